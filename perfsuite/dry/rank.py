@@ -34,7 +34,7 @@ from perfsuite.worker.flops import count_known
 from perfsuite.worker.observe import owner, wrapping
 from perfsuite.worker.rank import empty_report, failure_of, write_failure
 from perfsuite.worker.recorder import Recorder
-from perfsuite.worker.second_step import dtype_name, dtype_of
+from perfsuite.worker.second_step import dtype_name
 from perfsuite.worker.timers import HostTimer
 
 
@@ -157,7 +157,7 @@ class DryRank:
             **wrapping(model),
             "world_size": str(dist.get_world_size()),
             "device": self.device.type,
-            "parameter_dtype": ", ".join(sorted({dtype_of(parameter) for parameter in model.parameters()})),
+            "parameter_dtype": ", ".join(sorted({dtype_name(each.dtype) for each in model.parameters()})),
             "optimizer": type(self._optimizer).__name__,
             **finetuning.observed(model),
             **self.workload.settings,

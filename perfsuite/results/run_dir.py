@@ -162,7 +162,7 @@ class RunDir:
         return _by_number(self.path.glob("rank-*.log"))
 
     def stacks(self, rank: int | None, pid: int, node: int = 0) -> Path:
-        """The file into which that process writes its stacks when asked (`perfsuite.worker.stack_writer`)."""
+        """The file into which that process writes its stacks when asked (`perfsuite.worker.leash`)."""
         return self.path / f"stacks-{node}-{'unknown' if rank is None else rank}-{pid}.txt"
 
     def all_stacks(self, node: int | None = None) -> list[tuple[int | None, int, Path]]:

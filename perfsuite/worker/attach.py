@@ -1,4 +1,4 @@
-"""Measures a training loop that is not ours, from inside its process. Worker side; imports torch.
+"""Measures a training loop that is not ours, from inside its process. Imports torch.
 
 The script is not modified: hooks on torch's optimizers are the clock, and a wrapper around
 `torch.autograd.backward` sees the loss. No hook touches a device before the script makes a step there. After
@@ -28,8 +28,8 @@ from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, RankReport
-from perfsuite.results.run_dir import ANCESTOR_PID, RUN_DIR, RunDir
-from perfsuite.worker import calls, deepspeed, leash, memory, script_errors, stack_writer
+from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RUN_DIR, RunDir
+from perfsuite.worker import calls, deepspeed, leash, memory
 from perfsuite.worker.claim import Claim
 from perfsuite.worker.losses import Losses, before_backward
 from perfsuite.worker.optimizers import Optimizers
@@ -51,6 +51,17 @@ TOLD_AFTER = 3
 """Steps after which a mismatch that the first ones show ends the launch."""
 PASSES_WITHOUT_A_STEP = 100
 """Backward passes (or those of ten steps, if more) without an optimizer step, after which none will come."""
+
+CAPTURED = (
+    "the script captures its optimizer's step in a CUDA graph. A replay calls no optimizer, whose step is "
+    "the clock: such training cannot be measured. Capture forward and backward alone, and call "
+    "optimizer.step() outside of the graph, or switch the graph off"
+)
+TWICE = (
+    "two processes of this command trained as rank {rank}: one process of each rank is measured, and ended "
+    "after its last measured step. Give each stage of training a case of its own; processes that train "
+    "together need a process group"
+)
 
 State = Literal["waiting", "measuring", "over", "aside"]
 P = ParamSpec("P")
@@ -92,7 +103,7 @@ def attach() -> None:
     """
     run_dir = RunDir(Path(os.environ[RUN_DIR]))
     keep_a_descriptor()
-    stack_writer.listen(run_dir, int(os.environ["RANK"]) if "RANK" in os.environ else None)
+    leash.listen(run_dir, int(os.environ["RANK"]) if "RANK" in os.environ else None)
     attached = Attached(run_dir, documents.read(run_dir.case, CaseFile))
     show = sys.excepthook
 
@@ -123,12 +134,9 @@ class Attached:
         self.request = request
         self.case = request.case
         self.state: State = "waiting"
-        self.rank: ScriptRank | None = None
-        """This process's measurement; there since the first step."""
-        self.steps = 0
-        """Optimizer steps of the clock that have ended so far."""
-        self._written: RankReport | None = None
-        """The report of a measurement."""
+        self.rank: ScriptRank | None = None  # this process's measurement; there since the first step
+        self.steps = 0  # optimizer steps of the clock that have ended so far
+        self._written: RankReport | None = None  # the report of a measurement
         # The level is taken now: nobody knows when the script will build its model.
         self._host_memory = memory.HostMemory("when torch was imported")
         if request.device == "cuda":
@@ -137,12 +145,9 @@ class Attached:
         self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
         self._engines = deepspeed.Engines(self._before, self._after)
         self._losses = Losses() if self.case.framework.promises.loss is not None else None
-        self._pid: int | None = None
-        """This process, since its first step: what it forks is another."""
-        self._empty: RankReport | None = None
-        """The empty report of this rank, since its first step: it may leave its process group afterwards."""
-        self._passes = 0
-        """Backward passes before any optimizer has stepped."""
+        self._pid: int | None = None  # this process, since its first step: what it forks is another
+        self._at_first_step: RankReport | None = None  # of a rank, which may leave its group afterwards
+        self._passes = 0  # backward passes before any optimizer has stepped
         before_backward(self._before_backward)
         register_optimizer_step_pre_hook(self._before_optimizer_step)
         register_optimizer_step_post_hook(self._after_optimizer_step)
@@ -173,20 +178,18 @@ class Attached:
         if self.state == "over" or not self._optimizers.takes_turn(optimizer):
             return
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            raise ScriptError(script_errors.CAPTURED)
+            raise ScriptError(CAPTURED)
         if self.rank is not None:
             self.rank.before_clock_step(optimizer, args, kwargs)
             if self.steps == 1:
                 self.rank.check_second_step()
-            return
-        standing = self._stand()
-        if standing == "child":
+        elif (standing := self._stand()) == "child":
             self.state = "aside"
-            return
-        self.rank = self._become_rank(optimizer, is_next=standing == "next")
-        self.state = "measuring"
-        self.rank.before_optimizer_step(optimizer, args, kwargs)
-        self.rank.start()
+        else:
+            self.rank = self._become_rank(optimizer, is_next=standing == "next")
+            self.state = "measuring"
+            self.rank.before_optimizer_step(optimizer, args, kwargs)
+            self.rank.start()
 
     def _after(self, optimizer: Any) -> None:
         """End the script after its last step that the case asks for, whatever went wrong before."""
@@ -227,14 +230,13 @@ class Attached:
             self._losses.see(tensors)
         if not self._optimizers.seen and self.state != "over":
             self._passes += 1
-            if self._passes > max(PASSES_WITHOUT_A_STEP, 10 * self.case.gradient_accumulation):
-                self._end_without_steps()
-
-    def _end_without_steps(self) -> None:
-        """End this process if it must be a rank, and not a helper process of one."""
-        is_alone = self.case.topology.world_size == 1
-        if self._may_be_rank() and ("RANK" in os.environ or dist.is_initialized() or is_alone):
-            raise script_errors.no_optimizer(self._passes - 1, self.case.gradient_accumulation)
+            accumulation = self.case.gradient_accumulation
+            if self._passes > max(PASSES_WITHOUT_A_STEP, 10 * accumulation) and self._must_be_rank():
+                raise ScriptError(
+                    f"no optimizer of torch has stepped after {self._passes - 1} backward passes (the case "
+                    f"says gradient_accumulation={accumulation}): the clock is the step of a "
+                    "torch.optim.Optimizer, and what trains without one cannot be measured"
+                )
 
     # Which process of a launch is a rank.
 
@@ -243,12 +245,18 @@ class Attached:
 
         Raises `MismatchError` if another process trains as the same rank.
         """
-        self._pid, self._empty = os.getpid(), _empty_report()
-        standing = Claim(self.run_dir, self._number).stand() if self._may_be_rank() else "child"
+        self._pid, self._at_first_step = os.getpid(), _empty_report()
+        claim = Claim(self.run_dir, self._empty.rank)
+        standing = claim.stand() if self._may_be_rank() else "child"
         if standing == "second":
-            Claim(self.run_dir, self._number).told_twice()
-            raise MismatchError(script_errors.twice(self._number))
+            claim.told_twice()
+            raise MismatchError(TWICE.format(rank=self._empty.rank))
         return standing
+
+    def _must_be_rank(self) -> bool:
+        """Whether this is certainly no helper process of a rank."""
+        is_alone = self.case.topology.world_size == 1
+        return self._may_be_rank() and ("RANK" in os.environ or dist.is_initialized() or is_alone)
 
     def _may_be_rank(self) -> bool:
         """Whether this is no child of a rank: the rank of a `path` or `module` is what the agent started."""
@@ -257,14 +265,13 @@ class Attached:
         return is_command or agent is None or os.getppid() == int(agent)
 
     @property
-    def _number(self) -> int:
-        return (self._empty or _empty_report()).rank
+    def _empty(self) -> RankReport:
+        return self._at_first_step or _empty_report()
 
     def _become_rank(self, optimizer: Any, *, is_next: bool) -> ScriptRank:
         leash.die_with_parent()
-        assert self._empty is not None
         number = self._empty.rank
-        stack_writer.listen(self.run_dir, number)  # known only now if the script starts its own processes
+        leash.listen(self.run_dir, number)  # known only now if the script starts its own processes
         rank = ScriptRank(
             self.run_dir, self.request, self._empty, losses=self._losses, optimizers=self._optimizers
         )
@@ -296,18 +303,16 @@ class Attached:
         rank.write(report)
         self.state = "over"
         if rank.claim.is_twice():  # after it is written: the other process looks for it after it has told
-            failure = failure_of(MismatchError(script_errors.twice(report.rank)), report.rank)
-            rank.write(report.replace(failure=failure))
+            error = MismatchError(TWICE.format(rank=report.rank))
+            rank.write(report.replace(failure=failure_of(error, report.rank)))
         rank.claim.over()
 
     @_guarded
     def crashed(self, error: BaseException) -> None:
         """Report an error that nobody caught, but not of a process that may be just a helper of a rank."""
         is_known = "RANK" in os.environ and self._may_be_rank()
-        if self.rank is None and (not is_known or self.run_dir.rank(self._number).exists()):
-            return
-        signal.alarm(LEAVE_S)
-        self._fail(failure_of(error, self._number))
+        if self.rank is not None or (is_known and not self.run_dir.rank(self._empty.rank).exists()):
+            self._fail_with(error)
 
     @_guarded
     def exits(self) -> None:
@@ -316,28 +321,40 @@ class Attached:
         Whatever replaced our hook of uncaught errors: Python keeps such an error before it calls any hook.
         """
         if self._optimizers.seen and self.state != "over":
-            signal.alarm(LEAVE_S)
-            error = getattr(sys, "last_value", None) or self._ended_early()
-            self._fail(failure_of(error, self._number))
+            self._fail_with(getattr(sys, "last_value", None) or self._ended_early())
 
     def _ended_early(self) -> ScriptError:
         """Return the error of a script that came to its end by itself."""
         optimizers = self._optimizers
         if not self.steps and optimizers.wanted is not None:
-            return script_errors.no_clock(optimizers)
-        return script_errors.ended_early(self.steps, self.case.total_steps, optimizers, self.run_dir)
+            return ScriptError(
+                f"clock={optimizers.wanted!r}: no such optimizer stepped. {optimizers.summary()}"
+            )
+        several = f". {optimizers.summary()}" if len(optimizers.seen) > 1 else ""
+        todo = (
+            ": lower max_warmup_steps or steps, or give it more data; or, where it goes on from files of an "
+            f"earlier run, have it keep them in {LAUNCH_DIR}, a new directory in each launch"
+        )
+        if not self.run_dir.is_first:
+            todo = (
+                ", but not so in the launch before: that may have left files which this one went on from. "
+                f"Have the script keep its files in {LAUNCH_DIR} (in its arguments, command or env), a new "
+                "directory in each launch"
+            )
+        return ScriptError(
+            f"the script ended after {self.steps} of {self.case.total_steps} optimizer steps{todo}{several}"
+        )
 
     def end(self, error: Exception) -> None:
         """End a script that cannot be measured as the case says. Raises `SystemExit`."""
-        signal.alarm(LEAVE_S)
-        self._fail(failure_of(error, self._number))
+        self._fail_with(error)
         raise SystemExit(1)
 
     def give_up(self, error: Exception) -> None:
         """Report an error of ours, and let the script train on without us."""
         traceback.print_exception(error)
         try:
-            failure = failure_of_ours(error, self._number)
+            failure = failure_of_ours(error, self._empty.rank)
             if self.rank is not None:
                 self.rank.abandon()
                 if self._written is not None and self.state == "over":
@@ -346,13 +363,16 @@ class Attached:
         except Exception:  # a disk that is full: the driver misses the report
             traceback.print_exc()
 
+    def _fail_with(self, error: BaseException) -> None:
+        signal.alarm(LEAVE_S)
+        self._fail(failure_of(error, self._empty.rank))
+
     def _fail(self, failure: Failure) -> None:
         if self.state != "over":
             self.state = "over"
             steps = None if self.rank is None else self.steps
-            report = self._empty or _empty_report()
-            write_failure(self.run_dir, report.replace(steps=steps), failure)
-            Claim(self.run_dir, report.rank).over()
+            write_failure(self.run_dir, self._empty.replace(steps=steps), failure)
+            Claim(self.run_dir, self._empty.rank).over()
 
 
 def _empty_report() -> RankReport:

@@ -43,14 +43,12 @@ class Claim:
         pid, _, where = before[-1].partition(" ")
         if where == host and int(pid) in leash.ancestors():
             return "child"
-        return "next" if self._has_ended_by_itself(int(pid), is_here=where == host) else "second"
-
-    def _has_ended_by_itself(self, pid: int, *, is_here: bool) -> bool:
         try:
             failure = documents.read(self._report, RankReport).failure
+            has_ended_by_itself = failure is not None and failure.kind in ("crash", "out_of_memory")
         except FileError:
-            return is_here and not leash.is_alive(pid)
-        return failure is not None and failure.kind in ("crash", "out_of_memory")
+            has_ended_by_itself = where == host and not leash.is_alive(int(pid))
+        return "next" if has_ended_by_itself else "second"
 
     def give(self, evidence: Evidence) -> None:
         """Tell what the model was given in the second step."""
@@ -86,6 +84,5 @@ class Claim:
         return [told for word, told in self._lines() if word == wanted]
 
     def _lines(self) -> list[tuple[str, str]]:
-        lines = self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
-        whole = [line[:-1].partition(" ") for line in lines if line.endswith("\n")]
-        return [(word, told) for word, _, told in whole]
+        whole, _, _ = self._path.read_text().rpartition("\n") if self._path.exists() else ("", "", "")
+        return [(word, told) for word, _, told in (line.partition(" ") for line in whole.splitlines())]

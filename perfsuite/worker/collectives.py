@@ -1,4 +1,4 @@
-"""Reads collectives off torch's dispatcher: kind, group, dtype, bytes. Worker side; imports torch.
+"""Reads collectives off torch's dispatcher: kind, group, dtype, bytes. Imports torch.
 
 Every collective of torch passes the dispatcher, also those that C++ calls (DDP's reducer), as an operator of
 `c10d`; DTensor's as one of `_c10d_functional`, which calls c10d where no dispatch mode looks. This module is
@@ -79,18 +79,15 @@ def message_of(
 ) -> Message:
     """The collective that a call of one of `OPERATORS` is. `results`: the tensors that it returned."""
     kind, where = OPERATORS[operator]
-    sent: Sequence[Any] = ()
-    if where == "out":
-        sent = results
-    elif where is not None:
-        sent = [leaf for leaf in tree_leaves(args[where]) if isinstance(leaf, Tensor)]
+    message = results if where == "out" else () if where is None else args[where]
+    sent = [leaf for leaf in tree_leaves(message) if isinstance(leaf, Tensor)]
     ranks = get_process_group_ranks(_group(args, kwargs))
     return Message(
         kind=kind,
         ranks=len(ranks),
         apart=ranks[1] - ranks[0] if len(ranks) > 1 else 0,
         dtype=str(sent[0].dtype).removeprefix("torch.") if sent else "",
-        bytes=sum(tensor.numel() * tensor.element_size() for tensor in sent),
+        bytes=sum(tensor.nbytes for tensor in sent),
     )
 
 

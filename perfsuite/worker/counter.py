@@ -1,4 +1,4 @@
-"""Counts what an optimizer step does, by seeing every operator that it calls. Worker side; imports torch.
+"""Counts what an optimizer step does, by seeing every operator that it calls. Imports torch.
 
 A `TorchDispatchMode` is called for each operator, with every framework, also in backward, also for what C++
 calls. It is entered between two steps and left between two others (`perfsuite.worker.counting`): what runs
@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from perfsuite.results.counts import COUNTED_STEP, Collective, Counts, Phase
-from perfsuite.worker.collectives import OPERATORS, Message, message_of
+from perfsuite.worker.collectives import OPERATORS, message_of
 from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, Resizes
 from perfsuite.worker.replicas import local
 from perfsuite.worker.second_step import in_backward
@@ -38,19 +38,14 @@ def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: A
 
     Shapes are (batch, heads, positions, size of a head); keys and values may have fewer heads than queries.
     """
-    return 2 * _scores(query, key) * (query.shape[3] + value.shape[3])
+    return 2 * query.shape[:3].numel() * key.shape[2] * (query.shape[3] + value.shape[3])
 
 
 def _attention_backward_flops(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
 ) -> int:
     """Return the FLOPs of the scores anew and of the gradients of scores, values, queries and keys."""
-    return 2 * _scores(query, key) * (3 * query.shape[3] + 2 * value.shape[3])
-
-
-def _scores(query: Tensor, key: Tensor) -> int:
-    batch, heads, positions, _ = query.shape
-    return int(batch * heads * positions * key.shape[2])
+    return 2 * query.shape[:3].numel() * key.shape[2] * (3 * query.shape[3] + 2 * value.shape[3])
 
 
 def _product_flops(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
@@ -64,53 +59,26 @@ def _product_flops(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
 
 
 FROM_TORCH = (
-    aten.mm,
-    aten.addmm,
-    aten.bmm,
-    aten.baddbmm,
-    aten._scaled_mm,
-    aten.convolution,
-    aten._convolution,
-    aten.cudnn_convolution,
-    aten._slow_conv2d_forward,
-    aten.convolution_overrideable,
-    aten.convolution_backward,
-    aten._efficient_attention_forward,
-    aten._efficient_attention_backward,
-    aten._flash_attention_forward,
-    aten._flash_attention_backward,
-)
+    aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._scaled_mm,
+    aten.convolution, aten._convolution, aten.cudnn_convolution, aten._slow_conv2d_forward,
+    aten.convolution_overrideable, aten.convolution_backward,
+    aten._efficient_attention_forward, aten._efficient_attention_backward,
+    aten._flash_attention_forward, aten._flash_attention_backward,
+)  # fmt: skip
 """Operators of which torch's formula counts. They are named so that another version of torch, which knows a
 formula more, does not count FLOPs that were there before: one more here is another `METHOD`."""
-FLOPS = {
-    **{operator: flop_registry[operator] for operator in FROM_TORCH if operator in flop_registry},
-    **{
-        getattr(aten, name): _product_flops
-        for name in ("_grouped_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")
-        if hasattr(aten, name)
-    },
-    **dict.fromkeys(
-        (
-            aten._scaled_dot_product_cudnn_attention,
-            aten._scaled_dot_product_efficient_attention,
-            aten._scaled_dot_product_flash_attention,
-            aten._scaled_dot_product_flash_attention_for_cpu,
-        ),
-        _attention_flops,
-    ),
-    **dict.fromkeys(
-        (
-            aten._scaled_dot_product_cudnn_attention_backward,
-            aten._scaled_dot_product_efficient_attention_backward,
-            aten._scaled_dot_product_flash_attention_backward,
-            aten._scaled_dot_product_flash_attention_for_cpu_backward,
-        ),
-        _attention_backward_flops,
-    ),
+FLOPS: dict[Any, Callable[..., int]] = {
+    operator: flop_registry[operator] for operator in FROM_TORCH if operator in flop_registry
 }
 """Operator, without its overload -> its FLOPs: `FROM_TORCH` (`torch.utils.flop_counter`), and formulas of our
 own for fused attention, where torch's refuse grouped-query attention (2.11) and do not know that of CPUs, and
 for grouped and newer scaled products, which torch's lack."""
+for _name in ("_grouped_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"):
+    if hasattr(aten, _name):
+        FLOPS[getattr(aten, _name)] = _product_flops
+for _name in ("cudnn_attention", "efficient_attention", "flash_attention", "flash_attention_for_cpu"):
+    FLOPS[getattr(aten, f"_scaled_dot_product_{_name}")] = _attention_flops
+    FLOPS[getattr(aten, f"_scaled_dot_product_{_name}_backward")] = _attention_backward_flops
 PRODUCTS = re.compile(
     r"(^|[._])(mm|bmm|matmul|gemm|mv|gemv|addmv|linear|attention|attn|fmha|rnn|lstm|gru|conv|convolution)(?![a-z])"
 )
@@ -120,25 +88,12 @@ HOST_READS = frozenset(
 )
 """Operators that make the host wait for a value, or for the shape of a result."""
 COPIES = frozenset({"aten._to_copy", "aten.copy_"})
-NO_KERNEL = frozenset(
-    {
-        "_c10d_functional._wrap_tensor_autograd",
-        "_c10d_functional.wait_tensor",
-        "aten._local_scalar_dense",
-        "aten._unsafe_view",
-        "aten.empty",
-        "aten.empty_like",
-        "aten.empty_strided",
-        "aten.is_same_size",
-        "aten.lift_fresh",
-        "aten.new_empty",
-        "aten.new_empty_strided",
-        "aten.record_stream",
-        "aten.set_",
-        "profiler._record_function_enter_new",
-        "profiler._record_function_exit",
-    }
-)
+NO_KERNEL = frozenset({
+    "_c10d_functional._wrap_tensor_autograd", "_c10d_functional.wait_tensor",
+    "aten._local_scalar_dense", "aten._unsafe_view", "aten.empty", "aten.empty_like", "aten.empty_strided",
+    "aten.is_same_size", "aten.lift_fresh", "aten.new_empty", "aten.new_empty_strided", "aten.record_stream",
+    "aten.set_", "profiler._record_function_enter_new", "profiler._record_function_exit",
+})  # fmt: skip
 """Operators that are not marked as views and still give the device nothing to do."""
 ALLOCATIONS = ("aten.empty", "aten.new_empty")
 """How the names of those begin that leave memory as it was."""
@@ -162,28 +117,23 @@ class StepCounter(TorchDispatchMode):
     def __init__(self, optimizers: Sequence[Any], parameters: Sequence[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.memory = LiveMemory(self._phase)
-        self.error: Exception | None = None
-        """What went wrong in counting: the training must not fail for it."""
-        self.is_entered = False
-        """Afterwards it counts nothing, even if autograd has put it back."""
-        self.collectives: set[str] = set()
-        """Operators of collectives that were called since the mode was entered."""
-        self._unfilled: set[int | None] = set()
-        """Numbers of the storages that were allocated since, and that no operator has written into."""
-        self._computed: set[int | None] = set()
-        """Numbers of the storages that an operator has filled out of others since the mode was entered."""
+        self.error: Exception | None = None  # what went wrong in counting: the training must not fail for it
+        self.is_entered = False  # afterwards it counts nothing, even if autograd has put it back
+        self.collectives: set[str] = set()  # operators of collectives since the mode was entered
+        self._unfilled: set[int | None] = set()  # storages that were allocated since, and not written
+        self._computed: set[int | None] = set()  # storages that were filled out of others since
         self._optimizers = optimizers
         self._parameters = tuple(parameters)
         self._in_optimizer = False
-        self._runs_closure = False
-        """Whether its step was given a closure, with forward and backward in it: as by Lightning's `fit`."""
+        self._runs_closure = False  # in its step, with forward and backward: as by Lightning's `fit`
         self._fake_mode = active_fake_mode()
-        self._resizes = Resizes(self._see_resize)
+        self._resizes = Resizes(lambda storage, size: self._guarded(self._note_resize, storage, size))
         self._begin()
         self._note_state()
 
     def _begin(self) -> None:
-        self._collectives: dict[tuple[str, int, int, str, Phase], list[int]] = {}
+        self._messages: Counter[tuple[str, int, int, str, Phase]] = Counter()
+        self._sent_bytes: Counter[tuple[str, int, int, str, Phase]] = Counter()
         self._flops: Counter[Phase] = Counter()
         self._kernels: Counter[Phase] = Counter()
         self._host_reads: Counter[Phase] = Counter()
@@ -213,13 +163,12 @@ class StepCounter(TorchDispatchMode):
         """Return what the step that ends here did, and begin the next one."""
         self._in_optimizer = False
         self._guarded(self._note_state)
+        fields = ("kind", "ranks", "apart", "dtype", "phase", "count", "bytes")
+        groups = [(*key, count, self._sent_bytes[key]) for key, count in sorted(self._messages.items())]
         counts = Counts(
             step=step,
             collectives=tuple(
-                Collective(
-                    kind=kind, ranks=ranks, apart=apart, dtype=dtype, phase=phase, count=count, bytes=size
-                )
-                for (kind, ranks, apart, dtype, phase), (count, size) in sorted(self._collectives.items())
+                Collective.model_validate(dict(zip(fields, each, strict=True))) for each in groups
             ),
             flops=dict(self._flops),
             kernels=dict(self._kernels),
@@ -294,7 +243,10 @@ class StepCounter(TorchDispatchMode):
         made = _tensors(out)
         if operator in OPERATORS:
             self.collectives.add(operator)
-            self._count_collective(message_of(operator, args, kwargs, made), phase)
+            message = message_of(operator, args, kwargs, made)
+            key = (*message[:4], phase)
+            self._messages[key] += 1
+            self._sent_bytes[key] += message.bytes
             for tensor in given:
                 self.memory.communicated(tensor)
         elif operator not in NO_KERNEL and not _is_view(func):
@@ -334,15 +286,6 @@ class StepCounter(TorchDispatchMode):
         """Whether an operator of this step, but for the optimizer's own, has computed this tensor."""
         return self.memory.number(local(tensor)) in self._computed
 
-    def _count_collective(self, message: Message, phase: Phase) -> None:
-        key = (message.kind, message.ranks, message.apart, message.dtype, phase)
-        total = self._collectives.setdefault(key, [0, 0])
-        total[0] += 1
-        total[1] += message.bytes
-
-    def _see_resize(self, storage: Any, size: int) -> None:
-        self._guarded(self._note_resize, storage, size)
-
     def _note_resize(self, storage: Any, size: int) -> None:
         if self._is_real():
             self.memory.resized(storage, size)
@@ -370,10 +313,9 @@ class StepCounter(TorchDispatchMode):
 
 def _written(func: Any, args: Sequence[Any]) -> list[Tensor]:
     """The arguments that an operator writes into, by its schema."""
-    pairs = zip(func._schema.arguments, args, strict=False)
-    return _tensors(
-        [value for each, value in pairs if each.alias_info is not None and each.alias_info.is_write]
-    )
+    aliases = (each.alias_info for each in func._schema.arguments)
+    pairs = zip(aliases, args, strict=False)
+    return _tensors([value for alias, value in pairs if alias is not None and alias.is_write])
 
 
 def _tensors(values: Any) -> list[Tensor]:
@@ -386,5 +328,5 @@ def _is_wrapper(kind: type) -> bool:
 
 def _is_view(func: Any) -> bool:
     """Whether an operator only returns another view of what it was given, by its schema."""
-    results = func._schema.returns
-    return any(each.alias_info is not None and not each.alias_info.is_write for each in results)
+    aliases = (each.alias_info for each in func._schema.returns)
+    return any(alias is not None and not alias.is_write for alias in aliases)

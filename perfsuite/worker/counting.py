@@ -1,4 +1,4 @@
-"""Decides which steps of a launch are counted, and keeps what was counted. Worker side; imports torch."""
+"""Decides which steps of a launch are counted, and keeps what was counted. Imports torch."""
 
 from __future__ import annotations
 
@@ -50,18 +50,13 @@ class Counting:
     """
 
     def __init__(self, model: Callable[[], Any]) -> None:
-        self.counts: Counts | None = None
-        """What step `COUNTED_STEP` did; None until it has ended, and where it could not be counted."""
-        self.log: MemoryLog | None = None
-        """Births and deaths in the counted steps; there when `counts` is."""
-        self.notes: list[str] = []
-        """Why the step was not counted."""
-        self.hidden: tuple[str, ...] = ()
-        """Why the step did more than was counted."""
+        self.counts: Counts | None = None  # of step `COUNTED_STEP`, if it could be counted
+        self.log: MemoryLog | None = None  # births and deaths in the counted steps; there when `counts` is
+        self.notes: list[str] = []  # why the step was not counted
+        self.hidden: tuple[str, ...] = ()  # why the step did more than was counted
         self._model = model
         self._watch: Watch | None = None
-        self._optimizers: list[Any] = []
-        """Those that have stepped: the first is the clock, which may step others."""
+        self._optimizers: list[Any] = []  # those that stepped: the first is the clock, which may step others
         self._counter: StepCounter | None = None
         self._ended = 0
         self._modes = _len_torch_dispatch_stack()
@@ -98,8 +93,8 @@ class Counting:
             return
         counts = self._counter.end_step(self._ended)
         if (error := self._counter.error or self._counter.memory.error) is not None:
-            self._give_up(f"{type(error).__name__}: {error}")
-        elif self._ended == COUNTED_STEP:
+            raise error
+        if self._ended == COUNTED_STEP:
             self.counts, self.log = counts, self._counter.memory.log()
             if self._watch is not None:
                 self.hidden = self._watch.found(self._counter, counts, self._model())
@@ -165,8 +160,7 @@ def _leave(counter: StepCounter) -> bool:
     """
     if not counter.is_entered:
         return False
-    was_there = any(mode is counter for mode in _get_current_dispatch_mode_stack())
-    if not was_there:
+    if not (was_there := any(mode is counter for mode in _get_current_dispatch_mode_stack())):
         _push_mode(counter)
     above = []
     while _get_current_dispatch_mode() is not counter:

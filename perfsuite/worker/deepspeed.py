@@ -1,4 +1,4 @@
-"""Measures DeepSpeed: its engine's step is the clock, and the engine owns what it partitions. Worker side.
+"""Measures DeepSpeed: its engine's step is the clock, and the engine owns what it partitions.
 
 ZeRO steps an optimizer of torch over flat partitions that are no module's parameters, once for each group of
 parameters, and also when it is built, to make the optimizer's state. `DeepSpeedEngine._take_model_step` runs
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from perfsuite.errors import MismatchError
-from perfsuite.worker.living import living
+from perfsuite.worker.optimizers import living
 
 STEP = "_take_model_step"
 """The method of an engine that makes one training step."""
@@ -36,9 +36,7 @@ class Engines:
 
         Raises `MismatchError` for a DeepSpeed that steps it elsewhere.
         """
-        if "deepspeed" not in sys.modules:
-            return False
-        callers = _callers()
+        callers = _callers() if "deepspeed" in sys.modules else []
         if not callers:
             return False
         engine = next((self_ for name, self_ in callers if name == STEP), None)
@@ -82,13 +80,11 @@ def engine_of(optimizer: Any) -> Any:
     module: Any = sys.modules.get("deepspeed.runtime.engine")
     if module is None:
         return None
-    engines: list[Any] = living(module.DeepSpeedEngine)
-    return next((engine for engine in engines if optimizer in _wrapped(engine.optimizer)), None)
-
-
-def _wrapped(optimizer: Any) -> list[Any]:
-    """Return ZeRO's optimizer and the one that it wraps."""
-    return [optimizer, getattr(optimizer, "optimizer", None)]
+    for engine in living(module.DeepSpeedEngine):
+        zero = engine.optimizer
+        if optimizer in (zero, getattr(zero, "optimizer", None)):
+            return engine
+    return None
 
 
 def sharding(engine: Any) -> str | None:

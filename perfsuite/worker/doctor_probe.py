@@ -1,7 +1,7 @@
 """Measures what `perfsuite doctor` can only learn in a process that imports torch.
 
 Run as `python -m perfsuite.worker.doctor_probe FILE DEVICE [--quick]`; the driver reads the file that it
-writes. Worker side; imports no pytest, and torch only inside functions.
+writes.
 """
 
 from __future__ import annotations
@@ -13,79 +13,40 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.profiler import ProfilerActivity, profile
 
 from perfsuite import documents
-from perfsuite.documents import Data, Document
-
-if TYPE_CHECKING:
-    from perfsuite.case.case import Case
-    from perfsuite.worker.recorder import Recorder
+from perfsuite.case.case import Case, Topology
+from perfsuite.frameworks.base import Ranks, framework_of
+from perfsuite.frameworks.ddp import DDP
+from perfsuite.worker.doctor_facts import ClockFacts, DoctorFile, MemoryFacts, TorchFacts
+from perfsuite.worker.memory import memory_for
+from perfsuite.worker.recorder import Recorder
+from perfsuite.worker.timers import clock_for
 
 PAIRS, STEPS = 10, 20
 """The same steps bare and under the clock, alternating, so that what the machine does to both cancels."""
 BLOCK_BYTES = 64 * 2**20
 """Bytes that are allocated to see whether the peak that perfsuite reads rises by as much."""
-
-
-class TorchFacts(Data):
-    """What the installed torch says of itself and of the devices that it reaches."""
-
-    version: str
-    cuda: str | None
-    """The CUDA version that it was built with; None for a build without."""
-    nccl: str | None
-    devices: int
-    """GPUs that it reaches."""
-    error: str | None = None
-    """Why it reaches none, in the words of torch or the driver."""
-
-
-class ClockFacts(Data):
-    """One training loop, timed in several ways: in seconds per step, or as ratios of neighbouring blocks."""
-
-    overhead: tuple[float, ...]
-    """Mean step under the clock over the mean bare step, one ratio a pair."""
-    wall: tuple[float, ...]
-    """Sum of the steps that the clock saw over the host's clock for the same steps, one ratio a pair."""
-    step_s: float
-    """Median step under the clock."""
-    profiler_s: float | None = None
-    """On a GPU: from the first kernel's start to the last one's end by torch's profiler, per step."""
-
-
-class MemoryFacts(Data):
-    """Bytes that were allocated, and the peak that perfsuite reads."""
-
-    expected: int
-    read: int
-    method: str
-
-
-class DoctorFile(Document):
-    """What the process writes. A part is None where it was not asked for or could not be done."""
-
-    schema_version: Literal[1] = 1
-    torch: TorchFacts
-    clock: ClockFacts | None = None
-    memory: MemoryFacts | None = None
+Run = Callable[[int], list[Any]]
 
 
 def main(path: str, *, kind: Literal["cpu", "cuda"], quick: bool) -> None:
     """Write a `DoctorFile`; with `quick` of torch alone, without training."""
-    import torch
-
     found = DoctorFile(torch=torch_facts(wants_gpu=kind == "cuda"))
     if not quick and (kind == "cpu" or found.torch.devices):
-        device = torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu")
+        device = torch.device("cuda:0" if kind == "cuda" else "cpu")
         found = found.replace(memory=memory_facts(device), clock=clock_facts(device))
     documents.write(Path(path), found)
 
 
 def torch_facts(*, wants_gpu: bool) -> TorchFacts:
-    """Import torch and, if GPUs are wanted, reach for the first of them."""
-    import torch
-
+    """Ask torch of itself and, if GPUs are wanted, reach for the first of them."""
     error = None
     if wants_gpu:
         try:
@@ -102,32 +63,24 @@ def torch_facts(*, wants_gpu: bool) -> TorchFacts:
     )
 
 
-def memory_facts(device: Any) -> MemoryFacts:
+def memory_facts(device: torch.device) -> MemoryFacts:
     """Allocate a block, let it go, and read the peak as a rank would."""
-    import torch
-
-    from perfsuite.worker.memory import memory_for
-
     torch.ones(1, device=device)  # what the allocator itself needs is not the block's
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     memory = memory_for(device)
-    block = torch.ones(BLOCK_BYTES, dtype=torch.uint8, device=device)
-    del block
+    torch.ones(BLOCK_BYTES, dtype=torch.uint8, device=device)
     read = memory.read()
     return MemoryFacts(expected=before + BLOCK_BYTES, read=read.peak, method=read.method)
 
 
-def clock_facts(device: Any, pairs: int = PAIRS) -> ClockFacts:
+def clock_facts(device: torch.device, pairs: int = PAIRS) -> ClockFacts:
     """Train a small model by DDP in this one process, on a `torch.device`, bare and under the clock."""
     with one_rank(clock_case(device), device) as run:
         return timed(run, device, pairs)
 
 
-def clock_case(device: Any) -> Case:
+def clock_case(device: torch.device) -> Case:
     """Return the case whose loop is timed on a `torch.device`."""
-    from perfsuite.case.case import Case, Topology
-    from perfsuite.frameworks.ddp import DDP
-
     on_gpu = device.type == "cuda"
     return Case(
         model="gpt2" if on_gpu else "llama-tiny",
@@ -140,15 +93,8 @@ def clock_case(device: Any) -> Case:
 
 
 @contextmanager
-def one_rank(case: Case, device: Any) -> Iterator[Callable[[int], list[Any]]]:
+def one_rank(case: Case, device: torch.device) -> Iterator[Run]:
     """Build the training loop of `case` in this process, as the only rank of its group."""
-    import torch
-    import torch.distributed as dist
-
-    from perfsuite.frameworks.base import Ranks, framework_of
-    from perfsuite.worker.recorder import Recorder
-    from perfsuite.worker.timers import clock_for
-
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)
@@ -162,16 +108,14 @@ def one_rank(case: Case, device: Any) -> Iterator[Callable[[int], list[Any]]]:
         dist.destroy_process_group()
 
 
-def timed(run: Callable[[int], list[Any]], device: Any, pairs: int) -> ClockFacts:
+def timed(run: Run, device: torch.device, pairs: int) -> ClockFacts:
     """Time blocks of `STEPS` steps of a loop, bare and under the clock in turn, then under the profiler."""
     bare_s(run, device)  # warms up
     blocks = []
     for pair in range(pairs):
-        if pair % 2:
-            measured, alone = under_the_clock(run, device), bare_s(run, device)
-        else:
-            alone, measured = bare_s(run, device), under_the_clock(run, device)
-        blocks.append((alone, measured))
+        before = bare_s(run, device) if pair % 2 == 0 else None
+        measured = under_the_clock(run, device)
+        blocks.append((before or bare_s(run, device), measured))
     return ClockFacts(
         overhead=tuple(sum(measured.step_s) / STEPS / alone for alone, measured in blocks),
         wall=tuple(sum(measured.step_s) / measured.wall_s for _, measured in blocks),
@@ -180,10 +124,8 @@ def timed(run: Callable[[int], list[Any]], device: Any, pairs: int) -> ClockFact
     )
 
 
-def bare_s(run: Callable[[int], list[Any]], device: Any) -> float:
+def bare_s(run: Run, device: torch.device) -> float:
     """Return seconds per step, timed as a whole, with the device synchronised before and after."""
-    from perfsuite.worker.timers import clock_for
-
     timer, _ = clock_for(device)
     gc.collect()
     gc.disable()
@@ -196,13 +138,8 @@ def bare_s(run: Callable[[int], list[Any]], device: Any) -> float:
     return spent / STEPS
 
 
-def under_the_clock(run: Callable[[int], list[Any]], device: Any) -> Recorder:
+def under_the_clock(run: Run, device: torch.device) -> Recorder:
     """Return the recorder of the same steps, measured as in a rank."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    from perfsuite.worker.recorder import Recorder
-    from perfsuite.worker.timers import clock_for
-
     timer, probe = clock_for(device)
     recorder = Recorder(timer, probe=probe)
     hook = register_optimizer_step_post_hook(recorder.after_optimizer_step)
@@ -213,11 +150,8 @@ def under_the_clock(run: Callable[[int], list[Any]], device: Any) -> Recorder:
     return recorder
 
 
-def _profiled_s(run: Callable[[int], list[Any]]) -> float:
+def _profiled_s(run: Run) -> float:
     """Return seconds per step from the first to the last moment at which torch's profiler sees a kernel."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         run(STEPS)
         torch.cuda.synchronize()

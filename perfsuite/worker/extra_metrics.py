@@ -1,4 +1,4 @@
-"""Metrics of other packages, recorded in one rank between its steps. Worker side; imports no torch itself."""
+"""Metrics of other packages, recorded in one rank between its steps. Imports no torch itself."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ class ExtraMetrics:
     rank's failure.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], model: Callable[[], Any], rank: int, world_size: int) -> None:
         self._recorders: dict[str, MetricRecorder] = {}
+        self._model, self._rank, self._world_size = model, rank, world_size
         self._error: ExtensionError | None = None
         for name in names:
             metric = find(name)
@@ -29,20 +30,21 @@ class ExtraMetrics:
             if metric.recorder is not None:
                 self._recorders[name] = self._call(name, metric.recorder)
 
-    def boundary(self, step: int, model: Callable[[], Any], rank: int, world_size: int) -> None:
+    def boundary(self, step: int) -> None:
         """Let every recorder begin after step 1 (the first), and look after each later one."""
         for name, recorder in self._recorders.items():
             if step == 1:
-                self._call(name, recorder.begin, model(), rank, world_size)
+                self._call(name, recorder.begin, self._model(), self._rank, self._world_size)
             else:
                 self._call(name, recorder.boundary, step)
 
     def result(self) -> dict[str, float]:
         """Return the value of each metric that has one. Raises `ExtensionError` for the first that failed."""
-        values = {name: self._call(name, _value, recorder) for name, recorder in self._recorders.items()}
+        values = {name: self._call(name, recorder.result) for name, recorder in self._recorders.items()}
+        told = {name: self._call(name, float, value) for name, value in values.items() if value is not None}
         if self._error is not None:
             raise self._error
-        return {name: value for name, value in values.items() if value is not None}
+        return told
 
     def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a recorder's function, unless one has failed already; keep its error."""
@@ -57,8 +59,3 @@ class ExtraMetrics:
             )
             self._error.__cause__ = error
             return None
-
-
-def _value(recorder: MetricRecorder) -> float | None:
-    value = recorder.result()
-    return None if value is None else float(value)

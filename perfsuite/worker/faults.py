@@ -1,17 +1,7 @@
-"""Carries out a fault on request, to test the gate: `--perf-inject`. Imports torch only inside functions.
+"""Carries out a fault on request, to test the gate: `--perf-inject` (docs/evidence/faults.md has a table).
 
-| text              | what happens                                            |
-| ---               | ---                                                     |
-| slowdown=30%      | every step takes 30 % longer                            |
-| stall=10          | every 10th step takes three times as long               |
-| leak=20%          | peak memory is 20 % higher                              |
-| nan, loss         | the loss becomes NaN, or stops falling                  |
-| missing-metric    | the rank reports carry no peak memory                   |
-| missing-rank      | the last rank writes no report                          |
-| crash, exit, oom  | at step 5 the last rank raises, exits, runs out of memory |
-| hang              | at step 5 the last rank stops                           |
-
-Faults that change what a step does: `perfsuite.worker.structural_faults`.
+Faults that change what a step does are in `perfsuite.worker.structural_faults`. Imports torch only inside
+functions.
 """
 
 from __future__ import annotations
@@ -24,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from perfsuite.case.fault import AT_STEP, Fault
 
 if TYPE_CHECKING:
-    from perfsuite.case.fault import Structural
     from perfsuite.frameworks.base import Framework
     from perfsuite.results.rank_report import RankReport
     from perfsuite.worker.recorder import Recorder
@@ -66,38 +55,39 @@ class Injector:
         elif kind == "leak" and step == AT_STEP:
             self._held = _hold(size, recorder)
         elif step == STRUCTURAL_AFTER and self.fault.structural is not None:
-            self._begin(self.fault.structural)
+            from perfsuite.worker import structural_faults
+
+            structural_faults.begin(self.fault.structural, *self._training())
         elif self.is_last_rank and step == AT_STEP:
             self._break_down(recorder)
 
-    def _begin(self, kind: Structural) -> None:
-        from perfsuite.worker import structural_faults
-
-        structural_faults.begin(kind, *self._training())
-
     def _break_down(self, recorder: Recorder) -> None:
-        if self.fault.kind == "crash":
-            raise RuntimeError("injected crash")
-        if self.fault.kind == "exit":
-            os._exit(13)
-        if self.fault.kind == "oom":
-            _run_out_of_memory(recorder)
-        while self.fault.kind == "hang":
-            time.sleep(1)
+        match self.fault.kind:
+            case "crash":
+                raise RuntimeError("injected crash")
+            case "exit":
+                os._exit(13)
+            case "oom":
+                _run_out_of_memory(recorder)
+            case "hang":
+                while True:
+                    time.sleep(1)
 
     def report(self, report: RankReport) -> RankReport | None:
         """Return the report that the rank writes instead; None if it writes none."""
-        kind = self.fault.kind
         memory = report.memory
-        if kind == "nan":
-            return report.replace(loss=(*report.loss[:-1], float("nan")))
-        if kind == "loss":
-            return report.replace(loss=report.loss[:1] * len(report.loss))
-        if kind == "missing-metric":
-            return report.replace(memory=None)
-        if kind == "leak" and memory is not None and memory.method == "simulated":
-            return report.replace(memory=memory.replace(peak=round(memory.peak * (1 + self.fault.size))))
-        return None if kind == "missing-rank" and self.is_last_rank else report
+        match self.fault.kind:
+            case "nan":
+                return report.replace(loss=(*report.loss[:-1], float("nan")))
+            case "loss":
+                return report.replace(loss=report.loss[:1] * len(report.loss))
+            case "missing-metric":
+                return report.replace(memory=None)
+            case "leak" if memory is not None and memory.method == "simulated":
+                return report.replace(memory=memory.replace(peak=round(memory.peak * (1 + self.fault.size))))
+            case "missing-rank" if self.is_last_rank:
+                return None
+        return report
 
 
 def _run_out_of_memory(recorder: Recorder) -> None:

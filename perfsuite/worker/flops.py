@@ -1,4 +1,4 @@
-"""FLOPs of a training step by a versioned formula. The formula is pure; counting a model imports torch.
+"""FLOPs of a training step by a versioned formula. Imports torch only inside functions.
 
 `palm-1`, after Chowdhery et al. 2022 (PaLM), appendix B: per token
 
@@ -35,20 +35,6 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 """What configurations of transformers call the number of experts."""
 
 
-def flops_per_token(
-    *,
-    matmul_parameters: int,
-    layers: int,
-    heads: int,
-    head_size: int,
-    sequence_length: int,
-    frozen: int = 0,
-) -> float:
-    """Return the FLOPs of forward and backward for one token; `frozen` parameters do not train."""
-    matmuls = 6.0 * matmul_parameters - 2.0 * frozen
-    return matmuls + 12.0 * layers * heads * head_size * sequence_length
-
-
 def count_known(case: Case, *, frozen_share: float = 0.0) -> Flops | None:
     """Return `count` of a case's model, or None: no configuration, no tokens, or for a reason in `notes`."""
     if not case.model.config or case.sequence_length is None or notes(case):
@@ -63,25 +49,27 @@ def notes(case: Case) -> tuple[str, ...]:
     their weights in no linear layers. Of a model with parts not all of them see every token. A layer may have
     no attention, or attend to a window. The formula counts none of these.
     """
+    why = _unknown(case.model, case.sequence_length or 0) if case.model.config else None
+    return () if why is None else (f"MFU is unknown: {why}",)
+
+
+def _unknown(model: Model, sequence_length: int) -> str | None:
     from perfsuite.frameworks.common.model import transformers_config
 
-    model = case.model
-    if not model.config:
-        return ()
     if (missing := missing_package("transformers")) is not None:
-        return (f"MFU is unknown: to count the FLOPs of {model.name} {missing}",)
+        return f"to count the FLOPs of {model.name} {missing}"
     try:
         config = transformers_config(model)
     except MismatchError as error:  # a script has built another model: no other figure needs this one
-        return (f"MFU is unknown: {error}",)
+        return str(error)
     if config.get_text_config() is not config:
-        return (f"MFU is unknown: {model.name} is more than a language model, and {FORMULA} counts no other",)
+        return f"{model.name} is more than a language model, and {FORMULA} counts no other"
     nested = [value for value in vars(config).values() if hasattr(value, "get_text_config")]
     if any((getattr(each, name, None) or 0) > 1 for each in (config, *nested) for name in EXPERTS):
-        return (f"MFU is unknown: {model.name} has experts, whose FLOPs {FORMULA} does not count",)
-    if not _attends_in_full(config, case.sequence_length or 0):
-        return (f"MFU is unknown: not all layers of {model.name} attend to all tokens, as {FORMULA} has it",)
-    return ()
+        return f"{model.name} has experts, whose FLOPs {FORMULA} does not count"
+    if not _attends_in_full(config, sequence_length):
+        return f"not all layers of {model.name} attend to all tokens, as {FORMULA} has it"
+    return None
 
 
 def _attends_in_full(config: Any, sequence_length: int) -> bool:
@@ -96,7 +84,7 @@ def _attends_in_full(config: Any, sequence_length: int) -> bool:
 def count(
     model: Model, sequence_length: int, lora: LoRA | None = None, *, frozen_share: float = 0.0
 ) -> Flops:
-    """Count a model built on the meta device: no memory, whatever the size. Imports torch.
+    """Count a model built on the meta device: no memory, whatever the size.
 
     `frozen_share`: share of the matmuls' weights, 0 to 1, as observed where a script trains less than all;
     with `lora` the adapters tell.
@@ -111,23 +99,17 @@ def count(
         built = transformers_model(config, attention="eager")
         if lora is not None:
             add_adapters(lora, built, blocks(built), torch.float32)
-    weights = [module.weight for module in built.modules() if is_linear(module)]
-    matmul = sum(weight.numel() for weight in weights if isinstance(weight, torch.Tensor))
-    trained = sum(w.numel() for w in weights if isinstance(w, torch.Tensor) and w.requires_grad)
+    weights: list[Any] = [module.weight for module in built.modules() if is_linear(module)]
+    matmul = sum(weight.numel() for weight in weights)
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     if lora is None:
         trained = round(matmul * (1 - frozen_share))
     heads = getattr(config, "num_attention_heads", 0)
     head_size = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
+    attention = 12.0 * config.num_hidden_layers * heads * head_size * sequence_length
     return Flops(
         formula=FORMULA,
-        per_token=flops_per_token(
-            matmul_parameters=matmul,
-            layers=config.num_hidden_layers,
-            heads=heads,
-            head_size=head_size,
-            sequence_length=sequence_length,
-            frozen=matmul - trained,
-        ),
+        per_token=6.0 * matmul - 2.0 * (matmul - trained) + attention,
         parameters=sum(parameter.numel() for parameter in built.parameters()),
         matmul_parameters=matmul,
         trained_parameters=None if trained == matmul else trained,  # adapters are matmuls only

@@ -1,4 +1,4 @@
-"""Finds work of the counted step that its dispatch mode did not see. Worker side; imports torch.
+"""Finds work of the counted step that its dispatch mode did not see. Imports torch.
 
 The rules hold for any training: what they find is missing in the counts, which are then no evidence
 (`perfsuite.analysis.hidden` adds what only all ranks together show). The mode sees no CUDA graph that is
@@ -8,7 +8,7 @@ that trains nothing, exchanges nothing and leaves no trace here: only a clock se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,15 +25,10 @@ UNSEEN_GRADIENTS = 0.1
 dispatcher by compute gradients of small parameters, such as those of norms and of a Mamba's scan."""
 ONE_SIDED = ("symm_mem.", "nvshmem.")
 """How the names of operators begin whose messages belong to no process group."""
-SEVERAL = frozenset(
-    {
-        "c10d.reduce_scatter_",
-        "c10d.monitored_barrier_",
-        "c10d.allgather_coalesced_",
-        "c10d.allgather_into_tensor_coalesced_",
-        "c10d.reduce_scatter_tensor_coalesced_",
-    }
-)
+SEVERAL = frozenset({
+    "c10d.reduce_scatter_", "c10d.monitored_barrier_", "c10d.allgather_coalesced_",
+    "c10d.allgather_into_tensor_coalesced_", "c10d.reduce_scatter_tensor_coalesced_",
+})  # fmt: skip
 """Collectives of which a backend may make several: gloo does."""
 
 
@@ -48,22 +43,18 @@ class Watch:
 
     def stepped(self, optimizer: Any) -> None:
         """Note that an optimizer steps."""
-        if not any(optimizer is each for each in self._stepped):
-            self._stepped.append(optimizer)
+        self._stepped.append(optimizer)
 
     def found(self, counter: StepCounter, counts: Counts, model: nn.Module) -> tuple[str, ...]:
         """Return why the step that has just ended did more than `counts` tells; empty if nothing shows that.
 
         To be called when `counter` is left, before anything else is done.
         """
+        one_sided = [name for name in counts.ops if name.startswith(ONE_SIDED)]
         return (
             *(f"{said} ({times}x)" for said, times in (calls.seen - self._calls).items()),
             *self._other_collectives(counter, counts),
-            *(
-                f"{name} ran, whose messages are not counted"
-                for name in counts.ops
-                if name.startswith(ONE_SIDED)
-            ),
+            *(f"{name} ran, whose messages are not counted" for name in one_sided),
             *_other_gradients(counter, model, self._stepped),
             *_too_few_flops(counter, counts, model, self._stepped),
         )
@@ -81,7 +72,7 @@ class Watch:
             )
 
 
-def _other_gradients(counter: StepCounter, model: nn.Module, stepped: Sequence[Any]) -> Iterator[str]:
+def _other_gradients(counter: StepCounter, model: nn.Module, stepped: list[Any]) -> Iterator[str]:
     """Each gradient that an optimizer used was computed by an operator out of other tensors.
 
     Not of a compiled model, whose kernels are not seen.
@@ -101,7 +92,7 @@ def _other_gradients(counter: StepCounter, model: nn.Module, stepped: Sequence[A
 
 
 def _too_few_flops(
-    counter: StepCounter, counts: Counts, model: nn.Module, stepped: Sequence[Any]
+    counter: StepCounter, counts: Counts, model: nn.Module, stepped: list[Any]
 ) -> Iterator[str]:
     """The gradient of a weight of a linear layer is a product of matrices: 2 FLOPs an element at least.
 
@@ -111,10 +102,10 @@ def _too_few_flops(
     """
     if counts.without_flops:
         return
-    gradients = {id(each): gradient for each, gradient in _gradients(stepped) if counter.computed(gradient)}
-    layers = (module for module in model.modules() if finetuning.is_linear(module))
-    weights = {id(layer.weight) for layer in layers}.intersection(gradients)
-    elements = sum(gradients[weight].numel() for weight in weights)
+    layers = filter(finetuning.is_linear, model.modules())
+    weights = {id(layer.weight) for layer in layers}
+    gradients = [gradient for each, gradient in _gradients(stepped) if id(each) in weights]
+    elements = sum(gradient.numel() for gradient in gradients if counter.computed(gradient))
     seen = sum(flops for phase, flops in counts.flops.items() if phase != "optimizer")
     if seen < 2 * elements:
         yield (
@@ -123,7 +114,7 @@ def _too_few_flops(
         )
 
 
-def _gradients(optimizers: Iterable[Any]) -> list[tuple[Tensor, Tensor]]:
+def _gradients(optimizers: list[Any]) -> list[tuple[Tensor, Tensor]]:
     """The parameters of these optimizers, each with what this rank holds of its gradient.
 
     Without those that have none, or a sparse one, which tells nothing.

@@ -1,50 +1,42 @@
-"""Ends a process when the one that started it dies. Worker side; imports neither torch nor pytest."""
+"""Ties a process to the one that started it: ends it when that dies, and has it write its stacks when asked.
+
+Imports neither torch nor pytest.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import os
 import signal
 from pathlib import Path
 
-from perfsuite.results.run_dir import ANCESTOR_PID
+from perfsuite.results.run_dir import ANCESTOR_PID, NODE, STACKS_SIGNAL, RunDir
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals by which an agent ends its job; a rank ends itself alone."""
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 
 
 def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
     """Have the kernel send this process a signal when its parent process dies, however it dies.
 
-    See PR_SET_PDEATHSIG in prctl(2). Exits at once if the process of `ANCESTOR_PID` is dead already.
+    Exits at once if the process of `ANCESTOR_PID` is dead already.
     """
-    import ctypes
-
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, by)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
     ancestor = os.environ.get(ANCESTOR_PID)
     if ancestor is not None and not is_alive(int(ancestor)):
         os._exit(1)  # it died before the kernel could be told to watch it
 
 
 def adopt_orphans() -> None:
-    """Have the kernel make this process the parent of descendants whose parent ends. They stay descendants.
-
-    See PR_SET_CHILD_SUBREAPER in prctl(2).
-    """
-    import ctypes
-
-    pr_set_child_subreaper = 36
-    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
+    """Have the kernel make this process the parent of descendants whose parent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def is_alive(pid: int) -> bool:
     """Whether a process lives. A zombie is dead: it only waits for its parent to read its exit code."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    state = status.rpartition(")")[2].split()[0]  # behind the name, which may hold anything
-    return state not in "ZX"
+    return _stat(pid)[:1] not in ([], ["Z"], ["X"])
 
 
 def ancestors() -> list[int]:
@@ -52,9 +44,25 @@ def ancestors() -> list[int]:
     found, pid = [], os.getppid()
     while pid > 0 and pid not in found:
         found.append(pid)
-        try:
-            status = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            break
-        pid = int(status.rpartition(")")[2].split()[1])
+        stat = _stat(pid)
+        pid = int(stat[1]) if stat else 0
     return found
+
+
+def _stat(pid: int) -> list[str]:
+    """Return proc_pid_stat(5) from behind the name, which may hold anything; empty if there is no process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def listen(run_dir: RunDir, rank: int | None) -> None:
+    """Write the stacks of this process's threads into a file whenever it receives `STACKS_SIGNAL`.
+
+    The handler is C code, which works whatever the process waits for. The signal would end a process that
+    does not listen: only those that do are sent it. `rank`: None if it may be no rank.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    file = os.open(run_dir.stacks(rank, os.getpid(), int(os.environ.get(NODE, "0"))), flags, 0o644)
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)

@@ -1,4 +1,4 @@
-"""Follows the tensors that live in one process: births, deaths, changes of size. Worker side; imports torch.
+"""Follows the tensors that live in one process: births, deaths, changes of size. Imports torch.
 
 Each storage counts once, however many tensors share it. Which storages are gradients or optimizer state is
 known only at the end of a step; so the log of a step is replayed then, and its peak told with its parts.
@@ -25,23 +25,15 @@ UNSHARDED, COMMUNICATION, KEPT = "unsharded", "communication", "kept"
 
 
 class LiveMemory:
-    """The storages of one process from one step's end to the next.
-
-    `phase` tells in which part of the step the process is.
-    """
+    """The storages of one process. `phase` tells in which part of the step it is."""
 
     def __init__(self, phase: Callable[[], Phase]) -> None:
         self._phase = phase
-        self.error: Exception | None = None
-        """What went wrong when a storage was gone: Python itself would only print it."""
-        self._numbers: dict[int, int] = {}
-        """Number of each living storage, by its address."""
-        self._deaths: dict[int, Any] = {}
-        """Weak references that tell when a storage is gone, by its address."""
-        self._bytes: list[int] = []
-        """Bytes now, by number."""
-        self._part: list[str] = []
-        """What it is, as far as is known, by number."""
+        self.error: Exception | None = None  # when a storage was gone: Python itself would only print it
+        self._numbers: dict[int, int] = {}  # number of each living storage, by its address
+        self._deaths: dict[int, Any] = {}  # weak references that tell when a storage is gone, by its address
+        self._bytes: list[int] = []  # bytes now, by number
+        self._part: list[str] = []  # what it is, as far as is known, by number
         self._at_first: list[int] = []
         self._steps: list[list[MemoryChange]] = []
         self._begin()
@@ -58,23 +50,20 @@ class LiveMemory:
 
     def resized(self, storage: Any, size: int) -> None:
         """Note that a storage is about to be resized to so many bytes."""
-        self._see_storage(storage, UNSHARDED)
-        number = self._numbers[storage._cdata]
+        number = self._see_storage(storage, UNSHARDED)
         if self._part[number] not in PERMANENT:
             self._part[number] = UNSHARDED
         self._change(number, size)
 
     def communicated(self, tensor: Tensor) -> None:
         """Note that a tensor was part of a collective."""
-        number = self.number(tensor)
-        if number is not None and self._part[number] not in PERMANENT:
+        if (number := self.number(tensor)) is not None and self._part[number] not in PERMANENT:
             self._part[number] = COMMUNICATION
 
     def assign(self, tensor: Any, part: str) -> None:
         """Say what a tensor is: one of `PERMANENT`. Of a DTensor that is this rank's shard."""
         if (storage := _storage(local(tensor))) is not None:
-            self._see_storage(storage, KEPT)
-            self._part[self._numbers[storage._cdata]] = part
+            self._part[self._see_storage(storage, KEPT)] = part
 
     def number(self, tensor: Tensor) -> int | None:
         """Return what a tensor's storage is known by for as long as it lives; None if it was never seen."""
@@ -99,11 +88,11 @@ class LiveMemory:
         self._deaths.clear()
         self._numbers.clear()
 
-    def _see_storage(self, storage: Any, part: str, *, born: bool = False) -> None:
+    def _see_storage(self, storage: Any, part: str, *, born: bool = False) -> int:
         address, size = storage._cdata, storage.nbytes()
-        if address in self._numbers:
-            self._change(self._numbers[address], size)  # grown by an `out=` that was too small
-            return
+        if (known := self._numbers.get(address)) is not None:
+            self._change(known, size)  # grown by an `out=` that was too small
+            return known
         number = self._numbers[address] = len(self._bytes)
         self._part.append(part)
         self._bytes.append(0)
@@ -113,10 +102,10 @@ class LiveMemory:
             self._bytes[number] = size
             self._start += [0] * (number - len(self._start)) + [size]
         self._deaths[address] = weakref.ref(storage, lambda _: self._died(address))
+        return number
 
     def _change(self, number: int, size: int) -> None:
-        growth = size - self._bytes[number]
-        if growth:
+        if growth := size - self._bytes[number]:
             self._bytes[number] = size
             self._changes.append(MemoryChange(number, growth, self._phase()))
             self._allocations += growth > 0
@@ -124,16 +113,15 @@ class LiveMemory:
     def _died(self, address: int) -> None:
         try:
             self._deaths.pop(address, None)
-            number = self._numbers.pop(address, None)
-            if number is not None:
+            if (number := self._numbers.pop(address, None)) is not None:
                 self._change(number, 0)
         except Exception as error:
             self.error = error
 
     def _replayed(self) -> StepMemory:
-        live: Counter[str] = Counter()
-        for number, size in enumerate(self._start):
-            live[self._part[number]] += size
+        live = Counter[str]()
+        for part, size in zip(self._part, self._start, strict=False):
+            live[part] += size
         start = now = peak = live.total()
         at_peak, peak_in = live.copy(), "start"
         saved, phase = 0, "start"

@@ -1,4 +1,4 @@
-"""Collects the losses of a script: what it calls backward on. Worker side; imports torch."""
+"""Collects the losses of a script: what it calls backward on. Imports torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from perfsuite.errors import MismatchError
 
 
 def before_backward(see: Callable[[Any], None]) -> None:
-    """Call `see` with the tensors before each `torch.autograd.backward`.
-
-    `Tensor.backward` calls that function, too.
-    """
+    """Call `see` with the tensors before each `torch.autograd.backward`, also of `Tensor.backward`."""
     original = torch.autograd.backward
 
     @functools.wraps(original)
@@ -40,20 +37,15 @@ class Losses:
     """
 
     def __init__(self) -> None:
-        self._sums: list[tuple[Tensor | None, int]] = []
-        """The loss of each step, and the number of losses that it is the sum of."""
-        self._first: list[Tensor] = []
-        """The losses of the first step."""
-        self._counts: list[bool] = []
-        """Which of a step's losses count, by their places; known after the second step."""
-        self._stepped: set[int] = set()
-        """Identities of the tensors that the clock steps; known after the first step."""
+        self._sums: list[tuple[Tensor | None, int]] = []  # the loss of each step, a sum of so many
+        self._first: list[Tensor] = []  # the losses of the first step
+        self._counts: list[bool] = []  # which of a step's losses count, by place; known after the second step
+        self._stepped: set[int] = set()  # identities of what the clock steps; known after the first step
         self._begin_step()
 
     def _begin_step(self) -> None:
         self._place = 0
-        self._seen: list[Tensor] = []
-        """The losses of this step, in the first two steps. Afterwards only a sum is kept."""
+        self._seen: list[Tensor] = []  # in the first two steps; afterwards only a sum is kept
         self._total: Tensor | None = None
         self._counted = 0
 
@@ -123,14 +115,13 @@ def _leads_to(loss: Tensor, wanted: set[int]) -> bool:
     """Whether backward from `loss` ends in one of these tensors; searches its graph, nearest first."""
     if loss.grad_fn is None:
         return id(loss) in wanted
-    seen = {loss.grad_fn}
-    ahead = deque(seen)
+    ahead, seen = deque[Any]([loss.grad_fn]), set[Any]()
     while ahead:
         node = ahead.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
         if id(getattr(node, "variable", None)) in wanted:
             return True
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                ahead.append(following)
+        ahead.extend(following for following, _ in node.next_functions)
     return False

@@ -1,7 +1,7 @@
 """One rank whose training loop is ours: build the case, train under the clock, write `rank-N.json`.
 
-Started by `perfsuite.node.agent`, or by any torchrun as `python -m perfsuite.worker RUNDIR`.
-Worker side; imports torch only inside functions, and no pytest.
+Started by `perfsuite.node.agent`, or by any torchrun as `python -m perfsuite.worker RUNDIR`. Imports torch
+only inside functions.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import NCCL_AFTER_S
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import leash, stack_writer
+from perfsuite.worker import leash
 from perfsuite.worker.flops import count_known
-from perfsuite.worker.memory import memory_for
-from perfsuite.worker.node_probe import all_reduce_probe, device_probe, node_probe
 from perfsuite.worker.profiling import ProfileTaken
 from perfsuite.worker.rank import (
     LEAVE_S,
@@ -44,13 +42,11 @@ def main(path: str) -> None:
     report = empty_report(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     leash.die_with_parent()
     keep_a_descriptor()
-    stack_writer.listen(run_dir, report.rank)
+    leash.listen(run_dir, report.rank)
     try:
         rank = Rank(run_dir, documents.read(run_dir.case, CaseFile), report)
-        if rank.request.preflight:
-            measured = _preflight(rank)
-        else:
-            measured = _measure(rank) if rank.plan.needs_torch else _simulate(rank)
+        measure = _measure if rank.plan.needs_torch else _simulate
+        measured = _preflight(rank) if rank.request.preflight else measure(rank)
     except BaseException as error:
         write_failure(run_dir, report, failure_of(error, report.rank))
         raise
@@ -65,9 +61,8 @@ def forked(path: str, environment: Mapping[str, str]) -> None:
         signal.signal(number, signal.SIG_DFL)
     multiprocessing.set_start_method(None, force=True)  # of processes that it starts itself: as usual
     os.environ.update(environment)
-    log = os.open(
-        RunDir(Path(path)).rank_log(int(os.environ["RANK"])), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
-    )
+    file = RunDir(Path(path)).rank_log(int(os.environ["RANK"]))
+    log = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     main(path)
@@ -77,12 +72,14 @@ def _simulate(rank: Rank) -> RankReport:
     """Run a framework that trains nothing, under a clock that stands still until the framework moves it."""
     rank.build(SimulatedTimer())
     losses = _train(rank)
-    return rank.finish().replace(loss=_floats(losses))
+    return rank.finish().replace(loss=tuple(map(float, losses)))
 
 
 def _measure(rank: Rank) -> RankReport:
     """Train and measure. What comes before `memory_for` must not count as the model's memory."""
     from perfsuite.worker import calls
+    from perfsuite.worker.memory import memory_for
+    from perfsuite.worker.node_probe import all_reduce_probe, device_probe
 
     case = rank.case
     calls.watch()
@@ -111,7 +108,7 @@ def _measure(rank: Rank) -> RankReport:
     if rank.is_profiled:  # no torch optimizer has stepped since, in whose hook it ends
         return rank.profiled()
     _check_boundaries(rank)
-    return rank.finish().replace(loss=_floats(losses), flops=flops)
+    return rank.finish().replace(loss=tuple(map(float, losses)), flops=flops)
 
 
 def _preflight(rank: Rank) -> RankReport:
@@ -119,16 +116,13 @@ def _preflight(rank: Rank) -> RankReport:
 
     Rank 0 tells the rounds as steps: the health of the nodes is sampled between them.
     """
-
-    def tell(rounds: int) -> None:
-        if rank.report.rank == 0:
-            with contextlib.suppress(OSError):  # the report goes the same way: its error will say it
-                rank.run_dir.progress.write_text(f"{rounds} 1")
+    from perfsuite.worker.node_probe import node_probe
 
     device = _device(rank.request)
     _init_process_group(rank.case, device, connects_at_once=True)
-    tell(0)
-    return rank.report.replace(device_probe=node_probe(device, rank.case.topology.nodes, tell))
+    rank.tell(0, 1)
+    probed = node_probe(device, rank.case.topology.nodes, lambda rounds: rank.tell(rounds, 1))
+    return rank.report.replace(device_probe=probed)
 
 
 def _train(rank: Rank) -> list[Any]:
@@ -145,10 +139,6 @@ def _check_boundaries(rank: Rank) -> None:
             f"{rank.case.total_steps} steps: its plan has clock='framework', which asks for one call after "
             "each step of training"
         )
-
-
-def _floats(losses: list[Any]) -> tuple[float, ...]:
-    return tuple(float(loss) for loss in losses)
 
 
 @contextlib.contextmanager
@@ -169,10 +159,7 @@ def _optimizer_hooks(rank: Rank) -> Iterator[None]:
 
 
 def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> None:
-    """Create the default process group.
-
-    `connects_at_once` is for NCCL: given the device, it connects all ranks now, not when they first talk.
-    """
+    """`connects_at_once`: NCCL, given the device, connects all ranks now, not when they first talk."""
     import torch.distributed as dist
 
     on_gpu = device.type == "cuda"

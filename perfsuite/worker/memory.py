@@ -1,13 +1,12 @@
-"""Peak memory of one process: the resident set on a CPU, the caching allocator's counters on a GPU.
-
-Worker side; imports no pytest, and torch only inside functions.
-"""
+"""Peak memory of one process: the resident set on a CPU, the caching allocator's counters on a GPU."""
 
 from __future__ import annotations
 
 import functools
 import weakref
 from typing import Any, ClassVar
+
+import torch
 
 from perfsuite.results.rank_report import Memory
 
@@ -52,10 +51,7 @@ class HostMemory:
 def _status_bytes(key: str) -> int:
     """Return a field of /proc/self/status (proc_pid_status(5)) in bytes; 0 where there is no such field."""
     with open("/proc/self/status") as file:
-        for line in file:
-            if line.startswith(f"{key}:"):
-                return int(line.split()[1]) * 1024
-    return 0
+        return next((int(line.split()[1]) * 1024 for line in file if line.startswith(f"{key}:")), 0)
 
 
 class CudaMemory:
@@ -77,14 +73,10 @@ class CudaMemory:
 
     def release(self) -> None:
         """Free what the allocator keeps but nobody uses, so that `reserved` counts the steps alone."""
-        import torch
-
         torch.cuda.empty_cache()
 
     def reset_peak(self) -> None:
         """Forget the peaks and the allocation retries so far."""
-        import torch
-
         torch.cuda.reset_peak_memory_stats(self.device)
         self._peak = self._reserved = 0
         self._retries = self._stat("num_alloc_retries")
@@ -98,22 +90,18 @@ class CudaMemory:
         self.reset_peak()
 
     def fold(self) -> None:
-        """Keep the peaks so far: the allocator is about to forget them."""
-        self._peak = max(self._peak, self._stat("allocated_bytes.all.peak"))
-        self._reserved = max(self._reserved, self._stat("reserved_bytes.all.peak"))
-
-    def before_reset(self) -> None:
-        """Keep the peaks so far for a script that resets them; an error is raised by `read`, not there."""
+        """Keep the peaks so far: a script is about to reset them. An error is raised by `read`, not here."""
         try:
-            self.fold()
+            self._peak = max(self._peak, self._stat("allocated_bytes.all.peak"))
+            self._reserved = max(self._reserved, self._stat("reserved_bytes.all.peak"))
         except Exception as error:
             self._error = error
 
     def read(self) -> Memory:
         """Return the peaks and retries since construction or `reset_peak`."""
+        self.fold()
         if self._error is not None:
             raise self._error
-        self.fold()
         return Memory(
             peak=self._peak,
             reserved=self._reserved,
@@ -122,8 +110,6 @@ class CudaMemory:
         )
 
     def _stat(self, key: str) -> int:
-        import torch
-
         return int(torch.cuda.memory_stats(self.device).get(key, 0))
 
 
@@ -137,20 +123,16 @@ def keep_peaks() -> None:
 
     Must be called before a script imports torch's function under a name of its own.
     """
-    import torch
-
-    name = "reset_peak_memory_stats"
     for owner in (torch.cuda.memory, torch.cuda, torch.accelerator.memory, torch.accelerator):
-        original = getattr(owner, name)
-        if not hasattr(original, "folds"):
-            setattr(owner, name, _folding(original))
+        if not hasattr(original := owner.reset_peak_memory_stats, "folds"):
+            owner.reset_peak_memory_stats = _folding(original)  # type: ignore[attr-defined]
 
 
 def _folding(original: Any) -> Any:
     @functools.wraps(original)
     def reset_peak_memory_stats(*args: Any, **kwargs: Any) -> None:
         for memory in tuple(CudaMemory.counting):
-            memory.before_reset()
+            memory.fold()
         original(*args, **kwargs)
 
     reset_peak_memory_stats.folds = True  # type: ignore[attr-defined]

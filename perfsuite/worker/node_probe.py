@@ -1,8 +1,8 @@
 """Probes what the device can do before the workload is built: a matmul, a memory copy, an all-reduce.
 
-Worker side; imports no pytest, and torch only inside functions. These are not the data sheet's figures but
-always the same piece of work: compared with those of other launches they tell a slow machine from slow code,
-and compared with those of other nodes a slow node (`perfsuite.results.preflight`).
+These are not the data sheet's figures but always the same piece of work: compared with those of other
+launches they tell a slow machine from slow code, and compared with those of other nodes a slow node
+(`perfsuite.results.preflight`). Imports torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
-from typing import Any
+
+import torch
+import torch.distributed as dist
 
 MIB = 2**20
 WAKE_S = 0.2
@@ -20,7 +22,7 @@ ROUNDS = 10
 others do on it now and then."""
 
 
-def device_probe(device: Any) -> dict[str, float]:
+def device_probe(device: torch.device) -> dict[str, float]:
     """Return rates of this rank's `torch.device`, higher is better. Every rank of the group must call it.
 
     - `matmul_tflops`: 4096 x 4096 in bf16 (fp16 where the GPU has no bf16), best of 5; on a CPU 384 x 384 in
@@ -34,33 +36,18 @@ def device_probe(device: Any) -> dict[str, float]:
     return {**_alone(device), **all_reduce_probe(device)}
 
 
-def _alone(device: Any, *, best: bool = False) -> dict[str, float]:
+def _alone(device: torch.device, *, best: bool = False) -> dict[str, float]:
     """Return the rates of `device_probe` that need no other rank; `best` takes a CPU's best matmul, too."""
-    import torch
-
-    on_gpu = device.type == "cuda"
-    seconds: Callable[[Callable[[], object], int], list[float]] = _gpu_seconds if on_gpu else _cpu_seconds
-    with torch.no_grad():
-        probed = {
-            "matmul_tflops": _matmul_tflops(device, seconds, best=best or on_gpu),
-            "copy_gb_s": _copy_gb_s(device, seconds),
-        }
-    return _rounded(probed, on_gpu)
+    return _rounded({"matmul_tflops": _matmul_tflops(device, best=best), "copy_gb_s": _copy_gb_s(device)})
 
 
-def all_reduce_probe(device: Any) -> dict[str, float]:
+def all_reduce_probe(device: torch.device) -> dict[str, float]:
     """Return `all_reduce_gb_s` of `device_probe` alone: if a library makes the process group itself."""
-    import torch
-
-    if not _has_peers():
-        return {}
-    on_gpu = device.type == "cuda"
-    with torch.no_grad():
-        rate = _all_reduce_gb_s(device, _gpu_seconds if on_gpu else _cpu_seconds)
-    return _rounded({"all_reduce_gb_s": rate}, on_gpu)
+    has_peers = dist.is_initialized() and dist.get_world_size() > 1
+    return _rounded({"all_reduce_gb_s": _all_reduce_gb_s(device)}) if has_peers else {}
 
 
-def node_probe(device: Any, nodes: int, on_round: Callable[[int], object]) -> dict[str, float]:
+def node_probe(device: torch.device, nodes: int, on_round: Callable[[int], object]) -> dict[str, float]:
     """Return what `device_probe` does, and rates of all-reduces between two nodes.
 
     Every rank of a job on `nodes` nodes, two or more, must call it; the ranks of a node follow each other.
@@ -71,8 +58,6 @@ def node_probe(device: Any, nodes: int, on_round: Callable[[int], object]) -> di
     - `next_gb_s`, `previous_gb_s`: as `all_reduce_gb_s`, over the ranks of this node and of the next or the
       previous one. Nodes are a ring; the first of two has a next one only, the second a previous one only.
     """
-    import torch.distributed as dist
-
     best: dict[str, float] = {}
     for number in range(1, ROUNDS + 1):
         dist.barrier()
@@ -89,12 +74,8 @@ def pair_rounds(nodes: int) -> list[list[tuple[int, int]]]:
     return [each for each in (even[::2], even[1::2], last) if each]
 
 
-def _neighbour_probe(device: Any, nodes: int) -> dict[str, float]:
+def _neighbour_probe(device: torch.device, nodes: int) -> dict[str, float]:
     """Return the rates of `node_probe` between nodes: pairs without a common node talk at the same time."""
-    import torch
-    import torch.distributed as dist
-
-    on_gpu = device.type == "cuda"
     per_node = dist.get_world_size() // nodes
     node = dist.get_rank() // per_node
     probed: dict[str, float] = {}
@@ -106,75 +87,60 @@ def _neighbour_probe(device: Any, nodes: int) -> dict[str, float]:
             if node in (first, second):
                 ours, name = group, "next_gb_s" if node == first else "previous_gb_s"
         if ours is not None:
-            with torch.no_grad():
-                probed[name] = _all_reduce_gb_s(device, _gpu_seconds if on_gpu else _cpu_seconds, ours)
+            probed[name] = _all_reduce_gb_s(device, ours)
         dist.barrier()
-    return _rounded(probed, on_gpu)
+    return _rounded(probed)
 
 
-def _has_peers() -> bool:
-    import torch.distributed as dist
-
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def _rounded(probed: dict[str, float], on_gpu: bool) -> dict[str, float]:
-    if on_gpu:
-        _forget_gpu_memory()
+def _rounded(probed: dict[str, float]) -> dict[str, float]:
+    if torch.cuda.is_initialized():  # or torch would keep the buffers and cuBLAS's workspace
+        torch.cuda.synchronize()
+        getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
+        torch.cuda.empty_cache()
     return {name: float(f"{rate:.4g}") for name, rate in probed.items()}
 
 
-def _matmul_tflops(device: Any, seconds: Any, *, best: bool) -> float:
-    import torch
-
-    if device.type == "cuda":
-        size = 4096
-        dtype = torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
-    else:
-        size, dtype = 384, torch.float32
+def _matmul_tflops(device: torch.device, *, best: bool) -> float:
+    on_gpu = device.type == "cuda"
+    size, times, dtype = (4096, 5, torch.bfloat16) if on_gpu else (384, 20, torch.float32)
+    if on_gpu and torch.cuda.get_device_capability(device) < (8, 0):
+        dtype = torch.float16
     # Not zeros, on which a GPU draws less power; of an own generator, which leaves the workload's alone.
     generator = torch.Generator(device).manual_seed(0)
     a = torch.rand(size, size, generator=generator, device=device).to(dtype)
     out = torch.empty_like(a)
-    if device.type == "cuda":
-        _wake(lambda: torch.mm(a, a, out=out))
-    taken = seconds(lambda: torch.mm(a, a, out=out), 5 if device.type == "cuda" else 20)
-    return float(2 * size**3 / (min if best else median)(taken) / 1e12)
+    until = time.perf_counter() + WAKE_S
+    while on_gpu and time.perf_counter() < until:  # brings the clocks up from idle
+        torch.mm(a, a, out=out)
+        torch.cuda.synchronize()
+    taken = _seconds(device, lambda: torch.mm(a, a, out=out), times)
+    return 2 * size**3 / (min if best or on_gpu else median)(taken) / 1e12
 
 
-def _copy_gb_s(device: Any, seconds: Any) -> float:
-    import torch
-
+def _copy_gb_s(device: torch.device) -> float:
     size = (256 if device.type == "cuda" else 64) * MIB
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)  # touched by the warm-up
-    return float(2 * size / min(seconds(lambda: target.copy_(source), 3)) / 1e9)
+    return 2 * size / min(_seconds(device, lambda: target.copy_(source), 3)) / 1e9
 
 
-def _all_reduce_gb_s(device: Any, seconds: Any, group: Any = None) -> float:
-    import torch
-    import torch.distributed as dist
-
+def _all_reduce_gb_s(device: torch.device, group: dist.ProcessGroup | None = None) -> float:
     size = (64 if device.type == "cuda" else 4) * MIB
     buffer = torch.zeros(size // 4, device=device)
     dist.barrier(group)  # who comes last would find the others waiting
-    return float(size / min(seconds(lambda: dist.all_reduce(buffer, group=group), 20)) / 1e9)
+    return size / min(_seconds(device, lambda: dist.all_reduce(buffer, group=group), 20)) / 1e9
 
 
-def _cpu_seconds(work: Callable[[], object], times: int) -> list[float]:
-    work()
-    taken = []
-    for _ in range(times):
-        began = time.perf_counter()
+@torch.no_grad()
+def _seconds(device: torch.device, work: Callable[[], object], times: int) -> list[float]:
+    """Warm up, then time each call; on a GPU by events, without waiting between them."""
+    if device.type != "cuda":
         work()
-        taken.append(time.perf_counter() - began)
-    return taken
-
-
-def _gpu_seconds(work: Callable[[], object], times: int) -> list[float]:
-    """Time each call by events, without waiting between them."""
-    import torch
-
+        moments = [time.perf_counter()]
+        for _ in range(times):
+            work()
+            moments.append(time.perf_counter())
+        return [end - begin for begin, end in pairwise(moments)]
     for _ in range(3):
         work()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
@@ -184,24 +150,3 @@ def _gpu_seconds(work: Callable[[], object], times: int) -> list[float]:
         event.record()
     torch.cuda.synchronize()
     return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
-
-
-def _wake(work: Callable[[], object]) -> None:
-    """Bring the clocks up from idle."""
-    import torch
-
-    until = time.perf_counter() + WAKE_S
-    while time.perf_counter() < until:
-        work()
-        torch.cuda.synchronize()
-
-
-def _forget_gpu_memory() -> None:
-    """Free the buffers and cuBLAS's workspace, which torch would keep."""
-    import torch
-
-    torch.cuda.synchronize()
-    clear_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear_workspaces is not None:
-        clear_workspaces()
-    torch.cuda.empty_cache()

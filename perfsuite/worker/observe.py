@@ -1,4 +1,4 @@
-"""Observes what really runs: wrapper, sharding, dtypes, attention, versions. Worker side; imports torch.
+"""Observes what really runs: wrapper, sharding, dtypes, attention, versions. Imports torch.
 
 Asked-for and observed can differ without an error (a library that falls back from FSDP to DDP on a CPU, an
 optimizer that steps parameters nobody uses), so the worker looks, and refuses a run that is not the one asked
@@ -26,8 +26,8 @@ from perfsuite.frameworks.common.model import (
 )
 from perfsuite.results.rank_report import Evidence, Observed
 from perfsuite.worker import deepspeed, replicas, software
-from perfsuite.worker.living import living
-from perfsuite.worker.second_step import NO_LINEAR, SecondStep, dtype_name, dtype_of, layers
+from perfsuite.worker.optimizers import living
+from perfsuite.worker.second_step import NO_LINEAR, SecondStep, dtype_name, layers
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
@@ -58,8 +58,7 @@ class Observer:
         self.case = case
         self.workload = workload
         self.model: Any = workload.model
-        self.optimizer: Any = None
-        """The first one that stepped."""
+        self.optimizer: Any = None  # the first one that stepped
         self._before: dict[str, float] = {}
         self._after: dict[str, float] = {}
         self._collectives_before: int | None = None
@@ -116,35 +115,25 @@ class Observer:
 
     def evidence(self) -> Evidence:
         """Return what the driver has to compare between ranks. Call it after `result`."""
-        count = replicas.collectives()
-        before = self._collectives_before
+        count, before, norms = replicas.collectives(), self._collectives_before, self._before.items()
         whole: set[str] = set()
         if dist.is_initialized() and self.workload.data_parallel == dist.get_world_size():
-            whole = replicas.replicated(self.model)
+            whole = replicas.replicated(self.model) & self._after.keys()
         return self.given().replace(
             collectives=None if count is None or before is None else count - before,
-            replicated={
-                name: (self._before[name], after)
-                for name, after in self._after.items()
-                if name in whole and name in self._before
-            },
-            replicated_bytes=sum(
-                parameter.numel() * parameter.element_size()
-                for name, parameter in self.model.named_parameters()
-                if name in whole and name in self._after
-            ),
+            replicated={name: (norm, self._after[name]) for name, norm in norms if name in whole},
+            replicated_bytes=sum(p.nbytes for name, p in self.model.named_parameters() if name in whole),
         )
-
-    def frozen_share(self) -> float:
-        """Return the share of frozen weights in linear layers (`finetuning.frozen_share`)."""
-        return finetuning.frozen_share(self.model)
 
     def check(self, observed: Observed) -> None:
         """Raise `MismatchError` if what was observed is not what the case asks for."""
-        case, settings = self.case, observed.settings
-        if case.framework.promises.loss is None:  # else the loss tells, with its step
-            self._check_finite()
-        self._check_asked(settings)
+        infinite = [name for name, norm in self._after.items() if not math.isfinite(norm)]
+        if infinite and self.case.framework.promises.loss is None:  # else the loss tells, with its step
+            raise MismatchError(
+                f"{infinite[0]} is {self._after[infinite[0]]} after the last step: training diverged, and "
+                "what it measured is worth nothing. Look at the learning rate and the data"
+            )
+        self._check_asked(observed.settings)
 
     def check_second_step(self) -> None:
         """Raise the same `MismatchError` for what the second step has shown."""
@@ -160,31 +149,19 @@ class Observer:
                     f"Nothing measured this way would be what its name says.{self._advice(key, settings)}"
                 )
 
-    def _check_finite(self) -> None:
-        for name, norm in self._after.items():
-            if not math.isfinite(norm):
-                raise MismatchError(
-                    f"{name} is {norm} after the last step: training diverged, and what it measured is "
-                    "worth nothing. Look at the learning rate and the data"
-                )
-
     def _expected(self, settings: Mapping[str, str]) -> dict[str, str | None]:
         case = self.case
-        asks_for_attention = settings["attention"] != NO_ATTENTION or case.attention != "sdpa"
+        attention = settings["attention"]
+        may_be_any = attention == NO_CONFIGURATION or (attention == NO_ATTENTION and case.attention == "sdpa")
         expected: dict[str, str | None] = {
             "world_size": str(case.topology.world_size),
-            "parameter_dtype": dtype_name(DTYPES[case.precision])
-            + (", int8" * (case.quantization == "8bit")),
+            "parameter_dtype": dtype_name(DTYPES[case.precision]) + ", int8" * (case.quantization == "8bit"),
             "optimizer_parameters": "the model's",
             "parameters_changed": "yes",
-            "attention": case.attention if asks_for_attention else NO_ATTENTION,
+            "attention": None if may_be_any else case.attention,
+            "compiled": "yes" if case.compile else None,
+            **finetuning.expected(case, layers(self.model) or [self.model], settings.get("lora")),
         }
-        if settings["attention"] == NO_CONFIGURATION:
-            del expected["attention"]
-        if case.compile:
-            expected["compiled"] = "yes"
-        blocks = layers(self.model) or [self.model]
-        expected |= finetuning.expected(case, blocks, settings.get("lora"))
         assert self._second_step is not None
         if self._second_step.inside:
             count = len(self._second_step.forwards)
@@ -206,9 +183,8 @@ class Observer:
         told = f"another {FIELDS[key]}"
         if key == "recomputing_blocks":
             some, _, of, *_ = settings[key].split()
-            told = (
-                f"activation_checkpointing={'full' if some == of else 'none' if some == '0' else 'every-N'!r}"
-            )
+            mode = {"0": "none", of: "full"}.get(some, "every-N")
+            told = f"activation_checkpointing={mode!r}"
         return f" If the script is as it should be, say {told} in the case."
 
     def _look(self) -> dict[str, str]:
@@ -216,15 +192,16 @@ class Observer:
         trained = {id(p) for p in parameters if p.requires_grad}
         owned = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         fused = " fused" if self.optimizer.defaults.get("fused") else ""
+        has_group = dist.is_initialized()
         assert self._second_step is not None
         self._second_step.finish()
         device = parameters[0].device.type
         return {
             **wrapping(self.model),
-            "world_size": str(dist.get_world_size()) if dist.is_initialized() else "1, no process group",
-            "backend": dist.get_backend() if dist.is_initialized() else "none",
+            "world_size": str(dist.get_world_size()) if has_group else "1, no process group",
+            "backend": dist.get_backend() if has_group else "none",
             "device": device,
-            "parameter_dtype": ", ".join(sorted({dtype_of(p) for p in parameters})),
+            "parameter_dtype": ", ".join(sorted({dtype_name(p.dtype) for p in parameters})),
             "compute_dtype": self._second_step.compute_dtype,
             **software.arithmetic(device),
             **_attention(self.model),
@@ -281,17 +258,14 @@ def wrapping(model: nn.Module) -> dict[str, str]:
         for kind in (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
     }
     engines = found[deepspeed.NAME] = [module for module in modules if hasattr(module, deepspeed.STEP)]
-    wrapper = " + ".join(name for name, instances in found.items() if instances) or "none"
     shardings = {module.sharding_strategy.name for module in found["FullyShardedDataParallel"]}
-    shardings |= {
-        ", ".join(map(_placement, p.placements)) for p in model.parameters() if isinstance(p, DTensor)
-    }
+    tensors = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
+    shardings |= {", ".join(map(_placement, tensor.placements)) for tensor in tensors}
     shardings |= {stage for engine in engines if (stage := deepspeed.sharding(engine))}
-    wrapped = str(sum(len(instances) for instances in found.values()))
     return {
-        "wrapper": wrapper,
+        "wrapper": " + ".join(name for name, instances in found.items() if instances) or "none",
         "sharding": " and ".join(sorted(shardings)) or "none",
-        "wrapped_modules": wrapped,
+        "wrapped_modules": str(sum(map(len, found.values()))),
     }
 
 

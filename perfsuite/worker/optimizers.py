@@ -1,11 +1,13 @@
-"""Tracks the optimizers that step in a process, and which of them is the clock. Worker side."""
+"""Tracks the optimizers that step in a process, and which of them is the clock. Imports no torch."""
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 TOLD = 6
 """Optimizers that a message names; the others it counts."""
 
@@ -24,14 +26,10 @@ class Optimizers:
         self.wanted = wanted
         self.seen: list[Stepping] = []
         self._by_id: dict[int, Stepping] = {}
-        self._clocks: list[Stepping] = []
-        """Those that together are the clock, the one that steps now last."""
-        self._there: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Those that the script had built when the clock began."""
-        self._in_turn: list[Stepping] = []
-        """Those of them that go on as the clock if they step twice in a row."""
-        self._ticks = 0
-        """Steps of the clock."""
+        self._clocks: list[Stepping] = []  # those that together are the clock, the one that steps now last
+        self._there: weakref.WeakSet[Any] = weakref.WeakSet()  # built when the clock began
+        self._in_turn: list[Stepping] = []  # of them: the clock, once they step twice in a row
+        self._ticks = 0  # steps of the clock
 
     def takes_turn(self, optimizer: Any) -> bool:
         """Whether the step that `optimizer` is about to make is one of the clock's."""
@@ -103,13 +101,9 @@ class Optimizers:
         if self._clocks:
             clock = self._clocks[-1]
             both = new.parameters & clock.parameters
-            goes_on = kind == clock.kind and bool(both) and both in (new.parameters, clock.parameters)
-            if goes_on and optimizer in self._there:
-                self._in_turn.append(new)
-                goes_on = False
-        else:
-            goes_on = self.wanted in (None, f"{kind}:{number}", new.name)
-        if goes_on:
+            if kind == clock.kind and both and both in (new.parameters, clock.parameters):
+                (self._in_turn if optimizer in self._there else self._clocks).append(new)
+        elif self.wanted in (None, f"{kind}:{number}", new.name):
             self._clocks.append(new)
         return new
 
@@ -121,15 +115,14 @@ class Stepping:
         self.optimizer = weakref.ref(optimizer)
         self.kind = kind
         self.name = kind if number == 1 else f"{kind}:{number}"
+        # Their identities: what observes the training keeps those of the clock alive.
         self.parameters = {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
-        """Their identities: what observes the training keeps those of the clock alive."""
         self.steps = 0
         self.begin()
 
     def begin(self) -> None:
         """Count `measured` from here on."""
-        self.measured = 0
-        """Steps since the clock began."""
+        self.measured = 0  # steps since the clock began
         self._first = self._last = self._at_last = 0
 
     def step(self, ticks: int) -> None:
@@ -149,3 +142,19 @@ class Stepping:
         """Return its steps for each step of the clock, from its first to its last in so many `intervals`."""
         span = self._last - self._first
         return (self.measured - self._at_last) / span if span else self.measured / max(intervals, 1)
+
+
+def living(kind: type[T]) -> list[T]:
+    """Return every living object of a class, also those that `gc.freeze` hides from Python's collector.
+
+    What was frozen is frozen again, with what came after it.
+    """
+    is_frozen = gc.get_freeze_count() > 0
+    if is_frozen:
+        gc.unfreeze()
+    # `type`: `isinstance` would run the `__class__` of whatever there is.
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
+    if is_frozen:
+        gc.collect()  # or garbage would stay for ever
+        gc.freeze()
+    return found

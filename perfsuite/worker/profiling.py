@@ -1,7 +1,7 @@
 """Has torch's profiler record a few steps of a launch that is made for that.
 
 The profiler begins when the warm-up has ended. Nothing of such a launch is judged, and it ends when its steps
-are recorded. Worker side; imports torch only inside functions.
+are recorded. Imports torch only inside functions.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from perfsuite.results.run_dir import RunDir
 
 WARM_STEPS = 1
 """Steps in which the profiler is there and records nothing: its own start takes time."""
-
-
 LARGEST_TRACE = 1 << 30
 """Characters of a trace that is reduced: more would take a rank many times that in memory, and minutes."""
 
@@ -38,23 +36,20 @@ class Profiling:
     """
 
     def __init__(self, *, warmup: int, device: Literal["cpu", "cuda"]) -> None:
-        self.notes: list[str] = []
-        """Why there is no profile."""
-        self.is_over = False
-        """Whether the steps that are to be recorded have ended."""
+        self.notes: list[str] = []  # why there is no profile
+        self.is_over = False  # whether the steps that are to be recorded have ended
         self._warmup = warmup
         self._device = device
         self._profiler: Any = None
 
     def boundary(self, steps: int) -> None:
         """So many steps have ended, and the next one is about to begin."""
-        # One more than is asked for: its begin is the end of the last.
-        recorded = WARM_STEPS + PROFILED_STEPS + 1
         if self.is_over or steps < self._warmup:
             return
-        self._try(self._start if steps == self._warmup else self._step)
-        if steps == self._warmup + recorded:
-            self._try(self._stop)
+        self._try(self._start if steps == self._warmup else lambda: self._profiler.step())
+        # One more than is asked for: its begin is the end of the last.
+        if steps == self._warmup + WARM_STEPS + PROFILED_STEPS + 1:
+            self._try(lambda: self._profiler.stop())
             self.is_over = True
 
     def write(self, run_dir: RunDir, rank: int) -> None:
@@ -65,7 +60,7 @@ class Profiling:
     def abandon(self) -> None:
         """Stop recording."""
         if self._profiler is not None and not self.is_over:
-            self._try(self._stop)
+            self._try(self._profiler.stop)
 
     def _start(self) -> None:
         from torch.profiler import ProfilerActivity, profile, schedule
@@ -74,12 +69,6 @@ class Profiling:
         plan = schedule(wait=0, warmup=WARM_STEPS, active=PROFILED_STEPS + 1, repeat=1)
         self._profiler = profile(activities=[ProfilerActivity.CPU, *on_gpu], schedule=plan)
         self._profiler.start()
-
-    def _step(self) -> None:
-        self._profiler.step()
-
-    def _stop(self) -> None:
-        self._profiler.stop()
 
     def _write(self, run_dir: RunDir, rank: int) -> None:
         trace = run_dir.trace(rank)

@@ -1,9 +1,8 @@
-"""One rank of a job: assembles its measurement and writes its report.
+"""One rank of a job: assembles its measurement and writes its report. Imports no torch.
 
 The worker (`perfsuite.worker.main`), whose training loop is ours, and the process of a script
 (`perfsuite.worker.attach`, as a `ScriptRank`) call the same methods in the same order: `build`, `observe`,
-`start`, then come the steps, `finish`, `write`. Worker side; imports torch only inside functions, and no
-pytest.
+`start`, then come the steps, `finish`, `write`.
 """
 
 from __future__ import annotations
@@ -41,19 +40,20 @@ from perfsuite.results.rank_report import UNREPORTED, Failure, FailureKind, Rank
 from perfsuite.results.run_dir import RUN_DIR, RunDir
 from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.faults import Injector
-from perfsuite.worker.memory import CudaMemory, HostMemory
 from perfsuite.worker.profiling import ProfileTaken, Profiling
 from perfsuite.worker.recorder import Recorder
-from perfsuite.worker.timers import Timer
 
 if TYPE_CHECKING:
     from perfsuite.frameworks.base import Workload
+    from perfsuite.worker.memory import CudaMemory, HostMemory
     from perfsuite.worker.observe import Observer
+    from perfsuite.worker.timers import HostTimer
 
 WAIT_S = 60
 """Seconds that a rank waits for the reports of the others: one that leaves early breaks their connections."""
 NO_FAULT_OF_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 """Errors of the system that the machine has to answer for: a disk that is full or may not be written."""
+OUT_OF_MEMORY = "can't allocate memory|out of memory"
 LEAVE_S = 30
 """Seconds in which a rank has to end when everything is measured; then the kernel ends it."""
 
@@ -75,24 +75,21 @@ class Rank:
         self.framework = framework_of(request.case)
         self.plan = self.framework.plan(request.case)
         self.report = report
-        self.device: Any = None
-        """The `torch.device` that it trains on; there since `build`, None in a simulated job."""
-        self.device_probe: dict[str, float] = {}
-        """Rates of the device (`perfsuite.worker.node_probe`)."""
-        self.notes: list[str] = []
-        """What a reader of the figures has to know."""
-        self._shown_in: dict[int, int] = {}
-        """Optimizers by identity, and the step of training in which each was shown last."""
+        self.device: Any = None  # `torch.device` since `build`; None in a simulated job
+        self.device_probe: dict[str, float] = {}  # rates of the device (`perfsuite.worker.node_probe`)
+        self.notes: list[str] = []  # what a reader of the figures has to know
+        self._shown_in: dict[int, int] = {}  # optimizers by identity: the step in which each was shown last
         self._extra: ExtraMetrics | None = None
         self._injector: Injector | None = None
         if request.inject is not None:
             is_last_rank = report.rank == report.world_size - 1
-            fault = Fault.parse(request.inject)
-            self._injector = Injector(fault, is_last_rank=is_last_rank, training=self._training)
+            self._injector = Injector(
+                Fault.parse(request.inject), is_last_rank=is_last_rank, training=self._training
+            )
 
     def build(
         self,
-        timer: Timer,
+        timer: HostTimer,
         *,
         device: Any = None,
         probe: Callable[[], object] | None = None,
@@ -100,34 +97,29 @@ class Rank:
     ) -> None:
         """Make the clock, then let the framework build its training job on `device` (a `torch.device`).
 
-        `memory` is made by the caller before this: on a CPU the model's memory is what comes on top of the
-        level at that moment.
+        On a CPU the model's memory is what comes on top of the level at which `memory` was made.
         """
         self.device = device
         before_end, framework = None, self.framework
         if self._injector is not None:
             before_end, framework = self._injector.before_end, self._injector.built_with(framework)
+        profiling = None
         if self.request.profile:
+            profiling = Profiling(warmup=self.case.max_warmup_steps, device=self.request.device)
             probe = None  # its operators are none of the step's
         self.recorder = Recorder(timer, probe=probe, memory=memory, before_end=before_end)
-        if self.request.profile:
-            self.recorder.profiling = Profiling(warmup=self.case.max_warmup_steps, device=self.request.device)
-        ranks = Ranks(
-            rank=self.report.rank,
-            world_size=self.report.world_size,
-            device=device,
-            directory=self.run_dir.path,
-        )
+        self.recorder.profiling = profiling
+        report, directory = self.report, self.run_dir.path
+        ranks = Ranks(rank=report.rank, world_size=report.world_size, device=device, directory=directory)
         self.workload = framework.build(self.case, ranks, self.recorder)
 
-    def observe(self) -> Observer:
+    def observe(self) -> None:
         """Make the observer of what `build` returned. `before_optimizer_step` must see every step."""
         from perfsuite.worker.observe import Observer
 
         self.observer = Observer(self.case, self.workload)
         if self.request.counts:
             self._count()
-        return self.observer
 
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Show a step that is about to be made to whatever looks at it.
@@ -165,7 +157,6 @@ class Rank:
         return self.report.replace(notes=tuple(self.recorder.profiling.notes))
 
     def _count(self) -> None:
-        """Let what a step does be counted, if that is asked for and the case leaves room for it."""
         if self.case.max_warmup_steps < COUNTED_STEP:
             self.notes.append(
                 f"what a step does was not counted: max_warmup_steps={self.case.max_warmup_steps} leaves no "
@@ -186,13 +177,10 @@ class Rank:
         """
         self._tell_progress()
         if self.request.metrics:
-            self._extra = ExtraMetrics(self.request.metrics)
-            self.recorder.between_steps = self._record_extra
+            report = self.report
+            self._extra = ExtraMetrics(self.request.metrics, self._model, report.rank, report.world_size)
+            self.recorder.between_steps = self._extra.boundary
         self.recorder.start()
-
-    def _record_extra(self, step: int) -> None:
-        assert self._extra is not None
-        self._extra.boundary(step, self._model, self.report.rank, self.report.world_size)
 
     def _model(self) -> Any:
         """What trains: of a script, known since its first step."""
@@ -209,7 +197,11 @@ class Rank:
         """
         self.recorder.finish()
         # First of all: the observer's fingerprint and the losses that are read after this take memory, too.
-        memory = self._memory()
+        memory: Any = None
+        if self.workload.memory is not None:
+            memory = self.workload.memory()
+        elif self.recorder.memory is not None:
+            memory = self.recorder.memory.read()
         report = self.report.replace(
             clock=self.recorder.timer.name,
             tokens_per_step=self.tokens_per_step,
@@ -229,10 +221,10 @@ class Rank:
     def _observed(self, report: RankReport, observer: Observer) -> RankReport:
         from perfsuite.worker import flops, software
 
-        observed = observer.result()  # before `evidence`, which compares with its fingerprint
         if (counting := self.recorder.counting) is not None:
             report = report.replace(counts=counting.result(), hidden=counting.hidden)
             self.notes += counting.notes
+        observed = observer.result()  # before `evidence`, which compares with its fingerprint
         report = report.replace(
             observed=observed,
             evidence=observer.evidence(),
@@ -251,11 +243,6 @@ class Rank:
             with contextlib.suppress(Exception):
                 if each is not None:
                     each.abandon()
-
-    def _memory(self) -> Any:
-        if self.workload.memory is not None:
-            return self.workload.memory()
-        return None if self.recorder.memory is None else self.recorder.memory.read()
 
     def write(self, report: RankReport) -> None:
         """Write what this rank measured, or what an injected fault makes of it."""
@@ -282,18 +269,20 @@ class Rank:
             if step >= self.case.total_steps:  # it is after the last stamp: nothing is measured any more
                 if writer.ident is not None:
                     writer.join(WAIT_S)
-                write(step)
+                self.tell(step, tokens)
             elif not writer.is_alive():
-                writer = threading.Thread(target=write, args=(step,), daemon=True)
+                writer = threading.Thread(target=self.tell, args=(step, tokens), daemon=True)
                 writer.start()
 
-        def write(step: int) -> None:
-            with contextlib.suppress(OSError):  # the report goes the same way: its error will say it
-                self.run_dir.progress.write_text(f"{step} {tokens}")
-
         if self.report.rank == 0:
-            write(0)
+            self.tell(0, tokens)
             self.recorder.on_progress = tell
+
+    def tell(self, steps: int, tokens: int) -> None:
+        """Write, as rank 0, how many steps have ended, and the tokens of each."""
+        if self.report.rank == 0:
+            with contextlib.suppress(OSError):  # the report goes the same way: its error will say it
+                self.run_dir.progress.write_text(f"{steps} {tokens}")
 
 
 def empty_report(rank: int, world_size: int) -> RankReport:
@@ -302,20 +291,12 @@ def empty_report(rank: int, world_size: int) -> RankReport:
 
 
 _spare: list[int] = []
-"""A descriptor that is kept for the report of a rank that has run out of them."""
 
 
 def keep_a_descriptor() -> None:
-    """Keep a descriptor for `write_failure`."""
+    """Keep a descriptor for the report of a rank that has run out of them."""
     with contextlib.suppress(OSError):
         _spare.append(os.open(os.devnull, os.O_RDONLY))
-
-
-def _give_back_the_descriptor() -> None:
-    with contextlib.suppress(OSError, IndexError):
-        kept = _spare.pop()
-        if os.fstat(kept).st_rdev == os.stat(os.devnull).st_rdev:  # a script may have closed it
-            os.close(kept)
 
 
 def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None:
@@ -327,9 +308,10 @@ def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None
         try:
             documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
         except FileError as error:
-            if _errno(error) != errno.EMFILE:
+            if _errno(error) != errno.EMFILE or not _spare:
                 raise
-            _give_back_the_descriptor()
+            if os.fstat(_spare[-1]).st_rdev == os.stat(os.devnull).st_rdev:  # a script may have closed it
+                os.close(_spare.pop())
             documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
     except Exception as error:
         line = f"{UNREPORTED} {failure.kind}: {failure.message} ({told(error)})"
@@ -381,10 +363,8 @@ def _kind(error: BaseException) -> FailureKind:
         return "error"
     if isinstance(error, MismatchError):
         return "mismatch"
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    # The CPU's allocator and the driver have no type of their own.
+    is_told = isinstance(error, RuntimeError) and re.search(OUT_OF_MEMORY, message_of(error))
+    if is_told or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out_of_memory"
-    if isinstance(error, RuntimeError) and re.search(
-        "can't allocate memory|out of memory", message_of(error)
-    ):
-        return "out_of_memory"  # the CPU's allocator and the driver have no type of their own
     return "crash"

@@ -1,11 +1,8 @@
-"""Times every optimizer step of one process, whatever the framework.
+"""Times every optimizer step of one process, whatever the framework. Imports no torch.
 
-Worker side; imports neither torch nor pytest.
-
-`Recorder.boundary` runs after each optimizer step (through torch's public post-step hook). It stamps the end
-of the step, does what must be done between steps (probe, garbage collection, progress), and stamps the start
-of the next step, so that none of perfsuite's own work is timed. On a GPU the stamps are events: nothing waits
-for the device until `Recorder.finish`.
+`Recorder.boundary` stamps the end of a step, does what must be done between steps (probe, garbage collection,
+progress), and stamps the start of the next one, so that none of perfsuite's own work is timed. On a GPU the
+stamps are events: nothing waits for the device until `Recorder.finish`.
 """
 
 from __future__ import annotations
@@ -16,11 +13,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED
-from perfsuite.worker.memory import CudaMemory, HostMemory
-from perfsuite.worker.timers import Timer
+from perfsuite.worker.timers import HostTimer
 
 if TYPE_CHECKING:
     from perfsuite.worker.counting import Counting
+    from perfsuite.worker.memory import CudaMemory, HostMemory
     from perfsuite.worker.profiling import Profiling
 
 GC_EVERY = 50
@@ -43,7 +40,7 @@ class Recorder:
 
     def __init__(
         self,
-        timer: Timer,
+        timer: HostTimer,
         *,
         probe: Callable[[], object] | None = None,
         before_end: Callable[[int, Recorder], None] | None = None,
@@ -51,31 +48,22 @@ class Recorder:
     ) -> None:
         self.timer = timer
         self.memory = memory
-        self.on_progress: Callable[[int], object] = lambda step: None
-        """Is called with the number of steps that the device has finished, at most twice a second."""
-        self.counting: Counting | None = None
-        """Counts what some of the first steps do."""
-        self.profiling: Profiling | None = None
-        """Has some steps of a launch that is made for that profiled."""
-        self.between_steps: Callable[[int], object] | None = None
-        """Is called between two steps, in no step's time, with the number of steps that have ended."""
+        self.on_progress: Callable[[int], object] = lambda step: None  # told the finished steps
+        self.counting: Counting | None = None  # counts what some of the first steps do
+        self.profiling: Profiling | None = None  # has some steps of a launch that is made for that profiled
+        self.between_steps: Callable[[int], object] | None = None  # told the ended steps, in no step's time
         self.probe_s: list[float] = []
-        self.wall_s = 0.0
-        """Host seconds from `start` to `finish`, without the work that is done between steps."""
-        self.elapsed_s = 0.0
-        """Host seconds from `start` to `finish`, with that work."""
-        self.uptime_s: float | None = None
-        """The same seconds by the kernel's uptime; None if that is not known."""
+        self.wall_s = 0.0  # host seconds from `start` to `finish`, without the work between steps
+        self.elapsed_s = 0.0  # with that work
+        self.uptime_s: float | None = None  # the same seconds by the kernel's uptime; None if unknown
         self._probe = probe
         self._before_end = before_end
         self._starts: list[Any] = []
         self._ends: list[Any] = []
         self._cpu_starts: list[float | None] = []
         self._cpu_ends: list[float | None] = []
-        self._lengthened_s: dict[int, float] = {}
-        """Seconds that an injected fault added, by the index of the step."""
-        self._past = 0
-        """Steps that the device is known to have finished."""
+        self._lengthened_s: dict[int, float] = {}  # by an injected fault, by the index of the step
+        self._past = 0  # steps that the device is known to have finished
         self._clock_optimizer: Any = None
         self._is_finished = False
         self._begun_at = self._between_s = self._progress_at = 0.0
@@ -104,19 +92,18 @@ class Recorder:
         if self.counting is not None:
             self.counting.end_step()
         if self._before_end is not None:
-            self._before_end(len(self._ends), self)
+            self._before_end(self.steps, self)
         self._ends.append(self.timer.stamp())
         self._cpu_ends.append(self.timer.cpu())
         ended_at = self.timer.host()
-        if self.memory is not None:
-            self._settle(self.memory)
-        if len(self._ends) % GC_EVERY == 0:
+        self._settle_memory()
+        if self.steps % GC_EVERY == 0:
             gc.collect(1)
         if ended_at - self._progress_at > PROGRESS_EVERY_S:
             self._progress_at = ended_at
             self.on_progress(self._steps_past())
         if self.between_steps is not None:
-            self.between_steps(len(self._ends))
+            self.between_steps(self.steps)
         if self._probe is not None:
             probe_at = self.timer.host()
             self._probe()
@@ -124,7 +111,7 @@ class Recorder:
         if self.counting is not None:
             self.counting.begin_step()
         if self.profiling is not None:
-            self.profiling.boundary(len(self._ends))
+            self.profiling.boundary(self.steps)
         self._between_s += self.timer.host() - ended_at
         self._begin_step()
 
@@ -132,16 +119,15 @@ class Recorder:
         self._cpu_starts.append(self.timer.cpu())
         self._starts.append(self.timer.stamp())
 
-    def _settle(self, memory: HostMemory | CudaMemory) -> None:
-        """Reset the peak where the steps from which memory counts begin."""
-        if len(self._ends) == 1:
-            memory.reset_peak()
-        if self.counting is None:
+    def _settle_memory(self) -> None:
+        if self.memory is None:
             return
-        if len(self._ends) == FIRST_COUNTED - 1:
-            memory.begin_counting()
-        elif len(self._ends) == COUNTED_STEP:
-            memory.end_counting()
+        if self.steps == 1:
+            self.memory.reset_peak()
+        if self.counting is not None and self.steps == FIRST_COUNTED - 1:
+            self.memory.begin_counting()
+        elif self.counting is not None and self.steps == COUNTED_STEP:
+            self.memory.end_counting()
 
     def finish(self) -> None:
         """Stop the clock after the last step: wait for the device, once. Only the first call counts.
@@ -154,9 +140,9 @@ class Recorder:
         self.timer.settle()
         self.elapsed_s = self.timer.host() - self._begun_at
         self.wall_s = self.elapsed_s - self._between_s
-        uptime = self.timer.uptime()
-        self.uptime_s = None if uptime is None or self._uptime_at is None else uptime - self._uptime_at
-        self.on_progress(len(self._ends))
+        if self._uptime_at is not None and (uptime := self.timer.uptime()) is not None:
+            self.uptime_s = uptime - self._uptime_at
+        self.on_progress(self.steps)
         gc.enable()
 
     def sleep(self, seconds: float) -> None:
@@ -186,14 +172,13 @@ class Recorder:
         step after the first two has finished, nothing is added.
         """
         seconds = self.timer.since(self._starts[-1])
-        if seconds is None:
-            seconds = self._usual_s()
-        if seconds:
-            self._lengthened_s[len(self._ends)] = share * seconds
-            self.timer.sleep(share * seconds)
+        added = share * (self._usual_s() if seconds is None else seconds)
+        if added:
+            self._lengthened_s[self.steps] = added
+            self.timer.sleep(added)
 
     def _steps_past(self) -> int:
-        while self._past < len(self._ends) and self.timer.is_past(self._ends[self._past]):
+        while self._past < self.steps and self.timer.is_past(self._ends[self._past]):
             self._past += 1
         return self._past
 

@@ -32,24 +32,15 @@ def replicated(model: nn.Module) -> set[str]:
     """Return the names of the parameters that every data-parallel rank holds whole."""
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
-    sharded = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, FullyShardedDataParallel)
-        and module.sharding_strategy is not ShardingStrategy.NO_SHARD
-        for parameter in module.parameters()
-    }
-    return {
-        name
-        for name, parameter in model.named_parameters()
-        if id(parameter) not in sharded and _is_whole(parameter)
-    }
+    units = [module for module in model.modules() if isinstance(module, FullyShardedDataParallel)]
+    sharding = [unit for unit in units if unit.sharding_strategy is not ShardingStrategy.NO_SHARD]
+    sharded = {id(parameter) for unit in sharding for parameter in unit.parameters()}
+    return {name for name, p in model.named_parameters() if id(p) not in sharded and _is_whole(p)}
 
 
 def _is_whole(parameter: Any) -> bool:
-    if hasattr(parameter, "ds_id"):  # DeepSpeed's ZeRO 3
-        return False
-    if not getattr(parameter, "allreduce", True):  # Megatron's and DeepSpeed's mark of an expert
+    is_expert = not getattr(parameter, "allreduce", True)  # as Megatron and DeepSpeed mark them
+    if is_expert or hasattr(parameter, "ds_id"):  # of DeepSpeed's ZeRO 3
         return False
     return all(placement.is_replicate() for placement in getattr(parameter, "placements", ()))
 

@@ -1,4 +1,4 @@
-"""The rank that a process of a script is, since its first step. Worker side; imports torch."""
+"""The rank that a process of a script is, since its first step. Imports torch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from perfsuite import documents
 from perfsuite.analysis import agreement
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import FileError, MismatchError
+from perfsuite.frameworks.common import finetuning
 from perfsuite.results.rank_report import Observed, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import memory, timers
 from perfsuite.worker.claim import Claim
 from perfsuite.worker.flops import count_known
-from perfsuite.worker.living import living
 from perfsuite.worker.losses import Losses
 from perfsuite.worker.node_probe import device_probe
-from perfsuite.worker.optimizers import Optimizers
+from perfsuite.worker.optimizers import Optimizers, living
 from perfsuite.worker.rank import WAIT_S, Rank, failure_of
 
 
@@ -49,22 +49,20 @@ class ScriptRank(Rank):
 
         `host_memory` counts from the level when torch was imported.
         """
-        device = device_of(optimizer) if self.request.device == "cuda" else torch.device("cpu")
-        counters = self._cuda_memory(device) if device.type == "cuda" else host_memory
+        device = torch.device("cpu")
+        counters: memory.HostMemory | memory.CudaMemory | None = host_memory
+        if self.request.device == "cuda":
+            device, counters = device_of(optimizer), None
+            try:
+                counters = memory.CudaMemory(device)
+            except RuntimeError as error:
+                self.notes.append(
+                    f"peak memory is unknown: torch's allocator is not in use ({str(error).splitlines()[0]})"
+                )
         timer, probe = timers.clock_for(device)
         self.build(timer, device=device, probe=probe, memory=counters)
         self.observe()
         self._optimizers.begin(living(torch.optim.Optimizer))
-
-    def _cuda_memory(self, device: torch.device) -> memory.CudaMemory | None:
-        """Return the counters of torch's allocator; None, and a note, if the script uses another one."""
-        try:
-            return memory.CudaMemory(device)
-        except RuntimeError as error:
-            self.notes.append(
-                f"peak memory is unknown: torch's allocator is not in use ({str(error).splitlines()[0]})"
-            )
-            return None
 
     def before_clock_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Show a step of the clock, which may be a new optimizer in place of the first one.
@@ -89,9 +87,8 @@ class ScriptRank(Rank):
             self._losses.check(self.case.gradient_accumulation, more_come=True)
         if self.report.rank == 0:  # which looks for all: ranks may have different numbers of tokens
             told = [Claim(self.run_dir, number).given() for number in range(self.report.world_size)]
-            of_ranks = [
-                self.report.replace(tokens_per_step=self.tokens_per_step, evidence=each) for each in told
-            ]
+            report = self.report.replace(tokens_per_step=self.tokens_per_step)
+            of_ranks = [report.replace(evidence=each) for each in told]
             if None not in told and (why := agreement.tokens_differ(of_ranks, self.case)) is not None:
                 raise MismatchError(why)
 
@@ -105,19 +102,18 @@ class ScriptRank(Rank):
         if report.failure is not None:
             return report
         try:
-            accumulation = self.case.gradient_accumulation
-            loss = () if self._losses is None else self._losses.of_steps(accumulation)
+            loss = () if self._losses is None else self._losses.of_steps(self.case.gradient_accumulation)
         except MismatchError as error:  # with all that was measured
             return report.replace(failure=failure_of(error, report.rank))
         # Last: only now it is known which share of the weights trains, and counting builds a model.
-        flops = count_known(self.case, frozen_share=self.observer.frozen_share())
+        flops = count_known(self.case, frozen_share=finetuning.frozen_share(self.observer.model))
         return report.replace(loss=loss, flops=flops)
 
     def wait_for_others(self) -> None:
         """Return when every rank has written its report, or after `WAIT_S`."""
-        missing = [Claim(self.run_dir, rank) for rank in range(self.case.topology.world_size)]
+        claims = [Claim(self.run_dir, rank) for rank in range(self.case.topology.world_size)]
         until = time.monotonic() + WAIT_S
-        while (missing := [claim for claim in missing if not claim.is_over()]) and time.monotonic() < until:
+        while not all(claim.is_over() for claim in claims) and time.monotonic() < until:
             time.sleep(0.02)
 
     def are_all_measured(self) -> bool:

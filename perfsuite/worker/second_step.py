@@ -1,4 +1,4 @@
-"""Observes one step by hooks: blocks, dtypes, the attention kernel, tokens. Worker side; imports torch.
+"""Observes one step by hooks: blocks, dtypes, the attention kernel, tokens. Imports torch.
 
 The second step is never measured, so its hooks may cost time, and one of them may read a value on the host.
 """
@@ -36,38 +36,55 @@ class SecondStep:
         self.attention_kernel = NO_KERNEL if inside else NOT_OBSERVED
         self.inside = inside
         self.tokens = TokenCount()
-        self._errors = self.tokens.errors
         self._handles: list[Any] = []
-        self.forwards: list[int] = []
-        """Forwards of the first linear layer of each block, without those in backward."""
-        self.recomputed: list[int] = []
-        """The same in backward: activations are recomputed."""
+        self._errors: list[Exception] = []
+        self.forwards: list[int] = []  # of the first linear layer of each block, but those in backward
+        self.recomputed: list[int] = []  # the same in backward: activations are recomputed
         try:
-            self.tokens.begin(model, inside=inside)
+            self._count_tokens(model)
             if inside:
                 self._look_inside(model)
         except Exception:
             self._remove()
             raise
 
+    def _count_tokens(self, model: nn.Module) -> None:
+        parents = [m for m in model.modules() if next(m.children(), None) is not None] if self.inside else []
+        outermost = model if isinstance(model, nn.ModuleList) else [model]  # a list is not called
+        for module in dict.fromkeys([*outermost, *parents]):
+            if not isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
+                self._before(module, self.tokens.enter, with_kwargs=True)
+                self._after(module, self.tokens.leave, always_call=True)
+
     def _look_inside(self, model: nn.Module) -> None:
-        blocks = layers(model)
-        firsts = [linear for block in blocks if (linear := first_linear(block)) is not None]
-        self.forwards, self.recomputed = [0] * len(firsts), [0] * len(firsts)
-        for index, linear in enumerate(firsts):
-            self._before(linear, self._counter(index))
-        linears = filter(finetuning.is_linear, model.modules())
-        plain = next((m for m in linears if finetuning.quantization_of(m) is None), None)
-        if plain is not None:  # a quantised layer gives back the dtype that it was given
-            self._handles.append(plain.register_forward_hook(_guarded(self._see_dtype, self._errors)))
-        last = next((block for block in reversed(blocks) if first_linear(block) is not None), None)
-        for module in () if last is None else filter(finetuning.is_linear, last.modules()):
+        blocks = [block for block in layers(model) if _linears(block)]
+        self.forwards, self.recomputed = [0] * len(blocks), [0] * len(blocks)
+        for index, block in enumerate(blocks):
+            self._before(_linears(block)[0], self._counter(index))
+        plain = [linear for linear in _linears(model) if finetuning.quantization_of(linear) is None]
+        for module in plain[:1]:  # a quantised layer gives back the dtype that it was given
+            self._after(module, self._see_dtype)
+        for module in _linears(blocks[-1]) if blocks else ():
             self._before(module, self._see_attention)
 
-    def _before(self, module: nn.Module, hook: Callable[..., None]) -> None:
-        self._handles.append(module.register_forward_pre_hook(_guarded(hook, self._errors)))
+    def _before(self, module: nn.Module, hook: Callable[..., None], **how: bool) -> None:
+        self._handles.append(module.register_forward_pre_hook(self._guarded(hook), **how))
 
-    def _counter(self, index: int) -> Any:
+    def _after(self, module: nn.Module, hook: Callable[..., None], **how: bool) -> None:
+        self._handles.append(module.register_forward_hook(self._guarded(hook), **how))
+
+    def _guarded(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """Return a hook that keeps its error for later: a model must not fail because of it."""
+
+        def run(*args: Any) -> None:
+            try:
+                hook(*args)
+            except Exception as error:
+                self._errors.append(error)
+
+        return run
+
+    def _counter(self, index: int) -> Callable[..., None]:
         def count(module: nn.Module, args: Any) -> None:
             (self.recomputed if in_backward() else self.forwards)[index] += 1
 
@@ -76,7 +93,7 @@ class SecondStep:
     def _see_dtype(self, module: nn.Module, args: Any, output: Any) -> None:
         first = output[0] if isinstance(output, list | tuple) and output else output
         if isinstance(first, Tensor):
-            self.compute_dtype = dtype_of(first)
+            self.compute_dtype = dtype_name(first.dtype)
 
     def _see_attention(self, module: nn.Module, args: Any) -> None:
         if self.attention_kernel in (NO_KERNEL, UNFUSED) and args and isinstance(args[0], Tensor):
@@ -89,7 +106,7 @@ class SecondStep:
             raise self._errors[0]
 
     def _remove(self) -> None:
-        for handle in [*self._handles, *self.tokens.handles]:
+        for handle in self._handles:
             handle.remove()
 
     def recomputing(self) -> str:
@@ -110,28 +127,15 @@ class TokenCount:
         self.tokens = self.forwards = self.samples = 0
         self._padding: list[Tensor] = []
         self._depth = 0
-        self.errors: list[Exception] = []
-        """Errors of hooks, kept: a model must not fail because of a hook."""
-        self.handles: list[Any] = []
-        """Those of the hooks, to remove them."""
 
-    def begin(self, model: nn.Module, *, inside: bool) -> None:
-        """Count from now on: calls of `model`, and with `inside` of modules in it, too."""
-        modules = [m for m in model.modules() if next(m.children(), None) is not None] if inside else []
-        outermost = model if isinstance(model, nn.ModuleList) else [model]  # a list is not called
-        for module in dict.fromkeys([*outermost, *modules]):
-            if isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
-                continue
-            enter, leave = _guarded(self._enter, self.errors), _guarded(self._leave, self.errors)
-            self.handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-            self.handles.append(module.register_forward_hook(leave, always_call=True))
-
-    def _enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Take in a call, before it is made."""
         self._depth += 1
         if self._depth == 1 and torch.is_grad_enabled() and not in_backward():
             self._see(args, kwargs)
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """End a call, also one that failed."""
         self._depth -= 1
 
     def _see(self, args: Any, kwargs: dict[str, Any]) -> None:
@@ -151,18 +155,6 @@ class TokenCount:
     def padding(self) -> int:
         """Return the tokens that the attention mask takes out. Waits for the device."""
         return sum(int(count) for count in self._padding)
-
-
-def _guarded(hook: Callable[..., None], errors: list[Exception]) -> Callable[..., None]:
-    """Return a hook that keeps its error for later."""
-
-    def run(*args: Any) -> None:
-        try:
-            hook(*args)
-        except Exception as error:
-            errors.append(error)
-
-    return run
 
 
 def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
@@ -213,7 +205,7 @@ def layers(model: nn.Module) -> list[nn.Module]:
 def _containers(module: nn.Module) -> Iterator[list[nn.Module]]:
     for child in module.children():
         members = list(child.children())
-        linear = [first_linear(member) is not None for member in members]
+        linear = [bool(_linears(member)) for member in members]
         # A pipeline stage keeps places for the blocks of others; a dictionary may also hold what is no block.
         is_blocks = any(linear) if isinstance(child, nn.ModuleList) else all(linear)
         if is_blocks and isinstance(child, nn.ModuleList | nn.ModuleDict):
@@ -222,14 +214,8 @@ def _containers(module: nn.Module) -> Iterator[list[nn.Module]]:
             yield from _containers(child)
 
 
-def first_linear(module: nn.Module) -> nn.Module | None:
-    """Return the first linear layer in `module`, None if there is none."""
-    return next((m for m in module.modules() if finetuning.is_linear(m)), None)
-
-
-def dtype_of(tensor: Tensor) -> str:
-    """Without `torch.`."""
-    return dtype_name(tensor.dtype)
+def _linears(module: nn.Module) -> list[nn.Module]:
+    return list(filter(finetuning.is_linear, module.modules()))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

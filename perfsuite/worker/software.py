@@ -1,7 +1,8 @@
-"""Records versions, variables and switches that a run depends on. Worker side; imports torch."""
+"""Records versions, variables and switches that a run depends on. Imports torch."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -40,10 +41,8 @@ def _versions(packages: Iterable[str]) -> dict[str, str]:
     """Return those of the packages that have one: what lies on the path alone, as a clone does, has none."""
     versions = {}
     for package in packages:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 
@@ -82,33 +81,31 @@ def compiled_counts() -> Compiled | None:
     """
     if not compiled_graphs():
         return None
-    counters, metrics = _dynamo(), sys.modules["torch._dynamo.utils"].get_compilation_metrics()
+    metrics = sys.modules["torch._dynamo.utils"].get_compilation_metrics()
     inductor: Any = sys.modules.get("torch._inductor.metrics")
     return Compiled(
         graphs=compiled_graphs(),
-        breaks=_by_first_line(counters.get("graph_break", {})),
+        breaks=dict(_breaks()),
         recompilations=sum(metric.recompile_reason is not None for metric in metrics),
         kernels=0 if inductor is None else inductor.generated_kernel_count,
-        extern_calls=counters.get("inductor", {}).get("extern_calls", 0),
+        extern_calls=_dynamo().get("inductor", {}).get("extern_calls", 0),
     )
 
 
-def _by_first_line(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return counts of texts by their first lines: what follows names places in files."""
-    lines = Counter[str]()
-    for text, count in counts.items():
-        lines[text.splitlines()[0]] += count
-    return dict(lines)
+def _breaks() -> Counter[str]:
+    """Return the graph breaks by the first lines of their reasons: what follows names places in files."""
+    breaks = Counter[str]()
+    for reason, count in _dynamo().get("graph_break", {}).items():
+        breaks[reason.splitlines()[0]] += count
+    return breaks
 
 
 def compile_notes() -> tuple[str, ...]:
     """Return why parts of a compiled model may run as plain Python."""
-    counters = _dynamo()
     notes = []
-    if breaks := sum(counters.get("graph_break", {}).values()):
-        reasons = sorted({reason.splitlines()[0] for reason in counters["graph_break"]})
-        notes.append(f"torch.compile: {breaks} graph breaks ({'; '.join(reasons)})")
-    if any("recompile limit" in what.lower() for counts in counters.values() for what in counts):
+    if breaks := _breaks():
+        notes.append(f"torch.compile: {breaks.total()} graph breaks ({'; '.join(sorted(breaks))})")
+    if any("recompile limit" in what.lower() for counts in _dynamo().values() for what in counts):
         limit = getattr(torch._dynamo.config, "recompile_limit", "unknown")
         notes.append(
             f"torch.compile: recompile_limit ({limit}) was hit, and what was "

@@ -1,23 +1,8 @@
-"""Changes what a training step does, as a mistake in its code would: `--perf-inject`.
+"""Changes what a training step does, as a mistake in its code would (docs/evidence/faults.md has a table).
 
-Worker side; imports torch. Each fault begins with the third step, the first that is counted: the second is
-the one in which the worker sees what runs (`perfsuite.worker.observe`). Two cannot be switched while training
-runs: they are options of DDP from the start.
-
-| text                            | what the step does                                                     |
-| ---                             | ---                                                                    |
-| reshard-toggled                 | FSDP2 keeps parameters after forward that it freed, or the reverse     |
-| fp32-communication              | gradients of lower precision are reduced in float32                    |
-| checkpointing-lost              | no block is recomputed in backward any more                            |
-| checkpointing-lost-in-one-block | the first of these blocks is not                                       |
-| host-read                       | the host reads a value after each forward                              |
-| loss-twice                      | the loss is computed twice, and one of the two is used                 |
-| gradient-copies                 | DDP copies gradients into its buckets, in place of views of these      |
-| small-buckets                   | DDP's buckets hold 1 MiB                                               |
-| optimizer-loop                  | the optimizer steps parameter by parameter                             |
-| optimizer-foreach               | the optimizer steps by operators on lists of tensors                   |
-| eager-attention                 | attention is computed by matrix products and a softmax                 |
-| weight-copy                     | a moving average of the weights is kept beside them                    |
+Each fault begins with the third step, the first that is counted: the second is the one in which the worker
+sees what runs (`perfsuite.worker.observe`). Two cannot be switched while training runs: they are options of
+DDP from the start. Imports torch.
 """
 
 from __future__ import annotations
@@ -95,8 +80,9 @@ def _misfit(kind: Structural, why: str) -> MismatchError:
 def _toggle_resharding(model: nn.Module, optimizer: Optimizer) -> None:
     """The root, which torch keeps, stays as it is."""
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    groups = [unit._get_fsdp_state()._fsdp_param_group for unit in units]
-    pairs = [(unit, group) for unit, group in zip(units, groups, strict=True) if group is not None]
+    pairs = [
+        (unit, group) for unit in units if (group := unit._get_fsdp_state()._fsdp_param_group) is not None
+    ]
     if len(pairs) < 2:
         raise _Misfit("FSDP2 shards no blocks")
     for unit, group in pairs:
@@ -108,8 +94,7 @@ def _reduce_in_fp32(model: nn.Module, optimizer: Optimizer) -> None:
     if isinstance(model, DistributedDataParallel):
         if not any(p.requires_grad and p.dtype != torch.float32 for p in model.parameters()):
             raise _Misfit("DDP reduces in float32 already")
-        hook: Any = lambda group, bucket: _all_reduced_in_fp32(group, bucket)  # noqa: E731  DDP reads annotations
-        model.register_comm_hook(model.process_group, hook)
+        model.register_comm_hook(model.process_group, _all_reduced_in_fp32)
         return
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     groups = [group for unit in units if (group := unit._get_fsdp_state()._fsdp_param_group) is not None]
@@ -121,14 +106,11 @@ def _reduce_in_fp32(model: nn.Module, optimizer: Optimizer) -> None:
         group._reduce_dtype = torch.float32
 
 
-def _all_reduced_in_fp32(group: dist.ProcessGroup, bucket: Any) -> torch.futures.Future[Tensor]:
+def _all_reduced_in_fp32(group, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP reads them
     """Average a bucket of gradients (`dist.GradBucket`) over the ranks; for `register_comm_hook`."""
     share = bucket.buffer().float() / group.size()
-    work: Any = dist.all_reduce(share, group=group, async_op=True)
-    averaged: torch.futures.Future[Tensor] = work.get_future().then(
-        lambda done: bucket.buffer().copy_(done.value()[0])
-    )
-    return averaged
+    future = dist.all_reduce(share, group=group, async_op=True).get_future()
+    return future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
 
 def _forget_checkpointing(model: nn.Module, optimizer: Optimizer, *, blocks: int | None = None) -> None:
@@ -138,7 +120,7 @@ def _forget_checkpointing(model: nn.Module, optimizer: Optimizer, *, blocks: int
         raise _Misfit("no block is checkpointed")
     for block in checkpointed[:blocks]:
         if isinstance(block, CheckpointWrapper):
-            block.checkpoint_fn = _called  # type: ignore[assignment]
+            block.checkpoint_fn = partial(lambda module, *args, **kwargs: module(*args, **kwargs))
         elif getattr(block, "gradient_checkpointing", False):
             block.gradient_checkpointing = False
         else:
@@ -153,16 +135,11 @@ def _is_checkpointed(module: Any) -> bool:
     return is_ours or by_transformers or isinstance(module, CheckpointWrapper)
 
 
-def _called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return module(*args, **kwargs)
-
-
 def _read_on_host(model: nn.Module, optimizer: Optimizer) -> None:
-    model.register_forward_hook(_read_a_value)
+    def read(module: nn.Module, args: Any, output: Any) -> None:
+        next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)).view(-1)[0].item()
 
-
-def _read_a_value(module: nn.Module, args: Any, output: Any) -> None:
-    next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)).view(-1)[0].item()
+    model.register_forward_hook(read)
 
 
 def _compute_loss_twice(model: nn.Module, optimizer: Optimizer) -> None:

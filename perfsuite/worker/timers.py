@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.machinery import BuiltinImporter
 from importlib.util import module_from_spec
-from typing import Any, Protocol
+from typing import Any
 
 from perfsuite.results.rank_report import SIMULATED_CLOCK
 
@@ -16,81 +16,40 @@ CALIBRATION_CYCLES = 10**7
 """GPU cycles that `CudaTimer.sleep` times once to learn how long a cycle takes: some milliseconds."""
 
 
-def _unchanged(name: str) -> Any:
-    """Return a built-in module anew, without what somebody has put into the one that is imported."""
-    spec = BuiltinImporter.find_spec(name)
-    assert spec is not None
-    module = module_from_spec(spec)
-    BuiltinImporter.exec_module(module)
-    return module
+_time: Any = module_from_spec(BuiltinImporter.find_spec("time"))  # type: ignore[arg-type]
+BuiltinImporter.exec_module(_time)  # anew: freezegun and scalers of time patch the one that scripts import
 
 
-_time = _unchanged("time")  # freezegun and scalers of time replace functions of the one that scripts import
+class HostTimer:
+    """The host's monotonic clock: `stamp` marks a moment, `seconds` is the time between two marks."""
 
-
-class Timer(Protocol):
-    """A clock: `stamp` marks a moment, `seconds` is the time between two marks."""
-
-    name: str
+    name = "perf_counter"
 
     def stamp(self) -> Any:
         """Return a mark for now."""
+        return float(_time.perf_counter())
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two marks. May only be called after `settle`."""
+        """Return the seconds between two marks that are in the past, as all are after `settle`."""
+        return float(end - start)
 
     def settle(self) -> None:
         """Wait until every mark made so far is in the past."""
 
     def is_past(self, mark: Any) -> bool:
-        """Whether a mark is already in the past, so that `seconds` may be called. Does not wait."""
-
-    def since(self, start: Any) -> float | None:
-        """Return the seconds from a mark to now; None where that would mean waiting for the device."""
-
-    def host(self) -> float:
-        """Return the host's clock in seconds: the cross-check of the marks."""
-
-    def uptime(self) -> float | None:
-        """Return the seconds since the machine started, by its kernel; None where nobody knows them."""
-
-    def cpu(self) -> float | None:
-        """Return the CPU seconds of this process, all its threads together; None on a simulated clock."""
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass, for an injected delay."""
-
-
-class HostTimer:
-    """The host's monotonic clock."""
-
-    name = "perf_counter"
-
-    def stamp(self) -> float:
-        """Return the time now, in seconds."""
-        return float(_time.perf_counter())
-
-    def seconds(self, start: float, end: float) -> float:
-        """Return the difference of two times."""
-        return end - start
-
-    def settle(self) -> None:
-        """Do nothing: a time on the host is in the past at once."""
-
-    def is_past(self, mark: Any) -> bool:
-        """Return True."""
+        """Whether a mark is in the past. Does not wait."""
         return True
 
     def since(self, start: Any) -> float | None:
-        """Return the seconds from `start` to now."""
+        """Return the seconds from a mark to now; None where that would mean waiting for the device."""
         return self.seconds(start, self.stamp())
 
     def host(self) -> float:
-        """Return the time now, in seconds: by a clock that nobody sets and that is not that of `stamp`."""
+        """Return the host's time in seconds: by a clock that nobody sets and that is not that of `stamp`."""
         return float(_time.clock_gettime(_time.CLOCK_MONOTONIC_RAW))
 
     def uptime(self) -> float | None:
-        """Return the first number of /proc/uptime (proc_uptime(5)), which comes in hundredths.
+        """Return the seconds since the machine started, in hundredths (proc_uptime(5)); None if unknown.
 
         It is read from a file: no function of this process, nor of a library before libc, can change it.
         """
@@ -101,11 +60,11 @@ class HostTimer:
             return None
 
     def cpu(self) -> float | None:
-        """Return the CPU seconds of this process, in user and kernel mode, all its threads together."""
+        """Return the CPU seconds of this process, all its threads together; None on a simulated clock."""
         return float(_time.process_time())
 
     def sleep(self, seconds: float) -> None:
-        """Spin: `time.sleep` would make a delay of one millisecond longer than that."""
+        """Let time pass. It spins: `time.sleep` would make a delay of one millisecond longer than that."""
         until = self.host() + seconds
         while self.host() < until:
             pass
@@ -124,7 +83,7 @@ class CudaTimer(HostTimer):
         self._cycles_per_s: float | None = None
 
     def stamp(self) -> Any:
-        """Record an event and return it."""
+        """Return an event."""
         import torch
 
         event = torch.cuda.Event(enable_timing=True)
@@ -132,7 +91,7 @@ class CudaTimer(HostTimer):
         return event
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the device's time between two events, in seconds."""
+        """Return the seconds between two events by the device's own clock."""
         return float(start.elapsed_time(end)) / 1e3
 
     def settle(self) -> None:
@@ -146,8 +105,7 @@ class CudaTimer(HostTimer):
         return bool(mark.query())
 
     def since(self, start: Any) -> float | None:
-        """Return None: the device is behind the host."""
-        return None
+        """None: the device is behind the host."""
 
     def sleep(self, seconds: float) -> None:
         """Keep the device busy, after the work that is already queued, and the host for as long.
@@ -187,28 +145,22 @@ class SimulatedTimer(HostTimer):
         """Return the simulated time, in seconds."""
         return self.now
 
-    def host(self) -> float:
-        """Return the simulated time, in seconds."""
-        return self.now
+    host = stamp
 
-    def uptime(self) -> float | None:
-        """Return None: the machine's time goes on."""
-        return None
+    def uptime(self) -> None:
+        """None: the machine's time goes on."""
 
     def cpu(self) -> float | None:
-        """Return None: nothing is computed."""
-        return None
+        """None: nothing is computed."""
 
     def sleep(self, seconds: float) -> None:
         """Move the clock on by `seconds`."""
         self.now += seconds
 
 
-def clock_for(device: Any) -> tuple[Timer, Callable[[], object] | None]:
-    """Return the timer for a `torch.device`, and the probe to be timed beside its steps (on a CPU only)."""
-    if device.type == "cuda":
-        return CudaTimer(device), None
-    return HostTimer(), cpu_probe()
+def clock_for(device: Any) -> tuple[HostTimer, Callable[[], object] | None]:
+    """Return the timer for a `torch.device`, and the probe to be timed after its steps (on a CPU only)."""
+    return (CudaTimer(device), None) if device.type == "cuda" else (HostTimer(), cpu_probe())
 
 
 def cpu_probe() -> Callable[[], object]:

@@ -173,10 +173,10 @@ def test_only_those_that_listen_are_asked_for_their_stacks(
     monkeypatch.setattr(processes, "STACKS_S", 60)
     run_dir = RunDir(tmp_path)
     listens = (
-        "import pathlib; from perfsuite.worker import stack_writer\n"
+        "import pathlib; from perfsuite.worker import leash\n"
         "from perfsuite.results.run_dir import RunDir\n"
         f"run_dir = RunDir(pathlib.Path({str(tmp_path)!r}))\n"
-        f"stack_writer.listen(run_dir, None); stack_writer.listen(run_dir, 3)\n{WAIT}"
+        f"leash.listen(run_dir, None); leash.listen(run_dir, 3)\n{WAIT}"
     )
     started = [start(code=listens), start()]
     ask_for_stacks(run_dir, [psutil.Process(process.pid) for process in started])

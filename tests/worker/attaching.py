@@ -16,7 +16,7 @@ from perfsuite.case.model import Model
 from perfsuite.frameworks.script import Script
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import attach, leash, stack_writer
+from perfsuite.worker import attach, leash
 from perfsuite.worker.attach import Attached
 from tests.samples import make_case
 
@@ -51,7 +51,7 @@ def attaching(directory: Path) -> Iterator[Start]:
         patched.setattr(torch.autograd, "backward", torch.autograd.backward)
         patched.setattr(torch.cuda.CUDAGraph, "replay", torch.cuda.CUDAGraph.replay)
         patched.setattr(leash, "die_with_parent", lambda: None)
-        patched.setattr(stack_writer, "listen", lambda run_dir, rank: None)
+        patched.setattr(leash, "listen", lambda run_dir, rank: None)
         patched.setattr(signal, "alarm", lambda seconds: None)
         patched.delenv("RANK", raising=False)
         try:

@@ -11,15 +11,8 @@ import torch
 
 from perfsuite import documents
 from perfsuite.worker import doctor_probe
-from perfsuite.worker.doctor_probe import (
-    BLOCK_BYTES,
-    ClockFacts,
-    DoctorFile,
-    MemoryFacts,
-    TorchFacts,
-    memory_facts,
-    torch_facts,
-)
+from perfsuite.worker.doctor_facts import ClockFacts, DoctorFile, MemoryFacts, TorchFacts
+from perfsuite.worker.doctor_probe import BLOCK_BYTES, memory_facts, torch_facts
 
 CPU = torch.device("cpu")
 CLOCK = ClockFacts(overhead=(1.0,), wall=(1.0,), step_s=0.1)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,35 +60,35 @@ def calls(packages: Packages) -> list[tuple[Any, ...]]:
     return calls
 
 
-def model() -> str:
-    return "a model"
+def made(*names: str) -> ExtraMetrics:
+    return ExtraMetrics(names, lambda: "a model", 1, 2)
 
 
-def after_steps(metrics: ExtraMetrics, steps: int, model: Callable[[], Any] = model) -> dict[str, float]:
+def after_steps(metrics: ExtraMetrics, steps: int) -> dict[str, float]:
     for step in range(1, steps + 1):
-        metrics.boundary(step, model, 1, 2)
+        metrics.boundary(step)
     return metrics.result()
 
 
 def test_a_recorder_begins_after_the_first_step_and_looks_after_each_later_one(
     calls: list[tuple[Any, ...]],
 ) -> None:
-    assert after_steps(ExtraMetrics(["called"]), 3) == {"called": 3}
+    assert after_steps(made("called"), 3) == {"called": 3}
     assert calls == [("begin", "a model", 1, 2), ("boundary", 2), ("boundary", 3)]
 
 
 def test_a_metric_that_is_read_on_the_driver_has_nothing_in_the_rank(calls: list[tuple[Any, ...]]) -> None:
-    assert after_steps(ExtraMetrics(["length"]), 2) == {}
+    assert after_steps(made("length"), 2) == {}
 
 
 def test_a_recorder_without_a_value_leaves_none(calls: list[tuple[Any, ...]]) -> None:
-    assert after_steps(ExtraMetrics(["silent", "called"]), 1) == {"called": 2}
+    assert after_steps(made("silent", "called"), 1) == {"called": 2}
 
 
 def test_an_error_of_a_recorder_is_raised_at_the_end_and_names_the_metric(
     calls: list[tuple[Any, ...]],
 ) -> None:
-    metrics = ExtraMetrics(["failing", "called"])
+    metrics = made("failing", "called")
     with pytest.raises(ExtensionError, match="recorder of metric 'failing' failed: RuntimeError: at step 2"):
         after_steps(metrics, 3)
     assert ("boundary", 3) not in calls  # nothing is asked any more
@@ -101,7 +100,7 @@ def test_an_error_of_a_recorder_is_no_crash_of_the_training(calls: list[tuple[An
 
 def test_a_metric_that_the_rank_does_not_know_is_an_error() -> None:
     with pytest.raises(ExtensionError, match="'gone' is not installed in the environment of the ranks"):
-        ExtraMetrics(["gone"])
+        made("gone")
 
 
 def test_a_rank_reports_the_metrics_that_its_case_file_names(

@@ -10,7 +10,7 @@ from perfsuite.case.case import LoRA
 from perfsuite.case.catalog import MODELS, gpt2, llama
 from perfsuite.case.model import Model
 from perfsuite.frameworks.common.model import build_model, transformers_config, transformers_model
-from perfsuite.worker.flops import FORMULA, count, count_known, flops_per_token, notes
+from perfsuite.worker.flops import FORMULA, count, count_known, notes
 from tests.frameworks.common.test_model import TINY as TINY_CASE
 from tests.samples import make_case
 
@@ -65,11 +65,6 @@ def test_of_a_mamba_of_real_size_the_formula_leaves_out_little() -> None:
     assert sum(products.values()) / count(MODELS["mamba-1.6b"], 4096).per_token == pytest.approx(
         0.003, abs=2e-4
     )
-
-
-def test_the_formula() -> None:
-    got = flops_per_token(matmul_parameters=7, layers=2, heads=3, head_size=5, sequence_length=11)
-    assert got == 6 * 7 + 12 * 2 * 3 * 5 * 11
 
 
 def test_a_count_names_its_formula() -> None:

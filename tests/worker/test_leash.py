@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
 
-from perfsuite.results.run_dir import ANCESTOR_PID
+from perfsuite.results.run_dir import ANCESTOR_PID, STACKS_SIGNAL, RunDir
 from perfsuite.worker import leash
 
 
@@ -56,3 +58,18 @@ def test_who_was_born_too_late_leaves_at_once(
     child.wait()
     with pytest.raises(Left):
         leash.die_with_parent()
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_who_listens_writes_its_stacks_each_time_it_is_asked(tmp_path: Path, rank: int | None) -> None:
+    leash.listen(RunDir(tmp_path), rank)
+    try:
+        file = RunDir(tmp_path).stacks(rank, os.getpid())
+        assert file.read_text() == ""
+        os.kill(os.getpid(), STACKS_SIGNAL)
+        once = file.read_text()
+        assert "test_who_listens_writes_its_stacks_each_time_it_is_asked" in once
+        os.kill(os.getpid(), STACKS_SIGNAL)
+        assert len(file.read_text()) > len(once)
+    finally:
+        faulthandler.unregister(STACKS_SIGNAL)

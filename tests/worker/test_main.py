@@ -16,7 +16,7 @@ from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.nanotron import Nanotron
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import leash, stack_writer
+from perfsuite.worker import leash, node_probe
 from perfsuite.worker import main as worker
 from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank
 from tests.samples import make_case, make_report
@@ -33,7 +33,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(leash, "die_with_parent", lambda: None)
-    monkeypatch.setattr(stack_writer, "listen", lambda run_dir, rank: None)
+    monkeypatch.setattr(leash, "listen", lambda run_dir, rank: None)
     return RunDir(tmp_path)
 
 
@@ -107,7 +107,7 @@ def test_a_preflight_probes_trains_nothing_and_tells_its_rounds_as_steps(
     documents.write(run_dir.case, CaseFile(case=case, device="cpu", preflight=True))
     monkeypatch.setattr(worker, "_init_process_group", lambda case, device, connects_at_once: None)
     monkeypatch.setattr(worker, "_measure", lambda rank: pytest.fail("trained"))
-    monkeypatch.setattr(worker, "node_probe", probe)
+    monkeypatch.setattr(node_probe, "node_probe", probe)
     monkeypatch.setattr(signal, "alarm", lambda seconds: None)
     threads = torch.get_num_threads()
     worker.main(str(run_dir.path))

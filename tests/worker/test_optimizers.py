@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from perfsuite.worker.optimizers import Optimizers
+from perfsuite.worker.optimizers import Optimizers, living
 
 
 class Adam:
@@ -154,3 +154,27 @@ def test_an_optimizer_that_is_gone_is_not_taken_for_a_new_one() -> None:
         optimizers.count(Adam())
         gc.collect()
     assert len(optimizers.seen) == 50
+
+
+class Thing:
+    pass
+
+
+class Special(Thing):
+    pass
+
+
+def test_living_objects_are_found_by_their_class() -> None:
+    things = [Thing(), Special()]
+    assert set(living(Thing)) == set(things)
+    assert living(Special) == things[1:]
+
+
+def test_objects_that_are_frozen_are_found_and_stay_frozen() -> None:
+    thing = Special()
+    gc.freeze()
+    try:
+        assert living(Special) == [thing]
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()

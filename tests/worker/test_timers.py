@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from perfsuite.worker import timers
-from perfsuite.worker.timers import CudaTimer, HostTimer, SimulatedTimer, Timer, clock_for
+from perfsuite.worker.timers import CudaTimer, HostTimer, SimulatedTimer, clock_for
 from tests.worker.fake_gpu import GPU, FakeGPU
 
 
@@ -29,7 +29,7 @@ def test_where_the_host_sets_the_pace_an_injected_slowdown_lengthens_a_step_as_w
 
 
 @pytest.mark.parametrize("timer", [HostTimer(), SimulatedTimer()], ids=lambda timer: timer.name)
-def test_a_clock_of_the_host_knows_every_mark_at_once(timer: Timer) -> None:
+def test_a_clock_of_the_host_knows_every_mark_at_once(timer: HostTimer) -> None:
     start = timer.stamp()
     timer.sleep(1e-3)
     end = timer.stamp()

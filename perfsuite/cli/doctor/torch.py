@@ -14,7 +14,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.cli.checks import Row, checked, failed, passed, unknown
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import missing_package
-from perfsuite.worker.doctor_probe import ClockFacts, DoctorFile, MemoryFacts, TorchFacts
+from perfsuite.worker.doctor_facts import ClockFacts, DoctorFile, MemoryFacts, TorchFacts
 
 PROBE_TIMEOUT_S = 600
 """Deadline of the process that imports torch and trains."""

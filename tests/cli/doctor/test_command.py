@@ -12,7 +12,7 @@ from perfsuite.cli.checks import Row, Status, passed
 from perfsuite.cli.doctor import command, machine, noise, torch
 from perfsuite.cli.doctor.command import examine
 from perfsuite.node.machine import detect, gpu_machine
-from perfsuite.worker.doctor_probe import DoctorFile, TorchFacts
+from perfsuite.worker.doctor_facts import DoctorFile, TorchFacts
 from tests.packages import Packages
 from tests.samples import make_machine
 

@@ -8,7 +8,7 @@ from perfsuite.case import torch_build
 from perfsuite.cli.checks import Row
 from perfsuite.cli.doctor.torch import clock_rows, memory_row, probe, torch_rows
 from perfsuite.node.machine import detect
-from perfsuite.worker.doctor_probe import ClockFacts, DoctorFile, MemoryFacts, TorchFacts
+from perfsuite.worker.doctor_facts import ClockFacts, DoctorFile, MemoryFacts, TorchFacts
 from tests.samples import make_gpu_machine, make_machine
 
 TORCH = TorchFacts(version="2.13.0", cuda="13.0", nccl="2.29.3", devices=8)
