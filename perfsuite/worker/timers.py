@@ -147,7 +147,7 @@ class SimulatedTimer(HostTimer):
 
     host = stamp
 
-    def uptime(self) -> None:
+    def uptime(self) -> float | None:
         """None: the machine's time goes on."""
 
     def cpu(self) -> float | None:
