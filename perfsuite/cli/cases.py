@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,6 +45,17 @@ def option(name: str) -> Any:
     row = BY_NAME[name]
     default = f" (default: {row.told.replace('`', '')})" if row.told else ""
     return typer.Option(f"--{name}", help=row.help + default, metavar=row.metavar or None)
+
+
+def directory(name: str, description: str) -> Any:
+    """An option for a directory, there or not. A name that the system refuses is its `OSError`."""
+    return typer.Option(f"--{name}", help=description, callback=_possible)
+
+
+def _possible(path: Path) -> Path:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        path.stat()  # Python 3.13 finds nothing in a directory of such a name, and does not complain
+    return path
 
 
 def tolerance(text: str) -> float:

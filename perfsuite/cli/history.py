@@ -15,6 +15,7 @@ import typer
 from rich.text import Text
 
 from perfsuite import documents
+from perfsuite.cli.cases import directory
 from perfsuite.cli.report import LocalStore, stored
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import require
@@ -34,7 +35,7 @@ app = typer.Typer(help="Keep results for years, look at them, find what drifts."
 HISTORY = Store().history
 STDOUT = Path("-")
 History = Annotated[
-    Path, typer.Option("--history", help="Directory of the history: in a git branch, an artifact, a share.")
+    Path, directory("history", "Directory of the history: in a git branch, an artifact, a share.")
 ]
 HardwareClass = Annotated[str, typer.Option("--hardware-class", help="Only these classes; * and ? match.")]
 CaseGlob = Annotated[str, typer.Option("--case", help="Only cases with such an id; * and ? match.")]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from perfsuite import documents
-from perfsuite.cli.cases import Report, read
+from perfsuite.cli.cases import Report, directory, read
 from perfsuite.errors import FileError
 from perfsuite.report import export as exports
 from perfsuite.report import preflight, summary
@@ -18,7 +18,7 @@ from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import STORE, SessionDir, Store
 from perfsuite.session.outputs import REPORT_FILES, write_report
 
-LocalStore = Annotated[Path, typer.Option("--store", help="Local store, where sessions are.")]
+LocalStore = Annotated[Path, directory("store", "Local store, where sessions are.")]
 
 
 def report(

@@ -54,7 +54,7 @@ def values(config: pytest.Config) -> dict[str, Any]:
 def _value(config: pytest.Config, option: Option) -> Any:
     """The value of the command line, else that of the ini file."""
     given = config.getoption(option.spelled)
-    if given == []:  # what argparse makes of two dashes
+    if given in ([], "--"):  # what argparse makes of two dashes before Python 3.13, and since
         raise pytest.UsageError(f"{option.spelled}=--: give a value, or leave the option out")
     if given or not option.ini:
         return option.read(option.spelled, given)

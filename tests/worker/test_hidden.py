@@ -367,7 +367,7 @@ def by_products_of_a_package(training: Training) -> None:
         parameter.grad = product_of(parameter)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 @pytest.mark.parametrize(
     "train",
     [

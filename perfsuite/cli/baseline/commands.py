@@ -17,6 +17,7 @@ from perfsuite.cli.baseline.accept import counted, measured
 from perfsuite.cli.baseline.counts import COUNTS, step
 from perfsuite.cli.baseline.shown import PROFILES, B, Shown, profile_lines
 from perfsuite.cli.baseline.times import TIMES, Refused
+from perfsuite.cli.cases import directory
 from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.git import git
 from perfsuite.node.machine import detect
@@ -25,8 +26,8 @@ from perfsuite.results.store import BASELINES, STORE, BaselineFiles, BaselineSto
 
 app = typer.Typer(help="Reviewed baselines: what each case reached when somebody accepted it.")
 
-BaselinesOption = Annotated[Path, typer.Option("--baselines", help="Directory of reviewed baselines.")]
-StoreOption = Annotated[Path, typer.Option("--store", help="Local store, where runs are.")]
+BaselinesOption = Annotated[Path, directory("baselines", "Directory of reviewed baselines.")]
+StoreOption = Annotated[Path, directory("store", "Local store, where runs are.")]
 HardwareClass = Annotated[
     str | None, typer.Option("--hardware-class", help="Another class than this machine's.")
 ]
