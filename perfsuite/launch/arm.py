@@ -106,7 +106,6 @@ class Arm:
 
     @property
     def _packages(self) -> tuple[str, dict[str, str], tuple[str, ...]]:
-        """What decides which packages are imported, and how they run."""
         return self.python, dict(self.given), () if self.moved else self.paths
 
 
@@ -194,7 +193,6 @@ def _environments(words: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def _commit(name: str, root: Path) -> str:
-    """The hash of a commit. Raises `CaseError` for what is none."""
     try:
         return git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}", cwd=root).strip()
     except GitError as error:
@@ -215,7 +213,6 @@ def _worktree(commit: str, root: Path, store: Path) -> Path:
 
 
 def _locked(lock: Path, commit: str, store: Path) -> str:
-    """The interpreter of the environment that a file of a worktree names."""
     if not lock.is_file():
         raise CaseError("that commit has no such file; name it from the top on")
     try:

@@ -331,7 +331,6 @@ def _failure(job: AgentJob, rank: int, code: int, is_script: bool) -> str | None
 
 
 def _ended(job: AgentJob, what: str, code: int) -> str:
-    """How a script or command ended without a report, and how far rank 0 is known to have come."""
     ended, total = f"{what} ended with {_exit_code(code)}", job.request.case.total_steps
     steps = job.run_dir.steps_seen()
     if steps is None:

@@ -45,17 +45,17 @@ class Pretends:
 def report(run_dir: RunDir, rank: int, *, failure: Failure | None = None, **rates: float) -> None:
     world_size = documents.read(run_dir.case, CaseFile).case.topology.world_size
     probed = {} if failure else {**RATES, **rates}
-    documents.write(
-        run_dir.rank(rank),
-        RankReport(
-            rank=rank, world_size=world_size, host="h", clock="none", device_probe=probed, failure=failure
-        ),
-    )
+    told = RankReport(rank=rank, world_size=world_size, host="h", clock="none", device_probe=probed)
+    documents.write(run_dir.rank(rank), told.replace(failure=failure))
 
 
-def agent(run_dir: RunDir, node: int, *failures: Failure) -> None:
-    told = LaunchFile(host=f"host{node}", failures=failures, health=HEALTH)
-    documents.write(run_dir.launch(node), told)
+def agents(run_dir: RunDir, *nodes: int) -> None:
+    for node in nodes:
+        documents.write(run_dir.launch(node), LaunchFile(host=f"host{node}", health=HEALTH))
+
+
+def crash(rank: int, message: str) -> Failure:
+    return Failure(kind="crash", message=message, rank=rank, at=rank)
 
 
 def found(
@@ -67,8 +67,8 @@ def found(
 
 
 def all_good(run_dir: RunDir) -> None:
+    agents(run_dir, 0, 1, 2)
     for node in range(3):
-        agent(run_dir, node)
         report(run_dir, node)
 
 
@@ -89,8 +89,7 @@ def test_each_gpu_has_a_rank_and_the_slowest_one_counts(tmp_path: Path) -> None:
     def work(run_dir: RunDir) -> None:
         for rank in range(6):
             report(run_dir, rank, matmul_tflops=100.0 + rank if rank != 3 else 70.0)
-        for node in range(3):
-            agent(run_dir, node)
+        agents(run_dir, 0, 1, 2)
 
     seen = found(tmp_path, work, make_gpu_machine(count=2))
     assert [node.rates["matmul_tflops"] for node in seen.nodes] == [100, 70, 104]
@@ -99,7 +98,7 @@ def test_each_gpu_has_a_rank_and_the_slowest_one_counts(tmp_path: Path) -> None:
 
 def test_nodes_whose_names_nobody_told_have_their_agents(tmp_path: Path) -> None:
     def work(run_dir: RunDir) -> None:
-        agent(run_dir, 0)
+        agents(run_dir, 0)
         report(run_dir, 0)
 
     seen = preflight(Pretends(work), make_machine(), 2, tmp_path)
@@ -108,10 +107,9 @@ def test_nodes_whose_names_nobody_told_have_their_agents(tmp_path: Path) -> None
 
 def test_the_node_of_the_rank_that_failed_first_is_bad_and_not_its_peers(tmp_path: Path) -> None:
     def work(run_dir: RunDir) -> None:
-        report(run_dir, 0, failure=Failure(kind="crash", message=GONE, rank=0, at=8))
-        report(run_dir, 1, failure=Failure(kind="crash", message="CUDA error: no device", rank=1, at=9))
-        for node in range(3):
-            agent(run_dir, node)
+        report(run_dir, 0, failure=crash(0, GONE))
+        report(run_dir, 1, failure=crash(1, "CUDA error: no device"))
+        agents(run_dir, 0, 1, 2)
 
     seen = found(tmp_path, work)
     assert seen.problems == [f"n2: crash in the preflight: CUDA error: no device (see {tmp_path})"]
@@ -123,50 +121,43 @@ def test_what_fails_on_every_node_blames_none(tmp_path: Path) -> None:
     """It is the software then, and the cases will fail by it."""
 
     def work(run_dir: RunDir) -> None:
+        agents(run_dir, 0, 1, 2)
         for node in range(3):
-            report(
-                run_dir, node, failure=Failure(kind="crash", message="ImportError: torch", rank=node, at=node)
-            )
-            agent(run_dir, node)
+            report(run_dir, node, failure=crash(node, "ImportError: torch"))
 
     seen = found(tmp_path, work)
     assert seen.problems == []
     assert seen.failure == f"crash in the preflight: ImportError: torch (see {tmp_path})"
 
 
-def test_a_node_that_never_answered_is_told_from_those_that_waited_for_it(tmp_path: Path) -> None:
-    def work(run_dir: RunDir) -> Failure:
-        agent(run_dir, 0)
-        agent(run_dir, 2)
-        return Failure(kind="timeout", message="killed after 300 s", at=9)
-
-    assert found(tmp_path, work).problems == [
-        f"n2: timeout in the preflight: killed after 300 s (see {tmp_path})"
-    ]
+TIMEOUT = Failure(kind="timeout", message="killed after 300 s", at=9)
+KILLED = Failure(kind="crash", message="an agent ended without a word: n2: task 1: Killed", at=9)
 
 
-def test_a_node_that_the_scheduler_names_is_bad(tmp_path: Path) -> None:
-    """Its agent was killed, and `srun` then ended the others."""
-    ended = Failure(kind="crash", message="an agent ended without a word: n2: task 1: Killed", at=9)
-    assert found(tmp_path, lambda run_dir: ended).problems == [
-        f"n2: crash in the preflight: {ended.message} (see {tmp_path})"
-    ]
+@pytest.mark.parametrize(
+    ("told", "reported", "ended", "problem"),
+    [
+        ((0, 2), (), TIMEOUT, "n2: timeout in the preflight: killed after 300 s"),  # it never answered
+        ((), (), KILLED, f"n2: crash in the preflight: {KILLED.message}"),  # srun then ended the others
+        ((0, 1, 2), (0, 2), None, "n2: missing_report in the preflight: no report from rank 1 of 3"),
+    ],
+)
+def test_a_node_that_is_told_from_the_others_is_bad(
+    tmp_path: Path, told: tuple[int, ...], reported: tuple[int, ...], ended: Failure | None, problem: str
+) -> None:
+    def work(run_dir: RunDir) -> Failure | None:
+        agents(run_dir, *told)
+        for rank in reported:
+            report(run_dir, rank)
+        return ended
 
-
-def test_a_node_whose_ranks_left_nothing_is_bad(tmp_path: Path) -> None:
-    def work(run_dir: RunDir) -> None:
-        for node in range(3):
-            agent(run_dir, node)
-        report(run_dir, 0)
-        report(run_dir, 2)
-
-    (problem,) = found(tmp_path, work).problems
-    assert problem.startswith("n2: missing_report in the preflight: no report from rank 1 of 3")
+    (found_problem,) = found(tmp_path, work).problems
+    assert found_problem.startswith(problem)
+    assert found_problem.endswith(f"(see {tmp_path})")
 
 
 def test_where_nothing_tells_them_apart_no_node_is_bad(tmp_path: Path) -> None:
-    ended = Failure(kind="timeout", message="killed after 300 s", at=9)
-    seen = found(tmp_path, lambda run_dir: ended)
+    seen = found(tmp_path, lambda run_dir: TIMEOUT)
     assert seen.problems == []
     assert seen.failure == f"timeout in the preflight: killed after 300 s (see {tmp_path})"
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.errors import MachineError
 from perfsuite.launch import quiet
 from perfsuite.launch.quiet import QUIET_S, Cores, Neighbours, cores, gpu_users, name_of, others, who
+from tests.node.fake_nvml import Nvml, using
 from tests.samples import make_gpu_machine, make_machine
 
 OURS = os.getpid()
@@ -27,55 +29,52 @@ def _named(monkeypatch: pytest.MonkeyPatch) -> None:
 def at(seconds: float, steal_s: float = 0.0, **spent: float) -> Cores:
     """Two cores after so many seconds; `pN` is what process N has spent."""
     by_process = {(int(name[1:]), 1.0): each for name, each in spent.items()}
-    return Cores(
-        allowed=frozenset({0, 1}),
-        processes_s=sum(spent.values()),
-        steal_s=steal_s,
-        total_s=2 * seconds,
-        by_process=by_process,
-    )
+    cpu = {"processes_s": sum(spent.values()), "steal_s": steal_s, "total_s": 2 * seconds}
+    return Cores(**cpu, allowed=frozenset({0, 1}), by_process=by_process)
 
 
 # What others do
 
-
-def test_what_others_use_of_the_cores_is_said_with_who_they_are() -> None:
-    before, after = at(0, p4711=5, p4712=1), at(10, p4711=14, p4712=2)
-    assert others(before, after, OURS) == [
-        "50% of the cores' time used by train (pid 4711) 45%, train (pid 4712) 5%"
-    ]
+UNSEEN = "processes that have ended or cannot be seen from here"
+OWN = f"p{OURS}"
 
 
-def test_what_this_process_uses_is_no_others() -> None:
-    before, after = at(0, **{f"p{OURS}": 1, "p4711": 1}), at(10, **{f"p{OURS}": 11, "p4711": 4})
-    assert others(before, after, OURS) == []
-    assert who(before, after, OURS) == "train (pid 4711) 15%"
-
-
-@pytest.mark.parametrize(("used_s", "is_quiet"), [(3.9, True), (4.1, False)])
-def test_quiet_is_what_is_healthy(used_s: float, is_quiet: bool) -> None:
-    assert (others(at(0, p4711=0), at(10, p4711=used_s), OURS) == []) is is_quiet
-
-
-def test_what_the_hypervisor_takes_is_not_quiet() -> None:
-    assert others(at(0), at(10, steal_s=3), OURS) == ["15% of the cores' time taken by the hypervisor"]
-
-
-def test_no_time_has_no_shares() -> None:
-    assert others(at(1), at(1), OURS) == []
-    assert who(at(1), at(1), OURS) == "processes that have ended or cannot be seen from here"
+@pytest.mark.parametrize(
+    ("before", "after", "said", "named"),
+    [
+        (
+            *(at(0, p4711=5, p4712=1), at(10, p4711=14, p4712=2)),
+            ["50% of the cores' time used by train (pid 4711) 45%, train (pid 4712) 5%"],
+            "train (pid 4711) 45%, train (pid 4712) 5%",
+        ),
+        # What this process uses is no others'.
+        (at(0, **{OWN: 1, "p4711": 1}), at(10, **{OWN: 11, "p4711": 4}), [], "train (pid 4711) 15%"),
+        (at(0, p4711=0), at(10, p4711=3.9), [], "train (pid 4711) 20%"),
+        (
+            *(at(0, p4711=0), at(10, p4711=4.1)),
+            ["20% of the cores' time used by train (pid 4711) 20%"],
+            "train (pid 4711) 20%",
+        ),
+        (at(0), at(10, steal_s=3), ["15% of the cores' time taken by the hypervisor"], UNSEEN),
+        (at(1), at(1), [], UNSEEN),
+        (at(0), at(10, p1=0.1), [], UNSEEN),
+    ],
+)
+def test_what_others_use_of_the_cores_is_said_with_who_they_are(
+    before: Cores, after: Cores, said: list[str], named: str
+) -> None:
+    assert others(before, after, OURS) == said
+    assert who(before, after, OURS) == named
 
 
 def test_at_most_three_processes_are_named_and_none_that_does_next_to_nothing() -> None:
     after = at(10, p1=0.1, p2=1, p3=4, p5=3, p6=2)
     assert who(at(0), after, OURS) == "train (pid 3) 20%, train (pid 5) 15%, train (pid 6) 10%"
-    assert who(at(0), at(10, p1=0.1), OURS) == "processes that have ended or cannot be seen from here"
 
 
 def test_a_process_with_the_id_of_an_older_one_is_another() -> None:
-    before, after = at(0, p4711=100), at(10)
-    born = Cores(allowed=after.allowed, processes_s=102, steal_s=0, total_s=20, by_process={(BUSY, 5.0): 2.0})
-    assert who(before, born, OURS) == "train (pid 4711) 10%"
+    born = replace(at(10), by_process={(BUSY, 5.0): 2.0})
+    assert who(at(0, p4711=100), born, OURS) == "train (pid 4711) 10%"
 
 
 def test_who_may_not_use_our_cores_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,59 +116,34 @@ def test_a_process_that_has_ended_is_a_process(monkeypatch: pytest.MonkeyPatch) 
     assert name_of(BUSY) == "a process (pid 4711)"
 
 
-class Nvml:
-    """Two GPUs; `held` is what processes hold of each, in MiB by process id, `unlisted` what others do."""
-
-    nvmlMemory_v2 = 2
-
-    def __init__(self, *held: dict[int, int | None], unlisted: int = 0) -> None:
-        self.held, self.unlisted, self.opened = held, unlisted, 0
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int) -> Any:
-        assert version == self.nvmlMemory_v2
-        mib = self.unlisted + sum(mib or 0 for mib in self.held[handle].values())
-        return SimpleNamespace(used=mib * 2**20)
-
-    def nvmlInit(self) -> None:
-        self.opened += 1
-
-    def nvmlShutdown(self) -> None:
-        self.opened -= 1
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.held)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
-        return [
-            SimpleNamespace(pid=pid, usedGpuMemory=None if mib is None else mib * 2**20)
-            for pid, mib in self.held[handle].items()
-        ]
+def card(holders: dict[int, int | None], *, unlisted: int = 0) -> dict[str, Any]:
+    """A GPU of which processes hold so many MiB, by their ids, and others that NVML does not list."""
+    listed = [using(pid, mib and mib * 2**20) for pid, mib in holders.items()]
+    memory = SimpleNamespace(used=2**20 * (unlisted + sum(mib or 0 for mib in holders.values())))
+    return {"nvmlDeviceGetComputeRunningProcesses": (listed,), "nvmlDeviceGetMemoryInfo": (memory,)}
 
 
 @pytest.mark.parametrize(
-    ("devices", "held", "found"),
+    ("devices", "cards", "found"),
     [
-        (2, ({}, {BUSY: 3000, OTHER: 10}), ["2.94 GiB of GPU 1 held by train (pid 4711), train (pid 4712)"]),
-        (1, ({}, {BUSY: 3000}), []),
-        (2, ({BUSY: 256}, {BUSY: None}), []),
+        (
+            *(2, [card({}), card({BUSY: 3000, OTHER: 10})]),
+            ["2.94 GiB of GPU 1 held by train (pid 4711), train (pid 4712)"],
+        ),
+        (1, [card({}), card({BUSY: 3000})], []),
+        (2, [card({BUSY: 256}), card({BUSY: None})], []),
+        # Of processes in another container.
+        (1, [card({}, unlisted=1000)], []),
+        (1, [card({}, unlisted=70_000)], ["68.4 GiB of GPU 0 whose holder NVML does not tell"]),
     ],
 )
 def test_who_holds_memory_of_the_jobs_gpus_is_said(
-    monkeypatch: pytest.MonkeyPatch, devices: int, held: tuple[dict[int, int | None], ...], found: list[str]
+    monkeypatch: pytest.MonkeyPatch, devices: int, cards: list[dict[str, Any]], found: list[str]
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    nvml = Nvml(*held)
+    nvml = Nvml(*cards)
     assert gpu_users(nvml, devices) == found
-    assert nvml.opened == 0
-
-
-def test_memory_of_processes_in_another_container_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert gpu_users(Nvml({}, unlisted=1000), 1) == []
-    assert gpu_users(Nvml({}, unlisted=70_000), 1) == ["68.4 GiB of GPU 0 whose holder NVML does not tell"]
+    assert nvml.initialised == 0
 
 
 # Waiting

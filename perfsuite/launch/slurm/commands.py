@@ -272,7 +272,6 @@ def switches(nodes: Iterable[str]) -> dict[str, str]:
 
 
 def _seconds_between(began: str | None, ended: str | None) -> float | None:
-    """Seconds between two times as Slurm prints them, or None if one of them is not told."""
     try:
         # Local times without a zone: with one, a change to summer time is no hour of training.
         first, last = (datetime.fromisoformat(each or "").astimezone() for each in (began, ended))
@@ -288,6 +287,5 @@ def _state(words: str) -> str:
 
 
 def _exit_code(text: str | None) -> tuple[int | None, int | None]:
-    """Exit status and signal of `1:0`."""
     match = re.fullmatch(r"(\d+):(\d+)", text or "")
     return (None, None) if match is None else (int(match[1]), int(match[2]))

@@ -117,7 +117,6 @@ class SlurmLauncher:
         return alike(told).replace(nodes=len(told), allocation=self._allocation(told))
 
     def _allocation(self, told: Sequence[Described]) -> Allocation:
-        """What Slurm and the nodes tell for the report."""
         switches: dict[str, str] = {}
         with contextlib.suppress(SlurmError):  # nothing depends on them
             switches = commands.switches(self.nodes)
@@ -166,7 +165,6 @@ class SlurmLauncher:
         return failure
 
     def _srun(self, nodes: int, name: str, *options: str) -> list[str]:
-        """Return the beginning of a command that runs one task on each of the first nodes."""
         return [
             "srun",
             f"--jobid={self.job_id}",
@@ -245,7 +243,6 @@ class SlurmLauncher:
 
 
 def _has_reported(job: Job) -> bool:
-    """Whether every rank of the job has written its report."""
     return len(job.run_dir.all_ranks()) == job.case.topology.world_size
 
 

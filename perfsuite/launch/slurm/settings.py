@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from perfsuite.ini import Ini, read_ini, split
@@ -18,18 +18,10 @@ ENVIRONMENT = "PERFSUITE_SLURM_"
 
 def store_of(ini: Ini, arguments: Sequence[str]) -> Path:
     """The local store of a session with these arguments of pytest."""
-    given = option(arguments, "--perf-store")
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--perf-store", nargs="?")
+    given = parser.parse_known_args(arguments)[0].perf_store
     return ini.root / (given or ini.values.get("perf_store") or STORE)
-
-
-def option(arguments: Sequence[str], name: str) -> str | None:
-    """The value of an option among arguments, or None."""
-    for argument, following in pairwise([*arguments, ""]):
-        if argument == name:
-            return following or None
-        if argument.startswith(f"{name}="):
-            return argument.partition("=")[2]
-    return None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ before all processes of the job are gone. Slurm would have to be asked all the s
 from __future__ import annotations
 
 import codecs
+import contextlib
 import math
 import shlex
 import signal
@@ -134,7 +135,7 @@ def follow(
     """
     follower = _Follower(submitted, say, show)
     try:
-        job = follower.until_over(interrupts.check, wait_start_s)
+        job = follower.until_over(interrupts.check, math.inf if wait_start_s is None else wait_start_s)
     except Interrupted:
         say(f"cancelling job {submitted.id}; interrupt again to leave at once")
         follower.cancel()
@@ -147,15 +148,13 @@ class _Follower:
     """Asks Slurm about a job, and shows its log meanwhile."""
 
     def __init__(self, submitted: Submitted, say: Say, show: Callable[[str], None]) -> None:
-        self.id = submitted.id
-        self._log = _Log(submitted.log, show)
-        self._say = say
-        self._answers = True
-        self._answered = time.monotonic()
+        self.id, self._log, self._say, self._show = submitted.id, submitted.log, say, show
+        self._read_bytes, self._decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
+        self._answers, self._answered = True, time.monotonic()
         self._reason: str | None = None
         self._has_started = False
 
-    def until_over(self, check: Callable[[], None], wait_start_s: float | None = None) -> SlurmJob:
+    def until_over(self, check: Callable[[], None], wait_start_s: float = math.inf) -> SlurmJob:
         """Return the job when all of its processes have ended, and its log is shown to the end.
 
         `check` is called again and again, and may raise. Raises `SlurmError` if the job has not started after
@@ -164,36 +163,25 @@ class _Follower:
         began, asked = time.monotonic(), -math.inf
         while True:
             check()
-            self._log.show()
+            self._show_new()
             if time.monotonic() - asked >= POLL_S:
                 asked = time.monotonic()
-                if (job := self._ask()) is not None:
-                    self._tell(job)
-                    if job.is_over and not job.is_completing:
-                        self._log.show()
-                        return job
-                    if job.is_waiting and wait_start_s is not None and asked - began >= wait_start_s:
-                        self.cancel()
-                        raise SlurmError(
-                            f"job {self.id} has not started in {wait_start_s:g} s (--wait-start) and is "
-                            f"cancelled. Why it waited, as Slurm says: {self._reason or 'it did not say'}"
-                        )
+                job = self._ask()
+                if job is not None and job.is_over and not job.is_completing:
+                    self._show_new()
+                    return job
+                if job is not None and job.is_waiting and asked - began >= wait_start_s:
+                    self.cancel()
+                    raise SlurmError(
+                        f"job {self.id} has not started in {wait_start_s:g} s (--wait-start) and is "
+                        f"cancelled. Why it waited, as Slurm says: {self._reason or 'it did not say'}"
+                    )
             time.sleep(TICK_S)
 
     def cancel(self) -> None:
         """Cancel the job and wait until it is gone. Raises `SlurmError` if Slurm does not cancel it."""
         commands.patiently(time.monotonic() + CANCEL_S, commands.cancel, self.id)
         self.until_over(lambda: None)
-
-    def _tell(self, job: SlurmJob) -> None:
-        """Say why the job waits, and where it runs."""
-        if job.is_waiting and job.reason is not None and job.reason != self._reason:
-            self._reason = job.reason
-            self._say(f"job {self.id} is queued: {job.reason}")
-        if not job.is_waiting and not self._has_started and job.nodes:
-            self._has_started = True
-            runs = "ran" if job.is_over else "runs"  # a short one may be over when Slurm is asked again
-            self._say(f"job {self.id} {runs} on {', '.join(job.nodes)} (queued {job.queued_s or 0:.0f} s)")
 
     def _ask(self) -> SlurmJob | None:
         """Return the job, or None if Slurm does not answer now. Raises `SlurmError` if it never does."""
@@ -209,26 +197,25 @@ class _Follower:
             self._answers = False
             return None
         self._answers, self._answered = True, time.monotonic()
+        self._tell(job)
         return job
 
+    def _tell(self, job: SlurmJob) -> None:
+        """Say why the job waits, and where it runs."""
+        if job.is_waiting and job.reason is not None and job.reason != self._reason:
+            self._reason = job.reason
+            self._say(f"job {self.id} is queued: {job.reason}")
+        if not job.is_waiting and not self._has_started and job.nodes:
+            self._has_started = True
+            runs = "ran" if job.is_over else "runs"  # a short one may be over when Slurm is asked again
+            self._say(f"job {self.id} {runs} on {', '.join(job.nodes)} (queued {job.queued_s or 0:.0f} s)")
 
-class _Log:
-    """Shows what is appended to a file, from its beginning."""
-
-    def __init__(self, file: Path, show: Callable[[str], None]) -> None:
-        self._file = file
-        self._show = show
-        self._read_bytes = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def show(self) -> None:
-        """Show what is new."""
-        try:
-            with self._file.open("rb") as file:
-                file.seek(self._read_bytes)
-                new = file.read()
-        except OSError:  # not there yet, or out of reach for a moment
-            return
+    def _show_new(self) -> None:
+        """Show what the job has written since; its log may be not there yet, or out of reach for a moment."""
+        new = b""
+        with contextlib.suppress(OSError), self._log.open("rb") as file:
+            file.seek(self._read_bytes)
+            new = file.read()
         self._read_bytes += len(new)
         if text := self._decoder.decode(new):
             self._show(text)

@@ -6,24 +6,27 @@ import pytest
 
 from perfsuite.errors import CaseError
 from perfsuite.ini import Ini
-from perfsuite.launch.slurm.settings import Steps, option, steps, store_of
+from perfsuite.launch.slurm.settings import Steps, steps, store_of
 
 
-def test_the_store_is_that_of_the_session(tmp_path: Path) -> None:
-    ini = Ini(tmp_path, {"perf_store": "kept"})
-    assert store_of(ini, []) == tmp_path / "kept"
+@pytest.mark.parametrize(
+    ("arguments", "store"),
+    [
+        ("", "kept"),
+        ("-k x --perf-store=other -m h100", "other"),
+        ("bench_cases --perf-store other bench", "other"),
+        ("--perf-store /shared/store", "/shared/store"),
+        ("--perf-store", "kept"),
+        ("--perf-store=", "kept"),
+        ("--perf-storey=1 --perf-sto=2", "kept"),
+    ],
+)
+def test_the_store_is_that_of_the_session(tmp_path: Path, arguments: str, store: str) -> None:
+    assert store_of(Ini(tmp_path, {"perf_store": "kept"}), arguments.split()) == tmp_path / store
+
+
+def test_the_usual_store(tmp_path: Path) -> None:
     assert store_of(Ini(tmp_path, {}), []) == tmp_path / ".perfsuite"
-    assert store_of(ini, ["-k", "x", "--perf-store=other"]) == tmp_path / "other"
-    assert store_of(ini, ["--perf-store", "other"]) == tmp_path / "other"
-    assert store_of(ini, ["--perf-store", "/shared/store"]) == Path("/shared/store")
-
-
-def test_the_value_of_an_option() -> None:
-    assert option([], "--x") is None
-    assert option(["--x"], "--x") is None
-    assert option(["--xy=1"], "--x") is None
-    assert option(["--x="], "--x") == ""
-    assert option(["a", "--x", "b", "c"], "--x") == "b"
 
 
 def test_how_steps_are_started_is_told_by_the_environment_before_the_file(
