@@ -33,6 +33,20 @@ def arm(text: str, repo: Path) -> Arm:
     return resolve("--a", text, root=repo, store=repo / ".perfsuite")
 
 
+def python(repo: Path, script: str) -> Path:
+    """An interpreter that does this."""
+    file = repo / "python"
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    return file
+
+
+def worktree_of(text: str, repo: Path) -> Path:
+    directory = arm(text, repo).directory
+    assert directory is not None
+    return directory
+
+
 def refused(text: str, repo: Path) -> str:
     with pytest.raises(CaseError) as caught:
         arm(text, repo)
@@ -55,8 +69,7 @@ def test_variables_alone_are_of_this_environment(repo: Path) -> None:
 
 
 def test_arms_that_differ_by_the_commit_alone_have_the_same_packages(repo: Path) -> None:
-    (repo / "python").write_text("#!/bin/sh\necho 0.0.7\n")
-    (repo / "python").chmod(0o755)
+    python(repo, "echo 0.0.7")
     here, first = arm(".", repo), arm("first", repo)
     assert here.has_packages_of(first)
     assert first.has_packages_of(arm("first", repo))
@@ -72,11 +85,8 @@ def test_a_secret_is_used_and_not_shown(repo: Path) -> None:
     assert secret.facts["HF_TOKEN"] == "(not shown)"
     assert secret.text == "HF_TOKEN=..."
     (repo / "python").touch()
-    assert "abc" not in refused("HF_TOKEN=abc ./python first", repo)
-    assert "abc" not in refused("HF_TOKEN=abc no-such-commit", repo)
-    assert "abc" not in refused("HF_TOKEN=abc first second", repo)
-    assert "abc" not in refused("HF_TOKEN='abc", repo)
-    assert "abc" not in refused("HF_TOKEN=abc HF_TOKEN=def no-such-commit", repo)
+    for words in ("./python first", "no-such-commit", "first second", "HF_TOKEN=def no-such-commit", "'"):
+        assert "abc" not in refused(f"HF_TOKEN=abc {words}", repo)
 
 
 def test_a_commit_is_a_worktree_that_comes_first_on_the_path(
@@ -98,8 +108,7 @@ def test_a_commit_is_a_worktree_that_comes_first_on_the_path(
 
 
 def test_a_worktree_is_used_again_and_put_right(repo: Path) -> None:
-    worktree = arm("first", repo).directory
-    assert worktree is not None
+    worktree = worktree_of("first", repo)
     (worktree / "tracked").write_text("changed")
     git("add", "--all", cwd=worktree)
     (worktree / "built").write_text("kept")
@@ -121,18 +130,15 @@ def test_a_hook_of_git_does_not_lead_it_to_another_repository(
 
 
 def test_a_worktree_of_a_repository_that_is_gone_is_made_anew(repo: Path) -> None:
-    worktree = arm("first", repo).directory
-    assert worktree is not None
+    worktree = worktree_of("first", repo)
     (worktree / ".git").write_text("gitdir: /no/such/repository\n")
     assert arm("first", repo).directory == worktree
     assert git("rev-parse", "HEAD", cwd=worktree) == git("rev-parse", "first", cwd=repo)
 
 
 def test_what_is_imported_from_the_repository_is_imported_from_the_worktree(repo: Path) -> None:
-    python = repo / "python"
     paths = "\\n".join(map(str, (repo / ".venv", repo / "packages" / "a", repo / ".venv" / "lib", "/usr")))
-    python.write_text(f'#!/bin/sh\nprintf "{paths}\\n"\n')
-    python.chmod(0o755)
+    python(repo, f'printf "{paths}\\n"')
     first = arm("first ./python", repo)
     worktree = str(first.directory)
     assert first.paths == (worktree, f"{worktree}/src", f"{worktree}/packages/a")
@@ -140,9 +146,7 @@ def test_what_is_imported_from_the_repository_is_imported_from_the_worktree(repo
 
 
 def test_a_repository_below_the_prefix_of_its_interpreter_is_imported_from_the_worktree(repo: Path) -> None:
-    python = repo / "python"
-    python.write_text(f'#!/bin/sh\nprintf "{repo.parent}\\n{repo}/packages/a\\n"\n')
-    python.chmod(0o755)
+    python(repo, f'printf "{repo.parent}\\n{repo}/packages/a\\n"')
     first = arm("first ./python", repo)
     assert first.paths[-1] == f"{first.directory}/packages/a"
 
@@ -154,28 +158,24 @@ def test_it_runs_at_the_same_place_below_the_top(repo: Path, monkeypatch: pytest
     (repo / "benchmarks" / "case.py").touch()
     git("add", "--all", cwd=repo)
     git("-c", "user.name=Ada", "-c", "user.email=a@example.org", "commit", "--quiet", "-m", "x", cwd=repo)
-    directory = arm("main", repo).directory
-    assert directory is not None
-    assert directory.name == "benchmarks"
+    assert worktree_of("main", repo).name == "benchmarks"
 
 
 def test_another_interpreter_says_which_perfsuite_it_has(repo: Path) -> None:
-    python = repo / "python"
-    python.write_text("#!/bin/sh\necho 0.0.7\n")
-    python.chmod(0o755)
+    file = python(repo, "echo 0.0.7")
     other = arm("./python", repo)
-    assert (other.python, other.perfsuite) == (str(python), "0.0.7")
-    assert arm(f"first {python}", repo).directory is not None
+    assert (other.python, other.perfsuite) == (str(file), "0.0.7")
+    assert worktree_of(f"first {file}", repo)
 
 
 def test_an_interpreter_without_perfsuite_is_refused_with_the_way_out(repo: Path) -> None:
-    python = repo / "python"
-    python.write_text("#!/bin/sh\necho 'No module named perfsuite' >&2; exit 1\n")
+    file = python(repo, "echo 'No module named perfsuite' >&2; exit 1")
+    file.chmod(0o644)
     assert "cannot import perfsuite (Permission denied)" in refused("./python", repo)
-    python.chmod(0o755)
+    file.chmod(0o755)
     said = refused("./python", repo)
     assert "cannot import perfsuite (No module named perfsuite)" in said
-    assert said.endswith(f"{python} -m pip install perfsuite=={perfsuite.__version__}")
+    assert said.endswith(f"{file} -m pip install perfsuite=={perfsuite.__version__}")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,9 @@ RUNNING = SlurmJob(id="7", state="RUNNING", state_words="RUNNING", nodes=("n1", 
 COMPLETING = SlurmJob(id="7", state="COMPLETING", state_words="COMPLETING", exit_status=0, exit_signal=0)
 DONE = SlurmJob(id="7", state="COMPLETED", state_words="COMPLETED", exit_status=0, exit_signal=0)
 FAILED = replace(DONE, state="FAILED", state_words="FAILED", reason="NonZeroExitCode", exit_status=5)
+CANCELLED = replace(DONE, state="CANCELLED", state_words="CANCELLED")
+AWAY = SlurmError("scontrol show job 7: Unable to contact slurm controller")
+TIMES = {"submitted": "2026-01-01T00:00:00", "started": "2026-01-01T00:05:12", "ends": "2026-01-01T00:35:16"}
 Answer = SlurmJob | SlurmError | Callable[[], SlurmJob]
 SBATCH = """#!/bin/sh
 printf '%s\\n' "$@" > called
@@ -45,9 +48,7 @@ class Talk:
         monkeypatch.setattr(commands, "job", self._job)
         monkeypatch.setattr(commands, "cancel", self.cancelled.append)
 
-    def follow(
-        self, *answers: SlurmJob | SlurmError | Callable[[], SlurmJob], wait_start_s: float | None = None
-    ) -> int:
+    def follow(self, *answers: Answer, wait_start_s: float | None = None) -> int:
         self.answers = list(answers)
         with Interrupts() as interrupts:
             return follow(
@@ -81,7 +82,9 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_job_is_submitted_with_its_log_in_the_store(sbatch: Path) -> None:
+def test_a_job_is_submitted_with_its_log_in_the_store(sbatch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert submit([], [], directory=sbatch, store=sbatch).id == "4711"
+    monkeypatch.setenv("ANSWER", "4711;north")  # of several clusters
     submitted = submit(["--qos=q"], ["-k", "a b"], directory=sbatch, store=sbatch / "100%")
     assert submitted == Submitted(id="4711", log=sbatch / "100%" / "slurm" / "4711.log")
     assert submitted.log.parent.is_dir()
@@ -89,13 +92,6 @@ def test_a_job_is_submitted_with_its_log_in_the_store(sbatch: Path) -> None:
     assert f"--output={sbatch}/100%%/slurm/%j.log" in called, "% has a meaning for Slurm"
     assert {"--parsable", "--job-name=perfsuite", "--exclusive", "--no-requeue", "--qos=q"} < set(called)
     assert (sbatch / "called").read_text().endswith(f"--wrap={script(['-k', 'a b'], sbatch)}\n")
-
-
-def test_the_number_of_a_job_on_one_of_several_clusters(
-    sbatch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ANSWER", "4711;north")
-    assert submit([], [], directory=sbatch, store=sbatch).id == "4711"
 
 
 @pytest.mark.launch
@@ -125,29 +121,30 @@ def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
         submit([], [], directory=tmp_path, store=tmp_path / "file")
 
 
-def test_the_job_is_told_from_queue_to_end(talk: Talk) -> None:
-    resources = replace(PENDING, reason="Resources")
-    assert talk.follow(PENDING, PENDING, resources, RUNNING, RUNNING, COMPLETING, DONE) == 0
-    assert talk.said == [
-        "job 7 is queued: Priority",
-        "job 7 is queued: Resources",
-        "job 7 runs on n1, n2 (queued 0 s)",
-        "job 7 ended: queued 0 s, ran 0 s",
-    ]
-
-
-def test_times_are_those_of_slurms_clock(talk: Talk) -> None:
-    runs = replace(
-        RUNNING, submitted="2026-01-01T00:00:00", started="2026-01-01T00:05:12", ends="2026-01-01T02:05:12"
-    )
-    ended = replace(runs, state="COMPLETED", exit_status=0, exit_signal=0, ends="2026-01-01T00:35:16")
-    assert talk.follow(PENDING, runs, ended) == 0
-    assert talk.said[1:] == ["job 7 runs on n1, n2 (queued 312 s)", "job 7 ended: queued 312 s, ran 1804 s"]
-
-
-def test_a_job_that_is_over_when_slurm_is_asked_again(talk: Talk) -> None:
-    assert talk.follow(PENDING, replace(DONE, nodes=("n1", "n2"))) == 0
-    assert talk.said[1:] == ["job 7 ran on n1, n2 (queued 0 s)", "job 7 ended: queued 0 s, ran 0 s"]
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (
+            (PENDING, PENDING, replace(PENDING, reason="Resources"), RUNNING, RUNNING, COMPLETING, DONE),
+            [
+                "job 7 is queued: Resources",
+                "job 7 runs on n1, n2 (queued 0 s)",
+                "job 7 ended: queued 0 s, ran 0 s",
+            ],
+        ),
+        (
+            (PENDING, replace(RUNNING, **TIMES), replace(DONE, **TIMES)),  # by Slurm's clock
+            ["job 7 runs on n1, n2 (queued 312 s)", "job 7 ended: queued 312 s, ran 1804 s"],
+        ),
+        (
+            (PENDING, replace(DONE, nodes=("n1", "n2"))),
+            ["job 7 ran on n1, n2 (queued 0 s)", "job 7 ended: queued 0 s, ran 0 s"],
+        ),
+    ],
+)
+def test_the_job_is_told_from_queue_to_end(talk: Talk, answers: tuple[Answer, ...], said: list[str]) -> None:
+    assert talk.follow(*answers) == 0
+    assert talk.said == ["job 7 is queued: Priority", *said]
 
 
 def test_what_the_job_writes_is_shown_to_the_last_byte(talk: Talk) -> None:
@@ -169,6 +166,8 @@ def test_what_the_job_writes_is_shown_to_the_last_byte(talk: Talk) -> None:
 
 def test_the_exit_status_is_that_of_pytest(talk: Talk) -> None:
     assert talk.follow(RUNNING, FAILED) == 5
+    assert talk.follow(RUNNING, DONE, wait_start_s=0) == 0, "it started in the last moment"
+    assert talk.cancelled == []
 
 
 @pytest.mark.parametrize(
@@ -200,10 +199,8 @@ def test_a_job_that_ended_otherwise_is_an_error_that_names_the_log(
 
 
 def test_a_queue_that_never_starts(talk: Talk) -> None:
-    talk.answers = [PENDING]
-
     def cancelled_or_pending() -> SlurmJob:
-        return replace(DONE, state="CANCELLED", state_words="CANCELLED") if talk.cancelled else PENDING
+        return CANCELLED if talk.cancelled else PENDING
 
     with pytest.raises(SlurmError) as caught:
         talk.follow(cancelled_or_pending, wait_start_s=0.05)
@@ -214,25 +211,19 @@ def test_a_queue_that_never_starts(talk: Talk) -> None:
     assert talk.cancelled == ["7"]
 
 
-def test_a_job_that_starts_in_the_last_moment_is_kept(talk: Talk) -> None:
-    assert talk.follow(RUNNING, DONE, wait_start_s=0) == 0
-    assert talk.cancelled == []
-
-
 def test_a_controller_that_is_away_for_a_while_is_asked_again_to_cancel(
     talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cancel(job_id: str) -> None:
         asked.append(job_id)
         if len(asked) < 3:
-            raise SlurmError("scancel 7: Unable to contact slurm controller")
+            raise AWAY
 
     asked: list[str] = []
     monkeypatch.setattr(commands, "cancel", cancel)
     monkeypatch.setattr(commands, "POLL_S", 0.001)
-    cancelled = replace(DONE, state="CANCELLED", state_words="CANCELLED")
     with pytest.raises(SlurmError, match="has not started in 0 s"):
-        talk.follow(PENDING, cancelled, wait_start_s=0)
+        talk.follow(PENDING, CANCELLED, wait_start_s=0)
     assert asked == ["7"] * 3
 
 
@@ -241,11 +232,10 @@ def test_an_interrupt_cancels_the_job_and_waits_for_its_end(talk: Talk) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         return RUNNING
 
-    cancelled = replace(DONE, state="CANCELLED", state_words="CANCELLED")
     with pytest.raises(Interrupted):
-        talk.follow(interrupted, COMPLETING, COMPLETING, cancelled)
+        talk.follow(interrupted, COMPLETING, COMPLETING, CANCELLED)
     assert talk.cancelled == ["7"]
-    assert talk.answers == [cancelled]
+    assert talk.answers == [CANCELLED]
     assert talk.said[-1] == "cancelling job 7; interrupt again to leave at once"
 
 
@@ -272,13 +262,11 @@ def test_interrupts_end_with_their_with() -> None:
 
 
 def test_a_controller_that_is_away_for_a_while_is_asked_again(talk: Talk) -> None:
-    away = SlurmError("scontrol show job 7: Unable to contact slurm controller")
-    assert talk.follow(RUNNING, away, away, DONE) == 0
-    assert talk.said.count(f"Slurm does not answer, asking again: {away}") == 1
+    assert talk.follow(RUNNING, AWAY, AWAY, DONE) == 0
+    assert talk.said.count(f"Slurm does not answer, asking again: {AWAY}") == 1
 
 
 def test_a_controller_that_stays_away_is_an_error(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "SILENCE_S", 0.05)
-    away = SlurmError("scontrol show job 7: Unable to contact slurm controller")
-    with pytest.raises(SlurmError, match=f"job 7 may still be there, .* for 0.05 s: {away}"):
-        talk.follow(RUNNING, away)
+    with pytest.raises(SlurmError, match=f"job 7 may still be there, .* for 0.05 s: {AWAY}"):
+        talk.follow(RUNNING, AWAY)
