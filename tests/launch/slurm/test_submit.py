@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,11 @@ DONE = SlurmJob(id="7", state="COMPLETED", state_words="COMPLETED", exit_status=
 FAILED = replace(DONE, state="FAILED", state_words="FAILED", reason="NonZeroExitCode", exit_status=5)
 CANCELLED = replace(DONE, state="CANCELLED", state_words="CANCELLED")
 AWAY = SlurmError("scontrol show job 7: Unable to contact slurm controller")
-TIMES = {"submitted": "2026-01-01T00:00:00", "started": "2026-01-01T00:05:12", "ends": "2026-01-01T00:35:16"}
+TIMES: dict[str, Any] = {
+    "submitted": "2026-01-01T00:00:00",
+    "started": "2026-01-01T00:05:12",
+    "ends": "2026-01-01T00:35:16",
+}
 Answer = SlurmJob | SlurmError | Callable[[], SlurmJob]
 SBATCH = """#!/bin/sh
 printf '%s\\n' "$@" > called
