@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from perfsuite import measure
-from perfsuite.cli.app import app
 from perfsuite.dry import cases
 from perfsuite.git import git
 from perfsuite.launch.lock import MachineLock
 from perfsuite.measure import Launching
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
+from tests.cli import commands
 from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
 
 CASE = make_case()
@@ -76,14 +76,12 @@ def commits() -> list[str]:
     return git("rev-list", "--reverse", "HEAD", cwd=Path()).split()
 
 
-def command(*words: str) -> Result:
-    return CliRunner().invoke(app, ["bisect", CASE.id, "--wait-quiet=0", "--tolerance=3%", *words])
+command = partial(commands.run, "bisect", CASE.id, "--wait-quiet=0", "--tolerance=3%")
 
 
 def test_the_first_bad_commit_is_named_with_its_change(launches: Launches) -> None:
     every = commits()
     result = command("--good", every[0])
-    assert result.exit_code == 0, result.output
     first, message, change = result.stdout.splitlines()
     assert first.startswith(f"the first bad commit: {every[FIRST_BAD]} Ada ")
     assert message.strip() == "change 9"
@@ -95,11 +93,9 @@ def test_the_first_bad_commit_is_named_with_its_change(launches: Launches) -> No
 def test_it_goes_on_where_it_was_cut_short(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     every = commits()
     launches.is_disturbed = True
-    undecided = command("--good", every[0])
-    assert undecided.exit_code == 3
-    assert "the machine was unhealthy" in undecided.stderr
+    assert "the machine was unhealthy" in command("--good", every[0], status=3).stderr
     launches.is_disturbed = False
-    assert command("--good", every[0]).exit_code == 0
+    command("--good", every[0])
     used = launches.count
     again = command("--good", every[0], "--json")
     assert launches.count == used, "every step is known"
@@ -114,8 +110,7 @@ def test_commits_that_do_not_run_are_skipped_and_stay_suspects(launches: Launche
     Path("step_ms.txt").write_text("20")
     commit("slow")
     every = commits()
-    result = command("--good", every[-3])
-    assert result.exit_code == 3
+    result = command("--good", every[-3], status=3)
     both = f"{every[-2][:12]}, {every[-1][:12]}"
     assert f"one of these is the first bad one: {both}" in result.stdout
     assert f"skipped: {every[-2][:12]}: arm B failed: crash: boom" in result.stdout
@@ -123,14 +118,11 @@ def test_commits_that_do_not_run_are_skipped_and_stay_suspects(launches: Launche
 
 def test_what_is_not_slower_is_an_error(launches: Launches) -> None:
     every = commits()
-    result = command("--good", every[FIRST_BAD])
-    assert result.exit_code == 2
+    result = command("--good", every[FIRST_BAD], status=2)
     assert f"{every[-1]} is not worse than {every[FIRST_BAD]}: passed" in " ".join(result.stderr.split())
 
 
 def test_a_case_that_cannot_run_here_is_an_error(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [CASE.replace(hardware=("h100",))])
     (case,) = cases._collected(Path())
-    result = CliRunner().invoke(app, ["bisect", case.id, "--good", "HEAD~1"])
-    assert result.exit_code == 2
-    assert f"{case.id}: " in result.stderr
+    assert f"{case.id}: " in commands.run("bisect", case.id, "--good", "HEAD~1", status=2).stderr

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from perfsuite.cli.app import app
 from perfsuite.dry import cases
 from perfsuite.errors import AllocationOverError, CaseError
 from perfsuite.git import git
@@ -16,6 +15,7 @@ from perfsuite.launch.lock import MachineLock
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.session.against_arm import AgainstArm
 from perfsuite.session.way import Judged, Trial
+from tests.cli import commands
 from tests.samples import make_case, make_machine, make_run
 from tests.synthetic import make_repository
 
@@ -61,8 +61,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch) -> Verdicts:
     return stand_in
 
 
-def command(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["compare", *arguments], env={"COLUMNS": "200"})
+command = partial(commands.run, "compare")
 
 
 @pytest.mark.parametrize(
@@ -73,12 +72,12 @@ def test_the_exit_status_says_whether_arm_b_is_worse(
     verdicts: Verdicts, outcome: Outcome, status: int
 ) -> None:
     verdicts.outcome = outcome
-    assert command("--against", ".", CASE.id).exit_code == status
+    command("--against", ".", CASE.id, status=status)
 
 
 def test_what_the_session_is_asked_for(verdicts: Verdicts) -> None:
     options = ("--tolerance", "3%", "--max-pairs", "5", "--inject", "slowdown=10%", "--wait-quiet", "7")
-    assert command("--against", "main~1 X=1", "--arm", "Y=2", *options, CASE.id).exit_code == 0
+    command("--against", "main~1 X=1", "--arm", "Y=2", *options, CASE.id)
     (way,) = verdicts.ways
     assert (way.tolerance, way.max_pairs) == (0.03, 5)
     assert (way.setup.options.inject, way.setup.options.wait_quiet_s) == ("slowdown=10%", 7)
@@ -88,9 +87,7 @@ def test_what_the_session_is_asked_for(verdicts: Verdicts) -> None:
 
 
 def test_a_case_that_cannot_run_here_is_skipped_with_its_reason(verdicts: Verdicts) -> None:
-    result = command("--against", ".", "-k", "any")
-    assert result.exit_code == 0
-    assert f"{GPU_CASE.id}: " in result.stderr
+    assert f"{GPU_CASE.id}: " in command("--against", ".", "-k", "any").stderr
     assert len(verdicts.ways) == 2
     (file,) = Path().glob(".perfsuite/compare/*/results.json")
     assert [skip["case_id"] for skip in json.loads(file.read_text())["skipped"]] == [GPU_CASE.id]
@@ -98,7 +95,7 @@ def test_a_case_that_cannot_run_here_is_skipped_with_its_reason(verdicts: Verdic
 
 def test_nothing_measured_is_not_decided(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [GPU_CASE])
-    assert command("--against", ".", "-k", "any").exit_code == 3
+    command("--against", ".", "-k", "any", status=3)
 
 
 @pytest.mark.parametrize(
@@ -112,15 +109,13 @@ def test_a_case_with_an_error_is_a_failed_one_and_the_next_is_measured(
     verdicts: Verdicts, error: Exception, said: str
 ) -> None:
     verdicts.error = error
-    result = command("--against", ".", CASE.id, OTHER.id)
-    assert result.exit_code == 1
+    result = command("--against", ".", CASE.id, OTHER.id, status=1)
     assert len(verdicts.ways) == 2
     assert f"{CASE.id}: {said}" in result.stderr
 
 
 def test_a_case_that_is_named_and_cannot_run_here_is_an_error(verdicts: Verdicts) -> None:
-    result = command("--against", ".", CASE.id, GPU_CASE.id)
-    assert result.exit_code == 2
+    result = command("--against", ".", CASE.id, GPU_CASE.id, status=2)
     assert f"{GPU_CASE.id}: it is meant for h100" in " ".join(result.stderr.split())
     assert verdicts.ways == []
 
@@ -134,9 +129,7 @@ def test_what_was_compared_is_shown_though_the_allocation_is_over(
         return verdicts(way, trial)
 
     monkeypatch.setattr(AgainstArm, "judge", judge)
-    result = command("--against", ".", CASE.id, OTHER.id)
-    assert result.exit_code == 2
-    assert CASE.id in result.stdout
+    assert CASE.id in command("--against", ".", CASE.id, OTHER.id, status=2).stdout
     (file,) = Path().glob(".perfsuite/compare/*/results.json")
     assert json.loads(file.read_text())["status"] == "interrupted"
 
@@ -165,15 +158,14 @@ def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:
     ],
 )
 def test_what_cannot_be_compared_is_refused(arguments: tuple[str, ...], words: str) -> None:
-    result = command(*arguments)
-    assert result.exit_code == 2, result.output
-    assert words in " ".join(result.stderr.split())
+    assert words in " ".join(command(*arguments, status=2).stderr.split())
 
 
 @pytest.mark.launch
 def test_simulated_training_in_a_worktree_is_compared(tmp_path: Path) -> None:
-    result = command("--against", "main~1", "--inject", "slowdown=40%", "--wait-quiet", "0", CASE.id)
+    result = command(
+        "--against", "main~1", "--inject", "slowdown=40%", "--wait-quiet", "0", CASE.id, status=1
+    )
     told = " ".join(result.stdout.split())
-    assert result.exit_code == 1, result.output
     assert "28.6% fewer" in told
     assert "regressed" in told

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from perfsuite import FSDP2, Case, KnownIssue, documents
-from perfsuite.cli.app import app
 from perfsuite.dry import cases, guard
 from perfsuite.dry.machine import pretended
 from perfsuite.errors import DryRunError
@@ -18,6 +17,7 @@ from perfsuite.results.counts import Counts, merged
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
+from tests.cli import commands
 from tests.samples import make_case, make_run
 
 CASE = make_case(framework=FSDP2(), hardware="h100")
@@ -65,27 +65,22 @@ def dry_runs(monkeypatch: pytest.MonkeyPatch) -> DryRuns:
     return runs
 
 
-def command(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["dry-run", *arguments], env={"COLUMNS": "120"})
+command = partial(commands.run, "dry-run")
 
 
 def refused(*arguments: str) -> str:
-    result = command(*arguments)
-    assert result.exit_code == 2, result.output
+    result = command(*arguments, status=2)
     return " ".join(result.stderr.split())
 
 
 def test_the_first_dry_run_records_and_the_next_compares(dry_runs: DryRuns) -> None:
     first = command(CASE.id)
-    assert first.exit_code == 0, first.output
     told = " ".join(first.stdout.split())
     assert f"{CASE.id}: recorded by a dry run as if on NVIDIA H100 80GB HBM3" in told
     assert Path(f".perfsuite/baselines/counts/dry-sm90/{CASE.id}.json").exists()
     assert f"{CASE.id}: passed" in command(CASE.id).stdout
     dry_runs.flops = 200
-    worse = command(CASE.id)
-    assert worse.exit_code == 1
-    assert f"{CASE.id}: regressed" in worse.stdout
+    assert f"{CASE.id}: regressed" in command(CASE.id, status=1).stdout
     assert dry_runs.ranks == [None] * 3
 
 
@@ -96,7 +91,6 @@ def test_a_cpu_has_a_baseline_of_its_own(dry_runs: DryRuns) -> None:
 
 def test_one_rank_is_compared_and_never_recorded(dry_runs: DryRuns) -> None:
     result = command(CASE.id, "--rank", "1")
-    assert result.exit_code == 0, result.output
     assert "step 4 of rank 1, counted:" in result.stdout
     assert dry_runs.ranks == [(1,)]
     assert f"{CASE.id}: passed" in result.stdout
@@ -115,8 +109,7 @@ def test_json_is_the_session(dry_runs: DryRuns) -> None:
 
 def test_a_dry_run_that_fails_is_status_1_with_the_traceback(dry_runs: DryRuns) -> None:
     dry_runs.failure = Failure(kind="crash", message="RuntimeError: bad", rank=0, traceback="File ...\nbad")
-    result = command(CASE.id)
-    assert result.exit_code == 1
+    result = command(CASE.id, status=1)
     assert "crash: RuntimeError: bad" in result.stdout
     assert "File ..." in result.stdout
 
@@ -128,9 +121,7 @@ def test_nothing_that_a_dry_run_does_shows_a_known_issue_of_launches(
     monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [case])
     assert "known issue" not in command(case.id).stdout
     dry_runs.failure = Failure(kind="crash", message="RuntimeError: bad", rank=0)
-    result = command(case.id)
-    assert result.exit_code == 1
-    assert "known issue" not in result.stdout
+    assert "known issue" not in command(case.id, status=1).stdout
 
 
 def test_a_case_that_is_refused_costs_the_others_nothing(dry_runs: DryRuns) -> None:
@@ -141,8 +132,7 @@ def test_a_case_that_is_refused_costs_the_others_nothing(dry_runs: DryRuns) -> N
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("perfsuite.session.dry.dry_run", refusing)
-        result = command(COMPILED.id, CASE.id)
-    assert result.exit_code == 2
+        result = command(COMPILED.id, CASE.id, status=2)
     assert "not by a dry run: torch.compile" in result.stderr
     assert f"{CASE.id}: recorded by a dry run" in result.stdout
     (file,) = Path(".perfsuite").glob("runs/*/results.json")
@@ -153,7 +143,6 @@ def test_a_case_that_is_refused_costs_the_others_nothing(dry_runs: DryRuns) -> N
 
 def test_an_expression_passes_over_what_cannot_be_run_dry(dry_runs: DryRuns) -> None:
     result = command("-k", "fsdp2", "--json")
-    assert result.exit_code == 0, result.output
     assert f"{COMPILED.id}: not by a dry run: torch.compile" in result.stderr
     content = json.loads(result.stdout)
     assert [each["case_id"] for each in content["results"]] == [CASE.id]
@@ -188,6 +177,5 @@ def test_a_full_size_case_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [case])
     result = command(case.id, "--device", "cpu", "--rank", "63")
-    assert result.exit_code == 0, result.output
     assert "step 4 of rank 63, counted:" in result.stdout
     assert "reduce_scatter float32 4.6" in result.stdout

@@ -1,21 +1,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from perfsuite import documents
-from perfsuite.cli.app import app
 from perfsuite.report.export import FORMATS
 from perfsuite.results.session_file import SessionFile
+from tests.cli import commands
 from tests.samples import ARMS, make_case, make_result, make_run, never_run
 from tests.sessions import make_session
 
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["export", *map(str, arguments)], env={"COLUMNS": "200"})
+run = partial(commands.run, "export")
 
 
 @pytest.fixture
@@ -32,15 +30,13 @@ def test_a_session_is_a_file_a_directory_or_the_newest_of_the_store(
     documents.write(tmp_path / "runs" / "20260101-000000-000000" / "results.json", make_session(0))
     wanted = FORMATS[name](documents.read(results, SessionFile))
     for given in ((results,), (results.parent,), ("--store", tmp_path)):
-        shown = run("--format", name, *given)
-        assert shown.exit_code == 0
-        assert shown.stdout == wanted
+        assert run("--format", name, *given).stdout == wanted
 
 
 def test_a_file_is_written_and_what_is_left_out_is_named(results: Path, tmp_path: Path) -> None:
     target = tmp_path / "out" / "bencher.json"
     shown = run("--format", "bencher", results, "--output", target)
-    assert (shown.exit_code, shown.stdout) == (0, "")
+    assert shown.stdout == ""
     passed, throttled = (each.case_id for each in documents.read(results, SessionFile).results)
     assert list(json.loads(target.read_text())) == [passed]
     assert shown.stderr == (
@@ -67,22 +63,17 @@ def test_a_dry_run_that_was_refused_is_none_either(tmp_path: Path) -> None:
 
 def test_a_comparison_of_two_arms_is_refused(tmp_path: Path) -> None:
     documents.write(tmp_path / "results.json", make_session(1).replace(arms=ARMS))
-    refused = run("--format", "hud", tmp_path)
-    assert refused.exit_code == 2
-    assert "compares two arms" in refused.stderr
+    assert "compares two arms" in run("--format", "hud", tmp_path, status=2).stderr
 
 
 def test_a_format_must_be_named_and_known(results: Path) -> None:
     for arguments in ((), ("--format", "csv")):
-        assert run(results, *arguments).exit_code == 2
+        run(results, *arguments, status=2)
 
 
 def test_what_cannot_be_read_or_written_is_an_error(results: Path, tmp_path: Path) -> None:
-    missing = run("--format", "hud", tmp_path / "none.json")
-    assert missing.exit_code == 2
+    missing = run("--format", "hud", tmp_path / "none.json", status=2)
     assert f"cannot read {tmp_path / 'none.json'}" in missing.stderr
-    empty = run("--format", "hud", "--store", tmp_path / "empty")
-    assert "or name a results.json" in empty.stderr
-    blocked = run("--format", "hud", results, "--output", results / "under" / "a-file")
-    assert blocked.exit_code == 2
+    assert "or name a results.json" in run("--format", "hud", "--store", tmp_path / "empty", status=2).stderr
+    blocked = run("--format", "hud", results, "--output", results / "under" / "a-file", status=2)
     assert "cannot write" in blocked.stderr

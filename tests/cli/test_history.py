@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from perfsuite.cli import app as cli
+from tests.cli import commands
 from tests.samples import COMMIT, make_case, make_figures, make_result, make_run, write_session
 
 RUN = make_run(figures=make_figures(step_s_p50=0.25))
@@ -20,8 +20,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, ["history", *arguments])
+invoke = partial(commands.run, "history")
 
 
 def in_store(session: str, *, commit: str | None = COMMIT, inject: str | None = None) -> Path:
@@ -38,7 +37,6 @@ def test_add_takes_what_the_local_store_has_and_is_not_there_yet() -> None:
     assert "added: .perfsuite/history/cpu-test-2c/" in invoke("add").output
     in_store("02")
     result = invoke("add")
-    assert result.exit_code == 0
     assert "there already: .perfsuite/runs/01/results.json" in result.output
     assert result.output.count("added: ") == 1
     assert "20260102T000000Z" in result.output
@@ -49,7 +47,6 @@ def test_add_names_what_is_left_out_and_goes_on() -> None:
     in_store("02", inject="slowdown=10%")
     in_store("03")
     result = invoke("add", "--history", "kept")
-    assert result.exit_code == 0
     assert "left out of .perfsuite/runs/01/results.json: the session names no commit" in result.output
     assert f"left out of .perfsuite/runs/02/results.json: {make_case().id}: a fault" in result.output
     assert result.output.count("added: kept/") == 1
@@ -58,38 +55,30 @@ def test_add_names_what_is_left_out_and_goes_on() -> None:
 def test_what_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
     in_store("01").rename("[bold]x.json")
     added = invoke("add", "[bold]x.json", "--history", "[h]")
-    assert added.exit_code == 0
     assert "added: [h]/cpu-test-2c/" in added.output
     assert "there already: [bold]x.json" in invoke("add", "[bold]x.json", "--history", "[h]").output
 
 
 def test_add_fails_if_nothing_of_what_was_named_can_be_kept() -> None:
     bad, good = str(in_store("01", commit=None)), str(in_store("02"))
-    result = invoke("add", bad)
-    assert result.exit_code == 1
-    assert "nothing to keep in .perfsuite/runs/01/results.json" in result.output
-    assert invoke("add", bad, good).exit_code == 0
+    assert "nothing to keep in .perfsuite/runs/01/results.json" in invoke("add", bad, status=1).output
+    invoke("add", bad, good)
 
 
 def test_add_without_sessions_says_how_to_get_one() -> None:
-    result = invoke("add")
-    assert result.exit_code == 2
+    result = invoke("add", status=2)
     assert "no session in .perfsuite/runs: measure first (pytest bench_cases)" in result.output
 
 
 def test_add_of_a_broken_file_names_it() -> None:
     Path("broken.json").write_text("{")
-    result = invoke("add", "broken.json")
-    assert result.exit_code == 2
-    assert "broken.json: not JSON" in result.output
+    assert "broken.json: not JSON" in invoke("add", "broken.json", status=2).output
 
 
 def test_add_of_a_broken_file_takes_the_others() -> None:
     Path("broken.json").write_text("{")
     good = str(in_store("01"))
-    result = invoke("add", "broken.json", good)
-    assert result.exit_code == 2
-    assert "added: .perfsuite/history/cpu-test-2c/" in result.output
+    assert "added: .perfsuite/history/cpu-test-2c/" in invoke("add", "broken.json", good, status=2).output
 
 
 def test_list_shows_each_case_with_its_newest_figures() -> None:
@@ -97,7 +86,6 @@ def test_list_shows_each_case_with_its_newest_figures() -> None:
         in_store(day)
     invoke("add")
     result = invoke("list", "--commit", "0123ABCD")
-    assert result.exit_code == 0, result.output
     [line] = [line for line in result.output.splitlines() if line.startswith("cpu-test-2c")]
     for part in (
         make_case().id,
@@ -121,9 +109,7 @@ def test_list_says_so_where_nothing_matches(option: tuple[str, str]) -> None:
 
 
 def test_list_without_a_history_says_how_to_begin_one() -> None:
-    result = invoke("list")
-    assert result.exit_code == 2
-    assert "no history in .perfsuite/history" in result.output
+    assert "no history in .perfsuite/history" in invoke("list", status=2).output
 
 
 def test_every_command_has_its_name_and_its_own_help() -> None:

@@ -242,8 +242,7 @@ def test_a_line_too_long_is_an_error_and_is_not_kept(monkeypatch: pytest.MonkeyP
     answers = judged(short, json.dumps(trace(launches=UNCHANGED * 9)), short, status=1)
     assert answers[0] == answers[2]
     assert answers[1]["error"] == f"longer than {len(short) + 1} bytes"
-    unended = command(short + " " * 10_000, "--json")
-    assert len(unended.stdout.splitlines()) == 1
+    assert len(command(short + " " * 10_000, "--json").stdout.splitlines()) == 1
 
 
 def test_a_last_line_without_its_end_is_judged() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,15 +14,12 @@ import pytest
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
-from typer.testing import CliRunner, Result
 
-from perfsuite.cli.app import app
 from perfsuite.cli.judge_logs import MEGATRON_TAG, StepLog, check_comparable, read_log
 from perfsuite.errors import CaseError, FileError, PackageError
+from tests.cli import commands
 
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["judge", *map(str, arguments)], env={"COLUMNS": "200"})
+run = partial(commands.run, "judge")
 
 
 def write_events(directory: Path, scalars: Mapping[str, Sequence[float]], first_step: int = 1) -> Path:
@@ -242,8 +240,8 @@ def test_a_megatron_job_is_judged_by_its_event_files(tmp_path: Path) -> None:
             write_events(tmp_path / f"{level}-{seed}", {MEGATRON_TAG: steps_of(seed, level=level)})
             for seed in range(10, 14)
         ]
-        shown = run(*launches, *baseline_of(before), "--json")
-        assert (json.loads(shown.stdout)["outcome"], shown.exit_code) == (outcome, status)
+        shown = run(*launches, *baseline_of(before), "--json", status=status)
+        assert json.loads(shown.stdout)["outcome"] == outcome
     shown = run(*launches[:1], *baseline_of(before), "--tolerance", "5%")
     lines = shown.stdout.splitlines()
     assert lines[0].split() == ["values", "median", "iteration-time"]
@@ -258,8 +256,7 @@ def test_an_mlperf_job_is_judged_by_its_logs(tmp_path: Path) -> None:
         return write_log(tmp_path / name / f"result_{seed}.txt", *rates)
 
     before = [log("before", seed, 0.5) for seed in range(5)]
-    slower = run(*(log("after", seed, 0.6) for seed in range(5, 9)), *baseline_of(before))
-    assert slower.exit_code == 1
+    slower = run(*(log("after", seed, 0.6) for seed in range(5, 9)), *baseline_of(before), status=1)
     outcome, change, *_ = slower.stdout.splitlines()[-1].split()
     assert outcome == "regressed"
     assert change.startswith("+20.")
@@ -285,6 +282,4 @@ def test_bad_arguments_are_errors_that_say_what_to_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_log(tmp_path / "log", tracked(train_step_time=0.5))
-    shown = run(*arguments)
-    assert shown.exit_code == 2
-    assert message in shown.stderr
+    assert message in run(*arguments, status=2).stderr

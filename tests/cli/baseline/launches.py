@@ -6,10 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from typer.testing import CliRunner, Result
-
 from perfsuite import documents
-from perfsuite.cli import app as cli
 from perfsuite.node.machine import detect
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.run import Run
@@ -17,6 +14,7 @@ from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import BASELINES, BaselineStore, Store
 from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import ClassNoise
+from tests.cli import commands
 from tests.samples import make_case, make_figures, make_result, make_run, write_session
 
 CASE = make_case()
@@ -25,15 +23,9 @@ REVIEWED = BaselineStore(BASELINES)
 LOCAL = Store().baselines
 
 
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, ["baseline", *arguments], env={"COLUMNS": "200"})
-
-
-def told(*arguments: str, status: int = 0) -> str:
+def told(*words: str, status: int = 0) -> str:
     """What a command says that ends with this status."""
-    result = invoke(*arguments)
-    assert result.exit_code == status, result.output
-    return result.output
+    return commands.run("baseline", *words, status=status).output
 
 
 def measured(

@@ -10,7 +10,6 @@ from tests.cli.baseline.launches import (
     MACHINE,
     REVIEWED,
     commit,
-    invoke,
     measured,
     told,
 )
@@ -18,13 +17,13 @@ from tests.samples import IMAGES, make_machine, make_run
 
 
 def test_list_and_show(repository: Path) -> None:
-    assert "no baselines in baselines" in invoke("list").output
+    assert "no baselines in baselines" in told("list")
     measured("1", 5)
-    invoke("accept", "--reason", "first")
+    told("accept", "--reason", "first")
     BaselineStore(REVIEWED.reviewed, LOCAL).write_local(
         baseline.from_runs([make_run(machine=make_machine(hardware_class="cpu-other-4c"))])
     )
-    listed = " ".join(invoke("list").output.split())
+    listed = " ".join(told("list").split())
     assert "by Ada" in listed
     assert "local" in listed
     shown = told("show", CASE.id)
@@ -37,25 +36,25 @@ def test_list_and_show(repository: Path) -> None:
 def test_baselines_of_a_case_that_counts_samples(repository: Path) -> None:
     held = baseline.from_runs([make_run(case=IMAGES, machine=MACHINE)])
     BaselineStore(REVIEWED.reviewed, LOCAL).write_local(held)
-    assert "1,000 samples/s" in " ".join(invoke("list").output.split())
-    shown = invoke("show", IMAGES.id).output
+    assert "1,000 samples/s" in " ".join(told("list").split())
+    shown = told("show", IMAGES.id)
     assert "samples/s: 1,000" in shown
     assert "samples/s with stalls: 990" in shown
     measured("1", 5, case=IMAGES)
-    assert "samples/s: new -> 50,150" in invoke("accept").output
+    assert "samples/s: new -> 50,150" in told("accept")
 
 
 def test_diff_against_a_git_ref(repository: Path) -> None:
     measured("1", 5)
-    invoke("accept")
+    told("accept")
     commit()
-    assert "no baseline changed since HEAD" in invoke("diff").output
-    assert "tokens/s: new" in invoke("diff", "HEAD~1").output
+    assert "no baseline changed since HEAD" in told("diff")
+    assert "tokens/s: new" in told("diff", "HEAD~1")
     measured("2", 5, tokens_per_s=60_000)
-    invoke("accept")
-    changed = invoke("diff")
-    assert "tokens/s: 50,150 +- 0.2% -> 60,180" in changed.output
-    assert "(+20.0%)" in changed.output
+    told("accept")
+    changed = told("diff")
+    assert "tokens/s: 50,150 +- 0.2% -> 60,180" in changed
+    assert "(+20.0%)" in changed
     next(Path("baselines").glob("*/*.json")).unlink()
-    assert "-> removed" in invoke("diff").output
+    assert "-> removed" in told("diff")
     assert "no-such-ref" in told("diff", "no-such-ref", status=2)

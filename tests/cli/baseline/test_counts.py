@@ -9,7 +9,7 @@ from perfsuite import FSDP, documents
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Failure
-from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, commit, invoke, measured, told
+from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, commit, measured, told
 from tests.samples import DISTURBED, make_gpu_machine
 from tests.twin_counts import BYTES, GATHERED, GATHERED_AGAIN, REDUCED, compiled, counts, launch
 
@@ -111,10 +111,9 @@ def test_more_work_needs_a_reason_and_without_one_nothing_is_written(repository:
     before = {file: file.read_text() for file in Path("baselines").rglob("*.json")}
     measured("2", 5, tokens_per_s=60_000, **seen(MORE))
     for options in ([], ["--counts"]):
-        refused = invoke("accept", *options)
-        assert refused.exit_code == 1
+        refused = told("accept", *options, status=1)
         why = "all_gather of 2 ranks: 2 more calls a step in backward (+3.50 MiB)"
-        assert f"a step does more ({why}): say why with --reason" in refused.stderr
+        assert f"a step does more ({why}): say why with --reason" in refused
         assert {file: file.read_text() for file in Path("baselines").rglob("*.json")} == before
     told("accept", "--counts", "--reason", "gathers twice")
     assert accepted().counts == launch(MORE).counts
@@ -124,7 +123,7 @@ def test_how_much_else_is_worse_is_said(repository: Path) -> None:
     measured("1", 1, **seen())
     told("accept", "--counts")
     measured("2", 1, **seen(MORE.replace(host_reads={"forward": 99}, device_copies={"cpu to cuda": 1})))
-    assert "2 counts more: say why with --reason" in invoke("accept", "--counts").stderr
+    assert "2 counts more: say why with --reason" in told("accept", "--counts", status=1)
 
 
 def test_less_work_and_another_split_need_none(repository: Path) -> None:
@@ -172,8 +171,8 @@ def test_a_file_of_another_schema_refuses_its_own_case(repository: Path) -> None
 
 def test_list_and_show(repository: Path) -> None:
     measured("1", 1, **seen(counts(), counts(host_reads={"forward": 2})))
-    invoke("accept", "--counts", "--reason", "first")
-    listed = " ".join(invoke("list").output.split())
+    told("accept", "--counts", "--reason", "first")
+    listed = " ".join(told("list").split())
     assert "counts on case collectives FLOP kernels live tensors launches from accepted" in listed
     assert f"cpu {CASE.id} 10.5 MiB 1.76 GFLOP 855 12.3 MiB 1 2026-01-02 by Ada" in listed
     shown = told("show", CASE.id)
@@ -197,43 +196,43 @@ def test_what_is_unsteady_is_shown(repository: Path) -> None:
     second = Path(".perfsuite/runs/1", CASE.id, "launch-2", "run.json")
     documents.write(second, first.replace(counts=launch(MORE).counts))
     unsteady = "not judged, because its launches differ: all_gather of 2 ranks: bytes\n"
-    assert unsteady in invoke("accept", "--counts").output
-    assert unsteady in invoke("show", "*").output
+    assert unsteady in told("accept", "--counts")
+    assert unsteady in told("show", "*")
 
 
 def test_compiled_models_have_no_live_tensors(repository: Path) -> None:
     measured("1", 1, **seen(compiled()))
-    invoke("accept", "--counts")
-    assert "855 not counted 1 2026" in " ".join(invoke("list").output.split())
-    assert "generated kernels 31" in " ".join(invoke("show", "*").output.split())
+    told("accept", "--counts")
+    assert "855 not counted 1 2026" in " ".join(told("list").split())
+    assert "generated kernels 31" in " ".join(told("show", "*").split())
 
 
 def test_diff_says_in_words_what_a_branch_changes(repository: Path) -> None:
     measured("1", 1, **seen())
-    invoke("accept", "--counts")
-    assert f"{CASE.id} counted on cpu\n  launches: new -> 1\n" in invoke("diff").output
+    told("accept", "--counts")
+    assert f"{CASE.id} counted on cpu\n  launches: new -> 1\n" in told("diff")
     commit()
-    assert "no baseline changed since HEAD" in invoke("diff").output
+    assert "no baseline changed since HEAD" in told("diff")
     newer = launch(MORE, torch="2.14.0")
     measured("2", 3, counts=newer.counts, observed=newer.observed)
-    invoke("accept", "--counts", "--reason", "torch 2.14")
-    assert invoke("diff").output == (
+    told("accept", "--counts", "--reason", "torch 2.14")
+    assert told("diff") == (
         f"{CASE.id} counted on cpu\n"
         "  launches: 1 -> 3\n"
         "  versions: torch 2.13.0 -> 2.14.0\n"
         "  all_gather of 2 ranks: 2 more calls a step in backward (+3.50 MiB)\n"
     )
     FILE.unlink()
-    assert f"{CASE.id} counted on cpu\n  launches: 1 -> removed\n" in invoke("diff").output
+    assert f"{CASE.id} counted on cpu\n  launches: 1 -> removed\n" in told("diff")
 
 
 def test_diff_says_where_only_the_launches_changed_and_where_methods_differ(repository: Path) -> None:
     measured("1", 1, **seen())
-    invoke("accept", "--counts")
+    told("accept", "--counts")
     commit()
     REVIEWED.counts.write_reviewed(accepted().replace(launches=2))
-    assert "  launches: 1 -> 2\n  the counts are the same\n" in invoke("diff").output
+    assert "  launches: 1 -> 2\n  the counts are the same\n" in told("diff")
     held = accepted()
     other = [entry.replace(counts=entry.counts.replace(method="hooks-1")) for entry in held.counts]
     REVIEWED.counts.write_reviewed(held.replace(counts=other))
-    assert "counted by the method 'hooks-1', before by 'dispatch-1': not comparable" in invoke("diff").output
+    assert "counted by the method 'hooks-1', before by 'dispatch-1': not comparable" in told("diff")

@@ -8,7 +8,7 @@ from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.results.profile import ProfileBaseline, RankProfileFile
 from perfsuite.results.run_dir import RunDir
-from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, accepted, commit, invoke, measured, told
+from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, accepted, commit, measured, told
 from tests.traces import EAGER, launch_profile, make_profile, unseen_profile
 from tests.twin_counts import launch
 
@@ -24,22 +24,22 @@ def test_accept_takes_the_profile_of_the_newest_session(repository: Path) -> Non
     assert f"written: {file}" in result
     profile = documents.read(file, ProfileBaseline)
     assert profile.of_baseline == accepted().recorded_at
-    shown = invoke("show", CASE.id).output
+    shown = told("show", CASE.id)
     assert "profile of ranks 0-1: 100.0 ms a step: compute 60.0, optimizer 10.0, all_gather exposed" in shown
-    assert f"{CASE.id} profiled on {MACHINE.hardware_class}\n  profile: new" in invoke("diff").output
+    assert f"{CASE.id} profiled on {MACHINE.hardware_class}\n  profile: new" in told("diff")
     commit()
     documents.write(file, profile.replace(profile=launch_profile(EAGER, EAGER)))
-    assert "aten::bmm 0 -> 24 calls a step" in invoke("diff").output
-    assert invoke("list").output.count(CASE.id) == 1, "it stands beside a baseline, and is none"
+    assert "aten::bmm 0 -> 24 calls a step" in told("diff")
+    assert told("list").count(CASE.id) == 1, "it stands beside a baseline, and is none"
     file.unlink()
-    assert "profile: removed" in invoke("diff").output
+    assert "profile: removed" in told("diff")
 
 
 def test_without_a_profile_a_baseline_has_none(repository: Path) -> None:
     measured("1", 5)
     told("accept")
     assert not REVIEWED.profiles.reviewed_file(MACHINE.hardware_class, CASE.id).exists()
-    assert "profile" not in invoke("show", CASE.id).output
+    assert "profile" not in told("show", CASE.id)
 
 
 @pytest.mark.parametrize(("share", "files"), [(0.0, 1), (0.9, 0)])
