@@ -14,15 +14,7 @@ from iniconfig import IniConfig, ParseError
 from perfsuite.documents import read_text
 from perfsuite.errors import CaseError, FileError
 
-FILES = (
-    "pytest.toml",
-    ".pytest.toml",
-    "pytest.ini",
-    ".pytest.ini",
-    "pyproject.toml",
-    "tox.ini",
-    "setup.cfg",
-)
+FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 """Files that may hold pytest's settings, in the order in which pytest looks for them."""
 
 

@@ -156,11 +156,7 @@ def launch_once(case: Case, machine: Machine, directory: Path, how: Launching = 
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     failure = _launch(request, machine, run_dir, how, how.on_progress)
     run = collect(
-        run_dir,
-        machine,
-        started_at=started_at,
-        duration_s=time.monotonic() - began,
-        failure=failure,
+        run_dir, machine, started_at=started_at, duration_s=time.monotonic() - began, failure=failure
     )
     try:
         documents.write(run_dir.run, run)

@@ -66,10 +66,7 @@ LEFT_OUT = {
         "perfsuite/analysis/agreement.py",
         r"self\.tokens = fmean\(evidence\.tokens or -?1 .*",
     ): "ranks without tokens are left out before",
-    (
-        "perfsuite/results/baseline.py",
-        r"if tenth <= 1:",
-    ): "of ten steps each mean is over one",
+    ("perfsuite/results/baseline.py", r"if tenth <= 1:"): "of ten steps each mean is over one",
     (
         "perfsuite/analysis/collect.py",
         r".*reports\[ -1\]\.(world_size|loss|step_s)\b.*",
@@ -78,10 +75,7 @@ LEFT_OUT = {
         "perfsuite/analysis/collect.py",
         r".*strict=False\).*",
     ): "checked just before: as many values of each rank",
-    (
-        "perfsuite/analysis/collect.py",
-        r"\)\.most_common\( ?(2\)\[0|1\)\[ -1)\]\[0\]",
-    ): "the same first entry",
+    ("perfsuite/analysis/collect.py", r"\)\.most_common\( ?(2\)\[0|1\)\[ -1)\]\[0\]"): "the same first entry",
     (
         "perfsuite/analysis/figures.py",
         r".*in zip\(steps, (lag|behind), strict=False\).*",
@@ -106,10 +100,7 @@ LEFT_OUT = {
         "perfsuite/analysis/window.py",
         r"middle = \(start - count\) // 2",
     ): "the same step, counted from the end",
-    (
-        "perfsuite/verdict/loss.py",
-        r".*default= -1\)\)",
-    ): "equivalent: range(-1) is as empty as range(0)",
+    ("perfsuite/verdict/loss.py", r".*default= -1\)\)"): "equivalent: range(-1) is as empty as range(0)",
     (
         "perfsuite/verdict/loss.py",
         r".* if mean else -1\.0 for .*",

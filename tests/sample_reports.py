@@ -126,11 +126,7 @@ def texts() -> dict[str, str]:
     (slower,) = [each for each in results if each.verdict.outcome == "regressed"]
     short = explanation(slower, whole=False)
     (step,) = re.findall(r"^  step .*\n(?:    .*\n)+", explanation(slower), re.MULTILINE)
-    whole = {
-        "table": table(results, color=False, width=WIDTH),
-        "regressed": short,
-        "step": step,
-    }
+    whole = {"table": table(results, color=False, width=WIDTH), "regressed": short, "step": step}
     return {name: wrapped(text) for name, text in whole.items()}
 
 

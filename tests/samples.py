@@ -73,10 +73,7 @@ BEFORE = make_run(
 
 
 def make_result(
-    *runs: Run,
-    before: Run | None = BEFORE,
-    noise: ClassNoise = NOISE,
-    **changes: Any,
+    *runs: Run, before: Run | None = BEFORE, noise: ClassNoise = NOISE, **changes: Any
 ) -> Measurement:
     baseline = from_runs([before] * 5) if before is not None else None
     values: dict[str, Any] = {

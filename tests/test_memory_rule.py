@@ -14,13 +14,7 @@ def test_the_published_examples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("zero_stage", "expected"),
-    [
-        (0, (200, 20, 120)),
-        (1, (200, 20, 30)),
-        (2, (200, 5, 30)),
-        (3, (50, 5, 30)),
-    ],
+    ("zero_stage", "expected"), [(0, (200, 20, 120)), (1, (200, 20, 30)), (2, (200, 5, 30)), (3, (50, 5, 30))]
 )
 def test_frozen_parameters_are_weights_only(
     zero_stage: ZeroStage, expected: tuple[float, float, float]

@@ -31,7 +31,7 @@ from perfsuite.results.counts import Counts, merged
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
-from perfsuite.session import against_baseline, dry, host
+from perfsuite.session import against_baseline, dry, setup
 from tests.processes import arguments
 from tests.samples import DISTURBED, make_run
 from tests.suite import CASES, OTHER, edit_baseline, local_baseline, read_json, run_cpu
@@ -203,11 +203,7 @@ def test_a_quick_look_is_one_launch_and_no_regression(suite: pytest.Pytester) ->
     look = run_cpu(suite, "--perf-max-launches=1", "--perf-inject=slowdown=30%")
     assert look.ret == 0
     look.stdout.fnmatch_lines(
-        [
-            "*: inconclusive after 1 launch*",
-            "*23.1% fewer*",
-            "*inconclusive; only 3 launches or more*",
-        ]
+        ["*: inconclusive after 1 launch*", "*23.1% fewer*", "*inconclusive; only 3 launches or more*"]
     )
 
 
@@ -270,11 +266,7 @@ def test_what_this_machine_cannot_run_is_skipped_with_the_reason_and_is_not_a_pa
     result = suite.runpytest("-m", "a100", "-rs", "--perf-json", "out.json")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
-        [
-            "*nothing was measured*",
-            "*it is meant for a100-80gb, this machine is cpu-*",
-            "*1 skipped*",
-        ]
+        ["*nothing was measured*", "*it is meant for a100-80gb, this machine is cpu-*", "*1 skipped*"]
     )
     assert "meant for a100-80gb" in read_json(suite)["skipped"][0]["reason"]
 
@@ -353,7 +345,7 @@ def test_a_night_skips_no_case_that_this_hardware_could_run_once(
     reviewed.parent.mkdir(parents=True)
     file.rename(reviewed)
     reason = "it needs 2 cores (one per process), this machine has 1"
-    monkeypatch.setattr(host, "unsupported", lambda case, machine: reason)
+    monkeypatch.setattr(setup, "unsupported", lambda case, machine: reason)
     assert run_cpu(suite).ret == 1  # nothing measured
     night = run_cpu(suite, "--perf-missing-baseline=fail", "--perf-json=out.json")
     night.stdout.fnmatch_lines([f"*{reason}; but there is *{file.name}, and --perf-missing-baseline=fail*"])

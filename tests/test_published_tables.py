@@ -6,15 +6,7 @@ from typing import Any
 import pytest
 
 from bench_cases import published
-from bench_cases.published import (
-    Comparison,
-    PublishedFigure,
-    PublishedFile,
-    Row,
-    compare,
-    latest,
-    rooflines,
-)
+from bench_cases.published import Comparison, PublishedFigure, PublishedFile, Row, compare, latest, rooflines
 from perfsuite import documents
 from perfsuite.errors import CaseError
 from perfsuite.results.dry_facts import DryFacts, Roofline

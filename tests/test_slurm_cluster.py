@@ -13,14 +13,7 @@ import psutil
 import pytest
 
 from tests.processes import arguments, wait_until
-from tests.slurm_cluster import (
-    START_S,
-    Cluster,
-    interfaces_of,
-    missing,
-    processes_of,
-    slurm_cluster,
-)
+from tests.slurm_cluster import START_S, Cluster, interfaces_of, missing, processes_of, slurm_cluster
 
 SLEEP = ["sleep", "3600"]
 OWN_SLOT = 100 + os.getpid() % 100

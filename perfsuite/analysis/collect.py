@@ -53,12 +53,7 @@ LOSS_NOT_OBSERVED = (
 
 
 def collect(
-    run_dir: RunDir,
-    machine: Machine,
-    *,
-    started_at: str,
-    duration_s: float,
-    failure: Failure | None,
+    run_dir: RunDir, machine: Machine, *, started_at: str, duration_s: float, failure: Failure | None
 ) -> Run:
     """Make one run out of the reports of a launch's ranks.
 

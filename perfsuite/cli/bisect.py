@@ -21,9 +21,8 @@ from perfsuite.report.text import between, percent, plural
 from perfsuite.results.metric import described
 from perfsuite.results.session_file import Measurement
 from perfsuite.session.against_arm import AgainstArm
-from perfsuite.session.host import Host
 from perfsuite.session.session import Session, session_file
-from perfsuite.session.setup import Setup
+from perfsuite.session.setup import Host, Setup
 from perfsuite.verdict.paired_test import MAX_PAIRS
 
 

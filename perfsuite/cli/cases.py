@@ -23,11 +23,10 @@ from perfsuite.report.progress import Progress
 from perfsuite.report.terminal import console
 from perfsuite.report.text import relative
 from perfsuite.results.session_file import Status
-from perfsuite.session import outputs
-from perfsuite.session.begin import against_arm, dry
+from perfsuite.session import against_arm, dry, outputs
 from perfsuite.session.option_table import BY_NAME, options_of
-from perfsuite.session.options import Options
 from perfsuite.session.session import Session, session_file
+from perfsuite.session.setup import Options
 
 CASES = Path("bench_cases")
 UNDECIDED = 3
@@ -115,7 +114,7 @@ def compare(
     progress = Progress(line=say)
     arms = ("--against", against), ("--arm", arm)
     pairs = read("max-pairs", max_pairs)
-    session = against_arm(chosen, progress, launcher_of(launcher), arms, pairs, tolerance)
+    session = against_arm.session(chosen, progress, launcher_of(launcher), arms, pairs, tolerance)
     fits = fitting(session, selected(cases, case, k))
     if session.skipped and k is None:
         raise CaseError(f"{session.skipped[0].case_id}: {session.skipped[0].reason}")
@@ -147,7 +146,7 @@ def dry_run(
     """
     chosen = selected(cases, case, k)
     progress = Progress(line=say, cases=len(chosen))
-    session = dry(
+    session = dry.session(
         options(store=store, baselines=baselines), progress, device, None if rank is None else (rank,)
     )
     fits = chosen if k is None else fitting(session, chosen)  # one that is named tells itself why not

@@ -3,7 +3,7 @@
     options     what pytest accepts                       run        the fixture, and what becomes of a test
     start       the session that the options describe     terminal   what is shown
     collection  which tests measure which case            files      what is written, and the exit status
-    benchmark   steps as those of pytest-benchmark        xdist      what other processes measured
+    benchmark   steps as those of pytest-benchmark
 
 pytest looks for its hooks here. Only this package imports pytest.
 """
@@ -13,9 +13,7 @@ from __future__ import annotations
 from perfsuite.plugin.benchmark import (
     pytest_benchmark_compare_machine_info as pytest_benchmark_compare_machine_info,
 )
-from perfsuite.plugin.benchmark import (
-    pytest_benchmark_group_stats as pytest_benchmark_group_stats,
-)
+from perfsuite.plugin.benchmark import pytest_benchmark_group_stats as pytest_benchmark_group_stats
 from perfsuite.plugin.benchmark import (
     pytest_benchmark_update_machine_info as pytest_benchmark_update_machine_info,
 )

@@ -55,13 +55,11 @@ def replay(benchmark: Any, clock: ReplayClock, step_s: Sequence[float]) -> None:
     """Let `benchmark` measure each of `step_s` (seconds), exactly."""
     steps = iter([*step_s, *step_s])  # --benchmark-cprofile makes one more call
 
-    def arm() -> None:
-        clock.now = 0.0
+    def show(second: float) -> None:
+        clock.now = second
 
-    def step() -> None:
-        clock.now = next(steps)
-
-    benchmark.pedantic(step, setup=arm, rounds=len(step_s), iterations=1, warmup_rounds=0)
+    rounds = {"rounds": len(step_s), "iterations": 1, "warmup_rounds": 0}
+    benchmark.pedantic(lambda: show(next(steps)), setup=lambda: show(0), **rounds)
 
 
 def raise_in(benchmark: Any, error: BaseException) -> NoReturn:
@@ -102,9 +100,8 @@ def pytest_benchmark_compare_machine_info(
     machine_info: dict[str, Any], compared_benchmark: dict[str, Any]
 ) -> None:
     """Refuse to compare cases on unlike hardware; benchmarks of others are not our concern."""
-    if not any(
-        "case_id" in saved.get("extra_info", {}) for saved in compared_benchmark.get("benchmarks", ())
-    ):
+    saved = compared_benchmark.get("benchmarks", ())
+    if not any("case_id" in each.get("extra_info", {}) for each in saved):
         return  # none of ours
     now = machine_info.get("hardware", {}).get("hardware_class")
     then = compared_benchmark.get("machine_info", {}).get("hardware", {}).get("hardware_class")

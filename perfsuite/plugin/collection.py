@@ -17,8 +17,8 @@ from perfsuite.plugin.keys import PROGRESS, SELECTED, SESSION, usage_error
 from perfsuite.plugin.options import check_root
 from perfsuite.plugin.terminal import terminal_of
 from perfsuite.results.outcome import STYLES
-from perfsuite.session.host import Host
 from perfsuite.session.session import Session, check_same
+from perfsuite.session.setup import Host
 
 LETTERS = ", ".join(f"{style.letter} {style.word}" for style in STYLES.values() if style.letter)
 """pytest's letters for verdicts."""
@@ -35,10 +35,8 @@ arguments of a marker."""
 
 def case_of(item: pytest.Item) -> Case | None:
     """The case of a test: the first of its parameters that is one."""
-    callspec = getattr(item, "callspec", None)
-    if callspec is None:
-        return None
-    return next((value for value in callspec.params.values() if isinstance(value, Case)), None)
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return next((value for value in parameters.values() if isinstance(value, Case)), None)
 
 
 def uses_bench(item: pytest.Item) -> bool:
@@ -88,9 +86,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     terminal = terminal_of(session.config)
     progress.is_live = terminal is not None and terminal.isatty
     if benchmarks and not session.config.option.collectonly:
-        cases = map(case_of, benchmarks)
         with usage_error():
-            progress.cases = sum(case is None or _may_run(host, case) for case in cases)
+            progress.cases = sum(_may_run(host, case_of(item)) for item in benchmarks)
             if session.config.getoption("--perf-resume"):
                 progress.cases -= _resume(session.config.stash[SESSION], benchmarks)
     if (file := session.config.getoption("--perf-cases")) is not None:
@@ -99,8 +96,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             documents.write(Path(file), CaseList(cases=tuple(by_id.values())))
 
 
-def _may_run(host: Host, case: Case) -> bool:
+def _may_run(host: Host, case: Case | None) -> bool:
     """Whether the test of a case will launch it, as far as is known before. Raises `CaseError`."""
+    if case is None:
+        return True
     try:
         return host.why_not(case) is None
     except PerfsuiteError:
@@ -135,42 +134,30 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
             "run without -p no:benchmark"
         )
     check_root(config)
-    first: dict[str, pytest.Item] = {}
+    known: dict[str, tuple[pytest.Item, Case]] = {}
     for item in benchmarks:
         _note_lost_cases(item)
         if EMPTY in item.stash:
             continue
         if (case := case_of(item)) is None:
             raise pytest.UsageError(f"{item.nodeid}: {NO_CASE}")
-        _check_differ(first.setdefault(case.id, item), item)
+        first, same = known.setdefault(case.id, (item, case))
+        with usage_error():
+            check_same(same, case)
+        if first is not item:
+            raise pytest.UsageError(
+                f"{first.nodeid} and {item.nodeid} measure the same case, {case.id}, and would share a "
+                "baseline: leave one of them out, or change a field of its case"
+            )
     _check_marker_names(config, items)
 
 
 def _note_lost_cases(item: pytest.Item) -> None:
-    with_case = [mark for mark in item.own_markers if not _says_empty(mark)]
-    if len(with_case) < len(item.own_markers):
-        item.own_markers = with_case
-        item.stash[EMPTY] = True
-
-
-def _says_empty(mark: pytest.Mark) -> bool:
-    """Whether pytest put it there to keep a test from running whose parametrization is empty."""
-    is_ours = mark.name in ("skip", "xfail")
-    return is_ours and str(mark.kwargs.get("reason", "")).startswith("got empty parameter set")
-
-
-def _check_differ(one: pytest.Item, other: pytest.Item) -> None:
-    """Refuse two tests whose cases share an id: they would share a baseline."""
-    case, second = case_of(one), case_of(other)
-    assert case is not None
-    assert second is not None
-    with usage_error():
-        check_same(case, second)
-    if one is not other:
-        raise pytest.UsageError(
-            f"{one.nodeid} and {other.nodeid} measure the same case, {case.id}, and would share a baseline: "
-            "leave one of them out, or change a field of its case"
-        )
+    """Take off the marks by which pytest keeps a test from running whose parametrization is empty."""
+    for mark in [mark for mark in item.own_markers if mark.name in ("skip", "xfail")]:
+        if str(mark.kwargs.get("reason", "")).startswith("got empty parameter set"):
+            item.own_markers.remove(mark)
+            item.stash[EMPTY] = True
 
 
 def _check_marker_names(config: pytest.Config, items: list[pytest.Item]) -> None:

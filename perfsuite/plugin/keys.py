@@ -21,7 +21,6 @@ ENDED = pytest.StashKey[bool]()
 
 # Of the session:
 SESSION = pytest.StashKey[Session]()
-"""The session that the options describe."""
 PROGRESS = pytest.StashKey[Progress]()
 SELECTED = pytest.StashKey[int]()
 """How many tests ask for a measurement."""

@@ -11,13 +11,13 @@ from perfsuite.ini import read_ini
 from perfsuite.launch.slurm.settings import PREFIX
 from perfsuite.plugin.keys import usage_error
 from perfsuite.results.store import BASELINES
-from perfsuite.session.option_table import OLD, OPTIONS, Option, check_together, options_of
-from perfsuite.session.options import Options
+from perfsuite.session.option_table import OLD, OPTIONS, Option, check_together
 
-SLURM_KEYS = ("options", "wait_start")
-"""Ini keys, after `perf_slurm_`, that `perfsuite slurm submit` reads: pytest must know them, too."""
-SLURM_STEP_KEYS = ("srun_options", "python")
-"""Ini keys, after `perf_slurm_`, that the launcher slurm reads."""
+SLURM_KEYS = {
+    **dict.fromkeys(("options", "wait_start"), "as that option of perfsuite slurm submit"),
+    **dict.fromkeys(("srun_options", "python"), "how each launch is started on Slurm's nodes"),
+}
+"""Ini keys, after `perf_slurm_`, that `perfsuite slurm submit` or the launcher slurm reads."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,10 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for old, new in OLD.items():
         group.addoption(f"--perf-{old}", nargs="?", const="", help="==SUPPRESS==")
         parser.addini(f"perf_{old.replace('-', '_')}", f"is {new} now", default="")
-    for name in SLURM_KEYS:
-        parser.addini(f"{PREFIX}{name}", "as that option of perfsuite slurm submit", default="")
-    for name in SLURM_STEP_KEYS:
-        parser.addini(f"{PREFIX}{name}", "how each launch is started on Slurm's nodes", default="")
+    for name, told in SLURM_KEYS.items():
+        parser.addini(f"{PREFIX}{name}", told, default="")
 
 
 def values(config: pytest.Config) -> dict[str, Any]:
@@ -59,11 +57,6 @@ def _value(config: pytest.Config, option: Option) -> Any:
     if given or not option.ini:
         return option.read(option.spelled, given)
     return option.read(option.key, config.getini(option.key))
-
-
-def options(config: pytest.Config) -> Options:
-    """The options that the user chose. Raises `UsageError` for a bad one."""
-    return options_of(root_of(config), values(config))
 
 
 def root_of(config: pytest.Config) -> Path:

@@ -92,14 +92,14 @@ def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
     if refusal is not None:  # raised here, pytest has no second exception to show
         raise_in(benchmark, refusal)
     item.stash[MEASUREMENT] = measurement
-    if measurement.dry:
-        replay_nothing(benchmark)
     properties = summary.properties(measurement)
     benchmark.extra_info.update(properties)
     item.user_properties += [(f"perf_{name}", value) for name, value in properties.items()]
-    if not measurement.dry:
-        if not measurement.measured_steps:
-            raise_in(benchmark, _failure(item.config, measurement))
+    if measurement.dry:
+        replay_nothing(benchmark)
+    elif not measurement.measured_steps:
+        raise_in(benchmark, _failure(item.config, measurement))
+    else:
         replay(benchmark, item.stash[CLOCK], measurement.measured_steps)
     if session.setup.options.is_failing(measurement) or measurement.excused is not None:
         raise _failure(item.config, measurement)

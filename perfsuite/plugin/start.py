@@ -1,26 +1,26 @@
-"""Begins and ends a session: the one that the options describe, its progress, and its interrupts."""
+"""Begins a session: the one that the options describe, and its progress."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
-from collections.abc import Generator
 from typing import Any
 
 import pytest
 
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.launch.launchers import launcher
-from perfsuite.plugin.keys import PROGRESS, SELECTED, SESSION, is_worker, usage_error
+from perfsuite.plugin.files import CollectsFromWorkers, HoldsInterrupts
+from perfsuite.plugin.keys import PROGRESS, SESSION, is_worker, usage_error
 from perfsuite.plugin.options import root_of, values
 from perfsuite.plugin.terminal import terminal_of
-from perfsuite.plugin.xdist import CollectsFromWorkers
 from perfsuite.report.progress import Progress
 from perfsuite.report.text import printable
-from perfsuite.session.begin import against_arm, against_baseline, dry
+from perfsuite.session import against_arm, dry
+from perfsuite.session.against_baseline import AgainstBaseline
 from perfsuite.session.option_table import options_of
 from perfsuite.session.session import Session
+from perfsuite.session.setup import Host, Setup
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,12 +46,14 @@ def _session(config: pytest.Config, progress: Progress) -> Session:
     options = options_of(root_of(config), chosen)
     with usage_error():
         if chosen["dry"]:
-            session = dry(options, progress)
+            session = dry.session(options, progress)
         elif chosen["against"] is not None:
             arms = ("--perf-against", chosen["against"]), ("", ".")
-            session = against_arm(options, progress, launcher(chosen["launcher"]), arms, chosen["max-pairs"])
+            starts, most = launcher(chosen["launcher"]), chosen["max-pairs"]
+            session = against_arm.session(options, progress, starts, arms, most)
         else:
-            session = against_baseline(options, progress, launcher(chosen["launcher"]))
+            setup = Setup(options, progress, Host(launcher(chosen["launcher"]), options.store))
+            session = Session(setup, AgainstBaseline(setup))
     session.saves = not is_worker(config)
     return session
 
@@ -77,30 +79,3 @@ def _progress(config: pytest.Config) -> Progress:
                     terminal.write("\r")
 
     return Progress(line=line, live=live)
-
-
-class HoldsInterrupts:
-    """Has a second Ctrl-C wait until the results are written, which takes pytest and perfsuite a second.
-
-    Else it hits pytest while it takes note of the first one, and its exit status says that all is well.
-    """
-
-    KEY = pytest.StashKey[Any]()
-
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_keyboard_interrupt(self) -> Generator[None, object, object]:
-        """Ignore SIGINT from now on, before any other plugin looks at the first one."""
-        if self.config.stash.get(SELECTED, 0) and signal.getsignal(signal.SIGINT) is not None:
-            with contextlib.suppress(ValueError):  # not in the main thread, which alone gets an interrupt
-                self.config.stash[self.KEY] = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return (yield)
-
-    @classmethod
-    def release(cls, config: pytest.Config) -> None:
-        """Answer SIGINT as before."""
-        if cls.KEY in config.stash:
-            signal.signal(signal.SIGINT, config.stash[cls.KEY])
-            del config.stash[cls.KEY]

@@ -8,13 +8,11 @@ Arm A is what is compared with, arm B what may be slower. Imports neither torch 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import ClassVar
 
-from perfsuite.case.case import Case
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch import driving
-from perfsuite.launch.arm import Arm
+from perfsuite.launch.arm import resolve
+from perfsuite.launch.base import Launcher, Listener
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import Launching, is_free, launch_watched
 from perfsuite.node.cpu import node_variables
@@ -22,8 +20,9 @@ from perfsuite.results.outcome import Excuse, Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
-from perfsuite.session.setup import Setup
-from perfsuite.session.way import Judged, Trial, excused, take_profile
+from perfsuite.session.session import Session
+from perfsuite.session.setup import Host, Options, Setup
+from perfsuite.session.way import Judged, Trial, Way, excused, take_profile
 from perfsuite.verdict.arms import ARM_A, ARM_B, judge_pairs, unhealthy_pairs
 from perfsuite.verdict.overall import with_unseen
 from perfsuite.verdict.paired_test import MAX_PAIRS
@@ -32,11 +31,9 @@ from perfsuite.verdict.profiled import explained
 
 
 @dataclass
-class AgainstArm:
+class AgainstArm(Way):
     """Compares one case after another in two arms, A and B. A fault is injected into arm B alone."""
 
-    setup: Setup
-    arms: tuple[Arm, Arm]
     max_pairs: int = MAX_PAIRS
     tolerance: float | None = None
     """Of `metric` (None: of tokens/s), as a share; None: as a gate has it on this kind of device."""
@@ -44,12 +41,6 @@ class AgainstArm:
     """Have both arms profiled, in one more launch of each, if they differ."""
     metric: str | None = None
     """Pairs are made until this one is decided; None: until tokens/s and all others are."""
-    dry: ClassVar[bool] = False
-
-    def reviewed_file(self, case: Case) -> Path:
-        """Where the reviewed baseline of times of a case stands, or would."""
-        hardware_class = self.setup.host.machine_for(case).hardware_class
-        return self.setup.baselines.reviewed_file(hardware_class, case.id)
 
     def refused(self, trial: Trial) -> None:
         """Refuse nothing: no baseline is needed. Says if both arms are one environment."""
@@ -69,15 +60,12 @@ class AgainstArm:
         while True:
             others = self._launch_pair(trial)
             verdict = self._verdict(trial)
-            if verdict.outcome == "undecided" and others is not None and not self._is_free(trial, others):
+            shared = self.setup.options.when_shared
+            if verdict.outcome == "undecided" and others and not is_free(trial.runs[-1], others, shared):
                 # While others stay, more launches would be in vain: one pair is enough for a verdict.
                 verdict = self._verdict(trial, max_unhealthy=1)
             if verdict.outcome != "undecided":
                 return Judged(verdict, excused=_excuse(trial, verdict))
-
-    def _is_free(self, trial: Trial, others: Neighbours) -> bool:
-        """Whether to launch another pair after one during which others used the machine."""
-        return is_free(trial.runs[-1], others, self.setup.options.when_shared)
 
     def _launch_pair(self, trial: Trial) -> Neighbours | None:
         """Launch each arm once. Returns who tells of others that used the machine; None if nobody did."""
@@ -124,8 +112,22 @@ class AgainstArm:
         verdict = verdict.replace(profiled=explained(before, now, ARM_A))
         return result.replace(profile=now, profile_before=before, verdict=verdict)
 
-    def record(self, result: Measurement) -> None:
-        """Write nothing: no launch of a comparison becomes a baseline."""
+
+def session(
+    options: Options,
+    listener: Listener,
+    launcher: Launcher,
+    arms: tuple[tuple[str, str], tuple[str, str]],
+    max_pairs: int | None = None,
+    tolerance: float | None = None,
+) -> Session:
+    """A session that compares two arms, each given as the option that names it and its value.
+
+    Raises `CaseError` and `GitError` for an arm that there is not.
+    """
+    setup = Setup(options, listener, Host(launcher, options.store))
+    found = tuple(resolve(option, text, root=options.root, store=options.store) for option, text in arms)
+    return Session(setup, AgainstArm(setup, found, max_pairs=max_pairs or MAX_PAIRS, tolerance=tolerance))
 
 
 def _excuse(trial: Trial, verdict: Verdict) -> Excuse | None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 from perfsuite.case.case import Case
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import framework_of
-from perfsuite.launch.arm import Arm
 from perfsuite.measure import measure
 from perfsuite.report.text import plural
 from perfsuite.results import baseline, count_baseline
@@ -18,9 +16,8 @@ from perfsuite.results.outcome import UNMEASURED, Verdict
 from perfsuite.results.profile import TakenProfile, of_baseline
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import FoundBaseline
-from perfsuite.session.options import MISSING_FAILS
-from perfsuite.session.setup import Setup
-from perfsuite.session.way import Judged, Trial, excused, take_profile
+from perfsuite.session.setup import MISSING_FAILS
+from perfsuite.session.way import Judged, Trial, Way, excused, take_profile
 from perfsuite.verdict.exact import counted
 from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.overall import with_counts, with_unseen
@@ -32,18 +29,10 @@ MIN_RECORDED = 3
 
 
 @dataclass
-class AgainstBaseline:
+class AgainstBaseline(Way):
     """Launches cases and judges them by what was accepted or recorded before."""
 
-    setup: Setup
-    arms: ClassVar[tuple[Arm, ...]] = ()
-    dry: ClassVar[bool] = False
     _noise: dict[str, ClassNoise] = field(default_factory=dict)
-
-    def reviewed_file(self, case: Case) -> Path:
-        """Where the reviewed baseline of times of a case stands, or would."""
-        hardware_class = self.setup.host.machine_for(case).hardware_class
-        return self.setup.baselines.reviewed_file(hardware_class, case.id)
 
     def refused(self, trial: Trial) -> Judged | None:
         """The failure of a case that lacks a required baseline, unless it may fail for another reason."""
@@ -70,12 +59,14 @@ class AgainstBaseline:
             trial.case, trial.machine, trial.directory, reference, self.setup.launching, runs=trial.runs
         )[1]
         if required is not None and verdict.outcome == "recorded":
-            verdict = required.replace(
-                launches=verdict.launches, unhealthy_launches=verdict.unhealthy_launches
-            )
+            seen = {"launches": verdict.launches, "unhealthy_launches": verdict.unhealthy_launches}
+            verdict = required.replace(**seen)
         verdict = with_counts(verdict, trial.runs, reference.counts, str(file))
-        before = reference.baseline
-        return Judged(verdict, self._file(trial, verdict, known), excused(trial, verdict, before))
+        times = known.file if known else None
+        if verdict.is_recorded:
+            hardware_class = trial.runs[-1].machine.hardware_class
+            times = self.setup.baselines.local_file(hardware_class, trial.case.id)
+        return Judged(verdict, times, excused(trial, verdict, reference.baseline))
 
     def noise(self, hardware_class: str) -> ClassNoise:
         """The noise pooled over all baselines of a class, as they were when it was first asked for."""
@@ -124,51 +115,31 @@ class AgainstBaseline:
             return TakenProfile(why_none=str(error))
         return None if profile is None else TakenProfile(profile=profile)
 
-    def _file(self, trial: Trial, verdict: Verdict, known: FoundBaseline | None) -> Path | None:
-        """The baseline of times that a case was judged by, or that it records."""
-        if verdict.is_recorded:
-            hardware_class = trial.runs[-1].machine.hardware_class
-            return self.setup.baselines.local_file(hardware_class, trial.case.id)
-        return known.file if known else None
-
     def _baseline_of(self, trial: Trial) -> tuple[FoundBaseline | None, Verdict | None]:
         """The baseline to compare with; and without one the failure, where the options require one.
 
         A local one of too few launches to tell their noise does not count: it is recorded anew.
         """
         found = self.setup.baselines.find(trial.machine.hardware_class, trial.case)
-        is_whole = found is not None and (
-            found.baseline.accepted is not None or len(found.baseline.launches) >= self._fewest
-        )
-        return (found, None) if is_whole else (None, self._required(trial, found))
-
-    @property
-    def _fewest(self) -> int:
-        """Fewest launches of a local baseline: as many as tell their noise, or as the user asks for."""
-        return min(MIN_RECORDED, self.setup.options.policy.record_launches)
-
-    def _required(self, trial: Trial, too_small: FoundBaseline | None) -> Verdict | None:
-        """The failure of a case without a baseline, where the options require one; None where they do not.
-
-        `too_small` is a baseline that there is, of too few launches.
-        """
         options = self.setup.options
+        fewest = min(MIN_RECORDED, options.policy.record_launches)
+        if found and (found.baseline.accepted is not None or len(found.baseline.launches) >= fewest):
+            return found, None
         if options.inject is not None:
             option, why = "--perf-inject", "--perf-inject needs one to compare with: run once without it"
         elif options.fail_without_baseline:
             option = why = MISSING_FAILS
         else:
-            return None
-        hardware_class = trial.machine.hardware_class
-        reason = f"no baseline on {hardware_class} in {self.setup.baselines}, and {why}"
-        if too_small is not None:
-            launches = plural(len(too_small.baseline.launches), "launch")
+            return None, None
+        reason = f"no baseline on {trial.machine.hardware_class} in {self.setup.baselines}, and {why}"
+        if found is not None:
+            launches = plural(len(found.baseline.launches), "launch")
             reason = (
-                f"the baseline in {too_small.file} is of {launches}, and {option} asks for {self._fewest} or "
+                f"the baseline in {found.file} is of {launches}, and {option} asks for {fewest} or "
                 "more: run once without it, which records it anew, or add --perf-record-launches=1 to "
                 "compare with it as it is"
             )
-        return Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,))
+        return None, Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,))
 
 
 def _is_worse(verdict: Verdict) -> bool:

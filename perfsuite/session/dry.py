@@ -6,13 +6,11 @@ Imports neither torch nor pytest.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
-from perfsuite.case.case import Case
 from perfsuite.dry.driver import dry_run
 from perfsuite.dry.machine import Device
-from perfsuite.launch.arm import Arm
+from perfsuite.launch.base import Listener
 from perfsuite.results import count_baseline
 from perfsuite.results.count_baseline import target_of
 from perfsuite.results.counts import COUNTED_STEP
@@ -20,33 +18,23 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
-from perfsuite.session.options import MISSING_FAILS
-from perfsuite.session.setup import Setup
-from perfsuite.session.way import Judged, Trial
+from perfsuite.session.session import Session
+from perfsuite.session.setup import MISSING_FAILS, DryHost, Options, Setup
+from perfsuite.session.way import Judged, Trial, Way
 from perfsuite.verdict.overall import with_counts
 
 ONE_RANK = "not recorded: --rank looks at one rank, and a baseline has all that differ"
 
 
 @dataclass
-class Dry:
+class Dry(Way):
     """Runs one case after another dry, whatever this machine is. The host of its `setup` is a `DryHost`."""
 
-    setup: Setup
     device: Device | None = None
     """What to pretend; None: what the case is meant for."""
     ranks: tuple[int, ...] | None = None
     """The ranks to run. None: those that tell what all do; only these are recorded."""
-    arms: ClassVar[tuple[Arm, ...]] = ()
     dry: ClassVar[bool] = True
-
-    def reviewed_file(self, case: Case) -> Path:
-        """Where the reviewed baseline of counts of a case stands, or would."""
-        target = target_of(self.setup.host.machine_for(case), dry=True)
-        return self.setup.baselines.counts.reviewed_file(target, case.id)
-
-    def refused(self, trial: Trial) -> None:
-        """Refuse nothing: a missing baseline is told after the dry run."""
 
     def judge(self, trial: Trial) -> Judged:
         """Run a case dry and judge what it counts. Nothing that a dry run does shows a known issue."""
@@ -76,11 +64,16 @@ class Dry:
         is_recorded = not is_known and self.ranks is None
         return Verdict(outcome="recorded" if is_recorded else "passed", launches=1)
 
-    def profile(self, result: Measurement, trial: Trial) -> None:
-        """Take no profile: that needs a launch."""
-
     def record(self, result: Measurement) -> None:
         """Write the local baseline of counts, if a case turned out to need one."""
         counts = result.verdict.counts
         if counts is not None and counts.outcome == "recorded" and self.ranks is None:
             self.setup.baselines.counts.write_local(count_baseline.from_runs(result.runs))
+
+
+def session(
+    options: Options, listener: Listener, device: Device | None = None, ranks: tuple[int, ...] | None = None
+) -> Session:
+    """A session that runs cases dry, on the machines that they are meant for or on another `device`."""
+    setup = Setup(options, listener, DryHost(device))
+    return Session(setup, Dry(setup, device=device, ranks=ranks))

@@ -6,6 +6,7 @@ nor pytest.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from perfsuite.case.fault import Fault
 from perfsuite.errors import CaseError
 from perfsuite.launch.quiet import WAIT_S
 from perfsuite.results.store import BASELINES, STORE
-from perfsuite.session.options import Options
+from perfsuite.session.setup import Options
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_CHANGED
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
@@ -31,16 +32,10 @@ Parse = Callable[[str], Any]
 """Reads a value. Raises `ValueError` with what is allowed, as it stands after `give`."""
 
 
-def text(value: str) -> str:
-    """Any text."""
-    return value
-
-
 def whole(least: int, most: int | None = None) -> Parse:
     """A whole number in a range."""
-    allowed = f"a whole number, {least} or more, of at most {MOST_DIGITS} digits"
-    if most is not None:
-        allowed = f"a whole number from {least} to {most}"
+    several = f"a whole number, {least} or more, of at most {MOST_DIGITS} digits"
+    allowed = several if most is None else f"a whole number from {least} to {most}"
 
     def parse(value: str) -> int:
         if not value.isdecimal() or len(value) > MOST_DIGITS or not least <= int(value) <= (most or 10**9):
@@ -52,25 +47,11 @@ def whole(least: int, most: int | None = None) -> Parse:
 
 def share(value: str) -> float:
     """A share of a whole, as 90% or 0.9."""
-    allowed = "a share from 0% to 100%, or from 0 to 1"
-    try:
+    with contextlib.suppress(ValueError):
         found = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
-    except ValueError:
-        raise ValueError(allowed) from None
-    if not 0 <= found <= 1:
-        raise ValueError(allowed)
-    return found
-
-
-def choice(choices: Mapping[str, Any]) -> Parse:
-    """One of some words."""
-
-    def parse(value: str) -> Any:
-        if value not in choices:
-            raise ValueError(" or ".join(choices))
-        return choices[value]
-
-    return parse
+        if 0 <= found <= 1:
+            return found
+    raise ValueError("a share from 0% to 100%, or from 0 to 1")
 
 
 def strict(value: str) -> frozenset[str]:
@@ -123,15 +104,15 @@ class Option:
     """What the page says besides, in Markdown."""
     metavar: str = ""
     """How its value is shown; nothing for a flag."""
-    parse: Parse = text
+    parse: Parse = str
     default: str = ""
     """The value without it, as text. It is parsed like any other, unless it is empty: then it is None."""
     default_told: str = ""
     """The default in words, where a value does not say it."""
-    sets: str | None = None
-    """The field of `Options` that it sets; `policy.` begins one of its policy."""
+    sets: str = ""
+    """The field of `Options` that it sets, if not the one of its name; `policy.` begins one of its policy."""
     choices: Mapping[str, Any] = field(default_factory=dict)
-    """What each word, or `yes` and `no` of a flag, sets the field to."""
+    """What each word sets the field to. A flag whose name begins with `no-` sets it to False."""
     ini: bool = False
     """Whether a repository can fix it in pytest's ini file."""
     of_verdict: bool = False
@@ -155,6 +136,12 @@ class Option:
         return self.spelled[2:].replace("-", "_")
 
     @property
+    def sets_field(self) -> str | None:
+        """The field of `Options` that it sets, if any."""
+        own = self.name.replace("-", "_")
+        return self.sets or (own if own in Options.__dataclass_fields__ else None)
+
+    @property
     def told(self) -> str:
         """The default, for people."""
         return self.default_told or self.default
@@ -162,18 +149,21 @@ class Option:
     def read(self, spelled: str, value: str | bool | None) -> Any:
         """Return what a value means. Raises `CaseError`, which names the option as it was `spelled`."""
         if self.is_flag:
-            return self.choices["yes" if value else "no"] if self.choices else bool(value)
-        if not value and not self.default:
+            return bool(value) != self.name.startswith("no-")
+        if not (given := str(value or self.default)):
             return None
-        given = str(value or self.default)
         try:
-            return choice(self.choices)(given) if self.choices else self.parse(given)
+            if self.choices and given not in self.choices:
+                raise ValueError(" or ".join(self.choices))
+            return self.choices[given] if self.choices else self.parse(given)
         except ValueError as error:
             raise CaseError(f"{spelled}={given[:80]}: give {error}") from None
 
     def shown(self, options: Options) -> str:
         """The value that a session has, as text."""
-        value = attrgetter(str(self.sets))(options)
+        value = attrgetter(str(self.sets_field))(options)
+        if self.is_flag:
+            return "yes" if value != self.name.startswith("no-") else "no"
         words = (word for word, meant in self.choices.items() if meant == value)
         return next(words, "nothing" if value is None else str(value))
 
@@ -195,8 +185,6 @@ OPTIONS = (
     ),
     Option(
         name="explain",
-        sets="explain",
-        choices={"no": False, "yes": True},
         ini=True,
         help="launch a slower case once more, to profile some steps and say what they do differently; also "
         "a case whose launches may become a baseline, which is compared with then",
@@ -248,7 +236,6 @@ OPTIONS = (
         name="strict",
         metavar="OUTCOMES",
         parse=strict,
-        sets="strict",
         ini=True,
         default_told="neither",
         help="fail a case that is improved or inconclusive, too: --perf-strict=improved,inconclusive",
@@ -259,7 +246,6 @@ OPTIONS = (
         parse=share,
         default="0",
         default_told="0: one case is enough",
-        sets="min_judged",
         ini=True,
         help="fail the session if fewer of its cases are judged, as 90% or 0.9; inconclusive, unhealthy, "
         "newly recorded and excused ones are not",
@@ -277,8 +263,6 @@ OPTIONS = (
     ),
     Option(
         name="allow-shared",
-        sets="allow_shared",
-        choices={"no": False, "yes": True},
         help="where others use the machine, do not wait but show the figures, marked: they are neither "
         "judged nor recorded",
     ),
@@ -302,7 +286,6 @@ OPTIONS = (
     Option(
         name="no-preflight",
         sets="preflight",
-        choices={"no": True, "yes": False},
         help="launch cases of several nodes without looking at the nodes before",
         page="See [Preflight](slurm.md#preflight)",
     ),
@@ -315,7 +298,6 @@ OPTIONS = (
     Option(
         name="no-counts",
         sets="counts",
-        choices={"no": True, "yes": False},
         of_verdict=True,
         help="do not count what a step does (collectives, FLOPs, kernels, memory): nothing of it is judged",
     ),
@@ -353,7 +335,6 @@ OPTIONS = (
         metavar="DIR",
         parse=path,
         default=str(STORE),
-        sets="store",
         ini=True,
         help="local baselines, and the files of each launch, from the root directory",
     ),
@@ -362,7 +343,6 @@ OPTIONS = (
         metavar="DIR",
         parse=path,
         default=str(BASELINES),
-        sets="baselines",
         ini=True,
         of_verdict=True,
         help="reviewed baselines, from the root directory",
@@ -371,7 +351,6 @@ OPTIONS = (
         name="inject",
         metavar="FAULT",
         parse=fault,
-        sets="inject",
         of_verdict=True,
         help="inject a fault to test the gate, for example slowdown=30%; such launches are never recorded",
         page="Needs a baseline, except with `--perf-against`: run once without it",
@@ -387,9 +366,7 @@ OLD = {
 """Options that were, and what they are now."""
 EXCLUDING = {
     "dry": {
-        "inject": "a dry run only counts",
-        "no-counts": "a dry run only counts",
-        "explain": "a dry run only counts",
+        **dict.fromkeys(("inject", "no-counts", "explain"), "a dry run only counts"),
         "resume": "only launches are resumed",
     },
     "against": dict.fromkeys(
@@ -415,9 +392,9 @@ def options_of(root: Path, values: Mapping[str, Any]) -> Options:
     An option that is not among `values` has its default.
     """
     fields = {
-        option.sets: values.get(option.name, option.read(option.spelled, None))
+        option.sets_field: values.get(option.name, option.read(option.spelled, None))
         for option in OPTIONS
-        if option.sets is not None
+        if option.sets_field is not None
     }
     fields["strict"] = fields["strict"] or frozenset()
     chosen = {name.removeprefix("policy."): fields.pop(name) for name in list(fields) if "." in name}

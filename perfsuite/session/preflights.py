@@ -30,14 +30,13 @@ class Preflights:
     """What is wrong with each node that two preflights in a row found bad, by its number from 0 on."""
 
     def problems(self, case: Case, machine: Machine) -> tuple[str, ...]:
-        """Return what is wrong with the nodes that a case would use; empty if it may be launched.
+        """What is wrong with the nodes that a case would use; empty if it may be launched.
 
         A case that trains nothing takes any node.
         """
         nodes = case.topology.nodes
-        if nodes == 1 or not self.setup.options.preflight or not torch_build.installed():
-            return ()
-        if not framework_of(case).plan(case).needs_torch:
+        is_looked_at = nodes > 1 and self.setup.options.preflight and torch_build.installed()
+        if not is_looked_at or not framework_of(case).plan(case).needs_torch:
             return ()
         known = {(len(each.nodes), each.machine.device) for each in self.made}
         if min(self._bad, default=nodes) >= nodes and (nodes, machine.device) not in known:
@@ -49,9 +48,8 @@ class Preflights:
         first = self._preflight(nodes, machine)
         if not first.problems:
             return
-        self.setup.listener.say(
-            "what a preflight finds wrong counts if a second one finds that node bad, too"
-        )
+        said = "what a preflight finds wrong counts if a second one finds that node bad, too"
+        self.setup.listener.say(said)
         second = self._preflight(nodes, machine)
         for number, (before, now) in enumerate(zip(first.nodes, second.nodes, strict=True)):
             if before.problems and now.problems:
@@ -62,7 +60,7 @@ class Preflights:
         self.setup.listener.waiting(f"preflight of {nodes} nodes")
         host = self.setup.host
         allocation = host.machine.allocation
-        names = [] if allocation is None else [node.name for node in allocation.nodes[:nodes]]
+        names = [node.name for node in allocation.nodes[:nodes]] if allocation else []
         found = preflight(host.launcher, machine, nodes, self.new_directory(), names=names)
         self.made.append(found)
         self.save()

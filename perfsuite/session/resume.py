@@ -5,8 +5,6 @@ Imports neither torch nor pytest.
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
 from typing import NamedTuple
 
 from perfsuite import documents
@@ -19,10 +17,8 @@ from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.session_file import Measurement, PytestRun, SessionFile
 from perfsuite.results.store import BaselineStore, SessionDir, Store
 
-OUTCOMES_OF_THE_MACHINE: frozenset[Outcome] = frozenset({"unhealthy", "undecided"})
-FAILURES_OF_THE_MACHINE: frozenset[FailureKind] = frozenset(
-    {"cancelled", "error", "missing_report", "no_baseline"}
-)
+OUTCOMES_OF_THE_MACHINE: tuple[Outcome, ...] = ("unhealthy", "undecided")
+FAILURES_OF_THE_MACHINE: tuple[FailureKind, ...] = ("cancelled", "error", "missing_report", "no_baseline")
 """A step that somebody cancelled, a file that cannot be written, a launcher that was killed, a baseline that
 may be there by now: nothing says that the code failed."""
 MOST_DIFFERENCES = 5
@@ -37,7 +33,7 @@ class Earlier(NamedTuple):
 
 
 def newest(store: Store, now: SessionFile) -> Earlier:
-    """Return the newest session of a store, whose verdicts hold for `now`. Dry runs are none.
+    """The newest session of a store, whose verdicts hold for `now`. Dry runs are none.
 
     Raises `FileError` with the reason where there is none, where its file cannot be read, and where it
     differs from `now` in anything that a verdict depends on.
@@ -49,10 +45,9 @@ def newest(store: Store, now: SessionFile) -> Earlier:
     else:
         raise FileError(f"no session in {store.sessions}")
     if reasons := differences(content, now):
-        told = reasons[:MOST_DIFFERENCES]
-        if more := len(reasons) - len(told):
-            told.append(f"and {more} more")
-        raise FileError(f"the newest session, {file.parent}, has {'; '.join(told)}")
+        if (more := len(reasons) - MOST_DIFFERENCES) > 0:
+            reasons[MOST_DIFFERENCES:] = [f"and {more} more"]
+        raise FileError(f"the newest session, {file.parent}, has {'; '.join(reasons)}")
     return Earlier(SessionDir(file.parent), content)
 
 
@@ -64,7 +59,16 @@ def differences(then: SessionFile, now: SessionFile) -> list[str]:
     """
     if now.commit is None:
         return ["cases outside of git, where no commit says whether they are the same"]
-    before, today = _told(then), _told(now)
+    before, today = (
+        {
+            "commit": str(session.commit)[:12],
+            "uncommitted changes": session.conditions.changes or "none",
+            "hardware class": session.machine.hardware_class,
+            **session.conditions.options,
+            **session.conditions.environment,
+        }
+        for session in (then, now)
+    )
     return [
         f"{name} {before.get(name, 'unset')}, not {today.get(name, 'unset')}"
         for name in dict.fromkeys([*before, *today])
@@ -72,36 +76,19 @@ def differences(then: SessionFile, now: SessionFile) -> list[str]:
     ]
 
 
-def _told(session: SessionFile) -> dict[str, str]:
-    """What the verdicts of a session hold for, by name."""
-    return {
-        "commit": str(session.commit)[:12],
-        "uncommitted changes": session.conditions.changes or "none",
-        "hardware class": session.machine.hardware_class,
-        **session.conditions.options,
-        **session.conditions.environment,
-    }
-
-
 def is_decided(result: Measurement) -> bool:
-    """Return whether a case keeps its verdict when its session goes on.
-
-    Not one that says nothing of the code: of an unhealthy machine, a cancelled step, an error, a report that
-    is missing.
-    """
-    return (
-        result.outcome not in OUTCOMES_OF_THE_MACHINE
-        and result.verdict.failure not in FAILURES_OF_THE_MACHINE
-    )
+    """Whether a case keeps its verdict when its session goes on: one that says something of the code."""
+    failure = result.verdict.failure
+    return result.outcome not in OUTCOMES_OF_THE_MACHINE and failure not in FAILURES_OF_THE_MACHINE
 
 
 def ended(parts: tuple[PytestRun, ...]) -> tuple[PytestRun, ...]:
-    """Return the parts of a session that goes on: one that still says `running` was killed."""
+    """The parts of a session that goes on: one that still says `running` was killed."""
     return tuple(part.replace(status="interrupted") if part.status == "running" else part for part in parts)
 
 
 def holds(result: Measurement, case: Case, machine: Machine, baselines: BaselineStore) -> bool:
-    """Return whether a case keeps its result of an earlier part of its session.
+    """Whether a case keeps its result of an earlier part of its session.
 
     It does not where nothing was decided about the code, and where another baseline counts now than it was
     judged by, or one that cannot be read.
@@ -109,16 +96,11 @@ def holds(result: Measurement, case: Case, machine: Machine, baselines: Baseline
     is_of_case = all(documents.plain(run.case) == documents.plain(case) for run in result.runs)
     if not is_decided(result) or not is_of_case:
         return False
-    counts = result.verdict.counts
-    with contextlib.suppress(FileError):
+    try:
         found = baselines.find(machine.hardware_class, case)
         counted = baselines.counts.find(target_of(machine, dry=False), case)
-        return _is_judged_by(result.baseline_file, found and found.file) and _is_judged_by(
-            None if counts is None else counts.baseline_file, counted and counted.file
-        )
-    return False
-
-
-def _is_judged_by(before: str | None, now: Path | None) -> bool:
-    """Return whether a result that was judged by one file, or by none, would be judged by the same today."""
-    return before in (None, None if now is None else str(now))
+    except FileError:
+        return False
+    counts = result.verdict.counts
+    judged_by = (result.baseline_file, found), (counts.baseline_file if counts else None, counted)
+    return all(before in (None, str(now.file) if now else None) for before, now in judged_by)

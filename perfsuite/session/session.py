@@ -37,9 +37,8 @@ from perfsuite.results.session_file import (
 from perfsuite.results.store import SessionDir, is_there
 from perfsuite.session import resume
 from perfsuite.session.option_table import of_verdicts
-from perfsuite.session.options import MISSING_FAILS
 from perfsuite.session.preflights import Preflights
-from perfsuite.session.setup import Setup
+from perfsuite.session.setup import MISSING_FAILS, Setup
 from perfsuite.session.way import Judged, Trial, Way
 from perfsuite.verdict.profiled import explained
 
@@ -90,16 +89,12 @@ class Session:
     def note_conditions(self) -> tuple[git.Revision, Conditions]:
         """Return what is checked out, and what the verdicts hold for, as they were at the first call."""
         if self._noted is None:
-            root = self.setup.options.root
-            revision = git.revision(root)
+            revision = git.revision(self.setup.options.root)
             if revision.problem is not None:
                 self.setup.listener.say(f"the commit of the cases is not known: {revision.problem}")
-            conditions = Conditions(
-                changes=git.changes(root),
-                options=of_verdicts(self.setup.options),
-                environment={"perfsuite": __version__, **environment.of_this_process()},
-            )
-            self._noted = revision, conditions
+            versions = {"perfsuite": __version__, **environment.of_this_process()}
+            changes, chosen = git.changes(self.setup.options.root), of_verdicts(self.setup.options)
+            self._noted = revision, Conditions(changes=changes, options=chosen, environment=versions)
         return self._noted
 
     def resume(self) -> None:
@@ -137,7 +132,7 @@ class Session:
         reason = self.setup.host.why_not(case)
         if reason is None or not self.setup.options.fail_without_baseline:
             return reason
-        if is_there(file := self.way.reviewed_file(case)):
+        if is_there(file := self.setup.reviewed_file(case, dry=self.way.dry)):
             raise CaseError(f"{reason}; but there is {file}, and {MISSING_FAILS}")
         return reason
 
@@ -152,12 +147,8 @@ class Session:
         trial = self.trial if self.trial is not None and self.trial.case is case else None
         directory = self.directory.case(case.id) if trial is None else trial.directory
         where = "" if isinstance(error, PerfsuiteError) else f" ({_traceback(error, directory)})"
-        verdict = Verdict(
-            outcome="failed",
-            launches=0 if trial is None else len(trial.runs),
-            failure="error",
-            reasons=(f"{told(error)}{where}",),
-        )
+        launches, reasons = 0 if trial is None else len(trial.runs), (f"{told(error)}{where}",)
+        verdict = Verdict(outcome="failed", launches=launches, failure="error", reasons=reasons)
         self.keep(_result(case, nodeid, directory, trial, Judged(verdict)))
 
     def measure(self, case: Case, nodeid: str) -> Measurement:
@@ -242,10 +233,8 @@ class Session:
     @property
     def only_shown(self) -> list[Measurement]:
         """Measurements that only show figures, as `allow_shared` asks: not judged, and no reason to fail."""
-        results = self.results if self.setup.options.allow_shared else []
-        return [
-            each for each in results if each.outcome == "unhealthy" and each.shared and each.measured_steps
-        ]
+        shown = self.results if self.setup.options.allow_shared else []
+        return [each for each in shown if each.outcome == "unhealthy" and each.shared and each.measured_steps]
 
     @property
     def nothing_measured(self) -> bool:

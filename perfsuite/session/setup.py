@@ -1,18 +1,135 @@
-"""What a session measures with. Imports neither torch nor pytest."""
+"""What a session measures with: its options, its machine, real or pretended, and its baselines.
+
+Imports neither torch nor pytest.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
-from perfsuite.launch.base import Listener
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
+from perfsuite.dry import limits
+from perfsuite.dry.machine import Device, pretended
+from perfsuite.errors import CaseError, MachineError
+from perfsuite.launch.base import Launcher, Listener
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.lock import MachineLock
-from perfsuite.launch.quiet import Neighbours
-from perfsuite.measure import Launching
-from perfsuite.results.store import BaselineStore, Store
-from perfsuite.session.host import Host
-from perfsuite.session.options import Options
+from perfsuite.launch.quiet import WAIT_S, Neighbours
+from perfsuite.launch.requirements import unsupported, wrong_torch
+from perfsuite.measure import Launching, WhenShared
+from perfsuite.node.machine import detect_cpu
+from perfsuite.results.count_baseline import target_of
+from perfsuite.results.session_file import Measurement
+from perfsuite.results.store import STORE, BaselineStore, Store
+from perfsuite.verdict.judge import Policy
+
+MISSING_FAILS = "--perf-missing-baseline=fail"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a user may choose."""
+
+    root: Path
+    """The directory of the repository that holds the cases."""
+    store: Path
+    """The directory of the local store."""
+    baselines: Path
+    """The directory of reviewed baselines."""
+    policy: Policy = field(default_factory=Policy)
+    inject: str | None = None
+    """A fault to inject into every launch: such launches are judged and never recorded."""
+    counts: bool = True
+    """Count what a step does, in every launch."""
+    explain: bool = False
+    """Have a slower case profiled in one more launch, and one whose launches may become a baseline."""
+    fail_without_baseline: bool = False
+    strict: frozenset[str] = frozenset()
+    """Further outcomes that fail a test: `improved`, `inconclusive`."""
+    min_judged: float = 0
+    """Share of the cases, from 0 to 1, that must be judged: else the session fails."""
+    wait_quiet_s: float = WAIT_S
+    """Most seconds to wait until others stop using the machine; 0: launch again at once."""
+    allow_shared: bool = False
+    """Show what was measured while others used the machine; nothing of it is judged or recorded."""
+    fail_if_busy: bool = False
+    """Fail where another session measures on this machine, instead of waiting until it ends."""
+    preflight: bool = True
+    """Look at several nodes before the first launch on them, and launch nothing on bad ones."""
+
+    @property
+    def when_shared(self) -> WhenShared:
+        """What to do after a launch during which others used the machine."""
+        if self.allow_shared:
+            return "stop"
+        return "wait" if self.wait_quiet_s else "again"
+
+    def is_failing(self, measurement: Measurement) -> bool:
+        """Whether a test fails with this measurement."""
+        outcome = measurement.outcome
+        if outcome == "failed":
+            return measurement.excused is None
+        return outcome == "regressed" or outcome in self.strict
+
+
+class Host:
+    """The machine or nodes that cases are launched on, and which cases they can run.
+
+    Every node must see the directory `shared`.
+    """
+
+    def __init__(self, launcher: Launcher | None = None, shared: Path = STORE) -> None:
+        self.launcher = launcher or LocalLauncher()
+        self._shared = shared
+
+    @cached_property
+    def machine(self) -> Machine:
+        """Each node with its GPUs, if it has any. Looked at once, and only if something is measured."""
+        return self.launcher.machine(self._shared)
+
+    def machine_for(self, case: Case) -> Machine:
+        """The machine that `case` runs on: one with GPUs is a CPU machine, too, for a case meant for that."""
+        if "cpu" in case.hardware and all(self.machine.why_not(hardware) for hardware in case.hardware):
+            return detect_cpu("a case meant for cpu")
+        return self.machine.for_nodes(case.topology.nodes)
+
+    def why_not(self, case: Case) -> str | None:
+        """Why this machine cannot run `case`, or None.
+
+        Raises `CaseError` where the machine could, but the installed torch cannot use its GPUs.
+        """
+        machine = self.machine_for(case)
+        reason = unsupported(case, machine)
+        if reason is None and (problem := wrong_torch(case, machine)) is not None:
+            raise CaseError(problem)
+        return reason
+
+
+class DryHost(Host):
+    """The machines that dry runs pretend, and which cases can be run dry on them."""
+
+    def __init__(self, device: Device | None = None) -> None:
+        super().__init__()
+        self.device = device
+
+    @cached_property
+    def machine(self) -> Machine:
+        """This machine. A dry run needs nothing of it: one that could not be measured on will do."""
+        try:
+            return self.launcher.machine(self._shared)
+        except MachineError as error:
+            return detect_cpu(str(error))
+
+    def machine_for(self, case: Case) -> Machine:
+        """The machine that is pretended for `case`."""
+        return pretended(case, self.device)[0]
+
+    def why_not(self, case: Case) -> str | None:
+        """Why `case` cannot be run dry, or None."""
+        return limits.why_not(case, self.machine_for(case))
 
 
 @dataclass
@@ -38,6 +155,13 @@ class Setup:
         """Lets one session at a time measure on these nodes."""
         return MachineLock(self.host.launcher.lock)
 
+    def reviewed_file(self, case: Case, *, dry: bool) -> Path:
+        """Where the reviewed baseline of a case stands, or would: of times, or of the counts of a dry run."""
+        machine = self.host.machine_for(case)
+        if dry:
+            return self.baselines.counts.reviewed_file(target_of(machine, dry=True), case.id)
+        return self.baselines.reviewed_file(machine.hardware_class, case.id)
+
     def take_lock(self) -> None:
         """Wait until no other session measures on these nodes. Raises `BusyError` where nobody is to wait."""
         self.lock.take(self.listener.say, wait=not self.options.fail_if_busy)
@@ -47,8 +171,7 @@ class Setup:
         """Who else uses this machine; None where launches are on others."""
         if self.host.launcher.name != LocalLauncher.name:
             return None
-        say, show = self.listener.say, self.listener.waiting
-        return Neighbours(say=say, show=show, most_s=self.options.wait_quiet_s)
+        return Neighbours(self.listener.say, self.listener.waiting, self.options.wait_quiet_s)
 
     @property
     def launching(self) -> Launching:

@@ -9,9 +9,10 @@ Imports neither torch nor pytest.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
 from perfsuite.analysis.health import is_shared
 from perfsuite.case.case import Case
@@ -25,6 +26,7 @@ from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
+from perfsuite.session.setup import Setup
 from perfsuite.verdict.excuse import excuse
 
 
@@ -52,30 +54,29 @@ class Judged:
     """Why its failure is no surprise."""
 
 
-class Way(Protocol):
+@dataclass
+class Way(ABC):
     """A way to measure cases."""
 
-    @property
-    def arms(self) -> tuple[Arm, ...]:
-        """The two arms of a comparison; none where cases are judged by baselines."""
-
-    @property
-    def dry(self) -> bool:
-        """Whether nothing is launched: no machine is locked or looked at."""
-
-    def reviewed_file(self, case: Case) -> Path:
-        """Where the reviewed baseline of a case stands, or would."""
+    setup: Setup
+    arms: tuple[Arm, ...] = ()
+    """The two arms of a comparison; none where cases are judged by baselines."""
+    dry: ClassVar[bool] = False
+    """Whether nothing is launched: no machine is locked or looked at."""
 
     def refused(self, trial: Trial) -> Judged | None:
         """The verdict on a case for which nothing is to be launched; None for others."""
+        return None
 
+    @abstractmethod
     def judge(self, trial: Trial) -> Judged:
         """Launch a case, or run it dry, until it is decided. Its launches are added to the trial's."""
 
     def profile(self, result: Measurement, trial: Trial) -> Measurement | None:
         """The result with a profile and what that says of it; None where none is wanted."""
+        return None
 
-    def record(self, result: Measurement) -> None:
+    def record(self, result: Measurement) -> None:  # noqa: B027  # a comparison writes none
         """Write the local baselines that the launches of a case become, if it turned out to need them."""
 
 

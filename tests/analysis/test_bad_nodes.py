@@ -105,10 +105,7 @@ def test_a_node_without_rates_is_not_judged_by_them_but_keeps_its_problem() -> N
     ("seen", "told"),
     [
         (make_health(memory_faults=("rows wait: reset the GPU",)), "rows wait: reset the GPU"),
-        (
-            make_health(throttled={"HwThermalSlowdown": 0.5}),
-            "was throttled: HwThermalSlowdown in 50%",
-        ),
+        (make_health(throttled={"HwThermalSlowdown": 0.5}), "was throttled: HwThermalSlowdown in 50%"),
         (make_health(foreign_memory_bytes=GIB), "was shared: other processes held 1.00 GiB"),
         (make_health(held_before_bytes=3 * GIB), "3.00 GiB held before the launch"),
         (make_health(notes=("GPU 3: nvmlDeviceGetUUID: GPU is lost",)), "GPU is lost"),

@@ -207,11 +207,7 @@ def test_memory_that_one_rank_did_not_tell_is_no_figure(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flops", "peak_flops", "tflops", "mfu"),
-    [
-        (FLOPS, 10e12, 2.56, 0.256),
-        (FLOPS, None, 2.56, None),
-        (None, 10e12, None, None),
-    ],
+    [(FLOPS, 10e12, 2.56, 0.256), (FLOPS, None, 2.56, None), (None, 10e12, None, None)],
 )
 def test_mfu_only_where_the_peak_is_known(
     tmp_path: Path, flops: Flops | None, peak_flops: float | None, tflops: float | None, mfu: float | None

@@ -25,10 +25,8 @@ from perfsuite.report.progress import Progress
 from perfsuite.results.metric import CPU_S_PER_STEP, TOKENS_PER_S
 from perfsuite.results.outcome import Verdict
 from perfsuite.session.against_arm import AgainstArm
-from perfsuite.session.host import Host
-from perfsuite.session.options import Options
 from perfsuite.session.session import Session
-from perfsuite.session.setup import Setup
+from perfsuite.session.setup import Host, Options, Setup
 
 BURSTS = """
 import time

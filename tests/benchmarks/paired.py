@@ -22,12 +22,7 @@ from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise, decide, pooled_noi
 from tests.benchmarks.simulated_pairs import days, judge_day, simulate
 
 SIGMA, TOLERANCE = 0.01, 0.03
-MACHINES = {
-    "none": (0.0, 0.0),
-    "2 %": (0.02, 0.0),
-    "5 %": (0.05, 0.0),
-    "none, two speeds": (0.0, 0.10),
-}
+MACHINES = {"none": (0.0, 0.0), "2 %": (0.02, 0.0), "5 %": (0.05, 0.0), "none, two speeds": (0.0, 0.10)}
 """The drift of each machine, and by how much the slower launches of one with two speeds are slower."""
 CHANGES = (0.0, 0.01, 0.02, 0.03)
 FOLLOWING: dict[str, Any] = {

@@ -133,11 +133,7 @@ def _judge(
     """Judge launch by launch, as a real session does; no more launches are allowed than are available."""
     for used in range(1, len(available) + 1):
         decision = decide(
-            baseline,
-            available[:used],
-            tolerance=tolerance,
-            noise=noise,
-            max_launches=len(available),
+            baseline, available[:used], tolerance=tolerance, noise=noise, max_launches=len(available)
         )
         if decision.outcome != "undecided":
             break

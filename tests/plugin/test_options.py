@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.plugin.options import options
+from perfsuite.plugin.options import root_of, values
+from perfsuite.session.option_table import options_of
+from perfsuite.session.setup import Options
 from tests.suite import local_baseline, run_cpu
+
+
+def options(config: pytest.Config) -> Options:
+    return options_of(root_of(config), values(config))
 
 
 @pytest.mark.parametrize("given", [(), ("--perf-no-preflight",)])
@@ -65,10 +71,7 @@ def test_bad_options_are_usage_errors(suite: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (
-            ["--perf-against=.", "--perf-dry"],
-            "--perf-against with --perf-dry: two arms",
-        ),
+        (["--perf-against=.", "--perf-dry"], "--perf-against with --perf-dry: two arms"),
         (["--perf-against=.", "--perf-resume"], "--perf-against with --perf-resume: two arms"),
         (["--perf-against=nosuch"], "--perf-against 'nosuch': 'nosuch' is no commit of"),
         (["--perf-max-pairs=5"], "--perf-max-pairs is for --perf-against: add that, or leave it out"),

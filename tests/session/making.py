@@ -15,9 +15,8 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.session import against_baseline
 from perfsuite.session.against_baseline import AgainstBaseline
-from perfsuite.session.options import Options
 from perfsuite.session.session import Session
-from perfsuite.session.setup import Setup
+from perfsuite.session.setup import Options, Setup
 
 RECORDED = Verdict(outcome="recorded", launches=1)
 

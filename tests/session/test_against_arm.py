@@ -25,11 +25,9 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
 from perfsuite.session import against_arm, way
 from perfsuite.session.against_arm import AgainstArm
-from perfsuite.session.host import Host
-from perfsuite.session.options import Options
 from perfsuite.session.preflights import Preflights
 from perfsuite.session.session import Session, session_file
-from perfsuite.session.setup import Setup
+from perfsuite.session.setup import Host, Options, Setup
 from perfsuite.session.way import Trial
 from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
 from tests.session.making import Unlocked
@@ -341,8 +339,7 @@ def test_the_arm_is_named_of_which_a_profile_says_that_its_counts_lack_work(
 
 
 @pytest.mark.parametrize(
-    ("slower", "explains", "case"),
-    [(1.0, True, TRAINS), (1.4, False, TRAINS), (1.4, True, make_case())],
+    ("slower", "explains", "case"), [(1.0, True, TRAINS), (1.4, False, TRAINS), (1.4, True, make_case())]
 )
 def test_arms_are_not_profiled_that_are_alike_or_train_nothing_or_in_a_bisect(
     tmp_path: Path,

@@ -22,17 +22,11 @@ from perfsuite.results.profile import TakenProfile, of_baseline
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import DeviceHealth, Health, Run
 from perfsuite.results.session_file import Measurement
-from perfsuite.session import against_baseline, host, way
+from perfsuite.session import against_baseline, setup, way
 from perfsuite.session.session import session_file
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.reference import Reference
-from tests.samples import (
-    DISTURBED,
-    make_case,
-    make_figures,
-    make_gpu_machine,
-    make_run,
-)
+from tests.samples import DISTURBED, make_case, make_figures, make_gpu_machine, make_run
 from tests.session.making import ISSUE, PASSED, RECORDED, SWEPT, Unlocked, make_session, stand_in
 from tests.traces import EAGER, launch_profile, taken, unseen_profile
 from tests.twin_counts import baseline_of, counts, launch
@@ -54,7 +48,7 @@ def test_an_unhealthy_launch_is_no_part_of_what_is_recorded(
 def test_a_case_that_this_hardware_could_run_once_is_no_skip_where_baselines_are_required(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "unsupported", lambda case, machine: "no nanotron")
+    monkeypatch.setattr(setup, "unsupported", lambda case, machine: "no nanotron")
     ours = make_session(tmp_path)
     file = ours.setup.baselines.write_reviewed(
         baseline.from_runs([make_run(machine=ours.setup.host.machine)])

@@ -10,7 +10,7 @@ import pytest
 from perfsuite.cli.cases import options
 from perfsuite.errors import CaseError
 from perfsuite.session.option_table import BY_NAME, OLD, OPTIONS, check_together, of_verdicts, options_of
-from perfsuite.session.options import Options
+from perfsuite.session.setup import Options
 from perfsuite.verdict.judge import Policy
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -28,7 +28,7 @@ def test_without_a_value_every_option_has_its_default() -> None:
 
 
 def test_every_field_of_the_options_is_set_by_one_option() -> None:
-    by_options = sorted(option.sets for option in OPTIONS if option.sets and "." not in option.sets)
+    by_options = sorted(field for option in OPTIONS if (field := option.sets_field) and "." not in field)
     assert by_options == sorted({field.name for field in fields(Options)} - {"root", "policy"})
 
 

@@ -20,11 +20,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
 from perfsuite.session import against_baseline, preflights
 from perfsuite.session.session import session_file
-from tests.samples import (
-    make_case,
-    make_machine,
-    make_run,
-)
+from tests.samples import make_case, make_machine, make_run
 from tests.session.making import PASSED, make_session
 
 FOUR = Allocation(job_id="7", nodes=tuple(AllocatedNode(name=f"n{number}") for number in range(1, 5)))

@@ -21,14 +21,7 @@ from perfsuite.results.session_file import SessionFile, Skipped
 from perfsuite.results.store import SessionDir, Store
 from perfsuite.session import against_baseline
 from perfsuite.session.session import Session, session_file
-from tests.samples import (
-    COMMIT,
-    DISTURBED,
-    make_case,
-    make_run,
-    make_shared,
-    never_run,
-)
+from tests.samples import COMMIT, DISTURBED, make_case, make_run, make_shared, never_run
 from tests.session.making import PASSED, RECORDED, make_session, stand_in
 from tests.twin_counts import launch
 
