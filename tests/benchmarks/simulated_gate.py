@@ -9,9 +9,10 @@ threshold.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -26,41 +27,22 @@ slower."""
 
 FIXED_THRESHOLD = 0.05
 """Slowdown at which the suites compared with would fail, relative."""
+SHARES = "passed improved regressed inconclusive mean_launches fixed_5_percent fixed_tolerance"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PowerRow:
-    """Shares of trials, 0 to 1, for one true drop: +0.03 is 3 % more seconds per step."""
+class Table(SimpleNamespace):
+    """A simulated judge: `rows` of shares of the trials, 0 to 1, each of a `true` change, and its own rating.
 
-    drop: float
-    passed: float
-    improved: float
-    regressed: float
-    inconclusive: float
-    mean_launches: float
-    fixed_5_percent: float
-    """Share of trials in which one sample is more than 5 % above one baseline sample."""
-    fixed_tolerance: float
-    """The same with the tolerance as threshold."""
+    The change +0.03 is 3 % more seconds per step. `fixed_5_percent` is the share of trials in which one sample
+    is over 5 % above one baseline sample, `fixed_tolerance` the same with the tolerance as threshold. The
+    `minimum_detectable_drop` is the median over the trials at the change nearest to 0, `blind` the share of
+    the same trials whose decision calls the gate blind.
+    """
 
-
-@dataclass(frozen=True, kw_only=True)
-class PowerTable:
-    """One simulated gate: a row for each drop, and how the gate rates itself."""
-
-    title: str
-    rows: tuple[PowerRow, ...]
-    minimum_detectable_drop: float
-    """Median over the trials of `Decision.minimum_detectable_drop`, at the simulated drop nearest to 0."""
-    blind: float
-    """Share of the same trials whose decision calls the gate blind."""
-
-    def row(self, drop: float) -> PowerRow:
-        """Return the row of one simulated drop. Raises KeyError."""
-        for row in self.rows:
-            if row.drop == drop:
-                return row
-        raise KeyError(f"drop {drop} was not simulated, only {[row.drop for row in self.rows]}")
+    def row(self, true: float) -> SimpleNamespace:
+        """The row of one simulated change. Raises KeyError."""
+        found: dict[float, SimpleNamespace] = {row.true: row for row in self.rows}
+        return found[true]
 
     def __str__(self) -> str:
         """Return a Markdown table, shares in percent."""
@@ -69,7 +51,7 @@ class PowerTable:
         lines = [self.title, "", f"| {' | '.join(heads)} |", "| ---: " * len(heads) + "|"]
         for row in self.rows:
             shares = [row.regressed, row.inconclusive, row.passed, row.improved]
-            cells = [f"{100 * row.drop:g} %", *(f"{100 * share:.3f}" for share in shares)]
+            cells = [f"{100 * row.true:g} %", *(f"{100 * share:.3f}" for share in shares)]
             cells.append(f"{row.mean_launches:.2f}")
             cells += [f"{100 * share:.2f}" for share in (row.fixed_5_percent, row.fixed_tolerance)]
             lines.append(f"| {' | '.join(cells)} |")
@@ -92,7 +74,7 @@ def simulate(
     known_session_sigma: float = 0.0,
     trials: int = 20_000,
     seed: int = 0,
-) -> PowerTable:
+) -> Table:
     """Simulate one gate. The same draws serve all drops; equal arguments give equal tables.
 
     `pooled_degrees`: degrees of freedom of the class's noise; as many baselines are drawn as give them. None:
@@ -101,10 +83,8 @@ def simulate(
     `known_session_sigma`: what the gate is told of it.
     """
     groups = _groups(baseline_launches, pooled_degrees)
-    draws = _draws(
-        sigma, model, (groups, baseline_launches), max_launches, case_noise, session_sigma,
-        trials, seed,
-    )  # fmt: skip
+    shape = groups, baseline_launches
+    draws = _draws(sigma, model, shape, max_launches, case_noise, session_sigma, trials, seed)
     outcomes = {drop: Counter[str]() for drop in drops}
     nearest = min(drops, key=abs)
     detectable, blind = [], 0
@@ -117,11 +97,11 @@ def simulate(
             if drop == nearest:
                 detectable.append(decision.minimum_detectable_drop)
                 blind += decision.blind
-    return PowerTable(
+    return Table(
         title=f"sigma {100 * sigma:g} % ({model}), tolerance {100 * tolerance:g} %, "
         f"{groups} baselines of {baseline_launches}, at most {max_launches} launches, "
         f"{trials} trials",
-        rows=tuple(_row(drop, count, trials) for drop, count in outcomes.items()),
+        rows=rows(outcomes, trials, SHARES),
         minimum_detectable_drop=median(detectable),
         blind=blind / trials,
     )
@@ -143,7 +123,7 @@ def _judge(
 def _add(count: Counter[str], decision: Decision, *, single: float) -> None:
     """Count a decision. `single` is the change from one baseline launch to one launch of today, relative."""
     count[decision.outcome] += 1
-    count["launches"] += decision.launches_used
+    count["mean_launches"] += decision.launches_used
     count["fixed_5_percent"] += single > FIXED_THRESHOLD
     count["fixed_tolerance"] += single > decision.tolerance
 
@@ -189,18 +169,12 @@ def _draws(
         yield np.exp(baselines).tolist(), np.exp(today).tolist()
 
 
-def _row(drop: float, count: Counter[str], trials: int) -> PowerRow:
-    """Divide the counts of one drop by the number of trials."""
-    return PowerRow(
-        drop=drop,
-        passed=count["passed"] / trials,
-        improved=count["improved"] / trials,
-        regressed=count["regressed"] / trials,
-        inconclusive=count["inconclusive"] / trials,
-        mean_launches=count["launches"] / trials,
-        fixed_5_percent=count["fixed_5_percent"] / trials,
-        fixed_tolerance=count["fixed_tolerance"] / trials,
-    )
+def rows(counts: Mapping[float, Counter[str]], trials: int, names: str) -> list[SimpleNamespace]:
+    """Each change with its counts by name, divided by the number of trials."""
+    return [
+        SimpleNamespace(true=change, **{name: count[name] / trials for name in names.split()})
+        for change, count in counts.items()
+    ]
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ times the exponent, it is added to the launch.
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
 from perfsuite.verdict.paired_test import MAX_PAIRS, PairedDecision, decided
 from perfsuite.verdict.pairs import order
+from tests.benchmarks.simulated_gate import Table, rows
 
 DISTURBED = 0.05
 """Share of launches that are slow, whatever the drift."""
@@ -31,34 +31,6 @@ STEP_LAUNCHES = 6
 """Launches that such a time lasts on average."""
 STEP_SIZES = (0.05, 0.30)
 """By how much the machine is slower or faster meanwhile, at least and at most."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairedRow:
-    """Shares of trials, 0 to 1, for one true change of arm B: +0.03 is 3 % slower."""
-
-    change: float
-    slower: float
-    faster: float
-    same: float
-    inconclusive: float
-    mean_pairs: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairedTable:
-    """One simulated comparison: a row for each change, and how it rates itself."""
-
-    rows: tuple[PairedRow, ...]
-    minimum_detectable: float
-    """Median over the trials of `PairedDecision.minimum_detectable`, at the simulated change nearest to 0."""
-
-    def row(self, change: float) -> PairedRow:
-        """Return the row of one simulated change. Raises KeyError."""
-        for row in self.rows:
-            if row.change == change:
-                return row
-        raise KeyError(f"change {change} was not simulated, only {[row.change for row in self.rows]}")
 
 
 def simulate(
@@ -75,7 +47,7 @@ def simulate(
     max_pairs: int = MAX_PAIRS,
     trials: int = 20_000,
     seed: int = 0,
-) -> PairedTable:
+) -> Table:
     """Simulate one comparison. The same days serve all changes; equal arguments give equal tables.
 
     `sigma` is the standard deviation of log(seconds) between launches, `drift` that of the machine's walk
@@ -101,13 +73,11 @@ def simulate(
                 probe_change=change if slows_probe else 0.0,
             )
             count[decision.outcome] += 1
-            count["pairs"] += decision.pairs
+            count["mean_pairs"] += decision.pairs
             if change == nearest:
                 detectable.append(decision.minimum_detectable)
-    return PairedTable(
-        rows=tuple(_row(change, count, trials) for change, count in counts.items()),
-        minimum_detectable=median(detectable),
-    )
+    found = rows(counts, trials, "slower faster same inconclusive mean_pairs")
+    return Table(rows=found, minimum_detectable=median(detectable))
 
 
 def judge_day(
@@ -169,15 +139,3 @@ def _followed(
     for logs in alone:
         probes = probe_sigma * rng.standard_normal(launches)
         yield (np.array(logs) + exponent * probes).tolist(), probes.tolist()
-
-
-def _row(change: float, count: Counter[str], trials: int) -> PairedRow:
-    """Divide the counts of one change by the number of trials."""
-    return PairedRow(
-        change=change,
-        slower=count["slower"] / trials,
-        faster=count["faster"] / trials,
-        same=count["same"] / trials,
-        inconclusive=count["inconclusive"] / trials,
-        mean_pairs=count["pairs"] / trials,
-    )

@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 import pytest
 
 from perfsuite.verdict.sequential import MAX_LAUNCHES
-from tests.benchmarks.simulated_gate import NoiseModel, PowerTable, _draws, simulate
+from tests.benchmarks.simulated_gate import NoiseModel, Table, _draws, simulate
 
 TRIALS = 2_000
 
@@ -95,13 +95,13 @@ def test_the_gate_is_told_what_it_knows_of_sessions() -> None:
 
 
 @pytest.fixture(scope="module")
-def usual() -> PowerTable:
+def usual() -> Table:
     """Baseline of 10, noise 1 % known from its class, tolerance 3 %."""
     return simulate(sigma=0.01, drops=(-0.03, 0.0, 0.02, 0.03, 0.05), trials=TRIALS, seed=1)
 
 
 @pytest.mark.simulation
-def test_unchanged_code_passes_in_two_launches(usual: PowerTable) -> None:
+def test_unchanged_code_passes_in_two_launches(usual: Table) -> None:
     row = usual.row(0.0)
     assert row.regressed <= 0.0015
     assert row.improved <= 0.0015
@@ -109,7 +109,7 @@ def test_unchanged_code_passes_in_two_launches(usual: PowerTable) -> None:
 
 
 @pytest.mark.simulation
-def test_a_drop_as_large_as_the_tolerance_is_found(usual: PowerTable) -> None:
+def test_a_drop_as_large_as_the_tolerance_is_found(usual: Table) -> None:
     row = usual.row(0.03)
     assert row.regressed >= 0.97
     assert row.passed <= 0.02
@@ -117,26 +117,26 @@ def test_a_drop_as_large_as_the_tolerance_is_found(usual: PowerTable) -> None:
 
 
 @pytest.mark.simulation
-def test_an_improvement_is_seen_and_never_a_regression(usual: PowerTable) -> None:
+def test_an_improvement_is_seen_and_never_a_regression(usual: Table) -> None:
     row = usual.row(-0.03)
     assert row.improved > 0.8
     assert row.regressed == 0
 
 
 @pytest.mark.simulation
-def test_detection_grows_with_the_drop(usual: PowerTable) -> None:
+def test_detection_grows_with_the_drop(usual: Table) -> None:
     found = [row.regressed for row in usual.rows]
     assert found == sorted(found)
 
 
 @pytest.mark.simulation
-def test_fixed_thresholds_stand_beside_it(usual: PowerTable) -> None:
+def test_fixed_thresholds_stand_beside_it(usual: Table) -> None:
     assert usual.row(0.03).fixed_5_percent == pytest.approx(0.08, abs=0.03)
     assert usual.row(0.03).fixed_tolerance == pytest.approx(0.5, abs=0.04)
 
 
 @pytest.mark.simulation
-def test_it_says_what_it_can_detect(usual: PowerTable) -> None:
+def test_it_says_what_it_can_detect(usual: Table) -> None:
     assert 0.02 < usual.minimum_detectable_drop < 0.03
     assert usual.blind < 0.2
 

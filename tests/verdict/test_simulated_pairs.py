@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.simulated_pairs import PairedTable, _followed, days, judge_day, simulate
+from tests.benchmarks.simulated_gate import Table
+from tests.benchmarks.simulated_pairs import _followed, days, judge_day, simulate
 
 MODERATE = 0.015
 """A drift of 0.3 % a launch; in one launch of 48 a slower or faster time begins."""
@@ -56,13 +57,13 @@ def test_the_effect_is_that_of_arm_b() -> None:
 
 
 @pytest.fixture(scope="module")
-def moderate() -> PairedTable:
+def moderate() -> Table:
     """Noise 1 %, tolerance 3 %."""
     return simulate(sigma=0.01, drift=MODERATE, changes=(0.0, 0.03), trials=4_000, seed=1)
 
 
 @pytest.mark.simulation
-def test_unchanged_code_is_rarely_called_changed(moderate: PairedTable) -> None:
+def test_unchanged_code_is_rarely_called_changed(moderate: Table) -> None:
     row = moderate.row(0.0)
     assert row.slower + row.faster <= 0.003
     assert row.same > 0.85
@@ -70,7 +71,7 @@ def test_unchanged_code_is_rarely_called_changed(moderate: PairedTable) -> None:
 
 
 @pytest.mark.simulation
-def test_changes_are_found(moderate: PairedTable) -> None:
+def test_changes_are_found(moderate: Table) -> None:
     row = moderate.row(0.03)
     assert row.slower > 0.75
     assert row.same < 0.03
