@@ -33,8 +33,8 @@ SHARES = "passed improved regressed inconclusive mean_launches fixed_5_percent f
 class Table(SimpleNamespace):
     """A simulated judge: `rows` of shares of the trials, 0 to 1, each of a `true` change, and its own rating.
 
-    The change +0.03 is 3 % more seconds per step. `fixed_5_percent` is the share of trials in which one sample
-    is over 5 % above one baseline sample, `fixed_tolerance` the same with the tolerance as threshold. The
+    The change +0.03 is 3 % more seconds per step. `fixed_5_percent` is the share in which one sample is
+    over 5 % above one baseline sample, `fixed_tolerance` the same with the tolerance as threshold. The
     `minimum_detectable_drop` is the median over the trials at the change nearest to 0, `blind` the share of
     the same trials whose decision calls the gate blind.
     """
