@@ -12,7 +12,7 @@ from torch.distributed._tools import fake_collectives  # noqa: F401  the collect
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
-from perfsuite.frameworks.common.patches import module, nothing, replace_everywhere, wrap
+from perfsuite.frameworks.common.patches import module, nothing, replace, replace_everywhere, wrap
 
 MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_concatenate")
 """Methods of `DeviceMesh` that look at the numbers of ranks in it."""
@@ -43,6 +43,8 @@ def pretend(rank: int, world_size: int) -> None:
     replace_everywhere(dist, "new_group", group)
     replace_everywhere(dist, "broadcast_object_list", nothing)
     replace_everywhere(dist, "all_gather_object", all_gather_object)
+    # DTensor tries operators on fake tensors to learn shapes, in a mode of its own: the counter leaves that out.
+    replace(module("torch.distributed.tensor._sharding_prop"), "detect_fake_mode", lambda *args: None)
     for name in MESH_METHODS:
         wrap(DeviceMesh, name, _with_values)
     replace_everywhere(device_mesh, "init_device_mesh", _with_values(device_mesh.init_device_mesh))
