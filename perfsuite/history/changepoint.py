@@ -12,25 +12,21 @@
 
 All on logarithms, so that changes are relative. A slow drift is found as several small steps.
 
-Why not Apache Otava: its pins (numpy 2.2.0, BigQuery and Slack clients) would change the very environment
-that is measured; with its defaults two series in five have a false alarm within a year; tuned to as few false
-alarms as this, it misses most small changes, since it looks at 50 points at a time. tests/benchmarks/drift.py
-prints the rates of both, and of asv's own detector.
+Why not asv's detector or Apache Otava: tests/benchmarks/drift.py prints their rates. Both have more false
+alarms or miss more, and Otava's pins (numpy 2.2.0, BigQuery) would change the very environment that is
+measured. Why not ruptures: it would replace step 3 alone, 25 lines, and bring scipy.
 
-Why not ruptures: it would replace step 3 alone, 25 lines of numpy that find the same fit, and bring scipy.
-The noise, the correlation, the tests and the intervals, which decide about false alarms, would still be ours.
-
-Imports numpy, inside functions; neither torch nor pytest.
+Imports numpy inside functions.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from perfsuite.documents import Data
 from perfsuite.verdict.robust import Z_99, t_quantile
@@ -45,8 +41,7 @@ SIGNIFICANT = 4.4
 MIN_NIGHTS = 3
 """Fewest points of a level: fewer may be one bad night and its repetition."""
 NOISE_FLOOR = 0.0005
-"""Smallest noise that is believed, relative: values that repeat to the digit, as memory does, need a
-scale."""
+"""Smallest noise that is believed, relative: values that repeat to the digit, as memory does, need one."""
 _NEIGHBOURS = 2
 """Points on either side of one whose median it is compared with."""
 _CLIP = 3.5
@@ -74,8 +69,7 @@ class ChangePoint(Data):
     """99 % confidence interval of `relative`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Step:
+class _Step(NamedTuple):
     """Two neighbouring levels and the change between them, in logarithms."""
 
     start: int
@@ -100,43 +94,39 @@ class _Fit:
     degrees: int
     """Degrees of freedom of `noise`."""
 
-    def steps(self, bounds: Sequence[int]) -> Iterator[_Step]:
-        """Yield the change at each inner bound."""
+    def steps(self, bounds: Sequence[int]) -> list[_Step]:
+        """Return the change at each inner bound."""
+        steps = []
         for start, middle, end in zip(bounds, bounds[1:], bounds[2:], strict=False):
             before = float(self.sums[middle] - self.sums[start]) / (middle - start)
             after = float(self.sums[end] - self.sums[middle]) / (end - middle)
             error = self.noise * math.sqrt(1 / (middle - start) + 1 / (end - middle))
-            yield _Step(start=start, middle=middle, end=end, before=before, size=after - before, error=error)
+            steps.append(_Step(start, middle, end, before, after - before, error))
+        return steps
 
-    def significant(self, bounds: Sequence[int], min_size: float) -> list[int]:
+    def significant(self, bounds: Sequence[int], min_size: float) -> list[_Step]:
         """Remove the weakest change until all that are left are significant and at least `min_size`."""
-        least_errors = t_quantile(SIGNIFICANT, self.degrees)
-        kept = list(bounds)
-        while len(kept) > 2:
-            strengths = [
-                abs(step.size) / max(step.error * least_errors, min_size) for step in self.steps(kept)
-            ]
+        least_errors, kept = t_quantile(SIGNIFICANT, self.degrees), list(bounds)
+        while steps := self.steps(kept):
+            strengths = [abs(step.size) / max(step.error * least_errors, min_size) for step in steps]
             weakest = min(strengths)
             if weakest >= 1:
                 break
             del kept[strengths.index(weakest) + 1]
-        return kept
+        return steps
 
-    def places(self, step: _Step) -> Floats:
-        """Return the indices at which the change may be, at 99 %: those where the fit costs little more."""
+    def change(self, step: _Step, origin: float) -> ChangePoint:
+        """Convert a step to the unit of the series. `origin` is the logarithm that was subtracted from all.
+
+        At 99 %, the change is at one of the indices where the fit costs little more.
+        """
         import numpy as np
 
         sums, start, end = self.sums, step.start, step.end
         places = np.arange(start + 1, end)
         costs = -((sums[places] - sums[start]) ** 2) / (places - start)
         costs -= (sums[end] - sums[places]) ** 2 / (end - places)
-        near: Floats = places[costs <= costs[step.middle - start - 1] + (Z_99 * self.noise) ** 2]
-        return near
-
-    def change(self, step: _Step, origin: float) -> ChangePoint:
-        """Convert a step to the unit of the series. `origin` is the logarithm that was subtracted from
-        all."""
-        near = self.places(step)
+        near = places[costs <= costs[step.middle - start - 1] + (Z_99 * self.noise) ** 2]
         half = t_quantile(Z_99, self.degrees) * step.error
         return ChangePoint(
             index=step.middle,
@@ -163,9 +153,7 @@ def correlation(series: Sequence[float]) -> float:
     return min(max((next_but_one / next_one) ** 2 - 1, 0.0), 0.9) if next_one else 0.0
 
 
-def change_points(
-    series: Sequence[float], *, min_change: float, correlation: float = 0.0
-) -> list[ChangePoint]:
+def change_points(series: Sequence[float], *, min_change: float, correlation: float = 0) -> list[ChangePoint]:
     """Find changes of level by at least `min_change` (relative), oldest first. Values must be above 0.
 
     `correlation` is that of neighbours, as the function `correlation` estimates it, from 0 to 0.9.
@@ -186,8 +174,7 @@ def change_points(
     degrees = len(logs) - len(levels)
     noise = max(of_means * math.sqrt(float(residuals @ residuals) / degrees), noise)
     fit = _Fit(sums=sums, noise=noise, degrees=degrees)
-    kept = fit.significant(bounds, math.log1p(min_change))
-    return [fit.change(step, math.log(series[0])) for step in fit.steps(kept)]
+    return [fit.change(step, math.log(series[0])) for step in fit.significant(bounds, math.log1p(min_change))]
 
 
 def _without_outliers(logs: Floats, noise: float) -> Floats:
@@ -202,9 +189,8 @@ def _without_outliers(logs: Floats, noise: float) -> Floats:
 def _cheapest(sums: Floats) -> list[int]:
     """Return the bounds of the levels of the cheapest fit: 0, the index of each change, the length.
 
-    `sums` are cumulative sums of the points in units of the noise. The sum of all squares is the same for
-    every fit and left out: a level from `start` to `end` costs the penalty minus (sum of its points)^2 /
-    length.
+    `sums` are in units of the noise. The sum of all squares is the same for every fit and left out: a level
+    costs the penalty minus (sum of its points)^2 / length.
     """
     import numpy as np
 

@@ -6,8 +6,6 @@
 No file is ever rewritten, and a session's file name follows from its content: two machines may add to the
 same history at once, git merges it without conflict, and adding a session again changes nothing. The step
 times are not kept: those of a night are a hundred times as large as all the rest.
-
-Imports neither torch nor pytest.
 """
 
 from __future__ import annotations
@@ -94,12 +92,12 @@ class Place:
 
     @property
     def hardware_class(self) -> str:
-        """The hardware class: the first directory."""
+        """The first directory."""
         return self.file.parts[-3]
 
     @property
     def commit(self) -> str:
-        """The commit: the second directory."""
+        """The second directory."""
         return self.file.parts[-2]
 
     @property
@@ -159,11 +157,8 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase])
     """
     time = session.started_at.strftime("%Y%m%dT%H%M%SZ")
     directory = history / session.hardware_class / session.commit
-    known = [
-        _resolved(there, result)
-        for there in (documents.read(file, StoredSession) for file in directory.glob(f"{time}-*.json"))
-        for result in there.results
-    ]
+    there = [documents.read(file, StoredSession) for file in directory.glob(f"{time}-*.json")]
+    known = [_resolved(each, result) for each in there for result in each.results]
     new = tuple(result for result in session.results if _resolved(session, result) not in known)
     if not new:
         return None
@@ -201,9 +196,8 @@ def places(
 
 def read_cases(history: Path) -> dict[str, StoredCase]:
     """Read every case, by the name that results call it."""
-    return {
-        file.stem: documents.read(file, StoredCase) for file in sorted((history / "cases").glob("*.json"))
-    }
+    files = sorted((history / "cases").glob("*.json"))
+    return {file.stem: documents.read(file, StoredCase) for file in files}
 
 
 def matching(cases: Mapping[str, StoredCase], pattern: str) -> set[str]:
@@ -220,87 +214,81 @@ def check_cases(cases: Mapping[str, StoredCase], session: StoredSession, place: 
 
 
 def _stored(session: SessionFile) -> tuple[list[StoredSession], dict[str, StoredCase], list[str]]:
-    """Return what is kept of a session, by part and hardware class, its cases, and what is left out. Raises
-    ValueError."""
+    """Return what is kept by part and hardware class, its cases, and what is left out. Raises ValueError."""
     if session.commit is None:
         return [], {}, ["the session names no commit: run it in a git repository"]
     if session.dirty:
         return [], {}, [f"uncommitted changes on {session.commit[:8]}: no commit says what was measured"]
-    cases: dict[str, StoredCase] = {}
     by_part: dict[tuple[datetime, str], list[Measurement]] = {}
     left_out = []
     for result in session.results:
-        if (reason := _cannot_be_kept(result)) is not None:
-            left_out.append(f"{result.case_id}: {reason}")
+        if result.no_evidence is not None:
+            left_out.append(f"{result.case_id}: {result.no_evidence}")
+        elif not any(_column(result.healthy_runs, "step_s_p50")):
+            left_out.append(f"{result.case_id}: no launch has a step time")
         else:
             part = (_began(session, result), result.runs[0].machine.hardware_class)
             by_part.setdefault(part, []).append(result)
-    sessions = []
-    for (started_at, hardware_class), results in sorted(by_part.items(), key=lambda part: part[0]):
-        tables = _Tables()
-        sessions.append(
-            StoredSession(
-                perfsuite=session.perfsuite,
-                hardware_class=hardware_class,
-                commit=session.commit,
-                started_at=started_at,
-                machine=results[0].healthy_runs[0].machine,
-                results=tuple(_result(result, cases, tables) for result in results),
-                settings=tuple(tables.settings),
-                environments=tuple(tables.environments),
-            )
-        )
+    cases: dict[str, StoredCase] = {}
+    sessions = [_stored_part(session, *part, results, cases) for part, results in sorted(by_part.items())]
     return sessions, cases, left_out
 
 
+def _stored_part(
+    session: SessionFile,
+    started_at: datetime,
+    hardware_class: str,
+    results: Sequence[Measurement],
+    cases: dict[str, StoredCase],
+) -> StoredSession:
+    """Return what one part measured on one hardware class; its cases are added to `cases`."""
+    assert session.commit is not None
+    settings: list[dict[str, str]] = []
+    environments: list[dict[str, str]] = []
+    stored = []
+    for result in results:
+        runs = result.healthy_runs
+        last, observed = runs[-1], runs[-1].observed
+        name, case = stored_case(last.case)
+        cases[name] = case
+        stored.append(
+            StoredResult(
+                case=name,
+                outcome=result.outcome,
+                step_s_p50=_column(runs, "step_s_p50"),
+                step_s_mean=_column(runs, "step_s_mean"),
+                probe_s_p50=_column(runs, "probe_s_p50"),
+                peak_memory_bytes=_column(runs, "peak_memory_bytes"),
+                tokens_per_step=_tokens_per_step(last),
+                settings=_index(settings, observed.settings if observed else {}),
+                environment=_index(environments, observed.environment if observed else {}),
+                device_probe={name: _rounded(rate) for name, rate in last.device_probe.items()},
+            )
+        )
+    return StoredSession(
+        perfsuite=session.perfsuite,
+        hardware_class=hardware_class,
+        commit=session.commit,
+        started_at=started_at,
+        machine=results[0].healthy_runs[0].machine,
+        results=tuple(stored),
+        settings=tuple(settings),
+        environments=tuple(environments),
+    )
+
+
+def _index(table: list[dict[str, str]], entry: dict[str, str]) -> int:
+    """Return the index of an entry in a table of distinct ones; a new entry is added."""
+    if entry not in table:
+        table.append(entry)
+    return table.index(entry)
+
+
 def _began(session: SessionFile, result: Measurement) -> datetime:
-    """Return when the part of the session began that measured a case. Raises ValueError for a bad time."""
+    """When the part of the session began that measured a case. Raises ValueError for a bad time."""
     parts = [datetime.fromisoformat(part.started_at).astimezone(UTC) for part in session.parts]
     launched = datetime.fromisoformat(result.runs[0].started_at).astimezone(UTC)
     return max(began for began in parts if began <= max(launched, parts[0]))
-
-
-def _cannot_be_kept(result: Measurement) -> str | None:
-    """Say why a result is no evidence of how fast its commit is; None if it is."""
-    if result.no_evidence is not None:
-        return result.no_evidence
-    if not any(_column(result.healthy_runs, "step_s_p50")):
-        return "no launch has a step time"
-    return None
-
-
-class _Tables:
-    """Distinct settings and environments, in the order of their first use."""
-
-    def __init__(self) -> None:
-        self.settings: list[dict[str, str]] = []
-        self.environments: list[dict[str, str]] = []
-
-    def index(self, table: list[dict[str, str]], entry: dict[str, str]) -> int:
-        """Return the index of an entry in one of the tables; a new entry is added."""
-        if entry not in table:
-            table.append(entry)
-        return table.index(entry)
-
-
-def _result(result: Measurement, cases: dict[str, StoredCase], tables: _Tables) -> StoredResult:
-    runs = result.healthy_runs
-    last = runs[-1]
-    observed = last.observed
-    name, stored = stored_case(last.case)
-    cases[name] = stored
-    return StoredResult(
-        case=name,
-        outcome=result.outcome,
-        step_s_p50=_column(runs, "step_s_p50"),
-        step_s_mean=_column(runs, "step_s_mean"),
-        probe_s_p50=_column(runs, "probe_s_p50"),
-        peak_memory_bytes=_column(runs, "peak_memory_bytes"),
-        tokens_per_step=_tokens_per_step(last),
-        settings=tables.index(tables.settings, observed.settings if observed else {}),
-        environment=tables.index(tables.environments, observed.environment if observed else {}),
-        device_probe={name: _rounded(rate) for name, rate in last.device_probe.items()},
-    )
 
 
 def stored_case(case: Case) -> tuple[str, StoredCase]:

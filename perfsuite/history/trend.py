@@ -1,7 +1,7 @@
 """Finds changes of level in a history: when, by how much, between which commits, and what else changed there.
 
 A gate that compares with one baseline does not see a slow drift. Here every session counts, in the order of
-time or, with a repository, of its commits. Imports neither torch nor pytest.
+time or, with a repository, of its commits.
 """
 
 from __future__ import annotations
@@ -38,11 +38,7 @@ MIN_CHANGE = 0.005
 """Smallest change that is reported, relative."""
 MIN_FOR_CORRELATION = 30
 """Fewest sessions of a series from which the correlation of neighbouring sessions is estimated."""
-UNKNOWN_CORRELATION: Mapping[MetricName, float] = {
-    "tokens/s": 0.3,
-    "samples/s": 0.3,
-    "peak memory": 0.0,
-}
+UNKNOWN_CORRELATION: Mapping[MetricName, float] = {"tokens/s": 0.3, "samples/s": 0.3, "peak memory": 0.0}
 """Correlation assumed for series under 30 sessions: 0.3 for speed (a machine has good and bad weeks), 0 for
 memory. Good and bad weeks (AR(1) with 0.7) make a false alarm in 18 % of series in their first month if 0 is
 assumed, in 1 % with 0.3; a step of 5 % at 1 % noise is then found after 8 nights instead of 3."""
@@ -111,8 +107,7 @@ class Trend(Document):
     series: int
     """Number of series: metrics of cases on hardware classes."""
     findings: tuple[Drift, ...]
-    """Changes since that day and, without `--since`, older ones that are open; the largest worsening
-    first."""
+    """Changes since that day and, without `--since`, older ones that are open; the worst first."""
     unplaced: dict[str, str]
     """Commits whose sessions are left out, and why."""
 
@@ -122,38 +117,21 @@ class Trend(Document):
         return [finding for finding in self.findings if finding.open]
 
 
+Circumstances = Mapping[str, str]
+"""What may explain a change, by name."""
+
+
 @dataclass
 class _Series:
     """The figures of one case on one hardware class, with an entry for each session that measured it."""
 
-    sessions: list[int] = field(default_factory=list)
-    """Indices into all sessions."""
-    circumstances: list[int] = field(default_factory=list)
-    """Numbers in `_Circumstances`."""
+    places: list[Place] = field(default_factory=list)
+    circumstances: list[Circumstances] = field(default_factory=list)
     by_metric: dict[MetricName, list[float | None]] = field(default_factory=lambda: defaultdict(list))
 
 
-@dataclass
-class _Circumstances:
-    """Distinct sets of what may explain a change, each with a number: most sessions share one."""
-
-    known: list[dict[str, str]] = field(default_factory=list)
-    numbers: dict[frozenset[tuple[str, str]], int] = field(default_factory=dict)
-
-    def number(self, session: StoredSession, result: StoredResult) -> int:
-        """Return the number of a result's circumstances; new ones are added."""
-        circumstances = {
-            **session.environments[result.environment],
-            **session.settings[result.settings],
-            "driver": session.machine.driver or "none",
-            "device": f"{session.machine.devices} x {session.machine.device_name}",
-            "perfsuite": session.perfsuite,
-            "case definition": result.case.rpartition(".")[2],
-        }
-        number = self.numbers.setdefault(frozenset(circumstances.items()), len(self.known))
-        if number == len(self.known):
-            self.known.append(circumstances)
-        return number
+AllSeries = Mapping[tuple[str, str], _Series]
+"""By hardware class and case id."""
 
 
 def trend(
@@ -179,19 +157,20 @@ def trend(
     unplaced: dict[str, str] = {}
     if repo is not None:
         branch = branch or git.current_branch(repo)
-        places, order, unplaced = _in_order(places, repo, branch)
+        order = {commit: number for number, commit in enumerate(git.dates(repo, branch))}
+        unplaced = git.unplaced({place.commit for place in places} - order.keys(), repo, branch)
+        # The sort is stable: sessions of one commit stay sorted by time.
+        places = sorted((p for p in places if p.commit in order), key=lambda place: order[place.commit])
         if not places:
             raise FileError(f"{directory} holds no session of a commit on {branch} of {repo}")
-    circumstances = _Circumstances()
     cases = store.read_cases(directory)
-    every = _read(places, cases, circumstances)
+    every = _read(places, cases)
     wanted = {cases[name].id for name in store.matching(cases, case)}
     series = {key: one for key, one in every.items() if key[1] in wanted}
     if not series:
         raise FileError(f"{directory} holds no case that matches {case!r}; see: perfsuite history list")
     evidence = _Evidence(
-        places=places,
-        known=circumstances.known,
+        newest=_day(places[-1]),
         order=order,
         correlations=_correlations(every),
         baselines=BaselineStore(baselines),
@@ -199,7 +178,8 @@ def trend(
     findings = [
         finding
         for (class_name, case_id), one in series.items()
-        for finding in evidence.findings(class_name, case_id, one)
+        for metric in one.by_metric
+        for finding in evidence.findings(class_name, case_id, metric, one)
         if finding.last_day >= from_day or (since is None and finding.open)
     ]
     return Trend(
@@ -211,56 +191,47 @@ def trend(
     )
 
 
-def _in_order(
-    places: Sequence[Place], repo: Path, branch: str
-) -> tuple[list[Place], dict[str, int], dict[str, str]]:
-    """Sort sessions by their commits' places in a branch, and by time within a commit.
-
-    Returns the sessions, the place of each commit, and the commits that have none, with the reason.
-    """
-    order = {commit: number for number, commit in enumerate(git.dates(repo, branch))}
-    unplaced = git.unplaced({place.commit for place in places} - order.keys(), repo, branch)
-    known = [place for place in places if place.commit in order]
-    # The sort is stable, and `places` are sorted by time.
-    return sorted(known, key=lambda place: order[place.commit]), order, unplaced
-
-
-def _read(
-    places: Sequence[Place],
-    cases: Mapping[str, store.StoredCase],
-    circumstances: _Circumstances,
-) -> dict[tuple[str, str], _Series]:
-    """Read the sessions into series by hardware class and case id."""
+def _read(places: Sequence[Place], cases: Mapping[str, store.StoredCase]) -> AllSeries:
     series: dict[tuple[str, str], _Series] = defaultdict(_Series)
-    for number, place in enumerate(places):
+    known: dict[frozenset[tuple[str, str]], Circumstances] = {}
+    for place in places:
         session = place.read()
         store.check_cases(cases, session, place)
         for result in session.results:
             case = cases[result.case]
             one = series[place.hardware_class, case.id]
             speed: MetricName = "samples/s" if case.unit == "samples" else "tokens/s"
-            one.sessions.append(number)
-            one.circumstances.append(circumstances.number(session, result))
+            circumstances = _circumstances(session, result)
+            one.places.append(place)
+            one.circumstances.append(known.setdefault(frozenset(circumstances.items()), circumstances))
             one.by_metric[speed].append(_tokens_per_s(result))
             one.by_metric["peak memory"].append(_median(result.peak_memory_bytes))
     return series
 
 
+def _circumstances(session: StoredSession, result: StoredResult) -> Circumstances:
+    return {
+        **session.environments[result.environment],
+        **session.settings[result.settings],
+        "driver": session.machine.driver or "none",
+        "device": f"{session.machine.devices} x {session.machine.device_name}",
+        "perfsuite": session.perfsuite,
+        "case definition": result.case.rpartition(".")[2],
+    }
+
+
 def _tokens_per_s(result: StoredResult) -> float | None:
-    """Return tokens/s or samples/s, whatever the case counts."""
     step_s = _median(result.step_s_p50)
     return result.tokens_per_step / step_s if step_s and result.tokens_per_step else None
 
 
 def _median(column: store.Column) -> float | None:
-    """Return the median of the launches that have the figure."""
     values = [value for value in column if value is not None]
     return median(values) if values else None
 
 
-def _correlations(series: Mapping[tuple[str, str], _Series]) -> dict[tuple[str, MetricName], float]:
-    """Estimate the correlation of neighbouring sessions, by hardware class and metric: it is the
-    machine's."""
+def _correlations(series: AllSeries) -> dict[tuple[str, MetricName], float]:
+    """Estimate the correlation of neighbouring sessions by hardware class and metric: it is the machine's."""
     known: dict[tuple[str, MetricName], list[float]] = defaultdict(list)
     for (hardware_class, _), one in series.items():
         for metric, values in one.by_metric.items():
@@ -274,10 +245,8 @@ def _correlations(series: Mapping[tuple[str, str], _Series]) -> dict[tuple[str, 
 class _Evidence:
     """The evidence that all series share."""
 
-    places: Sequence[Place]
-    """Every session, in order."""
-    known: Sequence[Mapping[str, str]]
-    """Circumstances by number."""
+    newest: date
+    """The day of the newest session."""
     order: Mapping[str, int]
     """Commits by their place in the branch; empty without a repository."""
     correlations: Mapping[tuple[str, MetricName], float]
@@ -285,52 +254,46 @@ class _Evidence:
     baselines: BaselineStore
     """The reviewed baselines."""
 
-    def findings(self, hardware_class: str, case: str, series: _Series) -> list[Drift]:
-        """Find the changes of each metric of one case on one hardware class."""
+    def findings(self, hardware_class: str, case: str, metric: MetricName, series: _Series) -> list[Drift]:
+        """Find the changes of a metric of one case on one hardware class."""
+        values = series.by_metric[metric]
+        measured = [index for index, value in enumerate(values) if value is not None]
+        changes = changepoint.change_points(
+            [value for value in values if value is not None],
+            min_change=MIN_CHANGE,
+            correlation=self.correlations.get((hardware_class, metric), UNKNOWN_CORRELATION[metric]),
+        )
+        is_measured = _day(series.places[-1]) >= self.newest - PERIOD
         found = []
-        for metric, values in series.by_metric.items():
-            correlation = self.correlations.get((hardware_class, metric), UNKNOWN_CORRELATION[metric])
-            measured = [index for index, value in enumerate(values) if value is not None]
-            changes = changepoint.change_points(
-                [value for value in values if value is not None],
-                min_change=MIN_CHANGE,
-                correlation=correlation,
-            )
-            for change in changes:
-                inside = measured[change.earliest - 1 : change.latest + 1]
-                first, last = (self.places[series.sessions[index]] for index in (inside[0], inside[-1]))
-                cost = METRICS[metric].cost
-                before, after, newest = map(cost, (change.before, change.after, changes[-1].after))
-                worse = after > before
-                file = self.baselines.reviewed_file(hardware_class, case)
-                accepted = worse and _accepts(file, METRICS[metric], (before, min(after, newest)), _day(last))
-                still_worse = newest >= before * (1 + MIN_CHANGE)
-                found.append(
-                    Drift(
-                        hardware_class=hardware_class,
-                        case=case,
-                        metric=metric,
-                        change=change,
-                        first_day=_day(first),
-                        last_day=_day(last),
-                        first_commit=first.commit,
-                        last_commit=last.commit,
-                        commits_between=self._commits(first, last),
-                        environment=_differences([self.known[series.circumstances[i]] for i in inside]),
-                        worse=worse,
-                        accepted=accepted,
-                        open=worse and still_worse and not accepted and self._is_measured(series),
-                    )
+        for change in changes:
+            inside = measured[change.earliest - 1 : change.latest + 1]
+            first, last = series.places[inside[0]], series.places[inside[-1]]
+            cost = METRICS[metric].cost
+            before, after, newest = map(cost, (change.before, change.after, changes[-1].after))
+            worse = after > before
+            file = self.baselines.reviewed_file(hardware_class, case)
+            accepted = worse and _accepts(file, METRICS[metric], (before, min(after, newest)), _day(last))
+            still_worse = worse and newest >= before * (1 + MIN_CHANGE)
+            found.append(
+                Drift(
+                    hardware_class=hardware_class,
+                    case=case,
+                    metric=metric,
+                    change=change,
+                    first_day=_day(first),
+                    last_day=_day(last),
+                    first_commit=first.commit,
+                    last_commit=last.commit,
+                    commits_between=self.order[last.commit] - self.order[first.commit]
+                    if self.order
+                    else None,
+                    environment=_differences([series.circumstances[index] for index in inside]),
+                    worse=worse,
+                    accepted=accepted,
+                    open=still_worse and not accepted and is_measured,
                 )
+            )
         return found
-
-    def _commits(self, first: Place, last: Place) -> int | None:
-        """Count the commits from one session to another; None without a repository."""
-        return self.order[last.commit] - self.order[first.commit] if self.order else None
-
-    def _is_measured(self, series: _Series) -> bool:
-        """Tell whether a case was measured in the 90 days before the newest session."""
-        return _day(self.places[series.sessions[-1]]) >= _day(self.places[-1]) - PERIOD
 
 
 def _accepts(file: Path, metric: Metric, levels: tuple[float, float], day: date) -> bool:
@@ -339,8 +302,6 @@ def _accepts(file: Path, metric: Metric, levels: tuple[float, float], day: date)
     `levels` are the costs (before, after); the border is their geometric mean. A baseline that cannot be read
     accepts nothing here: it is an error where its case is judged.
     """
-    if not file.exists():
-        return False
     try:
         baseline = documents.read(file, Baseline)
         measured_on = datetime.fromisoformat(baseline.recorded_at).astimezone(UTC).date()
@@ -352,9 +313,8 @@ def _accepts(file: Path, metric: Metric, levels: tuple[float, float], day: date)
     return metric.cost(level) > math.sqrt(levels[0] * levels[1])
 
 
-def _differences(circumstances: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
-    """Return what is not the same in all of these, each as `key: old -> new`, in the order of the
-    sessions."""
+def _differences(circumstances: Sequence[Circumstances]) -> tuple[str, ...]:
+    """Return what is not the same in all of these, as `key: old -> new`, in the order of the sessions."""
     differences = []
     for key in sorted({key for one in circumstances for key in one}):
         steps = [value for value, _ in groupby(one.get(key, "none") for one in circumstances)]
@@ -364,5 +324,4 @@ def _differences(circumstances: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
 
 
 def _day(place: Place) -> date:
-    """Return the day (UTC) on which a session was started."""
     return datetime.strptime(place.day, "%Y%m%d").date()

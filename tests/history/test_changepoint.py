@@ -44,8 +44,9 @@ def test_a_regression_that_was_mended_is_two_changes() -> None:
     assert second.after == pytest.approx(first.before, rel=0.005)
 
 
-def test_nothing_changed_nothing_found() -> None:
-    assert found(series((200, 1.0))) == []
+@pytest.mark.parametrize("nights", [*range(6), 200])
+def test_nothing_changed_nothing_found(nights: int) -> None:
+    assert found(series((nights, 1.0))) == []
 
 
 @pytest.mark.parametrize("nights", [1, 2])
@@ -84,11 +85,6 @@ def test_a_drift_of_three_per_mille_a_week_is_found_and_measured() -> None:
     assert stairs[-1].after / stairs[0].before == pytest.approx(1.003 ** (100 / 7), rel=0.015)
 
 
-@pytest.mark.parametrize("nights", range(6))
-def test_a_history_that_is_too_short_has_no_changes(nights: int) -> None:
-    assert found(series((nights, 1.0))) == []
-
-
 def good_and_bad_weeks(share: float, nights: int, seed: int) -> list[float]:
     """Each night keeps a share of the luck of the one before; 1 % noise, no change."""
     luck = random.Random(seed)
@@ -120,40 +116,29 @@ def told(change: ChangePoint) -> tuple[float, ...]:
     return (change.index, change.earliest, change.latest, change.before, change.after, *change.interval)
 
 
+LARGE = series((60, 1.0), (60, 1.016))
+SMALL = series((60, 1.0), (60, 1.013), seed=3)
+GONE_AGAIN = series((10, 1.0), (3, 1.06), (10, 1.0), seed=4)
+
+
 @pytest.mark.parametrize(
-    ("values", "alike", "expected"),
+    ("values", "alike", "first", "others"),
     [
+        (LARGE, 0.0, (60, 56, 62, 1.0000656, 1.0146935, 0.0092696, 0.0200127), []),
+        (LARGE, 0.2, (60, 45, 71, 1.0000656, 1.0146935, 0.0072982, 0.022009), []),
+        (SMALL, 0.0, (60, 56, 65, 0.9971466, 1.0127975, 0.010513, 0.020905), []),
         (
-            series((60, 1.0), (60, 1.016)),
-            0.0,
-            [(60, 56, 62, 1.0000656, 1.0146935, 0.0092696, 0.0200127)],
-        ),
-        (
-            series((60, 1.0), (60, 1.016)),
-            0.2,
-            [(60, 45, 71, 1.0000656, 1.0146935, 0.0072982, 0.022009)],
-        ),
-        (
-            series((60, 1.0), (60, 1.013), seed=3),
-            0.0,
-            [(60, 56, 65, 0.9971466, 1.0127975, 0.010513, 0.020905)],
-        ),
-        (
-            series((10, 1.0), (3, 1.06), (10, 1.0), seed=4),
-            0.0,
-            [
-                (10, 10, 10, 1.0017757, 1.0573668, 0.0362012, 0.0751433),
-                (13, 13, 13, 1.0573668, 1.0025811, -0.0691436, -0.0341605),
-            ],
+            *(GONE_AGAIN, 0.0, (10, 10, 10, 1.0017757, 1.0573668, 0.0362012, 0.0751433)),
+            [(13, 13, 13, 1.0573668, 1.0025811, -0.0691436, -0.0341605)],
         ),
     ],
 )
 def test_changes_are_what_they_were(
-    values: list[float], alike: float, expected: list[tuple[float, ...]]
+    values: list[float], alike: float, first: tuple[float, ...], others: list[tuple[float, ...]]
 ) -> None:
     """Pinned: a difference here is another noise, threshold or interval."""
     seen = change_points(values, min_change=0.005, correlation=alike)
-    assert [told(change) for change in seen] == [pytest.approx(each, abs=1e-6) for each in expected]
+    assert [told(change) for change in seen] == [pytest.approx(each, abs=1e-6) for each in (first, *others)]
 
 
 def test_a_correlation_is_what_it_was_and_at_most_09() -> None:

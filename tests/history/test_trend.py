@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Sequence
 from datetime import date, timedelta
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from perfsuite import documents
+from perfsuite import documents, git
 from perfsuite.case.case import Case
 from perfsuite.cli import app as cli
 from perfsuite.errors import FileError
@@ -19,7 +18,7 @@ from perfsuite.history.changepoint import ChangePoint
 from perfsuite.history.trend import Trend, _differences, trend
 from perfsuite.results import baseline
 from tests.samples import IMAGES, make_case, make_figures, make_run
-from tests.synthetic import TOKENS_PER_STEP, Level, make_repository, write_history
+from tests.synthetic import TOKENS_PER_STEP, Level, Levels, make_repository, write_history
 
 H100 = "h100-80gb-sxm"
 CASES = [make_case(hardware="h100", micro_batch=n) for n in (1, 2, 4)]
@@ -29,9 +28,12 @@ SLOWER, LARGER, SAME = (case.id for case in CASES)
 
 def levels(case: int, night: int) -> Level:
     """The first case gets 3 % slower on night 40, the second takes 2 % more memory on night 50."""
-    return Level(
-        step_s=1.03 if case == 0 and night >= 40 else 1, memory=1.02 if case == 1 and night >= 50 else 1
-    )
+    return Level(step_s=1 + 0.03 * (case == 0 and night >= 40), memory=1 + 0.02 * (case == 1 and night >= 50))
+
+
+def slower(by: float, first: int, last: int = NIGHTS) -> Levels:
+    """Every case is slower by so much in these nights."""
+    return lambda case, night: Level(step_s=1 + by * (first <= night < last))
 
 
 def environment(night: int) -> dict[str, str]:
@@ -49,13 +51,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def commits(root: Path) -> list[str]:
-    listed = subprocess.run(
-        ["git", "-C", str(root / "repo"), "rev-list", "--reverse", "main"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return listed.stdout.split()
+    return list(git.dates(root / "repo", "main"))
 
 
 @pytest.fixture(scope="module")
@@ -118,12 +114,7 @@ def test_what_is_still_worse_is_told_however_long_ago_it_began(
 ) -> None:
     monkeypatch.setattr("perfsuite.history.trend.PERIOD", timedelta(days=3))
     assert [f.case for f in trend(root / "history").findings] == [SLOWER, LARGER]
-    write_history(
-        tmp_path / "history",
-        commits,
-        CASES[:1],
-        lambda case, night: Level(step_s=1.03 if 20 <= night < 40 else 1, memory=1),
-    )
+    write_history(tmp_path / "history", commits, CASES[:1], slower(0.03, 20, 40))
     assert trend(tmp_path / "history").findings == (), "mended long ago"
 
 
@@ -131,7 +122,7 @@ def test_until_it_has_seen_a_month_it_believes_in_bad_weeks_but_not_for_memory(
     tmp_path: Path, commits: list[str]
 ) -> None:
     def nine_nights(case: int, night: int) -> Level:
-        return Level(step_s=1.03, memory=1.03) if night >= 8 else Level(step_s=1, memory=1)
+        return Level(step_s=1.03, memory=1.03) if night >= 8 else Level()
 
     write_history(tmp_path / "history", commits[:17], CASES[:1], nine_nights, noise=0.008)
     assert [f.metric for f in trend(tmp_path / "history").findings] == ["peak memory"]
@@ -144,9 +135,7 @@ def test_cases_and_hardware_classes_can_be_chosen(root: Path) -> None:
 
 
 def test_nothing_to_look_at_is_an_error(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        FileError, match=r"history holds no case that matches 'nope\*'; see: perfsuite history"
-    ):
+    with pytest.raises(FileError, match=r"holds no case that matches 'nope\*'; see: perfsuite history"):
         trend(root / "history", case="nope*")
     write_history(tmp_path / "history", ["f" * 40], CASES[:1])
     with pytest.raises(FileError, match=r"holds no session of a commit on main of .*repo"):
@@ -170,27 +159,34 @@ def test_sessions_are_ordered_by_their_commits(root: Path, tmp_path: Path, commi
 
 
 def test_what_was_mended_is_told_and_does_not_fail(tmp_path: Path, commits: list[str]) -> None:
-    write_history(
-        tmp_path / "history",
-        commits,
-        CASES[:1],
-        lambda case, night: Level(step_s=1.05 if 20 <= night < 40 else 1),
-    )
+    write_history(tmp_path / "history", commits, CASES[:1], slower(0.05, 20, 40))
     found = trend(tmp_path / "history")
     assert [(f.worse, f.open) for f in found.findings] == [(True, False), (False, False)]
     assert found.failing == []
 
 
+def keep_baseline(
+    directory: Path, case: Case, recorded_at: str = "2024-02-25T12:00:00+00:00", **figures: Any
+) -> None:
+    run = make_run(case=case, figures=make_figures(**figures))
+    kept = baseline.from_runs([run]).replace(recorded_at=recorded_at)
+    documents.write(directory / H100 / f"{case.id}.json", kept)
+
+
 @pytest.mark.parametrize(
     ("day", "step_s", "is_open"),
-    [("2024-02-09", 0.103, True), ("2024-02-10", 0.103, False), ("2024-02-20", 0.1, True)],
+    [
+        ("2024-02-09", 0.103, True),
+        ("2024-02-10", 0.103, False),
+        ("2024-02-20", 0.1, True),
+        ("2024-02-25", 0.101, True),
+        ("2024-02-25", 0.102, False),
+    ],
 )
-def test_a_baseline_that_was_measured_since_at_the_new_level_accepts_a_worsening(
+def test_a_baseline_that_was_measured_since_nearer_to_the_new_level_accepts_a_worsening(
     root: Path, tmp_path: Path, day: str, step_s: float, is_open: bool
 ) -> None:
-    run = make_run(case=CASES[0], figures=make_figures(tokens_per_s=TOKENS_PER_STEP / step_s))
-    before = baseline.from_runs([run]).replace(recorded_at=f"{day}T12:00:00+00:00")
-    documents.write(tmp_path / H100 / f"{SLOWER}.json", before)
+    keep_baseline(tmp_path, CASES[0], f"{day}T12:00:00+00:00", tokens_per_s=TOKENS_PER_STEP / step_s)
     found = trend(root / "history", repo=root / "repo", baselines=tmp_path)
     slower, larger = found.findings
     assert (slower.case, slower.last_day.isoformat()) == (SLOWER, "2024-02-10")
@@ -206,25 +202,22 @@ def test_a_baseline_of_a_partial_recovery_accepts_what_is_left(tmp_path: Path, c
 
     write_history(tmp_path / "history", commits, CASES[:1], recovering, noise=0.001)
     assert any(f.open for f in trend(tmp_path / "history").findings)
-    run = make_run(case=CASES[0], figures=make_figures(tokens_per_s=TOKENS_PER_STEP / 0.102))
-    before = baseline.from_runs([run]).replace(recorded_at="2024-02-28T12:00:00+00:00")
-    documents.write(tmp_path / "baselines" / H100 / f"{SLOWER}.json", before)
+    recorded_at = "2024-02-28T12:00:00+00:00"
+    keep_baseline(tmp_path / "baselines", CASES[0], recorded_at, tokens_per_s=TOKENS_PER_STEP / 0.102)
     assert not trend(tmp_path / "history", baselines=tmp_path / "baselines").failing
 
 
-def test_a_case_that_is_no_longer_measured_fails_nothing(
-    tmp_path: Path, commits: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("days", "is_open"), [(29, False), (30, True)])
+def test_a_case_that_was_not_measured_in_the_period_fails_nothing(
+    tmp_path: Path, commits: list[str], days: int, is_open: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perfsuite.history.trend.PERIOD", timedelta(days=5))
-    write_history(
-        tmp_path / "history",
-        commits[:30],
-        CASES[:1],
-        lambda case, night: Level(step_s=1.05 if night > 15 else 1),
-    )
+    monkeypatch.setattr("perfsuite.history.trend.PERIOD", timedelta(days=days))
+    write_history(tmp_path / "history", commits[:30], CASES[:1], slower(0.05, 16))
     assert trend(tmp_path / "history").failing
     write_history(tmp_path / "history", commits[30:], CASES[1:2], first=30)
-    assert not trend(tmp_path / "history").failing
+    found = trend(tmp_path / "history", since=date(2024, 1, 1))
+    assert [f.open for f in found.findings] == [is_open]
+    assert bool(found.failing) is is_open
 
 
 def test_a_baseline_that_cannot_be_read_accepts_nothing(root: Path, tmp_path: Path) -> None:
@@ -232,6 +225,8 @@ def test_a_baseline_that_cannot_be_read_accepts_nothing(root: Path, tmp_path: Pa
     file.parent.mkdir()
     file.write_text("{")
     assert [f.case for f in trend(root / "history", baselines=tmp_path).failing] == [SLOWER, LARGER]
+    keep_baseline(tmp_path, CASES[0], "some day", tokens_per_s=1.0)
+    assert not trend(root / "history", baselines=tmp_path).findings[0].accepted
 
 
 def test_a_new_driver_or_another_definition_of_the_case_is_told(tmp_path: Path, commits: list[str]) -> None:
@@ -242,23 +237,6 @@ def test_a_new_driver_or_another_definition_of_the_case_is_told(tmp_path: Path, 
     [told] = finding.environment
     assert told.startswith("case definition: ")
     assert finding.case == CASES[0].id == changed.id
-
-
-@pytest.mark.parametrize(("step_s", "accepts"), [(0.101, False), (0.102, True)])
-def test_a_baseline_nearer_to_the_new_level_than_to_the_old_accepts(
-    root: Path, tmp_path: Path, step_s: float, accepts: bool
-) -> None:
-    keep_baseline(tmp_path, CASES[0], tokens_per_s=TOKENS_PER_STEP / step_s)
-    slower = trend(root / "history", baselines=tmp_path).findings[0]
-    assert slower.accepted is accepts
-
-
-def keep_baseline(
-    directory: Path, case: Case, recorded_at: str = "2024-02-25T12:00:00+00:00", **figures: Any
-) -> None:
-    run = make_run(case=case, figures=make_figures(**figures))
-    kept = baseline.from_runs([run]).replace(recorded_at=recorded_at)
-    documents.write(directory / H100 / f"{case.id}.json", kept)
 
 
 @pytest.mark.parametrize(("gigabytes", "accepts"), [(20.0, False), (20.1, False), (20.3, True), (20.4, True)])
@@ -273,7 +251,7 @@ def test_a_baseline_with_more_memory_accepts_more_memory(
 
 def test_an_improvement_is_not_accepted_but_better(tmp_path: Path, commits: list[str]) -> None:
     keep_baseline(tmp_path, CASES[0], tokens_per_s=TOKENS_PER_STEP / 0.1)
-    write_history(tmp_path / "history", commits, CASES[:1], lambda c, n: Level(step_s=0.9 if n >= 20 else 1))
+    write_history(tmp_path / "history", commits, CASES[:1], slower(-0.1, 20))
     [finding] = trend(tmp_path / "history", baselines=tmp_path).findings
     assert (finding.worse, finding.accepted, finding.open, finding.state) == (False, False, False, "better")
 
@@ -289,21 +267,6 @@ def test_a_baseline_that_lacks_a_figure_accepts_no_worsening_of_it(
     assert (slower.accepted, larger.accepted) == (figure != "tokens_per_s", figure != "peak_memory_bytes")
 
 
-def test_a_baseline_whose_day_cannot_be_read_accepts_nothing(root: Path, tmp_path: Path) -> None:
-    keep_baseline(tmp_path, CASES[0], "some day", tokens_per_s=1.0)
-    assert not trend(root / "history", baselines=tmp_path).findings[0].accepted
-
-
-@pytest.mark.parametrize(("days", "is_open"), [(29, False), (30, True)])
-def test_a_case_is_measured_still_if_it_was_in_the_period(
-    tmp_path: Path, commits: list[str], days: int, is_open: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("perfsuite.history.trend.PERIOD", timedelta(days=days))
-    write_history(tmp_path / "history", commits[:30], CASES[:1], lambda c, n: Level(step_s=1 + (n > 15) / 20))
-    write_history(tmp_path / "history", commits[30:], CASES[1:2], first=30)
-    assert [f.open for f in trend(tmp_path / "history", since=date(2024, 1, 1)).findings] == [is_open]
-
-
 def test_sessions_without_a_figure_are_not_counted_as_points(tmp_path: Path, commits: list[str]) -> None:
     write_history(tmp_path / "history", commits, CASES[1:2], lambda c, n: levels(1, n))
     for place in store.places(tmp_path / "history")[3:7]:
@@ -316,11 +279,8 @@ def test_sessions_without_a_figure_are_not_counted_as_points(tmp_path: Path, com
 
 
 def test_differences_are_told_in_order_and_once() -> None:
-    seen = [
-        {"torch": "1", "image": "a"},
-        {"torch": "2", "image": "a"},
-        {"torch": "2", "image": "a", "new": "x"},
-    ]
+    seen = [{"torch": "1", "image": "a"}, {"torch": "2", "image": "a"}]
+    seen.append({"torch": "2", "image": "a", "new": "x"})
     assert _differences(seen) == ("new: none -> x", "torch: 1 -> 2")
     assert _differences([*seen, *seen[:1]]) == ("new: none -> x -> none", "torch: 1 -> 2 -> 1")
     assert _differences(seen[:1]) == ()
@@ -357,15 +317,12 @@ def invoke(*arguments: str) -> Result:
 def test_a_worsening_that_is_still_there_is_told_and_fails(root: Path) -> None:
     result = invoke(f"--history={root / 'history'}", f"--repo={root / 'repo'}")
     assert result.exit_code == 1
-    assert f"{SLOWER} on {H100}" in result.output
-    assert "tokens/s: -3.0%" in result.output
-    assert "): worse\n" in result.output
-    assert "changed there: torch: 2.13.0 -> 2.14.0" in result.output
-    assert "between 2024-02-19 and 2024-02-20, " in result.output
-    assert ", commits: 1" in result.output
-    assert (
-        "6 series in 60 sessions, changes since 2023-12-01: 2 worse and still so, 0 others" in result.output
-    )
+    for told in (
+        *(f"{SLOWER} on {H100}", "tokens/s: -3.0%", "): worse\n", "changed there: torch: 2.13.0 -> 2.14.0"),
+        *("between 2024-02-19 and 2024-02-20, ", ", commits: 1"),
+        "6 series in 60 sessions, changes since 2023-12-01: 2 worse and still so, 0 others",
+    ):
+        assert told in result.output
 
 
 def test_a_period_without_worsening_succeeds(root: Path) -> None:
@@ -374,18 +331,14 @@ def test_a_period_without_worsening_succeeds(root: Path) -> None:
     assert "0 worse and still so, 0 others" in result.output
 
 
-def test_json_reads_back(root: Path, found: Trend) -> None:
-    result = invoke(f"--history={root / 'history'}", f"--repo={root / 'repo'}", "--json=-")
-    assert result.exit_code == 1
-    assert Trend.model_validate(json.loads(result.output)) == found
-
-
-def test_json_goes_to_a_file_beside_the_words(root: Path, tmp_path: Path, found: Trend) -> None:
-    file = tmp_path / "trend.json"
-    result = invoke(f"--history={root / 'history'}", f"--repo={root / 'repo'}", f"--json={file}")
-    assert result.exit_code == 1
-    assert "): worse\n" in result.output
-    assert documents.read(file, Trend) == found
+def test_json_is_printed_alone_or_goes_to_a_file_beside_the_words(
+    root: Path, tmp_path: Path, found: Trend
+) -> None:
+    arguments, file = (f"--history={root / 'history'}", f"--repo={root / 'repo'}"), tmp_path / "trend.json"
+    printed, written = invoke(*arguments, "--json=-"), invoke(*arguments, f"--json={file}")
+    assert printed.exit_code == written.exit_code == 1
+    assert Trend.model_validate(json.loads(printed.output)) == documents.read(file, Trend) == found
+    assert "): worse\n" in written.output
 
 
 def test_commits_that_are_not_in_the_repository_are_named(

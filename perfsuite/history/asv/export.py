@@ -1,7 +1,7 @@
 """Writes a history as the files that asv (airspeed velocity) reads: one machine per hardware class.
 
 The format is the one that asv documents (docs/source/dev.rst there), results version 2. The files are written
-directly, because asv's own classes rewrite all of them. Imports neither torch nor pytest.
+directly, because asv's own classes rewrite all of them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ CHUNK = 16
 """Nights that a process is given at a time."""
 Benchmarks = dict[str, list[set[str]]]
 """The values of each parameter, by benchmark."""
-Night = tuple[str, str]
-"""A hardware class and a commit. All sessions there are one of asv's results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +72,9 @@ def export(source: Source, out: Path) -> Exported:
 
     Raises `FileError` and `GitError`.
     """
-    nights = _nights(source.history)
+    nights: dict[tuple[str, str], list[Place]] = defaultdict(list)  # all sessions are one of asv's results
+    for place in store.places(source.history):
+        nights[place.hardware_class, place.commit].append(place)
     branch = source.branch or git.current_branch(source.repo)
     dates = git.dates(source.repo, branch)
     unplaced = git.unplaced({commit for _, commit in nights} - dates.keys(), source.repo, branch)
@@ -105,14 +105,6 @@ def export(source: Source, out: Path) -> Exported:
     )
 
 
-def _nights(history: Path) -> dict[Night, list[Place]]:
-    """Group the sessions of a history, oldest first."""
-    nights: dict[Night, list[Place]] = defaultdict(list)
-    for place in store.places(history):
-        nights[place.hardware_class, place.commit].append(place)
-    return nights
-
-
 def _write_new(
     out: Path,
     wanted: Mapping[Path, Sequence[Place]],
@@ -130,14 +122,16 @@ def _write_new(
     new = sorted(wanted.keys() - unchanged)
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         for parameters in pool.map(write, new, [wanted[file] for file in new], chunksize=CHUNK):
-            _add_parameters(benchmarks, parameters)
+            for name, values in parameters.items():
+                known = benchmarks.setdefault(name, [set() for _ in PARAMETERS])
+                for all_values, new_values in zip(known, values, strict=True):
+                    all_values.update(new_values)
     _write(listing, {"version": 2, **_listed(benchmarks)}, indent=1)
     return len(new)
 
 
 def _file_name(commit: str, places: Sequence[Place]) -> str:
-    """Name a file of results by its commit and sessions: a file of that name need not be read or
-    rewritten."""
+    """Name a file of results by its commit and sessions: one of that name need not be read or rewritten."""
     sessions = "\n".join([VERSION, *sorted(place.file.name for place in places)])
     return f"{commit}-{hashlib.sha256(sessions.encode()).hexdigest()[:12]}.json"
 
@@ -168,7 +162,7 @@ def _write_night(
     sessions = [place.read() for place in places]
     for place, session in zip(places, sessions, strict=True):
         store.check_cases(cases, session, place)
-    rows = _pooled(sessions, slots)
+    rows = _pooled(sessions, cases, slots)
     commit, hardware_class = places[0].commit, places[0].hardware_class
     content = {
         "version": 2,
@@ -189,29 +183,21 @@ def _write_night(
     return {name: row[COLUMNS.index("params")] for name, row in rows.items()}
 
 
-def _pooled(sessions: Sequence[StoredSession], slots: Mapping[str, Slot]) -> dict[str, list[Any]]:
+def _pooled(
+    sessions: Sequence[StoredSession], cases: Mapping[str, StoredCase], slots: Mapping[str, Slot]
+) -> dict[str, list[Any]]:
     """Pool the launches of all sessions of one hardware class at one commit into asv's results."""
     launches: dict[Slot, dict[str, list[float]]] = {}
     for session in sessions:
         for result in session.results:
-            slot = slots[result.case]
-            of_case = launches.setdefault(slot, {metric: [] for metric in METRICS})
-            for metric, values in costs(result, slot.unit).items():
+            of_case = launches.setdefault(slots[result.case], {metric: [] for metric in METRICS})
+            for metric, values in costs(result, cases[result.case].unit).items():
                 of_case[metric] += values
     newest = max(session.started_at for session in sessions)
     return results(launches, round(1000 * newest.timestamp()))
 
 
-def _add_parameters(benchmarks: Benchmarks, parameters: Mapping[str, list[list[str]]]) -> None:
-    """Add the parameter values of one file of results to those of all."""
-    for name, values in parameters.items():
-        known = benchmarks.setdefault(name, [set() for _ in PARAMETERS])
-        for all_values, new in zip(known, values, strict=True):
-            all_values.update(new)
-
-
 def _read_benchmarks(listing: Path) -> Benchmarks:
-    """Read the parameter values of all benchmarks from the list of an earlier export."""
     entries = json.loads(listing.read_text(encoding="utf-8"))
     del entries["version"]
     return {name: [set(values) for values in entry["params"]] for name, entry in entries.items()}
@@ -234,7 +220,6 @@ def _listed(benchmarks: Benchmarks) -> dict[str, Any]:
 
 
 def _configuration(source: Source, branch: str) -> dict[str, Any]:
-    """Return the content of asv.conf.json."""
     repo = source.repo.resolve()
     return {
         "version": 1,
@@ -255,7 +240,6 @@ def _configuration(source: Source, branch: str) -> dict[str, Any]:
 
 
 def _machine(machine: Machine) -> dict[str, Any]:
-    """Return the content of asv's machine.json."""
     kind = "gpu" if machine.device == "cuda" else "cpu"
     return {
         "version": 1,

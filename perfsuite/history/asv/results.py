@@ -2,10 +2,8 @@
 
 An asv benchmark is here a metric of a model on a topology in a precision. Its parameters are what else
 distinguishes cases, so that they can be compared on one page, and few combinations are without a case. Names
-depend on the case alone: a new case never renames an old series.
-
-All metrics are costs (more is worse), because asv takes every increase for a regression. Imports neither
-torch nor pytest.
+depend on the case alone: a new case never renames an old series. All metrics are costs (more is worse),
+because asv takes every increase for a regression.
 """
 
 from __future__ import annotations
@@ -14,11 +12,11 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
-from perfsuite.case.case import NO_TOKENS, Unit
+from perfsuite.case.case import Unit
 from perfsuite.history.store import StoredResult
 from perfsuite.results.metric import in_unit
 from perfsuite.verdict.robust import Z_99, t_quantile
@@ -50,11 +48,6 @@ class Slot(NamedTuple):
     values: tuple[str, ...]
     """Value of each of `PARAMETERS`."""
 
-    @property
-    def unit(self) -> Unit:
-        """The unit that the case counts."""
-        return "samples" if self.values[PARAMETERS.index("sequence_length")] == NO_TOKENS else "tokens"
-
 
 Launches = Mapping[Slot, Mapping[str, Sequence[float]]]
 """The median of each launch, by case and metric."""
@@ -85,25 +78,19 @@ def results(launches: Launches, started_at_ms: int) -> dict[str, list[Any]]:
         for one, by_metric in launches.items():
             if by_metric.get(metric):
                 groups.setdefault(one.group, {})[one.values] = by_metric[metric]
-        interval = _interval(metric, [by_metric.get(metric, ()) for by_metric in launches.values()])
+        error = _error(metric, [by_metric.get(metric, ()) for by_metric in launches.values()])
         for group, by_values in groups.items():
-            rows[f"{group}.{metric}"] = _row(by_values, interval, started_at_ms)
+            rows[f"{group}.{metric}"] = _row(by_values, error, started_at_ms)
     return rows
 
 
 def in_order(values: set[str]) -> list[str]:
     """Sort numbers by size, before words."""
-    return sorted(
-        values, key=lambda value: (not value.isdigit(), int(value) if value.isdigit() else 0, value)
-    )
+    return sorted(values, key=lambda value: (not value.isdigit(), value.isdigit() and int(value), value))
 
 
-_Interval = Callable[[float, int], tuple[float, float]]
-"""A function of a median and its number of launches that returns the 99 % confidence interval."""
-
-
-def _interval(metric: str, groups: Sequence[Sequence[float]]) -> _Interval | None:
-    """Return how to compute the confidence interval of a median; asv weights points by it.
+def _error(metric: str, groups: Sequence[Sequence[float]]) -> float | None:
+    """Return half the 99 % interval of one launch, in logarithms; asv weights points by their intervals.
 
     Two or three launches tell little about their noise, so it is pooled over all cases of the night. Memory
     has hardly any noise: None says that the interval is from the smallest to the largest value.
@@ -112,23 +99,17 @@ def _interval(metric: str, groups: Sequence[Sequence[float]]) -> _Interval | Non
         return None
     try:
         noise = pooled_noise([group for group in groups if group])
-    except ValueError:  # too few launches; asv, too, then makes the interval infinite
-        return lambda middle, count: (-math.inf, math.inf)
-    error = t_quantile(Z_99, noise.degrees_of_freedom) * noise.sigma
-
-    def interval(middle: float, count: int) -> tuple[float, float]:
-        factor = math.exp(error / math.sqrt(count))
-        return middle / factor, middle * factor
-
-    return interval
+    except ValueError:  # too few launches
+        return math.inf
+    return t_quantile(Z_99, noise.degrees_of_freedom) * noise.sigma
 
 
 def _row(
-    by_values: Mapping[tuple[str, ...], Sequence[float]], interval: _Interval | None, started_at_ms: int
+    by_values: Mapping[tuple[str, ...], Sequence[float]], error: float | None, started_at_ms: int
 ) -> list[Any]:
     """Return the row of one benchmark from the launches of each combination of parameters."""
     params, combinations = _product(frozenset(by_values))
-    statistics = [_statistics(by_values.get(values), interval) for values in combinations]
+    statistics = [_statistics(by_values.get(values), error) for values in combinations]
     middle, *others = map(list, zip(*statistics, strict=True))
     return [middle, params, VERSION, started_at_ms, None, *others]
 
@@ -140,11 +121,17 @@ def _product(present: frozenset[tuple[str, ...]]) -> tuple[list[list[str]], list
     return params, list(itertools.product(*params))
 
 
-def _statistics(values: Sequence[float] | None, interval: _Interval | None) -> tuple[Any, ...]:
+def _statistics(values: Sequence[float] | None, error: float | None) -> tuple[Any, ...]:
     """Return the columns of one combination, without those that all share; None where nobody ran it."""
     if values is None:
         return (None,) * 8
     middle = median(values)
-    low, high = interval(middle, len(values)) if interval is not None else (min(values), max(values))
+    if error is None:
+        low, high = min(values), max(values)
+    elif error == math.inf:
+        low, high = -math.inf, math.inf  # as asv has it
+    else:
+        factor = math.exp(error / math.sqrt(len(values)))
+        low, high = middle / factor, middle * factor
     quarters = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [middle] * 3
     return middle, low, high, quarters[0], quarters[2], 1, len(values), values

@@ -39,14 +39,9 @@ def test_a_slot_follows_from_the_case_alone() -> None:
     )
 
 
-def test_a_slot_knows_what_the_case_counts() -> None:
-    assert slot(IMAGES.parameters).unit == "samples"
-    assert slot(IMAGES.parameters).values[1] == "none"
-    assert slot(make_case().parameters).unit == "tokens"
-
-
-def test_a_case_without_options_says_so() -> None:
+def test_a_case_without_options_or_tokens_says_so() -> None:
     assert slot(make_case(max_warmup_steps=20, steps=50).parameters).values[-1] == "default"
+    assert slot(IMAGES.parameters).values[1] == "none"
 
 
 def test_costs_of_a_result() -> None:
@@ -69,10 +64,6 @@ def test_costs_of_a_result() -> None:
     assert costs(result.replace(tokens_per_step=None), "tokens")["seconds_per_token"] == []
     assert costs(result, "samples")["seconds_per_sample"] == [0.005, 0.0025]
     assert "seconds_per_token" not in costs(result, "samples")
-
-
-def test_a_metric_that_nobody_measured_has_no_row() -> None:
-    assert list(of_one_case(1.0)) == ["m.1x8.bf16.seconds_per_step"]
 
 
 @pytest.mark.parametrize(
@@ -111,16 +102,16 @@ def test_the_interval_of_times_is_pooled_over_all_cases() -> None:
         for where, scale in ((SLOT, 1), (other, 100))
     }
     rows = results(launches, 0)
-    ratios = []
-    for group in (SLOT.group, other.group):
-        name = f"{group}.seconds_per_step"
-        [low], [high] = column("stats_ci_99_a", rows, name), column("stats_ci_99_b", rows, name)
-        ratios.append(high / low)
-    assert ratios[0] == pytest.approx(ratios[1])
-    assert 1.03 < ratios[0] < 1.1
+    names = [f"{each.group}.seconds_per_step" for each in (SLOT, other)]
+    lows, highs = (
+        [column(end, rows, name)[0] for name in names] for end in ("stats_ci_99_a", "stats_ci_99_b")
+    )
+    assert highs[0] / lows[0] == pytest.approx(highs[1] / lows[1])
+    assert 1.03 < highs[0] / lows[0] < 1.1
 
 
-def test_one_launch_has_no_interval() -> None:
+def test_one_launch_has_no_interval_and_what_nobody_measured_has_no_row() -> None:
+    assert list(of_one_case(1.0)) == ["m.1x8.bf16.seconds_per_step"]
     assert column("stats_ci_99_b", of_one_case(1.0)) == [math.inf]
 
 
