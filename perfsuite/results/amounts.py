@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
-    "bytes": ((2**40, " TiB"), (2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB")),
-    "FLOP": ((1e15, " PFLOP"), (1e12, " TFLOP"), (1e9, " GFLOP"), (1e6, " MFLOP")),
-    "calls": (),
+    "bytes": ((2**40, " TiB"), (2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB"), (1, " bytes")),
+    "FLOP": ((1e15, " PFLOP"), (1e12, " TFLOP"), (1e9, " GFLOP"), (1e6, " MFLOP"), (1, " FLOP")),
+    "calls": ((1, ""),),
 }
 """The units of what a step does, the largest first."""
-_EXACT = {"bytes": " bytes", "FLOP": " FLOP", "calls": ""}
 
 
 def amount(value: float | None, unit: str) -> str:
@@ -45,12 +44,12 @@ def arrow(before: int, now: int, unit: str) -> str:
     digits = next((digits for digits in (1, 2) if _tells(before, now, factor, digits)), 3)
     then, today = _number(before, factor, digits), _number(now, factor, digits)
     if then == today or (before and not round(before / factor, 1)) or (now and not round(now / factor, 1)):
-        (then, today), name = (f"{before:,}", f"{now:,}"), _EXACT[unit]
+        then, today, name = f"{before:,}", f"{now:,}", _SCALES[unit][-1][1]
     return f"{then}{name} -> 0" if now == 0 else f"{then} -> {today}{name}"
 
 
 def _scale(value: float, unit: str) -> tuple[float, str]:
-    return next((scale for scale in _SCALES[unit] if value >= scale[0]), (1, _EXACT[unit]))
+    return next((scale for scale in _SCALES[unit] if value >= scale[0]), _SCALES[unit][-1])
 
 
 def _tells(before: int, now: int, factor: float, digits: int) -> bool:

@@ -1,7 +1,4 @@
-"""Baselines: what a case reached when it was accepted or recorded. Pure; imports neither torch nor pytest.
-
-Their files are read and written by `perfsuite.results.store.BaselineStore`.
-"""
+"""Baselines: what a case reached when accepted or recorded. `perfsuite.results.store` has their files."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ class BaselineLaunch(Data):
     """One launch of a baseline."""
 
     figures: Figures
-    """The figures, rounded to 6 significant digits."""
+    """Rounded to 6 significant digits."""
     loss: tuple[float, ...] = ()
     """The loss curve, see `loss_curve`."""
     device_probe: dict[str, float] = Field(default_factory=dict)
@@ -76,8 +73,7 @@ class Baseline(BaselineDocument):
 
     def values(self, figure: str) -> list[float]:
         """A figure of each launch that has it, in the order of the launches."""
-        values = [launch.figures.get(figure) for launch in self.launches]
-        return [value for value in values if value is not None]
+        return [value for launch in self.launches if (value := launch.figures.get(figure)) is not None]
 
     def by_session(self) -> Iterator[tuple[str | None, BaselineLaunch]]:
         """Yield each launch with the name of its session.
@@ -124,7 +120,7 @@ def from_runs(
         case=newest.case,
         launches=tuple(
             BaselineLaunch(
-                figures=_rounded(run.figures),
+                figures=Figures.of({name: _cut(value) for name, value in run.figures.by_name().items()}),
                 loss=tuple(_cut(loss) for loss in loss_curve(run.loss)),
                 device_probe={name: _cut(rate) for name, rate in run.device_probe.items()},
                 session=session,
@@ -145,10 +141,6 @@ def loss_curve(loss: Sequence[float]) -> tuple[float, ...]:
     if tenth < 1:
         return tuple(loss)
     return tuple(fmean(loss[round(part * tenth) : round((part + 1) * tenth)]) for part in range(10))
-
-
-def _rounded(figures: Figures) -> Figures:
-    return Figures.of({name: _cut(value) for name, value in figures.by_name().items()})
 
 
 def _cut(value: float, digits: int = 6) -> float:

@@ -2,7 +2,6 @@
 
 They belong to no machine: the same code does the same work on every CPU, and on every GPU of one
 architecture. Their files are read and written by `perfsuite.results.store.BaselineFiles`.
-Imports neither torch nor pytest.
 """
 
 from __future__ import annotations

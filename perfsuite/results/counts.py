@@ -1,18 +1,19 @@
 """What one optimizer step does, counted: collectives, FLOPs, kernels, host reads, memory. Pure data.
 
 A count has no noise: the same code does the same work in every launch. `perfsuite.worker.counter` counts,
-`perfsuite.verdict.exact` judges. Imports neither torch nor pytest.
+`perfsuite.verdict.exact` judges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, TypeVar, get_args
 
 from pydantic import Field
 
 from perfsuite.documents import Data
 
+T = TypeVar("T")
 Phase = Literal["forward", "recompute", "backward", "optimizer"]
 """`forward` holds also what lies between backward and the optimizer's step, such as the gradient norm.
 `recompute` is the forward that activation checkpointing makes again in backward."""
@@ -102,11 +103,10 @@ class Counts(Data):
     """None where nothing was compiled."""
 
 
-class RankCounts(Data):
-    """The counts of one rank, or of several that are equal."""
+class OfRanks(Data):
+    """What is true of one rank, or of several."""
 
     ranks: tuple[int, ...] = Field(min_length=1)
-    counts: Counts
 
     @property
     def name(self) -> str:
@@ -114,17 +114,27 @@ class RankCounts(Data):
         return spans(self.ranks)
 
 
+class RankCounts(OfRanks):
+    """The counts of one rank, or of several that are equal."""
+
+    counts: Counts
+
+
 def merged(counts: Mapping[int, Counts]) -> tuple[RankCounts, ...]:
     """The counts of every rank as few entries: ranks with equal counts share one, in the order of ranks."""
-    entries: list[RankCounts] = []
-    for rank, its in sorted(counts.items()):
-        for index, entry in enumerate(entries):
-            if entry.counts == its:
-                entries[index] = entry.replace(ranks=(*entry.ranks, rank))
-                break
-        else:
-            entries.append(RankCounts(ranks=(rank,), counts=its))
-    return tuple(entries)
+    groups = grouped(counts, lambda one, other: one == other)
+    return tuple(RankCounts(ranks=tuple(group), counts=group[min(group)]) for group in groups)
+
+
+def grouped(by_rank: Mapping[int, T], is_alike: Callable[[T, T], bool]) -> list[dict[int, T]]:
+    """What is known of each rank, in groups of ranks that are alike, in the order of ranks."""
+    groups: list[dict[int, T]] = []
+    for rank, its in sorted(by_rank.items()):
+        group = next((each for each in groups if is_alike(each[min(each)], its)), None)
+        if group is None:
+            groups.append(group := {})
+        group[rank] = its
+    return groups
 
 
 def of_rank(entries: Iterable[RankCounts], rank: int) -> Counts | None:

@@ -1,7 +1,4 @@
-"""Versions and variables that measurements depend on, as far as they can be read without torch.
-
-Imports neither torch nor pytest.
-"""
+"""Versions and variables that measurements depend on, as far as they can be read without torch."""
 
 from __future__ import annotations
 
@@ -15,27 +12,9 @@ from itertools import pairwise
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR
 
 VARIABLES = (
-    "NCCL_",
-    "CUDA_",
-    "CUBLAS_",
-    "CUDNN_",
-    "NVIDIA_",
-    "TORCH_",
-    "TORCHDYNAMO_",
-    "TORCHINDUCTOR_",
-    "TRITON_",
-    "TRANSFORMERS_",
-    "PYTORCH_",
-    "OMP_",
-    "GLOO_",
-    "MKL_",
-    "KMP_",
-    "ONEDNN_",
-    "DNNL_",
-    "ATEN_CPU_CAPABILITY",
-    "UCX_",
-    "FI_",
-    "LD_PRELOAD",
+    *("NCCL_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "GLOO_", "UCX_", "FI_"),
+    *("TORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TRITON_", "TRANSFORMERS_", "PYTORCH_"),
+    *("OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_CPU_CAPABILITY", "LD_PRELOAD"),
 )
 """The beginnings of environment variables that are recorded."""
 NOT_OF_THE_MACHINE = ("NVIDIA_REQUIRE_",)
@@ -64,12 +43,11 @@ _IN_AN_ADDRESS = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 
 def secret_variable(given: Mapping[str, str]) -> str | None:
     """Return the name of the first variable that looks as if it held a secret, or None."""
-    return next((name for name, value in given.items() if value and _looks_secret(name, value)), None)
-
-
-def _looks_secret(name: str, value: str) -> bool:
-    is_named_so = _OF_A_VARIABLE.search(name) is not None and _OF_TEXT.search(name) is None
-    return is_named_so or _IN_AN_ADDRESS.search(value) is not None
+    for name, value in given.items():
+        is_named_so = _OF_A_VARIABLE.search(name) and not _OF_TEXT.search(name)
+        if value and (is_named_so or _IN_AN_ADDRESS.search(value)):
+            return name
+    return None
 
 
 def secret_word(words: Sequence[str]) -> str | None:

@@ -1,8 +1,7 @@
 """What is known of each figure of a launch: label, unit, direction, format, tolerance.
 
 perfsuite's own figures are fields of `Figures`; those that are judged or shown have a `Metric` below. A
-metric of another package (entry point group `perfsuite.metrics`) has its value in `Figures.extra`. Imports
-neither torch nor pytest.
+metric of another package (entry point group `perfsuite.metrics`) has its value in `Figures.extra`.
 """
 
 from __future__ import annotations
@@ -88,21 +87,14 @@ class Metric:
 
     def counting(self, unit: Unit) -> Metric:
         """Return the same metric for a case that counts `unit`: in its label, heading and unit."""
-        return replace(
-            self,
-            label=in_unit(self.label, unit),
-            unit=in_unit(self.unit, unit),
-            heading=in_unit(self.heading, unit),
-        )
+        texts: dict[str, Any] = {
+            name: in_unit(getattr(self, name), unit) for name in ("label", "unit", "heading")
+        }
+        return replace(self, **texts)
 
     def judging(self, device: str) -> Judged:
         """Return how it is judged on a device."""
         return self.judged_on_cpu or self.judged if device == "cpu" else self.judged
-
-    def is_judged(self, device: str | None = None) -> bool:
-        """Tell whether it is judged on a device; with None, on any."""
-        devices = ("cpu", "cuda") if device is None else (device,)
-        return any(self.judging(each) != "shown" for each in devices)
 
     def tolerance(self, device: str) -> float:
         """Return the largest growth of the cost that passes on a device, relative."""
@@ -135,20 +127,21 @@ class Metric:
         return low, high
 
 
-TOKENS_PER_S = Metric(
-    name="tokens_per_s",
-    label="tokens/s",
-    unit="tokens/s",
-    better="higher",
-    judged="sequential",
-    tolerances={"cpu": 0.15, "cuda": 0.03},
+def _metric(
+    name: str, label: str, unit: str, better: Literal["higher", "lower"], judged: Judged, **others: Any
+) -> Metric:
+    return Metric(name=name, label=label, unit=unit, better=better, judged=judged, **others)
+
+
+TOKENS_PER_S = _metric(
+    "tokens_per_s", "tokens/s", "tokens/s", "higher", "sequential", tolerances={"cpu": 0.15, "cuda": 0.03}
 )
-TOKENS_PER_S_MEAN = Metric(
-    name="tokens_per_s_mean",
-    label="tokens/s with stalls",
-    unit="tokens/s",
-    better="higher",
-    judged="sequential",
+TOKENS_PER_S_MEAN = _metric(
+    "tokens_per_s_mean",
+    "tokens/s with stalls",
+    "tokens/s",
+    "higher",
+    "sequential",
     tolerances={"cpu": 0.20, "cuda": 0.05},
 )
 """By the mean step, so that rare long steps count. Noisier than the median, hence the wider tolerance.
@@ -156,114 +149,56 @@ TOKENS_PER_S_MEAN = Metric(
 It alone judges stalls. Where steps stall now and then, any measure of the slowest steps (p95/p50, the mean of
 the slowest tenth) jumps with how many of them fall into a window, by more than the change to be found.
 """
-PEAK_MEMORY = Metric(
-    name="peak_memory_bytes",
-    label="peak memory",
+PEAK_MEMORY = _metric(
+    "peak_memory_bytes",
+    "peak memory",
+    "bytes",
+    "lower",
+    "exact",
     heading="memory",
-    unit="bytes",
-    better="lower",
-    judged="exact",
     judged_on_cpu="sequential",
     tolerances={"cpu": 0.20, "cuda": 0.01},
 )
 GATED = (TOKENS_PER_S, TOKENS_PER_S_MEAN, PEAK_MEMORY)
 """What every verdict judges."""
-CPU_S_PER_STEP = Metric(
-    name="cpu_s_per_step",
-    label="CPU time per step",
+CPU_S_PER_STEP = _metric(
+    "cpu_s_per_step",
+    "CPU time per step",
+    "s",
+    "lower",
+    "shown",
     heading="CPU time",
-    unit="s",
-    better="lower",
-    judged="shown",
     judged_on_cpu="sequential",
     tolerances={"cpu": 0.15, "cuda": 0.15},
 )
 """Of all ranks together, so that it grows with whatever any of them computes more. Others who use the cores
-hardly change it, but what a rank waits for does not change it at all: it stands beside the speed, never in
-its place. Beside a GPU it is what the host does, which rarely sets the pace: shown.
+hardly change it, but what a rank waits for does not change it at all: it stands next to the speed, never in
+its place. Of a GPU's training it is what the host does, which rarely sets the pace: shown.
 
-Beside a baseline it is not corrected by the probe, whose seconds are those of a clock on the wall. A
+Against a baseline it is not corrected by the probe, whose seconds are those of a clock on the wall. A
 comparison of two arms estimates from its own launches how CPU time follows the probe."""
 
-TOKENS_PER_S_PER_DEVICE = Metric(
-    name="tokens_per_s_per_device",
-    label="tokens/s per device",
-    heading="per device",
-    unit="tokens/s",
-    better="higher",
-    judged="shown",
+TOKENS_PER_S_PER_DEVICE = _metric(
+    "tokens_per_s_per_device", "tokens/s per device", "tokens/s", "higher", "shown", heading="per device"
 )
-REPORTED_TOKENS_PER_S = Metric(
-    name="own_tokens_per_s",
-    label="tokens/s, reported by the framework",
-    unit="tokens/s",
-    better="higher",
-    judged="shown",
+REPORTED_TOKENS_PER_S = _metric(
+    "own_tokens_per_s", "tokens/s, reported by the framework", "tokens/s", "higher", "shown"
 )
-STEP_S_P50 = Metric(
-    name="step_s_p50", label="median step", heading="p50", unit="s", better="lower", judged="shown"
+STEP_S_P50 = _metric("step_s_p50", "median step", "s", "lower", "shown", heading="p50")
+STEP_S_P95 = _metric("step_s_p95", "95th percentile of a step", "s", "lower", "shown", heading="p95")
+STEP_JITTER = _metric("step_jitter", "p95/p50 of a step", "ratio", "lower", "shown", heading="p95/p50")
+RESERVED_MEMORY = _metric(
+    "reserved_memory_bytes", "reserved memory", "bytes", "lower", "shown", heading="reserved"
 )
-STEP_S_P95 = Metric(
-    name="step_s_p95",
-    label="95th percentile of a step",
-    heading="p95",
-    unit="s",
-    better="lower",
-    judged="shown",
+TFLOPS_PER_DEVICE = _metric("tflops_per_device", "TFLOP/s/GPU", "TFLOP/s", "higher", "shown")
+MFU = _metric("mfu", "MFU", "share", "higher", "shown")
+ROOFLINE_SHARE = _metric(
+    "roofline_share", "share of the roofline", "share", "higher", "shown", heading="of roofline"
 )
-STEP_JITTER = Metric(
-    name="step_jitter",
-    label="p95/p50 of a step",
-    heading="p95/p50",
-    unit="ratio",
-    better="lower",
-    judged="shown",
-)
-RESERVED_MEMORY = Metric(
-    name="reserved_memory_bytes",
-    label="reserved memory",
-    heading="reserved",
-    unit="bytes",
-    better="lower",
-    judged="shown",
-)
-TFLOPS_PER_DEVICE = Metric(
-    name="tflops_per_device", label="TFLOP/s/GPU", unit="TFLOP/s", better="higher", judged="shown"
-)
-MFU = Metric(name="mfu", label="MFU", unit="share", better="higher", judged="shown")
-ROOFLINE_SHARE = Metric(
-    name="roofline_share",
-    label="share of the roofline",
-    heading="of roofline",
-    unit="share",
-    better="higher",
-    judged="shown",
-)
-GPU_UTILISATION = Metric(
-    name="gpu_utilisation", label="GPU utilisation", unit="%", better="higher", judged="shown"
-)
-ENERGY_PER_TOKEN = Metric(
-    name="energy_per_token_j", label="energy", unit="J per token", better="lower", judged="shown"
-)
+GPU_UTILISATION = _metric("gpu_utilisation", "GPU utilisation", "%", "higher", "shown")
+ENERGY_PER_TOKEN = _metric("energy_per_token_j", "energy", "J per token", "lower", "shown")
 
-_BUILT_IN = {
-    metric.name: metric
-    for metric in (
-        *GATED,
-        CPU_S_PER_STEP,
-        TOKENS_PER_S_PER_DEVICE,
-        REPORTED_TOKENS_PER_S,
-        STEP_S_P50,
-        STEP_S_P95,
-        STEP_JITTER,
-        RESERVED_MEMORY,
-        TFLOPS_PER_DEVICE,
-        MFU,
-        ROOFLINE_SHARE,
-        GPU_UTILISATION,
-        ENERGY_PER_TOKEN,
-    )
-}
+_BUILT_IN = {metric.name: metric for metric in [*vars().values()] if isinstance(metric, Metric)}
 _TAKEN = frozenset(Figures.model_fields) | {
     *("case_id", "framework", "outcome", "launches", "hardware_class", "reason", "shared", "blind")
 }
@@ -308,13 +243,8 @@ def _of_another_package(name: str) -> Metric | None:
 
 def described(name: str) -> Metric:
     """Return the metric of that name, or for one that is not installed any more, what can be said of it."""
-    return find(name) or Metric(
-        name=name,
-        label=f"{name} (its package is not installed)",
-        unit="",
-        better="lower",
-        judged="shown",
-        format="{:,}".format,
+    return find(name) or _metric(
+        name, f"{name} (its package is not installed)", "", "lower", "shown", format="{:,}".format
     )
 
 
@@ -332,4 +262,7 @@ def metrics_of(launches: Iterable[Figures]) -> tuple[Metric, ...]:
 
 def judged(launches: Iterable[Figures], device: str | None = None) -> tuple[Metric, ...]:
     """Return those of `metrics_of` that are judged on a device; with None, on any."""
-    return tuple(metric for metric in metrics_of(launches) if metric.is_judged(device))
+    devices = ("cpu", "cuda") if device is None else (device,)
+    return tuple(
+        metric for metric in metrics_of(launches) if any(metric.judging(each) != "shown" for each in devices)
+    )

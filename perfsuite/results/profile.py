@@ -2,12 +2,14 @@
 
 A launch of its own is profiled, and nothing of it is judged (`perfsuite.worker.profiling`). Of a trace of
 many megabytes remain some kilobytes (`perfsuite.analysis.trace`), which are kept with a baseline. Times are
-in microseconds a step. Imports neither torch nor pytest.
+in microseconds a step.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
+from itertools import chain
 from statistics import fmean, median
 from typing import Literal
 
@@ -15,7 +17,7 @@ from pydantic import Field
 
 from perfsuite.documents import Data, Document, lines, plain
 from perfsuite.results.baseline import Baseline, BaselineDocument
-from perfsuite.results.counts import spans
+from perfsuite.results.counts import OfRanks, grouped
 
 METHOD = "profile-2"
 """The way of reducing a trace. Profiles of another method are not compared."""
@@ -105,16 +107,10 @@ class Profile(Data):
         return {each.name: each.calls for each in self.every if each.name not in self.unsteady}
 
 
-class RankProfile(Data):
+class RankProfile(OfRanks):
     """The profile of one rank, or the mean of several that make the same calls."""
 
-    ranks: tuple[int, ...] = Field(min_length=1)
     profile: Profile
-
-    @property
-    def name(self) -> str:
-        """The ranks as text: `0-3,6`."""
-        return spans(self.ranks)
 
 
 class LaunchProfile(Data):
@@ -204,28 +200,22 @@ def merged(profiles: Mapping[int, Profile], method: str = METHOD) -> LaunchProfi
     What is unsteady in one rank is not compared in any.
     """
     unsteady = {name for profile in profiles.values() for name in profile.unsteady}
-    groups: list[dict[int, Profile]] = []
-    for rank, profile in sorted(profiles.items()):
-        for group in groups:
-            if _same_calls(next(iter(group.values())), profile, unsteady):
-                group[rank] = profile
-                break
-        else:
-            groups.append({rank: profile})
+
+    def is_alike(one: Profile, other: Profile) -> bool:
+        calls, others = (
+            {name: count for name, count in each.calls().items() if name not in unsteady}
+            for each in (one, other)
+        )
+        return one.device == other.device and calls == others
+
     return LaunchProfile(
         method=method,
         ranks=tuple(
-            RankProfile(ranks=tuple(group), profile=_mean([*group.values()], unsteady)) for group in groups
+            RankProfile(ranks=tuple(group), profile=_mean([*group.values()], unsteady))
+            for group in grouped(profiles, is_alike)
         ),
         busy_us=tuple(_cut(profile.split.busy_us) for _, profile in sorted(profiles.items())),
     )
-
-
-def _same_calls(one: Profile, other: Profile, unsteady: Set[str]) -> bool:
-    calls, others = (
-        {name: count for name, count in each.calls().items() if name not in unsteady} for each in (one, other)
-    )
-    return one.device == other.device and calls == others
 
 
 def _mean(profiles: Sequence[Profile], unsteady: Set[str]) -> Profile:
@@ -234,43 +224,31 @@ def _mean(profiles: Sequence[Profile], unsteady: Set[str]) -> Profile:
         return first
     return first.replace(
         split=_mean_split([each.split for each in profiles]),
-        operators=_mean_work([each.operators for each in profiles]),
-        kernels=_mean_work([each.kernels for each in profiles]),
-        host_syncs=_mean_work([each.host_syncs for each in profiles]),
+        **{
+            name: _mean_work([getattr(each, name) for each in profiles])
+            for name in ("operators", "kernels", "host_syncs")
+        },
     )
 
 
 def _mean_split(splits: Sequence[StepSplit]) -> StepSplit:
-    def mean(name: str) -> float:
-        return _cut(fmean(getattr(split, name) for split in splits))
+    def mean(name: str) -> float | dict[str, float]:
+        values = [getattr(split, name) for split in splits]
+        if not isinstance(values[0], dict):
+            return _cut(fmean(values))
+        return {kind: _cut(fmean(each.get(kind, 0) for each in values)) for kind in sorted({*chain(*values)})}
 
-    def by_kind(name: str) -> dict[str, float]:
-        kinds = sorted({kind for split in splits for kind in getattr(split, name)})
-        return {kind: _cut(fmean(getattr(split, name).get(kind, 0) for split in splits)) for kind in kinds}
-
-    return StepSplit(
-        step_us=mean("step_us"),
-        compute_us=mean("compute_us"),
-        optimizer_us=mean("optimizer_us"),
-        exposed_us=by_kind("exposed_us"),
-        hidden_us=by_kind("hidden_us"),
-        data_wait_us=mean("data_wait_us"),
-        idle_us=mean("idle_us"),
-        other_us=mean("other_us"),
-        unseen_us=mean("unseen_us"),
-    )
+    return splits[0].replace(**{name: mean(name) for name in StepSplit.model_fields})
 
 
 def _mean_work(of_ranks: Sequence[Iterable[Work]]) -> tuple[Work, ...]:
-    sums: dict[str, tuple[float, float]] = {}
-    for works in of_ranks:
-        for work in works:
-            calls, us = sums.get(work.name, (0.0, 0.0))
-            sums[work.name] = calls + work.calls, us + work.us
+    calls, us = defaultdict[str, float](float), defaultdict[str, float](float)
+    for work in chain(*of_ranks):
+        calls[work.name] += work.calls
+        us[work.name] += work.us
     count = len(of_ranks)
     return longest_first(
-        Work(name=name, calls=round(calls / count, 3), us=_cut(us / count))
-        for name, (calls, us) in sums.items()
+        Work(name=name, calls=round(calls[name] / count, 3), us=_cut(us[name] / count)) for name in calls
     )
 
 

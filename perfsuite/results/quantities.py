@@ -1,16 +1,16 @@
 """What of the counts of a step is judged: quantities, each by one number. Pure.
 
 `perfsuite.verdict.exact` compares them, `perfsuite.verdict.count_sentences` says what changed.
-Imports neither torch nor pytest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
-from perfsuite.results.counts import PHASES, Collective, Compiled, Counts, Phase, StepMemory, group_name
+from perfsuite.results.counts import PHASES, Collective, Counts, Phase, StepMemory, group_name
 
 Unit = Literal["bytes", "FLOP", "calls"]
 Tier = Literal["structure", "versions"]
@@ -36,14 +36,17 @@ class Quantity:
     """Something that a step does, judged by the sum of its fields: more is worse."""
 
     name: str
-    family: str
-    """The quantities of one family are a whole: how large a change is, is a share of that."""
     unit: Unit
     tier: Tier
     read: Callable[[Counts], Mapping[str, int] | None]
     """Its fields by name; None where these counts cannot say."""
     loose: Callable[[StepMemory], int] | None = None
     """Of what a difference of `LOOSE` says nothing, as asynchronous work makes it; None: every one counts."""
+
+    @property
+    def family(self) -> str:
+        """The quantities of one family are a whole: how large a change is, is a share of that."""
+        return self.name
 
     def value(self, counts: Counts, leave_out: Collection[str] = ()) -> int | None:
         """The sum of its fields, without some; None where these counts cannot say."""
@@ -73,6 +76,11 @@ class Group(Quantity):
     rows: Callable[[Counts], list[Collective]]
     """Its calls by dtype and phase."""
 
+    @property
+    def family(self) -> str:
+        """All collectives are one family, and all barriers."""
+        return "barriers" if self.unit == "calls" else "collectives"
+
     def calls(self, counts: Counts) -> int:
         """How often it is called."""
         return sum(row.count for row in self.rows(counts))
@@ -84,14 +92,14 @@ class Group(Quantity):
         calls = self.calls(before), self.calls(now)
         if calls[0] != calls[1]:
             return [Change(f"{self.name}: calls", "calls", *calls)]
-        if _split(self.rows(before)) != _split(self.rows(now)):
+        one, other = (
+            {(row.dtype, row.phase, row.count, row.bytes) for row in self.rows(counts)}
+            for counts in (before, now)
+        )
+        if one != other:
             amount = self.value(now) or 0
             return [Change(f"{self.name}: split", self.unit, amount, amount)]
         return []
-
-
-def _split(rows: Iterable[Collective]) -> set[tuple[str, str, int, int]]:
-    return {(row.dtype, row.phase, row.count, row.bytes) for row in rows}
 
 
 def _group(kind: str, ranks: int, apart: int) -> Group:
@@ -103,7 +111,6 @@ def _group(kind: str, ranks: int, apart: int) -> Group:
 
     return Group(
         name=name,
-        family="barriers" if unit == "calls" else "collectives",
         unit=unit,
         tier="structure",
         read=lambda counts: {
@@ -117,72 +124,55 @@ def _phased(name: str, unit: Unit, tier: Tier, read: Callable[[Counts], Mapping[
     """A quantity with a field for each phase, as `kernels in forward`."""
 
     def fields(counts: Counts) -> Mapping[str, int]:
-        by_phase = read(counts)
-        return {f"{name} in {phase}": by_phase.get(phase, 0) for phase in PHASES}
+        return {f"{name} in {phase}": read(counts).get(phase, 0) for phase in PHASES}
 
-    return Quantity(name=name, family=name, unit=unit, tier=tier, read=fields)
+    return Quantity(name=name, unit=unit, tier=tier, read=fields)
 
 
-def _memory(name: str, read: Callable[[StepMemory], int], loose: Callable[[StepMemory], int]) -> Quantity:
+def _of_part(
+    name: str,
+    part: Literal["memory", "compiled"],
+    read: Callable[[Any], int],
+    loose: Callable[[StepMemory], int] | None = None,
+) -> Quantity:
+    """A quantity with one field: bytes of `Counts.memory`, or a number of `Counts.compiled`."""
+
     def fields(counts: Counts) -> Mapping[str, int] | None:
-        return None if counts.memory is None else {name: read(counts.memory)}
+        known = getattr(counts, part)
+        return None if known is None else {name: read(known)}
 
-    return Quantity(name=name, family=name, unit="bytes", tier="versions", read=fields, loose=loose)
-
-
-def _compiled(name: str, read: Callable[[Compiled], int]) -> Quantity:
-    def fields(counts: Counts) -> Mapping[str, int] | None:
-        return None if counts.compiled is None else {name: read(counts.compiled)}
-
-    return Quantity(name=name, family=name, unit="calls", tier="versions", read=fields)
+    unit: Unit = "bytes" if part == "memory" else "calls"
+    return Quantity(name=name, unit=unit, tier="versions", read=fields, loose=loose)
 
 
 FLOPS = _phased("FLOPs", "FLOP", "structure", lambda counts: counts.flops)
 HOST_READS = _phased("host reads", "calls", "structure", lambda counts: counts.host_reads)
 COPIES = Quantity(
     name="copies between devices",
-    family="copies between devices",
     unit="calls",
     tier="structure",
     read=lambda counts: {f"copies {way}": count for way, count in sorted(counts.device_copies.items())},
 )
 KERNELS = _phased("kernels", "calls", "versions", lambda counts: counts.kernels)
-
-
-def _peak(memory: StepMemory) -> int:
-    return memory.peak
-
-
-def _saved(memory: StepMemory) -> int:
-    return memory.saved_for_backward
-
-
-PEAK = _memory("peak of live tensors", _peak, _peak)
-SAVED = _memory("saved for backward", _saved, _saved)
-GROWTH = _memory("growth in a step", lambda memory: max(memory.growth, 0), _peak)
+PEAK = _of_part("peak of live tensors", "memory", attrgetter("peak"), attrgetter("peak"))
+SAVED = _of_part(
+    "saved for backward", "memory", attrgetter("saved_for_backward"), attrgetter("saved_for_backward")
+)
+GROWTH = _of_part("growth in a step", "memory", lambda memory: max(memory.growth, 0), attrgetter("peak"))
 """A step that frees more than it makes frees what the one before kept too long: that is no improvement."""
 GRAPHS = Quantity(
     name="compiled graphs",
-    family="compiled graphs",
     unit="calls",
     tier="versions",
     read=lambda counts: {"compiled graphs": counts.compiled.graphs if counts.compiled else 0},
 )
 """Without any, nothing is compiled: the only quantity of which none at all is worse than some."""
-BREAKS = _compiled("graph breaks", lambda compiled: sum(compiled.breaks.values()))
+BREAKS = _of_part("graph breaks", "compiled", lambda compiled: sum(compiled.breaks.values()))
 _OTHERS = (
-    FLOPS,
-    HOST_READS,
-    COPIES,
-    KERNELS,
-    PEAK,
-    SAVED,
-    GROWTH,
-    GRAPHS,
-    BREAKS,
-    _compiled("recompilations", lambda compiled: compiled.recompilations),
-    _compiled("generated kernels", lambda compiled: compiled.kernels),
-    _compiled("extern calls of compiled code", lambda compiled: compiled.extern_calls),
+    *(FLOPS, HOST_READS, COPIES, KERNELS, PEAK, SAVED, GROWTH, GRAPHS, BREAKS),
+    _of_part("recompilations", "compiled", attrgetter("recompilations")),
+    _of_part("generated kernels", "compiled", attrgetter("kernels")),
+    _of_part("extern calls of compiled code", "compiled", attrgetter("extern_calls")),
 )
 
 

@@ -1,4 +1,4 @@
-"""What one rank reports, as a versioned file. Imports neither torch nor pytest."""
+"""What one rank reports, as a versioned file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""One launch as one document: what its ranks measured, and how the machine was. Imports neither torch nor
-pytest."""
+"""One launch as one document: what its ranks measured, and how the machine was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of one launch: this class alone knows their names. Imports neither torch nor pytest."""
+"""The files of one launch: this class alone knows their names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 LAUNCH_DIR = "{launch_dir}"
 """In the words and variables of a script: replaced by the path of `RunDir.files`."""
@@ -27,6 +28,19 @@ MODEL_CODE = "PERFSUITE_MODEL_CODE"
 """Environment variable of an agent: the modules with the model's code, which its fork server imports."""
 STACKS_SIGNAL = signal.SIGUSR1
 """Makes a process write its stacks into `RunDir.stacks`."""
+FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"
+"""torch's environment variable: where its flight recorder is written, the rank appended."""
+
+
+@dataclass(frozen=True)
+class Below:
+    """A name in the directory `path` of an object: read from that object, it is a path."""
+
+    name: str
+
+    def __get__(self, directory: Any, _: type) -> Path:
+        path: Path = directory.path
+        return path / self.name
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,26 @@ class RunDir:
     """A directory that driver, launcher and workers share; every file in it is written by one of them."""
 
     path: Path
+
+    case = Below("case.json")
+    """`CaseFile`, by the driver."""
+    run = Below("run.json")
+    """`Run`, by the driver."""
+    scheduler_log = Below("scheduler.log")
+    """What the scheduler's own command wrote, where one starts the agents."""
+    lease = Below("lease")
+    """The driver's sign of life and what it wants (`perfsuite.node.lease`)."""
+    endpoint = Below("endpoint")
+    """Where ranks meet, as `HOST:PORT`: made empty by the driver, written by the agent of node 0."""
+    files = Below("files")
+    """A directory for what a script writes, and would go on from if it found it. Made empty by the
+    agent of node 0, kept with the launch's other files."""
+    checkpoints = Below("checkpoints")
+    """A checkpoint that a framework goes on from: removed after the launch, however that ended."""
+    progress = Below("progress")
+    """`STEPS TOKENS_PER_STEP` of rank 0, as text, from before the first step on, about twice a second."""
+    flight_recorder = Below("nccl-flight-recorder-rank-")
+    """What each rank, its number appended, last asked of NCCL: by torch, when its watchdog ends it."""
 
     @classmethod
     def of_launch(cls, directory: Path, number: int) -> RunDir:
@@ -50,16 +84,6 @@ class RunDir:
         """The number of a launch that `of_launch` named; None of any other directory."""
         match = re.fullmatch(r"launch-(\d+)", self.path.name)
         return None if match is None else int(match[1])
-
-    @property
-    def case(self) -> Path:
-        """`CaseFile`, by the driver."""
-        return self.path / "case.json"
-
-    @property
-    def run(self) -> Path:
-        """`Run`, by the driver."""
-        return self.path / "run.json"
 
     def launch(self, node: int) -> Path:
         """`LaunchFile`, by the agent of that node."""
@@ -81,40 +105,9 @@ class RunDir:
         return _by_number(self.path.glob("agent-*.log"))
 
     @property
-    def scheduler_log(self) -> Path:
-        """What the scheduler's own command wrote, where one starts the agents."""
-        return self.path / "scheduler.log"
-
-    @property
-    def lease(self) -> Path:
-        """The driver's sign of life and what it wants (`perfsuite.node.lease`)."""
-        return self.path / "lease"
-
-    @property
-    def endpoint(self) -> Path:
-        """Where ranks meet, as `HOST:PORT`: made empty by the driver, written by the agent of node 0."""
-        return self.path / "endpoint"
-
-    @property
-    def files(self) -> Path:
-        """A directory for what a script writes, and would go on from if it found it. Made empty by the
-        agent of node 0, kept with the launch's other files."""
-        return self.path / "files"
-
-    @property
-    def checkpoints(self) -> Path:
-        """A checkpoint that a framework goes on from: removed after the launch, however that ended."""
-        return self.path / "checkpoints"
-
-    @property
     def is_first(self) -> bool:
         """Whether no launch of the same case came just before."""
         return self.number in (None, 1)
-
-    @property
-    def progress(self) -> Path:
-        """`STEPS TOKENS_PER_STEP` of rank 0, as text, from before the first step on, about twice a second."""
-        return self.path / "progress"
 
     def steps_seen(self) -> int | None:
         """The steps of which `progress` tells, of at least as many; None before rank 0 trains."""
@@ -123,11 +116,6 @@ class RunDir:
             return int(steps)
         except (OSError, ValueError):
             return None
-
-    @property
-    def flight_recorder(self) -> Path:
-        """What each rank, its number appended, last asked of NCCL: by torch, when its watchdog ends it."""
-        return self.path / "nccl-flight-recorder-rank-"
 
     def rank(self, rank: int) -> Path:
         """`RankReport`, by that rank."""
@@ -182,7 +170,3 @@ def launches_in(directory: Path) -> list[RunDir]:
     """The launches of the case whose launches are in `directory`, by number."""
     launches = [RunDir(path) for path in directory.glob("launch-*")]
     return sorted((each for each in launches if each.number is not None), key=lambda each: each.number or 0)
-
-
-FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"
-"""torch's environment variable: where its flight recorder is written, the rank appended."""

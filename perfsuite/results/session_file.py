@@ -1,4 +1,4 @@
-"""What a session measured, as one versioned file: `results.json`. Imports neither torch nor pytest."""
+"""What a session measured, as one versioned file: `results.json`."""
 
 from __future__ import annotations
 

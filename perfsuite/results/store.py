@@ -1,4 +1,4 @@
-"""What a repository keeps on disk: reviewed baselines, and the local store. Imports neither torch nor pytest.
+"""What a repository keeps on disk: reviewed baselines, and the local store.
 
 The classes here, and the modules that are named, alone know the names of directories and files:
 
@@ -34,12 +34,11 @@ from typing import Generic, NamedTuple, TypeVar
 
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
-from perfsuite.documents import Document
 from perfsuite.errors import FileError
 from perfsuite.results.baseline import Baseline, BaselineDocument
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.profile import LaunchProfile, ProfileBaseline
-from perfsuite.results.run_dir import RunDir, launches_in
+from perfsuite.results.run_dir import Below, RunDir, launches_in
 
 STORE = Path(".perfsuite")
 """The local store, unless the user names another."""
@@ -64,7 +63,6 @@ class Found(NamedTuple, Generic[B]):
 
 
 FoundBaseline = Found[Baseline]
-FoundCounts = Found[CountBaseline]
 
 
 @dataclass(frozen=True)
@@ -86,12 +84,12 @@ class BaselineFiles(Generic[B]):
 
     def reviewed_file(self, folder: str, case_id: str) -> Path:
         """Where the reviewed file of a case stands, or would."""
-        return _file(self.reviewed, folder, case_id)
+        return self.reviewed / folder / f"{case_id}.json"
 
     def local_file(self, folder: str, case_id: str) -> Path:
         """Where the local file of a case stands, or would."""
         assert self.local is not None
-        return _file(self.local, folder, case_id)
+        return self.local / folder / f"{case_id}.json"
 
     def files(self, folder: str | None = None, case_ids: str = "*") -> list[Path]:
         """The files of a folder (None: of all) for cases whose ids match a pattern of `fnmatch`.
@@ -120,17 +118,19 @@ class BaselineFiles(Generic[B]):
 
     def find(self, folder: str, case: Case) -> Found[B] | None:
         """The baseline of `case`, or None. Raises `FileError` if the first file that there is is bad."""
-        files = (_file(directory, folder, case.id) for directory in self._directories)
+        files = (directory / folder / f"{case.id}.json" for directory in self._directories)
         file = next(filter(is_there, files), None)
         return None if file is None else Found(self.read(file), file)
 
     def write_reviewed(self, known: B) -> Path:
         """Write a baseline that somebody accepted; returns its file. Raises `FileError`."""
-        return _written(self.reviewed_file(known.folder, known.case.id), known)
+        documents.write(file := self.reviewed_file(known.folder, known.case.id), known)
+        return file
 
     def write_local(self, known: B) -> Path:
         """Write a baseline that was merely recorded; returns its file. Raises `FileError`."""
-        return _written(self.local_file(known.folder, known.case.id), known)
+        documents.write(file := self.local_file(known.folder, known.case.id), known)
+        return file
 
 
 @dataclass(frozen=True)
@@ -142,25 +142,21 @@ class BaselineStore(BaselineFiles[Baseline]):
     @property
     def counts(self) -> BaselineFiles[CountBaseline]:
         """The baselines of counts, in folders named by target."""
-        return BaselineFiles(*self._below(COUNTS), kind=CountBaseline)
+        return self._below(COUNTS, CountBaseline)
 
     @property
     def profiles(self) -> BaselineFiles[ProfileBaseline]:
         """The profiles that belong to baselines, in folders named by hardware class."""
-        return BaselineFiles(*self._below(PROFILES), kind=ProfileBaseline)
+        return self._below(PROFILES, ProfileBaseline)
 
-    def _below(self, folder: str) -> tuple[Path, Path | None]:
-        return self.reviewed / folder, None if self.local is None else self.local / folder
+    def _below(self, folder: str, kind: type[B]) -> BaselineFiles[B]:
+        return BaselineFiles(self.reviewed / folder, self.local and self.local / folder, kind=kind)
 
     def profile_of(self, found: FoundBaseline) -> LaunchProfile | None:
         """The profile of a baseline; None if it has none, or only an earlier one. Raises `FileError`."""
         file = found.file.parent.parent / PROFILES / found.file.parent.name / found.file.name
         known = self.profiles.read(file) if is_there(file) else None
         return known.profile if known and known.of_baseline == found.baseline.recorded_at else None
-
-    def hardware_classes(self) -> list[str]:
-        """The classes that have baselines, sorted."""
-        return sorted({file.parent.name for file in self.files()})
 
     def of_class(self, hardware_class: str) -> list[Baseline]:
         """Every readable baseline of a hardware class, each case's reviewed one rather than its local one.
@@ -182,28 +178,15 @@ def is_there(file: Path) -> bool:
     return os.path.lexists(file)
 
 
-def _file(directory: Path, folder: str, case_id: str) -> Path:
-    return directory / folder / f"{case_id}.json"
-
-
-def _written(file: Path, known: Document) -> Path:
-    documents.write(file, known)
-    return file
-
-
-def _now() -> str:
-    """The name of a session that begins now."""
-    return _name_at(datetime.now(UTC))
-
-
-def _name_at(time: datetime) -> str:
-    return time.strftime("%Y%m%d-%H%M%S-%f")
+def _session_name(days: int = 0) -> str:
+    """The name of a session that begins now, or in so many days."""
+    return (datetime.now(UTC) + timedelta(days=days)).strftime("%Y%m%d-%H%M%S-%f")
 
 
 def _by_age(session: Path) -> tuple[bool, Path]:
     """Sorts directories of sessions, the oldest first. One that a wrong clock dated after tomorrow is taken
     for older than all: it would stay the newest for ever."""
-    return session.name <= _name_at(datetime.now(UTC) + timedelta(days=1)), session
+    return session.name <= _session_name(days=1), session
 
 
 @dataclass(frozen=True)
@@ -211,16 +194,13 @@ class SessionDir:
     """The directory of one session; its name is the session's."""
 
     path: Path
+    results = Below("results.json")
+    """`SessionFile`."""
 
     @property
     def name(self) -> str:
         """The time (UTC) at which it was made, to the microsecond: names sort by age."""
         return self.path.name
-
-    @property
-    def results(self) -> Path:
-        """`SessionFile`."""
-        return self.path / "results.json"
 
     def case(self, case_id: str, repetition: int = 0) -> Path:
         """The directory of a case's launches. A case measured again in one session has one for each time."""
@@ -228,17 +208,13 @@ class SessionDir:
 
     def new_case(self, case_id: str) -> Path:
         """The directory for the launches of a case: one that is not there yet."""
-        repetition = 0
-        while (directory := self.case(case_id, repetition)).exists():
-            repetition += 1
-        return directory
+        every = (self.case(case_id, repetition) for repetition in itertools.count())
+        return next(directory for directory in every if not directory.exists())
 
     def new_preflight(self) -> Path:
         """The directory for a preflight: one that is not there yet."""
-        number = 1
-        while (directory := self.path / f"preflight-{number}").exists():
-            number += 1
-        return directory
+        every = (self.path / f"preflight-{number}" for number in itertools.count(1))
+        return next(directory for directory in every if not directory.exists())
 
 
 class StoredLaunch(NamedTuple):
@@ -253,29 +229,20 @@ class Store:
     """The local store: what this machine measured, and the baselines that it recorded."""
 
     path: Path = STORE
-
-    @property
-    def baselines(self) -> Path:
-        """Baselines that were recorded because there was none."""
-        return self.path / "baselines"
-
-    @property
-    def history(self) -> Path:
-        """The history, unless the user names another directory."""
-        return self.path / "history"
-
-    @property
-    def sessions(self) -> Path:
-        """One directory a session."""
-        return self.path / "runs"
+    baselines = Below("baselines")
+    """Baselines that were recorded because there was none."""
+    history = Below("history")
+    """The history, unless the user names another directory."""
+    sessions = Below("runs")
+    """One directory a session."""
 
     def new_session(self) -> SessionDir:
         """The directory of a session that begins now. It is not made yet."""
-        return SessionDir(self.sessions / _now())
+        return SessionDir(self.sessions / _session_name())
 
     def new_comparison(self) -> SessionDir:
         """The directory of a comparison that begins now: nothing of it is taken for a session."""
-        return SessionDir(self.path / "compare" / _now())
+        return SessionDir(self.path / "compare" / _session_name())
 
     def results(self) -> list[Path]:
         """The `results.json` of every session, oldest first."""

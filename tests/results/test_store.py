@@ -177,7 +177,6 @@ def test_of_class_of_no_baselines_is_empty(tmp_path: Path, made: bool) -> None:
     if made:
         (tmp_path / CLASS).mkdir()
     assert BaselineStore(tmp_path).of_class(CLASS) == []
-    assert BaselineStore(tmp_path).hardware_classes() == []
 
 
 def test_files_are_listed_by_class_and_pattern_the_reviewed_ones_first(baselines: BaselineStore) -> None:
@@ -190,7 +189,6 @@ def test_files_are_listed_by_class_and_pattern_the_reviewed_ones_first(baselines
     assert baselines.files(CLASS, CASE.id) == [local]
     assert baselines.files(CLASS, "*") == [reviewed, local]
     assert baselines.files("h100-80gb-sxm") == []
-    assert baselines.hardware_classes() == ["a100-40gb-sxm", CLASS]
 
 
 # Baselines of counts
@@ -220,7 +218,6 @@ def test_counts_are_no_hardware_class(baselines: BaselineStore) -> None:
     baselines.counts.write_reviewed(baseline_of())
     baselines.counts.write_local(baseline_of())
     assert baselines.files() == []
-    assert baselines.hardware_classes() == []
     assert baselines.of_class("counts") == []
 
 
@@ -339,7 +336,6 @@ def test_a_profile_stands_beside_its_baseline_and_belongs_to_no_newer_one(
     assert baselines.profile_of(reviewed) is None
     assert baselines.profiles.write_reviewed(of_baseline(known, launch_profile())).exists()
     assert baselines.profile_of(reviewed) == launch_profile()
-    assert baselines.hardware_classes() == [known.hardware_class]
 
 
 def test_the_profile_of_a_session_is_the_newest_that_has_no_fault(tmp_path: Path) -> None:
