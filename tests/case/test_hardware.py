@@ -20,7 +20,6 @@ GIB = 2**30
 def test_every_product_has_a_marker_a_source_and_plausible_numbers(name: str, product: Accelerator) -> None:
     assert product.family in ACCELERATORS
     assert len(product.source) > 10
-    assert product.memory_gb > 0
     assert product.form_factor in ("sxm", "pcie", "nvl", "superchip")
     assert "-" not in product.family, "what a case's hardware begins with ends there"
     if product.peak_16bit is None or product.peak_fp32 is None:
@@ -55,9 +54,8 @@ def test_the_architecture_of_an_unknown_card_is_its_class() -> None:
 
 
 def test_markers_are_the_cpu_and_each_family_once() -> None:
-    assert ACCELERATORS[0] == "cpu"
-    assert len(set(ACCELERATORS)) == len(ACCELERATORS)
-    assert set(ACCELERATORS) - {"cpu", "gpu"} == {product.family for product in PRODUCTS.values()}
+    families = {product.family for product in PRODUCTS.values()}
+    assert sorted(ACCELERATORS) == sorted(["cpu", "gpu", *families])
 
 
 ANY = f"begin with one of {', '.join(ACCELERATORS)}"
@@ -178,10 +176,7 @@ def test_a_processor_is_for_cpu_cases_and_has_no_peak() -> None:
     assert machine.why_not("h100") == "it is meant for h100, this machine is cpu-test-2c"
     assert machine.peak_flops("bf16") is None
     assert machine.product is None
-
-
-def test_a_processor_named_like_a_gpu_has_no_peak() -> None:
-    assert make_machine(device_name="NVIDIA H200").peak_flops("bf16") is None
+    assert machine.replace(device_name="NVIDIA H200").peak_flops("bf16") is None
 
 
 def test_gpu_is_any_gpu_and_no_cpu() -> None:

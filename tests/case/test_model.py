@@ -24,6 +24,16 @@ QWEN: dict[str, Any] = {
     "vocab_size": 99,
     "max_position_embeddings": 64,
 }
+LLAMA_31 = """{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+ "bos_token_id": 1, "eos_token_id": [2, 3], "hidden_act": "silu", "hidden_size": 64,
+ "initializer_range": 0.02, "intermediate_size": 96, "max_position_embeddings": 131072, "mlp_bias": false,
+ "model_type": "llama",
+ "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2, "pretraining_tp": 1,
+ "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+ "original_max_position_embeddings": 8192, "rope_type": "llama3"}, "rope_theta": 500000.0,
+ "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.42.3", "use_cache": true,
+ "vocab_size": 101}"""
+"""The `config.json` of Llama-3.1-8B, smaller: as transformers wrote it before version 5."""
 
 
 def test_building_leaves_the_configuration_as_it_was() -> None:
@@ -79,18 +89,20 @@ def test_from_a_config_json_that_then_builds(tmp_path: Path, as_text: bool) -> N
     assert type(build(model)).__name__ == "Qwen2ForCausalLM"
 
 
-def test_from_a_missing_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "No such file"),
+        (b"", "not JSON"),
+        (b'{"model_type": ', "not JSON"),
+        (b"\xff\xfe\x00", "not JSON"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None, said: str) -> None:
     path = tmp_path / "config.json"
-    with pytest.raises(FileError, match=r"No such file .* Give a transformers config\.json") as caught:
-        Model.from_config(path, name="x")
-    assert str(path) in str(caught.value)
-
-
-@pytest.mark.parametrize("content", [b"", b'{"model_type": ', b"\xff\xfe\x00"])
-def test_from_a_file_that_is_not_json(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "config.json"
-    path.write_bytes(content)
-    with pytest.raises(FileError, match=r"not JSON .*Give a transformers config\.json") as caught:
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(FileError, match=rf"{said} .*Give a transformers config\.json") as caught:
         Model.from_config(path, name="x")
     assert str(path) in str(caught.value)
 
@@ -134,40 +146,7 @@ def test_positions_are_those_of_the_configuration() -> None:
 
 
 def test_a_config_json_from_before_transformers_5_builds() -> None:
-    """The keys of Llama-3.1-8B's own file, smaller."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "bos_token_id": 1,
-        "eos_token_id": [2, 3],
-        "hidden_act": "silu",
-        "hidden_size": 64,
-        "initializer_range": 0.02,
-        "intermediate_size": 96,
-        "max_position_embeddings": 131072,
-        "mlp_bias": False,
-        "model_type": "llama",
-        "num_attention_heads": 4,
-        "num_hidden_layers": 2,
-        "num_key_value_heads": 2,
-        "pretraining_tp": 1,
-        "rms_norm_eps": 1e-05,
-        "rope_scaling": {
-            "factor": 8.0,
-            "high_freq_factor": 4.0,
-            "low_freq_factor": 1.0,
-            "original_max_position_embeddings": 8192,
-            "rope_type": "llama3",
-        },
-        "rope_theta": 500000.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "transformers_version": "4.42.3",
-        "use_cache": True,
-        "vocab_size": 101,
-    }
-    rope = transformers_config(Model.from_config(config, name="mine")).rope_parameters
+    rope = transformers_config(Model.from_config(json.loads(LLAMA_31), name="mine")).rope_parameters
     assert (rope["rope_theta"], rope["rope_type"], rope["factor"]) == (500000.0, "llama3", 8.0)
     with pytest.raises(MismatchError, match="GPT2Config has no rope_theta: correct the spelling"):
         transformers_config(Model.from_config({"model_type": "gpt2", "rope_theta": 1.0}, name="mine"))

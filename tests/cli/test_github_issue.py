@@ -18,6 +18,7 @@ from perfsuite.history.trend import Drift, Trend
 from perfsuite.results.outcome import CountCheck, Profiled
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement, SessionFile
+from tests.cli.commands import run
 from tests.counted import make_finding
 from tests.samples import BEFORE, make_case, make_result, make_run, now, write_session
 
@@ -265,6 +266,5 @@ def test_what_gh_says_is_shown(night: Path) -> None:
 
 def test_without_gh(night: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(night / "nowhere"))
-    done = CliRunner().invoke(app, ["github-issue", str(night / "results.json"), "--run-url", URL])
-    assert done.exit_code == 2
+    done = run("github-issue", str(night / "results.json"), "--run-url", URL, status=2)
     assert "gh, GitHub's command line, cannot be started: No such file" in done.stderr

@@ -16,12 +16,11 @@ import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner, Result
 
 from perfsuite.cli import judge as traces
-from perfsuite.cli.app import app
 from perfsuite.cli.judge import Trace, judge_trace, seconds_per_step
 from perfsuite.verdict.sequential import Noise, decide
+from tests.cli.commands import run
 from tests.samples import deterministic
 
 KEYS = ["outcome", "estimate", "interval", "launches_used", "minimum_detectable_drop", "blind"]
@@ -38,19 +37,14 @@ def slower(launches: Sequence[Sequence[float]], drop: float) -> list[list[float]
     return [[s * (1 + drop) for s in series] for series in launches]
 
 
-def command(text: str | bytes, *arguments: str) -> Result:
-    return CliRunner().invoke(app, ["judge", "-", *arguments], input=text)
-
-
 def judged(*lines: Any, status: int = 0) -> list[dict[str, Any]]:
     """The answers to lines, each bytes or text as it is, or a value to write as JSON."""
     raw = [
         line if isinstance(line, bytes) else (line if isinstance(line, str) else json.dumps(line)).encode()
         for line in lines
     ]
-    result = command(b"\n".join(raw) + b"\n", "--json")
-    assert result.exit_code == status, result.output
-    answers = [json.loads(line, parse_constant=pytest.fail) for line in result.stdout.splitlines()]
+    shown = run("judge", "-", "--json", text=b"\n".join(raw) + b"\n", status=status).stdout
+    answers = [json.loads(line, parse_constant=pytest.fail) for line in shown.splitlines()]
     assert len(answers) == len(lines)
     return answers
 
@@ -242,13 +236,11 @@ def test_a_line_too_long_is_an_error_and_is_not_kept(monkeypatch: pytest.MonkeyP
     answers = judged(short, json.dumps(trace(launches=UNCHANGED * 9)), short, status=1)
     assert answers[0] == answers[2]
     assert answers[1]["error"] == f"longer than {len(short) + 1} bytes"
-    assert len(command(short + " " * 10_000, "--json").stdout.splitlines()) == 1
+    assert len(run("judge", "-", "--json", text=short + " " * 10_000, status=1).stdout.splitlines()) == 1
 
 
 def test_a_last_line_without_its_end_is_judged() -> None:
-    result = command(json.dumps(trace()), "--json")
-    assert result.exit_code == 0
-    assert len(result.stdout.splitlines()) == 1
+    assert len(run("judge", "-", "--json", text=json.dumps(trace())).stdout.splitlines()) == 1
 
 
 def test_the_table_for_people(tmp_path: Path) -> None:
@@ -256,8 +248,7 @@ def test_the_table_for_people(tmp_path: Path) -> None:
     noisy = trace(noise={"sigma": 0.05, "degrees_of_freedom": 30})
     lines = [trace(), trace(launches=slower(UNCHANGED, 0.05)), noisy, trace(**{"\x1b[31m": 1})]
     file.write_text("\n".join(map(json.dumps, lines)))
-    result = CliRunner().invoke(app, ["judge", str(file)])
-    assert result.exit_code == 1
+    result = run("judge", file, status=1)
     rows = result.output.splitlines()
     assert rows[1].split()[:2] == ["1", "passed"]
     assert rows[2].split()[:2] == ["2", "regressed"]
@@ -269,11 +260,8 @@ def test_the_table_for_people(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_and_an_empty_file(tmp_path: Path) -> None:
     for file in (tmp_path / "missing", tmp_path):
-        result = CliRunner().invoke(app, ["judge", str(file), "--json"])
-        assert result.exit_code == 2
-        assert f"cannot read '{file}'" in result.stderr
-    nothing = command("", "--json")
-    assert nothing.exit_code == 0
+        assert f"cannot read '{file}'" in run("judge", file, "--json", status=2).stderr
+    nothing = run("judge", "-", "--json", text="")
     assert nothing.stdout == ""
     assert "has no lines, nothing was judged" in nothing.stderr
 
@@ -316,7 +304,7 @@ def test_real_steps_find_a_drop_and_raise_no_alarm() -> None:
 
 
 seconds = st.floats(min_value=0, max_value=1e15, exclude_min=True, exclude_max=True)
-runs = st.lists(st.lists(seconds, min_size=1, max_size=40), min_size=1, max_size=20)
+series = st.lists(st.lists(seconds, min_size=1, max_size=40), min_size=1, max_size=20)
 noises = st.none() | st.fixed_dictionaries(
     {
         "sigma": st.floats(0, 1, exclude_min=True, exclude_max=True),
@@ -326,7 +314,7 @@ noises = st.none() | st.fixed_dictionaries(
 
 
 @deterministic
-@given(runs, runs, noises, st.floats(0, 1, exclude_min=True, exclude_max=True))
+@given(series, series, noises, st.floats(0, 1, exclude_min=True, exclude_max=True))
 def test_whatever_the_seconds_the_answer_is_strict_json(
     baseline: list[list[float]], launches: list[list[float]], noise: Any, tolerance: float
 ) -> None:

@@ -3,19 +3,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from typer.testing import CliRunner
 
 from perfsuite import Case, Fake
 from perfsuite.case import torch_build
 from perfsuite.case.hardware import Machine
 from perfsuite.cli import selftest
-from perfsuite.cli.app import app
 from perfsuite.cli.checks import Row, Status
 from perfsuite.cli.selftest import EXPECTED, Expectation, inject_all, small_case
 from perfsuite.errors import BusyError
 from perfsuite.launch.lock import MachineLock
 from perfsuite.launch.requirements import unsupported
 from perfsuite.node.machine import detect, gpu_machine
+from tests.cli.commands import run
 from tests.samples import make_gpu_machine
 
 FAKE: Case = small_case(detect()).replace(framework=Fake())
@@ -24,15 +23,14 @@ FAKE: Case = small_case(detect()).replace(framework=Fake())
 def test_no_self_test_with_a_torch_that_cannot_use_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selftest, "detect", make_gpu_machine)
     monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.13.0+cpu", "cuda": None})
-    result = CliRunner().invoke(app, ["selftest"])
-    assert (result.exit_code, result.stdout) == (2, "")
+    result = run("selftest", status=2)
+    assert result.stdout == ""
     assert "the self-test cannot run here: torch 2.13.0+cpu is built without CUDA" in result.stderr
 
 
 def test_the_self_test_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selftest, "unsupported", lambda case, machine: "no [such] thing")
-    result = CliRunner().invoke(app, ["selftest"])
-    assert result.exit_code == 2
+    result = run("selftest", status=2)
     assert result.stderr == "perfsuite selftest: the self-test cannot run here: no [such] thing\n"
 
 
@@ -56,9 +54,7 @@ def test_the_self_test_ends_with_its_answer(
         yield Row(check="inject nan", status=answer, found="x")
 
     monkeypatch.setattr(selftest, "inject_all", answered)
-    result = CliRunner().invoke(app, ["selftest", "--framework", "fake"])
-    assert result.exit_code == code
-    assert result.stdout.splitlines()[-1].startswith(last)
+    assert run("selftest", "--framework", "fake", status=code).stdout.splitlines()[-1].startswith(last)
     assert held, "no session measured beside it"
     again = MachineLock()
     again.take(print, wait=False)

@@ -13,6 +13,7 @@ from perfsuite.cli.doctor import command, machine, noise, torch
 from perfsuite.cli.doctor.command import examine
 from perfsuite.node.machine import detect, gpu_machine
 from perfsuite.worker.doctor_facts import DoctorFile, TorchFacts
+from tests.cli.commands import run
 from tests.packages import Packages
 from tests.samples import make_machine
 
@@ -30,12 +31,9 @@ def test_the_exit_status_is_that_of_the_worst_check(
     """A busy machine, of which nobody can tell whether it is good, hides no fault."""
     rows = [Row(check="clock", status=status, found="x", advice="do y") for status in statuses]
     answer(monkeypatch, *rows)
-    shown = CliRunner().invoke(app, ["doctor"])
-    assert shown.exit_code == code
+    shown = run("doctor", status=code)
     assert shown.stdout.splitlines()[:2] == [f"{statuses[0]:<9}clock  x", f"{'':<16}-> do y"]
-    as_json = CliRunner().invoke(app, ["doctor", "--json"])
-    assert as_json.exit_code == code
-    assert json.loads(as_json.stdout)["rows"] == [
+    assert json.loads(run("doctor", "--json", status=code).stdout)["rows"] == [
         {"check": "clock", "status": status, "found": "x", "advice": "do y"} for status in statuses
     ]
 
@@ -74,16 +72,13 @@ def test_hardware_that_is_not_what_is_expected_is_an_error(monkeypatch: pytest.M
 def test_a_driver_that_fails_is_the_reason_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     mismatch = "NVML found no GPU: RM has detected an NVML/RM version mismatch."
     monkeypatch.setattr(command, "detect", lambda: make_machine(note=mismatch))
-    result = CliRunner().invoke(app, ["doctor", "--expect", "h100"])
-    assert result.exit_code == 2
+    result = run("doctor", "--expect", "h100", status=2)
     meant = "it is meant for h100, this machine is cpu-test-2c"
     assert result.stderr == f"perfsuite doctor: no h100 here: {meant}; {mismatch}\n"
 
 
 def test_hardware_that_nothing_has_is_an_error() -> None:
-    result = CliRunner().invoke(app, ["doctor", "--expect", "x100"])
-    assert result.exit_code == 2
-    assert result.stderr.startswith(
+    assert run("doctor", "--expect", "x100", status=2).stderr.startswith(
         "perfsuite doctor: --expect x100: did you mean 'v100'? begin with one of cpu, "
     )
 

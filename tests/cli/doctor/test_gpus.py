@@ -8,6 +8,12 @@ from tests.node.fake_nvml import Nvml
 from tests.samples import make_gpu_machine, make_machine, make_report
 
 H100 = make_gpu_machine()
+LOST = "GPU 1 (00000000:1C:00.0): 2 errors of its memory that ECC could not correct"
+
+
+@pytest.fixture(autouse=True)
+def _all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 def on_two_gpus(**changes: object) -> dict[str, Row]:
@@ -15,8 +21,7 @@ def on_two_gpus(**changes: object) -> dict[str, Row]:
     return {row.check: row for row in gpu_rows(make_gpu_machine(count=2), Nvml({}, changes))}
 
 
-def test_gpus_that_are_set_up_alike_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+def test_gpus_that_are_set_up_alike_pass() -> None:
     rows = on_two_gpus()
     assert {check: (row.status, row.found) for check, row in rows.items()} == {
         "GPU hardware": ("pass", "no fault is known to the driver"),
@@ -34,35 +39,23 @@ def test_gpus_that_are_set_up_alike_pass(monkeypatch: pytest.MonkeyPatch) -> Non
     ("function", "answer", "check", "said"),
     [
         ("nvmlDeviceGetEnforcedPowerLimit", 500_000, "power limit", "limited to 500 W, its default is 700 W"),
-        (
-            "nvmlDeviceGetTotalEccErrors",
-            2,
-            "GPU hardware",
-            "GPU 1 (00000000:1C:00.0): 2 errors of its memory that ECC could not correct",
-        ),
-        (
-            "nvmlDeviceGetApplicationsClock",
-            1200,
-            "clocks",
-            "GPU 1: SM up to 1980 MHz, application clock 1200",
-        ),
+        ("nvmlDeviceGetTotalEccErrors", 2, "GPU hardware", LOST),
+        ("nvmlDeviceGetApplicationsClock", 1200, "clocks", "SM up to 1980 MHz, application clock 1200"),
         ("nvmlDeviceGetEccMode", [0, 0], "ECC", "GPU 0: on, GPU 1: off"),
         ("nvmlDeviceGetPersistenceMode", 0, "persistence mode", "GPU 0: on, GPU 1: off"),
         ("nvmlDeviceGetRemappedRows", (0, 0, 0, 1), "GPU hardware", "have the card replaced"),
     ],
 )
 def test_a_gpu_that_is_unlike_the_others_is_named(
-    function: str, answer: object, check: str, said: str, monkeypatch: pytest.MonkeyPatch
+    function: str, answer: object, check: str, said: str
 ) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     rows = on_two_gpus(**{function: (answer,)})
     assert [name for name, row in rows.items() if row.status != "pass"] == [check]
     assert rows[check].status == ("unknown" if check == "power limit" else "fail")
     assert said in rows[check].found
 
 
-def test_a_gpu_without_all_of_its_nvlinks_or_its_fabric_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+def test_a_gpu_without_all_of_its_nvlinks_or_its_fabric_is_named() -> None:
     rows = on_two_gpus(nvmlDeviceGetNvLinkState=(1,) * 17 + (0,), fabric=(1, 0))
     assert (rows["NVLink"].status, rows["NVLink"].found) == ("fail", "GPU 0: 18 up, GPU 1: 17 up, 1 down")
     fabric = rows["NVLink fabric"]
@@ -70,15 +63,13 @@ def test_a_gpu_without_all_of_its_nvlinks_or_its_fabric_is_named(monkeypatch: py
     assert "nvidia-fabricmanager" in str(fabric.advice)
 
 
-def test_gpus_without_nvlink_have_no_row_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+def test_gpus_without_nvlink_have_no_row_of_it() -> None:
     on_pcie = {"nvmlDeviceGetNvLinkState": Nvml.NVMLError_NotSupported("Not Supported"), "fabric": (0, 0)}
     rows = gpu_rows(make_gpu_machine(count=2), Nvml(on_pcie, on_pcie))
     assert not [row.check for row in rows if "NVLink" in row.check]
 
 
-def test_what_nvml_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+def test_what_nvml_does_not_tell_is_unknown() -> None:
     no = Nvml.NVMLError_NotSupported("Not Supported")
     silent = {"nvmlDeviceGetEccMode": no, "nvmlDeviceGetEnforcedPowerLimit": no}
     rows = {row.check: row.status for row in gpu_rows(make_gpu_machine(count=1), Nvml(silent))}
