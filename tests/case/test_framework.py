@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from typer.testing import CliRunner
 
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.framework import BUILT_IN, FrameworkOptions, MissingFramework, built_in, framework_class
-from perfsuite.cli.app import app
 from perfsuite.errors import CaseError, ExtensionError, FileError
 from perfsuite.frameworks import framework_of
 from perfsuite.frameworks.ddp import DDP
@@ -24,6 +22,7 @@ from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
 from perfsuite.testing import make_baseline
+from tests.cli import commands
 from tests.packages import Packages
 from tests.samples import make_case, make_figures, make_machine, make_result, make_run, write_session
 
@@ -117,21 +116,17 @@ def test_a_broken_framework_names_its_package(packages: Packages, code: str, sai
     assert "pip uninstall perf-mine" in str(caught.value)
 
 
-def test_a_taken_name(packages: Packages) -> None:
+def test_a_name_can_be_taken_once_and_none_that_is_built_in(packages: Packages) -> None:
     packages.install("perf-mine", SIMULATED, frameworks="mine = perf_mine:Mine")
     packages.install("perf-too", SIMULATED, frameworks="mine = perf_too:Mine")
     with pytest.raises(ExtensionError, match=r"taken twice: by perf-mine 1\.5, and by perf-too 1\.5"):
         make_case(framework="mine")
-
-
-def test_the_name_of_a_built_in_framework_cannot_be_taken(packages: Packages) -> None:
-    code = SIMULATED.replace('"mine"', '"ddp"')
-    packages.install("perf-mine", code, frameworks="ddp = perf_mine:Mine")
-    import perf_mine  # type: ignore[import-not-found]
+    packages.install("perf-ours", SIMULATED.replace('"mine"', '"ddp"'), frameworks="ddp = perf_ours:Mine")
+    import perf_ours  # type: ignore[import-not-found]
 
     assert make_case(framework="ddp").framework == DDP()
-    with pytest.raises(ExtensionError, match=r"'ddp' .* by perfsuite itself, and by perf-mine 1\.5"):
-        make_case(framework=perf_mine.Mine())
+    with pytest.raises(ExtensionError, match=r"'ddp' .* by perfsuite itself, and by perf-ours 1\.5"):
+        make_case(framework=perf_ours.Mine())
 
 
 def test_options_without_behaviour_cannot_run(packages: Packages) -> None:
@@ -211,9 +206,7 @@ def test_results_baselines_and_history_of_a_missing_framework_are_read(
     packages.uninstall("perf-mine")
     assert documents.read(baseline, Baseline).case.id == case_id
     assert documents.read(session, SessionFile).results[0].runs[0].case.id == case_id
-    shown = CliRunner().invoke(app, ["report", str(session)], env={"COLUMNS": "200"})
-    assert shown.exit_code == 0
-    assert case_id in shown.stdout
+    assert case_id in commands.run("report", session).stdout
     history.add(tmp_path / "history", session)
     (case,) = tmp_path.glob("history/**/cases/*.json")
     assert case.name.startswith(f"{case_id}.")

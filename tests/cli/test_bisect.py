@@ -60,16 +60,8 @@ def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
 
 def commit(message: str) -> None:
     git("add", "step_ms.txt", cwd=Path())
-    git(
-        "-c",
-        "user.name=Ada",
-        "-c",
-        "user.email=ada@example.org",
-        "commit",
-        "--quiet",
-        f"--message={message}",
-        cwd=Path(),
-    )
+    ada = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+    git(*ada, "commit", "--quiet", f"--message={message}", cwd=Path())
 
 
 def commits() -> list[str]:
