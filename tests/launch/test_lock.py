@@ -75,6 +75,15 @@ def test_who_does_not_want_to_wait_is_told_who_measures(file: Path) -> None:
     assert "run again when it has ended, or without --perf-busy=fail to queue" in str(caught.value)
 
 
+@pytest.fixture
+def held(file: Path) -> Iterator[MachineLock]:
+    """That of another session in this process."""
+    lock = MachineLock()
+    lock.take(print)
+    yield lock
+    lock.release()
+
+
 @pytest.mark.usefixtures("file")
 def test_the_lock_is_held_until_it_is_released_and_taken_once() -> None:
     first, second = MachineLock(), MachineLock()
@@ -91,13 +100,13 @@ def test_the_lock_is_held_until_it_is_released_and_taken_once() -> None:
 def test_the_file_holds_no_secret_and_nothing_afterwards(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["--perf-against=HF_TOKEN=hidden1 main", "--api-key", "hidden2", "-k", "fsdp2"]
     monkeypatch.setattr(sys, "argv", ["/bin/pytest", *given])
-    lock = MachineLock()
-    lock.take(print)
+    held = MachineLock()
+    held.take(print)
     told = file.read_text()
     assert "HF_TOKEN=... main" in told
     assert "--api-key ... -k fsdp2" in told
     assert "hidden" not in told
-    lock.release()
+    held.release()
     assert file.read_text() == ""
 
 
@@ -114,13 +123,11 @@ def test_any_user_may_open_the_file(file: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"pid": 1}', "\x00\xff" * 5000])
+@pytest.mark.usefixtures("held")
 def test_what_another_wrote_is_not_trusted(file: Path, content: str) -> None:
-    held = MachineLock()
-    held.take(print)
     file.write_text(content)
     with pytest.raises(BusyError, match="it has not said who it is"):
         MachineLock().take(print, wait=False)
-    held.release()
     holder = lock.Holder(pid=7, user="a", command="x\x1b[2J\n", directory="/", since="now")
     assert str(holder) == "pid 7 of a, since now: x?[2J? in /"
 
@@ -143,14 +150,12 @@ def test_a_full_disk_costs_only_who_has_the_lock(file: Path, monkeypatch: pytest
     ours.release()
 
 
-def test_an_interrupt_while_waiting_leaves_nothing_open(file: Path) -> None:
+@pytest.mark.usefixtures("held")
+def test_an_interrupt_while_waiting_leaves_nothing_open() -> None:
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    held = MachineLock()
-    held.take(print)
     opened = len(os.listdir("/proc/self/fd"))
     with pytest.raises(KeyboardInterrupt):
         MachineLock(sleep=interrupt).take(lambda line: None)
     assert len(os.listdir("/proc/self/fd")) == opened
-    held.release()

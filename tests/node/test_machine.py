@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -33,36 +33,37 @@ class InvalidArgument(NVMLError):
     pass
 
 
+def fails(error: Exception, of: object = None, otherwise: Callable[[Any], Any] = id) -> Callable[[Any], Any]:
+    """A function of NVML that fails, for one GPU or for all."""
+
+    def answer(handle: object) -> Any:
+        if of in (None, handle):
+            raise error
+        return otherwise(handle)
+
+    return answer
+
+
 def stand_in(
-    monkeypatch: pytest.MonkeyPatch, names: list[str], *, fails: str | None = None, **functions: Any
+    monkeypatch: pytest.MonkeyPatch, names: list[str], *, missing: str | None = None, **functions: Any
 ) -> list[str]:
     """A pynvml that knows these GPUs; index i has the UUID GPU-i. Returns what was called at the ends.
 
     `functions` replace the module's, by the end of their name.
     """
     calls: list[str] = []
-    module = ModuleType("pynvml")
 
     def init() -> None:
         calls.append("init")
-        if fails is not None:
-            raise NVMLError(fails)
-
-    def by_index(index: int) -> int:
-        if not 0 <= index < len(names):
-            raise InvalidArgument("Invalid Argument")
-        return index
+        if missing is not None:
+            raise NVMLError(missing)
 
     def by_uuid(uuid: str) -> int:
-        known = [f"GPU-{index}" for index in range(len(names))]
-        if uuid not in known:
+        if uuid not in (known := [f"GPU-{index}" for index in range(len(names))]):
             raise NotFound("Not Found")
         return known.index(uuid)
 
-    def no_mig(handle: int) -> list[int]:
-        raise NotSupported("Not Supported")
-
-    vars(module).update(
+    module = SimpleNamespace(
         NVMLError=NVMLError,
         NVMLError_NotSupported=NotSupported,
         NVMLError_NotFound=NotFound,
@@ -71,13 +72,13 @@ def stand_in(
         nvmlInit=init,
         nvmlShutdown=lambda: calls.append("shutdown"),
         nvmlDeviceGetCount=lambda: len(names),
-        nvmlDeviceGetHandleByIndex=by_index,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetHandleByUUID=by_uuid,
         nvmlDeviceGetName=lambda handle: names[handle],
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=(80 + handle) * GIB),
         nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
         nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(busId=f"00000000:{0x1B + handle:02X}:00.0"),
-        nvmlDeviceGetMigMode=no_mig,
+        nvmlDeviceGetMigMode=fails(NotSupported("Not Supported")),
         nvmlSystemGetDriverVersion=lambda: "580.65",
     )
     vars(module).update({f"nvmlDeviceGet{name}": function for name, function in functions.items()})
@@ -158,7 +159,7 @@ MISSING = "NVML Shared Library Not Found"
 
 
 @pytest.mark.parametrize(
-    ("fails", "amd", "calls", "note"),
+    ("missing", "amd", "calls", "note"),
     [
         (None, "/no/such/device", ["init", "shutdown"], "NVML found a driver but no GPU"),
         (MISSING, "/no/such/device", ["init"], f"NVML found no GPU: {MISSING}"),
@@ -170,9 +171,9 @@ MISSING = "NVML Shared Library Not Found"
     ],
 )
 def test_without_a_gpu_there_is_the_processor_and_the_reason(
-    monkeypatch: pytest.MonkeyPatch, fails: str | None, amd: str, calls: list[str], note: str
+    monkeypatch: pytest.MonkeyPatch, missing: str | None, amd: str, calls: list[str], note: str
 ) -> None:
-    called = stand_in(monkeypatch, [], fails=fails)
+    called = stand_in(monkeypatch, [], missing=missing)
     monkeypatch.setattr("perfsuite.node.machine.AMD_DRIVER", Path(amd))
     machine = detect()
     assert (machine.device, machine.note) == ("cpu", note)
@@ -184,17 +185,6 @@ def test_unlike_gpus_make_a_class_of_their_own(monkeypatch: pytest.MonkeyPatch) 
     machine = detect()
     assert machine.device_name == "NVIDIA A100-SXM4-80GB + NVIDIA H200"
     assert machine.peak_flops("bf16") is None
-
-
-def of_one(lost: object, error: Exception, otherwise: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A function of NVML that fails for one GPU."""
-
-    def answer(handle: object) -> Any:
-        if handle == lost:
-            raise error
-        return otherwise(handle)
-
-    return answer
 
 
 @pytest.mark.parametrize(
@@ -213,7 +203,7 @@ def test_a_gpu_that_cannot_be_read_is_one_clear_error(
         "Name": lambda handle: "NVIDIA H200",
         "MemoryInfo": lambda handle: SimpleNamespace(total=GIB),
     }
-    lost: Any = {function: of_one(2, NVMLError("GPU is lost"), otherwise[function])}
+    lost: Any = {function: fails(NVMLError("GPU is lost"), 2, otherwise[function])}
     calls = stand_in(monkeypatch, ["NVIDIA H200"] * 4, **lost)
     with pytest.raises(MachineError) as raised:
         detect()
@@ -230,8 +220,8 @@ def test_a_gpu_that_cannot_be_read_is_one_clear_error(
 def test_a_named_gpu_that_cannot_be_read_is_to_be_taken_out(
     monkeypatch: pytest.MonkeyPatch, visible: str
 ) -> None:
-    lost = of_one(2, NVMLError("GPU is lost"), lambda index: index)
-    lost_uuid = of_one("GPU-2", NVMLError("GPU is lost"), lambda uuid: int(uuid[-1]))
+    lost = fails(NVMLError("GPU is lost"), 2, lambda index: index)
+    lost_uuid = fails(NVMLError("GPU is lost"), "GPU-2", lambda uuid: int(uuid[-1]))
     stand_in(monkeypatch, ["NVIDIA H200"] * 4, HandleByIndex=lost, HandleByUUID=lost_uuid)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(MachineError, match=f"take it out of CUDA_VISIBLE_DEVICES={visible}"):
@@ -240,8 +230,7 @@ def test_a_named_gpu_that_cannot_be_read_is_to_be_taken_out(
 
 def test_a_gpu_without_memory_of_its_own_has_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a GB10 and a Jetson answer."""
-    none = of_one(0, NotSupported("Not Supported"), lambda handle: None)
-    stand_in(monkeypatch, ["NVIDIA GB10"], MemoryInfo=none)
+    stand_in(monkeypatch, ["NVIDIA GB10"], MemoryInfo=fails(NotSupported("Not Supported")))
     machine = detect()
     assert (machine.device, machine.memory_bytes) == ("cuda", psutil.virtual_memory().total)
     assert "NVML tells no memory of the GPU, as where it shares the machine's" in str(machine.note)
@@ -261,9 +250,7 @@ def test_a_gpu_that_is_split_by_mig_is_refused(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_an_instance_of_mig_has_a_class_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def mig_mode(handle: int) -> list[int]:
-        raise InvalidArgument("Invalid Argument")  # of an instance
-
+    mig_mode = fails(InvalidArgument("Invalid Argument"))  # of an instance
     names = ["NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"]
     stand_in(monkeypatch, names, MigMode=mig_mode, HandleByUUID=lambda uuid: {"MIG-5": 1}[uuid])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-5")
@@ -281,8 +268,7 @@ def test_the_beginning_of_one_uuid_is_enough(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     machine = detect()
     assert machine.device == ("cpu" if memory_gib is None else "cuda")
-    if memory_gib is not None:
-        assert machine.memory_bytes == memory_gib * GIB
+    assert memory_gib is None or machine.memory_bytes == memory_gib * GIB
 
 
 def test_unlike_gpus_in_an_order_that_nvml_does_not_know_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +298,7 @@ def test_unlike_gpus_in_an_order_that_nvml_does_not_know_are_refused(monkeypatch
     ],
 )
 def test_cpu_classes_are_fit_for_a_directory(monkeypatch: pytest.MonkeyPatch, name: str, middle: str) -> None:
-    stand_in(monkeypatch, [], fails="no driver")
+    stand_in(monkeypatch, [], missing="no driver")
     monkeypatch.setattr("perfsuite.node.machine._cpu_name", lambda: name)
     machine = detect()
     assert machine.devices == len(os.sched_getaffinity(0))

@@ -26,7 +26,6 @@ from tests.node.fake_nvml import (
 )
 from tests.samples import make_gpu_machine
 
-UNCORRECTED = "that ECC could not correct: reset the GPU"
 SLOW_COPIES = "copies from and to the host are slower"
 SPIN = "import time\nuntil = time.monotonic() + 20\nwhile time.monotonic() < until: pass"
 
@@ -58,18 +57,13 @@ def test_a_child_that_was_born_since_the_last_look_is_not_foreign() -> None:
 
 
 def test_in_a_container_the_own_job_is_not_called_foreign() -> None:
-    nvml = Nvml({"nvmlDeviceGetComputeRunningProcesses": ([using(OTHER, 60 * GIB)],)})
-    found = watched(nvml)
-    assert found.devices[0].foreign_memory_bytes is None
-    assert len(found.notes) == 1
-    assert "GPU 0: NVML does not list this job's own processes" in found.notes[0]
-    assert machine_problems(found, make_gpu_machine(count=1)) == []
-
-
-def test_a_container_that_lists_nobody_leaves_it_open_too() -> None:
-    found = watched(Nvml({}, {"nvmlDeviceGetComputeRunningProcesses": ([],)}))
-    assert [device.foreign_memory_bytes for device in found.devices] == [0, None]
-    assert "GPU 1: NVML does not list" in found.notes[0]
+    """Nobody is listed there, or others by other process ids."""
+    listed = ([using(OTHER, 60 * GIB)], [])
+    found = watched(Nvml({}, *({"nvmlDeviceGetComputeRunningProcesses": (each,)} for each in listed)))
+    assert [device.foreign_memory_bytes for device in found.devices] == [0, None, None]
+    (note,) = found.notes
+    assert note.startswith("GPU 1, 2: NVML does not list this job's own processes")
+    assert machine_problems(found, make_gpu_machine(count=3)) == []
 
 
 def test_foreign_memory_that_mig_does_not_tell_counts_as_none() -> None:
@@ -176,34 +170,33 @@ def test_the_stand_in_has_the_names_of_the_library() -> None:
     assert [getattr(Nvml, name) for name in constants] == [getattr(pynvml, name) for name in constants]
 
 
-@pytest.mark.parametrize(
-    ("function", "answer", "note"),
-    [
-        ("RemappedRows", (0, 1, 1, 0), "rows of its memory wait to be remapped: reset the GPU"),
-        ("RetiredPagesPendingStatus", 1, "pages of its memory wait to be retired: reset the GPU"),
-        ("CurrPcieLinkWidth", 4, f"PCIe width x4, it can have x16: {SLOW_COPIES}"),
-        ("CurrPcieLinkGeneration", 1, f"PCIe generation 1, it can have 5: {SLOW_COPIES}"),
-    ],
-)
-def test_what_may_go_on_with_a_card_is_noted(function: str, answer: Any, note: str) -> None:
-    wrong = {f"nvmlDeviceGet{function}": (answer,)}
-    seen = watched(Nvml({}, wrong))
-    assert seen.notes == (f"GPU 1 (00000000:1C:00.0): {note}",)
-    assert [card.memory_pending for card in seen.devices] == [(), () if "PCIe" in note else (note,)]
-    assert machine_problems(seen, make_gpu_machine(count=2)) == []
+PENDING = "of its memory wait to be"
 
 
 @pytest.mark.parametrize(
-    ("function", "answer", "fault"),
+    ("function", "answer", "note", "fault"),
     [
-        ("TotalEccErrors", 2, f"2 errors of its memory {UNCORRECTED}"),
-        ("RemappedRows", (0, 9, 0, 1), "a row of its memory could not be remapped: have the card replaced"),
+        ("RemappedRows", (0, 1, 1, 0), f"rows {PENDING} remapped: reset the GPU", None),
+        ("RetiredPagesPendingStatus", 1, f"pages {PENDING} retired: reset the GPU", None),
+        ("CurrPcieLinkWidth", 4, f"PCIe width x4, it can have x16: {SLOW_COPIES}", None),
+        ("CurrPcieLinkGeneration", 1, f"PCIe generation 1, it can have 5: {SLOW_COPIES}", None),
+        ("TotalEccErrors", 2, None, "2 errors of its memory that ECC could not correct: reset the GPU"),
+        (
+            *("RemappedRows", (0, 9, 0, 1), None),
+            "a row of its memory could not be remapped: have the card replaced",
+        ),
     ],
 )
-def test_a_faulty_memory_is_unhealthy_on_one_machine_too(function: str, answer: Any, fault: str) -> None:
+def test_what_may_go_on_is_noted_and_a_fault_is_unhealthy_on_one_machine_too(
+    function: str, answer: Any, note: str | None, fault: str | None
+) -> None:
     seen = watched(Nvml({}, {f"nvmlDeviceGet{function}": (answer,)}))
-    assert machine_problems(seen, make_gpu_machine(count=2)) == [f"GPU 1 (00000000:1C:00.0): {fault}"]
-    assert seen.notes == (), "which would say it twice"
+    card = "GPU 1 (00000000:1C:00.0)"
+    assert seen.notes == (() if note is None else (f"{card}: {note}",)), "a fault would be said twice"
+    pending = (note,) if note is not None and PENDING in note else ()
+    assert [card.memory_pending for card in seen.devices] == [(), pending]
+    problems = [] if fault is None else [f"{card}: {fault}"]
+    assert machine_problems(seen, make_gpu_machine(count=2)) == problems
 
 
 @pytest.mark.parametrize(
