@@ -58,7 +58,7 @@ def test_a_child_that_was_born_since_the_last_look_is_not_foreign() -> None:
 
 def test_in_a_container_the_own_job_is_not_called_foreign() -> None:
     """Nobody is listed there, or others by other process ids."""
-    listed = ([using(OTHER, 60 * GIB)], [])
+    listed: list[list[Any]] = [[using(OTHER, 60 * GIB)], []]
     found = watched(Nvml({}, *({"nvmlDeviceGetComputeRunningProcesses": (each,)} for each in listed)))
     assert [device.foreign_memory_bytes for device in found.devices] == [0, None, None]
     (note,) = found.notes
