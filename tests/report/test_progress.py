@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import pytest
+
+from perfsuite.case.case import Unit
 from perfsuite.report.progress import Progress
 
 
@@ -57,49 +60,37 @@ def test_a_terminal_gets_a_live_line_and_one_that_stays() -> None:
     ]
 
 
-def test_the_rate_is_shown_once_steps_and_time_have_passed() -> None:
+@pytest.mark.parametrize(
+    ("unit", "seen", "told"),
+    [
+        ("tokens", [(4, 0)], "step 4 of 20"),
+        ("tokens", [(4, 0), (4, 1)], "step 4 of 20"),
+        ("tokens", [(4, 0), (4, 1), (6, 1)], "step 6 of 20, 1,000,000 tokens/s, 14 s left"),
+        ("samples", [(4, 0), (6, 2)], "step 6 of 20, 1,000,000 samples/s, 14 s left"),
+        ("tokens", [(4, 0), (8, 0)], "step 8 of 20"),
+    ],
+)
+def test_the_rate_is_shown_once_steps_and_time_have_passed(
+    unit: Unit, seen: list[tuple[int, float]], told: str
+) -> None:
+    """`seen` are steps, each after so many seconds."""
     screen = Screen(1, terminal=True)
-    screen.progress.begin("case-a", 20, 1)
-    screen.progress.step(4, 1_000_000)
-    screen.now += 1
-    screen.progress.step(4, 1_000_000)
-    screen.now += 1
-    screen.progress.step(6, 1_000_000)
-    assert screen.lives == [
-        "[1/1] case-a step 4 of 20",
-        "[1/1] case-a step 4 of 20",
-        "[1/1] case-a step 6 of 20, 1,000,000 tokens/s, 14 s left",
-    ]
-
-
-def test_the_rate_is_in_what_the_case_counts() -> None:
-    screen = Screen(1, terminal=True)
-    screen.progress.begin("case-a", 20, 1, "samples")
-    screen.progress.step(4, 8)
-    screen.now += 2
-    screen.progress.step(6, 8)
-    assert screen.lives[-1] == "[1/1] case-a step 6 of 20, 8 samples/s, 14 s left"
-
-
-def test_steps_that_come_at_the_same_moment_give_no_rate() -> None:
-    screen = Screen(1, terminal=True)
-    screen.progress.begin("case-a", 20, 1)
-    screen.progress.step(4, 256)
-    screen.progress.step(8, 256)
-    assert screen.lives[-1] == "[1/1] case-a step 8 of 20"
+    screen.progress.begin("case-a", 20, 1, unit)
+    for step, seconds in seen:
+        screen.now += seconds
+        screen.progress.step(step, 1_000_000)
+    assert screen.lives[-1] == f"[1/1] case-a {told}"
 
 
 def test_each_launch_has_a_rate_of_its_own() -> None:
     screen = Screen(2, terminal=True)
-    screen.progress.begin("case-a", 20, 1)
-    screen.progress.step(10, 256)
-    screen.now += 10
-    screen.progress.end("passed")
-    screen.progress.begin("case-b", 20, 1)
-    screen.progress.step(2, 100)
-    screen.now += 2
-    screen.progress.step(4, 100)
-    assert screen.lives[-1] == "[2/2] case-b step 4 of 20, 100 tokens/s, 16 s left"
+    for case, first, seconds in (("case-a", 10, 10), ("case-b", 2, 2)):
+        screen.progress.begin(case, 20, 1)
+        screen.progress.step(first, 100)
+        screen.now += seconds
+        screen.progress.step(first + 2, 100)
+        screen.progress.end("passed")
+    assert screen.lives[-2] == "[2/2] case-b step 4 of 20, 100 tokens/s, 16 s left"
 
 
 def test_time_left_is_the_mean_of_what_was_times_what_is_to_come() -> None:
