@@ -55,6 +55,11 @@ def parse(markdown: str) -> Parsed:
     return parsed
 
 
+def of(*results: Measurement) -> Parsed:
+    """The summary of a session of these cases."""
+    return parse(render([make_session(0).replace(results=results)]))
+
+
 def test_counts_then_what_needs_attention_then_the_rest_folded() -> None:
     parsed = parse(render([make_session()]))
     assert parsed.headings[0].startswith("perfsuite: 1 failed, 2 regressed, ")
@@ -84,25 +89,16 @@ def test_a_row_tells_the_figures() -> None:
 
 
 def test_a_row_tells_samples_where_they_are_counted() -> None:
-    def rows(*results: Measurement) -> list[list[str]]:
-        return parse(render([make_session(0).replace(results=results)])).rows
-
     images, text_ = make_image_result(), make_result(now(tokens_per_s=60_000))
-    heading, row = rows(images)[:2]
+    heading, row = of(images).rows[:2]
     assert (heading[3], row[3], row[4]) == ("samples/s", "1,234", "-50.0%")
-    heading, *mixed = rows(images, text_)[:3]
+    heading, *mixed = of(images, text_).rows[:3]
     assert (heading[3], {row[3] for row in mixed}) == ("tokens/s", {"1,234 samples/s", "60,000"})
 
 
-def test_a_row_tells_that_others_used_the_machine() -> None:
-    parsed = parse(render([make_session(0).replace(results=(make_shared(),))]))
-    assert parsed.headings[0] == "perfsuite: 1 unhealthy (1 shared), 3 skipped"
-    assert parsed.rows[1][0] == "unhealthy (shared)"
-
-
-def test_a_row_tells_what_the_gate_is_blind_to() -> None:
-    session = make_session(0).replace(results=(make_gpu_result(2), make_blind(make_gpu_result(2))))
-    parsed = parse(render([session]))
+def test_a_row_tells_what_others_disturbed_and_what_the_gate_is_blind_to() -> None:
+    assert of(make_shared()).rows[1][0] == "unhealthy (shared)"
+    parsed = of(make_gpu_result(2), make_blind(make_gpu_result(2)))
     assert parsed.headings == ["perfsuite: 2 passed (1 blind), 3 skipped"]
     assert "<details><summary>2 passed (1 blind)</summary>" in parsed.html
     assert [(row[0], row[2]) for row in parsed.rows[1:3]] == [
@@ -114,10 +110,10 @@ def test_a_row_tells_what_the_gate_is_blind_to() -> None:
 def test_notes_are_told_with_the_explanations_and_of_the_rest_folded() -> None:
     health = Health(samples=2, seconds=1, steps=2, notes=("GPU health | unknown",))
     bad, good = make_gpu_result(1, "regressed"), make_gpu_result(2)
-    results = [
+    noted = (
         each.replace(runs=tuple(run.replace(health=health) for run in each.runs)) for each in (bad, good)
-    ]
-    parsed = parse(render([make_session(0).replace(results=tuple(results))]))
+    )
+    parsed = of(*noted)
     assert "note: GPU health | unknown (3 launches)" in parsed.items
     assert "<details><summary>Notes: 1</summary>" in parsed.html
     assert [good.case_id, "GPU health | unknown (3 launches)"] in parsed.rows
@@ -135,8 +131,7 @@ def test_each_regression_is_explained_where_its_link_leads() -> None:
 
 
 def test_two_results_of_one_case_have_links_of_their_own() -> None:
-    session = make_session(0).replace(results=(make_gpu_result(1, "regressed"),) * 2)
-    first, second = parse(render([session])).links
+    first, second = of(*[make_gpu_result(1, "regressed")] * 2).links
     assert second == f"{first}-1"
 
 
@@ -146,7 +141,7 @@ def test_an_interrupted_session_says_so() -> None:
 
 
 def test_what_did_not_run_is_told_with_its_reason() -> None:
-    parsed = parse(render([make_session(0).replace(results=(never_run(),))]))
+    parsed = of(never_run())
     assert parsed.items == ["no baseline on cpu-test-2c in baselines, and --perf-missing-baseline=fail"]
     assert parsed.rows[-1][1] == "it needs 2 nodes of 8, this is one machine"
 
@@ -154,17 +149,8 @@ def test_what_did_not_run_is_told_with_its_reason() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        EVIL,
-        "a|b",
-        "`x`",
-        "**a** _b_ __c__ ~~d~~",
-        "[a](http://x)",
-        "<b>",
-        "&lt;",
-        "\\|",
-        "@all #12",
-        "ac_full-1x8",
-        "![a](b)",
+        *(EVIL, "a|b", "`x`", "**a** _b_ __c__ ~~d~~", "[a](http://x)", "<b>"),
+        *("&lt;", "\\|", "@all #12", "ac_full-1x8", "![a](b)"),
     ],
 )
 def test_text_is_read_back_as_it_was(value: str) -> None:
@@ -215,8 +201,7 @@ def test_no_trailing_anchors_for_what_is_not_explained() -> None:
 
 def test_a_regression_of_counts_is_explained() -> None:
     told = make_counted()
-    told = told.replace(verdict=told.verdict.replace(explained=EXPLAINED))
-    parsed = parse(render([make_session(0).replace(results=(told,))]))
+    parsed = of(told.replace(verdict=told.verdict.replace(explained=EXPLAINED)))
     assert parsed.items[:3] == [
         EXPLAINED,
         f"regressed: {make_finding().sentence}",
@@ -228,22 +213,17 @@ def test_a_regression_of_counts_is_explained() -> None:
 def test_another_loss_hides_neither_speed_nor_counts() -> None:
     told = make_explained(make_gpu_result(2, "regressed"))
     judged = told.verdict.replace(outcome="failed", failure="loss", reasons=("the loss is another",))
-    items = parse(render([make_session(0).replace(results=(told.replace(verdict=judged),))])).items
+    items = of(told.replace(verdict=judged)).items
     assert items[1] == "the loss is another"
     assert [line.split(":")[0] for line in items[2:4]] == ["tokens/s", "tokens/s with stalls"]
     assert f"regressed: {make_finding().sentence}" in items
 
 
 def test_dry_runs_have_a_table_of_what_was_counted() -> None:
-    parsed = parse(render([make_session(0).replace(results=(make_dry(),), skipped=())]))
-    assert parsed.rows == [
+    why = "reduce_scatter of 64 ranks: bytes 29.9 -> 59.8 GiB and 1 count more"
+    assert of(make_dry()).rows[:2] == [
         ["verdict", "case", "why", "computed", "collectives", "live peak"],
-        [
-            "regressed (dry run)",
-            FULL_SIZE.id,
-            "reduce_scatter of 64 ranks: bytes 29.9 -> 59.8 GiB and 1 count more",
-            *("551.0 TFLOP", "59.9 GiB", "41.0 GiB"),
-        ],
+        ["regressed (dry run)", FULL_SIZE.id, why, "551.0 TFLOP", "59.9 GiB", "41.0 GiB"],
     ]
 
 
