@@ -26,7 +26,6 @@ WORKER_ONLY = (
     "perfsuite.dry.attention",
     "perfsuite.dry.cuda",
     "perfsuite.dry.group",
-    "perfsuite.dry.kernels",
     "perfsuite.dry.rank",
     "perfsuite.dry.values",
     "perfsuite.frameworks.common.",
@@ -42,7 +41,6 @@ MOST_ENTRIES = 24
 
 NO_TEST_FILE = {
     "perfsuite.cli.checks": "its rows are read by tests of cli/doctor and cli/test_selftest.py",
-    "perfsuite.dry.cuda": "run by dry/test_guard.py, and by every dry run on a pretended GPU",
     "perfsuite.dry.group": "run by dry/test_rank.py, and by every dry run",
     "perfsuite.frameworks.nanotron.pretend": "compared with real launches by dry/test_rank.py",
     "perfsuite.launch.base": "a Protocol: session/test_preflights.py implements it",

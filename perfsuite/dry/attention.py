@@ -42,20 +42,21 @@ def pretend(machine: Machine) -> None:
         if query.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
             dtype = torch.get_autocast_dtype("cuda")  # autocast knows the operator that this stands in for
             query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
-        kernel = chosen(
-            capability,
-            query,
-            is_masked=attn_mask is not None,
-            shares_heads=enable_gqa and key.shape[-3] != query.shape[-3],
-        )
+        shares_heads = enable_gqa and key.shape[-3] != query.shape[-3]
+        kernel = chosen(capability, query, is_masked=attn_mask is not None, shares_heads=shares_heads)
         if kernel == "plain":
             options = {"scale": scale, "enable_gqa": enable_gqa}
             return plain(query, key, value, attn_mask, dropout_p, is_causal, **options)
-        if kernel == "efficient":
-            return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        if kernel == "flash":
+            return _flash(query, key, value, dropout_p, is_causal, scale)
+        aten = torch.ops.aten
+        keeps_sums = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
         if kernel == "cudnn":
-            return _cudnn(query, key, value, dropout_p, is_causal, scale)
-        return _flash(query, key, value, dropout_p, is_causal, scale)
+            cudnn = aten._scaled_dot_product_cudnn_attention
+            return cudnn(query, key, value, None, keeps_sums, dropout_p, is_causal, False, scale=scale)[0]
+        efficient = aten._scaled_dot_product_efficient_attention
+        mask = None if attn_mask is None else _added(attn_mask, query, key)
+        return efficient(query, key, value, mask, keeps_sums, dropout_p, is_causal, scale=scale)[0]
 
     replace(functional, "scaled_dot_product_attention", attention)
 
@@ -78,18 +79,6 @@ def chosen(capability: tuple[int, int], query: Tensor, *, is_masked: bool, share
     return "plain" if shares_heads or not allowed.mem_efficient_sdp_enabled() else "efficient"
 
 
-def _needs_gradient(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-def _cudnn(
-    query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float | None
-) -> Any:
-    cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
-    keeps_sums = _needs_gradient(query, key, value)
-    return cudnn(query, key, value, None, keeps_sums, dropout, causal, False, scale=scale)[0]
-
-
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float | None
 ) -> Any:
@@ -102,19 +91,8 @@ def _flash(
     return out[..., :size] if padding else out
 
 
-def _efficient(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
-) -> Any:
-    if mask is not None:
-        if mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), float("-inf"))
-        mask = mask.expand(*query.shape[:3], key.shape[2])
-    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-    keeps_sums = _needs_gradient(query, key, value)
-    return efficient(query, key, value, mask, keeps_sums, dropout, causal, scale=scale)[0]
+def _added(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """Return a mask as it is added to the scores, of their shape."""
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), float("-inf"))
+    return mask.expand(*query.shape[:3], key.shape[2])

@@ -1,7 +1,4 @@
-"""Finds the cases of a repository, by id or by expression: pytest collects them.
-
-Imports neither torch nor pytest.
-"""
+"""Finds the cases of a repository, by id or by expression: pytest collects them, in a process of its own."""
 
 from __future__ import annotations
 
@@ -33,8 +30,7 @@ def by_id(directory: Path, ids: Sequence[str]) -> list[Case]:
 
 def by_expression(directory: Path, expression: str) -> list[Case]:
     """Return the cases that pytest's `-k` selects in `directory`. Raises `CaseError` where there is none."""
-    cases = _collected(directory, "-k", expression)
-    if not cases:
+    if not (cases := _collected(directory, "-k", expression)):
         raise CaseError(f"-k {expression!r} selects no case in {directory}")
     return cases
 

@@ -9,17 +9,24 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfsuite.case.hardware import Machine
-from perfsuite.dry import attention, kernels
+from perfsuite.dry import attention
 from perfsuite.frameworks.common.patches import nothing, replace
 
+ONE_KERNEL = ("_fused_rms_norm", "_fused_rms_norm_backward", "mish_backward", "silu_backward")
+"""Operators of torch's `native_functions.yaml` that are one kernel for CUDA. Where that kernel is missing, as
+in a build for CPUs, torch makes most of them of other operators."""
 
-class Idle:
+_kept: list[Any] = []
+"""What is registered stays so as long as its library lives."""
+
+
+class _Idle:
     """A stream or an event on which nothing is ever waited for."""
 
     device = torch.device("cuda", 0)
@@ -29,26 +36,22 @@ class Idle:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
-    def record(self, *args: Any) -> Idle:
-        """Return itself."""
+    def record(self, *args: Any) -> _Idle:
         return self
 
     record_event = record
 
     def query(self) -> bool:
-        """Return True: all work is done."""
         return True
 
     def elapsed_time(self, other: Any) -> float:
-        """Return no time."""
         return 0.0
 
-    def wait(self, *args: Any) -> None:
-        """Wait for nothing."""
+    def wait(self, *args: Any) -> None: ...
 
     wait_stream = wait_event = synchronize = wait
 
-    def __enter__(self) -> Idle:
+    def __enter__(self) -> _Idle:
         return self
 
     def __exit__(self, *error: object) -> None: ...
@@ -65,31 +68,42 @@ def pretend(machine: Machine) -> None:
     replace(torch.optim.Optimizer, "_cuda_graph_capture_health_check", nothing)
     setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)  # noqa: B010  a CPU build may lack it
     attention.pretend(machine)
-    kernels.pretend()
+    _register_kernels()
+
+
+def _register_kernels() -> None:
+    """Have torch know of a kernel for each of `ONE_KERNEL`, which never runs: fake tensors have no values."""
+    library = torch.library.Library("aten", "IMPL")
+    _kept.append(library)
+    for name in ONE_KERNEL:
+        library.impl(name, _never, "CUDA")
+
+
+def _never(*args: Any) -> NoReturn:
+    raise AssertionError("a fake tensor has no values to compute with")
 
 
 def _answers(machine: Machine) -> dict[str, Any]:
     """Name in `torch.cuda` -> what stands in for it, each of its own: dynamo's tables are by object."""
     capability = machine.compute_capability
     assert capability is not None
-    memory = machine.memory_bytes
     properties = SimpleNamespace(
         name=machine.device_name,
-        total_memory=memory,
+        total_memory=machine.memory_bytes,
         major=capability[0],
         minor=capability[1],
         multi_processor_count=132,
         gcnArchName="",
         uuid="",
     )
-    stream, random_state = Idle(), torch.zeros(16, dtype=torch.uint8)
+    stream = _Idle()
     return {
         **{name: _constant(None) for name in _IDLE},
         **{name: _constant(0) for name in _NO_BYTES},
         "device": lambda *args, **kwargs: contextlib.nullcontext(),
         "stream": lambda *args, **kwargs: contextlib.nullcontext(),
-        "Stream": Idle,
-        "Event": Idle,
+        "Stream": _Idle,
+        "Event": _Idle,
         "current_device": _constant(0),
         "current_stream": _constant(stream),
         "default_stream": _constant(stream),
@@ -97,13 +111,13 @@ def _answers(machine: Machine) -> dict[str, Any]:
         "get_device_capability": _constant(capability),
         "get_device_name": _constant(machine.device_name),
         "get_device_properties": _constant(properties),
-        "get_rng_state": _constant(random_state),
+        "get_rng_state": _constant(torch.zeros(16, dtype=torch.uint8)),
         "is_available": _constant(True),
         "is_bf16_supported": _constant(capability >= (8, 0)),
         "is_current_stream_capturing": _constant(False),
         "is_initialized": _constant(True),
         "_is_in_bad_fork": _constant(False),
-        "mem_get_info": _constant((memory, memory)),
+        "mem_get_info": _constant((machine.memory_bytes, machine.memory_bytes)),
         "memory_stats": lambda *args, **kwargs: {},
         "memory_stats_as_nested_dict": lambda *args, **kwargs: {},
         "memory_summary": _constant(""),
@@ -111,17 +125,8 @@ def _answers(machine: Machine) -> dict[str, Any]:
 
 
 _IDLE = (
-    "_lazy_init",
-    "empty_cache",
-    "init",
-    "manual_seed",
-    "manual_seed_all",
-    "reset_max_memory_allocated",
-    "reset_peak_memory_stats",
-    "set_device",
-    "set_rng_state",
-    "set_stream",
-    "synchronize",
+    *("_lazy_init", "empty_cache", "init", "manual_seed", "manual_seed_all", "reset_max_memory_allocated"),
+    *("reset_peak_memory_stats", "set_device", "set_rng_state", "set_stream", "synchronize"),
 )
 _NO_BYTES = ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved")
 

@@ -24,7 +24,7 @@ from perfsuite.errors import DryRunError, FileError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.node.processes import KILL_S, wait_for
 from perfsuite.results.counts import merged
-from perfsuite.results.rank_report import Failure, RankReport
+from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import ANCESTOR_PID, RunDir
 
@@ -41,8 +41,11 @@ def dry_run(
     the run. Raises `DryRunError` for a case or a rank that cannot be run dry, with the reason, and
     `CaseError` for a case that its framework refuses.
     """
+    last = case.topology.world_size - 1
     for rank in ranks or ():
-        limits.check_rank(case, rank)
+        if not 0 <= rank <= last:
+            has = f"ranks 0 to {last}" if last else "rank 0 alone"
+            raise DryRunError(f"rank {rank} does not exist: {case.id} has {has}")
     machine, instead = pretended(case, device)
     if (reason := limits.why_not(case, machine)) is not None:
         raise DryRunError(f"{case.id}: {reason}")
@@ -91,16 +94,10 @@ def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int) -> RankRep
         return documents.read(run_dir.rank(rank), RankReport)
     except FileError:
         ended = f"killed after {TIMEOUT_S} s" if code is None else f"it ended with exit code {code}"
-        failure = Failure(
-            kind="timeout" if code is None else "crash", message=f"no report: {ended}", rank=rank
-        )
-    return RankReport(
-        rank=rank,
-        world_size=case.topology.world_size,
-        host="",
-        clock="none",
-        failure=with_log(failure, run_dir),
-    )
+        kind: FailureKind = "timeout" if code is None else "crash"
+        failure = with_log(Failure(kind=kind, message=f"no report: {ended}", rank=rank), run_dir)
+    world_size = case.topology.world_size
+    return RankReport(rank=rank, world_size=world_size, host="", clock="none", failure=failure)
 
 
 def _environment(case: Case, rank: int) -> dict[str, str]:

@@ -48,16 +48,14 @@ def predict(log: MemoryLog, counts: Counts, machine: Machine, rank: int, *, buil
         return None
     workspaces = [workspace_bytes(machine)] * MATMUL_THREADS
     cache = replay(log, workspaces=workspaces)
-    expandable = replay(log, workspaces=workspaces, expandable_segments=True)
-    beside = (CONTEXT, *_nccl(counts))
     fit = Fit(
         rank=rank,
         live=log.peak,
         allocated=cache.allocated,
         reserved=cache.reserved,
-        reserved_expandable=expandable.reserved,
+        reserved_expandable=replay(log, workspaces=workspaces, expandable_segments=True).reserved,
         built=built,
-        beside=beside,
+        beside=(CONTEXT, *_nccl(counts)),
         card=machine.memory_bytes,
         verdict="fits",
     )

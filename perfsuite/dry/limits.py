@@ -6,7 +6,7 @@ from perfsuite.case import torch_build
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.dry.machine import pretended_cpu
-from perfsuite.errors import CaseError, DryRunError
+from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.requirements import CHECKS, OF_THE_MACHINE
 
@@ -41,11 +41,3 @@ def ranks(case: Case) -> tuple[int, ...]:
     """Return the ranks that tell what all do: the first, and the last if ranks differ by design."""
     last, plan = case.topology.world_size - 1, framework_of(case).dry(case)
     return (0, last) if last and plan is not None and plan.ranks_differ else (0,)
-
-
-def check_rank(case: Case, rank: int) -> None:
-    """Raise `DryRunError` for a rank that `case` does not have."""
-    last = case.topology.world_size - 1
-    if not 0 <= rank <= last:
-        has = f"ranks 0 to {last}" if last else "rank 0 alone"
-        raise DryRunError(f"rank {rank} does not exist: {case.id} has {has}")

@@ -44,16 +44,10 @@ def product(hardware: tuple[str, ...]) -> str:
 def pretended_gpu(name: str, topology: Topology) -> Machine:
     """Return a machine with one GPU of that product for each process."""
     memory_bytes = PRODUCTS[name].memory_gb << 30
-    devices = topology.processes_per_node
-    return gpu_machine([name], count=devices, memory_bytes=memory_bytes, driver=None)
+    return gpu_machine([name], count=topology.processes_per_node, memory_bytes=memory_bytes, driver=None)
 
 
 def pretended_cpu(topology: Topology) -> Machine:
     """Return a machine with one core for each process, and no memory of its own."""
-    return Machine(
-        device="cpu",
-        device_name="CPU",
-        hardware_class="cpu",
-        devices=topology.processes_per_node,
-        memory_bytes=0,
-    )
+    devices = topology.processes_per_node
+    return Machine(device="cpu", device_name="CPU", hardware_class="cpu", devices=devices, memory_bytes=0)

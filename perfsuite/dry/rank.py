@@ -25,7 +25,6 @@ from perfsuite.frameworks.base import DryPlan, Framework, Ranks, Workload, frame
 from perfsuite.frameworks.common import finetuning
 from perfsuite.frameworks.common.model import DTYPES, model_without_weights
 from perfsuite.results.counts import COUNTED_STEP
-from perfsuite.results.dry_facts import Fit
 from perfsuite.results.rank_report import Observed, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import software
@@ -92,21 +91,15 @@ class DryRank:
         if counting.counts is None:
             why = "; ".join(counting.notes) or f"training ended after {self.recorder.steps} steps"
             raise DryRunError(f"nothing was counted: {why}")
+        assert counting.log is not None
+        rank, built = self.report.rank, self._built_bytes
         return self.report.replace(
             counts=counting.counts,
-            fit=self._fit(counting),
+            fit=predict(counting.log, counting.counts, self._machine, rank, built=built),
             flops=flops,
             observed=Observed(settings=settings, environment=environment),
             tokens_per_step=self.workload.tokens_per_step(self.case),
             notes=tuple(counting.notes),
-        )
-
-    def _fit(self, counting: Counting) -> Fit | None:
-        """Predict the memory of this rank, from what was counted."""
-        assert counting.log is not None
-        assert counting.counts is not None
-        return predict(
-            counting.log, counting.counts, self._machine, self.report.rank, built=self._built_bytes
         )
 
     def _pretend(self) -> None:
@@ -123,12 +116,8 @@ class DryRank:
         plan = self.framework.plan(self.case)
         if plan.process_group != "library":
             dist.init_process_group()
-        ranks = Ranks(
-            rank=self.report.rank,
-            world_size=self.report.world_size,
-            device=self.device,
-            directory=self._directory,
-        )
+        rank, world_size = self.report.rank, self.report.world_size
+        ranks = Ranks(rank=rank, world_size=world_size, device=self.device, directory=self._directory)
         self.workload = self.framework.build(self.case, ranks, self.recorder)
         register_optimizer_step_pre_hook(self._before_optimizer_step)
         if plan.clock == "torch":

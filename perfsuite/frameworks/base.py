@@ -1,9 +1,6 @@
 """What a framework does: how its ranks are started, what it cannot do, and how it builds a training step.
 
-A framework is one file or folder in `perfsuite/frameworks/`, named as the framework is, which holds one
-subclass of `Framework`; being there is what registers it. Another package names its subclass as an entry
-point (docs/develop/extending.md). This module imports neither torch nor pytest; `build` imports torch when
-called.
+Imports neither torch nor pytest; `build` imports torch when called.
 """
 
 from __future__ import annotations
@@ -17,12 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from perfsuite.case.case import Case
-from perfsuite.case.framework import (
-    FrameworkOptions,
-    MissingFramework,
-    framework_class,
-    not_installed,
-)
+from perfsuite.case.framework import FrameworkOptions, MissingFramework, framework_class, not_installed
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError, PackageError
 from perfsuite.results.rank_report import Memory
@@ -227,14 +219,8 @@ def optional_packages() -> Mapping[str, tuple[str, SpecifierSet]]:
     return {
         each.name.replace("-", "_"): (str(each.marker).split('"')[1], each.specifier)
         for each in requirements
-        if each.marker is not None
-        and each.name != "perfsuite"
-        and not each.marker.evaluate({"extra": DEVELOPMENT})
+        if each.marker is not None and each.name != "perfsuite" and not each.marker.evaluate({"extra": "dev"})
     }
-
-
-DEVELOPMENT = "dev"
-"""The extra of those who work on perfsuite."""
 
 
 def require(*packages: str, purpose: str) -> None:

@@ -5,17 +5,15 @@ The shortest framework that trains: read it first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
+from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises
+from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.sharding import dry_plan
-
-if TYPE_CHECKING:
-    from perfsuite.case.case import Case
-    from perfsuite.case.hardware import Machine
 
 
 class DDP(Framework):
@@ -34,17 +32,14 @@ class DDP(Framework):
     static_graph: bool = False
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """A static graph whose first backward does not reduce gradients."""
         if self.static_graph and case.gradient_accumulation > 1:
             return "static_graph needs gradients reduced in the first backward: no gradient_accumulation"
         return None
 
     def dry(self, case: Case) -> DryPlan:
-        """Return that DDP can wrap fake tensors."""
         return dry_plan(builds_whole=False)
 
     def expected(self, case: Case) -> dict[str, str]:
-        """One `DistributedDataParallel`."""
         return {"wrapper": "DistributedDataParallel"}
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
+from perfsuite.case.case import Case
 from perfsuite.frameworks.base import Framework, LaunchPlan, Ranks, StepClock, Workload
 from perfsuite.results.rank_report import Memory
-
-if TYPE_CHECKING:
-    from perfsuite.case.case import Case
 
 
 class Fake(Framework):
@@ -28,7 +26,6 @@ class Fake(Framework):
     """The peak memory in MB (10**6 bytes)."""
 
     def plan(self, case: Case) -> LaunchPlan:
-        """Plain processes, which start in milliseconds."""
         return LaunchPlan(needs_torch=False)
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:

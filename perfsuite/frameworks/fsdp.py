@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
+from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises
+from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.sharding import (
     Prefetch,
@@ -15,10 +17,6 @@ from perfsuite.frameworks.common.sharding import (
     fsdp1_unsupported,
     prefetch,
 )
-
-if TYPE_CHECKING:
-    from perfsuite.case.case import Case
-    from perfsuite.case.hardware import Machine
 
 
 class FSDP(Framework):
@@ -39,21 +37,14 @@ class FSDP(Framework):
     """Reduce gradients after each micro-batch. False keeps whole gradients in memory until the last."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """Return why the ranks are too few for the sharding, or that there is no GPU to offload from."""
-        return fsdp1_unsupported(
-            case,
-            machine,
-            self.sharding_strategy,
-            shard_group=self.shard_group,
-            cpu_offload=self.cpu_offload,
-        )
+        strategy, group = self.sharding_strategy, self.shard_group
+        return fsdp1_unsupported(case, machine, strategy, shard_group=group, cpu_offload=self.cpu_offload)
 
     def dry(self, case: Case) -> DryPlan:
-        """Return that ranks differ: flat parameters are cut where ranks end, within parameters or between."""
+        # Flat parameters are cut where ranks end, within parameters or between.
         return dry_plan(ranks_differ=True, offloads=self.cpu_offload)
 
     def expected(self, case: Case) -> dict[str, str]:
-        """Return that every wrapped module has this strategy."""
         return {"wrapper": "FullyShardedDataParallel", "sharding": self.sharding_strategy}
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
+from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises
+from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.sharding import hybrid_unsupported, sharded_quantization_unsupported
 from perfsuite.frameworks.common.tensor_parallel import parallelize_llama, tensor_parallel_unsupported
-
-if TYPE_CHECKING:
-    from perfsuite.case.case import Case
-    from perfsuite.case.hardware import Machine
 
 
 class FSDP2(Framework):
@@ -34,33 +32,25 @@ class FSDP2(Framework):
     """Ranks in a group that shards, while groups replicate (2-D mesh). None: all ranks shard (1-D mesh)."""
     sync_each_micro_batch: bool = True
     """Reduce gradients after each micro-batch. False keeps whole gradients in memory until the last."""
-
     tensor_parallel: int = Field(default=1, ge=1, strict=True)
     """Ranks, next to each other, that split each layer and see the same data (2-D mesh). 1: none."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """Return why the ranks do not fill the mesh, or why the model cannot be split."""
         if self.tensor_parallel > 1:
             if self.shard_group is not None:
                 return f"tensor_parallel={self.tensor_parallel} does not go with shard_group (3-D mesh)"
             return tensor_parallel_unsupported(case, self.tensor_parallel)
-        if (
-            self.shard_group is not None
-            and (reason := hybrid_unsupported(self.shard_group, case)) is not None
-        ):
-            return reason
-        return sharded_quantization_unsupported(case)
+        hybrid = None if self.shard_group is None else hybrid_unsupported(self.shard_group, case)
+        return hybrid or sharded_quantization_unsupported(case)
 
     def dry(self, case: Case) -> DryPlan:
-        """Return that all of it can be run dry as it is."""
         return DryPlan()
 
     def expected(self, case: Case) -> dict[str, str]:
-        """Return that the parameters of every block are DTensors with these placements."""
-        placement = "Shard(0)" if self.shard_group is None else "Replicate, Shard(0)"
+        sharding = "Shard(0)" if self.shard_group is None else "Replicate, Shard(0)"
         if self.tensor_parallel > 1:  # norms; split by rows; split by columns
-            placement = "Shard(0) and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
-        return {"wrapper": "FSDPModule", "sharding": placement}
+            sharding = "Shard(0) and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
+        return {"wrapper": "FSDPModule", "sharding": sharding}
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Build the model under FSDP2: one unit per block, and the root."""
@@ -94,7 +84,7 @@ class FSDP2(Framework):
     def _mesh(self, ranks: Ranks) -> Any:
         from torch.distributed.device_mesh import init_device_mesh
 
-        shape: dict[str, int] = {"shard": ranks.world_size}
+        shape = {"shard": ranks.world_size}
         if self.shard_group is not None:
             shape = {"replicate": ranks.world_size // self.shard_group, "shard": self.shard_group}
         if self.tensor_parallel > 1:

@@ -6,10 +6,13 @@ FSDP2 have none of their own: blocks are checkpointed as everywhere else.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises, changed_fields
+from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.sharding import (
     Prefetch,
@@ -20,12 +23,7 @@ from perfsuite.frameworks.common.sharding import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch import Tensor
-
-    from perfsuite.case.case import Case
-    from perfsuite.case.hardware import Machine
 
 FABRIC_PRECISION = {
     "fp32": "32-true",
@@ -51,8 +49,7 @@ class Lightning(Framework):
     cpu_offload: bool = False
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """Return what Fabric refuses or would silently change."""
-        fp16 = FABRIC_PRECISION[case.precision] == "16-mixed"
+        fp16 = case.precision == "fp16-mixed"
         if self.strategy == "fsdp":
             if machine.device == "cpu":
                 return "Fabric's FSDPStrategy runs on GPUs only"
@@ -70,11 +67,9 @@ class Lightning(Framework):
         return None
 
     def dry(self, case: Case) -> DryPlan:
-        """Return whether FSDP1 cuts flat parameters where ranks end."""
         return dry_plan(ranks_differ=self.strategy == "fsdp", offloads=self.cpu_offload)
 
     def expected(self, case: Case) -> dict[str, str]:
-        """Return the wrapper and the sharding of the strategy."""
         return {
             "ddp": {"wrapper": "DistributedDataParallel"},
             "fsdp": {"wrapper": "FullyShardedDataParallel", "sharding": self.sharding_strategy},
@@ -82,15 +77,14 @@ class Lightning(Framework):
         }[self.strategy]
 
     def load(self, case: Case, device: Any) -> None:
-        """Import Fabric, which takes some 40 MiB."""
         import lightning.fabric  # noqa: F401
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Build model and optimizer by Fabric; gradients are reduced on the last micro-batch only."""
         from perfsuite.frameworks.common.model import blocks, build_model, build_optimizer
 
-        checkpointed_here = case.replace(activation_checkpointing="none") if self.strategy == "fsdp" else case
-        model: Any = build_model(checkpointed_here, ranks.device)
+        built_as = case.replace(activation_checkpointing="none") if self.strategy == "fsdp" else case
+        model: Any = build_model(built_as, ranks.device)
         fabric = _fabric(case, ranks, self.strategy_object(case, blocks(model)))
         model = fabric.setup_module(model)
         optimizer = fabric.setup_optimizers(build_optimizer(case, model))
@@ -102,28 +96,24 @@ class Lightning(Framework):
         )
 
     def strategy_object(self, case: Case, blocks: Sequence[Any]) -> Any:
-        """Return Fabric's strategy with its arguments, for a model of these blocks."""
+        """Return Fabric's strategy with its arguments, for a model of these blocks, each a unit of FSDP."""
         from lightning.fabric.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 
-        world = case.topology.world_size
-        if self.strategy == "ddp":
-            return DDPStrategy()
-        if self.strategy == "fsdp2":
-            return ModelParallelStrategy(_fully_shard, data_parallel_size=world, tensor_parallel_size=1)
-        return FSDPStrategy(**self._fsdp_options(case, blocks))
-
-    def _fsdp_options(self, case: Case, blocks: Sequence[Any]) -> dict[str, Any]:
-        """Return the arguments of `FSDPStrategy`: one unit per block, and the root."""
         from perfsuite.frameworks.common.model import is_checkpointed
 
         mode, topology = case.activation_checkpointing, case.topology
+        if self.strategy == "ddp":
+            return DDPStrategy()
+        if self.strategy == "fsdp2":
+            world = topology.world_size
+            return ModelParallelStrategy(_fully_shard, data_parallel_size=world, tensor_parallel_size=1)
         recomputed = {id(block) for index, block in enumerate(blocks) if is_checkpointed(mode, index)}
 
         def is_recomputed(module: Any, recurse: bool, nonwrapped_numel: int) -> bool:
             return recurse or id(module) in recomputed
 
         hybrid = self.sharding_strategy == "HYBRID_SHARD"
-        return {
+        options: dict[str, Any] = {
             "sharding_strategy": self.sharding_strategy,
             "device_mesh": (topology.nodes, topology.processes_per_node) if hybrid else None,
             "auto_wrap_policy": {type(block) for block in blocks},
@@ -131,6 +121,7 @@ class Lightning(Framework):
             "backward_prefetch": prefetch(self.backward_prefetch),
             "cpu_offload": self.cpu_offload,
         }
+        return FSDPStrategy(**options)
 
 
 def _fabric(case: Case, ranks: Ranks, strategy: Any) -> Any:
@@ -155,10 +146,9 @@ def _fabric(case: Case, ranks: Ranks, strategy: Any) -> Any:
 
 
 def _settings(case: Case, strategy: Any) -> dict[str, str]:
-    plugin = type(strategy.precision).__name__
     settings = {
         "fabric_strategy": type(strategy).__name__,
-        "fabric_precision": f"{plugin} {FABRIC_PRECISION[case.precision]}",
+        "fabric_precision": f"{type(strategy.precision).__name__} {FABRIC_PRECISION[case.precision]}",
     }
     if (mixed := getattr(strategy, "mixed_precision_config", None)) is not None:
         settings["reduce_dtype"] = str(mixed.reduce_dtype).removeprefix("torch.")

@@ -18,28 +18,20 @@ from importlib.machinery import PathFinder
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
+from perfsuite.case.case import Case
 from perfsuite.case.framework import LossRule, Promises, changed_fields
+from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import Command, Framework, LaunchPlan, Ranks, StepClock, Workload
 from perfsuite.results.environment import secret_variable, secret_word
 
-if TYPE_CHECKING:
-    from perfsuite.case.case import Case
-    from perfsuite.case.hardware import Machine
-
 Variables = Annotated[
-    Mapping[str, str],
-    AfterValidator(lambda value: MappingProxyType(dict(value))),
-    PlainSerializer(dict),
+    Mapping[str, str], AfterValidator(lambda value: MappingProxyType(dict(value))), PlainSerializer(dict)
 ]
-
-
-def _text(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
 
 
 def _without_nul(text: str) -> str:
@@ -48,7 +40,11 @@ def _without_nul(text: str) -> str:
     return text
 
 
-Text = Annotated[str, BeforeValidator(_text), AfterValidator(_without_nul)]
+Text = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value),
+    AfterValidator(_without_nul),
+]
 
 
 class Script(Framework):
@@ -61,9 +57,7 @@ class Script(Framework):
 
     name: ClassVar[str] = "script"
 
-    path: Annotated[str, Field(min_length=1), BeforeValidator(_text), AfterValidator(_without_nul)] | None = (
-        None
-    )
+    path: Annotated[Text, Field(min_length=1)] | None = None
     """A Python file, run as `python PATH ARGUMENTS` once per rank, with torchrun's environment variables."""
     module: str | None = Field(default=None, min_length=1)
     """A Python module, run as `python -m MODULE ARGUMENTS` in the same way."""
@@ -106,31 +100,21 @@ class Script(Framework):
         return value
 
     @model_validator(mode="after")
-    def _one_thing_to_run(self) -> Script:
+    def _can_be_run_and_kept(self) -> Script:
+        """A secret's value is in no message: it is printed and kept, too."""
         given = [name for name in ("path", "module", "command") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"give one of path, module and command, not {' and '.join(given) or 'none'}")
         if self.command is not None and self.arguments:
             raise ValueError("arguments are for path or module: a command holds its own")
-        return self
-
-    @model_validator(mode="after")
-    def _no_secret(self) -> Script:
-        """The values are in no message: it is printed and kept, too."""
-        name = secret_variable(self.env)
-        where = f"env: {name!r}"
-        if name is None:
-            word = secret_word([*(self.command or ()), *self.arguments])
-            where = f"arguments: {word!r}"
-            if word is None:
-                return self
-        raise ValueError(
-            f"{where} looks like a secret, and a case is kept in clear in results, baselines and reports. "
-            "Set it in the environment of pytest, which the script inherits and nobody writes down"
-        )
-
-    @model_validator(mode="after")
-    def _variables_of_a_process(self) -> Script:
+        variable = secret_variable(self.env)
+        word = secret_word([*(self.command or ()), *self.arguments])
+        if variable is not None or word is not None:
+            where = f"arguments: {word!r}" if variable is None else f"env: {variable!r}"
+            raise ValueError(
+                f"{where} looks like a secret, and a case is kept in clear in results, baselines and reports."
+                " Set it in the environment of pytest, which the script inherits and nobody writes down"
+            )
         for name, value in self.env.items():
             if not name or "=" in name or "\0" in name + value:
                 raise ValueError(
@@ -142,15 +126,12 @@ class Script(Framework):
     @classmethod
     def _no_flag(cls, value: Any) -> Any:
         if isinstance(value, bool):
-            meant = (
-                '"finite", or "falls" where it has to fall' if value else "None, which does not observe it"
-            )
-            raise ValueError(f"say loss={meant}")
+            told = '"finite", or "falls" where it has to fall' if value else "None, which does not observe it"
+            raise ValueError(f"say loss={told}")
         return value
 
     @property
     def promises(self) -> Promises:
-        """What the user says of the script."""
         return Promises(
             builds_model=False,
             ignores=frozenset(),
@@ -185,31 +166,28 @@ class Script(Framework):
             )
 
     def plan(self, case: Case) -> LaunchPlan:
-        """Run the script or the command, with the user's environment variables."""
-        return LaunchPlan(environment=self.env, command=self._command())
-
-    def _command(self) -> Command:
         """The command with the path of its program; or this Python, unbuffered as under torchrun."""
         if self.command is not None:
-            first = _found(self.command[0]) or self.command[0]
-            return Command(words=(first, *self.command[1:]), directory=self.cwd, starts_ranks=True)
-        what = ("-m", str(self.module)) if self.path is None else (str(Path(self.path).absolute()),)
-        words = (sys.executable, "-u", *what, *self.arguments)
-        return Command(words=words, directory=self.cwd, starts_ranks=False)
+            words = (_found(self.command[0]) or self.command[0], *self.command[1:])
+        else:
+            what = ("-m", str(self.module)) if self.path is None else (str(Path(self.path).absolute()),)
+            words = (sys.executable, "-u", *what, *self.arguments)
+        command = Command(words=words, directory=self.cwd, starts_ranks=self.command is not None)
+        return LaunchPlan(environment=self.env, command=command)
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """Fields of a case that can be neither set nor observed in a script."""
+        changed = [name for name, field in Case.model_fields.items() if getattr(case, name) != field.default]
         for field in ("learning_rate", "seed"):
-            if getattr(case, field) != type(case).model_fields[field].default:
+            if field in changed:
                 return (
                     f"a script sets its own {field}: leave it out of the case and put it into the arguments"
                 )
         if case.compile:
             return "a script compiles its model itself, or does not: leave compile out of the case"
-        if not case.model.config:
-            for field in ("attention", "activation_checkpointing"):
-                if getattr(case, field) != type(case).model_fields[field].default:
-                    return f"{field} cannot be observed in {case.model.name}, of which only the name is known"
+        for field in ("attention", "activation_checkpointing"):
+            if field in changed and not case.model.config:
+                return f"{field} cannot be observed in {case.model.name}, of which only the name is known"
         if self.data_parallel is not None and case.topology.world_size % self.data_parallel:
             return f"data_parallel={self.data_parallel} does not divide {case.topology.world_size} processes"
         return None
@@ -224,7 +202,7 @@ class Script(Framework):
         return expected
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """A workload with nothing to run: `perfsuite.worker.attach` found a process that trains already."""
+        """Nothing to run: `perfsuite.worker.attach` found a process that trains already."""
         return Workload(run=lambda steps: [], data_parallel=self.data_parallel or case.topology.world_size)
 
 
@@ -257,9 +235,8 @@ def _check_python(path: Path) -> None:
             "Give it relative to the directory that pytest is started in, or absolute."
         ) from None
     except (SyntaxError, ValueError) as error:
-        raise CaseError(
-            f"path={str(path)!r} is not Python ({error}). Give other programs as command=(...)."
-        ) from None
+        said = f"path={str(path)!r} is not Python ({error}). Give other programs as command=(...)."
+        raise CaseError(said) from None
 
 
 def _found(program: str) -> str | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
+from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises
+from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp
 from perfsuite.frameworks.common.sharding import (
@@ -16,10 +18,6 @@ from perfsuite.frameworks.common.sharding import (
     hybrid_within_nodes_unsupported,
     offload_unsupported,
 )
-
-if TYPE_CHECKING:
-    from perfsuite.case.case import Case
-    from perfsuite.case.hardware import Machine
 
 SHARDINGS = {
     "full_shard": "FULL_SHARD",
@@ -67,7 +65,6 @@ class Trainer(Framework):
         return next((word for word in self.fsdp.split() if word in SHARDINGS), None)
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """Return what the Trainer has no argument for, or why its FSDP cannot run on `machine`."""
         if case.precision not in ("fp32", "bf16-mixed", "bf16"):
             return f"precision {case.precision!r} is not one of fp32, bf16-mixed, bf16"
         if case.activation_checkpointing == "selective-op":
@@ -90,11 +87,9 @@ class Trainer(Framework):
         return None
 
     def dry(self, case: Case) -> DryPlan:
-        """Return whether FSDP1 cuts flat parameters where ranks end."""
         return dry_plan(ranks_differ=self.fsdp_version == 1, offloads="offload" in self.fsdp.split())
 
     def expected(self, case: Case) -> dict[str, str]:
-        """Return the wrapper: DDP, or FSDP of this version with this sharding."""
         if self._sharding is None:
             return {"wrapper": "DistributedDataParallel"}
         if self.fsdp_version == 2:
@@ -102,7 +97,6 @@ class Trainer(Framework):
         return {"wrapper": "FullyShardedDataParallel", "sharding": SHARDINGS[self._sharding]}
 
     def load(self, case: Case, device: Any) -> None:
-        """Import the Trainer, which takes some 170 MiB."""
         import transformers.trainer  # noqa: F401
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
@@ -116,9 +110,8 @@ class Trainer(Framework):
         on_cpu = ranks.device.type == "cpu"
         clear_environment()
         directory = tempfile.TemporaryDirectory()
-        arguments = transformers.TrainingArguments(
-            output_dir=directory.name, **self._arguments(case, on_cpu=on_cpu)
-        )
+        options = self._arguments(case, on_cpu=on_cpu)
+        arguments = transformers.TrainingArguments(output_dir=directory.name, **options)
         # The Trainer itself checkpoints the blocks, and moves its batches to the device.
         model: Any = build_model(case.replace(activation_checkpointing="none"), ranks.device)
         data = _Data(synthetic_batches(case, ranks.rank, torch.device("cpu")), case, ranks)
@@ -126,10 +119,7 @@ class Trainer(Framework):
         # The Trainer's own AdamW would not decay norms and biases, as the other frameworks' here does.
         optimizer: Any = lambda: partial(build_optimizer, case)  # noqa: E731
         trainer = transformers.Trainer(
-            model,
-            arguments,
-            train_dataset=data,
-            optimizer_cls_and_kwargs=(optimizer, {}),
+            model, arguments, train_dataset=data, optimizer_cls_and_kwargs=(optimizer, {})
         )
         settings = {"gradient_norm": "computed in each step, not clipped"}
         if on_cpu and self.fsdp:
@@ -184,16 +174,14 @@ class _Data:
     """The samples of all ranks in the order in which the Trainer deals them out; only this rank's exist."""
 
     def __init__(self, batches: list[Any], case: Case, ranks: Ranks) -> None:
-        self._batches = batches
-        self._micro_batch = case.micro_batch
-        self._ranks = ranks
-        self._length = case.total_steps * case.gradient_accumulation * case.micro_batch * ranks.world_size
+        self._batches, self._case, self._ranks = batches, case, ranks
 
     def __len__(self) -> int:
-        return self._length
+        case = self._case
+        return case.total_steps * case.gradient_accumulation * case.micro_batch * self._ranks.world_size
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        batch, row = divmod(index, self._micro_batch)
+        batch, row = divmod(index, self._case.micro_batch)
         turn, rank = divmod(batch, self._ranks.world_size)
         assert rank == self._ranks.rank, "the Trainer deals out samples in another order"
         tokens = self._batches[turn % len(self._batches)][row]

@@ -193,10 +193,7 @@ sizes = st.integers(1, 64 * MIB) | st.integers(1, 2 * MIB) | st.sampled_from([51
 
 
 @deterministic
-@given(
-    st.lists(st.tuples(sizes, st.booleans(), st.integers(0, 99)), max_size=60),
-    st.booleans(),
-)
+@given(st.lists(st.tuples(sizes, st.booleans(), st.integers(0, 99)), max_size=60), st.booleans())
 def test_whatever_happens_blocks_hold_what_was_asked_and_never_overlap(
     steps: list[tuple[int, bool, int]], expandable: bool
 ) -> None:

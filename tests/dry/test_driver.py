@@ -20,8 +20,11 @@ CASE = make_case(framework=FSDP2(), hardware="cpu")
 def test_a_case_that_cannot_be_run_dry_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(DryRunError, match=r"fsdp2-.*: not by a dry run: torch.compile"):
         dry_run(CASE.replace(compile=True), tmp_path)
-    with pytest.raises(DryRunError, match="rank 2 does not exist"):
-        dry_run(CASE, tmp_path, ranks=[2])
+    for rank in (-1, 2):
+        with pytest.raises(DryRunError, match=f"rank {rank} does not exist: .* has ranks 0 to 1"):
+            dry_run(CASE, tmp_path, ranks=[rank])
+    with pytest.raises(DryRunError, match="has rank 0 alone"):
+        dry_run(CASE.replace(topology=Topology(processes_per_node=1)), tmp_path, ranks=[1])
     assert list(tmp_path.iterdir()) == []
 
 

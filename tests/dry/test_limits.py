@@ -7,7 +7,7 @@ import pytest
 from perfsuite import DDP, FSDP, FSDP2, Accelerate, Lightning, LoRA, Nanotron, Script, Topology, Trainer
 from perfsuite.case import torch_build
 from perfsuite.dry import limits
-from perfsuite.errors import CaseError, DryRunError
+from perfsuite.errors import CaseError
 from tests.samples import make_case, make_gpu_machine
 
 SIZES = {"hardware": "h100", "topology": Topology(processes_per_node=8)}
@@ -26,18 +26,6 @@ SIZES = {"hardware": "h100", "topology": Topology(processes_per_node=8)}
         ({"framework": Accelerate(strategy="fsdp2", cpu_offload=True)}, "offloading keeps shards"),
         ({"framework": Trainer(fsdp="full_shard offload", fsdp_version=1)}, "offloading keeps shards"),
         ({"framework": Lightning(strategy="fsdp", cpu_offload=True)}, "offloading keeps shards"),
-    ],
-    ids=[
-        "script",
-        "quantised",
-        "compiled",
-        "another framework",
-        "pipeline",
-        "resumed",
-        "fsdp offloaded",
-        "accelerate offloaded",
-        "trainer offloaded",
-        "lightning offloaded",
     ],
 )
 def test_what_cannot_be_run_dry_says_why(changes: dict[str, Any], said: str) -> None:
@@ -83,13 +71,3 @@ def test_torch_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_build, "wrong_build", lambda machine: f"no torch for a {machine.device}")
     with pytest.raises(CaseError, match="no torch for a cpu"):
         limits.why_not(make_case(**SIZES), make_gpu_machine())
-
-
-@pytest.mark.parametrize("rank", [-1, 8])
-def test_a_rank_that_does_not_exist_is_refused(rank: int) -> None:
-    case = make_case(**SIZES)
-    limits.check_rank(case, 7)
-    with pytest.raises(DryRunError, match=f"rank {rank} does not exist: .* has ranks 0 to 7"):
-        limits.check_rank(case, rank)
-    with pytest.raises(DryRunError, match="has rank 0 alone"):
-        limits.check_rank(case.replace(topology=Topology(processes_per_node=1)), rank)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,7 +33,6 @@ from perfsuite.node.machine import detect
 from perfsuite.results.run import Run
 from perfsuite.verdict.settings import ASKED, CHOSEN
 from perfsuite.worker import flops
-from tests.samples import make_gpu_machine
 
 SMALL = Case(
     model="llama-tiny",
@@ -210,38 +208,14 @@ def test_one_rank_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("framework", "processes", "reason"),
     [
-        (FULL, 1, "FULL_SHARD needs at least 2 processes"),
-        (FSDP(sharding_strategy="SHARD_GRAD_OP"), 1, "SHARD_GRAD_OP needs at least 2 processes"),
-        (FSDP(sharding_strategy="HYBRID_SHARD", shard_group=2), 2, "groups of 2 needs at least 2 groups"),
         (FSDP(sharding_strategy="FULL_SHARD", shard_group=2), 2, "shard_group=2 is for HYBRID_SHARD"),
         (FSDP2(shard_group=2), 2, "2 processes cannot be split so"),
-        (FSDP(sharding_strategy="FULL_SHARD", cpu_offload=True), 2, "this machine has none"),
-        (FSDP2(tensor_parallel=2), 1, "tensor_parallel=2 must divide the 1 processes"),
         (DDP(), 1024, "it needs 1024 cores (one per process), this machine has"),
     ],
 )
 def test_what_cannot_run_is_known_beforehand(framework: Framework, processes: int, reason: str) -> None:
     case = SMALL.replace(framework=framework, topology=Topology(processes_per_node=processes))
     assert reason in str(unsupported(case, detect()))
-
-
-@pytest.mark.parametrize("framework", [FULL, FSDP2()], ids=Framework.slug)
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"quantization": "8bit"}, "8bit weights cannot be sharded (their scales are not in the parameter)"),
-        (
-            {"quantization": "4bit", "precision": "bf16-mixed"},
-            "packed 4bit weights cannot be cast, as bf16-mixed",
-        ),
-        ({"quantization": "4bit", "precision": "bf16"}, None),
-    ],
-)
-def test_quantised_weights_that_cannot_be_sharded(
-    framework: Framework, changes: dict[str, Any], reason: str | None
-) -> None:
-    case = SMALL.replace(framework=framework, hardware="gpu", lora=LoRA(rank=4, alpha=8), **changes)
-    assert str(reason) in str(unsupported(case, make_gpu_machine()))
 
 
 def remove(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:

@@ -28,11 +28,7 @@ def units(framework: FSDP, **changes: Any) -> list[FullyShardedDataParallel]:
 @pytest.mark.parametrize(
     ("framework", "strategy", "prefetch"),
     [
-        (
-            FSDP(sharding_strategy="FULL_SHARD"),
-            ShardingStrategy.FULL_SHARD,
-            BackwardPrefetch.BACKWARD_PRE,
-        ),
+        (FSDP(sharding_strategy="FULL_SHARD"), ShardingStrategy.FULL_SHARD, BackwardPrefetch.BACKWARD_PRE),
         (
             FSDP(sharding_strategy="SHARD_GRAD_OP", backward_prefetch="none"),
             ShardingStrategy.SHARD_GRAD_OP,

@@ -8,13 +8,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfsuite import FSDP2, Topology
-from perfsuite.frameworks.base import framework_of
 from perfsuite.frameworks.fsdp2 import _no_sync
 from perfsuite.worker.observe import wrapping
 from perfsuite.worker.second_step import in_backward
 from tests.fake_group import fake_group
 from tests.frameworks.common.test_model import TINY
-from tests.samples import make_machine
 
 FOUR = Topology(processes_per_node=4)
 
@@ -46,13 +44,6 @@ def test_every_block_and_the_root_are_units() -> None:
     with fake_group(0, 4) as ranks:
         workload: Any = framework.build(case, ranks, None)  # type: ignore[arg-type]
         assert sum(isinstance(module, FSDPModule) for module in workload.model.modules()) == 5
-
-
-def test_a_mesh_of_three_dimensions_is_refused() -> None:
-    case = TINY.replace(framework=FSDP2(tensor_parallel=2, shard_group=2), topology=FOUR)
-    assert framework_of(case).unsupported(case, make_machine()) == (
-        "tensor_parallel=2 does not go with shard_group (3-D mesh)"
-    )
 
 
 class _Gathers(TorchDispatchMode):

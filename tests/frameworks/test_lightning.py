@@ -143,8 +143,7 @@ def wrapped(case: Case) -> Any:
 
 @pytest.mark.usefixtures("two_ranks")
 @pytest.mark.parametrize(
-    ("mode", "blocks_recomputed"),
-    [("none", ()), ("every-2", (0, 2)), ("full", (0, 1, 2, 3))],
+    ("mode", "blocks_recomputed"), [("none", ()), ("every-2", (0, 2)), ("full", (0, 1, 2, 3))]
 )
 def test_fsdp_shards_each_block_and_recomputes_those_asked_for(
     mode: str, blocks_recomputed: tuple[int, ...]

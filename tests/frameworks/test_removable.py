@@ -43,10 +43,7 @@ print("imported", len(names))
 @pytest.mark.launch
 def test_the_others_import_without_it() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", IMPORT_THE_REST, *NAMES],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", IMPORT_THE_REST, *NAMES], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"imported {len(NAMES)}\n"

@@ -1,18 +1,40 @@
-"""accelerate's environment variables and state, for the adapters that train through it.
-
-Imports torch and accelerate when used.
-"""
+"""accelerate's environment variables and state, for the frameworks that train through it."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from typing import Any
+
+VARIABLES = ("ACCELERATE_", "FSDP_")
+"""How the names of the variables begin that accelerate reads."""
 
 
 def clear_environment() -> None:
     """Remove every variable that accelerate would read: the case alone decides."""
-    for key in [key for key in os.environ if key.startswith(("ACCELERATE_", "FSDP_"))]:
+    for key in [key for key in os.environ if key.startswith(VARIABLES)]:
         del os.environ[key]
+
+
+def launcher_environment(config: str) -> dict[str, str]:
+    """Return the variables that `accelerate launch --config_file` would set, by accelerate's own code.
+
+    Variables for threads, ports and GPUs are left out: perfsuite's launch sets them.
+    """
+    from accelerate.commands import launch
+    from accelerate.utils import launch as prepare
+
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+        file.write(config)
+        file.flush()
+        arguments = launch.launch_command_parser().parse_args(["--config_file", file.name, "script.py"])
+        arguments, _, _ = launch._validate_launch_command(arguments)
+    if arguments.use_fsdp or arguments.multi_gpu:
+        arguments.num_machines, arguments.main_process_port = 1, 0  # no port is taken: it launches nothing
+        environment = prepare.prepare_multi_gpu_env(arguments)
+    else:
+        _, environment = prepare.prepare_simple_launcher_cmd_env(arguments)
+    return {key: value for key, value in environment.items() if key.startswith(VARIABLES)}
 
 
 def force_fsdp(accelerator: Any, plugin: Any) -> str:

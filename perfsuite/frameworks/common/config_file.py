@@ -25,7 +25,6 @@ class ConfigFile(Data):
 
     @cached_property
     def content(self) -> Any:
-        """The YAML as plain Python values. Raises `yaml.YAMLError`."""
         import yaml
 
         return yaml.safe_load(self.text)

@@ -7,16 +7,14 @@ LLM.int8() (Dettmers et al. 2022), outliers above 6 in 16 bits. Embeddings, norm
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
+from perfsuite.case.case import Case, LoRA, Quantization
 from perfsuite.errors import MismatchError
-
-if TYPE_CHECKING:
-    from perfsuite.case.case import Case, LoRA, Quantization
-
 
 NOT_PEFTS = "not peft's"
 """First words of what is observed of adapters that another library than peft has made."""
@@ -50,13 +48,10 @@ def quantise_layers(
         for name, layer in linear_layers([block]):
             if not isinstance(layer, nn.Linear):
                 raise MismatchError(f"quantization: {name} is a {type(layer).__name__}, not a torch Linear")
-            shape: Any = (layer.in_features, layer.out_features, layer.bias is not None)
+            make: Any = partial(Linear8bitLt, has_fp16_weights=False, threshold=6.0)
             if kind == "4bit":
-                new: nn.Module = Linear4bit(
-                    *shape, compute_dtype=compute, quant_type="nf4", quant_storage=dtype
-                )
-            else:
-                new = Linear8bitLt(*shape, has_fp16_weights=False, threshold=6.0)
+                make = partial(Linear4bit, compute_dtype=compute, quant_type="nf4", quant_storage=dtype)
+            new = make(layer.in_features, layer.out_features, layer.bias is not None)
             block.set_submodule(name, new.requires_grad_(False))
 
 
@@ -113,18 +108,16 @@ def observed(model: nn.Module) -> dict[str, str]:
     adapters_only = all(_is_adapter(name) for name, trained in trains.items() if trained)
     kinds = [kind for module in model.modules() if (kind := quantization_of(module)) is not None]
     adapted, others = _adapted(model), _not_pefts(model)
-    lora = {}
-    if adapted:
-        lora = {"lora": _described(*_ranks_and_alphas(adapted), (_last(name) for name in adapted))}
-    elif others or adapters_only:
-        ranks = " and ".join(map(str, _ranks(others))) or "not seen"
-        lora = {"lora": " ".join([f"{NOT_PEFTS}, rank {ranks}, on", *sorted({*map(_last, others)})])}
-    return {
+    told = {
         "trained": "adapters only" if adapters_only else "others",
         "adapters": str(len(adapted) or len(others)),
-        **lora,
-        "quantised_layers": " ".join([str(len(kinds)), *sorted(set(kinds))]),
     }
+    if adapted:
+        told["lora"] = _described(*_ranks_and_alphas(adapted), map(_last, adapted))
+    elif others or adapters_only:
+        ranks = " and ".join(map(str, _ranks(others))) or "not seen"
+        told["lora"] = " ".join([f"{NOT_PEFTS}, rank {ranks}, on", *sorted({*map(_last, others)})])
+    return {**told, "quantised_layers": " ".join([str(len(kinds)), *sorted(set(kinds))])}
 
 
 def expected(
@@ -152,25 +145,20 @@ def check_asked(case: Case, model: nn.Module, observed: Mapping[str, str]) -> No
     """Raise `MismatchError` if only adapters are trained and the case says no adapters, or another rank."""
     if observed["trained"] != "adapters only":
         return
-    if adapted := _adapted(model):
-        if case.lora is None:
-            ranks, alphas = _ranks_and_alphas(adapted)
-            targets = tuple(sorted({_last(name) for name in adapted}))
-            raise MismatchError(
-                f"lora: the case says none, but only adapters are trained, of {observed['lora']}. "
-                f"Say lora=LoRA(rank={ranks[0]}, alpha={alphas[0]}, targets={targets!r}) in the case: "
-                "FLOPs go by it"
-            )
-        return
-    others = _not_pefts(model)
+    adapted, others = _adapted(model), _not_pefts(model)
     ranks = _ranks(others)
-    if case.lora is None and others:
+    if case.lora is None and (adapted or others):
+        of, lora = "", f"LoRA(rank={ranks[0] if ranks else '...'}, alpha=...)"
+        more = ", with targets=(...) if not every linear layer of the blocks has one"
+        if adapted:
+            (rank, *_), (alpha, *_) = _ranks_and_alphas(adapted)
+            targets = tuple(sorted({*map(_last, adapted)}))
+            of, lora, more = "of ", f"LoRA({rank=}, {alpha=}, {targets=})", ""
         raise MismatchError(
-            f"lora: the case says none, but only adapters are trained, {observed['lora']}. "
-            f"Say lora=LoRA(rank={ranks[0] if ranks else '...'}, alpha=...) in the case, with targets=(...) "
-            "if not every linear layer of the blocks has one: FLOPs go by it"
+            f"lora: the case says none, but only adapters are trained, {of}{observed['lora']}. "
+            f"Say lora={lora} in the case{more}: FLOPs go by it"
         )
-    if case.lora is not None and ranks not in ([], [case.lora.rank]):
+    if case.lora is not None and not adapted and ranks not in ([], [case.lora.rank]):
         raise MismatchError(
             f"lora: the case says rank {case.lora.rank}, but the adapters that are trained are "
             f"{observed['lora']}. Correct the case or the script"
@@ -179,11 +167,9 @@ def check_asked(case: Case, model: nn.Module, observed: Mapping[str, str]) -> No
 
 def frozen_share(model: nn.Module) -> float:
     """Return the share, 0 to 1, of frozen weights in linear layers. Adapters are not counted."""
-    sizes = [
-        (_size(layer), getattr(layer.weight, "requires_grad", True)) for _, layer in linear_layers([model])
-    ]
-    total = sum(size for size, _ in sizes)
-    return sum(size for size, trained in sizes if not trained) / total if total else 0.0
+    layers: list[Any] = [layer for _, layer in linear_layers([model])]
+    frozen = (_size(layer) for layer in layers if not getattr(layer.weight, "requires_grad", True))
+    return sum(frozen) / max(sum(map(_size, layers)), 1)
 
 
 def _size(layer: Any) -> int:

@@ -8,18 +8,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
+from perfsuite.case.case import Case
 from perfsuite.errors import MismatchError
-from perfsuite.frameworks.base import Workload
+from perfsuite.frameworks.base import Ranks, Workload
 from perfsuite.frameworks.common.model import COMPUTE_DTYPES, DTYPES, build_optimizer, synthetic_batches
-
-if TYPE_CHECKING:
-    from perfsuite.case.case import Case
-    from perfsuite.frameworks.base import Ranks
 
 LOSS_SCALE = 1024.0
 """Factor of the loss in fp16-mixed. torch starts at 65536, and skips the first steps to find a lower one."""
@@ -78,7 +77,8 @@ def data_parallel_workload(
     neighbouring ranks that see the same data.
     """
     optimizer = build_optimizer(case, model)
-    scaler = _grad_scaler(case, model, ranks.device.type)
+    kind = ShardedGradScaler if isinstance(model, FullyShardedDataParallel) else torch.amp.GradScaler
+    scaler = fixed_scaler(kind, ranks.device.type, enabled=case.precision == "fp16-mixed")
     dtype = COMPUTE_DTYPES[case.precision]
     is_autocast = autocast and dtype != DTYPES[case.precision]
     share = 1 / case.gradient_accumulation
@@ -115,22 +115,13 @@ def data_parallel_workload(
     return Workload(run=run, data_parallel=ranks.world_size // tensor_parallel, model=model)
 
 
-def _grad_scaler(case: Case, model: nn.Module, device: str) -> Any:
-    """Return torch's gradient scaler; for other precisions than fp16-mixed one that does nothing."""
-    from torch.distributed.fsdp import FullyShardedDataParallel
-    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-
-    kind = ShardedGradScaler if isinstance(model, FullyShardedDataParallel) else torch.amp.GradScaler
-    return fixed_scaler(kind, device, enabled=case.precision == "fp16-mixed")
-
-
 def fixed_scaler(kind: Any, device: str, *, enabled: bool = True) -> Any:
     """Return a gradient scaler of class `kind` at `LOSS_SCALE`, which never grows."""
     return kind(device, init_scale=LOSS_SCALE, growth_interval=2**31 - 1, enabled=enabled)
 
 
 def check_scale(case: Case, scaler: Any) -> None:
-    """Raises `MismatchError` if a gradient scaler at `LOSS_SCALE` made the optimizer skip steps."""
+    """Raise `MismatchError` if a gradient scaler at `LOSS_SCALE` made the optimizer skip steps."""
     if scaler.is_enabled() and scaler.get_scale() < LOSS_SCALE:
         raise MismatchError(
             f"{case.precision}: gradients were not finite at a loss scale of {LOSS_SCALE:g}, and the "

@@ -8,25 +8,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from perfsuite.case.case import Case
+from perfsuite.case.model import Model
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common import finetuning
 from perfsuite.frameworks.common.weights import initialise, parameters_on_meta
 
-if TYPE_CHECKING:
-    from perfsuite.case.case import Case
-    from perfsuite.case.model import Model
-
-DTYPES = {
-    "fp32": torch.float32,
-    "bf16-mixed": torch.float32,
-    "fp16-mixed": torch.float32,
-    "bf16": torch.bfloat16,
-}
+DTYPES = {**dict.fromkeys(("fp32", "bf16-mixed", "fp16-mixed"), torch.float32), "bf16": torch.bfloat16}
 """Precision of a case -> dtype of the parameters."""
 COMPUTE_DTYPES = {**DTYPES, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 """Precision of a case -> dtype of the matmuls."""
@@ -35,12 +28,10 @@ DISTINCT_BATCHES = 16
 ALPHABET = 64
 """Number of different tokens in the synthetic text."""
 
-
 _NOT_OF_THE_MODEL = frozenset(
     "architectures auto_map _name_or_path torch_dtype dtype transformers_version use_cache".split()  # noqa: SIM905
 )
 """Keys of a `config.json` that say where the model comes from, not how it is built."""
-
 _ROPE = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})
 """What files from before transformers 5 have in place of `rope_parameters`; transformers converts it."""
 
@@ -53,8 +44,7 @@ def transformers_config(model: Model) -> Any:
     from transformers import AutoConfig
 
     # A deep copy: transformers fills in nested parts (rope_parameters) in place.
-    settings: dict[str, Any] = copy.deepcopy(dict(model.config))
-    settings["use_cache"] = False
+    settings: dict[str, Any] = {**copy.deepcopy(dict(model.config)), "use_cache": False}
     model_type = settings.pop("model_type")
     try:
         usual = AutoConfig.for_model(model_type)
@@ -161,14 +151,13 @@ def _save_expensive_ops() -> Callable[..., Any]:
         aten._scaled_dot_product_cudnn_attention.default,
         torch.ops._c10d_functional.reduce_scatter_tensor.default,
     }
-    matmuls = {"forward": 0, "recompute": 0}
+    matmuls = {False: 0, True: 0}  # in the forward, and in its repetition
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         keep = op in expensive
         if op is aten.mm.default:
-            phase = "recompute" if context.is_recompute else "forward"
-            matmuls[phase] += 1
-            keep = matmuls[phase] % 2 == 1
+            matmuls[context.is_recompute] += 1
+            keep = matmuls[context.is_recompute] % 2 == 1
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     return policy

@@ -22,31 +22,31 @@ def found(owner: Any, name: str) -> Any:
     try:
         return getattr(owner, name)
     except AttributeError:
-        raise _gone(owner, name) from None
+        kind = owner if isinstance(owner, ModuleType | type) else type(owner)
+        path = kind.__name__ if isinstance(kind, ModuleType) else f"{kind.__module__}.{kind.__qualname__}"
+        raise _gone(f"{path}.{name}") from None
 
 
-def replace(owner: Any, name: str, by: Any) -> Any:
-    """Set `owner.name` for the rest of this process; return what it was.
+def replace(owner: Any, name: str, by: Any) -> None:
+    """Set `owner.name` (of a module, a class or an object) for the rest of this process.
 
-    `owner` is a module, a class or an object. Raises `DryRunError` if there is no such name.
+    This and the next two raise `DryRunError` if there is no such name.
     """
-    before = found(owner, name)
+    found(owner, name)
     setattr(owner, name, by)
-    return before
 
 
-def replace_everywhere(owner: ModuleType, name: str, by: Any) -> Any:
+def replace_everywhere(owner: ModuleType, name: str, by: Any) -> None:
     """As `replace`, and in every loaded module that has imported the object by that name."""
-    before = replace(owner, name, by)
-    for module in list(sys.modules.values()):
+    before = found(owner, name)
+    for module in (owner, *sys.modules.values()):
         if getattr(module, "__dict__", {}).get(name) is before:
             setattr(module, name, by)
-    return before
 
 
 def wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
-    """Replace `owner.name` by `around` of it. Raises `DryRunError` if there is no such name."""
-    replace(owner, name, around(found(owner, name)))
+    """Replace `owner.name` by `around` of it."""
+    setattr(owner, name, around(found(owner, name)))
 
 
 def module(name: str) -> Any:
@@ -56,26 +56,19 @@ def module(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # another one, which it imports
-        package, _, rest = name.partition(".")
-        raise _error(package, rest) from None
+        raise _gone(name) from None
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
     """Stand in for a function whose effect nobody needs."""
 
 
-def _gone(owner: Any, name: str) -> DryRunError:
-    kind = owner if isinstance(owner, ModuleType | type) else type(owner)
-    path = kind.__name__ if isinstance(kind, ModuleType) else f"{kind.__module__}.{kind.__qualname__}"
-    package, _, rest = f"{path}.{name}".partition(".")
-    return _error(package, rest)
-
-
-def _error(package: str, name: str) -> DryRunError:
+def _gone(path: str) -> DryRunError:
+    package = path.partition(".")[0]
     version = "of an unknown version"
     with suppress(importlib.metadata.PackageNotFoundError):
         version = importlib.metadata.version(package)
     return DryRunError(
-        f"{package} {version} has no {package}.{name}, which a dry run replaces: install a version that has "
+        f"{package} {version} has no {path}, which a dry run replaces: install a version that has "
         "it (constraints.txt names those that dry runs are tested with), or launch the case for real"
     )

@@ -1,17 +1,12 @@
-"""What the adapters that shard share: why a case cannot be sharded, and torch's names for options.
-
-Imports torch when used.
-"""
+"""Why a case cannot be sharded, and torch's names for options. Imports torch when used."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan
-
-if TYPE_CHECKING:
-    from perfsuite.case.case import Case
-    from perfsuite.case.hardware import Machine
 
 ShardingStrategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"]
 """What FSDP1 shards: all; gradients and optimizer state; nothing; all, but within groups of ranks only."""
@@ -21,10 +16,9 @@ Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "none"]
 
 def dry_plan(*, ranks_differ: bool = False, offloads: bool = False, builds_whole: bool = True) -> DryPlan:
     """Return how torch's own wrappers, DDP and FSDP, are run dry, whatever library puts them on."""
+    pinned = "offloading keeps shards in pinned host memory, which is not pretended"
     return DryPlan(
-        impossible="offloading keeps shards in pinned host memory, which is not pretended"
-        if offloads
-        else None,
+        impossible=pinned if offloads else None,
         pretend=_pretend,
         ranks_differ=ranks_differ,
         builds_whole=builds_whole,
@@ -32,10 +26,10 @@ def dry_plan(*, ranks_differ: bool = False, offloads: bool = False, builds_whole
 
 
 def _pretend() -> None:
-    from perfsuite.frameworks.common import pretend_ddp, pretend_fsdp
+    from perfsuite.frameworks.common import pretend
 
-    pretend_ddp.pretend()
-    pretend_fsdp.pretend()
+    pretend.ddp()
+    pretend.fsdp1()
 
 
 def prefetch(name: Prefetch) -> Any:
@@ -57,9 +51,8 @@ def fsdp1_unsupported(
 
     `shard_group`: ranks in a group of HYBRID_SHARD; None: the ranks of one node.
     """
-    if cpu_offload and (reason := offload_unsupported("cpu_offload", machine)) is not None:
-        return reason
-    if (reason := sharded_quantization_unsupported(case)) is not None:
+    offload = offload_unsupported("cpu_offload", machine) if cpu_offload else None
+    if (reason := offload or sharded_quantization_unsupported(case)) is not None:
         return reason
     if strategy in ("FULL_SHARD", "SHARD_GRAD_OP") and case.topology.world_size < 2:
         return f"{strategy} needs at least 2 processes (torch turns it into NO_SHARD on 1)"
@@ -73,12 +66,12 @@ def fsdp1_unsupported(
 def hybrid_unsupported(group: int, case: Case) -> str | None:
     """Return why ranks cannot be split into at least two groups of `group` that each shard, or None."""
     ranks = case.topology.world_size
-    if group < 2 or ranks % group or ranks // group < 2:
-        return (
-            f"hybrid sharding in groups of {group} needs at least 2 groups of at least 2 processes: "
-            f"{ranks} processes cannot be split so"
-        )
-    return None
+    if group >= 2 and ranks % group == 0 and ranks // group >= 2:
+        return None
+    return (
+        f"hybrid sharding in groups of {group} needs at least 2 groups of at least 2 processes: "
+        f"{ranks} processes cannot be split so"
+    )
 
 
 def hybrid_within_nodes_unsupported(strategy: str, case: Case, machine: Machine) -> str | None:

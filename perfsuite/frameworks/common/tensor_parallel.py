@@ -7,10 +7,9 @@ embedding and the head are split by vocabulary; the logits are gathered. Norms a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from perfsuite.case.case import Case
+from perfsuite.case.case import Case
 
 
 def tensor_parallel_unsupported(case: Case, ranks: int) -> str | None:

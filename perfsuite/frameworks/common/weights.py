@@ -43,7 +43,11 @@ def initialise(model: Any, units: Sequence[nn.Module], *, seed: int, device: tor
     `units` are parts of the model, such as its blocks: only one of them is in memory unsharded at a time.
     Raises `MismatchError` for a parameter that no rule initialises.
     """
-    names = {module: _name(name, module) for name, module in model.named_modules()}
+    names = {
+        # A layer keeps its own name, by which it is seeded, inside an adapter.
+        module: f"{name} (adapter)" if _is_adapter(module) else name.removesuffix(".base_layer")
+        for name, module in model.named_modules()
+    }
     done: set[nn.Module] = set()
     for unit in (*units, model):
         modules = {module: names[module] for module in unit.modules() if module not in done}
@@ -54,17 +58,17 @@ def initialise(model: Any, units: Sequence[nn.Module], *, seed: int, device: tor
 
 def _initialise_modules(model: Any, names: dict[nn.Module, str], seed: int, device: torch.device) -> None:
     on_meta = {parameter for module in names for parameter in module.parameters(recurse=False)}
-    whole: dict[Tensor, nn.Parameter] = {parameter: _whole(parameter, device) for parameter in on_meta}
+    whole = {parameter: _whole(parameter, device) for parameter in on_meta}
     _replace(names, whole)
+    module: Any
     for module, name in reversed(names.items()):  # children first: a parent may have rules for their weights
         _seed_device(device, f"{seed} {name}")
-        _by_own_rules(model, module)
+        if _is_adapter(module):
+            for adapter in module.active_adapters:
+                module.reset_lora_parameters(adapter, init_lora_weights=True)
+        else:
+            model._init_weights(module)
     _replace(names, {whole[parameter]: _kept(parameter, whole[parameter]) for parameter in on_meta})
-
-
-def _name(name: str, module: nn.Module) -> str:
-    """Return the name that a module is seeded by: a layer keeps its own inside an adapter."""
-    return f"{name} (adapter)" if _is_adapter(module) else name.removesuffix(".base_layer")
 
 
 def _is_adapter(module: nn.Module) -> bool:
@@ -93,14 +97,6 @@ def _whole(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     return nn.Parameter(full, requires_grad=parameter.requires_grad)
 
 
-def _by_own_rules(model: Any, module: Any) -> None:
-    if _is_adapter(module):
-        for adapter in module.active_adapters:
-            module.reset_lora_parameters(adapter, init_lora_weights=True)
-    else:
-        model._init_weights(module)
-
-
 def _kept(on_meta: Any, full: nn.Parameter) -> nn.Parameter:
     """Return what this rank keeps of a parameter: all, its shard, or all of it quantised."""
     from torch.distributed.tensor import DTensor
@@ -125,9 +121,8 @@ def _local(full: Tensor, like: Any) -> Tensor:
     tensor.
     """
     mesh = like.device_mesh
-    for placement, size, rank in reversed(
-        list(zip(like.placements, mesh.shape, mesh.get_coordinate(), strict=True))
-    ):
+    dimensions = list(zip(like.placements, mesh.shape, mesh.get_coordinate(), strict=True))
+    for placement, size, rank in reversed(dimensions):
         dim = getattr(placement, "dim", None)  # None for Replicate
         if dim is not None:
             parts = full.chunk(size, dim)

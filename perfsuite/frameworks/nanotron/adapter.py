@@ -13,20 +13,26 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from perfsuite.case.case import Case
 from perfsuite.case.framework import changed_fields
+from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
-from perfsuite.frameworks.nanotron import config as nanotron_config
-from perfsuite.frameworks.nanotron.config import VERSION, layout_text
+from perfsuite.frameworks.nanotron.config import (
+    DTYPES,
+    VERSION,
+    Config,
+    TrainingConfig,
+    cannot_build,
+    conflicts,
+    from_case,
+    get,
+    layout_text,
+    size_problems,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from perfsuite.case.case import Case
-    from perfsuite.case.hardware import Machine
-
-PARALLELISM = ("dp", "tp", "pp", "tp_mode", "tp_linear_async_communication", "pp_engine")
-"""Options that stand in nanotron's section `parallelism`."""
 
 
 class Nanotron(Framework):
@@ -55,8 +61,10 @@ class Nanotron(Framework):
     resume: bool = False
     """Train two steps, save, build everything anew from the checkpoint, and measure from there."""
     config: Annotated[
-        nanotron_config.TrainingConfig | None,
-        BeforeValidator(lambda value: _read(value) if isinstance(value, str | Path) else value),
+        TrainingConfig | None,
+        BeforeValidator(
+            lambda value: TrainingConfig.read(Path(value)) if isinstance(value, str | Path) else value
+        ),
     ] = None
     """Path of a configuration file, read when the case is made and taken as it is, instead of all other
     options. Training ends after the case's steps; `data` and `tokenizer` are not read."""
@@ -79,15 +87,12 @@ class Nanotron(Framework):
         """
         is_overlapped = self.tp_linear_async_communication
         if self.config is not None:
-            is_overlapped = nanotron_config.get(
-                self.config.fields, "parallelism.tp_linear_async_communication"
-            )
+            is_overlapped = get(self.config.content, "parallelism.tp_linear_async_communication")
         environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if is_overlapped else {}
         return LaunchPlan(environment=environment, process_group="lazy")
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """Return what nanotron 0.4 does not have, of what the case needs."""
-        if case.precision not in nanotron_config.DTYPES:
+        if case.precision not in DTYPES:
             return (
                 f"nanotron has no precision {case.precision}: choose fp32 or bf16 (with "
                 "accumulate_grad_in_fp32, parameters are kept in fp32 as well)"
@@ -98,22 +103,20 @@ class Nanotron(Framework):
             return "nanotron has flash_attention_2, and sdpa in its place: no attention 'eager'"
         if case.compile:
             return "nanotron is not compiled here: its blocks communicate"
-        return nanotron_config.cannot_build(case.model)
+        return cannot_build(case.model)
 
     def check(self, case: Case) -> None:
-        """Raise `CaseError` for sizes that do not fit, and for a file that contradicts the case."""
-        if case.precision not in nanotron_config.DTYPES:
+        if case.precision not in DTYPES:
             return  # `unsupported` says so
         config = self.configuration(case)
-        problems = nanotron_config.size_problems(config, case)
+        problems = size_problems(config, case)
         if self.config is not None:
-            problems += nanotron_config.conflicts(config, self.from_options(case), case)
+            problems += conflicts(config, self.from_options(case), case)
         if problems:
             raise CaseError(f"{self.slug()}: {'; '.join(problems)}")
 
     def dry(self, case: Case) -> DryPlan:
-        """Return that a pipeline and a resumed training, which need values, cannot be run dry."""
-        get, config, impossible = nanotron_config.get, self.configuration(case), None
+        config, impossible = self.configuration(case), None
         if self.resume:
             impossible = "a checkpoint holds values, and there are none"
         elif get(config, "parallelism.pp") > 1:
@@ -125,16 +128,15 @@ class Nanotron(Framework):
         return DryPlan(impossible=impossible, pretend=_pretend, ranks_differ=differ)
 
     def expected(self, case: Case) -> dict[str, str | None]:
-        """Return the layout that process groups and modules must have."""
         config = self.configuration(case)
-        get = nanotron_config.get
-        dp, zero = get(config, "parallelism.dp"), get(config, "optimizer.zero_stage")
+        dp, tp, pp = (get(config, f"parallelism.{name}") for name in ("dp", "tp", "pp"))
+        zero = get(config, "optimizer.zero_stage")
         in_fp32 = get(config, "optimizer.accumulate_grad_in_fp32")
         expected: dict[str, str | None] = {
-            "parallelism": layout_text(*(get(config, f"parallelism.{name}") for name in ("dp", "tp", "pp"))),
+            "parallelism": layout_text(dp, tp, pp),
             "wrapper": "DistributedDataParallel" if dp > 1 and not (in_fp32 and zero) else "none",
             "sharding": "optimizer (ZeRO 1)" if zero else "none",
-            "gradient_dtype": "float32" if in_fp32 else nanotron_config.DTYPES[case.precision],
+            "gradient_dtype": "float32" if in_fp32 else DTYPES[case.precision],
             "tp_mode": str(get(config, "parallelism.tp_mode") or "ALL_REDUCE").upper(),
             "pp_engine": get(config, "parallelism.pp_engine") or "afab",
         }
@@ -143,40 +145,32 @@ class Nanotron(Framework):
         return expected
 
     def load(self, case: Case, device: Any) -> None:
-        """Import nanotron, with the changes that `compat` makes."""
         _load(case, device)
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Build nanotron's trainer from a file in the launch's directory: the options' or the user's."""
-        from perfsuite.frameworks.nanotron.trainer import (
-            losses_on_every_rank,
-            resumed,
-            settings_of,
-            started,
-            yaml_text,
-        )
+        from perfsuite.frameworks.nanotron import trainer as own
 
         patched = _load(case, ranks.device)  # imported already: this only returns what was changed
-        on_gpu = ranks.device.type == "cuda"
-        config = self.configuration(case, files=ranks.directory, fused_adam=on_gpu)
-        if self.resume:
-            trainer, batches = resumed(case, config, ranks)
+        if self.config is not None:
+            trainer, batches = own.started(case, self.config.text, ranks)
         else:
-            text = yaml_text(config) if self.config is None else self.config.text
-            trainer, batches = started(case, text, ranks)
+            config = self.from_options(case, ranks.directory, fused_adam=ranks.device.type == "cuda")
+            start = own.resumed if self.resume else own.started
+            trainer, batches = start(case, config, ranks)
         begun_at = trainer.start_iteration_step
         trainer.config.tokens.train_steps = begun_at + case.total_steps
 
         def run(steps: int) -> list[Tensor]:
             trainer.train(batches)
-            return losses_on_every_rank(trainer, ranks)
+            return own.losses_on_every_rank(trainer, ranks)
 
         def own_tokens_per_s() -> float | None:
             first = begun_at + case.max_warmup_steps
             measured = [tokens_per_s for step, tokens_per_s in trainer.tokens_per_s if step > first]
             return median(measured) if measured else None
 
-        settings = {**settings_of(trainer), "patched": patched}
+        settings = {**own.settings_of(trainer), "patched": patched}
         if self.config is not None:
             settings["config_sha256"] = self.config.digest
         return Workload(
@@ -187,27 +181,13 @@ class Nanotron(Framework):
             own_tokens_per_s=own_tokens_per_s,
         )
 
-    def configuration(
-        self, case: Case, *, files: Path = Path(), fused_adam: bool = False
-    ) -> nanotron_config.Config:
+    def configuration(self, case: Case) -> Config:
         """Return the fields of the user's file, or of the configuration that the options make."""
-        if self.config is not None:
-            return self.config.fields
-        return self.from_options(case, files=files, fused_adam=fused_adam)
+        return self.from_options(case) if self.config is None else self.config.content
 
-    def from_options(
-        self, case: Case, *, files: Path = Path(), fused_adam: bool = False
-    ) -> nanotron_config.Config:
+    def from_options(self, case: Case, files: Path = Path(), *, fused_adam: bool = False) -> Config:
         """Return the configuration that the options make of `case`; `files`: the launch's directory."""
-        return nanotron_config.from_case(
-            case,
-            {name: getattr(self, name) for name in PARALLELISM},
-            zero_stage=self.zero_stage,
-            accumulate_grad_in_fp32=self.accumulate_grad_in_fp32,
-            log_interval=self.log_interval,
-            files=files,
-            fused_adam=fused_adam,
-        )
+        return from_case(case, self.model_dump(exclude={"config"}), files=files, fused_adam=fused_adam)
 
 
 def _load(case: Case, device: Any) -> str:
@@ -221,7 +201,3 @@ def _pretend() -> None:
     from perfsuite.frameworks.nanotron import pretend
 
     pretend.pretend()
-
-
-def _read(path: str | Path) -> nanotron_config.TrainingConfig:
-    return nanotron_config.TrainingConfig.read(Path(path))

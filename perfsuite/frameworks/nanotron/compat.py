@@ -25,7 +25,7 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,30 +34,21 @@ from torch.nn import functional
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.nanotron.config import VERSION
 
-
-class _Change(NamedTuple):
-    """A change of nanotron's source text in `module`; None: in every module."""
-
-    module: str | None
-    old: bytes
-    new: bytes
-
-
-_ALWAYS = (
-    _Change(
-        "nanotron.logging", rb"from nanotron\.config\.config import LoggingArgs", b"LoggingArgs = object"
-    ),
+Change = tuple[str | None, bytes, bytes]
+"""Of nanotron's source text: the module (None: every one), what is replaced, and by what."""
+_ALWAYS: tuple[Change, ...] = (
+    ("nanotron.logging", rb"from nanotron\.config\.config import LoggingArgs", b"LoggingArgs = object"),
 )
-_FALLBACKS = tuple(
-    _Change(module, rb"from flash_attn[.\w]* import", b"from perfsuite.frameworks.nanotron.compat import")
+_FALLBACKS: tuple[Change, ...] = tuple(
+    (module, rb"from flash_attn[.\w]* import", b"from perfsuite.frameworks.nanotron.compat import")
     for module in ("nanotron.models.llama", "nanotron.models.starcoder2", "nanotron.nn.layer_norm")
 )
-_CPU = (
-    _Change(None, rb'"cuda"', b'"cpu"'),
-    _Change("nanotron.parallel.context", rb"torch\.cuda\.set_device\(.*\)", b"pass"),
-    _Change("nanotron.trainer", rb"torch\.cuda\.synchronize\(\)", b"pass"),
-    _Change("nanotron.trainer", rb"dist\.all_reduce\(param,", b"dist.all_reduce(param.data,"),
-    _Change("nanotron.logging", rb"torch\.cuda\.reset_peak_memory_stats\(\)", b"pass"),
+_CPU: tuple[Change, ...] = (
+    (None, rb'"cuda"', b'"cpu"'),
+    ("nanotron.parallel.context", rb"torch\.cuda\.set_device\(.*\)", b"pass"),
+    ("nanotron.trainer", rb"torch\.cuda\.synchronize\(\)", b"pass"),
+    ("nanotron.trainer", rb"dist\.all_reduce\(param,", b"dist.all_reduce(param.data,"),
+    ("nanotron.logging", rb"torch\.cuda\.reset_peak_memory_stats\(\)", b"pass"),
 )
 
 
@@ -84,22 +75,21 @@ def load(*, cpu: bool, flash_attn: bool) -> str:
 class _Finder(MetaPathFinder):
     """Finder of nanotron's modules, which gives them a loader that changes their text."""
 
-    def __init__(self, changes: Sequence[_Change]) -> None:
+    def __init__(self, changes: Sequence[Change]) -> None:
         self.changes = changes
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        """Return the spec of a module of nanotron, with our loader; None for any other module."""
         if name.partition(".")[0] != "nanotron":
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
-            changes = [change for change in self.changes if change.module in (None, name)]
+            changes = [change for change in self.changes if change[0] in (None, name)]
             spec.loader = _Loader(name, spec.loader.path, changes)
         return spec
 
 
 class _Loader(SourceFileLoader):
-    def __init__(self, name: str, path: str, changes: Sequence[_Change]) -> None:
+    def __init__(self, name: str, path: str, changes: Sequence[Change]) -> None:
         super().__init__(name, path)
         self.changes = changes
 
@@ -107,10 +97,10 @@ class _Loader(SourceFileLoader):
         """Return the code compiled from the changed text, past every cache."""
         path = self.get_filename(fullname)
         text = self.get_data(path)
-        for change in self.changes:
-            text, replaced = re.subn(change.old, change.new, text)
-            if change.module is not None and not replaced:
-                raise MismatchError(f"{path} is not as released: it has no {change.old.decode()}")
+        for module, old, new in self.changes:
+            text, replaced = re.subn(old, new, text)
+            if module is not None and not replaced:
+                raise MismatchError(f"{path} is not as released: it has no {old.decode()}")
         return self.source_to_code(text, path)
 
 
@@ -148,10 +138,7 @@ def _send_without_waiting() -> None:
 
     distributed.send = send
     p2p.P2P.send_tensors = send_tensors
-    for schedule in (
-        engine.AllForwardAllBackwardPipelineEngine,
-        engine.OneForwardOneBackwardPipelineEngine,
-    ):
+    for schedule in (engine.AllForwardAllBackwardPipelineEngine, engine.OneForwardOneBackwardPipelineEngine):
         schedule.train_batch_iter = until_received(schedule.train_batch_iter)
 
 
@@ -178,14 +165,9 @@ def flash_attn_varlen_func(
     assert q.shape[0] == sequences * max_seqlen_q, "only sequences without padding"
     assert k.shape[0] == sequences * max_seqlen_k, "only sequences without padding"
     query, key, value = (t.view(sequences, -1, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
+    shares_heads = q.shape[1] != k.shape[1]
     out = functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        dropout_p=dropout_p,
-        is_causal=causal,
-        scale=softmax_scale,
-        enable_gqa=q.shape[1] != k.shape[1],
+        query, key, value, None, dropout_p, causal, scale=softmax_scale, enable_gqa=shares_heads
     )
     return out.transpose(1, 2).reshape(q.shape)
 

@@ -10,15 +10,13 @@ import functools
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from perfsuite.case.case import Case
+from perfsuite.case.model import Model
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.common.config_file import ConfigFile
 from perfsuite.results.run_dir import RunDir
-
-if TYPE_CHECKING:
-    from perfsuite.case.case import Case
-    from perfsuite.case.model import Model
 
 VERSION = "0.4"
 """The release of nanotron that perfsuite measures."""
@@ -26,16 +24,11 @@ VERSION = "0.4"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 """Precision of a case -> nanotron's dtype of parameters and of computing."""
 
+PARALLELISM = ("dp", "tp", "pp", "tp_mode", "tp_linear_async_communication", "pp_engine")
+"""Options that stand in nanotron's section `parallelism`."""
 SHAPE = (
-    "hidden_act",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "tie_word_embeddings",
-    "vocab_size",
+    *("hidden_act", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
+    *("num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "vocab_size"),
 )
 """Fields that nanotron's `LlamaConfig` has in common with transformers': same names, same defaults."""
 WITHOUT_COST = frozenset(
@@ -57,10 +50,8 @@ DECIDED_BY_THE_CASE = {
 }
 """Path of a field of the file -> the field of the case that decides it."""
 NOT_IN_A_MEASUREMENT = (
-    "checkpoints.resume_checkpoint_path",
-    "checkpoints.save_initial_state",
-    "general.benchmark_csv_path",
-    "profiler",
+    *("checkpoints.resume_checkpoint_path", "checkpoints.save_initial_state"),
+    *("general.benchmark_csv_path", "profiler"),
 )
 """Fields that must be unset: they would add work to the measured steps."""
 SECTIONS = ("checkpoints", "general", "logging", "model", "optimizer", "parallelism", "tokens")
@@ -72,24 +63,15 @@ UNREACHED_STEPS = 10**9
 Config = dict[str, Any]
 
 
-def from_case(
-    case: Case,
-    parallelism: Mapping[str, Any],
-    *,
-    zero_stage: int,
-    accumulate_grad_in_fp32: bool,
-    log_interval: int | None,
-    files: Path,
-    fused_adam: bool,
-) -> Config:
-    """Return the configuration of a case, with `parallelism` as its section of that name.
+def from_case(case: Case, options: Mapping[str, Any], *, files: Path, fused_adam: bool) -> Config:
+    """Return the configuration of a case with the options of `Nanotron`; `files`: the launch's directory.
 
     AdamW has the same options as in the other frameworks, at a constant learning rate and without clipping.
-    Nothing is saved. `log_interval` is in steps; None: no line in the log. `files`: the launch's directory.
+    Nothing is saved.
     """
     return {
         "general": {"project": "perfsuite", "run": case.id, "seed": case.seed, "ignore_sanity_checks": True},
-        "parallelism": dict(parallelism),
+        "parallelism": {name: options[name] for name in PARALLELISM},
         "model": {
             "dtype": DTYPES[case.precision],
             "init_method": {"std": 0.02},
@@ -107,7 +89,7 @@ def from_case(
         "logging": {
             "log_level": "warning",
             "log_level_replica": "warning",
-            "iteration_step_info_interval": log_interval or UNREACHED_STEPS,
+            "iteration_step_info_interval": options["log_interval"] or UNREACHED_STEPS,
         },
         "tokens": {
             "sequence_length": case.sequence_length,
@@ -116,8 +98,8 @@ def from_case(
             "batch_accumulation_per_replica": case.gradient_accumulation,
         },
         "optimizer": {
-            "zero_stage": zero_stage,
-            "accumulate_grad_in_fp32": accumulate_grad_in_fp32,
+            "zero_stage": options["zero_stage"],
+            "accumulate_grad_in_fp32": options["accumulate_grad_in_fp32"],
             "weight_decay": 0.1,
             "clip_grad": None,
             "adam_beta1": 0.9,
@@ -159,23 +141,17 @@ class TrainingConfig(ConfigFile):
             raise CaseError(f"{path}: {'; '.join(problems)}")
         return config
 
-    @property
-    def fields(self) -> Config:
-        """The sections of the file, with their fields."""
-        fields: Config = self.content
-        return fields
-
 
 def conflicts(config: Config, expected: Config, case: Case) -> list[str]:
     """Return where a user's file contradicts the case, or asks for what a measurement cannot have.
 
     `expected` is the configuration that perfsuite makes of the case.
     """
-    problems = []
-    for path, field in DECIDED_BY_THE_CASE.items():
-        has, needs = get(config, path), get(expected, path)
-        if has != needs:
-            problems.append(f"{path}: {has!r}, but the case's {field} says {needs!r}")
+    problems = [
+        f"{path}: {has!r}, but the case's {field} says {needs!r}"
+        for path, field in DECIDED_BY_THE_CASE.items()
+        if (has := get(config, path)) != (needs := get(expected, path))
+    ]
     problems += [
         f"{path}: {get(config, path)!r} has no place in a measurement: leave it out"
         for path in NOT_IN_A_MEASUREMENT
@@ -206,14 +182,14 @@ def size_problems(config: Config, case: Case) -> list[str]:
     if (experts := parallelism["expert_parallel_size"]) != 1:
         problems.append(f"expert_parallel_size {experts}: Llama has no experts, only 1 is possible")
     split = {
-        name: shape[name]
-        for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-        if shape[name] is not None
+        name: shape[name] for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size")
     }
     is_sequence_parallel = str(parallelism["tp_mode"]).upper() == "REDUCE_SCATTER"
     if is_sequence_parallel:
         split["sequence_length"] = case.sequence_length
-    problems += [f"tp {tp} does not divide {name} {size}" for name, size in split.items() if size % tp]
+    problems += [
+        f"tp {tp} does not divide {name} {size}" for name, size in split.items() if size and size % tp
+    ]
     unit = tp * get(config, "model.make_vocab_size_divisible_by")
     if shape["vocab_size"] % unit:
         problems.append(
@@ -283,6 +259,7 @@ def _unknown(section: Config, kind: str, path: str) -> list[str]:
     return problems + [f"{path}{name}: missing, nanotron has no default for it" for name in missing]
 
 
+CONFIG_FILES = ("config", "models_config", "parallelism_config")
 REQUIRED = object()
 """Stands in `_schema` in place of a default where nanotron has none."""
 
@@ -293,17 +270,17 @@ def _schema() -> Mapping[str, Mapping[str, tuple[str, Any]]]:
     spec = importlib.util.find_spec("nanotron")
     assert spec is not None
     assert spec.origin is not None
-    classes: dict[str, dict[str, tuple[str, Any]]] = {}
-    for file in ("config", "models_config", "parallelism_config"):
-        text = (Path(spec.origin).parent / "config" / f"{file}.py").read_text(encoding="utf-8")
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.ClassDef):
-                classes[node.name] = {
-                    ast.unparse(item.target): (ast.unparse(item.annotation), _default(item.value))
-                    for item in node.body
-                    if isinstance(item, ast.AnnAssign)
-                }
-    return classes
+    files = ((Path(spec.origin).parent / "config" / f"{name}.py") for name in CONFIG_FILES)
+    return {
+        node.name: {
+            ast.unparse(item.target): (ast.unparse(item.annotation), _default(item.value))
+            for item in node.body
+            if isinstance(item, ast.AnnAssign)
+        }
+        for file in files
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    }
 
 
 def _default(value: ast.expr | None) -> Any:

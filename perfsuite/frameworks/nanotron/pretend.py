@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from perfsuite.frameworks.common import pretend_ddp
+from perfsuite.frameworks.common import pretend as wrappers
 from perfsuite.frameworks.common.patches import module, replace
 from perfsuite.frameworks.nanotron import trainer
 
 
 def pretend() -> None:
     """Let nanotron, which is imported already, train fake tensors, for the rest of this process."""
-    pretend_ddp.pretend()
+    wrappers.ddp()
     _keep_parameters()
     replace(module("nanotron.models.base"), "init_on_device_and_dtype", _on_device)
     replace(trainer, "_writes", lambda ranks: True)  # nobody else does
@@ -27,11 +27,8 @@ def pretend() -> None:
 def _keep_parameters() -> None:
     """Make `NanotronParameter(fake tensor)` a fake tensor that is a NanotronParameter, too."""
     real = module("nanotron.parallel.parameters").NanotronParameter
-    kept = {
-        name: value
-        for name, value in vars(real).items()
-        if name not in ("__new__", "__dict__", "__weakref__")
-    }
+    own = ("__new__", "__dict__", "__weakref__")
+    kept = {name: value for name, value in vars(real).items() if name not in own}
     fake = type("FakeNanotronParameter", (FakeTensor,), kept)
     metadata = real.NANOTRON_PARAMETER_METADATA_ATTRIBUTE_NAME
     make = real.__new__

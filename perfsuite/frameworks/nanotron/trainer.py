@@ -9,28 +9,26 @@ import copy
 import itertools
 import shutil
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import yaml
 from torch import Tensor
 
+from perfsuite.case.case import Case
 from perfsuite.documents import write_text
 from perfsuite.frameworks.base import Ranks
 from perfsuite.frameworks.common.model import synthetic_batches
 from perfsuite.frameworks.nanotron.config import Config, layout_text
 
-if TYPE_CHECKING:
-    from perfsuite.case.case import Case
-
 STEPS_BEFORE_RESUME = 2
 """Steps before the checkpoint that `resume` starts from."""
 
 
-def started(case: Case, text: str, ranks: Ranks) -> tuple[Any, Iterator[dict[str, Any]]]:
-    """Return a trainer of the configuration in `text`, and the data."""
-    trainer = _new_trainer(text, ranks, "nanotron.yaml")
+def started(case: Case, config: Config | str, ranks: Ranks) -> tuple[Any, Iterator[dict[str, Any]]]:
+    """Return a trainer of a configuration, or of the text of one, and the data."""
+    trainer = _new_trainer(config, ranks)
     return trainer, _micro_batches(case, trainer, ranks)
 
 
@@ -40,24 +38,18 @@ def resumed(case: Case, config: Config, ranks: Ranks) -> tuple[Any, Iterator[dic
     before["tokens"]["train_steps"] = before["checkpoints"]["checkpoint_interval"] = STEPS_BEFORE_RESUME
     after["tokens"]["train_steps"] += STEPS_BEFORE_RESUME
     after["checkpoints"]["resume_checkpoint_path"] = config["checkpoints"]["checkpoints_path"]
-    trainer = _new_trainer(yaml_text(before), ranks, "nanotron-before.yaml")
+    trainer = _new_trainer(before, ranks, "nanotron-before.yaml")
     batches = _micro_batches(case, trainer, ranks)
     trainer.train(batches)
     del trainer  # before the next one takes as much memory
-    trainer = _new_trainer(yaml_text(after), ranks, "nanotron.yaml")
+    trainer = _new_trainer(after, ranks)
     dist.barrier()  # all have loaded
     if ranks.rank == 0:
         shutil.rmtree(config["checkpoints"]["checkpoints_path"])
     return trainer, batches
 
 
-def yaml_text(config: Config) -> str:
-    """Return a configuration as the text of a file."""
-    text: str = yaml.safe_dump(config, sort_keys=False)
-    return text
-
-
-def _new_trainer(text: str, ranks: Ranks, name: str) -> Any:
+def _new_trainer(config: Config | str, ranks: Ranks, name: str = "nanotron.yaml") -> Any:
     """Write a configuration into the launch's directory, by rank 0; return every rank's trainer of it."""
     from nanotron.trainer import DistributedTrainer
 
@@ -79,7 +71,7 @@ def _new_trainer(text: str, ranks: Ranks, name: str) -> Any:
 
     file = ranks.directory / name
     if _writes(ranks):
-        write_text(file, text)
+        write_text(file, config if isinstance(config, str) else yaml.safe_dump(config, sort_keys=False))
     dist.barrier()
     return Trainer(str(file))
 

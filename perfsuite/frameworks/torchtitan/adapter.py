@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from perfsuite.case import torch_build
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
 from perfsuite.frameworks.torchtitan.limits import LOSS_CHUNKS, MIN_TORCH, PRECISIONS, unsupported_shape
-
-if TYPE_CHECKING:
-    from perfsuite.case.case import Case
-    from perfsuite.case.hardware import Machine
 
 
 class TorchTitan(Framework):
@@ -30,7 +28,6 @@ class TorchTitan(Framework):
     torchtitan's own default. What a replay does cannot be counted."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """Return which degree does not divide what it splits, or which part of the case torchtitan lacks."""
         ranks = case.topology.world_size
         if ranks % (self.tensor_parallel * self.data_parallel_replicate):
             return (
@@ -55,17 +52,14 @@ class TorchTitan(Framework):
         return unsupported_shape(case.model, self.tensor_parallel)
 
     def plan(self, case: Case) -> LaunchPlan:
-        """torchtitan creates the process group itself."""
         return LaunchPlan(process_group="library")
 
     def dry(self, case: Case) -> DryPlan:
-        """Return that a graph cannot be run dry: what is replayed is not seen. All else can."""
         if self.disable_cuda_graphs:
             return DryPlan()
         return DryPlan(impossible="a dry run captures no CUDA graph: leave disable_cuda_graphs as it is")
 
     def expected(self, case: Case) -> dict[str, str]:
-        """Return that modules are FSDP2's at all degrees, and parameters DTensors on their mesh."""
         replicate, tensor = self.data_parallel_replicate, self.tensor_parallel
         mesh = [f"fsdp {case.topology.world_size // (replicate * tensor)}"]
         placements = ["Shard(0)"]
@@ -83,7 +77,6 @@ class TorchTitan(Framework):
         }
 
     def load(self, case: Case, device: Any) -> None:
-        """Patch and import torchtitan, which takes some 140 MiB."""
         from perfsuite.frameworks.torchtitan import compat
 
         compat.before_import(device.type)
@@ -93,13 +86,7 @@ class TorchTitan(Framework):
         """Build a Trainer with the case's configuration. It makes the process group."""
         from perfsuite.frameworks.torchtitan.trainer import CaseTrainer, trainer_config
 
-        config = trainer_config(
-            case,
-            tensor_parallel=self.tensor_parallel,
-            data_parallel_replicate=self.data_parallel_replicate,
-            disable_cuda_graphs=self.disable_cuda_graphs,
-        )
-        trainer = CaseTrainer(config, clock)
+        trainer = CaseTrainer(trainer_config(case), clock)
 
         def run(steps: int) -> list[Any]:
             assert steps == trainer.config.training.steps

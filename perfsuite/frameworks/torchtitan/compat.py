@@ -7,6 +7,7 @@ the worker patches its own process, and the result names each patch.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,59 +23,55 @@ ON_CPU = (
 )
 
 
+def _nothing(*args: object) -> None: ...
+
+
+_CPU = SimpleNamespace(
+    **dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"), _nothing),
+    current_device=lambda: 0,
+    device_count=lambda: 1,
+    get_device_name=lambda device: "cpu",
+    get_device_properties=lambda device: SimpleNamespace(total_memory=1),
+    memory_stats=lambda device: {},
+)
+"""The module of a device, for torchtitan: one, without memory statistics."""
+
+
 def before_import(device_type: str) -> None:
-    """Patch torch and torchtitan for a device, `cuda` or `cpu`; to be called before importing its Trainer."""
-    _name_set_timeout()
-    if device_type == "cpu":
-        _know_the_cpu()
+    """Patch torch and torchtitan for a device, `cuda` or `cpu`; to be called before importing its Trainer.
 
-
-def after_build(trainer: Any) -> None:
-    """Patch a Trainer; to be called after it is built and before it trains."""
-    trainer.metrics_processor.device_memory_monitor.reset_peak_stats = lambda: None
-    if trainer.device.type == "cpu":
-        for model in trainer.model_parts:
-            _reduce_by_sums(model)
-
-
-def patches(device_type: str) -> str:
-    """Return the patches as text for the result: the same text with each torch, to keep results alike."""
-    return "; ".join(EVERYWHERE + ON_CPU if device_type == "cpu" else EVERYWHERE)
-
-
-def _name_set_timeout() -> None:
-    """Give torch.distributed the name `set_timeout`, which the Trainer calls after its first step.
-
-    torch 2.13 has the function as `_set_pg_timeout`; without the public name training would end there.
+    The Trainer calls `set_timeout` after its first step; torch 2.13 has it as `_set_pg_timeout`. Without an
+    accelerator torchtitan takes CUDA's device module, and asks for its memory. `torch.cpu` does not serve: it
+    has no memory statistics, and its `current_device` is a name where torchtitan wants an index.
     """
     import torch.distributed as dist
 
     if not hasattr(dist, "set_timeout"):
         dist.set_timeout = dist.distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]
+    if device_type == "cpu":
+        from torchtitan.tools import utils
+
+        utils.device_type, utils.device_module = "cpu", _CPU
 
 
-def _know_the_cpu() -> None:
-    """Replace torchtitan's device module: without an accelerator it takes CUDA's, and asks for its memory.
+def after_build(trainer: Any) -> None:
+    """Patch a Trainer; to be called after it is built and before it trains.
 
-    `torch.cpu` has no memory statistics, and its `current_device` is a name where torchtitan wants an index.
+    torchtitan sets FSDP's gradient divisor to 1, which torch hands to the reduction as a factor. Gloo has
+    plain sums only.
     """
-    from torchtitan.tools import utils
+    from torch.distributed.fsdp import FSDPModule
 
-    def nothing(*args: object) -> None:
-        pass
+    trainer.metrics_processor.device_memory_monitor.reset_peak_stats = _nothing
+    if trainer.device.type == "cpu":
+        for module in itertools.chain(*(model.modules() for model in trainer.model_parts)):
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)
 
-    utils.device_type = "cpu"
-    utils.device_module = SimpleNamespace(
-        set_device=nothing,
-        synchronize=nothing,
-        empty_cache=nothing,
-        reset_peak_memory_stats=nothing,
-        current_device=lambda: 0,
-        device_count=lambda: 1,
-        get_device_name=lambda device: "cpu",
-        get_device_properties=lambda device: SimpleNamespace(total_memory=1),
-        memory_stats=lambda device: {},
-    )
+
+def patches(device_type: str) -> str:
+    """Return the patches as text for the result: the same text with each torch, to keep results alike."""
+    return "; ".join(EVERYWHERE + ON_CPU if device_type == "cpu" else EVERYWHERE)
 
 
 def without_triton() -> None:
@@ -92,14 +89,3 @@ def without_triton() -> None:
 def _none(name: str) -> None:
     if name.startswith("__"):
         raise AttributeError(name)
-
-
-def _reduce_by_sums(model: Any) -> None:
-    """Make FSDP reduce by plain sums, the only ones of gloo.
-
-    torchtitan sets FSDP's gradient divisor to 1, which torch hands to the reduction as a factor."""
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(True)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from perfsuite.case.model import Model
+from perfsuite.case.model import Model
 
 MIN_TORCH = (2, 13)
 """The first torch on which torchtitan 0.3 trains: it cannot be imported on 2.11; on 2.12 backward fails."""

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,13 +35,11 @@ from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
 
+from perfsuite.case.case import Case
+from perfsuite.case.model import Model
 from perfsuite.frameworks.base import NCCL_AFTER_S, StepClock
 from perfsuite.frameworks.common.model import synthetic_batches, transformers_config
 from perfsuite.frameworks.torchtitan.limits import LOSS_CHUNKS, PRECISIONS
-
-if TYPE_CHECKING:
-    from perfsuite.case.case import Case
-    from perfsuite.case.model import Model
 
 
 class CaseTrainer(Trainer):  # type: ignore[misc]
@@ -56,7 +54,6 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
 
     @property
     def model(self) -> Any:
-        """The parallelised model."""
         return self.model_parts[0]
 
     @property
@@ -74,11 +71,10 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         return loss
 
     def should_continue_training(self) -> bool:
-        """Return whether to make another step; if not, end the measurement: `train` waits two seconds."""
-        if more := bool(super().should_continue_training()):
-            return more
-        self._clock.finish()
-        return False
+        more = bool(super().should_continue_training())
+        if not more:
+            self._clock.finish()  # `train` waits two seconds at its end
+        return more
 
     def settings(self) -> dict[str, str]:
         """Return the settings as the model and the optimizer have them."""
@@ -114,21 +110,19 @@ class LastMetrics(BaseLogger):  # type: ignore[misc]
         self.metrics = metrics
 
 
-def trainer_config(
-    case: Case, *, tensor_parallel: int, data_parallel_replicate: int, disable_cuda_graphs: bool
-) -> Trainer.Config:
+def trainer_config(case: Case) -> Trainer.Config:
     """Return torchtitan's configuration of a case. What is not named here has torchtitan's default."""
+    options: Any = case.framework
     dtype, compute_dtype = PRECISIONS[case.precision]
     spec = model_spec(case.model)
     watchdog_s = math.ceil(case.timeout_s) + NCCL_AFTER_S
-    ranks_with_data = case.topology.world_size // tensor_parallel
+    ranks_with_data = case.topology.world_size // options.tensor_parallel
     optimizer = default_adamw(lr=case.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     optimizer.implementation = "fused" if torch.cuda.is_available() else "for-loop"
     return Trainer.Config(
         model_spec=spec,
         loss=ChunkedLossWrapper.Config(
-            num_chunks=LOSS_CHUNKS,
-            loss_fn=CrossEntropyLoss.Config(global_vocab_size=spec.model.vocab_size),
+            num_chunks=LOSS_CHUNKS, loss_fn=CrossEntropyLoss.Config(global_vocab_size=spec.model.vocab_size)
         ),
         tokenizer=NoTokenizer.Config(),
         dataloader=SyntheticData.Config(
@@ -144,12 +138,12 @@ def trainer_config(
             max_norm=float("inf"),
             dtype=dtype,
             mixed_precision_param=compute_dtype,
-            disable_cuda_graphs=disable_cuda_graphs,
+            disable_cuda_graphs=options.disable_cuda_graphs,
             gc_freq=case.total_steps + 1,  # the clock collects garbage, between steps
         ),
         parallelism=ParallelismConfig(
-            tensor_parallel_degree=tensor_parallel,
-            data_parallel_replicate_degree=data_parallel_replicate,
+            tensor_parallel_degree=options.tensor_parallel,
+            data_parallel_replicate_degree=options.data_parallel_replicate,
             spmd_backend="partial_dtensor",  # its default wants a `fully_shard` that torch 2.13 does not have
         ),
         activation_checkpoint=activation_checkpoint(case.activation_checkpointing),
@@ -171,12 +165,11 @@ def model_spec(model: Model) -> ModelSpec:
     rope = shape.rope_parameters
     scaling: dict[str, Any] = {}
     if rope["rope_type"] == "llama3":
+        same = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
         scaling = {
             "scaling": "llama",
             "scaling_factor": rope["factor"],
-            "low_freq_factor": rope["low_freq_factor"],
-            "high_freq_factor": rope["high_freq_factor"],
-            "original_max_position_embeddings": rope["original_max_position_embeddings"],
+            **{name: rope[name] for name in same},
         }
     layers = llama3._build_llama3_layers(
         n_layers=shape.num_hidden_layers,
@@ -287,14 +280,4 @@ class NoTokenizer(BaseTokenizer):  # type: ignore[misc]
     def __init__(self, config: Config, **_: Any) -> None:
         super().__init__()
 
-    def encode(self, *_: Any, **__: Any) -> list[int]:
-        """Never called."""
-        raise NotImplementedError
-
-    def decode(self, *_: Any, **__: Any) -> str:
-        """Never called."""
-        raise NotImplementedError
-
-    def get_vocab_size(self) -> int:
-        """Never called."""
-        raise NotImplementedError
+    encode = decode = get_vocab_size = None  # never called

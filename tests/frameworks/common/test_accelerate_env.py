@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp
+from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp, launcher_environment
+from tests.frameworks.test_accelerate import FSDP1, FSDP2
 
 
 def test_a_users_variables_of_accelerate_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,3 +44,20 @@ def test_fsdp_is_forced_on_a_cpu_and_said(
     for state in (partial, accelerator.state):
         assert (state.distributed_type, state.device.type) == ("FSDP", "cpu")
     assert precisions == ([] if precision == "no" else [precision])
+
+
+def test_the_launchers_own_code_turns_a_file_into_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    clear_environment()
+    fsdp1 = launcher_environment(FSDP1)
+    assert fsdp1["ACCELERATE_USE_FSDP"] == "true"
+    assert fsdp1["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert fsdp1["FSDP_VERSION"] == "1"
+    assert fsdp1["FSDP_SHARDING_STRATEGY"] == "SHARD_GRAD_OP"
+    assert fsdp1["FSDP_USE_ORIG_PARAMS"] == "false"
+    assert {key.split("_")[0] for key in fsdp1} == {"ACCELERATE", "FSDP"}
+    fsdp2 = launcher_environment(FSDP2)
+    assert (fsdp2["FSDP_VERSION"], fsdp2["FSDP_RESHARD_AFTER_FORWARD"]) == ("2", "true")
+    ddp = launcher_environment("distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n")
+    assert ddp["ACCELERATE_USE_CPU"] == "True"
+    assert "ACCELERATE_USE_FSDP" not in ddp

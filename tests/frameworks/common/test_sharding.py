@@ -5,14 +5,13 @@ from typing import Any
 import pytest
 from torch.distributed.fsdp import BackwardPrefetch
 
-from perfsuite import LoRA, Topology
+from perfsuite import FSDP, FSDP2, LoRA, Topology
 from perfsuite.frameworks.common.sharding import (
     fsdp1_unsupported,
     hybrid_unsupported,
     hybrid_within_nodes_unsupported,
     offload_unsupported,
     prefetch,
-    sharded_quantization_unsupported,
 )
 from tests.samples import make_case, make_gpu_machine, make_machine
 
@@ -83,5 +82,6 @@ def test_quantised_weights_that_cannot_be_sharded(
     case = make_case(
         quantization=quantization, precision=precision, lora=LoRA(rank=4, alpha=8), hardware="gpu"
     )
-    result = sharded_quantization_unsupported(case)
-    assert result is None if reason is None else str(result).startswith(reason)
+    for framework in (FSDP(sharding_strategy="FULL_SHARD"), FSDP2()):
+        result = framework.unsupported(case, GPUS)
+        assert result is None if reason is None else str(result).startswith(reason)

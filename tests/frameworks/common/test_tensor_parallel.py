@@ -26,10 +26,7 @@ SPLIT = TINY.replace(framework=FSDP2(tensor_parallel=2), topology=Topology(proce
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (
-            {"model": "gpt2-tiny"},
-            "tensor_parallel knows how to split llama models only, gpt2-tiny is gpt2",
-        ),
+        ({"model": "gpt2-tiny"}, "tensor_parallel knows how to split llama models only, gpt2-tiny is gpt2"),
         (
             {"topology": Topology(processes_per_node=3)},
             "tensor_parallel=2 must divide the 3 processes of llama-tiny",
@@ -58,10 +55,7 @@ SPLIT = TINY.replace(framework=FSDP2(tensor_parallel=2), topology=Topology(proce
             {"compile": True},
             "tensor_parallel trains otherwise when its blocks are compiled: leave compile off",
         ),
-        (
-            {"lora": LoRA(rank=4, alpha=8)},
-            "tensor_parallel does not know how to split lora adapters",
-        ),
+        ({"lora": LoRA(rank=4, alpha=8)}, "tensor_parallel does not know how to split lora adapters"),
         (
             {"framework": FSDP2(tensor_parallel=2, shard_group=2)},
             "tensor_parallel=2 does not go with shard_group (3-D mesh)",

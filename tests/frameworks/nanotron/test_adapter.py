@@ -9,7 +9,6 @@ import yaml
 
 from perfsuite import Case, Nanotron, Topology
 from perfsuite.errors import CaseError, FileError
-from perfsuite.frameworks.nanotron.config import TrainingConfig
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect_cpu
@@ -160,7 +159,9 @@ def test_a_file_decides_everything(mine: Path) -> None:
 
 def test_a_file_that_is_wrong_is_an_error_when_the_case_is_made(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    with pytest.raises(FileError, match=r"^cannot read \S*mine.yaml: No such file"):
+    with pytest.raises(
+        FileError, match=r"^cannot read \S*mine.yaml: No such file .* file of nanotron, in YAML\.$"
+    ):
         Nanotron(config=file)
     file.write_text("parallelism: {dp: 2}")
     with pytest.raises(CaseError, match=r"config: \S*mine.yaml: checkpoints: missing, training needs it"):
@@ -177,14 +178,7 @@ def test_a_comment_in_the_file_changes_no_case(mine: Path, tmp_path: Path) -> No
     (tmp_path / "b").mkdir()
     commented = tmp_path / "b" / "mine.yaml"
     commented.write_text("# mine\n" + mine.read_text())
-    one, other = (Nanotron(config=file) for file in (mine, commented))
-    assert one.config is not None
-    assert other.config is not None
-    assert one.config.digest == other.config.digest
-    assert str(one) == str(other), "what judge compares"
-    changed = tmp_path / "mine.yaml"
-    changed.write_text(mine.read_text().replace("seed: 0", "seed: 1"))
-    assert TrainingConfig.read(changed).digest != one.config.digest
+    assert str(Nanotron(config=mine)) == str(Nanotron(config=commented)), "what judge compares"
 
 
 def test_ids(mine: Path) -> None:

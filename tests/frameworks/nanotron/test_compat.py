@@ -66,7 +66,7 @@ def test_another_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_changed_package_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "trainer.py"
     file.write_text("import torch\n")
-    change = compat._Change("nanotron.trainer", rb"torch\.cuda\.synchronize\(\)", b"pass")
+    change = ("nanotron.trainer", rb"torch\.cuda\.synchronize\(\)", b"pass")
     loader = compat._Loader("nanotron.trainer", str(file), [change])
     with pytest.raises(MismatchError, match=r"trainer.py is not as released: it has no torch"):
         loader.get_code("nanotron.trainer")

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from perfsuite import MODELS, Case, Model, Nanotron, Topology
-from perfsuite.errors import CaseError, FileError
+from perfsuite.errors import CaseError
 from perfsuite.frameworks.nanotron.config import TrainingConfig, cannot_build, conflicts, get, size_problems
 from tests.samples import make_case
 
@@ -98,7 +98,7 @@ def test_what_a_case_makes_is_a_valid_file(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(made(options)))
     given = Nanotron(config=file)
     assert given.config is not None
-    assert given.config.fields == made(options)
+    assert given.config.content == made(options)
     given.check(nanotron_case(given))
 
 
@@ -192,18 +192,14 @@ def test_a_users_file_may_train_longer_and_read_data_that_are_not_read_here() ->
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (None, "cannot read .*mine.yaml: No such file or directory. Give a configuration file of nanotron"),
-        ("a: [", "mine.yaml: not YAML"),
         ("- 1", "mine.yaml is list, not sections with fields"),
         ("", "mine.yaml is NoneType, not sections with fields"),
-        (b"\xff\xfe\xfd", "cannot read .*mine.yaml: 'utf-8' codec"),
     ],
 )
-def test_a_file_that_is_no_configuration(tmp_path: Path, content: Any, problem: str) -> None:
+def test_a_file_that_is_no_configuration(tmp_path: Path, content: str, problem: str) -> None:
     file = tmp_path / "mine.yaml"
-    if content is not None:
-        file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises((CaseError, FileError), match=problem):
+    file.write_text(content)
+    with pytest.raises(CaseError, match=problem):
         TrainingConfig.read(file)
 
 

@@ -30,12 +30,7 @@ def torchtitan_losses(case: Any) -> list[float]:
     """Of each step, mean over ranks, starting from the weights of `build_model`."""
     from perfsuite.frameworks.torchtitan.trainer import CaseTrainer, trainer_config
 
-    config = trainer_config(
-        case,
-        tensor_parallel=case.framework.tensor_parallel,
-        data_parallel_replicate=case.framework.data_parallel_replicate,
-        disable_cuda_graphs=case.framework.disable_cuda_graphs,
-    )
+    config = trainer_config(case)
     trainer = CaseTrainer(config, Recorder(HostTimer()))
     unsharded = dict(
         with_weights_of(build_model(case, torch.device("cpu")), config.model_spec).named_parameters()

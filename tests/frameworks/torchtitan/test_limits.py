@@ -22,11 +22,7 @@ from tests.frameworks.torchtitan.samples import changed
             1,
             "torchtitan's llama3 has attention_bias=False only, changed has True",
         ),
-        (
-            changed(hidden_act="gelu"),
-            1,
-            "torchtitan's llama3 has hidden_act='silu' only, changed has 'gelu'",
-        ),
+        (changed(hidden_act="gelu"), 1, "torchtitan's llama3 has hidden_act='silu' only, changed has 'gelu'"),
         (changed(head_dim=64), 1, "torchtitan's llama3 has heads of size 32, changed of 64"),
         (
             changed(rope_scaling={"type": "yarn", "factor": 2.0}),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from perfsuite import Case, Topology, TorchTitan
+from perfsuite import Topology, TorchTitan
 from perfsuite.case.case import CaseFile
 from perfsuite.case.catalog import MODELS
 from perfsuite.frameworks.common.model import synthetic_batches, transformers_config, transformers_model
@@ -18,17 +18,6 @@ from perfsuite.worker.flops import count
 from tests.frameworks.torchtitan.samples import LLAMAS, MARKS, SMALL, changed
 
 pytestmark = MARKS
-
-
-def configuration(titan: Any, case: Case) -> Any:
-    options = case.framework
-    assert isinstance(options, TorchTitan)
-    return titan.trainer_config(
-        case,
-        tensor_parallel=options.tensor_parallel,
-        data_parallel_replicate=options.data_parallel_replicate,
-        disable_cuda_graphs=options.disable_cuda_graphs,
-    )
 
 
 @pytest.mark.launch
@@ -105,7 +94,7 @@ def test_what_torchtitan_is_told(titan: Any) -> None:
         learning_rate=0.01,
         seed=7,
     )
-    config = configuration(titan, case)
+    config = titan.trainer_config(case)
     training, parallelism = config.training, config.parallelism
     assert (training.local_batch_size, training.global_batch_size) == (2, 2 * 3 * 4)
     assert (training.seq_len, training.steps, training.max_norm) == (32, 12, float("inf"))
@@ -126,7 +115,7 @@ def test_what_torchtitan_is_told(titan: Any) -> None:
 
 @pytest.mark.parametrize("is_off", [True, False])
 def test_cuda_graphs_are_torchtitan_s_own_option(titan: Any, is_off: bool) -> None:
-    config = configuration(titan, SMALL.replace(framework=TorchTitan(disable_cuda_graphs=is_off)))
+    config = titan.trainer_config(SMALL.replace(framework=TorchTitan(disable_cuda_graphs=is_off)))
     assert config.training.disable_cuda_graphs is is_off
 
 
@@ -140,19 +129,18 @@ def test_a_loss_that_a_replay_overwrites_is_kept(titan: Any, monkeypatch: pytest
     for is_off, kept in ((False, [1.0, 2.0]), (True, [4.0, 4.0])):
         trainer = object.__new__(titan.CaseTrainer)
         case = SMALL.replace(framework=TorchTitan(disable_cuda_graphs=is_off))
-        trainer.config, trainer._micro_losses = configuration(titan, case), []
+        trainer.config, trainer._micro_losses = titan.trainer_config(case), []
         for _ in range(2):
             trainer.forward_backward_step()
         assert [float(loss) for loss in trainer._micro_losses] == kept
 
 
 @pytest.mark.parametrize(
-    ("precision", "dtypes"),
-    [("fp32", ("float32", "float32")), ("bf16", ("bfloat16", "bfloat16"))],
+    ("precision", "dtypes"), [("fp32", ("float32", "float32")), ("bf16", ("bfloat16", "bfloat16"))]
 )
 def test_precisions(titan: Any, precision: str, dtypes: tuple[str, str]) -> None:
     case = SMALL.replace(precision=precision)
-    training = configuration(titan, case).training
+    training = titan.trainer_config(case).training
     assert (training.dtype, training.mixed_precision_param) == dtypes
 
 
@@ -178,7 +166,7 @@ def test_no_activation_checkpointing(titan: Any) -> None:
 
 
 def test_each_data_parallel_rank_trains_on_our_tokens(titan: Any) -> None:
-    loader = configuration(titan, SMALL).dataloader.build(
+    loader = titan.trainer_config(SMALL).dataloader.build(
         dp_world_size=2, dp_rank=1, tokenizer=None, seq_len=32, local_batch_size=2
     )
     inputs, labels = next(iter(loader))

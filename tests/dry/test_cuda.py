@@ -4,7 +4,7 @@ from importlib import resources
 
 import yaml
 
-from perfsuite.dry.kernels import ONE_KERNEL
+from perfsuite.dry.cuda import ONE_KERNEL
 
 FUNCTIONS = resources.files("torchgen") / "packaged/ATen/native/native_functions.yaml"
 

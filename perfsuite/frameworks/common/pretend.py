@@ -1,8 +1,8 @@
-"""DistributedDataParallel around fake tensors, its C++ reducer included. For a dry run; imports torch.
+"""DDP, its C++ reducer included, and FSDP1 around fake tensors. For a dry run; imports torch.
 
-The reducer makes its buckets, copies gradients and calls all-reduce by way of the dispatcher: it is all seen.
-What it does with values and with other ranks is left out: no shapes are compared, and buckets are made at
-once as real ones are from step 2 on.
+DDP's reducer makes its buckets, copies gradients and calls all-reduce by way of the dispatcher: all of it is
+seen. What it does with values and with other ranks is left out: no shapes are compared, and buckets are made
+at once as real ones are from step 2 on.
 """
 
 from __future__ import annotations
@@ -14,13 +14,24 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import distributed
 
-from perfsuite.frameworks.common.patches import found, nothing, replace, wrap
+from perfsuite.frameworks.common.patches import found, module, nothing, replace, wrap
 
 ASSIGN = "_compute_bucket_assignment_by_size"
 """The function of torch.distributed that puts parameters into buckets."""
 
 
-def pretend() -> None:
+def fsdp1() -> None:
+    """Let FSDP1 shard fake tensors, which have no addresses to compare, for the rest of this process."""
+    flat_param = module("torch.distributed.fsdp._flat_param")
+    replace(flat_param, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().nbytes() > 0)
+    replace(flat_param, "_same_storage", lambda a, b: _storage(a) == _storage(b))
+
+
+def _storage(tensor: Any) -> Any:
+    return tensor.untyped_storage()._cdata
+
+
+def ddp() -> None:
     """Let DDP wrap fake tensors, for the rest of this process."""
     replace(distributed, "_verify_param_shape_across_processes", nothing)
     assign = found(dist, ASSIGN)
