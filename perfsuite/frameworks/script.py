@@ -40,11 +40,9 @@ def _without_nul(text: str) -> str:
     return text
 
 
-Text = Annotated[
-    str,
-    BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value),
-    AfterValidator(_without_nul),
-]
+_AS_TEXT = BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)
+_NO_NUL = AfterValidator(_without_nul)
+Text = Annotated[str, _AS_TEXT, _NO_NUL]
 
 
 class Script(Framework):
@@ -57,7 +55,7 @@ class Script(Framework):
 
     name: ClassVar[str] = "script"
 
-    path: Annotated[Text, Field(min_length=1)] | None = None
+    path: Annotated[str, Field(min_length=1), _AS_TEXT, _NO_NUL] | None = None
     """A Python file, run as `python PATH ARGUMENTS` once per rank, with torchrun's environment variables."""
     module: str | None = Field(default=None, min_length=1)
     """A Python module, run as `python -m MODULE ARGUMENTS` in the same way."""
