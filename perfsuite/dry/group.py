@@ -43,7 +43,7 @@ def pretend(rank: int, world_size: int) -> None:
     replace_everywhere(dist, "new_group", group)
     replace_everywhere(dist, "broadcast_object_list", nothing)
     replace_everywhere(dist, "all_gather_object", all_gather_object)
-    # DTensor tries operators on fake tensors to learn shapes, in a mode of its own: the counter leaves that out.
+    # DTensor tries operators on fake tensors to learn shapes, in a mode of its own: that is not counted.
     replace(module("torch.distributed.tensor._sharding_prop"), "detect_fake_mode", lambda *args: None)
     for name in MESH_METHODS:
         wrap(DeviceMesh, name, _with_values)

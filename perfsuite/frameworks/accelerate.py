@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
@@ -51,9 +51,8 @@ def _upper(value: Any) -> Any:
 
 
 def _named(value: Any) -> Any:
-    names = get_args(Sharding)
-    is_number = type(value) is int and 1 <= value <= len(names)
-    return names[value - 1] if is_number else _upper(value)
+    is_number = type(value) is int and 1 <= value <= 5
+    return get_args(Sharding)[value - 1] if is_number else _upper(value)
 
 
 def _unused(value: Any) -> Any:
@@ -184,7 +183,7 @@ class LaunchConfig(ConfigFile):
     """Name of the file, without directory."""
 
     @classmethod
-    def read(cls, path: Path) -> LaunchConfig:
+    def read(cls, path: Path) -> Self:
         """Read a file. Raises `FileError` naming the file, the field, its value, and what is allowed."""
         config = cls(file=path.name, text=cls.read_text(path))
         try:
@@ -196,11 +195,9 @@ class LaunchConfig(ConfigFile):
 
     @cached_property
     def fields(self) -> LaunchFields:
-        """The content, checked."""
         return LaunchFields.model_validate(self.content)
 
     def conflict(self, case: Case) -> str | None:
-        """Return which field contradicts `case`, or None."""
         fields, topology, precision = self.fields, case.topology, case.precision
         mixed = fields.mixed_precision or "no", MIXED_PRECISION.get(precision)
         for field, got, wanted, by in (
@@ -230,12 +227,7 @@ class Accelerate(Framework):
     promises: ClassVar[Promises] = Promises(ignores=frozenset({"quantization"}))
 
     strategy: Literal["ddp", "fsdp1", "fsdp2"] | None = None
-    config: Annotated[
-        LaunchConfig | None,
-        BeforeValidator(
-            lambda value: LaunchConfig.read(Path(value)) if isinstance(value, str | Path) else value
-        ),
-    ] = None
+    config: LaunchConfig | None = None
     """Path of a YAML file, read when the case is made."""
     sharding_strategy: Sharding = "FULL_SHARD"
     backward_prefetch: Prefetch = "NO_PREFETCH"
@@ -259,7 +251,6 @@ class Accelerate(Framework):
         return self
 
     def slug(self) -> str:
-        """Return the id's part: name and changed options, or the name of the file."""
         parts = changed_fields(self, skip=frozenset({"config"}))
         return "-".join([self.name, *([Path(self.config.file).stem] if self.config else []), *parts])
 

@@ -187,19 +187,12 @@ def _training_loop(
         optimizer.step()
         optimizer.zero_grad()
 
-    train = training_loop(
+    return training_loop(
         synthetic_batches(case, ranks.rank, ranks.device),
         case.gradient_accumulation,
         forward=partial(next_token_loss, model),
         backward=backward,
         sync=lambda is_last: fabric.no_backward_sync(model, enabled=not is_last),
         step=step,
+        after=lambda: check_scale(case, scaler),
     )
-
-    def run(steps: int) -> list[Tensor]:
-        losses = train(steps)
-        if scaler is not None:
-            check_scale(case, scaler)
-        return losses
-
-    return run

@@ -68,10 +68,8 @@ class Trainer(Framework):
         if case.precision not in ("fp32", "bf16-mixed", "bf16"):
             return f"precision {case.precision!r} is not one of fp32, bf16-mixed, bf16"
         if case.activation_checkpointing == "selective-op":
-            return (
-                "activation_checkpointing 'selective-op': the Trainer's own gradient checkpointing is of "
-                "whole blocks: none, full, every-N"
-            )
+            own = "the Trainer's own gradient checkpointing is of whole blocks: none, full, every-N"
+            return f"activation_checkpointing 'selective-op': {own}"
         if case.topology.world_size < 2:
             return "the Trainer wraps nothing on 1 process: it needs at least 2"
         if "offload" in self.fsdp.split():

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from perfsuite.documents import Data, digest, read_text
 from perfsuite.errors import FileError
@@ -22,6 +22,18 @@ class ConfigFile(Data):
     """What a user should give, for error messages: "a YAML file that ... wrote"."""
 
     text: str = Field(repr=False)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _from_path(cls, value: Any, parse: Any) -> Self:
+        """A path stands for the file that is there, which is read now."""
+        parsed: Self = cls.read(Path(value)) if isinstance(value, str | Path) else parse(value)
+        return parsed
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file. Raises `FileError` or `CaseError`."""
+        raise NotImplementedError
 
     @cached_property
     def content(self) -> Any:

@@ -32,6 +32,7 @@ def training_loop(
     backward: Callable[[Tensor], Tensor],
     sync: Callable[[bool], AbstractContextManager[Any]],
     step: Callable[[], None],
+    after: Callable[[], None] = lambda: None,
 ) -> Callable[[int], list[Tensor]]:
     """Return a function that makes N optimizer steps and returns the mean loss of each, on the device.
 
@@ -39,7 +40,7 @@ def training_loop(
     round. `forward` returns the mean loss of a micro-batch. `backward` adds its gradients, divided by the
     number of micro-batches, and returns the loss divided alike. Both run inside `sync(is_last)`, which may
     keep ranks from reducing gradients before the last micro-batch. `step` steps the optimizer and clears the
-    gradients.
+    gradients. `after` is called after the last step.
     """
     tokens = itertools.cycle(batches)
 
@@ -52,7 +53,12 @@ def training_loop(
         step()
         return total
 
-    return lambda steps: [train_step() for _ in range(steps)]
+    def run(steps: int) -> list[Tensor]:
+        losses = [train_step() for _ in range(steps)]
+        after()
+        return losses
+
+    return run
 
 
 def next_token_loss(model: Any, tokens: Tensor) -> Tensor:
@@ -98,20 +104,15 @@ def data_parallel_workload(
         scaler.update()
         optimizer.zero_grad()
 
-    train = training_loop(
+    run = training_loop(
         synthetic_batches(case, ranks.rank // tensor_parallel, ranks.device),
         case.gradient_accumulation,
         forward=forward,
         backward=backward,
         sync=lambda is_last: nullcontext() if is_last or no_sync is None else no_sync(),
         step=step,
+        after=lambda: check_scale(case, scaler),
     )
-
-    def run(steps: int) -> list[Tensor]:
-        losses = train(steps)
-        check_scale(case, scaler)
-        return losses
-
     return Workload(run=run, data_parallel=ranks.world_size // tensor_parallel, model=model)
 
 
@@ -121,8 +122,8 @@ def fixed_scaler(kind: Any, device: str, *, enabled: bool = True) -> Any:
 
 
 def check_scale(case: Case, scaler: Any) -> None:
-    """Raise `MismatchError` if a gradient scaler at `LOSS_SCALE` made the optimizer skip steps."""
-    if scaler.is_enabled() and scaler.get_scale() < LOSS_SCALE:
+    """Raise `MismatchError` if a gradient scaler at `LOSS_SCALE` (or None) made the optimizer skip steps."""
+    if scaler is not None and scaler.is_enabled() and scaler.get_scale() < LOSS_SCALE:
         raise MismatchError(
             f"{case.precision}: gradients were not finite at a loss scale of {LOSS_SCALE:g}, and the "
             "optimizer skipped those steps: give a lower learning_rate, or bf16-mixed"

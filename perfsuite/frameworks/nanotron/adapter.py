@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from perfsuite.case.case import Case
 from perfsuite.case.framework import changed_fields
@@ -60,12 +60,7 @@ class Nanotron(Framework):
     None: no line in the measured steps."""
     resume: bool = False
     """Train two steps, save, build everything anew from the checkpoint, and measure from there."""
-    config: Annotated[
-        TrainingConfig | None,
-        BeforeValidator(
-            lambda value: TrainingConfig.read(Path(value)) if isinstance(value, str | Path) else value
-        ),
-    ] = None
+    config: TrainingConfig | None = None
     """Path of a configuration file, read when the case is made and taken as it is, instead of all other
     options. Training ends after the case's steps; `data` and `tokenizer` are not read."""
 
@@ -77,7 +72,6 @@ class Nanotron(Framework):
         return self
 
     def slug(self) -> str:
-        """Return the id's part: name and changed options, or the name of the file."""
         return f"{self.name}-{self.config.name}" if self.config is not None else super().slug()
 
     def plan(self, case: Case) -> LaunchPlan:

@@ -10,7 +10,7 @@ import functools
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from perfsuite.case.case import Case
 from perfsuite.case.model import Model
@@ -69,6 +69,7 @@ def from_case(case: Case, options: Mapping[str, Any], *, files: Path, fused_adam
     AdamW has the same options as in the other frameworks, at a constant learning rate and without clipping.
     Nothing is saved.
     """
+    path = str(RunDir(files).checkpoints)
     return {
         "general": {"project": "perfsuite", "run": case.id, "seed": case.seed, "ignore_sanity_checks": True},
         "parallelism": {name: options[name] for name in PARALLELISM},
@@ -82,10 +83,7 @@ def from_case(case: Case, options: Mapping[str, Any], *, files: Path, fused_adam
             },
         },
         "tokenizer": {"tokenizer_name_or_path": None},
-        "checkpoints": {
-            "checkpoints_path": str(RunDir(files).checkpoints),
-            "checkpoint_interval": UNREACHED_STEPS,
-        },
+        "checkpoints": {"checkpoints_path": path, "checkpoint_interval": UNREACHED_STEPS},
         "logging": {
             "log_level": "warning",
             "log_level_replica": "warning",
@@ -125,7 +123,7 @@ class TrainingConfig(ConfigFile):
     """Name of the file, without directory and suffix."""
 
     @classmethod
-    def read(cls, path: Path) -> TrainingConfig:
+    def read(cls, path: Path) -> Self:
         """Read a file. Raise `FileError` if it cannot be read, `CaseError` for fields that nanotron lacks.
 
         Without nanotron the fields cannot be checked; the case is then skipped.
