@@ -11,7 +11,7 @@ from perfsuite.ini import read_ini
 from perfsuite.launch.slurm.settings import PREFIX
 from perfsuite.plugin.keys import usage_error
 from perfsuite.results.store import BASELINES
-from perfsuite.session.option_table import OPTIONS, Option, check_together
+from perfsuite.session.option_table import OLD, OPTIONS, Option, check_together
 
 SLURM_KEYS = {
     **dict.fromkeys(("options", "wait_start"), "as that option of perfsuite slurm submit"),
@@ -32,12 +32,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             parser.addini(option.key, f"as {option.spelled}", type="bool", default=False)
         elif option.ini:
             parser.addini(option.key, f"as {option.spelled}", default=option.default)
+    for old, new in OLD.items():
+        group.addoption(f"--perf-{old}", nargs="?", const="", help="==SUPPRESS==")
+        parser.addini(f"perf_{old.replace('-', '_')}", f"is {new} now", default="")
     for name, told in SLURM_KEYS.items():
         parser.addini(f"{PREFIX}{name}", told, default="")
 
 
 def values(config: pytest.Config) -> dict[str, Any]:
     """What every option was set to, by its name. Raises `UsageError` for a bad one, with what is allowed."""
+    for old, new in OLD.items():
+        if config.getoption(f"--perf-{old}") is not None or config.getini(f"perf_{old.replace('-', '_')}"):
+            raise pytest.UsageError(f"there is no --perf-{old} any more: it is {new} now")
     with usage_error():
         check_together({option.name for option in OPTIONS if config.getoption(option.spelled)})
         return {option.name: _value(config, option) for option in OPTIONS}

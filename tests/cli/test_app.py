@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from perfsuite.cli.app import app
+from perfsuite.cli.app import GONE, app
 from perfsuite.results import baseline
 from perfsuite.results.store import BaselineStore
 from tests.cli.commands import run
@@ -67,3 +67,10 @@ def test_a_command_whose_package_is_missing_names_its_extra(
         f"perfsuite {words[0]}: {purpose}: it needs the package {package}, which is not installed: "
         "pip install 'perfsuite[history]'\n"
     )
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_what_is_gone_says_what_replaces_it(gone: str) -> None:
+    done = CliRunner().invoke(app, [*gone.split(), "thing"], env={"COLUMNS": "200"})
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"there is no `perfsuite {gone}` any more: {GONE[gone]}" in done.stderr
