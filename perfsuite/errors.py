@@ -1,27 +1,8 @@
 """Every error that perfsuite raises on purpose, and how any error is told. Imports nothing.
 
-    PerfsuiteError
-    ├── AllocationOverError  the scheduler's allocation is over: nothing more can be launched
-    ├── BusyError        another session measures on this machine, and nobody wants to wait
-    ├── CaseError        a case, model or option that cannot be: the message says what is allowed
-    ├── DryRunError      a case that cannot be run dry, or a package without a name that a dry run replaces
-    ├── ExtensionError   what another package adds to perfsuite and cannot be used: names the package
-    ├── FileError        a file that cannot be read or written: names the file and the field
-    ├── GitError         a git command that failed: with what it said
-    ├── GitHubError      gh, GitHub's command line, failed or is missing
-    ├── LaunchError      a job that cannot be ended
-    ├── MachineError     a machine that cannot be measured on as it is set up: names the GPU and what to do
-    ├── PackageError     an optional package that is not installed: with the command that installs it
-    ├── SlurmError       Slurm's words, with the command that it refused
-    ├── PublishError     history pages that could not be made: with what asv said
-    ├── MismatchError    what runs is not what was asked for; raised in a worker
-    ├── ReportError      rank reports that do not fit together
-    └── ScriptError      a training script that ended before it was measured; raised in a worker
-
-MismatchError, ReportError and ScriptError reach the driver's user as a typed `Failure`.
-
 What goes wrong with a *run* (out of memory, a crash, a hang) is not an exception on the driver's side
-but data: `perfsuite.results.rank_report.Failure`.
+but data: `perfsuite.results.rank_report.Failure`. MismatchError, ReportError and ScriptError reach the
+driver's user as such a `Failure`.
 """
 
 
@@ -38,23 +19,23 @@ class BusyError(PerfsuiteError):
 
 
 class CaseError(PerfsuiteError, ValueError):
-    """A case, model or option that cannot be."""
+    """A case, model or option that cannot be: the message says what is allowed."""
 
 
 class DryRunError(PerfsuiteError):
-    """A case cannot be run dry, or not with these packages."""
+    """A case that cannot be run dry, or a package without a name that a dry run replaces."""
 
 
 class ExtensionError(PerfsuiteError):
-    """A framework, metric or launcher of another package that cannot be used."""
+    """What another package adds to perfsuite and cannot be used: names the package."""
 
 
 class FileError(PerfsuiteError):
-    """A file that cannot be read or written."""
+    """A file that cannot be read or written: names the file and the field."""
 
 
 class GitError(PerfsuiteError):
-    """A git command failed."""
+    """A git command that failed: with what it said."""
 
 
 class GitHubError(PerfsuiteError):
@@ -66,19 +47,19 @@ class LaunchError(PerfsuiteError):
 
 
 class MachineError(PerfsuiteError):
-    """A machine that cannot be measured on as it is set up."""
+    """A machine that cannot be measured on as it is set up: names the GPU and what to do."""
 
 
 class PackageError(PerfsuiteError):
-    """An optional package that is not installed."""
+    """An optional package that is not installed: with the command that installs it."""
 
 
 class PublishError(PerfsuiteError):
-    """History pages that could not be made."""
+    """History pages that could not be made: with what asv said."""
 
 
 class MismatchError(PerfsuiteError):
-    """What runs is not what was asked for."""
+    """What runs is not what was asked for; raised in a worker."""
 
 
 class ReportError(PerfsuiteError):
@@ -86,11 +67,11 @@ class ReportError(PerfsuiteError):
 
 
 class ScriptError(PerfsuiteError):
-    """A training script ended before it was measured."""
+    """A training script ended before it was measured; raised in a worker."""
 
 
 class SlurmError(PerfsuiteError):
-    """Slurm refused or failed, or a job ended otherwise than by its own end."""
+    """Slurm refused or failed, with its words and the command; or a job was ended from outside."""
 
 
 MAX_TOLD = 20_000

@@ -37,21 +37,16 @@ class Note(Document):
 
 
 def write_raw(path: Path, **changes: Any) -> Path:
-    path.write_text(json.dumps({"schema_version": 1, **changes}))
+    raw = {"schema_version": 1, **changes}
+    path.write_text(json.dumps({name: value for name, value in raw.items() if value != "missing"}))
     return path
 
 
 def test_reads_back_what_it_wrote(tmp_path: Path) -> None:
-    note = Note(text="Grüße ☃", step_s=(0.1, 1e-300, 123456789.125), part=Part(size_bytes=2**40))
+    values = (0.1, 1e-300, 123456789.125, math.inf, -math.inf, math.nan)
+    note = Note(text="Grüße ☃", step_s=values, part=Part(size_bytes=2**40))
     documents.write(tmp_path / "note.json", note)
-    assert documents.read(tmp_path / "note.json", Note) == note
-
-
-def test_reads_back_nan_and_infinities(tmp_path: Path) -> None:
-    documents.write(tmp_path / "note.json", Note(step_s=(math.nan, math.inf, -math.inf, 1.0)))
-    read = documents.read(tmp_path / "note.json", Note).step_s
-    assert math.isnan(read[0])
-    assert read[1:] == (math.inf, -math.inf, 1.0)
+    assert repr(documents.read(tmp_path / "note.json", Note)) == repr(note)
 
 
 @deterministic
@@ -176,6 +171,7 @@ def test_read_of_what_is_not_an_object(tmp_path: Path, content: str, kind: str) 
     [
         ({"schema_version": 2}, "field schema_version: this perfsuite reads 1, got 2"),
         ({"schema_version": None}, "field schema_version: this perfsuite reads 1, got None"),
+        ({"schema_version": "missing"}, "field schema_version: this perfsuite reads 1, got None"),
         ({"extra": 3}, "field extra: unknown field; remove it or correct its name, got 3"),
         ({"part": {"size_bytes": 1, "colour": "red"}}, "field part.colour: unknown field"),
         ({"part": {"size_bytes": "big"}}, "field part.size_bytes: "),
@@ -198,12 +194,6 @@ def test_read_names_every_bad_field(tmp_path: Path) -> None:
         documents.read(path, Note)
 
 
-def test_a_missing_schema_version_is_not_taken_for_the_current_one(tmp_path: Path) -> None:
-    (tmp_path / "note.json").write_text("{}")
-    with pytest.raises(FileError, match=r"field schema_version: this perfsuite reads 1, got None"):
-        documents.read(tmp_path / "note.json", Note)
-
-
 def test_a_huge_bad_value_is_cut_in_the_message(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "note.json", step_s="x" * 100_000)
     with pytest.raises(FileError) as caught:
@@ -211,18 +201,13 @@ def test_a_huge_bad_value_is_cut_in_the_message(tmp_path: Path) -> None:
     assert len(str(caught.value)) < 300 + len(str(path))
 
 
-def test_data_is_frozen() -> None:
-    part = Part(size_bytes=1)
-    with pytest.raises(ValidationError, match="frozen"):
-        part.size_bytes = 2  # type: ignore[misc]
-
-
 def test_replace_gives_a_changed_copy() -> None:
     part = Part(size_bytes=1, label="old")
     changed = part.replace(label="new")
     assert (changed.size_bytes, changed.label, part.label) == (1, "new", "old")
-    with pytest.raises(ValidationError, match="frozen"):
-        changed.label = "newer"  # type: ignore[misc]
+    for data in (part, changed):
+        with pytest.raises(ValidationError, match="frozen"):
+            data.label = "newer"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -248,9 +233,8 @@ def test_write_text_makes_the_directory_and_replaces(tmp_path: Path) -> None:
 
 
 def test_write_text_to_a_device_writes_to_it() -> None:
-    reads, writes = (
-        os.openpty()
-    )  # a device in whose folder no file can be made, so that a failure harms nothing
+    """In whose folder no file can be made, so that a failure harms nothing."""
+    reads, writes = os.openpty()
     documents.write_text(Path(os.ttyname(writes)), "text")
     assert os.read(reads, 100) == b"text"
     os.close(reads)

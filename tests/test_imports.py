@@ -40,6 +40,7 @@ WORKER_ONLY = (
 MOST_ENTRIES = 24
 
 NO_TEST_FILE = {
+    "perfsuite.analysis.intervals": "run by analysis/test_trace.py",
     "perfsuite.cli.checks": "its rows are read by tests of cli/doctor and cli/test_selftest.py",
     "perfsuite.dry.group": "run by dry/test_rank.py, and by every dry run",
     "perfsuite.frameworks.nanotron.pretend": "compared with real launches by dry/test_rank.py",

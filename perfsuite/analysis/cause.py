@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import filterfalse
 from pathlib import Path
 from typing import get_args
 
@@ -153,9 +154,8 @@ def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: Run
     if by_ranks:
         message = f"{ranks} died without a report; rank {by_ranks[0].rank} then said: {by_ranks[0].message}"
         return Failure(kind="crash", rank=missing[0], message=message)
-    return Failure(
-        kind="missing_report", rank=missing[0], message=f"no report from {ranks}: see {run_dir.path}"
-    )
+    message = f"no report from {ranks}: see {run_dir.path}"
+    return Failure(kind="missing_report", rank=missing[0], message=message)
 
 
 def is_peer(failure: Failure) -> bool:
@@ -190,16 +190,13 @@ def with_log(failure: Failure, run_dir: RunDir) -> Failure:
     tails = [(log.name, _tail(log)) for log in logs]
     agents = [(log.name, _tail(log)) for log in [*run_dir.all_agent_logs(), run_dir.scheduler_log]]
     if any(tail for _, tail in tails):  # a rank says why: that a process ended is no news then
-        agents = [(name, _without_elastic(tail)) for name, tail in agents]
+        lines = [(name, tail.splitlines()) for name, tail in agents]
+        agents = [(name, "\n".join(filterfalse(ELASTIC_SAYS.match, each)).strip()) for name, each in lines]
     tails += agents
     written = [f"last lines of {name}:\n{tail}" for name, tail in tails if tail]
     if where := stack_reader.read_stacks(run_dir):
         written.insert(0, where)
     return failure.replace(traceback="\n".join(written) or "no process wrote anything")
-
-
-def _without_elastic(tail: str) -> str:
-    return "\n".join(line for line in tail.splitlines() if ELASTIC_SAYS.match(line) is None).strip()
 
 
 def _tail(path: Path) -> str:

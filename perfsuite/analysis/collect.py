@@ -112,14 +112,10 @@ def _cause(
 
 def _oom_kills(agents: Mapping[int, LaunchFile], cause: Failure, per_node: int) -> OomKills:
     """The kills for want of memory on the node of a failure; on all nodes if it has none."""
-    seen = [
-        agent.oom_kills
-        for node, agent in agents.items()
-        if cause.rank is None or node == cause.rank // per_node
-    ]
-    return OomKills(
-        of_group=sum(each.of_group for each in seen), of_machine=sum(each.of_machine for each in seen)
-    )
+    whose = agents if cause.rank is None else agents.keys() & {cause.rank // per_node}
+    seen = [agents[node].oom_kills for node in whose]
+    of_group, of_machine = sum(each.of_group for each in seen), sum(each.of_machine for each in seen)
+    return OomKills(of_group=of_group, of_machine=of_machine)
 
 
 def _log_notes(run_dir: RunDir) -> list[str]:
@@ -138,9 +134,7 @@ def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
     files = [run_dir.profile(rank) for rank in range(case.topology.world_size)]
     if all(file.exists() for file in files):
         found = [documents.read(file, RankProfileFile) for file in files]
-        return merged_profiles(
-            {rank: each.profile for rank, each in enumerate(found)}, method=found[0].method
-        )
+        return merged_profiles(dict(enumerate(each.profile for each in found)), method=found[0].method)
     reports = _reports(run_dir, case)
     ended = [each for agent in _agents(run_dir, case).values() for each in agent.failures]
     if (cause := _cause(reports, ended, run_dir, case, failure) or failure) is not None:
@@ -173,10 +167,8 @@ def _notes_on_the_end(ended: Sequence[Failure], failure: Failure | None) -> list
     """What went wrong after every rank had written its report: the measurement stands, but it is told."""
     notes = []
     if ended:
-        who = ", ".join(
-            crash.message if crash.rank is None else f"rank {crash.rank}: {crash.message}" for crash in ended
-        )
-        notes.append(f"died after its report was written: {who}")
+        who = [each.message if each.rank is None else f"rank {each.rank}: {each.message}" for each in ended]
+        notes.append(f"died after its report was written: {', '.join(who)}")
     if failure is not None:
         notes.append(f"every rank had reported, but the job did not end: {failure.message}")
     return notes
@@ -228,7 +220,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         notes=(
             *bare.notes,
             *_notes(reports, steady=window.steady),
-            *_rank_notes(reports),
+            *dict.fromkeys(note for report in reports for note in report.notes),
             *agreement.token_notes(reports, case),
         ),
     )
@@ -237,11 +229,6 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     run = run.replace(figures=figures_of(run, reports, peak_flops), notes=(*run.notes, *settling_notes(run)))
     metrics = [metric for name in request.metrics if (metric := find(name)) is not None]
     return run.replace(figures=run.figures.replace(extra=extra_figures(run, reports, metrics)))
-
-
-def _rank_notes(reports: list[RankReport]) -> list[str]:
-    """The notes of all ranks, equal ones once."""
-    return list(dict.fromkeys(note for report in reports for note in report.notes))
 
 
 def _with_machine(observed: Observed | None, run: Run) -> Observed | None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import fmean, median, quantiles
 
+from perfsuite.analysis.nodes import UNKNOWN
 from perfsuite.analysis.roofline import roofline
 from perfsuite.analysis.window import SETTLED_WARMUP_S, SETTLED_WINDOW_S, UNMEASURED_STEPS
 from perfsuite.errors import ReportError
@@ -65,6 +66,9 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
     tail = max(1, len(run.loss) // 10)
     reserved = [memory.reserved for memory in run.memory if memory.reserved is not None]
     retries = [memory.alloc_retries for memory in run.memory if memory.alloc_retries is not None]
+    health = run.health or UNKNOWN
+    clocks = [clock for step, clock in health.sm_clocks_mhz if run.window[0] < step <= run.window[1]]
+    device_memory = [each.job_memory_bytes for each in health.devices if each.job_memory_bytes is not None]
     probes, cpu_s = (series[run.window[0] : run.window[1]] for series in (run.probe_s, run.cpu_s))
     return Figures(
         tokens_per_s=tokens_per_s,
@@ -84,8 +88,8 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
         mfu=achieved / peak_flops if achieved is not None and peak_flops is not None else None,
         roofline_share=limit.share(tokens_per_s) if limit is not None else None,
         gpu_utilisation=_gpu_utilisation(run.health),
-        sm_clock_mhz=_sm_clock_mhz(run),
-        device_memory_bytes=_device_memory_bytes(run.health),
+        sm_clock_mhz=median(clocks) if clocks else None,
+        device_memory_bytes=max(device_memory, default=None),
         energy_per_token_j=_energy_per_token_j(run.health, tokens_per_step),
         loss_first=run.loss[0] if run.loss else None,
         loss_last=fmean(run.loss[-tail:]) if run.loss else None,
@@ -162,17 +166,6 @@ def settling_notes(run: Run) -> list[str]:
 
 def _tens(steps: float) -> int:
     return 10 * math.ceil(steps / 10)
-
-
-def _sm_clock_mhz(run: Run) -> float | None:
-    samples = run.health.sm_clocks_mhz if run.health is not None else ()
-    clocks = [clock for step, clock in samples if run.window[0] < step <= run.window[1]]
-    return median(clocks) if clocks else None
-
-
-def _device_memory_bytes(health: Health | None) -> float | None:
-    devices = health.devices if health is not None else ()
-    return max((d.job_memory_bytes for d in devices if d.job_memory_bytes is not None), default=None)
 
 
 def _gpu_utilisation(health: Health | None) -> float | None:

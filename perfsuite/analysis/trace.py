@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from perfsuite import documents
+from perfsuite.analysis.intervals import Span, holds, length, union, within, without
 from perfsuite.errors import ReportError
 from perfsuite.results.profile import PROFILED_STEPS, Profile, StepSplit, Work, longest_first
 
@@ -46,9 +47,6 @@ _OF_ONE = re.compile(r"(FSDP::[\w ]+?) (?:\(.*\)|for .*)|(## Call CompiledFxGrap
 """Names that end in the layer, the graph or the number of one, and what all of these are called."""
 _WAITED_FOR = "Memcpy DtoH (Device -> Pageable)"
 """The copy to the host that the host waits for, as its memory is not pinned."""
-
-Span = tuple[float, float]
-"""Begin and end of an interval."""
 
 
 class _Call(NamedTuple):
@@ -90,7 +88,7 @@ def reduced(events: Sequence[dict[str, Any]], device: Literal["cpu", "cuda"]) ->
         kernels, split = _on_gpu(done, window, spans)
         syncs = _synchronisations(done, window) + [call for call in kernels if call.name == _WAITED_FOR]
     else:
-        split = _on_cpu(window, spans)
+        split = _split(spans, window.starts[0], window.starts[-1], window.steps, on_gpu=False)
         syncs = [call for call in operators if call.name == HOST_READ]
     steps = window.steps
     return Profile(
@@ -117,23 +115,17 @@ def _window(events: Iterable[dict[str, Any]]) -> _Window:
     return _Window([*(begin for begin, _ in measured), end])
 
 
-# The host
-
-
 class _Spans:
-    """Intervals of the host, by what they are."""
+    """Intervals of the host or of the GPU, by what they are."""
 
-    def __init__(self) -> None:
-        self.compute: list[Span] = []
-        self.optimizer: list[Span] = []
-        self.data: list[Span] = []
-        self.communication: dict[str, list[Span]] = defaultdict(list)
+    def __init__(self, data: list[Span]) -> None:
+        self.compute, self.optimizer, self.unseen = list[Span](), list[Span](), list[Span]()
+        self.data = data
+        self.communication = defaultdict[str, list[Span]](list)
 
 
 @dataclass
-class _Open:
-    """An operator that has not ended."""
-
+class _Open:  # an operator that has not ended
     name: str
     step: int | None
     end: float
@@ -149,7 +141,7 @@ def _operators(events: Iterable[dict[str, Any]], window: _Window) -> tuple[list[
         if event.get("cat") in OPERATORS and not event["name"].startswith(STEP):
             by_thread[event.get("tid")].append((event["ts"], -event["dur"], event["name"]))
     calls: list[_Call] = []
-    spans = _Spans()
+    spans = _Spans([])
     for found in by_thread.values():
         _of_thread(sorted(found), window, calls, spans)
     return calls, spans
@@ -194,27 +186,35 @@ def _of_all(name: str) -> str:
 
 
 def _computes(name: str) -> bool:
-    is_operator = re.match(r"\w+::", name) is not None and not name.startswith(("FSDP::", *_NOT_COMPUTED))
-    return is_operator or name.startswith(_COMPILED)
+    is_operator = re.match(r"\w+::", name) and not name.startswith(("FSDP::", *_NOT_COMPUTED))
+    return bool(is_operator) or name.startswith(_COMPILED)
 
 
-def _on_cpu(window: _Window, spans: _Spans) -> StepSplit:
-    begin, end = window.starts[0], window.starts[-1]
-    optimizer = _within(_union(spans.optimizer), begin, end)
-    data = _without(_within(_union(spans.data), begin, end), optimizer)
-    compute = _without(_within(_union(spans.compute), begin, end), _union([*optimizer, *data]))
-    busy = _union([*optimizer, *data, *compute])
+def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool) -> StepSplit:
+    """The split of the time between `begin` and `end`. The host that waits for data is busy, a GPU is not."""
+
+    def inside(found: Iterable[Span]) -> list[Span]:
+        return within(union(found), begin, end)
+
+    optimizer, data = inside(spans.optimizer), inside(spans.data)
+    data = data if on_gpu else without(data, optimizer)
+    waiting = [] if on_gpu else data
+    compute = without(inside(spans.compute), union([*optimizer, *waiting]))
+    busy = union([*optimizer, *compute, *waiting])
     exposed, hidden, communicated = _communication(spans.communication, busy, begin, end)
-    steps = window.steps
-    rest = end - begin - _length(_union([*busy, *communicated]))
+    rest = without([(begin, end)], union([*busy, *communicated]))
+    idle = length(without(rest, data))
+    waited = length(rest) - idle if on_gpu else length(data)
     return StepSplit(
         step_us=_a_step(end - begin, steps),
-        compute_us=_a_step(_length(compute), steps),
-        optimizer_us=_a_step(_length(optimizer), steps),
+        compute_us=_a_step(length(compute), steps),
+        optimizer_us=_a_step(length(optimizer), steps),
         exposed_us={kind: _a_step(us, steps) for kind, us in exposed.items()},
         hidden_us={kind: _a_step(us, steps) for kind, us in hidden.items()},
-        data_wait_us=_a_step(_length(data), steps),
-        other_us=_a_step(rest, steps),
+        data_wait_us=_a_step(waited, steps),
+        idle_us=_a_step(idle, steps) if on_gpu else 0,
+        other_us=0 if on_gpu else _a_step(idle, steps),
+        unseen_us=_a_step(length(inside(spans.unseen)), steps),
     )
 
 
@@ -229,12 +229,12 @@ def _communication(
     hidden: dict[str, float] = {}
     seen: list[Span] = []
     for kind, found in sorted(spans.items()):
-        new = _without(_within(_union(found), begin, end), seen)
-        alone = _length(_without(new, busy))
-        for times, us in ((exposed, alone), (hidden, _length(new) - alone)):
+        new = without(within(union(found), begin, end), seen)
+        alone = length(without(new, busy))
+        for times, us in ((exposed, alone), (hidden, length(new) - alone)):
             if round(us, 1) > 0:
                 times[kind] = us
-        seen = _union([*seen, *new])
+        seen = union([*seen, *new])
     return exposed, hidden, seen
 
 
@@ -250,19 +250,9 @@ def _synchronisations(events: Iterable[dict[str, Any]], window: _Window) -> list
         tid, begin = str(read.get("tid")), read["ts"]
         return bisect_left(begins, (tid, begin)) < bisect_right(begins, (tid, begin + read["dur"]))
 
-    reads = [
-        event
-        for event in events
-        if event.get("cat") in OPERATORS and event["name"] == HOST_READ and is_waiting(event)
-    ]
-    return [
-        _Call(event["name"], step, event["dur"])
-        for event in (*waits, *reads)
-        if (step := window.step(event["ts"])) is not None
-    ]
-
-
-# The device
+    all_reads = (e for e in events if e.get("cat") in OPERATORS and e["name"] == HOST_READ)
+    found = [(window.step(event["ts"]), event) for event in (*waits, *filter(is_waiting, all_reads))]
+    return [_Call(event["name"], step, event["dur"]) for step, event in found if step is not None]
 
 
 class _Kernel(NamedTuple):
@@ -285,20 +275,16 @@ def _on_gpu(
     if not ours:
         raise ReportError("the trace has no kernel of a GPU: is its profiling interface (CUPTI) in use?")
     begin, end = _device_window(kernels, [kernel for _, kernel in ours], window)
-    optimizers = _union(spans.optimizer)
-    communication: dict[str, list[Span]] = defaultdict(list)
-    optimizer, compute = list[Span](), list[Span]()
-    unseen = [kernel.span for kernel in kernels if kernel.stream is not None and not kernel.is_seen]
+    optimizers, done = union(spans.optimizer), _Spans(spans.data)
+    done.unseen = [kernel.span for kernel in kernels if kernel.stream is not None and not kernel.is_seen]
     for kernel in kernels:
         if (collective := _NCCL.search(kernel.name)) is not None:
-            communication[_snake(collective[1])].append(kernel.span)
-        elif _holds(optimizers, kernel.launched_at):
-            optimizer.append(kernel.span)
+            done.communication[_snake(collective[1])].append(kernel.span)
         else:
-            compute.append(kernel.span)
+            is_optimizer = holds(optimizers, kernel.launched_at)
+            (done.optimizer if is_optimizer else done.compute).append(kernel.span)
     calls = [_Call(kernel.name, step, kernel.span[1] - kernel.span[0]) for step, kernel in ours]
-    split = _gpu_split(compute, optimizer, communication, spans.data, (begin, end), window.steps)
-    return calls, split.replace(unseen_us=_a_step(_length(_within(_union(unseen), begin, end)), window.steps))
+    return calls, _split(done, begin, end, window.steps, on_gpu=True)
 
 
 def _device_window(kernels: Sequence[_Kernel], ours: Sequence[_Kernel], window: _Window) -> Span:
@@ -311,39 +297,10 @@ def _device_window(kernels: Sequence[_Kernel], ours: Sequence[_Kernel], window: 
         if kernel.stream is not None:
             busy[kernel.stream] += kernel.span[1] - kernel.span[0]
     most = max(busy, key=lambda stream: busy[stream], default=None)
-    begins = [kernel.span[0] for kernel in ours if most is None or kernel.stream == most]
-    later = [
-        kernel.span[0]
-        for kernel in kernels
-        if kernel.launched_at >= window.starts[-1] and (most is None or kernel.stream == most)
-    ]
-    return min(begins), min(later, default=max(kernel.span[1] for kernel in ours))
-
-
-def _gpu_split(
-    compute: list[Span],
-    optimizer: list[Span],
-    communication: dict[str, list[Span]],
-    data: list[Span],
-    window: Span,
-    steps: int,
-) -> StepSplit:
-    begin, end = window
-    optimizing = _within(_union(optimizer), begin, end)
-    computing = _without(_within(_union(compute), begin, end), optimizing)
-    busy = _union([*optimizing, *computing])
-    exposed, hidden, communicated = _communication(communication, busy, begin, end)
-    idle = _without([window], _union([*busy, *communicated]))
-    without_data = _without(idle, _union(data))
-    return StepSplit(
-        step_us=_a_step(end - begin, steps),
-        compute_us=_a_step(_length(computing), steps),
-        optimizer_us=_a_step(_length(optimizing), steps),
-        exposed_us={kind: _a_step(us, steps) for kind, us in exposed.items()},
-        hidden_us={kind: _a_step(us, steps) for kind, us in hidden.items()},
-        data_wait_us=_a_step(_length(idle) - _length(without_data), steps),
-        idle_us=_a_step(_length(without_data), steps),
-    )
+    of_most = [kernel for kernel in kernels if most is None or kernel.stream == most]
+    later = [kernel.span[0] for kernel in of_most if kernel.launched_at >= window.starts[-1]]
+    begin = min(kernel.span[0] for kernel in ours if most is None or kernel.stream == most)
+    return begin, min(later, default=max(kernel.span[1] for kernel in ours))
 
 
 def _kernels(events: Sequence[dict[str, Any]]) -> list[_Kernel]:
@@ -357,20 +314,19 @@ def _kernels(events: Sequence[dict[str, Any]]) -> list[_Kernel]:
         if event.get("cat") in LAUNCHES and "correlation" in event.get("args", {})
     }
     operators = _by_thread(events)
-    kernels = []
-    for event in events:
-        if event.get("cat") in ON_DEVICE:
-            computes = event["cat"] == "kernel" and not _NCCL.search(event["name"])
-            launch = launches.get(event.get("args", {}).get("correlation"))
-            kernel = _Kernel(
-                name=_kernel_name(event["name"]),
-                span=(event["ts"], event["ts"] + event["dur"]),
-                launched_at=float("-inf") if launch is None else launch["ts"],
-                stream=event.get("tid") if computes else None,
-                is_seen=launch is None or _is_of_an_operator(launch, operators),
-            )
-            kernels.append(kernel)
-    return kernels
+
+    def kernel(event: dict[str, Any]) -> _Kernel:
+        computes = event["cat"] == "kernel" and not _NCCL.search(event["name"])
+        launch = launches.get(event.get("args", {}).get("correlation"))
+        return _Kernel(
+            name=_kernel_name(event["name"]),
+            span=(event["ts"], event["ts"] + event["dur"]),
+            launched_at=float("-inf") if launch is None else launch["ts"],
+            stream=event.get("tid") if computes else None,
+            is_seen=launch is None or _is_of_an_operator(launch, operators),
+        )
+
+    return [kernel(event) for event in events if event.get("cat") in ON_DEVICE]
 
 
 def _by_thread(events: Iterable[dict[str, Any]]) -> dict[str, list[Span]]:
@@ -379,13 +335,13 @@ def _by_thread(events: Iterable[dict[str, Any]]) -> dict[str, list[Span]]:
     for event in events:
         if event.get("cat") == OPERATOR and "dur" in event:
             spans[str(event.get("tid"))].append((event["ts"], event["ts"] + event["dur"]))
-    return {thread: _union(found) for thread, found in spans.items()}
+    return {thread: union(found) for thread, found in spans.items()}
 
 
 def _is_of_an_operator(launch: dict[str, Any], operators: Mapping[str, list[Span]]) -> bool:
     """Whether an operator launched a kernel, and no replay of a graph."""
     thread = str(launch.get("tid"))
-    return GRAPH_LAUNCH not in launch["name"] and _holds(operators.get(thread, []), launch["ts"])
+    return GRAPH_LAUNCH not in launch["name"] and holds(operators.get(thread, []), launch["ts"])
 
 
 def _kernel_name(name: str) -> str:
@@ -415,9 +371,6 @@ def _snake(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
-# Calls and intervals
-
-
 def _work(calls: Iterable[_Call], steps: int) -> tuple[Work, ...]:
     counts, times = Counter[str](), Counter[str]()
     for call in calls:
@@ -439,45 +392,3 @@ def _unsteady(calls: Iterable[_Call], steps: int) -> set[str]:
 
 def _a_step(us: float, steps: int) -> float:
     return round(us / steps, 1)
-
-
-def _union(spans: Iterable[Span]) -> list[Span]:
-    joined: list[Span] = []
-    for begin, end in sorted(spans):
-        if joined and begin <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(joined[-1][1], end)
-        else:
-            joined.append((begin, end))
-    return joined
-
-
-def _within(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
-    cut = ((max(start, begin), min(stop, end)) for start, stop in spans)
-    return [(start, stop) for start, stop in cut if start < stop]
-
-
-def _without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """The parts of disjoint, sorted intervals that lie in none of `others`, which are so, too."""
-    left: list[Span] = []
-    first = 0
-    for begin, end in spans:
-        while first < len(others) and others[first][1] <= begin:
-            first += 1
-        at, number = begin, first
-        while number < len(others) and others[number][0] < end:
-            if others[number][0] > at:
-                left.append((at, others[number][0]))
-            at = max(at, others[number][1])
-            number += 1
-        if at < end:
-            left.append((at, end))
-    return left
-
-
-def _holds(spans: Sequence[Span], moment: float) -> bool:
-    number = bisect_right(spans, (moment, float("inf"))) - 1
-    return number >= 0 and moment < spans[number][1]
-
-
-def _length(spans: Iterable[Span]) -> float:
-    return sum(end - begin for begin, end in spans)

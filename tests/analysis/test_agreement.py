@@ -133,11 +133,16 @@ def test_rounding_explains_one_part_in_two_million_of_the_larger_norm(norm: floa
     assert (agreement.trained_apart(reports(*still), case_of()) is not None) is is_apart
 
 
-def test_ranks_that_trained_apart_are_no_measurement(tmp_path: Path) -> None:
-    run = run_of(make_case(), tmp_path, reports(told(11), told(13)))
-    assert run.failure is not None
-    assert run.failure.kind == "mismatch"
-    assert "trained apart" in run.failure.message
+@pytest.mark.parametrize(
+    ("norm", "collectives", "is_apart"), [(13, 25, True), (11, 0, True), (11, 25, False)]
+)
+def test_ranks_that_trained_apart_are_no_measurement(
+    tmp_path: Path, norm: float, collectives: int, is_apart: bool
+) -> None:
+    ranks = reports(*(told(each, collectives=collectives) for each in (11, norm)))
+    failure = run_of(make_case(), tmp_path, ranks).failure
+    assert (failure is not None) is is_apart
+    assert failure is None or (failure.kind, "trained apart" in failure.message) == ("mismatch", True)
 
 
 # --- tokens -----------------------------------------------------------------------------------------------
