@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from perfsuite.case.case import CaseFile, Topology
 from perfsuite.errors import FileError, MismatchError
 from perfsuite.frameworks.script import Script
 from perfsuite.results.counts import COUNTED_STEP
-from perfsuite.results.rank_report import UNREPORTED, Evidence, Memory, RankReport
+from perfsuite.results.rank_report import UNREPORTED, Evidence, Failure, Memory, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID
 from perfsuite.worker import memory, script_rank, timers
 from perfsuite.worker.attach import Attached, Measured
@@ -46,6 +47,25 @@ def report_of(attached: Attached) -> RankReport:
     return documents.read(attached.run_dir.rank(0), RankReport)
 
 
+def failure_of(attached: Attached) -> Failure:
+    failure = report_of(attached).failure
+    assert failure is not None
+    return failure
+
+
+def measured(attached: Attached, loop: Callable[..., Any] | None = None, **how: Any) -> RankReport:
+    """What a training that the measurement ends has reported."""
+    with pytest.raises(Measured):
+        (loop or train)(**how)
+    report = report_of(attached)
+    assert report.failure is None
+    return report
+
+
+def counting(start: Start) -> Attached:
+    return start(ALONE.replace(max_warmup_steps=COUNTED_STEP))
+
+
 def train(
     steps: int = 1000, *, before: Callable[[], None] = lambda: None, kind: Any = torch.optim.SGD
 ) -> Any:
@@ -61,10 +81,7 @@ def train(
 
 def test_a_loop_is_measured_and_ended(start: Start) -> None:
     attached = start()
-    with pytest.raises(Measured):
-        train()
-    report = report_of(attached)
-    assert report.failure is None
+    report = measured(attached)
     assert len(report.step_s) == len(report.loss) == len(report.probe_s) == ALONE.total_steps
     assert report.loss[-1] < report.loss[0]
     assert report.notes == ()
@@ -73,15 +90,12 @@ def test_a_loop_is_measured_and_ended(start: Start) -> None:
 
 
 def test_what_a_step_of_a_script_does_is_counted(start: Start) -> None:
-    attached = start(ALONE.replace(max_warmup_steps=COUNTED_STEP))
-    with pytest.raises(Measured):
-        train()
-    counts = report_of(attached).counts
-    assert counts is not None
-    assert counts.step == COUNTED_STEP
-    assert counts.flops == {"forward": 2 * 2 * 4 * 4, "backward": 2 * 2 * 4 * 4}
-    assert counts.kernels["optimizer"] > 0
-    assert report_of(attached).notes == ()
+    report = measured(counting(start))
+    assert report.counts is not None
+    assert report.counts.step == COUNTED_STEP
+    assert report.counts.flops == {"forward": 2 * 2 * 4 * 4, "backward": 2 * 2 * 4 * 4}
+    assert report.counts.kernels["optimizer"] > 0
+    assert report.notes == ()
 
 
 @pytest.mark.parametrize("how", ["in the loop", "a hook of all optimizers", "another optimizer"])
@@ -89,7 +103,7 @@ def test_work_behind_the_optimizer_s_step_is_counted_in_the_next_step(start: Sta
     def work(*args: object) -> None:
         torch.ones(8, 8) @ torch.ones(8, 8)
 
-    attached = start(ALONE.replace(max_warmup_steps=COUNTED_STEP))
+    attached = counting(start)
     beside, calls = nn.Linear(8, 8), itertools.count()
     other = torch.optim.SGD(beside.parameters())
     other.register_step_pre_hook(work)
@@ -101,12 +115,10 @@ def test_work_behind_the_optimizer_s_step_is_counted_in_the_next_step(start: Sta
     before = {"in the loop": work, "another optimizer": step_other}.get(how, lambda: None)
     handle = register_optimizer_step_post_hook(work) if how == "a hook of all optimizers" else None
     try:
-        with pytest.raises(Measured):
-            train(before=before)
+        counts = measured(attached, before=before).counts
     finally:
         if handle is not None:
             handle.remove()
-    counts = report_of(attached).counts
     assert counts is not None
     assert counts.flops["forward"] == 2 * 2 * 4 * 4 + 2 * 8 * 8 * 8
 
@@ -128,11 +140,8 @@ def test_a_torch_without_what_counting_needs_costs_the_counts_alone(
         monkeypatch.delitem(sys.modules, f"perfsuite.worker.{name}", raising=False)
     monkeypatch.delattr(module, lacks)
     importlib.import_module("perfsuite.worker.attach")
-    attached = start(ALONE.replace(max_warmup_steps=COUNTED_STEP))
-    with pytest.raises(Measured):
-        train()
-    report = report_of(attached)
-    assert report.failure is None
+    attached = counting(start)
+    report = measured(attached)
     assert len(report.step_s) == ALONE.total_steps + COUNTED_STEP - ALONE.max_warmup_steps
     assert report.counts is None
     (note,) = report.notes
@@ -140,7 +149,7 @@ def test_a_torch_without_what_counting_needs_costs_the_counts_alone(
 
 
 def test_an_optimizer_that_steps_in_backward_is_measured_and_not_counted(start: Start) -> None:
-    attached = start(ALONE.replace(max_warmup_steps=COUNTED_STEP))
+    attached = counting(start)
     model = nn.Linear(4, 4)
     optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
     for p in optimizers:
@@ -158,9 +167,7 @@ def test_an_optimizer_that_steps_in_backward_is_measured_and_not_counted(start: 
 def test_a_script_without_room_for_counting_is_told(start: Start) -> None:
     attached = start()
     attached.request = attached.request.replace(counts=True)
-    with pytest.raises(Measured):
-        train()
-    report = report_of(attached)
+    report = measured(attached)
     assert report.counts is None
     assert report.notes == (
         "what a step does was not counted: max_warmup_steps=2 leaves no step before the measured ones for "
@@ -190,15 +197,8 @@ def test_the_device_is_probed_after_all_is_measured_and_written(
 
 
 def test_a_probe_that_fails_is_left_out(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    def probe(device: torch.device) -> dict[str, float]:
-        raise torch.OutOfMemoryError
-
-    attached = start()
-    monkeypatch.setattr(script_rank, "device_probe", probe)
-    with pytest.raises(Measured):
-        train()
-    report = report_of(attached)
-    assert (report.failure, report.device_probe) == (None, {})
+    monkeypatch.setattr(script_rank, "device_probe", Mock(side_effect=torch.OutOfMemoryError))
+    assert measured(start()).device_probe == {}
 
 
 def test_no_rank_probes_where_another_has_failed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,9 +206,7 @@ def test_no_rank_probes_where_another_has_failed(start: Start, monkeypatch: pyte
     probed: list[torch.device] = []
     monkeypatch.setattr(script_rank, "device_probe", probed.append)
     monkeypatch.setattr(ScriptRank, "are_all_measured", lambda rank: False)
-    start()
-    with pytest.raises(Measured):
-        train()
+    measured(start())
     assert probed == []
 
 
@@ -221,11 +219,7 @@ def test_what_counts_operations_without_data_is_no_loss(start: Start) -> None:
 
     attached = start()
     measure_flops()
-    with pytest.raises(Measured):
-        train(before=measure_flops)
-    report = report_of(attached)
-    assert report.failure is None
-    assert len(report.loss) == ALONE.total_steps
+    assert len(measured(attached, before=measure_flops).loss) == ALONE.total_steps
 
 
 @pytest.mark.parametrize(
@@ -242,29 +236,21 @@ def test_a_loss_is_one_however_backward_is_called(start: Start, backward: Callab
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return (model(x) - 1).square().mean()  # type: ignore[no-any-return]
+
     def trained() -> None:
         for _ in range(1000):
-            out = checkpoint(
-                lambda x: (model(x) - 1).square().mean(),
-                torch.ones(2, 4).requires_grad_(),
-                use_reentrant=True,
-            )
-            backward(out)
+            backward(checkpoint(loss, torch.ones(2, 4).requires_grad_(), use_reentrant=True))
             optimizer.step()
 
-    with pytest.raises(Measured):
-        trained()
-    report = report_of(attached)
-    assert report.failure is None
-    assert len(report.loss) == ALONE.total_steps
+    assert len(measured(attached, trained).loss) == ALONE.total_steps
 
 
 def test_a_second_models_backward_before_training_is_no_loss(start: Start) -> None:
     attached = start()
     (nn.Linear(4, 4)(torch.ones(2, 4)).sum() * 1e6 + 1e9).backward()
-    with pytest.raises(Measured):
-        train()
-    assert report_of(attached).loss[0] < 1e3
+    assert measured(attached).loss[0] < 1e3
 
 
 def test_the_clock_can_be_named_and_another_rate_is_noted(start: Start) -> None:
@@ -277,9 +263,7 @@ def test_the_clock_can_be_named_and_another_rate_is_noted(start: Start) -> None:
             critic(torch.ones(1, 2)).sum().backward()
             often.step()
 
-    with pytest.raises(Measured):
-        train(before=train_critic, kind=torch.optim.Adam)
-    report = report_of(attached)
+    report = measured(attached, before=train_critic, kind=torch.optim.Adam)
     assert len(report.step_s) == ALONE.total_steps
     assert report.observed is not None
     assert report.observed.settings["optimizer"] == "Adam"
@@ -291,13 +275,14 @@ def test_a_clock_that_does_not_step_is_named_at_the_end_with_those_that_did(star
     attached = start(ALONE.replace(framework=Script(path="train.py", clock="Adamw")))
     train(steps=20)
     attached.exits()
-    failure = report_of(attached).failure
-    assert failure is not None
-    assert failure.message == "clock='Adamw': no such optimizer stepped. Those that stepped: SGD (20 steps)"
+    assert (
+        failure_of(attached).message
+        == "clock='Adamw': no such optimizer stepped. Those that stepped: SGD (20 steps)"
+    )
 
 
 def test_a_training_that_builds_its_optimizer_anew_is_measured(start: Start) -> None:
-    attached = start(ALONE.replace(max_warmup_steps=COUNTED_STEP))
+    attached = counting(start)
     model = nn.Linear(4, 4)
 
     def trained() -> None:
@@ -307,11 +292,7 @@ def test_a_training_that_builds_its_optimizer_anew_is_measured(start: Start) -> 
                 (model(torch.ones(2, 4)) - 1).square().mean().backward()
                 optimizer.step()
 
-    with pytest.raises(Measured):
-        trained()
-    report = report_of(attached)
-    assert report.failure is None
-    assert report.notes == (
+    assert measured(attached, trained).notes == (
         "what a step does was not counted: the script built a new optimizer in the first steps",
     )
 
@@ -321,8 +302,7 @@ def test_a_training_of_several_models_tells_the_optimizers_that_it_had(start: St
     attached = start()
     kept = [train(steps=4) for _ in range(3)]
     attached.exits()
-    failure = report_of(attached).failure
-    assert failure is not None
+    failure = failure_of(attached)
     assert len(kept) == 3
     assert failure.message.startswith(
         "the script ended after 4 of 12 optimizer steps: lower max_warmup_steps"
@@ -362,10 +342,8 @@ def test_two_optimizers_in_turn_of_which_one_steps_more_are_told_apart(start: St
             (more(model(torch.ones(2, 4))) - 1).square().mean().backward()
             optimizer.step()
 
-    with pytest.raises(Measured):
-        trained()
+    assert len(measured(attached, trained).step_s) == ALONE.total_steps
     assert turns.count(first) == ALONE.total_steps, "each step of the clock is its own"
-    assert len(report_of(attached).step_s) == ALONE.total_steps
 
 
 @pytest.mark.parametrize(
@@ -380,8 +358,7 @@ def test_what_the_first_steps_show_is_told_then(start: Start, changes: Any, said
     attached = start(ALONE.replace(**changes))
     with pytest.raises(SystemExit, match="1"):
         train()
-    failure = report_of(attached).failure
-    assert failure is not None
+    failure = failure_of(attached)
     assert failure.kind == "mismatch"
     assert said in failure.message
     assert attached.steps <= 3
@@ -412,8 +389,7 @@ def test_an_error_that_another_hook_of_uncaught_errors_takes_is_told(
     train(steps=8)
     monkeypatch.setattr(sys, "last_value", torch.OutOfMemoryError("CUDA out of memory"), raising=False)
     attached.exits()
-    failure = report_of(attached).failure
-    assert failure is not None
+    failure = failure_of(attached)
     assert failure.kind == "out_of_memory"
 
 
@@ -425,9 +401,7 @@ def test_an_optimizer_s_step_in_a_cuda_graph_is_told_before_anything_touches_the
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(SystemExit, match="1"):
         train()
-    failure = report_of(attached).failure
-    assert failure is not None
-    assert failure.message == (
+    assert failure_of(attached).message == (
         "the script captures its optimizer's step in a CUDA graph. A replay calls no optimizer, whose step "
         "is the clock: such training cannot be measured. Capture forward and backward alone, and call "
         "optimizer.step() outside of the graph, or switch the graph off"
@@ -447,11 +421,10 @@ def test_what_a_script_captures_after_an_error_of_ours_does_not_end_it(
 
 def test_a_replayed_graph_is_noticed_in_a_script(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: None)
-    attached = start(ALONE.replace(max_warmup_steps=COUNTED_STEP))
+    attached = counting(start)
     graph: Any = object()  # a build for CUDA makes a graph only where there is a GPU
-    with pytest.raises(Measured):
-        train(before=lambda: torch.cuda.CUDAGraph.replay(graph))
-    assert report_of(attached).hidden == ("a CUDA graph was replayed, whose operators are not seen (1x)",)
+    report = measured(attached, before=lambda: torch.cuda.CUDAGraph.replay(graph))
+    assert report.hidden == ("a CUDA graph was replayed, whose operators are not seen (1x)",)
 
 
 def test_a_loop_without_an_optimizer_of_torch_is_told_at_once(start: Start) -> None:
@@ -462,9 +435,7 @@ def test_a_loop_without_an_optimizer_of_torch_is_told_at_once(start: Start) -> N
     assert not attached.run_dir.rank(0).exists()
     with pytest.raises(SystemExit, match="1"):
         loss.backward()
-    failure = report_of(attached).failure
-    assert failure is not None
-    assert failure.message == (
+    assert failure_of(attached).message == (
         "no optimizer of torch has stepped after 110 backward passes (the case says "
         "gradient_accumulation=11): the clock is the step of a torch.optim.Optimizer, and what trains "
         "without one cannot be measured"
@@ -481,24 +452,20 @@ def test_what_may_be_a_helper_of_a_rank_may_go_without_an_optimizer(start: Start
 @pytest.mark.parametrize(
     ("launch", "said"),
     [
-        (1, "lower max_warmup_steps or steps, or give it more data; or, where it goes on from files of an"),
-        (
-            2,
-            "but not so in the launch before: that may have left files which this one went on from. Have the",
-        ),
+        (1, ": lower max_warmup_steps or steps, or give it more data; or, where it goes on from files of an "
+            "earlier run, have it keep them in {launch_dir}, a new directory in each launch"),
+        (2, ", but not so in the launch before: that may have left files which this one went on from. Have "
+            "the script keep its files in {launch_dir} (in its arguments, command or env), a new "
+            "directory in each launch"),
     ],
-)
+)  # fmt: skip
 def test_a_script_that_ends_early_is_told_of_files_that_are_left(
     start: Start, launch: int, said: str
 ) -> None:
     attached = start(launch=launch)
     train(steps=8)
     attached.exits()
-    failure = report_of(attached).failure
-    assert failure is not None
-    assert failure.message.startswith("the script ended after 8 of 12 optimizer steps")
-    assert said in failure.message
-    assert "{launch_dir}" in failure.message
+    assert failure_of(attached).message == f"the script ended after 8 of 12 optimizer steps{said}"
 
 
 def test_a_script_that_fails_tells_the_steps_that_it_had_made(start: Start) -> None:
@@ -534,8 +501,7 @@ def test_a_process_that_trains_beside_another_ends_and_fails_the_launch(start: S
     second.run_dir.training(0).write_text("trains 1 another-host\n" + second.run_dir.training(0).read_text())
     with pytest.raises(SystemExit, match="1"):
         train()
-    failure = report_of(second).failure
-    assert failure is not None
+    failure = failure_of(second)
     assert failure.kind == "mismatch"
     assert "two processes of this command trained as rank 0: one process of each rank" in failure.message
     second.state, first.state = "aside", "measuring"
@@ -555,10 +521,7 @@ def test_a_process_that_goes_on_after_one_that_ended_is_measured_with_a_note(sta
     text = first.run_dir.training(0).read_text()
     first.run_dir.training(0).write_text(text.replace(str(os.getpid()), str(2**22 + 1)))
     second = start()
-    with pytest.raises(Measured):
-        train()
-    report = report_of(second)
-    assert report.failure is None
+    report = measured(second)
     assert report.notes == ("another process trained as rank 0 before, and ended without being measured",)
 
 
@@ -607,10 +570,8 @@ def test_an_allocator_of_the_scripts_own_leaves_peak_memory_unknown(
     attached = start()
     attached.request = attached.request.replace(device="cuda")
     monkeypatch.setattr(ScriptRank, "probed", lambda rank: {})
-    with pytest.raises(Measured):
-        train()
-    report = report_of(attached)
-    assert (report.memory, report.failure) == (None, None)
+    report = measured(attached)
+    assert report.memory is None
     assert report.notes == (
         "peak memory is unknown: torch's allocator is not in use (CUDAPluggableAllocator does not yet "
         "support resetPeakStats.)",
@@ -660,8 +621,7 @@ def test_what_observing_raises_is_no_crash_of_the_script(
     attached = start()
     with pytest.raises(SystemExit):
         train()
-    failure = report_of(attached).failure
-    assert failure is not None
+    failure = failure_of(attached)
     assert (failure.kind, failure.message) == (
         "error",
         "perfsuite could not observe this script, which is an error in perfsuite: "

@@ -37,11 +37,6 @@ def dead() -> int:
     return process.pid
 
 
-def reported(run_dir: RunDir, kind: FailureKind | None) -> None:
-    failure = None if kind is None else Failure(kind=kind, message="")
-    documents.write(run_dir.rank(0), make_report(0, failure=failure))
-
-
 def test_the_first_process_that_trains_as_a_rank_is_measured(run_dir: RunDir) -> None:
     assert Claim(run_dir, 0).stand() == "first"
     assert Claim(run_dir, 1).stand() == "first", "of another rank"
@@ -74,7 +69,8 @@ def test_whether_a_process_of_another_host_lives_is_not_known(run_dir: RunDir) -
 def test_one_that_ended_by_itself_has_a_successor(
     run_dir: RunDir, kind: FailureKind | None, standing: str
 ) -> None:
-    reported(run_dir, kind)
+    failure = None if kind is None else Failure(kind=kind, message="")
+    documents.write(run_dir.rank(0), make_report(0, failure=failure))
     assert trained(run_dir, dead()).stand() == standing
 
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import flop_counter
 from torch.utils.checkpoint import checkpoint
 
-from perfsuite.results.counts import Counts
+from perfsuite.results.counts import Counts, StepMemory
 from perfsuite.worker import counter as counter_module
 from perfsuite.worker.counter import FLOPS, StepCounter
 
@@ -25,6 +25,11 @@ PRODUCT = 2 * BATCH * WIDTH * WIDTH
 
 def model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU(), nn.Linear(WIDTH, WIDTH, bias=False))
+
+
+def memory(counts: Counts) -> StepMemory:
+    assert counts.memory is not None
+    return counts.memory
 
 
 class Training:
@@ -134,7 +139,7 @@ def test_an_optimizer_that_steps_in_hooks_of_backward_is_the_optimizer() -> None
 
 def test_a_second_copy_of_the_model_is_in_the_peak_to_the_byte() -> None:
     training = Training()
-    before = training.counted().memory
+    before = memory(training.counted())
     copy = [parameter.detach().clone() for parameter in training.model.parameters()]
 
     def average() -> None:
@@ -142,9 +147,7 @@ def test_a_second_copy_of_the_model_is_in_the_peak_to_the_byte() -> None:
             mine.lerp_(its.detach(), 0.1)
 
     training.after_backward = average
-    after = training.counted().memory
-    assert before is not None
-    assert after is not None
+    after = memory(training.counted())
     assert after.at_peak["kept"] - before.at_peak["kept"] == 2 * WIDTH * WIDTH * 4
     assert after.at_peak["parameter"] == 2 * WIDTH * WIDTH * 4
     assert after.at_peak["optimizer state"] >= 2 * 2 * WIDTH * WIDTH * 4
@@ -153,12 +156,8 @@ def test_a_second_copy_of_the_model_is_in_the_peak_to_the_byte() -> None:
 def test_what_is_kept_from_step_to_step_is_growth() -> None:
     training, kept = Training(), []
     training.after_backward = lambda: kept.append(torch.zeros(3))
-    memory = training.counted().memory
-    assert memory is not None
-    assert memory.growth == 12
-    memory = Training().counted().memory
-    assert memory is not None
-    assert memory.growth == 0
+    assert memory(training.counted()).growth == 12
+    assert memory(Training().counted()).growth == 0
 
 
 def test_views_and_allocations_are_no_kernels() -> None:
@@ -250,9 +249,8 @@ def test_an_optimizer_that_steps_others_has_their_state() -> None:
     for _ in range(2):
         with counter:
             training.step(counter.before_optimizer)
-        memory = counter.end_step().memory
-    assert memory is not None
-    assert memory.at_peak["optimizer state"] >= 2 * 2 * WIDTH * WIDTH * 4
+        counts = counter.end_step()
+    assert memory(counts).at_peak["optimizer state"] >= 2 * 2 * WIDTH * WIDTH * 4
 
 
 def counted(step: Callable[[], Any]) -> Counts:

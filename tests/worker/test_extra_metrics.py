@@ -9,7 +9,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import ExtensionError
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.extra_metrics import ExtraMetrics
-from perfsuite.worker.rank import Rank, empty_report, failure_of
+from perfsuite.worker.rank import Rank, empty_report
 from perfsuite.worker.timers import SimulatedTimer
 from tests.packages import Packages
 from tests.samples import make_case
@@ -92,10 +92,6 @@ def test_an_error_of_a_recorder_is_raised_at_the_end_and_names_the_metric(
     with pytest.raises(ExtensionError, match="recorder of metric 'failing' failed: RuntimeError: at step 2"):
         after_steps(metrics, 3)
     assert ("boundary", 3) not in calls  # nothing is asked any more
-
-
-def test_an_error_of_a_recorder_is_no_crash_of_the_training(calls: list[tuple[Any, ...]]) -> None:
-    assert failure_of(ExtensionError("x"), 0).kind == "error"
 
 
 def test_a_metric_that_the_rank_does_not_know_is_an_error() -> None:

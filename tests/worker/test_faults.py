@@ -5,7 +5,6 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -14,15 +13,13 @@ import torch
 
 from perfsuite import DDP
 from perfsuite.case.fault import AT_STEP, Fault
-from perfsuite.frameworks.base import Ranks
-from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import Memory
 from perfsuite.worker import structural_faults
 from perfsuite.worker.faults import Injector
 from perfsuite.worker.memory import HostMemory
 from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.timers import SimulatedTimer
-from tests.samples import make_case, make_report
+from tests.samples import make_report
 
 
 def series(text: str | None, *, is_last_rank: bool = True, steps: int = 12) -> Recorder:
@@ -75,20 +72,6 @@ def test_other_faults_leave_the_framework_as_it_is() -> None:
     assert Injector(Fault.parse("nan"), is_last_rank=True).built_with(framework) is framework
     small = Injector(Fault.parse("small-buckets"), is_last_rank=True).built_with(framework)
     assert small == DDP(bucket_cap_mb=1)
-
-
-def test_a_slowdown_reaches_the_figures_of_the_fake_framework() -> None:
-    def steps(text: str | None) -> list[float]:
-        before_end = None if text is None else Injector(Fault.parse(text), is_last_rank=True).before_end
-        recorder = Recorder(SimulatedTimer(), before_end=before_end)
-        ranks = Ranks(rank=0, world_size=2, device=None, directory=Path())
-        workload = Fake().build(make_case(), ranks, recorder)
-        recorder.start()
-        workload.run(25)
-        recorder.finish()
-        return recorder.step_s
-
-    assert steps("slowdown=10%") == pytest.approx([1.1 * step for step in steps(None)])
 
 
 class Stopped(BaseException):

@@ -41,8 +41,7 @@ def test_the_kernel_is_asked_for_a_signal(
     monkeypatch.delenv(ANCESTOR_PID, raising=False)
     leash.die_with_parent()
     leash.die_with_parent(signal.SIGUSR2)
-    pr_set_pdeathsig = 1  # linux/prctl.h
-    assert asked == [(pr_set_pdeathsig, signal.SIGKILL), (pr_set_pdeathsig, signal.SIGUSR2)]
+    assert asked == [(1, signal.SIGKILL), (1, signal.SIGUSR2)], "PR_SET_PDEATHSIG of linux/prctl.h"
 
 
 def test_who_was_born_too_late_leaves_at_once(

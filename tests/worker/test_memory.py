@@ -65,11 +65,11 @@ def test_a_read_only_clear_refs_is_said(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_each_device_has_its_memory(allocator: FakeAllocator) -> None:
-    on_gpu = memory_for(GPU)
+    on_gpu, on_cpu = memory_for(GPU), memory_for(torch.device("cpu"))
     assert isinstance(on_gpu, CudaMemory)
     assert on_gpu.device == GPU
-    assert isinstance(memory_for(torch.device("cpu")), HostMemory)
-    assert memory_for(torch.device("cpu")).method == "VmHWM above VmRSS before the model"
+    assert isinstance(on_cpu, HostMemory)
+    assert on_cpu.method == "VmHWM above VmRSS before the model"
 
 
 def test_code_that_only_counting_reads_into_memory_is_not_the_model_s(

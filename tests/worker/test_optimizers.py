@@ -54,7 +54,7 @@ def test_another_rate_is_a_note() -> None:
     assert "RMSprop stepped 0.25 times for each step of the clock, Adam" in slow.notes()[0]
 
 
-def test_the_same_rate_is_none_nor_is_what_stepped_before() -> None:
+def test_the_same_rate_is_no_note_nor_is_what_stepped_before() -> None:
     inner, outer, earlier = RMSprop(), Adam(), RMSprop()
     optimizers = Optimizers("Adam")
     stepping(optimizers, [*[earlier] * 7, *[outer, inner] * 4, outer])
@@ -93,8 +93,7 @@ ONE, TWO = object(), object()
 
 def test_an_optimizer_that_is_built_anew_goes_on_as_the_clock() -> None:
     """As by progressive unfreezing, or warm restarts."""
-    optimizers = Optimizers()
-    made = [Over(ONE), Over(TWO, ONE), Over(TWO)]
+    optimizers, made = Optimizers(), [Over(ONE), Over(TWO, ONE), Over(TWO)]
     order = [made[0]] * 3 + [made[1]] * 3 + [made[2]]
     assert stepping(optimizers, order) == order
     assert optimizers.notes() == ()
@@ -105,8 +104,7 @@ def test_an_optimizer_that_is_built_anew_goes_on_as_the_clock() -> None:
 
 def test_one_over_other_parameters_or_of_another_class_does_not() -> None:
     first, other, kind = Over(ONE), Over(TWO), RMSprop()
-    optimizers = Optimizers()
-    assert stepping(optimizers, [first, other, kind, first]) == [first, first]
+    assert stepping(Optimizers(), [first, other, kind, first]) == [first, first]
 
 
 def test_two_that_step_in_turn_are_no_successors() -> None:

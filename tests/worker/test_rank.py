@@ -13,10 +13,18 @@ import torch
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
-from perfsuite.errors import MAX_TOLD, FileError, MismatchError, ScriptError
+from perfsuite.errors import MAX_TOLD, ExtensionError, FileError, MismatchError, ScriptError
 from perfsuite.frameworks.base import Ranks, Workload
 from perfsuite.frameworks.fake import Fake
-from perfsuite.results.rank_report import UNREPORTED, Evidence, FailureKind, Memory, Observed, RankReport
+from perfsuite.results.rank_report import (
+    UNREPORTED,
+    Evidence,
+    Failure,
+    FailureKind,
+    Memory,
+    Observed,
+    RankReport,
+)
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.observe import Observer
 from perfsuite.worker.rank import Rank, empty_report, failure_of, write_failure
@@ -35,6 +43,12 @@ def simulated(run_dir: RunDir, *, inject: str | None = None, rank: int = 0) -> R
     this = made(run_dir, inject=inject, rank=rank)
     this.build(SimulatedTimer())
     return this
+
+
+def failure_in(run_dir: RunDir) -> Failure:
+    failure = documents.read(run_dir.rank(0), RankReport).failure
+    assert failure is not None
+    return failure
 
 
 def test_a_framework_builds_for_the_place_and_device_of_the_rank(
@@ -153,17 +167,11 @@ def test_an_injected_fault_lengthens_steps_and_changes_the_report_of_the_last_ra
         return rank.recorder.step_s
 
     assert steps("slowdown=50%") == pytest.approx([1.5 * step for step in steps(None)])
-    for number in (0, 1):
-        rank = made(RunDir(tmp_path), inject="missing-rank", rank=number)
+    ranks = [made(RunDir(tmp_path), inject="missing-rank", rank=number) for number in (0, 1)]
+    for rank in ranks:
         rank.write(rank.report)
-    assert [RunDir(tmp_path).rank(number).exists() for number in (0, 1)] == [True, False]
-
-
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    rank = made(RunDir(tmp_path))
-    report = rank.report.replace(loss=(2.0, 1.0))
-    rank.write(report)
-    assert documents.read(rank.run_dir.rank(0), RankReport) == report
+    assert documents.read(RunDir(tmp_path).rank(0), RankReport) == ranks[0].report
+    assert not RunDir(tmp_path).rank(1).exists()
 
 
 def test_a_failure_is_written_without_figures(tmp_path: Path) -> None:
@@ -179,6 +187,7 @@ def test_a_failure_is_written_without_figures(tmp_path: Path) -> None:
     ("error", "kind"),
     [
         (MismatchError("m"), "mismatch"),
+        (ExtensionError("x"), "error"),
         (MemoryError(), "out_of_memory"),
         (torch.OutOfMemoryError("CUDA"), "out_of_memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out_of_memory"),
@@ -219,17 +228,14 @@ def test_an_error_that_cannot_be_written_as_it_is_keeps_its_cause(
 ) -> None:
     run_dir = RunDir(tmp_path)
     write_failure(run_dir, empty_report(0, 1), failure_of(error, 0))
-    failure = documents.read(run_dir.rank(0), RankReport).failure
-    assert failure is not None
-    assert failure.message == message
+    assert failure_in(run_dir).message == message
 
 
 def test_a_very_long_message_is_cut(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     write_failure(run_dir, empty_report(0, 1), failure_of(RuntimeError("A" * 10**6 + "Z"), 0))
     assert run_dir.rank(0).stat().st_size < 3 * MAX_TOLD
-    failure = documents.read(run_dir.rank(0), RankReport).failure
-    assert failure is not None
+    failure = failure_in(run_dir)
     assert failure.message.startswith("RuntimeError: AAA")
     assert str(failure.traceback).rstrip().endswith("AZ")
 
@@ -253,9 +259,7 @@ write_failure(RunDir(Path(sys.argv[1])), report, failure)
 
 def test_a_rank_without_a_free_descriptor_reports_its_failure(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", NO_DESCRIPTOR, str(tmp_path)], check=True)
-    failure = documents.read(RunDir(tmp_path).rank(0), RankReport).failure
-    assert failure is not None
-    assert failure.message == "ValueError: the cause"
+    assert failure_in(RunDir(tmp_path)).message == "ValueError: the cause"
 
 
 def test_a_failure_that_no_report_can_take_is_told_in_the_log(

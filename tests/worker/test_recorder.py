@@ -3,6 +3,8 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -17,14 +19,21 @@ from perfsuite.worker.timers import CudaTimer, HostTimer, SimulatedTimer, clock_
 from tests.worker.fake_gpu import GPU, FakeAllocator, FakeGPU
 
 
-def test_steps_are_timed_and_what_is_done_between_them_is_not() -> None:
-    timer = SimulatedTimer()
-    recorder = Recorder(timer, probe=lambda: timer.sleep(7))
+def after_steps(
+    recorder: Recorder, *seconds: float, work: Callable[[float], object] | None = None
+) -> Recorder:
+    """After steps in each of which some time has passed."""
     recorder.start()
-    for seconds in (3, 1, 2):
-        timer.sleep(seconds)
+    for each in seconds:
+        (work or recorder.timer.sleep)(each)
         recorder.boundary()
     recorder.finish()
+    return recorder
+
+
+def test_steps_are_timed_and_what_is_done_between_them_is_not() -> None:
+    timer = SimulatedTimer()
+    recorder = after_steps(Recorder(timer, probe=lambda: timer.sleep(7)), 3, 1, 2)
     assert recorder.step_s == [3, 1, 2]
     assert recorder.probe_s == [7, 7, 7]
     assert recorder.wall_s == 6
@@ -69,10 +78,7 @@ def test_threads_count_and_sleep_does_not() -> None:
 
 
 def test_a_simulated_clock_knows_no_cpu_time() -> None:
-    recorder = Recorder(SimulatedTimer())
-    recorder.start()
-    recorder.boundary()
-    recorder.finish()
+    recorder = after_steps(Recorder(SimulatedTimer()), 1)
     assert recorder.cpu_s == []
 
 
@@ -155,18 +161,17 @@ def test_the_garbage_collector_rests_while_the_clock_runs() -> None:
 
 
 def test_the_peak_of_the_first_step_is_forgotten() -> None:
-    recorder = Recorder(SimulatedTimer(), memory=HostMemory())
+    recorder = Recorder(SimulatedTimer(), memory=(memory := HostMemory()))
     recorder.start()
     held = torch.ones(64 * 2**20, dtype=torch.uint8)
     del held
     recorder.boundary()
-    assert recorder.memory is not None
-    assert recorder.memory.read().peak < 30 * 2**20
+    assert memory.read().peak < 30 * 2**20
     held = torch.ones(64 * 2**20, dtype=torch.uint8)
     del held
     recorder.boundary()
     recorder.finish()
-    assert recorder.memory.read().peak > 60 * 2**20
+    assert memory.read().peak > 60 * 2**20
 
 
 def test_a_collection_happens_at_a_fixed_step_and_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,30 +226,15 @@ def test_progress_is_told_seldom_and_at_the_end() -> None:
 
 
 def test_before_end_sees_the_running_step() -> None:
-    timer = SimulatedTimer()
-
-    def double(step: int, recorder: Recorder) -> None:
-        recorder.lengthen(1)
-
-    recorder = Recorder(timer, before_end=double)
-    recorder.start()
-    timer.sleep(2)
-    recorder.boundary()
-    recorder.finish()
-    assert recorder.step_s == [4]
+    recorder = Recorder(SimulatedTimer(), before_end=lambda step, recorder: recorder.lengthen(1))
+    assert after_steps(recorder, 2).step_s == [4]
 
 
 def test_on_a_gpu_steps_are_events_on_its_stream_and_it_is_waited_for_once(gpu: FakeGPU) -> None:
     timer, probe = clock_for(GPU)
     assert probe is None
-    recorder = Recorder(timer)
-    recorder.start()
-    for milliseconds in (30, 10, 20):
-        gpu.work(milliseconds, ahead_ms=1000)
-        recorder.boundary()
-    assert gpu.waits == [0], "nothing waits for the device between steps"
-    recorder.finish()
-    assert gpu.waits == [0, 60]
+    recorder = after_steps(Recorder(timer), 30, 10, 20, work=partial(gpu.work, ahead_ms=1000))
+    assert gpu.waits == [0, 60], "nothing waits for the device between steps"
     assert recorder.step_s == pytest.approx([0.03, 0.01, 0.02])
 
 
@@ -266,12 +256,10 @@ def test_progress_is_what_the_gpu_has_finished_not_what_it_was_given(
 def test_an_injected_slowdown_of_a_gpu_is_as_large_as_asked_and_waits_for_no_step(gpu: FakeGPU) -> None:
     injector = Injector(Fault.parse("slowdown=30%"), is_last_rank=True)
     recorder = Recorder(CudaTimer(GPU), before_end=injector.before_end)
-    recorder.start()
-    for milliseconds in (9000, 400, *[100] * 17):  # compiled in the first
-        gpu.work(milliseconds, ahead_ms=50)
-        recorder.boundary()
-    assert len(gpu.waits) == 2, "to start, and to see how long a cycle takes"
-    recorder.finish()
+    after_steps(
+        recorder, 9000, 400, *[100] * 17, work=partial(gpu.work, ahead_ms=50)
+    )  # compiled in the first
+    assert len(gpu.waits) == 3, "to start, to see how long a cycle takes, and in the end"
     assert recorder.step_s[:2] == pytest.approx([9, 0.4])
     assert recorder.step_s[6:] == pytest.approx([0.13] * 13), "of the step as it was, not as it became"
 
@@ -279,11 +267,7 @@ def test_an_injected_slowdown_of_a_gpu_is_as_large_as_asked_and_waits_for_no_ste
 def test_an_injected_stall_of_a_gpu(gpu: FakeGPU) -> None:
     injector = Injector(Fault.parse("stall=4"), is_last_rank=True)
     recorder = Recorder(CudaTimer(GPU), before_end=injector.before_end)
-    recorder.start()
-    for _ in range(16):
-        gpu.work(100, ahead_ms=10)
-        recorder.boundary()
-    recorder.finish()
+    after_steps(recorder, *[100] * 16, work=partial(gpu.work, ahead_ms=10))
     assert recorder.step_s[8:] == pytest.approx([0.1, 0.1, 0.1, 0.3] * 2)
 
 

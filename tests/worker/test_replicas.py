@@ -62,11 +62,8 @@ def test_a_dtensor_is_whole_where_every_placement_replicates() -> None:
         assert replicas.replicated(model) == {"a"}
 
 
-def test_without_a_group_nobody_counts() -> None:
+def test_without_a_group_or_with_a_backend_that_does_not_nobody_counts() -> None:
     assert replicas.collectives() is None
-
-
-def test_a_backend_that_does_not_count() -> None:
     with fake_group(0, 2):
         assert replicas.collectives() is None
 

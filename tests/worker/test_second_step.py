@@ -69,9 +69,6 @@ def step(model: nn.Module, *calls: dict[str, Any], inside: bool = True) -> Secon
     return seen
 
 
-# --- attention --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("reentrant", [None, False, True])
 @pytest.mark.parametrize(
     ("attend", "kernel"), [(sdpa, "FlashAttentionForCpu"), (math, "math"), (eager, "math")]
@@ -129,26 +126,11 @@ def test_of_what_is_compiled_nothing_is_said_and_nothing_hooked() -> None:
     assert seen.tokens.tokens == TOKENS.numel()
 
 
-def test_no_hook_outlives_the_step() -> None:
-    model = Model(sdpa)
-    step(model)
-    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
-
-
-# --- blocks -----------------------------------------------------------------------------------------------
-
-
-def test_micro_batches_are_no_recomputation() -> None:
-    seen = step(Model(sdpa), {"input_ids": TOKENS}, {"input_ids": TOKENS})
+def test_micro_batches_are_summed_and_are_no_recomputation() -> None:
+    seen = step(model := Model(sdpa), {"input_ids": TOKENS}, {"input_ids": TOKENS[:1]})
     assert (seen.forwards, seen.recomputing()) == ([2, 2], "0 of 2")
-
-
-# --- tokens -----------------------------------------------------------------------------------------------
-
-
-def test_tokens_are_summed_over_micro_batches() -> None:
-    tokens = step(Model(sdpa), {"input_ids": TOKENS}, {"input_ids": TOKENS[:1]}).tokens
-    assert (tokens.tokens, tokens.padding(), tokens.forwards) == (12, 0, 2)
+    assert (seen.tokens.tokens, seen.tokens.padding(), seen.tokens.forwards) == (12, 0, 2)
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
 
 
 def test_padding_is_what_the_mask_takes_out() -> None:

@@ -4,7 +4,7 @@ itself, one of two ranks in a group that sends nothing."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from perfsuite import DDP, FSDP2, Accelerate, Case, Topology
 from perfsuite.case.fault import STRUCTURAL, Structural
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import Framework, Ranks, framework_of
-from perfsuite.results.counts import Counts
+from perfsuite.results.counts import Counts, StepMemory
 from perfsuite.worker.counting import Counting
 from perfsuite.worker.faults import STRUCTURAL_AFTER
 from perfsuite.worker.structural_faults import begin, built_with
@@ -81,22 +81,14 @@ def alone() -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-@contextmanager
-def hooks(steps: Steps) -> Iterator[None]:
-    handles = register_optimizer_step_pre_hook(steps.before), register_optimizer_step_post_hook(steps.after)
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def counted(case: Case, kind: Structural | None = None, *, fused: bool = False) -> Counts:
     steps, framework = Steps(kind, fused=fused), framework_of(case)
     if kind is not None:
         framework = built_with(kind, framework)
     group = fake_group(0, 2) if case.framework.name == "fsdp2" else alone()
-    with group as ranks, hooks(steps):
+    with group as ranks, ExitStack() as hooks:
+        hooks.callback(register_optimizer_step_pre_hook(steps.before).remove)
+        hooks.callback(register_optimizer_step_post_hook(steps.after).remove)
         workload = framework.build(case, ranks, None)  # type: ignore[arg-type]
         steps.model = workload.model
         workload.run(4)
@@ -114,6 +106,11 @@ def sharded() -> Counts:
     return counted(SHARDED)
 
 
+def memory(counts: Counts) -> StepMemory:
+    assert counts.memory is not None
+    return counts.memory
+
+
 def collectives(counts: Counts) -> dict[tuple[str, str, str], tuple[int, int]]:
     return {(c.kind, c.dtype, c.phase): (c.count, c.bytes) for c in counts.collectives}
 
@@ -123,9 +120,7 @@ def test_blocks_that_were_freed_are_kept(sharded: Counts) -> None:
     gathers = ("all_gather", "bfloat16", "forward"), ("all_gather", "bfloat16", "backward")
     assert [collectives(sharded)[key][0] for key in gathers] == [5, 4]
     assert [collectives(kept).get(key, (0, 0))[0] for key in gathers] == [5, 0]
-    assert kept.memory is not None
-    assert sharded.memory is not None
-    assert kept.memory.at_peak["unsharded"] > sharded.memory.at_peak["unsharded"]
+    assert memory(kept).at_peak["unsharded"] > memory(sharded).at_peak["unsharded"]
 
 
 def test_blocks_that_were_kept_are_freed() -> None:
@@ -151,9 +146,7 @@ def test_gradients_are_reduced_in_float32(framework: Framework, kind: str) -> No
 def test_blocks_are_not_recomputed(kind: Structural, left: float, replicated: Counts) -> None:
     lost = counted(REPLICATED, kind)
     assert lost.flops.get("recompute", 0) == left * replicated.flops["recompute"]
-    assert lost.memory is not None
-    assert replicated.memory is not None
-    assert lost.memory.saved_for_backward > replicated.memory.saved_for_backward
+    assert memory(lost).saved_for_backward > memory(replicated).saved_for_backward
 
 
 def test_the_host_reads_once_more_and_nothing_else(replicated: Counts) -> None:
@@ -172,9 +165,7 @@ def test_the_loss_costs_kernels_in_forward_alone(replicated: Counts) -> None:
 def test_gradients_are_copied_into_buckets(replicated: Counts) -> None:
     copied = counted(REPLICATED, "gradient-copies")
     assert copied.kernels["backward"] > replicated.kernels["backward"]
-    assert copied.memory is not None
-    assert replicated.memory is not None
-    assert copied.memory.peak > replicated.memory.peak
+    assert memory(copied).peak > memory(replicated).peak
 
 
 def test_the_same_bytes_in_more_buckets(replicated: Counts) -> None:
@@ -200,26 +191,16 @@ def test_attention_becomes_matrix_products(replicated: Counts) -> None:
 
 def test_a_copy_of_the_weights_is_kept(replicated: Counts) -> None:
     kept = counted(REPLICATED, "weight-copy")
-    assert kept.memory is not None
-    assert replicated.memory is not None
-    assert kept.memory.peak - replicated.memory.peak == 4 * PARAMETERS
-    assert kept.memory.growth == replicated.memory.growth
+    assert memory(kept).peak - memory(replicated).peak == 4 * PARAMETERS
+    assert memory(kept).growth == memory(replicated).growth
     assert kept.kernels["optimizer"] == replicated.kernels["optimizer"] + 2 * 39
 
 
 @pytest.mark.parametrize(
     ("kind", "case", "why"),
     [
-        (
-            "reshard-toggled",
-            REPLICATED,
-            "FSDP2 shards no blocks. It fits what FSDP2 shards",
-        ),
-        (
-            "fp32-communication",
-            REPLICATED,
-            "DDP reduces in float32 already. It fits precision bf16",
-        ),
+        ("reshard-toggled", REPLICATED, "FSDP2 shards no blocks. It fits what FSDP2 shards"),
+        ("fp32-communication", REPLICATED, "DDP reduces in float32 already. It fits precision bf16"),
         ("fp32-communication", SHARDED.replace(precision="fp32"), "no gradients are reduced in a lower"),
         ("checkpointing-lost", SHARDED, "no block is checkpointed. It fits cases with activation_ch"),
         ("gradient-copies", SHARDED, r"framework fsdp2\. It fits DDP\(gradient_as_bucket_view=True\)"),

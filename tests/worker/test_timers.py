@@ -6,15 +6,8 @@ from typing import NoReturn
 import pytest
 import torch
 
-from perfsuite.worker import timers
 from perfsuite.worker.timers import CudaTimer, HostTimer, SimulatedTimer, clock_for
 from tests.worker.fake_gpu import GPU, FakeGPU
-
-
-def test_the_probe_is_the_same_work_each_time() -> None:
-    probe = timers.cpu_probe()
-    probe()
-    probe()
 
 
 def test_where_the_host_sets_the_pace_an_injected_slowdown_lengthens_a_step_as_well(
@@ -58,9 +51,7 @@ def test_a_clock_that_a_script_replaces_is_not_ours(monkeypatch: pytest.MonkeyPa
 def test_the_kernel_s_uptime_is_read_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     timer = HostTimer()
     first, second = timer.uptime(), timer.uptime()
-    assert first is not None
-    assert second is not None
-    assert second >= first > 0
+    assert 0 < (first or 0) <= (second or 0)
     assert SimulatedTimer().uptime() is None
 
     def missing(path: str) -> NoReturn:
@@ -88,6 +79,7 @@ def test_each_device_has_its_clock_and_a_cpu_its_probe() -> None:
     assert timer.name == "perf_counter"
     assert probe is not None
     probe()
+    probe()  # the same work each time
 
 
 def test_an_event_is_past_when_the_gpu_has_reached_it(gpu: FakeGPU) -> None:
