@@ -38,7 +38,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.exact import check
 from perfsuite.verdict.judge import judge
-from perfsuite.verdict.reference import Reference
+from perfsuite.verdict.overall import Reference
 
 WhenShared = Literal["wait", "again", "stop"]
 """What to do after a launch during which others used the machine: `wait` until they are quiet, launch `again`

@@ -49,7 +49,6 @@ NO_TEST_FILE = {
         (f"perfsuite.plugin.{name}" for name in ("files", "keys", "run", "start", "terminal")),
         "run by test_plugin.py and test_plugin_resume.py, which run pytest",
     ),
-    "perfsuite.verdict.reference": "fields without code: test_measure.py gives them",
     "perfsuite.session.dry": "run by cli/test_dry_run.py",
     "perfsuite.session.outputs": "run by cli/test_compare.py, cli/test_dry_run.py and test_plugin.py",
     "perfsuite.session.way": "its three subclasses are tested",

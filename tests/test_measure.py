@@ -26,9 +26,8 @@ from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.judge import Policy
-from perfsuite.verdict.overall import with_counts
+from perfsuite.verdict.overall import Reference, with_counts
 from perfsuite.verdict.profiled import explained
-from perfsuite.verdict.reference import Reference
 from tests.packages import Packages
 from tests.samples import DISTURBED, make_case, make_launches, make_machine, make_run
 from tests.twin_counts import baseline_of, counts, launch

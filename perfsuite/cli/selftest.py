@@ -31,7 +31,7 @@ from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.noise import class_noise
-from perfsuite.verdict.reference import Reference
+from perfsuite.verdict.overall import Reference
 
 WIDTH = 40
 """Columns of the name of a fault."""

@@ -20,9 +20,8 @@ from perfsuite.session.setup import MISSING_FAILS
 from perfsuite.session.way import Judged, Trial, Way, excused, take_profile
 from perfsuite.verdict.exact import counted
 from perfsuite.verdict.noise import ClassNoise, class_noise
-from perfsuite.verdict.overall import with_counts, with_unseen
+from perfsuite.verdict.overall import Reference, with_counts, with_unseen
 from perfsuite.verdict.profiled import explained
-from perfsuite.verdict.reference import Reference
 
 MIN_RECORDED = 3
 """Fewest launches of a usable local baseline; one with fewer is recorded again."""

@@ -27,7 +27,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
 from perfsuite.session.setup import Setup
-from perfsuite.verdict.excuse import excuse
+from perfsuite.verdict.overall import excuse
 
 
 @dataclass

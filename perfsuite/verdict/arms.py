@@ -1,4 +1,4 @@
-"""Judges the launches of arm B beside those of arm A. Pure: no clock, no disk; neither torch nor pytest.
+"""Judges the launches of arm B beside those of arm A. Pure: no clock, no disk.
 
 Launch k of both arms is one pair. Nothing that differs between the arms is refused: other versions and other
 settings are why they are compared.
@@ -114,7 +114,6 @@ def _kind(run: Run) -> FailureKind:
 
 
 def _other_settings(run: Run, known: Baseline) -> tuple[str, ...]:
-    """Settings that the workers of both arms observed to differ: a finding, and no reason to refuse."""
     return tuple(
         f"settings differ: {name.removeprefix('observed ')} is {then!r} in {ARM_A} and {now!r} in {ARM_B}"
         for name, (then, now) in setting_differences(run, known).items()
@@ -131,7 +130,6 @@ def _judge_healthy(
     *,
     is_last: bool,
 ) -> Verdict:
-    """The verdict on healthy pairs, which waits until the last pair for `alone` or all metrics."""
     known = baselines.from_runs(a)
     corrects = corrects and same_stack(b[-1], known)
     device = b[0].machine.device
@@ -215,7 +213,6 @@ def _check(
 
 
 def _probes(a: Sequence[Run], b: Sequence[Run]) -> tuple[list[float], list[float]] | None:
-    """Seconds of the probe in the launches of both arms; None if a launch has none."""
     before, now = ([probe for run in runs if is_size(probe := run.figures.probe_s_p50)] for runs in (a, b))
     return (before, now) if len(before) == len(a) and len(now) == len(b) else None
 
@@ -247,7 +244,6 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def _counts(a: Sequence[Run], b: Sequence[Run]) -> CountCheck | None:
-    """What a step of arm B does otherwise than one of arm A, judged as beside a baseline."""
     if hidden := exact.why_hidden([*a, *b]):
         return CountCheck(outcome="not counted", notes=hidden, compared=False)
     counted = exact.counted(a)
@@ -262,7 +258,6 @@ def _unjudged(check: CountCheck) -> CountCheck:
 
 
 def _explained(checks: Sequence[Check], counts: CountCheck | None, run: Run) -> str | None:
-    """Why arm B is worse, or better, as far as counts tell; None if it is neither or none were compared."""
     outcomes = {check.outcome for check in checks}
     if counts is None or not counts.compared or not outcomes & {"regressed", "improved"}:
         return None

@@ -11,6 +11,7 @@ from perfsuite.case.hardware import AND
 from perfsuite.results.amounts import amount, signed
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import find
+from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.robust import clipped_variance, sorted_logs, squares, t_quantile
@@ -94,7 +95,6 @@ def _slow_gpus(run: Run) -> list[str]:
 
 
 def _of_rank(run: Run, name: str, rate: float) -> str:
-    """The rank and the GPU that a rate is of; nothing where the rates of the ranks are not known."""
     ranks = [rank for rank, probe in enumerate(run.rank_probes) if probe.get(name) == rate]
     return f" of {gpu_of(run, ranks[0])}" if ranks else ""
 
@@ -116,12 +116,12 @@ def _less_power(run: Run, baseline: Baseline) -> list[str]:
     """The reason to discard a launch whose GPUs may draw less power: the lowest enforced limits differ."""
     limits = [
         min(map(float, observed.environment[health.POWER_LIMIT].split(", ")))
-        for observed in (run.observed, baseline.observed)
-        if observed is not None and health.POWER_LIMIT in observed.environment
+        for observed in _observed(run, baseline)
+        if health.POWER_LIMIT in observed.environment
     ]
-    if len(limits) < 2 or limits[0] >= (1 - POWER_LIMIT_LOWER) * limits[1]:
+    if len(limits) < 2 or limits[1] >= (1 - POWER_LIMIT_LOWER) * limits[0]:
         return []
-    now, then = limits
+    then, now = limits
     return [f"the GPUs' power limit is {now:g} W, at the baseline it was {then:g} W (`nvidia-smi -pl`)"]
 
 
@@ -134,11 +134,10 @@ def setting_differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, st
     settings = {"hardware class": (baseline.hardware_class, run.machine.hardware_class)}
     if run.flops is not None and baseline.flops is not None:
         settings["FLOP formula"] = (baseline.flops.formula, run.flops.formula)
-    if run.observed is not None and baseline.observed is not None:
-        before, now = baseline.observed.settings, run.observed.settings
-        settings |= {
-            f"{OBSERVED}{key}": (then, now.get(key, NOT_OBSERVED)) for key, then in sorted(before.items())
-        }
+    before, now = (observed.settings for observed in _observed(run, baseline))
+    settings |= {
+        f"{OBSERVED}{key}": (then, now.get(key, NOT_OBSERVED)) for key, then in sorted(before.items())
+    }
     for name in type(run.case).model_fields:
         then_asked, now_asked = getattr(baseline.case, name), getattr(run.case, name)
         if name not in NOT_IN_ID and then_asked != now_asked:  # their text may still say the same
@@ -157,18 +156,15 @@ def unlike(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
 
 def library_choices(run: Run, baseline: Baseline) -> list[str]:
     """Settings that a library chose otherwise than at the baseline, or that only the baseline saw."""
-    if run.observed is None or baseline.observed is None:
-        return []
-    return changed_settings(baseline.observed.settings, run.observed.settings)
+    then, now = _observed(run, baseline)
+    return changed_settings(then.settings, now.settings)
 
 
 def unexplained(run: Run, baseline: Baseline) -> list[str]:
     """The `library_choices`, if no version or variable that is recorded differs: other code chose."""
-    if run.observed is None or baseline.observed is None:
-        return []
-    if run.observed.environment != baseline.observed.environment:
-        return []
-    return [f"{UNEXPLAINED}: {choice}" for choice in library_choices(run, baseline)]
+    then, now = _observed(run, baseline)
+    is_explained = then.environment != now.environment
+    return [] if is_explained else [f"{UNEXPLAINED}: {choice}" for choice in library_choices(run, baseline)]
 
 
 def run_changes(run: Run, baseline: Baseline) -> tuple[str, ...]:
@@ -188,23 +184,21 @@ def environment_changes(run: Run, baseline: Baseline) -> list[str]:
 
     Also settings that were not observed yet when the baseline was recorded.
     """
-    if run.observed is None or baseline.observed is None:
-        return []
-    before, now = baseline.observed.environment, run.observed.environment
+    then, today = _observed(run, baseline)
+    before, now = then.environment, today.environment
     changed = [
         f"{key}: {before.get(key, 'unset')} -> {now.get(key, 'unset')}"
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     ]
-    known = dict(baseline.observed.settings)
+    known = dict(then.settings)
     if known.get("trained") == "all":  # they are of a model that is trained in part
         known |= dict.fromkeys(("adapters", "lora", "quantised_layers"), "")
-    new = sorted((key, value) for key, value in run.observed.settings.items() if key not in known)
+    new = sorted((key, value) for key, value in today.settings.items() if key not in known)
     return changed + [f"{key}: not looked at -> {value}" for key, value in new]
 
 
 def _other_nodes(run: Run, baseline: Baseline) -> list[str]:
-    """Nodes of a launch on several that no launch of the baseline ran on."""
     known = sorted({name for launch in baseline.launches for name in launch.nodes})
     new = [node.name for node in run.nodes if node.name not in known]
     if not known or not new:
@@ -253,9 +247,14 @@ def _metrics_gone(baseline: Baseline) -> list[str]:
     ]
 
 
+def _observed(run: Run, baseline: Baseline) -> tuple[Observed, Observed]:
+    """What was observed of baseline and run; nothing of either if one of them observed nothing."""
+    nothing = Observed(settings={}, environment={})
+    is_known = baseline.observed is not None and run.observed is not None
+    return (baseline.observed or nothing, run.observed or nothing) if is_known else (nothing, nothing)
+
+
 def same_stack(run: Run, baseline: Baseline) -> bool:
     """Whether the probes ran through the same software, with as many threads, as far as both observed it."""
-    if run.observed is None or baseline.observed is None:
-        return True
-    before, now = baseline.observed.environment, run.observed.environment
+    before, now = (observed.environment for observed in _observed(run, baseline))
     return all(before[key] == now[key] for key in PROBE_STACK if key in before and key in now)

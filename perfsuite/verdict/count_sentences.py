@@ -1,4 +1,4 @@
-"""Says in words what changed in the counts of a step. Pure; imports neither torch nor pytest."""
+"""Says in words what changed in the counts of a step. Pure."""
 
 from __future__ import annotations
 
@@ -99,7 +99,6 @@ def _other_dtype(before: list[Collective], now: list[Collective]) -> str:
 
 
 def _other_phase(before: list[Collective], now: list[Collective]) -> str:
-    """`in forward instead of backward`."""
     new, old = _grown_and_shrunk(_sums("bytes", "phase", before), _sums("bytes", "phase", now))
     return f"in {' and '.join(new)} instead of {' and '.join(old)}" if new and old else ""
 

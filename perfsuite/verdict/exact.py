@@ -1,4 +1,4 @@
-"""Judges the counts of a step exactly, beside those of a baseline. Pure; imports neither torch nor pytest.
+"""Judges the counts of a step exactly, beside those of a baseline. Pure.
 
 No statistics: counts have no noise. More of anything is `regressed`, less is `improved`; where the sum is the
 same, another split is listed. A step that did work out of sight is neither: it is `not counted`.
@@ -140,7 +140,6 @@ def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches) ->
 
 
 def _unknown(counts: Counts) -> set[str]:
-    """The operators whose FLOPs nobody knows: those that should have a formula, and other packages'."""
     return {*counts.without_flops, *(name for name in counts.ops if not name.startswith("aten."))}
 
 
@@ -226,7 +225,6 @@ def _outcome(quantity: Quantity, then: int, by: list[int], allowed: float) -> Ju
 
 
 def _missing_ranks(baseline: CountBaseline, launches: Launches) -> Iterator[str]:
-    """Ranks that only one side has."""
     then, now = _ranks(baseline.counts), set.intersection(*map(_ranks, launches))
     if missing := sorted(then - now):
         yield f"{_named(missing)} not judged: not counted in these launches"
@@ -239,7 +237,6 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _missing_quantities(baseline: CountBaseline, launches: Launches) -> list[str]:
-    """Quantities that only one side has, each once."""
     notes = []
     for _, before, now in _alike(baseline, launches):
         for quantity in quantities((before, *now)):

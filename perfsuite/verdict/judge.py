@@ -1,7 +1,7 @@
 """Judges the launches of a case against its baseline. Pure: no clock, no disk.
 
 Each launch is one piece of evidence. Until the evidence suffices the verdict is `undecided`, which asks for
-one more launch in fresh processes. Imports neither torch nor pytest.
+one more launch in fresh processes.
 """
 
 from __future__ import annotations
@@ -139,7 +139,6 @@ def _unhealthy(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise
 def _judge_healthy(
     runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, policy: Policy
 ) -> Verdict:
-    """The verdict on healthy launches; `undecided` while they are fewer than the policy asks for."""
     verdict = _record(runs, policy) if baseline is None else _compare(runs, baseline, noise, policy)
     if len(runs) < policy.min_launches and verdict.failure in (None, "unlike", "loss"):
         return verdict.replace(outcome="undecided", failure=None)
@@ -177,13 +176,11 @@ def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy:
 
 
 def _metrics(runs: Sequence[Run], baseline: Baseline) -> Sequence[Metric]:
-    """What is judged of these launches beside the baseline."""
     figures = [run.figures for run in runs] + [launch.figures for launch in baseline.launches]
     return judged(figures, runs[0].machine.device)
 
 
 def _unlike(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
-    """The failure of launches that were asked for other work than the baseline's."""
     why = tuple(
         f"cannot be compared: {key} was {then!r} in the baseline and is {now!r}"
         for key, (then, now) in unlike(runs[-1], baseline).items()
@@ -192,14 +189,12 @@ def _unlike(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
 
 
 def _other_loss(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
-    """The failure of launches that learn otherwise than the baseline's."""
     if (difference := loss_differs(runs, baseline)) is None:
         return None
     return Verdict(outcome="failed", launches=len(runs), failure="loss", reasons=(difference,))
 
 
 def _worst(checks: tuple[Check, ...], launches: int) -> Verdict:
-    """The verdict of all checks: the worst one's outcome."""
     outcome = min((check.outcome for check in checks), key=WORST_FIRST.index)
     failure: FailureKind | None = "missing_metric" if outcome == "failed" else None
     return Verdict(outcome=outcome, launches=launches, checks=checks, failure=failure)
@@ -262,7 +257,6 @@ def _corrected_by_probe(
 
 
 def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None = None) -> Check:
-    """The check of a metric before it is judged; `failed` if a launch lacks it or it is no number."""
     values = [metric.of(run.figures) for run in runs]
     measured = [value for value in values if value is not None]
     then = baseline.values(metric.name) if baseline is not None else []

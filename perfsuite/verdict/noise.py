@@ -7,8 +7,6 @@ Two standard deviations are estimated, both of log(cost), so that they are relat
     session_sigma  between sessions, of what all launches of a session share (the machine's day);
                    more launches in the same session do not reduce it
 
-Imports neither torch nor pytest.
-
 Source: analysis of variance. Each variance component is a mean square minus the part of it that the levels
 below explain, and at least 0 (Searle, Casella, McCulloch, Variance Components, 1992, chapters 3 and 4).
 """
@@ -71,7 +69,9 @@ def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
 
     A launch counts for a metric only if it has a figure above 0 and finite.
     """
-    probed = _nonempty(_pairs(baseline, TOKENS_PER_S) for baseline in baselines)
+    probed = _nonempty(
+        pairs((launch.figures for launch in baseline.launches), TOKENS_PER_S) for baseline in baselines
+    )
     exponent = probe_exponent(probed)
     known, uncorrected = {}, {}
     for metric in judged(launch.figures for baseline in baselines for launch in baseline.launches):
@@ -168,7 +168,6 @@ def against(noise: Noise, session_sizes: Iterable[int]) -> Noise:
 
 
 def _costs(baseline: Baseline, metric: Metric) -> dict[str | None, list[float]]:
-    """Return the costs of the launches that have the metric, by session."""
     values = [(session, metric.of(launch.figures)) for session, launch in baseline.by_session()]
     return _by_session((session, metric.cost(value)) for session, value in values if is_size(value))
 
@@ -189,7 +188,6 @@ def _corrected_costs(baseline: Baseline, metric: Metric, exponent: float) -> dic
 
 
 def _by_session(launches: Iterable[tuple[str | None, float]]) -> dict[str | None, list[float]]:
-    """Group costs by session, in the order of the launches."""
     groups: dict[str | None, list[float]] = {}
     for session, cost in launches:
         groups.setdefault(session, []).append(cost)
@@ -207,13 +205,7 @@ def pairs(launches: Iterable[Figures], metric: Metric) -> list[Pair]:
     return [(metric.cost(value), probe) for value, probe in values if is_size(value) and is_size(probe)]
 
 
-def _pairs(baseline: Baseline, metric: Metric) -> list[Pair]:
-    """Pair cost and probe of each launch of a baseline."""
-    return pairs((launch.figures for launch in baseline.launches), metric)
-
-
 def _nonempty(groups: Iterable[list[T]]) -> list[list[T]]:
-    """Leave out empty groups."""
     return [group for group in groups if group]
 
 

@@ -1,15 +1,20 @@
-"""Combines what time and counts say of a case into one verdict. Pure; imports neither torch nor pytest."""
+"""Combines what time and counts say of a case into one verdict. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
+from perfsuite.case.case import Case
+from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline
-from perfsuite.results.outcome import WORST_FIRST, CountCheck, Outcome, Verdict
+from perfsuite.results.outcome import WORST_FIRST, CountCheck, Excuse, Outcome, Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
+from perfsuite.verdict.judge import Policy
+from perfsuite.verdict.noise import ClassNoise
 
 THE_SAME = "the work is the same: look at"
 """Begins what is said of a slower case whose counts are equal; what to look at depends on the machine."""
@@ -17,6 +22,20 @@ THE_SAME = "the work is the same: look at"
 NOTHING_TO_COMPARE = (
     "counts are not judged: there is no baseline of counts, and these launches cannot become one"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What the launches of a case are judged by."""
+
+    baseline: Baseline | None = None
+    """None: there is none to compare with, and the launches may become one."""
+    counts: CountBaseline | None = None
+    """What a step did when that was accepted or recorded."""
+    noise: ClassNoise = field(default_factory=ClassNoise)
+    """The noise between launches on this hardware class."""
+    policy: Policy = field(default_factory=Policy)
+    """How many launches the verdict may cost."""
 
 
 def with_counts(
@@ -88,3 +107,19 @@ def likely_cause(counts: CountCheck, outcome: Literal["regressed", "improved"], 
         gpus = "kernels, NCCL" if run.case.topology.world_size > 1 else "kernels"
         return f"{THE_SAME} {gpus if run.machine.device == 'cuda' else 'packages, threads'}, the machine"
     return min(counts.findings, key=lambda finding: order.index(finding.outcome)).sentence
+
+
+def excuse(case: Case, verdict: Verdict, baseline: Baseline | None, *, shared: bool = False) -> Excuse | None:
+    """Why the failure of `case` is no surprise; None if it is one, or if the case did not fail.
+
+    A known issue excuses the failure that it names, unless a reviewed baseline shows that the issue is gone.
+    A case that may run out of memory is excused for that, unless any baseline shows that it fits, or others
+    held memory of its GPUs meanwhile (`shared`).
+    """
+    is_reviewed = baseline is not None and baseline.accepted is not None
+    if case.known_issue is not None and verdict.failure == case.known_issue.failure and not is_reviewed:
+        return "known issue"
+    is_surprise = baseline is not None or shared
+    if case.may_run_out_of_memory and verdict.failure == "out_of_memory" and not is_surprise:
+        return "out of memory"
+    return None

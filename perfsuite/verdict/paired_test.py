@@ -90,7 +90,6 @@ class PairedDecision:
     """Estimated relative change from A to B."""
     interval: tuple[float, float]
     """99 % confidence interval of `change` at this look."""
-    tolerance: float
     pairs: int
     pair_sigma: float
     """Estimated standard deviation of the logarithm of a pair's ratio."""
@@ -193,7 +192,6 @@ def minimum_detectable_difference(
 
 
 def _check(a: Sequence[float], b: Sequence[float], tolerance: float, max_pairs: int) -> None:
-    """Raise ValueError for pairs, a tolerance or a number of pairs out of range."""
     for name, costs in (("arm A", a), ("arm B", b)):
         sorted_logs(name, costs)
     if not 0 < tolerance < 1:
@@ -222,7 +220,6 @@ def _decision(
         outcome=_outcome(seen, math.log1p(tolerance), max_pairs),
         change=relative(seen.change),
         interval=(relative(seen.change - reach), relative(seen.change + reach)),
-        tolerance=tolerance,
         pairs=len(costs.pairs),
         pair_sigma=seen.sigma,
         minimum_detectable=minimum_detectable_difference(seen.sigma, max_pairs, seen.z),
@@ -250,13 +247,11 @@ def _evidence(found: Differences, fitted: Differences | None, z: float) -> _Evid
 
 
 def _differs(probe: Differences, z: float) -> bool:
-    """Tell whether the probe itself is slower or faster in one of the arms, by `z` standard errors."""
     seen = _evidence(probe, None, z)
     return abs(seen.change) > t_quantile(z, seen.degrees) * seen.sigma / math.sqrt(len(probe.pairs))
 
 
 def _outcome(seen: _Evidence, slow: float, max_pairs: int) -> PairedOutcome:
-    """Return the outcome of a look; `slow` is the tolerance as a difference of logarithms."""
     count = len(seen.ordered)
     if count < MIN_PAIRS:
         return "undecided"

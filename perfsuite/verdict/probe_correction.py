@@ -94,7 +94,6 @@ def paired_exponent(costs: Differences, probes: Differences) -> float:
 
 
 def _shrunk_slope(x: Sequence[float], y: Sequence[float], degrees: float) -> float:
-    """Return the slope of y on x through the origin, shrunk towards 0 as `probe_exponent` says."""
     shared = sum(a * b for a, b in zip(x, y, strict=True))
     if degrees < 3 or shared <= 0:
         return 0.0
@@ -114,6 +113,5 @@ def _centred_logs(what: str, values: Sequence[float]) -> list[float]:
 
 
 def _scaled(what: str, pairs: Sequence[Pair], typical: float, exponent: float) -> tuple[float, ...]:
-    """Return the seconds per step at the probe time `typical`."""
     sorted_logs(f"{what} probe", [probe for _, probe in pairs])
     return tuple(seconds * (typical / probe) ** exponent for seconds, probe in pairs)

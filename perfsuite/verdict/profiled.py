@@ -1,6 +1,6 @@
 """Says in words why a step takes longer, by two profiles of some steps.
 
-Pure; imports neither torch nor pytest.
+Pure.
 Calls are the same in every launch of the same code: one that differs is a cause. Times of single launches are
 no more than a hint.
 """
@@ -66,7 +66,6 @@ def compared(before: LaunchProfile, now: LaunchProfile, against: str) -> Profile
 
 
 def _now_and_then(before: Profile, now: Profile) -> tuple[str, ...]:
-    """What is called in some of the steps alone, and was called in none before."""
     known = {work.name for work in before.every}
     new = [name for name in now.unsteady if name not in known]
     more = f" and {len(new) - MOST_CALLS} more" if len(new) > MOST_CALLS else ""
@@ -101,18 +100,18 @@ def _changed_calls(before: Profile, now: Profile) -> list[tuple[str, tuple[float
     is new or gone comes first, then what changed most for its number; of equal ones synchronisations, then
     the most calls, then what takes longest.
     """
-    then, today, times = before.calls(), now.calls(), _times_by_name(before, now)
+    times = _both(_sums(before.every), _sums(now.every))
     waits = _waits(before, now)
     kernels = {work.name for profile in (before, now) for work in profile.kernels} - waits
     unsteady = {*before.unsteady, *now.unsteady}
-    calls = {name: (then.get(name, 0.0), today.get(name, 0.0)) for name in {**then, **today}}
+    calls = _both(before.calls(), now.calls())
     found = [(name, both) for name, both in calls.items() if both[0] != both[1] and name not in unsteady]
 
     def order(each: tuple[str, tuple[float, float]]) -> tuple[int, float, bool, float, float]:
         name, (earlier, later) = each
         by = abs(later - earlier)
         kind = 2 if _NO_WORK.fullmatch(name) else int(name in kernels)
-        return kind, -by / max(earlier, later), name not in waits, -by, -abs(times[name])
+        return kind, -by / max(earlier, later), name not in waits, -by, -abs(times[name][1] - times[name][0])
 
     return sorted(found, key=order)
 
@@ -131,19 +130,18 @@ def _waits(*profiles: Profile) -> set[str]:
 
 def _hints(before: Profile, now: Profile) -> list[str]:
     """The parts of the step, then the operators or kernels, that differ most in time."""
-    then, today = before.split.parts(), now.split.parts()
     step = now.split.step_us - before.split.step_us
     least = LEAST_SHARE * before.split.step_us
     families = {
         name: (_family(before, pattern), _family(now, pattern)) for name, pattern in _FAMILIES.items()
     }
-    parts = {name: (then.get(name, 0.0), today.get(name, 0.0)) for name in {**then, **today}}
+    parts = _both(before.split.parts(), now.split.parts())
     told = [_arrow(name, *times, step) for name, times in _most(parts, least)]
     same = [name for name, (one, other) in families.items() if one and abs(other - one) <= UNCHANGED * one]
     first = ", ".join(told) or f"no part of a step differs by {LEAST_SHARE:.0%} of it"
     unchanged = f"; {', '.join(same)} unchanged" if same else ""
     named = "kernels" if now.kernels else "operators"
-    singly = _work_by_name(before, now)
+    singly = _both(_sums(_timed(before)), _sums(_timed(now)))
     changed = [_arrow(name, *times) for name, times in _most(singly, least)]
     return [
         f"by time, a hint: {first}{unchanged}",
@@ -152,7 +150,6 @@ def _hints(before: Profile, now: Profile) -> list[str]:
 
 
 def _most(times: Mapping[str, tuple[float, float]], least: float) -> list[tuple[str, tuple[float, float]]]:
-    """The times that differ by at least so much, the largest difference first."""
     found = [each for each in times.items() if abs(each[1][1] - each[1][0]) >= max(least, 1e-9)]
     return sorted(found, key=lambda each: -abs(each[1][1] - each[1][0]))[:MOST_TIMES]
 
@@ -170,19 +167,11 @@ def _family(profile: Profile, pattern: re.Pattern[str]) -> float:
 
 
 def _timed(profile: Profile) -> Sequence[Work]:
-    """What the device's time goes to: kernels on a GPU, operators on a CPU."""
     return profile.kernels or profile.operators
 
 
-def _work_by_name(before: Profile, now: Profile) -> dict[str, tuple[float, float]]:
-    then, today = _sums(_timed(before)), _sums(_timed(now))
+def _both(then: Mapping[str, float], today: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     return {name: (then.get(name, 0.0), today.get(name, 0.0)) for name in {**then, **today}}
-
-
-def _times_by_name(before: Profile, now: Profile) -> dict[str, float]:
-    """By how much each name's time differs."""
-    then, today = _sums(before.every), _sums(now.every)
-    return {name: today.get(name, 0.0) - then.get(name, 0.0) for name in {**then, **today}}
 
 
 def _sums(works: Iterable[Work]) -> dict[str, float]:

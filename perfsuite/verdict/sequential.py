@@ -196,7 +196,6 @@ def minimum_detectable_drop(
 
 
 def _check_settings(tolerance: float, launches: int, max_launches: int) -> None:
-    """Raise ValueError for a tolerance or number of launches out of range."""
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance is {tolerance!r}, expected a fraction above 0: 0.03 for 3 %")
     if max_launches < FEWEST_LAUNCHES:
@@ -224,13 +223,11 @@ def _noise_of_case(reference: list[float], logs: list[float], noise: Noise) -> N
 
 
 def _later(noise: Noise, launches: int) -> Noise:
-    """Return the same noise with the degrees of freedom that so many more launches add."""
     degrees = noise.degrees_of_freedom + SCALE_EFFICIENCY * launches
     return replace(noise, degrees_of_freedom=degrees)
 
 
 def _error(noise: Noise, baseline_launches: int, launches: int) -> float:
-    """Return the standard error of the change, in logarithms."""
     between = noise.sigma**2 * (1 / baseline_launches + 1 / launches)
     return math.sqrt(between + noise.session_sigma**2)
 

@@ -9,32 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 ASKED = frozenset(
-    {
+    [
         # a field of the case
-        "world_size",
-        "device",
-        "attention",
-        "recomputing_blocks",
-        "trained",
-        "lora",
-        "quantised_layers",
+        *("world_size", "device", "attention", "recomputing_blocks", "trained", "lora", "quantised_layers"),
         # an option of the framework, a configuration of the user, or the script
-        "wrapper",
-        "sharding",
-        "parallelism",
-        "tp_mode",
-        "tp_linear_async_communication",
-        "pp_engine",
-        "gradient_dtype",
-        "config_sha256",
-        "mesh",
-        "cuda_graphs",
-        "accelerate_config",
+        *("wrapper", "sharding", "parallelism", "tp_mode", "tp_linear_async_communication", "pp_engine"),
+        *("gradient_dtype", "config_sha256", "mesh", "cuda_graphs", "accelerate_config"),
         # a switch of torch, or NVIDIA_TF32_OVERRIDE
-        "fp32_matmul",
-        "fp32_convolution",
-        "deterministic",
-    }
+        *("fp32_matmul", "fp32_convolution", "deterministic"),
+    ]
 )
 """Settings that the case or its user asks for. One that differs makes launches `unlike`."""
 CHOSEN: Mapping[str, str] = {
@@ -83,14 +66,8 @@ def is_seen(value: str | None) -> bool:
 def changed(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """What differs, of what both sides looked at or the baseline alone, but makes no launch `unlike`."""
     return [
-        f"{key}: {value} -> {now.get(key, NOT_OBSERVED)}{_by_whom(key, value, now.get(key))}"
+        f"{key}: {value} -> {now.get(key, NOT_OBSERVED)}"
+        + (f" (chosen by {CHOSEN.get(key, A_LIBRARY)})" if is_seen(value) and is_seen(now.get(key)) else "")
         for key, value in sorted(then.items())
         if value != now.get(key) and not is_unlike(key, value, now.get(key))
     ]
-
-
-def _by_whom(setting: str, then: str, now: str | None) -> str:
-    """Who chose, where both were seen."""
-    if not (is_seen(then) and is_seen(now)):
-        return ""
-    return f" (chosen by {CHOSEN.get(setting, A_LIBRARY)})"

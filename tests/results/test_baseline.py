@@ -42,18 +42,13 @@ def recorded(speed: float = 1, **changes: Any) -> Baseline:
         (0.0, 0.0),
         (None, None),
         (math.inf, math.inf),
+        (math.nan, math.nan),
     ],
 )
 def test_figures_are_kept_to_six_digits(value: float | None, kept: float | None) -> None:
     run = make_run(figures=make_figures(tokens_per_s=value))
-    assert baseline.from_runs([run]).launches[0].figures.tokens_per_s == kept
-
-
-def test_a_figure_that_is_no_number_is_kept() -> None:
-    run = make_run(figures=make_figures(tokens_per_s=math.nan))
-    kept = baseline.from_runs([run]).launches[0].figures.tokens_per_s
-    assert kept is not None
-    assert math.isnan(kept)
+    found = baseline.from_runs([run]).launches[0].figures.tokens_per_s
+    assert repr(found) == repr(kept)
 
 
 def test_every_figure_is_rounded_alike() -> None:

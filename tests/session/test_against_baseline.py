@@ -25,7 +25,7 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.session import against_baseline, setup, way
 from perfsuite.session.session import session_file
 from perfsuite.verdict.judge import Policy
-from perfsuite.verdict.reference import Reference
+from perfsuite.verdict.overall import Reference
 from tests.samples import DISTURBED, make_case, make_figures, make_gpu_machine, make_run
 from tests.session.making import ISSUE, PASSED, RECORDED, SWEPT, Unlocked, make_session, stand_in
 from tests.traces import EAGER, launch_profile, taken, unseen_profile

@@ -4,11 +4,20 @@ from typing import Any
 
 import pytest
 
-from perfsuite.case.case import Topology
-from perfsuite.results.outcome import Check, CountCheck, Outcome, Verdict
+from perfsuite.case.case import KnownIssue, Topology
+from perfsuite.results import baseline
+from perfsuite.results.baseline import Acceptance
+from perfsuite.results.outcome import Check, CountCheck, Excuse, Outcome, Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
-from perfsuite.verdict.overall import NOTHING_TO_COMPARE, THE_SAME, likely_cause, with_counts, with_unseen
+from perfsuite.verdict.overall import (
+    NOTHING_TO_COMPARE,
+    THE_SAME,
+    excuse,
+    likely_cause,
+    with_counts,
+    with_unseen,
+)
 from tests.samples import make_case, make_gpu_machine, make_run
 from tests.traces import taken, unseen_profile
 from tests.twin_counts import baseline_of, counts, launch
@@ -192,3 +201,48 @@ def test_without_a_word_of_a_profile_counts_stay_as_they_are(profile: TakenProfi
     before = with_counts(timed("passed"), [FEWER], baseline_of())
     assert with_unseen(before, {"": profile}) == before
     assert with_unseen(timed("passed"), UNSEEN) == timed("passed")
+
+
+# Excuses
+
+ISSUE = {"known_issue": KnownIssue(url="https://example.org/issues/209", failure="timeout")}
+SWEPT = {"may_run_out_of_memory": True}
+LOCAL = baseline.from_runs([make_run()] * 5)
+REVIEWED = LOCAL.replace(accepted=Acceptance(by="somebody", date="2026-01-01", commit=None))
+
+
+@pytest.mark.parametrize(
+    ("changes", "failure", "known", "expected"),
+    [
+        (ISSUE, "timeout", None, "known issue"),
+        (ISSUE, "timeout", LOCAL, "known issue"),
+        (ISSUE, "timeout", REVIEWED, None),
+        (ISSUE, "crash", None, None),
+        (ISSUE, "out_of_memory", None, None),
+        (SWEPT, "out_of_memory", None, "out of memory"),
+        (SWEPT, "out_of_memory", LOCAL, None),
+        (SWEPT, "out_of_memory", REVIEWED, None),
+        (SWEPT, "crash", None, None),
+        ({**ISSUE, **SWEPT}, "timeout", None, "known issue"),
+        ({**ISSUE, **SWEPT}, "out_of_memory", None, "out of memory"),
+        ({}, "out_of_memory", None, None),
+        ({}, "timeout", None, None),
+    ],
+)
+def test_which_failures_are_no_surprise(
+    changes: dict[str, Any], failure: Any, known: baseline.Baseline | None, expected: Excuse | None
+) -> None:
+    verdict = Verdict(outcome="failed", launches=1, failure=failure)
+    assert excuse(make_case(**changes), verdict, known) == expected
+
+
+def test_memory_that_others_may_have_had_is_no_excuse() -> None:
+    verdict = Verdict(outcome="failed", launches=1, failure="out_of_memory")
+    assert excuse(make_case(**SWEPT), verdict, None, shared=True) is None
+    hang = verdict.replace(failure="timeout")
+    assert excuse(make_case(**ISSUE), hang, None, shared=True) == "known issue"
+
+
+def test_what_did_not_fail_needs_no_excuse() -> None:
+    passed = Verdict(outcome="passed", launches=1)
+    assert excuse(make_case(**ISSUE, **SWEPT), passed, None) is None

@@ -21,7 +21,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.run_dir import launches_in
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.noise import class_noise
-from perfsuite.verdict.reference import Reference
+from perfsuite.verdict.overall import Reference
 from perfsuite.verdict.sequential import Noise, minimum_detectable_drop
 
 LAUNCHES = 5
