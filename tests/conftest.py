@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,12 +71,38 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
 
 
 @pytest.fixture
+def recorded(suite: pytest.Pytester, tmp_path_factory: pytest.TempPathFactory) -> pytest.Pytester:
+    """`suite` with a baseline of its first case, which is measured once for all tests of this process."""
+    from tests.suite import run_cpu  # not at the top, either
+
+    kept = tmp_path_factory.getbasetemp() / "recorded"
+    if kept.exists():
+        shutil.copytree(kept, suite.path / ".perfsuite")
+    else:
+        assert run_cpu(suite).ret == 0
+        shutil.copytree(suite.path / ".perfsuite", kept)
+    return suite
+
+
+@pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """`tests.packages.Packages`: no other package adds anything to perfsuite but what the test installs."""
     from tests.packages import site  # not at the top, either
 
     with site(tmp_path / "site", monkeypatch) as packages:
         yield packages
+
+
+@pytest.fixture
+def _forked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fork dry runs from a server that has imported torch (`tests.warm`), but for a smoke test."""
+    if request.node.get_closest_marker("smoke") is not None:
+        yield
+        return
+    from tests.warm import forked_dry_runs  # not at the top, either
+
+    with forked_dry_runs():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -89,6 +89,7 @@ def test_a_rank_that_breaks_down_is_named_with_its_kind(
     assert failure.kind == kind
     assert words in failure.message
     assert failure.rank == (None if kind == "loss" else 1)
+    assert ("_break_down" in str(failure.traceback)) == (inject in ("crash", "oom"))
 
 
 def kill_once(find: Callable[[], psutil.Process | None], *, from_step: int = 0) -> Callable[[int, int], None]:

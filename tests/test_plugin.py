@@ -61,9 +61,10 @@ def test_the_first_run_records_and_the_second_compares(suite: pytest.Pytester) -
     assert kept[1].read_text() == (suite.path / "out.json").read_text()
 
 
-def test_a_slowdown_regresses_fails_and_is_explained(suite: pytest.Pytester) -> None:
-    run_cpu(suite)
-    slow = run_cpu(suite, "--perf-inject", "slowdown=30%", "--junitxml=j.xml", "--perf-json=out.json")
+def test_a_slowdown_regresses_fails_and_is_explained_and_reported(recorded: pytest.Pytester) -> None:
+    recorded.makeini("[pytest]\nfilterwarnings = error")
+    files = ("--junitxml=j.xml", "--perf-json=out.json", "--perf-report=out")
+    slow = run_cpu(recorded, "--perf-inject", "slowdown=30%", *files)
     assert slow.ret == 1
     slow.stdout.fnmatch_lines(
         [
@@ -72,13 +73,13 @@ def test_a_slowdown_regresses_fails_and_is_explained(suite: pytest.Pytester) -> 
             "*1 regressed*",
         ]
     )
-    (case,) = ElementTree.parse(suite.path / "j.xml").iter("testcase")
+    (case,) = ElementTree.parse(recorded.path / "j.xml").iter("testcase")
     properties = {p.get("name"): p.get("value") for p in case.iter("property")}
     assert properties["perf_outcome"] == "regressed"
     assert properties["perf_framework"] == "fake"
     assert float(str(properties["perf_tokens_per_s"])) == pytest.approx(39200, rel=0.02)
-    assert properties["perf_hardware_class"] == read_json(suite)["machine"]["hardware_class"]
-    assert properties["perf_launches"] == str(len(read_json(suite)["results"][0]["runs"]))
+    assert properties["perf_hardware_class"] == read_json(recorded)["machine"]["hardware_class"]
+    assert properties["perf_launches"] == str(len(read_json(recorded)["results"][0]["runs"]))
     change, low, high = (
         float(str(properties[f"perf_tokens_per_s_{name}"]))
         for name in ("change", "change_low", "change_high")
@@ -88,7 +89,10 @@ def test_a_slowdown_regresses_fails_and_is_explained(suite: pytest.Pytester) -> 
     failure = case.find("failure")
     assert failure is not None
     assert "% fewer (99 % interval" in str(failure.text) + str(failure.get("message"))
-    assert read_json(suite)["results"][0]["verdict"]["checks"][0]["outcome"] == "regressed"
+    assert read_json(recorded)["results"][0]["verdict"]["checks"][0]["outcome"] == "regressed"
+    page, summary = (recorded.path / "out" / name for name in ("index.html", "summary.md"))
+    assert "<h1>1 regressed</h1>" in page.read_text()
+    assert summary.read_text().startswith("## perfsuite: 1 regressed")
 
 
 def test_an_arm_is_compared_with_this_environment_and_no_baseline_is_written(suite: pytest.Pytester) -> None:
@@ -113,16 +117,6 @@ def test_an_arm_is_compared_with_this_environment_and_no_baseline_is_written(sui
     slow.stdout.fnmatch_lines(["*23.1% fewer*", "*1 regressed*"])
 
 
-def test_a_report_is_written_on_request(suite: pytest.Pytester) -> None:
-    suite.makeini("[pytest]\nfilterwarnings = error")
-    run_cpu(suite)
-    slow = run_cpu(suite, "--perf-inject", "slowdown=30%", "--perf-report=out")
-    assert slow.ret == 1
-    page, summary = (suite.path / "out" / name for name in ("index.html", "summary.md"))
-    assert "<h1>1 regressed</h1>" in page.read_text()
-    assert summary.read_text().startswith("## perfsuite: 1 regressed")
-
-
 def test_a_report_tells_what_was_skipped(suite: pytest.Pytester) -> None:
     suite.runpytest("-m", "a100", "--perf-report=out")
     assert "1 skipped" in (suite.path / "out" / "index.html").read_text()
@@ -135,48 +129,39 @@ def test_a_report_needs_a_directory(suite: pytest.Pytester) -> None:
     refused.stderr.fnmatch_lines(["*--perf-report=out.html: give a directory: this is a file*"])
 
 
-def test_an_improvement_passes_and_is_said(suite: pytest.Pytester) -> None:
-    run_cpu(suite)
-    edit_baseline(suite, tokens_per_s=0.7)
-    better = run_cpu(suite, "-v")
+def test_an_improvement_passes_and_is_said_or_fails_on_request(recorded: pytest.Pytester) -> None:
+    edit_baseline(recorded, tokens_per_s=0.7)
+    better = run_cpu(recorded, "-v")
     assert better.ret == 0
     better.stdout.fnmatch_lines(["*IMPROVED*", "*+42.9%*improved*", "*42.9% more*"])
+    assert run_cpu(recorded, "--perf-strict=improved").ret == 1
 
 
-def test_unlike_settings_are_refused_with_both_values(suite: pytest.Pytester) -> None:
-    run_cpu(suite)
-    file = local_baseline(suite)
+def test_unlike_settings_are_refused_with_both_values(recorded: pytest.Pytester) -> None:
+    file = local_baseline(recorded)
     file.write_text(file.read_text().replace('"memory_mb": 100', '"memory_mb": 101'))
-    refused = run_cpu(suite)
+    refused = run_cpu(recorded)
     assert refused.ret == 1
     refused.stdout.fnmatch_lines(["*holds the baseline of fake-memory_mb101-*"])
 
 
-def test_an_improvement_fails_on_request(suite: pytest.Pytester) -> None:
-    run_cpu(suite)
-    edit_baseline(suite, tokens_per_s=0.7)
-    assert run_cpu(suite, "--perf-strict=improved").ret == 1
-
-
-def test_what_is_not_known_is_inconclusive_and_fails_on_request(suite: pytest.Pytester) -> None:
-    run_cpu(suite)
-    file = local_baseline(suite)
+def test_what_is_not_known_is_inconclusive_and_fails_on_request(recorded: pytest.Pytester) -> None:
+    file = local_baseline(recorded)
     content = json.loads(file.read_text())
     accepted = {"by": "somebody", "date": "2026-01-01", "commit": None}
     file.write_text(json.dumps(content | {"launches": content["launches"][:1], "accepted": accepted}))
-    result = run_cpu(suite, "-v")
+    result = run_cpu(recorded, "-v")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         ["*INCONCLUSIVE*", "*too few launches are in the baselines*", "*1 inconclusive*"]
     )
-    assert run_cpu(suite, "--perf-strict=inconclusive").ret == 1
+    assert run_cpu(recorded, "--perf-strict=inconclusive").ret == 1
 
 
-def test_a_stall_regresses_though_the_median_does_not(suite: pytest.Pytester) -> None:
-    run_cpu(suite)
-    stalling = run_cpu(suite, "--perf-inject", "stall=10", "--perf-json=out.json")
+def test_a_stall_regresses_though_the_median_does_not(recorded: pytest.Pytester) -> None:
+    stalling = run_cpu(recorded, "--perf-inject", "stall=10", "--perf-json=out.json")
     assert stalling.ret == 1
-    checks = read_json(suite)["results"][0]["verdict"]["checks"]
+    checks = read_json(recorded)["results"][0]["verdict"]["checks"]
     assert {check["metric"]: check["outcome"] for check in checks} == {
         "tokens_per_s": "passed",
         "tokens_per_s_mean": "regressed",
@@ -207,9 +192,8 @@ def test_a_quick_look_is_one_launch_and_no_regression(suite: pytest.Pytester) ->
     )
 
 
-def test_more_memory_regresses(suite: pytest.Pytester) -> None:
-    run_cpu(suite)
-    leak = run_cpu(suite, "--perf-inject", "leak=30%")
+def test_more_memory_regresses(recorded: pytest.Pytester) -> None:
+    leak = run_cpu(recorded, "--perf-inject", "leak=30%")
     assert leak.ret == 1
     leak.stdout.fnmatch_lines(["*peak memory: 124.0 MiB, baseline 95.4 MiB: 30.0% more (99 % interval *"])
 
@@ -223,9 +207,8 @@ def test_more_memory_regresses(suite: pytest.Pytester) -> None:
         ("missing-rank", "*missing_report: no report from rank 1 of 2*"),
     ],
 )
-def test_a_broken_run_fails(suite: pytest.Pytester, fault: str, said: str) -> None:
-    run_cpu(suite)
-    broken = run_cpu(suite, "--perf-inject", fault)
+def test_a_broken_run_fails(recorded: pytest.Pytester, fault: str, said: str) -> None:
+    broken = run_cpu(recorded, "--perf-inject", fault)
     assert broken.ret == 1
     broken.stdout.fnmatch_lines([said, "*1 failed*"])
 
@@ -246,16 +229,15 @@ def test_a_missing_baseline_can_fail(suite: pytest.Pytester) -> None:
     assert not list(suite.path.glob(".perfsuite/baselines/*/*"))
 
 
-def test_a_reviewed_baseline_comes_before_the_local_one(suite: pytest.Pytester) -> None:
-    run_cpu(suite)
-    local = local_baseline(suite)
-    reviewed = suite.path / "baselines" / local.parent.name / local.name
+def test_a_reviewed_baseline_comes_before_the_local_one(recorded: pytest.Pytester) -> None:
+    local = local_baseline(recorded)
+    reviewed = recorded.path / "baselines" / local.parent.name / local.name
     reviewed.parent.mkdir(parents=True)
     content = json.loads(local.read_text())
     for launch in content["launches"]:
         launch["figures"]["tokens_per_s"] *= 2
     reviewed.write_text(json.dumps(content))
-    result = run_cpu(suite)
+    result = run_cpu(recorded)
     assert result.ret == 1
     result.stdout.fnmatch_lines([f"  baseline: baselines/{local.parent.name}/{local.name}"])
 
@@ -337,20 +319,19 @@ def test_a_benchmark_of_others_needs_no_machine_that_could_be_measured_on(
 
 
 def test_a_night_skips_no_case_that_this_hardware_could_run_once(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    recorded: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_cpu(suite)
-    file = local_baseline(suite)
-    reviewed = suite.path / "baselines" / file.parent.name / file.name
+    file = local_baseline(recorded)
+    reviewed = recorded.path / "baselines" / file.parent.name / file.name
     reviewed.parent.mkdir(parents=True)
     file.rename(reviewed)
     reason = "it needs 2 cores (one per process), this machine has 1"
     monkeypatch.setattr(setup, "unsupported", lambda case, machine: reason)
-    assert run_cpu(suite).ret == 1  # nothing measured
-    night = run_cpu(suite, "--perf-missing-baseline=fail", "--perf-json=out.json")
+    assert run_cpu(recorded).ret == 1  # nothing measured
+    night = run_cpu(recorded, "--perf-missing-baseline=fail", "--perf-json=out.json")
     night.stdout.fnmatch_lines([f"*{reason}; but there is *{file.name}, and --perf-missing-baseline=fail*"])
     night.assert_outcomes(errors=1)
-    assert read_json(suite)["results"][0]["verdict"]["failure"] == "error"
+    assert read_json(recorded)["results"][0]["verdict"]["failure"] == "error"
 
 
 def test_two_cases_with_one_id_are_refused(suite: pytest.Pytester) -> None:
@@ -660,16 +641,15 @@ def test_a_failure_prints_its_text_once(
     result.stdout.no_fnmatch_line("*During handling of the above exception*")
 
 
-def test_what_passed_is_one_line_and_all_that_is_blind_another(suite: pytest.Pytester) -> None:
-    run_cpu(suite)
-    content = json.loads(local_baseline(suite).read_text())
+def test_what_passed_is_one_line_and_all_that_is_blind_another(recorded: pytest.Pytester) -> None:
+    content = json.loads(local_baseline(recorded).read_text())
     for launch, factor in zip(content["launches"], (0.97, 1.0, 1.03), strict=True):
         launch["figures"]["peak_memory_bytes"] *= factor
-    local_baseline(suite).write_text(json.dumps(content))
-    short = run_cpu(suite, "--perf-min-launches=3", "--perf-max-launches=3")
+    local_baseline(recorded).write_text(json.dumps(content))
+    short = run_cpu(recorded, "--perf-min-launches=3", "--perf-max-launches=3")
     short.stdout.fnmatch_lines(["blind: in 1 of 1 case noise hides changes as large as the tolerance*"])
     short.stdout.no_fnmatch_line("*: passed after*")
-    long = run_cpu(suite, "-v", "--perf-min-launches=3", "--perf-max-launches=3")
+    long = run_cpu(recorded, "-v", "--perf-min-launches=3", "--perf-max-launches=3")
     long.stdout.fnmatch_lines(["*: passed after*", "*peak memory: *", "*blind: this*"])
     long.stdout.no_fnmatch_line("blind: in 1 of 1*")
 
@@ -682,13 +662,12 @@ def test_a_store_that_cannot_be_written_is_said(suite: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*cannot write *file/store/*Give a directory that you may write to*"])
 
 
-def test_a_corrupt_baseline_is_said(suite: pytest.Pytester) -> None:
-    run_cpu(suite)
-    local = local_baseline(suite)
+def test_a_corrupt_baseline_is_said(recorded: pytest.Pytester) -> None:
+    local = local_baseline(recorded)
     local.write_text(local.read_text()[:100])
-    result = run_cpu(suite)
+    result = run_cpu(recorded)
     assert result.ret == 1
-    result.stdout.fnmatch_lines([f"{local.relative_to(suite.path)}: not JSON*"])
+    result.stdout.fnmatch_lines([f"{local.relative_to(recorded.path)}: not JSON*"])
 
 
 def test_without_a_terminal_progress_is_plain_lines(suite: pytest.Pytester) -> None:
@@ -815,14 +794,10 @@ def test_launches_before_a_ctrl_c_in_the_first_case_are_kept(suite: pytest.Pytes
     assert len(content["interrupted_launches"]) >= launch - 1
 
 
-def test_a_first_look_takes_one_launch(suite: pytest.Pytester) -> None:
-    run_cpu(suite, "--perf-record-launches=1")
-    assert len(json.loads(local_baseline(suite).read_text())["launches"]) == 1
-
-
-def test_what_a_first_look_left_is_recorded_anew(suite: pytest.Pytester) -> None:
+def test_a_first_look_takes_one_launch_and_what_it_left_is_recorded_anew(suite: pytest.Pytester) -> None:
     """One launch tells no noise: every later session would be inconclusive."""
     run_cpu(suite, "--perf-record-launches=1")
+    assert len(json.loads(local_baseline(suite).read_text())["launches"]) == 1
     run_cpu(suite).stdout.fnmatch_lines(["*1 recorded*"])
     assert len(json.loads(local_baseline(suite).read_text())["launches"]) == 3
     run_cpu(suite, "--perf-record-launches=1").stdout.fnmatch_lines(["*1 passed*"])

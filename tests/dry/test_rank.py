@@ -19,6 +19,8 @@ from perfsuite.results.counts import Counts, RankCounts, of_rank
 from perfsuite.results.run import Run
 from perfsuite.worker.flops import count
 
+pytestmark = pytest.mark.usefixtures("_forked")
+
 BASELINES = Path(__file__).parents[2] / "baselines"
 LATER = "max_warmup_steps5-steps20-1x2"
 TWINS = [

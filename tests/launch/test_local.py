@@ -239,10 +239,7 @@ def test_sigkill_of_the_driver_leaves_nothing(tmp_path: Path, case: Case) -> Non
     wait_until(lambda: processes_of(tmp_path) == [], "all processes to be gone")
 
 
-@pytest.mark.parametrize("case", [FAKE, DDP_TINY], ids=["fake", "ddp"])
-def test_sigkill_of_the_launcher_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
-) -> None:
+def test_sigkill_of_the_launcher_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
     ranks = RunDir(tmp_path)
     killed: list[psutil.Process] = []
@@ -254,7 +251,7 @@ def test_sigkill_of_the_launcher_leaves_nothing(
             launcher.send_signal(signal.SIGKILL)
             killed.append(launcher)
 
-    measured = launch_once(case, detect(), tmp_path, Launching(inject="hang", on_progress=kill_launcher))
+    measured = launch_once(DDP_TINY, detect(), tmp_path, Launching(inject="hang", on_progress=kill_launcher))
     assert killed
     assert measured.failure is not None
     assert measured.failure.kind == "missing_report"
@@ -352,34 +349,17 @@ def test_where_a_rank_of_a_script_fails_the_others_do_not_go_on(tmp_path: Path) 
     assert failure.message == "the script ended with exit code 7, before an optimizer step could be seen"
 
 
-@pytest.mark.parametrize(
-    ("inject", "kind", "words"),
-    [
-        ("crash", "crash", "RuntimeError: injected crash"),
-        ("oom", "out_of_memory", "MemoryError"),
-        ("exit", "crash", "exit code 13"),
-        ("missing-rank", "missing_report", "no report from rank 1 of 2"),
-        ("missing-metric", None, ""),
-        ("nan", "loss", "the loss is nan at step 69"),
-        ("loss", "loss", "does not fall"),
-    ],
-)
-def test_each_fault_is_told_apart(tmp_path: Path, inject: str, kind: str | None, words: str) -> None:
-    measured = launch_once(FAKE, detect(), tmp_path, Launching(inject=inject))
-    if kind is None:
-        assert measured.failure is None
-        assert measured.figures.peak_memory_bytes is None
-        return
-    assert measured.failure is not None
-    assert measured.failure.kind == kind
-    assert words in measured.failure.message
+def test_a_loss_that_does_not_fall_is_a_failure(tmp_path: Path) -> None:
+    failure = launch_once(FAKE, detect(), tmp_path, Launching(inject="loss")).failure
+    assert failure is not None
+    assert failure.kind == "loss"
+    assert "does not fall" in failure.message
 
 
-def test_the_failing_ranks_own_traceback_is_kept(tmp_path: Path) -> None:
-    measured = launch_once(FAKE, detect(), tmp_path, Launching(inject="crash"))
-    assert measured.failure is not None
-    assert measured.failure.rank == 1
-    assert "_break_down" in str(measured.failure.traceback)
+def test_a_missing_metric_is_no_failure_of_the_launch(tmp_path: Path) -> None:
+    measured = launch_once(FAKE, detect(), tmp_path, Launching(inject="missing-metric"))
+    assert measured.failure is None
+    assert measured.figures.peak_memory_bytes is None
 
 
 @pytest.mark.fault("report is of another launch")
