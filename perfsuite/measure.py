@@ -128,11 +128,11 @@ def launch_watched(
     seen = how.neighbours.during_launch(run.machine, run.case.topology.processes_per_node)
     why = "; ".join(machine_problems(run.health, run.machine))
     how.neighbours.say(f"launch {number} of {run.case.id} is no evidence: {why}; seen: {seen}")
-    return run.replace(notes=(*run.notes, f"seen beside launch {number}: {seen}")), how.neighbours
+    return run.replace(notes=(*run.notes, f"seen during launch {number}: {seen}")), how.neighbours
 
 
 def is_free(run: Run, others: Neighbours, when_shared: WhenShared) -> bool:
-    """Whether to launch again after a launch beside others; waits for them if `when_shared` says so."""
+    """Whether to launch again after one that others disturbed; waits for them if `when_shared` says so."""
     if when_shared == "wait":
         return others.wait(run.machine, run.case.topology.processes_per_node)
     return when_shared == "again"

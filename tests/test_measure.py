@@ -183,7 +183,7 @@ def test_what_is_done_after_a_launch_beside_others(
         CASE, MACHINE, tmp_path, Reference(), Launching(neighbours=others, when_shared=when_shared)
     )
     assert (verdict.outcome, len(runs), others.waits) == ("unhealthy", made, waits)
-    assert runs[0].notes == ("seen beside launch 1: train (pid 4711) on 2",)
+    assert runs[0].notes == ("seen during launch 1: train (pid 4711) on 2",)
     assert others.said[0] == (
         f"launch 1 of {CASE.id} is no evidence: other processes used 60% of the cores' time "
         "(at most 20% is healthy); seen: train (pid 4711) on 2"

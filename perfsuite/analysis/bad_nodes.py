@@ -28,7 +28,7 @@ JUDGED = {"matmul_tflops": "matmul {:.3g} TFLOP/s", "copy_gb_s": "copy {:.3g} GB
 
 
 def judged(preflight: Preflight) -> Preflight:
-    """Return the preflight with what its readings say against each node beside the problems that it has."""
+    """Return the preflight with what its readings say against each node added to its problems."""
     nodes = preflight.nodes
     links = _links(nodes)
     return preflight.replace(

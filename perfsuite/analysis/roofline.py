@@ -1,6 +1,6 @@
 """The least time that a step can take on an accelerator, from what the step does. Pure.
 
-Two limits, the larger of which counts, because communication may run beside computation:
+Two limits, the larger of which counts, because communication may run during computation:
 
 - computation: FLOPs over the dense peak at the case's precision;
 - communication: bytes over the link between the GPUs of one machine, each kind by the factor of its bus

@@ -28,7 +28,7 @@ BUILT_IN = Path(__file__).parents[1] / "frameworks"
 NO_FRAMEWORKS = frozenset({"base", "common"})
 FOR_TESTS = frozenset({"fake"})
 RESERVED = frozenset({"name", "package", "slug"})
-"""Keys that stand beside the options of a framework in a file."""
+"""Keys that stand next to the options of a framework in a file."""
 
 LossRule = Literal["falls", "finite"]
 """`falls`: every loss is a finite number, and those of the last steps are lower than those of the first.

@@ -1,7 +1,7 @@
 """Predicts the memory that a rank needs on its GPU, and says whether the card has it. Pure.
 
 What the log of a step cannot see is added from sources: the workspaces of cuBLAS, which lie in the caching
-allocator, and CUDA's context and NCCL's buffers, which lie beside it.
+allocator, and CUDA's context and NCCL's buffers, which lie outside of it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def predict(log: MemoryLog, counts: Counts, machine: Machine, rank: int, *, buil
         reserved=cache.reserved,
         reserved_expandable=replay(log, workspaces=workspaces, expandable_segments=True).reserved,
         built=built,
-        beside=(CONTEXT, *_nccl(counts)),
+        outside=(CONTEXT, *_nccl(counts)),
         card=machine.memory_bytes,
         verdict="fits",
     )

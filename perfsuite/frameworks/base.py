@@ -68,7 +68,7 @@ class Workload:
     """What the worker cannot see and this framework knows: which kernel stands in for which, what was forced
     or patched. Kept in `Observed.settings`."""
     own_tokens_per_s: Callable[[], float | None] = lambda: None
-    """Return the global tokens/s that the library itself reports, to be shown beside the clock's. Called
+    """Return the global tokens/s that the library itself reports, to be shown next to the clock's. Called
     after `run`."""
     memory: Callable[[], Memory] | None = None
     """Return the peak memory, if it is not that of this process."""

@@ -66,7 +66,7 @@ class Script(Framework):
     cwd: Text = "."
     """The directory that it runs in."""
     env: Variables = Field(default_factory=lambda: MappingProxyType({}))
-    """Environment variables that it needs beside those of pytest."""
+    """Environment variables that it needs in addition to those of pytest."""
     label: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)
     """The name in ids in place of the script's own, for two scripts that are both called `main.py`."""
     data_parallel: int | None = Field(default=None, ge=1, strict=True)
@@ -159,7 +159,7 @@ class Script(Framework):
                 raise CaseError(f"module={self.module!r}: no module {top} in {self.cwd} or installed here")
         if self.command is not None and _found(self.command[0]) is None:
             raise CaseError(
-                f"command: {self.command[0]!r} is not on PATH, nor beside {sys.executable}. "
+                f"command: {self.command[0]!r} is not on PATH, nor next to {sys.executable}. "
                 "Install what brings it, or give its path."
             )
 
@@ -238,7 +238,7 @@ def _check_python(path: Path) -> None:
 
 
 def _found(program: str) -> str | None:
-    """The absolute path of a program, searched for beside this Python first; None if there is none."""
+    """The absolute path of a program, searched for next to this Python first; None if there is none."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     found = shutil.which(program, path=path)
     return None if found is None else str(Path(found).absolute())

@@ -78,7 +78,7 @@ class Trainer(Framework):
             if self.fsdp_version == 2:
                 return (
                     "the Trainer's gradient norm of offloaded FSDP2 shards needs a backend for the CPU "
-                    "beside NCCL, which this process group has not; take fsdp_version=1"
+                    "next to NCCL, which this process group has not; take fsdp_version=1"
                 )
         if self._sharding is not None and self._sharding.startswith("hybrid_shard"):
             return hybrid_within_nodes_unsupported(self._sharding, case, machine)

@@ -58,7 +58,7 @@ def main(path: str) -> int:
 
 
 def _watched(job: AgentJob) -> list[Failure]:
-    """Run the job beside a sampler of the node's health, as long as the driver lives and wants it.
+    """Run the job and a sampler of the node's health, as long as the driver lives and wants it.
 
     There are three ways to the end, and each writes the file of this node's launch once:
 

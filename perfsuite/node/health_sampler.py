@@ -1,4 +1,4 @@
-"""Samples the health of the machine beside a run: clocks, power, memory, other processes.
+"""Samples the health of the machine during a run: clocks, power, memory, other processes.
 
 Runs in the agent of each node; imports neither torch nor pytest, and pynvml only inside functions.
 
@@ -59,7 +59,7 @@ class _Sample:
 
 
 class Sampler:
-    """Samples the machine beside one launch. The first `devices` visible GPUs are the job's.
+    """Samples the machine during one launch. The first `devices` visible GPUs are the job's.
 
     `nvml` is the module `pynvml`, or None on a machine without GPU. The job is the process `pid`, by default
     this one, with its descendants.

@@ -93,7 +93,7 @@ def _write_nothing_measured(terminal: Any, config: pytest.Config) -> None:
     if any(measurement.shared for measurement in session.results):
         terminal.write_line(
             "Others used the machine. --perf-wait-quiet=SECONDS waits longer until they end; "
-            "--perf-allow-shared shows what is measured beside them, and judges nothing by it."
+            "--perf-allow-shared shows what is measured while they run, and judges nothing by it."
         )
     for skip in session.skipped[:20]:
         terminal.write_line(printable(f"  {skip.case_id}: {skip.reason}"))

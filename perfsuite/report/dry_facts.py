@@ -18,14 +18,14 @@ def lines(facts: DryFacts, unit: Unit = "tokens") -> list[str]:
 
 
 def _memory(fit: Fit) -> list[str]:
-    beside = [f"{part.name} {_size(part.low)} to {_size(part.high)}" for part in fit.beside]
+    outside = [f"{part.name} {_size(part.low)} to {_size(part.high)}" for part in fit.outside]
     whole = f"the whole model, before it is sharded {_size(fit.built)}"
     return [
         f"{fit.verdict}: rank {fit.rank} needs {_size(fit.least)} to {_size(fit.most)} of {_size(fit.card)}",
         *([whole] if fit.built > fit.allocated else []),
         f"reserved by the caching allocator {_size(fit.reserved)} ({_size(fit.reserved_expandable)} with "
         f"expandable segments), allocated {_size(fit.allocated)}, live tensors {_size(fit.live)}",
-        f"beside the allocator: {', '.join(beside)}",
+        f"outside the allocator: {', '.join(outside)}",
     ]
 
 

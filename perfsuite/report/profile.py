@@ -49,11 +49,11 @@ def traces(result: Measurement) -> list[str]:
 
 
 def _others(files: Sequence[str]) -> str:
-    return f", beside {plural(len(files) - 1, 'other')}" if len(files) > 1 else ""
+    return f", with {plural(len(files) - 1, 'other')}" if len(files) > 1 else ""
 
 
 def tables(result: Measurement) -> list[Table]:
-    """Return the parts of a step and its longest kernels or operators, each beside what it was before.
+    """Return the parts of a step and its longest kernels or operators, each with what it was before.
 
     None without a profile. Ranks that make the same calls share a profile. Of several profiles the one that
     differs most from before is shown, or the first if none can be compared.

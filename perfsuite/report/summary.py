@@ -17,7 +17,7 @@ from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
 from perfsuite.verdict.comparability import UNEXPLAINED
 
 MARKS = ("shared", "blind", "not counted", "dry run")
-"""What may stand beside a verdict: see `marks`."""
+"""What may stand next to a verdict: see `marks`."""
 NOTES_SHOWN = 5
 """Number of different notes that are shown of the cases that nobody needs to look at."""
 JUDGED_ALL_THE_SAME = ("unlike", "loss")
@@ -99,7 +99,7 @@ def blind(result: Measurement) -> bool:
 
 
 def marks(result: Measurement) -> list[str]:
-    """Return the marks beside a verdict: `shared` figures prove nothing, a `blind` gate may miss a change, a
+    """Return the marks of a verdict: `shared` figures prove nothing, a `blind` gate may miss a change, a
     step that was `not counted` did work out of sight, a `dry run` computed nothing."""
     holding = (result.shared, blind(result), not_counted(result) is not None, result.dry)
     return [mark for mark, holds in zip(MARKS, holding, strict=True) if holds]

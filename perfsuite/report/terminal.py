@@ -210,5 +210,5 @@ def _shown(result: Measurement) -> list[str]:
     if figures.own_tokens_per_s is not None and figures.tokens_per_s is not None:
         apart = figures.own_tokens_per_s / figures.tokens_per_s - 1
         reported = f"{rate(figures.own_tokens_per_s)} {result.unit}/s"
-        lines.append(f"reported by {result.framework}: {reported} ({apart:+.1%} beside this clock)")
+        lines.append(f"reported by {result.framework}: {reported} ({apart:+.1%} against this clock)")
     return lines

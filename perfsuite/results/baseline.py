@@ -51,7 +51,7 @@ class BaselineDocument(Document):
 
     @property
     def folder(self) -> str:
-        """What it depends on beside the case, as a name: a hardware class, or the target of counts."""
+        """What it depends on apart from the case, as a name: a hardware class, or the target of counts."""
         raise NotImplementedError
 
 

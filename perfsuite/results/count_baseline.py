@@ -63,7 +63,7 @@ class CountBaseline(BaselineDocument):
 
 
 def target_of(machine: Machine, *, dry: bool) -> str:
-    """What counts depend on beside the case: `cpu`, `sm90`; `dry-sm90` where nothing was computed."""
+    """What counts depend on in addition to the case: `cpu`, `sm90`; `dry-sm90` where nothing was computed."""
     return f"{DRY if dry else ''}{machine.architecture}"
 
 

@@ -33,8 +33,8 @@ class Fit(Data):
     """The same with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`."""
     built: int = 0
     """The parameters of the whole model, where a rank has them on its device before they are sharded."""
-    beside: tuple[MemoryPart, ...]
-    """What lies beside the caching allocator."""
+    outside: tuple[MemoryPart, ...]
+    """What the process holds outside of the caching allocator."""
     card: int
     """The memory of the device."""
     verdict: FitWord
@@ -42,12 +42,12 @@ class Fit(Data):
     @property
     def least(self) -> int:
         """Bytes that the device must have in any case: less cannot hold what lives at once."""
-        return max(self.allocated, self.built) + sum(part.low for part in self.beside)
+        return max(self.allocated, self.built) + sum(part.low for part in self.outside)
 
     @property
     def most(self) -> int:
         """Bytes with which the allocator never has to give back its cache, all ranges at their upper end."""
-        return max(self.reserved, self.built) + sum(part.high for part in self.beside)
+        return max(self.reserved, self.built) + sum(part.high for part in self.outside)
 
 
 class Roofline(Data):

@@ -61,7 +61,7 @@ UNJUDGED: frozenset[Outcome] = frozenset({"inconclusive", "unhealthy", "recorded
 
 
 class Check(Data):
-    """One metric of the launches, judged beside the baseline.
+    """One metric of the launches, judged against the baseline.
 
     All changes are those of the figure itself: of tokens/s -0.2 is 20 % fewer, which is worse, and of memory
     +0.2 is 20 % more, which is worse. The statistics judge costs; see `Metric.change`.
@@ -110,7 +110,7 @@ class Finding(Data):
 
 
 class CountCheck(Data):
-    """The counts of the launches, judged beside those of the baseline."""
+    """The counts of the launches, judged against those of the baseline."""
 
     outcome: Literal["regressed", "improved", "passed", "recorded", "not counted"]
     """`not counted`: a step did work that counting did not see, or no launch was counted; `notes` say why."""
@@ -126,7 +126,7 @@ class CountCheck(Data):
 
 
 class Profiled(Data):
-    """What a profile of some steps says of why a case is slower, beside that of the baseline or of arm A."""
+    """What a profile of some steps says of why a case is slower than the baseline or arm A."""
 
     calls: tuple[str, ...] = ()
     """What a step calls more or less often, the likeliest cause first: `aten::bmm 0 -> 24 calls a step`."""

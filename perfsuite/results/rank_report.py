@@ -73,7 +73,7 @@ class Observed(Data):
     """World size, wrapper, sharding, dtypes and so on. `perfsuite.verdict.settings` says which of them keep
     runs from being compared."""
     environment: dict[str, str]
-    """Versions and variables: differences are listed beside a verdict."""
+    """Versions and variables: differences are listed with a verdict."""
 
 
 class Evidence(Data):

@@ -66,7 +66,7 @@ class DeviceHealth(Data):
     """Most that processes not of the job held. None also where they cannot be told from the job's."""
     job_memory_bytes: int | None = None
     """Most that was used beyond `held_before_bytes`: the allocator's, and what NCCL, the CUDA context and
-    libraries hold beside it."""
+    libraries hold in addition."""
 
     @property
     def name(self) -> str:
@@ -125,7 +125,7 @@ class Figures(Data):
     tokens_per_s_mean: float | None = None
     """By the mean step time: stalls show here."""
     own_tokens_per_s: float | None = None
-    """As reported by the framework, which may count warm-up: never judged, shown beside the clock's."""
+    """As reported by the framework, which may count warm-up: never judged, shown next to the clock's."""
     step_s_p50: float | None = None
     step_s_p95: float | None = None
     step_s_mean: float | None = None

@@ -127,7 +127,7 @@ class PytestRun(Data):
 
 
 class Conditions(Data):
-    """What the verdicts of a session hold for, beside its commit and its machine: `--perf-resume`."""
+    """What the verdicts of a session hold for, in addition to its commit and its machine: `--perf-resume`."""
 
     changes: str | None
     """A digest of the uncommitted changes; None without any."""

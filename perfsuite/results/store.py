@@ -45,7 +45,7 @@ STORE = Path(".perfsuite")
 BASELINES = Path("baselines")
 """The reviewed baselines, unless the user names another directory."""
 COUNTS = "counts"
-"""The folder of the baselines of counts, beside those of hardware classes."""
+"""The folder of the baselines of counts, next to those of hardware classes."""
 PROFILES = "profiles"
 """The folder of the profiles that belong to baselines."""
 _REPETITION = re.compile(r"\.\d+$")

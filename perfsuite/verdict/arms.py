@@ -1,4 +1,4 @@
-"""Judges the launches of arm B beside those of arm A. Pure: no clock, no disk.
+"""Judges the launches of arm B against those of arm A. Pure: no clock, no disk.
 
 Launch k of both arms is one pair. Nothing that differs between the arms is refused: other versions and other
 settings are why they are compared.
@@ -38,7 +38,7 @@ OUTCOMES: dict[PairedOutcome, Outcome] = {
     "inconclusive": "inconclusive",
     "undecided": "undecided",
 }
-"""What arm B is beside arm A, in the words of verdicts."""
+"""What arm B is, compared with arm A, in the words of verdicts."""
 FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)
 """What may be corrected by the probe: whatever takes longer where the machine is slower."""
 

@@ -211,7 +211,7 @@ def _probe_changes(run: Run, baseline: Baseline) -> list[str]:
     changed = []
     usual = baseline.device_probe() if run.machine.device == "cuda" else {}
     probes = [
-        ("probe beside the steps (s)", baseline.median("probe_s_p50"), run.figures.probe_s_p50),
+        ("probe between the steps (s)", baseline.median("probe_s_p50"), run.figures.probe_s_p50),
         *((name, rate, run.device_probe.get(name)) for name, rate in usual.items()),
     ]
     for name, then, today in probes:

@@ -1,4 +1,4 @@
-"""Judges the counts of a step exactly, beside those of a baseline. Pure.
+"""Judges the counts of a step exactly, against those of a baseline. Pure.
 
 No statistics: counts have no noise. More of anything is `regressed`, less is `improved`; where the sum is the
 same, another split is listed. A step that did work out of sight is neither: it is `not counted`.

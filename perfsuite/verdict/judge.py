@@ -156,7 +156,7 @@ def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
 
 
 def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
-    """The verdict on healthy launches beside the baseline.
+    """The verdict on healthy launches against the baseline.
 
     What a device repeats to the digit is known after one launch, and so is another loss. That it is worse
     hides nothing of the rest: launches go on until the speed is decided, too.

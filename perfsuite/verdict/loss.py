@@ -86,7 +86,7 @@ def _usual_loss(baseline: Baseline) -> list[tuple[float, float]]:
     Allowed is the largest of: Student's t quantile times the spread of that tenth with its neighbours; the
     same times the median relative spread of all tenths, times the mean (of no use where a loss crosses zero);
     `LOSS_FLOOR` times the mean. Few launches estimate the spread of one tenth badly, hence the first two. The
-    t quantile is for a new launch beside a mean that is estimated itself, hence sqrt(1 + 1 / launches).
+    t quantile is for a new launch against a mean that is estimated itself, hence sqrt(1 + 1 / launches).
     """
     curves = [launch.loss for launch in baseline.launches if launch.loss]
     count = len(curves)

@@ -31,8 +31,8 @@ def test_the_parts_of_a_prediction() -> None:
     assert (fit.rank, fit.live, fit.card) == (3, 14 * GIB, 80 * GIB)
     assert fit.allocated == 14 * GIB + 2 * 32 * MIB  # Hopper: 32 MiB for each cuBLAS handle
     assert fit.reserved == fit.reserved_expandable == fit.allocated == 14400 * MIB  # 720 pages of 20 MiB
-    assert [part.name for part in fit.beside] == ["CUDA context"]
-    (context,) = fit.beside
+    assert [part.name for part in fit.outside] == ["CUDA context"]
+    (context,) = fit.outside
     assert fit.least == fit.allocated + context.low
     assert fit.most == fit.reserved + context.high
     assert fit.verdict == "fits"
@@ -42,10 +42,10 @@ def test_each_group_that_communicates_has_a_communicator() -> None:
     alone = predicted(gather(1, 0))
     one = predicted(gather(8, 1), gather(8, 1))
     two = predicted(gather(8, 1), gather(8, 8))
-    assert [part.name for part in alone.beside] == ["CUDA context"]
-    assert one.beside[1].name == "NCCL, 1 communicator"
-    assert two.beside[1].name == "NCCL, 2 communicators"
-    assert two.most - two.reserved - (one.most - one.reserved) == one.beside[1].high
+    assert [part.name for part in alone.outside] == ["CUDA context"]
+    assert one.outside[1].name == "NCCL, 1 communicator"
+    assert two.outside[1].name == "NCCL, 2 communicators"
+    assert two.most - two.reserved - (one.most - one.reserved) == one.outside[1].high
 
 
 def test_a_cpu_has_no_caching_allocator() -> None:

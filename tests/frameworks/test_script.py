@@ -265,7 +265,7 @@ def test_a_case_with_variables_reads_back() -> None:
         ({"path": "data.bin"}, "path='data.bin' is not Python"),
         ({"path": "good.py", "cwd": "nowhere"}, "cwd='nowhere': no such directory"),
         ({"module": "no_such.train"}, "module='no_such.train': no module no_such in"),
-        ({"command": ("no-such-cli", "train")}, "'no-such-cli' is not on PATH, nor beside .*python"),
+        ({"command": ("no-such-cli", "train")}, "'no-such-cli' is not on PATH, nor next to .*python"),
         ({"command": ("./good.py",)}, "'./good.py' is not on PATH"),
     ],
 )

@@ -18,7 +18,7 @@ FIT = Fit(
     allocated=61 * GIB,
     reserved=64 * GIB,
     reserved_expandable=62 * GIB,
-    beside=(MemoryPart(name="CUDA context", low=GIB // 4, high=GIB // 2, source="s"),),
+    outside=(MemoryPart(name="CUDA context", low=GIB // 4, high=GIB // 2, source="s"),),
     card=80 * GIB,
     verdict="tight",
 )
@@ -41,7 +41,7 @@ def test_the_memory_in_words() -> None:
         "tight: rank 7 needs 61.2 GiB to 64.5 GiB of 80.0 GiB",
         "reserved by the caching allocator 64.0 GiB (62.0 GiB with expandable segments), "
         "allocated 61.0 GiB, live tensors 60.0 GiB",
-        "beside the allocator: CUDA context 256.0 MiB to 512.0 MiB",
+        "outside the allocator: CUDA context 256.0 MiB to 512.0 MiB",
     ]
 
 

@@ -59,7 +59,7 @@ def test_the_trace_to_open_is_named() -> None:
     file = "/tmp/runs/x/profile/trace-0.json.gz (opens in https://ui.perfetto.dev)"
     assert profile.traces(make_explained()) == [
         f"trace of arm A, rank 0: {file}",
-        f"trace of arm B, rank 0, beside 1 other: {file}",
+        f"trace of arm B, rank 0, with 1 other: {file}",
     ]
     assert profile.traces(make_result(now(), profile=taken())) == [f"trace of rank 0: {file}"]
     assert profile.traces(make_result(now(), profile=TakenProfile(why_none="boom"))) == []

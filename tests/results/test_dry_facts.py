@@ -11,7 +11,7 @@ def test_the_range_of_a_need() -> None:
         allocated=100,
         reserved=130,
         reserved_expandable=110,
-        beside=(
+        outside=(
             MemoryPart(name="a", low=5, high=10, source="s"),
             MemoryPart(name="b", low=1, high=4, source="s"),
         ),

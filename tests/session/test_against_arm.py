@@ -145,7 +145,7 @@ def test_a_pair_beside_others_is_made_again_in_the_same_order(tmp_path: Path, la
     assert launches.order == "ABBABAAB"
     assert result.verdict.unhealthy_launches == (2,)
     assert result.outcome == "passed"
-    assert any("seen beside launch 3" in note for run in result.runs for note in run.notes)
+    assert any("seen during launch 3" in note for run in result.runs for note in run.notes)
 
 
 def test_with_allow_shared_one_pair_beside_others_ends_it(tmp_path: Path, launches: Launches) -> None:

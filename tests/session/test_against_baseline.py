@@ -358,7 +358,7 @@ def test_who_used_the_machine_is_said_after_the_launch_and_waited_for(
         "(at most 20% is healthy); seen: train (pid 4711) 45%"
     )
     assert busy.said[2] == f"perfsuite: [1/0] {name} launch 2 launched"
-    assert result.runs[0].notes == ("seen beside launch 1: train (pid 4711) 45%",)
+    assert result.runs[0].notes == ("seen during launch 1: train (pid 4711) 45%",)
     assert result.runs[1].notes == ()
 
 

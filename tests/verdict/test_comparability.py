@@ -427,10 +427,10 @@ def test_a_power_limit_may_be_lower_by_exactly_one_percent(now: str, problems: i
 @pytest.mark.parametrize(
     ("today", "said"),
     [
-        (0.01106, ("probe beside the steps (s): 0.01 -> 0.01106 (+11%)",)),
+        (0.01106, ("probe between the steps (s): 0.01 -> 0.01106 (+11%)",)),
         (0.01104, ()),
         (0.00906, ()),
-        (0.00904, ("probe beside the steps (s): 0.01 -> 0.00904 (-10%)",)),
+        (0.00904, ("probe between the steps (s): 0.01 -> 0.00904 (-10%)",)),
         (0.0, ()),
         (None, ()),
     ],

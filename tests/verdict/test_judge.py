@@ -715,7 +715,7 @@ def test_on_a_cpu_with_other_software_a_verdict_holds_with_and_without_the_probe
         outcome == "inconclusive"
     )
     if machine in (0.7, 1.2):
-        assert any(line.startswith("probe beside the steps (s): ") for line in verdict.changed)
+        assert any(line.startswith("probe between the steps (s): ") for line in verdict.changed)
 
 
 @pytest.mark.parametrize(

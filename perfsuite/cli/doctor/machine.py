@@ -103,7 +103,7 @@ def neighbours_row(machine: Machine, neighbours: Neighbours | None = None) -> Ro
     others = watched.look(machine, machine.devices)
     if not others:
         return passed("other processes", "none uses the machine")
-    advice = "end them, or measure at another hour: launches beside them are set aside"
+    advice = "end them, or measure at another hour: launches while they run are set aside"
     return unknown("other processes", "; ".join(others), advice)
 
 

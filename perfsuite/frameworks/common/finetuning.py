@@ -180,7 +180,7 @@ def _size(layer: Any) -> int:
 
 
 def _is_adapter(name: str) -> bool:
-    """Return whether the name is a LoRA's, or of peft's copy of a layer that is trained beside adapters."""
+    """Return whether the name is a LoRA's, or of peft's copy of a layer that is trained with the adapters."""
     return ".lora_" in f".{name}" or ".modules_to_save." in name
 
 

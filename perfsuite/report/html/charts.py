@@ -161,7 +161,7 @@ def losses(runs: Sequence[Run], *, key: str) -> Markup | None:
 
 
 def interval(check: Check, *, key: str) -> Markup | None:
-    """Draw a metric's change with its 99 % interval, beside no change and what is allowed."""
+    """Draw a metric's change with its 99 % interval, next to no change and what is allowed."""
     if check.change is None or not math.isfinite(check.change):
         return None
     low, high = check.interval or (check.change, check.change)

@@ -52,7 +52,7 @@ def checks(result: Measurement, anchor: str) -> Table:
         "what is allowed."
     )
     if any(check.probe_exponent is not None for check in result.verdict.checks):
-        caption += " Corrected for the machine's own speed, it is not the ratio of the two figures beside it."
+        caption += " Corrected for the machine's own speed, it is not the ratio of these two figures."
     against = result.verdict.against
     sides = ("measured", "baseline") if against is None else ("arm B", against)
     headers = (
@@ -87,7 +87,7 @@ def launches(result: Measurement, runs: Sequence[Run]) -> Table:
     )
     caption = (
         "Step times are those of the slowest rank at each step, in the measured window. CPU time is that of "
-        "all ranks together in the median step. Peak memory is that of the rank that used most, beside the "
+        "all ranks together in the median step. Peak memory is that of the rank that used most, next to the "
         "one that used least; retries are summed over ranks."
     )
     return Table(caption=caption, headers=headers, rows=rows, last_text_columns=1)
@@ -202,5 +202,5 @@ def settings(runs: Sequence[Run]) -> Table:
     probed = runs[-1].device_probe if runs else {}
     kinds |= {"before the workload": {name: f"{rate:,.4g}" for name, rate in probed.items()}}
     rows = [(name, value, kind) for kind, entries in kinds.items() for name, value in entries.items()]
-    caption = "From the last launch. Beside a baseline settings must be equal, the environment need not."
+    caption = "From the last launch. Settings must equal those of the baseline, the environment need not."
     return Table(caption=caption, headers=("name", "value", "kind"), rows=rows, text_columns=3)

@@ -326,7 +326,7 @@ def test_counts_stand_beside_the_baseline_with_what_explains_them() -> None:
     text = of(told.replace(verdict=told.verdict.replace(explained=EXPLAINED)))
     page = Page(text)
     assert f'<p class="explained">{escape(EXPLAINED)}</p>' in text
-    assert "Beside the baseline: regressed." in page.said("p")
+    assert "Compared with the baseline: regressed." in page.said("p")
     assert {"29.9 GiB", "59.8 GiB", "+29.9 GiB", "11,891"} <= set(page.said("td"))
     assert "differs between launches, not judged: live peak of rank 1" in page.said("li")
     assert "baselines/counts/sm90/x.json" in page.said("dd")

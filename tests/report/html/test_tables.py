@@ -26,7 +26,7 @@ def test_a_blind_metric_is_called_so_and_a_correction_by_the_probe_is_said() -> 
     table = checks(result.replace(verdict=result.verdict.replace(checks=(blind, *others))), "a")
     assert columns(table)[0]["can find"] == "50.0% (blind)"
     assert table.caption.endswith(
-        "Corrected for the machine's own speed, it is not the ratio of the two figures beside it."
+        "Corrected for the machine's own speed, it is not the ratio of these two figures."
     )
     assert "Corrected" not in checks(result, "a").caption
 
