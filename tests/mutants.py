@@ -172,10 +172,6 @@ LEFT_OUT = {
     ): "equivalent: so little is no more than `HELD_BYTES`",
     (
         "perfsuite/node/health_sampler.py",
-        r"self\._newest_step = -1",
-    ): "equivalent: no step to a sampler, as 0 is",
-    (
-        "perfsuite/node/health_sampler.py",
         r".*zip\(.*, strict=False\).*",
     ): "equivalent: every look and the cards are of the same GPUs",
 }

@@ -227,8 +227,11 @@ def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
     An interpreter whose editable installs lie in the repository has their directories on its path.
     """
     said = ""
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # `_version` tells of it
-        said = _ask(python, "import sys; print(sys.prefix, *sys.path, sep='\\n')").stdout
+    try:
+        with contextlib.suppress(OSError):  # `_version` tells of it
+            said = _ask(python, "import sys; print(sys.prefix, *sys.path, sep='\\n')").stdout
+    except subprocess.TimeoutExpired:
+        raise CaseError(f"{python} does not answer in {ANSWER_S} s") from None
     prefix, *paths = [Path(line) for line in said.splitlines() if line] or [top]
     is_inside = prefix.is_relative_to(top)  # else the repository may lie below it, as /usr/src below /usr
     ours = [

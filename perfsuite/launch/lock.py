@@ -123,7 +123,9 @@ def _open(file: Path) -> int:
     flags = os.O_RDWR | os.O_NOFOLLOW
     before = os.umask(0)
     try:
-        return os.open(file, flags if file.exists() else flags | os.O_CREAT, 0o666)
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(file, flags)
+        return os.open(file, flags | os.O_CREAT, 0o666)
     except OSError as error:
         raise FileError(
             f"cannot open {file}, by which sessions on this machine queue: {error.strerror}. "

@@ -12,6 +12,7 @@ import pytest
 import perfsuite
 from perfsuite.errors import CaseError
 from perfsuite.git import git
+from perfsuite.launch import arm as arms
 from perfsuite.launch.arm import Arm, resolve
 from tests.synthetic import make_repository
 
@@ -176,6 +177,13 @@ def test_an_interpreter_without_perfsuite_is_refused_with_the_way_out(repo: Path
     said = refused("./python", repo)
     assert "cannot import perfsuite (No module named perfsuite)" in said
     assert said.endswith(f"{file} -m pip install perfsuite=={perfsuite.__version__}")
+
+
+def test_an_interpreter_that_answers_too_late_is_refused(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its second answer may come in time: without its paths an arm would import this checkout's code."""
+    python(repo, "[ -e warm ] || { touch warm; exec sleep 60; }; echo 1.0")
+    monkeypatch.setattr(arms, "ANSWER_S", 0.5)
+    assert "does not answer in 0.5 s" in refused("./python HEAD", repo)
 
 
 @pytest.mark.parametrize(
