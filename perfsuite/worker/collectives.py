@@ -87,7 +87,7 @@ def message_of(
         ranks=len(ranks),
         apart=ranks[1] - ranks[0] if len(ranks) > 1 else 0,
         dtype=str(sent[0].dtype).removeprefix("torch.") if sent else "",
-        bytes=sum(tensor.nbytes for tensor in sent),
+        bytes=sum(tensor.numel() * tensor.element_size() for tensor in sent),  # a sparse one has no `nbytes`
     )
 
 

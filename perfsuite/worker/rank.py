@@ -310,8 +310,9 @@ def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None
         except FileError as error:
             if _errno(error) != errno.EMFILE or not _spare:
                 raise
-            if os.fstat(_spare[-1]).st_rdev == os.stat(os.devnull).st_rdev:  # a script may have closed it
-                os.close(_spare.pop())
+            with contextlib.suppress(OSError):  # a script may have closed it
+                if os.fstat(_spare[-1]).st_rdev == os.stat(os.devnull).st_rdev:
+                    os.close(_spare.pop())
             documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
     except Exception as error:
         line = f"{UNREPORTED} {failure.kind}: {failure.message} ({told(error)})"

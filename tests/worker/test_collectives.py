@@ -37,6 +37,7 @@ FULL, SHARD = torch.zeros(8), torch.zeros(2)
     ("call", "kind", "size"),
     [
         (lambda: dist.all_reduce(torch.zeros(8)), "all_reduce", 32),
+        (lambda: dist.all_reduce(torch.eye(8).to_sparse()), "all_reduce", 256),
         (lambda: dist.broadcast(torch.zeros(8), 0), "broadcast", 32),
         (lambda: dist.all_gather_into_tensor(torch.zeros(8), SHARD), "all_gather", 32),
         (lambda: dist.all_gather([torch.zeros(2) for _ in range(WORLD)], SHARD), "all_gather", 32),
