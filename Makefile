@@ -95,7 +95,7 @@ figures: .venv/installed  ## what perfsuite itself costs
 	.venv/bin/python -m tests.benchmarks.overhead
 	.venv/bin/python -m tests.benchmarks.report
 
-samples: .venv/installed  ## the samples of reports on the pages, and the page of commands, by today's code
+samples: .venv/installed  ## the samples of reports on the pages, and the pages of commands and options, by today's code
 	.venv/bin/python -m tests.sample_reports
 
 pictures: samples  ## docs/images/: those that need a browser: the report, and a history (15 minutes)

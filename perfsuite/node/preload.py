@@ -1,6 +1,6 @@
-"""Imported by the fork server alone: loads once what every rank needs, and ties the server to the launcher.
+"""Imported by the fork server alone: loads once what every rank needs, and ties the server to the agent.
 
-The ranks are the fork server's children and die with it; the server must die with the launcher. That its pipe
+The ranks are the fork server's children and die with it; the server must die with the agent. That its pipe
 is closed is not enough, because the ranks have that pipe open, too.
 """
 

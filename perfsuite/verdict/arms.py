@@ -24,7 +24,7 @@ from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
 from perfsuite.verdict.comparability import launch_problems, run_changes, same_stack, setting_differences
-from perfsuite.verdict.judge import MAX_UNHEALTHY, disagreement, exact_check, why_failed
+from perfsuite.verdict.judge import MAX_UNHEALTHY, disagreement, tolerance_check, why_failed
 from perfsuite.verdict.loss import loss_differs, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
 from perfsuite.verdict.overall import likely_cause
@@ -195,7 +195,7 @@ def _check(
             what = "was not measured" if bad[0] is None else f"is {bad[0]}"
             return check.replace(outcome="failed" if is_needed else "inconclusive", note=f"{what} in {arm}")
     if metric.judging(device) == "exact":
-        return exact_check(metric, check, tolerance)
+        return tolerance_check(metric, check, tolerance)
     costs = [[metric.cost(value) for value in values if is_size(value)] for values in (before, now)]
     probes = _probes(a, b) if corrects and metric in FOLLOW_THE_PROBE else None
     decision = decided(*costs, tolerance=tolerance, max_pairs=max_pairs, probes=probes)

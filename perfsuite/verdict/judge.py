@@ -1,4 +1,6 @@
-"""Judges the launches of a case against its baseline. Pure: no clock, no disk.
+"""Judges times and memory of the launches of a case against its baseline. Pure: no clock, no disk.
+
+`exact.check` judges their counts, `overall.with_counts` brings both together.
 
 Each launch is one piece of evidence. Until the evidence suffices the verdict is `undecided`, which asks for
 one more launch in fresh processes.
@@ -211,7 +213,7 @@ def _check(
         return check.replace(outcome="inconclusive", note="not in the baseline: accept or record it anew")
     tolerance = metric.tolerance(runs[0].machine.device)
     if metric.judging(runs[0].machine.device) == "exact":
-        return exact_check(metric, check, tolerance)
+        return tolerance_check(metric, check, tolerance)
     decided = partial(
         _decided,
         metric,
@@ -332,7 +334,7 @@ def disagreement(raw: Outcome, corrected: Outcome, why: str) -> str:
     return f"as measured {raw}, corrected for the machine's own speed {corrected}; {why}"
 
 
-def exact_check(metric: Metric, check: Check, tolerance: float) -> Check:
+def tolerance_check(metric: Metric, check: Check, tolerance: float) -> Check:
     """Return the check of a metric that needs no statistics: any change beyond the tolerance counts."""
     assert check.measured is not None
     assert check.baseline is not None

@@ -38,7 +38,7 @@ class Watch:
     def __init__(self) -> None:
         calls.watch_packages()
         self._calls = calls.seen.copy()
-        self._collectives = replicas.collectives()
+        self._collectives = replicas.collectives_begun()
         self._stepped: list[Any] = []
 
     def stepped(self, optimizer: Any) -> None:
@@ -61,7 +61,7 @@ class Watch:
 
     def _other_collectives(self, counter: StepCounter, counts: Counts) -> Iterator[str]:
         """By the sequence numbers of the process groups: backends count what they are given, by whomever."""
-        now = replicas.collectives()
+        now = replicas.collectives_begun()
         if now is None or self._collectives is None or not SEVERAL.isdisjoint(counter.collectives):
             return
         seen = sum(each.count for each in counts.collectives if each.ranks > 1)

@@ -1,6 +1,6 @@
 """One rank whose training loop is ours: build the case, train under the clock, write `rank-N.json`.
 
-Started by `perfsuite.node.agent`, or by any torchrun as `python -m perfsuite.worker RUNDIR`. Imports torch
+Forked by `perfsuite.node.ranks`, or by any torchrun as `python -m perfsuite.worker RUNDIR`. Imports torch
 only inside functions.
 """
 

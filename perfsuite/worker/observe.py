@@ -72,7 +72,7 @@ class Observer:
             if self.model is None:
                 self.model = owner(optimizer)
             self._before = replicas.fingerprint(self.model)
-            self._collectives_before = replicas.collectives()
+            self._collectives_before = replicas.collectives_begun()
             self._second_step = SecondStep(self.model, inside=not self._is_compiled())
         elif optimizer is self.optimizer and not self._settings:
             self._settings = self._look()
@@ -115,7 +115,7 @@ class Observer:
 
     def evidence(self) -> Evidence:
         """Return what the driver has to compare between ranks. Call it after `result`."""
-        count, before, norms = replicas.collectives(), self._collectives_before, self._before.items()
+        count, before, norms = replicas.collectives_begun(), self._collectives_before, self._before.items()
         whole: set[str] = set()
         if dist.is_initialized() and self.workload.data_parallel == dist.get_world_size():
             whole = replicas.replicated(self.model) & self._after.keys()

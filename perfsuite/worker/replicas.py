@@ -45,8 +45,11 @@ def _is_whole(parameter: Any) -> bool:
     return all(placement.is_replicate() for placement in getattr(parameter, "placements", ()))
 
 
-def collectives() -> int | None:
-    """Return how many collectives this process began in groups of several ranks; None if nobody counts."""
+def collectives_begun() -> int | None:
+    """Return how many collectives the backends of groups of several ranks began; None if they do not count.
+
+    A cross-check alone: `StepCounter` counts them.
+    """
     if not dist.is_initialized():
         return None
     try:

@@ -19,7 +19,7 @@ from perfsuite.results.outcome import UNMEASURED, Check, Outcome
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import DeviceHealth, Run
 from perfsuite.verdict import judge as judge_module
-from perfsuite.verdict.judge import MAX_UNHEALTHY, TOO_FEW_LAUNCHES, Policy, exact_check
+from perfsuite.verdict.judge import MAX_UNHEALTHY, TOO_FEW_LAUNCHES, Policy, tolerance_check
 from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise
 from tests.samples import (
@@ -1065,7 +1065,7 @@ def test_an_exact_metric_may_change_by_just_its_tolerance(measured: float, outco
         baseline=100,
         allowed=0.25,
     )
-    assert exact_check(PEAK_MEMORY, check, 0.25).outcome == outcome
+    assert tolerance_check(PEAK_MEMORY, check, 0.25).outcome == outcome
 
 
 def test_unhealthy_launches_end_a_case_by_default_with_the_third() -> None:

@@ -449,7 +449,7 @@ def test_kernels_of_a_compiled_model_are_not_asked_for(monkeypatch: pytest.Monke
 def began(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the groups' sequence numbers come to at each look: before and after steps 3 and 4."""
     numbers = [10, 20, 23]
-    monkeypatch.setattr(replicas, "collectives", lambda: numbers.pop(0) if numbers else None)
+    monkeypatch.setattr(replicas, "collectives_begun", lambda: numbers.pop(0) if numbers else None)
     return numbers
 
 

@@ -63,9 +63,9 @@ def test_a_dtensor_is_whole_where_every_placement_replicates() -> None:
 
 
 def test_without_a_group_or_with_a_backend_that_does_not_nobody_counts() -> None:
-    assert replicas.collectives() is None
+    assert replicas.collectives_begun() is None
     with fake_group(0, 2):
-        assert replicas.collectives() is None
+        assert replicas.collectives_begun() is None
 
 
 @pytest.mark.parametrize(
@@ -75,4 +75,4 @@ def test_without_a_group_or_with_a_backend_that_does_not_nobody_counts() -> None
 def test_a_torch_without_private_names_does_not_count(monkeypatch: pytest.MonkeyPatch, c10d: Any) -> None:
     torch_has = SimpleNamespace(is_initialized=lambda: True, distributed_c10d=c10d)
     monkeypatch.setattr(replicas, "dist", torch_has)
-    assert replicas.collectives() is None
+    assert replicas.collectives_begun() is None
