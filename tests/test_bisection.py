@@ -141,10 +141,12 @@ def test_what_cannot_be_built_or_run_is_skipped_with_its_reason() -> None:
 
 
 def test_what_is_not_decided_is_skipped() -> None:
-    stand = Stand(2, 2)
+    stand = Stand(3, 3)
     vague = check(0.04, 0.05).replace(outcome="inconclusive")
     stand.instead["1"] = Verdict(outcome="inconclusive", launches=24, checks=(vague,))
-    skipped = step_of(stand.search(), "1")
+    found = stand.search()
+    assert found.suspects == ("3",), "2 is good, so that 1 does not matter"
+    skipped = step_of(found, "1")
     assert skipped is not None
     assert (skipped.outcome, skipped.why) == ("skipped", "tokens_per_s: inconclusive after 24 launches")
 

@@ -138,6 +138,8 @@ class Nvml:
             raise AttributeError(function)
 
         def answer(handle: int, *arguments: int) -> Any:
+            # the second version of this call does not take the driver's reserve for used memory
+            assert function != "nvmlDeviceGetMemoryInfo" or arguments == (self.nvmlMemory_v2,)
             asked = self.calls.count((function, handle))
             self.calls.append((function, handle))
             answers = self.devices[handle].get(function, NotSupported("Not Supported"))

@@ -148,7 +148,7 @@ def test_a_machine_gets_its_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     found = seen(on_gpu.finish())
     assert {handle for name, handle in nvml.calls if name == "nvmlDeviceGetPowerUsage"} == {0, 1}
     assert nvml.initialised == 0
-    assert (found.samples, found.seconds, found.steps) == (0, 0, 0)
+    assert (found.samples, found.seconds, found.steps, found.notes) == (0, 0, 0, ())
     assert found.devices == tuple(
         DeviceHealth(index=index, **{**CARD, "pci_bus_id": f"00000000:{0x1B + index:02X}:00.0"})
         for index in (0, 1)

@@ -4,6 +4,7 @@ import subprocess
 from pathlib import Path
 
 from perfsuite.results.rank_report import Observed
+from tests.cli import commands
 from tests.cli.baseline.launches import (
     CASE,
     MACHINE,
@@ -35,10 +36,10 @@ def test_a_reviewed_file_that_cannot_be_read_refuses_its_own_case_alone(reposito
     broken = REVIEWED.reviewed_file(MACHINE.hardware_class, CASE.id)
     broken.parent.mkdir(parents=True)
     broken.write_text("{")
-    result = told("accept", status=1)
-    assert f"not accepted: {CASE.id} on {MACHINE.hardware_class}: {broken}: not JSON" in result
+    result = commands.run("baseline", "accept", status=1)
+    assert f"not accepted: {CASE.id} on {MACHINE.hardware_class}: {broken}: not JSON" in result.stderr
     written = broken.with_name(f"{other.id}.json")
-    assert f"written: {written}\nReview and commit: git add {written}\n" in result
+    assert f"written: {written}\nReview and commit: git add {written}\n" in result.stdout
     assert broken.read_text() == "{"
 
 

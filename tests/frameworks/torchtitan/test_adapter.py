@@ -16,7 +16,7 @@ from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.settings import ASKED, CHOSEN
-from tests.frameworks.torchtitan.samples import LLAMAS, MARKS, SMALL
+from tests.frameworks.torchtitan.samples import LLAMAS, MARKS, SMALL, changed
 from tests.samples import make_gpu_machine
 
 pytestmark = MARKS
@@ -118,8 +118,12 @@ def test_cuda_graphs_need_a_gpu_and_are_not_run_dry() -> None:
             "loss in chunks splits a sequence into 8 equal parts, which sequence_length=20",
         ),
         (
-            {"framework": TorchTitan(tensor_parallel=3, data_parallel_replicate=4)},
-            "tensor_parallel=3 times data_parallel_replicate=4 must divide the number of processes, 2",
+            {"framework": TorchTitan(tensor_parallel=2, data_parallel_replicate=2)},
+            "tensor_parallel=2 times data_parallel_replicate=2 must divide the number of processes, 2",
+        ),
+        (
+            {"framework": TorchTitan(tensor_parallel=2), "model": changed(num_key_value_heads=1)},
+            "tensor_parallel=2 must divide num_key_value_heads, 1",
         ),
     ],
 )

@@ -333,6 +333,12 @@ def test_counts_stand_beside_the_baseline_with_what_explains_them() -> None:
     assert "Ranks 0-63: 551.0 TFLOP, 59.9 GiB in collectives, at most 41.0 GiB live" in page.said("summary")
 
 
+def test_counts_that_nobody_judged_are_shown() -> None:
+    counted = make_counted()
+    page = parsed(counted.replace(verdict=counted.verdict.replace(counts=None)))
+    assert any(text.startswith("Ranks 0-63: 551.0 TFLOP") for text in page.said("summary"))
+
+
 def test_unlike_ranks_are_shown_each_under_its_name_and_the_first_is_open() -> None:
     unlike = [make_counts(host_reads={"forward": rank}) for rank in range(10)]
     text = of(make_counted(counts=make_entries(*unlike)))
