@@ -221,7 +221,7 @@ def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool)
 def _communication(
     spans: dict[str, list[Span]], busy: list[Span], begin: float, end: float
 ) -> tuple[dict[str, float], dict[str, float], list[Span]]:
-    """Time of each kind during and after what keeps the device busy, and all intervals together.
+    """Time of each kind alone, and during what keeps the device busy, and all intervals together.
 
     Where two kinds run at once, the time counts for the first of them by name.
     """

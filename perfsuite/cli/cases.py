@@ -5,9 +5,9 @@ They are `pytest --perf-against` and `pytest --perf-dry` without a test.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,13 +47,16 @@ def option(name: str) -> Any:
 
 
 def directory(name: str, description: str) -> Any:
-    """An option for a directory, there or not. A name that the system refuses is its `OSError`."""
+    """An option for a directory, there or not. A name that is too long is the system's `OSError`."""
     return typer.Option(f"--{name}", help=description, callback=_possible)
 
 
 def _possible(path: Path) -> Path:
-    with suppress(FileNotFoundError, NotADirectoryError):
-        path.stat()  # Python 3.13 finds nothing in a directory of such a name, and does not complain
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # Python 3.13 finds nothing in such a directory, and is content
+            raise
     return path
 
 
@@ -78,6 +81,7 @@ Tolerance = Annotated[
     float | None,
     typer.Option(
         parser=tolerance,
+        metavar="SHARE",
         help="growth of the time per token that matters: 3% (default: a gate's on such a device)",
     ),
 ]

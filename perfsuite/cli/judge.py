@@ -180,7 +180,8 @@ def judge(
         ),
     ] = None,
     tolerance: Annotated[
-        float | None, typer.Option(parser=share, help="Slowdown that must not pass, of logs (3%).")
+        float | None,
+        typer.Option(parser=share, metavar="SHARE", help="Slowdown that must not pass, of logs (3%)."),
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Answer by lines of JSON.")] = False,
 ) -> None:

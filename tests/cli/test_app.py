@@ -44,6 +44,12 @@ def test_a_path_that_no_file_can_have_is_one_line(command: str) -> None:
     assert done.output.endswith("...: File name too long: give another path\n")
 
 
+def test_a_link_to_itself_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    done = CliRunner().invoke(app, ["report", "--store", str(tmp_path / "loop")])
+    assert (done.exit_code, "no session in" in done.stderr) == (2, True)
+
+
 def test_help_names_the_exit_statuses() -> None:
     shown = " ".join(CliRunner().invoke(app, ["--help"]).stdout.split())
     assert "Exit status: 0, or 1 for a finding" in shown

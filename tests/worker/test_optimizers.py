@@ -150,7 +150,7 @@ def test_an_optimizer_that_is_gone_is_not_taken_for_a_new_one() -> None:
     optimizers = Optimizers()
     for _ in range(50):
         optimizers.count(Adam())
-        gc.collect()
+        gc.collect(1)
     assert len(optimizers.seen) == 50
 
 

@@ -194,7 +194,8 @@ def _command(result: Measurement, session: SessionFile) -> str:
 def _own_tolerance(result: Measurement) -> list[str]:
     """The option by which a comparison was given its tolerance; nothing where it has that of a gate."""
     check = result.verdict.check(TOKENS_PER_S.name)
-    usual = TOKENS_PER_S.bound(TOKENS_PER_S.tolerance(result.runs[0].machine.device))
-    if check is None or check.allowed == usual:
+    if check is None or not result.runs:
+        return []
+    if check.allowed == TOKENS_PER_S.bound(TOKENS_PER_S.tolerance(result.runs[0].machine.device)):
         return []
     return ["--tolerance", f"{100 * TOKENS_PER_S.bound(-check.allowed):g}%"]

@@ -112,3 +112,4 @@ def test_a_comparison_with_a_tolerance_of_its_own_is_repeated_with_it() -> None:
     own = compared.replace(verdict=compared.verdict.replace(checks=checks))
     again = f"perfsuite compare --against 'main X=1' --arm . --tolerance 3% {compared.case_id}"
     assert view(own, ARMS).command == again
+    assert "--tolerance" not in view(own.replace(runs=()), ARMS).command, "it failed before its first launch"
