@@ -30,21 +30,21 @@ comparisons: .venv/installed  ## the tiny twins of the published comparisons, on
 		--perf-store=.perfsuite/comparisons $(ARGS); status=$$?; \
 	.venv/bin/python -m bench_cases.published --store .perfsuite/comparisons && exit $$status
 
-quick: .venv/installed  ## the unit tests of the rooms that differ from BASE (main), and of those above (a minute)
+quick: .venv/installed  ## the unit tests of the rooms that differ from BASE (main), and of those above
 	tests=$$(.venv/bin/python -m tests.changed $(BASE)) && { [ -z "$$tests" ] || \
 		.venv/bin/pytest $$tests -m unit --numprocesses=2 $(ARGS) || [ $$? -eq 5 ]; }
 
-unit: .venv/installed  ## all tests that start no process (a minute)
+unit: .venv/installed  ## all tests that start no process (three minutes)
 	$(TESTS) -m unit $(ARGS)
 
-smoke: .venv/installed  ## a launch of each framework, and the main paths (two minutes)
+smoke: .venv/installed  ## a launch of each framework, and the main paths
 	$(TESTS) -m smoke $(ARGS)
 
-test: .venv/installed  ## lint, types, the documentation, and all tests but those marked nightly (12 minutes)
+test: .venv/installed  ## lint, types, the documentation, and all tests but those marked nightly
 	$(MAKE) --jobs=2 --output-sync check docs
 	$(TESTS) -m "not nightly" $(ARGS)
 
-test-all: .venv/installed  ## as CI: those, too
+test-all: .venv/installed  ## as CI: those, too (half an hour)
 	$(MAKE) --jobs=2 --output-sync check docs
 	$(TESTS) $(ARGS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,6 +51,8 @@ def attaching(directory: Path) -> Iterator[Start]:
             patched.setattr(attach, name, hooking(getattr(attach, name)))
         patched.setattr(torch.autograd, "backward", torch.autograd.backward)
         patched.setattr(torch.cuda.CUDAGraph, "replay", torch.cuda.CUDAGraph.replay)
+        # The tests' own objects are frozen (conftest.py), and among them is nothing of a script.
+        patched.setattr(gc, "get_freeze_count", lambda: 0)
         patched.setattr(leash, "die_with_parent", lambda: None)
         patched.setattr(leash, "listen", lambda run_dir, rank: None)
         patched.setattr(signal, "alarm", lambda seconds: None)
