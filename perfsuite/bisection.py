@@ -205,9 +205,9 @@ def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
     if first.commit == last.commit:
         raise CaseError(f"--good and --bad are the same commit, {first.commit[:12]}")
     between = git("rev-list", "--first-parent", "--reverse", f"{first.commit}..{last.commit}", cwd=root)
-    others = [f"{name}={value}" for name, value in first.given.items()]
-    others += [first.python] if first.python != sys.executable and not first.lock else []
     lock = f":{first.lock}" if first.lock else ""
+    others = [f"{name}={value}" for name, value in first.given.items()]
+    others += [first.python] if first.python != sys.executable and not lock else []
 
     def arm(commit: str) -> Arm:
         return resolve("--bad", shlex.join([commit + lock, *others]), root=root, store=store)

@@ -87,11 +87,7 @@ def measure(
         run, others = launch_watched(case, machine, RunDir.of_launch(directory, number).path, number, how)
         runs.append(run)
         verdict = judge(runs, reference.baseline, reference.noise, reference.policy)
-        if (
-            verdict.outcome == "undecided"
-            and others is not None
-            and not is_free(run, others, how.when_shared)
-        ):
+        if verdict.outcome == "undecided" and others and not is_free(run, others, how.when_shared):
             # While others stay, more launches would be in vain: one unhealthy launch is enough for a verdict.
             policy = replace(reference.policy, max_unhealthy=1)
             verdict = judge(runs, reference.baseline, reference.noise, policy)
@@ -104,9 +100,8 @@ def needs_another(case: Case, runs: list[Run], verdict: Verdict, reference: Refe
 
     So it is for a case that runs a program of the user's, which may take other data in each launch.
     """
-    if framework_of(case).plan(case).command is None or verdict.outcome == "failed":
-        return False
-    if len(runs) > 1 or reference.policy.most == 1:
+    is_script = framework_of(case).plan(case).command is not None
+    if not is_script or verdict.outcome == "failed" or len(runs) > 1 or reference.policy.most == 1:
         return False
     found = check(runs, reference.counts)
     return found is not None and found.outcome in ("regressed", "improved")
@@ -154,10 +149,9 @@ def launch_once(case: Case, machine: Machine, directory: Path, how: Launching = 
     )
     run_dir = RunDir(directory)
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    failure = _launch(request, machine, run_dir, how, how.on_progress)
-    run = collect(
-        run_dir, machine, started_at=started_at, duration_s=time.monotonic() - began, failure=failure
-    )
+    failure = _launch(request, machine, run_dir, how)
+    duration_s = time.monotonic() - began
+    run = collect(run_dir, machine, started_at=started_at, duration_s=duration_s, failure=failure)
     try:
         documents.write(run_dir.run, run)
     except FileError as error:  # what was measured is shown all the same
@@ -173,17 +167,15 @@ def profile_once(case: Case, machine: Machine, directory: Path, how: Launching =
     run_dir = RunDir(directory)
     request = CaseFile(case=case, device=machine.device, inject=how.inject, counts=False, profile=True)
     try:
-        failure = _launch(request, machine, run_dir, how, no_progress)
+        failure = _launch(request, machine, run_dir, replace(how, on_progress=no_progress))
         profile = collect_profile(run_dir, failure)
     except (FileError, ReportError) as error:
         return TakenProfile(why_none=str(error))
-    traces = [run_dir.trace(rank) for rank in range(case.topology.world_size)]
-    return TakenProfile(profile=profile, traces=tuple(str(trace) for trace in traces))
+    traces = tuple(str(run_dir.trace(rank)) for rank in range(case.topology.world_size))
+    return TakenProfile(profile=profile, traces=traces)
 
 
-def _launch(
-    request: CaseFile, machine: Machine, run_dir: RunDir, how: Launching, on_progress: OnProgress
-) -> Failure | None:
+def _launch(request: CaseFile, machine: Machine, run_dir: RunDir, how: Launching) -> Failure | None:
     """Launch what `request` says. Raises `CaseError` and `FileError` as `launch_once` does."""
     framework_of(request.case).check(request.case)
     if run_dir.case.exists():
@@ -201,6 +193,6 @@ def _launch(
         directory=how.arm.directory,
     )
     try:
-        return how.launcher.launch(job, on_progress)
+        return how.launcher.launch(job, how.on_progress)
     finally:
         shutil.rmtree(run_dir.checkpoints, ignore_errors=True)

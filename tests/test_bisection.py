@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,55 +20,49 @@ from perfsuite.results.metric import described
 from perfsuite.results.outcome import Check, Outcome, Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
-from tests.samples import make_case, make_run
+from tests.samples import make_case, make_result, make_run
 from tests.synthetic import make_repository
 
 SLOWER = 0.1
 
 
-def check(cost: float, tolerance: float, metric: str = "tokens_per_s") -> Check:
+def check(cost: float, tolerance: float, name: str = "tokens_per_s") -> Check:
     """The check of a metric whose cost grew by `cost`, where it may grow by `tolerance`."""
-    outcome: Outcome = "regressed" if cost > tolerance else "passed"
+    metric = described(name)
     return Check(
-        metric=metric,
-        label=metric,
+        metric=name,
+        label=name,
         unit="",
-        outcome=outcome,
+        outcome="regressed" if cost > tolerance else "passed",
         measured=1.0,
         baseline=1.0,
-        allowed=described(metric).bound(tolerance),
-        change=described(metric).change(cost),
-        interval=described(metric).interval((cost - 0.01, cost + 0.01)),
+        allowed=metric.bound(tolerance),
+        change=metric.change(cost),
+        interval=metric.interval((cost - 0.01, cost + 0.01)),
     )
 
 
 def measurement(verdict: Verdict, *, a_failed: bool = False) -> Measurement:
     failure = Failure(kind="crash", message="boom") if a_failed else None
-    return Measurement(
-        nodeid="n",
-        case_id="case",
-        framework="fake",
-        runs=(make_run(),),
-        before=(make_run(failure=failure),),
-        verdict=verdict,
-        baseline_file=None,
-        directory="out",
-    )
+    return make_result(make_run(), verdict=verdict, before=None).replace(before=(make_run(failure=failure),))
 
 
 class Stand:
     """A history of candidates "1", "2", ..., of which those from `first_bad` on are slower."""
 
-    def __init__(self, count: int, first_bad: int, broken: set[int] | None = None) -> None:
-        self.names = tuple(str(number) for number in range(1, count + 1))
-        self.first_bad = first_bad
-        self.broken = broken or set()
-        self.compared: list[str] = []
-        self.tolerances: list[float | None] = []
-        self.metrics: list[str | None] = []
-        self.instead: dict[str, Verdict] = {}
-        self.history = History(good="0", candidates=self.names, arm=self.arm)
+    def __init__(self, count: int, first_bad: int, broken: Collection[int] = (), **instead: Verdict) -> None:
+        """`instead` are the verdicts on some candidates, `_4` that on 4."""
+        names = tuple(str(number) for number in range(1, count + 1))
+        self.first_bad, self.broken, self.instead = first_bad, broken, instead
+        self.compared: list[tuple[str, float | None, str | None]] = []
+        self.a_failed = False
+        self.history = History(good="0", candidates=names, arm=self.arm)
         self.saved: list[BisectFile] = []
+
+    @property
+    def names(self) -> list[str]:
+        """What was compared with the good arm."""
+        return [name for name, _, _ in self.compared]
 
     def arm(self, name: str) -> Arm:
         if int(name) in self.broken:
@@ -76,33 +71,33 @@ class Stand:
 
     def compare(self, a: Arm, b: Arm, tolerance: float | None, metric: str | None) -> Measurement:
         assert a.text == "0"
-        self.compared.append(b.text)
-        self.tolerances.append(tolerance)
-        self.metrics.append(metric)
+        self.compared.append((b.text, tolerance, metric))
         change = SLOWER if int(b.text) >= self.first_bad else 0.001
         verdict = Verdict(outcome="passed", launches=6, checks=(check(change, tolerance or 0.03),))
-        return measurement(self.instead.get(b.text, verdict))
+        return measurement(self.instead.get(f"_{b.text}", verdict), a_failed=self.a_failed)
 
     def search(self, known: BisectFile | None = None) -> BisectFile:
-        start = BisectFile(case_id="case", good="0", candidates=self.names)
+        start = BisectFile(case_id="case", good="0", candidates=self.history.candidates)
         return search(known or start, self.history, self.compare, self.saved.append)
 
 
-def step_of(found: BisectFile, name: str) -> Step | None:
+def decided(outcome: Outcome, *checks: Check, launches: int = 6, why: str = "") -> Verdict:
+    return Verdict(outcome=outcome, launches=launches, checks=checks, reasons=(why,) if why else ())
+
+
+def step_of(found: BisectFile, name: str) -> Step:
     """The step that tested a candidate."""
-    return next((step for step in found.steps if step.name == name), None)
+    return next(step for step in found.steps if step.name == name)
 
 
 def test_the_9th_of_16_is_found_by_five_comparisons() -> None:
     stand = Stand(16, 9)
     found = stand.search()
     assert found.suspects == ("9",)
-    assert stand.compared == ["16", "8", "12", "10", "9"]
+    assert stand.names == ["16", "8", "12", "10", "9"]
     assert sum(step.launches for step in found.steps) == 30
     first = step_of(found, "9")
-    assert first is not None
-    assert first.outcome == "bad"
-    assert first.change == pytest.approx(1 / (1 + SLOWER) - 1)
+    assert (first.outcome, first.change) == ("bad", pytest.approx(1 / (1 + SLOWER) - 1))
     assert [len(each.steps) for each in stand.saved] == [1, 2, 3, 4, 5]
 
 
@@ -118,57 +113,49 @@ def test_the_first_bad_one_is_always_a_suspect_and_the_only_one_that_can_be_test
     found = stand.search()
     assert str(first_bad) in found.suspects
     assert {int(name) for name in found.suspects[:-1]} <= broken
-    assert len(stand.compared) == len(set(stand.compared))
+    assert len(stand.names) == len(set(stand.names))
 
 
 @pytest.mark.parametrize(("cost", "allowed"), [(SLOWER, 1.1**0.5 - 1), (9.0, 0.5)])
 def test_each_step_allows_for_half_of_what_is_lost_and_for_half_at_most(cost: float, allowed: float) -> None:
-    stand = Stand(4, 2)
-    stand.instead["4"] = Verdict(outcome="regressed", launches=6, checks=(check(cost, 0.03),))
+    stand = Stand(4, 2, _4=decided("regressed", check(cost, 0.03)))
     stand.search()
-    first, *others = stand.tolerances
+    first, *others = [tolerance for _, tolerance, _ in stand.compared]
     assert first is None
     assert others == [pytest.approx(allowed)] * len(others)
 
 
-def test_what_cannot_be_built_or_run_is_skipped_with_its_reason() -> None:
-    stand = Stand(8, 5, {4})
-    stand.instead["3"] = Verdict(outcome="failed", launches=2, reasons=("arm B failed: crash: boom",))
-    found = stand.search()
+VAGUE = check(0.04, 0.05).replace(outcome="inconclusive")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "why"),
+    [
+        (decided("failed", why="arm B failed: crash: boom"), "arm B failed: crash: boom"),
+        (
+            decided("inconclusive", VAGUE, launches=24),
+            "tokens_per_s: inconclusive after 24 launches",
+        ),
+        (decided("passed"), "it has no tokens_per_s"),
+    ],
+    ids=["it fails", "it is not decided", "it lacks the metric"],
+)
+def test_what_cannot_be_told_from_the_good_arm_is_skipped_with_its_reason(verdict: Verdict, why: str) -> None:
+    found = Stand(8, 5, {4}, _3=verdict).search()
     assert found.suspects == ("3", "4", "5")
     whys = {step.name: step.why for step in found.steps if step.outcome == "skipped"}
-    assert whys == {"3": "arm B failed: crash: boom", "4": "4 cannot be built"}
-
-
-def test_what_is_not_decided_is_skipped() -> None:
-    stand = Stand(3, 3)
-    vague = check(0.04, 0.05).replace(outcome="inconclusive")
-    stand.instead["1"] = Verdict(outcome="inconclusive", launches=24, checks=(vague,))
-    found = stand.search()
-    assert found.suspects == ("3",), "2 is good, so that 1 does not matter"
-    skipped = step_of(found, "1")
-    assert skipped is not None
-    assert (skipped.outcome, skipped.why) == ("skipped", "tokens_per_s: inconclusive after 24 launches")
+    assert whys == {"3": why, "4": "4 cannot be built"}
+    assert Stand(3, 3, _1=verdict).search().suspects == ("3",), "2 is good, so that 1 does not matter"
 
 
 def test_the_metric_that_is_worse_in_the_bad_arm_is_what_is_looked_at() -> None:
-    stand = Stand(2, 2)
-    memory = (check(0.0, 0.03), check(0.5, 0.05, "peak_memory_bytes"))
-    slow = (check(0.2, 0.03), check(0.0, 0.05, "peak_memory_bytes"))
-    stand.instead["2"] = Verdict(outcome="regressed", launches=6, checks=memory)
-    stand.instead["1"] = Verdict(outcome="regressed", launches=6, checks=slow)
+    larger = decided("regressed", check(0.0, 0.03), check(0.5, 0.05, "peak_memory_bytes"))
+    slower = decided("regressed", check(0.2, 0.03), check(0.0, 0.05, "peak_memory_bytes"))
+    stand = Stand(2, 2, _2=larger, _1=slower)
     found = stand.search()
     assert (found.metric, found.suspects) == ("peak_memory_bytes", ("2",))
     assert found.tolerance == pytest.approx(1.5**0.5 - 1)
-    assert stand.metrics == [None, "peak_memory_bytes"]
-
-
-def test_a_candidate_without_the_metric_is_skipped() -> None:
-    stand = Stand(2, 2)
-    stand.instead["1"] = Verdict(outcome="passed", launches=6)
-    step = step_of(stand.search(), "1")
-    assert step is not None
-    assert (step.outcome, step.why) == ("skipped", "it has no tokens_per_s")
+    assert [metric for *_, metric in stand.compared] == [None, "peak_memory_bytes"]
 
 
 def test_a_bad_arm_that_is_not_worse_is_an_error() -> None:
@@ -177,37 +164,29 @@ def test_a_bad_arm_that_is_not_worse_is_an_error() -> None:
 
 
 def test_a_bad_arm_that_noise_hides_is_not_called_as_fast() -> None:
-    stand = Stand(4, 2)
     vague = check(0.09, 0.15).replace(outcome="inconclusive")
-    stand.instead["4"] = Verdict(outcome="inconclusive", launches=24, checks=(vague,))
+    stand = Stand(4, 2, _4=decided("inconclusive", vague, launches=24))
     with pytest.raises(UndecidedError, match=r"^4 compared with 0: tokens_per_s is inconclusive \(-8\.3%\)"):
         stand.search()
-    assert stand.compared == ["4"]
+    assert stand.names == ["4"]
 
 
 def test_an_unhealthy_machine_ends_it_and_the_same_search_goes_on() -> None:
-    stand = Stand(8, 3)
-    sick = Verdict(outcome="unhealthy", launches=6, reasons=("others used the machine",))
-    stand.instead["4"] = sick
+    stand = Stand(8, 3, _4=decided("unhealthy", why="others used the machine"))
     with pytest.raises(UndecidedError, match=r"4 could not be compared.*others used the machine"):
         stand.search()
     (known,) = stand.saved
-    del stand.instead["4"]
+    stand.instead.clear()
     stand.compared.clear()
     assert stand.search(known).suspects == ("3",)
-    assert "8" not in stand.compared
+    assert "8" not in stand.names
 
 
 def test_a_good_arm_that_fails_is_an_error() -> None:
-    stand = Stand(4, 2)
-    failed = Verdict(outcome="failed", launches=2, reasons=("arm A failed: crash: boom",))
-
-    def compare(a: Arm, b: Arm, tolerance: float | None, metric: str | None) -> Measurement:
-        return stand.compare(a, b, tolerance, metric) if b.text == "4" else measurement(failed, a_failed=True)
-
-    start = BisectFile(case_id="case", good="0", candidates=stand.names)
+    stand = Stand(4, 2, _2=decided("failed", why="arm A failed: crash: boom"))
+    stand.a_failed = True
     with pytest.raises(CaseError, match=r"cannot be compared with the good arm: arm A failed: crash: boom"):
-        search(start, stand.history, compare, stand.saved.append)
+        stand.search()
 
 
 # Commits
@@ -240,12 +219,13 @@ def test_a_candidate_has_the_variables_of_both_arms(repository: list[str], tmp_p
 
 
 def test_arms_that_cannot_be_searched_between_are_refused(repository: list[str], tmp_path: Path) -> None:
-    with pytest.raises(CaseError, match=r"does not come before"):
-        of_commits("HEAD", repository[0], tmp_path)
-    with pytest.raises(CaseError, match=r"same commit"):
-        of_commits("HEAD", ".", tmp_path)
-    with pytest.raises(CaseError, match=r"differ in more than their commit"):
-        of_commits(f"{repository[0]} X=1", "HEAD", tmp_path)
+    for good, bad, words in (
+        ("HEAD", repository[0], "does not come before"),
+        ("HEAD", ".", "same commit"),
+        (f"{repository[0]} X=1", "HEAD", "differ in more than their commit"),
+    ):
+        with pytest.raises(CaseError, match=words):
+            of_commits(good, bad, tmp_path)
     Path("code.py").write_text("1")
     git("add", "code.py", cwd=Path())
     with pytest.raises(CaseError, match=r"uncommitted changes"):
@@ -337,9 +317,10 @@ def test_a_search_has_a_file_of_its_own(tmp_path: Path) -> None:
 
 
 def test_what_was_skipped_is_tried_again(tmp_path: Path) -> None:
-    stand = Stand(4, 3, {2})
+    broken = {2}
+    stand = Stand(4, 3, broken)
     file = tmp_path / "search.json"
     documents.write(file, stand.search())
-    stand.broken.clear()
+    broken.clear()
     found = stand.search(bisection.begun(file, "case", stand.history))
     assert found.suspects == ("3",)

@@ -22,6 +22,7 @@ from perfsuite.measure import Launching, WhenShared, launch_once, measure, profi
 from perfsuite.node.machine import detect_cpu
 from perfsuite.results import baseline
 from perfsuite.results.counts import Counts
+from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
@@ -32,31 +33,37 @@ from tests.packages import Packages
 from tests.samples import DISTURBED, make_case, make_launches, make_machine, make_run
 from tests.twin_counts import baseline_of, counts, launch
 
+RECORDS, NOTHING = Policy(record_launches=1), Reference()
 COMMAND = Command(words=("train",), directory=".", starts_ranks=False)
 CASE, MACHINE = make_case(), make_machine()
 BESIDE_OTHERS = make_run(health=DISTURBED)
-Launches = Callable[..., list[Path]]
+Measured = Callable[..., tuple[list[Run], Verdict]]
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
-    """Let `measure` find these runs instead of launching; returns the directories that it names."""
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measured:
+    """`measure`, which finds these runs, each in its directory, instead of launching."""
 
-    def script(*ends: Run | BaseException) -> list[Path]:
-        directories: list[Path] = []
-        left = list(ends)
+    def measured(
+        *ends: Run | BaseException,
+        case: Case = CASE,
+        reference: Reference = NOTHING,
+        runs: list[Run] | None = None,
+        **how: Any,
+    ) -> tuple[list[Run], Verdict]:
+        left = list(enumerate(ends, 1))
 
         def launch(case: Any, machine: Any, directory: Path, how: Launching) -> Run:
-            directories.append(directory)
-            end = left.pop(0)
+            number, end = left.pop(0)
+            assert directory == RunDir.of_launch(tmp_path, number).path
             if isinstance(end, BaseException):
                 raise end
             return end
 
         monkeypatch.setattr(flow, "launch_once", launch)
-        return directories
+        return measure(case, MACHINE, tmp_path, reference, Launching(**how), runs=runs)
 
-    return script
+    return measured
 
 
 class Others(Neighbours):
@@ -83,89 +90,66 @@ LONG, SHORT = (counts(flops={"forward": flops}) for flops in (200, 100))
 SCRIPTED = make_case(framework=Script(command=("train",)))
 
 
+ONE_LAUNCH = Policy(max_launches=1, record_launches=1)
+CRASHED = launch(LONG, failure=Failure(kind="crash", message="x"))
+
+
 @pytest.mark.parametrize(
-    ("case", "each", "expected"),
+    ("case", "each", "policy", "expected"),
     [
-        (CASE, (LONG, SHORT), (1, "regressed")),
-        (SCRIPTED, (LONG, SHORT), (2, "passed")),
-        (SCRIPTED, (LONG, LONG), (2, "regressed")),
-        (SCRIPTED, (SHORT, LONG), (1, "passed")),
+        pytest.param(CASE, (LONG, SHORT), RECORDS, (1, "regressed"), id="no script"),
+        pytest.param(SCRIPTED, (LONG, SHORT), RECORDS, (2, "passed"), id="once"),
+        pytest.param(SCRIPTED, (LONG, LONG), RECORDS, (2, "regressed"), id="twice"),
+        pytest.param(SCRIPTED, (SHORT, LONG), RECORDS, (1, "passed"), id="not at first"),
+        pytest.param(SCRIPTED, (LONG, SHORT), ONE_LAUNCH, (1, "regressed"), id="only one launch is allowed"),
+        pytest.param(SCRIPTED, (CRASHED,), RECORDS, (1, None), id="it failed"),
     ],
 )
 def test_counts_of_a_script_that_differ_in_one_launch_alone_are_no_regression(
-    launches: Launches,
-    tmp_path: Path,
+    measured: Measured,
     monkeypatch: pytest.MonkeyPatch,
     case: Case,
-    each: tuple[Counts, Counts],
-    expected: tuple[int, str],
+    each: tuple[Counts | Run, ...],
+    policy: Policy,
+    expected: tuple[int, str | None],
 ) -> None:
     """A script without a seed may have one of two lengths of data in the step that is counted."""
     monkeypatch.setattr(Script, "plan", lambda self, case: LaunchPlan(command=COMMAND))
-    launches(*(launch(one, case=case) for one in each))
     before = baseline_of(launch(SHORT, case=case))
-    reference = Reference(baseline=None, counts=before, policy=Policy(record_launches=1))
-    runs, verdict = measure(case, MACHINE, tmp_path, reference)
+    ends = [one if isinstance(one, Run) else launch(one, case=case) for one in each]
+    runs, verdict = measured(*ends, case=case, reference=Reference(counts=before, policy=policy))
     found = with_counts(verdict, runs, before).counts
-    assert found is not None
-    assert (len(runs), found.outcome) == expected
+    assert (len(runs), None if found is None else found.outcome) == expected
 
 
-@pytest.mark.parametrize(
-    ("end", "policy"),
-    [
-        (launch(LONG), Policy(max_launches=1, record_launches=1)),
-        (launch(LONG, failure=Failure(kind="crash", message="x")), Policy(record_launches=1)),
-    ],
-)
-def test_a_script_that_failed_or_may_have_one_launch_has_no_second_one(
-    launches: Launches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Run, policy: Policy
-) -> None:
-    monkeypatch.setattr(Script, "plan", lambda self, case: LaunchPlan(command=COMMAND))
-    directories = launches(end)
-    measure(SCRIPTED, MACHINE, tmp_path, Reference(counts=baseline_of(SHORT), policy=policy))
-    assert len(directories) == 1
-
-
-def test_a_case_is_launched_until_it_is_decided(launches: Launches, tmp_path: Path) -> None:
-    directories = launches(*make_launches(1, 1.01, 0.99))
+def test_a_case_is_launched_until_it_is_decided(measured: Measured) -> None:
     numbers: list[int] = []
-    runs, verdict = measure(
-        CASE, MACHINE, tmp_path, Reference(), Launching(on_launch=lambda case, number: numbers.append(number))
+    runs, verdict = measured(
+        *make_launches(1, 1.01, 0.99), on_launch=lambda case, number: numbers.append(number)
     )
-    assert (verdict.outcome, verdict.launches, len(runs)) == ("recorded", 3, 3)
-    assert numbers == [1, 2, 3]
-    assert directories == [RunDir.of_launch(tmp_path, number).path for number in numbers]
+    assert (verdict.outcome, verdict.launches, len(runs), numbers) == ("recorded", 3, 3, [1, 2, 3])
 
 
-def test_the_reference_decides_how_launches_are_judged(launches: Launches, tmp_path: Path) -> None:
-    launches(*make_launches(1))
-    _, verdict = measure(CASE, MACHINE, tmp_path, Reference(policy=Policy(record_launches=1)))
+def test_the_reference_decides_how_launches_are_judged(measured: Measured) -> None:
+    _, verdict = measured(*make_launches(1), reference=Reference(policy=RECORDS))
     assert (verdict.outcome, verdict.launches) == ("recorded", 1)
-    launches(*make_launches(1))
-    known = baseline.from_runs(make_launches(1, 1.01, 0.99))
-    _, verdict = measure(CASE, MACHINE, tmp_path, Reference(baseline=known))
+    known = Reference(baseline=baseline.from_runs(make_launches(1, 1.01, 0.99)))
+    _, verdict = measured(*make_launches(1), reference=known)
     assert verdict.outcome == "inconclusive"  # of a noise that is not known
-    assert [check.baseline for check in verdict.checks][:1] == [1000]
+    assert verdict.checks[0].baseline == 1000
 
 
 @pytest.mark.parametrize("end", [PerfsuiteError("cannot be killed"), KeyboardInterrupt()])
-def test_what_an_error_or_an_interrupt_leaves_is_in_the_list(
-    launches: Launches, tmp_path: Path, end: BaseException
-) -> None:
-    launches(make_run(), end)
+def test_what_an_error_or_an_interrupt_leaves_is_in_the_list(measured: Measured, end: BaseException) -> None:
     runs: list[Run] = []
     with pytest.raises(type(end)):
-        measure(CASE, MACHINE, tmp_path, Reference(), runs=runs)
+        measured(make_run(), end, runs=runs)
     assert runs == [make_run()]
 
 
-def test_a_launch_that_nobody_disturbed_waits_for_nobody(launches: Launches, tmp_path: Path) -> None:
-    launches(*[make_run()] * 3)
+def test_a_launch_that_nobody_disturbed_waits_for_nobody(measured: Measured) -> None:
     others = Others()
-    runs, verdict = measure(
-        CASE, MACHINE, tmp_path, Reference(), Launching(neighbours=others, when_shared="wait")
-    )
+    runs, verdict = measured(*[make_run()] * 3, neighbours=others, when_shared="wait")
     assert (verdict.outcome, others.begun, others.waits, others.said) == ("recorded", 3, 0, [])
     assert all(run.notes == () for run in runs)
 
@@ -175,13 +159,10 @@ def test_a_launch_that_nobody_disturbed_waits_for_nobody(launches: Launches, tmp
     [("wait", True, 3, 2), ("wait", False, 1, 1), ("again", True, 3, 0), ("stop", True, 1, 0)],
 )
 def test_what_is_done_after_a_launch_beside_others(
-    launches: Launches, tmp_path: Path, when_shared: WhenShared, end: bool, made: int, waits: int
+    measured: Measured, when_shared: WhenShared, end: bool, made: int, waits: int
 ) -> None:
-    launches(*[BESIDE_OTHERS] * 3)
     others = Others(end=end)
-    runs, verdict = measure(
-        CASE, MACHINE, tmp_path, Reference(), Launching(neighbours=others, when_shared=when_shared)
-    )
+    runs, verdict = measured(*[BESIDE_OTHERS] * 3, neighbours=others, when_shared=when_shared)
     assert (verdict.outcome, len(runs), others.waits) == ("unhealthy", made, waits)
     assert runs[0].notes == ("seen during launch 1: train (pid 4711) on 2",)
     assert others.said[0] == (
@@ -190,38 +171,27 @@ def test_what_is_done_after_a_launch_beside_others(
     )
 
 
-def test_after_others_have_gone_the_launches_decide(launches: Launches, tmp_path: Path) -> None:
-    launches(BESIDE_OTHERS, *[make_run()] * 3)
+def test_after_others_have_gone_the_launches_decide(measured: Measured) -> None:
     others = Others()
-    _, verdict = measure(
-        CASE, MACHINE, tmp_path, Reference(), Launching(neighbours=others, when_shared="wait")
-    )
+    _, verdict = measured(BESIDE_OTHERS, *[make_run()] * 3, neighbours=others, when_shared="wait")
     assert (verdict.outcome, verdict.unhealthy_launches, others.waits) == ("recorded", (1,), 1)
 
 
-def test_a_failure_beside_others_is_a_verdict_at_once(launches: Launches, tmp_path: Path) -> None:
-    launches(BESIDE_OTHERS.replace(failure=Failure(kind="crash", message="x")))
-    others = Others()
-    _, verdict = measure(
-        CASE, MACHINE, tmp_path, Reference(), Launching(neighbours=others, when_shared="wait")
-    )
+def test_a_failure_beside_others_is_a_verdict_at_once(measured: Measured) -> None:
+    others, crash = Others(), BESIDE_OTHERS.replace(failure=Failure(kind="crash", message="x"))
+    _, verdict = measured(crash, neighbours=others, when_shared="wait")
     assert (verdict.outcome, verdict.failure, others.waits, others.said) == ("failed", "crash", 0, [])
 
 
-def test_who_asks_for_no_neighbours_launches_again(launches: Launches, tmp_path: Path) -> None:
-    launches(*[BESIDE_OTHERS] * 3)
-    how = Launching(when_shared="wait")
-    runs, verdict = measure(CASE, MACHINE, tmp_path, Reference(), how)
+def test_who_asks_for_no_neighbours_launches_again(measured: Measured) -> None:
+    runs, verdict = measured(*[BESIDE_OTHERS] * 3, when_shared="wait")
     assert (verdict.outcome, len(runs), runs[0].notes) == ("unhealthy", 3, ())
 
 
 def test_a_directory_that_holds_a_launch_is_refused(tmp_path: Path) -> None:
     RunDir(tmp_path).case.write_text("{}")
-    with pytest.raises(FileError) as caught:
+    with pytest.raises(FileError, match=rf"^{tmp_path} holds another launch: .*\. Give an empty one\.$"):
         launch_once(CASE, MACHINE, tmp_path)
-    assert str(caught.value) == (
-        f"{tmp_path} holds another launch: its reports would be taken for this one's. Give an empty one."
-    )
 
 
 @pytest.mark.parametrize("ended", [KeyboardInterrupt, FileError])

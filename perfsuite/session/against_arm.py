@@ -25,8 +25,7 @@ from perfsuite.session.setup import Host, Options, Setup
 from perfsuite.session.way import Judged, Trial, Way, excused, take_profile
 from perfsuite.verdict.arms import ARM_A, ARM_B, judge_pairs, unhealthy_pairs
 from perfsuite.verdict.overall import with_unseen
-from perfsuite.verdict.paired_test import MAX_PAIRS
-from perfsuite.verdict.pairs import order
+from perfsuite.verdict.paired_test import MAX_PAIRS, order
 from perfsuite.verdict.profiled import explained
 
 

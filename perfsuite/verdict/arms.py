@@ -6,28 +6,27 @@ settings are why they are compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Iterator, Sequence
 
 from perfsuite.results import baseline as baselines
 from perfsuite.results import count_baseline
-from perfsuite.results.baseline import Baseline
-from perfsuite.results.metric import (
-    CPU_S_PER_STEP,
-    PEAK_MEMORY,
-    TOKENS_PER_S,
-    Metric,
-    judged,
-)
-from perfsuite.results.outcome import WORST_FIRST, Check, CountCheck, Outcome, Verdict
-from perfsuite.results.rank_report import FailureKind
+from perfsuite.results.metric import CPU_S_PER_STEP, PEAK_MEMORY, TOKENS_PER_S, Metric, judged
+from perfsuite.results.outcome import Check, CountCheck, Outcome, Verdict
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
 from perfsuite.verdict.comparability import launch_problems, run_changes, same_stack, setting_differences
-from perfsuite.verdict.judge import MAX_UNHEALTHY, disagreement, tolerance_check, why_failed
+from perfsuite.verdict.judge import (
+    MAX_UNHEALTHY,
+    disagreement,
+    median_of,
+    tolerance_check,
+    unjudged,
+    why_failed,
+    worst,
+)
 from perfsuite.verdict.loss import loss_differs, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
-from perfsuite.verdict.overall import likely_cause
+from perfsuite.verdict.overall import explained
 from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, PairedDecision, PairedOutcome, decided
 
 ARM_A, ARM_B = "arm A", "arm B"
@@ -45,16 +44,15 @@ FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)
 
 def unhealthy_pairs(a: Sequence[Run], b: Sequence[Run]) -> dict[int, list[str]]:
     """The pairs, from 1 on, that are no evidence, with what was wrong with the machine in either launch."""
-    found = {}
-    for number, pair in enumerate(zip(a, b, strict=True), 1):
-        why = [
+    found = {
+        number: [
             f"{arm}: {problem}"
             for arm, run in zip((ARM_A, ARM_B), pair, strict=True)
             for problem in launch_problems(run, None)
         ]
-        if why:
-            found[number] = why
-    return found
+        for number, pair in enumerate(zip(a, b, strict=True), 1)
+    }
+    return {number: why for number, why in found.items() if why}
 
 
 def judge_pairs(
@@ -77,14 +75,15 @@ def judge_pairs(
     variables: on a CPU, what follows the probe is taken out of the ratios.
     """
     launches = len(a) + len(b)
-    if failed := [(arm, run) for arm, runs in ((ARM_A, a), (ARM_B, b)) for run in runs if run.failure]:
-        return Verdict(
-            outcome="failed",
-            launches=launches,
-            failure=_kind(failed[0][1]),
-            reasons=tuple(f"{arm} failed: {'; '.join(why_failed(run))}" for arm, run in failed),
-            against=ARM_A,
-        )
+    failed = [
+        (run.failure.kind, f"{arm} failed: {'; '.join(why_failed(run))}")
+        for arm, runs in ((ARM_A, a), (ARM_B, b))
+        for run in runs
+        if run.failure is not None
+    ]
+    if failed:
+        (kind, *_), reasons = zip(*failed, strict=True)
+        return Verdict(outcome="failed", launches=launches, failure=kind, reasons=reasons, against=ARM_A)
     problems = unhealthy_pairs(a, b)
     healthy_a, healthy_b = (
         [run for number, run in enumerate(runs, 1) if number not in problems] for runs in (a, b)
@@ -97,26 +96,18 @@ def judge_pairs(
         verdict = _judge_healthy(
             healthy_a, healthy_b, tolerance, metric, max_pairs, corrects, is_last=len(a) >= max_pairs
         )
-    set_aside = tuple(f"pair {number} set aside: {'; '.join(why)}" for number, why in problems.items())
+    set_aside = [f"pair {number} set aside: {'; '.join(why)}" for number, why in problems.items()]
     known = baselines.from_runs(a)
+    other_settings = [
+        f"settings differ: {name.removeprefix('observed ')} is {then!r} in {ARM_A} and {now!r} in {ARM_B}"
+        for name, (then, now) in setting_differences(b[-1], known).items()
+    ]
     return verdict.replace(
         launches=launches,
         unhealthy_launches=tuple(problems),
-        reasons=(*verdict.reasons, *_other_settings(b[-1], known), *set_aside),
+        reasons=(*verdict.reasons, *other_settings, *set_aside),
         changed=(*scaled(b, known), *run_changes(b[-1], known)),
         against=ARM_A,
-    )
-
-
-def _kind(run: Run) -> FailureKind:
-    assert run.failure is not None
-    return run.failure.kind
-
-
-def _other_settings(run: Run, known: Baseline) -> tuple[str, ...]:
-    return tuple(
-        f"settings differ: {name.removeprefix('observed ')} is {then!r} in {ARM_A} and {now!r} in {ARM_B}"
-        for name, (then, now) in setting_differences(run, known).items()
     )
 
 
@@ -132,37 +123,32 @@ def _judge_healthy(
 ) -> Verdict:
     known = baselines.from_runs(a)
     corrects = corrects and same_stack(b[-1], known)
-    device = b[0].machine.device
-    metrics = judged((run.figures for run in (*a, *b)), device)
+    metrics = judged((run.figures for run in (*a, *b)), b[0].machine.device)
     awaited = alone or TOKENS_PER_S.name
-    checks = tuple(
+    checks = [
         _check(each, a, b, tolerance if each.name == awaited else None, max_pairs, corrects)
         for each in metrics
-    )
+    ]
     if is_last:
-        checks = tuple(
+        checks = [
             each.replace(outcome="inconclusive") if each.outcome == "undecided" else each for each in checks
-        )
-    outcome = min((check.outcome for check in checks), key=WORST_FIRST.index)
-    state = next((check.outcome for check in checks if check.metric == awaited), None)
-    if outcome != "failed" and state is not None and (state == "undecided" or alone):
-        outcome = state
+        ]
     counts = _counts(a, b)
-    verdict = Verdict(
-        outcome=outcome,
-        launches=len(a) + len(b),
-        checks=checks,
-        counts=None if counts is None else _unjudged(counts),
-        explained=_explained(checks, counts, b[-1]),
-        failure="missing_metric" if outcome == "failed" else None,
-    )
-    if (
-        outcome != "undecided"
-        and len(a) >= MIN_PAIRS
-        and (other := loss_differs(b, known, ARM_A)) is not None
-    ):
-        return verdict.replace(outcome="failed", failure="loss", reasons=(other,))
-    return verdict
+    why = explained(checks, counts, b[-1], ("regressed", "improved"))
+    if counts is not None:  # they explain a change and are none by themselves
+        findings = tuple(finding.replace(outcome="passed") for finding in counts.findings)
+        outcome = "not counted" if counts.outcome == "not counted" else "passed"
+        counts = counts.replace(outcome=outcome, findings=findings)
+    verdict = worst(checks, len(a) + len(b)).replace(counts=counts, explained=why)
+    state = next((check.outcome for check in checks if check.metric == awaited), None)
+    if verdict.outcome != "failed" and state is not None and (state == "undecided" or alone):
+        verdict = verdict.replace(outcome=state)
+    if verdict.outcome == "undecided" or len(a) < MIN_PAIRS:
+        return verdict
+    other_loss = loss_differs(b, known, ARM_A)
+    if other_loss is None:
+        return verdict
+    return verdict.replace(outcome="failed", failure="loss", reasons=(other_loss,))
 
 
 def _check(
@@ -178,17 +164,9 @@ def _check(
     Pairs that are made for another metric after one is decided pair by pair change nothing of it.
     """
     before, now = ([metric.of(run.figures) for run in runs] for runs in (a, b))
-    shown, device = metric.counting(b[0].case.unit), b[0].machine.device
+    device = b[0].machine.device
     tolerance = metric.tolerance(device) if tolerance is None else tolerance
-    check = Check(
-        metric=metric.name,
-        label=shown.label,
-        unit=shown.unit,
-        outcome="passed",
-        measured=_median(now),
-        baseline=_median(before),
-        allowed=metric.bound(tolerance),
-    )
+    check = unjudged(metric, b[0], now, before, tolerance)
     for arm, values in ((ARM_A, before), (ARM_B, now)):
         if bad := [value for value in values if not is_size(value)]:
             is_needed = arm == ARM_B or metric in (TOKENS_PER_S, PEAK_MEMORY)
@@ -197,50 +175,42 @@ def _check(
     if metric.judging(device) == "exact":
         return tolerance_check(metric, check, tolerance)
     costs = [[metric.cost(value) for value in values if is_size(value)] for values in (before, now)]
-    probes = _probes(a, b) if corrects and metric in FOLLOW_THE_PROBE else None
+    probes = None
+    if corrects and metric in FOLLOW_THE_PROBE:
+        slow_a, slow_b = (
+            [probe for run in runs if is_size(probe := run.figures.probe_s_p50)] for runs in (a, b)
+        )
+        probes = (slow_a, slow_b) if len(slow_a) == len(slow_b) == len(a) else None
     decision = decided(*costs, tolerance=tolerance, max_pairs=max_pairs, probes=probes)
     check = check.replace(
         outcome=OUTCOMES[decision.outcome],
-        measured=_median(now[: decision.pairs]),
-        baseline=_median(before[: decision.pairs]),
+        measured=median_of(now[: decision.pairs]),
+        baseline=median_of(before[: decision.pairs]),
         change=metric.change(decision.change),
         interval=metric.interval(decision.interval),
         minimum_detectable=metric.bound(decision.minimum_detectable),
         probe_exponent=decision.exponent or None,
     )
-    notes = (_note(decision, len(a)), _medians_disagree(check))
-    return check.replace(note="; ".join(filter(None, notes)) or None)
+    return check.replace(note="; ".join(_notes(decision, check, len(a))) or None)
 
 
-def _probes(a: Sequence[Run], b: Sequence[Run]) -> tuple[list[float], list[float]] | None:
-    before, now = ([probe for run in runs if is_size(probe := run.figures.probe_s_p50)] for runs in (a, b))
-    return (before, now) if len(before) == len(a) and len(now) == len(b) else None
+def _notes(decision: PairedDecision, check: Check, pairs: int) -> Iterator[str]:
+    """Why there is no decision, or that it is older than the last pair, and if medians tell another change.
 
-
-def _note(decision: PairedDecision, pairs: int) -> str | None:
-    """What a reader should know: that the decision is older than the last pair, or why there is none."""
+    Tables show the medians of the two arms.
+    """
     if decision.disputed is not None:
         raw, corrected = (OUTCOMES[outcome] for outcome in decision.disputed)
-        return disagreement(raw, corrected, "the probe may differ between the arms, too")
-    return f"decided after {decision.pairs} pairs" if decision.pairs < pairs else None
-
-
-def _medians_disagree(check: Check) -> str | None:
-    """That the medians of the two arms, which tables show, tell another change than the pairs, if they do."""
-    if not check.measured or not check.baseline or check.change is None or check.probe_exponent is not None:
-        return None
-    medians = check.measured / check.baseline - 1
-    if abs(medians - check.change) <= check.allowed / 2:
-        return None
-    return (
-        f"the medians of the arms differ by {medians:+.1%}, the launches of a pair by {check.change:+.1%}: "
-        "the machine's speed changed meanwhile, and the pairs are judged"
-    )
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if len(known) == len(values) else None
+        yield disagreement(raw, corrected, "the probe may differ between the arms, too")
+    elif decision.pairs < pairs:
+        yield f"decided after {decision.pairs} pairs"
+    if check.measured and check.baseline and check.change is not None and check.probe_exponent is None:
+        medians = check.measured / check.baseline - 1
+        if abs(medians - check.change) > check.allowed / 2:
+            yield (
+                f"the medians of the arms differ by {medians:+.1%}, the launches of a pair by "
+                f"{check.change:+.1%}: the machine's speed changed meanwhile, and the pairs are judged"
+            )
 
 
 def _counts(a: Sequence[Run], b: Sequence[Run]) -> CountCheck | None:
@@ -248,17 +218,3 @@ def _counts(a: Sequence[Run], b: Sequence[Run]) -> CountCheck | None:
         return CountCheck(outcome="not counted", notes=hidden, compared=False)
     counted = exact.counted(a)
     return exact.check(b, count_baseline.from_runs(counted)) if counted else None
-
-
-def _unjudged(check: CountCheck) -> CountCheck:
-    """Counts as they are shown of two arms: they explain a change and are none by themselves."""
-    findings = tuple(finding.replace(outcome="passed") for finding in check.findings)
-    outcome = check.outcome if check.outcome == "not counted" else "passed"
-    return check.replace(outcome=outcome, findings=findings)
-
-
-def _explained(checks: Sequence[Check], counts: CountCheck | None, run: Run) -> str | None:
-    outcomes = {check.outcome for check in checks}
-    if counts is None or not counts.compared or not outcomes & {"regressed", "improved"}:
-        return None
-    return likely_cause(counts, "regressed" if "regressed" in outcomes else "improved", run)

@@ -15,8 +15,7 @@ from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.robust import clipped_variance, sorted_logs, squares, t_quantile
-from perfsuite.verdict.settings import NOT_OBSERVED, is_unlike
-from perfsuite.verdict.settings import changed as changed_settings
+from perfsuite.verdict.settings import A_LIBRARY, CHOSEN, NOT_OBSERVED, is_seen, is_unlike
 
 SAME_MACHINE = (0.8, 1.25)
 """Lowest and highest speed of the machine by the probe, as a share of its speed at the baseline, at which a
@@ -28,7 +27,7 @@ DEVICE_PROBE_SIGMAS = 2.0
 """Standard deviations of the baseline's launches by which the same may be slower. One healthy launch in 44 is
 slower still; a case ends only after three unhealthy launches."""
 OBSERVED = "observed "
-"""How the name of a setting begins that workers observed, among `differences`."""
+"""How the name of a setting begins that workers observed, among `setting_differences`."""
 UNEXPLAINED = "settings differ, though no version or variable that is recorded does"
 POWER_LIMIT_LOWER = 0.01
 """Share by which the power limit of the GPUs may be lower than at the baseline."""
@@ -67,9 +66,11 @@ def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
         for name, usual in baseline.device_probe().items():
             now, allowed = run.device_probe.get(name), _probe_may_be_slower(name, baseline)
             if now is not None and now < (1 - allowed) * usual:
+                ranks = [rank for rank, probe in enumerate(run.rank_probes) if probe.get(name) == now]
+                whose = f" of {gpu_of(run, ranks[0])}" if ranks else ""
                 reasons.append(
-                    f"before the workload, {name} was {now:.4g}{_of_rank(run, name, now)}, at the baseline "
-                    f"{usual:.4g} ({allowed:.0%} less is healthy)"
+                    f"before the workload, {name} was {now:.4g}{whose}, at the baseline {usual:.4g} "
+                    f"({allowed:.0%} less is healthy)"
                 )
     return reasons
 
@@ -94,11 +95,6 @@ def _slow_gpus(run: Run) -> list[str]:
     return found
 
 
-def _of_rank(run: Run, name: str, rate: float) -> str:
-    ranks = [rank for rank, probe in enumerate(run.rank_probes) if probe.get(name) == rate]
-    return f" of {gpu_of(run, ranks[0])}" if ranks else ""
-
-
 def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
     """Share by which a device probe may be slower than at the baseline, by the scatter of its launches."""
     rates = [launch.device_probe[name] for launch in baseline.launches if name in launch.device_probe]
@@ -113,7 +109,7 @@ def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
 
 
 def _less_power(run: Run, baseline: Baseline) -> list[str]:
-    """The reason to discard a launch whose GPUs may draw less power: the lowest enforced limits differ."""
+    """The reason to discard a launch one of whose GPUs may draw less power than at the baseline."""
     limits = [
         min(map(float, observed.environment[health.POWER_LIMIT].split(", ")))
         for observed in _observed(run, baseline)
@@ -139,25 +135,31 @@ def setting_differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, st
         f"{OBSERVED}{key}": (then, now.get(key, NOT_OBSERVED)) for key, then in sorted(before.items())
     }
     for name in type(run.case).model_fields:
-        then_asked, now_asked = getattr(baseline.case, name), getattr(run.case, name)
-        if name not in NOT_IN_ID and then_asked != now_asked:  # their text may still say the same
-            settings[name] = (str(then_asked), str(now_asked))
+        asked = getattr(baseline.case, name), getattr(run.case, name)
+        if name not in NOT_IN_ID and asked[0] != asked[1]:  # their text may still say the same
+            settings[name] = str(asked[0]), str(asked[1])
     return {key: (then, now) for key, (then, now) in settings.items() if then != now}
 
 
-def unlike(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
-    """Those `differences` that make a run incomparable with a baseline: all but what a library chose."""
-    return {
-        key: (then, now)
+def unlike(run: Run, baseline: Baseline) -> list[str]:
+    """Those `setting_differences` that make a run incomparable: all but what a library chose."""
+    return [
+        f"cannot be compared: {key} was {then!r} in the baseline and is {now!r}"
         for key, (then, now) in setting_differences(run, baseline).items()
         if not key.startswith(OBSERVED) or is_unlike(key.removeprefix(OBSERVED), then, now)
-    }
+    ]
 
 
 def library_choices(run: Run, baseline: Baseline) -> list[str]:
     """Settings that a library chose otherwise than at the baseline, or that only the baseline saw."""
-    then, now = _observed(run, baseline)
-    return changed_settings(then.settings, now.settings)
+    before, today = (observed.settings for observed in _observed(run, baseline))
+    both = [(key, then, today.get(key)) for key, then in sorted(before.items())]
+    return [
+        f"{key}: {then} -> {NOT_OBSERVED if now is None else now}"
+        + (f" (chosen by {CHOSEN.get(key, A_LIBRARY)})" if is_seen(then) and is_seen(now) else "")
+        for key, then, now in both
+        if then != now and not is_unlike(key, then, now)
+    ]
 
 
 def unexplained(run: Run, baseline: Baseline) -> list[str]:
@@ -191,23 +193,21 @@ def environment_changes(run: Run, baseline: Baseline) -> list[str]:
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     ]
-    known = dict(then.settings)
-    if known.get("trained") == "all":  # they are of a model that is trained in part
-        known |= dict.fromkeys(("adapters", "lora", "quantised_layers"), "")
-    new = sorted((key, value) for key, value in today.settings.items() if key not in known)
-    return changed + [f"{key}: not looked at -> {value}" for key, value in new]
+    known = {*then.settings}
+    if then.settings.get("trained") == "all":  # they are of a model that is trained in part
+        known |= {"adapters", "lora", "quantised_layers"}
+    new = sorted(today.settings.keys() - known)
+    return changed + [f"{key}: not looked at -> {today.settings[key]}" for key in new]
 
 
 def _other_nodes(run: Run, baseline: Baseline) -> list[str]:
     known = sorted({name for launch in baseline.launches for name in launch.nodes})
-    new = [node.name for node in run.nodes if node.name not in known]
-    if not known or not new:
-        return []
-    return [f"nodes: {', '.join(new)} measured nothing of the baseline, which is of {', '.join(known)}"]
+    new = ", ".join(node.name for node in run.nodes if node.name not in known)
+    told = f"nodes: {new} measured nothing of the baseline, which is of {', '.join(known)}"
+    return [told] if known and new else []
 
 
 def _probe_changes(run: Run, baseline: Baseline) -> list[str]:
-    """Probes that are faster or slower than at the baseline by more than `DEVICE_PROBE_SLOWER`."""
     changed = []
     usual = baseline.device_probe() if run.machine.device == "cuda" else {}
     probes = [
@@ -239,19 +239,19 @@ def _device_memory_grew(run: Run, baseline: Baseline) -> list[str]:
 
 def _metrics_gone(baseline: Baseline) -> list[str]:
     """Metrics of the baseline that nothing measures any more, because their package is not installed."""
-    names = sorted({name for launch in baseline.launches for name in launch.figures.extra})
     return [
         f"metric {name}: in the baseline; the package that measures it is not installed, so it is not judged"
-        for name in names
+        for name in sorted({name for launch in baseline.launches for name in launch.figures.extra})
         if find(name) is None
     ]
 
 
 def _observed(run: Run, baseline: Baseline) -> tuple[Observed, Observed]:
     """What was observed of baseline and run; nothing of either if one of them observed nothing."""
+    if baseline.observed is not None and run.observed is not None:
+        return baseline.observed, run.observed
     nothing = Observed(settings={}, environment={})
-    is_known = baseline.observed is not None and run.observed is not None
-    return (baseline.observed or nothing, run.observed or nothing) if is_known else (nothing, nothing)
+    return nothing, nothing
 
 
 def same_stack(run: Run, baseline: Baseline) -> bool:

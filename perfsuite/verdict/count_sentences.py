@@ -55,16 +55,13 @@ def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
 
 
 def _parts(before: Mapping[str, int], now: Mapping[str, int], unit: Unit) -> str:
-    grown = _differences(before, now)
-    if not grown:
-        return ""
-    named = [f"{name} {signed(by, unit)}" for name, by in grown.items()]
-    return f" ({', '.join(named[:MOST_NAMED])}{', ...' if len(named) > MOST_NAMED else ''})"
+    by = _largest_first({name: now.get(name, 0) - before.get(name, 0) for name in {**before, **now}})
+    named = ", ".join(f"{name} {signed(by[name], unit)}" for name in list(by)[:MOST_NAMED])
+    return f" ({named}{', ...' if len(by) > MOST_NAMED else ''})" if by else ""
 
 
-def _differences(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """By how much each value differs, without those that do not: the largest difference first."""
-    by = {name: now.get(name, 0) - before.get(name, 0) for name in {**before, **now}}
+def _largest_first(by: Mapping[str, int]) -> dict[str, int]:
+    """The differences that are any."""
     return {name: by[name] for name in sorted(by, key=lambda name: -abs(by[name])) if by[name]}
 
 
@@ -88,37 +85,37 @@ def _group(group: Group, change: Change, before: Counts, now: Counts) -> str:
 
 def _other_dtype(before: list[Collective], now: list[Collective]) -> str:
     """`float32 instead of bfloat16`, where as many calls are made in it, or none in the other any more."""
-    new, old = _grown_and_shrunk(_sums("bytes", "dtype", before), _sums("bytes", "dtype", now))
+    by = _moved("bytes", "dtype", before, now)
     is_replaced = sum(row.count for row in before) == sum(row.count for row in now)
-    is_gone = not {row.dtype for row in now} & set(old)
-    return (
-        f"{' and '.join(new)} instead of {' and '.join(old)}"
-        if new and old and (is_replaced or is_gone)
-        else ""
-    )
+    is_gone = all(by.get(row.dtype, 0) >= 0 for row in now)
+    return _instead(by) if is_replaced or is_gone else ""
 
 
 def _other_phase(before: list[Collective], now: list[Collective]) -> str:
-    new, old = _grown_and_shrunk(_sums("bytes", "phase", before), _sums("bytes", "phase", now))
-    return f"in {' and '.join(new)} instead of {' and '.join(old)}" if new and old else ""
+    said = _instead(_moved("bytes", "phase", before, now))
+    return f"in {said}" if said else ""
 
 
 def _where(before: list[Collective], now: list[Collective]) -> str:
     """` in backward`, if that is the only phase in which calls, or else bytes, differ."""
-    calls = _differences(_sums("count", "phase", before), _sums("count", "phase", now))
-    phases = calls or _differences(_sums("bytes", "phase", before), _sums("bytes", "phase", now))
+    phases = _moved("count", "phase", before, now) or _moved("bytes", "phase", before, now)
     return f" in {next(iter(phases))}" if len(phases) == 1 else ""
 
 
-def _sums(
-    amount: Literal["bytes", "count"], by: Literal["dtype", "phase"], rows: list[Collective]
-) -> Counter[str]:
+def _moved(
+    amount: Literal["bytes", "count"],
+    by: Literal["dtype", "phase"],
+    before: list[Collective],
+    now: list[Collective],
+) -> dict[str, int]:
+    """By how much a sum differs in each dtype or phase."""
     sums = Counter[str]()
-    for row in rows:
-        sums[getattr(row, by)] += getattr(row, amount)
-    return sums
+    for sign, rows in ((-1, before), (1, now)):
+        for row in rows:
+            sums[getattr(row, by)] += sign * getattr(row, amount)
+    return _largest_first(sums)
 
 
-def _grown_and_shrunk(before: Mapping[str, int], now: Mapping[str, int]) -> tuple[list[str], list[str]]:
-    by = _differences(before, now)
-    return [key for key in by if by[key] > 0], [key for key in by if by[key] < 0]
+def _instead(by: Mapping[str, int]) -> str:
+    new, old = ([name for name in by if (by[name] > 0) == is_new] for is_new in (True, False))
+    return f"{' and '.join(new)} instead of {' and '.join(old)}" if new and old else ""

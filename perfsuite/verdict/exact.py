@@ -6,7 +6,7 @@ same, another split is listed. A step that did work out of sight is neither: it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from perfsuite.results.amounts import arrow
@@ -20,15 +20,13 @@ from perfsuite.verdict.count_sentences import sentence
 Judged = Literal["regressed", "improved", "passed"]
 Launches = Sequence[Sequence[RankCounts]]
 """The counts of each launch."""
-CountOutcome = Literal["regressed", "improved", "passed", "not counted"]
+_NOT_COUNTED, _NOT_IN_BASELINE = "not counted in these launches", "not in the baseline"
 GONE = 0.5
 """Share of the baseline's FLOPs, or bytes of collectives, below which they may have gone out of sight."""
 _OUT_OF_SIGHT = (
     " a step: less than half, which may be done out of sight; if it is not done any more, accept the counts "
     "(perfsuite baseline accept --counts)"
 )
-Alike = tuple[tuple[int, ...], Counts, list[Counts]]
-"""Ranks that are equal in the baseline and in each launch: their counts there and here."""
 
 
 def counted(runs: Sequence[Run]) -> list[Run]:
@@ -59,36 +57,32 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, file: str | None 
     `file` is where the baseline stands, or will. Counts that are `unlike` the baseline's are not compared.
     """
     launches = [run.counts for run in counted(runs)]
+    not_compared = CountCheck(outcome="not counted", compared=False, baseline_file=file)
     if all(run.failure is not None for run in runs):
         return None
     if hidden := why_hidden(runs):
-        return CountCheck(
-            outcome="not counted", notes=hidden, compared=False, baseline_file=file if baseline else None
-        )
+        return not_compared.replace(notes=hidden, baseline_file=file if baseline else None)
     if baseline is None:
-        return CountCheck(outcome="recorded", compared=False, baseline_file=file) if launches else None
+        return not_compared.replace(outcome="recorded") if launches else None
     if not launches:
-        return CountCheck(
-            outcome="not counted", notes=("no launch was counted",), compared=False, baseline_file=file
-        )
+        return not_compared.replace(notes=("no launch was counted",))
     if unlike(runs, baseline) is not None:
-        return CountCheck(outcome="passed", compared=False, baseline_file=file)
+        return not_compared.replace(outcome="passed")
     changed = changed_versions(baseline.versions, versions_of(counted(runs)[-1]))
     found = _findings(baseline, launches, judges_versions=not changed)
-    notes = [f"kernels and memory are listed, not judged: {', '.join(changed)}"] if changed else []
-    outcome: CountOutcome
-    outcome = min((finding.outcome for finding in found), key=WORST_FIRST.index, default="passed")
-    if doubts := _doubts(runs, baseline, launches):
+    doubts = _doubts(runs, baseline, launches)
+    outcome: Judged = min((finding.outcome for finding in found), key=WORST_FIRST.index, default="passed")
+    if doubts:
         found = tuple(
             each.replace(outcome="passed") if each.outcome == "improved" else each for each in found
         )
-        outcome, notes = "regressed" if outcome == "regressed" else "not counted", [*doubts, *notes]
+    listed = [f"kernels and memory are listed, not judged: {', '.join(changed)}"] if changed else []
     return CountCheck(
-        outcome=outcome,
+        outcome="not counted" if doubts and outcome != "regressed" else outcome,
         findings=found,
         unsteady=tuple(sorted({*baseline.unsteady, *unsteady(launches)})),
         compared=bool(_ranks(baseline.counts).intersection(*map(_ranks, launches))),
-        notes=(*notes, *_missing_ranks(baseline, launches), *_missing_quantities(baseline, launches)),
+        notes=(*doubts, *listed, *_not_judged(baseline, launches)),
         baseline_file=file,
     )
 
@@ -154,10 +148,10 @@ def _findings(baseline: CountBaseline, launches: Launches, *, judges_versions: b
     for ranks, before, now in _alike(baseline, launches):
         every = quantities((before, *now))
         for quantity in every:
-            is_judged = judges_versions or quantity.tier == "structure"
-            finding = _finding(quantity, before, now, baseline, is_judged=is_judged)
-            if finding is None:
+            if (finding := _finding(quantity, before, now, baseline)) is None:
                 continue
+            if quantity.tier == "versions" and not judges_versions:
+                finding = finding.replace(outcome="passed")
             family = [each for each in every if each.family == quantity.family]
             whole = sum(abs(each.value(before) or 0) for each in family)
             size = abs(finding.now - finding.before) / max(whole, 1)
@@ -167,8 +161,13 @@ def _findings(baseline: CountBaseline, launches: Launches, *, judges_versions: b
     return tuple(finding.replace(ranks=spans(sorted(ranks_of[finding]))) for finding in ordered)
 
 
-def _alike(baseline: CountBaseline, launches: Launches) -> Iterator[Alike]:
-    """The ranks that all have, those together that are equal everywhere: they are compared once."""
+def _alike(
+    baseline: CountBaseline, launches: Launches
+) -> Iterator[tuple[tuple[int, ...], Counts, list[Counts]]]:
+    """The ranks that all have, with their counts in the baseline and in each launch.
+
+    Those that are equal everywhere come together: they are compared once.
+    """
     sides = [baseline.counts, *launches]
     alike: dict[tuple[int, ...], list[int]] = {}
     for rank in sorted(set.intersection(*map(_ranks, sides))):
@@ -180,7 +179,7 @@ def _alike(baseline: CountBaseline, launches: Launches) -> Iterator[Alike]:
 
 
 def _finding(
-    quantity: Quantity, before: Counts, launches: list[Counts], baseline: CountBaseline, *, is_judged: bool
+    quantity: Quantity, before: Counts, launches: list[Counts], baseline: CountBaseline
 ) -> Finding | None:
     """What changed in a quantity, without its ranks; None if nothing did.
 
@@ -193,12 +192,10 @@ def _finding(
         return None
     by = [value - then for value in today if value is not None]
     outcome = _outcome(quantity, then, by, allowed=0 if baseline.is_dry else quantity.allowed(before))
-    if outcome is None:
-        return None
     now = launches[min(range(len(by)), key=lambda at: abs(by[at]))]
     hidden = {*baseline.unsteady, *(differing(launches) if outcome == "passed" else ())}
     changes = [change for change in quantity.changes(before, now) if change.field not in hidden]
-    if not changes or (outcome == "passed" and quantity.loose):
+    if outcome is None or not changes or (outcome == "passed" and quantity.loose):
         return None
     return Finding(
         field=changes[0].field if len(changes) == 1 else quantity.name,
@@ -206,7 +203,7 @@ def _finding(
         before=sum(change.before for change in changes),
         now=sum(change.now for change in changes),
         ranks="",
-        outcome=outcome if is_judged else "passed",
+        outcome=outcome,
         sentence=sentence(quantity, changes, before, now),
     )
 
@@ -215,37 +212,33 @@ def _outcome(quantity: Quantity, then: int, by: list[int], allowed: float) -> Ju
     """What launches say whose values differ `by` so much from the baseline's; None if they disagree."""
     if all(abs(each) <= allowed for each in by):
         return "passed"
-    if quantity is GRAPHS and then and all(then + each == 0 for each in by):
-        return "regressed"
-    if all(each > allowed for each in by):
+    is_gone = quantity is GRAPHS and then and all(then + each == 0 for each in by)
+    if is_gone or all(each > allowed for each in by):
         return "regressed"
     if all(each < -allowed for each in by):
         return "improved"
     return None
 
 
-def _missing_ranks(baseline: CountBaseline, launches: Launches) -> Iterator[str]:
+def _not_judged(baseline: CountBaseline, launches: Launches) -> Iterable[str]:
+    """The ranks and quantities that one side lacks, each once."""
     then, now = _ranks(baseline.counts), set.intersection(*map(_ranks, launches))
-    if missing := sorted(then - now):
-        yield f"{_named(missing)} not judged: not counted in these launches"
-    if new := sorted(now - then):
-        yield f"{_named(new)} not judged: not in the baseline"
+    notes = [
+        f"{_named(sorted(ranks))} not judged: {where}"
+        for ranks, where in ((then - now, _NOT_COUNTED), (now - then, _NOT_IN_BASELINE))
+        if ranks
+    ]
+    for _, before, after in _alike(baseline, launches):
+        for quantity in quantities((before, *after)):
+            is_before = quantity.value(before) is not None
+            if is_before != all(quantity.value(counts) is not None for counts in after):
+                where = _NOT_COUNTED if is_before else _NOT_IN_BASELINE
+                notes.append(f"{quantity.name}: not judged, {where}")
+    return dict.fromkeys(notes)
 
 
 def _named(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {spans(ranks)} are"
-
-
-def _missing_quantities(baseline: CountBaseline, launches: Launches) -> list[str]:
-    notes = []
-    for _, before, now in _alike(baseline, launches):
-        for quantity in quantities((before, *now)):
-            is_before = quantity.value(before) is not None
-            is_now = all(quantity.value(counts) is not None for counts in now)
-            if is_before != is_now:
-                where = "not counted in these launches" if is_before else "not in the baseline"
-                notes.append(f"{quantity.name}: not judged, {where}")
-    return list(dict.fromkeys(notes))
 
 
 def _ranks(entries: Sequence[RankCounts]) -> set[int]:

@@ -8,7 +8,7 @@ one more launch in fresh processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -87,23 +87,24 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
         if len(runs) >= policy.most:  # also with those set aside: no healthy one can be added
             most = len(healthy)
             policy = replace(policy, max_launches=most, record_launches=min(policy.record_launches, most))
-        verdict = _judge_healthy(healthy, baseline, noise, policy)
-    set_aside = tuple(f"launch {number} set aside: {'; '.join(why)}" for number, why in problems.items())
-    verdict = verdict.replace(
-        launches=len(runs),
-        unhealthy_launches=tuple(problems),
-        reasons=(*verdict.reasons, *set_aside),
-    )
-    if baseline is None:
-        return verdict
-    newest = runs[-1]
-    return verdict.replace(
-        reasons=(*unexplained(newest, baseline), *verdict.reasons),
-        changed=(
+        verdict = _compare(healthy, baseline, noise, policy) if baseline else _record(healthy, policy)
+        if len(healthy) < policy.min_launches and verdict.failure in (None, "unlike", "loss"):
+            verdict = verdict.replace(outcome="undecided", failure=None)
+    reasons = [*verdict.reasons, *(f"launch {n} set aside: {'; '.join(why)}" for n, why in problems.items())]
+    changed: list[str] = []
+    if baseline is not None:
+        newest = runs[-1]
+        reasons = [*unexplained(newest, baseline), *reasons]
+        changed = [
             *library_choices(newest, baseline),
             *scaled(runs, baseline),
             *run_changes(newest, baseline),
-        ),
+        ]
+    return verdict.replace(
+        launches=len(runs),
+        unhealthy_launches=tuple(problems),
+        reasons=tuple(reasons),
+        changed=tuple(changed),
     )
 
 
@@ -134,27 +135,15 @@ def _unhealthy(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise
         return failed
     exact = [each for each in _metrics(runs, baseline) if each.judging(runs[0].machine.device) == "exact"]
     checks = [_check(metric, runs, baseline, noise, policy) for metric in exact]
-    worse = tuple(check for check in checks if check.outcome == "regressed")
-    return _worst(worse, len(runs)) if worse else verdict
-
-
-def _judge_healthy(
-    runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, policy: Policy
-) -> Verdict:
-    verdict = _record(runs, policy) if baseline is None else _compare(runs, baseline, noise, policy)
-    if len(runs) < policy.min_launches and verdict.failure in (None, "unlike", "loss"):
-        return verdict.replace(outcome="undecided", failure=None)
-    return verdict
+    worse = [check for check in checks if check.outcome == "regressed"]
+    return worst(worse, len(runs)) if worse else verdict
 
 
 def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
     """The verdict where there is no baseline: `recorded` as soon as there are enough launches for one."""
-    metrics = judged((run.figures for run in runs), runs[0].machine.device)
-    checks = tuple(_unjudged(metric, runs) for metric in metrics)
-    verdict = _worst(checks, len(runs))
-    if verdict.outcome == "recorded" and len(runs) < policy.record_launches:
-        return verdict.replace(outcome="undecided")
-    return verdict
+    verdict = worst([_unjudged(metric, runs, None) for metric in _metrics(runs, None)], len(runs))
+    is_enough = verdict.outcome != "recorded" or len(runs) >= policy.record_launches
+    return verdict if is_enough else verdict.replace(outcome="undecided")
 
 
 def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
@@ -166,27 +155,25 @@ def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy:
     if (failed := _unlike(runs, baseline)) is not None:
         return failed
     device, metrics = runs[0].machine.device, _metrics(runs, baseline)
-    checks = tuple(_check(metric, runs, baseline, noise, policy) for metric in metrics)
-    verdict = _worst(checks, len(runs))
+    checks = [_check(metric, runs, baseline, noise, policy) for metric in metrics]
+    verdict = worst(checks, len(runs))
     both = zip(metrics, checks, strict=True)
     noisy = {check.outcome for metric, check in both if metric.judging(device) != "exact"}
     if verdict.outcome == "regressed" and "regressed" not in noisy and "undecided" in noisy:
         return verdict.replace(outcome="undecided")
     if verdict.outcome != "undecided" and (failed := _other_loss(runs, baseline)) is not None:
-        return failed.replace(checks=checks)
+        return failed.replace(checks=verdict.checks)
     return verdict
 
 
-def _metrics(runs: Sequence[Run], baseline: Baseline) -> Sequence[Metric]:
-    figures = [run.figures for run in runs] + [launch.figures for launch in baseline.launches]
+def _metrics(runs: Sequence[Run], baseline: Baseline | None) -> Sequence[Metric]:
+    before = baseline.launches if baseline is not None else ()
+    figures = (launch.figures for launches in (runs, before) for launch in launches)
     return judged(figures, runs[0].machine.device)
 
 
 def _unlike(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
-    why = tuple(
-        f"cannot be compared: {key} was {then!r} in the baseline and is {now!r}"
-        for key, (then, now) in unlike(runs[-1], baseline).items()
-    )
+    why = tuple(unlike(runs[-1], baseline))
     return Verdict(outcome="failed", launches=len(runs), failure="unlike", reasons=why) if why else None
 
 
@@ -196,16 +183,22 @@ def _other_loss(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
     return Verdict(outcome="failed", launches=len(runs), failure="loss", reasons=(difference,))
 
 
-def _worst(checks: tuple[Check, ...], launches: int) -> Verdict:
+def worst(checks: Sequence[Check], launches: int) -> Verdict:
+    """The verdict of some checks: their worst outcome."""
     outcome = min((check.outcome for check in checks), key=WORST_FIRST.index)
     failure: FailureKind | None = "missing_metric" if outcome == "failed" else None
-    return Verdict(outcome=outcome, launches=launches, checks=checks, failure=failure)
+    return Verdict(outcome=outcome, launches=launches, checks=tuple(checks), failure=failure)
 
 
 def _check(
     metric: Metric, runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy
 ) -> Check:
-    """The check of one metric: exact where a device repeats it to the digit, else by the sequential test."""
+    """The check of one metric: exact where a device repeats it to the digit, else by the sequential test.
+
+    The machine's own drift, which the probe of each launch tells, is taken out of a metric that follows the
+    probe, unless a launch has none. With and without that the outcome must be the same where the probe's own
+    software changed, and for a regression while it is unknown how launches follow the probe.
+    """
     check = _unjudged(metric, runs, baseline)
     if check.outcome == "failed" or check.measured is None:
         return check
@@ -214,42 +207,20 @@ def _check(
     tolerance = metric.tolerance(runs[0].machine.device)
     if metric.judging(runs[0].machine.device) == "exact":
         return tolerance_check(metric, check, tolerance)
-    decided = partial(
-        _decided,
-        metric,
-        check,
-        tolerance=tolerance,
-        sessions=baseline.session_sizes(metric.name),
-        policy=policy,
+    sessions = baseline.session_sizes(metric.name)
+    decided = partial(_decided, metric, check, tolerance=tolerance, sessions=sessions, policy=policy)
+    figures = [run.figures for run in runs], [launch.figures for launch in baseline.launches]
+    now, then = (
+        [metric.cost(value) for value in map(metric.of, side) if value is not None] for side in figures
     )
-    now = [metric.cost(value) for run in runs if (value := metric.of(run.figures)) is not None]
-    then = [metric.cost(value) for value in baseline.values(metric.name)]
     raw = decided(now, then, noise.of(metric, corrected=False))
-    return _corrected_by_probe(metric, raw, runs, baseline, noise, decided)
-
-
-def _corrected_by_probe(
-    metric: Metric,
-    raw: Check,
-    runs: Sequence[Run],
-    baseline: Baseline,
-    noise: ClassNoise,
-    decided: Callable[[Sequence[float], Sequence[float], Noise | None], Check],
-) -> Check:
-    """Return the check with the machine's own drift taken out, which the probe of each launch tells.
-
-    `raw` is the check as measured, and `decided` makes a check of costs. `raw` it stays for a metric that
-    does not follow the probe, and where a launch has none. Both must agree where the probe's own software
-    changed, and for a regression while it is unknown how launches follow the probe.
-    """
-    now, then = [run.figures for run in runs], [launch.figures for launch in baseline.launches]
-    pairs_now, pairs_then = pairs(now, metric), pairs(then, metric)
-    lacks_probe = len(pairs_now) < len(now) or len(pairs_then) < len(baseline.values(metric.name))
+    pairs_now, pairs_then = (pairs(side, metric) for side in figures)
+    lacks_probe = len(pairs_now) < len(now) or len(pairs_then) < len(then)
     if metric not in PROBE_CORRECTED or lacks_probe:
         return raw
     exponent = noise.probe_exponent or 1.0
-    costs = probe_corrected(pairs_then, pairs_now, exponent=exponent)
-    corrected = decided(costs.launches, costs.baseline, noise.of(metric)).replace(probe_exponent=exponent)
+    now, then = (probe_corrected(each, pairs_then, exponent) for each in (pairs_now, pairs_then))
+    corrected = decided(now, then, noise.of(metric)).replace(probe_exponent=exponent)
     if not noise.probe_exponent:
         is_certain = noise.knows_exponent or raw.outcome != "regressed"
         return raw if is_certain else _agreed(raw, corrected, UNKNOWN_EXPONENT)
@@ -258,25 +229,36 @@ def _corrected_by_probe(
     return _agreed(corrected, raw, OTHER_SOFTWARE)
 
 
-def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None = None) -> Check:
-    values = [metric.of(run.figures) for run in runs]
-    measured = [value for value in values if value is not None]
-    then = baseline.values(metric.name) if baseline is not None else []
-    before = median(then) if then else None
-    shown = metric.counting(runs[0].case.unit)
-    check = Check(
+def unjudged(
+    metric: Metric, run: Run, now: Sequence[float | None], then: Sequence[float | None], tolerance: float
+) -> Check:
+    """The check of a metric with the medians of both sides, still to be judged. `run` is any launch."""
+    shown = metric.counting(run.case.unit)
+    return Check(
         metric=metric.name,
         label=shown.label,
         unit=shown.unit,
         outcome="recorded",
-        measured=median(measured) if len(measured) == len(values) else None,
-        baseline=before,
-        allowed=metric.bound(metric.tolerance(runs[0].machine.device)),
+        measured=median_of(now),
+        baseline=median_of(then),
+        allowed=metric.bound(tolerance),
     )
-    if baseline is not None and before is None and metric in (TOKENS_PER_S, PEAK_MEMORY):
+
+
+def median_of(values: Sequence[float | None]) -> float | None:
+    """The median; None if there are no values, or one of them is None."""
+    known = [value for value in values if value is not None]
+    return median(known) if known and len(known) == len(values) else None
+
+
+def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None) -> Check:
+    values = [metric.of(run.figures) for run in runs]
+    then = baseline.values(metric.name) if baseline is not None else []
+    check = unjudged(metric, runs[0], values, then, metric.tolerance(runs[0].machine.device))
+    if baseline is not None and not then and metric in (TOKENS_PER_S, PEAK_MEMORY):
         return check.replace(outcome="failed", note="the baseline lacks it: accept or record it anew")
     if None in values:
-        missing = "was not measured" if before is None else "the baseline has it, this run does not"
+        missing = "the baseline has it, this run does not" if then else "was not measured"
         return check.replace(outcome="failed", note=missing)
     for what, each in (("measured value", values), ("baseline's value", then)):
         if bad := [value for value in each if not is_size(value)]:
@@ -295,7 +277,6 @@ def _decided(
     sessions: Sequence[int],
     policy: Policy,
 ) -> Check:
-    """The check as the sequential test decides it, from the costs of today's launches and the baseline's."""
     if noise is None:
         return check.replace(outcome="inconclusive", note=UNKNOWN_NOISE)
     noise = against(noise, sessions)
@@ -316,10 +297,9 @@ def _decided(
 
 
 def _agreed(check: Check, other: Check, why: str) -> Check:
-    """One of two checks of a metric: as measured, and corrected by the probe.
+    """`check` if `other` agrees, which is of the same metric, one of them corrected by the probe.
 
-    Returns `check` if both have the same outcome, `undecided` if one of them is, else `inconclusive` with
-    both outcomes and `why` in the note.
+    Else `undecided` if one of them is, or `inconclusive` with both outcomes and `why` in the note.
     """
     if check.outcome == other.outcome:
         return check
@@ -330,7 +310,7 @@ def _agreed(check: Check, other: Check, why: str) -> Check:
 
 
 def disagreement(raw: Outcome, corrected: Outcome, why: str) -> str:
-    """Return in words that a check has two outcomes, and why both are needed."""
+    """That a check has two outcomes, and why both are needed."""
     return f"as measured {raw}, corrected for the machine's own speed {corrected}; {why}"
 
 

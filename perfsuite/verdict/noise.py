@@ -13,11 +13,12 @@ below explain, and at least 0 (Searle, Casella, McCulloch, Variance Components, 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import TypeGuard, TypeVar
+from typing import TypeGuard
 
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric, judged
@@ -26,9 +27,8 @@ from perfsuite.verdict.probe_correction import Pair, probe_corrected, probe_expo
 from perfsuite.verdict.robust import location, sorted_logs
 from perfsuite.verdict.sequential import Noise, pooled_noise
 
-T = TypeVar("T")
-LaunchesBySession = Mapping[str | None, Sequence[T]]
-"""The launches of one baseline, by the session that made them. None is the name of a session without one."""
+LaunchesBySession = Mapping[str | None, Sequence[float]]
+"""The costs of one baseline's launches, by the session that made them; None: a session without a name."""
 
 MIN_DEGREES = 2
 """Fewest degrees of freedom (launches minus groups) from which a noise is estimated."""
@@ -69,22 +69,18 @@ def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
 
     A launch counts for a metric only if it has a figure above 0 and finite.
     """
-    probed = _nonempty(
-        pairs((launch.figures for launch in baseline.launches), TOKENS_PER_S) for baseline in baselines
-    )
+    by_baseline = [[launch.figures for launch in baseline.launches] for baseline in baselines]
+    probed = [group for figures in by_baseline if (group := pairs(figures, TOKENS_PER_S))]
     exponent = probe_exponent(probed)
     known, uncorrected = {}, {}
-    for metric in judged(launch.figures for baseline in baselines for launch in baseline.launches):
-        measured = pooled_over_sessions([_costs(baseline, metric) for baseline in baselines])
+    for metric in judged(itertools.chain(*by_baseline)):
+        noise = measured = pooled_over_sessions([_costs(baseline, metric) for baseline in baselines])
         if exponent and metric in PROBE_CORRECTED:
-            costs = [_corrected_costs(baseline, metric, exponent) for baseline in baselines]
-            corrected = pooled_over_sessions(costs, fitted=1)
-            if corrected is not None:
-                known[metric.name] = corrected
+            noise = pooled_over_sessions([_costs(each, metric, exponent) for each in baselines], fitted=1)
             if measured is not None:
                 uncorrected[metric.name] = measured
-        elif measured is not None:
-            known[metric.name] = measured
+        if noise is not None:
+            known[metric.name] = noise
     return ClassNoise(
         by_metric=known,
         probe_exponent=exponent,
@@ -93,7 +89,7 @@ def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
     )
 
 
-def pooled_over_sessions(baselines: Sequence[LaunchesBySession[float]], *, fitted: int = 0) -> Noise | None:
+def pooled_over_sessions(baselines: Sequence[LaunchesBySession], *, fitted: int = 0) -> Noise | None:
     """Estimate the noise within sessions and between them, from the seconds per step of several baselines.
 
     Returns None with fewer than `MIN_DEGREES` degrees of freedom. `fitted` is the number of parameters
@@ -101,9 +97,7 @@ def pooled_over_sessions(baselines: Sequence[LaunchesBySession[float]], *, fitte
     be separated from the noise within them; the total is then used for both.
     """
     by_session = [launches for baseline in baselines for launches in baseline.values()]
-    by_baseline = _nonempty(
-        [seconds for launches in baseline.values() for seconds in launches] for baseline in baselines
-    )
+    by_baseline = [[*itertools.chain(*baseline.values())] for baseline in baselines if baseline]
     degrees, degrees_within = (_degrees(groups) - fitted for groups in (by_baseline, by_session))
     if degrees < MIN_DEGREES:
         return None
@@ -112,14 +106,14 @@ def pooled_over_sessions(baselines: Sequence[LaunchesBySession[float]], *, fitte
     return replace(noise, session_sigma=_between_sessions(baselines, noise.sigma if separable else 0.0))
 
 
-def _between_sessions(baselines: Sequence[LaunchesBySession[float]], sigma: float) -> float:
+def _between_sessions(baselines: Sequence[LaunchesBySession], sigma: float) -> float:
     """Return the standard deviation between sessions, at its upper limit; 0 if no baseline has two sessions.
 
     `sigma` is the noise within sessions, 0 if unknown. Cases measured in the same sessions share one session
     effect, so they count once: the degrees of freedom are sessions - 1, not cases x (sessions - 1). What
     varies between sessions for one case alone is added without the factor.
     """
-    cases_of: dict[frozenset[str | None], list[LaunchesBySession[float]]] = {}
+    cases_of: dict[frozenset[str | None], list[LaunchesBySession]] = {}
     for baseline in baselines:
         if len(baseline) > 1:
             cases_of.setdefault(frozenset(baseline), []).append(baseline)
@@ -137,7 +131,7 @@ def _between_sessions(baselines: Sequence[LaunchesBySession[float]], sigma: floa
     return math.sqrt(max(observed, explained) * limit - explained + per_case)
 
 
-def _components(cases: Sequence[LaunchesBySession[float]], sigma: float) -> tuple[float, float, float]:
+def _components(cases: Sequence[LaunchesBySession], sigma: float) -> tuple[float, float, float]:
     """Return three variances between sessions that all these cases were measured in.
 
     They are: of the mean of the cases (observed); the part of it that the noise of launches and of cases is
@@ -167,29 +161,19 @@ def against(noise: Noise, session_sizes: Iterable[int]) -> Noise:
     return replace(noise, session_sigma=noise.session_sigma * math.sqrt(1 + share))
 
 
-def _costs(baseline: Baseline, metric: Metric) -> dict[str | None, list[float]]:
-    values = [(session, metric.of(launch.figures)) for session, launch in baseline.by_session()]
-    return _by_session((session, metric.cost(value)) for session, value in values if is_size(value))
-
-
-def _corrected_costs(baseline: Baseline, metric: Metric, exponent: float) -> dict[str | None, list[float]]:
-    """Return the costs at the baseline's typical probe speed, by session; launches without a probe are
-    out."""
-    launches = [
-        (session, pair)
+def _costs(baseline: Baseline, metric: Metric, exponent: float = 0.0) -> dict[str | None, list[float]]:
+    """Return the costs by session; with an exponent, at the typical probe speed, of launches with a probe."""
+    kept = [
+        (session, metric.cost(value), probe)
         for session, launch in baseline.by_session()
-        for pair in pairs([launch.figures], metric)
+        if is_size(value := metric.of(launch.figures))
+        and is_size(probe := launch.figures.probe_s_p50 if exponent else 1.0)
     ]
-    if not launches:
+    if not kept:
         return {}
-    measured = [pair for _, pair in launches]
-    costs = probe_corrected(measured, measured, exponent=exponent).baseline
-    return _by_session(zip((session for session, _ in launches), costs, strict=True))
-
-
-def _by_session(launches: Iterable[tuple[str | None, float]]) -> dict[str | None, list[float]]:
+    measured = [(cost, probe) for _, cost, probe in kept]
     groups: dict[str | None, list[float]] = {}
-    for session, cost in launches:
+    for (session, *_), cost in zip(kept, probe_corrected(measured, measured, exponent), strict=True):
         groups.setdefault(session, []).append(cost)
     return groups
 
@@ -203,10 +187,6 @@ def pairs(launches: Iterable[Figures], metric: Metric) -> list[Pair]:
     """Pair each launch's cost with its probe, both in seconds; leave out launches that lack either."""
     values = [(metric.of(figures), figures.probe_s_p50) for figures in launches]
     return [(metric.cost(value), probe) for value, probe in values if is_size(value) and is_size(probe)]
-
-
-def _nonempty(groups: Iterable[list[T]]) -> list[list[T]]:
-    return [group for group in groups if group]
 
 
 def _degrees(groups: Sequence[Sequence[object]]) -> int:

@@ -9,7 +9,7 @@ from typing import Literal
 from perfsuite.case.case import Case
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline
-from perfsuite.results.outcome import WORST_FIRST, CountCheck, Excuse, Outcome, Verdict
+from perfsuite.results.outcome import WORST_FIRST, Check, CountCheck, Excuse, Outcome, Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
@@ -48,9 +48,10 @@ def with_counts(
     the counts are recorded, unless the launches are worse than a baseline of times, or a fault was injected.
     """
     counts = exact.check(runs, baseline, file)
-    if counts is not None and counts.outcome == "recorded" and not _may_be_recorded(timed, runs):
+    is_sound = timed.outcome not in ("failed", "regressed") and all(run.inject is None for run in runs)
+    if counts is not None and counts.outcome == "recorded" and not is_sound:
         counts = CountCheck(outcome="passed", compared=False, notes=(NOTHING_TO_COMPARE,))
-    verdict = timed.replace(counts=counts, explained=_explained(timed, counts, runs[-1]))
+    verdict = timed.replace(counts=counts, explained=explained(timed.checks, counts, runs[-1]))
     if baseline is not None and (reason := exact.unlike(runs, baseline)) is not None:
         if timed.outcome == "failed":
             return verdict
@@ -82,27 +83,22 @@ def with_unseen(verdict: Verdict, taken: Mapping[str, TakenProfile]) -> Verdict:
     return verdict.replace(outcome=outcome, counts=told, explained=None)
 
 
-def _may_be_recorded(timed: Verdict, runs: Sequence[Run]) -> bool:
-    return timed.outcome not in ("failed", "regressed") and all(run.inject is None for run in runs)
+def explained(
+    checks: Sequence[Check],
+    counts: CountCheck | None,
+    run: Run,
+    outcomes: Sequence[Literal["regressed", "improved"]] = ("regressed",),
+) -> str | None:
+    """Why checks have the first of these outcomes that any has, as far as the counts of the launch tell.
 
-
-def _explained(timed: Verdict, counts: CountCheck | None, run: Run) -> str | None:
-    """Why a slower or larger case is so, as far as counts tell; None for others, or if none were compared.
-
-    The largest growth, else the largest change of any kind: other buckets may be slower, too.
+    The largest change of that kind, else of any: other buckets may be slower, too. None if no check has one
+    of the outcomes, or no counts were compared.
     """
-    if counts is None or not counts.compared or all(each.outcome != "regressed" for each in timed.checks):
+    found = [outcome for outcome in outcomes if any(check.outcome == outcome for check in checks)]
+    if counts is None or not counts.compared or not found:
         return None
-    return likely_cause(counts, "regressed", run)
-
-
-def likely_cause(counts: CountCheck, outcome: Literal["regressed", "improved"], run: Run) -> str:
-    """What may best explain that a case `outcome`: the largest change of that kind, else of any.
-
-    `run` is one of its launches.
-    """
     kinds = ("regressed", "passed", "improved")
-    order = kinds if outcome == "regressed" else kinds[::-1]
+    order = kinds if found[0] == "regressed" else kinds[::-1]
     if not counts.findings:
         gpus = "kernels, NCCL" if run.case.topology.world_size > 1 else "kernels"
         return f"{THE_SAME} {gpus if run.machine.device == 'cuda' else 'packages, threads'}, the machine"

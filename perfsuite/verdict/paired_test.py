@@ -1,11 +1,9 @@
-"""Decides which of two arms is slower, from launches that alternate between them.
+"""Decides which of two arms is slower, from launches that alternate between them. Pure functions.
 
-Pure functions, data in and decision out: no clock, no disk, no random numbers. Must not import torch, pytest,
-numpy or scipy.
-
-Arms A and B are launched in turn and judged by pairs of launches (`perfsuite.verdict.pairs`). All
-arithmetic is on logarithms of costs (seconds per step, bytes; lower is better). `decide` looks at the pairs
-so far and returns one of
+Arms A and B are launched in the order A B B A A B B A ... Neighbouring launches form pairs, (1, 2), (3, 4),
+..., so that what the machine does to both launches of a pair cancels in their ratio. Between the pairs there
+are neighbours of one arm, (2, 3), (4, 5), ..., which differ by noise alone. All arithmetic is on logarithms
+of costs (seconds per step, bytes; lower is better). `decide` looks at the pairs so far and returns one of
 
     slower        B is significantly slower than A; a slowdown by the tolerance is not excluded
     faster        the same for a speed-up
@@ -28,20 +26,17 @@ and a stricter threshold. An arm may slow its whole process and the probe with i
 differs between the arms, nothing is corrected; where it may, what is decided must hold with and without the
 correction; and `same` must be likely without it, too.
 
-Sources:
-- Paired differences: Student, Biometrika 6 (1908) 1. Clipped means and variances: Huber, Robust Statistics
-  (1981). Student's t by the normal: Wallace, Annals of Mathematical Statistics 30 (1959) 1121.
-- The constants were chosen by simulation; tests/verdict/test_simulated_pairs.py checks what they achieve.
+Source of paired differences: Student, Biometrika 6 (1908) 1; of the rest see `robust`. The constants were
+chosen by simulation; tests/verdict/test_simulated_pairs.py checks what they achieve.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from perfsuite.verdict.pairs import SHARED_LAUNCH, Differences, pair_differences
-from perfsuite.verdict.probe_correction import paired_exponent
+from perfsuite.verdict.probe_correction import shrunk_slope
 from perfsuite.verdict.robust import (
     SCALE_EFFICIENCY,
     Z_99,
@@ -66,7 +61,10 @@ MIN_CHANGED = 5
 
 _PAIR_FLOOR = SIGMA_FLOOR * math.sqrt(2)
 """Smallest noise of a pair that is believed: that of two launches."""
-_EFFICIENCY = SCALE_EFFICIENCY / SHARED_LAUNCH
+_SHARED_LAUNCH = 1.5
+"""How many differences of launches in a row tell as much as one that shares no launch with another: two
+neighbouring ones correlate by -1/2, and 1 + 2 (1/2)^2 is 1.5."""
+_EFFICIENCY = SCALE_EFFICIENCY / _SHARED_LAUNCH
 """Degrees of freedom for each difference beyond the first pair."""
 
 # Thresholds in standard errors, tuned by simulation.
@@ -101,14 +99,20 @@ class PairedDecision:
     """The outcomes without the correction and with it, where both are needed and differ at the last pair."""
 
 
-@dataclass(frozen=True)
-class _Evidence:
-    """The evidence of one look."""
+class Differences(NamedTuple):
+    """Differences of logarithms between neighbouring launches, in the order of the launches."""
+
+    pairs: list[float]
+    """log(B / A) of each pair."""
+    neighbours: list[float]
+    """log(later / earlier) of two neighbouring launches of one arm: one fewer than pairs."""
+
+
+class _Evidence(NamedTuple):
+    """The evidence of one look: the differences of the pairs, sorted, their location and its noise."""
 
     ordered: list[float]
-    """log(B / A) of the pairs, sorted."""
     change: float
-    """Their location."""
     sigma: float
     """Estimated noise of a pair."""
     error: float
@@ -118,6 +122,34 @@ class _Evidence:
     """Degrees of freedom of that estimate."""
     z: float
     """Threshold of a change."""
+
+
+def order(pair: int) -> tuple[Literal["a", "b"], Literal["a", "b"]]:
+    """Return in which order the arms of a pair, counted from 0, are launched: A B, B A, A B, ..."""
+    return ("b", "a") if pair % 2 else ("a", "b")
+
+
+def pair_differences(a: Sequence[float], b: Sequence[float]) -> Differences:
+    """Return the differences between launches of which `a[k]` and `b[k]` are pair k, in `order(k)`.
+
+    `a` and `b` are costs above 0, in one unit.
+    """
+    pairs = [math.log(after) - math.log(before) for before, after in zip(a, b, strict=True)]
+    last = [b if order(pair)[1] == "b" else a for pair in range(len(pairs) - 1)]
+    neighbours = [math.log(arm[pair + 1]) - math.log(arm[pair]) for pair, arm in enumerate(last)]
+    return Differences(pairs, neighbours)
+
+
+def paired_exponent(costs: Differences, probes: Differences) -> float:
+    """Estimate how strongly differences of launches follow those of their probes, 0 to 1.
+
+    The mean of the pairs is the effect of an arm, that of neighbours is 0. The least-squares slope, shrunk
+    like that of `probe_exponent`. 0 with fewer than four pairs.
+    """
+    x, y = (
+        [value - fmean(found.pairs) for value in found.pairs] + found.neighbours for found in (probes, costs)
+    )
+    return shrunk_slope(x, y, (len(y) - 2) / _SHARED_LAUNCH)
 
 
 def decide(
@@ -170,8 +202,8 @@ def decided(
     """
     _check(a, b, tolerance, max_pairs)
     for pairs in range(1, len(a) + 1):
-        beside = None if probes is None else (probes[0][:pairs], probes[1][:pairs])
-        decision = decide(a[:pairs], b[:pairs], tolerance=tolerance, max_pairs=max_pairs, probes=beside)
+        seen = None if probes is None else (probes[0][:pairs], probes[1][:pairs])
+        decision = decide(a[:pairs], b[:pairs], tolerance=tolerance, max_pairs=max_pairs, probes=seen)
         if decision.outcome != "undecided":
             break
     return decision
@@ -192,8 +224,8 @@ def minimum_detectable_difference(
 
 
 def _check(a: Sequence[float], b: Sequence[float], tolerance: float, max_pairs: int) -> None:
-    for name, costs in (("arm A", a), ("arm B", b)):
-        sorted_logs(name, costs)
+    sorted_logs("arm A", a)
+    sorted_logs("arm B", b)
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance is {tolerance!r}, expected a fraction above 0: 0.03 for 3 %")
     if not MIN_CHANGED <= max_pairs <= MAX_PAIRS:
@@ -211,9 +243,11 @@ def _decision(
     probe: Differences | None = None,
     exponent: float = 0.0,
 ) -> PairedDecision:
-    """Decide by the costs, with the estimated `exponent` of the probe taken out of them if there is one."""
     if probe is not None:
-        costs = costs.without(probe, exponent)
+        left = (
+            [x - exponent * y for x, y in zip(*both, strict=True)] for both in zip(costs, probe, strict=True)
+        )
+        costs = Differences(*left)
     seen = _evidence(costs, probe, _Z_CHANGE if probe is None else _Z_CORRECTED)
     reach = t_quantile(Z_99, seen.degrees) * seen.sigma * seen.error / math.sqrt(len(costs.pairs))
     return PairedDecision(
@@ -232,17 +266,17 @@ def _evidence(found: Differences, fitted: Differences | None, z: float) -> _Evid
 
     The exponent costs a difference. Its error adds to that of the mean, the more the more the probe's own
     mean is off 0: by the factor sqrt(1 + 1.5 n m^2 / S), m the probe's mean over n pairs, S the sum of
-    squares by which the exponent was estimated, 1.5 `SHARED_LAUNCH`.
+    squares by which the exponent was estimated, 1.5 `_SHARED_LAUNCH`.
     """
     ordered, count = sorted(found.pairs), len(found.pairs)
-    spare = count - 1 + len(found.neighbours) - (0 if fitted is None else SHARED_LAUNCH)
+    spare = count - 1 + len(found.neighbours) - (0 if fitted is None else _SHARED_LAUNCH)
     variance = clipped_variance(squares(ordered) + [value**2 for value in found.neighbours], spare)
     sigma = max(math.sqrt(variance), _PAIR_FLOOR)
     error = 1.0
     if fitted is not None:
         mean = fmean(fitted.pairs)
         spread = sum((x - mean) ** 2 for x in fitted.pairs) + sum(x**2 for x in fitted.neighbours)
-        error = math.sqrt(1 + SHARED_LAUNCH * count * mean**2 / spread)
+        error = math.sqrt(1 + _SHARED_LAUNCH * count * mean**2 / spread)
     return _Evidence(ordered, location(ordered, sigma), sigma, error, max(_EFFICIENCY * spare, 0.5), z)
 
 
@@ -273,7 +307,7 @@ def _outcome(seen: _Evidence, slow: float, max_pairs: int) -> PairedOutcome:
 
 
 def _without_the_most(toward: list[float], seen: _Evidence) -> bool:
-    """Tell whether the change is sure without the pair most in favour of it, the last of the sorted ones."""
+    """Tell whether the change is sure without the pair most in favour of it, the last."""
     kept = toward[:-1]
     mean = sum(kept) / len(kept)
     spread = math.sqrt(sum([(value - mean) ** 2 for value in kept]) / (len(kept) - 1))
@@ -292,11 +326,7 @@ def _is_shown_by_all(toward: list[float], size: float) -> bool:
 
 
 def _hopeless(size: float, slow: float, seen: _Evidence, max_pairs: int) -> bool:
-    """Tell whether all pairs still allowed would almost surely lead to no decision.
-
-    The mean may still shift by `_Z_HOPELESS` standard deviations of the difference between the mean of the
-    pairs so far and that of `max_pairs`.
-    """
+    """Tell whether all pairs still allowed would almost surely not decide (see `sequential`)."""
     count = len(seen.ordered)
     final = seen.degrees + _EFFICIENCY * 2 * (max_pairs - count)
     error = seen.sigma / math.sqrt(max_pairs)

@@ -2,8 +2,7 @@
 
 The probe is a fixed piece of work (a matmul) timed in the same launch, outside the steps. Where the machine
 slows down both, seconds / probe_seconds**exponent scatters less than seconds (9.4 % became 4.6 % on a shared
-CPU machine). Where it does not, the exponent is 0 and nothing is corrected. Pure functions, standard library
-only. Must not import torch or pytest.
+CPU machine). Where it does not, the exponent is 0 and nothing is corrected. Pure functions.
 
 It earns its place: in a replay of 60 launches of two cases on a CPU under heavy load of others (noise 50 %,
 correlation with the probe 0.9, baselines of 5 launches), 31 % of slowdowns by 30 % were found with it and 7 %
@@ -15,52 +14,26 @@ Stein's positive-part estimator (James and Stein 1961; here F replaces its chi-s
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from statistics import median
 
-from perfsuite.verdict.pairs import SHARED_LAUNCH, Differences
-from perfsuite.verdict.robust import middle, sorted_logs
-from perfsuite.verdict.sequential import Noise, pooled_noise
+from perfsuite.verdict.robust import sorted_logs
+from perfsuite.verdict.sequential import pooled_noise
 
 Pair = tuple[float, float]
 """One launch: its seconds per step, and the seconds of the probe in the same launch."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Corrected:
-    """Seconds per step as they would be at the median probe speed of the baseline."""
+def probe_corrected(launches: Sequence[Pair], baseline: Sequence[Pair], exponent: float) -> list[float]:
+    """Return seconds as at the baseline's usual speed: seconds x (median baseline probe / probe)^exponent.
 
-    exponent: float
-    """Exponent of the correction, 0 to 1. With 0 the seconds are unchanged."""
-    baseline: tuple[float, ...]
-    launches: tuple[float, ...]
-
-
-def probe_corrected(
-    baseline: Sequence[Pair], launches: Sequence[Pair], *, exponent: float | None = None
-) -> Corrected:
-    """Correct a case's baseline and today's launches: seconds x (median baseline probe / probe)^exponent.
-
-    `exponent` is best estimated by `probe_exponent` from all baselines of the hardware class; without it,
-    from this baseline. Today's launches are never used to choose it. Raises ValueError for an exponent
-    outside 0 to 1 and for seconds that are not above 0.
+    `exponent`, 0 to 1, is best that of all baselines of the hardware class (`probe_exponent`). Today's
+    launches are never used to choose it. Raises ValueError for another exponent or a probe not above 0.
     """
-    if exponent is None:
-        exponent = probe_exponent([baseline])
     if not 0 <= exponent <= 1:
         raise ValueError(f"exponent is {exponent!r}, expected 0 to 1")
-    typical = math.exp(middle(sorted_logs("baseline probe", [probe for _, probe in baseline])))
-    return Corrected(
-        exponent=exponent,
-        baseline=_scaled("baseline", baseline, typical, exponent),
-        launches=_scaled("launches", launches, typical, exponent),
-    )
-
-
-def corrected_noise(groups: Sequence[Sequence[Pair]], exponent: float) -> Noise:
-    """Estimate the pooled noise of corrected baselines; an exponent above 0 costs one degree of freedom."""
-    corrected = [probe_corrected(group, group, exponent=exponent).baseline for group in groups]
-    return pooled_noise(corrected, fitted=1 if exponent else 0)
+    typical = math.exp(median(sorted_logs("baseline probe", [probe for _, probe in baseline])))
+    sorted_logs("launches probe", [probe for _, probe in launches])  # only for its checks
+    return [seconds * (typical / probe) ** exponent for seconds, probe in launches]
 
 
 def probe_exponent(groups: Sequence[Sequence[Pair]]) -> float:
@@ -75,25 +48,16 @@ def probe_exponent(groups: Sequence[Sequence[Pair]]) -> float:
     probes = [_centred_logs("baseline probe", [pair[1] for pair in group]) for group in groups]
     y = [value for group in seconds for value in group]
     x = [value for group in probes for value in group]
-    exponent = _shrunk_slope(x, y, len(y) - len(groups) - 1)
-    if not exponent or corrected_noise(groups, exponent).sigma >= corrected_noise(groups, 0.0).sigma:
+    exponent = shrunk_slope(x, y, len(y) - len(groups) - 1)
+    if not exponent:
         return 0.0
-    return exponent
+    measured = pooled_noise([[launch for launch, _ in group] for group in groups])
+    corrected = pooled_noise([probe_corrected(group, group, exponent) for group in groups], fitted=1)
+    return exponent if corrected.sigma < measured.sigma else 0.0
 
 
-def paired_exponent(costs: Differences, probes: Differences) -> float:
-    """Estimate how strongly differences of launches follow those of their probes, 0 to 1.
-
-    The mean of the pairs is the effect of an arm, that of neighbours is 0. The least-squares slope, shrunk
-    like that of `probe_exponent`. 0 with fewer than four pairs.
-    """
-    x, y = (
-        [value - fmean(found.pairs) for value in found.pairs] + found.neighbours for found in (probes, costs)
-    )
-    return _shrunk_slope(x, y, (len(y) - 2) / SHARED_LAUNCH)
-
-
-def _shrunk_slope(x: Sequence[float], y: Sequence[float], degrees: float) -> float:
+def shrunk_slope(x: Sequence[float], y: Sequence[float], degrees: float) -> float:
+    """Return the slope of y on x, shrunk as `probe_exponent` tells: 0 to 1. Both have the mean 0."""
     shared = sum(a * b for a, b in zip(x, y, strict=True))
     if degrees < 3 or shared <= 0:
         return 0.0
@@ -105,13 +69,7 @@ def _shrunk_slope(x: Sequence[float], y: Sequence[float], degrees: float) -> flo
 
 
 def _centred_logs(what: str, values: Sequence[float]) -> list[float]:
-    """Return the logarithms minus their mean, in the order given. Raises ValueError as `sorted_logs`."""
     sorted_logs(what, values)  # only for its checks
     logs = [math.log(value) for value in values]
     mean = sum(logs) / len(logs)
     return [value - mean for value in logs]
-
-
-def _scaled(what: str, pairs: Sequence[Pair], typical: float, exponent: float) -> tuple[float, ...]:
-    sorted_logs(f"{what} probe", [probe for _, probe in pairs])
-    return tuple(seconds * (typical / probe) ** exponent for seconds, probe in pairs)

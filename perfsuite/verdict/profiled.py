@@ -1,6 +1,5 @@
-"""Says in words why a step takes longer, by two profiles of some steps.
+"""Says in words why a step takes longer, by two profiles of some steps. Pure.
 
-Pure.
 Calls are the same in every launch of the same code: one that differs is a cause. Times of single launches are
 no more than a hint.
 """
@@ -8,7 +7,7 @@ no more than a hint.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from perfsuite.results.outcome import Profiled
 from perfsuite.results.profile import LaunchProfile, Profile, RankProfile, TakenProfile, Work
@@ -44,11 +43,10 @@ def explained(before: TakenProfile | None, now: TakenProfile, against: str) -> P
     """What differs between two profiles. `against` names the first: `the baseline`, `arm A`."""
     if now.profile is None:
         return Profiled(notes=(f"no profile was taken: {now.why_none}",))
-    if before is None:
+    if before is None or before.profile is None:
         advice = "record or accept it with --perf-explain, and a later regression is compared with it"
-        return Profiled(notes=(f"there is no profile of {against}: {advice}",))
-    if before.profile is None:
-        return Profiled(notes=(f"there is no profile of {against}: {before.why_none}",))
+        why = advice if before is None else before.why_none
+        return Profiled(notes=(f"there is no profile of {against}: {why}",))
     return compared(before.profile, now.profile, against)
 
 
@@ -58,18 +56,14 @@ def compared(before: LaunchProfile, now: LaunchProfile, against: str) -> Profile
         what = "of another method, device or number of ranks"
         return Profiled(notes=(f"the profile of {against} is {what}: not compared",))
     entry, then = most
+    known = {work.name for work in then.every}
+    new = [name for name in entry.profile.unsteady if name not in known]
+    more = f" and {len(new) - MOST_CALLS} more" if len(new) > MOST_CALLS else ""
     return Profiled(
         calls=_calls(then, entry, by_rank=len(now.ranks) > 1),
         hints=(*_hints(then, entry.profile), *_straggler(before, now)),
-        notes=_now_and_then(then, entry.profile),
+        notes=(f"{NOT_IN_EACH_STEP}: {', '.join(new[:MOST_CALLS])}{more}",) if new else (),
     )
-
-
-def _now_and_then(before: Profile, now: Profile) -> tuple[str, ...]:
-    known = {work.name for work in before.every}
-    new = [name for name in now.unsteady if name not in known]
-    more = f" and {len(new) - MOST_CALLS} more" if len(new) > MOST_CALLS else ""
-    return (f"{NOT_IN_EACH_STEP}: {', '.join(new[:MOST_CALLS])}{more}",) if new else ()
 
 
 def most_different(before: LaunchProfile, now: LaunchProfile) -> tuple[RankProfile, Profile] | None:
@@ -80,16 +74,17 @@ def most_different(before: LaunchProfile, now: LaunchProfile) -> tuple[RankProfi
     return max(pairs, key=lambda pair: len(_changed_calls(pair[1], pair[0].profile)))
 
 
-# Calls
-
-
 def _calls(before: Profile, entry: RankProfile, *, by_rank: bool) -> tuple[str, ...]:
-    found = _changed_calls(before, entry.profile)
-    told = [_sentence(name, *calls, before, entry.profile) for name, calls in found[:MOST_CALLS]]
+    found, waits = _changed_calls(before, entry.profile), _waits(before, entry.profile)
+    why = ": the host waits for the device" if before.device == "cuda" else ": the host reads a value"
+    told = [
+        f"{name} {then:g} -> {today:g} calls a step{why if name in waits else ''}"
+        for name, (then, today) in found[:MOST_CALLS]
+    ]
     if told and by_rank:
         told[0] += f" (rank{'' if len(entry.ranks) == 1 else 's'} {entry.name})"
-    if left := len(found) - MOST_CALLS:
-        told += [f"and {left} more names are called more or less often"] if left > 0 else []
+    if len(found) > MOST_CALLS:
+        told.append(f"and {len(found) - MOST_CALLS} more names are called more or less often")
     return tuple(told)
 
 
@@ -100,7 +95,7 @@ def _changed_calls(before: Profile, now: Profile) -> list[tuple[str, tuple[float
     is new or gone comes first, then what changed most for its number; of equal ones synchronisations, then
     the most calls, then what takes longest.
     """
-    times = _both(_sums(before.every), _sums(now.every))
+    times = _both(_times(before.every), _times(now.every))
     waits = _waits(before, now)
     kernels = {work.name for profile in (before, now) for work in profile.kernels} - waits
     unsteady = {*before.unsteady, *now.unsteady}
@@ -116,24 +111,18 @@ def _changed_calls(before: Profile, now: Profile) -> list[tuple[str, tuple[float
     return sorted(found, key=order)
 
 
-def _sentence(name: str, then: float, today: float, before: Profile, now: Profile) -> str:
-    why = ": the host waits for the device" if now.device == "cuda" else ": the host reads a value"
-    return f"{name} {then:g} -> {today:g} calls a step{why if name in _waits(before, now) else ''}"
-
-
 def _waits(*profiles: Profile) -> set[str]:
     return {work.name for profile in profiles for work in profile.host_syncs}
-
-
-# Times
 
 
 def _hints(before: Profile, now: Profile) -> list[str]:
     """The parts of the step, then the operators or kernels, that differ most in time."""
     step = now.split.step_us - before.split.step_us
     least = LEAST_SHARE * before.split.step_us
+    timed = [each.kernels or each.operators for each in (before, now)]
     families = {
-        name: (_family(before, pattern), _family(now, pattern)) for name, pattern in _FAMILIES.items()
+        name: [sum(work.us for work in works if pattern.search(work.name)) for works in timed]
+        for name, pattern in _FAMILIES.items()
     }
     parts = _both(before.split.parts(), now.split.parts())
     told = [_arrow(name, *times, step) for name, times in _most(parts, least)]
@@ -141,7 +130,7 @@ def _hints(before: Profile, now: Profile) -> list[str]:
     first = ", ".join(told) or f"no part of a step differs by {LEAST_SHARE:.0%} of it"
     unchanged = f"; {', '.join(same)} unchanged" if same else ""
     named = "kernels" if now.kernels else "operators"
-    singly = _both(_sums(_timed(before)), _sums(_timed(now)))
+    singly = _both(*map(_times, timed))
     changed = [_arrow(name, *times) for name, times in _most(singly, least)]
     return [
         f"by time, a hint: {first}{unchanged}",
@@ -162,19 +151,11 @@ def _arrow(name: str, then: float, today: float, step: float | None = None) -> s
     return f"{name} {then / 1e3:.1f} -> {today / 1e3:.1f} ms ({by / 1e3:+.1f}{of} ms)"
 
 
-def _family(profile: Profile, pattern: re.Pattern[str]) -> float:
-    return sum(work.us for work in _timed(profile) if pattern.search(work.name))
-
-
-def _timed(profile: Profile) -> Sequence[Work]:
-    return profile.kernels or profile.operators
-
-
 def _both(then: Mapping[str, float], today: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     return {name: (then.get(name, 0.0), today.get(name, 0.0)) for name in {**then, **today}}
 
 
-def _sums(works: Iterable[Work]) -> dict[str, float]:
+def _times(works: Iterable[Work]) -> dict[str, float]:
     return {work.name: work.us for work in works}
 
 
@@ -183,12 +164,6 @@ def _straggler(before: LaunchProfile, now: LaunchProfile) -> list[str]:
     rank = now.straggler
     if rank is None or rank == before.straggler:
         return []
-    return [
-        f"by time, a hint: rank {rank} computes {now.busy_us[rank] / 1e3:.1f} ms a step, "
-        f"{_range([us for number, us in enumerate(now.busy_us) if number != rank])}"
-    ]
-
-
-def _range(others: Sequence[float]) -> str:
-    least, most = (f"{us / 1e3:.1f}" for us in (min(others), max(others)))
-    return f"the other {most} ms" if len(others) == 1 else f"the others {least} to {most} ms"
+    others = [f"{us / 1e3:.1f}" for us in sorted(us for at, us in enumerate(now.busy_us) if at != rank)]
+    told = f"the others {others[0]} to {others[-1]} ms" if len(others) > 1 else f"the other {others[0]} ms"
+    return [f"by time, a hint: rank {rank} computes {now.busy_us[rank] / 1e3:.1f} ms a step, {told}"]

@@ -1,17 +1,13 @@
 """Estimates of location and scale that one outlying launch changes little, and quantiles of Student's t.
 
-Pure functions on logarithms of seconds, standard library only. Must not import torch, pytest, numpy or scipy,
-nor anything else of this package.
-
-Sources:
-- Clipped means and variances: Huber, Robust Statistics (1981). For the location, one clipped
-  step from the median replaces the full iteration.
-- Student's t: Wallace, Annals of Mathematical Statistics 30 (1959) 1121.
+Pure functions on logarithms of seconds. Clipped means and variances: Huber, Robust Statistics (1981); for the
+location, one clipped step from the median replaces the full iteration. Student's t: Wallace, Annals of
+Mathematical Statistics 30 (1959) 1121.
 """
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
+from statistics import NormalDist, median
 
 Z_99 = round(NormalDist().inv_cdf(0.995), 3)
 """Half width of a two-sided 99 % interval of a normal, in standard errors: 2.576. Three digits, because all
@@ -39,20 +35,14 @@ def sorted_logs(what: str, seconds: Sequence[float]) -> list[float]:
 
 def location(logs: list[float], sigma: float) -> float:
     """Return the mean of sorted values, each clipped to within `LOCATION_CLIP` sigmas of their median."""
-    centre = middle(logs)
+    centre = median(logs)
     low, high = centre - LOCATION_CLIP * sigma, centre + LOCATION_CLIP * sigma
     return sum([low if x < low else high if x > high else x for x in logs]) / len(logs)
 
 
-def middle(ordered: list[float]) -> float:
-    """Return the median of sorted values."""
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
 def squares(logs: list[float]) -> list[float]:
     """Return the squared distance of each of the sorted values from their median."""
-    centre = middle(logs)
+    centre = median(logs)
     return [(x - centre) ** 2 for x in logs]
 
 

@@ -1,7 +1,6 @@
 """Decides whether a case is slower than its baseline, by a sequential test on whole launches.
 
-Pure functions, data in and decision out: no clock, no disk, no random numbers. Must not import
-torch, pytest, numpy or scipy: a pytest plugin imports it, and simulations run it a million times.
+Pure functions of the standard library: simulations run them a million times.
 
 One launch (fresh processes, some 50 steps) is one observation: one positive number of seconds per
 step, lower is better. All arithmetic is on logarithms, so units cancel and changes are relative.
@@ -17,10 +16,9 @@ Sources:
 - The test: Wald, Sequential Analysis (1947). The mean of n launches minus the mean of K baseline
   launches has variance sigma^2 (1/K + 1/n). As a function of the information 1/variance it is a
   Brownian motion, so Wald's boundary holds although the baseline itself is uncertain.
-- Clipped means and variances: Huber, Robust Statistics (1981).
-- Sigma is estimated, so Student's t replaces the normal: Wallace, Annals of Mathematical
-  Statistics 30 (1959) 1121. The class's noise and today's spread are combined as in Smyth's
-  moderated t: Statistical Applications in Genetics and Molecular Biology 3 (2004), article 3.
+- Sigma is estimated, so Student's t replaces the normal. The class's noise and today's spread are
+  combined as in Smyth's moderated t: Statistical Applications in Genetics and Molecular Biology 3
+  (2004), article 3. Clipped means and variances, and Student's t: see `robust`.
 The constants were chosen by simulation; tests/verdict/test_simulated_gate.py checks what they achieve.
 """
 
@@ -144,7 +142,15 @@ def decide(
     Call it after each launch with all launches so far, until the outcome is not "undecided". `tolerance` is
     the relative slowdown that must not pass: 0.03 is 3 %. Raises ValueError for a value out of range.
     """
-    _check_settings(tolerance, len(launches), max_launches)
+    if not 0 < tolerance < 1:
+        raise ValueError(f"tolerance is {tolerance!r}, expected a fraction above 0: 0.03 for 3 %")
+    if max_launches < FEWEST_LAUNCHES:
+        raise ValueError(
+            f"max_launches is {max_launches}, expected {FEWEST_LAUNCHES} or more: "
+            "fewer launches never show a regression"
+        )
+    if len(launches) > max_launches:
+        raise ValueError(f"{len(launches)} launches, more than max_launches {max_launches}")
     reference = sorted_logs("baseline", baseline)
     logs = sorted_logs("launches", launches)
     noise = _noise_of_case(reference, logs, noise)
@@ -195,24 +201,11 @@ def minimum_detectable_drop(
     return relative(needed * _error(noise, baseline_launches, kept))
 
 
-def _check_settings(tolerance: float, launches: int, max_launches: int) -> None:
-    if not 0 < tolerance < 1:
-        raise ValueError(f"tolerance is {tolerance!r}, expected a fraction above 0: 0.03 for 3 %")
-    if max_launches < FEWEST_LAUNCHES:
-        raise ValueError(
-            f"max_launches is {max_launches}, expected {FEWEST_LAUNCHES} or more: "
-            "fewer launches never show a regression"
-        )
-    if launches > max_launches:
-        raise ValueError(f"{launches} launches, more than max_launches {max_launches}")
-
-
 def _noise_of_case(reference: list[float], logs: list[float], noise: Noise) -> Noise:
-    """Combine the class's noise with the spread of this case's own launches.
+    """Combine the class's noise with the spread of this case's own launches: sorted logarithms.
 
-    `logs` are today's launches and `reference` those of the baseline, as sorted logarithms. Today's variance
-    is averaged with the class's, weighted by degrees of freedom. The resulting sigma is at least
-    `_OWN_SPREAD` times the case's own standard deviation, over today's launches and the baseline's.
+    Today's variance is averaged with the class's, weighted by degrees of freedom. Sigma is at least
+    `_OWN_SPREAD` times the case's own, over today's launches and the baseline's.
     """
     today = squares(logs)
     degrees = SCALE_EFFICIENCY * (len(logs) - 1)
@@ -233,10 +226,7 @@ def _error(noise: Noise, baseline_launches: int, launches: int) -> float:
 
 
 def _surely_above(logs: list[float], centre: float, baseline_launches: int, noise: Noise) -> bool:
-    """Tell whether the launches lie significantly above the baseline's centre, without the highest of them.
-
-    `logs` are sorted. One slow launch can therefore never be a regression.
-    """
+    """Tell whether launches without the slowest lie surely above the centre: one is never a regression."""
     if len(logs) < FEWEST_LAUNCHES:
         return False
     kept = logs[:-1]
@@ -261,10 +251,9 @@ def _wald_margin(slow: float, error: float, noise: Noise) -> float:
 def _hopeless(
     change: float, slow: float, noise: Noise, baseline_launches: int, launches: int, most: int
 ) -> bool:
-    """Tell whether all launches still allowed would almost surely neither pass nor show a regression.
+    """Tell whether all launches still allowed, `most` in the end, would almost surely not decide.
 
-    `most` is the number of launches at the end. The mean may still shift by `_Z_HOPELESS` standard deviations
-    of the difference between the mean of `launches` and that of `most`.
+    The mean may still shift by `_Z_HOPELESS` standard deviations of its difference from the final mean.
     """
     if launches < FEWEST_LAUNCHES:
         return False

@@ -61,13 +61,3 @@ def is_unlike(setting: str, then: str | None, now: str | None) -> bool:
 def is_seen(value: str | None) -> bool:
     """Whether a worker has seen what it looked for."""
     return value is not None and value != "?" and not value.startswith(NOT_OBSERVED)
-
-
-def changed(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What differs, of what both sides looked at or the baseline alone, but makes no launch `unlike`."""
-    return [
-        f"{key}: {value} -> {now.get(key, NOT_OBSERVED)}"
-        + (f" (chosen by {CHOSEN.get(key, A_LIBRARY)})" if is_seen(value) and is_seen(now.get(key)) else "")
-        for key, value in sorted(then.items())
-        if value != now.get(key) and not is_unlike(key, value, now.get(key))
-    ]

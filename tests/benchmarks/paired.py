@@ -16,8 +16,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from perfsuite.verdict.paired_test import MAX_PAIRS
-from perfsuite.verdict.pairs import order
+from perfsuite.verdict.paired_test import MAX_PAIRS, order
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise, decide, pooled_noise
 from tests.benchmarks.simulated_pairs import days, judge_day, simulate
 

@@ -17,8 +17,7 @@ from statistics import median
 
 import numpy as np
 
-from perfsuite.verdict.paired_test import MAX_PAIRS, PairedDecision, decided
-from perfsuite.verdict.pairs import order
+from perfsuite.verdict.paired_test import MAX_PAIRS, PairedDecision, decided, order
 from tests.benchmarks.simulated_gate import Table, rows
 
 DISTURBED = 0.05

@@ -15,19 +15,10 @@ from perfsuite.results.run import Run
 from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import ClassNoise
 from perfsuite.verdict.sequential import Noise
-from tests.samples import (
-    make_figures,
-    make_gpu_machine,
-    make_launches,
-    make_run,
-)
+from tests.samples import make_figures, make_gpu_machine, make_launches, make_run
 
 MIB = 2.0**20
-
-
 NAMES = [metric.name for metric in GATED]
-
-
 USUAL = (1.001, 0.997, 1.003, 1.0, 0.998, 1.004, 0.996, 1.002, 0.999, 1.001, 0.998, 1.0, 1.002, 0.997, 1.003)
 """Speeds of launches of unchanged code, relative to the baseline."""
 
@@ -41,17 +32,9 @@ def noise_of(sigma: float, *, exponent: float = 0.0) -> ClassNoise:
 
 
 QUIET = noise_of(0.005)
-
-
 ORDINARY = noise_of(0.04)
-
-
 LOUD = noise_of(0.1)
-
-
 BASELINE = from_runs(make_launches(1.0, 1.003, 0.998, 1.001, 0.997))
-
-
 BASELINE_H100 = from_runs(make_launches(1.0, 1.003, 0.998, 1.001, 0.997, machine=H100))
 
 

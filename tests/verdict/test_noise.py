@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from statistics import stdev
 from typing import Any
 
@@ -65,46 +66,33 @@ def test_the_limit_of_a_variance_is_that_of_chi_squared(degrees: int, factor: fl
     assert chi_squared_cdf(degrees / factor, degrees) == pytest.approx(0.125, rel=0.005)
 
 
-def test_of_no_baseline_nothing_is_known() -> None:
-    assert class_noise([]) == ClassNoise(by_metric={}, probe_exponent=0.0)
-    assert ClassNoise().of(TOKENS_PER_S) is None
-
-
-def test_one_launch_tells_no_noise() -> None:
-    noise = class_noise([recorded(1.0)])
-    assert [noise.of(metric) for metric in GATED] == [None] * len(GATED)
-
-
-def test_two_launches_of_one_baseline_tell_too_little() -> None:
-    assert class_noise([recorded(1.0, 1.02)]).of(TOKENS_PER_S) is None
-
-
-def test_three_launches_of_one_baseline_tell_a_noise() -> None:
-    noise = class_noise([recorded(1.0, 1.03, 0.97)])
-    assert [known(noise, metric).degrees_of_freedom for metric in GATED] == [2 * SCALE_EFFICIENCY] * len(
-        GATED
-    )
-    assert 0.015 < known(noise, TOKENS_PER_S).sigma < 0.06
+@pytest.mark.parametrize(
+    ("baselines", "degrees"),
+    [
+        pytest.param([], None, id="no baseline"),
+        pytest.param([[1.0]], None, id="one launch"),
+        pytest.param([[1.0, 1.02]], None, id="two launches"),
+        pytest.param([[speed] for speed in SPEEDS], None, id="baselines of one launch"),
+        pytest.param([[1.0, 1.03, 0.97]], 2, id="three launches"),
+        pytest.param([[1.0, 1.02], [1.0, 0.99]], 2, id="together they tell what none does alone"),
+        pytest.param([SPEEDS, [speed / 40 for speed in SPEEDS]], 18, id="within baselines"),
+        pytest.param([SPEEDS, [0.001]], 9, id="a baseline of one launch neither helps nor harms"),
+    ],
+)
+def test_as_many_degrees_of_freedom_tell_a_noise(
+    baselines: list[Sequence[float]], degrees: int | None
+) -> None:
+    noise = class_noise([recorded(*speeds) for speeds in baselines])
+    if degrees is None:
+        assert noise == ClassNoise(by_metric={}, probe_exponent=0.0)
+        assert [noise.of(metric) for metric in GATED] == [None] * len(GATED)
+        return
+    assert {known(noise, metric).degrees_of_freedom for metric in GATED} == {degrees * SCALE_EFFICIENCY}
+    assert 0.008 < known(noise, TOKENS_PER_S).sigma < 0.06
     assert known(noise, PEAK_MEMORY).sigma == SIGMA_FLOOR
-
-
-def test_what_each_baseline_alone_does_not_tell_they_tell_together() -> None:
-    pairs = [recorded(1.0, 1.02), recorded(1.0, 0.99)]
-    assert known(class_noise(pairs), TOKENS_PER_S).degrees_of_freedom == 2 * SCALE_EFFICIENCY
-    singles = [recorded(speed) for speed in SPEEDS]
-    assert class_noise(singles).of(TOKENS_PER_S) is None
-
-
-def test_noise_is_pooled_within_baselines_not_between_them() -> None:
-    fast, slow = recorded(*SPEEDS), recorded(*(speed / 40 for speed in SPEEDS))
-    one, both = known(class_noise([fast]), TOKENS_PER_S), known(class_noise([fast, slow]), TOKENS_PER_S)
-    assert both.sigma == pytest.approx(one.sigma, rel=1e-3)
-    assert both.degrees_of_freedom == pytest.approx(18 * SCALE_EFFICIENCY)
-    assert 0.02 < both.sigma < 0.03
-
-
-def test_a_baseline_of_one_launch_neither_helps_nor_harms() -> None:
-    assert class_noise([recorded(*SPEEDS), recorded(0.001)]) == class_noise([recorded(*SPEEDS)])
+    if degrees > 2:
+        alone = known(class_noise([recorded(*SPEEDS)]), TOKENS_PER_S)
+        assert known(noise, TOKENS_PER_S).sigma == pytest.approx(alone.sigma, rel=1e-3)
 
 
 def test_each_metric_has_its_own_noise() -> None:
@@ -126,39 +114,23 @@ def test_noise_is_that_of_the_cost() -> None:
     assert known(noise, PEAK_MEMORY) == pooled_noise([[1.0, 1.1, 1.5]])
 
 
-def test_a_metric_that_a_baseline_lacks_is_known_from_the_others() -> None:
-    lacking = recorded(*SPEEDS, peak_memory_bytes=None)
+@pytest.mark.parametrize("memory", [None, 0])
+def test_a_metric_that_a_baseline_lacks_is_known_from_the_others(memory: float | None) -> None:
+    """A tiny model's memory on a CPU can be 0 above the level before it."""
+    lacking = recorded(*SPEEDS, peak_memory_bytes=memory)
     assert class_noise([lacking]).of(PEAK_MEMORY) is None
     noise = class_noise([lacking, recorded(*SPEEDS[:4])])
     assert known(noise, PEAK_MEMORY).degrees_of_freedom == pytest.approx(3 * SCALE_EFFICIENCY)
     assert known(noise, TOKENS_PER_S).degrees_of_freedom == pytest.approx(12 * SCALE_EFFICIENCY)
 
 
-def test_memory_of_nothing_tells_no_noise() -> None:
-    """A tiny model's memory on a CPU can be 0 above the level before it."""
-    noise = class_noise([recorded(*SPEEDS, peak_memory_bytes=0)])
-    assert noise.of(PEAK_MEMORY) is None
-    assert noise.of(TOKENS_PER_S) is not None
-
-
-def test_without_probes_nothing_is_corrected() -> None:
-    noise = class_noise([from_runs(without_probes(drifting(seed))) for seed in range(4)])
-    assert noise.probe_exponent == 0
-    assert known(noise, TOKENS_PER_S).sigma > 0.03
-
-
-@pytest.mark.parametrize(("baselines", "knows"), [(0, False), (2, False), (3, True)])
-def test_an_exponent_of_0_is_believed_from_enough_launches(baselines: int, knows: bool) -> None:
-    constant = [from_runs(make_launches(*SPEEDS, probe_s_p50=0.01)) for _ in range(baselines)]
-    noise = class_noise(constant)
+@pytest.mark.parametrize(
+    ("sizes", "knows"), [([], False), ([10, 10], False), ([10] * 3, True), ([21], True), ([20], False)]
+)
+def test_an_exponent_of_0_is_believed_from_20_degrees_of_freedom_on(sizes: list[int], knows: bool) -> None:
+    speeds = [*SPEEDS] * 3
+    noise = class_noise([recorded(*speeds[:size], probe_s_p50=0.01) for size in sizes])
     assert (noise.probe_exponent, noise.knows_exponent) == (0, knows)
-    assert class_noise([from_runs(drifting(seed)) for seed in range(4)]).knows_exponent
-
-
-@pytest.mark.parametrize(("launches", "knows"), [(21, True), (20, False)])
-def test_20_degrees_of_freedom_are_enough(launches: int, knows: bool) -> None:
-    constant = from_runs(make_launches(*[*SPEEDS, *SPEEDS, *SPEEDS][:launches], probe_s_p50=0.01))
-    assert class_noise([constant]).knows_exponent is knows
 
 
 def test_a_probe_that_the_speed_follows_takes_the_machine_out_of_both_speeds_only() -> None:
@@ -166,7 +138,8 @@ def test_a_probe_that_the_speed_follows_takes_the_machine_out_of_both_speeds_onl
     raw = class_noise([from_runs(without_probes(group)) for group in groups])
     noise = class_noise([from_runs(group) for group in groups])
     assert PROBE_CORRECTED == (TOKENS_PER_S, TOKENS_PER_S_MEAN)
-    assert noise.probe_exponent > 0.95
+    assert (noise.probe_exponent > 0.95, noise.knows_exponent, raw.probe_exponent) == (True, True, 0)
+    assert known(raw, TOKENS_PER_S).sigma > 0.03
     for metric in PROBE_CORRECTED:
         assert known(noise, metric).sigma < known(raw, metric).sigma / 5
         assert known(noise, metric).degrees_of_freedom == pytest.approx(15 * SCALE_EFFICIENCY)
@@ -178,11 +151,9 @@ def test_a_probe_that_the_speed_follows_takes_the_machine_out_of_both_speeds_onl
 
 
 def test_a_probe_that_the_speed_does_not_follow_is_left_alone() -> None:
-    groups = [
-        make_launches(speed, probe_s_p50=probe)[0]
-        for speed, probe in zip(SPEEDS, (1.0, 0.9, 1.1, 1.0, 0.9, 1.1, 1.0, 1.1, 0.9, 1.0), strict=True)
-    ]
-    noise = class_noise([from_runs(groups)])
+    probes = (1.0, 0.9, 1.1, 1.0, 0.9, 1.1, 1.0, 1.1, 0.9, 1.0)
+    both = zip(SPEEDS, probes, strict=True)
+    noise = class_noise([from_runs([make_launches(speed, probe_s_p50=probe)[0] for speed, probe in both])])
     assert noise.probe_exponent == 0
     assert known(noise, TOKENS_PER_S) == known(class_noise([recorded(*SPEEDS)]), TOKENS_PER_S)
 
@@ -217,12 +188,10 @@ def test_a_probe_is_never_paired_with_another_launchs_figure() -> None:
 @pytest.mark.parametrize("probed", [True, False])
 def test_a_figure_that_is_no_size_is_left_out(value: float | None, probed: bool) -> None:
     groups = [drifting(seed) if probed else without_probes(drifting(seed)) for seed in range(4)]
-    bad = groups[0][2].figures.replace(**dict.fromkeys([metric.name for metric in GATED], value))
-    spoilt = [*groups[0][:2], groups[0][2].replace(figures=bad), *groups[0][3:]]
-    without = [*groups[0][:2], *groups[0][3:]]
-    assert class_noise([from_runs(group) for group in (spoilt, *groups[1:])]) == class_noise(
-        [from_runs(group) for group in (without, *groups[1:])]
-    )
+    less = class_noise([from_runs([*groups[0][:2], *groups[0][3:]]), *map(from_runs, groups[1:])])
+    figures = groups[0][2].figures.replace(**dict.fromkeys([metric.name for metric in GATED], value))
+    groups[0][2] = groups[0][2].replace(figures=figures)
+    assert class_noise([from_runs(group) for group in groups]) == less
 
 
 @pytest.mark.parametrize("lacking", [{"tokens_per_s_mean": None}, {"tokens_per_s_mean": 0.0}])
@@ -242,10 +211,6 @@ def test_a_corrected_metric_that_too_few_launches_have_is_not_known() -> None:
     assert few.of(TOKENS_PER_S_MEAN) is None
     more = class_noise([from_runs(group) for group in (*full, drifting(9, launches=4))])
     assert known(more, TOKENS_PER_S_MEAN).degrees_of_freedom == pytest.approx(2 * SCALE_EFFICIENCY)
-
-
-def test_too_few_launches_never_correct() -> None:
-    assert class_noise([from_runs(drifting(0, launches=3))]).probe_exponent == 0
 
 
 def of_sessions(*speeds: tuple[float, ...], names: str = "abcdefgh") -> Baseline:
@@ -282,21 +247,22 @@ def test_only_what_was_measured_tells_a_session_from_another() -> None:
     assert known(noise, TOKENS_PER_S).session_sigma > 0.05
 
 
-def test_two_sessions_that_agree_prove_less_than_five() -> None:
-    two, five = (known(class_noise([of_sessions(*[LAUNCHES] * n)]), TOKENS_PER_S) for n in (2, 5))
-    assert two.session_sigma == pytest.approx(two.sigma * math.sqrt(39.4 / 5))
-    assert five.session_sigma == pytest.approx(five.sigma * math.sqrt(2.28 / 5))
-
-
-def test_many_sessions_are_held_to_the_last_limit() -> None:
-    noise = known(class_noise([of_sessions(*[LAUNCHES] * 20, names="abcdefghijklmnopqrst")]), TOKENS_PER_S)
-    assert noise.session_sigma == pytest.approx(noise.sigma * math.sqrt(1 / 5))
+@pytest.mark.parametrize(("sessions", "limit"), [(2, 40.4), (5, 3.28), (20, 2.0)])
+def test_few_sessions_that_agree_prove_less_than_many(sessions: int, limit: float) -> None:
+    baseline = of_sessions(*[LAUNCHES] * sessions, names="abcdefghijklmnopqrst")
+    noise = known(class_noise([baseline]), TOKENS_PER_S)
+    assert noise.session_sigma == pytest.approx(noise.sigma * math.sqrt((limit - 1) / 5))
 
 
 def test_cases_of_the_same_sessions_are_one_witness_of_them_however_many() -> None:
-    one, ten = (known(class_noise([of_sessions(LAUNCHES, SLOWER)] * n), TOKENS_PER_S) for n in (1, 10))
-    assert one.session_sigma > 0.2
-    assert ten.session_sigma == pytest.approx(one.session_sigma, rel=0.01)
+    """Those that agree tell better than one case does how alike their sessions are."""
+    (one, ten), (same_one, same_ten) = (
+        [known(class_noise([of_sessions(LAUNCHES, other)] * n), TOKENS_PER_S).session_sigma for n in (1, 10)]
+        for other in (SLOWER, LAUNCHES)
+    )
+    assert one > 0.2
+    assert ten == pytest.approx(one, rel=0.01)
+    assert same_ten == pytest.approx(same_one / math.sqrt(10), rel=0.01)
 
 
 def test_cases_of_other_sessions_are_further_witnesses() -> None:
@@ -307,11 +273,6 @@ def test_cases_of_other_sessions_are_further_witnesses() -> None:
     assert noise.session_sigma == pytest.approx(math.sqrt(4.33 * half - noise.sigma**2 / 5), rel=1e-3)
     chain = known(class_noise(chained), TOKENS_PER_S).session_sigma
     assert chain == pytest.approx(math.sqrt(7.49 * half - noise.sigma**2 / 5), rel=1e-3)
-
-
-def test_cases_that_agree_tell_their_sessions_alike_better_than_one_case_does() -> None:
-    one, ten = (known(class_noise([of_sessions(LAUNCHES, LAUNCHES)] * n), TOKENS_PER_S) for n in (1, 10))
-    assert ten.session_sigma == pytest.approx(one.session_sigma / math.sqrt(10), rel=0.01)
 
 
 def test_cases_that_differ_by_session_each_in_its_way_count_beside_what_they_share() -> None:
@@ -345,21 +306,16 @@ def test_the_more_sessions_a_baseline_has_the_less_it_differs_from_a_new_one() -
 
 
 def test_a_session_that_the_probe_explains_is_none() -> None:
-    """The machine runs 5 % slower on one day of three, and the probe sees it."""
-    groups = [[*drifting(seed), *drifting(seed + 10), *drifting(seed + 20)] for seed in range(4)]
-    slow = [
-        [
-            run.replace(
-                figures=run.figures.replace(
-                    tokens_per_s=(run.figures.tokens_per_s or 0) / (1.3 if 5 <= number < 10 else 1),
-                    probe_s_p50=(run.figures.probe_s_p50 or 0) * (1.3 if 5 <= number < 10 else 1),
-                )
-            )
-            for number, run in enumerate(group)
-        ]
-        for group in groups
-    ]
-    noise = class_noise([from_runs(group, sessions=["a"] * 5 + ["b"] * 5 + ["c"] * 5) for group in slow])
+    """The machine runs 30 % slower on one day of three, and the probe sees it."""
+    baselines = []
+    for seed in range(4):
+        runs = [run for day in (0, 10, 20) for run in drifting(seed + day)]
+        for at in range(5, 10):
+            speed, probe = runs[at].figures.tokens_per_s or 0, runs[at].figures.probe_s_p50 or 0
+            slow = runs[at].figures.replace(tokens_per_s=speed / 1.3, probe_s_p50=probe * 1.3)
+            runs[at] = runs[at].replace(figures=slow)
+        baselines.append(from_runs(runs, sessions=[*"aaaaabbbbbccccc"]))
+    noise = class_noise(baselines)
     assert noise.probe_exponent > 0.95
     assert known(noise, TOKENS_PER_S).session_sigma < 0.02
     measured = noise.of(TOKENS_PER_S, corrected=False)

@@ -14,7 +14,7 @@ from perfsuite.verdict.overall import (
     NOTHING_TO_COMPARE,
     THE_SAME,
     excuse,
-    likely_cause,
+    explained,
     with_counts,
     with_unseen,
 )
@@ -29,50 +29,28 @@ OTHER_BUCKETS = launch(counts(host_reads={"forward": 39, "optimizer": 1}))
 
 def timed(outcome: Outcome, **changes: Any) -> Verdict:
     """A verdict on time alone, with one check of the same outcome."""
-    check = Check(
-        metric="tokens_per_s",
-        label="tokens/s",
-        unit="tokens/s",
-        outcome=outcome,
-        measured=1,
-        baseline=1,
-        allowed=0.03,
-    )
+    sizes: dict[str, Any] = {"measured": 1, "baseline": 1, "allowed": 0.03}
+    check = Check(metric="tokens_per_s", label="tokens/s", unit="tokens/s", outcome=outcome, **sizes)
     return Verdict(**{"outcome": outcome, "launches": 1, "checks": (check,), **changes})
 
 
 ALL: tuple[Outcome, ...] = (
-    "passed",
-    "improved",
-    "regressed",
-    "inconclusive",
-    "recorded",
-    "unhealthy",
-    "failed",
+    *("passed", "improved", "regressed", "inconclusive", "recorded", "unhealthy", "failed"),
 )
 
 
 @pytest.mark.parametrize("outcome", ALL)
-def test_more_work_is_a_regression_whatever_the_time_says_but_for_a_failure(outcome: Outcome) -> None:
-    verdict = with_counts(timed(outcome), [MORE], baseline_of())
-    assert verdict.outcome == ("failed" if outcome == "failed" else "regressed")
-    assert verdict.counts is not None
-    assert verdict.counts.outcome == "regressed"
-
-
-@pytest.mark.parametrize("outcome", ALL)
-def test_less_work_shows_where_the_time_says_nothing_worse(outcome: Outcome) -> None:
-    """On a new machine, too, where times are merely recorded: else nobody would accept it."""
-    verdict = with_counts(timed(outcome), [FEWER], baseline_of())
-    assert verdict.outcome == ("improved" if outcome in ("passed", "recorded") else outcome)
-    assert verdict.is_recorded is (outcome == "recorded")
-
-
-@pytest.mark.parametrize("outcome", ALL)
-@pytest.mark.parametrize("run", [SAME, OTHER_BUCKETS, launch(counts=())])
-def test_equal_and_absent_counts_change_no_outcome(run: Any, outcome: Outcome) -> None:
-    assert with_counts(timed(outcome), [run], baseline_of()).outcome == outcome
-    assert with_counts(timed(outcome), [run], None).outcome == outcome
+def test_the_worse_of_time_and_counts_is_the_verdict(outcome: Outcome) -> None:
+    """Less work shows on a new machine, too, where times are merely recorded: else nobody would accept it."""
+    more, fewer = (with_counts(timed(outcome), [run], baseline_of()) for run in (MORE, FEWER))
+    assert more.outcome == ("failed" if outcome == "failed" else "regressed")
+    assert more.counts is not None
+    assert more.counts.outcome == "regressed"
+    assert fewer.outcome == ("improved" if outcome in ("passed", "recorded") else outcome)
+    assert fewer.is_recorded is (outcome == "recorded")
+    for run in (SAME, OTHER_BUCKETS, launch(counts=())):
+        assert with_counts(timed(outcome), [run], baseline_of()).outcome == outcome
+        assert with_counts(timed(outcome), [run], None).outcome == outcome
 
 
 @pytest.mark.parametrize(
@@ -98,29 +76,29 @@ def test_a_slower_case_says_what_changed_first_or_that_nothing_did(run: Any, exp
 def test_what_to_look_at_fits_the_machine(processes: int, look_at: str) -> None:
     case = make_case(topology=Topology(processes_per_node=processes))
     run = make_run(case=case, machine=make_gpu_machine())
-    assert likely_cause(CountCheck(outcome="passed"), "regressed", run) == f"{THE_SAME} {look_at}"
+    said = explained(timed("regressed").checks, CountCheck(outcome="passed"), run)
+    assert said == f"{THE_SAME} {look_at}"
 
 
-def test_what_grew_explains_before_what_is_otherwise_split_and_what_shrank() -> None:
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"flops": {"backward": 30}}, "forward: 10 FLOP -> 0, backward: 20 -> 30 FLOP"),
+        ({"kernels": {"forward": 999}}, "kernels in forward: 177 -> 999"),
+    ],
+)
+def test_what_grew_explains_before_what_is_otherwise_split_and_what_shrank(
+    changes: dict[str, Any], said: str
+) -> None:
     before = counts(flops={"forward": 10, "backward": 20}, host_reads={"forward": 1})
-    fewer = before.replace(host_reads={})
-    verdict = with_counts(
-        timed("regressed"), [launch(fewer.replace(flops={"backward": 30}))], baseline_of(before)
-    )
-    assert verdict.explained == "forward: 10 FLOP -> 0, backward: 20 -> 30 FLOP"
-    verdict = with_counts(
-        timed("regressed"), [launch(fewer.replace(kernels={"forward": 999}))], baseline_of(before)
-    )
-    assert verdict.explained is not None
-    assert verdict.explained.startswith("kernels in forward: 177 -> 999")
+    now = launch(before.replace(host_reads={}, **changes))
+    verdict = with_counts(timed("regressed"), [now], baseline_of(before))
+    assert (verdict.explained or "").startswith(said)
 
 
-def test_memory_that_regressed_is_explained_too() -> None:
-    verdict = timed("regressed")
-    larger = verdict.replace(outcome="unhealthy")
-    explained = with_counts(larger, [SAME], baseline_of()).explained
-    assert explained is not None
-    assert explained.startswith(THE_SAME)
+def test_a_metric_that_regressed_on_an_unhealthy_machine_is_explained_too() -> None:
+    verdict = with_counts(timed("regressed").replace(outcome="unhealthy"), [SAME], baseline_of())
+    assert (verdict.explained or "").startswith(THE_SAME)
 
 
 OTHER_METHOD = launch(counts(method="hooks-1"))
@@ -192,8 +170,7 @@ def test_a_profile_adds_to_what_a_launch_said_already() -> None:
     hides = launch(counts=()).replace(hidden=("a replay",))
     verdict = with_unseen(with_counts(timed("passed"), [hides], baseline_of()), UNSEEN)
     assert verdict.counts is not None
-    assert verdict.counts.notes[0] == "a replay"
-    assert len(verdict.counts.notes) == 2
+    assert (verdict.counts.notes[0], len(verdict.counts.notes)) == ("a replay", 2)
 
 
 @pytest.mark.parametrize("profile", [taken(), TakenProfile(why_none="out of memory")])
@@ -236,13 +213,10 @@ def test_which_failures_are_no_surprise(
     assert excuse(make_case(**changes), verdict, known) == expected
 
 
-def test_memory_that_others_may_have_had_is_no_excuse() -> None:
+def test_memory_that_others_may_have_had_is_no_excuse_and_a_success_needs_none() -> None:
     verdict = Verdict(outcome="failed", launches=1, failure="out_of_memory")
     assert excuse(make_case(**SWEPT), verdict, None, shared=True) is None
     hang = verdict.replace(failure="timeout")
     assert excuse(make_case(**ISSUE), hang, None, shared=True) == "known issue"
-
-
-def test_what_did_not_fail_needs_no_excuse() -> None:
     passed = Verdict(outcome="passed", launches=1)
     assert excuse(make_case(**ISSUE, **SWEPT), passed, None) is None

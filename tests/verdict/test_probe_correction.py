@@ -4,15 +4,12 @@ from statistics import fmean
 
 import pytest
 
-from perfsuite.verdict.pairs import Differences
-from perfsuite.verdict.probe_correction import (
-    Pair,
-    corrected_noise,
-    paired_exponent,
-    probe_corrected,
-    probe_exponent,
-)
-from perfsuite.verdict.robust import SCALE_EFFICIENCY
+from perfsuite.verdict.paired_test import Differences, paired_exponent
+from perfsuite.verdict.probe_correction import Pair, probe_corrected, probe_exponent
+from perfsuite.verdict.sequential import pooled_noise
+
+PROBES = (1.0, 1.1, 1.2, 1.05, 1.3, 1.15)
+EXACT = [(probe, probe) for probe in PROBES]
 
 
 def launches(
@@ -32,9 +29,8 @@ def test_a_probe_that_shares_the_machines_drift_takes_it_out() -> None:
     groups = [launches(5, seed, machine=0.05) for seed in range(6)]
     exponent = probe_exponent(groups)
     assert exponent > 0.95
-    raw, corrected = corrected_noise(groups, 0.0), corrected_noise(groups, exponent)
-    assert corrected.sigma < raw.sigma / 5
-    assert corrected.degrees_of_freedom < raw.degrees_of_freedom
+    corrected = pooled_noise([probe_corrected(group, group, exponent) for group in groups])
+    assert corrected.sigma < pooled_noise([[seconds for seconds, _ in group] for group in groups]).sigma / 5
 
 
 def test_an_unrelated_probe_is_left_alone() -> None:
@@ -48,35 +44,32 @@ def test_pooling_shrinks_what_an_unrelated_probe_can_do() -> None:
     assert max(used) < 0.5
 
 
-def test_the_exponent_is_never_above_one() -> None:
-    steep = [((0.02 * p) ** 3, p) for p in (1.0, 1.1, 1.2, 1.05, 1.3, 1.15)]
-    assert probe_exponent([steep]) == 1
-
-
-def test_a_probe_that_runs_against_the_steps_is_not_used() -> None:
-    assert probe_exponent([[(1 / p, p) for p in (1.0, 1.1, 1.2, 1.05, 1.3)]]) == 0
-
-
-def test_a_probe_that_never_varies_is_not_used() -> None:
-    assert probe_exponent([[(s, 0.02) for s in (1.0, 1.1, 1.2, 1.05, 1.3)]]) == 0
-
-
-def test_too_few_launches_never_correct() -> None:
-    assert probe_exponent([launches(4, 1, machine=0.05)]) == 0
-
-
-def test_without_correction_nothing_changes() -> None:
-    baseline = launches(4, 1, machine=0.05)
-    corrected = probe_corrected(baseline, baseline[:2])
-    assert corrected.exponent == 0
-    assert corrected.baseline == tuple(seconds for seconds, _ in baseline)
+@pytest.mark.parametrize(
+    ("groups", "exponent"),
+    [
+        pytest.param([[((0.02 * p) ** 3, p) for p in PROBES]], 1, id="never above one"),
+        pytest.param([[(1 / p, p) for p in PROBES]], 0, id="it runs against the steps"),
+        pytest.param([[(p, 0.02) for p in PROBES]], 0, id="it never varies"),
+        pytest.param([[(1 + n / 1e5, 1 + n / 1e5) for n in range(9)]], 0, id="at the floor of the noise"),
+        pytest.param([EXACT[:5]], 1, id="5 launches"),
+        pytest.param([EXACT[:4]], 0, id="4 launches: less than 3 degrees of freedom beyond the slope"),
+        pytest.param([EXACT[:3], EXACT[3:5]], 0, id="5 launches of 2 baselines"),
+        pytest.param([EXACT[:3], EXACT[2:5]], 1, id="6 launches of 2 baselines"),
+    ],
+)
+def test_an_exponent_is_from_0_to_1_and_above_0_where_it_lowers_the_noise(
+    groups: list[list[Pair]], exponent: float
+) -> None:
+    assert probe_exponent(groups) == pytest.approx(exponent)
+    assert probe_exponent(groups) <= 1
 
 
 def test_corrected_seconds_are_those_at_the_baselines_probe_speed() -> None:
     baseline = [(1.0, 0.02), (1.1, 0.022), (1.2, 0.024)]
-    corrected = probe_corrected(baseline, [(2.4, 0.024)], exponent=1.0)
-    assert corrected.baseline == pytest.approx((1.1, 1.1, 1.1))
-    assert corrected.launches == pytest.approx((2.2,))
+    assert probe_corrected(baseline, baseline, 1.0) == pytest.approx([1.1, 1.1, 1.1])
+    assert probe_corrected([(2.4, 0.024)], baseline, 1.0) == pytest.approx([2.2])
+    assert probe_corrected([(2.4, 0.088)], baseline, 0.5) == pytest.approx([1.2])
+    assert probe_corrected([(2.4, 0.024)], baseline, 0) == [2.4]
 
 
 def test_units_of_seconds_and_probe_cancel() -> None:
@@ -85,24 +78,18 @@ def test_units_of_seconds_and_probe_cancel() -> None:
     assert probe_exponent([rescaled]) == pytest.approx(probe_exponent([pairs]))
 
 
-def test_a_regression_is_not_corrected_away() -> None:
-    baseline = launches(10, 1, machine=0.05)
-    slower = [(1.1 * seconds, probe) for seconds, probe in baseline]
-    corrected = probe_corrected(baseline, slower)
-    assert corrected.exponent > 0.9
-    ratios = [b / a for a, b in zip(corrected.baseline, corrected.launches, strict=True)]
-    assert ratios == pytest.approx([1.1] * 10)
-
-
 def test_bad_input_is_named() -> None:
     with pytest.raises(ValueError, match=r"probe: launch 1 is 0\.0, expected seconds above 0"):
         probe_exponent([[(1.0, 0.02), (1.0, 0.0)]])
-    with pytest.raises(ValueError, match=r"launches probe: launch 0 is -1\.0"):
-        probe_corrected([(1.0, 0.02)], [(1.0, -1.0)])
-    with pytest.raises(ValueError, match=r"exponent is 1\.5, expected 0 to 1"):
-        probe_corrected([(1.0, 0.02)], [(1.0, 0.02)], exponent=1.5)
     with pytest.raises(ValueError, match="baseline seconds: no launches"):
-        probe_corrected([], [(1.0, 0.02)])
+        probe_exponent([[]])
+    with pytest.raises(ValueError, match=r"launches probe: launch 0 is -1\.0"):
+        probe_corrected([(1.0, -1.0)], [(1.0, 0.02)], 1)
+    with pytest.raises(ValueError, match="baseline probe: no launches"):
+        probe_corrected([(1.0, 0.02)], [], 1)
+    for exponent in (1.5, -0.1):
+        with pytest.raises(ValueError, match=rf"exponent is {exponent}, expected 0 to 1"):
+            probe_corrected([(1.0, 0.02)], [(1.0, 0.02)], exponent)
 
 
 PARTLY = [
@@ -130,33 +117,6 @@ def test_a_slope_is_shrunk_by_what_chance_makes_of_it() -> None:
     f = slope**2 * sum(a * a for a in x) / residual
     assert 0.2 < slope * (1 - degrees / (degrees - 2) / f) < 0.5
     assert probe_exponent(PARTLY) == pytest.approx(slope * (1 - degrees / (degrees - 2) / f))
-
-
-def test_fewer_than_three_degrees_of_freedom_give_no_exponent() -> None:
-    """Launches minus baselines minus the slope."""
-    exact = [(p, p) for p in (1.0, 1.1, 1.2, 1.05, 1.3)]
-    assert probe_exponent([exact]) == pytest.approx(1)
-    assert probe_exponent([exact[:4]]) == 0
-    assert probe_exponent([exact[:3], exact[3:]]) == 0
-    assert probe_exponent([exact[:3], exact[2:]]) == pytest.approx(1)
-
-
-def test_a_probe_that_cannot_lower_the_noise_is_not_used() -> None:
-    """It is at its floor with and without correction."""
-    assert probe_exponent([[(1 + n / 1e5, 1 + n / 1e5) for n in range(9)]]) == 0
-
-
-def test_an_exponent_costs_one_degree_of_freedom() -> None:
-    assert corrected_noise(PARTLY, 0.0).degrees_of_freedom == pytest.approx(12 * SCALE_EFFICIENCY)
-    assert corrected_noise(PARTLY, 0.3).degrees_of_freedom == pytest.approx(11 * SCALE_EFFICIENCY)
-
-
-def test_exponents_from_0_to_1_are_allowed() -> None:
-    assert probe_corrected([(1.0, 0.02)], [(1.0, 0.04)], exponent=0).launches == (1.0,)
-    assert probe_corrected([(1.0, 0.02)], [(1.0, 0.04)], exponent=1).launches == (0.5,)
-    assert probe_corrected([(1.0, 0.02)], [(1.0, 0.08)], exponent=0.5).launches == (0.5,)
-    with pytest.raises(ValueError, match=r"exponent is -0\.1"):
-        probe_corrected([(1.0, 0.02)], [(1.0, 0.02)], exponent=-0.1)
 
 
 def followed(
