@@ -260,8 +260,8 @@ def state_file(store: Path, case: Case, history: History, *others: object) -> Pa
     """Where a search is written down: one file for the same case, ends, environment and `others`."""
     good = history.arm(history.good)
     packages = sorted(f"{each.name}=={each.version}" for each in distributions())
-    environment = [good.text, good.python, dict(good.given), packages]
-    key = [documents.plain(case), history.candidates, *environment, *others]
+    ends = [history.candidates, good.text, good.python, dict(good.given)]
+    key = [documents.plain(case), *ends, packages, *others]
     return store / "bisect" / documents.digest(key) / "search.json"
 
 

@@ -3,7 +3,7 @@
 Arms A and B are launched in the order A B B A A B B A ... Neighbouring launches form pairs, (1, 2), (3, 4),
 ..., so that what the machine does to both launches of a pair cancels in their ratio. Between the pairs there
 are neighbours of one arm, (2, 3), (4, 5), ..., which differ by noise alone. All arithmetic is on logarithms
-of costs (seconds per step, bytes; lower is better). `decide` looks at the pairs so far and returns one of
+of costs (seconds per step, bytes; lower is better). A look at the pairs so far has one of the outcomes
 
     slower        B is significantly slower than A; a slowdown by the tolerance is not excluded
     faster        the same for a speed-up
@@ -152,7 +152,7 @@ def paired_exponent(costs: Differences, probes: Differences) -> float:
     return shrunk_slope(x, y, (len(y) - 2) / _SHARED_LAUNCH)
 
 
-def decide(
+def decided(
     a: Sequence[float],
     b: Sequence[float],
     *,
@@ -162,48 +162,18 @@ def decide(
 ) -> PairedDecision:
     """Compare the pairs so far; `a[k]` and `b[k]` are the costs of pair k, in one unit, in `order(k)`.
 
-    Call it after each pair with all pairs so far, until the outcome is not "undecided". `tolerance` is the
-    relative change that matters: 0.03 is 3 %. `probes` are the seconds of the probe in the launches of A and
-    of B, if the probe runs through the same software in both. Raises ValueError for a value out of range.
+    Returns what the first of all looks that decides says, or the last look if none does: call it again after
+    one more pair while it is "undecided". `tolerance` is the relative change that matters: 0.03 is 3 %.
+    `probes` are the seconds of the probe in the launches of A and of B, if the probe runs through the same
+    software in both. Raises ValueError for a value out of range.
     """
     _check(a, b, tolerance, max_pairs)
-    costs = pair_differences(a, b)
-    plain = _decision(costs, tolerance, max_pairs)
-    if probes is None:
-        return plain
-    _check(*probes, tolerance, max_pairs)
-    probe = pair_differences(*probes)
-    exponent = paired_exponent(costs, probe)
-    if not exponent:
-        return plain
-    corrected = _decision(costs, tolerance, max_pairs, probe, exponent)
-    if corrected.pair_sigma >= plain.pair_sigma or _differs(probe, _Z_PROBE_DIFFERS):
-        return plain
-    is_likely = corrected.outcome != "same" or abs(plain.change) < _LIKELY_SAME * tolerance
-    if corrected.outcome == plain.outcome or (is_likely and not _differs(probe, _Z_PROBE_MAY_DIFFER)):
-        return corrected
-    if len(a) < max_pairs:
-        return replace(corrected, outcome="undecided")
-    return replace(corrected, outcome="inconclusive", disputed=(plain.outcome, corrected.outcome))
-
-
-def decided(
-    a: Sequence[float],
-    b: Sequence[float],
-    *,
-    tolerance: float,
-    max_pairs: int = MAX_PAIRS,
-    probes: tuple[Sequence[float], Sequence[float]] | None = None,
-) -> PairedDecision:
-    """Return what the first of all looks that decides says, or the last look if none does.
-
-    For a quantity that is decided while pairs are still made for another one: what is simulated of `decide`
-    holds for a comparison that ends with the first decision. Arguments and errors are those of `decide`.
-    """
-    _check(a, b, tolerance, max_pairs)
+    if probes is not None:
+        _check(*probes, tolerance, max_pairs)
     for pairs in range(1, len(a) + 1):
-        seen = None if probes is None else (probes[0][:pairs], probes[1][:pairs])
-        decision = decide(a[:pairs], b[:pairs], tolerance=tolerance, max_pairs=max_pairs, probes=seen)
+        costs = pair_differences(a[:pairs], b[:pairs])
+        probe = None if probes is None else pair_differences(probes[0][:pairs], probes[1][:pairs])
+        decision = _look(costs, probe, tolerance, max_pairs)
         if decision.outcome != "undecided":
             break
     return decision
@@ -234,6 +204,21 @@ def _check(a: Sequence[float], b: Sequence[float], tolerance: float, max_pairs: 
         raise ValueError(f"{len(a)} launches of arm A and {len(b)} of arm B, expected one of each in a pair")
     if len(a) > max_pairs:
         raise ValueError(f"{len(a)} pairs, more than max_pairs {max_pairs}")
+
+
+def _look(costs: Differences, probe: Differences | None, tolerance: float, max_pairs: int) -> PairedDecision:
+    plain = _decision(costs, tolerance, max_pairs)
+    if probe is None or not (exponent := paired_exponent(costs, probe)):
+        return plain
+    corrected = _decision(costs, tolerance, max_pairs, probe, exponent)
+    if corrected.pair_sigma >= plain.pair_sigma or _differs(probe, _Z_PROBE_DIFFERS):
+        return plain
+    is_likely = corrected.outcome != "same" or abs(plain.change) < _LIKELY_SAME * tolerance
+    if corrected.outcome == plain.outcome or (is_likely and not _differs(probe, _Z_PROBE_MAY_DIFFER)):
+        return corrected
+    if len(costs.pairs) < max_pairs:
+        return replace(corrected, outcome="undecided")
+    return replace(corrected, outcome="inconclusive", disputed=(plain.outcome, corrected.outcome))
 
 
 def _decision(

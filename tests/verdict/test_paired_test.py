@@ -16,7 +16,6 @@ from perfsuite.verdict.paired_test import (
     MIN_CHANGED,
     MIN_PAIRS,
     PairedDecision,
-    decide,
     decided,
     minimum_detectable_difference,
     order,
@@ -32,10 +31,17 @@ costs = st.floats(-0.05, 0.05).map(math.exp)
 some_pairs = st.lists(st.tuples(costs, costs), min_size=1, max_size=MAX_PAIRS)
 
 
-def judge(
-    a: Sequence[float], b: Sequence[float], *, tolerance: float = 0.03, max_pairs: int = MAX_PAIRS
+def look(
+    a: Sequence[float],
+    b: Sequence[float],
+    *,
+    tolerance: float = 0.03,
+    max_pairs: int = MAX_PAIRS,
+    probes: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> PairedDecision:
-    return decide(a, b, tolerance=tolerance, max_pairs=max_pairs)
+    """What all pairs say together, whatever fewer of them said."""
+    probe = None if probes is None else pair_differences(*probes)
+    return paired_test._look(pair_differences(a, b), probe, tolerance, max_pairs)
 
 
 @pytest.mark.parametrize(("change", "outcome"), [(0.0, "same"), (0.06, "slower"), (-0.06, "faster")])
@@ -49,8 +55,8 @@ def test_a_change_is_found_with_its_sign(change: float, outcome: str) -> None:
 
 
 def test_fewer_than_three_pairs_decide_nothing_and_fewer_than_five_no_change() -> None:
-    assert [judge([1.0] * pairs, [1.0] * pairs).outcome for pairs in (2, 3)] == ["undecided", "same"]
-    assert [judge([1.0] * pairs, [2.0] * pairs).outcome for pairs in (4, 5)] == ["undecided", "slower"]
+    assert [look([1.0] * pairs, [1.0] * pairs).outcome for pairs in (2, 3)] == ["undecided", "same"]
+    assert [look([1.0] * pairs, [2.0] * pairs).outcome for pairs in (4, 5)] == ["undecided", "slower"]
 
 
 @pytest.mark.parametrize(
@@ -74,10 +80,10 @@ def test_launches_alternate_a_b_b_a_and_neighbours_are_of_one_arm() -> None:
 def test_what_was_decided_stays_whatever_is_launched_for_another_metric() -> None:
     a = [1.0, 1.001, 0.999, 1.0, 1.001, 0.999]
     b = [*a[:3], *(1.2 * cost for cost in a[3:])]
-    assert judge(a[:3], b[:3]).outcome == "same"
-    assert judge(a, b).outcome != "same"
-    assert decided(a, b, tolerance=0.03) == judge(a[:3], b[:3])
-    assert decided(A[:2], B[:2], tolerance=0.03) == judge(A[:2], B[:2]), "undecided: the last look"
+    assert look(a[:3], b[:3]).outcome == "same"
+    assert look(a, b).outcome != "same"
+    assert decided(a, b, tolerance=0.03) == look(a[:3], b[:3])
+    assert decided(A[:2], B[:2], tolerance=0.03) == look(A[:2], B[:2]), "undecided: the last look"
     with pytest.raises(ValueError, match="6 launches of arm A and 3 of arm B"):
         decided(a, b[:3], tolerance=0.03)
 
@@ -96,12 +102,12 @@ def test_one_disturbed_pair_never_makes_a_change() -> None:
     for disturbed in range(4):
         b = [(1.5 if pair == disturbed else 1.0) * cost for pair, cost in enumerate(B[:4])]
         for used in (3, 4):
-            assert judge(A[:used], b[:used]).outcome not in ("slower", "faster")
+            assert look(A[:used], b[:used]).outcome not in ("slower", "faster")
 
 
 def test_neighbours_of_one_arm_tell_of_noise() -> None:
     """In both, the ratios of all pairs are 1; only in the second do launches of one arm differ."""
-    quiet, noisy = judge([1.0] * 4, [1.0] * 4), judge([1.0, 1.1, 0.9, 1.0], [1.0, 1.1, 0.9, 1.0])
+    quiet, noisy = look([1.0] * 4, [1.0] * 4), look([1.0, 1.1, 0.9, 1.0], [1.0, 1.1, 0.9, 1.0])
     assert quiet.outcome == "same"
     assert noisy.outcome != "same"
     assert noisy.pair_sigma > 5 * quiet.pair_sigma
@@ -111,13 +117,13 @@ def test_the_neighbours_are_launches_in_a_row_of_one_arm() -> None:
     """B of pairs 0 and 1, A of pairs 1 and 2, B of pairs 2 and 3: none of these differs, whatever drifts."""
     a = [1.0, 1.3, 1.3, 1.7]
     b = [1.2, 1.2, 1.5, 1.5]
-    alike = judge(a, b).pair_sigma
-    swapped = judge(b, a).pair_sigma
+    alike = look(a, b).pair_sigma
+    swapped = look(b, a).pair_sigma
     assert swapped > alike
 
 
 def test_launches_that_agree_are_not_believed_beyond_the_floor() -> None:
-    decision = judge([1.0] * 3, [1.0] * 3)
+    decision = look([1.0] * 3, [1.0] * 3)
     assert decision.pair_sigma == pytest.approx(0.002 * math.sqrt(2))
 
 
@@ -132,8 +138,8 @@ def test_as_much_noise_as_change_is_inconclusive_before_all_pairs_are_used() -> 
 
 def test_at_the_last_pair_nothing_stays_undecided() -> None:
     b = [1.0, 1.03, 1.0, 1.025, 1.01]
-    assert judge([1.0] * 5, b).outcome == "undecided"
-    assert judge([1.0] * 5, b, max_pairs=5).outcome == "inconclusive"
+    assert look([1.0] * 5, b).outcome == "undecided"
+    assert look([1.0] * 5, b, max_pairs=5).outcome == "inconclusive"
 
 
 MACHINE = [1.0, 1.3, 0.9, 1.2, 1.1, 0.8, 1.25, 0.95]
@@ -168,13 +174,13 @@ def test_a_probe_that_launches_do_not_follow_changes_nothing() -> None:
     assert decided(a, b, tolerance=0.03, probes=([1.0] * 8, [1.0] * 8)) == decided(a, b, tolerance=0.03)
     against = [[1 / probe for probe in probes] for probes in PROBES]
     a, b = followed()
-    assert decide(a, b, tolerance=0.03, probes=(against[0], against[1])) == judge(a, b)
+    assert look(a, b, tolerance=0.03, probes=(against[0], against[1])) == look(a, b)
 
 
 def test_three_pairs_are_too_few_for_an_exponent() -> None:
     a, b = followed()
     found = [
-        decide(a[:n], b[:n], tolerance=0.03, probes=(PROBES[0][:n], PROBES[1][:n])).exponent for n in (3, 4)
+        look(a[:n], b[:n], tolerance=0.03, probes=(PROBES[0][:n], PROBES[1][:n])).exponent for n in (3, 4)
     ]
     assert found[0] == 0 < found[1]
 
@@ -183,25 +189,25 @@ def test_where_the_probe_differs_between_the_arms_both_ways_must_say_it() -> Non
     """Arm B slows the whole process, the probe with it: that must not make its slowdown disappear."""
     a, b = followed(1.2)
     probes = (PROBES[0], [1.5 * probe for probe in PROBES[1]])
-    decision = decide(a, b, tolerance=0.1, probes=probes)
+    decision = look(a, b, tolerance=0.1, probes=probes)
     assert (decision.outcome, decision.disputed) == ("undecided", None)
-    last = decide(a, b, tolerance=0.1, max_pairs=8, probes=probes)
+    last = look(a, b, tolerance=0.1, max_pairs=8, probes=probes)
     assert (last.outcome, last.disputed) == ("inconclusive", ("slower", "same"))
-    agreed = decide(a, [1.5 * cost for cost in b], tolerance=0.1, probes=probes)
+    agreed = look(a, [1.5 * cost for cost in b], tolerance=0.1, probes=probes)
     assert (agreed.outcome, agreed.disputed) == ("slower", None)
 
 
 def test_where_the_probe_surely_differs_between_the_arms_nothing_is_corrected() -> None:
     a, b = followed(1.2)
     probes = (PROBES[0], [5 * probe for probe in PROBES[1]])
-    assert decide(a, b, tolerance=0.1, probes=probes) == judge(a, b, tolerance=0.1)
+    assert look(a, b, tolerance=0.1, probes=probes) == look(a, b, tolerance=0.1)
 
 
 def test_the_same_must_be_likely_without_the_correction() -> None:
     """Arm B slows step and probe by as much as chance would."""
     a, b = followed(1.09)
     probes = (PROBES[0], [1.2 * probe for probe in PROBES[1]])
-    decision = decide(a, b, tolerance=0.1, max_pairs=8, probes=probes)
+    decision = look(a, b, tolerance=0.1, max_pairs=8, probes=probes)
     assert decision.disputed is not None
     assert (decision.outcome, decision.disputed[1]) == ("inconclusive", "same")
 
@@ -209,9 +215,9 @@ def test_the_same_must_be_likely_without_the_correction() -> None:
 def test_an_exponent_estimated_from_the_same_launches_has_its_price() -> None:
     """Less certain by what the exponent is not known, the more the probes of the arms differ by chance."""
     a, b = followed()
-    near = decide(a, b, tolerance=0.03, probes=PROBES)
+    near = look(a, b, tolerance=0.03, probes=PROBES)
     off = (PROBES[0], [1.1 * probe for probe in PROBES[1]])
-    far = decide(a, b, tolerance=0.03, probes=off)
+    far = look(a, b, tolerance=0.03, probes=off)
     assert far.exponent == pytest.approx(near.exponent)
     assert far.pair_sigma == pytest.approx(near.pair_sigma)
     widths = [decision.interval[1] - decision.interval[0] for decision in (near, far)]
@@ -224,7 +230,7 @@ def test_exchanged_arms_give_the_opposite_answer(pairs: list[tuple[float, float]
     """Where the neighbours tell the same: every launch of a pair is followed by one of the same arm."""
     a, b = [1.0] * len(pairs), [second / first for first, second in pairs]
     reverse = [1 / cost for cost in b]
-    first, second = judge(a, b), judge(a, reverse)
+    first, second = look(a, b), look(a, reverse)
     assert second.outcome == OPPOSITE.get(first.outcome, first.outcome)
     assert 1 + second.change == pytest.approx(1 / (1 + first.change))
 
@@ -233,7 +239,7 @@ def test_exchanged_arms_give_the_opposite_answer(pairs: list[tuple[float, float]
 @deterministic
 def test_units_do_not_matter(pairs: list[tuple[float, float]], unit: float) -> None:
     a, b = [first for first, _ in pairs], [second for _, second in pairs]
-    plain, scaled = judge(a, b), judge([unit * cost for cost in a], [unit * cost for cost in b])
+    plain, scaled = look(a, b), look([unit * cost for cost in a], [unit * cost for cost in b])
     assert scaled.outcome == plain.outcome
     assert scaled.change == pytest.approx(plain.change, abs=1e-9)
 
@@ -244,7 +250,7 @@ def test_the_change_lies_in_its_interval_and_decisions_are_consistent(
     pairs: list[tuple[float, float]],
 ) -> None:
     a, b = [first for first, _ in pairs], [second for _, second in pairs]
-    decision = judge(a, b)
+    decision = look(a, b)
     low, high = decision.interval
     assert low <= decision.change <= high
     if decision.outcome == "slower":
@@ -283,4 +289,4 @@ def test_what_cannot_be_judged_is_named(
     a: list[float], b: list[float], settings: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        decide(a, b, **{"tolerance": 0.03, **settings})
+        decided(a, b, **{"tolerance": 0.03, **settings})
