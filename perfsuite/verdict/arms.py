@@ -195,10 +195,7 @@ def _check(
 
 
 def _notes(decision: PairedDecision, check: Check, pairs: int) -> Iterator[str]:
-    """Why there is no decision, or that it is older than the last pair, and if medians tell another change.
-
-    Tables show the medians of the two arms.
-    """
+    """Why there is no decision, or that it is an older one, and that the medians (in tables) disagree."""
     if decision.disputed is not None:
         raw, corrected = (OUTCOMES[outcome] for outcome in decision.disputed)
         yield disagreement(raw, corrected, "the probe may differ between the arms, too")

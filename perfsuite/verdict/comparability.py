@@ -49,12 +49,8 @@ def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
 
 
 def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
-    """The reasons to discard a launch whose probes ran at another speed than at the baseline.
-
-    They count only while the same software runs them: a new NCCL with a slower all-reduce is no unhealthy
-    machine.
-    """
-    if not same_stack(run, baseline):
+    """The reasons to discard a launch whose probes ran at another speed than at the baseline."""
+    if not same_stack(run, baseline):  # a new NCCL with a slower all-reduce is no unhealthy machine
         return []
     reasons = []
     probe, typical = run.figures.probe_s_p50, baseline.median("probe_s_p50")

@@ -61,7 +61,6 @@ def _parts(before: Mapping[str, int], now: Mapping[str, int], unit: Unit) -> str
 
 
 def _largest_first(by: Mapping[str, int]) -> dict[str, int]:
-    """The differences that are any."""
     return {name: by[name] for name in sorted(by, key=lambda name: -abs(by[name])) if by[name]}
 
 

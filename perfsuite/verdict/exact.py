@@ -191,7 +191,14 @@ def _finding(
     if then is None or None in today:
         return None
     by = [value - then for value in today if value is not None]
-    outcome = _outcome(quantity, then, by, allowed=0 if baseline.is_dry else quantity.allowed(before))
+    allowed = 0 if baseline.is_dry else quantity.allowed(before)
+    outcome: Judged | None = None  # they disagree
+    if all(abs(each) <= allowed for each in by):
+        outcome = "passed"
+    elif all(each > allowed for each in by) or (quantity is GRAPHS and then and not any(today)):
+        outcome = "regressed"
+    elif all(each < -allowed for each in by):
+        outcome = "improved"
     now = launches[min(range(len(by)), key=lambda at: abs(by[at]))]
     hidden = {*baseline.unsteady, *(differing(launches) if outcome == "passed" else ())}
     changes = [change for change in quantity.changes(before, now) if change.field not in hidden]
@@ -206,18 +213,6 @@ def _finding(
         outcome=outcome,
         sentence=sentence(quantity, changes, before, now),
     )
-
-
-def _outcome(quantity: Quantity, then: int, by: list[int], allowed: float) -> Judged | None:
-    """What launches say whose values differ `by` so much from the baseline's; None if they disagree."""
-    if all(abs(each) <= allowed for each in by):
-        return "passed"
-    is_gone = quantity is GRAPHS and then and all(then + each == 0 for each in by)
-    if is_gone or all(each > allowed for each in by):
-        return "regressed"
-    if all(each < -allowed for each in by):
-        return "improved"
-    return None
 
 
 def _not_judged(baseline: CountBaseline, launches: Launches) -> Iterable[str]:

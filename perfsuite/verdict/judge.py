@@ -1,9 +1,7 @@
 """Judges times and memory of the launches of a case against its baseline. Pure: no clock, no disk.
 
-`exact.check` judges their counts, `overall.with_counts` brings both together.
-
-Each launch is one piece of evidence. Until the evidence suffices the verdict is `undecided`, which asks for
-one more launch in fresh processes.
+`exact.check` judges their counts, `overall.with_counts` brings both together. Each launch is one piece of
+evidence. Until it suffices the verdict is `undecided`, which asks for one more launch in fresh processes.
 """
 
 from __future__ import annotations
@@ -297,10 +295,7 @@ def _decided(
 
 
 def _agreed(check: Check, other: Check, why: str) -> Check:
-    """`check` if `other` agrees, which is of the same metric, one of them corrected by the probe.
-
-    Else `undecided` if one of them is, or `inconclusive` with both outcomes and `why` in the note.
-    """
+    """`check` if `other`, corrected by the probe or as measured, agrees; else what both together say."""
     if check.outcome == other.outcome:
         return check
     if "undecided" in (check.outcome, other.outcome):

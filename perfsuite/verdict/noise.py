@@ -190,5 +190,4 @@ def pairs(launches: Iterable[Figures], metric: Metric) -> list[Pair]:
 
 
 def _degrees(groups: Sequence[Sequence[object]]) -> int:
-    """Count degrees of freedom: launches minus groups, because each group's own mean is estimated."""
     return sum(len(group) - 1 for group in groups)

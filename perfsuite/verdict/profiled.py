@@ -116,7 +116,6 @@ def _waits(*profiles: Profile) -> set[str]:
 
 
 def _hints(before: Profile, now: Profile) -> list[str]:
-    """The parts of the step, then the operators or kernels, that differ most in time."""
     step = now.split.step_us - before.split.step_us
     least = LEAST_SHARE * before.split.step_us
     timed = [each.kernels or each.operators for each in (before, now)]
@@ -160,7 +159,6 @@ def _times(works: Iterable[Work]) -> dict[str, float]:
 
 
 def _straggler(before: LaunchProfile, now: LaunchProfile) -> list[str]:
-    """The rank that computes much longer than the others, and did not before."""
     rank = now.straggler
     if rank is None or rank == before.straggler:
         return []
