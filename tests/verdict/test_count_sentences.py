@@ -4,22 +4,18 @@ from typing import Any
 
 import pytest
 
-from perfsuite.results.counts import Counts
+from perfsuite.results.counts import Collective, Counts
 from perfsuite.results.quantities import quantities
 from perfsuite.verdict.count_sentences import sentence
-from tests.twin_counts import (
-    BYTES,
-    GATHERED,
-    GATHERED_AGAIN,
-    collective,
-    compiled,
-    counts,
-    memory,
-)
+from tests.twin_counts import BYTES, GATHERED, GATHERED_AGAIN, collective, compiled, counts, memory
 
 BIG = collective("reduce_scatter", ranks=64, phase="backward", count=33, bytes=32_105_113_190)
 HALF = BIG.replace(dtype="bfloat16", bytes=BIG.bytes // 2)
 BARRIER = collective("barrier", dtype="", bytes=0, count=1)
+MORE_OF_BIG = BIG.replace(count=66)
+BOTH = [GATHERED, GATHERED_AGAIN]
+MORE_AGAIN = GATHERED_AGAIN.replace(count=7, bytes=2 * BYTES)
+SIX_AGAIN = GATHERED_AGAIN.replace(count=6)
 
 
 def told(before: Counts, now: Counts) -> list[str]:
@@ -32,73 +28,30 @@ def told(before: Counts, now: Counts) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "expected"),
+    ("before", "now", "said"),
     [
+        ([HALF], [BIG], "15.0 -> 29.9 GiB a step in backward: float32 instead of bfloat16"),
+        ([HALF], [MORE_OF_BIG], "15.0 -> 29.9 GiB a step in backward: float32 instead of bfloat16"),
+        (BOTH, [GATHERED, MORE_AGAIN], "2 more calls a step in backward (+3.50 MiB)"),
+        (BOTH, [GATHERED], "5 fewer calls a step in backward (-3.50 MiB)"),
+        (BOTH, [GATHERED, collective(dtype="int64", bytes=8, count=1)], "4 fewer calls a step (-3.50 MiB)"),
+        ([GATHERED], [GATHERED.replace(bytes=2 * BYTES)], "3.5 -> 7.0 MiB a step in forward"),
+        ([], [GATHERED.replace(count=1, bytes=16)], "1 more call a step in forward (+16 bytes)"),
+        (BOTH, [collective(count=6, bytes=BYTES + 8), SIX_AGAIN], "2 more calls a step (+8 bytes)"),
+        ([GATHERED], [GATHERED.replace(count=20)], "5 -> 20 calls a step, the same bytes"),
+        (BOTH, [collective(count=10, bytes=2 * BYTES)], "the same bytes, in forward instead of backward"),
         (
-            [HALF],
-            [BIG],
-            "reduce_scatter of 64 ranks: 15.0 -> 29.9 GiB a step in backward: float32 instead of bfloat16",
+            [collective(dtype="float16")],
+            [collective(dtype="bfloat16")],
+            "the same bytes, bfloat16 instead of float16",
         ),
-        (
-            [GATHERED, GATHERED_AGAIN],
-            [GATHERED, GATHERED_AGAIN.replace(count=7, bytes=2 * BYTES)],
-            "all_gather of 2 ranks: 2 more calls a step in backward (+3.50 MiB)",
-        ),
-        (
-            [GATHERED, GATHERED_AGAIN],
-            [GATHERED],
-            "all_gather of 2 ranks: 5 fewer calls a step in backward (-3.50 MiB)",
-        ),
-        (
-            [GATHERED],
-            [GATHERED.replace(bytes=2 * BYTES)],
-            "all_gather of 2 ranks: 3.5 -> 7.0 MiB a step in forward",
-        ),
-        (
-            [],
-            [GATHERED.replace(count=1, bytes=16)],
-            "all_gather of 2 ranks: 1 more call a step in forward (+16 bytes)",
-        ),
-        (
-            [GATHERED, GATHERED_AGAIN],
-            [GATHERED.replace(count=6, bytes=BYTES + 8), GATHERED_AGAIN.replace(count=6)],
-            "all_gather of 2 ranks: 2 more calls a step (+8 bytes)",
-        ),
-        (
-            [GATHERED],
-            [GATHERED.replace(count=20)],
-            "all_gather of 2 ranks: 5 -> 20 calls a step, the same bytes",
-        ),
-        (
-            [GATHERED, GATHERED_AGAIN],
-            [GATHERED.replace(count=10, bytes=2 * BYTES)],
-            "all_gather of 2 ranks: the same bytes, in forward instead of backward",
-        ),
-        (
-            [GATHERED.replace(dtype="float16")],
-            [GATHERED.replace(dtype="bfloat16")],
-            "all_gather of 2 ranks: the same bytes, bfloat16 instead of float16",
-        ),
-        (
-            [GATHERED, GATHERED_AGAIN],
-            [GATHERED.replace(count=6), GATHERED_AGAIN.replace(count=4)],
-            "all_gather of 2 ranks: the same bytes, otherwise split",
-        ),
-        (
-            [GATHERED, GATHERED_AGAIN],
-            [GATHERED, collective(dtype="int64", count=1, bytes=16)],
-            "all_gather of 2 ranks: 4 fewer calls a step (-3.50 MiB)",
-        ),
-        (
-            [HALF],
-            [BIG.replace(count=66)],
-            "reduce_scatter of 64 ranks: 15.0 -> 29.9 GiB a step in backward: float32 instead of bfloat16",
-        ),
-        ([BARRIER], [BARRIER.replace(count=1200)], "barrier of 2 ranks: 1 -> 1,200 calls a step"),
+        (BOTH, [collective(count=4), SIX_AGAIN], "the same bytes, otherwise split"),
+        ([BARRIER], [BARRIER.replace(count=1200)], "1 -> 1,200 calls a step"),
     ],
 )
-def test_collectives(before: list[Any], now: list[Any], expected: str) -> None:
-    assert told(counts(collectives=before), counts(collectives=now)) == [expected]
+def test_collectives(before: list[Collective], now: list[Collective], said: str) -> None:
+    kind, ranks = now[0].kind, now[0].ranks
+    assert told(counts(collectives=before), counts(collectives=now)) == [f"{kind} of {ranks} ranks: {said}"]
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,15 @@ def drifting(seed: int, *, own: float = 0.003, launches: int = 5, **figures: Any
     return runs
 
 
-def known(noise: ClassNoise, metric: Metric) -> Noise:
+def known(noise: ClassNoise, metric: Metric = TOKENS_PER_S) -> Noise:
     found = noise.of(metric)
     assert found is not None
     return found
+
+
+def of_speed(*baselines: Baseline) -> Noise:
+    """The noise of tokens/s on the hardware class of these baselines."""
+    return known(class_noise(baselines))
 
 
 def without_probes(runs: list[Run]) -> list[Run]:
@@ -91,7 +96,7 @@ def test_as_many_degrees_of_freedom_tell_a_noise(
     assert 0.008 < known(noise, TOKENS_PER_S).sigma < 0.06
     assert known(noise, PEAK_MEMORY).sigma == SIGMA_FLOOR
     if degrees > 2:
-        alone = known(class_noise([recorded(*SPEEDS)]), TOKENS_PER_S)
+        alone = of_speed(recorded(*SPEEDS))
         assert known(noise, TOKENS_PER_S).sigma == pytest.approx(alone.sigma, rel=1e-3)
 
 
@@ -155,7 +160,7 @@ def test_a_probe_that_the_speed_does_not_follow_is_left_alone() -> None:
     both = zip(SPEEDS, probes, strict=True)
     noise = class_noise([from_runs([make_launches(speed, probe_s_p50=probe)[0] for speed, probe in both])])
     assert noise.probe_exponent == 0
-    assert known(noise, TOKENS_PER_S) == known(class_noise([recorded(*SPEEDS)]), TOKENS_PER_S)
+    assert known(noise, TOKENS_PER_S) == of_speed(recorded(*SPEEDS))
 
 
 @pytest.mark.parametrize("probe", [None, 0.0, -1.0, math.nan, math.inf])
@@ -226,14 +231,12 @@ SLOWER = tuple(0.95 * speed for speed in LAUNCHES)
 def test_nothing_is_known_between_sessions_where_no_baseline_has_two() -> None:
     unnamed, one = recorded(*SPEEDS), from_runs(make_launches(*SPEEDS), sessions=["a"] * len(SPEEDS))
     for baselines in ([unnamed], [one], [unnamed, one], [one, of_sessions(SLOWER, names="b")]):
-        assert known(class_noise(baselines), TOKENS_PER_S).session_sigma == 0
+        assert of_speed(*baselines).session_sigma == 0
 
 
 def test_what_sessions_share_is_no_noise_within_them() -> None:
-    noise = known(class_noise([of_sessions(LAUNCHES, SLOWER, LAUNCHES)]), TOKENS_PER_S)
-    assert noise.sigma == pytest.approx(
-        known(class_noise([recorded(*LAUNCHES)]), TOKENS_PER_S).sigma, rel=0.01
-    )
+    noise = of_speed(of_sessions(LAUNCHES, SLOWER, LAUNCHES))
+    assert noise.sigma == pytest.approx(of_speed(recorded(*LAUNCHES)).sigma, rel=0.01)
     assert noise.degrees_of_freedom == pytest.approx(12 * SCALE_EFFICIENCY)
     between = -math.log(0.95) / math.sqrt(3)
     explained = noise.sigma**2 / 5
@@ -250,14 +253,14 @@ def test_only_what_was_measured_tells_a_session_from_another() -> None:
 @pytest.mark.parametrize(("sessions", "limit"), [(2, 40.4), (5, 3.28), (20, 2.0)])
 def test_few_sessions_that_agree_prove_less_than_many(sessions: int, limit: float) -> None:
     baseline = of_sessions(*[LAUNCHES] * sessions, names="abcdefghijklmnopqrst")
-    noise = known(class_noise([baseline]), TOKENS_PER_S)
+    noise = of_speed(baseline)
     assert noise.session_sigma == pytest.approx(noise.sigma * math.sqrt((limit - 1) / 5))
 
 
 def test_cases_of_the_same_sessions_are_one_witness_of_them_however_many() -> None:
     """Those that agree tell better than one case does how alike their sessions are."""
     (one, ten), (same_one, same_ten) = (
-        [known(class_noise([of_sessions(LAUNCHES, other)] * n), TOKENS_PER_S).session_sigma for n in (1, 10)]
+        [of_speed(*[of_sessions(LAUNCHES, other)] * n).session_sigma for n in (1, 10)]
         for other in (SLOWER, LAUNCHES)
     )
     assert one > 0.2
@@ -267,18 +270,18 @@ def test_cases_of_the_same_sessions_are_one_witness_of_them_however_many() -> No
 
 def test_cases_of_other_sessions_are_further_witnesses() -> None:
     apart = [of_sessions(LAUNCHES, SLOWER, names=names) for names in ("ab", "cd", "ef")]
-    noise = known(class_noise(apart), TOKENS_PER_S)
+    noise = of_speed(*apart)
     chained = [of_sessions(LAUNCHES, SLOWER, names=names) for names in ("ab", "bc", "ac")]
     half = (math.log(0.95) ** 2) / 2
     assert noise.session_sigma == pytest.approx(math.sqrt(4.33 * half - noise.sigma**2 / 5), rel=1e-3)
-    chain = known(class_noise(chained), TOKENS_PER_S).session_sigma
+    chain = of_speed(*chained).session_sigma
     assert chain == pytest.approx(math.sqrt(7.49 * half - noise.sigma**2 / 5), rel=1e-3)
 
 
 def test_cases_that_differ_by_session_each_in_its_way_count_beside_what_they_share() -> None:
     """Half the cases are slower in the one session, half in the other: on average they are alike."""
     cases = [of_sessions(LAUNCHES, SLOWER), of_sessions(SLOWER, LAUNCHES)] * 5
-    noise = known(class_noise(cases), TOKENS_PER_S)
+    noise = of_speed(*cases)
     own = math.log(0.95) ** 2 / 2 * 10 / 9
     expected = own - noise.sigma**2 / 5 + 39.4 * own / 10
     assert noise.session_sigma == pytest.approx(math.sqrt(expected), rel=1e-3)
@@ -286,13 +289,13 @@ def test_cases_that_differ_by_session_each_in_its_way_count_beside_what_they_sha
 
 def test_one_bad_launch_makes_no_other_session() -> None:
     bad = (*LAUNCHES[:4], 0.5)
-    noise = known(class_noise([of_sessions(LAUNCHES, bad, LAUNCHES)]), TOKENS_PER_S)
+    noise = of_speed(of_sessions(LAUNCHES, bad, LAUNCHES))
     assert noise.session_sigma < 0.02
 
 
 def test_sessions_of_one_launch_each_count_as_both_noises() -> None:
-    noise = known(class_noise([of_sessions(*[(speed,) for speed in LAUNCHES])]), TOKENS_PER_S)
-    alone = known(class_noise([recorded(*LAUNCHES)]), TOKENS_PER_S)
+    noise = of_speed(of_sessions(*[(speed,) for speed in LAUNCHES]))
+    alone = of_speed(recorded(*LAUNCHES))
     assert (noise.sigma, noise.degrees_of_freedom) == (alone.sigma, alone.degrees_of_freedom)
     spread = stdev(math.log(speed) for speed in LAUNCHES)
     assert noise.session_sigma == pytest.approx(math.sqrt(3.28) * spread, rel=1e-3)
