@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsuite import bisection, documents
-from perfsuite.bisection import BisectFile, History, Step, UndecidedError, search
+from perfsuite.bisection import BisectFile, History, UndecidedError, search
 from perfsuite.errors import CaseError, FileError, PackageError
 from perfsuite.git import git
 from perfsuite.launch.arm import Arm
@@ -85,18 +85,13 @@ def decided(outcome: Outcome, *checks: Check, launches: int = 6, why: str = "") 
     return Verdict(outcome=outcome, launches=launches, checks=checks, reasons=(why,) if why else ())
 
 
-def step_of(found: BisectFile, name: str) -> Step:
-    """The step that tested a candidate."""
-    return next(step for step in found.steps if step.name == name)
-
-
 def test_the_9th_of_16_is_found_by_five_comparisons() -> None:
     stand = Stand(16, 9)
     found = stand.search()
     assert found.suspects == ("9",)
     assert stand.names == ["16", "8", "12", "10", "9"]
     assert sum(step.launches for step in found.steps) == 30
-    first = step_of(found, "9")
+    (first,) = [step for step in found.steps if step.name == "9"]
     assert first.outcome == "bad"
     assert first.change == pytest.approx(1 / (1 + SLOWER) - 1)
     assert [len(each.steps) for each in stand.saved] == [1, 2, 3, 4, 5]
@@ -133,10 +128,7 @@ VAGUE = check(0.04, 0.05).replace(outcome="inconclusive")
     ("verdict", "why"),
     [
         (decided("failed", why="arm B failed: crash: boom"), "arm B failed: crash: boom"),
-        (
-            decided("inconclusive", VAGUE, launches=24),
-            "tokens_per_s: inconclusive after 24 launches",
-        ),
+        (decided("inconclusive", VAGUE, launches=24), "tokens_per_s: inconclusive after 24 launches"),
         (decided("passed"), "it has no tokens_per_s"),
     ],
     ids=["it fails", "it is not decided", "it lacks the metric"],
@@ -205,18 +197,15 @@ def of_commits(good: str, bad: str, tmp_path: Path) -> History:
     return bisection.of_commits(good, bad, root=Path.cwd(), store=tmp_path / "store")
 
 
-def test_commits_between_two_arms_are_the_candidates(repository: list[str], tmp_path: Path) -> None:
-    history = of_commits(repository[0], ".", tmp_path)
+def test_commits_between_two_arms_are_the_candidates_with_the_variables_of_both(
+    repository: list[str], tmp_path: Path
+) -> None:
+    history = of_commits(f"{repository[0]} X='a b'", ". X='a b'", tmp_path)
     assert (history.good, list(history.candidates)) == (repository[0], repository[1:])
     arm = history.arm(repository[3])
-    assert arm.commit == repository[3]
+    assert (arm.commit, arm.given) == (repository[3], {"X": "a b"})
     assert arm.directory is not None
     assert git("rev-parse", "HEAD", cwd=arm.directory).strip() == repository[3]
-
-
-def test_a_candidate_has_the_variables_of_both_arms(repository: list[str], tmp_path: Path) -> None:
-    history = of_commits(f"{repository[0]} X='a b'", "HEAD X='a b'", tmp_path)
-    assert history.arm(repository[1]).given == {"X": "a b"}
 
 
 def test_arms_that_cannot_be_searched_between_are_refused(repository: list[str], tmp_path: Path) -> None:

@@ -155,26 +155,34 @@ def test_a_launch_that_nobody_disturbed_waits_for_nobody(measured: Measured) -> 
 
 
 @pytest.mark.parametrize(
-    ("when_shared", "end", "made", "waits"),
-    [("wait", True, 3, 2), ("wait", False, 1, 1), ("again", True, 3, 0), ("stop", True, 1, 0)],
+    ("disturbed", "when_shared", "end", "outcome", "made", "waits"),
+    [
+        pytest.param(3, "wait", True, "unhealthy", 3, 2, id="others come again"),
+        pytest.param(3, "wait", False, "unhealthy", 1, 1, id="they stay"),
+        pytest.param(3, "again", True, "unhealthy", 3, 0, id="nobody waits"),
+        pytest.param(3, "stop", True, "unhealthy", 1, 0, id="it stops"),
+        pytest.param(1, "wait", True, "recorded", 4, 1, id="after they have gone the launches decide"),
+    ],
 )
 def test_what_is_done_after_a_launch_beside_others(
-    measured: Measured, when_shared: WhenShared, end: bool, made: int, waits: int
+    measured: Measured,
+    disturbed: int,
+    when_shared: WhenShared,
+    end: bool,
+    outcome: str,
+    made: int,
+    waits: int,
 ) -> None:
     others = Others(end=end)
-    runs, verdict = measured(*[BESIDE_OTHERS] * 3, neighbours=others, when_shared=when_shared)
-    assert (verdict.outcome, len(runs), others.waits) == ("unhealthy", made, waits)
+    ends = [*[BESIDE_OTHERS] * disturbed, *[make_run()] * 3]
+    runs, verdict = measured(*ends, neighbours=others, when_shared=when_shared)
+    assert (verdict.outcome, len(runs), others.waits) == (outcome, made, waits)
+    assert verdict.unhealthy_launches == tuple(range(1, min(disturbed, made) + 1))
     assert runs[0].notes == ("seen during launch 1: train (pid 4711) on 2",)
     assert others.said[0] == (
         f"launch 1 of {CASE.id} is no evidence: other processes used 60% of the cores' time "
         "(at most 20% is healthy); seen: train (pid 4711) on 2"
     )
-
-
-def test_after_others_have_gone_the_launches_decide(measured: Measured) -> None:
-    others = Others()
-    _, verdict = measured(BESIDE_OTHERS, *[make_run()] * 3, neighbours=others, when_shared="wait")
-    assert (verdict.outcome, verdict.unhealthy_launches, others.waits) == ("recorded", (1,), 1)
 
 
 def test_a_failure_beside_others_is_a_verdict_at_once(measured: Measured) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,37 +48,26 @@ def observing(**settings: str) -> Observed:
 
 
 @pytest.mark.parametrize(
-    ("now", "before", "said"),
+    ("what", "then", "now", "of"),
     [
         (
-            {"machine": make_machine(hardware_class="cpu-other-8c")},
-            {},
-            "hardware class was 'cpu-test-2c' in the baseline and is 'cpu-other-8c'",
+            "hardware class",
+            "cpu-test-2c",
+            "cpu-other-8c",
+            lambda value: {"machine": make_machine(hardware_class=value)},
         ),
-        (
-            {"flops": flops("palm-2")},
-            {"flops": flops("palm-1")},
-            "FLOP formula was 'palm-1' in the baseline and is 'palm-2'",
-        ),
-        (
-            {"observed": observing(wrapper="DDP")},
-            {"observed": observing(wrapper="FSDPModule")},
-            "observed wrapper was 'FSDPModule' in the baseline and is 'DDP'",
-        ),
-        ({"case": make_case(micro_batch=4)}, {}, "micro_batch was '2' in the baseline and is '4'"),
-        (
-            {"case": make_case(learning_rate=0.5)},
-            {},
-            "learning_rate was '0.001' in the baseline and is '0.5'",
-        ),
+        ("FLOP formula", "palm-1", "palm-2", lambda value: {"flops": flops(value)}),
+        ("observed wrapper", "FSDPModule", "DDP", lambda value: {"observed": observing(wrapper=value)}),
+        ("micro_batch", "2", "4", lambda value: {"case": make_case(micro_batch=int(value))}),
+        ("learning_rate", "0.001", "0.5", lambda value: {"case": make_case(learning_rate=float(value))}),
     ],
 )
 def test_unlike_things_are_not_compared_and_both_values_are_named(
-    now: dict[str, Any], before: dict[str, Any], said: str
+    what: str, then: str, now: str, of: Callable[[str], dict[str, Any]]
 ) -> None:
-    verdict = judged([make_run(**now)], from_runs([make_run(**before)] * 3))
+    verdict = judged([make_run(**of(now))], from_runs([make_run(**of(then))] * 3))
     assert (verdict.outcome, verdict.failure, verdict.checks) == ("failed", "unlike", ())
-    assert verdict.reasons == (f"cannot be compared: {said}",)
+    assert verdict.reasons == (f"cannot be compared: {what} was {then!r} in the baseline and is {now!r}",)
 
 
 def test_a_setting_that_was_not_looked_at_when_the_baseline_was_recorded_is_a_change() -> None:
@@ -310,9 +300,8 @@ def test_a_probe_that_is_slower_with_other_software_blames_no_machine(changed: s
 
 def test_a_baseline_that_does_not_name_the_driver_still_knows_a_slow_gpu() -> None:
     bare = Observed(settings={}, environment={"torch": "2.13.0"})
-    before = from_runs([on_gpu(700).replace(observed=bare) for _ in range(5)])
-    verdict = session([with_stack(on_gpu(600)) for _ in range(3)], before)
-    assert verdict.outcome == "unhealthy"
+    before = from_runs([on_gpu(700).replace(observed=bare)] * 5)
+    assert session([with_stack(on_gpu(600))] * 3, before).outcome == "unhealthy"
 
 
 def test_the_order_of_keys_in_a_model_is_no_difference() -> None:

@@ -806,13 +806,10 @@ def test_where_noise_is_unknown_it_is_inconclusive_and_says_why(factor: float) -
 # What holds for all launches
 
 
-noises = st.sampled_from([QUIET, ORDINARY, LOUD])
-
-
 @deterministic
 @given(
     st.lists(st.tuples(st.floats(0.3, 3), st.floats(0.5, 1.6)), min_size=18, max_size=18),
-    noises,
+    st.sampled_from([QUIET, ORDINARY, LOUD]),
     st.sampled_from([1, 2, 3, 5, MAX_LAUNCHES]),
     st.integers(1, 3),
 )

@@ -167,11 +167,6 @@ def test_what_launches_say(today: list[float], settings: dict[str, Any], outcome
     assert judge(today, **settings).outcome == outcome
 
 
-def test_a_case_noisier_than_its_class_is_judged_by_its_own_noise() -> None:
-    loud = [s**3 for s in BASELINE]
-    assert log_width(judge(UNCHANGED[:1], loud)) > 1.5 * log_width(judge(UNCHANGED[:1]))
-
-
 def test_too_noisy_stops_early_and_says_blind() -> None:
     decision = judge([1.03, 1.01, 1.02, 1.0, 1.04, 1.02], noise=LOUD)
     assert (decision.outcome, decision.blind) == ("inconclusive", True)
@@ -183,10 +178,6 @@ def test_next_to_no_knowledge_of_the_noise_is_a_wide_interval_and_not_an_error()
     decision = judge([1.0], noise=Noise(sigma=0.01, degrees_of_freedom=0.1))
     assert decision.outcome == "undecided"
     assert decision.interval == (-1.0, math.inf)
-
-
-def test_what_a_session_shares_widens_the_interval() -> None:
-    assert log_width(judge(UNCHANGED, noise=DRIFTING)) > 2 * log_width(judge(UNCHANGED))
 
 
 def test_the_minimum_detectable_drop_follows_noise_baseline_and_launches() -> None:
@@ -303,7 +294,7 @@ def edge(outcome: str, launches: int, far: float, **settings: Any) -> float:
         ("regressed", 3, 0.2, {}, 0.0287116),
         ("regressed", 5, 0.2, {}, 0.0211963),
         ("regressed", 15, 0.2, {}, 0.0183717),
-        ("regressed", 4, 0.2, {"noise": DRIFTING}, 0.0434826),
+        ("regressed", 4, 0.2, {"noise": DRIFTING}, 0.0434826),  # what a session shares counts
         ("improved", 3, -0.2, {}, -0.0335334),
         ("improved", 8, -0.2, {}, -0.0194786),
         ("inconclusive", 6, 0.5, {"noise": LOUD}, 0.0546661),
@@ -333,7 +324,7 @@ def test_outcomes_change_where_they_did(
             {"noise": Noise(sigma=0.02, degrees_of_freedom=8, session_sigma=0.01), "max_launches": 6},
             (-0.0015839, -0.0585915, 0.0588758, 0.0981955),
         ),
-        (
+        (  # a case noisier than its class is judged by its own noise
             UNCHANGED[:5],
             {"baseline": [s**3 for s in BASELINE]},
             (-0.0006691, -0.0278573, 0.0272795, 0.0447136),
