@@ -90,11 +90,6 @@ def test_medians_that_tell_another_change_than_the_pairs_are_said_to() -> None:
     assert "medians" not in (steady.note or "")
 
 
-def test_the_most_pairs_end_it() -> None:
-    noisy = arm((1.0, 1.4, 0.8, 1.3, 0.7)), arm((1.2, 0.9, 1.3, 0.8, 1.1))
-    assert judged(*noisy, max_pairs=5).outcome == "inconclusive"
-
-
 def test_a_pair_with_an_unhealthy_launch_is_no_evidence_whichever_arm_it_is_of() -> None:
     a, b = arm(A[:7]), arm(B[:7], 0.7)
     a[1] = a[1].replace(health=DISTURBED)
@@ -107,8 +102,8 @@ def test_a_pair_with_an_unhealthy_launch_is_no_evidence_whichever_arm_it_is_of()
     assert check_of(verdict, "tokens_per_s").change == pytest.approx(0.7 - 1, abs=0.02)
 
 
-@pytest.mark.parametrize(("sick", "most"), [(1, 6), (2, 6), (2, 8)])
-def test_pairs_that_are_set_aside_are_among_the_most_that_are_made(sick: int, most: int) -> None:
+@pytest.mark.parametrize(("sick", "most"), [(0, 5), (1, 6), (2, 6), (2, 8)])
+def test_the_most_pairs_end_it_those_that_are_set_aside_included(sick: int, most: int) -> None:
     doubtful = (1, 1.07, 0.93, 1.03, 0.97, 1.07, 0.93, 1, 1.07, 0.93, 1, 1, 1, 1)
     a, b = arm((1.0,) * len(doubtful)), arm(doubtful, 0.9)
     for number in range(sick):
@@ -150,10 +145,8 @@ def test_another_loss_fails_and_hides_no_speed() -> None:
 
 def test_a_loss_that_is_scaled_elsewhere_is_told_and_judged_as_equal() -> None:
     verdict = compared([with_loss(1)] * 3, [with_loss(4)] * 3)
-    assert (verdict.outcome, verdict.changed) == (
-        "passed",
-        ("the loss is x 4 in every step: scaled elsewhere",),
-    )
+    assert verdict.outcome == "passed"
+    assert verdict.changed == ("the loss is x 4 in every step: scaled elsewhere",)
 
 
 def test_other_settings_are_a_finding_and_no_reason_to_refuse() -> None:

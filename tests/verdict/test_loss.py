@@ -133,6 +133,12 @@ def test_a_loss_that_scatters_late_is_compared_sharply_where_it_does_not() -> No
     assert judged([with_loss(1.15, first=20)], from_runs(runs)).failure is None
 
 
+def test_where_a_few_launches_agree_by_chance_the_scatter_of_most_steps_counts() -> None:
+    runs = [with_loss(factor) for factor in (0.97, 0.98, 1.0, 1.02, 1.03)]
+    agreed = [run.replace(loss=(*runs[2].loss[:10], *run.loss[10:])) for run in runs]
+    assert judged([with_loss(1.1, last=5)], from_runs(agreed)).failure is None
+
+
 def test_a_loss_is_not_compared_with_none() -> None:
     bare = with_loss(1).replace(loss=())
     assert judged([with_loss(1.3)], from_runs([bare] * 5)).outcome == "passed"

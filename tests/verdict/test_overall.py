@@ -134,13 +134,10 @@ UNSEEN = {"": taken(unseen_profile(0.9))}
 def test_counts_that_lack_what_a_profile_shows_say_nothing(outcome: Outcome, run: Run) -> None:
     verdict = with_unseen(with_counts(timed(outcome), [run], baseline_of()), UNSEEN)
     assert (verdict.outcome, verdict.explained) == (outcome, None)
-    assert verdict.counts is not None
-    assert (verdict.counts.outcome, verdict.counts.compared, verdict.counts.findings) == (
-        "not counted",
-        False,
-        (),
-    )
-    assert verdict.counts.notes[0].startswith("by the profile, 90% of the GPU's computing time")
+    check = verdict.counts
+    assert check is not None
+    assert (check.outcome, check.compared, check.findings) == ("not counted", False, ())
+    assert check.notes[0].startswith("by the profile, 90% of the GPU's computing time")
 
 
 def test_what_grew_in_sight_stays_regressed_whatever_a_profile_shows() -> None:
