@@ -70,7 +70,7 @@ class Counting:
         if not any(optimizer is seen for seen in self._optimizers):
             self._optimizers.append(optimizer)
         if self._watch is not None:
-            self._watch.stepped(optimizer)
+            self._watch.stepped.append(optimizer)
         if self._counter is not None and optimizer is self._optimizers[0]:
             given = (*args[1:], *(kwargs or {}).values())
             self._counter.before_optimizer(runs_closure=any(map(callable, given)))

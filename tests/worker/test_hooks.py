@@ -34,7 +34,7 @@ CASE = ALONE.replace(max_warmup_steps=COUNTED_STEP)
 STEPS = CASE.total_steps
 GUARDS = {
     "_guarded.<locals>.guarded",
-    "SecondStep._guarded.<locals>.run",
+    "SecondStep._hook.<locals>.run",
     "before_backward.<locals>.backward",
     "LiveMemory._see_storage.<locals>.<lambda>",
     "LiveMemory._died",

@@ -5,7 +5,7 @@ import torch
 
 from perfsuite.results.counts import Phase
 from perfsuite.results.memory_log import MemoryChange
-from perfsuite.worker.live_memory import LiveMemory, Resizes
+from perfsuite.worker.live_memory import LiveMemory, resizes
 
 
 class Phases:
@@ -92,7 +92,7 @@ def test_what_was_sent_is_communication(memory: LiveMemory) -> None:
 def test_resizing_frees_and_takes_memory(memory: LiveMemory) -> None:
     flat = floats(4)
     memory.see(flat, "kept")
-    with Resizes(memory.resized):
+    with resizes(memory.resized):
         flat.untyped_storage().resize_(0)
         flat.untyped_storage().resize_(32)
     assert flat.untyped_storage().nbytes() == 32
@@ -102,7 +102,7 @@ def test_resizing_frees_and_takes_memory(memory: LiveMemory) -> None:
 
 
 def test_resizing_is_seen_only_inside(memory: LiveMemory) -> None:
-    with Resizes(memory.resized):
+    with resizes(memory.resized):
         pass
     floats(4).untyped_storage().resize_(0)
     assert memory.end_step().peak == 0
