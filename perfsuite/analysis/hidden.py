@@ -30,13 +30,9 @@ def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     for report in reports:
         for why in report.hidden:
             ranks_of.setdefault(why, []).append(report.rank)
+    by_rank = {why: f"rank{'s' * (len(ranks) > 1)} {spans(sorted(ranks))}" for why, ranks in ranks_of.items()}
     return (
-        *(
-            why
-            if len(ranks) == len(reports)
-            else f"rank{'s' * (len(ranks) > 1)} {spans(sorted(ranks))}: {why}"
-            for why, ranks in ranks_of.items()
-        ),
+        *(why if len(ranks_of[why]) == len(reports) else f"{who}: {why}" for why, who in by_rank.items()),
         *_less_than_the_formula(reports, counts, case),
         *_less_than_the_gradients(reports, counts, case),
     )

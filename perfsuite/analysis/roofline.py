@@ -21,15 +21,8 @@ from perfsuite.case.hardware import Machine
 from perfsuite.results.counts import Collective, RankCounts
 from perfsuite.results.dry_facts import Roofline
 
-OF_OTHERS = {
-    "all_reduce": 2,
-    "all_gather": 1,
-    "reduce_scatter": 1,
-    "all_to_all": 1,
-    "gather": 1,
-    "scatter": 1,
-}
-"""How often a rank passes the share of a message that is not its own."""
+OF_OTHERS = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
+"""Kinds of which a rank passes the share of the message that is not its own; of `all_reduce`, twice."""
 OF_ALL = frozenset({"broadcast", "reduce", "send"})
 """Kinds of which a rank passes the whole message. What is not named takes no time: a barrier has no bytes,
 and what is received comes in the other direction, while as much is sent."""
@@ -66,6 +59,7 @@ def roofline(counts: Iterable[RankCounts], case: Case, machine: Machine, tokens:
 
 def _passed(each: Collective) -> float:
     """Bytes that a rank has at least to pass in one direction."""
-    if each.ranks > 1 and each.kind in OF_ALL:
-        return each.bytes
-    return OF_OTHERS.get(each.kind, 0) * (each.ranks - 1) / each.ranks * each.bytes
+    if each.kind in OF_ALL:
+        return each.bytes if each.ranks > 1 else 0
+    times = 2 if each.kind == "all_reduce" else int(each.kind in OF_OTHERS)
+    return times * (each.ranks - 1) / each.ranks * each.bytes
