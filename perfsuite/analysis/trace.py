@@ -30,7 +30,6 @@ OPERATORS = frozenset({OPERATOR, "user_annotation"})
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 HOST_READ = "aten::_local_scalar_dense"
-"""The operator by which the host reads a value."""
 GRAPH_LAUNCH = "GraphLaunch"
 """Part of the names of the calls by which the host has a CUDA graph replayed."""
 LONGEST_NAME = 160
@@ -159,7 +158,6 @@ def _operators(events: Iterable[dict[str, Any]], window: _Window) -> tuple[list[
 
 
 def _of_all(name: str) -> str:
-    """The name that all calls of a kind share, whatever their layer, graph or number."""
     match = _OF_ONE.fullmatch(name)
     return name if match is None else next(filter(None, match.groups()))
 

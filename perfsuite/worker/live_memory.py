@@ -57,7 +57,7 @@ class LiveMemory:
             self._part[number] = COMMUNICATION
 
     def assign(self, tensor: Any, part: str) -> None:
-        """Say what a tensor is: one of `PERMANENT`. Of a DTensor that is this rank's shard."""
+        """Say what a tensor is, or this rank's shard of it: one of `PERMANENT`."""
         if (storage := _storage(local(tensor))) is not None:
             self._part[self._see_storage(storage, KEPT)] = part
 

@@ -278,6 +278,6 @@ def _attention(model: nn.Module) -> dict[str, str]:
 
 
 def _placement(placement: Any) -> str:
-    # By its dimension: where FSDP shards what tensor parallelism has sharded, torch has another class for it.
+    # Where FSDP shards what tensor parallelism has sharded, torch has another class for it.
     name, dim = type(placement).__name__.removeprefix("_"), getattr(placement, "dim", None)
     return name if dim is None else f"{name}({dim})"

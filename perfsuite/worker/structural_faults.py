@@ -40,7 +40,6 @@ class _Misfit(Exception):
 
 class _Fault(NamedTuple):
     fits: str
-    """Where there is something to change."""
     begin: Callable[[nn.Module, Optimizer], None] | None = None
     """Changes what trains, between two steps. None: an option of the framework, from the start."""
 
@@ -78,7 +77,7 @@ def _misfit(kind: Structural, why: str) -> MismatchError:
 
 
 def _sharding(model: nn.Module) -> list[tuple[FSDPModule, Any]]:
-    """The modules that FSDP2 shards, each with the group of its parameters."""
+    """Modules with the group of parameters that FSDP2 shards in them."""
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     groups = [(unit, unit._get_fsdp_state()._fsdp_param_group) for unit in units]
     return [(unit, group) for unit, group in groups if group is not None]
@@ -109,7 +108,6 @@ def _reduce_in_fp32(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def _all_reduced_in_fp32(group, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP reads them
-    """Average a bucket of gradients (`dist.GradBucket`) over the ranks; for `register_comm_hook`."""
     share = bucket.buffer().float() / group.size()
     future = dist.all_reduce(share, group=group, async_op=True).get_future()
     return future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
