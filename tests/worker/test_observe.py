@@ -20,6 +20,8 @@ from perfsuite.results.rank_report import Observed
 from perfsuite.worker.observe import Observer, Owners, _attention, owner
 from tests.samples import make_case
 
+pytestmark = pytest.mark.usefixtures("new_objects_alone")
+
 
 def observed(case: Case) -> tuple[Observer, Observed]:
     """What is seen in two steps of one process, without a wrapper."""
