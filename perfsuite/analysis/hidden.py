@@ -1,17 +1,15 @@
 """Tells of a counted step that did more than was counted, by what all ranks together show. Pure.
 
-A dispatch mode sees the operators of its own thread that pass torch's dispatcher. It sees nothing of a
-replayed CUDA graph, of another thread or process, or of code that does not ask the dispatcher. A count that
-is too low would look like an improvement, so such a step is not counted. What a rank finds by itself is in
-its report (`perfsuite.worker.hidden`). Imports neither torch nor pytest.
+A count that is too low would look like an improvement, so such a step is not counted. What a rank finds by
+itself is in its report (`perfsuite.worker.hidden`). Imports neither torch nor pytest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from perfsuite.case.case import Case
-from perfsuite.results.counts import spans
+from perfsuite.results.counts import Counts, spans
 from perfsuite.results.rank_report import RankReport
 
 OF_THE_FORMULA = 0.9
@@ -25,72 +23,59 @@ on."""
 
 def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     """Why the counted step of a launch did more than was counted; empty where nothing shows that."""
-    if any(report.counts is None for report in reports):
+    counts = [report.counts for report in reports if report.counts is not None]
+    if len(counts) < len(reports):
         return ()  # what is missing is told otherwise
-    together = (_less_than_the_formula(reports, case), _less_than_the_gradients(reports, case))
-    return (*_of_single_ranks(reports), *(why for why in together if why is not None))
-
-
-def _of_single_ranks(reports: Sequence[RankReport]) -> list[str]:
-    """What ranks found by themselves, each reason once, with the ranks that found it if not all did."""
     ranks_of: dict[str, list[int]] = {}
     for report in reports:
         for why in report.hidden:
             ranks_of.setdefault(why, []).append(report.rank)
-    return [
-        why if len(ranks) == len(reports) else f"rank{'s' * (len(ranks) > 1)} {spans(sorted(ranks))}: {why}"
-        for why, ranks in ranks_of.items()
-    ]
+    by_rank = {why: f"rank{'s' * (len(ranks) > 1)} {spans(sorted(ranks))}" for why, ranks in ranks_of.items()}
+    return (
+        *(why if len(ranks_of[why]) == len(reports) else f"{who}: {why}" for why, who in by_rank.items()),
+        *_less_than_the_formula(reports, counts, case),
+        *_less_than_the_gradients(reports, counts, case),
+    )
 
 
-def _less_than_the_formula(reports: Sequence[RankReport], case: Case) -> str | None:
+def _less_than_the_formula(
+    reports: Sequence[RankReport], counts: Sequence[Counts], case: Case
+) -> Iterator[str]:
     """Why, if all ranks together were seen to compute less than a forward of the model takes.
 
     Operators without a formula explain that. Forward is 2 N + 4 L H Q S a token (`perfsuite.worker.flops`),
     whatever is frozen and however ranks share it.
     """
     flops = reports[0].flops
-    counts = [report.counts for report in reports if report.counts is not None]
     if flops is None or case.framework.promises.tokens_vary or any(each.without_flops for each in counts):
-        return None
+        return
     trained = flops.matmul_parameters if flops.trained_parameters is None else flops.trained_parameters
     per_token = (flops.per_token + 2 * (flops.matmul_parameters - trained)) / 3
     takes = per_token * reports[0].tokens_per_step
     seen = sum(each.flops.get("forward", 0) for each in counts)
-    if seen >= OF_THE_FORMULA * takes:
-        return None
-    return (
-        f"all ranks together were seen to compute {seen:.4g} FLOP in forward, which takes {takes:.4g} by the "
-        f"formula {flops.formula}"
-    )
+    if seen < OF_THE_FORMULA * takes:
+        yield (
+            f"all ranks together were seen to compute {seen:.4g} FLOP in forward, which takes {takes:.4g} by "
+            f"the formula {flops.formula}"
+        )
 
 
-def _less_than_the_gradients(reports: Sequence[RankReport], case: Case) -> str | None:
-    """Why, if data-parallel ranks keep equal parameters that train, and sent next to nothing.
-
-    Not where fewer collectives than steps were made: replicas that are averaged now and then.
-    """
+def _less_than_the_gradients(
+    reports: Sequence[RankReport], counts: Sequence[Counts], case: Case
+) -> Iterator[str]:
+    """Why, if data-parallel ranks keep equal parameters that train, and sent next to nothing."""
     evidence = [report.evidence for report in reports if report.evidence is not None]
-    if (
-        len(evidence) < len(reports)
-        or evidence[0].data_parallel < 2
-        or case.framework.promises.replicas_differ
-    ):
-        return None
+    replicas_differ = case.framework.promises.replicas_differ
+    if len(evidence) < len(reports) or evidence[0].data_parallel < 2 or replicas_differ:
+        return
     moved = any(begin != end for each in evidence for begin, end in each.replicated.values())
-    intervals = len(reports[0].step_s) - 1
+    intervals = len(reports[0].step_s) - 1  # fewer collectives: replicas that are averaged now and then
     if not moved or any(each.collectives is None or each.collectives < intervals for each in evidence):
-        return None
+        return
     gradients = max(each.replicated_bytes for each in evidence)
-    sent = max(_sent(report) for report in reports)
-    if sent >= OF_THE_GRADIENTS * gradients:
-        return None
-    return (
-        f"the ranks train one model, whose gradients have {gradients:,} bytes, and were seen to send "
-        f"{sent:,}: gradients were exchanged out of sight, or all ranks are given the same data"
-    )
-
-
-def _sent(report: RankReport) -> int:
-    assert report.counts is not None
-    return sum(each.bytes for each in report.counts.collectives if each.ranks > 1)
+    sent = max(sum(each.bytes for each in its.collectives if each.ranks > 1) for its in counts)
+    if sent < OF_THE_GRADIENTS * gradients:
+        yield (
+            f"the ranks train one model, whose gradients have {gradients:,} bytes, and were seen to send "
+            f"{sent:,}: gradients were exchanged out of sight, or all ranks are given the same data"
+        )

@@ -14,25 +14,17 @@ or attention.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 
-from perfsuite.case.case import Case, Topology
+from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.results.counts import Collective, RankCounts
 from perfsuite.results.dry_facts import Roofline
 
-BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
-    "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
-    "all_gather": lambda ranks: (ranks - 1) / ranks,
-    "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
-    "all_to_all": lambda ranks: (ranks - 1) / ranks,
-    "gather": lambda ranks: (ranks - 1) / ranks,
-    "scatter": lambda ranks: (ranks - 1) / ranks,
-    "broadcast": lambda ranks: 1,
-    "reduce": lambda ranks: 1,
-    "send": lambda ranks: 1,
-}
-"""By how much the bytes of a call are multiplied. What is not named takes no time: a barrier has no bytes,
+OF_OTHERS = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
+"""Kinds of which a rank passes the share of the message that is not its own; of `all_reduce`, twice."""
+OF_ALL = frozenset({"broadcast", "reduce", "send"})
+"""Kinds of which a rank passes the whole message. What is not named takes no time: a barrier has no bytes,
 and what is received comes in the other direction, while as much is sent."""
 
 
@@ -43,34 +35,31 @@ def roofline(counts: Iterable[RankCounts], case: Case, machine: Machine, tokens:
     whose FLOPs are not seen.
     """
     peak = machine.peak_flops(case.precision)
-    entries = [entry.counts for entry in counts]
-    if peak is None or any(its.compiled is not None or not sum(its.flops.values()) for its in entries):
-        return None
-    of_ranks = [
-        Roofline(
-            flops=sum(its.flops.values()),
+    of_ranks = []
+    for its in (entry.counts for entry in counts):
+        flops = sum(its.flops.values())
+        if peak is None or its.compiled is not None or not flops:
+            return None
+        passed = {True: 0.0, False: 0.0}  # by whether it stays in one machine
+        for each in its.collectives:
+            # No group of this size and distance has ranks on two machines.
+            is_inside = each.ranks == 1 or case.topology.processes_per_node % (each.ranks * each.apart) == 0
+            passed[is_inside] += _passed(each)
+        limit = Roofline(
+            flops=flops,
             peak_flops=peak,
-            wire_bytes=_passed(each for each in its.collectives if _in_one_machine(each, case.topology)),
+            wire_bytes=passed[True],
             link_bytes_per_s=machine.link_bytes_per_s,
-            between_machines_bytes=_passed(
-                each for each in its.collectives if not _in_one_machine(each, case.topology)
-            ),
+            between_machines_bytes=passed[False],
             tokens=tokens,
         )
-        for its in entries
-    ]
+        of_ranks.append(limit)
     return max(of_ranks, key=lambda of_rank: of_rank.step_s, default=None)
 
 
-def _passed(collectives: Iterable[Collective]) -> float:
+def _passed(each: Collective) -> float:
     """Bytes that a rank has at least to pass in one direction."""
-    return sum(
-        BUS_FACTORS[each.kind](each.ranks) * each.bytes
-        for each in collectives
-        if each.ranks > 1 and each.kind in BUS_FACTORS
-    )
-
-
-def _in_one_machine(each: Collective, topology: Topology) -> bool:
-    """Whether no group of this size and distance has ranks on two machines."""
-    return each.ranks == 1 or topology.processes_per_node % (each.ranks * each.apart) == 0
+    if each.kind in OF_ALL:
+        return each.bytes if each.ranks > 1 else 0
+    times = 2 if each.kind == "all_reduce" else int(each.kind in OF_OTHERS)
+    return times * (each.ranks - 1) / each.ranks * each.bytes

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -30,7 +30,6 @@ OPERATORS = frozenset({OPERATOR, "user_annotation"})
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 HOST_READ = "aten::_local_scalar_dense"
-"""The operator by which the host reads a value."""
 GRAPH_LAUNCH = "GraphLaunch"
 """Part of the names of the calls by which the host has a CUDA graph replayed."""
 LONGEST_NAME = 160
@@ -49,29 +48,52 @@ _WAITED_FOR = "Memcpy DtoH (Device -> Pageable)"
 """The copy to the host that the host waits for, as its memory is not pinned."""
 
 
-class _Call(NamedTuple):
-    """One call of an operator or a kernel."""
+@dataclass
+class _Call:
+    """One call of an operator or a kernel, in a step from 0 on; -1 is outside of all."""
 
     name: str
     step: int
-    """From 0 on."""
     us: float
 
 
-class _Window(NamedTuple):
-    """The profiled steps on the host's clock."""
+class _Kernel(NamedTuple):
+    name: str
+    step: int
+    span: Span
+    launched_at: float
+    stream: Any
+    """None of what computes nothing: of copies, and of collectives."""
+    is_seen: bool
+    """Whether an operator launched it, or what launched it is not in the trace."""
 
-    starts: list[float]
-    """Of each step, and the end of the last."""
 
-    @property
-    def steps(self) -> int:
-        return len(self.starts) - 1
+class _Spans:
+    """Intervals of the host or of the GPU, by what they are."""
 
-    def step(self, at: float) -> int | None:
-        """The number of the step, from 0 on, in which something begins; None outside of all."""
+    def __init__(self, data: list[Span]) -> None:
+        self.compute, self.optimizer, self.unseen = list[Span](), list[Span](), list[Span]()
+        self.data = data
+        self.communication = defaultdict[str, list[Span]](list)
+
+
+class _Window:
+    """The profiled steps on the host's clock: `starts` of each, and the end of the last."""
+
+    def __init__(self, events: Iterable[dict[str, Any]]) -> None:
+        operators = (event for event in events if event.get("cat") in OPERATORS)
+        found = sorted(_span(event) for event in operators if event["name"].startswith(STEP))
+        if not found:
+            raise ReportError("the trace has no step")
+        measured, following = found[:PROFILED_STEPS], found[PROFILED_STEPS:]
+        end = following[0][0] if following else measured[-1][1]
+        self.starts = [*(begin for begin, _ in measured), end]
+        self.steps = len(measured)
+
+    def step(self, at: float) -> int:
+        """The number of the step in which something begins, as in `_Call`."""
         number = bisect_right(self.starts, at) - 1
-        return number if 0 <= number < self.steps else None
+        return number if number < self.steps else -1
 
 
 def reduced(events: Sequence[dict[str, Any]], device: Literal["cpu", "cuda"]) -> Profile:
@@ -81,7 +103,7 @@ def reduced(events: Sequence[dict[str, Any]], device: Literal["cpu", "cuda"]) ->
     `ReportError` for a trace without steps, or, of a GPU, without kernels.
     """
     done = [event for event in events if event.get("ph") == "X" and "dur" in event]
-    window = _window(done)
+    window = _Window(done)
     operators, spans = _operators(done, window)
     kernels: list[_Call] = []
     if device == "cuda":
@@ -102,38 +124,6 @@ def reduced(events: Sequence[dict[str, Any]], device: Literal["cpu", "cuda"]) ->
     )
 
 
-def _window(events: Iterable[dict[str, Any]]) -> _Window:
-    steps = sorted(
-        (event["ts"], event["ts"] + event["dur"])
-        for event in events
-        if event.get("cat") in OPERATORS and event["name"].startswith(STEP)
-    )
-    if not steps:
-        raise ReportError("the trace has no step")
-    measured = steps[:PROFILED_STEPS]
-    end = steps[len(measured)][0] if len(steps) > len(measured) else measured[-1][1]
-    return _Window([*(begin for begin, _ in measured), end])
-
-
-class _Spans:
-    """Intervals of the host or of the GPU, by what they are."""
-
-    def __init__(self, data: list[Span]) -> None:
-        self.compute, self.optimizer, self.unseen = list[Span](), list[Span](), list[Span]()
-        self.data = data
-        self.communication = defaultdict[str, list[Span]](list)
-
-
-@dataclass
-class _Open:  # an operator that has not ended
-    name: str
-    step: int | None
-    end: float
-    own_us: float
-    """The time without what it calls, as far as that has begun."""
-    communicates: bool
-
-
 def _operators(events: Iterable[dict[str, Any]], window: _Window) -> tuple[list[_Call], _Spans]:
     """Every operator that begins in a step, with the time that it takes without what it calls."""
     by_thread: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
@@ -143,44 +133,31 @@ def _operators(events: Iterable[dict[str, Any]], window: _Window) -> tuple[list[
     calls: list[_Call] = []
     spans = _Spans([])
     for found in by_thread.values():
-        _of_thread(sorted(found), window, calls, spans)
-    return calls, spans
-
-
-def _of_thread(
-    found: Iterable[tuple[float, float, str]], window: _Window, calls: list[_Call], spans: _Spans
-) -> None:
-    """Take in the operators of one thread, in the order of their begin, outer ones first."""
-    opened: list[_Open] = []
-
-    def close(until: float) -> None:
-        while opened and opened[-1].end <= until:
-            done = opened.pop()
-            if done.step is not None and not done.name.startswith(REPEATS):
-                calls.append(_Call(done.name, done.step, max(done.own_us, 0)))
-
-    for begin, minus_length, full_name in found:
-        close(begin)
-        end = begin - minus_length
-        if opened:
-            opened[-1].own_us -= min(end, opened[-1].end) - begin
-        collective = _GLOO.fullmatch(full_name)
-        inside = bool(opened) and opened[-1].communicates
-        name, step = _of_all(full_name), window.step(begin)
-        opened.append(_Open(name, step, end, -minus_length, inside or collective is not None))
-        if collective is not None:
-            spans.communication[collective[1].strip("_")].append((begin, end))
-        elif full_name.startswith(OPTIMIZER):
-            spans.optimizer.append((begin, end))
-        elif full_name.startswith(DATA_LOADER):
-            spans.data.append((begin, end))
-        elif not inside and _computes(full_name):
-            spans.compute.append((begin, end))
-    close(float("inf"))
+        opened: list[tuple[_Call, float, bool]] = []  # with its end, and whether it communicates
+        for begin, minus_length, full_name in sorted(found):  # outer ones first
+            end = begin - minus_length
+            while opened and opened[-1][1] <= begin:
+                opened.pop()
+            inside = False
+            if opened:
+                outer, outer_end, inside = opened[-1]
+                outer.us -= min(end, outer_end) - begin
+            collective = _GLOO.fullmatch(full_name)
+            call = _Call(_of_all(full_name), window.step(begin), -minus_length)
+            calls.append(call)
+            opened.append((call, end, inside or collective is not None))
+            if collective is not None:
+                spans.communication[collective[1].strip("_")].append((begin, end))
+            elif full_name.startswith(OPTIMIZER):
+                spans.optimizer.append((begin, end))
+            elif full_name.startswith(DATA_LOADER):
+                spans.data.append((begin, end))
+            elif not inside and _computes(full_name):
+                spans.compute.append((begin, end))
+    return [call for call in calls if call.step >= 0 and not call.name.startswith(REPEATS)], spans
 
 
 def _of_all(name: str) -> str:
-    """The name that all calls of a kind share, whatever their layer, graph or number."""
     match = _OF_ONE.fullmatch(name)
     return name if match is None else next(filter(None, match.groups()))
 
@@ -197,45 +174,32 @@ def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool)
         return within(union(found), begin, end)
 
     optimizer, data = inside(spans.optimizer), inside(spans.data)
-    data = data if on_gpu else without(data, optimizer)
-    waiting = [] if on_gpu else data
+    waiting = [] if on_gpu else without(data, optimizer)
     compute = without(inside(spans.compute), union([*optimizer, *waiting]))
     busy = union([*optimizer, *compute, *waiting])
-    exposed, hidden, communicated = _communication(spans.communication, busy, begin, end)
+    exposed: dict[str, float] = {}
+    hidden: dict[str, float] = {}
+    communicated: list[Span] = []
+    for kind, found in sorted(spans.communication.items()):  # two at once count for the first by name
+        new = without(inside(found), communicated)
+        alone = length(without(new, busy))
+        for times, us in ((exposed, alone), (hidden, length(new) - alone)):
+            if round(us, 1) > 0:
+                times[kind] = _a_step(us, steps)
+        communicated = union([*communicated, *new])
     rest = without([(begin, end)], union([*busy, *communicated]))
     idle = length(without(rest, data))
-    waited = length(rest) - idle if on_gpu else length(data)
     return StepSplit(
         step_us=_a_step(end - begin, steps),
         compute_us=_a_step(length(compute), steps),
         optimizer_us=_a_step(length(optimizer), steps),
-        exposed_us={kind: _a_step(us, steps) for kind, us in exposed.items()},
-        hidden_us={kind: _a_step(us, steps) for kind, us in hidden.items()},
-        data_wait_us=_a_step(waited, steps),
+        exposed_us=exposed,
+        hidden_us=hidden,
+        data_wait_us=_a_step(length(waiting) + length(rest) - idle, steps),
         idle_us=_a_step(idle, steps) if on_gpu else 0,
         other_us=0 if on_gpu else _a_step(idle, steps),
         unseen_us=_a_step(length(inside(spans.unseen)), steps),
     )
-
-
-def _communication(
-    spans: dict[str, list[Span]], busy: list[Span], begin: float, end: float
-) -> tuple[dict[str, float], dict[str, float], list[Span]]:
-    """Time of each kind alone, and during what keeps the device busy, and all intervals together.
-
-    Where two kinds run at once, the time counts for the first of them by name.
-    """
-    exposed: dict[str, float] = {}
-    hidden: dict[str, float] = {}
-    seen: list[Span] = []
-    for kind, found in sorted(spans.items()):
-        new = without(within(union(found), begin, end), seen)
-        alone = length(without(new, busy))
-        for times, us in ((exposed, alone), (hidden, length(new) - alone)):
-            if round(us, 1) > 0:
-                times[kind] = us
-        seen = union([*seen, *new])
-    return exposed, hidden, seen
 
 
 def _synchronisations(events: Iterable[dict[str, Any]], window: _Window) -> list[_Call]:
@@ -251,39 +215,31 @@ def _synchronisations(events: Iterable[dict[str, Any]], window: _Window) -> list
         return bisect_left(begins, (tid, begin)) < bisect_right(begins, (tid, begin + read["dur"]))
 
     all_reads = (e for e in events if e.get("cat") in OPERATORS and e["name"] == HOST_READ)
-    found = [(window.step(event["ts"]), event) for event in (*waits, *filter(is_waiting, all_reads))]
-    return [_Call(event["name"], step, event["dur"]) for step, event in found if step is not None]
-
-
-class _Kernel(NamedTuple):
-    name: str
-    span: Span
-    launched_at: float
-    stream: Any
-    """None of what computes nothing: of copies, and of collectives."""
-    is_seen: bool
-    """Whether an operator launched it, or what launched it is not in the trace."""
+    found = (*waits, *filter(is_waiting, all_reads))
+    calls = (_Call(event["name"], window.step(event["ts"]), event["dur"]) for event in found)
+    return [call for call in calls if call.step >= 0]
 
 
 def _on_gpu(
     events: Sequence[dict[str, Any]], window: _Window, spans: _Spans
 ) -> tuple[list[_Call], StepSplit]:
     """Every kernel and copy of the steps, and the split of the device's time."""
-    kernels = _kernels(events)
-    of_step = [(window.step(kernel.launched_at), kernel) for kernel in kernels]
-    ours = [(step, kernel) for step, kernel in of_step if step is not None]
+    kernels = _kernels(events, window)
+    ours = [kernel for kernel in kernels if kernel.step >= 0]
     if not ours:
         raise ReportError("the trace has no kernel of a GPU: is its profiling interface (CUPTI) in use?")
-    begin, end = _device_window(kernels, [kernel for _, kernel in ours], window)
+    begin, end = _device_window(kernels, ours, window)
     optimizers, done = union(spans.optimizer), _Spans(spans.data)
     done.unseen = [kernel.span for kernel in kernels if kernel.stream is not None and not kernel.is_seen]
     for kernel in kernels:
         if (collective := _NCCL.search(kernel.name)) is not None:
-            done.communication[_snake(collective[1])].append(kernel.span)
+            # `AllGather` is `all_gather`, as the counts name it.
+            kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", collective[1]).lower()
+            done.communication[kind].append(kernel.span)
         else:
             is_optimizer = holds(optimizers, kernel.launched_at)
             (done.optimizer if is_optimizer else done.compute).append(kernel.span)
-    calls = [_Call(kernel.name, step, kernel.span[1] - kernel.span[0]) for step, kernel in ours]
+    calls = [_Call(kernel.name, kernel.step, length([kernel.span])) for kernel in ours]
     return calls, _split(done, begin, end, window.steps, on_gpu=True)
 
 
@@ -295,15 +251,15 @@ def _device_window(kernels: Sequence[_Kernel], ours: Sequence[_Kernel], window: 
     busy: defaultdict[Any, float] = defaultdict(float)
     for kernel in ours:
         if kernel.stream is not None:
-            busy[kernel.stream] += kernel.span[1] - kernel.span[0]
+            busy[kernel.stream] += length([kernel.span])
     most = max(busy, key=lambda stream: busy[stream], default=None)
     of_most = [kernel for kernel in kernels if most is None or kernel.stream == most]
     later = [kernel.span[0] for kernel in of_most if kernel.launched_at >= window.starts[-1]]
-    begin = min(kernel.span[0] for kernel in ours if most is None or kernel.stream == most)
+    begin = min(kernel.span[0] for kernel in of_most if kernel.step >= 0)
     return begin, min(later, default=max(kernel.span[1] for kernel in ours))
 
 
-def _kernels(events: Sequence[dict[str, Any]]) -> list[_Kernel]:
+def _kernels(events: Sequence[dict[str, Any]], window: _Window) -> list[_Kernel]:
     """What the device did, with the moment when the host asked for it.
 
     What it was asked for before the trace began, and did later, is of no step.
@@ -313,35 +269,30 @@ def _kernels(events: Sequence[dict[str, Any]]) -> list[_Kernel]:
         for event in events
         if event.get("cat") in LAUNCHES and "correlation" in event.get("args", {})
     }
-    operators = _by_thread(events)
+    of_threads = defaultdict[str, list[Span]](list)
+    for event in events:
+        if event.get("cat") == OPERATOR:
+            of_threads[str(event.get("tid"))].append(_span(event))
+    operators = {thread: union(found) for thread, found in of_threads.items()}
+
+    def is_seen(launch: dict[str, Any]) -> bool:
+        thread = str(launch.get("tid"))
+        return GRAPH_LAUNCH not in launch["name"] and holds(operators.get(thread, []), launch["ts"])
 
     def kernel(event: dict[str, Any]) -> _Kernel:
         computes = event["cat"] == "kernel" and not _NCCL.search(event["name"])
         launch = launches.get(event.get("args", {}).get("correlation"))
+        launched_at = float("-inf") if launch is None else launch["ts"]
         return _Kernel(
             name=_kernel_name(event["name"]),
-            span=(event["ts"], event["ts"] + event["dur"]),
-            launched_at=float("-inf") if launch is None else launch["ts"],
+            step=window.step(launched_at),
+            span=_span(event),
+            launched_at=launched_at,
             stream=event.get("tid") if computes else None,
-            is_seen=launch is None or _is_of_an_operator(launch, operators),
+            is_seen=launch is None or is_seen(launch),
         )
 
     return [kernel(event) for event in events if event.get("cat") in ON_DEVICE]
-
-
-def _by_thread(events: Iterable[dict[str, Any]]) -> dict[str, list[Span]]:
-    """When operators ran, or nodes of autograd, in each thread of the host."""
-    spans: dict[str, list[Span]] = defaultdict(list)
-    for event in events:
-        if event.get("cat") == OPERATOR and "dur" in event:
-            spans[str(event.get("tid"))].append((event["ts"], event["ts"] + event["dur"]))
-    return {thread: union(found) for thread, found in spans.items()}
-
-
-def _is_of_an_operator(launch: dict[str, Any], operators: Mapping[str, list[Span]]) -> bool:
-    """Whether an operator launched a kernel, and no replay of a graph."""
-    thread = str(launch.get("tid"))
-    return GRAPH_LAUNCH not in launch["name"] and holds(operators.get(thread, []), launch["ts"])
 
 
 def _kernel_name(name: str) -> str:
@@ -366,28 +317,32 @@ def _parameters(name: str) -> int:
     return len(name)
 
 
-def _snake(name: str) -> str:
-    """`AllGather` as `all_gather`, as the counts name it."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-
-
 def _work(calls: Iterable[_Call], steps: int) -> tuple[Work, ...]:
-    counts, times = Counter[str](), Counter[str]()
-    for call in calls:
-        counts[call.name] += 1
-        times[call.name] += call.us  # type: ignore[assignment]  # a Counter of floats
     return longest_first(
-        Work(name=name, calls=round(count / steps, 3), us=_a_step(times[name], steps))
-        for name, count in counts.items()
+        Work(
+            name=name,
+            calls=round(len(its) / steps, 3),
+            us=_a_step(sum(max(call.us, 0) for call in its), steps),
+        )
+        for name, its in _by_name(calls).items()
     )
 
 
 def _unsteady(calls: Iterable[_Call], steps: int) -> set[str]:
     """The names that are not called as often in each step."""
-    by_name: dict[str, Counter[int]] = defaultdict(Counter)
+    in_steps = {name: Counter(call.step for call in its) for name, its in _by_name(calls).items()}
+    return {name for name, of in in_steps.items() if len({of[step] for step in range(steps)}) > 1}
+
+
+def _by_name(calls: Iterable[_Call]) -> dict[str, list[_Call]]:
+    named = defaultdict[str, list[_Call]](list)
     for call in calls:
-        by_name[call.name][call.step] += 1
-    return {name for name, of in by_name.items() if len({of[step] for step in range(steps)}) > 1}
+        named[call.name].append(call)
+    return named
+
+
+def _span(event: dict[str, Any]) -> Span:
+    return event["ts"], event["ts"] + event["dur"]
 
 
 def _a_step(us: float, steps: int) -> float:

@@ -222,12 +222,10 @@ def _mean(profiles: Sequence[Profile], unsteady: Set[str]) -> Profile:
     first = profiles[0].replace(unsteady=tuple(sorted(unsteady)))
     if len(profiles) == 1:
         return first
+    work = ("operators", "kernels", "host_syncs")
     return first.replace(
         split=_mean_split([each.split for each in profiles]),
-        **{
-            name: _mean_work([getattr(each, name) for each in profiles])
-            for name in ("operators", "kernels", "host_syncs")
-        },
+        **{name: _mean_work([getattr(each, name) for each in profiles]) for name in work},
     )
 
 

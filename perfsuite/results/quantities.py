@@ -50,8 +50,7 @@ class Quantity:
 
     def value(self, counts: Counts, leave_out: Collection[str] = ()) -> int | None:
         """The sum of its fields, without some; None where these counts cannot say."""
-        fields = self.read(counts)
-        if fields is None:
+        if (fields := self.read(counts)) is None:
             return None
         return sum(value for field, value in fields.items() if field not in leave_out)
 
@@ -92,11 +91,7 @@ class Group(Quantity):
         calls = self.calls(before), self.calls(now)
         if calls[0] != calls[1]:
             return [Change(f"{self.name}: calls", "calls", *calls)]
-        one, other = (
-            {(row.dtype, row.phase, row.count, row.bytes) for row in self.rows(counts)}
-            for counts in (before, now)
-        )
-        if one != other:
+        if {*self.rows(before)} != {*self.rows(now)}:
             amount = self.value(now) or 0
             return [Change(f"{self.name}: split", self.unit, amount, amount)]
         return []
@@ -109,15 +104,10 @@ def _group(kind: str, ranks: int, apart: int) -> Group:
     def rows(counts: Counts) -> list[Collective]:
         return [row for row in counts.collectives if (row.kind, row.ranks, row.apart) == (kind, ranks, apart)]
 
-    return Group(
-        name=name,
-        unit=unit,
-        tier="structure",
-        read=lambda counts: {
-            f"{name}: {unit}": sum(row.count if unit == "calls" else row.bytes for row in rows(counts))
-        },
-        rows=rows,
-    )
+    def read(counts: Counts) -> Mapping[str, int]:
+        return {f"{name}: {unit}": sum(row.count if unit == "calls" else row.bytes for row in rows(counts))}
+
+    return Group(name=name, unit=unit, tier="structure", read=read, rows=rows)
 
 
 def _phased(name: str, unit: Unit, tier: Tier, read: Callable[[Counts], Mapping[Phase, int]]) -> Quantity:

@@ -35,10 +35,10 @@ def watch() -> None:
 def watch_packages() -> None:
     """Notice what sends by itself, in packages that were imported meanwhile."""
     package = sys.modules.get("deep_ep")
-    for kind in filter(None, (getattr(package, name, None) for name in BUFFERS)):
-        methods = (name for name, each in vars(kind).items() if inspect.isfunction(each))
-        for method in [name for name in methods if name.startswith(SENDS)]:
-            _notice(kind, method, f"DeepEP's {method} was called, whose messages are not counted")
+    for kind in (getattr(package, name, object) for name in BUFFERS):
+        for name, method in [*vars(kind).items()]:
+            if name.startswith(SENDS) and inspect.isfunction(method):
+                _notice(kind, name, f"DeepEP's {name} was called, whose messages are not counted")
 
 
 def _notice(owner: Any, name: str, said: str) -> None:

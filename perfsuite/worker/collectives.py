@@ -3,18 +3,20 @@
 Every collective of torch passes the dispatcher, also those that C++ calls (DDP's reducer), as an operator of
 `c10d`; DTensor's as one of `_c10d_functional`, which calls c10d where no dispatch mode looks. This module is
 the one place that knows it: a torch whose process groups tell of their collectives by hooks, which serves
-compiled code, too, needs another `message_of` and nothing else.
+compiled code, too, needs another `call_of` and nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d, get_process_group_ranks
 from torch.utils._pytree import tree_leaves
+
+from perfsuite.results.counts import Collective, Phase
 
 Where = int | Literal["out"] | None
 """Which argument is the whole message: what is gathered, what is to be scattered, what travels. `out`: the
@@ -62,31 +64,21 @@ OPERATORS: Mapping[str, tuple[str, Where]] = {
 """Operator, without its overload -> kind, and which argument is the message."""
 
 
-class Message(NamedTuple):
-    """One call of a collective."""
-
-    kind: str
-    ranks: int
-    apart: int
-    """Distance between neighbouring ranks of the group; 0 for one rank alone."""
-    dtype: str
-    """Empty where nothing is sent."""
-    bytes: int
-
-
-def message_of(
-    operator: str, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Tensor]
-) -> Message:
-    """The collective that a call of one of `OPERATORS` is. `results`: the tensors that it returned."""
+def call_of(
+    operator: str, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Tensor], phase: Phase
+) -> Collective:
+    """The collective that one call of one of `OPERATORS` is. `results`: the tensors that it returned."""
     kind, where = OPERATORS[operator]
     message = results if where == "out" else () if where is None else args[where]
     sent = [leaf for leaf in tree_leaves(message) if isinstance(leaf, Tensor)]
     ranks = get_process_group_ranks(_group(args, kwargs))
-    return Message(
+    return Collective(
         kind=kind,
         ranks=len(ranks),
         apart=ranks[1] - ranks[0] if len(ranks) > 1 else 0,
         dtype=str(sent[0].dtype).removeprefix("torch.") if sent else "",
+        phase=phase,
+        count=1,
         bytes=sum(tensor.numel() * tensor.element_size() for tensor in sent),  # a sparse one has no `nbytes`
     )
 

@@ -1,8 +1,7 @@
 """Counts what an optimizer step does, by seeing every operator that it calls. Imports torch.
 
 A `TorchDispatchMode` is called for each operator, with every framework, also in backward, also for what C++
-calls. It is entered between two steps and left between two others (`perfsuite.worker.counting`): what runs
-there does the same work as in every other step, only later.
+calls. It is entered between two steps and left between two others (`perfsuite.worker.counting`).
 
 torch's own cannot stand in for it. `CommDebugMode` gives calls without bytes, groups or dtypes, and lacks
 send, recv and barrier. `FSDPMemTracker` follows modules from the start, cannot be entered between two steps,
@@ -12,7 +11,7 @@ and knows FSDP2 alone. `FlopCounterMode` lacks attention on a CPU, and phases. O
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,8 +24,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from perfsuite.results.counts import COUNTED_STEP, Collective, Counts, Phase
-from perfsuite.worker.collectives import OPERATORS, message_of
-from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, Resizes
+from perfsuite.worker.collectives import OPERATORS, call_of
+from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, resizes
 from perfsuite.worker.replicas import local
 from perfsuite.worker.second_step import in_backward
 
@@ -70,9 +69,9 @@ formula more, does not count FLOPs that were there before: one more here is anot
 FLOPS: dict[Any, Callable[..., int]] = {
     operator: flop_registry[operator] for operator in FROM_TORCH if operator in flop_registry
 }
-"""Operator, without its overload -> its FLOPs: `FROM_TORCH` (`torch.utils.flop_counter`), and formulas of our
-own for fused attention, where torch's refuse grouped-query attention (2.11) and do not know that of CPUs, and
-for grouped and newer scaled products, which torch's lack."""
+"""Operator, without its overload -> its FLOPs: `FROM_TORCH`, and formulas of our own for fused attention,
+where torch's refuse grouped-query attention (2.11) and do not know that of CPUs, and for grouped and newer
+scaled products, which torch's lack."""
 for _name in ("_grouped_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"):
     if hasattr(aten, _name):
         FLOPS[getattr(aten, _name)] = _product_flops
@@ -92,13 +91,11 @@ NO_KERNEL = frozenset({
     "_c10d_functional._wrap_tensor_autograd", "_c10d_functional.wait_tensor",
     "aten._local_scalar_dense", "aten._unsafe_view", "aten.empty", "aten.empty_like", "aten.empty_strided",
     "aten.is_same_size", "aten.lift_fresh", "aten.new_empty", "aten.new_empty_strided", "aten.record_stream",
-    "aten.set_", "profiler._record_function_enter_new", "profiler._record_function_exit",
+    "aten.set_", "prim.device", "profiler._record_function_enter_new", "profiler._record_function_exit",
 })  # fmt: skip
 """Operators that are not marked as views and still give the device nothing to do."""
 ALLOCATIONS = ("aten.empty", "aten.new_empty")
 """How the names of those begin that leave memory as it was."""
-NO_OPERATORS = frozenset({"prim.device"})
-"""Asked of fake tensors only."""
 
 
 class StepCounter(TorchDispatchMode):
@@ -127,21 +124,15 @@ class StepCounter(TorchDispatchMode):
         self._in_optimizer = False
         self._runs_closure = False  # in its step, with forward and backward: as by Lightning's `fit`
         self._fake_mode = active_fake_mode()
-        self._resizes = Resizes(lambda storage, size: self._guarded(self._note_resize, storage, size))
         self._begin()
         self._note_state()
 
     def _begin(self) -> None:
-        self._messages: Counter[tuple[str, int, int, str, Phase]] = Counter()
-        self._sent_bytes: Counter[tuple[str, int, int, str, Phase]] = Counter()
-        self._flops: Counter[Phase] = Counter()
-        self._kernels: Counter[Phase] = Counter()
-        self._host_reads: Counter[Phase] = Counter()
-        self._device_copies: Counter[str] = Counter()
-        self._ops: Counter[str] = Counter()
-        self._without_flops: Counter[str] = Counter()
+        self._calls: list[Collective] = []
+        self._totals: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by the field of `Counts`
 
     def __enter__(self) -> Any:
+        self._resizes = resizes(lambda storage, size: self._guarded(self._note_resize, storage, size))
         self._resizes.__enter__()
         self.is_entered = True
         self._computed.clear()
@@ -150,7 +141,7 @@ class StepCounter(TorchDispatchMode):
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> Any:
-        self._resizes.__exit__()
+        self._resizes.__exit__(None, None, None)
         self.is_entered = False
         return super().__exit__(*error)  # type: ignore[no-untyped-call]
 
@@ -163,20 +154,18 @@ class StepCounter(TorchDispatchMode):
         """Return what the step that ends here did, and begin the next one."""
         self._in_optimizer = False
         self._guarded(self._note_state)
-        fields = ("kind", "ranks", "apart", "dtype", "phase", "count", "bytes")
-        groups = [(*key, count, self._sent_bytes[key]) for key, count in sorted(self._messages.items())]
+        alike = defaultdict[tuple[str, int, int, str, str], list[Collective]](list)
+        for call in self._calls:
+            alike[call.kind, call.ranks, call.apart, call.dtype, call.phase].append(call)
+        totals: dict[str, Any] = {name: dict(sorted(total.items())) for name, total in self._totals.items()}
         counts = Counts(
             step=step,
             collectives=tuple(
-                Collective.model_validate(dict(zip(fields, each, strict=True))) for each in groups
+                calls[0].replace(count=len(calls), bytes=sum(call.bytes for call in calls))
+                for _, calls in sorted(alike.items())
             ),
-            flops=dict(self._flops),
-            kernels=dict(self._kernels),
-            host_reads=dict(self._host_reads),
-            device_copies=dict(self._device_copies),
             memory=self.memory.end_step(),
-            ops=dict(sorted(self._ops.items())),
-            without_flops=dict(sorted(self._without_flops.items())),
+            **totals,
         )
         self._begin()
         return counts
@@ -201,7 +190,7 @@ class StepCounter(TorchDispatchMode):
             return None
         if isinstance(func, torch._ops.HigherOrderOperator):  # what it computes passes by: as flex_attention
             if PRODUCTS.search(func.name()) is not None:
-                self._without_flops[func.name()] += 1
+                self._totals["without_flops"][func.name()] += 1
             return None
         given = _tensors((args, kwargs))
         for tensor in given:
@@ -218,7 +207,7 @@ class StepCounter(TorchDispatchMode):
         return None
 
     def _is_real(self) -> bool:
-        """Whether an operator is the step's, and not what DTensor tries on fake tensors to learn shapes."""
+        """Whether this is the step's own work, and not what DTensor tries on fake tensors to learn shapes."""
         return active_fake_mode() is self._fake_mode
 
     def _phase(self) -> Phase:
@@ -237,36 +226,31 @@ class StepCounter(TorchDispatchMode):
     def _count(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: list[Tensor], out: Any
     ) -> None:
-        operator, phase = str(func._overloadpacket), self._phase()
-        if operator in NO_OPERATORS:
-            return
-        made = _tensors(out)
+        operator, phase, made = str(func._overloadpacket), self._phase(), _tensors(out)
+        does_work = operator not in NO_KERNEL and not _is_view(func)
         if operator in OPERATORS:
             self.collectives.add(operator)
-            message = message_of(operator, args, kwargs, made)
-            key = (*message[:4], phase)
-            self._messages[key] += 1
-            self._sent_bytes[key] += message.bytes
+            self._calls.append(call_of(operator, args, kwargs, made, phase))
             for tensor in given:
                 self.memory.communicated(tensor)
-        elif operator not in NO_KERNEL and not _is_view(func):
-            self._kernels[phase] += 1
-            self._ops[operator] += 1
+        elif does_work:
+            self._totals["kernels"][phase] += 1
+            self._totals["ops"][operator] += 1
         for tensor in made:
             self.memory.see(tensor, COMMUNICATION if operator in OPERATORS else phase, born=True)
         if operator in HOST_READS:
-            self._host_reads[phase] += 1
+            self._totals["host_reads"][phase] += 1
         if operator in COPIES:
             source, target = given[-1].device.type, made[0].device.type
             if source != target:
-                self._device_copies[f"{source} to {target}"] += 1
+                self._totals["device_copies"][f"{source} to {target}"] += 1
         if (formula := FLOPS.get(func._overloadpacket)) is not None:
-            self._flops[phase] += int(formula(*args, **kwargs, out_val=out))
-        elif PRODUCTS.search(operator) is not None and operator in self._ops:
-            self._without_flops[operator] += 1
+            self._totals["flops"][phase] += int(formula(*args, **kwargs, out_val=out))
+        elif PRODUCTS.search(operator) is not None and operator in self._totals["ops"]:
+            self._totals["without_flops"][operator] += 1
         if operator.startswith(ALLOCATIONS):
             self._unfilled |= self._storages(made)
-        elif phase != "optimizer" and operator not in NO_KERNEL and not _is_view(func):
+        elif phase != "optimizer" and does_work:
             self._note_origin(made or _written(func, args), given)
 
     def _note_origin(self, results: list[Tensor], given: list[Tensor]) -> None:
@@ -306,16 +290,18 @@ class StepCounter(TorchDispatchMode):
                     self.memory.assign(value, "optimizer state")
 
     def _all_parameters(self) -> list[Tensor]:
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        owned = [each for group in groups for each in group["params"]]
-        return [*owned, *self._parameters]
+        return [*parameters_of(self._optimizers), *self._parameters]
+
+
+def parameters_of(optimizers: Iterable[Any]) -> list[Any]:
+    """All that these optimizers step."""
+    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
 
 def _written(func: Any, args: Sequence[Any]) -> list[Tensor]:
     """The arguments that an operator writes into, by its schema."""
-    aliases = (each.alias_info for each in func._schema.arguments)
-    pairs = zip(aliases, args, strict=False)
-    return _tensors([value for alias, value in pairs if alias is not None and alias.is_write])
+    pairs = zip(func._schema.arguments, args, strict=False)
+    return _tensors([value for told, value in pairs if told.alias_info and told.alias_info.is_write])
 
 
 def _tensors(values: Any) -> list[Tensor]:
@@ -328,5 +314,4 @@ def _is_wrapper(kind: type) -> bool:
 
 def _is_view(func: Any) -> bool:
     """Whether an operator only returns another view of what it was given, by its schema."""
-    aliases = (each.alias_info for each in func._schema.returns)
-    return any(alias is not None and not alias.is_write for alias in aliases)
+    return any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns)

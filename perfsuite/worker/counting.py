@@ -44,9 +44,8 @@ class Counting:
     """Has a `StepCounter` in place in two steps, and not between them. Nothing of it is left afterwards.
 
     The rank calls `before_optimizer_step` before the step of each optimizer, `end_step` first of all when a
-    step has ended, and `begin_step` last of all before the next one begins: what is done between steps is not
-    counted. `model` returns what trains; it is called once, between steps. An error never reaches the
-    training: it becomes a note.
+    step has ended, and `begin_step` last of all before the next one. `model` returns what trains; it is
+    called between steps. An error never reaches the training: it becomes a note.
     """
 
     def __init__(self, model: Callable[[], Any]) -> None:
@@ -70,7 +69,7 @@ class Counting:
         if not any(optimizer is seen for seen in self._optimizers):
             self._optimizers.append(optimizer)
         if self._watch is not None:
-            self._watch.stepped(optimizer)
+            self._watch.stepped.append(optimizer)
         if self._counter is not None and optimizer is self._optimizers[0]:
             given = (*args[1:], *(kwargs or {}).values())
             self._counter.before_optimizer(runs_closure=any(map(callable, given)))

@@ -91,7 +91,7 @@ class Injector:
 
 
 def _run_out_of_memory(recorder: Recorder) -> None:
-    """Raise an error; on a GPU a real one, by allocating twice the memory that it has."""
+    """Raise an error; on a GPU a real one."""
     device = getattr(recorder.memory, "device", None)
     if device is None:
         raise MemoryError("injected: out of memory")

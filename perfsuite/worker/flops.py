@@ -45,9 +45,9 @@ def count_known(case: Case, *, frozen_share: float = 0.0) -> Flops | None:
 def notes(case: Case) -> tuple[str, ...]:
     """Return why FLOPs are unknown although the model is known.
 
-    A script may train without transformers. Of experts a token passes some only, and transformers 5 keeps
-    their weights in no linear layers. Of a model with parts not all of them see every token. A layer may have
-    no attention, or attend to a window. The formula counts none of these.
+    A script may train without transformers. A token passes only some experts, and transformers 5 keeps their
+    weights in no linear layers. Not all parts of a model may see every token. A layer may have no attention,
+    or attend to a window. The formula counts none of these.
     """
     why = _unknown(case.model, case.sequence_length or 0) if case.model.config else None
     return () if why is None else (f"MFU is unknown: {why}",)
@@ -67,18 +67,13 @@ def _unknown(model: Model, sequence_length: int) -> str | None:
     nested = [value for value in vars(config).values() if hasattr(value, "get_text_config")]
     if any((getattr(each, name, None) or 0) > 1 for each in (config, *nested) for name in EXPERTS):
         return f"{model.name} has experts, whose FLOPs {FORMULA} does not count"
-    if not _attends_in_full(config, sequence_length):
-        return f"not all layers of {model.name} attend to all tokens, as {FORMULA} has it"
-    return None
-
-
-def _attends_in_full(config: Any, sequence_length: int) -> bool:
-    """Whether each layer has attention, and over the whole sequence; or none has any, as in Mamba."""
     kinds = set(getattr(config, "layer_types", None) or ("sliding_attention",))
     window = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
     if window is None or sequence_length <= window:
         kinds.discard("sliding_attention")
-    return not getattr(config, "num_attention_heads", 0) or kinds <= {"full_attention"}
+    if getattr(config, "num_attention_heads", 0) and not kinds <= {"full_attention"}:  # a Mamba has none
+        return f"not all layers of {model.name} attend to all tokens, as {FORMULA} has it"
+    return None
 
 
 def count(

@@ -1,9 +1,9 @@
 """Finds work of the counted step that its dispatch mode did not see. Imports torch.
 
-The rules hold for any training: what they find is missing in the counts, which are then no evidence
-(`perfsuite.analysis.hidden` adds what only all ranks together show). The mode sees no CUDA graph that is
-replayed, no other thread or process, nothing that passes torch's dispatcher by. None of the rules finds work
-that trains nothing, exchanges nothing and leaves no trace here: only a clock sees that.
+The mode sees no CUDA graph that is replayed, no other thread or process, nothing that passes torch's
+dispatcher by. What the rules find is missing in the counts, which are then no evidence
+(`perfsuite.analysis.hidden` adds what only all ranks together show). No rule finds work that trains nothing,
+exchanges nothing and leaves no trace here: only a clock sees that.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from perfsuite.frameworks.common import finetuning
 from perfsuite.results.counts import Counts
 from perfsuite.worker import calls, replicas, software
-from perfsuite.worker.counter import StepCounter
+from perfsuite.worker.counter import StepCounter, parameters_of
 from perfsuite.worker.replicas import local
 
+Gradients = list[tuple[Tensor, Tensor]]
+"""Parameters that were stepped, each with what this rank holds of its gradient."""
 UNSEEN_GRADIENTS = 0.1
 """Share of the gradients' elements that nothing seen may have computed. Kernels of packages that pass the
 dispatcher by compute gradients of small parameters, such as those of norms and of a Mamba's scan."""
@@ -39,11 +41,7 @@ class Watch:
         calls.watch_packages()
         self._calls = calls.seen.copy()
         self._collectives = replicas.collectives_begun()
-        self._stepped: list[Any] = []
-
-    def stepped(self, optimizer: Any) -> None:
-        """Note that an optimizer steps."""
-        self._stepped.append(optimizer)
+        self.stepped: list[Any] = []  # the optimizers
 
     def found(self, counter: StepCounter, counts: Counts, model: nn.Module) -> tuple[str, ...]:
         """Return why the step that has just ended did more than `counts` tells; empty if nothing shows that.
@@ -51,12 +49,13 @@ class Watch:
         To be called when `counter` is left, before anything else is done.
         """
         one_sided = [name for name in counts.ops if name.startswith(ONE_SIDED)]
+        gradients = _gradients(self.stepped)
         return (
             *(f"{said} ({times}x)" for said, times in (calls.seen - self._calls).items()),
             *self._other_collectives(counter, counts),
             *(f"{name} ran, whose messages are not counted" for name in one_sided),
-            *_other_gradients(counter, model, self._stepped),
-            *_too_few_flops(counter, counts, model, self._stepped),
+            *_other_gradients(counter, model, gradients),
+            *_too_few_flops(counter, counts, model, gradients),
         )
 
     def _other_collectives(self, counter: StepCounter, counts: Counts) -> Iterator[str]:
@@ -72,14 +71,11 @@ class Watch:
             )
 
 
-def _other_gradients(counter: StepCounter, model: nn.Module, stepped: list[Any]) -> Iterator[str]:
-    """Each gradient that an optimizer used was computed by an operator out of other tensors.
-
-    Not of a compiled model, whose kernels are not seen.
-    """
-    if software.compiled_graphs():
+def _other_gradients(counter: StepCounter, model: nn.Module, gradients: Gradients) -> Iterator[str]:
+    """Each gradient that an optimizer used was computed by an operator out of other tensors."""
+    if software.compiled_graphs():  # whose kernels are not seen
         return
-    used = [(each, gradient) for each, gradient in _gradients(stepped) if gradient.numel() > 1]
+    used = [(each, gradient) for each, gradient in gradients if gradient.numel() > 1]
     unseen = [(each, grad) for each, grad in used if not counter.computed(grad) and bool(grad.any())]
     missing, whole = (sum(gradient.numel() for _, gradient in some) for some in (unseen, used))
     if unseen and missing >= UNSEEN_GRADIENTS * whole:
@@ -92,20 +88,18 @@ def _other_gradients(counter: StepCounter, model: nn.Module, stepped: list[Any])
 
 
 def _too_few_flops(
-    counter: StepCounter, counts: Counts, model: nn.Module, stepped: list[Any]
+    counter: StepCounter, counts: Counts, model: nn.Module, gradients: Gradients
 ) -> Iterator[str]:
     """The gradient of a weight of a linear layer is a product of matrices: 2 FLOPs an element at least.
 
     Those of forward and of the inputs' gradients come on top: a weight that got its gradient otherwise, as by
-    a penalty, or from another rank's tokens, does not matter. Products without a formula, which are told,
-    explain that less is seen.
+    a penalty, or from another rank's tokens, does not matter.
     """
-    if counts.without_flops:
+    if counts.without_flops:  # explains that less is seen
         return
-    layers = filter(finetuning.is_linear, model.modules())
-    weights = {id(layer.weight) for layer in layers}
-    gradients = [gradient for each, gradient in _gradients(stepped) if id(each) in weights]
-    elements = sum(gradient.numel() for gradient in gradients if counter.computed(gradient))
+    weights = {id(layer.weight) for layer in filter(finetuning.is_linear, model.modules())}
+    products = [gradient for each, gradient in gradients if id(each) in weights]
+    elements = sum(gradient.numel() for gradient in products if counter.computed(gradient))
     seen = sum(flops for phase, flops in counts.flops.items() if phase != "optimizer")
     if seen < 2 * elements:
         yield (
@@ -114,12 +108,8 @@ def _too_few_flops(
         )
 
 
-def _gradients(optimizers: list[Any]) -> list[tuple[Tensor, Tensor]]:
-    """The parameters of these optimizers, each with what this rank holds of its gradient.
-
-    Without those that have none, or a sparse one, which tells nothing.
-    """
-    parameters = (p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"])
-    each = {id(parameter): parameter for parameter in parameters if parameter.grad is not None}
+def _gradients(optimizers: list[Any]) -> Gradients:
+    """Without parameters that have none, or a sparse one, which tells nothing."""
+    each = {id(p): p for p in parameters_of(optimizers) if p.grad is not None}
     gradients = [(parameter, local(parameter.grad)) for parameter in each.values()]
     return [(parameter, gradient) for parameter, gradient in gradients if gradient.layout == torch.strided]

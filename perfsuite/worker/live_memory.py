@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -30,18 +30,14 @@ class LiveMemory:
     def __init__(self, phase: Callable[[], Phase]) -> None:
         self._phase = phase
         self.error: Exception | None = None  # when a storage was gone: Python itself would only print it
-        self._numbers: dict[int, int] = {}  # number of each living storage, by its address
-        self._deaths: dict[int, Any] = {}  # weak references that tell when a storage is gone, by its address
+        # By address, of each living storage: its number, and a weak reference that tells when it is gone.
+        self._living: dict[int, tuple[int, Any]] = {}
         self._bytes: list[int] = []  # bytes now, by number
         self._part: list[str] = []  # what it is, as far as is known, by number
+        self._start: list[int] = []  # bytes when this step began, by number
+        self._changes: list[MemoryChange] = []  # since then
         self._at_first: list[int] = []
         self._steps: list[list[MemoryChange]] = []
-        self._begin()
-
-    def _begin(self) -> None:
-        self._start = list(self._bytes)
-        self._changes: list[MemoryChange] = []
-        self._allocations = 0
 
     def see(self, tensor: Tensor, part: str, *, born: bool = False) -> None:
         """Note a tensor that an operator takes, or makes (`born`). `part` is used if it is new."""
@@ -61,14 +57,14 @@ class LiveMemory:
             self._part[number] = COMMUNICATION
 
     def assign(self, tensor: Any, part: str) -> None:
-        """Say what a tensor is: one of `PERMANENT`. Of a DTensor that is this rank's shard."""
+        """Say what a tensor is, or this rank's shard of it: one of `PERMANENT`."""
         if (storage := _storage(local(tensor))) is not None:
             self._part[self._see_storage(storage, KEPT)] = part
 
     def number(self, tensor: Tensor) -> int | None:
         """Return what a tensor's storage is known by for as long as it lives; None if it was never seen."""
         storage = _storage(tensor)
-        return None if storage is None else self._numbers.get(storage._cdata)
+        return None if storage is None else self._living.get(storage._cdata, (None, None))[0]
 
     def end_step(self) -> StepMemory:
         """Replay the step that ends, and begin the next one."""
@@ -76,7 +72,7 @@ class LiveMemory:
         if not self._steps:
             self._at_first = self._start
         self._steps.append(self._changes)
-        self._begin()
+        self._start, self._changes = list(self._bytes), []
         return told
 
     def log(self) -> MemoryLog:
@@ -85,15 +81,15 @@ class LiveMemory:
 
     def forget(self) -> None:
         """Watch no storage any more."""
-        self._deaths.clear()
-        self._numbers.clear()
+        self._living.clear()
 
     def _see_storage(self, storage: Any, part: str, *, born: bool = False) -> int:
         address, size = storage._cdata, storage.nbytes()
-        if (known := self._numbers.get(address)) is not None:
+        if address in self._living:
+            known, _ = self._living[address]
             self._change(known, size)  # grown by an `out=` that was too small
             return known
-        number = self._numbers[address] = len(self._bytes)
+        number = len(self._bytes)
         self._part.append(part)
         self._bytes.append(0)
         if born or self._steps:  # after a whole step all that stayed is known: it was made out of sight
@@ -101,19 +97,18 @@ class LiveMemory:
         else:
             self._bytes[number] = size
             self._start += [0] * (number - len(self._start)) + [size]
-        self._deaths[address] = weakref.ref(storage, lambda _: self._died(address))
+        self._living[address] = number, weakref.ref(storage, lambda _: self._died(address))
         return number
 
     def _change(self, number: int, size: int) -> None:
         if growth := size - self._bytes[number]:
             self._bytes[number] = size
             self._changes.append(MemoryChange(number, growth, self._phase()))
-            self._allocations += growth > 0
 
     def _died(self, address: int) -> None:
         try:
-            self._deaths.pop(address, None)
-            if (number := self._numbers.pop(address, None)) is not None:
+            if address in self._living:
+                number, _ = self._living.pop(address)
                 self._change(number, 0)
         except Exception as error:
             self.error = error
@@ -139,7 +134,7 @@ class LiveMemory:
             at_peak={part: size for part, size in sorted(at_peak.items()) if size},
             saved_for_backward=saved,
             growth=now - start,
-            allocations=self._allocations,
+            allocations=sum(change.bytes > 0 for change in self._changes),
         )
 
 
@@ -150,23 +145,20 @@ def _storage(tensor: Tensor) -> Any:
     return None
 
 
-class Resizes:
-    """While active, calls `see` with the storage and its new size before every `UntypedStorage.resize_`.
+@contextlib.contextmanager
+def resizes(see: Callable[[Any, int], None]) -> Iterator[None]:
+    """Call `see` with the storage and its new size before every `UntypedStorage.resize_`.
 
     FSDP frees and takes memory so, which no dispatch mode sees.
     """
+    resize = torch.UntypedStorage.resize_
 
-    def __init__(self, see: Callable[[Any, int], None]) -> None:
-        self._see = see
+    def resize_(storage: Any, size: int) -> Any:
+        see(storage, size)
+        return resize(storage, size)
 
-    def __enter__(self) -> None:
-        resize, see = torch.UntypedStorage.resize_, self._see
-
-        def resize_(storage: Any, size: int) -> Any:
-            see(storage, size)
-            return resize(storage, size)
-
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment, method-assign]
-
-    def __exit__(self, *error: object) -> None:
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
         del torch.UntypedStorage.resize_  # that of its base class is seen again

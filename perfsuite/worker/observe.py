@@ -73,7 +73,8 @@ class Observer:
                 self.model = owner(optimizer)
             self._before = replicas.fingerprint(self.model)
             self._collectives_before = replicas.collectives_begun()
-            self._second_step = SecondStep(self.model, inside=not self._is_compiled())
+            is_compiled = self.case.compile or software.compiled_graphs() > 0
+            self._second_step = SecondStep(self.model, inside=not is_compiled)
         elif optimizer is self.optimizer and not self._settings:
             self._settings = self._look()
 
@@ -81,9 +82,6 @@ class Observer:
         """Remove the hooks that may still be on modules."""
         if self._second_step is not None:
             self._second_step.finish()
-
-    def _is_compiled(self) -> bool:
-        return self.case.compile or software.compiled_graphs() > 0
 
     def result(self) -> Observed:
         """Return everything observed, after the run."""
@@ -230,7 +228,9 @@ def owner(optimizer: Any) -> nn.Module:
     owners: list[nn.Module] = []
     missing = set(wanted)
     while missing:
-        most = max(owned, key=lambda module: (len(owned[module] & missing), _size(module)), default=None)
+        most = max(
+            owned, key=lambda module: (len(owned[module] & missing), len([*module.modules()])), default=None
+        )
         if most is None or not owned[most] & missing:
             raise MismatchError(
                 f"no module owns {len(missing)} of the {len(wanted)} tensors that {type(optimizer).__name__} "
@@ -240,10 +240,6 @@ def owner(optimizer: Any) -> nn.Module:
         owners.append(most)
         missing -= owned[most]
     return owners[0] if len(owners) == 1 else Owners(owners)
-
-
-def _size(module: nn.Module) -> int:
-    return sum(1 for _ in module.modules())
 
 
 def wrapping(model: nn.Module) -> dict[str, str]:
@@ -282,6 +278,6 @@ def _attention(model: nn.Module) -> dict[str, str]:
 
 
 def _placement(placement: Any) -> str:
-    # By its dimension: where FSDP shards what tensor parallelism has sharded, torch has another class for it.
+    # Where FSDP shards what tensor parallelism has sharded, torch has another class for it.
     name, dim = type(placement).__name__.removeprefix("_"), getattr(placement, "dim", None)
     return name if dim is None else f"{name}({dim})"

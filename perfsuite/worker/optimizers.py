@@ -34,7 +34,7 @@ class Optimizers:
     def takes_turn(self, optimizer: Any) -> bool:
         """Whether the step that `optimizer` is about to make is one of the clock's."""
         stepping = self._of(optimizer)
-        if stepping in self._in_turn and stepping.has_stepped_since(self._ticks):
+        if stepping in self._in_turn and stepping.at[-1:] == [self._ticks]:  # twice in a row
             self._in_turn.remove(stepping)
             self._clocks.append(stepping)
         return self.is_clock(optimizer)
@@ -55,7 +55,8 @@ class Optimizers:
         """Count a step of `optimizer`."""
         stepping = self._of(optimizer)
         self._ticks += stepping in self._clocks
-        stepping.step(self._ticks)
+        stepping.steps += 1
+        stepping.at.append(self._ticks)
 
     def begin(self, there: Iterable[Any] = ()) -> None:
         """Begin with the clock's first step: `notes` compares only steps from here on.
@@ -64,18 +65,18 @@ class Optimizers:
         """
         self._there.update(there)
         for each in self.seen:
-            each.begin()
+            each.at.clear()
 
     def notes(self) -> tuple[str, ...]:
         """Return which optimizers step at another rate than the clock, after the clock's last step."""
         if not self._clocks:
             return ()
-        intervals = sum(each.measured for each in self._clocks) - 1
+        intervals = sum(len(each.at) for each in self._clocks) - 1
         return tuple(
             f"{each.name} stepped {each.rate(intervals):.3g} times for each step of the clock, {self.name}: "
             "name another optimizer with Script(clock=...)"
             for each in self.seen
-            if each not in self._clocks and each.measured and abs(each.measured - intervals) > 1
+            if each not in self._clocks and each.at and abs(len(each.at) - intervals) > 1
         )
 
     @property
@@ -118,30 +119,12 @@ class Stepping:
         # Their identities: what observes the training keeps those of the clock alive.
         self.parameters = {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
         self.steps = 0
-        self.begin()
-
-    def begin(self) -> None:
-        """Count `measured` from here on."""
-        self.measured = 0  # steps since the clock began
-        self._first = self._last = self._at_last = 0
-
-    def step(self, ticks: int) -> None:
-        """Count a step, made after so many steps of the clock."""
-        self.steps += 1
-        self.measured += 1
-        if self.measured == 1:
-            self._first = ticks
-        self._at_last = self._at_last + 1 if ticks == self._last else 1
-        self._last = ticks
-
-    def has_stepped_since(self, ticks: int) -> bool:
-        """Whether it has stepped after so many steps of the clock."""
-        return self.measured > 0 and self._last == ticks
+        self.at: list[int] = []  # after how many steps of the clock, for each step since that began
 
     def rate(self, intervals: int) -> float:
         """Return its steps for each step of the clock, from its first to its last in so many `intervals`."""
-        span = self._last - self._first
-        return (self.measured - self._at_last) / span if span else self.measured / max(intervals, 1)
+        first, last, steps = self.at[0], self.at[-1], len(self.at)
+        return (steps - self.at.count(last)) / (last - first) if last > first else steps / max(intervals, 1)
 
 
 def living(kind: type[T]) -> list[T]:

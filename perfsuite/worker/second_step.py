@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,37 +45,31 @@ class SecondStep:
             self._count_tokens(model)
             if inside:
                 self._look_inside(model)
-        except Exception:
-            self._remove()
-            raise
+        except Exception as error:
+            self._errors.append(error)
+            self.finish()
 
     def _count_tokens(self, model: nn.Module) -> None:
         parents = [m for m in model.modules() if next(m.children(), None) is not None] if self.inside else []
         outermost = model if isinstance(model, nn.ModuleList) else [model]  # a list is not called
         for module in dict.fromkeys([*outermost, *parents]):
             if not isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
-                self._before(module, self.tokens.enter, with_kwargs=True)
-                self._after(module, self.tokens.leave, always_call=True)
+                self._hook(module.register_forward_pre_hook, self.tokens.enter, with_kwargs=True)
+                self._hook(module.register_forward_hook, self.tokens.leave, always_call=True)
 
     def _look_inside(self, model: nn.Module) -> None:
         blocks = [block for block in layers(model) if _linears(block)]
         self.forwards, self.recomputed = [0] * len(blocks), [0] * len(blocks)
         for index, block in enumerate(blocks):
-            self._before(_linears(block)[0], self._counter(index))
+            self._hook(_linears(block)[0].register_forward_pre_hook, partial(self._count, index))
         plain = [linear for linear in _linears(model) if finetuning.quantization_of(linear) is None]
         for module in plain[:1]:  # a quantised layer gives back the dtype that it was given
-            self._after(module, self._see_dtype)
+            self._hook(module.register_forward_hook, self._see_dtype)
         for module in _linears(blocks[-1]) if blocks else ():
-            self._before(module, self._see_attention)
+            self._hook(module.register_forward_pre_hook, self._see_attention)
 
-    def _before(self, module: nn.Module, hook: Callable[..., None], **how: bool) -> None:
-        self._handles.append(module.register_forward_pre_hook(self._guarded(hook), **how))
-
-    def _after(self, module: nn.Module, hook: Callable[..., None], **how: bool) -> None:
-        self._handles.append(module.register_forward_hook(self._guarded(hook), **how))
-
-    def _guarded(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """Return a hook that keeps its error for later: a model must not fail because of it."""
+    def _hook(self, register: Callable[..., Any], hook: Callable[..., None], **how: bool) -> None:
+        """Register a hook that keeps its error for later: a model must not fail because of it."""
 
         def run(*args: Any) -> None:
             try:
@@ -82,13 +77,10 @@ class SecondStep:
             except Exception as error:
                 self._errors.append(error)
 
-        return run
+        self._handles.append(register(run, **how))
 
-    def _counter(self, index: int) -> Callable[..., None]:
-        def count(module: nn.Module, args: Any) -> None:
-            (self.recomputed if in_backward() else self.forwards)[index] += 1
-
-        return count
+    def _count(self, index: int, module: nn.Module, args: Any) -> None:
+        (self.recomputed if in_backward() else self.forwards)[index] += 1
 
     def _see_dtype(self, module: nn.Module, args: Any, output: Any) -> None:
         first = output[0] if isinstance(output, list | tuple) and output else output
@@ -101,13 +93,10 @@ class SecondStep:
 
     def finish(self) -> None:
         """Remove the hooks. Raise the error, if any, that a hook has kept from the model."""
-        self._remove()
-        if self._errors:
-            raise self._errors[0]
-
-    def _remove(self) -> None:
         for handle in self._handles:
             handle.remove()
+        if self._errors:
+            raise self._errors[0]
 
     def recomputing(self) -> str:
         """Return how many blocks ran their forward again in backward."""
@@ -159,11 +148,12 @@ class TokenCount:
 
 def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """Yield a call's tensors with their names, also those in a batch, but no labels: no model reads them."""
-    for name, value in [*((str(index), each) for index, each in enumerate(args)), *kwargs.items()]:
-        if str(name).startswith(("label", "target")):
+    for key, value in [*enumerate(args), *kwargs.items()]:
+        name = str(key)
+        if name.startswith(("label", "target")):
             continue
         if isinstance(value, Tensor):
-            yield str(name), value
+            yield name, value
         elif isinstance(value, Mapping):
             yield from _tensors((), value)
         elif isinstance(value, list | tuple):

@@ -40,7 +40,6 @@ class _Misfit(Exception):
 
 class _Fault(NamedTuple):
     fits: str
-    """Where there is something to change."""
     begin: Callable[[nn.Module, Optimizer], None] | None = None
     """Changes what trains, between two steps. None: an option of the framework, from the start."""
 
@@ -77,16 +76,20 @@ def _misfit(kind: Structural, why: str) -> MismatchError:
     return MismatchError(f"--perf-inject {kind}: {why}. It fits {_FAULTS[kind].fits}")
 
 
-def _toggle_resharding(model: nn.Module, optimizer: Optimizer) -> None:
-    """The root, which torch keeps, stays as it is."""
+def _sharding(model: nn.Module) -> list[tuple[FSDPModule, Any]]:
+    """Modules with the group of parameters that FSDP2 shards in them."""
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    pairs = [
-        (unit, group) for unit in units if (group := unit._get_fsdp_state()._fsdp_param_group) is not None
-    ]
+    groups = [(unit, unit._get_fsdp_state()._fsdp_param_group) for unit in units]
+    return [(unit, group) for unit, group in groups if group is not None]
+
+
+def _toggle_resharding(model: nn.Module, optimizer: Optimizer) -> None:
+    pairs = _sharding(model)
     if len(pairs) < 2:
         raise _Misfit("FSDP2 shards no blocks")
+    root = next(module for module in model.modules() if isinstance(module, FSDPModule))
     for unit, group in pairs:
-        if unit is not units[0]:
+        if unit is not root:  # which torch keeps
             unit.set_reshard_after_forward(group.post_forward_mesh_info is None, recurse=False)
 
 
@@ -96,9 +99,7 @@ def _reduce_in_fp32(model: nn.Module, optimizer: Optimizer) -> None:
             raise _Misfit("DDP reduces in float32 already")
         model.register_comm_hook(model.process_group, _all_reduced_in_fp32)
         return
-    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    groups = [group for unit in units if (group := unit._get_fsdp_state()._fsdp_param_group) is not None]
-    dtypes = [(group, group._reduce_dtype or group.fsdp_params[0].orig_dtype) for group in groups]
+    dtypes = [(each, each._reduce_dtype or each.fsdp_params[0].orig_dtype) for _, each in _sharding(model)]
     lower = [group for group, dtype in dtypes if dtype != torch.float32]
     if not lower:
         raise _Misfit("no gradients are reduced in a lower precision by DDP or FSDP2")
@@ -107,14 +108,13 @@ def _reduce_in_fp32(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def _all_reduced_in_fp32(group, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP reads them
-    """Average a bucket of gradients (`dist.GradBucket`) over the ranks; for `register_comm_hook`."""
     share = bucket.buffer().float() / group.size()
     future = dist.all_reduce(share, group=group, async_op=True).get_future()
     return future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
 
 def _forget_checkpointing(model: nn.Module, optimizer: Optimizer, *, blocks: int | None = None) -> None:
-    """Of the first `blocks` checkpointed blocks; None: of all of them."""
+    """Run the first `blocks` checkpointed blocks plainly; None: all of them."""
     checkpointed: list[Any] = [module for module in model.modules() if _is_checkpointed(module)]
     if not checkpointed:
         raise _Misfit("no block is checkpointed")
@@ -155,28 +155,21 @@ def _compute_loss_twice(model: nn.Module, optimizer: Optimizer) -> None:
     trained.loss_function = twice
 
 
-def _step_by_loop(model: nn.Module, optimizer: Optimizer) -> None:
-    group = optimizer.param_groups[0]
-    on_gpu = group["params"][0].device.type == "cuda"
-    if not (group.get("fused") or group.get("foreach") or (on_gpu and group.get("foreach", False) is None)):
-        raise _Misfit(f"{type(optimizer).__name__} already steps parameter by parameter")
-    _step_by(optimizer, foreach=False)
-
-
-def _step_by_lists(model: nn.Module, optimizer: Optimizer) -> None:
-    group = optimizer.param_groups[0]
-    if "foreach" not in group or (group["foreach"] and not group.get("fused")):
-        raise _Misfit(f"{type(optimizer).__name__} does so already, or cannot")
-    _step_by(optimizer, foreach=True)
-
-
-def _step_by(optimizer: Optimizer, *, foreach: bool) -> None:
+def _step_by(model: nn.Module, optimizer: Optimizer, *, foreach: bool) -> None:
+    """By lists of parameters (`foreach`), or by one after the other: as no fused optimizer does."""
+    first, name = optimizer.param_groups[0], type(optimizer).__name__
+    by_default = first["params"][0].device.type == "cuda" and first.get("foreach", False) is None
+    by_lists = first.get("foreach") and not first.get("fused")
+    if foreach and (by_lists or "foreach" not in first):
+        raise _Misfit(f"{name} does so already, or cannot")
+    if not foreach and not (first.get("fused") or by_lists or by_default):
+        raise _Misfit(f"{name} already steps parameter by parameter")
     for group in optimizer.param_groups:
         group.update(foreach=foreach, fused=False)
 
 
 def _attend_eagerly(model: nn.Module, optimizer: Optimizer) -> None:
-    configs: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
+    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
     fused = [each for each in configs if getattr(each, "_attn_implementation", None) not in (None, "eager")]
     if not fused:
         raise _Misfit("no model of transformers has another attention")
@@ -207,8 +200,12 @@ _FAULTS: Mapping[Structural, _Fault] = {
     "loss-twice": _Fault(TRANSFORMERS, _compute_loss_twice),
     "gradient-copies": _Fault("DDP(gradient_as_bucket_view=True)"),
     "small-buckets": _Fault(f"DDP with a bucket_cap_mb above {SMALL_BUCKET_MB:g}"),
-    "optimizer-loop": _Fault("optimizers of torch that are fused, as on a GPU, or foreach", _step_by_loop),
-    "optimizer-foreach": _Fault("optimizers of torch that are fused, or loop, as on a CPU", _step_by_lists),
+    "optimizer-loop": _Fault(
+        "optimizers of torch that are fused, as on a GPU, or foreach", partial(_step_by, foreach=False)
+    ),
+    "optimizer-foreach": _Fault(
+        "optimizers of torch that are fused, or loop, as on a CPU", partial(_step_by, foreach=True)
+    ),
     "eager-attention": _Fault(f"{TRANSFORMERS}, unless attention='eager'", _attend_eagerly),
     "weight-copy": _Fault("every framework that trains", _keep_average),
 }

@@ -12,35 +12,28 @@ from perfsuite.frameworks.script import Script
 from perfsuite.results.counts import Collective, Counts
 from perfsuite.results.rank_report import Evidence, Flops, RankReport
 from tests.samples import make_case, make_machine, make_report, write_launch
+from tests.twin_counts import collective
 
-TOKENS = make_report(0).tokens_per_step
 FLOPS = Flops(formula="palm-1", per_token=18.0, parameters=3, matmul_parameters=2)
 """Of 2 weights and an attention of 2 FLOPs a token in forward: 6 in all."""
-FORWARD = TOKENS * 6 // 2
+FORWARD = make_report(0).tokens_per_step * 6 // 2
 """FLOPs of one of two ranks in forward."""
+EVIDENCE = Evidence(data_parallel=2, collectives=99, replicated={"w": (1.0, 2.0)}, replicated_bytes=4_000_000)
+"""Of a parameter of 4 MB that both ranks hold, and that training moved."""
 
 
 def sent(size: int, ranks: int = 2) -> Collective:
-    return Collective(
-        kind="all_reduce", ranks=ranks, apart=1, dtype="float32", phase="backward", count=1, bytes=size
-    )
+    return collective("all_reduce", ranks=ranks, count=1, bytes=size)
 
 
-def evidence(**changes: Any) -> Evidence:
-    """Of a parameter of 4 MB that both ranks hold, and that training moved."""
-    told: dict[str, Any] = {
-        "data_parallel": 2,
-        "collectives": 99,
-        "replicated": {"w": (1.0, 2.0)},
-        "replicated_bytes": 4_000_000,
-    }
-    return Evidence(**{**told, **changes})
+FULL = Counts(collectives=(sent(4_000_000),), flops={"forward": FORWARD, "backward": 2 * FORWARD})
+"""All of it."""
+ALONE = FULL.replace(collectives=())
 
 
-def launch(counts: Counts | None = None, **changes: Any) -> list[RankReport]:
-    """The reports of two ranks that were counted to do all of it."""
-    full = Counts(collectives=(sent(4_000_000),), flops={"forward": FORWARD, "backward": 2 * FORWARD})
-    values: dict[str, Any] = {"counts": counts or full, "flops": FLOPS, "evidence": evidence()}
+def launch(counts: Counts = FULL, **changes: Any) -> list[RankReport]:
+    """The reports of two ranks."""
+    values: dict[str, Any] = {"counts": counts, "flops": FLOPS, "evidence": EVIDENCE}
     return [make_report(rank, **{**values, **changes}) for rank in range(2)]
 
 
@@ -61,31 +54,25 @@ def test_what_a_rank_found_is_told_with_its_rank() -> None:
 
 
 def test_fewer_flops_than_the_formula_of_the_model() -> None:
-    (told,) = why(launch(Counts(collectives=(sent(4_000_000),), flops={"backward": 2 * FORWARD})))
+    (told,) = why(launch(FULL.replace(flops={"backward": 2 * FORWARD})))
     assert told == (
         "all ranks together were seen to compute 0 FLOP in forward, which takes "
         f"{2 * FORWARD:.4g} by the formula palm-1"
     )
-
-
-def test_frozen_weights_are_multiplied_in_forward_as_others() -> None:
-    frozen = FLOPS.replace(per_token=14.0, trained_parameters=0)
+    frozen = FLOPS.replace(per_token=14.0, trained_parameters=0)  # multiplied in forward as others
     assert why(launch(flops=frozen)) == ()
-    assert why(launch(Counts(collectives=(sent(4_000_000),), flops={"forward": FORWARD // 2}), flops=frozen))
+    assert why(launch(FULL.replace(flops={"forward": FORWARD // 2}), flops=frozen))
 
 
-@pytest.mark.parametrize("unknown", ["no formula", "an operator without one", "tokens that vary"])
-def test_flops_that_nobody_knows_are_not_compared(unknown: str) -> None:
-    seen = Counts(
-        collectives=(sent(4_000_000),),
-        without_flops={"flash_attn._flash_attn_forward": 4} if unknown == "an operator without one" else {},
-    )
-    case = make_case(framework=Script(path="t.py", tokens="vary")) if unknown == "tokens that vary" else None
-    assert why(launch(seen, flops=None if unknown == "no formula" else FLOPS), case) == ()
+def test_flops_that_nobody_knows_are_not_compared() -> None:
+    none, varying = FULL.replace(flops={}), make_case(framework=Script(path="t.py", tokens="vary"))
+    assert why(launch(none))
+    assert why(launch(none, flops=None)) == why(launch(none), varying) == ()
+    assert why(launch(none.replace(without_flops={"flash_attn._flash_attn_forward": 4}))) == ()
 
 
 def test_ranks_that_train_one_model_and_send_next_to_nothing() -> None:
-    norm_only = Counts(collectives=(sent(4), sent(4_000_000, ranks=1)), flops={"forward": FORWARD})
+    norm_only = FULL.replace(collectives=(sent(4), sent(4_000_000, ranks=1)))
     (told,) = why(launch(norm_only))
     assert told == (
         "the ranks train one model, whose gradients have 4,000,000 bytes, and were seen to send 4: "
@@ -105,15 +92,13 @@ def test_ranks_that_train_one_model_and_send_next_to_nothing() -> None:
     ids=["one part of the data", "sharded", "nothing moved", "not known", "averaged now and then"],
 )
 def test_ranks_that_need_not_exchange_gradients_in_each_step(changes: dict[str, Any]) -> None:
-    alone = Counts(flops={"forward": FORWARD})
-    assert why(launch(alone))
-    assert why(launch(alone, evidence=evidence(**changes))) == ()
+    assert why(launch(ALONE))
+    assert why(launch(ALONE, evidence=EVIDENCE.replace(**changes))) == ()
 
 
 def test_replicas_that_differ_and_ranks_without_counts() -> None:
-    alone = Counts(flops={"forward": FORWARD})
-    assert why(launch(alone), make_case(framework=Script(path="t.py", replicas="differ"))) == ()
-    first, second = launch(alone)
+    assert why(launch(ALONE), make_case(framework=Script(path="t.py", replicas="differ"))) == ()
+    first, second = launch(ALONE)
     assert why([first, second.replace(counts=None)]) == ()
     assert why([first, second.replace(evidence=None)]) == ()
 

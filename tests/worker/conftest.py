@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from tests.worker.fake_gpu import FakeAllocator, FakeGPU
@@ -13,3 +15,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
     return FakeAllocator(monkeypatch)
+
+
+@pytest.fixture
+def new_objects_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `living` pass by what tests/conftest.py has frozen: nothing of a test is there."""
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)

@@ -9,7 +9,8 @@ from torch.distributed._functional_collectives import all_gather_tensor, all_red
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from perfsuite.worker.collectives import OPERATORS, Message, message_of
+from perfsuite.results.counts import Collective
+from perfsuite.worker.collectives import OPERATORS, call_of
 from tests.fake_group import fake_group
 
 
@@ -18,13 +19,13 @@ class Messages(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[Message] = []
+        self.seen: list[Collective] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if str(func._overloadpacket) in OPERATORS:
             made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-            self.seen.append(message_of(str(func._overloadpacket), args, kwargs or {}, made))
+            self.seen.append(call_of(str(func._overloadpacket), args, kwargs or {}, made, "forward"))
         return out
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode
 
 from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Compiled
-from perfsuite.worker import software
+from perfsuite.worker import hidden, software
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.counting import Counting, warm_up
 from perfsuite.worker.live_memory import LiveMemory
@@ -66,10 +66,16 @@ def test_two_steps_are_counted_and_the_second_is_reported() -> None:
     assert counting.log is not None
     assert len(counting.log.steps) == 2
 
+    assert Loop().run(steps=FIRST_COUNTED).result() is None, "a launch that ends too early has none"
 
-def test_a_launch_that_ends_too_early_has_no_counts() -> None:
-    counting = Loop().run(steps=FIRST_COUNTED)
+
+def told(counting: Counting) -> str:
+    """Why nothing was counted; nothing of it is left."""
     assert counting.result() is None
+    (note,) = counting.notes
+    assert _get_current_dispatch_mode() is None
+    assert "resize_" not in vars(torch.UntypedStorage)
+    return note.removeprefix("what a step does was not counted: ")
 
 
 def test_the_first_optimizer_that_steps_is_the_one_that_counts() -> None:
@@ -95,29 +101,16 @@ def test_a_mode_around_the_training_s_step_is_told_and_nothing_is_counted() -> N
 
     counting = loop.run(inside=enter)
     mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-    assert counting.result() is None
-    (note,) = counting.notes
-    assert "TorchDispatchMode of its own" in note
-    assert _get_current_dispatch_mode() is None
+    assert "TorchDispatchMode of its own" in told(counting)
 
 
-def test_what_cannot_be_counted_is_a_note() -> None:
-    loop = Loop()
+def test_what_cannot_be_counted_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, counting = Loop(), Loop().run()
     loop.counting = Counting(lambda: None)
-    assert loop.run().result() is None
-    (note,) = loop.counting.notes
-    assert note.startswith("what a step does was not counted: AttributeError")
-
-
-def test_a_torch_that_does_not_tell_what_it_compiled_costs_the_counts_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    counting = Loop().run()
+    assert told(loop.run()).startswith("AttributeError")
     monkeypatch.setattr(software, "compiled_graphs", lambda: 1)
     monkeypatch.delattr(torch._dynamo.utils, "get_compilation_metrics")
-    assert counting.result() is None
-    (note,) = counting.notes
-    assert "what torch.compile made is not known (AttributeError" in note
+    assert told(counting).startswith("what torch.compile made is not known (AttributeError")
 
 
 def test_of_a_compiled_model_the_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,9 +150,7 @@ def test_an_optimizer_that_steps_in_backward_is_not_counted() -> None:
     training = SteppingInBackward()
     for _ in range(6):
         training.weight.sum().backward()
-    assert training.counting.result() is None
-    assert training.counting.notes == ["what a step does was not counted: the optimizer steps in backward"]
-    assert _get_current_dispatch_mode() is None
+    assert told(training.counting) == "the optimizer steps in backward"
 
 
 @pytest.mark.parametrize("outside", [FIRST_COUNTED - 1, COUNTED_STEP - 1])
@@ -175,8 +166,7 @@ def test_one_that_steps_in_backward_later_is_not_counted(outside: int) -> None:
         _pop_mode()
         assert isinstance(left, StepCounter)
         assert not left.is_entered
-    assert training.counting.result() is None
-    assert len(training.counting.notes) == 1
+    assert told(training.counting)
 
 
 def test_a_mode_that_was_taken_away_is_told() -> None:
@@ -184,32 +174,24 @@ def test_a_mode_that_was_taken_away_is_told() -> None:
         if number == FIRST_COUNTED:
             _pop_mode()
 
-    counting = Loop().run(inside=take)
-    assert counting.result() is None
-    assert counting.notes == [
-        "what a step does was not counted: RuntimeError: its TorchDispatchMode was taken away during the step"
-    ]
-    assert "resize_" not in vars(torch.UntypedStorage)
+    reason = told(Loop().run(inside=take))
+    assert reason == "RuntimeError: its TorchDispatchMode was taken away during the step"
 
 
-@pytest.mark.parametrize("method", ["end_step", "before_optimizer", "__init__", "_count"])
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [
+        *((StepCounter, name) for name in ("end_step", "before_optimizer", "__init__", "_count")),
+        (hidden, "_too_few_flops"),
+        (LiveMemory, "_change"),
+    ],
+)
 def test_a_fault_in_the_counter_is_a_note_and_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch, method: str
+    monkeypatch: pytest.MonkeyPatch, owner: Any, method: str
 ) -> None:
-    def fail(self: StepCounter, *args: Any, **kwargs: Any) -> None:
-        raise ValueError("odd")
-
-    monkeypatch.setattr(StepCounter, method, fail)
-    counting = Loop().run()
-    assert counting.result() is None
-    assert counting.notes == ["what a step does was not counted: ValueError: odd"]
-    assert _get_current_dispatch_mode() is None
-
-
-def test_an_error_when_a_storage_is_gone_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: LiveMemory, number: int, size: int) -> None:
-        if size == 0:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        if method != "_change" or args[-1] == 0:  # a storage is gone
             raise ValueError("odd")
 
-    monkeypatch.setattr(LiveMemory, "_change", fail)
-    assert Loop().run().notes == ["what a step does was not counted: ValueError: odd"]
+    monkeypatch.setattr(owner, method, fail)
+    assert told(Loop().run()) == "ValueError: odd"

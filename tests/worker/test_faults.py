@@ -13,7 +13,7 @@ import torch
 
 from perfsuite import DDP
 from perfsuite.case.fault import AT_STEP, Fault
-from perfsuite.results.rank_report import Memory
+from perfsuite.results.rank_report import Memory, RankReport
 from perfsuite.worker import structural_faults
 from perfsuite.worker.faults import Injector
 from perfsuite.worker.memory import HostMemory
@@ -129,7 +129,7 @@ def test_on_a_gpu_its_own_allocator_runs_out_of_memory(monkeypatch: pytest.Monke
 def test_effect_on_the_report(is_last_rank: bool) -> None:
     report = make_report(memory=Memory(peak=1000, method="simulated"))
 
-    def changed(text: str) -> Any:
+    def changed(text: str, report: RankReport = report) -> Any:
         return Injector(Fault.parse(text), is_last_rank=is_last_rank).report(report)
 
     nan = changed("nan").loss
@@ -138,8 +138,10 @@ def test_effect_on_the_report(is_last_rank: bool) -> None:
     assert changed("loss").loss == (7.0,) * 25
     assert changed("missing-metric") == report.replace(memory=None)
     assert changed("leak=20%").memory.peak == 1200
-    assert changed("slowdown=30%") == report
-    assert changed("crash") == report
+    for memory in (Memory(peak=1000, method="torch.cuda.memory_stats"), None):  # really held and measured
+        measured = make_report(memory=memory)
+        assert changed("leak=20%", measured) == measured
+    assert changed("slowdown=30%") == changed("crash") == report
     assert changed("missing-rank") == (None if is_last_rank else report)
 
 
@@ -164,11 +166,3 @@ def test_a_leak_is_held_on_the_device_that_trains(monkeypatch: pytest.MonkeyPatc
     recorder = Recorder(SimulatedTimer(), memory=MemoryOfGPU3())
     Injector(Fault.parse("leak=50%"), is_last_rank=False).before_end(AT_STEP, recorder)
     assert held == [torch.device("cuda", 3)]
-
-
-def test_a_leak_changes_only_a_simulated_report() -> None:
-    """Elsewhere memory is really held, and must be really measured."""
-    injector = Injector(Fault.parse("leak=20%"), is_last_rank=True)
-    measured = make_report(memory=Memory(peak=1000, method="torch.cuda.memory_stats"))
-    assert injector.report(measured) == measured
-    assert injector.report(make_report(memory=None)) == make_report(memory=None)

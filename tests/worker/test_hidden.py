@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import threading
@@ -18,12 +17,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfsuite.results.counts import COUNTED_STEP, Collective, Counts
+from perfsuite.results.counts import COUNTED_STEP, Counts
 from perfsuite.verdict import exact
 from perfsuite.worker import calls, hidden, replicas, software
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.counting import Counting
-from tests.twin_counts import baseline_of, launch
+from tests.twin_counts import baseline_of, collective, launch
 
 INPUTS = torch.ones(8, 16)
 REPLAYED = "a CUDA graph was replayed, whose operators are not seen"
@@ -164,6 +163,12 @@ def gradients_of(training: Training) -> list[Any]:
     return [da.T @ x, da.sum(0), dy.T @ h, dy.sum(0)]
 
 
+def by_numpy(training: Training, gradients: list[Tensor] | None = None) -> None:
+    gradients = gradients or _grads(training)
+    for gradient, value in zip(gradients, gradients_of(training), strict=True):
+        gradient.numpy()[...] = value
+
+
 def _grads(training: Training) -> list[Tensor]:
     for parameter in training.model.parameters():
         if parameter.grad is None:
@@ -171,23 +176,11 @@ def _grads(training: Training) -> list[Tensor]:
     return [parameter.grad for parameter in training.model.parameters()]
 
 
-def by_numpy(training: Training) -> None:
-    for gradient, value in zip(_grads(training), gradients_of(training), strict=True):
-        gradient.numpy()[...] = value
-
-
-def by_ctypes(training: Training) -> None:
-    for gradient, value in zip(_grads(training), gradients_of(training), strict=True):
-        value = np.ascontiguousarray(value, np.float32)
-        ctypes.memmove(gradient.data_ptr(), value.ctypes.data, value.nbytes)
-
-
 def in_another_process(training: Training) -> None:
     gradients = [gradient.share_memory_() for gradient in _grads(training)]
     if (child := os.fork()) == 0:
         try:
-            for gradient, value in zip(gradients, gradients_of(training), strict=True):
-                gradient.numpy()[...] = value
+            by_numpy(training, gradients)
         finally:
             os._exit(0)
     os.waitpid(child, 0)
@@ -203,9 +196,8 @@ class InC(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        made = [torch.empty(value.shape) for value in gradients_of(ctx.training)]
-        for gradient, value in zip(made, gradients_of(ctx.training), strict=True):
-            gradient.numpy()[...] = value
+        made = [torch.empty(gradient.shape) for gradient in gradients_of(ctx.training)]
+        by_numpy(ctx.training, made)
         return None, *made
 
 
@@ -224,14 +216,22 @@ def by_an_operator_of_a_package(training: Training) -> None:
         parameter.grad = gradient_of(parameter)
 
 
-SYMMETRIC = torch.library.Library("symm_mem", "FRAGMENT")
-SYMMETRIC.define("hiding_all_gather(Tensor x) -> Tensor")
-SYMMETRIC.impl("hiding_all_gather", lambda x: x.clone(), "CPU")
-SYMMETRIC.define("hiding_all_gather_matmul(Tensor x, Tensor w) -> Tensor")
-SYMMETRIC.impl("hiding_all_gather_matmul", lambda x, w: x @ w, "CPU")
-ONE_SIDED = torch.library.Library("nvshmem", "FRAGMENT")
-ONE_SIDED.define("hiding_put(Tensor x) -> Tensor")
-ONE_SIDED.impl("hiding_put", lambda x: x.clone(), "CPU")
+@torch.library.custom_op("symm_mem::hiding_all_gather", mutates_args=())
+def gathered(x: Tensor) -> Tensor:
+    """As symmetric memory and asynchronous tensor parallelism send."""
+    return x.clone()
+
+
+@torch.library.custom_op("nvshmem::hiding_put", mutates_args=())
+def put(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+class Buffer:
+    """As DeepEP's: its kernels send by themselves."""
+
+    def dispatch(self, tokens: Tensor) -> Tensor:
+        return tokens
 
 
 def sending(send: Callable[[], Any]) -> Callable[[Training], None]:
@@ -244,21 +244,6 @@ def sending(send: Callable[[], Any]) -> Callable[[Training], None]:
     return train
 
 
-by_symmetric_memory = sending(lambda: torch.ops.symm_mem.hiding_all_gather(INPUTS))
-by_async_tensor_parallelism = sending(lambda: torch.ops.symm_mem.hiding_all_gather_matmul(INPUTS, INPUTS.t()))
-by_one_sided_messages = sending(lambda: torch.ops.nvshmem.hiding_put(INPUTS))
-
-
-class Buffer:
-    """As DeepEP's: its kernels send by themselves."""
-
-    def dispatch(self, tokens: Tensor) -> Tensor:
-        return tokens
-
-
-by_deepep = sending(lambda: sys.modules["deep_ep"].Buffer().dispatch(INPUTS))
-
-
 WAYS: dict[str, tuple[Callable[[Training], None], str]] = {
     "a CUDA graph of forward and backward": (whole, REPLAYED),
     "the same, and gradients clipped outside": (with_clipping, GRADIENTS),
@@ -267,29 +252,23 @@ WAYS: dict[str, tuple[Callable[[Training], None], str]] = {
     "another thread": (in_a_thread, GRADIENTS),
     "a dispatch mode of the training's own": (below_a_mode, GRADIENTS),
     "numpy": (by_numpy, GRADIENTS),
-    "ctypes": (by_ctypes, GRADIENTS),
     "another process": (in_another_process, GRADIENTS),
     "an autograd function in C": (by_a_kernel_in_c, GRADIENTS),
     "a fused operator of a package": (by_an_operator_of_a_package, FLOPS),
-    "symmetric memory": (by_symmetric_memory, "symm_mem.hiding_all_gather ran, whose messages"),
-    "async tensor parallelism": (by_async_tensor_parallelism, "symm_mem.hiding_all_gather_matmul ran"),
-    "NVSHMEM": (by_one_sided_messages, "nvshmem.hiding_put ran"),
-    "DeepEP": (by_deepep, "DeepEP's dispatch was called, whose messages are not counted (1x)"),
+    "symmetric memory": (sending(lambda: gathered(INPUTS)), "symm_mem.hiding_all_gather ran, whose messages"),
+    "NVSHMEM": (sending(lambda: put(INPUTS)), "nvshmem.hiding_put ran"),
+    "DeepEP": (
+        sending(lambda: Buffer().dispatch(INPUTS)),
+        "DeepEP's dispatch was called, whose messages are not counted (1x)",
+    ),
 }
 
 
-@pytest.fixture
-def deep_ep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "deep_ep", types.ModuleType("deep_ep"))
-    monkeypatch.setattr(
-        sys.modules["deep_ep"], "Buffer", type("Buffer", (Buffer,), dict(vars(Buffer))), raising=False
-    )
-
-
-@pytest.mark.usefixtures("deep_ep")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("way", WAYS)
-def test_a_way_to_hide_work_is_told(way: str) -> None:
+def test_a_way_to_hide_work_is_told(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    package: Any = types.SimpleNamespace(Buffer=Buffer)
+    monkeypatch.setitem(sys.modules, "deep_ep", package)
     train, rule = WAYS[way]
     training = Training()
     counting = training.run(train)
@@ -372,7 +351,10 @@ def by_products_of_a_package(training: Training) -> None:
     by_products_of_a_package,
 ])  # fmt: skip
 def test_honest_training_hides_nothing(train: Callable[[Training], None]) -> None:
-    counting = Training().run(train)
+    assert_honest(Training().run(train))
+
+
+def assert_honest(counting: Counting) -> None:
     assert (counting.notes, counting.hidden) == ([], ())
     assert counting.counts is not None
 
@@ -408,9 +390,7 @@ def test_models_of_all_kinds_hide_nothing(kind: str, to_none: bool) -> None:
         training.model.zero_grad(set_to_none=to_none)
         forward().square().mean().backward()
 
-    counting = training.run(train)
-    assert (counting.notes, counting.hidden) == ([], ())
-    assert counting.counts is not None
+    assert_honest(training.run(train))
 
 
 def test_optimizers_that_step_seldom_may_keep_old_gradients() -> None:
@@ -445,56 +425,28 @@ def test_kernels_of_a_compiled_model_are_not_asked_for(monkeypatch: pytest.Monke
 # Collectives
 
 
-@pytest.fixture
-def began(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What the groups' sequence numbers come to at each look: before and after steps 3 and 4."""
-    numbers = [10, 20, 23]
-    monkeypatch.setattr(replicas, "collectives_begun", lambda: numbers.pop(0) if numbers else None)
-    return numbers
-
-
-def all_reduces(count: int) -> Counts:
-    message = Collective(
-        kind="all_reduce", ranks=2, apart=1, dtype="float32", phase="backward", count=count, bytes=8
-    )
-    alone = message.replace(ranks=1, count=99)
-    return Counts(flops={"backward": 10**9}, collectives=(message, alone))
-
-
 @pytest.mark.parametrize(
-    ("seen", "told"),
+    ("seen", "operator", "begun", "is_told"),
     [
-        (1, ("10 collectives began in the process groups, and 1 of them were seen: others are called by "
-             "another thread, or without torch's dispatcher",)),
-        (10, ()),
-        (11, ()),
+        (1, "c10d.allreduce_", [10, 20], True),
+        (10, "c10d.allreduce_", [10, 20], False),
+        (11, "c10d.allreduce_", [10, 20], False),
+        (1, "c10d.reduce_scatter_", [10, 20], False),  # of which a backend makes several
+        (1, "c10d.allreduce_", [10, None], False),  # nobody counts
     ],
-)  # fmt: skip
-def test_collectives_that_began_and_were_not_seen(seen: int, told: tuple[str, ...], began: list[int]) -> None:
+)
+def test_collectives_that_began_and_were_not_seen(
+    seen: int, operator: str, begun: list[int], is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "collectives_begun", lambda: begun.pop(0))
+    message = collective("all_reduce", count=seen)
+    counts = Counts(flops={"backward": 10**9}, collectives=(message, message.replace(ranks=1, count=99)))
     watch = hidden.Watch()
-    counter: Any = types.SimpleNamespace(collectives={"c10d.allreduce_"})
-    assert watch.found(counter, all_reduces(seen), nn.Linear(1, 1)) == told
-
-
-@pytest.mark.parametrize("unknown", ["several", "nobody counts"])
-def test_collectives_that_a_backend_makes_of_others_are_not_compared(unknown: str, began: list[int]) -> None:
-    if unknown == "nobody counts":
-        began[1:] = []
-    watch = hidden.Watch()
-    counter: Any = types.SimpleNamespace(
-        collectives={"c10d.reduce_scatter_"} if unknown == "several" else set()
+    counter: Any = types.SimpleNamespace(collectives={operator})
+    assert watch.found(counter, counts, nn.Linear(1, 1)) == is_told * (
+        "10 collectives began in the process groups, and 1 of them were seen: others are called by another "
+        "thread, or without torch's dispatcher",
     )
-    assert watch.found(counter, all_reduces(1), nn.Linear(1, 1)) == ()
-
-
-def test_an_error_of_a_rule_leaves_nothing_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any) -> Any:
-        raise ValueError("odd")
-
-    monkeypatch.setattr(hidden, "_too_few_flops", fail)
-    counting = Training().run(Training.backward)
-    assert counting.counts is None
-    assert counting.notes == ["what a step does was not counted: ValueError: odd"]
 
 
 def _as_rank(rank: int, file: str) -> None:

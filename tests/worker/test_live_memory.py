@@ -5,39 +5,25 @@ import torch
 
 from perfsuite.results.counts import Phase
 from perfsuite.results.memory_log import MemoryChange
-from perfsuite.worker.live_memory import LiveMemory, Resizes
+from perfsuite.worker.live_memory import LiveMemory, resizes
 
-
-class Phases:
-    """Says in which phase a process is."""
-
-    now: Phase = "forward"
-
-    def __call__(self) -> Phase:
-        return self.now
+floats = torch.zeros
 
 
 @pytest.fixture
-def phases() -> Phases:
-    return Phases()
+def memory() -> LiveMemory:
+    return LiveMemory(lambda: "forward")
 
 
-@pytest.fixture
-def memory(phases: Phases) -> LiveMemory:
-    return LiveMemory(phases)
-
-
-def floats(count: int) -> torch.Tensor:
-    return torch.zeros(count)
-
-
-def test_the_peak_is_told_with_its_parts(memory: LiveMemory, phases: Phases) -> None:
+def test_the_peak_is_told_with_its_parts() -> None:
+    phases: list[Phase] = ["forward"]
+    memory = LiveMemory(lambda: phases[-1])
     weight, batch = floats(10), floats(2)
     memory.assign(weight, "parameter")
     memory.see(batch, "kept")
     activation = floats(5)
     memory.see(activation, "forward", born=True)
-    phases.now = "backward"
+    phases.append("backward")
     gradient = floats(10)
     memory.see(gradient, "backward", born=True)
     del activation
@@ -66,46 +52,26 @@ def test_a_storage_that_shows_only_in_a_later_step_was_made_out_of_sight(memory:
     assert memory.end_step().growth == 400
 
 
-def test_what_dies_between_steps_is_the_next_step(memory: LiveMemory) -> None:
-    batch = floats(3)
-    memory.see(batch, "kept")
-    memory.end_step()
-    del batch
-    assert memory.end_step().growth == -12
-
-
-def test_a_permanent_part_stays(memory: LiveMemory) -> None:
-    weight = floats(1)
+def test_what_was_sent_is_communication_and_a_permanent_part_stays(memory: LiveMemory) -> None:
+    weight, bucket = floats(1), floats(2)
     memory.assign(weight, "parameter")
-    memory.communicated(weight)
-    memory.resized(weight.untyped_storage(), 8)
-    assert memory.end_step().at_peak == {"parameter": 8}
-
-
-def test_what_was_sent_is_communication(memory: LiveMemory) -> None:
-    bucket = floats(2)
     memory.see(bucket, "backward", born=True)
+    memory.communicated(weight)
     memory.communicated(bucket)
-    assert memory.end_step().at_peak == {"communication": 8}
+    memory.resized(weight.untyped_storage(), 12)
+    assert memory.end_step().at_peak == {"parameter": 12, "communication": 8}
 
 
 def test_resizing_frees_and_takes_memory(memory: LiveMemory) -> None:
     flat = floats(4)
     memory.see(flat, "kept")
-    with Resizes(memory.resized):
+    with resizes(memory.resized):
         flat.untyped_storage().resize_(0)
         flat.untyped_storage().resize_(32)
     assert flat.untyped_storage().nbytes() == 32
     step = memory.end_step()
     assert step.at_peak == {"unsharded": 32}
     assert memory.log().steps == ((MemoryChange(0, -16, "forward"), MemoryChange(0, 32, "forward")),)
-
-
-def test_resizing_is_seen_only_inside(memory: LiveMemory) -> None:
-    with Resizes(memory.resized):
-        pass
-    floats(4).untyped_storage().resize_(0)
-    assert memory.end_step().peak == 0
     assert "resize_" not in vars(torch.UntypedStorage)
 
 
@@ -124,7 +90,7 @@ def test_the_log_tells_births_and_deaths_by_number(memory: LiveMemory) -> None:
     memory.see(new, "forward", born=True)
     memory.end_step()
     del new
-    memory.end_step()
+    assert memory.end_step().growth == -8
     log = memory.log()
     assert log.at_start == (4,)
     assert log.steps == ((MemoryChange(1, 8, "forward"),), (MemoryChange(1, -8, "forward"),))

@@ -102,40 +102,33 @@ def test_an_optimizer_that_is_built_anew_goes_on_as_the_clock() -> None:
     assert stepping(Optimizers(), each_step) == each_step
 
 
-def test_one_over_other_parameters_or_of_another_class_does_not() -> None:
-    first, other, kind = Over(ONE), Over(TWO), RMSprop()
-    assert stepping(Optimizers(), [first, other, kind, first]) == [first, first]
+A, B, OTHER, KIND = Over(ONE), Over(ONE, TWO), Over(TWO), RMSprop()
+HEAD, NECK = Over(ONE, TWO), Over(ONE, object())
+STAGES = [*[A] * 3, *[B] * 3, *[A] * 3, *[B] * 2]
 
 
-def test_two_that_step_in_turn_are_no_successors() -> None:
-    """They share a parameter, as of a generator and its discriminator."""
-    first, other = Over(ONE), Over(ONE, TWO)
-    ticks = stepping(Optimizers(), [*[first] * 3, other, *[first] * 3, other, first])
-    assert ticks == [*[first] * 3, other, *[first] * 4], "the first step of the other alone"
-
-
-def test_two_that_were_there_from_the_start_step_in_turn_from_the_first_step_on() -> None:
-    """An optimizer over a part of the model, and one over more of it."""
-    both = Over(ONE), Over(ONE, TWO)
-    assert stepping(Optimizers(), [*both] * 4, there=both) == [both[0]] * 4
-
-
-def test_a_second_stage_whose_optimizer_was_there_goes_on_from_its_second_step() -> None:
-    first, other = Over(ONE), Over(ONE, TWO)
-    order = [*[first] * 3, *[other] * 3, *[first] * 3, *[other] * 2]
-    assert stepping(Optimizers(), order, there=[first, other]) == [*order[:3], *order[4:]]
-
-
-def test_two_that_share_a_part_of_the_model_are_no_successors() -> None:
-    """Each has a head of its own: the other's first step would be taken for the second step of training."""
-    first, other = Over(ONE, TWO), Over(ONE, object())
-    assert stepping(Optimizers(), [first, other] * 3) == [first] * 3
-
-
-def test_stages_that_come_again_are_one_clock() -> None:
-    first, other = Over(ONE), Over(ONE, TWO)
-    order = [*[first] * 3, *[other] * 3, *[first] * 3, *[other] * 2]
-    assert stepping(Optimizers(), order) == order
+@pytest.mark.parametrize(
+    ("order", "there", "ticks"),
+    [
+        ([A, OTHER, KIND, A], (), [A, A]),
+        ([*[A] * 3, B, *[A] * 3, B, A], (), [*[A] * 3, B, *[A] * 4]),  # the first step of the other alone
+        ([A, B] * 4, (A, B), [A] * 4),
+        (STAGES, (A, B), [*STAGES[:3], *STAGES[4:]]),
+        # The other's first step would be taken for the second step of training.
+        ([HEAD, NECK] * 3, (), [HEAD] * 3),
+        (STAGES, (), STAGES),
+    ],
+    ids=[
+        "over other parameters or of another class",
+        "in turn, sharing a parameter, as a generator and its discriminator",
+        "in turn, both there from the start",
+        "a second stage, both there from the start: from its second step",
+        "each with a head of its own",
+        "stages that come again",
+    ],
+)
+def test_which_of_two_is_the_clock(order: list[object], there: Sequence[object], ticks: list[object]) -> None:
+    assert stepping(Optimizers(), order, there) == ticks
 
 
 def test_many_optimizers_are_told_in_few_words() -> None:
@@ -154,25 +147,15 @@ def test_an_optimizer_that_is_gone_is_not_taken_for_a_new_one() -> None:
     assert len(optimizers.seen) == 50
 
 
-class Thing:
-    pass
+def test_living_objects_are_found_by_their_class_and_stay_frozen() -> None:
+    class Thing:
+        pass
 
+    class Special(Thing):
+        pass
 
-class Special(Thing):
-    pass
-
-
-def test_living_objects_are_found_by_their_class() -> None:
-    things = [Thing(), Special()]
-    assert set(living(Thing)) == set(things)
-    assert living(Special) == things[1:]
-
-
-def test_objects_that_are_frozen_are_found_and_stay_frozen() -> None:
-    thing = Special()
-    gc.freeze()
-    try:
-        assert living(Special) == [thing]
-        assert gc.get_freeze_count() > 0
-    finally:
-        gc.unfreeze()
+    frozen = Thing(), Special()
+    gc.freeze()  # and never back: all later collections would look at what is imported
+    new = Thing(), Special()
+    assert set(living(Thing)) == {*frozen, *new}
+    assert gc.get_freeze_count() > 0

@@ -31,9 +31,6 @@ def test_parameters_are_whole_where_nobody_shards_them() -> None:
     model[1].weight.ds_id = 7  # as ZeRO 3 marks its partitions
     model[1].bias.allreduce = False  # an expert's
     assert replicas.replicated(model) == {"0.weight", "0.bias", "2.weight"}
-
-
-def test_sharded_parameters_are_not_whole() -> None:
     with fake_group(0, 2):
         assert replicas.replicated(sharded_without_weights(TINY)[0]) == set()
 

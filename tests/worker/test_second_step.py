@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,9 +70,19 @@ def step(model: nn.Module, *calls: dict[str, Any], inside: bool = True) -> Secon
     return seen
 
 
+def has_hooks(model: nn.Module) -> bool:
+    return any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
 @pytest.mark.parametrize("reentrant", [None, False, True])
 @pytest.mark.parametrize(
-    ("attend", "kernel"), [(sdpa, "FlashAttentionForCpu"), (math, "math"), (eager, "math")]
+    ("attend", "kernel"),
+    [
+        (sdpa, "FlashAttentionForCpu"),
+        (math, "math"),
+        (eager, "math"),
+        (lambda q, k, v: q + k + v, NO_KERNEL),
+    ],
 )
 def test_the_kernel_of_attention_is_seen_in_recomputed_blocks_too(
     attend: Callable[..., Tensor], kernel: str, reentrant: bool | None
@@ -79,10 +90,6 @@ def test_the_kernel_of_attention_is_seen_in_recomputed_blocks_too(
     seen = step(Model(attend, reentrant))
     assert seen.attention_kernel == kernel
     assert seen.recomputing() == ("0 of 2" if reentrant is None else "2 of 2")
-
-
-def test_what_has_no_attention_has_no_kernel() -> None:
-    assert step(Model(lambda q, k, v: q + k + v)).attention_kernel == NO_KERNEL
 
 
 @pytest.mark.parametrize(
@@ -104,24 +111,17 @@ def test_kernels_of_a_gpu_go_by_their_nodes(node: str, kernel: str | None) -> No
             self.name = lambda: name
             self.next_functions = tuple((each, 0) for each in before)
 
-    class Output:
-        grad_fn = Node("AddBackward0", Node("ViewBackward0", Node(node)))
-
-    class Routed:
-        grad_fn = Node("MulBackward0", Node("SoftmaxBackward0", Node(node)), Node("ViewBackward0"))
-
-    output: Any = Output
-    routed: Any = Routed
+    output: Any = SimpleNamespace(grad_fn=Node("AddBackward0", Node("ViewBackward0", Node(node))))
     assert attention_kernel(output) == kernel
-    assert attention_kernel(routed) == (kernel or "math")
+    output.grad_fn = Node("MulBackward0", Node("SoftmaxBackward0", Node(node)), Node("ViewBackward0"))
+    assert attention_kernel(output) == (kernel or "math")
 
 
 def test_of_what_is_compiled_nothing_is_said_and_nothing_hooked() -> None:
     model = Model(sdpa)
-    seen = SecondStep(model, inside=False)
+    SecondStep(model, inside=False)
     assert not any(module._forward_pre_hooks for module in model.modules() if module is not model)
-    model(input_ids=TOKENS).backward()
-    seen.finish()
+    seen = step(Model(sdpa), inside=False)
     assert (seen.attention_kernel, seen.compute_dtype, seen.recomputing()) == (NOT_OBSERVED,) * 3
     assert seen.tokens.tokens == TOKENS.numel()
 
@@ -130,29 +130,28 @@ def test_micro_batches_are_summed_and_are_no_recomputation() -> None:
     seen = step(model := Model(sdpa), {"input_ids": TOKENS}, {"input_ids": TOKENS[:1]})
     assert (seen.forwards, seen.recomputing()) == ([2, 2], "0 of 2")
     assert (seen.tokens.tokens, seen.tokens.padding(), seen.tokens.forwards) == (12, 0, 2)
-    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    assert not has_hooks(model)
 
 
-def test_padding_is_what_the_mask_takes_out() -> None:
+def test_padding_is_what_the_mask_takes_out_and_packed_sequences_have_none() -> None:
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
     tokens = step(Model(sdpa), {"attention_mask": mask, "input_ids": TOKENS}).tokens
     assert (tokens.tokens, tokens.padding()) == (8, 3)
-
-
-def test_packed_sequences_have_positions_and_no_mask() -> None:
-    packed = torch.zeros(1, 64, dtype=torch.long)
-    positions = torch.arange(32).repeat(2)[None]
-    tokens = step(Model(sdpa), {"position_ids": positions[:, :9], "input_ids": packed}).tokens
+    packed = {"position_ids": torch.arange(9)[None], "input_ids": torch.zeros(1, 64, dtype=torch.long)}
+    tokens = step(Model(sdpa), packed).tokens
     assert (tokens.tokens, tokens.padding()) == (64, 0)
 
 
-def test_calls_without_gradients_are_no_training() -> None:
+def test_calls_without_gradients_are_no_training_and_a_failed_one_does_not_hide_the_next() -> None:
     model = Model(sdpa)
     seen = SecondStep(model, inside=True)
     with torch.no_grad():
         model(TOKENS)
+    assert seen.tokens.tokens == 0
+    with pytest.raises(IndexError):
+        model(TOKENS + 99)
     model(TOKENS).backward()
-    assert seen.tokens.tokens == TOKENS.numel()
+    assert seen.tokens.tokens == 2 * TOKENS.numel()
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -174,16 +173,10 @@ def test_recomputed_calls_do_not_count_again(reentrant: bool) -> None:
 
 
 def test_what_a_script_has_wrapped_may_be_called_itself() -> None:
-    class Around(nn.Module):
-        """As a LightningModule: its own forward is never called."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Model(sdpa)
-
-    around = Around()
-    seen = SecondStep(around, inside=True)
-    around.inner(TOKENS).backward()
+    """As a LightningModule, whose own forward is never called."""
+    model = Model(sdpa)
+    seen = SecondStep(nn.Sequential(model), inside=True)
+    model(TOKENS).backward()
     seen.finish()
     assert seen.tokens.tokens == TOKENS.numel()
 
@@ -201,44 +194,25 @@ def test_what_a_script_has_wrapped_may_be_called_itself() -> None:
     ],
 )
 def test_tokens_are_the_first_tensor_where_that_holds_integers(args: Any, kwargs: Any, count: int) -> None:
-    class Takes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(1, 1)
-
+    class Takes(nn.Linear):
         def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-            return self.layer.weight.sum()
+            return self.weight.sum()
 
-    model = Takes()
+    model = Takes(1, 1)
     seen = SecondStep(model, inside=True)
     model(*args, **kwargs)
     assert seen.tokens.tokens == count
 
 
-def test_a_call_that_fails_leaves_the_next_ones_counted() -> None:
-    model = Model(sdpa)
-    seen = SecondStep(model, inside=True)
-    with pytest.raises(IndexError):
-        model(TOKENS + 99)
-    model(TOKENS).backward()
-    assert seen.tokens.tokens == 2 * TOKENS.numel()
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_what_torchscript_has_compiled_is_left_out() -> None:
     """It takes no hooks; the model around it does."""
-
-    class Around(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Model(sdpa)
-            self.scripted = torch.jit.script(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))
-
-        def forward(self, input_ids: Tensor) -> Tensor:
-            return self.scripted(self.inner(input_ids)[None])  # type: ignore[no-any-return]
-
-    assert step(Around()).tokens.tokens == TOKENS.numel()
-    SecondStep(torch.jit.script(nn.Sequential(nn.Linear(1, 1))), inside=True).finish()
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))
+    around = nn.Sequential(Model(sdpa), nn.Flatten(0), nn.Unflatten(0, (1, 1)), scripted)
+    seen = SecondStep(around, inside=True)
+    around(TOKENS).backward()
+    assert seen.tokens.tokens == TOKENS.numel()
+    SecondStep(scripted, inside=True).finish()
 
 
 @pytest.mark.parametrize("name", ["attention_kernel", "_tensors"])
@@ -252,7 +226,15 @@ def test_what_a_hook_raises_is_kept_from_the_model(monkeypatch: pytest.MonkeyPat
     model(TOKENS).backward()
     with pytest.raises(KeyError, match=name):
         seen.finish()
-    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    assert not has_hooks(model)
+
+
+def test_an_error_in_adding_hooks_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(second_step, "_linears")
+    model = Model(sdpa)
+    with pytest.raises(NameError, match="_linears"):
+        SecondStep(model, inside=True)
+    assert not has_hooks(model)
 
 
 @pytest.mark.parametrize("wrapped", [lambda out: {"out": out}, lambda out: (out,), lambda out: [None, out]])

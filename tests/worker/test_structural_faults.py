@@ -101,11 +101,6 @@ def replicated() -> Counts:
     return counted(REPLICATED)
 
 
-@pytest.fixture(scope="module")
-def sharded() -> Counts:
-    return counted(SHARDED)
-
-
 def memory(counts: Counts) -> StepMemory:
     assert counts.memory is not None
     return counts.memory
@@ -115,17 +110,13 @@ def collectives(counts: Counts) -> dict[tuple[str, str, str], tuple[int, int]]:
     return {(c.kind, c.dtype, c.phase): (c.count, c.bytes) for c in counts.collectives}
 
 
-def test_blocks_that_were_freed_are_kept(sharded: Counts) -> None:
-    kept = counted(SHARDED, "reshard-toggled")
-    gathers = ("all_gather", "bfloat16", "forward"), ("all_gather", "bfloat16", "backward")
-    assert [collectives(sharded)[key][0] for key in gathers] == [5, 4]
-    assert [collectives(kept).get(key, (0, 0))[0] for key in gathers] == [5, 0]
-    assert memory(kept).at_peak["unsharded"] > memory(sharded).at_peak["unsharded"]
-
-
-def test_blocks_that_were_kept_are_freed() -> None:
+def test_blocks_that_were_freed_are_kept_and_the_other_way_round() -> None:
+    sharded, kept = counted(SHARDED), counted(SHARDED, "reshard-toggled")
     freed = counted(SHARDED.replace(framework=FSDP2(reshard_after_forward=False)), "reshard-toggled")
-    assert collectives(freed)["all_gather", "bfloat16", "backward"][0] == 4
+    forward, backward = (("all_gather", "bfloat16", phase) for phase in ("forward", "backward"))
+    assert [collectives(each)[forward][0] for each in (sharded, kept, freed)] == [5, 5, 5]
+    assert [collectives(each).get(backward, (0, 0))[0] for each in (sharded, kept, freed)] == [4, 0, 4]
+    assert memory(kept).at_peak["unsharded"] > memory(sharded).at_peak["unsharded"]
 
 
 @pytest.mark.parametrize(
@@ -149,26 +140,19 @@ def test_blocks_are_not_recomputed(kind: Structural, left: float, replicated: Co
     assert memory(lost).saved_for_backward > memory(replicated).saved_for_backward
 
 
-def test_the_host_reads_once_more_and_nothing_else(replicated: Counts) -> None:
-    reading = counted(REPLICATED, "host-read")
+def test_a_host_read_and_a_second_loss_cost_nothing_else(replicated: Counts) -> None:
+    reading, twice = counted(REPLICATED, "host-read"), counted(REPLICATED, "loss-twice")
     assert reading.host_reads["forward"] == replicated.host_reads.get("forward", 0) + 1
-    assert (reading.kernels, reading.flops) == (replicated.kernels, replicated.flops)
+    assert twice.kernels["forward"] > replicated.kernels["forward"] == reading.kernels["forward"]
+    for each in (reading, twice):
+        assert {**each.kernels, "forward": 0} == {**replicated.kernels, "forward": 0}
+        assert each.flops == replicated.flops
 
 
-def test_the_loss_costs_kernels_in_forward_alone(replicated: Counts) -> None:
-    twice = counted(REPLICATED, "loss-twice")
-    assert twice.kernels["forward"] > replicated.kernels["forward"]
-    assert {**twice.kernels, "forward": 0} == {**replicated.kernels, "forward": 0}
-    assert twice.flops == replicated.flops
-
-
-def test_gradients_are_copied_into_buckets(replicated: Counts) -> None:
+def test_gradients_are_copied_into_buckets_and_more_buckets_hold_the_same(replicated: Counts) -> None:
     copied = counted(REPLICATED, "gradient-copies")
     assert copied.kernels["backward"] > replicated.kernels["backward"]
     assert memory(copied).peak > memory(replicated).peak
-
-
-def test_the_same_bytes_in_more_buckets(replicated: Counts) -> None:
     key = "all_reduce", "float32", "backward"
     assert collectives(replicated)[key] == (1, 4 * PARAMETERS)
     assert collectives(counted(REPLICATED, "small-buckets"))[key] == (4, 4 * PARAMETERS)
