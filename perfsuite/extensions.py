@@ -5,9 +5,7 @@ A package adds a framework, a metric or a launcher by a line in its `pyproject.t
     [project.entry-points."perfsuite.frameworks"]
     deepspeed = "perfsuite_deepspeed:DeepSpeed"
 
-The metadata of the installed packages is read once, when somebody asks for a name that is not built in.
-Nothing of another package is imported before its name is asked for; if that fails, the error names the
-package.
+Nothing of another package is imported before its name is asked for; if that fails, the error names it.
 """
 
 from __future__ import annotations

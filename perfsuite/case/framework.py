@@ -83,10 +83,8 @@ class MissingFramework(FrameworkOptions):
 
     def slug(self) -> str:
         """The slug in the file; without one, the name and every option, as no default is known here."""
-        options = sorted((self.model_extra or {}).items())
-        return self.written_slug or "-".join(
-            [self.name, *(f"{key}{value}".lower() for key, value in options)]
-        )
+        options = [f"{key}{value}".lower() for key, value in sorted((self.model_extra or {}).items())]
+        return self.written_slug or "-".join([self.name, *options])
 
 
 def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
@@ -229,7 +227,6 @@ def _check_findable(kind: type[FrameworkOptions]) -> None:
 
 @functools.cache
 def _package(kind: type[FrameworkOptions]) -> str | None:
-    """The package that brings a framework; None if it is built in."""
     if issubclass(kind, MissingFramework):
         return kind.package
     extension = None if _is_built_in(kind) else extensions.find(FRAMEWORKS, _name(kind))
