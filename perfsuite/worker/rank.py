@@ -60,12 +60,9 @@ LEAVE_S = 30
 class Rank:
     """The measurement of one process. `report` names the rank and holds no figures yet."""
 
-    workload: Workload
-    """What trains; there since `build`."""
-    recorder: Recorder
-    """The clock; there since `build`."""
-    observer: Observer | None = None
-    """What looks at the training; there since `observe`. A simulated job has none."""
+    workload: Workload  # what trains; there since `build`
+    recorder: Recorder  # the clock; there since `build`
+    observer: Observer | None = None  # there since `observe`; a simulated job has none
 
     def __init__(self, run_dir: RunDir, request: CaseFile, report: RankReport) -> None:
         self.run_dir = run_dir
