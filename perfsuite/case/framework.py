@@ -1,8 +1,7 @@
 """A framework as a case names it: its options, as plain data.
 
-What a framework does with a case (start its ranks, build its training step) is the subclass
-`perfsuite.frameworks.base.Framework`. This module finds the class of a name: built-in frameworks are the
-files and folders in `perfsuite/frameworks/`, others come from installed packages (`perfsuite.extensions`).
+Its behaviour is the subclass `perfsuite.frameworks.base.Framework`. Built-in frameworks are the files and
+folders in `perfsuite/frameworks/`, others come from installed packages (`perfsuite.extensions`).
 """
 
 from __future__ import annotations

@@ -38,10 +38,7 @@ def summary() -> str:
 
 
 def wrong_build(machine: Machine) -> str | None:
-    """Why the installed torch cannot train on `machine` and what to do, or None.
-
-    pip does not look after torch (perfsuite does not depend on it, so that it never replaces a build).
-    """
+    """Why the installed torch, which pip does not look after, cannot train on `machine`, or None."""
     if importlib.util.find_spec("torch") is None:
         return f"torch is not installed, {_OR_NEWER}"
     if not (build := installed()):

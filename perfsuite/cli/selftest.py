@@ -1,8 +1,7 @@
 """`perfsuite selftest`: checks that the gate catches every fault. Nightly jobs run it first.
 
-A gate that was never seen to fail a case is not known to work. Faults that change how a case runs are judged
-by times, memory and losses against a baseline; structural ones, which change what a step does, by its counts.
-Counts have no noise: a launch is compared with one other, whatever else the machine does meanwhile.
+A gate that was never seen to fail a case is not known to work. Structural faults, which change what a step
+does, are found by its counts: these have no noise, so that a launch is compared with one other.
 """
 
 from __future__ import annotations

@@ -104,16 +104,10 @@ def attach() -> None:
 
 
 class Attached:
-    """The hooks in one process.
+    """The hooks in one process, which is `waiting` until the clock's first step.
 
-    | state     | the process                             | what ends it                                     |
-    | ---       | ---                                     | ---                                              |
-    | waiting   | has imported torch                      | the clock's first step: `measuring`, or `aside`  |
-    | measuring | is a rank, and the clock runs           | the report is written: `over`                    |
-    | over      | is reported, as measured or as failed   | nothing; the last step still ends the script     |
-    | aside     | is a child of the one that is measured  | nothing; it is left alone                        |
-
-    An error leads to `over` at any time. A process that a rank forks is aside, whatever `state` it inherits.
+    Then it is `measuring` as a rank, or `aside` as the child of one, and left alone. Once it is reported, as
+    measured or as failed, it is `over`; its last step still ends the script. What a rank forks is aside.
     """
 
     def __init__(self, run_dir: RunDir, request: CaseFile) -> None:
@@ -237,8 +231,7 @@ class Attached:
         is_alone = self.case.topology.world_size == 1
         return self._may_be_rank() and ("RANK" in os.environ or dist.is_initialized() or is_alone)
 
-    def _may_be_rank(self) -> bool:
-        """Whether this is no child of a rank: the rank of a `path` or `module` is what the agent started."""
+    def _may_be_rank(self) -> bool:  # of a `path` or `module` the rank is what the agent started
         is_command = getattr(self.case.framework, "command", None) is not None
         agent = os.environ.get(ANCESTOR_PID)
         return is_command or agent is None or os.getppid() == int(agent)

@@ -1,7 +1,4 @@
-"""Ties a process to the one that started it: ends it when that dies, and has it write its stacks when asked.
-
-Imports neither torch nor pytest.
-"""
+"""Ties a process to its parent: ends it when that dies, and has it write its stacks when asked. No torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """One rank whose training loop is ours: build the case, train under the clock, write `rank-N.json`.
 
-Forked by `perfsuite.node.ranks`, or by any torchrun as `python -m perfsuite.worker RUNDIR`. Imports torch
-only inside functions.
+Forked by `perfsuite.node.ranks`, or `python -m perfsuite.worker RUNDIR`. Imports torch inside functions only.
 """
 
 from __future__ import annotations
@@ -148,7 +147,7 @@ def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> N
 
 
 def _watchdog_after(case: Case) -> timedelta:
-    """After how long NCCL's watchdog ends a rank that waits: later than the driver does."""
+    """When NCCL's watchdog ends a rank that waits: later than the driver does."""
     return timedelta(seconds=case.timeout_s + NCCL_AFTER_S)
 
 

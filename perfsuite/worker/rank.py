@@ -1,7 +1,6 @@
 """One rank of a job: assembles its measurement and writes its report. Imports no torch.
 
-The worker (`perfsuite.worker.main`) and the process of a script (`perfsuite.worker.attach`, as a
-`ScriptRank`) call the same methods in the same order: `build`, `observe`, `start`, `finish`, `write`.
+`perfsuite.worker.main` and `perfsuite.worker.attach` call `build`, `observe`, `start`, `finish`, `write`.
 """
 
 from __future__ import annotations

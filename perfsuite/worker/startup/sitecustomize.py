@@ -1,8 +1,7 @@
 """Run by every Python process of a measured script, because its directory leads PYTHONPATH there.
 
-It shadows a `sitecustomize` of the environment's own, and therefore runs that, too. Processes that never
-import torch pay for this file alone: nothing but the standard library is imported here. When torch has been
-imported, `perfsuite.worker.attach` follows.
+It runs the environment's own `sitecustomize`, which it shadows. Processes that never import torch pay for the
+standard library alone; when torch has been imported, `perfsuite.worker.attach` follows.
 """
 
 from __future__ import annotations
