@@ -5,9 +5,7 @@ A package adds a framework, a metric or a launcher by a line in its `pyproject.t
     [project.entry-points."perfsuite.frameworks"]
     deepspeed = "perfsuite_deepspeed:DeepSpeed"
 
-The metadata of the installed packages is read once, when somebody asks for a name that is not built in.
-Nothing of another package is imported before its name is asked for; if that fails, the error names the
-package.
+Nothing of another package is imported before its name is asked for; if that fails, the error names it.
 """
 
 from __future__ import annotations
@@ -71,13 +69,11 @@ def installed(group: Group) -> tuple[Extension, ...]:
 def find(group: Group, name: str, *, built_in: Collection[str] = ()) -> Extension | None:
     """The extension of that name, or None. Raises `ExtensionError` if its name is taken."""
     same = [each for each in installed(group) if each.name == name]
-    if not same:
-        return None
-    if name in built_in:
-        raise _taken(group, name, "perfsuite itself", same[-1])
+    if same and name in built_in:
+        raise _taken("perfsuite itself", same[-1])
     if len(same) > 1:
-        raise _taken(group, name, f"{same[0].package} {same[0].version}", same[-1])
-    return same[0]
+        raise _taken(f"{same[0].package} {same[0].version}", same[-1])
+    return same[0] if same else None
 
 
 def names(group: Group, *, built_in: Collection[str] = ()) -> list[str]:
@@ -97,9 +93,9 @@ def problems(group: Group, built_in: Collection[str], load: Callable[[Extension]
     return messages
 
 
-def _taken(group: Group, name: str, first: str, second: Extension) -> ExtensionError:
+def _taken(first: str, second: Extension) -> ExtensionError:
     return ExtensionError(
-        f"the name {name!r} ({group}) is taken twice: by {first}, and by {second.package} {second.version} "
-        f"({second.entry_point.value}). Remove one (pip uninstall {second.package}), or have it choose "
-        "another name."
+        f"the name {second.name!r} ({second.group}) is taken twice: by {first}, and by {second.package} "
+        f"{second.version} ({second.entry_point.value}). Remove one (pip uninstall {second.package}), "
+        "or have it choose another name."
     )

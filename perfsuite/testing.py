@@ -10,6 +10,7 @@ Imports neither torch nor pytest.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -147,7 +148,10 @@ def check_framework(framework: Framework, *, case: Case | None = None) -> Run:
     `check` and `plan` do not import torch; the clock counted every optimizer step; what the ranks observed is
     what `expected` says; the loss fell.
     """
-    case = (_tiny_case() if case is None else case).replace(framework=framework)
+    if case is None:
+        values = {"max_warmup_steps": 2, "steps": 10, "learning_rate": 1e-2, "timeout_s": 300}
+        case = make_case(model="llama-tiny", sequence_length=32, **values)
+    case = case.replace(framework=framework)
     _check_json(case)
     _check_ids(case)
     with tempfile.TemporaryDirectory(prefix="perfsuite-check-") as directory:
@@ -161,17 +165,6 @@ def check_framework(framework: Framework, *, case: Case | None = None) -> Run:
         run = launch_once(case, machine, Path(directory) / "launch")
     _check_run(case, run)
     return run
-
-
-def _tiny_case() -> Case:
-    return make_case(
-        model="llama-tiny",
-        sequence_length=32,
-        max_warmup_steps=2,
-        steps=10,
-        learning_rate=1e-2,
-        timeout_s=300,
-    )
 
 
 def _check_json(case: Case) -> None:
@@ -190,7 +183,6 @@ def _check_json(case: Case) -> None:
 
 
 def _check_ids(case: Case) -> None:
-    """Two cases whose options differ must not share an id, which names their baselines."""
     ids = {case.id: case.framework}
     for other in _variants(case.framework):
         name = case.replace(framework=other).id
@@ -202,24 +194,16 @@ def _check_ids(case: Case) -> None:
 
 
 def _variants(options: FrameworkOptions) -> Iterator[FrameworkOptions]:
-    """The same framework with one option changed, for every option that a simple change leaves valid."""
     for name, info in type(options).model_fields.items():
         value = getattr(options, name)
-        for changed in _other_values(info.annotation, value):
-            try:
-                yield options.replace(**{name: changed})
-            except CaseError:  # this option has bounds, or goes with others only
-                continue
-
-
-def _other_values(annotation: Any, value: Any) -> list[Any]:
-    if get_origin(annotation) is Literal:
-        return [each for each in get_args(annotation) if each != value]
-    if isinstance(value, bool):
-        return [not value]
-    if isinstance(value, int | float):
-        return [value + 1, value * 2]
-    return []
+        others: list[Any] = []
+        if get_origin(info.annotation) is Literal:
+            others = [each for each in get_args(info.annotation) if each != value]
+        elif isinstance(value, int | float):
+            others = [not value] if isinstance(value, bool) else [value + 1, value * 2]
+        for other in others:
+            with contextlib.suppress(CaseError):  # this option has bounds, or goes with others only
+                yield options.replace(**{name: other})
 
 
 _WITHOUT_TORCH = """
@@ -238,7 +222,6 @@ sys.exit("torch" if "torch" in sys.modules else 0)
 
 
 def _check_without_torch(case: Case, directory: Path) -> None:
-    """Reads the case in a process of its own, as a session does that only collects."""
     file = directory / "case.json"
     documents.write(file, CaseFile(case=case, device="cpu"))
     done = subprocess.run(
@@ -262,7 +245,6 @@ _ADVICE: Mapping[FailureKind, str] = {
 
 
 def _check_run(case: Case, run: Run) -> None:
-    """The launch checks most promises itself; that `expected` says something is checked here."""
     name = case.framework.name
     if (failure := run.failure) is not None:
         advice = f". {_ADVICE[failure.kind]}" if failure.kind in _ADVICE else ""

@@ -100,18 +100,12 @@ def test_a_metric_is_judged_and_shown_like_any_other(uninstall: Callable[[], Non
     assert told["weight_bytes_change"] == pytest.approx(0.03, rel=1e-3)
 
 
-def test_a_baseline_without_the_metric_is_inconclusive_until_accepted_anew(
-    uninstall: Callable[[], None],
-) -> None:
-    verdict = judge([with_weights(BEFORE, 103)] * 3, from_runs([BEFORE] * 5), NOISE, Policy())
-    assert verdict.checks[-1].metric == "weight_bytes"
-    assert verdict.checks[-1].outcome == "inconclusive"
-    assert verdict.checks[-1].note == "not in the baseline: accept or record it anew"
-
-
-def test_what_the_baseline_has_must_be_measured(uninstall: Callable[[], None]) -> None:
-    baseline = from_runs([with_weights(BEFORE, 100)] * 5)
-    verdict = judge([BEFORE], baseline, NOISE, Policy())
+def test_a_metric_has_to_be_in_the_baseline_and_in_the_launch(uninstall: Callable[[], None]) -> None:
+    with_it, without = [with_weights(BEFORE, 103)] * 5, [BEFORE] * 5
+    check = judge(with_it[:3], from_runs(without), NOISE, Policy()).checks[-1]
+    assert (check.metric, check.outcome) == ("weight_bytes", "inconclusive")
+    assert check.note == "not in the baseline: accept or record it anew"
+    verdict = judge(without[:1], from_runs(with_it), NOISE, Policy())
     assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
     assert verdict.checks[-1].note == "the baseline has it, this run does not"
 

@@ -68,22 +68,23 @@ def test_a_class_that_ranks_do_not_find() -> None:
         check_framework(Nowhere())
 
 
-def test_options_that_json_changes(mine: Any) -> None:
-    body = """
-    seen: Any = (1, 2)
-"""
-    with pytest.raises(AssertionError, match=r"comes back from its JSON as Mine\(.*\[1, 2\].*such as tuples"):
-        check_framework(mine(body))
-
-
-def test_options_that_share_an_id(mine: Any) -> None:
-    body = """
+SHARED_ID = """
     stage: int = 1
 
     def slug(self) -> str:
         return self.name
 """
-    with pytest.raises(AssertionError, match=r"both have the id mine-llama-tiny-.*let slug\(\) tell"):
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("    seen: Any = (1, 2)\n", r"comes back from its JSON as Mine\(.*\[1, 2\].*such as tuples"),
+        (SHARED_ID, r"both have the id mine-llama-tiny-.*let slug\(\) tell"),
+    ],
+)
+def test_options_that_json_changes_or_that_share_an_id(mine: Any, body: str, said: str) -> None:
+    with pytest.raises(AssertionError, match=said):
         check_framework(mine(body))
 
 

@@ -63,10 +63,6 @@ class KnownIssue(Data):
     """How a launch fails: `timeout` for a hang."""
 
 
-def _one_or_more(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
-
-
 class Case(Data):
     """One benchmark case. `case.replace(micro_batch=8)` gives a variant.
 
@@ -93,7 +89,7 @@ class Case(Data):
     quantization: Quantization = "none"
     """Frozen weights of the blocks in `4bit` (NF4, as in QLoRA) or `8bit` (LLM.int8). Needs `lora`."""
     topology: Topology
-    hardware: Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
+    hardware: Annotated[tuple[str, ...], BeforeValidator(lambda one: (one,) if isinstance(one, str) else one)]
     """What the case runs on: `"cpu"`, `"h100"`, `"a100-80gb"`, or several. Each gives a pytest marker."""
     learning_rate: float = Field(default=1e-3, gt=0, le=1000, allow_inf_nan=False)
     seed: int = Field(default=0, ge=-(2**63), lt=2**63, strict=True)

@@ -19,9 +19,8 @@ NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 
 def gpt2(name: str, *, layers: int, heads: int, hidden: int, **changes: JsonValue) -> Model:
     """A GPT-2 shape (OpenAI 2019): learned positions, tied embeddings, dropout 0.1 as published."""
-    shape: dict[str, JsonValue] = {"n_layer": layers, "n_head": heads, "n_embd": hidden}
     usual: dict[str, JsonValue] = {"model_type": "gpt2", "n_positions": 1024, "vocab_size": 50257}
-    return Model(name=name, config={**usual, **shape, **changes})
+    return Model(name=name, config={**usual, "n_layer": layers, "n_head": heads, "n_embd": hidden, **changes})
 
 
 def llama(
@@ -54,13 +53,8 @@ def llama(
 def mamba(name: str, *, layers: int, hidden: int, vocab: int) -> Model:
     """A Mamba shape (Gu and Dao 2023): state 16, expansion 2, convolution over 4, tied embeddings."""
     shape: dict[str, JsonValue] = {"num_hidden_layers": layers, "hidden_size": hidden, "vocab_size": vocab}
-    usual: dict[str, JsonValue] = {
-        "state_size": 16,
-        "expand": 2,
-        "conv_kernel": 4,
-        "tie_word_embeddings": True,
-    }
-    return Model(name=name, config={"model_type": "mamba", **shape, **usual})
+    usual: dict[str, JsonValue] = {"model_type": "mamba", "state_size": 16, "expand": 2, "conv_kernel": 4}
+    return Model(name=name, config={**usual, **shape, "tie_word_embeddings": True})
 
 
 def _llama3(name: str, **shape: Any) -> Model:

@@ -1,8 +1,7 @@
 """A framework as a case names it: its options, as plain data.
 
-What a framework does with a case (start its ranks, build its training step) is the subclass
-`perfsuite.frameworks.base.Framework`. This module finds the class of a name: built-in frameworks are the
-files and folders in `perfsuite/frameworks/`, others come from installed packages (`perfsuite.extensions`).
+Its behaviour is the subclass `perfsuite.frameworks.base.Framework`. Built-in frameworks are the files and
+folders in `perfsuite/frameworks/`, others come from installed packages (`perfsuite.extensions`).
 """
 
 from __future__ import annotations
@@ -83,10 +82,8 @@ class MissingFramework(FrameworkOptions):
 
     def slug(self) -> str:
         """The slug in the file; without one, the name and every option, as no default is known here."""
-        options = sorted((self.model_extra or {}).items())
-        return self.written_slug or "-".join(
-            [self.name, *(f"{key}{value}".lower() for key, value in options)]
-        )
+        options = [f"{key}{value}".lower() for key, value in sorted((self.model_extra or {}).items())]
+        return self.written_slug or "-".join([self.name, *options])
 
 
 def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
@@ -229,7 +226,6 @@ def _check_findable(kind: type[FrameworkOptions]) -> None:
 
 @functools.cache
 def _package(kind: type[FrameworkOptions]) -> str | None:
-    """The package that brings a framework; None if it is built in."""
     if issubclass(kind, MissingFramework):
         return kind.package
     extension = None if _is_built_in(kind) else extensions.find(FRAMEWORKS, _name(kind))

@@ -1,7 +1,6 @@
-"""A machine as data: its hardware class, and the peak of its accelerator. Known accelerators in a table.
+"""A machine as data, and a table of the known accelerators.
 
-A baseline belongs to a hardware class: accelerator, memory, form factor (`h100-80gb-sxm`). Driver, NCCL,
-torch and clocks are recorded with a run but are not part of the class.
+A baseline belongs to a hardware class: accelerator, memory, form factor (`h100-80gb-sxm`).
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
+import runpy
 from pathlib import Path
+from typing import Any
 
 from perfsuite.case.hardware import Machine
 
@@ -13,25 +14,17 @@ MIN_TORCH = (2, 11)
 _OR_NEWER = "perfsuite needs {0}.{1} or newer: pip install 'torch>={0}.{1}'".format(*MIN_TORCH)
 
 
-def installed() -> dict[str, object]:
+def installed() -> dict[str, Any]:
     """The constants in `torch/version.py`, empty without torch. `cuda` is None for a build without CUDA."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return {}
-    assigned: dict[str, object] = {}
-    for node in ast.parse(Path(spec.origin).with_name("version.py").read_text()).body:
-        match node:
-            case (
-                ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value))
-                | ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=value))
-            ):
-                assigned[name] = value
-    return assigned
+    return runpy.run_path(str(Path(spec.origin).with_name("version.py")))
 
 
 def release() -> tuple[int, int]:
     """The first two numbers of the installed version; (0, 0) without torch."""
-    major, minor = str(installed().get("__version__", "0.0")).split(".")[:2]
+    major, minor = installed().get("__version__", "0.0").split(".")[:2]
     return int(major), int(minor)
 
 
@@ -45,17 +38,15 @@ def summary() -> str:
 
 
 def wrong_build(machine: Machine) -> str | None:
-    """Why the installed torch cannot train on `machine` and what to do, or None.
-
-    pip does not look after torch (perfsuite does not depend on it, so that it never replaces a build).
-    """
+    """Why the installed torch, which pip does not look after, cannot train on `machine`, or None."""
     if importlib.util.find_spec("torch") is None:
         return f"torch is not installed, {_OR_NEWER}"
-    build = installed()
-    version = str(build.get("__version__"))
-    if build and release() < MIN_TORCH:
+    if not (build := installed()):
+        return None
+    version = build["__version__"]
+    if release() < MIN_TORCH:
         return f"torch {version} is too old, {_OR_NEWER}"
-    if machine.device == "cpu" or build.get("cuda", "unknown") is not None:
+    if machine.device == "cpu" or build["cuda"] is not None:
         return None
     return (
         f"torch {version} is built without CUDA and cannot use the GPUs of this machine "

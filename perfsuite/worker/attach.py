@@ -1,9 +1,9 @@
 """Measures a training loop that is not ours, from inside its process. Imports torch.
 
-The script is not modified: hooks on torch's optimizers are the clock, and a wrapper around
-`torch.autograd.backward` sees the loss. No hook touches a device before the script makes a step there. After
-the last step that the case asks for, the report is written and `Measured` ends the script, on every rank at
-the same step. An error in a hook never reaches the script: it is reported, and the script trains on.
+Hooks on torch's optimizers are the clock, and a wrapper around `torch.autograd.backward` sees the loss. No
+hook touches a device before the script makes a step there. After the last step that the case asks for, the
+report is written and `Measured` ends the script, on every rank at the same step. An error in a hook never
+reaches the script: it is reported, and the script trains on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -30,17 +30,10 @@ from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RUN_DIR, RunDir
 from perfsuite.worker import calls, deepspeed, leash, memory
-from perfsuite.worker.claim import Claim
+from perfsuite.worker.claim import Claim, Standing
 from perfsuite.worker.losses import Losses, before_backward
 from perfsuite.worker.optimizers import Optimizers
-from perfsuite.worker.rank import (
-    LEAVE_S,
-    empty_report,
-    failure_of,
-    failure_of_ours,
-    keep_a_descriptor,
-    write_failure,
-)
+from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure
 from perfsuite.worker.script_rank import ScriptRank
 from perfsuite.worker.second_step import in_backward
 
@@ -64,15 +57,13 @@ TWICE = (
 )
 
 State = Literal["waiting", "measuring", "over", "aside"]
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class Measured(SystemExit):
     """Ends the script when everything is measured and written; its `finally` blocks still run."""
 
 
-def _guarded(hook: Callable[Concatenate[Attached, P], T]) -> Callable[Concatenate[Attached, P], T | None]:
+def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Keep an error of a hook from the script that runs it: it is reported, and the hook returns None.
 
     Two errors pass, as none of perfsuite's: an injected fault, and what a device says late of the script's
@@ -80,13 +71,14 @@ def _guarded(hook: Callable[Concatenate[Attached, P], T]) -> Callable[Concatenat
     """
 
     @functools.wraps(hook)
-    def guarded(attached: Attached, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+    def guarded(attached: Attached, *args: Any, **kwargs: Any) -> Any:
         try:
             return None if attached.is_aside() else hook(attached, *args, **kwargs)
         except torch.AcceleratorError:
             raise
         except (MismatchError, ScriptError) as error:
-            attached.end(error)
+            attached.fail_with(error)
+            raise SystemExit(1) from error
         except Exception as error:
             if attached.request.inject is not None:
                 raise
@@ -97,12 +89,8 @@ def _guarded(hook: Callable[Concatenate[Attached, P], T]) -> Callable[Concatenat
 
 
 def attach() -> None:
-    """Measure this process if it turns out to train.
-
-    `perfsuite.worker.startup` calls this when a process of a script's command has imported torch.
-    """
+    """Measure this process, which has imported torch, if it turns out to train."""
     run_dir = RunDir(Path(os.environ[RUN_DIR]))
-    keep_a_descriptor()
     leash.listen(run_dir, int(os.environ["RANK"]) if "RANK" in os.environ else None)
     attached = Attached(run_dir, documents.read(run_dir.case, CaseFile))
     show = sys.excepthook
@@ -116,17 +104,10 @@ def attach() -> None:
 
 
 class Attached:
-    """The hooks in one process.
+    """The hooks in one process, which is `waiting` until the clock's first step.
 
-    | state     | the process                             | what ends it                                     |
-    | ---       | ---                                     | ---                                              |
-    | waiting   | has imported torch                      | the clock's first step: `measuring`, or `aside`  |
-    | measuring | is a rank, and the clock runs           | the report is written: `over`                    |
-    | over      | is reported, as measured or as failed   | nothing; the last step still ends the script     |
-    | aside     | is a child of the one that is measured  | nothing; it is left alone                        |
-
-    An error leads to `over` from `waiting` as well: the report is that of a failure. A process that a rank
-    forks is aside, whatever `state` it has inherited.
+    Then it is `measuring` as a rank, or `aside` as the child of one, and left alone. Once it is reported, as
+    measured or as failed, it is `over`; its last step still ends the script. What a rank forks is aside.
     """
 
     def __init__(self, run_dir: RunDir, request: CaseFile) -> None:
@@ -156,8 +137,7 @@ class Attached:
         """Whether this process is a child of the one that is measured."""
         return self.state == "aside" or self._pid not in (None, os.getpid())
 
-    # The clock. Torch calls these two hooks for every optimizer. For the one inside of DeepSpeed's engine,
-    # the step of the engine counts instead.
+    # The clock. For the optimizer inside of DeepSpeed's engine, the step of the engine counts instead.
 
     @_guarded
     def _before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -171,10 +151,7 @@ class Attached:
 
     @_guarded
     def _before(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
-        """Observe a step whose gradients are there and which `optimizer` is about to make.
-
-        The clock starts here, once: after all that perfsuite itself does before the first step.
-        """
+        """The clock starts here, once: after all that perfsuite itself does before the first step."""
         if self.state == "over" or not self._optimizers.takes_turn(optimizer):
             return
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
@@ -240,11 +217,8 @@ class Attached:
 
     # Which process of a launch is a rank.
 
-    def _stand(self) -> Literal["first", "next", "child"]:
-        """Return how this process, which is about to train, stands to those of its rank.
-
-        Raises `MismatchError` if another process trains as the same rank.
-        """
+    def _stand(self) -> Standing:
+        """How this process, which is about to train, stands to the others of its rank; no `second` may."""
         self._pid, self._at_first_step = os.getpid(), _empty_report()
         claim = Claim(self.run_dir, self._empty.rank)
         standing = claim.stand() if self._may_be_rank() else "child"
@@ -254,12 +228,10 @@ class Attached:
         return standing
 
     def _must_be_rank(self) -> bool:
-        """Whether this is certainly no helper process of a rank."""
         is_alone = self.case.topology.world_size == 1
         return self._may_be_rank() and ("RANK" in os.environ or dist.is_initialized() or is_alone)
 
-    def _may_be_rank(self) -> bool:
-        """Whether this is no child of a rank: the rank of a `path` or `module` is what the agent started."""
+    def _may_be_rank(self) -> bool:  # of a `path` or `module` the rank is what the agent started
         is_command = getattr(self.case.framework, "command", None) is not None
         agent = os.environ.get(ANCESTOR_PID)
         return is_command or agent is None or os.getppid() == int(agent)
@@ -286,10 +258,7 @@ class Attached:
     # The report.
 
     def _finish(self, rank: ScriptRank) -> None:
-        """Write the report; then, with nothing left to lose, probe the device and write it again.
-
-        The probe may fail in the little memory that the script leaves, or hang in its all-reduce.
-        """
+        """Write the report before the device is probed, which may hang, or fail in what memory is left."""
         rank.recorder.finish()
         report = self._written = rank.measured()
         self._write(rank, report)
@@ -312,19 +281,15 @@ class Attached:
         """Report an error that nobody caught, but not of a process that may be just a helper of a rank."""
         is_known = "RANK" in os.environ and self._may_be_rank()
         if self.rank is not None or (is_known and not self.run_dir.rank(self._empty.rank).exists()):
-            self._fail_with(error)
+            self.fail_with(error)
 
     @_guarded
     def exits(self) -> None:
-        """Report, when the process of a rank ends, that it was not measured.
-
-        Whatever replaced our hook of uncaught errors: Python keeps such an error before it calls any hook.
-        """
-        if self._optimizers.seen and self.state != "over":
-            self._fail_with(getattr(sys, "last_value", None) or self._ended_early())
+        """Report, when the process of a rank ends, that it was not measured."""
+        if self._optimizers.seen and self.state != "over":  # Python keeps an error whatever replaced our hook
+            self.fail_with(getattr(sys, "last_value", None) or self._ended_early())
 
     def _ended_early(self) -> ScriptError:
-        """Return the error of a script that came to its end by itself."""
         optimizers = self._optimizers
         if not self.steps and optimizers.wanted is not None:
             return ScriptError(
@@ -345,11 +310,6 @@ class Attached:
             f"the script ended after {self.steps} of {self.case.total_steps} optimizer steps{todo}{several}"
         )
 
-    def end(self, error: Exception) -> None:
-        """End a script that cannot be measured as the case says. Raises `SystemExit`."""
-        self._fail_with(error)
-        raise SystemExit(1)
-
     def give_up(self, error: Exception) -> None:
         """Report an error of ours, and let the script train on without us."""
         traceback.print_exception(error)
@@ -363,7 +323,8 @@ class Attached:
         except Exception:  # a disk that is full: the driver misses the report
             traceback.print_exc()
 
-    def _fail_with(self, error: BaseException) -> None:
+    def fail_with(self, error: BaseException) -> None:
+        """Report an error of the script, which ends it."""
         signal.alarm(LEAVE_S)
         self._fail(failure_of(error, self._empty.rank))
 
@@ -376,7 +337,6 @@ class Attached:
 
 
 def _empty_report() -> RankReport:
-    """Return the empty report of this process's rank, as torch or torchrun's environment knows it."""
     if dist.is_initialized():
         return empty_report(dist.get_rank(), dist.get_world_size())
-    return empty_report(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    return empty_report()

@@ -1,8 +1,6 @@
 """Decides which process of a launch is a rank: the first one that trains as it. Imports no torch.
 
-Every Python process of a script attaches when it imports torch, and several may train: the stages of a shell
-script, a probe in a child process, workers that share a rank. Each adds a line to the rank's file, which the
-agent has made empty.
+Stages of a shell script, a child process, or workers may train as well. Each adds a line to the rank's file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Measures DeepSpeed: its engine's step is the clock, and the engine owns what it partitions.
 
-ZeRO steps an optimizer of torch over flat partitions that are no module's parameters, once for each group of
-parameters, and also when it is built, to make the optimizer's state. `DeepSpeedEngine._take_model_step` runs
-once for each step of training: at the end of gradient accumulation. Imports neither torch nor DeepSpeed.
+ZeRO steps an optimizer of torch over flat partitions, once for each group of parameters and also when it is
+built. `DeepSpeedEngine._take_model_step` runs once for each step of training. Imports neither of the two.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Engines:
 
 
 def _callers() -> list[tuple[str, Any]]:
-    """Return the running functions of DeepSpeed, innermost first, with their `self`."""
+    """The running functions of DeepSpeed, innermost first, with their `self`."""
     found = []
     frame: Any = sys._getframe()
     while frame is not None:

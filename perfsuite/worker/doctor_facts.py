@@ -5,19 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from perfsuite.documents import Data, Document
-
-
-class TorchFacts(Data):
-    """What the installed torch says of itself and of the devices that it reaches."""
-
-    version: str
-    cuda: str | None
-    """The CUDA version that it was built with; None for a build without."""
-    nccl: str | None
-    devices: int
-    """GPUs that it reaches."""
-    error: str | None = None
-    """Why it reaches none, in the words of torch or the driver."""
+from perfsuite.results.rank_report import Memory
 
 
 class ClockFacts(Data):
@@ -33,18 +21,17 @@ class ClockFacts(Data):
     """On a GPU: from the first kernel's start to the last one's end by torch's profiler, per step."""
 
 
-class MemoryFacts(Data):
-    """Bytes that were allocated, and the peak that perfsuite reads."""
-
-    expected: int
-    read: int
-    method: str
-
-
 class DoctorFile(Document):
-    """What the process writes. A part is None where it was not asked for or could not be done."""
+    """What the process writes: of a training only if one was asked for and could be made."""
 
     schema_version: Literal[1] = 1
-    torch: TorchFacts
+    devices: int = 0
+    """GPUs that torch reaches."""
+    nccl: str | None = None
+    error: str | None = None
+    """Why it reaches none, in the words of torch or the driver."""
     clock: ClockFacts | None = None
-    memory: MemoryFacts | None = None
+    memory: Memory | None = None
+    """The peak that perfsuite reads."""
+    expected_peak: int = 0
+    """The peak after what was allocated, in bytes."""

@@ -1,7 +1,6 @@
 """Measures what `perfsuite doctor` can only learn in a process that imports torch.
 
-Run as `python -m perfsuite.worker.doctor_probe FILE DEVICE [--quick]`; the driver reads the file that it
-writes.
+Run as `python -m perfsuite.worker.doctor_probe FILE DEVICE [--quick]`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from perfsuite import documents
 from perfsuite.case.case import Case, Topology
 from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.frameworks.ddp import DDP
-from perfsuite.worker.doctor_facts import ClockFacts, DoctorFile, MemoryFacts, TorchFacts
+from perfsuite.results.rank_report import Memory
+from perfsuite.worker.doctor_facts import ClockFacts, DoctorFile
 from perfsuite.worker.memory import memory_for
 from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.timers import clock_for
@@ -38,39 +38,31 @@ Run = Callable[[int], list[Any]]
 
 def main(path: str, *, kind: Literal["cpu", "cuda"], quick: bool) -> None:
     """Write a `DoctorFile`; with `quick` of torch alone, without training."""
-    found = DoctorFile(torch=torch_facts(wants_gpu=kind == "cuda"))
-    if not quick and (kind == "cpu" or found.torch.devices):
+    found = DoctorFile() if kind == "cpu" else reached_gpus()
+    if not quick and (kind == "cpu" or found.devices):
         device = torch.device("cuda:0" if kind == "cuda" else "cpu")
-        found = found.replace(memory=memory_facts(device), clock=clock_facts(device))
+        memory, expected = peak_memory(device)
+        found = found.replace(memory=memory, expected_peak=expected, clock=clock_facts(device))
     documents.write(Path(path), found)
 
 
-def torch_facts(*, wants_gpu: bool) -> TorchFacts:
-    """Ask torch of itself and, if GPUs are wanted, reach for the first of them."""
-    error = None
-    if wants_gpu:
-        try:
-            torch.cuda.init()
-        except (RuntimeError, AssertionError) as said:
-            error = str(said).splitlines()[0]
-    reached = wants_gpu and error is None
-    return TorchFacts(
-        version=torch.__version__,
-        cuda=torch.version.cuda,
-        nccl=".".join(map(str, torch.cuda.nccl.version())) if reached else None,
-        devices=torch.cuda.device_count() if reached else 0,
-        error=error,
-    )
+def reached_gpus() -> DoctorFile:
+    """Reach for the first GPU, and count them all."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return DoctorFile(error=str(error).splitlines()[0])
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    return DoctorFile(devices=torch.cuda.device_count(), nccl=nccl)
 
 
-def memory_facts(device: torch.device) -> MemoryFacts:
-    """Allocate a block, let it go, and read the peak as a rank would."""
+def peak_memory(device: torch.device) -> tuple[Memory, int]:
+    """Allocate a block, let it go, and read the peak as a rank would. Returns also what it should be."""
     torch.ones(1, device=device)  # what the allocator itself needs is not the block's
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     memory = memory_for(device)
     torch.ones(BLOCK_BYTES, dtype=torch.uint8, device=device)
-    read = memory.read()
-    return MemoryFacts(expected=before + BLOCK_BYTES, read=read.peak, method=read.method)
+    return memory.read(), before + BLOCK_BYTES
 
 
 def clock_facts(device: torch.device, pairs: int = PAIRS) -> ClockFacts:
@@ -151,7 +143,6 @@ def under_the_clock(run: Run, device: torch.device) -> Recorder:
 
 
 def _profiled_s(run: Run) -> float:
-    """Return seconds per step from the first to the last moment at which torch's profiler sees a kernel."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         run(STEPS)
         torch.cuda.synchronize()

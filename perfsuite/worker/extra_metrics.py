@@ -10,11 +10,7 @@ from perfsuite.results.metric import MetricRecorder, find
 
 
 class ExtraMetrics:
-    """The recorders of the metrics that a case file names.
-
-    An error of a recorder is kept until `result`, because a training script may not see it: it is then this
-    rank's failure.
-    """
+    """The recorders of the metrics that a case file names. An error of one is kept until `result`."""
 
     def __init__(self, names: Sequence[str], model: Callable[[], Any], rank: int, world_size: int) -> None:
         self._recorders: dict[str, MetricRecorder] = {}
@@ -47,7 +43,6 @@ class ExtraMetrics:
         return told
 
     def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a recorder's function, unless one has failed already; keep its error."""
         if self._error is not None:
             return None
         try:

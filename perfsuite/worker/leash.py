@@ -1,7 +1,4 @@
-"""Ties a process to the one that started it: ends it when that dies, and has it write its stacks when asked.
-
-Imports neither torch nor pytest.
-"""
+"""Ties a process to its parent: ends it when that dies, and has it write its stacks when asked. No torch."""
 
 from __future__ import annotations
 
@@ -19,10 +16,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 
 
 def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent process dies, however it dies.
-
-    Exits at once if the process of `ANCESTOR_PID` is dead already.
-    """
+    """Have the kernel signal this process when its parent dies. Exits if `ANCESTOR_PID` is dead already."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
     ancestor = os.environ.get(ANCESTOR_PID)
     if ancestor is not None and not is_alive(int(ancestor)):
@@ -60,8 +54,7 @@ def _stat(pid: int) -> list[str]:
 def listen(run_dir: RunDir, rank: int | None) -> None:
     """Write the stacks of this process's threads into a file whenever it receives `STACKS_SIGNAL`.
 
-    The handler is C code, which works whatever the process waits for. The signal would end a process that
-    does not listen: only those that do are sent it. `rank`: None if it may be no rank.
+    The signal would end a process that does not listen. `rank`: None if it may be no rank.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     file = os.open(run_dir.stacks(rank, os.getpid(), int(os.environ.get(NODE, "0"))), flags, 0o644)

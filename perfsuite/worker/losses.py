@@ -29,11 +29,10 @@ def before_backward(see: Callable[[Any], None]) -> None:
 class Losses:
     """The scalars that backward is called on, summed over the micro-batches of each step.
 
-    They stay on the device, in fp32: nothing waits for them. Only those count that train what the clock
-    steps: in the second step, each one's graph is searched for a parameter of the clock's optimizer. Where
-    some lead to one and others do not, those others are left out, at their places in every step. (Where none
-    does, all count: FSDP's graphs end in other tensors than those that are stepped.) Of the first step the
-    last count, as many as the second has: what came before was no training.
+    They stay on the device, in fp32: nothing waits for them. In the second step, each one's graph is searched
+    for a parameter of the clock's optimizer. Where some lead to one, the others are left out, at their places
+    in every step. (Where none does, all count: FSDP's graphs end in other tensors than those that are
+    stepped.) Of the first step the last count, as many as the second has: what came before was no training.
     """
 
     def __init__(self) -> None:
@@ -79,7 +78,6 @@ class Losses:
         self._begin_step()
 
     def _sum_of(self, losses: list[Tensor]) -> tuple[Tensor | None, int]:
-        """Sum the losses that count; all of them, if there are not as many as places."""
         if len(losses) == len(self._counts):
             losses = [loss for loss, counts in zip(losses, self._counts, strict=True) if counts]
         return _sum(losses)

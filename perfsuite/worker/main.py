@@ -1,7 +1,6 @@
 """One rank whose training loop is ours: build the case, train under the clock, write `rank-N.json`.
 
-Forked by `perfsuite.node.ranks`, or by any torchrun as `python -m perfsuite.worker RUNDIR`. Imports torch
-only inside functions.
+Forked by `perfsuite.node.ranks`, or `python -m perfsuite.worker RUNDIR`. Imports torch inside functions only.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,24 +23,15 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.profiling import ProfileTaken
-from perfsuite.worker.rank import (
-    LEAVE_S,
-    WAIT_S,
-    Rank,
-    empty_report,
-    failure_of,
-    keep_a_descriptor,
-    write_failure,
-)
+from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank, empty_report, failure_of, write_failure
 from perfsuite.worker.timers import SimulatedTimer, clock_for
 
 
 def main(path: str) -> None:
     """Measure as the rank that RANK and WORLD_SIZE name. A failure is reported before it is raised."""
     run_dir = RunDir(Path(path))
-    report = empty_report(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    report = empty_report()
     leash.die_with_parent()
-    keep_a_descriptor()
     leash.listen(run_dir, report.rank)
     try:
         rank = Rank(run_dir, documents.read(run_dir.case, CaseFile), report)
@@ -99,23 +89,18 @@ def _measure(rank: Rank) -> RankReport:
     if process_group == "library":  # until now there was none for an all-reduce
         rank.device_probe |= all_reduce_probe(device)
     rank.observe()
-    with _optimizer_hooks(rank):
-        try:
-            losses = _train(rank)
-        except ProfileTaken:
-            return rank.profiled()
+    _hook_optimizers(rank)
+    with contextlib.suppress(ProfileTaken):
+        losses = _train(rank)
         rank.recorder.finish()
-    if rank.is_profiled:  # no torch optimizer has stepped since, in whose hook it ends
+    if rank.is_profiled:
         return rank.profiled()
     _check_boundaries(rank)
     return rank.finish().replace(loss=tuple(map(float, losses)), flops=flops)
 
 
 def _preflight(rank: Rank) -> RankReport:
-    """Probe this rank's device and the links between the nodes. Nothing is trained.
-
-    Rank 0 tells the rounds as steps: the health of the nodes is sampled between them.
-    """
+    """Rank 0 tells the rounds of the probe as steps: the health of the nodes is sampled between them."""
     from perfsuite.worker.node_probe import node_probe
 
     device = _device(rank.request)
@@ -132,7 +117,6 @@ def _train(rank: Rank) -> list[Any]:
 
 
 def _check_boundaries(rank: Rank) -> None:
-    """Raise `MismatchError` if a framework that ends steps itself has not ended each, or an inner one."""
     if rank.plan.clock == "framework" and rank.recorder.steps != rank.case.total_steps:
         raise MismatchError(
             f"{rank.framework.name} called StepClock.boundary {rank.recorder.steps} times in "
@@ -141,21 +125,13 @@ def _check_boundaries(rank: Rank) -> None:
         )
 
 
-@contextlib.contextmanager
-def _optimizer_hooks(rank: Rank) -> Iterator[None]:
-    """Show every optimizer step to the rank before it is made, and to the clock after it.
-
-    The clock of a framework that ends its steps itself takes no notice of them.
-    """
+def _hook_optimizers(rank: Rank) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    hooks = [register_optimizer_step_pre_hook(rank.before_optimizer_step)]
+    register_optimizer_step_pre_hook(rank.before_optimizer_step)
     if rank.plan.clock == "torch":
-        hooks.append(register_optimizer_step_post_hook(rank.recorder.after_optimizer_step))
-    hooks.append(register_optimizer_step_post_hook(rank.end_if_profiled))
-    yield
-    for hook in hooks:
-        hook.remove()
+        register_optimizer_step_post_hook(rank.recorder.after_optimizer_step)
+    register_optimizer_step_post_hook(rank.end_if_profiled)
 
 
 def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> None:
@@ -171,12 +147,12 @@ def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> N
 
 
 def _watchdog_after(case: Case) -> timedelta:
-    """After how long NCCL's watchdog ends a rank that waits: later than the driver does."""
+    """When NCCL's watchdog ends a rank that waits: later than the driver does."""
     return timedelta(seconds=case.timeout_s + NCCL_AFTER_S)
 
 
 def _lengthen_timeouts(timeout: timedelta) -> None:
-    """Give it to every group of this rank: those that a library made have NCCL's own, of ten minutes."""
+    """Of every group of this rank: those that a library made have NCCL's own, of ten minutes."""
     with contextlib.suppress(Exception):  # names that are private to torch: another version may lack one
         from torch.distributed import distributed_c10d
 
@@ -196,7 +172,6 @@ def _leave_process_group() -> None:
 
 
 def _device(request: CaseFile) -> Any:
-    """Return this rank's `torch.device`, after making it the current one."""
     import torch
 
     if request.device == "cuda":

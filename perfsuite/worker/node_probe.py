@@ -1,8 +1,7 @@
 """Probes what the device can do before the workload is built: a matmul, a memory copy, an all-reduce.
 
-These are not the data sheet's figures but always the same piece of work: compared with those of other
-launches they tell a slow machine from slow code, and compared with those of other nodes a slow node
-(`perfsuite.results.preflight`). Imports torch.
+Always the same piece of work: compared with other launches it tells a slow machine from slow code, compared
+with other nodes a slow node (`perfsuite.results.preflight`). Imports torch.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from perfsuite.worker.timers import CudaTimer, HostTimer
+
 MIB = 2**20
 WAKE_S = 0.2
 ROUNDS = 10
-"""How often `node_probe` probes each device, over seconds: the best of them is what the node can do, whatever
-others do on it now and then."""
+"""How often `node_probe` probes each device: the best is what it can do, whatever others do now and then."""
 
 
 def device_probe(device: torch.device) -> dict[str, float]:
@@ -37,7 +37,6 @@ def device_probe(device: torch.device) -> dict[str, float]:
 
 
 def _alone(device: torch.device, *, best: bool = False) -> dict[str, float]:
-    """Return the rates of `device_probe` that need no other rank; `best` takes a CPU's best matmul, too."""
     return _rounded({"matmul_tflops": _matmul_tflops(device, best=best), "copy_gb_s": _copy_gb_s(device)})
 
 
@@ -52,8 +51,7 @@ def node_probe(device: torch.device, nodes: int, on_round: Callable[[int], objec
 
     Every rank of a job on `nodes` nodes, two or more, must call it; the ranks of a node follow each other.
     `on_round` is called with the number of rounds so far. Matmul and copy are the best of `ROUNDS`, in which
-    all devices work at the same time; on a CPU the matmul is the best single one, too: what others do on the
-    node meanwhile hides it less.
+    all devices work at the same time; the matmul is a CPU's best single one, too.
 
     - `next_gb_s`, `previous_gb_s`: as `all_reduce_gb_s`, over the ranks of this node and of the next or the
       previous one. Nodes are a ring; the first of two has a next one only, the second a previous one only.
@@ -69,13 +67,11 @@ def node_probe(device: torch.device, nodes: int, on_round: Callable[[int], objec
 def pair_rounds(nodes: int) -> list[list[tuple[int, int]]]:
     """Return all pairs of neighbours in a ring of nodes; those in one list have no node in common."""
     pairs = [(0, 1)] if nodes == 2 else [(node, (node + 1) % nodes) for node in range(nodes)]
-    last = pairs[-1:] if len(pairs) % 2 else []
-    even = pairs[: len(pairs) - len(last)]
-    return [each for each in (even[::2], even[1::2], last) if each]
+    even = pairs[: len(pairs) // 2 * 2]
+    return [each for each in (even[::2], even[1::2], pairs[len(even) :]) if each]
 
 
 def _neighbour_probe(device: torch.device, nodes: int) -> dict[str, float]:
-    """Return the rates of `node_probe` between nodes: pairs without a common node talk at the same time."""
     per_node = dist.get_world_size() // nodes
     node = dist.get_rank() // per_node
     probed: dict[str, float] = {}
@@ -133,20 +129,13 @@ def _all_reduce_gb_s(device: torch.device, group: dist.ProcessGroup | None = Non
 
 @torch.no_grad()
 def _seconds(device: torch.device, work: Callable[[], object], times: int) -> list[float]:
-    """Warm up, then time each call; on a GPU by events, without waiting between them."""
-    if device.type != "cuda":
+    """Time each call after some to warm up."""
+    timer, warm_ups = (CudaTimer(device), 3) if device.type == "cuda" else (HostTimer(), 1)
+    for _ in range(warm_ups):
         work()
-        moments = [time.perf_counter()]
-        for _ in range(times):
-            work()
-            moments.append(time.perf_counter())
-        return [end - begin for begin, end in pairwise(moments)]
-    for _ in range(3):
+    marks = [timer.stamp()]
+    for _ in range(times):
         work()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
-    events[0].record()
-    for event in events[1:]:
-        work()
-        event.record()
-    torch.cuda.synchronize()
-    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
+        marks.append(timer.stamp())
+    timer.settle()
+    return [timer.seconds(before, after) for before, after in pairwise(marks)]

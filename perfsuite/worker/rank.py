@@ -1,8 +1,6 @@
 """One rank of a job: assembles its measurement and writes its report. Imports no torch.
 
-The worker (`perfsuite.worker.main`), whose training loop is ours, and the process of a script
-(`perfsuite.worker.attach`, as a `ScriptRank`) call the same methods in the same order: `build`, `observe`,
-`start`, then come the steps, `finish`, `write`.
+`perfsuite.worker.main` and `perfsuite.worker.attach` call `build`, `observe`, `start`, `finish`, `write`.
 """
 
 from __future__ import annotations
@@ -61,12 +59,9 @@ LEAVE_S = 30
 class Rank:
     """The measurement of one process. `report` names the rank and holds no figures yet."""
 
-    workload: Workload
-    """What trains; there since `build`."""
-    recorder: Recorder
-    """The clock; there since `build`."""
-    observer: Observer | None = None
-    """What looks at the training; there since `observe`. A simulated job has none."""
+    workload: Workload  # what trains; there since `build`
+    recorder: Recorder  # the clock; there since `build`
+    observer: Observer | None = None  # there since `observe`; a simulated job has none
 
     def __init__(self, run_dir: RunDir, request: CaseFile, report: RankReport) -> None:
         self.run_dir = run_dir
@@ -95,10 +90,7 @@ class Rank:
         probe: Callable[[], object] | None = None,
         memory: HostMemory | CudaMemory | None = None,
     ) -> None:
-        """Make the clock, then let the framework build its training job on `device` (a `torch.device`).
-
-        On a CPU the model's memory is what comes on top of the level at which `memory` was made.
-        """
+        """Make the clock, then let the framework build its training job on `device` (a `torch.device`)."""
         self.device = device
         before_end, framework = None, self.framework
         if self._injector is not None:
@@ -122,10 +114,10 @@ class Rank:
             self._count()
 
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Show a step that is about to be made to whatever looks at it.
+        """Show a step that is about to be made to whatever looks at it; for torch's optimizer hook.
 
-        For `register_optimizer_step_pre_hook`. Raises `MismatchError` if the training cannot be observed. Of
-        the steps that an engine has an optimizer make in one step of training, the first is shown.
+        Raises `MismatchError` if the training cannot be observed. Of the steps that an engine has an
+        optimizer make in one step of training, the first is shown.
         """
         assert self.observer is not None
         if self.plan.clock == "framework":
@@ -142,10 +134,7 @@ class Rank:
         return self.recorder.profiling is not None and self.recorder.profiling.is_over
 
     def end_if_profiled(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """End a training loop of ours that has been profiled, by raising `ProfileTaken`.
-
-        For `register_optimizer_step_post_hook`, after the clock's.
-        """
+        """Raise `ProfileTaken` when a training loop of ours is profiled; torch's hook after the clock's."""
         if self.is_profiled:
             raise ProfileTaken
 
@@ -171,11 +160,8 @@ class Rank:
             self.notes.append(f"what a step does was not counted: {type(error).__name__}: {error}")
 
     def start(self) -> None:
-        """Tell the driver that training begins, then start the clock.
-
-        In this order: the first line of progress is written to a file system that may be slow.
-        """
-        self._tell_progress()
+        """Tell the driver that training begins, then start the clock."""
+        self._tell_progress()  # first: the file system may be slow
         if self.request.metrics:
             report = self.report
             self._extra = ExtraMetrics(self.request.metrics, self._model, report.rank, report.world_size)
@@ -183,11 +169,9 @@ class Rank:
         self.recorder.start()
 
     def _model(self) -> Any:
-        """What trains: of a script, known since its first step."""
         return self.workload.model if self.observer is None else self.observer.model
 
     def _training(self) -> tuple[Any, Any]:
-        """Model and optimizer of what trains; None where nothing does."""
         return (None, None) if self.observer is None else (self.observer.model, self.observer.optimizer)
 
     def finish(self) -> RankReport:
@@ -196,15 +180,14 @@ class Rank:
         A run that is not the one asked for is reported with all its figures and a failure.
         """
         self.recorder.finish()
-        # First of all: the observer's fingerprint and the losses that are read after this take memory, too.
-        memory: Any = None
+        memory: Any = None  # read first: the observer's fingerprint and the losses take memory, too
         if self.workload.memory is not None:
             memory = self.workload.memory()
         elif self.recorder.memory is not None:
             memory = self.recorder.memory.read()
         report = self.report.replace(
             clock=self.recorder.timer.name,
-            tokens_per_step=self.tokens_per_step,
+            tokens_per_step=self.workload.tokens_per_step(self.case),
             step_s=tuple(self.recorder.step_s),
             probe_s=tuple(self.recorder.probe_s),
             cpu_s=tuple(self.recorder.cpu_s),
@@ -250,18 +233,12 @@ class Rank:
         if changed is not None:
             documents.write(self.run_dir.rank(report.rank), changed)
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens (or samples) that all ranks together train in one step."""
-        return self.workload.tokens_per_step(self.case)
-
     def _tell_progress(self) -> None:
-        """Let rank 0 write how far it is: now that training begins, then a step about twice a second.
+        """A thread writes the steps: on a slow file system the other ranks would wait for this one.
 
-        A thread writes the steps: a shared file system may be slow, and the other ranks would wait for this
-        one. A step that ends while the thread still writes an earlier one is left out; the last one never is.
+        A step that ends while the thread still writes an earlier one is left out; the last one never is.
         """
-        tokens = self.tokens_per_step
+        tokens = self.workload.tokens_per_step(self.case)
         writer = threading.Thread()
 
         def tell(step: int) -> None:
@@ -285,35 +262,20 @@ class Rank:
                 self.run_dir.progress.write_text(f"{steps} {tokens}")
 
 
-def empty_report(rank: int, world_size: int) -> RankReport:
-    """Return the report of a rank that has measured nothing."""
+def empty_report(rank: int | None = None, world_size: int | None = None) -> RankReport:
+    """Return the report of a rank that has measured nothing; torchrun's variables name it by default."""
+    if rank is None or world_size is None:
+        rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     return RankReport(rank=rank, world_size=world_size, host=socket.gethostname(), clock="none")
-
-
-_spare: list[int] = []
-
-
-def keep_a_descriptor() -> None:
-    """Keep a descriptor for the report of a rank that has run out of them."""
-    with contextlib.suppress(OSError):
-        _spare.append(os.open(os.devnull, os.O_RDONLY))
 
 
 def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None:
     """Write why a rank has measured nothing; `report` is an empty one. Raises nothing.
 
-    Where no report can be written, the rank's log tells it (`perfsuite.analysis.cause`).
+    Where no report can be written (a full disk, too many open files) its log tells it to `analysis.cause`.
     """
     try:
-        try:
-            documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
-        except FileError as error:
-            if _errno(error) != errno.EMFILE or not _spare:
-                raise
-            with contextlib.suppress(OSError):  # a script may have closed it
-                if os.fstat(_spare[-1]).st_rdev == os.stat(os.devnull).st_rdev:
-                    os.close(_spare.pop())
-            documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
+        documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
     except Exception as error:
         line = f"{UNREPORTED} {failure.kind}: {failure.message} ({told(error)})"
         with contextlib.suppress(Exception):
@@ -321,10 +283,7 @@ def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None
 
 
 def failure_of(error: BaseException, rank: int) -> Failure:
-    """Return what a report says of an error. A `ScriptError` is a script's end, which has no traceback.
-
-    A message of perfsuite's own says what is wrong without the name of its class.
-    """
+    """Return what a report says of an error. A `ScriptError` is a script's end, which has no traceback."""
     is_end, message = isinstance(error, ScriptError), message_of(error)
     if not isinstance(error, PerfsuiteError):
         message = f"{type(error).__name__}: {message}"
@@ -348,13 +307,11 @@ def failure_of_ours(error: BaseException, rank: int) -> Failure:
 
 def report_error(error: BaseException) -> None:
     """Report an error that kept perfsuite from attaching to this process of a script."""
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    failure = failure_of_ours(error, rank)
-    write_failure(RunDir(Path(os.environ[RUN_DIR])), empty_report(rank, world), failure)
+    report = empty_report()
+    write_failure(RunDir(Path(os.environ[RUN_DIR])), report, failure_of_ours(error, report.rank))
 
 
 def _errno(error: BaseException) -> int | None:
-    """The number of an error of the system, also of one that a `FileError` tells."""
     cause = error.__cause__ if isinstance(error, FileError) else error
     return cause.errno if isinstance(cause, OSError) else None
 

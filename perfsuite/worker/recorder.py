@@ -1,7 +1,6 @@
 """Times every optimizer step of one process, whatever the framework. Imports no torch.
 
-`Recorder.boundary` stamps the end of a step, does what must be done between steps (probe, garbage collection,
-progress), and stamps the start of the next one, so that none of perfsuite's own work is timed. On a GPU the
+What perfsuite itself does between steps (probe, garbage collection, progress) is not timed. On a GPU the
 stamps are events: nothing waits for the device until `Recorder.finish`.
 """
 
@@ -32,10 +31,9 @@ USUAL_OF_STEPS = 20
 class Recorder:
     """Times each optimizer step of one process.
 
-    `probe`, if given, is a fixed piece of work done after each step and timed apart from it. `before_end`, if
-    given, is called with the step's index before its end is stamped: it carries out injected faults. The peak
-    of `memory` is reset after the first step, in which a library may build what it needs once, and after the
-    counted steps, in which counting may keep memory.
+    `probe` is a fixed piece of work done after each step and timed apart from it. `before_end` is called with
+    the step's index before its end is stamped: it carries out injected faults. The peak of `memory` is reset
+    after the first step, in which a library may build what it needs once, and after the counted ones.
     """
 
     def __init__(
@@ -52,6 +50,7 @@ class Recorder:
         self.counting: Counting | None = None  # counts what some of the first steps do
         self.profiling: Profiling | None = None  # has some steps of a launch that is made for that profiled
         self.between_steps: Callable[[int], object] | None = None  # told the ended steps, in no step's time
+        self.cpu_s: list[float] = []  # of this process in each step; empty if unknown
         self.probe_s: list[float] = []
         self.wall_s = 0.0  # host seconds from `start` to `finish`, without the work between steps
         self.elapsed_s = 0.0  # with that work
@@ -60,13 +59,12 @@ class Recorder:
         self._before_end = before_end
         self._starts: list[Any] = []
         self._ends: list[Any] = []
-        self._cpu_starts: list[float | None] = []
-        self._cpu_ends: list[float | None] = []
         self._lengthened_s: dict[int, float] = {}  # by an injected fault, by the index of the step
         self._past = 0  # steps that the device is known to have finished
         self._clock_optimizer: Any = None
         self._is_finished = False
         self._begun_at = self._between_s = self._progress_at = 0.0
+        self._cpu_at: float | None = None
         self._uptime_at: float | None = None
 
     def start(self) -> None:
@@ -94,7 +92,9 @@ class Recorder:
         if self._before_end is not None:
             self._before_end(self.steps, self)
         self._ends.append(self.timer.stamp())
-        self._cpu_ends.append(self.timer.cpu())
+        cpu = self.timer.cpu()
+        if cpu is not None and self._cpu_at is not None:
+            self.cpu_s.append(cpu - self._cpu_at)
         ended_at = self.timer.host()
         self._settle_memory()
         if self.steps % GC_EVERY == 0:
@@ -116,7 +116,7 @@ class Recorder:
         self._begin_step()
 
     def _begin_step(self) -> None:
-        self._cpu_starts.append(self.timer.cpu())
+        self._cpu_at = self.timer.cpu()
         self._starts.append(self.timer.stamp())
 
     def _settle_memory(self) -> None:
@@ -159,12 +159,6 @@ class Recorder:
         """Seconds of each step. May only be read after `finish`."""
         return [self.timer.seconds(start, end) for start, end in zip(self._starts, self._ends, strict=False)]
 
-    @property
-    def cpu_s(self) -> list[float]:
-        """CPU seconds of this process in each step, without what is done between steps; empty if unknown."""
-        steps = zip(self._cpu_starts, self._cpu_ends, strict=False)
-        return [end - start for start, end in steps if start is not None and end is not None]
-
     def lengthen(self, share: float) -> None:
         """Make the running step longer by a share of itself: an injected fault.
 
@@ -183,7 +177,6 @@ class Recorder:
         return self._past
 
     def _usual_s(self) -> float:
-        """Return the median seconds of the last finished steps without injected delays; 0 before any."""
         past = self._steps_past()
         lengths = [
             self.timer.seconds(self._starts[step], self._ends[step]) - self._lengthened_s.get(step, 0)

@@ -45,10 +45,7 @@ class ScriptRank(Rank):
         self._optimizers = optimizers
 
     def begin(self, optimizer: Any, host_memory: memory.HostMemory) -> None:
-        """Make clock and observer for what `optimizer`, the clock's, trains; the clock starts later.
-
-        `host_memory` counts from the level when torch was imported.
-        """
+        """Make clock and observer for what `optimizer`, the clock's, trains; the clock starts later."""
         device = torch.device("cpu")
         counters: memory.HostMemory | memory.CudaMemory | None = host_memory
         if self.request.device == "cuda":
@@ -65,10 +62,7 @@ class ScriptRank(Rank):
         self._optimizers.begin(living(torch.optim.Optimizer))
 
     def before_clock_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Show a step of the clock, which may be a new optimizer in place of the first one.
-
-        Raises `MismatchError` as `before_optimizer_step` does.
-        """
+        """Show a step of the clock, which may be a new optimizer in place of the first one."""
         assert self.observer is not None
         first = self.observer.optimizer
         if optimizer is not first and self.recorder.counting is not None:
@@ -87,7 +81,7 @@ class ScriptRank(Rank):
             self._losses.check(self.case.gradient_accumulation, more_come=True)
         if self.report.rank == 0:  # which looks for all: ranks may have different numbers of tokens
             told = [Claim(self.run_dir, number).given() for number in range(self.report.world_size)]
-            report = self.report.replace(tokens_per_step=self.tokens_per_step)
+            report = self.report.replace(tokens_per_step=self.workload.tokens_per_step(self.case))
             of_ranks = [report.replace(evidence=each) for each in told]
             if None not in told and (why := agreement.tokens_differ(of_ranks, self.case)) is not None:
                 raise MismatchError(why)
@@ -124,10 +118,7 @@ class ScriptRank(Rank):
         return False
 
     def probed(self) -> dict[str, float]:
-        """Return the rates of the device; none if the memory that the script leaves is not enough.
-
-        A rank that fails here may leave the others waiting in the all-reduce, until the kernel ends them.
-        """
+        """Return the rates of the device; none if the memory that the script leaves is not enough."""
         is_gpu = self.device.type == "cuda"
         on_device = torch.cuda.device(self.device) if is_gpu else contextlib.nullcontext()
         with contextlib.suppress(Exception), on_device:
@@ -136,17 +127,14 @@ class ScriptRank(Rank):
 
 
 def device_of(optimizer: Any) -> torch.device:
-    """Return the GPU of the optimizer's first parameter that is on one, or the current GPU if none is.
-
-    A script need not make the device that it trains on the current one.
-    """
+    """Return the GPU of the optimizer's first parameter that is on one, or the current GPU if none is."""
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     on_gpu = (p.device for p in parameters if p.device.type == "cuda")
     return next(on_gpu, None) or torch.device("cuda", torch.cuda.current_device())
 
 
 def _with_script(observed: Observed) -> Observed:
-    """Add a digest of the running script, so that a change of the script is listed with a verdict."""
+    """With a digest of the running script, so that a change of it is listed with a verdict."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     if file is None:
         return observed

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,10 +25,12 @@ def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
     seen = {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **_versions((*packages, *PACKAGES)),
         "kernel": platform.release(),
         "threads": str(torch.get_num_threads()),
     }
+    for package in (*packages, *PACKAGES):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # or a clone, which has no version
+            seen[package] = importlib.metadata.version(package)
     if torch.cuda.is_available():
         seen["cuda"] = str(torch.version.cuda)
         seen["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
@@ -37,18 +39,8 @@ def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
     return {**seen, **variables(os.environ)}
 
 
-def _versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return those of the packages that have one: what lies on the path alone, as a clone does, has none."""
-    versions = {}
-    for package in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return versions
-
-
 def arithmetic(device: str) -> dict[str, str]:
-    """Return how fp32 is computed on this kind of device (`ieee`, or a faster way), and whether only
-    deterministic kernels are allowed."""
+    """Return how fp32 is computed on a device (`ieee` or faster), and whether kernels are deterministic."""
     backends: Any = torch.backends
     on_gpu = device == "cuda"
     matmul = (backends.cuda if on_gpu else backends.mkldnn).matmul.fp32_precision
@@ -75,10 +67,7 @@ def compiled_graphs() -> int:
 
 
 def compiled_counts() -> Compiled | None:
-    """Return what torch.compile has made in this process; None if it compiled nothing.
-
-    Only counters that a kernel out of inductor's cache counts in, too.
-    """
+    """Return what torch.compile has made; None if nothing. Kernels out of inductor's cache count, too."""
     if not compiled_graphs():
         return None
     metrics = sys.modules["torch._dynamo.utils"].get_compilation_metrics()

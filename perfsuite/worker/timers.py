@@ -1,7 +1,4 @@
-"""The clocks that time steps: the host's, the events of a GPU, and a simulated one. Worker side.
-
-Imports no pytest, and torch only inside functions.
-"""
+"""The clocks that time steps: the host's, the events of a GPU, and a simulated one. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from perfsuite.results.rank_report import SIMULATED_CLOCK
 
 CALIBRATION_CYCLES = 10**7
 """GPU cycles that `CudaTimer.sleep` times once to learn how long a cycle takes: some milliseconds."""
-
 
 _time: Any = module_from_spec(BuiltinImporter.find_spec("time"))  # type: ignore[arg-type]
 BuiltinImporter.exec_module(_time)  # anew: freezegun and scalers of time patch the one that scripts import
@@ -64,17 +60,14 @@ class HostTimer:
         return float(_time.process_time())
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass. It spins: `time.sleep` would make a delay of one millisecond longer than that."""
+        """Let time pass. It spins: `time.sleep` would make a millisecond longer."""
         until = self.host() + seconds
         while self.host() < until:
             pass
 
 
 class CudaTimer(HostTimer):
-    """Events on the current stream of one device: the device's own clock, read without waiting for it.
-
-    The device is the one that trains, which need not be the process's current one.
-    """
+    """Events on a device's current stream: its own clock. It need not be the process's current device."""
 
     name = "cuda events"
 
@@ -108,29 +101,21 @@ class CudaTimer(HostTimer):
         """None: the device is behind the host."""
 
     def sleep(self, seconds: float) -> None:
-        """Keep the device busy, after the work that is already queued, and the host for as long.
-
-        Whichever of the two sets the pace of a step, the step takes that much longer. Only the first call
-        waits for the device, to learn how long a cycle takes.
+        """Keep the device busy, after the work that is queued, and the host for as long: either may set the
+        pace of a step. Only the first call waits for the device, to learn how long a cycle takes.
         """
         import torch
 
-        if self._cycles_per_s is None:
-            self._cycles_per_s = self._calibrated()
         with torch.cuda.device(self.device):
+            if self._cycles_per_s is None:
+                torch.cuda._sleep(1)  # loads the kernel
+                start = self.stamp()
+                torch.cuda._sleep(CALIBRATION_CYCLES)
+                end = self.stamp()
+                self.settle()
+                self._cycles_per_s = CALIBRATION_CYCLES / self.seconds(start, end)
             torch.cuda._sleep(round(seconds * self._cycles_per_s))
         super().sleep(seconds)
-
-    def _calibrated(self) -> float:
-        import torch
-
-        with torch.cuda.device(self.device):
-            torch.cuda._sleep(1)  # loads the kernel
-            start = self.stamp()
-            torch.cuda._sleep(CALIBRATION_CYCLES)
-            end = self.stamp()
-        self.settle()
-        return CALIBRATION_CYCLES / self.seconds(start, end)
 
 
 class SimulatedTimer(HostTimer):

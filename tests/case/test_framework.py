@@ -10,7 +10,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
-from perfsuite.case.framework import BUILT_IN, FrameworkOptions, MissingFramework, built_in, framework_class
+from perfsuite.case.framework import BUILT_IN, MissingFramework, built_in, framework_class
 from perfsuite.errors import CaseError, ExtensionError, FileError
 from perfsuite.frameworks import framework_of
 from perfsuite.frameworks.ddp import DDP
@@ -36,13 +36,20 @@ class Mine(Fake):
 """
 
 
-def write_case(directory: Path, **framework: Any) -> Path:
-    """`case.json` of a framework, as the perfsuite wrote it that had the framework."""
+BROKEN = "raise OSError('no disk')"
+
+
+def install(packages: Packages, code: str = SIMULATED, name: str = "mine") -> None:
+    packages.install("perf-mine", code, frameworks=f"{name} = perf_mine:Mine")
+
+
+def read_case(directory: Path, **framework: Any) -> Case:
+    """The case in `case.json`, as the perfsuite wrote it that had the framework."""
     file = directory / "case.json"
     content = documents.plain(CaseFile(case=make_case(), device="cpu"))
     content["case"]["framework"] = framework
     file.write_text(json.dumps(content))
-    return file
+    return documents.read(file, CaseFile).case
 
 
 # Built-in frameworks
@@ -63,7 +70,7 @@ def test_every_built_in_framework_is_one_file_or_folder() -> None:
 
 
 def test_a_framework_of_another_package_is_found_by_its_name(packages: Packages) -> None:
-    packages.install("perf-mine", SIMULATED, frameworks="mine = perf_mine:Mine")
+    install(packages)
     case = make_case(framework={"name": "mine", "stage": 2})
     assert case.id.startswith("mine-stage2-gpt2-tiny-")
     assert type(case.framework).__module__ == "perf_mine"
@@ -82,14 +89,14 @@ def test_a_framework_of_another_package_is_found_by_its_name(packages: Packages)
 
 @pytest.mark.launch
 def test_it_is_launched_as_any_other(packages: Packages, tmp_path: Path) -> None:
-    packages.install("perf-mine", SIMULATED, frameworks="mine = perf_mine:Mine")
+    install(packages)
     run = launch_once(make_case(framework="mine"), make_machine(), tmp_path / "launch")
     assert run.failure is None
     assert len(run.step_s) == 25
 
 
 def test_a_typing_error_is_compared_with_names_of_other_packages_too(packages: Packages) -> None:
-    packages.install("perf-mine", SIMULATED, frameworks="deepspeed = perf_mine:Mine")
+    install(packages, name="deepspeed")
     with pytest.raises(
         CaseError, match=r"unknown framework 'deepsped'\. Did you mean 'deepspeed'\? Known: acc"
     ):
@@ -103,21 +110,27 @@ def test_a_typing_error_is_compared_with_names_of_other_packages_too(packages: P
         ("class Mine: name = 'mine'", "is not a subclass of perfsuite.frameworks.Framework"),
         (SIMULATED.replace('"mine"', '"other"'), "Mine.name is 'other': set it to 'mine'"),
         (SIMULATED.replace("stage", "package"), "Mine has an option called 'package'"),
-        ("raise OSError('no disk')", "cannot be imported: OSError: no disk"),
+        (BROKEN, "cannot be imported: OSError: no disk"),
     ],
 )
-def test_a_broken_framework_names_its_package(packages: Packages, code: str, said: str) -> None:
-    packages.install("perf-mine", code, frameworks="mine = perf_mine:Mine")
+def test_a_broken_framework_names_its_package(
+    packages: Packages, tmp_path: Path, code: str, said: str
+) -> None:
+    """A case of it is read as data, and cannot run."""
+    install(packages, code)
     assert make_case(framework="ddp").framework == DDP()  # it is nobody's business until it is asked for
-    with pytest.raises(ExtensionError) as caught:
-        make_case(framework="mine")
-    assert str(caught.value).startswith("mine = 'perf_mine:Mine' of perf-mine 1.5 (perfsuite.frameworks)")
-    assert said in str(caught.value)
-    assert "pip uninstall perf-mine" in str(caught.value)
+    case = read_case(tmp_path, name="mine", package="perf-mine", slug="mine", stage=2)
+    assert isinstance(case.framework, MissingFramework)
+    for use in (lambda: make_case(framework="mine"), lambda: framework_of(case)):
+        with pytest.raises(ExtensionError) as caught:
+            use()
+        assert str(caught.value).startswith("mine = 'perf_mine:Mine' of perf-mine 1.5 (perfsuite.frameworks)")
+        assert said in str(caught.value)
+        assert "pip uninstall perf-mine" in str(caught.value)
 
 
 def test_a_name_can_be_taken_once_and_none_that_is_built_in(packages: Packages) -> None:
-    packages.install("perf-mine", SIMULATED, frameworks="mine = perf_mine:Mine")
+    install(packages)
     packages.install("perf-too", SIMULATED, frameworks="mine = perf_too:Mine")
     with pytest.raises(ExtensionError, match=r"taken twice: by perf-mine 1\.5, and by perf-too 1\.5"):
         make_case(framework="mine")
@@ -131,7 +144,7 @@ def test_a_name_can_be_taken_once_and_none_that_is_built_in(packages: Packages) 
 
 def test_options_without_behaviour_cannot_run(packages: Packages) -> None:
     code = SIMULATED.replace("frameworks.fake import Fake", "case.framework import FrameworkOptions as Fake")
-    packages.install("perf-mine", code, frameworks="mine = perf_mine:Mine")
+    install(packages, code)
     with pytest.raises(
         CaseError, match=r"Mine has the options of .*'mine', but cannot run it: derive it from"
     ):
@@ -142,7 +155,7 @@ def test_options_without_behaviour_cannot_run(packages: Packages) -> None:
 
 
 def test_a_case_of_a_missing_framework_is_read_as_data(packages: Packages, tmp_path: Path) -> None:
-    packages.install("perf-mine", SIMULATED, frameworks="mine = perf_mine:Mine")
+    install(packages)
     file = tmp_path / "case.json"
     documents.write(file, CaseFile(case=make_case(framework={"name": "mine", "stage": 2}), device="cpu"))
     before = file.read_text()
@@ -158,30 +171,30 @@ def test_a_case_of_a_missing_framework_is_read_as_data(packages: Packages, tmp_p
 
 
 def test_a_case_of_a_missing_framework_cannot_run_and_says_what_to_install(tmp_path: Path) -> None:
-    file = write_case(tmp_path, name="gone", package="perf-gone", stage=2)
-    case = documents.read(file, CaseFile).case
-    said = r"^the framework 'gone' comes from the package perf-gone, .*: pip install perf-gone$"
-    with pytest.raises(CaseError, match=said):
-        framework_of(case)
-    with pytest.raises(CaseError, match=said):
-        unsupported(case, make_machine())
-    with pytest.raises(CaseError, match=said):
-        launch_once(case, make_machine(), tmp_path / "launch")
+    case = read_case(tmp_path, name="gone", package="perf-gone", stage=2)
+    said = r"^(Case: framework: )?the framework 'gone' comes from the package perf-gone, .*: pip install perf"
+    for use in (
+        lambda: framework_of(case),
+        lambda: unsupported(case, make_machine()),
+        lambda: launch_once(case, make_machine(), tmp_path / "launch"),
+        lambda: make_case(framework={"name": "gone", "package": "perf-gone"}),  # no file says so
+    ):
+        with pytest.raises(CaseError, match=said):
+            use()
     assert not (tmp_path / "launch").exists()
-
-
-def test_a_package_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
-    case = documents.read(write_case(tmp_path, name="gone", package=["?"]), CaseFile).case
+    unknown = read_case(tmp_path, name="gone", package=["?"])
     with pytest.raises(
         CaseError, match=r"^unknown framework 'gone'\. Known: .*; for another, pip install the pack"
     ):
-        framework_of(case)
+        framework_of(unknown)
 
 
 def test_runs_of_a_missing_framework_are_read(tmp_path: Path) -> None:
     content = documents.plain(make_run())
     origin = {"name": "gone", "package": "perf-gone", "slug": "gone-7"}
     content["case"]["framework"] = {**origin, "nested": {"a": [1, None]}}
+    with pytest.raises(ValueError, match="pip install perf-gone"):
+        Run.model_validate(content)
     file = tmp_path / "run.json"
     file.write_text(json.dumps(content))
     run = documents.read(file, Run)
@@ -193,7 +206,7 @@ def test_runs_of_a_missing_framework_are_read(tmp_path: Path) -> None:
 def test_results_baselines_and_history_of_a_missing_framework_are_read(
     packages: Packages, tmp_path: Path
 ) -> None:
-    packages.install("perf-mine", SIMULATED, frameworks="mine = perf_mine:Mine")
+    install(packages)
     run = make_run(
         case=make_case(framework={"name": "mine", "stage": 2}),
         figures=make_figures(step_s_p50=0.25, step_s_mean=0.25, probe_s_p50=0.001),
@@ -213,27 +226,17 @@ def test_results_baselines_and_history_of_a_missing_framework_are_read(
 
 
 def test_two_missing_frameworks_are_equal_if_their_names_and_options_are(tmp_path: Path) -> None:
-    def read(**framework: Any) -> FrameworkOptions:
-        return documents.read(write_case(tmp_path, **framework), CaseFile).case.framework
-
-    assert read(name="gone", stage=1) == read(name="gone", stage=1)
-    assert read(name="gone", stage=1) != read(name="gone", stage=2)
-    assert read(name="gone", stage=1) != read(name="lost", stage=1)
-
-
-def test_only_a_file_may_name_a_missing_framework(tmp_path: Path) -> None:
-    content = {**documents.plain(make_case()), "framework": {"name": "gone", "package": "perf-gone"}}
-    with pytest.raises(CaseError, match="pip install perf-gone"):
-        make_case(framework=content["framework"])
-    with pytest.raises(ValueError, match="pip install perf-gone"):
-        Case.model_validate(content)
+    one = {"name": "gone", "stage": 1}
+    framework = read_case(tmp_path, **one).framework
+    for other in (one, {"name": "gone", "stage": 2}, {"name": "lost", "stage": 1}):
+        assert (read_case(tmp_path, **other).framework == framework) == (other is one)
 
 
 def test_unknown_options_of_an_installed_framework_are_an_error_in_a_file_too(tmp_path: Path) -> None:
     with pytest.raises(
         FileError, match=r"case\.json: .*no_such: unknown field.*Options of ddp: bucket_cap_mb"
     ):
-        documents.read(write_case(tmp_path, name="ddp", no_such=1), CaseFile)
+        read_case(tmp_path, name="ddp", no_such=1)
 
 
 def test_a_class_that_no_rank_would_find(packages: Packages) -> None:
@@ -244,7 +247,7 @@ def test_a_class_that_no_rank_would_find(packages: Packages) -> None:
         make_case(framework=Mine())
     assert 'add [project.entry-points."perfsuite.frameworks"] mine = "' in str(caught.value)
     assert "pip install -e that (docs/develop/extending.md)" in str(caught.value)
-    packages.install("perf-mine", SIMULATED, frameworks="mine = perf_mine:Mine")
+    install(packages)
     with pytest.raises(CaseError, match="Mine stands in"):  # another class has that name
         make_case(framework=Mine())
 
@@ -256,14 +259,3 @@ def test_cases_import_nothing_of_frameworks() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_a_case_of_a_broken_framework_is_read_as_data_and_cannot_run(
-    packages: Packages, tmp_path: Path
-) -> None:
-    packages.install("perf-mine", "raise OSError('no disk')", frameworks="mine = perf_mine:Mine")
-    file = write_case(tmp_path, name="mine", package="perf-mine", slug="mine", stage=2)
-    case = documents.read(file, CaseFile).case
-    assert isinstance(case.framework, MissingFramework)
-    with pytest.raises(ExtensionError, match=r"cannot be imported: OSError: no disk\. Mend it \(pip install"):
-        framework_of(case)

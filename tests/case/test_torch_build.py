@@ -35,26 +35,39 @@ def test_the_installed_torch_is_read() -> None:
     assert (found["__version__"], found["cuda"]) == (str(torch.__version__), torch.version.cuda)
 
 
-def test_a_build_with_cuda_is_right_everywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(monkeypatch, tmp_path, version="2.13.0+cu130", cuda="13.0")
-    assert torch_build.summary() == "2.13.0+cu130, built for CUDA 13.0"
-    assert torch_build.release() == (2, 13)
-    assert torch_build.wrong_build(make_gpu_machine()) is None
-    assert torch_build.wrong_build(make_machine()) is None
+WITHOUT_CUDA = (
+    "torch 2.13.0+cpu is built without CUDA and cannot use the GPUs of this machine "
+    "(8 x NVIDIA H100 80GB HBM3). Install the public index's build: "
+    "pip uninstall --yes torch && PIP_EXTRA_INDEX_URL= pip install torch==2.13.0; "
+    "or run only the cases meant for cpu: -m cpu"
+)
+TOO_OLD = "is too old, perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"
 
 
-def test_a_build_without_cuda_is_wrong_where_there_are_gpus(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("version", "cuda", "summary", "release", "on_gpus", "on_cpus"),
+    [
+        ("2.13.0+cu130", "13.0", "built for CUDA 13.0", (2, 13), None, None),
+        ("2.13.0+cpu", None, "built without CUDA", (2, 13), WITHOUT_CUDA, None),
+        ("2.10.1", "12.8", "built for CUDA 12.8", (2, 10), *[f"torch 2.10.1 {TOO_OLD}"] * 2),
+        ("1.13.1+cu117", "11.7", "built for CUDA 11.7", (1, 13), *[f"torch 1.13.1+cu117 {TOO_OLD}"] * 2),
+    ],
+)
+def test_a_build_is_told_and_judged_by_its_version_and_its_cuda(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    version: str,
+    cuda: str | None,
+    summary: str,
+    release: tuple[int, int],
+    on_gpus: str | None,
+    on_cpus: str | None,
 ) -> None:
-    install(monkeypatch, tmp_path, version="2.13.0+cpu", cuda=None)
-    assert torch_build.summary() == "2.13.0+cpu, built without CUDA"
-    assert torch_build.wrong_build(make_machine()) is None
-    assert torch_build.wrong_build(make_gpu_machine()) == (
-        "torch 2.13.0+cpu is built without CUDA and cannot use the GPUs of this machine "
-        "(8 x NVIDIA H100 80GB HBM3). Install the public index's build: "
-        "pip uninstall --yes torch && PIP_EXTRA_INDEX_URL= pip install torch==2.13.0; "
-        "or run only the cases meant for cpu: -m cpu"
-    )
+    install(monkeypatch, tmp_path, version=version, cuda=cuda)
+    assert torch_build.summary() == f"{version}, {summary}"
+    assert torch_build.release() == release
+    assert torch_build.wrong_build(make_gpu_machine()) == on_gpus
+    assert torch_build.wrong_build(make_machine()) == on_cpus
 
 
 @pytest.mark.parametrize(
@@ -71,16 +84,6 @@ def test_a_missing_torch_is_an_error_and_nothing_is_said_of_one_that_cannot_be_r
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     assert torch_build.summary() == "not installed"
     assert torch_build.release() == (0, 0)
-    assert torch_build.wrong_build(make_gpu_machine()) == problem
-    assert torch_build.wrong_build(make_machine()) == problem
-
-
-@pytest.mark.parametrize("version", ["2.10.1", "1.13.1+cu117"])
-def test_an_older_torch_than_perfsuite_measures_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
-    monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": version, "cuda": "13.0"})
-    problem = f"torch {version} is too old, perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"
     assert torch_build.wrong_build(make_gpu_machine()) == problem
     assert torch_build.wrong_build(make_machine()) == problem
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -208,42 +207,33 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def flat() -> Iterator[tuple[torch.optim.Optimizer, list[str]]]:
+def flat() -> tuple[torch.optim.Optimizer, list[str]]:
     """An optimizer of a partition that no module owns, and what the clock is told."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
     told: list[str] = []
-
-    def tells(what: str) -> Callable[[Any], None]:
-        return lambda optimizer: told.append(what)
-
-    engines = deepspeed.Engines(tells("before"), tells("after"))
+    engines = deepspeed.Engines(
+        lambda optimizer: told.append("before"), lambda optimizer: told.append("after")
+    )
+    optimizer = torch.optim.SGD([torch.ones(3, requires_grad=True)], lr=0.1)
 
     def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
         if not engines.take(optimizer):
             told.append("alone")
 
-    hooks = [register_optimizer_step_pre_hook(hook), register_optimizer_step_post_hook(hook)]
-    yield torch.optim.SGD([torch.ones(3, requires_grad=True)], lr=0.1), told
-    for each in hooks:
-        each.remove()
+    optimizer.register_step_pre_hook(hook)
+    optimizer.register_step_post_hook(hook)
+    return optimizer, told
 
 
 def test_the_clock_is_told_of_each_step_of_the_engine_from_the_second_on(stand_in: Any, flat: Any) -> None:
     optimizer, told = flat
-    engine = stand_in.DeepSpeedEngine(torch.nn.Linear(2, 2), optimizer, 2)
-    assert told == [], "the state is made, nothing is trained"
-    engine.step()
-    assert told == []
-    engine.step()
-    engine.step()
-    assert told == ["before", "after"] * 2
-
-
-def test_the_engine_is_what_trains(stand_in: Any, flat: Any) -> None:
-    optimizer, _ = flat
     engine = stand_in.DeepSpeedEngine(torch.nn.Linear(2, 2), optimizer, 3)
-    assert owner(optimizer) is engine
+    assert told == [], "the state is made, nothing is trained"
+    for steps in range(3):
+        engine.step()
+        assert told == ["before", "after"] * steps
+    optimizer.step()
+    assert told[4:] == ["alone", "alone"], "a step beside DeepSpeed is one of its own"
+    assert owner(optimizer) is engine, "it is what trains"
     assert wrapping(engine) == {
         "wrapper": "DeepSpeedEngine",
         "sharding": "DeepSpeed ZeRO-3",
@@ -258,9 +248,3 @@ def test_a_deepspeed_that_steps_elsewhere_is_refused_by_name(stand_in: Any, flat
         match=r"^DeepSpeed 9\.9 steps SGD outside of DeepSpeedEngine\._take_model_step, by elsewhere: ",
     ):
         stand_in.elsewhere(optimizer)
-
-
-def test_steps_beside_deepspeed_are_steps_of_their_own(stand_in: Any, flat: Any) -> None:
-    optimizer, told = flat
-    optimizer.step()
-    assert told == ["alone", "alone"]

@@ -77,12 +77,10 @@ def test_a_recorder_begins_after_the_first_step_and_looks_after_each_later_one(
     assert calls == [("begin", "a model", 1, 2), ("boundary", 2), ("boundary", 3)]
 
 
-def test_a_metric_that_is_read_on_the_driver_has_nothing_in_the_rank(calls: list[tuple[Any, ...]]) -> None:
-    assert after_steps(made("length"), 2) == {}
-
-
-def test_a_recorder_without_a_value_leaves_none(calls: list[tuple[Any, ...]]) -> None:
-    assert after_steps(made("silent", "called"), 1) == {"called": 2}
+def test_a_recorder_without_a_value_and_what_is_read_on_the_driver_leave_none(
+    calls: list[tuple[Any, ...]],
+) -> None:
+    assert after_steps(made("silent", "length", "called"), 1) == {"called": 2}
 
 
 def test_an_error_of_a_recorder_is_raised_at_the_end_and_names_the_metric(
@@ -99,23 +97,16 @@ def test_a_metric_that_the_rank_does_not_know_is_an_error() -> None:
         made("gone")
 
 
+@pytest.mark.parametrize("metrics", [("called", "length"), ()])
 def test_a_rank_reports_the_metrics_that_its_case_file_names(
-    tmp_path: Path, calls: list[tuple[Any, ...]]
+    tmp_path: Path, calls: list[tuple[Any, ...]], metrics: tuple[str, ...]
 ) -> None:
-    case = make_case()
-    request = CaseFile(case=case, device="cpu", metrics=("called", "length"))
+    request = CaseFile(case=make_case(), device="cpu", metrics=metrics)
     rank = Rank(RunDir(tmp_path), request, empty_report(1, 2))
     rank.build(SimulatedTimer())
     rank.start()
-    rank.workload.run(case.total_steps)
-    assert rank.finish().extra == {"called": case.total_steps}
-    assert calls[0] == ("begin", None, 1, 2)
-
-
-def test_without_metrics_nothing_is_called_between_steps(tmp_path: Path) -> None:
-    rank = Rank(RunDir(tmp_path), CaseFile(case=make_case(), device="cpu"), empty_report(0, 2))
-    rank.build(SimulatedTimer())
-    rank.start()
-    assert rank.recorder.between_steps is None
-    rank.workload.run(rank.case.total_steps)
-    assert rank.finish().extra == {}
+    assert (rank.recorder.between_steps is None) == (not metrics)
+    steps = rank.case.total_steps
+    rank.workload.run(steps)
+    assert rank.finish().extra == ({"called": steps} if metrics else {})
+    assert calls[:1] == ([("begin", None, 1, 2)] if metrics else [])

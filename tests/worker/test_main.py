@@ -4,6 +4,7 @@ import signal
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -64,19 +65,14 @@ def test_a_measurement_is_written_before_the_ranks_part(
 def test_nccl_connects_lazily_where_the_library_would_have_it_so(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, framework: Framework, device_id: Any
 ) -> None:
-    asked: list[Any] = []
-
-    def init_process_group(backend: str, device_id: Any, timeout: timedelta) -> None:
-        asked.extend([backend, device_id, timeout])
-        raise StopError
-
+    init_process_group = Mock(side_effect=StopError)
     monkeypatch.setattr(worker, "_device", lambda request: torch.device("cuda", 1))
     monkeypatch.setattr(dist, "init_process_group", init_process_group)
     case = CaseFile(case=make_case(framework=framework), device="cuda")
     with pytest.raises(StopError):
         worker._measure(Rank(run_dir, case, make_report()))
     after_the_driver = timedelta(seconds=case.case.timeout_s + 60)
-    assert asked == ["nccl", device_id, after_the_driver]
+    init_process_group.assert_called_once_with("nccl", device_id=device_id, timeout=after_the_driver)
 
 
 def test_every_group_waits_longer_than_the_driver(tmp_path: Path) -> None:

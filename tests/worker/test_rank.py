@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 import errno
-import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,15 +13,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import MAX_TOLD, ExtensionError, FileError, MismatchError, ScriptError
 from perfsuite.frameworks.base import Ranks, Workload
 from perfsuite.frameworks.fake import Fake
-from perfsuite.results.rank_report import (
-    UNREPORTED,
-    Evidence,
-    Failure,
-    FailureKind,
-    Memory,
-    Observed,
-    RankReport,
-)
+from perfsuite.results.rank_report import UNREPORTED, Evidence, FailureKind, Memory, Observed, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.observe import Observer
 from perfsuite.worker.rank import Rank, empty_report, failure_of, write_failure
@@ -32,46 +21,34 @@ from perfsuite.worker.timers import SimulatedTimer
 from tests.samples import make_case
 
 
-def made(run_dir: RunDir, *, inject: str | None = None, rank: int = 0) -> Rank:
+def made(directory: Path, *, inject: str | None = None, rank: int = 0) -> Rank:
     """A rank of two of a simulated case."""
     request = CaseFile(case=make_case(framework=Fake()), device="cpu", inject=inject)
-    return Rank(run_dir, request, empty_report(rank, 2))
+    return Rank(RunDir(directory), request, empty_report(rank, 2))
 
 
-def simulated(run_dir: RunDir, *, inject: str | None = None, rank: int = 0) -> Rank:
+def simulated(directory: Path, *, inject: str | None = None, rank: int = 0) -> Rank:
     """The same with its training job."""
-    this = made(run_dir, inject=inject, rank=rank)
+    this = made(directory, inject=inject, rank=rank)
     this.build(SimulatedTimer())
     return this
-
-
-def failure_in(run_dir: RunDir) -> Failure:
-    failure = documents.read(run_dir.rank(0), RankReport).failure
-    assert failure is not None
-    return failure
 
 
 def test_a_framework_builds_for_the_place_and_device_of_the_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built: list[Any] = []
-    workload = Workload(run=lambda steps: [], data_parallel=2)
-
-    def build(framework: Fake, *given: Any) -> Workload:
-        built.extend(given)
-        return workload
-
+    build = Mock()
     monkeypatch.setattr(Fake, "build", build)
-    rank = made(RunDir(tmp_path), rank=1)
+    rank = made(tmp_path, rank=1)
     device = torch.device("cpu")
     rank.build(SimulatedTimer(), device=device)
-    expected = Ranks(rank=1, world_size=2, device=device, directory=tmp_path)
-    assert built == [rank.case, expected, rank.recorder]
-    assert (rank.workload, rank.device) == (workload, device)
+    ranks = Ranks(rank=1, world_size=2, device=device, directory=tmp_path)
+    build.assert_called_once_with(rank.case, ranks, rank.recorder)
+    assert (rank.workload, rank.device) == (build.return_value, device)
 
 
 def test_a_report_holds_times_tokens_probe_and_memory(tmp_path: Path) -> None:
-    rank = simulated(RunDir(tmp_path))
+    rank = simulated(tmp_path)
     rank.device_probe = {"matmul_tflops": 1.0}
     rank.start()
     losses = rank.workload.run(25)
@@ -85,74 +62,42 @@ def test_a_report_holds_times_tokens_probe_and_memory(tmp_path: Path) -> None:
     assert (report.probe_s, report.observed, report.evidence, report.failure) == ((), None, None, None)
 
 
-class Tracked:
-    """Memory, an observer and a library's own log that say when they are read."""
-
-    def __init__(self, rank: Rank, monkeypatch: pytest.MonkeyPatch, mismatch: str | None = None) -> None:
-        self.order: list[str] = []
-        finish = rank.recorder.finish
-
-        def check(observer: Observer, observed: Observed) -> None:
-            self.order.append("check")
-            if mismatch is not None:
-                raise MismatchError(mismatch)
-
-        def saying(what: str, value: Any) -> Any:
-            def say(*args: Any) -> Any:
-                self.order.append(what)
-                return value
-
-            return say
-
-        def stop() -> None:
-            self.order.append("clock")
-            finish()
-
-        monkeypatch.setattr(rank.recorder, "finish", stop)
-        self.observed = Observed(settings={"wrapper": "none"}, environment={})
-        self.evidence = Evidence(data_parallel=2)
-        monkeypatch.setattr(Observer, "result", saying("result", self.observed))
-        monkeypatch.setattr(Observer, "evidence", saying("evidence", self.evidence))
-        monkeypatch.setattr(Observer, "check", check)
-        rank.workload = Workload(
-            run=rank.workload.run,
-            data_parallel=2,
-            own_tokens_per_s=saying("own", 5.0),
-            memory=saying("memory", Memory(peak=1, method="said")),
-        )
-        rank.observe()
-
-
-def test_memory_is_read_when_the_clock_has_stopped_and_before_the_observer_takes_some(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rank = simulated(RunDir(tmp_path))
-    tracked = Tracked(rank, monkeypatch)
-    rank.notes = ["known before"]
-    rank.start()
-    report = rank.finish()
-    assert tracked.order == ["clock", "memory", "own", "result", "evidence", "check"]
-    assert (report.observed, report.evidence) == (tracked.observed, tracked.evidence)
-    assert (report.own_tokens_per_s, report.notes[0], report.failure) == (5.0, "known before", None)
-
-
 @pytest.mark.fault("something else runs")
-def test_a_run_that_is_not_the_one_asked_for_keeps_its_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("mismatch", [None, "wrapper: the case asks for 'FSDP'"])
+def test_memory_is_read_when_the_clock_has_stopped_and_before_the_observer_takes_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mismatch: str | None
 ) -> None:
-    rank = simulated(RunDir(tmp_path), rank=1)
-    tracked = Tracked(rank, monkeypatch, mismatch="wrapper: the case asks for 'FSDP'")
+    """A run that is not the one asked for keeps its figures."""
+    rank = simulated(tmp_path, rank=1)
+    observed, evidence = Observed(settings={"wrapper": "none"}, environment={}), Evidence(data_parallel=2)
+    order = Mock()
+    order.clock.side_effect = rank.recorder.finish
+    order.memory.return_value = Memory(peak=1, method="said")
+    order.own.return_value = 5.0
+    order.result.return_value = observed
+    order.evidence.return_value = evidence
+    order.check.side_effect = None if mismatch is None else MismatchError(mismatch)
+    monkeypatch.setattr(rank.recorder, "finish", order.clock)
+    for name in ("result", "evidence", "check"):
+        monkeypatch.setattr(Observer, name, getattr(order, name))
+    rank.workload = Workload(
+        run=rank.workload.run, data_parallel=2, own_tokens_per_s=order.own, memory=order.memory
+    )
+    rank.observe()
+    rank.notes = ["known before"]
     rank.start()
     rank.workload.run(3)
     report = rank.finish()
-    assert report.failure is not None
-    assert (report.failure.kind, report.failure.rank) == ("mismatch", 1)
-    assert len(report.step_s) == 3
-    assert (report.observed, report.evidence) == (tracked.observed, tracked.evidence)
+    told = [name for name, _, _ in order.mock_calls]
+    assert told == ["clock", "memory", "own", "result", "evidence", "check"]
+    assert (report.observed, report.evidence) == (observed, evidence)
+    assert (report.own_tokens_per_s, report.notes[0], len(report.step_s)) == (5.0, "known before", 3)
+    failure = None if report.failure is None else (report.failure.kind, report.failure.rank)
+    assert failure == (None if mismatch is None else ("mismatch", 1))
 
 
 def test_without_counters_memory_is_unknown(tmp_path: Path) -> None:
-    rank = simulated(RunDir(tmp_path))
+    rank = simulated(tmp_path)
     rank.workload = Workload(run=lambda steps: [], data_parallel=1)
     rank.start()
     assert rank.finish().memory is None
@@ -160,14 +105,14 @@ def test_without_counters_memory_is_unknown(tmp_path: Path) -> None:
 
 def test_an_injected_fault_lengthens_steps_and_changes_the_report_of_the_last_rank(tmp_path: Path) -> None:
     def steps(inject: str | None) -> list[float]:
-        rank = simulated(RunDir(tmp_path), inject=inject)
+        rank = simulated(tmp_path, inject=inject)
         rank.start()
         rank.workload.run(5)
         rank.recorder.finish()
         return rank.recorder.step_s
 
     assert steps("slowdown=50%") == pytest.approx([1.5 * step for step in steps(None)])
-    ranks = [made(RunDir(tmp_path), inject="missing-rank", rank=number) for number in (0, 1)]
+    ranks = [made(tmp_path, inject="missing-rank", rank=number) for number in (0, 1)]
     for rank in ranks:
         rank.write(rank.report)
     assert documents.read(RunDir(tmp_path).rank(0), RankReport) == ranks[0].report
@@ -180,7 +125,13 @@ def test_a_failure_is_written_without_figures(tmp_path: Path) -> None:
     read = documents.read(RunDir(tmp_path).rank(1), RankReport)
     assert read.failure == failure
     assert (read.rank, read.world_size, read.clock, read.step_s) == (1, 2, "none", ())
-    assert json.loads(RunDir(tmp_path).rank(1).read_text())["failure"]["message"] == "ValueError: bad"
+    assert failure.message == "ValueError: bad"
+
+
+def no_room() -> FileError:
+    error = FileError("cannot write rank-0.json")
+    error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    return error
 
 
 @pytest.mark.parametrize(
@@ -196,6 +147,7 @@ def test_a_failure_is_written_without_figures(tmp_path: Path) -> None:
         (RuntimeError("shapes"), "crash"),
         (OSError(errno.ENOSPC, "No space left on device"), "error"),
         (OSError(errno.EROFS, "Read-only file system"), "error"),
+        (no_room(), "error"),
         (FileNotFoundError(errno.ENOENT, "No such file"), "crash"),
     ],
     ids=repr,
@@ -217,49 +169,24 @@ class Unspeakable(Exception):
 
 
 @pytest.mark.parametrize(
-    ("error", "message"),
+    ("error", "message", "end"),
     [
-        (OSError("no file \udcff"), "OSError: no file \\udcff"),
-        (Unspeakable(), "Unspeakable: (its message cannot be shown: RuntimeError in __str__)"),
+        (OSError("no file \udcff"), "OSError: no file \\udcff", ""),
+        (Unspeakable(), "Unspeakable: (its message cannot be shown: RuntimeError in __str__)", ""),
+        (RuntimeError("A" * 10**6 + "Z"), "RuntimeError: AAA", "AZ"),
     ],
+    ids=["a lone surrogate", "no message", "too long"],
 )
 def test_an_error_that_cannot_be_written_as_it_is_keeps_its_cause(
-    tmp_path: Path, error: Exception, message: str
+    tmp_path: Path, error: Exception, message: str, end: str
 ) -> None:
-    run_dir = RunDir(tmp_path)
-    write_failure(run_dir, empty_report(0, 1), failure_of(error, 0))
-    assert failure_in(run_dir).message == message
-
-
-def test_a_very_long_message_is_cut(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path)
-    write_failure(run_dir, empty_report(0, 1), failure_of(RuntimeError("A" * 10**6 + "Z"), 0))
-    assert run_dir.rank(0).stat().st_size < 3 * MAX_TOLD
-    failure = failure_in(run_dir)
-    assert failure.message.startswith("RuntimeError: AAA")
-    assert str(failure.traceback).rstrip().endswith("AZ")
-
-
-NO_DESCRIPTOR = """
-import os, resource, sys
-from pathlib import Path
-from perfsuite.results.run_dir import RunDir
-from perfsuite.worker.rank import empty_report, failure_of, keep_a_descriptor, write_failure
-keep_a_descriptor()
-resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
-report, failure = empty_report(0, 1), failure_of(ValueError("the cause"), 0)
-try:
-    while True:
-        os.dup(0)
-except OSError as error:
-    assert error.errno == 24
-write_failure(RunDir(Path(sys.argv[1])), report, failure)
-"""
-
-
-def test_a_rank_without_a_free_descriptor_reports_its_failure(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", NO_DESCRIPTOR, str(tmp_path)], check=True)
-    assert failure_in(RunDir(tmp_path)).message == "ValueError: the cause"
+    file = RunDir(tmp_path).rank(0)
+    write_failure(RunDir(tmp_path), empty_report(0, 1), failure_of(error, 0))
+    assert file.stat().st_size < 3 * MAX_TOLD
+    failure = documents.read(file, RankReport).failure
+    assert failure is not None
+    assert failure.message.startswith(message)
+    assert str(failure.traceback).rstrip().endswith(end)
 
 
 def test_a_failure_that_no_report_can_take_is_told_in_the_log(
@@ -269,12 +196,6 @@ def test_a_failure_that_no_report_can_take_is_told_in_the_log(
     write_failure(RunDir(tmp_path / "file"), empty_report(0, 1), failure_of(ValueError("the cause"), 0))
     said = capsys.readouterr().err
     assert said.startswith(f"{UNREPORTED} crash: ValueError: the cause (cannot write ")
-
-
-def test_a_report_that_found_no_room_is_no_crash() -> None:
-    error = FileError("cannot write rank-0.json")
-    error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
-    assert failure_of(error, 0).kind == "error"
 
 
 def test_the_end_of_a_script_is_told_in_its_own_words_without_a_traceback() -> None:
@@ -303,7 +224,7 @@ def test_progress_is_written_beside_the_steps_and_a_slow_file_system_holds_nobod
         writers[-1].join(30)
 
     monkeypatch.setattr(Path, "write_text", write_text)
-    rank = simulated(run_dir)
+    rank = simulated(tmp_path)
     rank.start()
     recorder = rank.recorder
     assert written == ["0 256"], "that training begins is known at once"
@@ -326,6 +247,5 @@ def test_progress_is_written_beside_the_steps_and_a_slow_file_system_holds_nobod
 
 
 def test_of_a_progress_that_cannot_be_written_nobody_dies(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path)
-    run_dir.progress.mkdir()
-    simulated(run_dir).start()
+    RunDir(tmp_path).progress.mkdir()
+    simulated(tmp_path).start()

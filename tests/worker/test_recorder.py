@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -31,36 +32,30 @@ def after_steps(
     return recorder
 
 
-def test_steps_are_timed_and_what_is_done_between_them_is_not() -> None:
+def test_steps_are_timed_and_what_is_done_between_or_after_them_is_not() -> None:
     timer = SimulatedTimer()
     recorder = after_steps(Recorder(timer, probe=lambda: timer.sleep(7)), 3, 1, 2)
     assert recorder.step_s == [3, 1, 2]
     assert recorder.probe_s == [7, 7, 7]
+    timer.sleep(100)  # as a library that goes on after its last step
+    recorder.finish()
     assert recorder.wall_s == 6
+    assert recorder.cpu_s == [], "a simulated clock knows none"
 
 
-def test_the_cpu_time_of_a_step_is_without_what_is_done_between_steps() -> None:
-    class CountingTimer(SimulatedTimer):
-        spent = 0.0
-
-        def cpu(self) -> float:
-            return self.spent
-
-    timer = CountingTimer()
+def test_the_cpu_time_of_a_step_is_without_what_is_done_between_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spent = 0.0
 
     def spend(seconds: float) -> None:
-        timer.spent += seconds
+        nonlocal spent
+        spent += seconds
 
-    recorder = Recorder(timer, probe=lambda: spend(7))
+    monkeypatch.setattr(SimulatedTimer, "cpu", lambda timer: spent)
+    recorder = Recorder(SimulatedTimer(), probe=lambda: spend(7))
     spend(100)
-    recorder.start()
-    for seconds in (3, 1, 2):
-        spend(seconds)
-        timer.sleep(50)  # waiting takes no CPU time
-        recorder.boundary()
-    spend(5)
-    recorder.finish()
-    assert recorder.cpu_s == [3, 1, 2]
+    assert after_steps(recorder, 3, 1, 2, work=spend).cpu_s == [3, 1, 2]
 
 
 def test_threads_count_and_sleep_does_not() -> None:
@@ -77,79 +72,30 @@ def test_threads_count_and_sleep_does_not() -> None:
     assert busy > 4 * asleep
 
 
-def test_a_simulated_clock_knows_no_cpu_time() -> None:
-    recorder = after_steps(Recorder(SimulatedTimer()), 1)
-    assert recorder.cpu_s == []
-
-
-class Marks:
-    """Stands for a `Counting`: keeps what it was told, with the clock."""
-
-    def __init__(self, timer: SimulatedTimer) -> None:
-        self.timer = timer
-        self.told: list[tuple[str, float]] = []
-
-    def end_step(self) -> None:
-        self.told.append(("end", self.timer.host()))
-
-    def begin_step(self) -> None:
-        self.told.append(("begin", self.timer.host()))
-
-
 def test_counting_ends_before_and_begins_after_what_is_done_between_steps() -> None:
-    timer = SimulatedTimer()
+    timer, told = SimulatedTimer(), list[tuple[str, float]]()
     recorder = Recorder(timer, probe=lambda: timer.sleep(7), before_end=lambda step, recorder: timer.sleep(2))
-    marks = Marks(timer)
-    recorder.counting = marks  # type: ignore[assignment]
-    recorder.start()
-    timer.sleep(3)
-    recorder.boundary()
-    assert marks.told == [("end", 3), ("begin", 12)]
-
-
-class HostPeak(HostMemory):
-    """Keeps what it was told."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def release(self) -> None: ...
-
-    def reset_peak(self) -> None:
-        self.told.append("reset")
-
-    def begin_counting(self) -> None:
-        self.told.append("begin")
-
-    def end_counting(self) -> None:
-        self.told.append("end")
+    counting = recorder.counting = Mock()
+    counting.end_step.side_effect = lambda: told.append(("end", timer.host()))
+    counting.begin_step.side_effect = lambda: told.append(("begin", timer.host()))
+    after_steps(recorder, 3)
+    assert told == [("end", 3), ("begin", 12)]
 
 
 @pytest.mark.parametrize("counts", [True, False])
 def test_the_peak_begins_after_the_counted_steps(counts: bool) -> None:
-    timer, memory = SimulatedTimer(), HostPeak()
-    recorder = Recorder(timer, memory=memory)
-    if counts:
-        recorder.counting = Marks(timer)  # type: ignore[assignment]
+    recorder = Recorder(SimulatedTimer(), memory=(memory := Mock()))
+    recorder.counting = Mock() if counts else None
     recorder.start()
-    at: list[int] = []
+    assert memory.method_calls == [call.release()]
+    told = []
     for step in range(1, 7):
+        memory.reset_mock()
         recorder.boundary()
-        at += [step] * (len(memory.told) - len(at))
-    told = list(zip(at, memory.told, strict=True))
-    assert told == ([(1, "reset"), (2, "begin"), (4, "end")] if counts else [(1, "reset")])
-
-
-def test_what_a_library_does_after_its_last_step_is_not_counted() -> None:
-    timer = SimulatedTimer()
-    recorder = Recorder(timer)
-    recorder.start()
-    timer.sleep(3)
-    recorder.boundary()
+        told += [(step, name) for name, _, _ in memory.method_calls]
+    counted = [(2, "begin_counting"), (4, "end_counting")]
+    assert told == [(1, "reset_peak"), *(counted if counts else ())]
     recorder.finish()
-    timer.sleep(100)
-    recorder.finish()
-    assert recorder.wall_s == 3
 
 
 def test_the_garbage_collector_rests_while_the_clock_runs() -> None:
@@ -163,33 +109,19 @@ def test_the_garbage_collector_rests_while_the_clock_runs() -> None:
 def test_the_peak_of_the_first_step_is_forgotten() -> None:
     recorder = Recorder(SimulatedTimer(), memory=(memory := HostMemory()))
     recorder.start()
-    held = torch.ones(64 * 2**20, dtype=torch.uint8)
-    del held
-    recorder.boundary()
-    assert memory.read().peak < 30 * 2**20
-    held = torch.ones(64 * 2**20, dtype=torch.uint8)
-    del held
-    recorder.boundary()
+    for step in (1, 2):
+        torch.ones(64 * 2**20, dtype=torch.uint8)
+        recorder.boundary()
+        assert (memory.read().peak > 60 * 2**20) == (step == 2)
     recorder.finish()
-    assert memory.read().peak > 60 * 2**20
 
 
 def test_a_collection_happens_at_a_fixed_step_and_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     timer = SimulatedTimer()
-    collected: list[int] = []
-    recorder = Recorder(timer)
-    recorder.start()
-
-    def collect(generation: int) -> None:
-        collected.append(generation)
-        timer.sleep(5)
-
+    collect = Mock(side_effect=lambda *generation: timer.sleep(5))
     monkeypatch.setattr(gc, "collect", collect)
-    for _ in range(2 * recording.GC_EVERY):
-        timer.sleep(1)
-        recorder.boundary()
-    recorder.finish()
-    assert collected == [1, 1]
+    recorder = after_steps(Recorder(timer), *[1] * (2 * recording.GC_EVERY))
+    assert collect.call_args_list == [call(), call(1), call(1)]
     assert set(recorder.step_s) == {1}
 
 
@@ -253,21 +185,22 @@ def test_progress_is_what_the_gpu_has_finished_not_what_it_was_given(
     assert gpu.waits == [0]
 
 
-def test_an_injected_slowdown_of_a_gpu_is_as_large_as_asked_and_waits_for_no_step(gpu: FakeGPU) -> None:
-    injector = Injector(Fault.parse("slowdown=30%"), is_last_rank=True)
+def on_gpu(gpu: FakeGPU, fault: str, *milliseconds: float, ahead_ms: float) -> Recorder:
+    """After steps on it, into which a fault is injected."""
+    injector = Injector(Fault.parse(fault), is_last_rank=True)
     recorder = Recorder(CudaTimer(GPU), before_end=injector.before_end)
-    after_steps(
-        recorder, 9000, 400, *[100] * 17, work=partial(gpu.work, ahead_ms=50)
-    )  # compiled in the first
+    return after_steps(recorder, *milliseconds, work=partial(gpu.work, ahead_ms=ahead_ms))
+
+
+def test_an_injected_slowdown_of_a_gpu_is_as_large_as_asked_and_waits_for_no_step(gpu: FakeGPU) -> None:
+    recorder = on_gpu(gpu, "slowdown=30%", 9000, 400, *[100] * 17, ahead_ms=50)  # compiled in the first
     assert len(gpu.waits) == 3, "to start, to see how long a cycle takes, and in the end"
     assert recorder.step_s[:2] == pytest.approx([9, 0.4])
     assert recorder.step_s[6:] == pytest.approx([0.13] * 13), "of the step as it was, not as it became"
 
 
 def test_an_injected_stall_of_a_gpu(gpu: FakeGPU) -> None:
-    injector = Injector(Fault.parse("stall=4"), is_last_rank=True)
-    recorder = Recorder(CudaTimer(GPU), before_end=injector.before_end)
-    after_steps(recorder, *[100] * 16, work=partial(gpu.work, ahead_ms=10))
+    recorder = on_gpu(gpu, "stall=4", *[100] * 16, ahead_ms=10)
     assert recorder.step_s[8:] == pytest.approx([0.1, 0.1, 0.1, 0.3] * 2)
 
 
@@ -276,8 +209,5 @@ def test_what_the_allocator_keeps_for_nobody_is_given_back_before_the_first_step
 ) -> None:
     recorder = Recorder(SimulatedTimer(), memory=CudaMemory(GPU))
     assert allocator.emptied == 0
-    recorder.start()
-    assert allocator.emptied == 1
-    recorder.boundary()
-    recorder.finish()
+    after_steps(recorder, 1)
     assert allocator.emptied == 1

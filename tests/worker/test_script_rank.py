@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -38,22 +39,12 @@ def test_all_are_measured_when_each_has_reported_no_failure(tmp_path: Path) -> N
 def test_a_rank_waits_for_the_reports_of_the_others_but_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rank = made(tmp_path)
-    now = 100.0
-    slept: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += 20
-        slept.append(seconds)
-        if len(slept) == 2:
-            Claim(rank.run_dir, 0).over()
-
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    rank, sleep = made(tmp_path), Mock()
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0 + 20 * sleep.call_count)
     monkeypatch.setattr(time, "sleep", sleep)
+    Claim(rank.run_dir, 0).over()
     rank.wait_for_others()
-    assert len(slept) == 3, "60 s"
-    slept.clear()
+    assert sleep.call_count == 3, "60 s"
     Claim(rank.run_dir, 1).over()
     rank.wait_for_others()
-    assert slept == []
+    assert sleep.call_count == 3

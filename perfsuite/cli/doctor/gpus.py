@@ -100,12 +100,11 @@ def _on(flag: bool | None) -> str | None:
 
 
 def device_rows(reports: Sequence[RankReport], machine: Machine) -> list[Row]:
-    """Compare the rates of the GPUs in the same work: slowest with fastest, and with the data sheet.
-
-    On a CPU there are no rows: its ranks share the cores, so that their rates say nothing about a device.
-    """
+    """Compare the rates of the GPUs in the same work: slowest with fastest, and with the data sheet."""
+    if machine.device == "cpu":  # its ranks share the cores
+        return []
     rates = defaultdict[str, dict[int, list[float]]](lambda: defaultdict(list))
-    for report in reports if machine.device == "cuda" else ():
+    for report in reports:
         for name, rate in report.device_probe.items():
             rates[name][report.rank].append(rate)
     return [

@@ -42,7 +42,7 @@ def why_not(machine: Machine, hardware: str) -> str | None:
 
 def system_rows(machine: Machine, *, root: Path = Path("/")) -> list[Row]:
     """Check the limits and permissions of this process, from /proc and /sys under `root`."""
-    rows = [_cores_row(machine, root), _peak_reset_row(machine, root), _ptrace_row(root)]
+    rows = [_cores_row(machine, root), _peak_reset_row(machine, root)]
     if machine.device == "cuda" and machine.devices > 1:
         rows.append(_shared_memory_row(root))
     return rows
@@ -73,16 +73,6 @@ def _peak_reset_row(machine: Machine, root: Path) -> Row:
         f"{file} cannot be written: peaks on a CPU hold what building the model needed",
         "run in a container whose /proc is not read-only, or compare GPU memory alone",
     )
-
-
-def _ptrace_row(root: Path) -> Row:
-    try:
-        scope = int((root / "proc/sys/kernel/yama/ptrace_scope").read_text())
-    except (OSError, ValueError):
-        scope = 0
-    if scope == 0 or (os.geteuid() == 0 and scope < 3):
-        return passed("ptrace", f"allowed (ptrace_scope {scope})")
-    return passed("ptrace", f"limited (ptrace_scope {scope}) to root: the stacks of a hang do not need it")
 
 
 def _shared_memory_row(root: Path) -> Row:

@@ -14,20 +14,19 @@ from perfsuite.case.hardware import Machine
 from perfsuite.cli.checks import Row, checked, failed, passed, unknown
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import missing_package
-from perfsuite.worker.doctor_facts import ClockFacts, DoctorFile, MemoryFacts, TorchFacts
+from perfsuite.results.rank_report import Memory
+from perfsuite.worker.doctor_facts import ClockFacts, DoctorFile
 
 PROBE_TIMEOUT_S = 600
 """Deadline of the process that imports torch and trains."""
 MAX_WALL_DIFFERENCE = 0.01
 """Largest difference between the sum of the steps and the host's clock over the same steps, relative."""
 MAX_PROFILER_DIFFERENCE = 0.03
-"""Largest difference between the median step and the profiler's, relative: profiling slows a step down a
-little."""
+"""Largest relative difference between the median step and the profiler's: profiling slows it a little."""
 MAX_OVERHEAD = 0.01
 """Largest share of a step's time that measuring may add."""
 MAX_PEAK_DIFFERENCE = 0.05
-"""Largest relative error of peak memory. On a CPU memory comes in pages, and the rest of the process
-allocates."""
+"""Largest relative error of peak memory: on a CPU it comes in pages, and the whole process allocates."""
 
 
 def probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:
@@ -56,28 +55,25 @@ def probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:
     )
 
 
-def torch_rows(torch: TorchFacts, machine: Machine) -> list[Row]:
+def torch_rows(probed: DoctorFile, machine: Machine) -> list[Row]:
     """Check that the installed torch, the driver and the GPUs fit together."""
-    build = "without CUDA" if torch.cuda is None else f"for CUDA {torch.cuda}"
-    rows = [passed("torch", f"{torch.version}, built {build}")]
+    rows = [passed("torch", torch_build.summary())]
     if machine.device == "cpu":
         return rows
-    check = "torch and GPUs"
-    if torch.devices == machine.devices:
-        found = f"torch reaches {torch.devices} GPUs, driver {machine.driver}, NCCL {torch.nccl}"
-        return [*rows, passed(check, found)]
-    reason = torch.error or f"torch reaches {torch.devices} GPUs"
-    found = f"NVML sees {machine.devices} GPUs (driver {machine.driver}), {reason}"
+    reached, check = f"torch reaches {probed.devices} GPUs", "torch and GPUs"
+    if probed.devices == machine.devices:
+        return [*rows, passed(check, f"{reached}, driver {machine.driver}, NCCL {probed.nccl}")]
+    found = f"NVML sees {machine.devices} GPUs (driver {machine.driver}), {probed.error or reached}"
     advice = "install a torch for a CUDA that this driver knows (pip install torch), or a newer driver"
     return [*rows, failed(check, found, advice)]
 
 
-def memory_row(memory: MemoryFacts) -> Row:
-    """Compare the peak that perfsuite reads with what was allocated."""
+def memory_row(memory: Memory, expected: int) -> Row:
+    """Compare the peak that perfsuite reads with what was allocated, in bytes."""
     return checked(
         "peak memory",
-        f"read {memory.read / 2**20:.1f} MiB of {memory.expected / 2**20:.1f} ({memory.method})",
-        ok=abs(memory.read - memory.expected) <= MAX_PEAK_DIFFERENCE * memory.expected,
+        f"read {memory.peak / 2**20:.1f} MiB of {expected / 2**20:.1f} ({memory.method})",
+        ok=abs(memory.peak - expected) <= MAX_PEAK_DIFFERENCE * expected,
         advice="do not trust memory figures of this machine; look at the row above, and report it",
     )
 

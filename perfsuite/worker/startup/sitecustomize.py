@@ -1,9 +1,7 @@
 """Run by every Python process of a measured script, because its directory leads PYTHONPATH there.
 
-A `.pth` file would have to be written into site-packages; this touches nothing, and reaches every process
-that inherits the environment. It shadows a `sitecustomize` of the environment's own, and therefore runs that,
-too. Processes that never import torch pay for this file alone: nothing but the standard library is imported
-here. When torch has been imported, `perfsuite.worker.attach` follows.
+It runs the environment's own `sitecustomize`, which it shadows. Processes that never import torch pay for the
+standard library alone; when torch has been imported, `perfsuite.worker.attach` follows.
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ from typing import Any
 class AfterTorch:
     """Finds torch as the other finders do, and attaches the measurement when it has been executed.
 
-    Until then it stays: many only ask whether there is a torch (`importlib.util.find_spec`), and import it
-    later, or never.
+    Until then it stays: many only ask whether there is a torch, and import it later, or never.
     """
 
     _asking = threading.local()
@@ -72,7 +69,6 @@ def _then_attach(loader: Any) -> None:
 
 
 def _tell(error: Exception) -> None:
-    """Report an error of perfsuite; the script runs on without it."""
     import contextlib
     import traceback
 

@@ -35,32 +35,35 @@ def test_gpus_that_are_set_up_alike_pass() -> None:
     assert gpu_rows(make_machine()) == []
 
 
+LINKS, NO_FABRIC = "GPU 0: 18 up, GPU 1: 17 up, 1 down", "not initialized: GPU 1 (00000000:1C:00.0)"
+
+
 @pytest.mark.parametrize(
     ("function", "answer", "check", "said"),
     [
-        ("nvmlDeviceGetEnforcedPowerLimit", 500_000, "power limit", "limited to 500 W, its default is 700 W"),
-        ("nvmlDeviceGetTotalEccErrors", 2, "GPU hardware", LOST),
-        ("nvmlDeviceGetApplicationsClock", 1200, "clocks", "SM up to 1980 MHz, application clock 1200"),
-        ("nvmlDeviceGetEccMode", [0, 0], "ECC", "GPU 0: on, GPU 1: off"),
-        ("nvmlDeviceGetPersistenceMode", 0, "persistence mode", "GPU 0: on, GPU 1: off"),
-        ("nvmlDeviceGetRemappedRows", (0, 0, 0, 1), "GPU hardware", "have the card replaced"),
+        (
+            "nvmlDeviceGetEnforcedPowerLimit",
+            (500_000,),
+            "power limit",
+            "limited to 500 W, its default is 700 W",
+        ),
+        ("nvmlDeviceGetTotalEccErrors", (2,), "GPU hardware", LOST),
+        ("nvmlDeviceGetApplicationsClock", (1200,), "clocks", "SM up to 1980 MHz, application clock 1200"),
+        ("nvmlDeviceGetEccMode", ([0, 0],), "ECC", "GPU 0: on, GPU 1: off"),
+        ("nvmlDeviceGetPersistenceMode", (0,), "persistence mode", "GPU 0: on, GPU 1: off"),
+        ("nvmlDeviceGetRemappedRows", ((0, 0, 0, 1),), "GPU hardware", "have the card replaced"),
+        ("nvmlDeviceGetNvLinkState", (1,) * 17 + (0,), "NVLink", LINKS),
+        ("fabric", (1, 0), "NVLink fabric", NO_FABRIC),
     ],
 )
 def test_a_gpu_that_is_unlike_the_others_is_named(
     function: str, answer: object, check: str, said: str
 ) -> None:
-    rows = on_two_gpus(**{function: (answer,)})
+    rows = on_two_gpus(**{function: answer})
     assert [name for name, row in rows.items() if row.status != "pass"] == [check]
     assert rows[check].status == ("unknown" if check == "power limit" else "fail")
     assert said in rows[check].found
-
-
-def test_a_gpu_without_all_of_its_nvlinks_or_its_fabric_is_named() -> None:
-    rows = on_two_gpus(nvmlDeviceGetNvLinkState=(1,) * 17 + (0,), fabric=(1, 0))
-    assert (rows["NVLink"].status, rows["NVLink"].found) == ("fail", "GPU 0: 18 up, GPU 1: 17 up, 1 down")
-    fabric = rows["NVLink fabric"]
-    assert (fabric.status, fabric.found) == ("fail", "not initialized: GPU 1 (00000000:1C:00.0)")
-    assert "nvidia-fabricmanager" in str(fabric.advice)
+    assert ("nvidia-fabricmanager" in str(rows[check].advice)) == (function == "fabric")
 
 
 def test_gpus_without_nvlink_have_no_row_of_it() -> None:

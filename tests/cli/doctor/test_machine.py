@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite.case.hardware import Machine
 from perfsuite.cli.checks import Row
 from perfsuite.cli.doctor import machine as checks
 from perfsuite.cli.doctor.machine import extensions_row, machine_rows, neighbours_row, system_rows
@@ -15,23 +16,15 @@ from tests.samples import make_gpu_machine, make_machine
 H100 = make_gpu_machine()
 
 
-def statuses(rows: list[Row]) -> dict[str, str]:
-    return {row.check: row.status for row in rows}
+def checked(machine: Machine, root: Path) -> dict[str, Row]:
+    return {row.check: row for row in system_rows(machine, root=root)}
 
 
-def linux(directory: Path, **files: str) -> Path:
-    """A root with just these files; `__` stands for a slash."""
-    for name, text in {"proc__self__clear_refs": "", **files}.items():
-        path = directory / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return directory
-
-
-def test_a_gpu_that_is_not_in_the_table_is_unknown() -> None:
-    rows = {row.check: row for row in machine_rows(make_gpu_machine("NVIDIA Imaginary X1"))}
-    assert rows["peak FLOP/s"].status == "unknown"
-    assert "add it to PRODUCTS" in str(rows["peak FLOP/s"].advice)
+def write(root: Path, name: str, text: str = "") -> Path:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
 
 
 def test_the_machine_is_named_with_its_peak_and_the_markers_that_select_cases_here() -> None:
@@ -46,42 +39,43 @@ def test_the_machine_is_named_with_its_peak_and_the_markers_that_select_cases_he
         note,
         "-m cpu (why not another: --expect MARKER)",
     ]
+    _, peak, _ = machine_rows(make_gpu_machine("NVIDIA Imaginary X1"))
+    assert (peak.check, peak.status) == ("peak FLOP/s", "unknown")
+    assert "add it to PRODUCTS" in str(peak.advice)
 
 
 @pytest.mark.parametrize(
     ("quota", "status"), [("max 100000", "pass"), ("400000000 100000", "pass"), ("50000 100000", "fail")]
 )
 def test_a_container_grants_all_of_the_visible_cores_time(quota: str, status: str, tmp_path: Path) -> None:
-    root = linux(tmp_path)
-    assert "no limit" in system_rows(make_machine(), root=root)[0].found
-    (root / "sys/fs/cgroup").mkdir(parents=True)
-    (root / "sys/fs/cgroup/cpu.max").write_text(quota)
-    cores = system_rows(make_machine(), root=root)[0]
+    assert "no limit" in checked(make_machine(), tmp_path)["cores"].found
+    write(tmp_path, "sys/fs/cgroup/cpu.max", quota)
+    cores = checked(make_machine(), tmp_path)["cores"]
     assert cores.status == status
-    assert system_rows(H100, root=root)[0].status == {"fail": "unknown"}.get(status, status)
-    assert "no limit" not in cores.found
-    if status == "fail":
-        visible = len(os.sched_getaffinity(0))
-        assert cores.found == f"{visible} cores are visible, and a cgroup grants the time of 0.5"
-        assert "--cpuset-cpus" in str(cores.advice)
+    assert checked(H100, tmp_path)["cores"].status == {"fail": "unknown"}.get(status, status)
+    visible = len(os.sched_getaffinity(0))
+    limited = f"{visible} cores are visible, and a cgroup grants the time of 0.5"
+    assert cores.found == (limited if status == "fail" else f"{visible}, all of their time")
+    assert ("--cpuset-cpus" in str(cores.advice)) == (status == "fail")
 
 
 def test_a_peak_that_cannot_be_reset_fails(tmp_path: Path) -> None:
-    assert statuses(system_rows(make_machine(), root=linux(tmp_path)))["peak memory reset"] == "pass"
-    (tmp_path / "proc/self/clear_refs").unlink()
-    assert statuses(system_rows(make_machine(), root=tmp_path))["peak memory reset"] == "fail"
-    assert statuses(system_rows(H100, root=tmp_path))["peak memory reset"] == "unknown"
+    check = "peak memory reset"
+    assert checked(make_machine(), tmp_path)[check].status == "fail"
+    assert checked(H100, tmp_path)[check].status == "unknown"
+    write(tmp_path, "proc/self/clear_refs")
+    assert checked(make_machine(), tmp_path)[check].status == "pass"
 
 
 def test_shared_memory_matters_to_several_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = linux(tmp_path)
-    assert "shared memory" not in statuses(system_rows(make_gpu_machine(count=1), root=root))
-    assert statuses(system_rows(H100, root=root))["shared memory"] == "unknown"
-    (root / "dev/shm").mkdir(parents=True)
+    check = "shared memory"
+    assert check not in checked(make_gpu_machine(count=1), tmp_path)
+    assert checked(H100, tmp_path)[check].status == "unknown"
+    (tmp_path / "dev/shm").mkdir(parents=True)
     monkeypatch.setattr(checks, "SHARED_MEMORY_BYTES", 1)
-    assert statuses(system_rows(H100, root=root))["shared memory"] == "pass"
+    assert checked(H100, tmp_path)[check].status == "pass"
     monkeypatch.setattr(checks, "SHARED_MEMORY_BYTES", 2**80)
-    [row] = [row for row in system_rows(H100, root=root) if row.check == "shared memory"]
+    row = checked(H100, tmp_path)[check]
     assert row.status == "fail"
     assert "--shm-size" in str(row.advice)
 
@@ -93,12 +87,6 @@ def test_who_else_uses_the_machine() -> None:
     others.append("2,048 MiB of GPU 3 held by python (pid 7)")
     row = neighbours_row(H100, seen)
     assert (row.status, row.found) == ("unknown", "2,048 MiB of GPU 3 held by python (pid 7)")
-
-
-def test_limited_ptrace_is_told_and_fails_nothing(tmp_path: Path) -> None:
-    root = linux(tmp_path, proc__sys__kernel__yama__ptrace_scope="3")
-    [row] = [row for row in system_rows(make_machine(), root=root) if row.check == "ptrace"]
-    assert (row.status, "the stacks of a hang do not need it" in row.found) == ("pass", True)
 
 
 EXTENSION = """
