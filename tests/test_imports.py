@@ -12,7 +12,7 @@ import pytest
 
 import perfsuite
 from perfsuite.case import torch_build
-from perfsuite.frameworks.torchtitan.limits import MIN_TORCH
+from perfsuite.frameworks.torchtitan import MIN_TORCH
 
 PACKAGE = Path(perfsuite.__file__).parent
 TESTS = Path(__file__).parent
