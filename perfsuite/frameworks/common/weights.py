@@ -48,20 +48,27 @@ def initialise(model: Any, units: Sequence[nn.Module], *, seed: int, device: tor
         module: f"{name} (adapter)" if _is_adapter(module) else name.removesuffix(".base_layer")
         for name, module in model.named_modules()
     }
+    done: set[nn.Module] = set()
     for unit in (*units, model):
-        modules: list[Any] = [module for module in unit.modules() if module in names]
-        on_meta = {parameter for module in modules for parameter in module.parameters(recurse=False)}
-        whole = {parameter: _whole(parameter, device) for parameter in on_meta}
-        _replace(modules, whole)
-        for module in reversed(modules):  # children first: a parent may have rules for their weights
-            _seed_device(device, f"{seed} {names.pop(module)}")
-            if _is_adapter(module):
-                for adapter in module.active_adapters:
-                    module.reset_lora_parameters(adapter, init_lora_weights=True)
-            else:
-                model._init_weights(module)
-        _replace(modules, {whole[parameter]: _kept(parameter, whole[parameter]) for parameter in on_meta})
+        modules = {module: names[module] for module in unit.modules() if module not in done}
+        _initialise_modules(model, modules, seed, device)
+        done.update(modules)
     torch.manual_seed(seed)
+
+
+def _initialise_modules(model: Any, names: dict[nn.Module, str], seed: int, device: torch.device) -> None:
+    on_meta = {parameter for module in names for parameter in module.parameters(recurse=False)}
+    whole = {parameter: _whole(parameter, device) for parameter in on_meta}
+    _replace(names, whole)
+    module: Any
+    for module, name in reversed(names.items()):  # children first: a parent may have rules for their weights
+        _seed_device(device, f"{seed} {name}")
+        if _is_adapter(module):
+            for adapter in module.active_adapters:
+                module.reset_lora_parameters(adapter, init_lora_weights=True)
+        else:
+            model._init_weights(module)
+    _replace(names, {whole[parameter]: _kept(parameter, whole[parameter]) for parameter in on_meta})
 
 
 def _is_adapter(module: nn.Module) -> bool:
