@@ -117,10 +117,7 @@ def failure_of(case: Case, directory: Path) -> tuple[str, str]:
     ("options", "said"),
     [
         ({}, "^Script: give one of path, module and command, not none$"),
-        (
-            {"command": "torchrun a.py"},
-            r"^Script: command: give it word by word, as \(.*shlex.split.*got 'torchr",
-        ),
+        ({"command": "torchrun a.py"}, r"command: give it word by word, as \(.*shlex.split.*got 'torchr"),
         ({"path": "a.py", "arguments": "--x 1"}, "arguments: give it word by word"),
         ({"path": "a.py", "arguments": ("a\0",)}, r"arguments\.0: no process can be given a NUL character"),
         ({"path": "a.py", "cwd": "a\0"}, "cwd: no process can be given a NUL character"),
@@ -261,33 +258,24 @@ def test_what_is_not_there_is_known_before_a_launch(
     assert not (tmp_path / "run").exists()
 
 
-def command_of(script: Script) -> Command:
-    command = script.plan(make_case()).command
-    assert command is not None
-    return command
-
-
 def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "")
     good = Path(script(tmp_path, "x = 1\n", "good.py"))
     good.chmod(0o755)
-    for options in (
-        {"path": "good.py"},
-        {"path": str(good)},
-        {"module": "good"},
-        {"module": "torch.distributed.run"},
-        {"command": ("./good.py",)},
-        {"command": ("torchrun", "good.py")},
+    python, torchrun = sys.executable, str(Path(sys.executable).parent / "torchrun")
+    for options, words in (
+        ({"path": "good.py", "arguments": ("--lr", "1")}, (python, "-u", str(good), "--lr", "1")),
+        ({"path": str(good)}, (python, "-u", str(good))),
+        ({"module": "good"}, (python, "-u", "-m", "good")),
+        ({"module": "torch.distributed.run"}, (python, "-u", "-m", "torch.distributed.run")),
+        ({"command": ("./good.py",)}, (str(good),)),
+        ({"command": ("torchrun", "good.py")}, (torchrun, "good.py")),
     ):
-        Script(**options).check(make_case())
-    beside = command_of(Script(command=("torchrun", "good.py"), cwd="/tmp"))
-    assert beside.words == (str(Path(sys.executable).parent / "torchrun"), "good.py")
-    assert (beside.directory, beside.starts_ranks) == ("/tmp", True)
-    by_path = command_of(Script(path="good.py", arguments=("--lr", "1"), cwd="/tmp"))
-    assert by_path.words == (sys.executable, "-u", str(tmp_path / "good.py"), "--lr", "1")
-    assert (by_path.directory, by_path.starts_ranks) == ("/tmp", False)
-    assert command_of(Script(module="good")).words == (sys.executable, "-u", "-m", "good")
+        found: Any = Script(**options, cwd=str(tmp_path))
+        found.check(make_case())
+        asked = Command(words=words, directory=str(tmp_path), starts_ranks="command" in options)
+        assert found.plan(make_case()).command == asked
 
 
 @pytest.mark.parametrize(
