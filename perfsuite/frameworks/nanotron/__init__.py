@@ -191,6 +191,6 @@ def _load(case: Case, device: Any) -> str:
 
 
 def _pretend() -> None:
-    from perfsuite.frameworks.nanotron import pretend
+    from perfsuite.frameworks.nanotron import trainer
 
-    pretend.pretend()
+    trainer.pretend()
