@@ -109,7 +109,7 @@ class TorchTitan(Framework):
             data_parallel=trainer.data_parallel,
             model=trainer.model,
             settings=trainer.settings(),
-            own_tokens_per_s=lambda: trainer.last_metrics.metrics["throughput(tps)"] * ranks.world_size,
+            own_tokens_per_s=lambda: trainer.last_metrics["throughput(tps)"] * ranks.world_size,
         )
 
 

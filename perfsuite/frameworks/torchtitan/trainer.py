@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,9 +25,8 @@ compat.without_triton()
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX, ChunkedLossWrapper, CrossEntropyLoss
-from torchtitan.components.metrics import BaseLogger, MetricsProcessor
+from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
-from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models import llama3
@@ -38,6 +38,7 @@ from perfsuite.case.case import Case
 from perfsuite.case.model import Model
 from perfsuite.frameworks.base import NCCL_AFTER_S, StepClock
 from perfsuite.frameworks.common.model import COMPUTE_DTYPES, DTYPES, synthetic_batches, transformers_config
+from perfsuite.frameworks.common.patches import nothing
 
 
 class CaseTrainer(Trainer):  # type: ignore[misc]
@@ -47,7 +48,11 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         super().__init__(config)
         self._clock = clock
         self._micro_losses: list[Tensor] = []
-        self.metrics_processor.logger = self.last_metrics = LastMetrics()
+        self.last_metrics: dict[str, float] = {}
+        self.metrics_processor.logger = SimpleNamespace(
+            log=lambda metrics, step: self.last_metrics.update(metrics),  # at the first and at the last step
+            close=nothing,
+        )
         compat.after_build(self)
 
     @property
@@ -98,15 +103,6 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         return list(micro.sum(dim=1) * self.data_parallel)
 
 
-class LastMetrics(BaseLogger):  # type: ignore[misc]
-    """Logger that keeps the figures that torchtitan logged last: at the first and at the last step."""
-
-    metrics: dict[str, float]
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        self.metrics = metrics
-
-
 def trainer_config(case: Case) -> Trainer.Config:
     """Return torchtitan's configuration of a case. What is not named here has torchtitan's default."""
     options: Any = case.framework
@@ -124,7 +120,7 @@ def trainer_config(case: Case) -> Trainer.Config:
             num_chunks=options.loss_chunks,
             loss_fn=CrossEntropyLoss.Config(global_vocab_size=spec.model.vocab_size),
         ),
-        tokenizer=NoTokenizer.Config(),
+        tokenizer=SimpleNamespace(build=nothing),  # there is no text
         dataloader=SyntheticData.Config(
             batches=lambda dp_rank: synthetic_batches(case, dp_rank, torch.device("cpu"))
         ),
@@ -250,16 +246,3 @@ class SyntheticData(BaseDataLoader):  # type: ignore[misc]
     def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         for tokens, labels in itertools.cycle(self._pairs):
             yield {"input": tokens}, labels  # a new dictionary: the Trainer moves its tensors in place
-
-
-class NoTokenizer(BaseTokenizer):  # type: ignore[misc]
-    """A tokenizer in name only: there is no text."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(BaseTokenizer.Config):  # type: ignore[misc]
-        """No options."""
-
-    def __init__(self, config: Config, **_: Any) -> None:
-        super().__init__()
-
-    encode = decode = get_vocab_size = None  # never called
