@@ -12,7 +12,7 @@ import pytest
 
 import perfsuite
 from perfsuite.case import torch_build
-from perfsuite.frameworks.torchtitan.limits import MIN_TORCH
+from perfsuite.frameworks.torchtitan import MIN_TORCH
 
 PACKAGE = Path(perfsuite.__file__).parent
 TESTS = Path(__file__).parent
@@ -30,7 +30,6 @@ WORKER_ONLY = (
     "perfsuite.dry.values",
     "perfsuite.frameworks.common.",
     "perfsuite.frameworks.nanotron.compat",
-    "perfsuite.frameworks.nanotron.pretend",
     "perfsuite.frameworks.nanotron.trainer",
     "perfsuite.frameworks.torchtitan.trainer",
     "perfsuite.node.preload",
@@ -43,7 +42,6 @@ NO_TEST_FILE = {
     "perfsuite.analysis.intervals": "run by analysis/test_trace.py",
     "perfsuite.cli.checks": "its rows are read by tests of cli/doctor and cli/test_selftest.py",
     "perfsuite.dry.group": "run by dry/test_rank.py, and by every dry run",
-    "perfsuite.frameworks.nanotron.pretend": "compared with real launches by dry/test_rank.py",
     "perfsuite.launch.base": "a Protocol: session/test_preflights.py implements it",
     **dict.fromkeys(
         (f"perfsuite.plugin.{name}" for name in ("files", "keys", "run", "start", "terminal")),

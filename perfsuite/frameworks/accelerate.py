@@ -6,8 +6,7 @@ The file is read on the driver's side, so that a bad one is known before anythin
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
@@ -37,13 +36,11 @@ _FSDP1_ONLY = (
     *("fsdp_sharding_strategy", "fsdp_backward_prefetch", "fsdp_forward_prefetch"),
     *("fsdp_use_orig_params", "fsdp_sync_module_states"),
 )
-_OPTIONS: dict[str | None, tuple[str, ...]] = {
-    "ddp": (),
+_OPTIONS = {
     "fsdp1": ("sharding_strategy", "backward_prefetch", "cpu_offload"),
     "fsdp2": ("reshard_after_forward", "cpu_offload"),
-    None: (),
 }
-"""Strategy -> its options; with a configuration file (None) there are none."""
+"""Strategy -> its options. DDP has none, nor has a configuration file."""
 
 
 def _upper(value: Any) -> Any:
@@ -240,9 +237,9 @@ class Accelerate(Framework):
             raise ValueError(
                 "give either strategy ('ddp', 'fsdp1' or 'fsdp2') or config (the path of an accelerate YAML)"
             )
-        allowed = _OPTIONS[self.strategy]
-        for name in ("sharding_strategy", "backward_prefetch", "reshard_after_forward", "cpu_offload"):
-            if name not in allowed and getattr(self, name) != type(self).model_fields[name].default:
+        allowed = _OPTIONS.get(self.strategy or "", ())
+        for name, field in type(self).model_fields.items():
+            if name not in ("strategy", "config", *allowed) and getattr(self, name) != field.default:
                 whose = f"strategy {self.strategy!r}" if self.strategy else "a configuration file"
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} does not go with {whose}, which takes "
@@ -296,10 +293,10 @@ class Accelerate(Framework):
             return self.config.fields.fsdp_config
         if self.strategy == "ddp":
             return None
-        version = {"fsdp_version": 1, "fsdp_sharding_strategy": self.sharding_strategy}
-        if self.strategy == "fsdp2":
-            version = {"fsdp_version": 2}
-        return FsdpFields.model_validate({**version, "fsdp_offload_params": self.cpu_offload})
+        fields: dict[str, Any] = {"fsdp_version": 2, "fsdp_offload_params": self.cpu_offload}
+        if self.strategy == "fsdp1":
+            fields |= {"fsdp_version": 1, "fsdp_sharding_strategy": self.sharding_strategy}
+        return FsdpFields(**fields)
 
     def load(self, case: Case, device: Any) -> None:
         import accelerate  # noqa: F401
@@ -308,6 +305,7 @@ class Accelerate(Framework):
         """Build model and optimizer by `Accelerator.prepare`, and a loop of accelerate's calls."""
         from accelerate import Accelerator
 
+        from perfsuite.frameworks.common.loop import training
         from perfsuite.frameworks.common.model import build_model, build_optimizer
 
         on_cpu = ranks.device.type == "cpu"
@@ -332,10 +330,22 @@ class Accelerate(Framework):
             optimizer = accelerator.prepare(build_optimizer(case, model))
         else:
             model, optimizer = accelerator.prepare(model, build_optimizer(case, model))
-        return Workload(
-            run=_training_loop(case, ranks, accelerator, model, optimizer),
-            data_parallel=ranks.world_size,
-            model=model,
+
+        def backward(loss: Any) -> Any:
+            accelerator.backward(loss)  # divides by the number of micro-batches
+            return loss.detach() / case.gradient_accumulation
+
+        def step() -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return training(
+            case,
+            ranks,
+            model,
+            backward=backward,
+            sync=lambda is_last: accelerator.accumulate(model),
+            step=step,
             settings=settings,
         )
 
@@ -357,39 +367,10 @@ class Accelerate(Framework):
             return None
         if self.config is not None:
             return FullyShardedDataParallelPlugin()  # from the environment
-        options: dict[str, Any] = {"fsdp_version": 2, "reshard_after_forward": self.reshard_after_forward}
-        if self.strategy == "fsdp1":
-            options = {
-                "fsdp_version": 1,
-                "sharding_strategy": self.sharding_strategy,
-                "backward_prefetch": self.backward_prefetch,
-                "use_orig_params": True,
-            }
+        names = _OPTIONS[str(self.strategy)]
         return FullyShardedDataParallelPlugin(
-            cpu_offload=self.cpu_offload, auto_wrap_policy="transformer_based_wrap", **options
+            fsdp_version=self._fsdp.fsdp_version,
+            auto_wrap_policy="transformer_based_wrap",
+            use_orig_params=True if self.strategy == "fsdp1" else None,
+            **{name: getattr(self, name) for name in names},
         )
-
-
-def _training_loop(
-    case: Case, ranks: Ranks, accelerator: Any, model: Any, optimizer: Any
-) -> Callable[[int], list[Any]]:
-    """Return the loop with accelerate's `accumulate` and `backward`, as in its manual."""
-    from perfsuite.frameworks.common.loop import next_token_loss, training_loop
-    from perfsuite.frameworks.common.model import synthetic_batches
-
-    def backward(loss: Any) -> Any:
-        accelerator.backward(loss)  # divides by the number of micro-batches
-        return loss.detach() / case.gradient_accumulation
-
-    def step() -> None:
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return training_loop(
-        synthetic_batches(case, ranks.rank, ranks.device),
-        case.gradient_accumulation,
-        forward=partial(next_token_loss, model),
-        backward=backward,
-        sync=lambda is_last: accelerator.accumulate(model),
-        step=step,
-    )

@@ -9,6 +9,7 @@ import functools
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -65,11 +66,9 @@ class Workload:
     """The model as wrapped. None if the library wraps it in `run`: the worker then finds the living module
     that owns the parameters of the first optimizer that steps."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """What the worker cannot see and this framework knows: which kernel stands in for which, what was forced
-    or patched. Kept in `Observed.settings`."""
+    """What this framework alone knows, such as what was forced or patched. Kept in `Observed.settings`."""
     own_tokens_per_s: Callable[[], float | None] = lambda: None
-    """Return the global tokens/s that the library itself reports, to be shown next to the clock's. Called
-    after `run`."""
+    """Return, after `run`, the global tokens/s that the library itself reports, for comparison."""
     memory: Callable[[], Memory] | None = None
     """Return the peak memory, if it is not that of this process."""
 
@@ -99,10 +98,10 @@ class LaunchPlan:
     command: Command | None = None
     """What to run in place of perfsuite's worker; the Python processes that it starts measure themselves."""
     process_group: Literal["eager", "lazy", "library"] = "eager"
-    """Who creates the default process group, and when NCCL connects its ranks. `eager`: the worker creates
-    it, and NCCL connects all ranks at once and splits that communicator for each further group. `lazy`: the
-    worker creates it, and ranks connect when they first talk to each other: for unbatched send and recv,
-    which an eager group serialises with all its other operations. `library`: `build` creates it."""
+    """Who creates the default process group, and when NCCL connects its ranks. `eager`: the worker does, and
+    NCCL connects all ranks at once and splits that communicator for each further group. `lazy`: the worker
+    does, and ranks connect when they first talk to each other: for unbatched send and recv, which an eager
+    group serialises with all its other operations. `library`: `build` does."""
     clock: Literal["torch", "framework"] = "torch"
     """What ends a step of training. `torch`: the step of the first torch optimizer that steps. `framework`:
     the training itself, by `StepClock.boundary`, for an engine that steps a torch optimizer several times in
@@ -118,9 +117,8 @@ class DryPlan:
     impossible: str | None = None
     """Why this case cannot be run dry."""
     pretend: Callable[[], None] = lambda: None
-    """Replaces what `build` and `run` call and fake tensors cannot do, by
-    `perfsuite.frameworks.common.patches`. Called in the process of a dry run, after `load`. Raises
-    `DryRunError` if a name is gone."""
+    """Replaces what fake tensors cannot do, by `perfsuite.frameworks.common.patches`, in the process of a dry
+    run after `load`. Raises `DryRunError` if a name is gone."""
     ranks_differ: bool = False
     """Whether ranks do unlike work by design, as the stages of a pipeline do."""
     builds_whole: bool = False
@@ -195,12 +193,10 @@ def missing_package(*packages: str) -> str | None:
         what = package if extra is None else f"'perfsuite[{extra}]'"
         if importlib.util.find_spec(package) is None:
             return f"it needs the package {package}, which is not installed: pip install {what}"
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):  # on the path, but not installed by pip
             version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # on the path, but not installed by pip
-            continue
-        if wanted is not None and not wanted.contains(version, prereleases=True):
-            return f"it needs {package}{wanted}, and {version} is installed: pip install {what}"
+            if wanted is not None and not wanted.contains(version, prereleases=True):
+                return f"it needs {package}{wanted}, and {version} is installed: pip install {what}"
     return None
 
 
@@ -212,13 +208,12 @@ def optional_packages() -> Mapping[str, tuple[str, SpecifierSet]]:
     """
     from packaging.requirements import Requirement
 
-    try:
-        requirements = [Requirement(line) for line in importlib.metadata.requires("perfsuite") or ()]
-    except importlib.metadata.PackageNotFoundError:
-        return {}
+    lines: list[str] = []
+    with suppress(importlib.metadata.PackageNotFoundError):
+        lines += importlib.metadata.requires("perfsuite") or ()
     return {
         each.name.replace("-", "_"): (str(each.marker).split('"')[1], each.specifier)
-        for each in requirements
+        for each in map(Requirement, lines)
         if each.marker is not None and each.name != "perfsuite" and not each.marker.evaluate({"extra": "dev"})
     }
 

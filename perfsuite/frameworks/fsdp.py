@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -49,17 +49,21 @@ class FSDP(Framework):
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Build the model under FSDP1: one unit per block, and the root."""
+        import torch
         from torch.distributed import fsdp
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
         from perfsuite.frameworks.common.loop import data_parallel_workload
-        from perfsuite.frameworks.common.model import blocks, build_model
+        from perfsuite.frameworks.common.model import COMPUTE_DTYPES, blocks, build_model
 
-        mesh = None
+        mesh = mixed_precision = None
         if self.sharding_strategy == "HYBRID_SHARD":
             group = self.shard_group or case.topology.processes_per_node
             mesh = init_device_mesh(ranks.device.type, (ranks.world_size // group, group))
+        if "mixed" in case.precision:
+            compute, fp32 = COMPUTE_DTYPES[case.precision], torch.float32
+            mixed_precision = fsdp.MixedPrecision(compute, reduce_dtype=fp32, buffer_dtype=fp32)
         inner = build_model(case, ranks.device)
         model = fsdp.FullyShardedDataParallel(
             inner,
@@ -68,22 +72,9 @@ class FSDP(Framework):
             auto_wrap_policy=ModuleWrapPolicy({type(block) for block in blocks(inner)}),
             backward_prefetch=prefetch(self.backward_prefetch),
             cpu_offload=fsdp.CPUOffload(offload_params=self.cpu_offload),
-            mixed_precision=_mixed_precision(case),
+            mixed_precision=mixed_precision,
             device_id=ranks.device,
             use_orig_params=True,
         )
         no_sync = None if self.sync_each_micro_batch else model.no_sync
         return data_parallel_workload(case, ranks, model, no_sync=no_sync)
-
-
-def _mixed_precision(case: Case) -> Any:
-    import torch
-    from torch.distributed.fsdp import MixedPrecision
-
-    from perfsuite.frameworks.common.model import COMPUTE_DTYPES
-
-    if "mixed" not in case.precision:
-        return None
-    return MixedPrecision(
-        param_dtype=COMPUTE_DTYPES[case.precision], reduce_dtype=torch.float32, buffer_dtype=torch.float32
-    )

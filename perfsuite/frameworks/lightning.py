@@ -6,8 +6,7 @@ FSDP2 have none of their own: blocks are checkpointed as everywhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from perfsuite.case.case import Case
@@ -81,18 +80,55 @@ class Lightning(Framework):
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Build model and optimizer by Fabric; gradients are reduced on the last micro-batch only."""
+        from lightning.fabric import Fabric
+        from lightning.fabric.plugins.environments import TorchElasticEnvironment
+
+        from perfsuite.frameworks.common.loop import fixed_scaler, training
         from perfsuite.frameworks.common.model import blocks, build_model, build_optimizer
 
         built_as = case.replace(activation_checkpointing="none") if self.strategy == "fsdp" else case
         model: Any = build_model(built_as, ranks.device)
-        fabric = _fabric(case, ranks, self.strategy_object(case, blocks(model)))
+        strategy = self.strategy_object(case, blocks(model))
+        fabric = Fabric(
+            accelerator=ranks.device.type,
+            strategy=strategy,
+            devices=case.topology.processes_per_node,
+            num_nodes=case.topology.nodes,
+            precision=FABRIC_PRECISION[case.precision],  # type: ignore[arg-type]
+            plugins=[TorchElasticEnvironment()],
+        )
+        fabric.launch()  # in the processes and the process group that exist already
+        if (scaler := getattr(strategy.precision, "scaler", None)) is not None:
+            strategy.precision.scaler = scaler = fixed_scaler(type(scaler), ranks.device.type)
         model = fabric.setup_module(model)
-        optimizer = fabric.setup_optimizers(build_optimizer(case, model))
-        return Workload(
-            run=_training_loop(case, ranks, fabric, model, optimizer),
-            data_parallel=ranks.world_size,
-            model=model,
-            settings=_settings(case, fabric.strategy),
+        optimizer: Any = fabric.setup_optimizers(build_optimizer(case, model))
+        settings = {
+            "fabric_strategy": type(strategy).__name__,
+            "fabric_precision": f"{type(strategy.precision).__name__} {FABRIC_PRECISION[case.precision]}",
+        }
+        if (mixed := getattr(strategy, "mixed_precision_config", None)) is not None:
+            settings["reduce_dtype"] = str(mixed.reduce_dtype).removeprefix("torch.")
+
+        def backward(loss: Tensor) -> Tensor:
+            loss = loss * (1 / case.gradient_accumulation)
+            fabric.backward(loss)
+            return loss
+
+        def step() -> None:
+            if scaler is not None:
+                scaler.unscale_(optimizer.optimizer)  # a fused optimizer would leave each rank to its shard
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return training(
+            case,
+            ranks,
+            model,
+            backward=backward,
+            sync=lambda is_last: fabric.no_backward_sync(model, enabled=not is_last),
+            step=step,
+            scaler=scaler,
+            settings=settings,
         )
 
     def strategy_object(self, case: Case, blocks: Sequence[Any]) -> Any:
@@ -124,37 +160,6 @@ class Lightning(Framework):
         return FSDPStrategy(**options)
 
 
-def _fabric(case: Case, ranks: Ranks, strategy: Any) -> Any:
-    """Return Fabric, in the processes and the process group that exist already."""
-    from lightning.fabric import Fabric
-    from lightning.fabric.plugins.environments import TorchElasticEnvironment
-
-    from perfsuite.frameworks.common.loop import fixed_scaler
-
-    fabric = Fabric(
-        accelerator=ranks.device.type,
-        strategy=strategy,
-        devices=case.topology.processes_per_node,
-        num_nodes=case.topology.nodes,
-        precision=FABRIC_PRECISION[case.precision],  # type: ignore[arg-type]
-        plugins=[TorchElasticEnvironment()],
-    )
-    fabric.launch()
-    if (scaler := getattr(strategy.precision, "scaler", None)) is not None:
-        strategy.precision.scaler = fixed_scaler(type(scaler), ranks.device.type)
-    return fabric
-
-
-def _settings(case: Case, strategy: Any) -> dict[str, str]:
-    settings = {
-        "fabric_strategy": type(strategy).__name__,
-        "fabric_precision": f"{type(strategy.precision).__name__} {FABRIC_PRECISION[case.precision]}",
-    }
-    if (mixed := getattr(strategy, "mixed_precision_config", None)) is not None:
-        settings["reduce_dtype"] = str(mixed.reduce_dtype).removeprefix("torch.")
-    return settings
-
-
 def _fully_shard(model: Any, mesh: Any) -> Any:
     """Apply FSDP2 over all ranks: one unit per block, and the root. Fabric leaves this to its user."""
     from torch.distributed.fsdp import fully_shard
@@ -164,35 +169,3 @@ def _fully_shard(model: Any, mesh: Any) -> Any:
     for block in blocks(model):
         fully_shard(block, mesh=mesh["data_parallel"])
     return fully_shard(model, mesh=mesh["data_parallel"])
-
-
-def _training_loop(
-    case: Case, ranks: Ranks, fabric: Any, model: Any, optimizer: Any
-) -> Callable[[int], list[Tensor]]:
-    """Return the loop of Fabric's manual; gradients are reduced on the last micro-batch only."""
-    from perfsuite.frameworks.common.loop import check_scale, next_token_loss, training_loop
-    from perfsuite.frameworks.common.model import synthetic_batches
-
-    share = 1 / case.gradient_accumulation
-    scaler = getattr(fabric.strategy.precision, "scaler", None)
-
-    def backward(loss: Tensor) -> Tensor:
-        loss = loss * share
-        fabric.backward(loss)
-        return loss
-
-    def step() -> None:
-        if scaler is not None:
-            scaler.unscale_(optimizer.optimizer)  # a fused optimizer would leave each rank to its own shard
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return training_loop(
-        synthetic_batches(case, ranks.rank, ranks.device),
-        case.gradient_accumulation,
-        forward=partial(next_token_loss, model),
-        backward=backward,
-        sync=lambda is_last: fabric.no_backward_sync(model, enabled=not is_last),
-        step=step,
-        after=lambda: check_scale(case, scaler),
-    )

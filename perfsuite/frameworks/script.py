@@ -34,15 +34,14 @@ Variables = Annotated[
 ]
 
 
-def _without_nul(text: str) -> str:
-    if "\0" in text:
+def _text(value: Any) -> Any:
+    value = str(value) if isinstance(value, Path) else value
+    if isinstance(value, str) and "\0" in value:
         raise ValueError("no process can be given a NUL character: leave it out")
-    return text
+    return value
 
 
-_AS_TEXT = BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)
-_NO_NUL = AfterValidator(_without_nul)
-Text = Annotated[str, _AS_TEXT, _NO_NUL]
+Text = Annotated[str, BeforeValidator(_text)]
 
 
 class Script(Framework):
@@ -55,7 +54,7 @@ class Script(Framework):
 
     name: ClassVar[str] = "script"
 
-    path: Annotated[str, Field(min_length=1), _AS_TEXT, _NO_NUL] | None = None
+    path: Annotated[str, Field(min_length=1), BeforeValidator(_text)] | None = None
     """A Python file, run as `python PATH ARGUMENTS` once per rank, with torchrun's environment variables."""
     module: str | None = Field(default=None, min_length=1)
     """A Python module, run as `python -m MODULE ARGUMENTS` in the same way."""
@@ -152,7 +151,16 @@ class Script(Framework):
         if not Path(self.cwd).is_dir():
             raise CaseError(f"cwd={self.cwd!r}: no such directory in {Path.cwd()}")
         if self.path is not None:
-            _check_python(Path(self.path))
+            try:
+                ast.parse(Path(self.path).read_bytes())
+            except OSError as error:
+                raise CaseError(
+                    f"path={self.path!r}: {error.strerror} in {Path.cwd()}. "
+                    "Give it relative to the directory that pytest is started in, or absolute."
+                ) from None
+            except (SyntaxError, ValueError) as error:
+                said = f"path={self.path!r} is not Python ({error}). Give other programs as command=(...)."
+                raise CaseError(said) from None
         if self.module is not None:
             top = self.module.partition(".")[0]
             if PathFinder.find_spec(top, [self.cwd]) is None and importlib.util.find_spec(top) is None:
@@ -165,11 +173,10 @@ class Script(Framework):
 
     def plan(self, case: Case) -> LaunchPlan:
         """The command with the path of its program; or this Python, unbuffered as under torchrun."""
+        what = ("-m", str(self.module)) if self.path is None else (str(Path(self.path).absolute()),)
+        words: tuple[str, ...] = (sys.executable, "-u", *what, *self.arguments)
         if self.command is not None:
             words = (_found(self.command[0]) or self.command[0], *self.command[1:])
-        else:
-            what = ("-m", str(self.module)) if self.path is None else (str(Path(self.path).absolute()),)
-            words = (sys.executable, "-u", *what, *self.arguments)
         command = Command(words=words, directory=self.cwd, starts_ranks=self.command is not None)
         return LaunchPlan(environment=self.env, command=command)
 
@@ -178,9 +185,8 @@ class Script(Framework):
         changed = [name for name, field in Case.model_fields.items() if getattr(case, name) != field.default]
         for field in ("learning_rate", "seed"):
             if field in changed:
-                return (
-                    f"a script sets its own {field}: leave it out of the case and put it into the arguments"
-                )
+                where = "leave it out of the case and put it into the arguments"
+                return f"a script sets its own {field}: {where}"
         if case.compile:
             return "a script compiles its model itself, or does not: leave compile out of the case"
         for field in ("attention", "activation_checkpointing"):
@@ -192,12 +198,12 @@ class Script(Framework):
 
     def expected(self, case: Case) -> dict[str, str | None]:
         """Leave out what a case does not say about a script: parameter dtype, number of optimizers."""
-        expected: dict[str, str | None] = {"parameter_dtype": None, "optimizer_parameters": None}
+        unseen = ["parameter_dtype", "optimizer_parameters"]
         if not case.model.config:
-            expected |= {"attention": None, "recomputing_blocks": None}
+            unseen += ["attention", "recomputing_blocks"]
         if case.topology.world_size == 1:
-            expected["world_size"] = None  # needs no process group
-        return expected
+            unseen.append("world_size")  # needs no process group
+        return dict.fromkeys(unseen)
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Nothing to run: `perfsuite.worker.attach` found a process that trains already."""
@@ -222,19 +228,6 @@ def _from_here(path: str | None) -> str | None:
     if path is None or not (where := Path(path)).is_relative_to(Path.cwd()):
         return path
     return str(where.relative_to(Path.cwd()))
-
-
-def _check_python(path: Path) -> None:
-    try:
-        ast.parse(path.read_bytes())
-    except OSError as error:
-        raise CaseError(
-            f"path={str(path)!r}: {error.strerror} in {Path.cwd()}. "
-            "Give it relative to the directory that pytest is started in, or absolute."
-        ) from None
-    except (SyntaxError, ValueError) as error:
-        said = f"path={str(path)!r} is not Python ({error}). Give other programs as command=(...)."
-        raise CaseError(said) from None
 
 
 def _found(program: str) -> str | None:

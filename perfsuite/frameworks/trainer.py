@@ -108,8 +108,7 @@ class Trainer(Framework):
         on_cpu = ranks.device.type == "cpu"
         clear_environment()
         directory = tempfile.TemporaryDirectory()
-        options = self._arguments(case, on_cpu=on_cpu)
-        arguments = transformers.TrainingArguments(output_dir=directory.name, **options)
+        arguments = transformers.TrainingArguments(directory.name, **self._arguments(case, on_cpu=on_cpu))
         # The Trainer itself checkpoints the blocks, and moves its batches to the device.
         model: Any = build_model(case.replace(activation_checkpointing="none"), ranks.device)
         data = _Data(synthetic_batches(case, ranks.rank, torch.device("cpu")), case, ranks)

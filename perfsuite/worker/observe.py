@@ -21,8 +21,8 @@ from perfsuite.frameworks.common import finetuning
 from perfsuite.frameworks.common.model import (
     COMPUTE_DTYPES,
     DTYPES,
-    expected_recomputing_blocks,
     has_attention,
+    is_checkpointed,
 )
 from perfsuite.results.rank_report import Evidence, Observed
 from perfsuite.worker import deepspeed, replicas, software
@@ -163,7 +163,7 @@ class Observer:
         assert self._second_step is not None
         if self._second_step.inside:
             count = len(self._second_step.forwards)
-            recomputing = expected_recomputing_blocks(case.activation_checkpointing, count)
+            recomputing = sum(is_checkpointed(case.activation_checkpointing, index) for index in range(count))
             expected["recomputing_blocks"] = f"{recomputing} of {count}"
             if case.framework.promises.builds_model or self._second_step.compute_dtype != NO_LINEAR:
                 expected["compute_dtype"] = dtype_name(COMPUTE_DTYPES[case.precision])

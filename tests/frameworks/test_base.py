@@ -241,10 +241,9 @@ def test_a_model_that_transformers_builds_needs_it(monkeypatch: pytest.MonkeyPat
 def test_a_framework_that_is_not_installed_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, framework: Framework
 ) -> None:
-    remove(monkeypatch, framework.name)
+    remove(monkeypatch, name := framework.name)
     assert unsupported(SMALL.replace(framework=framework), detect()) == (
-        f"it needs the package {framework.name}, which is not installed: "
-        f"pip install 'perfsuite[{framework.name}]'"
+        f"it needs the package {name}, which is not installed: pip install 'perfsuite[{name}]'"
     )
 
 
@@ -257,7 +256,7 @@ def test_a_version_that_an_extra_excludes_is_named(monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_a_package_that_no_extra_installs_is_asked_for_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_no_extra_installs_is_asked_for_by_its_name() -> None:
     with pytest.raises(PackageError, match=r"^to fly: it needs the package nosuch, .*: pip install nosuch$"):
         require("nosuch", purpose="to fly")
 

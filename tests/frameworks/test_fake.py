@@ -18,22 +18,21 @@ def simulated(framework: Fake, *, rank: int = 0, steps: int = 400) -> tuple[list
     recorder = Recorder(SimulatedTimer())
     ranks = Ranks(rank=rank, world_size=2, device=None, directory=Path())
     workload = framework.build(make_case(framework=framework), ranks, recorder)
+    assert workload.memory is not None
+    assert workload.memory().peak == framework.memory_mb * 1_000_000
     recorder.start()
     losses = workload.run(steps)
     recorder.finish()
     return recorder.step_s, losses
 
 
-def test_steps_take_as_long_as_the_options_say() -> None:
+def test_steps_take_as_long_as_the_options_say_and_the_first_one_three_times_as_long() -> None:
     step_s, losses = simulated(Fake(step_ms=20, noise=0.05))
     logs = [math.log(each / 0.02) for each in step_s[1:]]
     assert sum(logs) / len(logs) == pytest.approx(0, abs=0.01)
     assert stdev(logs) == pytest.approx(0.05, rel=0.15)
     assert len(losses) == len(step_s) == 400
     assert losses[:3] == pytest.approx([7, 6.4, 5.86])
-
-
-def test_without_noise_the_first_step_alone_is_longer() -> None:
     step_s, _ = simulated(Fake(step_ms=10, noise=0), steps=5)
     assert step_s == pytest.approx([0.03, 0.01, 0.01, 0.01, 0.01])
 
@@ -44,9 +43,5 @@ def test_ranks_differ_and_each_repeats_itself() -> None:
 
 
 def test_it_needs_no_torch_and_its_memory_is_what_the_options_say() -> None:
-    case = make_case(framework=Fake(memory_mb=7))
-    assert Fake().plan(case) == LaunchPlan(needs_torch=False)
-    ranks = Ranks(rank=0, world_size=2, device=None, directory=Path())
-    workload = Fake(memory_mb=7).build(case, ranks, Recorder(SimulatedTimer()))
-    assert workload.memory is not None
-    assert workload.memory().peak == 7_000_000
+    simulated(Fake(memory_mb=7), steps=1)
+    assert Fake().plan(make_case()) == LaunchPlan(needs_torch=False)

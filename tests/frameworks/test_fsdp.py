@@ -26,24 +26,19 @@ def units(framework: FSDP, **changes: Any) -> list[FullyShardedDataParallel]:
 
 
 @pytest.mark.parametrize(
-    ("framework", "strategy", "prefetch"),
+    ("strategy", "options", "prefetch"),
     [
-        (FSDP(sharding_strategy="FULL_SHARD"), ShardingStrategy.FULL_SHARD, BackwardPrefetch.BACKWARD_PRE),
-        (
-            FSDP(sharding_strategy="SHARD_GRAD_OP", backward_prefetch="none"),
-            ShardingStrategy.SHARD_GRAD_OP,
-            None,
-        ),
+        ("FULL_SHARD", {}, BackwardPrefetch.BACKWARD_PRE),
+        ("SHARD_GRAD_OP", {"backward_prefetch": "none"}, None),
     ],
 )
-def test_options_reach_every_unit(
-    framework: FSDP, strategy: ShardingStrategy, prefetch: BackwardPrefetch | None
-) -> None:
+def test_options_reach_every_unit(strategy: Any, options: dict[str, Any], prefetch: Any) -> None:
+    framework = FSDP(sharding_strategy=strategy, **options)
     wrapped = units(framework)
     assert len(wrapped) == 5
-    assert {unit.sharding_strategy for unit in wrapped} == {strategy}
+    assert {unit.sharding_strategy for unit in wrapped} == {ShardingStrategy[strategy]}
     assert {unit.backward_prefetch for unit in wrapped} == {prefetch}
-    assert framework.expected(FULL)["sharding"] == strategy.name
+    assert framework.expected(FULL)["sharding"] == strategy
 
 
 @pytest.mark.parametrize(("precision", "compute"), [("fp32", None), ("bf16-mixed", torch.bfloat16)])

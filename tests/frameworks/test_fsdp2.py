@@ -4,26 +4,53 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfsuite import FSDP2, Topology
-from perfsuite.frameworks.fsdp2 import _no_sync
+from perfsuite import FSDP2, Case, LoRA, Model, Topology
+from perfsuite.case.catalog import llama
+from perfsuite.frameworks.base import framework_of
+from perfsuite.frameworks.common.loop import data_parallel_workload
+from perfsuite.frameworks.common.model import build_model, model_without_weights
+from perfsuite.frameworks.fsdp2 import _no_sync, _parallelize_llama
 from perfsuite.worker.observe import wrapping
 from perfsuite.worker.second_step import in_backward
-from tests.fake_group import fake_group
+from tests.fake_group import CPU, fake_group
 from tests.frameworks.common.test_model import TINY
+from tests.samples import make_machine
 
+SHAPE: dict[str, Any] = {"layers": 2, "heads": 4, "kv_heads": 2, "hidden": 32, "mlp": 48, "vocab": 64}
 FOUR = Topology(processes_per_node=4)
+SPLIT = TINY.replace(framework=FSDP2(tensor_parallel=2), topology=FOUR)
 
 
-@pytest.mark.parametrize("framework", [FSDP2(), FSDP2(shard_group=2)], ids=FSDP2.slug)
-def test_what_is_built_is_what_is_expected(framework: FSDP2) -> None:
+def built(case: Case, ranks: Any) -> Any:
+    return framework_of(case).build(case, ranks, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("framework", "world_size", "data_parallel"),
+    [
+        (FSDP2(), 4, 4),
+        (FSDP2(shard_group=2), 4, 4),
+        (FSDP2(tensor_parallel=2), 2, 1),
+        (FSDP2(tensor_parallel=2), 4, 2),
+    ],
+)
+def test_what_is_built_is_what_is_expected(framework: FSDP2, world_size: int, data_parallel: int) -> None:
     case = TINY.replace(framework=framework, topology=FOUR)
-    with fake_group(0, 4) as ranks:
-        workload: Any = framework.build(case, ranks, None)  # type: ignore[arg-type]
+    with fake_group(0, world_size) as ranks:
+        workload = built(case, ranks)
         assert wrapping(workload.model).items() >= framework.expected(case).items()
-        assert workload.data_parallel == 4
+        assert workload.data_parallel == data_parallel
+        units = [module for module in workload.model.modules() if isinstance(module, FSDPModule)]
+        assert len(units) == 5, "every block and the root"
+        if framework.tensor_parallel > 1:
+            attention, part = workload.model.model.layers[0].self_attn, 128 // world_size
+            assert attention.q_proj.weight.to_local().shape == (part, 128)
+            assert attention.o_proj.weight.to_local().shape == (2 * part, 64)
 
 
 def test_gradients_are_not_reduced_inside_no_sync() -> None:
@@ -36,14 +63,6 @@ def test_gradients_are_not_reduced_inside_no_sync() -> None:
     with _no_sync(Model()):
         assert syncs == [False]
     assert syncs == [False, True]
-
-
-def test_every_block_and_the_root_are_units() -> None:
-    framework = FSDP2()
-    case = TINY.replace(framework=framework, topology=FOUR)
-    with fake_group(0, 4) as ranks:
-        workload: Any = framework.build(case, ranks, None)  # type: ignore[arg-type]
-        assert sum(isinstance(module, FSDPModule) for module in workload.model.modules()) == 5
 
 
 class _Gathers(TorchDispatchMode):
@@ -69,8 +88,94 @@ class _Gathers(TorchDispatchMode):
     ids=lambda value: value.slug() if isinstance(value, FSDP2) else "",
 )
 def test_what_is_resharded_is_gathered_again(framework: FSDP2, gathered: dict[str, int]) -> None:
-    case = TINY.replace(framework=framework, topology=FOUR)
     with fake_group(0, 4) as ranks, _Gathers() as gathers:
-        workload: Any = framework.build(case, ranks, None)  # type: ignore[arg-type]
-        workload.run(1)
+        built(TINY.replace(framework=framework, topology=FOUR), ranks).run(1)
     assert gathers.seen == gathered
+
+
+# --- tensor parallelism -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"model": "llama-3-70b"}, None),
+        ({"model": "gpt2-tiny"}, "tensor_parallel knows how to split llama models only, gpt2-tiny is gpt2"),
+        (
+            {"topology": Topology(processes_per_node=3)},
+            "tensor_parallel=2 must divide the 3 processes of llama-tiny",
+        ),
+        ({"heads": 5, "kv_heads": 5}, "tensor_parallel=2 must divide the 5 attention heads of x"),
+        ({"kv_heads": 1}, "tensor_parallel=2 must divide the 1 key-value heads of x"),
+        ({"mlp": 49}, "tensor_parallel=2 must divide the 49 MLP columns of x"),
+        ({"vocab": 65}, "tensor_parallel=2 must divide the 65 tokens in the vocabulary of x"),
+        (
+            {"model": Model(name="x", config={"model_type": "llama"})},
+            "tensor_parallel needs the number of attention heads, which the configuration of x does not say",
+        ),
+        (
+            {"compile": True},
+            "tensor_parallel trains otherwise when its blocks are compiled: leave compile off",
+        ),
+        ({"lora": LoRA(rank=4, alpha=8)}, "tensor_parallel does not know how to split lora adapters"),
+        (
+            {"framework": FSDP2(tensor_parallel=2, shard_group=2)},
+            "tensor_parallel=2 does not go with shard_group (3-D mesh)",
+        ),
+    ],
+)
+def test_what_cannot_be_split_is_known_beforehand(changes: dict[str, Any], reason: str | None) -> None:
+    if changes.keys() & SHAPE.keys():
+        changes = {"model": llama("x", **SHAPE | changes)}
+    case = SPLIT.replace(**changes)
+    assert framework_of(case).unsupported(case, make_machine()) == reason
+
+
+def test_the_parts_of_all_ranks_make_up_the_whole() -> None:
+    """Four ranks: 0 and 1 split the layers of the first shard, 2 and 3 of the second."""
+    parts = []
+    for rank in range(4):
+        with fake_group(rank, 4) as ranks:
+            model = built(SPLIT, ranks).model
+            parts.append({name: p.detach().to_local() for name, p in model.named_parameters()})
+    for name, full in build_model(SPLIT, CPU).named_parameters():
+        a, b, c, d = (part[name] for part in parts)
+        if "norm" in name:
+            joined = torch.cat([a, c])
+            assert torch.equal(a, b)
+        elif "o_proj" in name or "down_proj" in name:
+            joined = torch.cat([torch.cat([a, b], 1), torch.cat([c, d], 1)])
+        else:  # by columns first, so a and c are one rank's half
+            joined = torch.cat([a, c, b, d])
+        assert torch.equal(joined, full), name
+
+
+def test_ranks_that_split_a_layer_see_the_same_data() -> None:
+    class Sees(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(()))
+
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
+            self.seen = input_ids
+            return type("Output", (), {"loss": self.weight.square()})
+
+    def seen(rank: int) -> torch.Tensor:
+        with fake_group(rank, 4) as ranks:
+            model = Sees()
+            data_parallel_workload(SPLIT, ranks, model, tensor_parallel=2).run(1)
+            return model.seen
+
+    first, second, third, fourth = map(seen, range(4))
+    assert torch.equal(first, second)
+    assert torch.equal(third, fourth)
+    assert not torch.equal(first, third)
+
+
+def test_a_tied_embedding_stays_tied() -> None:
+    case = SPLIT.replace(model=llama("x", **SHAPE, tie_word_embeddings=True))
+    with fake_group(0, 2):
+        model: Any = model_without_weights(case, CPU)
+        _parallelize_llama(model, init_device_mesh("cpu", (2,)))
+        assert model.lm_head.weight is model.model.embed_tokens.weight

@@ -17,12 +17,12 @@ from perfsuite.frameworks import Command, framework_of
 from perfsuite.launch import driving
 from perfsuite.launch.base import Job
 from perfsuite.launch.requirements import unsupported
-from perfsuite.measure import Launching, launch_once
+from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
-from perfsuite.verdict.settings import ASKED, CHOSEN
+from tests.frameworks import test_base as base
 from tests.launch.test_local import driver, processes_of
 from tests.processes import arguments, wait_until
 from tests.samples import make_case, make_machine
@@ -90,18 +90,8 @@ for step in range(1000):
 
 
 def case_of(framework: Script, **changes: Any) -> Case:
-    values: dict[str, Any] = {
-        "model": Model.named("net"),
-        "framework": framework,
-        "sequence_length": 16,
-        "micro_batch": 4,
-        "topology": Topology(processes_per_node=2),
-        "hardware": "cpu",
-        "max_warmup_steps": 2,
-        "steps": 10,
-        "timeout_s": 240,
-    }
-    return Case(**{**values, **changes})
+    net = {"model": Model.named("net"), "framework": framework, "sequence_length": 16, "micro_batch": 4}
+    return base.SMALL.replace(**{**net, **changes})
 
 
 def script(directory: Path, text: str, name: str = "train.py") -> str:
@@ -111,12 +101,7 @@ def script(directory: Path, text: str, name: str = "train.py") -> str:
 
 
 def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
-    result = launch_once(case, detect(), directory / "run", Launching(inject=inject))
-    if inject is None:
-        assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
-    if result.observed is not None:
-        assert result.observed.settings.keys() <= ASKED | CHOSEN.keys()
-    return result
+    return base.measured(case, directory / "run", inject)
 
 
 def failure_of(case: Case, directory: Path) -> tuple[str, str]:
@@ -132,10 +117,7 @@ def failure_of(case: Case, directory: Path) -> tuple[str, str]:
     ("options", "said"),
     [
         ({}, "^Script: give one of path, module and command, not none$"),
-        (
-            {"command": "torchrun a.py"},
-            r"^Script: command: give it word by word, as \(.*shlex.split.*got 'torchr",
-        ),
+        ({"command": "torchrun a.py"}, r"command: give it word by word, as \(.*shlex.split.*got 'torchr"),
         ({"path": "a.py", "arguments": "--x 1"}, "arguments: give it word by word"),
         ({"path": "a.py", "arguments": ("a\0",)}, r"arguments\.0: no process can be given a NUL character"),
         ({"path": "a.py", "cwd": "a\0"}, "cwd: no process can be given a NUL character"),
@@ -190,32 +172,26 @@ def test_what_is_no_secret_may_be_given() -> None:
     assert dict(Script(path="a.py", env=env, arguments=arguments).env) == env
 
 
-def test_a_script_in_here_has_the_same_id_however_its_path_is_written() -> None:
-    here = Path.cwd()
-    assert Script(path=str(here / "examples/train.py")).slug() == Script(path="examples/train.py").slug()
-    assert Script(path="train.py", cwd=str(here)).slug() == Script(path="train.py").slug()
-    assert Script(path="/elsewhere/train.py").slug() != Script(path="train.py").slug()
-
-
-def test_the_id_names_what_runs_and_tells_arguments_apart() -> None:
-    ids = {
-        framework.slug()
-        for framework in (
-            Script(path="examples/train.py"),
-            Script(path="other/train.py"),
-            Script(path="examples/train.py", arguments=("--lr", "1")),
-            Script(path="examples/train.py", cwd="examples"),
-            Script(path="examples/train.py", env={"A": "1"}),
-            Script(path="examples/train.py", loss=None),
-            Script(path="examples/train.py", clock="AdamW"),
-            Script(module="pkg.train"),
-            Script(command=("torchrun", "train.py")),
-        )
-    }
-    assert len(ids) == 9
-    assert sum(slug.startswith("script-train-") for slug in ids) == 8
-    assert any("no_loss" in slug for slug in ids)
-    assert Script(path="a.py").slug() == Script(path="a.py").slug()
+def test_an_id_tells_apart_what_runs_however_its_path_is_written() -> None:
+    here = str(Path.cwd())
+    scripts = [
+        Script(path="examples/train.py"),
+        Script(path="other/train.py"),
+        Script(path="/elsewhere/train.py"),
+        Script(path="examples/train.py", arguments=("--lr", "1")),
+        Script(path="examples/train.py", cwd="examples"),
+        Script(path="examples/train.py", env={"A": "1"}),
+        Script(path="examples/train.py", loss=None),
+        Script(path="examples/train.py", clock="AdamW"),
+        Script(command=("torchrun", "train.py")),
+        Script(module="pkg.train"),
+    ]
+    *ids, module = (framework.slug() for framework in scripts)
+    assert len({*ids, module}) == 10
+    assert all(slug.startswith("script-train-") for slug in ids)
+    assert module.startswith("script-pkg.train-")
+    assert "no_loss" in ids[6]
+    assert all(Script(path=f"{here}/examples/train.py", cwd=cwd).slug() == ids[0] for cwd in (".", here))
 
 
 @pytest.mark.parametrize(
@@ -282,33 +258,24 @@ def test_what_is_not_there_is_known_before_a_launch(
     assert not (tmp_path / "run").exists()
 
 
-def command_of(script: Script) -> Command:
-    command = script.plan(make_case()).command
-    assert command is not None
-    return command
-
-
 def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "")
     good = Path(script(tmp_path, "x = 1\n", "good.py"))
     good.chmod(0o755)
-    for options in (
-        {"path": "good.py"},
-        {"path": str(good)},
-        {"module": "good"},
-        {"module": "torch.distributed.run"},
-        {"command": ("./good.py",)},
-        {"command": ("torchrun", "good.py")},
+    python, torchrun = sys.executable, str(Path(sys.executable).parent / "torchrun")
+    for options, words in (
+        ({"path": "good.py", "arguments": ("--lr", "1")}, (python, "-u", str(good), "--lr", "1")),
+        ({"path": str(good)}, (python, "-u", str(good))),
+        ({"module": "good"}, (python, "-u", "-m", "good")),
+        ({"module": "torch.distributed.run"}, (python, "-u", "-m", "torch.distributed.run")),
+        ({"command": ("./good.py",)}, (str(good),)),
+        ({"command": ("torchrun", "good.py")}, (torchrun, "good.py")),
     ):
-        Script(**options).check(make_case())
-    beside = command_of(Script(command=("torchrun", "good.py"), cwd="/tmp"))
-    assert beside.words == (str(Path(sys.executable).parent / "torchrun"), "good.py")
-    assert (beside.directory, beside.starts_ranks) == ("/tmp", True)
-    by_path = command_of(Script(path="good.py", arguments=("--lr", "1"), cwd="/tmp"))
-    assert by_path.words == (sys.executable, "-u", str(tmp_path / "good.py"), "--lr", "1")
-    assert (by_path.directory, by_path.starts_ranks) == ("/tmp", False)
-    assert command_of(Script(module="good")).words == (sys.executable, "-u", "-m", "good")
+        found: Any = Script(**options, cwd=str(tmp_path))
+        found.check(make_case())
+        asked = Command(words=words, directory=str(tmp_path), starts_ranks="command" in options)
+        assert found.plan(make_case()).command == asked
 
 
 @pytest.mark.parametrize(
@@ -331,10 +298,9 @@ def test_a_configuration_is_a_promise_that_is_checked() -> None:
     known = case_of(Script(path="a.py"), model="llama-tiny", attention="eager")
     assert unsupported(known, make_machine()) is None
     assert "attention" not in framework_of(known).expected(known)
-    unknown = case_of(Script(path="a.py"))
-    assert framework_of(unknown).expected(unknown)["attention"] is None
     alone = case_of(Script(path="a.py"), topology=Topology(processes_per_node=1))
-    assert framework_of(alone).expected(alone)["world_size"] is None
+    expected = framework_of(alone).expected(alone)
+    assert (expected["attention"], expected["world_size"]) == (None, None)
 
 
 # --- the start of a process under a command ---------------------------------------------------------------

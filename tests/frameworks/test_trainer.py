@@ -6,9 +6,14 @@ from typing import Any
 import pytest
 
 from perfsuite import Topology, Trainer
+from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError
 from tests.frameworks.test_base import SMALL, measured
 from tests.samples import make_case, make_gpu_machine, make_machine
+
+CPU, GPUS = make_machine(), make_gpu_machine()
+HYBRID = Trainer(fsdp="hybrid_shard", fsdp_version=1)
+EIGHT = Topology(processes_per_node=8)
 
 
 @pytest.mark.parametrize(
@@ -44,29 +49,30 @@ def test_bad_options_are_named_with_what_is_allowed(options: dict[str, Any], sai
 
 
 @pytest.mark.parametrize(
-    ("trainer", "changes", "said"),
+    ("trainer", "machine", "changes", "said"),
     [
-        (Trainer(), {}, None),
-        (Trainer(), {"activation_checkpointing": "every-2"}, None),
-        (Trainer(), {"activation_checkpointing": "selective-op"}, "of whole blocks: none, full"),
-        (Trainer(), {"topology": Topology(processes_per_node=1)}, "wraps nothing on 1 process"),
-        (Trainer(fsdp="full_shard offload"), {}, "to a GPU, this machine has none"),
-        (Trainer(fsdp="hybrid_shard", fsdp_version=1), {}, "hybrid_shard shards among the GPUs of a node"),
+        (Trainer(), CPU, {}, None),
+        (Trainer(), CPU, {"activation_checkpointing": "every-2"}, None),
+        (Trainer(), CPU, {"activation_checkpointing": "selective-op"}, "of whole blocks: none, full"),
+        (Trainer(), CPU, {"topology": Topology(processes_per_node=1)}, "wraps nothing on 1 process"),
+        (Trainer(fsdp="full_shard offload"), CPU, {}, "to a GPU, this machine has none"),
+        (HYBRID, CPU, {}, "hybrid_shard shards among the GPUs of a node"),
+        (Trainer(fsdp="full_shard offload"), GPUS, {"topology": EIGHT}, "take fsdp_version=1"),
+        (Trainer(fsdp="full_shard offload", fsdp_version=1), GPUS, {"topology": EIGHT}, None),
+        (HYBRID, GPUS, {"topology": EIGHT}, "8 processes cannot be split so"),
+        (
+            Trainer(),
+            GPUS,
+            {"precision": "fp16-mixed"},
+            "precision 'fp16-mixed' is not one of fp32, bf16-mixed, bf16",
+        ),
     ],
 )
-def test_what_a_cpu_cannot_run(trainer: Trainer, changes: dict[str, Any], said: str | None) -> None:
-    reason = trainer.unsupported(make_case(**changes), make_machine())
+def test_what_cannot_run(
+    trainer: Trainer, machine: Machine, changes: dict[str, Any], said: str | None
+) -> None:
+    reason = trainer.unsupported(make_case(**changes), machine)
     assert reason is None if said is None else said in str(reason)
-
-
-def test_what_gpus_cannot_run() -> None:
-    case, gpus = make_case(topology=Topology(processes_per_node=8)), make_gpu_machine()
-    assert "take fsdp_version=1" in str(Trainer(fsdp="full_shard offload").unsupported(case, gpus))
-    assert Trainer(fsdp="full_shard offload", fsdp_version=1).unsupported(case, gpus) is None
-    hybrid = Trainer(fsdp="hybrid_shard", fsdp_version=1)
-    assert "8 processes cannot be split so" in str(hybrid.unsupported(case, gpus))
-    unknown = case.replace(precision="fp16-mixed")
-    assert "'fp16-mixed' is not one of fp32, bf16-mixed, bf16" in str(Trainer().unsupported(unknown, gpus))
 
 
 @pytest.mark.parametrize(

@@ -211,9 +211,8 @@ def _not_pefts(model: nn.Module) -> dict[str, int | None]:
 def _rank(module: nn.Module, a: torch.Tensor) -> int | None:
     """Return the rank as the layer says it (loralib's `a` may hold q, k and v), else by the shape of `a`."""
     said = next((r for key in ("r", "rank") if isinstance(r := getattr(module, key, None), int)), 0)
-    if said > 0:
-        return said
-    return min(a.shape) if a.dim() == 2 and a.numel() else None
+    by_shape = min(a.shape) if a.dim() == 2 and a.numel() else None
+    return said if said > 0 else by_shape
 
 
 def _ranks(others: Mapping[str, int | None]) -> list[int]:
@@ -232,11 +231,10 @@ def _described(ranks: Sequence[int], alphas: Sequence[int], targets: Iterable[st
 
 
 def quantization_of(module: nn.Module) -> str | None:
-    """Return `4bit` or `8bit` for a linear layer of bitsandbytes, else None.
-
-    (peft's classes around such a layer have the same names, but are no `nn.Linear`.)"""
-    kinds = {"Linear4bit": "4bit", "Linear8bitLt": "8bit"}
-    return kinds.get(type(module).__name__) if isinstance(module, nn.Linear) else None
+    """Return `4bit` or `8bit` for a linear layer of bitsandbytes, else None."""
+    if not isinstance(module, nn.Linear):  # peft's classes around such a layer have the same names
+        return None
+    return {"Linear4bit": "4bit", "Linear8bitLt": "8bit"}.get(type(module).__name__)
 
 
 def _is_target(lora: LoRA, name: str) -> bool:

@@ -6,7 +6,7 @@ Worker side; imports torch. Nothing in a step waits for the device.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,47 +24,56 @@ LOSS_SCALE = 1024.0
 """Factor of the loss in fp16-mixed. torch starts at 65536, and skips the first steps to find a lower one."""
 
 
-def training_loop(
-    batches: Sequence[Tensor],
-    micro_batches: int,
+def training(
+    case: Case,
+    ranks: Ranks,
+    model: Any,
     *,
-    forward: Callable[[Tensor], Tensor],
     backward: Callable[[Tensor], Tensor],
     sync: Callable[[bool], AbstractContextManager[Any]],
     step: Callable[[], None],
-    after: Callable[[], None] = lambda: None,
-) -> Callable[[int], list[Tensor]]:
-    """Return a function that makes N optimizer steps and returns the mean loss of each, on the device.
+    scaler: Any = None,
+    autocast: torch.dtype | None = None,
+    tensor_parallel: int = 1,
+    settings: Mapping[str, str] | None = None,
+) -> Workload:
+    """Return the training of a wrapped model on synthetic data; losses stay on the device.
 
-    Each step takes the next `micro_batches` of `batches` (shape [micro_batch, sequence_length]), round and
-    round. `forward` returns the mean loss of a micro-batch. `backward` adds its gradients, divided by the
-    number of micro-batches, and returns the loss divided alike. Both run inside `sync(is_last)`, which may
-    keep ranks from reducing gradients before the last micro-batch. `step` steps the optimizer and clears the
-    gradients. `after` is called after the last step.
+    `backward` adds the gradients of a micro-batch's mean loss, divided by the number of micro-batches, and
+    returns the loss divided alike. Forward and backward run inside `sync(is_last)`, which may keep ranks from
+    reducing gradients before the last micro-batch. `step` steps the optimizer and clears the gradients.
+    `scaler`: the gradient scaler that may not skip a step. `autocast`: the dtype that torch's autocast
+    computes in. `tensor_parallel`: number of neighbouring ranks that see the same data.
     """
+    batches = synthetic_batches(case, ranks.rank // tensor_parallel, ranks.device)
     tokens = itertools.cycle(batches)
 
+    def forward() -> Tensor:
+        batch = next(tokens)
+        with torch.autocast(ranks.device.type, autocast, enabled=autocast is not None):
+            loss: Tensor = model(input_ids=batch, labels=batch).loss  # over all tokens but each first
+        return loss
+
     def train_step() -> Tensor:
-        total = torch.zeros((), device=batches[0].device)
-        for micro_batch in range(micro_batches):
-            with sync(micro_batch == micro_batches - 1):
-                share = backward(forward(next(tokens)))
+        total = torch.zeros((), device=ranks.device)
+        for micro_batch in range(case.gradient_accumulation):
+            with sync(micro_batch == case.gradient_accumulation - 1):
+                share = backward(forward())
             total += share.detach()
         step()
         return total
 
     def run(steps: int) -> list[Tensor]:
         losses = [train_step() for _ in range(steps)]
-        after()
+        if scaler is not None and scaler.is_enabled() and scaler.get_scale() < LOSS_SCALE:
+            raise MismatchError(
+                f"{case.precision}: gradients were not finite at a loss scale of {LOSS_SCALE:g}, and the "
+                "optimizer skipped those steps: give a lower learning_rate, or bf16-mixed"
+            )
         return losses
 
-    return run
-
-
-def next_token_loss(model: Any, tokens: Tensor) -> Tensor:
-    """Return the model's mean cross-entropy over all tokens but the first of each sequence."""
-    loss: Tensor = model(input_ids=tokens, labels=tokens).loss
-    return loss
+    data_parallel = ranks.world_size // tensor_parallel
+    return Workload(run=run, data_parallel=data_parallel, model=model, settings=settings or {})
 
 
 def data_parallel_workload(
@@ -76,25 +85,18 @@ def data_parallel_workload(
     no_sync: Callable[[], AbstractContextManager[None]] | None = None,
     tensor_parallel: int = 1,
 ) -> Workload:
-    """Return the training of a wrapped model: AdamW, synthetic data and `training_loop`.
+    """Return the `training` of a model that torch itself has wrapped, by AdamW.
 
     `autocast`: torch's autocast computes a mixed precision, not the wrapper. `no_sync`, if given, is the
-    context of each micro-batch but the last: gradients are not reduced there. `tensor_parallel`: number of
-    neighbouring ranks that see the same data.
+    context of each micro-batch but the last: gradients are not reduced there.
     """
     optimizer = build_optimizer(case, model)
     kind = ShardedGradScaler if isinstance(model, FullyShardedDataParallel) else torch.amp.GradScaler
     scaler = fixed_scaler(kind, ranks.device.type, enabled=case.precision == "fp16-mixed")
     dtype = COMPUTE_DTYPES[case.precision]
-    is_autocast = autocast and dtype != DTYPES[case.precision]
-    share = 1 / case.gradient_accumulation
-
-    def forward(tokens: Tensor) -> Tensor:
-        with torch.autocast(ranks.device.type, dtype, enabled=is_autocast):
-            return next_token_loss(model, tokens)
 
     def backward(loss: Tensor) -> Tensor:
-        loss = loss * share
+        loss = loss * (1 / case.gradient_accumulation)
         scaler.scale(loss).backward()
         return loss
 
@@ -104,27 +106,19 @@ def data_parallel_workload(
         scaler.update()
         optimizer.zero_grad()
 
-    run = training_loop(
-        synthetic_batches(case, ranks.rank // tensor_parallel, ranks.device),
-        case.gradient_accumulation,
-        forward=forward,
+    return training(
+        case,
+        ranks,
+        model,
         backward=backward,
         sync=lambda is_last: nullcontext() if is_last or no_sync is None else no_sync(),
         step=step,
-        after=lambda: check_scale(case, scaler),
+        scaler=scaler,
+        autocast=dtype if autocast and dtype != DTYPES[case.precision] else None,
+        tensor_parallel=tensor_parallel,
     )
-    return Workload(run=run, data_parallel=ranks.world_size // tensor_parallel, model=model)
 
 
 def fixed_scaler(kind: Any, device: str, *, enabled: bool = True) -> Any:
     """Return a gradient scaler of class `kind` at `LOSS_SCALE`, which never grows."""
     return kind(device, init_scale=LOSS_SCALE, growth_interval=2**31 - 1, enabled=enabled)
-
-
-def check_scale(case: Case, scaler: Any) -> None:
-    """Raise `MismatchError` if a gradient scaler at `LOSS_SCALE` (or None) made the optimizer skip steps."""
-    if scaler is not None and scaler.is_enabled() and scaler.get_scale() < LOSS_SCALE:
-        raise MismatchError(
-            f"{case.precision}: gradients were not finite at a loss scale of {LOSS_SCALE:g}, and the "
-            "optimizer skipped those steps: give a lower learning_rate, or bf16-mixed"
-        )

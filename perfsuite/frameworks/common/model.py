@@ -6,12 +6,12 @@ transformers is imported by the functions that build its models, not with this m
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from perfsuite.case.case import Case
 from perfsuite.case.model import Model
@@ -99,9 +99,11 @@ def model_without_weights(case: Case, device: torch.device) -> nn.Module:
             finetuning.quantise_layers(case.quantization, blocks(model), dtype, compute)
         if case.lora is not None:
             finetuning.add_adapters(case.lora, model, blocks(model), dtype, case.quantization)
+    mode = case.activation_checkpointing
+    context: dict[str, Any] = {"context_fn": _save_expensive_ops} if mode == "selective-op" else {}
     for index, block in enumerate(blocks(model)):
-        if is_checkpointed(case.activation_checkpointing, index):
-            _checkpoint(block, by_op=case.activation_checkpointing == "selective-op")
+        if is_checkpointed(mode, index):
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False, **context)
         if case.compile:
             block.compile()
     return model
@@ -124,24 +126,8 @@ def is_checkpointed(mode: str, index: int) -> bool:
     return mode != "none"
 
 
-def expected_recomputing_blocks(mode: str, blocks: int) -> int:
-    """Return how many of `blocks` blocks run their forward twice in a step."""
-    return sum(is_checkpointed(mode, index) for index in range(blocks))
-
-
-def _checkpoint(block: Any, *, by_op: bool) -> None:
-    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
-
-    context: dict[str, Any] = {}
-    if by_op:
-        context = {"context_fn": lambda: create_selective_checkpoint_contexts(_save_expensive_ops())}
-    block.forward = partial(checkpoint, block.forward, use_reentrant=False, **context)
-
-
-def _save_expensive_ops() -> Callable[..., Any]:
+def _save_expensive_ops() -> Any:
     """Return torchtitan's policy: save attention, reductions and every second matmul, recompute the rest."""
-    from torch.utils.checkpoint import CheckpointPolicy
-
     aten = torch.ops.aten
     expensive = {
         aten.mm.default,
@@ -160,7 +146,7 @@ def _save_expensive_ops() -> Callable[..., Any]:
             keep = matmuls[context.is_recompute] % 2 == 1
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return policy
+    return create_selective_checkpoint_contexts(policy)
 
 
 def build_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:

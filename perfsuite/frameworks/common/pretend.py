@@ -16,25 +16,21 @@ from torch.nn.parallel import distributed
 
 from perfsuite.frameworks.common.patches import found, module, nothing, replace, wrap
 
-ASSIGN = "_compute_bucket_assignment_by_size"
-"""The function of torch.distributed that puts parameters into buckets."""
-
 
 def fsdp1() -> None:
     """Let FSDP1 shard fake tensors, which have no addresses to compare, for the rest of this process."""
     flat_param = module("torch.distributed.fsdp._flat_param")
     replace(flat_param, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().nbytes() > 0)
-    replace(flat_param, "_same_storage", lambda a, b: _storage(a) == _storage(b))
-
-
-def _storage(tensor: Any) -> Any:
-    return tensor.untyped_storage()._cdata
+    replace(
+        flat_param, "_same_storage", lambda a, b: a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    )
 
 
 def ddp() -> None:
     """Let DDP wrap fake tensors, for the rest of this process."""
     replace(distributed, "_verify_param_shape_across_processes", nothing)
-    assign = found(dist, ASSIGN)
+    put_into_buckets = "_compute_bucket_assignment_by_size"
+    assign = found(dist, put_into_buckets)
     first_bytes = found(dist, "_DEFAULT_FIRST_BUCKET_BYTES")
 
     def with_pretended_reducer(init: Any) -> Any:
@@ -42,7 +38,7 @@ def ddp() -> None:
         def pretended(self: Any, *args: Any, **kwargs: Any) -> None:
             asked = kwargs.get("bucket_cap_mb")  # the first bucket is a small one, unless a size is asked for
             limits = [first_bytes, 25 << 20] if asked is None else [int(asked * 2**20)]
-            replace(dist, ASSIGN, functools.partial(_as_rebuilt, assign, limits))
+            replace(dist, put_into_buckets, functools.partial(_as_rebuilt, assign, limits))
             init(self, *args, **kwargs)
             self.register_comm_hook(self.process_group, _all_reduce)
             replace(self, "logger", _NoLog())  # the real one wants CUDA events

@@ -1,5 +1,196 @@
-"""nanotron: data, tensor and pipeline parallelism."""
+"""nanotron 0.4: data, tensor and pipeline parallelism, its own Llama, trainer and configuration file.
 
-from perfsuite.frameworks.nanotron.adapter import Nanotron
+nanotron draws the initial weights itself, differently in each layout. It is fed our tokens, and its loss is
+the mean over the same positions as everywhere. `perfsuite.frameworks.nanotron.compat` says what is changed
+to run it.
+"""
 
-__all__ = ["Nanotron"]
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from perfsuite.case.case import Case
+from perfsuite.case.framework import changed_fields
+from perfsuite.case.hardware import Machine
+from perfsuite.errors import CaseError
+from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
+from perfsuite.frameworks.nanotron.config import (
+    DTYPES,
+    VERSION,
+    Config,
+    TrainingConfig,
+    cannot_build,
+    conflicts,
+    from_case,
+    get,
+    layout_text,
+    size_problems,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Nanotron(Framework):
+    """Options of nanotron's configuration file by their names there; or such a file."""
+
+    name: ClassVar[str] = "nanotron"
+    packages: ClassVar[tuple[str, ...]] = ("nanotron",)
+
+    dp: int = Field(default=1, ge=1, strict=True)
+    tp: int = Field(default=1, ge=1, strict=True)
+    pp: int = Field(default=1, ge=1, strict=True)
+    """Data, tensor and pipeline parallel processes: dp x tp x pp is the world size."""
+    tp_mode: Literal["ALL_REDUCE", "REDUCE_SCATTER"] = "ALL_REDUCE"
+    """REDUCE_SCATTER splits the sequence between tensor parallel regions (sequence parallelism)."""
+    tp_linear_async_communication: bool = False
+    """Overlap tensor parallel communication with the matmuls."""
+    pp_engine: Literal["1f1b", "afab"] = "1f1b"
+    """Pipeline schedule: one forward, one backward; or all forward, all backward."""
+    zero_stage: Literal[0, 1] = 0
+    """1: each data parallel process keeps its share of the optimizer's state."""
+    accumulate_grad_in_fp32: bool = False
+    """Keep gradients and the optimizer's copy of the bf16 parameters in fp32."""
+    log_interval: int | None = Field(default=None, ge=1, strict=True)
+    """Steps between two lines that nanotron logs. Each line costs a barrier and a synchronisation.
+    None: no line in the measured steps."""
+    resume: bool = False
+    """Train two steps, save, build everything anew from the checkpoint, and measure from there."""
+    config: TrainingConfig | None = None
+    """Path of a configuration file, read when the case is made and taken as it is, instead of all other
+    options. Training ends after the case's steps; `data` and `tokenizer` are not read."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Nanotron:
+        others = changed_fields(self, skip=frozenset({"config"}))
+        if self.config is not None and others:
+            raise ValueError(f"config {self.config.name} decides everything: leave out {', '.join(others)}")
+        return self
+
+    def slug(self) -> str:
+        return f"{self.name}-{self.config.name}" if self.config is not None else super().slug()
+
+    def plan(self, case: Case) -> LaunchPlan:
+        """Ranks connect lazily, as in nanotron's own launch, because its pipeline sends without batching.
+
+        Overlapped tensor parallelism counts on one queue of work to the device.
+        """
+        is_overlapped = self.tp_linear_async_communication
+        if self.config is not None:
+            is_overlapped = get(self.config.content, "parallelism.tp_linear_async_communication")
+        environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if is_overlapped else {}
+        return LaunchPlan(environment=environment, process_group="lazy")
+
+    def unsupported(self, case: Case, machine: Machine) -> str | None:
+        if case.precision not in DTYPES:
+            return (
+                f"nanotron has no precision {case.precision}: choose fp32 or bf16 (with "
+                "accumulate_grad_in_fp32, parameters are kept in fp32 as well)"
+            )
+        if case.activation_checkpointing != "none":
+            return f"nanotron {VERSION} recomputes nothing: no activation_checkpointing"
+        if case.attention == "eager":
+            return "nanotron has flash_attention_2, and sdpa in its place: no attention 'eager'"
+        if case.compile:
+            return "nanotron is not compiled here: its blocks communicate"
+        return cannot_build(case.model)
+
+    def check(self, case: Case) -> None:
+        if case.precision not in DTYPES:
+            return  # `unsupported` says so
+        config = self.configuration(case)
+        problems = size_problems(config, case)
+        if self.config is not None:
+            problems += conflicts(config, self.from_options(case), case)
+        if problems:
+            raise CaseError(f"{self.slug()}: {'; '.join(problems)}")
+
+    def dry(self, case: Case) -> DryPlan:
+        if self.resume:
+            return DryPlan(impossible="a checkpoint holds values, and there are none")
+        config = self.configuration(case)
+        if get(config, "parallelism.pp") > 1:
+            return DryPlan(
+                impossible="the stages of nanotron's pipeline tell each other shapes, and there is nobody to "
+                "tell them"
+            )
+        # ZeRO 1: each rank keeps its own share of the optimizer's state.
+        return DryPlan(pretend=_pretend, ranks_differ=bool(get(config, "optimizer.zero_stage")))
+
+    def expected(self, case: Case) -> dict[str, str | None]:
+        config = self.configuration(case)
+        dp, tp, pp = (get(config, f"parallelism.{name}") for name in ("dp", "tp", "pp"))
+        zero = get(config, "optimizer.zero_stage")
+        in_fp32 = get(config, "optimizer.accumulate_grad_in_fp32")
+        expected: dict[str, str | None] = {
+            "parallelism": layout_text(dp, tp, pp),
+            "wrapper": "DistributedDataParallel" if dp > 1 and not (in_fp32 and zero) else "none",
+            "sharding": "optimizer (ZeRO 1)" if zero else "none",
+            "gradient_dtype": "float32" if in_fp32 else DTYPES[case.precision],
+            "tp_mode": str(get(config, "parallelism.tp_mode") or "ALL_REDUCE").upper(),
+            "pp_engine": get(config, "parallelism.pp_engine") or "afab",
+        }
+        if zero or in_fp32:
+            expected["optimizer_parameters"] = None  # slices or copies of the model's
+        return expected
+
+    def load(self, case: Case, device: Any) -> None:
+        _load(case, device)
+
+    def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
+        """Build nanotron's trainer from a file in the launch's directory: the options' or the user's."""
+        from perfsuite.frameworks.nanotron import trainer as own
+
+        patched = _load(case, ranks.device)  # imported already: this only returns what was changed
+        if self.config is not None:
+            trainer, batches = own.started(case, self.config.text, ranks)
+        else:
+            config = self.from_options(case, ranks.directory, fused_adam=ranks.device.type == "cuda")
+            trainer, batches = (own.resumed if self.resume else own.started)(case, config, ranks)
+        begun_at = trainer.start_iteration_step
+        trainer.config.tokens.train_steps = begun_at + case.total_steps
+
+        def run(steps: int) -> list[Tensor]:
+            trainer.train(batches)
+            return own.losses_on_every_rank(trainer, ranks)
+
+        def own_tokens_per_s() -> float | None:
+            first = begun_at + case.max_warmup_steps
+            measured = [tokens_per_s for step, tokens_per_s in trainer.tokens_per_s if step > first]
+            return median(measured) if measured else None
+
+        settings = {**own.settings_of(trainer), "patched": patched}
+        if self.config is not None:
+            settings["config_sha256"] = self.config.digest
+        return Workload(
+            run=run,
+            data_parallel=trainer.parallel_context.dp_pg.size(),
+            model=trainer.model,
+            settings=settings,
+            own_tokens_per_s=own_tokens_per_s,
+        )
+
+    def configuration(self, case: Case) -> Config:
+        """Return the fields of the user's file, or of the configuration that the options make."""
+        return self.from_options(case) if self.config is None else self.config.content
+
+    def from_options(self, case: Case, files: Path = Path(), *, fused_adam: bool = False) -> Config:
+        """Return the configuration that the options make of `case`; `files`: the launch's directory."""
+        return from_case(case, self.model_dump(exclude={"config"}), files=files, fused_adam=fused_adam)
+
+
+def _load(case: Case, device: Any) -> str:
+    """Import nanotron once; return in a few words what was changed in it."""
+    from perfsuite.frameworks.nanotron import compat
+
+    return compat.load(cpu=device.type == "cpu", flash_attn=case.attention == "flash_attention_2")
+
+
+def _pretend() -> None:
+    from perfsuite.frameworks.nanotron import trainer
+
+    trainer.pretend()

@@ -69,7 +69,6 @@ def from_case(case: Case, options: Mapping[str, Any], *, files: Path, fused_adam
     AdamW has the same options as in the other frameworks, at a constant learning rate and without clipping.
     Nothing is saved.
     """
-    path = str(RunDir(files).checkpoints)
     return {
         "general": {"project": "perfsuite", "run": case.id, "seed": case.seed, "ignore_sanity_checks": True},
         "parallelism": {name: options[name] for name in PARALLELISM},
@@ -83,7 +82,10 @@ def from_case(case: Case, options: Mapping[str, Any], *, files: Path, fused_adam
             },
         },
         "tokenizer": {"tokenizer_name_or_path": None},
-        "checkpoints": {"checkpoints_path": path, "checkpoint_interval": UNREACHED_STEPS},
+        "checkpoints": {
+            "checkpoints_path": str(RunDir(files).checkpoints),
+            "checkpoint_interval": UNREACHED_STEPS,
+        },
         "logging": {
             "log_level": "warning",
             "log_level_replica": "warning",
@@ -179,15 +181,12 @@ def size_problems(config: Config, case: Case) -> list[str]:
     problems = []
     if (experts := parallelism["expert_parallel_size"]) != 1:
         problems.append(f"expert_parallel_size {experts}: Llama has no experts, only 1 is possible")
-    split = {
-        name: shape[name] for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-    }
     is_sequence_parallel = str(parallelism["tp_mode"]).upper() == "REDUCE_SCATTER"
+    split = ["num_attention_heads", "num_key_value_heads", "intermediate_size"]
     if is_sequence_parallel:
-        split["sequence_length"] = case.sequence_length
-    problems += [
-        f"tp {tp} does not divide {name} {size}" for name, size in split.items() if size and size % tp
-    ]
+        split.append("sequence_length")
+    sizes = {**shape, "sequence_length": case.sequence_length}
+    problems += [f"tp {tp} does not divide {name} {sizes[name]}" for name in split if (sizes[name] or 0) % tp]
     unit = tp * get(config, "model.make_vocab_size_divisible_by")
     if shape["vocab_size"] % unit:
         problems.append(
@@ -217,11 +216,11 @@ def layout_text(dp: int, tp: int, pp: int) -> str:
 
 def cannot_build(model: Model) -> str | None:
     """Return why nanotron's Llama is not this model, or None."""
-    config = model.config
+    config: Any = model.config
     if config.get("model_type") != "llama":
         return f"of the models here nanotron has Llama alone, {model.name} is {config.get('model_type')}"
-    head_dim = config.get("hidden_size", 4096) / config.get("num_attention_heads", 32)  # type: ignore[operator]
-    usual: dict[str, tuple[object, ...]] = {
+    head_dim = config.get("hidden_size", 4096) / config.get("num_attention_heads", 32)
+    usual = {
         "attention_bias": (False,),
         "attention_dropout": (0,),
         "head_dim": (None, head_dim),
@@ -257,26 +256,25 @@ def _unknown(section: Config, kind: str, path: str) -> list[str]:
     return problems + [f"{path}{name}: missing, nanotron has no default for it" for name in missing]
 
 
-CONFIG_FILES = ("config", "models_config", "parallelism_config")
 REQUIRED = object()
 """Stands in `_schema` in place of a default where nanotron has none."""
+PLAIN = {"bool": (bool,), "float": (int, float), "int": (int,), "str": (str,)}
+"""Annotation -> types of a value that fits it; other annotations are left to nanotron."""
 
 
 @functools.cache
 def _schema() -> Mapping[str, Mapping[str, tuple[str, Any]]]:
     """Return class -> field -> (annotation, default) of the dataclasses in nanotron's `config` directory."""
-    spec = importlib.util.find_spec("nanotron")
-    assert spec is not None
-    assert spec.origin is not None
-    files = ((Path(spec.origin).parent / "config" / f"{name}.py") for name in CONFIG_FILES)
+    nanotron: Any = importlib.util.find_spec("nanotron")
+    folder = Path(nanotron.origin).parent / "config"
     return {
         node.name: {
             ast.unparse(item.target): (ast.unparse(item.annotation), _default(item.value))
             for item in node.body
             if isinstance(item, ast.AnnAssign)
         }
-        for file in files
-        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        for name in ("config", "models_config", "parallelism_config")
+        for node in ast.parse((folder / f"{name}.py").read_text(encoding="utf-8")).body
         if isinstance(node, ast.ClassDef)
     }
 
@@ -288,14 +286,8 @@ def _default(value: ast.expr | None) -> Any:
 
 
 def _fits(value: object, annotation: str) -> bool:
-    """Return whether a plain value has the annotated type; other types are left to nanotron."""
-    kinds: dict[str, Any] = {"bool": bool, "float": (int, float), "int": int, "str": str}
     name = annotation.removeprefix("Optional[").removesuffix("]")
-    if name not in kinds:
-        return True
-    if value is None:
-        return name != annotation
-    return isinstance(value, kinds[name]) and (name == "bool" or not isinstance(value, bool))
+    return type(value) in PLAIN.get(name, (type(value),)) or (value is None and name != annotation)
 
 
 def _kind_of(annotation: str) -> str:

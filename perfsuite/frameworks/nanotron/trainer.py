@@ -8,18 +8,23 @@ from __future__ import annotations
 import copy
 import itertools
 import shutil
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import yaml
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from perfsuite.case.case import Case
 from perfsuite.documents import write_text
 from perfsuite.frameworks.base import Ranks
+from perfsuite.frameworks.common import pretend as wrappers
 from perfsuite.frameworks.common.model import synthetic_batches
+from perfsuite.frameworks.common.patches import module, replace
 from perfsuite.frameworks.nanotron.config import Config, layout_text
 
 STEPS_BEFORE_RESUME = 2
@@ -77,7 +82,6 @@ def _new_trainer(config: Config | str, ranks: Ranks, name: str = "nanotron.yaml"
 
 
 def _writes(ranks: Ranks) -> bool:
-    """Whether this rank writes what all read."""
     return ranks.rank == 0
 
 
@@ -136,3 +140,50 @@ def settings_of(trainer: Any) -> dict[str, str]:
         "attention": "flash_attention_2" if is_real else "sdpa",
         "rope": "theta 10000, unscaled",
     }
+
+
+# For a dry run.
+
+
+def pretend() -> None:
+    """Let nanotron, which is imported already, train fake tensors, for the rest of this process."""
+    wrappers.ddp()
+    _keep_parameters()
+    replace(sys.modules[__name__], "_writes", lambda ranks: True)  # nobody else does
+    replace(module("nanotron.models.base"), "init_on_device_and_dtype", _on_device)
+    replace(module("nanotron.helpers"), "get_synced_random_state", lambda random_state, pg: random_state)
+
+
+def _keep_parameters() -> None:
+    """Make `NanotronParameter(fake tensor)` a fake tensor that is a NanotronParameter, too."""
+    real = module("nanotron.parallel.parameters").NanotronParameter
+    own = ("__new__", "__dict__", "__weakref__")
+    kept = {name: value for name, value in vars(real).items() if name not in own}
+    fake = type("FakeNanotronParameter", (FakeTensor,), kept)
+    metadata = real.NANOTRON_PARAMETER_METADATA_ATTRIBUTE_NAME
+    make = real.__new__
+    is_instance: Any = type(real).__instancecheck__
+
+    def new(cls: Any, tensor: Any, requires_grad: bool = True) -> Any:
+        if not isinstance(tensor, FakeTensor):
+            return make(cls, tensor, requires_grad)
+        parameter: Any = nn.Parameter(tensor.data.detach(), requires_grad=requires_grad)
+        parameter.__class__ = fake
+        setattr(parameter, metadata, dict(getattr(tensor, metadata, {})))
+        return parameter
+
+    def check(kind: Any, instance: Any) -> bool:
+        return is_instance(kind, instance) or (kind is real and isinstance(instance, fake))
+
+    replace(real, "__new__", new)
+    replace(type(real), "__instancecheck__", check)
+
+
+@contextmanager
+def _on_device(device: Any = None, dtype: torch.dtype = torch.float) -> Iterator[None]:
+    """Stand in for nanotron's own, which replaces `torch.empty`: torch's rules for fake tensors call that."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    with torch.device(device):
+        yield
+    torch.set_default_dtype(before)

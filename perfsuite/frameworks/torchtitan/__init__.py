@@ -1,5 +1,136 @@
-"""torchtitan, by its own trainer."""
+"""torchtitan: its own Trainer, FSDP2 over all ranks, or FSDP2 with tensor parallelism."""
 
-from perfsuite.frameworks.torchtitan.adapter import TorchTitan
+from __future__ import annotations
 
-__all__ = ["TorchTitan"]
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from perfsuite.case import torch_build
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
+from perfsuite.case.model import Model
+from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
+
+MIN_TORCH = (2, 13)
+"""The first torch on which torchtitan 0.3 trains: it cannot be imported on 2.11; on 2.12 backward fails."""
+PRECISIONS = ("fp32", "bf16-mixed", "bf16")
+"""Of a case. Gradients are reduced in fp32."""
+HAS_ONLY = {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "hidden_act": "silu"}
+"""Options of transformers' Llama for which torchtitan's has one value."""
+ROPES = ("default", "llama3")
+"""Values of `rope_type` that torchtitan's Llama 3 computes."""
+
+
+class TorchTitan(Framework):
+    """Degrees of parallelism of torchtitan's Trainer. Over the ranks that these leave it shards (FSDP2)."""
+
+    name: ClassVar[str] = "torchtitan"
+    packages: ClassVar[tuple[str, ...]] = ("torchtitan",)
+    loss_chunks: ClassVar[int] = 8
+    """Parts that a sequence is split into for the loss, so that not all logits exist at once: its default."""
+
+    tensor_parallel: int = Field(default=1, ge=1, strict=True)
+    """Ranks that compute one sequence together, with sequence parallelism between the matmuls."""
+    data_parallel_replicate: int = Field(default=1, ge=1, strict=True)
+    """Groups of ranks that replicate, while the ranks of a group shard (HSDP)."""
+    disable_cuda_graphs: bool = True
+    """False: forward and backward are captured in a CUDA graph in the second step and replayed from then on,
+    torchtitan's own default. What a replay does cannot be counted."""
+
+    def unsupported(self, case: Case, machine: Machine) -> str | None:
+        ranks = case.topology.world_size
+        if ranks % (self.tensor_parallel * self.data_parallel_replicate):
+            return (
+                f"tensor_parallel={self.tensor_parallel} times data_parallel_replicate="
+                f"{self.data_parallel_replicate} must divide the number of processes, {ranks}"
+            )
+        if not self.disable_cuda_graphs and machine.device == "cpu":
+            return "disable_cuda_graphs=False asks for CUDA graphs, which a CPU does not have"
+        if case.precision not in PRECISIONS:
+            return f"precision {case.precision!r} is not one of {', '.join(PRECISIONS)}"
+        if case.attention != "sdpa":
+            return f"torchtitan is measured with attention='sdpa' only, not {case.attention!r}"
+        for name, parts in (("loss in chunks", self.loss_chunks), ("tensor_parallel", self.tensor_parallel)):
+            if case.sample_length % parts:
+                return (
+                    f"torchtitan's {name} splits a sequence into {parts} equal parts, "
+                    f"which sequence_length={case.sequence_length} does not allow"
+                )
+        if torch_build.release() < MIN_TORCH:
+            needed = ".".join(map(str, MIN_TORCH))
+            return f"torchtitan 0.3 needs torch {needed} or newer, this is {torch_build.summary()}"
+        return _unsupported_shape(case.model, self.tensor_parallel)
+
+    def plan(self, case: Case) -> LaunchPlan:
+        return LaunchPlan(process_group="library")
+
+    def dry(self, case: Case) -> DryPlan:
+        if self.disable_cuda_graphs:
+            return DryPlan()
+        return DryPlan(impossible="a dry run captures no CUDA graph: leave disable_cuda_graphs as it is")
+
+    def expected(self, case: Case) -> dict[str, str]:
+        replicate, tensor = self.data_parallel_replicate, self.tensor_parallel
+        mesh = [f"fsdp {case.topology.world_size // (replicate * tensor)}"]
+        placements = ["Shard(0)"]
+        if tensor > 1:  # norms; matrices split by their inputs; by their outputs
+            mesh.append(f"tp {tensor}")
+            placements = ["Shard(0), Replicate", "Shard(0), Shard(1)", "StridedShard(0), Shard(0)"]
+        if replicate > 1:
+            mesh.insert(0, f"dp_replicate {replicate}")
+            placements = [f"Replicate, {placement}" for placement in placements]
+        return {
+            "wrapper": "FSDPModule",
+            "mesh": " x ".join(mesh),
+            "sharding": " and ".join(placements),
+            "cuda_graphs": "no" if self.disable_cuda_graphs else "yes",
+        }
+
+    def load(self, case: Case, device: Any) -> None:
+        from perfsuite.frameworks.torchtitan import compat
+
+        compat.before_import(device.type)
+        import perfsuite.frameworks.torchtitan.trainer  # noqa: F401
+
+    def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
+        """Build a Trainer with the case's configuration. It makes the process group."""
+        from perfsuite.frameworks.torchtitan.trainer import CaseTrainer, trainer_config
+
+        trainer = CaseTrainer(trainer_config(case), clock)
+
+        def run(steps: int) -> list[Any]:
+            assert steps == trainer.config.training.steps
+            trainer.train()
+            return trainer.losses()
+
+        return Workload(
+            run=run,
+            data_parallel=trainer.data_parallel,
+            model=trainer.model,
+            settings=trainer.settings(),
+            own_tokens_per_s=lambda: trainer.last_metrics["throughput(tps)"] * ranks.world_size,
+        )
+
+
+def _unsupported_shape(model: Model, tensor_parallel: int) -> str | None:
+    """Return why torchtitan's Llama 3 cannot be `model`, or cannot be split over `tensor_parallel` ranks."""
+    config: Any = model.config
+    if config["model_type"] != "llama":
+        return f"torchtitan's llama3 builds Llama models, {model.name} is a {config['model_type']}"
+    for key, only in HAS_ONLY.items():
+        if config.get(key, only) != only:
+            return f"torchtitan's llama3 has {key}={only!r} only, {model.name} has {config[key]!r}"
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type not in ROPES:
+        return f"torchtitan's llama3 knows rope_type {' and '.join(ROPES)}, {model.name} has {rope_type!r}"
+    heads, hidden = config.get("num_attention_heads", 32), config.get("hidden_size", 4096)
+    if config.get("head_dim") not in (None, hidden // heads):
+        return (
+            f"torchtitan's llama3 has heads of size {hidden // heads}, {model.name} of {config['head_dim']}"
+        )
+    for key in ("num_attention_heads", "num_key_value_heads"):
+        if (count := config.get(key) or heads) % tensor_parallel:
+            return f"tensor_parallel={tensor_parallel} must divide {key}, {count}"
+    return None

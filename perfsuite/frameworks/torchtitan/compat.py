@@ -7,10 +7,11 @@ the worker patches its own process, and the result names each patch.
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+from perfsuite.frameworks.common.patches import nothing
 
 EVERYWHERE = (
     "torch.distributed.set_timeout is _set_pg_timeout where torch lacks it",
@@ -21,13 +22,8 @@ ON_CPU = (
     "the kernels of minimal_async_ep are empty where Triton is not installed",
     "FSDP reduces by plain sums, gloo having no other",
 )
-
-
-def _nothing(*args: object) -> None: ...
-
-
 _CPU = SimpleNamespace(
-    **dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"), _nothing),
+    **dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"), nothing),
     current_device=lambda: 0,
     device_count=lambda: 1,
     get_device_name=lambda device: "cpu",
@@ -62,15 +58,15 @@ def after_build(trainer: Any) -> None:
     """
     from torch.distributed.fsdp import FSDPModule
 
-    trainer.metrics_processor.device_memory_monitor.reset_peak_stats = _nothing
+    trainer.metrics_processor.device_memory_monitor.reset_peak_stats = nothing
     if trainer.device.type == "cpu":
-        for module in itertools.chain(*(model.modules() for model in trainer.model_parts)):
+        for module in trainer.model.modules():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
 
 
 def patches(device_type: str) -> str:
-    """Return the patches as text for the result: the same text with each torch, to keep results alike."""
+    """Return the patches as text for the result: the same with each torch, to keep results alike."""
     return "; ".join(EVERYWHERE + ON_CPU if device_type == "cpu" else EVERYWHERE)
 
 

@@ -10,24 +10,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.utils.data import IterableDataset
 
 from perfsuite.frameworks.torchtitan import compat
 
 compat.without_triton()
 
 from torchtitan.components.checkpointer import CheckpointManager
-from torchtitan.components.dataloader import ParallelAwareDataloader
+from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX, ChunkedLossWrapper, CrossEntropyLoss
-from torchtitan.components.metrics import BaseLogger, MetricsProcessor
+from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
-from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models import llama3
@@ -38,8 +37,8 @@ from torchtitan.trainer import Trainer
 from perfsuite.case.case import Case
 from perfsuite.case.model import Model
 from perfsuite.frameworks.base import NCCL_AFTER_S, StepClock
-from perfsuite.frameworks.common.model import synthetic_batches, transformers_config
-from perfsuite.frameworks.torchtitan.limits import LOSS_CHUNKS, PRECISIONS
+from perfsuite.frameworks.common.model import COMPUTE_DTYPES, DTYPES, synthetic_batches, transformers_config
+from perfsuite.frameworks.common.patches import nothing
 
 
 class CaseTrainer(Trainer):  # type: ignore[misc]
@@ -49,7 +48,11 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         super().__init__(config)
         self._clock = clock
         self._micro_losses: list[Tensor] = []
-        self.metrics_processor.logger = self.last_metrics = LastMetrics()
+        self.last_metrics: dict[str, float] = {}
+        self.metrics_processor.logger = SimpleNamespace(
+            log=lambda metrics, step: self.last_metrics.update(metrics),  # at the first and at the last step
+            close=nothing,
+        )
         compat.after_build(self)
 
     @property
@@ -100,20 +103,12 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         return list(micro.sum(dim=1) * self.data_parallel)
 
 
-class LastMetrics(BaseLogger):  # type: ignore[misc]
-    """Logger that keeps the figures that torchtitan logged last."""
-
-    metrics: dict[str, float]
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        """Keep the figures; called at the first and at the last step, after the optimizer's step."""
-        self.metrics = metrics
-
-
 def trainer_config(case: Case) -> Trainer.Config:
     """Return torchtitan's configuration of a case. What is not named here has torchtitan's default."""
     options: Any = case.framework
-    dtype, compute_dtype = PRECISIONS[case.precision]
+    dtype, compute_dtype = (
+        str(dtypes[case.precision]).removeprefix("torch.") for dtypes in (DTYPES, COMPUTE_DTYPES)
+    )
     spec = model_spec(case.model)
     watchdog_s = math.ceil(case.timeout_s) + NCCL_AFTER_S
     ranks_with_data = case.topology.world_size // options.tensor_parallel
@@ -122,9 +117,10 @@ def trainer_config(case: Case) -> Trainer.Config:
     return Trainer.Config(
         model_spec=spec,
         loss=ChunkedLossWrapper.Config(
-            num_chunks=LOSS_CHUNKS, loss_fn=CrossEntropyLoss.Config(global_vocab_size=spec.model.vocab_size)
+            num_chunks=options.loss_chunks,
+            loss_fn=CrossEntropyLoss.Config(global_vocab_size=spec.model.vocab_size),
         ),
-        tokenizer=NoTokenizer.Config(),
+        tokenizer=SimpleNamespace(build=nothing),  # there is no text
         dataloader=SyntheticData.Config(
             batches=lambda dp_rank: synthetic_batches(case, dp_rank, torch.device("cpu"))
         ),
@@ -166,11 +162,8 @@ def model_spec(model: Model) -> ModelSpec:
     scaling: dict[str, Any] = {}
     if rope["rope_type"] == "llama3":
         same = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        scaling = {
-            "scaling": "llama",
-            "scaling_factor": rope["factor"],
-            **{name: rope[name] for name in same},
-        }
+        scaling = {name: rope[name] for name in same}
+        scaling |= {"scaling": "llama", "scaling_factor": rope["factor"]}
     layers = llama3._build_llama3_layers(
         n_layers=shape.num_hidden_layers,
         dim=shape.hidden_size,
@@ -189,8 +182,8 @@ def model_spec(model: Model) -> ModelSpec:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
         layer.attention_norm.eps = layer.ffn_norm.eps = shape.rms_norm_eps
     tied = shape.tie_word_embeddings
-    return ModelSpec(
-        name="llama3",
+    return replace(
+        llama3.model_registry("debugmodel"),
         flavor=model.name,
         model=llama3.Llama3Model.Config(
             dim=shape.hidden_size,
@@ -211,9 +204,6 @@ def model_spec(model: Model) -> ModelSpec:
             ),
             layers=layers,
         ),
-        parallelize_fn=llama3.parallelize_llama,
-        pipelining_fn=None,
-        post_optimizer_build_fn=None,
         state_dict_adapter=None,
     )
 
@@ -239,45 +229,20 @@ def activation_checkpoint(mode: str) -> Any:
     return {"none": None, "full": FullAC.Config(), "selective-op": SelectiveAC.Config()}[mode]
 
 
-class SyntheticData(ParallelAwareDataloader):  # type: ignore[misc]
-    """The tokens that every framework is given, by data-parallel rank."""
+class SyntheticData(BaseDataLoader):  # type: ignore[misc]
+    """The tokens that every framework is given, by data-parallel rank, round and round without end."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(ParallelAwareDataloader.Config):  # type: ignore[misc]
+    class Config(BaseDataLoader.Config):  # type: ignore[misc]
         """`batches`: data-parallel rank -> its `perfsuite.frameworks.common.model.synthetic_batches`."""
 
         batches: Callable[[int], list[Tensor]]
 
-    def __init__(self, config: Config, *, dp_rank: int, dp_world_size: int, **_: Any) -> None:
-        super().__init__(Pairs(config.batches(dp_rank)), dp_rank, dp_world_size, batch_size=None)
-
-
-class Pairs(IterableDataset[Any]):
-    """Pairs of input and labels, round and round without end."""
-
-    def __init__(self, batches: list[Tensor]) -> None:
-        self._pairs = [({"input": tokens}, next_tokens(tokens)) for tokens in batches]
+    def __init__(self, config: Config, *, dp_rank: int, **unused: Any) -> None:
+        self._pairs = [(tokens, tokens.roll(-1, dims=1)) for tokens in config.batches(dp_rank)]
+        for _, labels in self._pairs:  # the token after each one
+            labels[:, -1] = IGNORE_INDEX  # the last has none, as in transformers' own loss
 
     def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        for inputs, labels in itertools.cycle(self._pairs):
-            yield dict(inputs), labels  # a new dictionary: the Trainer moves its tensors in place
-
-
-def next_tokens(tokens: Tensor) -> Tensor:
-    """Return the token after each one; the last has no label, as in transformers' own loss."""
-    labels = tokens.roll(-1, dims=1)
-    labels[:, -1] = IGNORE_INDEX
-    return labels
-
-
-class NoTokenizer(BaseTokenizer):  # type: ignore[misc]
-    """A tokenizer in name only: there is no text."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(BaseTokenizer.Config):  # type: ignore[misc]
-        """No options."""
-
-    def __init__(self, config: Config, **_: Any) -> None:
-        super().__init__()
-
-    encode = decode = get_vocab_size = None  # never called
+        for tokens, labels in itertools.cycle(self._pairs):
+            yield {"input": tokens}, labels  # a new dictionary: the Trainer moves its tensors in place

@@ -14,10 +14,9 @@ class Mine(ConfigFile):
 
 
 def test_the_digest_is_of_the_content() -> None:
-    one = Mine(text="a: 1\nb: [2]\n")
+    one, same, other = (Mine(text=text) for text in ("a: 1\nb: [2]", "# mine\nb: [2]\na: 1", "a: 1\nb: [3]"))
     assert one.content == {"a": 1, "b": [2]}
-    assert Mine(text="# mine\nb: [2]\na: 1\n").digest == one.digest
-    assert Mine(text="a: 1\nb: [3]\n").digest != one.digest
+    assert one.digest == same.digest != other.digest
 
 
 def test_the_text_is_read_as_it_is_and_stays_with_the_case(tmp_path: Path) -> None:

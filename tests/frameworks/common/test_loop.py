@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,20 +13,34 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from perfsuite.case.case import Case
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import Workload
-from perfsuite.frameworks.common.loop import data_parallel_workload, training_loop
+from perfsuite.frameworks.common import loop
 from perfsuite.frameworks.common.model import build_model
 from tests.frameworks.common.test_model import ALONE, CPU, TINY
 
 
 def workload(case: Case) -> Workload:
-    return data_parallel_workload(case, ALONE, build_model(case, CPU), autocast=True)
+    return loop.data_parallel_workload(case, ALONE, build_model(case, CPU), autocast=True)
 
 
 def losses(case: Case, steps: int = 4) -> list[float]:
     return [float(loss) for loss in workload(case).run(steps)]
 
 
-def test_a_step_takes_the_next_micro_batches_and_reduces_gradients_after_the_last() -> None:
+class Echo(torch.nn.Module):
+    """Its loss is the mean of the tokens, times a weight."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+        self.events = events
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        self.events.append("forward")
+        return SimpleNamespace(loss=self.weight * labels.mean())
+
+
+def traced(monkeypatch: pytest.MonkeyPatch, *batches: Tensor) -> tuple[Workload, list[str]]:
+    """A training on these batches by two micro-batches, and what it does."""
     events: list[str] = []
 
     @contextmanager
@@ -33,49 +49,33 @@ def test_a_step_takes_the_next_micro_batches_and_reduces_gradients_after_the_las
         yield
         events.append(")")
 
-    def forward(tokens: Tensor) -> Tensor:
-        events.append(f"forward {int(tokens)}")
-        return tokens
-
     def backward(loss: Tensor) -> Tensor:
         events.append("backward")
+        (loss / 2).backward()
         return loss / 2
 
-    train = training_loop(
-        [torch.tensor(value) for value in (1.0, 2.0, 6.0)],
-        2,
-        forward=forward,
-        backward=backward,
-        sync=sync,
-        step=lambda: events.append("step"),
+    monkeypatch.setattr(loop, "synthetic_batches", lambda *asked: list(batches))
+    case = TINY.replace(gradient_accumulation=2)
+    made = loop.training(
+        case, ALONE, Echo(events), backward=backward, sync=sync, step=lambda: events.append("step")
     )
-    assert [float(loss) for loss in train(1)] == [1.5]
-    assert " ".join(events) == ("kept ( forward 1 backward ) reduced ( forward 2 backward ) step")
-    assert [float(loss) for loss in train(2)] == [3.5, 4.0], "6 and 1, then 2 and 6: round and round"
+    return made, events
 
 
-def test_no_step_waits_for_the_device() -> None:
+def test_a_step_takes_the_next_micro_batches_and_reduces_gradients_after_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, events = traced(monkeypatch, *(torch.tensor([value]) for value in (1.0, 2.0, 6.0)))
+    assert [float(loss) for loss in made.run(1)] == [1.5]
+    assert " ".join(events) == "kept ( forward backward ) reduced ( forward backward ) step"
+    assert [float(loss) for loss in made.run(2)] == [3.5, 4.0], "6 and 1, then 2 and 6: round and round"
+
+
+def test_no_step_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fake tensor has no value: reading one, as `.item()` would, raises."""
     with FakeTensorMode():
-        weight = torch.ones(3, requires_grad=True)
-
-        def backward(loss: Tensor) -> Tensor:
-            loss.backward()
-            return loss
-
-        @contextmanager
-        def sync(is_last: bool) -> Iterator[None]:
-            yield
-
-        train = training_loop(
-            [torch.ones(2, 3)],
-            2,
-            forward=lambda tokens: (weight * tokens).mean(),
-            backward=backward,
-            sync=sync,
-            step=lambda: None,
-        )
-        assert all(isinstance(loss, FakeTensor) and not loss.requires_grad for loss in train(3))
+        made, _ = traced(monkeypatch, torch.ones(2, 3))
+        assert all(isinstance(loss, FakeTensor) and not loss.requires_grad for loss in made.run(3))
 
 
 def test_micro_batches_train_as_one_batch_of_their_size() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +20,10 @@ class Owner:
 
 
 def test_a_name_is_replaced_and_a_wrapped_one_knows_what_it_was() -> None:
-    class Here(Owner):
-        pass
-
-    patches.replace(Here, "says", lambda self: "before")
-    patches.wrap(Here, "says", lambda says: lambda self: f"{says(self)} and after")
-    assert Here().says() == "before and after"
+    here = type("Here", (Owner,), {})
+    patches.replace(here, "says", lambda self: "before")
+    patches.wrap(here, "says", lambda says: lambda self: f"{says(self)} and after")
+    assert here().says() == "before and after"
     assert Owner().says() == "at first"
 
 
@@ -57,21 +56,15 @@ def test_a_name_that_has_gone_is_one_clear_error(
 ) -> None:
     with pytest.raises(DryRunError) as caught:
         how(owner, "renamed_in_this_release", patches.nothing)
-    said = str(caught.value)
-    assert said.startswith(
-        f"torch {importlib.metadata.version('torch')} has no {name}, which a dry run replaces"
-    )
-    assert "constraints.txt" in said
-    assert "launch the case for real" in said
+    version = importlib.metadata.version("torch")
+    said = rf"^torch {re.escape(version)} has no {name}, .*constraints.txt.*launch the case for real"
+    assert re.search(said, str(caught.value))
 
 
-def test_a_module_that_has_gone_is_the_same_error() -> None:
+def test_so_it_is_for_a_module_and_for_a_package_without_metadata() -> None:
     assert patches.module("torch.distributed") is torch.distributed
     with pytest.raises(DryRunError, match=r"has no torch.distributed.renamed.again, which a dry run"):
         patches.module("torch.distributed.renamed.again")
-
-
-def test_a_package_without_metadata_has_an_unknown_version() -> None:
     with pytest.raises(DryRunError, match=r"^tests of an unknown version has no tests"):
         patches.found(Owner, "gone")
 

@@ -46,19 +46,15 @@ def test_weights_follow_transformers_own_rules(name: str) -> None:
     assert all(torch.equal(value, buffers[key]) for key, value in ours.named_buffers())
 
 
-def test_weights_depend_on_the_seed_and_on_the_layer() -> None:
+def test_weights_depend_on_the_seed_and_on_the_layer_and_leave_the_seeds_random_state() -> None:
     one, same, other = (values(build_model(TINY.replace(seed=seed), CPU)) for seed in (1, 1, 2))
+    drawn = torch.rand(3)
+    torch.manual_seed(2)
+    assert torch.equal(drawn, torch.rand(3))
     key = "model.layers.{}.self_attn.q_proj.weight"
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert not torch.equal(one[key.format(0)], other[key.format(0)])
     assert not torch.equal(one[key.format(0)], one[key.format(1)])
-
-
-def test_building_leaves_the_random_state_that_the_seed_gives() -> None:
-    build_model(TINY.replace(seed=5), CPU)
-    drawn = torch.rand(3)
-    torch.manual_seed(5)
-    assert torch.equal(drawn, torch.rand(3))
 
 
 @pytest.mark.parametrize("case", [TINY, TINY.replace(model="gpt2-tiny"), TIED], ids=lambda case: case.id)

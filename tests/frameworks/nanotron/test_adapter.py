@@ -7,35 +7,18 @@ from typing import Any
 import pytest
 import yaml
 
-from perfsuite import Case, Nanotron, Topology
+from perfsuite import Case, Nanotron
 from perfsuite.errors import CaseError, FileError
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect_cpu
 from perfsuite.results.run import Run
-from perfsuite.verdict.settings import ASKED, CHOSEN
+from tests.frameworks import test_base as base
+from tests.frameworks.test_base import measured
 from tests.samples import make_case
 
-SMALL = Case(
-    model="llama-tiny",
-    framework=Nanotron(dp=2),
-    sequence_length=32,
-    micro_batch=4,
-    topology=Topology(processes_per_node=2),
-    hardware="cpu",
-    max_warmup_steps=2,
-    steps=10,
-    timeout_s=240,
-)
+SMALL = base.SMALL.replace(framework=Nanotron(dp=2), micro_batch=4)
 MACHINE = detect_cpu("a test")
-
-
-def measured(case: Case, directory: Path) -> Run:
-    result = launch_once(case, MACHINE, directory)
-    assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
-    if result.observed is not None:
-        assert result.observed.settings.keys() <= ASKED | CHOSEN.keys()
-    return result
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +98,7 @@ def test_tensor_parallel(tmp_path: Path) -> None:
         ({"attention": "flash_attention_2"}, "flash_attention_2 runs on GPUs only"),
         ({"compile": True}, "nanotron is not compiled here"),
         ({"model": "gpt2-tiny"}, "nanotron has Llama alone, gpt2-tiny is gpt2"),
+        ({}, "None"),
     ],
 )
 def test_what_it_does_not_have_is_said_beforehand(changes: dict[str, Any], reason: str) -> None:
@@ -122,27 +106,12 @@ def test_what_it_does_not_have_is_said_beforehand(changes: dict[str, Any], reaso
 
 
 def test_another_release_is_refused_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert unsupported(SMALL, MACHINE) is None
     version = importlib.metadata.version
     monkeypatch.setattr(
         importlib.metadata, "version", lambda name: "0.5" if name == "nanotron" else version(name)
     )
     reason = "it needs nanotron==0.4, and 0.5 is installed: pip install 'perfsuite[nanotron]'"
     assert unsupported(SMALL, MACHINE) == reason
-
-
-def test_a_contradiction_is_an_error_before_anything_is_launched(tmp_path: Path) -> None:
-    with pytest.raises(
-        CaseError, match="nanotron-dp2-tp2: dp 2 x tp 2 x pp 1 is 4, but the case's topology has 2"
-    ):
-        launch_once(SMALL.replace(framework=Nanotron(dp=2, tp=2)), MACHINE, tmp_path / "launch")
-    config = Nanotron(dp=1).from_options(SMALL, files=tmp_path)
-    file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump(config))
-    case = SMALL.replace(framework=Nanotron(config=file), micro_batch=2)
-    with pytest.raises(CaseError, match=r"nanotron-mine: dp 1 x tp 1 x pp 1 is 1, .* but the case's micro_b"):
-        launch_once(case, MACHINE, tmp_path / "launch")
-    assert not (tmp_path / "launch").exists()
 
 
 @pytest.fixture
@@ -152,33 +121,46 @@ def mine(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_file_decides_everything(mine: Path) -> None:
-    with pytest.raises(CaseError, match=r"config mine decides everything: leave out dp2, resume"):
-        Nanotron(config=mine, dp=2, resume=True)
+def test_a_contradiction_is_an_error_before_anything_is_launched(mine: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        CaseError, match="nanotron-dp2-tp2: dp 2 x tp 2 x pp 1 is 4, but the case's topology has 2"
+    ):
+        launch_once(SMALL.replace(framework=Nanotron(dp=2, tp=2)), MACHINE, tmp_path / "launch")
+    mine.write_text(mine.read_text().replace("dp: 2", "dp: 1"))
+    case = SMALL.replace(framework=Nanotron(config=mine), micro_batch=2)
+    with pytest.raises(CaseError, match=r"nanotron-mine: dp 1 x tp 1 x pp 1 is 1, .* but the case's micro_b"):
+        launch_once(case, MACHINE, tmp_path / "launch")
+    assert not (tmp_path / "launch").exists()
 
 
-def test_a_file_that_is_wrong_is_an_error_when_the_case_is_made(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
+@pytest.mark.parametrize(
+    ("options", "text", "said"),
+    [
+        ({"dp": 2, "resume": True}, None, "config mine decides everything: leave out dp2, resume"),
+        ({}, "parallelism: {dp: 2}", r"config: \S*mine.yaml: checkpoints: missing, training needs"),
+        ({}, "- 1", "mine.yaml is list, not sections with fields"),
+        ({}, "", "mine.yaml is NoneType, not sections with fields"),
+    ],
+)
+def test_a_file_that_is_wrong_is_an_error_when_the_case_is_made(
+    mine: Path, options: dict[str, Any], text: str | None, said: str
+) -> None:
+    if text is not None:
+        mine.write_text(text)
+    with pytest.raises(CaseError, match=said):
+        Nanotron(config=str(mine), **options)
+
+
+def test_a_file_is_kept_with_the_case_whatever_its_comments(mine: Path, tmp_path: Path) -> None:
+    case = SMALL.replace(framework=Nanotron(config=mine))
+    mine.write_text("# mine\n" + mine.read_text())
+    assert str(Nanotron(config=mine)) == str(case.framework), "what judge compares"
+    mine.unlink()
+    assert Case.model_validate_json(case.model_dump_json()) == case
     with pytest.raises(
         FileError, match=r"^cannot read \S*mine.yaml: No such file .* file of nanotron, in YAML\.$"
     ):
-        Nanotron(config=file)
-    file.write_text("parallelism: {dp: 2}")
-    with pytest.raises(CaseError, match=r"config: \S*mine.yaml: checkpoints: missing, training needs it"):
-        Nanotron(config=str(file))
-
-
-def test_a_file_is_kept_with_the_case(mine: Path) -> None:
-    case = SMALL.replace(framework=Nanotron(config=mine))
-    mine.unlink()
-    assert Case.model_validate_json(case.model_dump_json()) == case
-
-
-def test_a_comment_in_the_file_changes_no_case(mine: Path, tmp_path: Path) -> None:
-    (tmp_path / "b").mkdir()
-    commented = tmp_path / "b" / "mine.yaml"
-    commented.write_text("# mine\n" + mine.read_text())
-    assert str(Nanotron(config=mine)) == str(Nanotron(config=commented)), "what judge compares"
+        Nanotron(config=mine)
 
 
 def test_ids(mine: Path) -> None:
@@ -189,20 +171,17 @@ def test_ids(mine: Path) -> None:
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_overlapped_tensor_parallelism_sets_its_environment(mine: Path, asked: bool) -> None:
-    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if asked else {}
-    plan = Nanotron(tp=2, tp_linear_async_communication=asked).plan(make_case())
-    assert plan.environment == environment
-    assert plan.process_group == "lazy"
-    config = yaml.safe_load(mine.read_text())
-    config["parallelism"]["tp_linear_async_communication"] = asked
-    mine.write_text(yaml.safe_dump(config))
-    assert Nanotron(config=mine).plan(make_case()).environment == environment
+    name = "tp_linear_async_communication"
+    mine.write_text(mine.read_text().replace(f"{name}: false", f"{name}: {str(asked).lower()}"))
+    for options in (Nanotron(tp=2, tp_linear_async_communication=asked), Nanotron(config=mine)):
+        plan = options.plan(make_case())
+        assert plan.environment == ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if asked else {})
+        assert plan.process_group == "lazy"
 
 
 def test_what_must_be_observed() -> None:
     sharded = Nanotron(dp=2, tp=2, zero_stage=1, accumulate_grad_in_fp32=True)
-    expected = sharded.expected(SMALL.replace(precision="bf16"))
-    assert expected == {
+    assert sharded.expected(SMALL.replace(precision="bf16")) == {
         "parallelism": "dp 2 x tp 2 x pp 1",
         "wrapper": "none",
         "sharding": "optimizer (ZeRO 1)",

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,19 +85,9 @@ def test_other_packages_are_not_found_by_it() -> None:
 def test_attention() -> None:
     """Two sequences of three tokens, four heads that share two keys and values."""
     q, k, v = torch.randn(6, 4, 8), torch.randn(6, 2, 8), torch.randn(6, 2, 8)
-    out = compat.flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens_q=torch.tensor([0, 3, 6]),
-        cu_seqlens_k=torch.tensor([0, 3, 6]),
-        max_seqlen_q=3,
-        max_seqlen_k=3,
-        dropout_p=0.0,
-        softmax_scale=None,
-        causal=True,
-        return_attn_probs=False,
-    )
+    options: dict[str, Any] = {"dropout_p": 0.0, "softmax_scale": None, "causal": True, "max_seqlen_k": 3}
+    options |= {"cu_seqlens_q": torch.tensor([0, 3, 6]), "max_seqlen_q": 3, "return_attn_probs": False}
+    out = compat.flash_attn_varlen_func(q, k, v, **options)
     for first in (0, 3):
         for head in range(4):
             rows = slice(first, first + 3)

@@ -6,23 +6,14 @@ from typing import Any
 
 import pytest
 
-from perfsuite import Case, Topology, TorchTitan
+from perfsuite import TorchTitan
 from perfsuite.case import torch_build
 from perfsuite.case.catalog import MODELS
 from perfsuite.case.model import Model
-from perfsuite.frameworks.torchtitan.limits import MIN_TORCH
+from perfsuite.frameworks.torchtitan import MIN_TORCH
+from tests.frameworks import test_base as base
 
-SMALL = Case(
-    model="llama-tiny",
-    framework=TorchTitan(),
-    sequence_length=32,
-    micro_batch=2,
-    topology=Topology(processes_per_node=2),
-    hardware="cpu",
-    max_warmup_steps=2,
-    steps=10,
-    timeout_s=240,
-)
+SMALL = base.SMALL.replace(framework=TorchTitan())
 LLAMAS = [name for name, model in MODELS.items() if model.config["model_type"] == "llama"]
 
 MARKS = [

@@ -6,28 +6,18 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from perfsuite import Case, Topology, TorchTitan, documents
+from perfsuite import Case, Model, Topology, TorchTitan, documents
 from perfsuite.case import torch_build
 from perfsuite.case.case import LoRA
 from perfsuite.launch.requirements import unsupported
-from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect, detect_cpu
 from perfsuite.results.rank_report import RankReport
-from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
-from perfsuite.verdict.settings import ASKED, CHOSEN
+from tests.frameworks.test_base import measured
 from tests.frameworks.torchtitan.samples import LLAMAS, MARKS, SMALL, changed
-from tests.samples import make_gpu_machine
+from tests.samples import make_gpu_machine, make_machine
 
 pytestmark = MARKS
-
-
-def measured(case: Case, directory: Path) -> Run:
-    result = launch_once(case, detect(), directory)
-    assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
-    if result.observed is not None:
-        assert result.observed.settings.keys() <= ASKED | CHOSEN.keys()
-    return result
 
 
 @pytest.mark.launch
@@ -106,48 +96,61 @@ def test_cuda_graphs_need_a_gpu_and_are_not_run_dry() -> None:
     )
 
 
+TP2 = {"framework": TorchTitan(tensor_parallel=2)}
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        *(({"model": name}, None) for name in LLAMAS),
+        ({**TP2, "head_dim": 32, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, None),
         ({"model": "gpt2-tiny"}, "torchtitan's llama3 builds Llama models, gpt2-tiny is a gpt2"),
+        (
+            {"model": Model.from_config({"model_type": "mamba"}, name="mamba-tiny")},
+            "torchtitan's llama3 builds Llama models, mamba-tiny is a mamba",
+        ),
+        ({"attention_bias": True}, "torchtitan's llama3 has attention_bias=False only, changed has True"),
+        ({"hidden_act": "gelu"}, "torchtitan's llama3 has hidden_act='silu' only, changed has 'gelu'"),
+        ({"head_dim": 64}, "torchtitan's llama3 has heads of size 32, changed of 64"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+            "torchtitan's llama3 knows rope_type default and llama3, changed has 'yarn'",
+        ),
+        ({**TP2, "num_key_value_heads": 1}, "tensor_parallel=2 must divide num_key_value_heads, 1"),
+        (
+            {**TP2, "num_attention_heads": 3, "hidden_size": 96},
+            "tensor_parallel=2 must divide num_attention_heads, 3",
+        ),
         ({"precision": "fp16-mixed"}, "precision 'fp16-mixed' is not one of fp32, bf16-mixed, bf16"),
         ({"lora": LoRA(rank=4, alpha=8)}, "torchtitan knows no lora"),
-        ({"attention": "eager"}, "attention='sdpa' only, not 'eager'"),
+        ({"attention": "eager"}, "torchtitan is measured with attention='sdpa' only, not 'eager'"),
         (
             {"sequence_length": 20},
-            "loss in chunks splits a sequence into 8 equal parts, which sequence_length=20",
+            "torchtitan's loss in chunks splits a sequence into 8 equal parts, which sequence_length=20",
+        ),
+        (
+            {"framework": TorchTitan(tensor_parallel=6), "topology": Topology(processes_per_node=6)},
+            "torchtitan's tensor_parallel splits a sequence into 6 equal parts, which sequence_length=32",
         ),
         (
             {"framework": TorchTitan(tensor_parallel=2, data_parallel_replicate=2)},
             "tensor_parallel=2 times data_parallel_replicate=2 must divide the number of processes, 2",
         ),
-        (
-            {"framework": TorchTitan(tensor_parallel=2), "model": changed(num_key_value_heads=1)},
-            "tensor_parallel=2 must divide num_key_value_heads, 1",
-        ),
     ],
 )
-def test_what_cannot_run_is_known_beforehand(changes: dict[str, Any], reason: str) -> None:
-    assert reason in str(unsupported(SMALL.replace(**changes), detect()))
-
-
-def test_tensor_parallel_wants_sequences_that_it_can_split() -> None:
-    case = SMALL.replace(
-        framework=TorchTitan(tensor_parallel=6), topology=Topology(processes_per_node=6), sequence_length=32
-    )
-    reason = TorchTitan(tensor_parallel=6).unsupported(case, detect())
-    assert "torchtitan's tensor_parallel splits a sequence into 6 equal parts" in str(reason)
+def test_what_cannot_run_is_known_beforehand(changes: dict[str, Any], reason: str | None) -> None:
+    """`changes`: fields of the case, and of the configuration of llama-tiny."""
+    case = {name: value for name, value in changes.items() if name in Case.model_fields}
+    if shape := {name: value for name, value in changes.items() if name not in case}:
+        case["model"] = changed(**shape)
+    said = unsupported(SMALL.replace(**case), make_machine(devices=8))
+    assert said is None if reason is None else str(said).startswith(reason)
 
 
 def test_an_older_torch_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.11.0+cu130", "cuda": "13.0"})
     reason = "torchtitan 0.3 needs torch 2.13 or newer, this is 2.11.0+cu130, built for CUDA 13.0"
     assert unsupported(SMALL, detect()) == reason
-
-
-@pytest.mark.parametrize("model", LLAMAS)
-def test_every_llama_is_supported(model: str) -> None:
-    assert unsupported(SMALL.replace(model=model), detect()) is None
 
 
 @pytest.mark.parametrize("option", ["tensor_parallel", "data_parallel_replicate"])
@@ -158,6 +161,4 @@ def test_a_degree_is_at_least_one(option: str) -> None:
 
 def test_options_in_the_id() -> None:
     assert SMALL.id.startswith("torchtitan-llama-tiny-")
-    assert SMALL.replace(framework=TorchTitan(tensor_parallel=2)).id.startswith(
-        "torchtitan-tensor_parallel2-llama-tiny-"
-    )
+    assert SMALL.replace(**TP2).id.startswith("torchtitan-tensor_parallel2-llama-tiny-")

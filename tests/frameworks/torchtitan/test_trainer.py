@@ -113,12 +113,6 @@ def test_what_torchtitan_is_told(titan: Any) -> None:
     }
 
 
-@pytest.mark.parametrize("is_off", [True, False])
-def test_cuda_graphs_are_torchtitan_s_own_option(titan: Any, is_off: bool) -> None:
-    config = titan.trainer_config(SMALL.replace(framework=TorchTitan(disable_cuda_graphs=is_off)))
-    assert config.training.disable_cuda_graphs is is_off
-
-
 def test_a_loss_that_a_replay_overwrites_is_kept(titan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     static = torch.zeros(())
 
@@ -130,18 +124,16 @@ def test_a_loss_that_a_replay_overwrites_is_kept(titan: Any, monkeypatch: pytest
         trainer = object.__new__(titan.CaseTrainer)
         case = SMALL.replace(framework=TorchTitan(disable_cuda_graphs=is_off))
         trainer.config, trainer._micro_losses = titan.trainer_config(case), []
+        assert trainer.config.training.disable_cuda_graphs is is_off
         for _ in range(2):
             trainer.forward_backward_step()
         assert [float(loss) for loss in trainer._micro_losses] == kept
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtypes"), [("fp32", ("float32", "float32")), ("bf16", ("bfloat16", "bfloat16"))]
-)
-def test_precisions(titan: Any, precision: str, dtypes: tuple[str, str]) -> None:
-    case = SMALL.replace(precision=precision)
-    training = titan.trainer_config(case).training
-    assert (training.dtype, training.mixed_precision_param) == dtypes
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16")])
+def test_precisions(titan: Any, precision: str, dtype: str) -> None:
+    training = titan.trainer_config(SMALL.replace(precision=precision)).training
+    assert (training.dtype, training.mixed_precision_param) == (dtype, dtype)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +151,6 @@ def test_activation_checkpointing_by_its_own_policies(
     kinds = [type(block).__name__ for block in model.layers.children()]
     assert kinds.count("CheckpointWrapper") == wrapped
     assert kinds[0] == "CheckpointWrapper"
-
-
-def test_no_activation_checkpointing(titan: Any) -> None:
     assert titan.activation_checkpoint("none") is None
 
 
@@ -169,11 +158,11 @@ def test_each_data_parallel_rank_trains_on_our_tokens(titan: Any) -> None:
     loader = titan.trainer_config(SMALL).dataloader.build(
         dp_world_size=2, dp_rank=1, tokenizer=None, seq_len=32, local_batch_size=2
     )
-    inputs, labels = next(iter(loader))
-    tokens = synthetic_batches(SMALL, 1, torch.device("cpu"))[0]
-    assert torch.equal(inputs["input"], tokens)
-    assert torch.equal(labels[:, :-1], tokens[:, 1:])
-    assert set(labels[:, -1].tolist()) == {-100}
+    batches = synthetic_batches(SMALL, 1, torch.device("cpu"))
+    for (inputs, labels), tokens in zip(loader, [*batches, *batches], strict=False):
+        assert torch.equal(inputs.pop("input"), tokens), "round and round, in a dictionary of its own"
+        assert torch.equal(labels[:, :-1], tokens[:, 1:])
+        assert set(labels[:, -1].tolist()) == {-100}
 
 
 @pytest.mark.launch
