@@ -4,9 +4,7 @@ The lock is flock(2) on a file, which the kernel lets go when its holder ends, h
 it stands in the file. Sessions on other GPUs of the machine queue, too: they would share its cores, its
 memory bandwidth, its PCIe links and its power.
 
-Why not filelock: it would replace the ten lines around flock. A file that every user may open, the name of
-the holder and what is said in the queue would still be ours, and its older versions empty the file whenever
-another session tries.
+Why not filelock: its older versions empty the file whenever another session tries.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from datetime import datetime
 from pathlib import Path
 
 import psutil
-from pydantic import ValidationError
 
 from perfsuite.documents import Data, plain
 from perfsuite.errors import BusyError, FileError
@@ -94,8 +91,14 @@ class MachineLock:
 
     def _queue(self, descriptor: int, file: Path, say: Callable[[str], None], wait: bool) -> None:
         told = ""
-        while not _locked(descriptor):
-            holder = _holder(descriptor)
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            try:
+                holder = str(Holder.model_validate_json(os.pread(descriptor, LONGEST, 0)))
+            except ValueError:  # also pydantic's
+                holder = "it has not said who it is"
             if not wait:
                 raise BusyError(
                     f"another session measures on this machine ({holder}; {file} is locked): "
@@ -133,21 +136,6 @@ def _open(file: Path) -> int:
         ) from None
     finally:
         os.umask(before)
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _holder(descriptor: int) -> str:
-    try:
-        return str(Holder.model_validate_json(os.pread(descriptor, LONGEST, 0)))
-    except (ValidationError, ValueError):
-        return "it has not said who it is"
 
 
 def _ourselves() -> Holder:

@@ -1,8 +1,7 @@
 """Looks at nodes before the first launch of a session on them: what each of them can do, and their links.
 
-A preflight is a job like a launch: the same launcher, agents and ranks, with `CaseFile.preflight` set. Its
-ranks train nothing, they probe (`perfsuite.worker.node_probe.node_probe`). What that means is judged by
-`perfsuite.analysis.bad_nodes`. Driver side; imports neither torch nor pytest.
+A preflight is a job like a launch, with `CaseFile.preflight` set: its ranks only probe (`worker.node_probe`).
+`perfsuite.analysis.bad_nodes` judges what they found. Driver side; imports neither torch nor pytest.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def preflight(
 
 
 def _case(machine: Machine, nodes: int) -> Case:
-    """A case of which only the topology counts: every rank leaves the rest alone."""
+    """A case of which only the topology counts."""
     on_gpu = machine.device == "cuda"
     return Case(
         model="llama-tiny",

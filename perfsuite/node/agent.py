@@ -116,11 +116,8 @@ def _watched(job: AgentJob) -> list[Failure]:
 
 def _wait_for_peers(job: AgentJob) -> None:
     """Wait until every node has written its stacks: ranks whose peers are killed end before they can."""
-    until = time.monotonic() + PEERS_S
-    while (
-        not all(_is_over(job.run_dir, node) for node in range(job.topology.nodes))
-        and time.monotonic() < until
-    ):
+    until, nodes = time.monotonic() + PEERS_S, range(job.topology.nodes)
+    while not all(_is_over(job.run_dir, node) for node in nodes) and time.monotonic() < until:
         time.sleep(POLL_S)
 
 

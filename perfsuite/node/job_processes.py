@@ -12,7 +12,7 @@ class JobProcesses:
 
     def __init__(self, pid: int) -> None:
         self.pids = {pid}
-        """Every process that the job ever had: NVML goes on to list the dead for a while."""
+        """Every process that the job ever had: NVML lists the dead for a while."""
         self._agent = psutil.Process(pid)
         self._processes = [self._agent]
 

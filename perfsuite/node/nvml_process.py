@@ -1,6 +1,6 @@
 """Asks NVML in a process of its own, with a deadline. Driver side; imports neither torch nor pytest.
 
-Where a GPU has fallen off the bus, a call may stay in the kernel. No signal ends it, and a process with a
+A call may stay in the kernel where a GPU has fallen off the bus. No signal ends it, and a process with a
 thread in it cannot exit: so the driver itself never calls NVML. The child prints one line of JSON.
 """
 
@@ -51,7 +51,7 @@ def ask(module: str, *words: str) -> Any:
     try:
         told = json.loads(said.splitlines()[-1])
     except (IndexError, ValueError):
-        last = (errors.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
+        last = (errors.strip() or f"exit code {child.returncode}").splitlines()[-1]
         raise MachineError(
             f"the process that asks NVML failed: {last}. Run it: {' '.join(command)}"
         ) from None

@@ -1,8 +1,7 @@
 """Reads how many processes the kernel has killed for want of memory. Imports neither torch nor pytest.
 
 Linux counts them as `oom_kill` ("Control Group v2", memory.events; "Memory Resource Controller",
-memory.oom_control; /proc/vmstat). A control group's counter tells of its own processes, in version 2 also of
-those in groups below it; the machine's tells of all.
+memory.oom_control; /proc/vmstat).
 """
 
 from __future__ import annotations

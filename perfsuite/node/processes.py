@@ -1,10 +1,9 @@
-"""The processes of a job: how they are found, asked for their stacks, waited for and killed. Imports neither
-torch nor pytest.
+"""The processes of a job: how they are found, asked for their stacks, waited for and killed.
 
 A process of a job is found by the job's mark, which it inherits unless it is given an environment of its own,
 or as a descendant of the agent, which adopts those whose parent has ended (`leash.adopt_orphans`).
 
-psutil is imported when it is used: ranks load this module with the agent, and must not need it.
+Imports neither torch nor pytest, and psutil only inside functions: ranks load this module without it.
 """
 
 from __future__ import annotations

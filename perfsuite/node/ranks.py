@@ -8,8 +8,6 @@ There are three ways to start ranks:
 - The ranks of a script are plain processes, or a command starts them by itself. The Python processes among
   them measure themselves (`perfsuite.worker.startup`).
 - Ranks that train nothing are forked from this process.
-
-The environment of a rank is that of torchrun, and rank 0 is where all of them meet.
 """
 
 from __future__ import annotations
@@ -103,17 +101,16 @@ def run(job: AgentJob) -> list[Failure]:
 
 
 def _model_code(request: CaseFile) -> dict[str, str]:
-    """Return `MODEL_CODE` where each rank would import transformers (seconds each), and a fork may have it.
+    """`MODEL_CODE` where each rank would import transformers (seconds each), and a fork may have it.
 
     On a GPU it may not: what touches the GPU when it is imported would break it for all forks.
     """
-    case = request.case
-    model_type = case.model.config.get("model_type")
+    model_type = request.case.model.config.get("model_type")
     if request.device == "cuda" or request.preflight or model_type is None:
         return {}
     name = str(model_type).replace("-", "_")
-    adapters = [] if case.lora is None else ["peft"]
-    return {MODEL_CODE: " ".join([f"transformers.models.{name}.modeling_{name}", *adapters])}
+    adapters = "" if request.case.lora is None else " peft"
+    return {MODEL_CODE: f"transformers.models.{name}.modeling_{name}{adapters}"}
 
 
 def _fork(job: AgentJob, process: type[BaseProcess], meeting: Mapping[str, str]) -> list[Failure]:
@@ -217,7 +214,7 @@ def _start(
 
 
 def _moved(word: str) -> str:
-    """Return where a file of the repository is in the worktree that stands for it, if one does.
+    """Where a file of the repository is in the worktree that stands for it, if one does.
 
     The environment of this process and the worktree itself may lie in the repository, too.
     """
@@ -229,7 +226,7 @@ def _moved(word: str) -> str:
 
 
 def _variables(job: AgentJob, rank: int) -> dict[str, str]:
-    """Return torchrun's environment variables (torch's docs, "torchrun", "Environment Variables").
+    """torchrun's environment variables (torch's docs, "torchrun", "Environment Variables").
 
     Those that say where ranks meet are `rendezvous.meeting`'s; there rank 0 listens, and no agent.
     """
@@ -274,9 +271,8 @@ def _wait(job: AgentJob, ranks: Mapping[int, Process]) -> list[Failure]:
     A failure is told at once: if the ranks of another node fail by it, and that node's agent ends first,
     `srun` ends this one.
     """
-    running, ours, stay = dict(ranks), _children(), Stay(job)
+    running, ours, stay, until = dict(ranks), _children(), Stay(job), float("inf")
     failures: list[Failure] = []
-    until = float("inf")
 
     def failed(message: str, rank: int) -> None:
         failures.append(_crash(message, rank))
@@ -309,7 +305,7 @@ def _children() -> set[int]:
 
 
 def _bury(ours: Collection[int]) -> None:
-    """Let go of an orphan of the job that has ended: nobody else will. `ours` are not orphans."""
+    """Let go of an orphan of the job that has ended: nobody else will. `ours` are no orphans."""
     with contextlib.suppress(ChildProcessError):
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None and ended.si_pid not in ours:

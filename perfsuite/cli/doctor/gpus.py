@@ -33,8 +33,7 @@ def gpu_rows(machine: Machine, nvml: Any | None = None) -> list[Row]:
     gpus = Gpus(nvml, machine.devices, JobProcesses(os.getpid()))  # nothing is launched
     cards = gpus.cards(gpus.used_bytes())
     fabric = gpus.fabric_states()
-    notes = [*gpus.notes(), *(f"{card.name}: {fault}" for card in cards for fault in card.memory_faults)]
-    gpus.finish()
+    notes = [*gpus.finish(), *(f"{card.name}: {fault}" for card in cards for fault in card.memory_faults)]
     if len(cards) < machine.devices:
         return [unknown("NVML", "; ".join(notes), "ask nvidia-smi why")]
     found = "; ".join(notes) or "no fault is known to the driver"

@@ -71,8 +71,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_waiting_job() -> None:
     job = parsed(PENDING_22_05)
-    assert (job.state, job.reason, job.started, job.ends) == ("PENDING", "PartitionDown", None, None)
-    assert (job.submitted, job.time_limit) == ("2026-11-22T06:56:09", "00:01:00")
+    assert (job.state, job.reason, job.queued_s, job.ran_s) == ("PENDING", "PartitionDown", None, None)
+    assert job.time_limit == "00:01:00"
     assert job.is_waiting
     assert not job.is_over
     assert job.why_over is None
@@ -125,7 +125,7 @@ def test_fields_of_later_versions_do_not_disturb() -> None:
 def test_missing_fields_are_none() -> None:
     job = parsed("JobId=1 JobState=RUNNING\n")
     assert (job.reason, job.exit_status, job.exit_signal) == (None, None, None)
-    assert (job.started, job.time_limit) == (None, None)
+    assert (job.queued_s, job.ran_s, job.time_limit) == (None, None, None)
     assert parsed("").state == "UNKNOWN"
     assert not parsed("").is_over
 

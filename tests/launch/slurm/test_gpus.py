@@ -4,7 +4,8 @@ import pytest
 
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import MachineError
-from perfsuite.launch.slurm.gpus import of_each_node, refuse_other_gpus
+from perfsuite.launch.slurm.commands import gres
+from perfsuite.launch.slurm.launcher import refuse_other_gpus
 from perfsuite.node.describe import Described
 
 
@@ -14,10 +15,10 @@ def described(seen: int, granted: int | None) -> Described:
 
 
 def test_all_nodes_have_as_many_gpus() -> None:
-    assert of_each_node({}) is None
-    assert of_each_node({"n1": 8, "n2": 8}) == 8
+    assert gres({}) == []
+    assert gres({"n1": 8, "n2": 8}) == ["--gres=gpu:8"]
     with pytest.raises(MachineError, match=r"7 on n1, 1 on n2\. Ask for them per node: --gres=gpu:8"):
-        of_each_node({"n1": 7, "n2": 1})
+        gres({"n1": 7, "n2": 1})
 
 
 def test_a_node_that_sees_other_gpus_than_slurm_gave_is_named() -> None:
