@@ -13,8 +13,8 @@ from typer.core import TyperCommand
 
 from perfsuite.errors import CaseError
 from perfsuite.ini import Ini, read_ini, split
+from perfsuite.launch.slurm import ENVIRONMENT, PREFIX
 from perfsuite.launch.slurm import submit as jobs
-from perfsuite.launch.slurm.settings import ENVIRONMENT, PREFIX, store_of
 from perfsuite.report.terminal import console
 
 app = typer.Typer(help="Sessions on the nodes of a Slurm cluster.")
@@ -58,7 +58,7 @@ def submit(
     options = _options(ini, ctx.args)
     wait_start_s = _wait_start_s(wait_start, ini)
     with jobs.interrupts() as came:
-        store = store_of(ini, pytest_arguments)
+        store = jobs.store_of(ini, pytest_arguments)
         submitted = jobs.submit(options, pytest_arguments, directory=Path.cwd(), store=store)
         _say(f"job {submitted.id} is submitted, its log will be {submitted.log}")
         raise typer.Exit(jobs.follow(submitted, came, say=_say, show=_show, wait_start_s=wait_start_s))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import shlex
@@ -23,7 +22,6 @@ from pathlib import Path
 
 import psutil
 
-from perfsuite.documents import Data, plain
 from perfsuite.errors import BusyError, FileError
 from perfsuite.results.environment import SECRET
 
@@ -36,20 +34,6 @@ _SECRET = re.compile(rf"(\w*({SECRET.pattern})\w*[= ])[^\s'\"]+", re.IGNORECASE)
 """The value of a variable or an option that looks like a secret: every user may read the file."""
 LONGEST = 4096
 """Most bytes that are read of the file: another user may have written it."""
-
-
-class Holder(Data):
-    """The session that measures now."""
-
-    pid: int
-    user: str
-    command: str
-    directory: str
-    since: str
-
-    def __str__(self) -> str:
-        told = f"pid {self.pid} of {self.user}, since {self.since}: {self.command} in {self.directory}"
-        return "".join(letter if letter.isprintable() else "?" for letter in told)
 
 
 class MachineLock:
@@ -75,7 +59,7 @@ class MachineLock:
             self._queue(descriptor, file, say, wait)
             with contextlib.suppress(OSError):  # a full disk: the text only tells who has the lock
                 os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, json.dumps(plain(_ourselves())).encode(), 0)
+                os.pwrite(descriptor, _ourselves().encode(errors="replace"), 0)
         except BaseException:
             os.close(descriptor)
             raise
@@ -95,9 +79,9 @@ class MachineLock:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
-            try:
-                holder = str(Holder.model_validate_json(os.pread(descriptor, LONGEST, 0)))
-            except ValueError:  # also pydantic's
+            written = os.pread(descriptor, LONGEST, 0).decode(errors="replace")
+            holder = "".join(letter if letter.isprintable() else "?" for letter in written)
+            if not re.match(r"pid \d+ of ", holder):
                 holder = "it has not said who it is"
             if not wait:
                 raise BusyError(
@@ -138,13 +122,10 @@ def _open(file: Path) -> int:
         os.umask(before)
 
 
-def _ourselves() -> Holder:
+def _ourselves() -> str:
     path = Path(sys.argv[0])
     name = path.parent.name if path.name == "__main__.py" else path.name
-    return Holder(
-        pid=os.getpid(),
-        user=psutil.Process().username(),
-        command=_SECRET.sub(r"\1...", shlex.join([name, *sys.argv[1:]]))[:500],
-        directory=os.getcwd()[:500],
-        since=datetime.now().isoformat(sep=" ", timespec="seconds"),
-    )
+    command = _SECRET.sub(r"\1...", shlex.join([name, *sys.argv[1:]]))[:500]
+    since = datetime.now().isoformat(sep=" ", timespec="seconds")
+    user = psutil.Process().username()
+    return f"pid {os.getpid()} of {user}, since {since}: {command} in {os.getcwd()[:500]}"

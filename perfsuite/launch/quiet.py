@@ -229,7 +229,7 @@ class Neighbours:
 
         def look() -> list[str]:
             seen.append(self.see_cores())
-            return others(*seen[-2:], os.getpid())
+            return others(seen[-2], seen[-1], os.getpid())
 
         return look
 

@@ -12,7 +12,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 from perfsuite.errors import LaunchError
@@ -123,12 +123,17 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 def wait_for(process: subprocess.Popen[bytes], seconds: float) -> bool:
     """Wait until a child has ended, at most so long. Returns whether it has."""
+    return wait_until(lambda: has_ended(process), seconds)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, poll_s: float = POLL_S) -> bool:
+    """Wait until a condition holds, at most so long. Returns whether it does."""
     until = time.monotonic() + seconds
-    while not has_ended(process):
+    while not condition():
         left_s = until - time.monotonic()
         if left_s <= 0:
             return False
-        time.sleep(min(POLL_S, left_s))
+        time.sleep(min(poll_s, left_s))
     return True
 
 

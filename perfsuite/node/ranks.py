@@ -201,14 +201,14 @@ def _start(
     command: Command, job: AgentJob, environment: Mapping[str, str], log: Path | None
 ) -> subprocess.Popen[bytes]:
     """Start a process of `command`, with its output in `log`, or where this process's own output goes."""
-    with contextlib.ExitStack() as files:
+    with contextlib.nullcontext() if log is None else log.open("ab") as output:
         return subprocess.Popen(
             [_moved(word).replace(LAUNCH_DIR, str(job.run_dir.files)) for word in command.words],
             cwd=_moved(command.directory),
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=None if log is None else files.enter_context(log.open("ab")),
-            stderr=None if log is None else subprocess.STDOUT,
+            stdout=output,
+            stderr=None if output is None else subprocess.STDOUT,
             preexec_fn=leash.die_with_parent,
         )
 

@@ -26,6 +26,7 @@ from perfsuite.node.processes import (
     wait_for,
 )
 from perfsuite.results.run_dir import RunDir
+from tests.node.conftest import Passing
 
 WAIT = "import sys; print(flush=True); sys.stdin.read()"
 
@@ -196,38 +197,26 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_a_process_that_does_not_react_is_not_waited_for_long(
-    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "STACKS_S", 0.2)
+@pytest.mark.usefixtures("file")
+def test_a_process_that_does_not_react_is_not_waited_for_long(tmp_path: Path, passing: Passing) -> None:
     ask_for_stacks(RunDir(tmp_path), [psutil.Process()])
     assert read_stacks(RunDir(tmp_path)) == ""
+    assert passing.seconds == pytest.approx(processes.STACKS_S, abs=processes.STACKS_POLL_S)
 
 
-def test_the_stacks_of_who_is_gone_are_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("waited"))
-    ended = subprocess.Popen([sys.executable, "-c", ""])
+def test_the_stacks_of_who_is_gone_are_not_waited_for(tmp_path: Path, passing: Passing) -> None:
+    ended = subprocess.Popen(["true"])
     process = psutil.Process(ended.pid)
-    ended.wait()
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    ended.poll()
     RunDir(tmp_path).stacks(0, ended.pid).write_text("")
     ask_for_stacks(RunDir(tmp_path), [process])
+    assert passing.seconds == 0
 
 
-def test_stacks_are_waited_for_until_they_grow_no_more(
-    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stacks_are_waited_for_until_they_grow_no_more(tmp_path: Path, file: Path, passing: Passing) -> None:
     texts = ["", "Thread 1", "Thread 1\nThread 2"]
-
-    def sleep(seconds: float) -> None:
-        if texts:
-            file.write_text(texts.pop(0))
-        else:
-            slept.append(seconds)
-
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", sleep)
+    passing.meanwhile = lambda looks: file.write_text(texts[min(looks, 3) - 1])
     ask_for_stacks(RunDir(tmp_path), [psutil.Process()])
     assert file.read_text() == "Thread 1\nThread 2"
-    assert slept == [processes.STACKS_POLL_S], "once more, to see that nothing came"
+    assert passing.count == 4, "once more, to see that nothing came"

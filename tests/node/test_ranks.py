@@ -25,6 +25,7 @@ from perfsuite.node.ranks import AgentJob
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import MODEL_CODE, RUN_DIR, RunDir
 from perfsuite.worker import leash
+from tests.node.conftest import Passing
 from tests.samples import make_case
 
 SCRIPT = make_case(framework=Script(path="train.py"), topology=Topology(processes_per_node=2))
@@ -114,15 +115,15 @@ def wait(job: AgentJob, *started: Process) -> list[tuple[int | None, str]]:
 
 
 @pytest.mark.usefixtures("reported")
-def test_ranks_that_have_reported_may_take_their_time(job: AgentJob, passing: list[float]) -> None:
+def test_ranks_that_have_reported_may_take_their_time(job: AgentJob, passing: Passing) -> None:
     late = Process(0, after=400)
     assert wait(job, Process(0), late) == []
     assert not late.was_killed
-    assert sum(passing) > 3 * ranks.GRACE_S
+    assert passing.seconds > 3 * ranks.GRACE_S
 
 
 def test_where_one_has_failed_the_others_have_some_seconds_to_say_why(
-    job: AgentJob, passing: list[float]
+    job: AgentJob, passing: Passing
 ) -> None:
     hangs = Process(None)
     job.run_dir.progress.touch()  # as the driver makes it
@@ -130,10 +131,10 @@ def test_where_one_has_failed_the_others_have_some_seconds_to_say_why(
         (0, "the script ended with exit code 3, before an optimizer step could be seen")
     ]
     assert hangs.was_killed
-    assert sum(passing) == pytest.approx(ranks.GRACE_S, abs=2 * POLL_S)
+    assert passing.seconds == pytest.approx(ranks.GRACE_S, abs=2 * POLL_S)
 
 
-def test_who_ends_well_without_a_report_has_not_trained(job: AgentJob, passing: list[float]) -> None:
+def test_who_ends_well_without_a_report_has_not_trained(job: AgentJob, passing: Passing) -> None:
     message = (
         "the script ended with exit code 0, before an optimizer step could be seen: it does not train, or "
         "not with an optimizer of torch, or in a process that it starts (give it as command=(...) then)"
@@ -150,7 +151,7 @@ def test_who_ends_well_without_a_report_has_not_trained(job: AgentJob, passing: 
     ],
 )
 def test_who_ends_without_a_report_is_told_with_the_steps_that_were_seen(
-    job: AgentJob, passing: list[float], code: int, said: str, why: str
+    job: AgentJob, passing: Passing, code: int, said: str, why: str
 ) -> None:
     job.run_dir.progress.write_text("10 256")
     seen = f"when rank 0 had finished at least 10 of {SCRIPT.total_steps} optimizer steps"
@@ -159,22 +160,22 @@ def test_who_ends_without_a_report_is_told_with_the_steps_that_were_seen(
 
 @pytest.mark.fault("rank does not end")
 @pytest.mark.usefixtures("reported")
-def test_a_rank_that_stays_after_every_report_is_killed_and_told(job: AgentJob, passing: list[float]) -> None:
+def test_a_rank_that_stays_after_every_report_is_killed_and_told(job: AgentJob, passing: Passing) -> None:
     """It ignores the signal by which the kernel would end it."""
     stays = Process(None)
     assert wait(job, Process(0), stays) == [(1, f"it {ranks.STAYED}")]
     assert stays.was_killed
-    assert sum(passing) == pytest.approx(ranks.STAY_S, abs=2 * POLL_S)
+    assert passing.seconds == pytest.approx(ranks.STAY_S, abs=2 * POLL_S)
 
 
 def test_a_rank_may_stay_as_long_as_it_takes_while_another_has_not_reported(
-    job: AgentJob, passing: list[float]
+    job: AgentJob, passing: Passing
 ) -> None:
     documents.write(job.run_dir.rank(0), REPORT)
     late = Process(0, after=2000)
     assert wait(job, late) == []
     assert not late.was_killed
-    assert sum(passing) > 2 * ranks.STAY_S
+    assert passing.seconds > 2 * ranks.STAY_S
 
 
 class OfADeadServer:
@@ -195,7 +196,7 @@ class OfADeadServer:
 @pytest.mark.fault("server of the forks is killed")
 @pytest.mark.parametrize("starts", [True, False])
 def test_a_fork_server_that_was_killed_is_the_cause(
-    job: AgentJob, monkeypatch: pytest.MonkeyPatch, passing: list[float], starts: bool
+    job: AgentJob, monkeypatch: pytest.MonkeyPatch, passing: Passing, starts: bool
 ) -> None:
     monkeypatch.setattr(OfADeadServer, "starts", starts)
     kind: Any = OfADeadServer
@@ -230,13 +231,13 @@ def test_how_a_rank_of_our_own_ended_is_told(
 
 @pytest.mark.usefixtures("reported")
 def test_a_rank_that_reported_and_then_failed_is_told_by_its_exit_code(
-    job: AgentJob, passing: list[float]
+    job: AgentJob, passing: Passing
 ) -> None:
     assert wait(job, Process(0), Process(-11)) == [(1, "exit code -11 (SIGSEGV)")]
 
 
 def test_a_rank_that_reported_a_failure_leaves_the_others_some_seconds(
-    job: AgentJob, passing: list[float]
+    job: AgentJob, passing: Passing
 ) -> None:
     documents.write(job.run_dir.rank(0), REPORT.replace(failure=Failure(kind="mismatch", message="m")))
     hangs = Process(None)

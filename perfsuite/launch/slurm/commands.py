@@ -68,6 +68,8 @@ class SlurmJob:
     ran_s: float | None = None
     """From its start to its end, or to its time limit if it is not over."""
     time_limit: str | None = None
+    left_s: int | None = None
+    """Seconds until its time limit; None without a limit."""
 
     @property
     def is_waiting(self) -> bool:
@@ -160,6 +162,7 @@ def parse_job(job_id: str, told: Mapping[str, str], nodes: tuple[str, ...]) -> S
     """Make a job of the fields of `scontrol show job` and its expanded nodes."""
     words = told.get("JobState", "UNKNOWN")
     states = re.findall(r"[A-Z_]+", words.upper()) or ["UNKNOWN"]
+    limit_s, run_s = (parse_duration_s(told.get(name, "")) for name in ("TimeLimit", "RunTime"))
     exit_code = re.fullmatch(r"(\d+):(\d+)", told.get("ExitCode", ""))
     return SlurmJob(
         id=job_id,
@@ -172,31 +175,26 @@ def parse_job(job_id: str, told: Mapping[str, str], nodes: tuple[str, ...]) -> S
         queued_s=_seconds_between(told.get("SubmitTime"), told.get("StartTime")),
         ran_s=_seconds_between(told.get("StartTime"), told.get("EndTime")),
         time_limit=told.get("TimeLimit"),
+        left_s=None if limit_s is None or run_s is None else limit_s - run_s,
     )
 
 
-def gpus_to_ask_for(job_id: str) -> dict[str, int]:
-    """The GPUs of a job on each of its nodes, if each of its steps must ask for them; else nothing.
+def gpus_option(job_id: str) -> list[str]:
+    """The option by which a step asks for all GPUs of a job, if it must; else nothing.
 
     A step gets the GPUs that its job asked for per node by itself. What a job asked for in all, per task or
     per socket is applied to the step anew: `--gpus-per-task=1` gives one GPU to a step of one task a node.
+    Raises `MachineError` if nodes have unlike numbers.
     """
     printed = ask("scontrol", "show", "job", job_id, "--oneliner", "--details")
     told = fields(printed)
     if not any("gpu" in told.get(f"TresPer{each}", "") for each in ("Job", "Task", "Socket")):
-        return {}
-    return {
+        return []
+    found = {
         node: sum(map(int, _GPUS.findall(gres)))
         for nodes, gres in _OF_NODES.findall(printed)
         for node in hostnames(nodes)
     }
-
-
-def gres(found: Mapping[str, int]) -> list[str]:
-    """Return the option by which a step has so many GPUs on each node, by its name; none if `found` is empty.
-
-    Raises `MachineError` if nodes have unlike numbers.
-    """
     if len(set(found.values())) > 1:
         each = ", ".join(f"{count} on {node}" for node, count in found.items())
         raise MachineError(
@@ -221,12 +219,6 @@ def fields(line: str) -> dict[str, str]:
 def hostnames(nodes: str) -> tuple[str, ...]:
     """The names in a list such as `n[1-2,7]`."""
     return tuple(ask("scontrol", "show", "hostnames", nodes).split())
-
-
-def seconds_left(job_id: str) -> int | None:
-    """Seconds until the time limit of a running job; None without a limit, or if it does not run."""
-    printed = _ask_unless(_UNKNOWN_JOB, "squeue", "--noheader", f"--jobs={job_id}", "--format=%L")
-    return parse_duration_s(printed or "")
 
 
 def parse_duration_s(text: str) -> int | None:

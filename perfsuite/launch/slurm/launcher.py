@@ -27,11 +27,11 @@ from typing import ClassVar
 from perfsuite import documents
 from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
 from perfsuite.errors import AllocationOverError, FileError, LaunchError, MachineError, SlurmError
+from perfsuite.ini import read_ini, split
 from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
-from perfsuite.launch.slurm import commands
+from perfsuite.launch.slurm import ENVIRONMENT, PREFIX, commands
 from perfsuite.launch.slurm.commands import POLL_S, patiently
-from perfsuite.launch.slurm.settings import steps
 from perfsuite.node import lease
 from perfsuite.node.agent import NODE_VARIABLE
 from perfsuite.node.describe import GRANTED_GPUS, Described
@@ -73,14 +73,17 @@ class SlurmLauncher:
     name: ClassVar[str] = "slurm"
 
     def __init__(self) -> None:
-        """Raises `MachineError` outside of an allocation, and what `settings.steps` raises."""
+        """Raises `MachineError` outside of an allocation, and for settings `CaseError` and `FileError`."""
         if (job_id := os.environ.get(JOB_ID)) is None:
             raise MachineError(
                 f"the launcher slurm: this process is in no allocation ({JOB_ID} is not set). Run it "
                 "inside salloc or sbatch, or submit it: perfsuite slurm submit -- bench_cases -m h100"
             )
         self.job_id = job_id
-        self._settings = steps(Path.cwd())
+        ini, variable = read_ini(Path.cwd()), f"{ENVIRONMENT}SRUN_OPTIONS"
+        given = os.environ.get(variable)
+        self._options = ini.words(f"{PREFIX}srun_options") if given is None else split(variable, given)
+        self._python = os.environ.get(f"{ENVIRONMENT}PYTHON") or ini.text(f"{PREFIX}python") or sys.executable
         self._longest_s = 0.0
         self._left_over: str | None = None
 
@@ -96,7 +99,7 @@ class SlurmLauncher:
 
     @cached_property
     def _gpus(self) -> list[str]:
-        return commands.gres(patiently(time.monotonic() + END_S, commands.gpus_to_ask_for, self.job_id))
+        return patiently(time.monotonic() + END_S, commands.gpus_option, self.job_id)
 
     @property
     def lock(self) -> str:
@@ -130,8 +133,7 @@ class SlurmLauncher:
         return alike(told).replace(nodes=len(told), allocation=allocation)
 
     def _describe(self, probe: Path) -> list[Described]:
-        python = self._settings.python or sys.executable
-        words = [python, "-m", "perfsuite.node.describe", str(probe.resolve())]
+        words = [self._python, "-m", "perfsuite.node.describe", str(probe.resolve())]
         srun = self._srun(len(self.nodes), "perfsuite-describe", "--input=none")
         done = commands.ask(*srun, *words, answer_s=DESCRIBE_S, environment=_for_srun(os.environ))
         found = [Described.model_validate_json(line) for line in done.splitlines() if line.startswith("{")]
@@ -147,8 +149,8 @@ class SlurmLauncher:
         mark = f"perfsuite-{uuid.uuid4().hex}"
         began = time.monotonic()
         nodes = job.case.topology.nodes
-        if job.python == sys.executable and self._settings.python is not None:
-            job = replace(job, python=self._settings.python)
+        if job.python == sys.executable:
+            job = replace(job, python=self._python)
         # Given to the agents alone: an agent that ends its job must not end srun, which tells the others.
         ours = f"{JOB_MARK}={mark},{NODE_VARIABLE}=SLURM_NODEID,{lease.LEASE_S}={lease.LOST_S:g}"
         log = f"{job.run_dir.path.resolve()}/agent-%n.log"  # by slurmstepd: nothing goes through srun
@@ -186,10 +188,10 @@ class SlurmLauncher:
             "--kill-on-bad-exit=1",
             f"--wait={WAIT_S}",
             *options,
-            *self._settings.srun_options,
+            *self._options,  # they come last, and so win
         ]
 
-    def _refuse_if_over(self, most_s: float | None = None) -> None:
+    def _refuse_if_over(self, most_s: float = 0.0) -> None:
         """Raise `AllocationOverError` if the allocation is over, or ends before a launch would."""
         until = time.monotonic() + END_S
         job = patiently(until, commands.job, self.job_id)
@@ -198,13 +200,10 @@ class SlurmLauncher:
             job = patiently(until, commands.job, self.job_id)
         if job.is_over:
             raise AllocationOverError(f"the Slurm job {self.job_id} is over: {job.why_over}")
-        if most_s is None:
-            return
-        left_s = patiently(until, commands.seconds_left, self.job_id)
         needed_s = min(most_s, max(SHORTEST_S, 2 * self._longest_s))
-        if left_s is not None and left_s < needed_s:
+        if job.left_s is not None and job.left_s < needed_s:
             raise AllocationOverError(
-                f"the Slurm job {self.job_id} ends in {left_s} s, and a launch may take {needed_s:.0f} s"
+                f"the Slurm job {self.job_id} ends in {job.left_s} s, and a launch may take {needed_s:.0f} s"
             )
 
     def _end(self, job: Job, srun: subprocess.Popen[bytes], mark: str) -> None:

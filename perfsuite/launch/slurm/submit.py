@@ -16,13 +16,16 @@ import shlex
 import signal
 import sys
 import time
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from perfsuite.errors import FileError, SlurmError
+from perfsuite.ini import Ini
 from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm.commands import SlurmJob
+from perfsuite.results.store import STORE
 
 LOGS = "slurm"
 """The folder of the local store that holds the logs of jobs."""
@@ -64,6 +67,14 @@ def interrupts() -> Iterator[list[int]]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def store_of(ini: Ini, arguments: Sequence[str]) -> Path:
+    """The local store of a session with these arguments of pytest."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--perf-store", nargs="?")
+    given = parser.parse_known_args(arguments)[0].perf_store
+    return ini.root / (given or ini.values.get("perf_store") or STORE)
 
 
 def submit(options: Sequence[str], arguments: Sequence[str], *, directory: Path, store: Path) -> Submitted:
