@@ -34,11 +34,11 @@ def follow(looks: Sequence[Look], *, reports: int = 0, detector: HangDetector | 
         # Loading a model is no step, and in the first and the second a model may be compiled.
         [
             LOADING,
-            (10_000, -1, None),
-            (10_001, 0, None),
-            (20_000, 0, None),
-            (30_000, 1, None),
-            (40_000, 1, None),
+            (9_000, -1, None),
+            (9_001, 0, None),
+            (19_000, 0, None),
+            (29_000, 1, None),
+            (39_000, 1, None),
         ],
         # Compiled twice, the second time for what changed its shape; what the job waited there is no hang.
         [
@@ -75,10 +75,7 @@ def test_a_report_is_a_sign_of_life_and_is_watched() -> None:
 @pytest.mark.parametrize(
     ("looks", "allowed_s"),
     [
-        (
-            [LOADING, (10_000, 0, None), (10_100, 1, None)],
-            3 * 100,
-        ),  # loading took 10,000 s, the first step 100
+        ([LOADING, (10_000, 0, None), (10_100, 1, None)], 3 * 100),  # loading is none of it
         ([(0, 2, None), (50, 3, None), (60, 4, None), (61, 5, None)], 20 * 50),  # the longest, not the last
         ([FIRST, (90, 1, None), (100, 2, None)], 3 * 90),
         ([FIRST, (1000, 1, None), (2000, 2, None)], 3 * 1000),
