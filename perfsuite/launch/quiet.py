@@ -22,7 +22,7 @@ from perfsuite.analysis.health import FOREIGN_CPU_SHARE, FOREIGN_MEMORY_BYTES, H
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import MachineError
 from perfsuite.node import nvml_process
-from perfsuite.node.cpu import Cpu, allowed_cores, read_cpu
+from perfsuite.node.cpu import Cpu, read_cpu
 from perfsuite.node.machine import visible_handles
 from perfsuite.results.amounts import amount
 
@@ -52,7 +52,7 @@ class Cores(Cpu):
 
 def cores() -> Cores:
     """Read the cores now."""
-    allowed = allowed_cores()
+    allowed = os.sched_getaffinity(0)
     cpu = read_cpu(Path("/proc/stat"), allowed) or Cpu(processes_s=0, steal_s=0, total_s=0)
     by_process = {
         (process.pid, process.info["create_time"]): spent.user + spent.system

@@ -101,7 +101,7 @@ def _watched(job: AgentJob) -> list[Failure]:
     Lease(job.run_dir.lease, end, _end).hold()
     watch.begin()
     try:
-        failures = ranks.run(replace(job, near_cores=watch.near_cores, tell=tell))
+        failures = ranks.run(replace(job, near_cores=watch.sampler.near_cores, tell=tell))
     except Exception as error:
         where = f"{socket.gethostname()}: " if job.topology.nodes > 1 else ""
         message = f"{where}{type(error).__name__}: {message_of(error)}"

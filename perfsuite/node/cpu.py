@@ -22,18 +22,13 @@ class Cpu:
     total_s: float
 
 
-def allowed_cores() -> set[int]:
-    """Return the numbers of the cores that this process, and so a job, may use."""
-    return os.sched_getaffinity(0)
-
-
 def node_variables(case: Case, device: str) -> dict[str, str]:
     """Return the variables that depend on the node: each rank's share of its cores, and the interface.
 
     On a GPU, what a user has set wins; on a CPU the number of threads is part of what is measured.
     """
     topology = case.topology
-    threads = {"OMP_NUM_THREADS": str(max(1, len(allowed_cores()) // topology.processes_per_node))}
+    threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // topology.processes_per_node))}
     if device == "cuda":
         return {name: value for name, value in threads.items() if name not in os.environ}
     return threads if topology.nodes > 1 else {**threads, "GLOO_SOCKET_IFNAME": "lo"}
@@ -44,7 +39,7 @@ def bind(pid: int, cores: frozenset[int]) -> None:
 
     Nothing is done if this process is bound itself: a user or Slurm has chosen for the job.
     """
-    allowed = allowed_cores()
+    allowed = os.sched_getaffinity(0)
     if not cores & allowed or len(allowed) < (os.cpu_count() or 1):
         return
     with contextlib.suppress(OSError):  # it has ended

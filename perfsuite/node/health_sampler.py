@@ -20,9 +20,9 @@ from statistics import fmean, median
 from typing import Any, Literal, TypeVar
 
 from perfsuite.analysis.health import FREE_S, HELD_BYTES
-from perfsuite.node.cpu import Cpu, allowed_cores, read_cpu, read_pressure
-from perfsuite.node.job_processes import JobProcesses
+from perfsuite.node.cpu import Cpu, read_cpu, read_pressure
 from perfsuite.node.nvml import Gpu, Gpus
+from perfsuite.node.processes import JobProcesses
 from perfsuite.results.run import DeviceHealth, Health
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Sampler:
         proc: Path = Path("/proc"),
     ) -> None:
         self._clock, self._sleep, self._proc = clock, sleep, proc
-        self._cores = allowed_cores()
+        self._cores = os.sched_getaffinity(0)
         self._job = JobProcesses(pid or os.getpid())
         self._gpus = Gpus(nvml, devices, self._job) if nvml is not None else None
         self._cards: tuple[DeviceHealth, ...] = ()
@@ -165,7 +165,7 @@ class HealthWatch:
 
     def __init__(self, sampler: Sampler, steps: Callable[[], int | None]) -> None:
         """`steps` tells how many steps rank 0 has finished; None before it trains."""
-        self._sampler, self._steps = sampler, steps
+        self.sampler, self._steps = sampler, steps
         self._error: str | None = None
         self._is_prepared, self._is_over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="perfsuite-health", daemon=True)
@@ -175,30 +175,25 @@ class HealthWatch:
         self._thread.start()
         self._is_prepared.wait(FREE_S + SILENT_S)
 
-    @property
-    def near_cores(self) -> tuple[frozenset[int], ...]:
-        """The cores near each GPU of the job, if NVML has told them by now."""
-        return self._sampler.near_cores
-
     def finish(self) -> Health | None:
         """Stop sampling and return what was seen. If NVML does not answer even now, it is left alone."""
         self._is_over.set()
         if self._thread.ident is not None:  # it has begun
             self._thread.join(SILENT_S)
         if self._thread.is_alive():
-            return self._sampler.seen(
+            return self.sampler.seen(
                 "NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg"
             )
-        return self._sampler.finish() if self._error is None else self._sampler.seen(self._error)
+        return self.sampler.finish() if self._error is None else self.sampler.seen(self._error)
 
     def _work(self) -> None:
         try:
-            self._sampler.prepare()
+            self.sampler.prepare()
             self._is_prepared.set()
-            self._sampler.sample(None)
+            self.sampler.sample(None)
             while not self._is_over.wait(LOOK_S):
-                self._sampler.sample(self._steps())
-            self._sampler.sample(self._steps(), is_last=True)
+                self.sampler.sample(self._steps())
+            self.sampler.sample(self._steps(), is_last=True)
         except Exception as error:  # the launch is worth more than its health
             self._error = f"the machine's health is unknown: {type(error).__name__}: {error}"
             self._is_prepared.set()

@@ -17,7 +17,6 @@ import psutil
 from perfsuite.case.hardware import AND, PRODUCTS, Machine
 from perfsuite.errors import MachineError
 from perfsuite.node import nvml_process
-from perfsuite.node.cpu import allowed_cores
 
 AMD_DRIVER = Path("/dev/kfd")
 """A device file that exists where Linux drives an AMD GPU."""
@@ -208,7 +207,7 @@ def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str 
 
 def detect_cpu(reason: str) -> Machine:
     """Return this machine without its GPUs. `reason` says why, and becomes the machine's note."""
-    cores, name = len(allowed_cores()), _cpu_name()
+    cores, name = len(os.sched_getaffinity(0)), _cpu_name()
     return Machine(
         device="cpu",
         device_name=name,

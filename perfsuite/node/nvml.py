@@ -15,8 +15,8 @@ from functools import cached_property
 from typing import Any
 
 from perfsuite.analysis.health import HELD_BYTES
-from perfsuite.node.job_processes import JobProcesses
 from perfsuite.node.machine import pci_bus_id, visible_handles
+from perfsuite.node.processes import JobProcesses
 from perfsuite.results.amounts import amount
 from perfsuite.results.run import DeviceHealth
 
@@ -138,18 +138,15 @@ class Gpus:
         )
 
     def cards(self, held: Sequence[int | None]) -> tuple[DeviceHealth, ...]:
-        """Return which cards these are and how they are set up. `held` bytes are in use before the job.
+        """Return which cards these are and how they are set up; note memory that is held on other GPUs.
 
-        Memory that is held on other GPUs of the machine is noted.
+        `held` bytes are in use before the job.
         """
         self._note_other_gpus()
         return tuple(self._card(index, size) for index, size in zip(self._indices, held, strict=True))
 
     def fabric_states(self) -> list[tuple[int, int] | None]:
-        """Return state and status of each GPU in its NVLink fabric (nvmlGpuFabricInfo_t in nvml.h).
-
-        None where a GPU is in none, or NVML does not tell.
-        """
+        """Return state and status of each GPU in its NVLink fabric (nvmlGpuFabricInfo_t), None if in none."""
         infos = [self._nvml.c_nvmlGpuFabricInfo_t() for _ in self._indices]
         told = [self._ask(index, "GpuFabricInfo", ctypes.byref(info)) for index, info in enumerate(infos)]
         return [

@@ -32,10 +32,7 @@ def has_library() -> bool:
 
 
 def ask(module: str, *words: str) -> Any:
-    """Return the `answer` of a module that is run with these words.
-
-    Raises `MachineError` if that is an error, or if there is none within `ANSWER_S`.
-    """
+    """Return the `answer` of a module that is run with these words. Raises `MachineError` if it has none."""
     command = [sys.executable, "-m", module, *words]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

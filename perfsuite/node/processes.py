@@ -58,6 +58,37 @@ def descendants(pid: int) -> list[psutil.Process]:
     return living
 
 
+class JobProcesses:
+    """A process and its descendants: the agent of a job, which lives as long as the job."""
+
+    def __init__(self, pid: int) -> None:
+        import psutil
+
+        self.pids = {pid}
+        """Every process that the job ever had: NVML lists the dead for a while."""
+        self._agent = psutil.Process(pid)
+        self._processes = [self._agent]
+
+    def scan(self) -> None:
+        """Look for processes that were born since. Reads every process of the machine."""
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            self._processes = [self._agent, *self._agent.children(recursive=True)]
+            self.pids |= {process.pid for process in self._processes}
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of the living, and of the dead whose parent has waited for them."""
+        import psutil
+
+        seconds = 0.0
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                seconds += times.user + times.system + times.children_user + times.children_system
+        return seconds
+
+
 def ask_for_stacks(run_dir: RunDir, processes: Iterable[psutil.Process], node: int = 0) -> None:
     """Have those of a node's processes that listen write their stacks. Return when the files grow no more.
 

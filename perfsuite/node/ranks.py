@@ -30,7 +30,7 @@ from perfsuite.case.case import CaseFile, Topology
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import Command, framework_of
 from perfsuite.node import cpu, rendezvous
-from perfsuite.node.processes import POLL_S, wait_for
+from perfsuite.node.processes import POLL_S
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import FILES, JOB_VARIABLES, LAUNCH_DIR, MODEL_CODE, MOVED, RUN_DIR, RunDir
 from perfsuite.worker import leash
@@ -116,7 +116,7 @@ def _model_code(request: CaseFile) -> dict[str, str]:
 def _fork(job: AgentJob, process: type[BaseProcess], meeting: Mapping[str, str]) -> list[Failure]:
     """Start ranks of perfsuite's worker by a fork: of this process, or of the server that has torch."""
     path = str(job.run_dir.path)
-    ranks = {
+    ranks: dict[int | None, BaseProcess] = {
         rank: process(target=worker.forked, args=(path, {**_variables(job, rank), **meeting}))
         for rank in job.ranks
     }
@@ -170,31 +170,17 @@ def _run(command: Command, job: AgentJob) -> list[Failure]:
     for rank in job.ranks:  # on NFS others see a file that is there at once, a new one later
         job.run_dir.training(rank).touch()
     if command.starts_ranks and job.topology.nodes == 1:
-        return _run_once(command, job, environment)
+        return _wait(job, {None: _start(command, job, environment, None)})
     with rendezvous.meeting(job.run_dir, job.node, job.topology.nodes) as meeting:
         environment |= meeting
         if command.starts_ranks:
-            return _run_once(command, job, environment)
-        ranks = {
+            return _wait(job, {None: _start(command, job, environment, None)})
+        ranks: dict[int | None, Process] = {
             rank: _start(command, job, environment | _variables(job, rank), job.run_dir.rank_log(rank))
             for rank in job.ranks
         }
         _bind(job, ranks.values())
         return _wait(job, ranks)
-
-
-def _run_once(command: Command, job: AgentJob, environment: Mapping[str, str]) -> list[Failure]:
-    process = _start(command, job, environment, None)
-    ours, stay = _children(), Stay(job)
-    while not wait_for(process, POLL_S):
-        _bury(ours)
-        if stay.is_over():
-            process.kill()  # what it has started is swept
-            return [_crash(f"the command {STAYED}")]
-    code = process.returncode
-    if not job.run_dir.all_ranks():
-        return [_crash(_ended(job, "the command", code))]
-    return [_crash(f"the command ended with {_exit_code(code)}")] if code else []
 
 
 def _start(
@@ -249,52 +235,43 @@ def _variables(job: AgentJob, rank: int) -> dict[str, str]:
     }
 
 
-class Stay:
-    """How long ranks may stay: `STAY_S` after every rank of the job has reported."""
+def _wait(job: AgentJob, processes: Mapping[int | None, Process]) -> list[Failure]:
+    """Wait for ranks, or for the command that starts all of them (None), to end; kill who stays.
 
-    def __init__(self, job: AgentJob) -> None:
-        self._missing = [job.run_dir.rank(rank) for rank in range(job.topology.world_size)]
-        self._until = float("inf")
-
-    def is_over(self) -> bool:
-        """Whether they have stayed too long."""
-        while self._missing and self._missing[-1].exists():
-            self._missing.pop()
-            if not self._missing:
-                self._until = time.monotonic() + STAY_S
-        return time.monotonic() > self._until
-
-
-def _wait(job: AgentJob, ranks: Mapping[int, Process]) -> list[Failure]:
-    """Wait until every rank has ended; once one has failed, no longer than `GRACE_S`; and see `Stay`.
-
-    A failure is told at once: if the ranks of another node fail by it, and that node's agent ends first,
-    `srun` ends this one.
+    They may stay `GRACE_S` after one has failed, and `STAY_S` after every rank of the job has reported. A
+    failure is told at once: if the ranks of another node fail by it, and that node's agent ends first, `srun`
+    ends this one.
     """
-    running, ours, stay, until = dict(ranks), _children(), Stay(job), float("inf")
+    running, ours = dict(processes), _children()
+    missing = [job.run_dir.rank(rank) for rank in range(job.topology.world_size)]
     failures: list[Failure] = []
+    until = stay_until = float("inf")
 
-    def failed(message: str, rank: int) -> None:
+    def failed(message: str, rank: int | None) -> None:
         failures.append(_crash(message, rank))
         job.tell(failures)
 
-    while running and time.monotonic() < until and not stay.is_over():
+    while running and time.monotonic() < min(until, stay_until):
         time.sleep(POLL_S)
         _bury(ours)
+        while missing and missing[-1].exists():
+            missing.pop()
+            if not missing:
+                stay_until = time.monotonic() + STAY_S
         for rank, each in list(running.items()):
             code = each.poll() if isinstance(each, subprocess.Popen) else each.exitcode
             if code is None:
                 continue
             del running[rank]
-            is_measured = _is_measured(job.run_dir, rank)
+            is_measured = rank is None or _is_measured(job.run_dir, rank)
             if (message := _failure(job, rank, code, isinstance(each, subprocess.Popen))) is not None:
                 failed(message, rank)
             if not is_measured:
                 until = min(until, time.monotonic() + GRACE_S)
     for rank, process in running.items():
-        process.kill()
-        if stay.is_over():
-            failed(f"it {STAYED}", rank)
+        process.kill()  # what it has started is swept
+        if time.monotonic() >= stay_until:
+            failed(f"{'the command' if rank is None else 'it'} {STAYED}", rank)
     return failures
 
 
@@ -319,11 +296,15 @@ def _is_measured(run_dir: RunDir, rank: int) -> bool:
         return False
 
 
-def _failure(job: AgentJob, rank: int, code: int, is_script: bool) -> str | None:
-    """How a rank failed, if it did. That one of perfsuite's worker left no report the driver sees."""
-    if is_script and not job.run_dir.rank(rank).exists():
-        return _ended(job, "the script", code)
-    return _exit_code(code) if code else None
+def _failure(job: AgentJob, rank: int | None, code: int, is_script: bool) -> str | None:
+    """How a rank failed, or the command that starts all of them (None), if it did.
+
+    That a rank of perfsuite's worker left no report the driver sees.
+    """
+    reports = job.run_dir.all_ranks()
+    if is_script and not (reports if rank is None else job.run_dir.rank(rank) in reports):
+        return _ended(job, "the command" if rank is None else "the script", code)
+    return f"{'the command ended with ' * (rank is None)}{_exit_code(code)}" if code else None
 
 
 def _ended(job: AgentJob, what: str, code: int) -> str:

@@ -34,11 +34,11 @@ def follow(looks: Sequence[Look], *, reports: int = 0, detector: HangDetector | 
         # Loading a model is no step, and in the first and the second a model may be compiled.
         [
             LOADING,
-            (9_000, -1, None),
-            (9_001, 0, None),
-            (19_000, 0, None),
-            (29_000, 1, None),
-            (39_000, 1, None),
+            (10_000, -1, None),
+            (10_001, 0, None),
+            (20_000, 0, None),
+            (30_000, 1, None),
+            (40_000, 1, None),
         ],
         # Compiled twice, the second time for what changed its shape; what the job waited there is no hang.
         [

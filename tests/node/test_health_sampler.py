@@ -185,7 +185,8 @@ def test_a_watch_that_never_began_has_seen_nothing() -> None:
 def test_nobody_waits_for_an_nvml_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, function: str, uuids: list[str]
 ) -> None:
-    nvml, waited = Waits(function), []
+    nvml = Waits(function)
+    waited: list[float] = []
     watch = HealthWatch(Sampler(devices=1, nvml=nvml), lambda: 1)
     monkeypatch.setattr(watch._is_prepared, "wait", waited.append)
     monkeypatch.setattr(watch._thread, "join", waited.append)
@@ -294,7 +295,7 @@ def test_the_clock_of_the_slowest_gpu_is_kept_by_step() -> None:
 
 
 def test_shares_of_the_cores_that_the_job_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_sampler, "allowed_cores", lambda: {0, 2})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
     monkeypatch.setattr(os, "sysconf", lambda name: 100)
     (tmp_path / "pressure").mkdir()
     (tmp_path / "pressure" / "cpu").write_text("some avg10=12.50 avg60=6.84 avg300=6.67 total=24\n")

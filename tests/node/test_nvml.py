@@ -10,8 +10,8 @@ import pytest
 from perfsuite.analysis.health import BAD_REASONS, machine_problems
 from perfsuite.node import nvml
 from perfsuite.node.health_sampler import Sampler
-from perfsuite.node.job_processes import JobProcesses
 from perfsuite.node.nvml import Gpus
+from perfsuite.node.processes import JobProcesses
 from tests.node.fake_nvml import (
     GIB,
     OTHER,

@@ -12,8 +12,8 @@ from typing import Any
 from perfsuite.analysis.health import laggard
 from perfsuite.case.hardware import Machine
 from perfsuite.cli.checks import Row, checked, failed, passed, unknown
-from perfsuite.node.job_processes import JobProcesses
 from perfsuite.node.nvml import Gpus
+from perfsuite.node.processes import JobProcesses
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import DeviceHealth
 

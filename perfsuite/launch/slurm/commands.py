@@ -97,10 +97,7 @@ class SlurmJob:
 
 
 def ask(*words: str, answer_s: float = ANSWER_S, environment: Mapping[str, str] | None = None) -> str:
-    """What a command of Slurm prints. It has a session of its own: a Ctrl-C does not reach it.
-
-    `environment` stands in for that of this process.
-    """
+    """What a command of Slurm prints. It has a session of its own: a Ctrl-C does not reach it."""
     command = shlex.join(words)
     try:
         done = subprocess.run(
@@ -136,10 +133,7 @@ def _ask_unless(refusal: str, *words: str) -> str | None:
 
 
 def patiently(until: float, ask: Callable[[str], T], about: str) -> T:
-    """Return what Slurm answers. Its controller may be busy: `SlurmError` is raised only after `until`.
-
-    `until` is a time of `time.monotonic`.
-    """
+    """Return what Slurm answers. Its controller may be busy: `SlurmError` is raised only after `until`."""
     while True:
         try:
             return ask(about)
