@@ -301,8 +301,8 @@ def _failure(job: AgentJob, rank: int | None, code: int, is_script: bool) -> str
 
     That a rank of perfsuite's worker left no report the driver sees.
     """
-    reports = job.run_dir.all_ranks()
-    if is_script and not (reports if rank is None else job.run_dir.rank(rank) in reports):
+    is_reported = bool(job.run_dir.all_ranks()) if rank is None else job.run_dir.rank(rank).exists()
+    if is_script and not is_reported:
         return _ended(job, "the command" if rank is None else "the script", code)
     return f"{'the command ended with ' * (rank is None)}{_exit_code(code)}" if code else None
 

@@ -150,6 +150,8 @@ def test_a_rank_that_stays_after_every_report_is_killed_and_told(job: AgentJob, 
     assert wait(job, Process(0), stays) == [(1, f"it {ranks.STAYED}")]
     assert stays.was_killed
     assert passing.seconds == pytest.approx(ranks.STAY_S, abs=2 * POLL_S)
+    (failure,) = ranks._wait(job, {None: Process(None)})
+    assert (failure.message, failure.rank) == (f"the command {ranks.STAYED}", None)
 
 
 def test_a_rank_may_stay_as_long_as_it_takes_while_another_has_not_reported(

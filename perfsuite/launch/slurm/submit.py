@@ -27,8 +27,6 @@ from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm.commands import SlurmJob
 from perfsuite.results.store import STORE
 
-LOGS = "slurm"
-"""The folder of the local store that holds the logs of jobs."""
 LAUNCHER = "--perf-launcher"
 POLL_S = 2.0
 """Seconds between two questions to Slurm's controller."""
@@ -40,7 +38,6 @@ SILENCE_S = 600
 """Seconds for which Slurm may fail to answer, as while its controller is restarted."""
 
 Say = Callable[[str], None]
-"""Prints a line about the job."""
 
 
 class Submitted(NamedTuple):
@@ -83,7 +80,7 @@ def submit(options: Sequence[str], arguments: Sequence[str], *, directory: Path,
     `options` are those of sbatch. Nobody else runs on the nodes, and a job that lost one does not start anew.
     Raises `SlurmError` in Slurm's words if it is refused, `FileError` if the store cannot be written.
     """
-    logs = (store / LOGS).resolve()
+    logs = (store / "slurm").resolve()
     try:
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -115,14 +112,14 @@ def follow(
     came: Sequence[int],
     *,
     say: Say,
-    show: Callable[[str], None],
+    show: Say,
     wait_start_s: float | None = None,
 ) -> int:
     """Follow a job to its end and return the exit status of pytest, or that of a signal among `interrupts`.
 
-    After the first signal the job is cancelled and waited for, after the second it is left. `show` gets what
-    the job writes. Raises `SlurmError` if the job ended otherwise than by pytest's end, or if it has not
-    started after `wait_start_s` and is cancelled (None: it may queue for ever).
+    After the first signal the job is cancelled and waited for, after the second it is left. `say` gets lines
+    about the job, `show` what it writes. Raises `SlurmError` if the job ended otherwise than by pytest's end,
+    or if it has not started after `wait_start_s` and is cancelled (None: it may queue for ever).
     """
     follower = _Follower(submitted, say, show)
     try:
@@ -141,7 +138,7 @@ def follow(
 class _Follower:
     """Asks Slurm about a job, and shows its log meanwhile."""
 
-    def __init__(self, submitted: Submitted, say: Say, show: Callable[[str], None]) -> None:
+    def __init__(self, submitted: Submitted, say: Say, show: Say) -> None:
         self.id, self._log, self._say, self._show = submitted.id, submitted.log, say, show
         self._read_bytes, self._decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
         self._answered = time.monotonic()
@@ -177,10 +174,7 @@ class _Follower:
         self.until_over()
 
     def _ask(self) -> SlurmJob | None:
-        """Return the job, or None if Slurm does not answer now. Raises `SlurmError` if it never does.
-
-        Says why the job waits, and where it runs.
-        """
+        """Tell of the job; None if Slurm does not answer now. Raises `SlurmError` if it never does."""
         try:
             job = commands.job(self.id)
         except SlurmError as error:

@@ -49,10 +49,6 @@ NEWER = (
 """With what later versions added: ReqTRES, AllocTRES, TresPerNode, StepMgrEnabled and others."""
 
 
-def parsed(line: str, nodes: tuple[str, ...] = ()) -> SlurmJob:
-    return parse_job("1", fields(line), nodes)
-
-
 def in_state(words: str, **others: str) -> SlurmJob:
     return parse_job("1", {"JobState": words, **others}, ())
 
@@ -69,22 +65,32 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return install
 
 
-def test_a_waiting_job() -> None:
-    job = parsed(PENDING_22_05)
-    assert (job.state, job.reason, job.queued_s, job.ran_s) == ("PENDING", "PartitionDown", None, None)
-    assert job.time_limit == "00:01:00"
-    assert job.is_waiting
-    assert not job.is_over
-    assert job.why_over is None
+UNTOLD = dict.fromkeys(("reason", "exit_status", "exit_signal", "queued_s", "ran_s", "time_limit"))
+WAITS = {"state": "PENDING", "reason": "PartitionDown", "queued_s": None, "ran_s": None}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (PENDING_22_05, {**WAITS, "time_limit": "00:01:00", "is_waiting": True, "why_over": None}),
+        (FAILED_22_05, {"state": "FAILED", "exit_status": 3, "exit_signal": 0, "queued_s": 2, "ran_s": 2}),
+        (FAILED_22_05, {"nodes": ("n1",), "is_waiting": False, "why_over": "FAILED (NonZeroExitCode)"}),
+        (NEWER, {"state": "COMPLETING", "reason": None, "exit_status": 0, "is_completing": True}),
+        (NEWER, {"is_over": True, "time_limit": "1-00:10:00", "left_s": 86993}),
+        ("JobId=1 JobState=RUNNING\n", {"state": "RUNNING", **UNTOLD}),
+        ("", {"state": "UNKNOWN", "is_over": False}),
+    ],
+)
+def test_what_is_printed_of_a_job_is_read(line: str, told: dict[str, Any]) -> None:
+    job = parse_job("1", fields(line), ("n1",))
+    assert {name: getattr(job, name) for name in told} == told
+
+
+def test_fields_may_hold_spaces_and_those_that_tell_nothing_are_none() -> None:
     assert "NodeList" not in fields(PENDING_22_05)
-
-
-def test_a_failed_job() -> None:
-    job = parsed(FAILED_22_05, ("n1", "n2"))
-    assert (job.state, job.exit_status, job.exit_signal) == ("FAILED", 3, 0)
-    assert job.nodes == ("n1", "n2")
-    assert job.why_over == "FAILED (NonZeroExitCode)"
-    assert not job.is_waiting
+    told = fields(NEWER)
+    assert told["JobName"] == "two words"
+    assert told["AllocTRES"] == "cpu=12,mem=30192M,node=2,gres/gpu=16"
 
 
 def test_the_time_in_the_queue_is_that_between_two_times_of_one_clock() -> None:
@@ -123,24 +129,6 @@ def test_steps_ask_for_the_gpus_of_a_job_that_asked_otherwise_than_per_node(
     if gpus is not None:
         with pytest.raises(MachineError, match=r"8 on n1, 1 on n2\. Ask for them per node: --gres=gpu:8"):
             options(1)
-
-
-def test_fields_of_later_versions_do_not_disturb() -> None:
-    told = fields(NEWER)
-    assert told["JobName"] == "two words"
-    assert told["AllocTRES"] == "cpu=12,mem=30192M,node=2,gres/gpu=16"
-    job = parsed(NEWER)
-    assert (job.state, job.reason, job.exit_status) == ("COMPLETING", None, 0)
-    assert job.is_completing
-    assert job.is_over
-
-
-def test_missing_fields_are_none() -> None:
-    job = parsed("JobId=1 JobState=RUNNING\n")
-    assert (job.reason, job.exit_status, job.exit_signal) == (None, None, None)
-    assert (job.queued_s, job.ran_s, job.time_limit) == (None, None, None)
-    assert parsed("").state == "UNKNOWN"
-    assert not parsed("").is_over
 
 
 @pytest.mark.parametrize(
