@@ -20,21 +20,6 @@ from perfsuite.node.processes import JobProcesses
 from perfsuite.results.amounts import amount
 from perfsuite.results.run import DeviceHealth
 
-REASONS: dict[int, str] = {
-    0x001: "GpuIdle",
-    0x002: "ApplicationsClocksSetting",
-    0x004: "SwPowerCap",
-    0x008: "HwSlowdown",
-    0x010: "SyncBoost",
-    0x020: "SwThermalSlowdown",
-    0x040: "HwThermalSlowdown",
-    0x080: "HwPowerBrakeSlowdown",
-    0x100: "DisplayClockSetting",
-    0x200: "BoardLimit",
-    0x400: "Reliability",
-}
-"""The bits of nvmlClocksEventReasons (nvml.h), earlier nvmlClocksThrottleReasons."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
@@ -84,6 +69,13 @@ class Gpus:
     def _names(self) -> list[str]:
         bus_ids = [pci_bus_id(self._nvml, handle) for handle in self._handles]
         return [DeviceHealth(index=index, pci_bus_id=each).name for index, each in enumerate(bus_ids)]
+
+    @cached_property
+    def _reasons(self) -> dict[int, str]:
+        """The bits of nvmlClocksEventReasons, earlier nvmlClocksThrottleReasons, which has names for more."""
+        prefix, others = "nvmlClocksThrottleReason", ("All", "None", "UserDefinedClocks")
+        names = [name for name in dir(self._nvml) if name.startswith(prefix) and not name.endswith(others)]
+        return {getattr(self._nvml, name): name.removeprefix(prefix) for name in names}
 
     def _note(self, index: int, text: str) -> None:
         self._notes[f"{self._names[index]}: {text}"] = None
@@ -255,14 +247,15 @@ class Gpus:
                 self._note(index, f"{speeds}: copies from and to the host are slower")
 
     def _read(self, index: int) -> Gpu:
-        reasons = self._ask(index, "CurrentClocksEventReasons")
-        if reasons is None:  # a driver from before 2023
-            reasons = self._ask(index, "CurrentClocksThrottleReasons")
+        bits = self._ask(index, "CurrentClocksEventReasons")
+        if bits is None:  # a driver from before 2023
+            bits = self._ask(index, "CurrentClocksThrottleReasons")
+        active = [1 << power for power in range((bits or 0).bit_length()) if bits >> power & 1]
         return Gpu(
             sm_clock_mhz=self._ask(index, "ClockInfo", self._nvml.NVML_CLOCK_SM),
             power_w=self._ask_thousandths(index, "PowerUsage"),
             energy_j=self._ask_thousandths(index, "TotalEnergyConsumption"),
-            reasons=None if reasons is None else _reasons(reasons),
+            reasons=None if bits is None else frozenset(self._reasons.get(bit, hex(bit)) for bit in active),
         )
 
     def _read_rest(self, index: int, gpu: Gpu, used_bytes: int | None) -> Gpu:
@@ -290,8 +283,3 @@ class Gpus:
         self._own_seen.add(index)
         # The memory of a process is None on MIG and the like: then only its presence is known.
         return sum(process.usedGpuMemory or 0 for process in processes if process.pid not in self._job.pids)
-
-
-def _reasons(bits: int) -> frozenset[str]:
-    powers = (1 << position for position in range(bits.bit_length()))
-    return frozenset(REASONS.get(bit, hex(bit)) for bit in powers if bits & bit)
