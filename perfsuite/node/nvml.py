@@ -250,12 +250,15 @@ class Gpus:
         bits = self._ask(index, "CurrentClocksEventReasons")
         if bits is None:  # a driver from before 2023
             bits = self._ask(index, "CurrentClocksThrottleReasons")
-        active = [1 << power for power in range((bits or 0).bit_length()) if bits >> power & 1]
+        reasons: frozenset[str] | None = None
+        if bits is not None:
+            active = (1 << power for power in range(bits.bit_length()) if bits >> power & 1)
+            reasons = frozenset(self._reasons.get(bit, hex(bit)) for bit in active)
         return Gpu(
             sm_clock_mhz=self._ask(index, "ClockInfo", self._nvml.NVML_CLOCK_SM),
             power_w=self._ask_thousandths(index, "PowerUsage"),
             energy_j=self._ask_thousandths(index, "TotalEnergyConsumption"),
-            reasons=None if bits is None else frozenset(self._reasons.get(bit, hex(bit)) for bit in active),
+            reasons=reasons,
         )
 
     def _read_rest(self, index: int, gpu: Gpu, used_bytes: int | None) -> Gpu:
