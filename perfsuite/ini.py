@@ -32,10 +32,7 @@ class Ini:
         return None if value is None else str(value).strip() or None
 
     def words(self, key: str) -> list[str]:
-        """A setting as words: a list in TOML, or a text that is split as by a shell.
-
-        Raises `CaseError` for a text that a shell could not split.
-        """
+        """A setting as words: a list in TOML, or a text. Raises as `split`."""
         value = self.values.get(key, "")
         return list(map(str, value)) if isinstance(value, list) else split(key, str(value))
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from perfsuite.errors import GitError
 from perfsuite.git import Revision, changes, current_branch, dates, revision, unplaced
+from perfsuite.git import git as git_of
 from tests.synthetic import BEGIN, make_repository
 
 
@@ -18,10 +18,7 @@ def repo(tmp_path: Path) -> Path:
 
 def git(repo: Path, *arguments: str) -> str:
     named = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
-    done = subprocess.run(
-        ["git", "-C", str(repo), *named, *arguments], check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
+    return git_of(*named, *arguments, cwd=repo).strip()
 
 
 def test_the_revision_is_the_commit_and_whether_tracked_files_changed(repo: Path) -> None:
@@ -32,8 +29,9 @@ def test_the_revision_is_the_commit_and_whether_tracked_files_changed(repo: Path
     assert revision(repo) == Revision(commit, dirty=True)
 
 
-def test_outside_of_git_there_is_no_revision(tmp_path: Path) -> None:
+def test_outside_of_git_there_is_no_revision_and_no_change_is_known(tmp_path: Path) -> None:
     assert revision(tmp_path) == Revision(None, dirty=False)
+    assert changes(tmp_path) is None
 
 
 STATUS = "git status --porcelain=v2 --branch --untracked-files=no"
@@ -59,14 +57,12 @@ def test_uncommitted_changes_are_told_apart_by_what_they_change(repo: Path) -> N
     assert changes(repo) == first
 
 
-def test_outside_of_git_no_changes_are_known(tmp_path: Path) -> None:
-    assert changes(tmp_path) is None
-
-
 def test_commits_of_a_branch_oldest_first_with_their_dates(repo: Path) -> None:
     found = dates(repo, "main")
     assert list(found) == git(repo, "rev-list", "--reverse", "main").split()
     assert [seconds - int(BEGIN.timestamp()) for seconds in found.values()] == [0, 86400, 2 * 86400]
+    with pytest.raises(GitError, match="nowhere"):
+        dates(repo, "nowhere")
 
 
 def test_what_was_merged_in_is_not_of_the_branch_itself(repo: Path) -> None:
@@ -81,15 +77,12 @@ def test_what_was_merged_in_is_not_of_the_branch_itself(repo: Path) -> None:
         aside: "not on main itself (git log --first-parent)",
         "f" * 40: f"not in {repo}",
     }
-
-
-def test_nothing_missing_needs_no_reason(repo: Path) -> None:
     assert unplaced(set(), repo, "main") == {}
 
 
 def test_a_shallow_clone_is_refused_if_it_lacks_commits(repo: Path, tmp_path: Path) -> None:
     oldest = next(iter(dates(repo, "main")))
-    subprocess.run(["git", "clone", "-q", "--depth=1", repo.as_uri(), str(tmp_path / "shallow")], check=True)
+    git(repo, "clone", "-q", "--depth=1", repo.as_uri(), str(tmp_path / "shallow"))
     with pytest.raises(
         GitError, match=r"is a shallow clone, which lacks commits .*\(1\)\. .*git fetch --unshallow"
     ):
@@ -100,8 +93,3 @@ def test_the_current_branch_is_what_is_checked_out(repo: Path) -> None:
     assert current_branch(repo) == "main"
     git(repo, "checkout", "-q", "--detach")
     assert current_branch(repo) == "HEAD"
-
-
-def test_a_branch_that_is_none_is_an_error(repo: Path) -> None:
-    with pytest.raises(GitError, match="nowhere"):
-        dates(repo, "nowhere")

@@ -8,50 +8,39 @@ from perfsuite.errors import CaseError, FileError
 from perfsuite.ini import read_ini
 
 TOML = """
-[tool.pytest.ini_options]
 perf_slurm_partition = "gpu"
 perf_slurm_nodes = 4
 perf_slurm_options = ["--constraint=h100", "--comment=a b"]
 perf_store = "kept"
 """
 INI = """
-[pytest]
 perf_slurm_partition = gpu
+perf_slurm_nodes = 4
 perf_slurm_account =
 perf_slurm_options = --constraint=h100 --comment='a b'
+perf_store = kept
 """
-
-
-def test_settings_in_toml(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text(TOML)
-    ini = read_ini(tmp_path)
-    assert (ini.text("perf_slurm_partition"), ini.text("perf_slurm_nodes"), ini.text("perf_slurm_qos")) == (
-        "gpu",
-        "4",
-        None,
-    )
-    assert ini.words("perf_slurm_options") == ["--constraint=h100", "--comment=a b"]
 
 
 @pytest.mark.parametrize(
     ("name", "table"),
-    [("pyproject.toml", "tool.pytest"), ("pytest.toml", "pytest"), (".pytest.toml", "pytest")],
+    [
+        *(("pyproject.toml", "tool.pytest.ini_options"), ("pyproject.toml", "tool.pytest")),
+        *(
+            (name, "pytest")
+            for name in ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "tox.ini")
+        ),
+        ("setup.cfg", "tool:pytest"),
+    ],
 )
-def test_settings_in_toml_of_its_own(tmp_path: Path, name: str, table: str) -> None:
-    (tmp_path / name).write_text(TOML.replace("tool.pytest.ini_options", table))
+def test_settings_of_each_kind_of_file(tmp_path: Path, name: str, table: str) -> None:
+    (tmp_path / name).write_text(f"[{table}]{TOML if name.endswith('toml') else INI}")
     ini = read_ini(tmp_path)
-    assert (ini.text("perf_slurm_partition"), ini.text("perf_slurm_nodes")) == ("gpu", "4")
-    assert ini.directories() == {"store": str(tmp_path / "kept")}
-
-
-@pytest.mark.parametrize("name", ["pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg"])
-def test_settings_in_an_ini_file(tmp_path: Path, name: str) -> None:
-    section = "[tool:pytest]" if name == "setup.cfg" else "[pytest]"
-    (tmp_path / name).write_text(INI.replace("[pytest]", section))
-    ini = read_ini(tmp_path)
-    assert (ini.text("perf_slurm_partition"), ini.text("perf_slurm_account")) == ("gpu", None)
+    names = ("partition", "nodes", "account", "qos")
+    assert [ini.text(f"perf_slurm_{each}") for each in names] == ["gpu", "4", None, None]
     assert ini.words("perf_slurm_options") == ["--constraint=h100", "--comment=a b"]
     assert ini.words("perf_slurm_nosuch") == []
+    assert ini.directories() == {"store": str(tmp_path / "kept")}
 
 
 def test_words_that_a_shell_could_not_split_are_named(tmp_path: Path) -> None:
@@ -63,7 +52,7 @@ def test_words_that_a_shell_could_not_split_are_named(tmp_path: Path) -> None:
 def test_the_nearest_file_that_is_about_pytest_counts(tmp_path: Path) -> None:
     below = tmp_path / "cases" / "night"
     below.mkdir(parents=True)
-    (tmp_path / "pyproject.toml").write_text(TOML)
+    (tmp_path / "pyproject.toml").write_text(f"[tool.pytest]{TOML}")
     (tmp_path / "cases" / "tox.ini").write_text("[tox]\n")
     (tmp_path / "cases" / "pyproject.toml").write_text("[tool.ruff]\n")
     assert read_ini(below).root == tmp_path

@@ -13,9 +13,8 @@ from typer.core import TyperCommand
 
 from perfsuite.errors import CaseError
 from perfsuite.ini import Ini, read_ini, split
+from perfsuite.launch.slurm import ENVIRONMENT, PREFIX
 from perfsuite.launch.slurm import submit as jobs
-from perfsuite.launch.slurm.settings import ENVIRONMENT, PREFIX, store_of
-from perfsuite.launch.slurm.submit import Interrupted, Interrupts, Submitted
 from perfsuite.report.terminal import console
 
 app = typer.Typer(help="Sessions on the nodes of a Slurm cluster.")
@@ -58,11 +57,11 @@ def submit(
     ini, pytest_arguments = read_ini(Path.cwd()), ctx.obj
     options = _options(ini, ctx.args)
     wait_start_s = _wait_start_s(wait_start, ini)
-    with Interrupts() as interrupts:
-        store = store_of(ini, pytest_arguments)
+    with jobs.interrupts() as came:
+        store = jobs.store_of(ini, pytest_arguments)
         submitted = jobs.submit(options, pytest_arguments, directory=Path.cwd(), store=store)
         _say(f"job {submitted.id} is submitted, its log will be {submitted.log}")
-        raise typer.Exit(_follow(submitted, interrupts, wait_start_s))
+        raise typer.Exit(jobs.follow(submitted, came, say=_say, show=_show, wait_start_s=wait_start_s))
 
 
 def _options(ini: Ini, given: list[str]) -> list[str]:
@@ -78,17 +77,6 @@ def _options(ini: Ini, given: list[str]) -> list[str]:
     if match := _NO_NODES.search(" ".join(options)):  # Slurm takes it for 1
         raise CaseError(f"--nodes is {match[1]!r}, expected a number of nodes, or a range such as 2-4")
     return options
-
-
-def _follow(submitted: Submitted, interrupts: Interrupts, wait_start_s: float | None) -> int:
-    """Return the exit status of the job, or that of an interrupt."""
-    try:
-        return jobs.follow(submitted, interrupts, say=_say, show=_show, wait_start_s=wait_start_s)
-    except Interrupted:
-        _say(f"job {submitted.id} is cancelled and gone; what it wrote is in {submitted.log}")
-    except KeyboardInterrupt:
-        _say(f"left job {submitted.id}, which may still be there: scancel {submitted.id}")
-    return interrupts.exit_status
 
 
 def _wait_start_s(given: str | None, ini: Ini) -> float | None:

@@ -89,10 +89,7 @@ class Arm:
         }
 
     def has_packages_of(self, other: Arm) -> bool:
-        """Whether launches of both import the same packages, with the same variables.
-
-        The commit of the repository may differ.
-        """
+        """Whether launches of both import the same packages with the same variables, if of other commits."""
         return self._packages == other._packages
 
     def acts_as(self, other: Arm, usual: Mapping[str, str]) -> bool:
@@ -131,22 +128,17 @@ def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:
         raise CaseError(f"{option}: {error}; {WORDS}") from None
     if not words:
         raise CaseError(f"{option} is empty: {WORDS}")
-    shown = [_without_secret(word) for word in words]
+    matches = [(word, _VARIABLE.fullmatch(word)) for word in words]
+    shown = [f"{match[1]}=..." if match and SECRET.search(match[1]) else word for word, match in matches]
     text = text if shown == words else shlex.join(shown)
     try:
         return _resolved(words, replace(here(root), text=text), root, store)
-    except CaseError as error:
+    except (CaseError, PackageError) as error:
         raise CaseError(f"{option} {text!r}: {error}") from None
 
 
-def _without_secret(word: str) -> str:
-    match = _VARIABLE.fullmatch(word)
-    return f"{match[1]}=..." if match and SECRET.search(match[1]) else word
-
-
 def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path) -> Arm:
-    """The arm that these words make of this environment's. The errors of this and of what follows do not name
-    the words."""
+    """The arm of these words. No error of this and of what follows names a word that may hold a secret."""
     given = {match[1]: match[2] for word in words if (match := _VARIABLE.fullmatch(word))}
     pythons, commits = _environments(itertools.filterfalse(_VARIABLE.fullmatch, words))
     python = os.path.abspath(pythons[0]) if pythons else sys.executable  # a venv's link stays a link
@@ -159,7 +151,9 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path) -> Arm:
         worktree = _worktree(commit, root, store)
         if lock and pythons:
             raise CaseError("give an interpreter or a lock file, not both")
-        python = _locked(worktree / lock, commit, store) if lock else python
+        if lock and not (worktree / lock).is_file():
+            raise CaseError("that commit has no such file; name it from the top on")
+        python = environment(worktree / lock, commit, store) if lock else python
         top = Path(git("rev-parse", "--show-toplevel", cwd=root).strip())
         arm = replace(
             arm,
@@ -200,7 +194,7 @@ def _commit(name: str, root: Path) -> str:
 
 
 def _worktree(commit: str, root: Path, store: Path) -> Path:
-    """The worktree of a commit in the store. It is perfsuite's own: what was changed there is put right."""
+    """The worktree of a commit in the store; what was changed there is put right."""
     directory = (store / "arms" / commit[:12]).absolute()
     try:
         if (directory / ".git").exists():
@@ -210,15 +204,6 @@ def _worktree(commit: str, root: Path, store: Path) -> Path:
         shutil.rmtree(directory)
     git("worktree", "add", "--quiet", "--force", "--force", "--detach", str(directory), commit, cwd=root)
     return directory
-
-
-def _locked(lock: Path, commit: str, store: Path) -> str:
-    if not lock.is_file():
-        raise CaseError("that commit has no such file; name it from the top on")
-    try:
-        return environment(lock, commit, store)
-    except PackageError as error:
-        raise CaseError(str(error)) from None
 
 
 def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
@@ -242,7 +227,6 @@ def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
 
 
 def _place(worktree: Path, top: Path) -> Path:
-    """The directory of the worktree that is to the commit what this one is to the repository."""
     here = Path.cwd()
     below = here.relative_to(top) if here.is_relative_to(top) else Path()
     if not (worktree / below).is_dir():
@@ -251,7 +235,7 @@ def _place(worktree: Path, top: Path) -> Path:
 
 
 def _version(arm: Arm) -> str:
-    """The version of the perfsuite that an arm has. Raises `CaseError` where it has none."""
+    """The version of the perfsuite that an arm has. Raises `CaseError` if it has none."""
     try:
         code = "import perfsuite; print(perfsuite.__version__)"
         done = _ask(arm.python, code, cwd=arm.directory, env={**os.environ, **arm.variables})

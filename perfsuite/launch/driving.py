@@ -1,5 +1,4 @@
-"""Starts the agents of a job by one command and watches the job. Driver side; imports neither torch nor
-pytest.
+"""Starts the agents of a job by one command and watches the job. Imports neither torch nor pytest.
 
 This is the same for every launcher. What differs is the command: on one machine it is the agent, on several
 nodes a command of the scheduler that starts an agent on each. The command's stdin must be that of the agents.
@@ -130,7 +129,11 @@ def environment(job: Job) -> dict[str, str]:
     # GPUs are numbered as NVML does, and NCCL's own monitor must not end a job before this module does.
     later_s = max(NCCL_HEARTBEAT_S, math.ceil(job.case.timeout_s) + NCCL_AFTER_S)
     ours = {"CUDA_DEVICE_ORDER": CUDA_ORDER, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(later_s)}
-    return {**_flight_recorder(job.run_dir), **ours, **chosen}
+    if "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in os.environ:  # else a user's own, by the older name
+        # torch's flight recorder: what each rank last asked of NCCL, if its watchdog ends a collective.
+        ours["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
+        ours[FLIGHT_RECORDER_FILE] = str(job.run_dir.flight_recorder.resolve())
+    return {**ours, **chosen}
 
 
 def usual(case: Case, device: str) -> dict[str, str]:
@@ -139,14 +142,3 @@ def usual(case: Case, device: str) -> dict[str, str]:
     ours = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     no_gpu = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     return {**inherited, **ours, **no_gpu, **framework_of(case).plan(case).environment}
-
-
-def _flight_recorder(run_dir: RunDir) -> dict[str, str]:
-    """Have torch write its flight recorder (what each rank last asked of NCCL) into the launch's directory.
-
-    It does so when a collective hangs until NCCL's watchdog ends it. A user's own file, under the older name
-    of the variable, wins.
-    """
-    if "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" in os.environ:
-        return {}
-    return {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", FLIGHT_RECORDER_FILE: str(run_dir.flight_recorder.resolve())}

@@ -40,8 +40,8 @@ def environment(lock: Path, commit: str, store: Path) -> str:
     """
     if lock.name in NO_REQUIREMENTS:
         raise PackageError(f"{lock.name} is no file for pip or uv: name a requirements file or {UV_LOCK}")
-    beside = str(Path(sys.executable).parent)  # where pip puts it; the environment may not be activated
-    uv = shutil.which("uv", path=os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]))
+    here = str(Path(sys.executable).parent)  # where pip puts it; the environment may not be activated
+    uv = shutil.which("uv", path=os.pathsep.join([here, os.environ.get("PATH", os.defpath)]))
     if lock.name == UV_LOCK and uv is None:
         raise PackageError(f"{lock.name} is installed by uv, which is not there: pip install uv")
     directory = (store / "environments" / _key(lock, commit)).absolute()

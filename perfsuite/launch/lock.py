@@ -4,16 +4,13 @@ The lock is flock(2) on a file, which the kernel lets go when its holder ends, h
 it stands in the file. Sessions on other GPUs of the machine queue, too: they would share its cores, its
 memory bandwidth, its PCIe links and its power.
 
-Why not filelock: it would replace the ten lines around flock. A file that every user may open, the name of
-the holder and what is said in the queue would still be ours, and its older versions empty the file whenever
-another session tries.
+Why not filelock: its older versions empty the file whenever another session tries.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import shlex
@@ -24,9 +21,7 @@ from datetime import datetime
 from pathlib import Path
 
 import psutil
-from pydantic import ValidationError
 
-from perfsuite.documents import Data, plain
 from perfsuite.errors import BusyError, FileError
 from perfsuite.results.environment import SECRET
 
@@ -39,20 +34,6 @@ _SECRET = re.compile(rf"(\w*({SECRET.pattern})\w*[= ])[^\s'\"]+", re.IGNORECASE)
 """The value of a variable or an option that looks like a secret: every user may read the file."""
 LONGEST = 4096
 """Most bytes that are read of the file: another user may have written it."""
-
-
-class Holder(Data):
-    """The session that measures now."""
-
-    pid: int
-    user: str
-    command: str
-    directory: str
-    since: str
-
-    def __str__(self) -> str:
-        told = f"pid {self.pid} of {self.user}, since {self.since}: {self.command} in {self.directory}"
-        return "".join(letter if letter.isprintable() else "?" for letter in told)
 
 
 class MachineLock:
@@ -78,7 +59,7 @@ class MachineLock:
             self._queue(descriptor, file, say, wait)
             with contextlib.suppress(OSError):  # a full disk: the text only tells who has the lock
                 os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, json.dumps(plain(_ourselves())).encode(), 0)
+                os.pwrite(descriptor, _ourselves().encode(errors="replace"), 0)
         except BaseException:
             os.close(descriptor)
             raise
@@ -94,8 +75,14 @@ class MachineLock:
 
     def _queue(self, descriptor: int, file: Path, say: Callable[[str], None], wait: bool) -> None:
         told = ""
-        while not _locked(descriptor):
-            holder = _holder(descriptor)
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            written = os.pread(descriptor, LONGEST, 0).decode(errors="replace")
+            holder = "".join(letter if letter.isprintable() else "?" for letter in written)
+            if not re.match(r"pid \d+ of ", holder):
+                holder = "it has not said who it is"
             if not wait:
                 raise BusyError(
                     f"another session measures on this machine ({holder}; {file} is locked): "
@@ -135,28 +122,10 @@ def _open(file: Path) -> int:
         os.umask(before)
 
 
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _holder(descriptor: int) -> str:
-    try:
-        return str(Holder.model_validate_json(os.pread(descriptor, LONGEST, 0)))
-    except (ValidationError, ValueError):
-        return "it has not said who it is"
-
-
-def _ourselves() -> Holder:
+def _ourselves() -> str:
     path = Path(sys.argv[0])
     name = path.parent.name if path.name == "__main__.py" else path.name
-    return Holder(
-        pid=os.getpid(),
-        user=psutil.Process().username(),
-        command=_SECRET.sub(r"\1...", shlex.join([name, *sys.argv[1:]]))[:500],
-        directory=os.getcwd()[:500],
-        since=datetime.now().isoformat(sep=" ", timespec="seconds"),
-    )
+    command = _SECRET.sub(r"\1...", shlex.join([name, *sys.argv[1:]]))[:500]
+    since = datetime.now().isoformat(sep=" ", timespec="seconds")
+    user = psutil.Process().username()
+    return f"pid {os.getpid()} of {user}, since {since}: {command} in {os.getcwd()[:500]}"

@@ -1,18 +1,16 @@
 """Looks at nodes before the first launch of a session on them: what each of them can do, and their links.
 
-A preflight is a job like a launch: the same launcher, agents and ranks, with `CaseFile.preflight` set. Its
-ranks train nothing, they probe (`perfsuite.worker.node_probe.node_probe`). What that means is judged by
-`perfsuite.analysis.bad_nodes`. Driver side; imports neither torch nor pytest.
+A preflight is a job like a launch, with `CaseFile.preflight` set: its ranks only probe (`worker.node_probe`).
+`perfsuite.analysis.bad_nodes` judges what they found. Driver side; imports neither torch nor pytest.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
 
 from perfsuite import documents
 from perfsuite.analysis.bad_nodes import judged
@@ -20,7 +18,6 @@ from perfsuite.analysis.cause import first_cause, is_peer
 from perfsuite.analysis.figures import lowest_device_probe
 from perfsuite.case.case import Case, CaseFile, Topology
 from perfsuite.case.hardware import Machine
-from perfsuite.documents import Document
 from perfsuite.errors import FileError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch.base import Job, Launcher
@@ -29,7 +26,6 @@ from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import RunDir
 
-D = TypeVar("D", bound=Document)
 TIMEOUT_S = 300.0
 """Seconds after which a preflight is ended: importing torch from a shared file system takes long."""
 
@@ -60,7 +56,7 @@ def preflight(
 
 
 def _case(machine: Machine, nodes: int) -> Case:
-    """A case of which only the topology counts: every rank leaves the rest alone."""
+    """A case of which only the topology counts."""
     on_gpu = machine.device == "cuda"
     return Case(
         model="llama-tiny",
@@ -79,8 +75,9 @@ def _nodes(
     """What each node left, and a failure that is no node's fault. `ended` is what the launcher says."""
     count, per_node = case.topology.nodes, case.topology.processes_per_node
     try:
-        agents = _written(map(run_dir.launch, range(count)), LaunchFile)
-        reports = _written(map(run_dir.rank, range(case.topology.world_size)), RankReport)
+        agents = {n: documents.read(file, LaunchFile) for n, file in run_dir.all_launches(count).items()}
+        ranks = {rank: run_dir.rank(rank) for rank in range(case.topology.world_size)}
+        reports = {n: documents.read(file, RankReport) for n, file in ranks.items() if file.exists()}
     except FileError as error:
         agents, reports, ended = {}, {}, Failure(kind="missing_report", message=str(error))
     names = names or [agents[node].host if node in agents else f"node {node}" for node in range(count)]
@@ -106,11 +103,6 @@ def _nodes(
             )
         )
     return nodes, None if bad else why
-
-
-def _written(files: Iterable[Path], kind: type[D]) -> dict[int, D]:
-    """Read those of numbered files that are there. Raises `FileError` for a bad one."""
-    return {number: documents.read(file, kind) for number, file in enumerate(files) if file.exists()}
 
 
 def _to_blame(cause: Failure, run_dir: RunDir, case: Case, names: Sequence[str]) -> list[int]:

@@ -1,8 +1,7 @@
 """Sees who else uses the machine between two launches, and waits until nobody does. Driver side.
 
 Imports neither torch nor pytest, and pynvml only inside functions. Quiet is what `perfsuite.analysis.health`
-calls healthy: on a CPU the share of the cores' time that others use, on GPUs the memory that they hold.
-Nothing of a job runs meanwhile, so whoever is seen, but for this process, is another.
+calls healthy. Nothing of a job runs meanwhile, so whoever is seen, but for this process, is another.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from perfsuite.analysis.health import FOREIGN_CPU_SHARE, FOREIGN_MEMORY_BYTES, H
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import MachineError
 from perfsuite.node import nvml_process
-from perfsuite.node.cpu import Cpu, allowed_cores, read_cpu
+from perfsuite.node.cpu import Cpu, read_cpu
 from perfsuite.node.machine import visible_handles
 from perfsuite.results.amounts import amount
 
@@ -33,7 +32,7 @@ LOOK_EVERY_S = 1.0
 """Seconds between two looks at the machine."""
 WAIT_S = 120.0
 """Seconds that quiet is waited for at the most, by default: a compiler or a run of tests often ends by then,
-a neighbour's training takes hours. The two launches that would else be made in vain take about as long."""
+a neighbour's training takes hours."""
 NAMED = 3
 """Processes that a line names at the most."""
 WORTH_NAMING = 0.02
@@ -53,7 +52,7 @@ class Cores(Cpu):
 
 def cores() -> Cores:
     """Read the cores now."""
-    allowed = allowed_cores()
+    allowed = os.sched_getaffinity(0)
     cpu = read_cpu(Path("/proc/stat"), allowed) or Cpu(processes_s=0, steal_s=0, total_s=0)
     by_process = {
         (process.pid, process.info["create_time"]): spent.user + spent.system
@@ -137,8 +136,7 @@ def gpu_users(nvml: Any, devices: int) -> list[str]:
 
 
 def see_gpus(devices: int) -> list[str]:
-    """Return who uses the GPUs of this machine, as `gpu_users` does. Raises `MachineError` if NVML does not
-    answer."""
+    """Return what `gpu_users` does of this machine. Raises `MachineError` if NVML does not answer."""
     if not nvml_process.has_library():
         return _see_gpus_here(devices)
     return list(nvml_process.ask("perfsuite.launch.quiet", str(devices)))
@@ -172,8 +170,7 @@ class Neighbours:
     sleep: Callable[[float], None] = time.sleep
     _before: Cores | None = None
     _in_vain: bool = False
-    """After a wait in vain there is a single look, until one finds quiet: a machine that is busy for hours
-    costs one wait, not one for each launch."""
+    """After a wait in vain there is a single look, until one finds quiet."""
 
     def launch_begins(self, machine: Machine) -> None:
         """Begin to see who uses `machine`."""
@@ -193,8 +190,11 @@ class Neighbours:
         """Wait until `machine` is quiet. Return False if it was not within `most_s` seconds."""
         most_s = QUIET_S if self._in_vain else max(self.most_s, QUIET_S)
         if not self._in_vain:
+            quiet = f"others use less than {FOREIGN_CPU_SHARE:.0%} of the cores' time"
+            if machine.device == "cuda":
+                quiet = "no other process holds memory of the job's GPUs"
             self.say(
-                f"waiting until {_until(machine)} for {QUIET_S:.0f} s, {most_s:.0f} s at the most "
+                f"waiting until {quiet} for {QUIET_S:.0f} s, {most_s:.0f} s at the most "
                 "(--perf-wait-quiet; of a command, --wait-quiet)"
             )
         began = quiet_since = self.clock()
@@ -225,20 +225,13 @@ class Neighbours:
         """Return a function that says what others did since its last call; nothing if it was quiet."""
         if machine.device == "cuda":
             return lambda: self.see_gpus(devices)
-        last = self.see_cores()
+        seen = [self.see_cores()]
 
         def look() -> list[str]:
-            nonlocal last
-            before, last = last, self.see_cores()
-            return others(before, last, os.getpid())
+            seen.append(self.see_cores())
+            return others(seen[-2], seen[-1], os.getpid())
 
         return look
-
-
-def _until(machine: Machine) -> str:
-    if machine.device == "cuda":
-        return "no other process holds memory of the job's GPUs"
-    return f"others use less than {FOREIGN_CPU_SHARE:.0%} of the cores' time"
 
 
 if __name__ == "__main__":

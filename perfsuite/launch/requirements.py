@@ -1,7 +1,4 @@
-"""Checks what a case needs of a machine and of the installed packages.
-
-Driver side; imports neither torch nor pytest.
-"""
+"""Checks what a case needs of a machine and of the installed packages. Imports neither torch nor pytest."""
 
 from __future__ import annotations
 
@@ -55,9 +52,7 @@ def _topology(case: Case, machine: Machine) -> str | None:
 def _attention(case: Case, machine: Machine) -> str | None:
     if case.attention != "flash_attention_2":
         return None
-    if machine.device == "cpu":
-        return "flash_attention_2 runs on GPUs only"
-    return _needs("flash_attention_2", "flash_attn")
+    return _on_gpu(machine, "flash_attention_2", "flash_attention_2", "flash_attn")
 
 
 def _fields(case: Case, machine: Machine) -> str | None:
@@ -73,9 +68,7 @@ def _finetuning(case: Case, machine: Machine) -> str | None:
         return missing
     if case.quantization == "none":
         return None
-    if machine.device == "cpu":
-        return f"quantization {case.quantization!r} runs on GPUs only"
-    return _needs("quantization", "bitsandbytes")
+    return _on_gpu(machine, f"quantization {case.quantization!r}", "quantization", "bitsandbytes")
 
 
 def _configuration(case: Case, machine: Machine) -> str | None:
@@ -118,6 +111,10 @@ OF_THE_MACHINE = frozenset({_hardware, _topology})
 def _needs(what: str, package: str) -> str | None:
     missing = missing_package(package)
     return missing and f"for {what} {missing}"
+
+
+def _on_gpu(machine: Machine, told: str, what: str, package: str) -> str | None:
+    return f"{told} runs on GPUs only" if machine.device == "cpu" else _needs(what, package)
 
 
 def _builds_model(case: Case) -> bool:

@@ -25,11 +25,10 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import FileError, message_of
 from perfsuite.node import ranks
 from perfsuite.node.lease import Lease
-from perfsuite.node.oom import oom_kills, oom_kills_since
-from perfsuite.node.processes import JOB_MARK, POLL_S, ask_for_stacks, marked, sweep
+from perfsuite.node.processes import JOB_MARK, ask_for_stacks, marked, sweep, wait_until
 from perfsuite.node.ranks import AgentJob
 from perfsuite.results.rank_report import Failure
-from perfsuite.results.run import LaunchFile
+from perfsuite.results.run import LaunchFile, OomKills
 from perfsuite.results.run_dir import ANCESTOR_PID, NODE, RunDir
 from perfsuite.worker import leash
 
@@ -82,7 +81,7 @@ def _watched(job: AgentJob) -> list[Failure]:
             is_over=is_over,
             failures=tuple(failures),
             health=watch.finish() if is_over else None,
-            oom_kills=oom_kills_since(killed_before),
+            oom_kills=oom_kills(killed_before),
         )
         documents.write(job.run_dir.launch(job.node), content)
 
@@ -102,7 +101,7 @@ def _watched(job: AgentJob) -> list[Failure]:
     Lease(job.run_dir.lease, end, _end).hold()
     watch.begin()
     try:
-        failures = ranks.run(replace(job, near_cores=watch.near_cores, tell=tell))
+        failures = ranks.run(replace(job, near_cores=watch.sampler.near_cores, tell=tell))
     except Exception as error:
         where = f"{socket.gethostname()}: " if job.topology.nodes > 1 else ""
         message = f"{where}{type(error).__name__}: {message_of(error)}"
@@ -114,14 +113,40 @@ def _watched(job: AgentJob) -> list[Failure]:
     return failures
 
 
+def oom_kills(
+    before: OomKills | None = None, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
+) -> OomKills:
+    """Return how many processes the kernel has killed for want of memory since then; 0 if it does not tell.
+
+    Linux counts them as `oom_kill` ("Control Group v2", memory.events; "Memory Resource Controller",
+    memory.oom_control; /proc/vmstat).
+    """
+    groups = []
+    with contextlib.suppress(OSError, ValueError):
+        for line in (proc / "self" / "cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                groups.append(_counter(cgroups / path.lstrip("/") / "memory.events"))
+            elif "memory" in controllers.split(","):
+                groups.append(_counter(cgroups / "memory" / path.lstrip("/") / "memory.oom_control"))
+    before = before or OomKills()
+    of_machine = _counter(proc / "vmstat") - before.of_machine
+    return OomKills(of_group=max(0, sum(groups) - before.of_group), of_machine=max(0, of_machine))
+
+
+def _counter(file: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        for line in file.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return 0
+
+
 def _wait_for_peers(job: AgentJob) -> None:
     """Wait until every node has written its stacks: ranks whose peers are killed end before they can."""
-    until = time.monotonic() + PEERS_S
-    while (
-        not all(_is_over(job.run_dir, node) for node in range(job.topology.nodes))
-        and time.monotonic() < until
-    ):
-        time.sleep(POLL_S)
+    nodes = range(job.topology.nodes)
+    wait_until(lambda: all(_is_over(job.run_dir, node) for node in nodes), PEERS_S)
 
 
 def _is_over(run_dir: RunDir, node: int) -> bool:

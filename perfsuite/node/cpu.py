@@ -1,7 +1,4 @@
-"""Reads how the cores of this machine spend their time, from /proc.
-
-Driver side; imports neither torch nor pytest.
-"""
+"""Reads how the cores of this machine spend their time, from /proc. Imports neither torch nor pytest."""
 
 from __future__ import annotations
 
@@ -25,19 +22,13 @@ class Cpu:
     total_s: float
 
 
-def allowed_cores() -> set[int]:
-    """Return the numbers of the cores that this process, and so a job, may use."""
-    return os.sched_getaffinity(0)
-
-
 def node_variables(case: Case, device: str) -> dict[str, str]:
     """Return the variables that depend on the node: each rank's share of its cores, and the interface.
 
-    On a GPU, what a user has set wins. On a CPU it does not: the number of threads is part of what is
-    measured there.
+    On a GPU, what a user has set wins; on a CPU the number of threads is part of what is measured.
     """
     topology = case.topology
-    threads = {"OMP_NUM_THREADS": str(max(1, len(allowed_cores()) // topology.processes_per_node))}
+    threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // topology.processes_per_node))}
     if device == "cuda":
         return {name: value for name, value in threads.items() if name not in os.environ}
     return threads if topology.nodes > 1 else {**threads, "GLOO_SOCKET_IFNAME": "lo"}
@@ -46,9 +37,9 @@ def node_variables(case: Case, device: str) -> dict[str, str]:
 def bind(pid: int, cores: frozenset[int]) -> None:
     """Let a process that has just begun run on these cores alone, with all that it starts.
 
-    Not where this process is bound itself: whoever did that, as a user or Slurm, has chosen for the job.
+    Nothing is done if this process is bound itself: a user or Slurm has chosen for the job.
     """
-    allowed = allowed_cores()
+    allowed = os.sched_getaffinity(0)
     if not cores & allowed or len(allowed) < (os.cpu_count() or 1):
         return
     with contextlib.suppress(OSError):  # it has ended
@@ -58,20 +49,19 @@ def bind(pid: int, cores: frozenset[int]) -> None:
 def read_cpu(stat: Path, cores: set[int]) -> Cpu | None:
     """Read /proc/stat (proc_stat(5)). Return None if there is none, or it has another format.
 
-    `psutil.cpu_times(percpu=True)` has the same figures, but without the numbers of the cores: it would take
-    one core for another where a core is offline.
+    `psutil.cpu_times(percpu=True)` does not tell the numbers of the cores, of which one may be offline.
     """
     processes = steal = total = 0
     try:
         with stat.open() as file:
             for line in takewhile(lambda line: line.startswith("cpu"), file):
-                name, *ticks = line.split()
-                if name == "cpu" or int(name[3:]) not in cores:
-                    continue
-                user, nice, system, idle, iowait, irq, softirq, stolen = map(int, ticks[:8])
-                processes += user + nice + system
-                steal += stolen
-                total += user + nice + system + idle + iowait + irq + softirq + stolen
+                name, *columns = line.split()
+                if name != "cpu" and int(name[3:]) in cores:
+                    ticks = [int(column) for column in columns[:8]]
+                    user, nice, system, _, _, _, _, stolen = ticks
+                    processes += user + nice + system
+                    steal += stolen
+                    total += sum(ticks)
     except (OSError, ValueError):
         return None
     per_s = os.sysconf("SC_CLK_TCK")

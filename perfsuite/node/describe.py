@@ -1,7 +1,5 @@
 """Says what this node is, for `SlurmLauncher.machine`: run on every node as
 `python -m perfsuite.node.describe PROBE`. Imports neither torch nor pytest.
-
-Prints one line of JSON: the machine, how nodes are connected, and what stands in the file PROBE.
 """
 
 from __future__ import annotations
@@ -43,19 +41,17 @@ def interconnect(sys_class: Path = SYS) -> str | None:
     The ports that are up count, of the fastest rate there is: of InfiniBand and RoCE by `rate`, else of
     network interfaces by `speed`, which virtual ones do not have. Several are told with their number.
     """
-    ports = [port for port in sys_class.glob("infiniband/*/ports/*") if "ACTIVE" in _text(port / "state")]
-    rates = [(_number(_text(port / "rate")), _text(port / "link_layer")) for port in ports]
-    if known := [(rate, layer) for rate, layer in rates if rate is not None]:
-        rate, layer = max(known)
-        return _ports(known.count((rate, layer)), f"{'roce' if layer == 'Ethernet' else 'ib'}{rate}")
-    up = [device for device in sys_class.glob("net/*") if _text(device / "operstate") == "up"]
-    physical = [_number(_text(device / "speed")) for device in up if (device / "device").exists()]
-    fastest = max((speed for speed in physical if speed is not None), default=0)
-    return _ports(physical.count(fastest), f"eth{fastest // 1000}") if fastest >= 1000 else None
-
-
-def _ports(count: int, kind: str) -> str:
-    return f"{count}x{kind}" if count > 1 else kind
+    up = [port for port in sys_class.glob("infiniband/*/ports/*") if "ACTIVE" in _text(port / "state")]
+    ports = [(_number(_text(port / "rate")) or 0, _text(port / "link_layer")) for port in up]
+    if not any(rate for rate, _ in ports):
+        devices = [each for each in sys_class.glob("net/*") if _text(each / "operstate") == "up"]
+        physical = [device / "speed" for device in devices if (device / "device").exists()]
+        ports = [((_number(_text(speed)) or 0) // 1000, "none") for speed in physical]
+    rate, layer = max(ports, default=(0, ""))
+    if rate == 0:
+        return None
+    kind, count = {"Ethernet": "roce", "none": "eth"}.get(layer, "ib"), ports.count((rate, layer))
+    return f"{count}x{kind}{rate}" if count > 1 else f"{kind}{rate}"
 
 
 def interface() -> str | None:

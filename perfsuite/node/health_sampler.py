@@ -1,14 +1,9 @@
 """Samples the health of the machine during a run: clocks, power, memory, other processes.
 
-Runs in the agent of each node; imports neither torch nor pytest, and pynvml only inside functions.
-
-GPUs are read through NVML (`perfsuite.node.nvml`), cores through /proc (`perfsuite.node.cpu`). A reading
+Runs in the agent of each node; imports neither torch nor pytest, and pynvml only inside functions. A reading
 that a device does not give is None, never 0. Samples count while steps are being made: from the first
 finished step that is seen to the last one, warm-up included. Where that is too short, from the beginning of
 the training on, or on a CPU of the launch. `perfsuite.analysis.health` judges them.
-
-A call of NVML may wait for a driver that no longer answers: a thread samples, so that the agent never waits
-for NVML.
 """
 
 from __future__ import annotations
@@ -25,9 +20,9 @@ from statistics import fmean, median
 from typing import Any, Literal, TypeVar
 
 from perfsuite.analysis.health import FREE_S, HELD_BYTES
-from perfsuite.node.cpu import Cpu, allowed_cores, read_cpu, read_pressure
-from perfsuite.node.job_processes import JobProcesses
+from perfsuite.node.cpu import Cpu, read_cpu, read_pressure
 from perfsuite.node.nvml import Gpu, Gpus
+from perfsuite.node.processes import JobProcesses
 from perfsuite.results.run import DeviceHealth, Health
 
 T = TypeVar("T")
@@ -76,7 +71,7 @@ class Sampler:
         proc: Path = Path("/proc"),
     ) -> None:
         self._clock, self._sleep, self._proc = clock, sleep, proc
-        self._cores = allowed_cores()
+        self._cores = os.sched_getaffinity(0)
         self._job = JobProcesses(pid or os.getpid())
         self._gpus = Gpus(nvml, devices, self._job) if nvml is not None else None
         self._cards: tuple[DeviceHealth, ...] = ()
@@ -110,9 +105,11 @@ class Sampler:
         Only samples between two steps count: none before the first step, and none after the last one or in a
         hang, when `step` no longer moves.
         """
-        now = self._clock()
-        if not step:
-            self._sample_first(now, has_begun=step is not None)
+        now, has_begun = self._clock(), step is not None
+        if not step:  # GPUs are not read before the job's processes are on them
+            if not self._has_begun and (has_begun or not (self._first or self._gpus)):
+                self._has_begun = has_begun
+                self._first = self._read(now, 0, rescan=True)
             return
         wait = EVERY_S if step == self._step else 0 if is_last else EVERY_S / 4
         if now - self._sampled_at < wait:
@@ -124,20 +121,9 @@ class Sampler:
             self._counted += self._pending
             self._pending.clear()
 
-    def _sample_first(self, now: float, *, has_begun: bool) -> None:
-        """Sample the beginning. GPUs are not read before the job's processes are on them."""
-        if self._has_begun or (not has_begun and (self._first or self._gpus)):
-            return
-        self._has_begun = has_begun
-        self._first = self._read(now, 0, rescan=True)
-
     def finish(self) -> Health | None:
         """Let NVML go. Return what was seen, None if nothing was."""
-        if self._gpus is None:
-            return self.seen()
-        notes = self._gpus.notes()
-        self._gpus.finish()
-        return self.seen(*notes)
+        return self.seen(*(() if self._gpus is None else self._gpus.finish()))
 
     def seen(self, *notes: str) -> Health | None:
         """Return what was seen so far with these notes, None if there is neither."""
@@ -152,24 +138,21 @@ class Sampler:
             return Health(samples=0, seconds=0, steps=0, devices=self._cards, notes=notes)
         return None
 
-    def _read_gpus(self, step: int, *, whole: bool) -> tuple[Gpu, ...]:
-        if self._gpus is None:
-            return ()
-        began = self._clock()
-        if whole := whole or not self._counted or began - self._whole_at >= WHOLE_EVERY_S:
-            self._whole_at = began
-        gpus = self._gpus.read(under_load=step > 0, whole=whole)
-        self._slowest_s = max(self._slowest_s, self._clock() - began)
-        return gpus
-
     def _read(self, now: float, step: int, *, rescan: bool) -> _Sample:
         if rescan or now - self._scanned_at >= RESCAN_S:
             self._scanned_at = now
             self._job.scan()
+        gpus: tuple[Gpu, ...] = ()
+        if self._gpus is not None:
+            began = self._clock()
+            if whole := rescan or not self._counted or began - self._whole_at >= WHOLE_EVERY_S:
+                self._whole_at = began
+            gpus = self._gpus.read(under_load=step > 0, whole=whole)
+            self._slowest_s = max(self._slowest_s, self._clock() - began)
         return _Sample(
             at=now,
             step=step,
-            gpus=self._read_gpus(step, whole=rescan),
+            gpus=gpus,
             cpu=read_cpu(self._proc / "stat", self._cores),
             job_s=self._job.cpu_s(),
             load=os.getloadavg()[0],
@@ -182,7 +165,7 @@ class HealthWatch:
 
     def __init__(self, sampler: Sampler, steps: Callable[[], int | None]) -> None:
         """`steps` tells how many steps rank 0 has finished; None before it trains."""
-        self._sampler, self._steps = sampler, steps
+        self.sampler, self._steps = sampler, steps
         self._error: str | None = None
         self._is_prepared, self._is_over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="perfsuite-health", daemon=True)
@@ -192,30 +175,25 @@ class HealthWatch:
         self._thread.start()
         self._is_prepared.wait(FREE_S + SILENT_S)
 
-    @property
-    def near_cores(self) -> tuple[frozenset[int], ...]:
-        """The cores near each GPU of the job, if NVML has told them by now."""
-        return self._sampler.near_cores
-
     def finish(self) -> Health | None:
         """Stop sampling and return what was seen. If NVML does not answer even now, it is left alone."""
         self._is_over.set()
         if self._thread.ident is not None:  # it has begun
             self._thread.join(SILENT_S)
         if self._thread.is_alive():
-            return self._sampler.seen(
+            return self.sampler.seen(
                 "NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg"
             )
-        return self._sampler.finish() if self._error is None else self._sampler.seen(self._error)
+        return self.sampler.finish() if self._error is None else self.sampler.seen(self._error)
 
     def _work(self) -> None:
         try:
-            self._sampler.prepare()
+            self.sampler.prepare()
             self._is_prepared.set()
-            self._sampler.sample(None)
+            self.sampler.sample(None)
             while not self._is_over.wait(LOOK_S):
-                self._sampler.sample(self._steps())
-            self._sampler.sample(self._steps(), is_last=True)
+                self.sampler.sample(self._steps())
+            self.sampler.sample(self._steps(), is_last=True)
         except Exception as error:  # the launch is worth more than its health
             self._error = f"the machine's health is unknown: {type(error).__name__}: {error}"
             self._is_prepared.set()
@@ -256,7 +234,7 @@ def _health(
 
 
 def _cpu_shares(first: _Sample, last: _Sample) -> dict[str, float | None]:
-    """Return shares of the cores' time over all samples at once: the kernel counts in ticks of 10 ms."""
+    """Shares of the cores' time over all samples at once: the kernel counts in ticks of 10 ms."""
     if first.cpu is None or last.cpu is None or last.cpu.total_s <= first.cpu.total_s:
         return {}
     total = last.cpu.total_s - first.cpu.total_s

@@ -5,14 +5,14 @@ holds open, in a Slurm step through `srun`: it ends when the driver dies. And th
 text into `RunDir.lease`: if it dies together with `srun`, stdin stays open, but the text changes no more.
 Texts are compared, not times: clocks of two machines need not agree.
 
-The same text tells the agents to end the job. It is written over itself, never truncated and never to a new
-file: that works on a full disk, and another machine sees it at once (on NFS a file that is opened is fresh,
-while a file that is new may stay unseen for a minute).
+The same text tells the agents to end the job. It is written over itself: that works on a full disk, and
+another machine sees it at once, while a file that is new may stay unseen on NFS for a minute.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 import time
@@ -42,8 +42,7 @@ class Beats:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._wish: Wish = "go"
-        self._changed = threading.Event()
-        self._is_over = False
+        self._changed, self._is_over = threading.Event(), False
         self._thread = threading.Thread(target=self._work, name="perfsuite-lease", daemon=True)
 
     def __enter__(self) -> Beats:
@@ -61,11 +60,11 @@ class Beats:
         self._changed.set()
 
     def _work(self) -> None:
-        count = 0
-        while not self._is_over:
+        for count in itertools.count(1):
             self._changed.wait(BEAT_S)
             self._changed.clear()
-            count += 1
+            if self._is_over:
+                return
             with contextlib.suppress(OSError), self._file.open("r+") as file:
                 file.write(text_of(count, self._wish))
 

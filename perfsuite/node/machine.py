@@ -17,7 +17,6 @@ import psutil
 from perfsuite.case.hardware import AND, PRODUCTS, Machine
 from perfsuite.errors import MachineError
 from perfsuite.node import nvml_process
-from perfsuite.node.cpu import allowed_cores
 
 AMD_DRIVER = Path("/dev/kfd")
 """A device file that exists where Linux drives an AMD GPU."""
@@ -30,8 +29,8 @@ CUDA_ORDER = "PCI_BUS_ID"
 def detect() -> Machine:
     """Return this machine. GPUs are found through NVML, so that torch need not be imported.
 
-    Raises `MachineError` if a visible GPU cannot be measured on: one that NVML cannot read, one that is split
-    by MIG, or one of several unlike GPUs in an order that NVML does not know; and if NVML does not answer.
+    Raises `MachineError` if NVML does not answer, and if a visible GPU cannot be measured on: one that NVML
+    cannot read, that is split by MIG, or is one of several unlike GPUs in an order that NVML does not know.
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN or not nvml_process.has_library():
         return detect_here()
@@ -61,8 +60,7 @@ def _detect_gpu() -> Machine:
     except pynvml.NVMLError as error:
         raise _NoGpu(f"NVML found no GPU: {error}") from error
     try:
-        handles = visible_handles(pynvml)
-        if not handles:
+        if not (handles := visible_handles(pynvml)):
             raise _NoGpu("NVML found a driver but no GPU")
         names, memory = set(), []
         for index, handle in enumerate(handles):
@@ -137,22 +135,20 @@ def _readable(pynvml: Any, gpu: str, handle: Any = None) -> Iterator[None]:
     try:
         yield
     except pynvml.NVMLError as error:
+        if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
+            others = [str(other) for other in range(pynvml.nvmlDeviceGetCount()) if str(other) != gpu]
+            without = f"CUDA_VISIBLE_DEVICES={','.join(others)}"
+        else:
+            without = f"take it out of CUDA_VISIBLE_DEVICES={visible}"
         raise MachineError(
             f"{_gpu_name(pynvml, gpu, handle)} cannot be read: {error}. Look at `nvidia-smi` and dmesg, then "
-            f"mend it, or measure without it: {_without(pynvml, gpu)}"
+            f"mend it, or measure without it: {without}"
         ) from error
 
 
 def _gpu_name(pynvml: Any, gpu: str, handle: Any) -> str:
     bus_id = pci_bus_id(pynvml, handle) if handle is not None else None
     return f"GPU {gpu}" + (f" ({bus_id})" if bus_id else "")
-
-
-def _without(pynvml: Any, gpu: str) -> str:
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return f"take it out of CUDA_VISIBLE_DEVICES={visible}"
-    others = [str(other) for other in range(pynvml.nvmlDeviceGetCount()) if str(other) != gpu]
-    return f"CUDA_VISIBLE_DEVICES={','.join(others)}"
 
 
 def _refuse_mig(pynvml: Any, index: int, handle: Any) -> None:
@@ -211,7 +207,7 @@ def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str 
 
 def detect_cpu(reason: str) -> Machine:
     """Return this machine without its GPUs. `reason` says why, and becomes the machine's note."""
-    cores, name = len(allowed_cores()), _cpu_name()
+    cores, name = len(os.sched_getaffinity(0)), _cpu_name()
     return Machine(
         device="cpu",
         device_name=name,

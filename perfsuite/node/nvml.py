@@ -1,8 +1,7 @@
-"""Reads the job's GPUs through NVML, one moment at a time. Driver side; imports neither torch nor pytest.
+"""Reads the job's GPUs through NVML, one moment at a time. Imports neither torch nor pytest.
 
-A reading that a device does not give is None, never 0. The NVML module itself is handed in: `pynvml`, or in
-tests a stand-in with its function names and recorded readings. Any call may wait for a driver that no longer
-answers: `perfsuite.node.health_sampler` makes them in a thread.
+A reading that a device does not give is None, never 0. The NVML module itself is handed in. Any call may wait
+for a driver that no longer answers: `perfsuite.node.health_sampler` makes them in a thread.
 """
 
 from __future__ import annotations
@@ -16,26 +15,10 @@ from functools import cached_property
 from typing import Any
 
 from perfsuite.analysis.health import HELD_BYTES
-from perfsuite.node.job_processes import JobProcesses
 from perfsuite.node.machine import pci_bus_id, visible_handles
+from perfsuite.node.processes import JobProcesses
 from perfsuite.results.amounts import amount
 from perfsuite.results.run import DeviceHealth
-
-REASONS: dict[int, str] = {
-    0x001: "GpuIdle",
-    0x002: "ApplicationsClocksSetting",
-    0x004: "SwPowerCap",
-    0x008: "HwSlowdown",
-    0x010: "SyncBoost",
-    0x020: "SwThermalSlowdown",
-    0x040: "HwThermalSlowdown",
-    0x080: "HwPowerBrakeSlowdown",
-    0x100: "DisplayClockSetting",
-    0x200: "BoardLimit",
-    0x400: "Reliability",
-}
-"""The bits of nvmlClocksEventReasons (nvml.h), earlier nvmlClocksThrottleReasons. The last two have a name
-with the earlier prefix only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +50,7 @@ class Gpus:
         self._strangers: set[int] = set()
         self._own_seen: set[int] = set()
         self._listed: set[int] = set()
-        self._link_seen: set[int] = set()
+        self._links_seen = False
 
     @cached_property
     def _handles(self) -> list[Any]:
@@ -87,6 +70,13 @@ class Gpus:
         bus_ids = [pci_bus_id(self._nvml, handle) for handle in self._handles]
         return [DeviceHealth(index=index, pci_bus_id=each).name for index, each in enumerate(bus_ids)]
 
+    @cached_property
+    def _reasons(self) -> dict[int, str]:
+        """The bits of nvmlClocksEventReasons, earlier nvmlClocksThrottleReasons, which has names for more."""
+        prefix, others = "nvmlClocksThrottleReason", ("All", "None", "UserDefinedClocks")
+        names = [name for name in dir(self._nvml) if name.startswith(prefix) and not name.endswith(others)]
+        return {getattr(self._nvml, name): name.removeprefix(prefix) for name in names}
+
     def _note(self, index: int, text: str) -> None:
         self._notes[f"{self._names[index]}: {text}"] = None
 
@@ -104,30 +94,28 @@ class Gpus:
         return None
 
     def _ask_thousandths(self, index: int, what: str) -> float | None:
-        """Return a reading in milliwatts or millijoules as watts or joules."""
         value = self._ask(index, what)
         return None if value is None else value / 1e3
 
-    def finish(self) -> None:
-        """Shut NVML down."""
+    def finish(self) -> tuple[str, ...]:
+        """Shut NVML down. Return what could not be read, and why, and what is wrong with a card."""
         with contextlib.suppress(Exception):
             self._nvml.nvmlShutdown()
-
-    def notes(self) -> tuple[str, ...]:
-        """Return what could not be read so far, and why, and what is wrong with a card."""
-        hidden = sorted(self._listed - self._own_seen)
-        if not hidden:
-            return tuple(self._notes)
-        which = ", ".join(map(str, hidden))
-        unseen = (
-            f"GPU {which}: NVML does not list this job's own processes (a container with process ids of "
-            "its own?), so whether others use it is unknown"
-        )
-        return (*self._notes, unseen)
+        if hidden := sorted(self._listed - self._own_seen):
+            unseen = (
+                f"GPU {', '.join(map(str, hidden))}: NVML does not list this job's own processes (a "
+                "container with process ids of its own?), so whether others use it is unknown"
+            )
+            self._notes[unseen] = None
+        return tuple(self._notes)
 
     def used_bytes(self) -> list[int | None]:
-        """Return the used memory of each GPU in bytes, without the driver's; None if NVML does not tell."""
-        return [self._used_bytes(index) for index in self._indices]
+        """Return the used memory of each GPU in bytes, without the driver's; None if NVML does not tell.
+
+        The first version of the call would count what the driver reserves as used.
+        """
+        told = [self._ask(index, "MemoryInfo", self._nvml.nvmlMemory_v2) for index in self._indices]
+        return [None if memory is None else int(memory.used) for memory in told]
 
     def near_cores(self) -> tuple[frozenset[int], ...]:
         """Return the numbers of the cores near each GPU, those of its socket or NUMA node; none if unknown.
@@ -142,18 +130,15 @@ class Gpus:
         )
 
     def cards(self, held: Sequence[int | None]) -> tuple[DeviceHealth, ...]:
-        """Return which cards these are and how they are set up. `held` bytes are in use before the job.
+        """Return which cards these are and how they are set up; note memory that is held on other GPUs.
 
-        Memory that is held on other GPUs of the machine is noted.
+        `held` bytes are in use before the job.
         """
         self._note_other_gpus()
         return tuple(self._card(index, size) for index, size in zip(self._indices, held, strict=True))
 
     def fabric_states(self) -> list[tuple[int, int] | None]:
-        """Return state and status of each GPU in its NVLink fabric (nvmlGpuFabricInfo_t in nvml.h).
-
-        None where a GPU is in none, or NVML does not tell.
-        """
+        """Return state and status of each GPU in its NVLink fabric (nvmlGpuFabricInfo_t), None if in none."""
         infos = [self._nvml.c_nvmlGpuFabricInfo_t() for _ in self._indices]
         told = [self._ask(index, "GpuFabricInfo", ctypes.byref(info)) for index, info in enumerate(infos)]
         return [
@@ -162,14 +147,17 @@ class Gpus:
         ]
 
     def read(self, *, under_load: bool, whole: bool) -> tuple[Gpu, ...]:
-        """Read every GPU of the job; under load also its PCIe link, which an idle card slows down.
+        """Read every GPU of the job; once under load also its PCIe link, which an idle card slows down.
 
         Unless `whole`, only clocks and power are read, which change from step to step: each call takes a lock
         of the driver that the training takes, too.
         """
-        for index in self._indices if under_load else ():
-            self._note_slow_link(index)
-        return tuple(self._read(index, whole=whole) for index in self._indices)
+        if under_load and not self._links_seen:
+            self._links_seen = True
+            for index in self._indices:
+                self._note_slow_link(index)
+        gpus = [self._read(index) for index in self._indices]
+        return tuple(map(self._read_rest, self._indices, gpus, self.used_bytes()) if whole else gpus)
 
     def _note_other_gpus(self) -> None:
         nvml = self._nvml
@@ -218,7 +206,7 @@ class Gpus:
         )
 
     def _memory_faults(self, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return what is wrong with the memory of a card, what only waits for a reset, and what to do."""
+        """What is wrong with the memory of a card, and what only waits for a reset; with what to do."""
         faults, pending = [], []
         nvml = self._nvml
         which = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)  # since the last reset
@@ -234,7 +222,7 @@ class Gpus:
         return tuple(faults), tuple(pending)
 
     def _nvlinks(self, index: int) -> tuple[int | None, int | None, int | None]:
-        """Return how many NVLinks are up, how many down, and their errors; None without NVLink."""
+        """How many NVLinks are up, how many down, and their errors; None without NVLink."""
         nvml = self._nvml
         states: list[int] = []
         with contextlib.suppress(Exception):  # this product has no more of them, or none
@@ -252,45 +240,39 @@ class Gpus:
         return sum(states), len(states) - sum(states), sum(known) if known else None
 
     def _note_slow_link(self, index: int) -> None:
-        """Note a slow PCIe link. It is looked at once."""
-        if index in self._link_seen:
-            return
-        self._link_seen.add(index)
         for what, prefix in (("Width", "x"), ("Generation", "")):
             now, most = (self._ask(index, f"{which}PcieLink{what}") for which in ("Curr", "Max"))
             if now is not None and most is not None and now < most:
                 speeds = f"PCIe {what.lower()} {prefix}{now}, it can have {prefix}{most}"
                 self._note(index, f"{speeds}: copies from and to the host are slower")
 
-    def _read(self, index: int, *, whole: bool) -> Gpu:
-        nvml = self._nvml
-        reasons = self._ask(index, "CurrentClocksEventReasons")
-        if reasons is None:  # a driver from before 2023
-            reasons = self._ask(index, "CurrentClocksThrottleReasons")
-        read = Gpu(
-            sm_clock_mhz=self._ask(index, "ClockInfo", nvml.NVML_CLOCK_SM),
+    def _read(self, index: int) -> Gpu:
+        bits = self._ask(index, "CurrentClocksEventReasons")
+        if bits is None:  # a driver from before 2023
+            bits = self._ask(index, "CurrentClocksThrottleReasons")
+        reasons: frozenset[str] | None = None
+        if bits is not None:
+            active = (1 << power for power in range(bits.bit_length()) if bits >> power & 1)
+            reasons = frozenset(self._reasons.get(bit, hex(bit)) for bit in active)
+        return Gpu(
+            sm_clock_mhz=self._ask(index, "ClockInfo", self._nvml.NVML_CLOCK_SM),
             power_w=self._ask_thousandths(index, "PowerUsage"),
             energy_j=self._ask_thousandths(index, "TotalEnergyConsumption"),
-            reasons=None if reasons is None else _reasons(reasons),
+            reasons=reasons,
         )
-        if not whole:
-            return read
+
+    def _read_rest(self, index: int, gpu: Gpu, used_bytes: int | None) -> Gpu:
         rates = self._ask(index, "UtilizationRates")
         return replace(
-            read,
+            gpu,
             utilisation=None if rates is None else rates.gpu,
-            temperature_c=self._ask(index, "Temperature", nvml.NVML_TEMPERATURE_GPU),
+            temperature_c=self._ask(index, "Temperature", self._nvml.NVML_TEMPERATURE_GPU),
             foreign_bytes=self._foreign_bytes(index),
-            used_bytes=self._used_bytes(index),
+            used_bytes=used_bytes,
         )
 
-    def _used_bytes(self, index: int) -> int | None:
-        """Ask by the second version of the call: the first one counts what the driver reserves as used."""
-        memory = self._ask(index, "MemoryInfo", self._nvml.nvmlMemory_v2)
-        return None if memory is None else int(memory.used)
-
     def _foreign_bytes(self, index: int) -> int | None:
-        """Return the bytes of others; None if NVML does not list the job's own processes either."""
+        """The bytes of others; None if NVML does not list the job's own processes either."""
         processes = self._ask(index, "ComputeRunningProcesses")
         if processes is None:
             return None
@@ -304,9 +286,3 @@ class Gpus:
         self._own_seen.add(index)
         # The memory of a process is None on MIG and the like: then only its presence is known.
         return sum(process.usedGpuMemory or 0 for process in processes if process.pid not in self._job.pids)
-
-
-def _reasons(bits: int) -> frozenset[str]:
-    """Name each bit that is set; a bit without a name is given in hexadecimal."""
-    powers = (1 << position for position in range(bits.bit_length()))
-    return frozenset(REASONS.get(bit, hex(bit)) for bit in powers if bits & bit)

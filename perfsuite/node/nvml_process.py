@@ -1,6 +1,6 @@
 """Asks NVML in a process of its own, with a deadline. Driver side; imports neither torch nor pytest.
 
-Where a GPU has fallen off the bus, a call may stay in the kernel. No signal ends it, and a process with a
+A call may stay in the kernel where a GPU has fallen off the bus. No signal ends it, and a process with a
 thread in it cannot exit: so the driver itself never calls NVML. The child prints one line of JSON.
 """
 
@@ -32,10 +32,7 @@ def has_library() -> bool:
 
 
 def ask(module: str, *words: str) -> Any:
-    """Return the `answer` of a module that is run with these words.
-
-    Raises `MachineError` if that is an error, or if there is none within `ANSWER_S`.
-    """
+    """Return the `answer` of a module that is run with these words. Raises `MachineError` if it has none."""
     command = [sys.executable, "-m", module, *words]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -51,7 +48,7 @@ def ask(module: str, *words: str) -> Any:
     try:
         told = json.loads(said.splitlines()[-1])
     except (IndexError, ValueError):
-        last = (errors.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
+        last = (errors.strip() or f"exit code {child.returncode}").splitlines()[-1]
         raise MachineError(
             f"the process that asks NVML failed: {last}. Run it: {' '.join(command)}"
         ) from None

@@ -1,10 +1,9 @@
-"""The processes of a job: how they are found, asked for their stacks, waited for and killed. Imports neither
-torch nor pytest.
+"""The processes of a job: how they are found, asked for their stacks, waited for and killed.
 
 A process of a job is found by the job's mark, which it inherits unless it is given an environment of its own,
 or as a descendant of the agent, which adopts those whose parent has ended (`leash.adopt_orphans`).
 
-psutil is imported when it is used: ranks load this module with the agent, and must not need it.
+Imports neither torch nor pytest, and psutil only inside functions: ranks load this module without it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 from perfsuite.errors import LaunchError
@@ -57,6 +56,37 @@ def descendants(pid: int) -> list[psutil.Process]:
                 if process.status() != psutil.STATUS_ZOMBIE:
                     living.append(process)
     return living
+
+
+class JobProcesses:
+    """A process and its descendants: the agent of a job, which lives as long as the job."""
+
+    def __init__(self, pid: int) -> None:
+        import psutil
+
+        self.pids = {pid}
+        """Every process that the job ever had: NVML lists the dead for a while."""
+        self._agent = psutil.Process(pid)
+        self._processes = [self._agent]
+
+    def scan(self) -> None:
+        """Look for processes that were born since. Reads every process of the machine."""
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            self._processes = [self._agent, *self._agent.children(recursive=True)]
+            self.pids |= {process.pid for process in self._processes}
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of the living, and of the dead whose parent has waited for them."""
+        import psutil
+
+        seconds = 0.0
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                seconds += times.user + times.system + times.children_user + times.children_system
+        return seconds
 
 
 def ask_for_stacks(run_dir: RunDir, processes: Iterable[psutil.Process], node: int = 0) -> None:
@@ -124,12 +154,17 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 def wait_for(process: subprocess.Popen[bytes], seconds: float) -> bool:
     """Wait until a child has ended, at most so long. Returns whether it has."""
+    return wait_until(lambda: has_ended(process), seconds)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, poll_s: float = POLL_S) -> bool:
+    """Wait until a condition holds, at most so long. Returns whether it does."""
     until = time.monotonic() + seconds
-    while not has_ended(process):
+    while not condition():
         left_s = until - time.monotonic()
         if left_s <= 0:
             return False
-        time.sleep(min(POLL_S, left_s))
+        time.sleep(min(poll_s, left_s))
     return True
 
 

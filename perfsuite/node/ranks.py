@@ -8,8 +8,6 @@ There are three ways to start ranks:
 - The ranks of a script are plain processes, or a command starts them by itself. The Python processes among
   them measure themselves (`perfsuite.worker.startup`).
 - Ranks that train nothing are forked from this process.
-
-The environment of a rank is that of torchrun, and rank 0 is where all of them meet.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from perfsuite.case.case import CaseFile, Topology
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import Command, framework_of
 from perfsuite.node import cpu, rendezvous
-from perfsuite.node.processes import POLL_S, wait_for
+from perfsuite.node.processes import POLL_S
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import FILES, JOB_VARIABLES, LAUNCH_DIR, MODEL_CODE, MOVED, RUN_DIR, RunDir
 from perfsuite.worker import leash
@@ -103,23 +101,22 @@ def run(job: AgentJob) -> list[Failure]:
 
 
 def _model_code(request: CaseFile) -> dict[str, str]:
-    """Return `MODEL_CODE` where each rank would import transformers (seconds each), and a fork may have it.
+    """`MODEL_CODE` where each rank would import transformers (seconds each), and a fork may have it.
 
     On a GPU it may not: what touches the GPU when it is imported would break it for all forks.
     """
-    case = request.case
-    model_type = case.model.config.get("model_type")
+    model_type = request.case.model.config.get("model_type")
     if request.device == "cuda" or request.preflight or model_type is None:
         return {}
     name = str(model_type).replace("-", "_")
-    adapters = [] if case.lora is None else ["peft"]
-    return {MODEL_CODE: " ".join([f"transformers.models.{name}.modeling_{name}", *adapters])}
+    adapters = "" if request.case.lora is None else " peft"
+    return {MODEL_CODE: f"transformers.models.{name}.modeling_{name}{adapters}"}
 
 
 def _fork(job: AgentJob, process: type[BaseProcess], meeting: Mapping[str, str]) -> list[Failure]:
     """Start ranks of perfsuite's worker by a fork: of this process, or of the server that has torch."""
     path = str(job.run_dir.path)
-    ranks = {
+    ranks: dict[int | None, BaseProcess] = {
         rank: process(target=worker.forked, args=(path, {**_variables(job, rank), **meeting}))
         for rank in job.ranks
     }
@@ -173,12 +170,12 @@ def _run(command: Command, job: AgentJob) -> list[Failure]:
     for rank in job.ranks:  # on NFS others see a file that is there at once, a new one later
         job.run_dir.training(rank).touch()
     if command.starts_ranks and job.topology.nodes == 1:
-        return _run_once(command, job, environment)
+        return _wait(job, {None: _start(command, job, environment, None)})
     with rendezvous.meeting(job.run_dir, job.node, job.topology.nodes) as meeting:
         environment |= meeting
         if command.starts_ranks:
-            return _run_once(command, job, environment)
-        ranks = {
+            return _wait(job, {None: _start(command, job, environment, None)})
+        ranks: dict[int | None, Process] = {
             rank: _start(command, job, environment | _variables(job, rank), job.run_dir.rank_log(rank))
             for rank in job.ranks
         }
@@ -186,38 +183,24 @@ def _run(command: Command, job: AgentJob) -> list[Failure]:
         return _wait(job, ranks)
 
 
-def _run_once(command: Command, job: AgentJob, environment: Mapping[str, str]) -> list[Failure]:
-    process = _start(command, job, environment, None)
-    ours, stay = _children(), Stay(job)
-    while not wait_for(process, POLL_S):
-        _bury(ours)
-        if stay.is_over():
-            process.kill()  # what it has started is swept
-            return [_crash(f"the command {STAYED}")]
-    code = process.returncode
-    if not job.run_dir.all_ranks():
-        return [_crash(_ended(job, "the command", code))]
-    return [_crash(f"the command ended with {_exit_code(code)}")] if code else []
-
-
 def _start(
     command: Command, job: AgentJob, environment: Mapping[str, str], log: Path | None
 ) -> subprocess.Popen[bytes]:
     """Start a process of `command`, with its output in `log`, or where this process's own output goes."""
-    with contextlib.ExitStack() as files:
+    with contextlib.nullcontext() if log is None else log.open("ab") as output:
         return subprocess.Popen(
             [_moved(word).replace(LAUNCH_DIR, str(job.run_dir.files)) for word in command.words],
             cwd=_moved(command.directory),
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=None if log is None else files.enter_context(log.open("ab")),
-            stderr=None if log is None else subprocess.STDOUT,
+            stdout=output,
+            stderr=None if output is None else subprocess.STDOUT,
             preexec_fn=leash.die_with_parent,
         )
 
 
 def _moved(word: str) -> str:
-    """Return where a file of the repository is in the worktree that stands for it, if one does.
+    """Where a file of the repository is in the worktree that stands for it, if one does.
 
     The environment of this process and the worktree itself may lie in the repository, too.
     """
@@ -229,7 +212,7 @@ def _moved(word: str) -> str:
 
 
 def _variables(job: AgentJob, rank: int) -> dict[str, str]:
-    """Return torchrun's environment variables (torch's docs, "torchrun", "Environment Variables").
+    """torchrun's environment variables (torch's docs, "torchrun", "Environment Variables").
 
     Those that say where ranks meet are `rendezvous.meeting`'s; there rank 0 listens, and no agent.
     """
@@ -252,53 +235,43 @@ def _variables(job: AgentJob, rank: int) -> dict[str, str]:
     }
 
 
-class Stay:
-    """How long ranks may stay: `STAY_S` after every rank of the job has reported."""
+def _wait(job: AgentJob, processes: Mapping[int | None, Process]) -> list[Failure]:
+    """Wait for ranks, or for the command that starts all of them (None), to end; kill who stays.
 
-    def __init__(self, job: AgentJob) -> None:
-        self._missing = [job.run_dir.rank(rank) for rank in range(job.topology.world_size)]
-        self._until = float("inf")
-
-    def is_over(self) -> bool:
-        """Whether they have stayed too long."""
-        while self._missing and self._missing[-1].exists():
-            self._missing.pop()
-            if not self._missing:
-                self._until = time.monotonic() + STAY_S
-        return time.monotonic() > self._until
-
-
-def _wait(job: AgentJob, ranks: Mapping[int, Process]) -> list[Failure]:
-    """Wait until every rank has ended; once one has failed, no longer than `GRACE_S`; and see `Stay`.
-
-    A failure is told at once: if the ranks of another node fail by it, and that node's agent ends first,
-    `srun` ends this one.
+    They may stay `GRACE_S` after one has failed, and `STAY_S` after every rank of the job has reported. A
+    failure is told at once: if the ranks of another node fail by it, and that node's agent ends first, `srun`
+    ends this one.
     """
-    running, ours, stay = dict(ranks), _children(), Stay(job)
+    running, ours = dict(processes), _children()
+    missing = [job.run_dir.rank(rank) for rank in range(job.topology.world_size)]
     failures: list[Failure] = []
-    until = float("inf")
+    until = stay_until = float("inf")
 
-    def failed(message: str, rank: int) -> None:
+    def failed(message: str, rank: int | None) -> None:
         failures.append(_crash(message, rank))
         job.tell(failures)
 
-    while running and time.monotonic() < until and not stay.is_over():
+    while running and time.monotonic() < min(until, stay_until):
         time.sleep(POLL_S)
         _bury(ours)
+        while missing and missing[-1].exists():
+            missing.pop()
+            if not missing:
+                stay_until = time.monotonic() + STAY_S
         for rank, each in list(running.items()):
             code = each.poll() if isinstance(each, subprocess.Popen) else each.exitcode
             if code is None:
                 continue
             del running[rank]
-            is_measured = _is_measured(job.run_dir, rank)
+            is_measured = rank is None or _is_measured(job.run_dir, rank)
             if (message := _failure(job, rank, code, isinstance(each, subprocess.Popen))) is not None:
                 failed(message, rank)
             if not is_measured:
                 until = min(until, time.monotonic() + GRACE_S)
     for rank, process in running.items():
-        process.kill()
-        if stay.is_over():
-            failed(f"it {STAYED}", rank)
+        process.kill()  # what it has started is swept
+        if time.monotonic() >= stay_until:
+            failed(f"{'the command' if rank is None else 'it'} {STAYED}", rank)
     return failures
 
 
@@ -309,7 +282,7 @@ def _children() -> set[int]:
 
 
 def _bury(ours: Collection[int]) -> None:
-    """Let go of an orphan of the job that has ended: nobody else will. `ours` are not orphans."""
+    """Let go of an orphan of the job that has ended: nobody else will. `ours` are no orphans."""
     with contextlib.suppress(ChildProcessError):
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None and ended.si_pid not in ours:
@@ -323,11 +296,15 @@ def _is_measured(run_dir: RunDir, rank: int) -> bool:
         return False
 
 
-def _failure(job: AgentJob, rank: int, code: int, is_script: bool) -> str | None:
-    """How a rank failed, if it did. That one of perfsuite's worker left no report the driver sees."""
-    if is_script and not job.run_dir.rank(rank).exists():
-        return _ended(job, "the script", code)
-    return _exit_code(code) if code else None
+def _failure(job: AgentJob, rank: int | None, code: int, is_script: bool) -> str | None:
+    """How a rank failed, or the command that starts all of them (None), if it did.
+
+    That a rank of perfsuite's worker left no report the driver sees.
+    """
+    is_reported = bool(job.run_dir.all_ranks()) if rank is None else job.run_dir.rank(rank).exists()
+    if is_script and not is_reported:
+        return _ended(job, "the command" if rank is None else "the script", code)
+    return f"{'the command ended with ' * (rank is None)}{_exit_code(code)}" if code else None
 
 
 def _ended(job: AgentJob, what: str, code: int) -> str:

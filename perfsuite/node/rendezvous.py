@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
 from collections.abc import Iterator
 
 from perfsuite.errors import LaunchError
-from perfsuite.node.processes import POLL_S
+from perfsuite.node.processes import wait_until
 from perfsuite.results.run_dir import RunDir
 
 MEET_S = 300
@@ -23,8 +22,8 @@ MEET_S = 300
 def meeting(run_dir: RunDir, node: int, nodes: int) -> Iterator[dict[str, str]]:
     """Yield MASTER_ADDR and MASTER_PORT, torch's environment variables of where ranks meet.
 
-    Node 0 chooses a port that is free on every address, as torch listens on all of them. Until the `with`
-    ends, the kernel gives it to nobody who asks for any free port.
+    Node 0 chooses a port that is free on every address, as torch listens on all of them. The kernel gives it
+    to nobody who asks for any free port until the `with` ends.
     Raises `LaunchError` if node 0 tells the other nodes nothing in time.
     """
     if node > 0:
@@ -40,14 +39,11 @@ def meeting(run_dir: RunDir, node: int, nodes: int) -> Iterator[dict[str, str]]:
 
 
 def _read_endpoint(run_dir: RunDir) -> dict[str, str]:
-    until = time.monotonic() + MEET_S
-    while time.monotonic() < until:
-        text = run_dir.endpoint.read_text() if run_dir.endpoint.exists() else ""
-        if text.endswith("\n"):
-            host, _, port = text.strip().rpartition(":")
-            return {"MASTER_ADDR": host, "MASTER_PORT": port}
-        time.sleep(POLL_S)
-    raise LaunchError(
-        f"node 0 has not told within {MEET_S} s where ranks meet ({run_dir.endpoint}): did its agent start, "
-        "and is the directory the same on every node?"
-    )
+    file = run_dir.endpoint
+    if not wait_until(lambda: file.exists() and file.read_text().endswith("\n"), MEET_S):
+        raise LaunchError(
+            f"node 0 has not told within {MEET_S} s where ranks meet ({file}): did its agent start, "
+            "and is the directory the same on every node?"
+        )
+    host, _, port = file.read_text().strip().rpartition(":")
+    return {"MASTER_ADDR": host, "MASTER_PORT": port}

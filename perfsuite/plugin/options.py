@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perfsuite.ini import read_ini
-from perfsuite.launch.slurm.settings import PREFIX
+from perfsuite.launch.slurm import PREFIX
 from perfsuite.plugin.keys import usage_error
 from perfsuite.results.store import BASELINES
 from perfsuite.session.option_table import OLD, OPTIONS, Option, check_together

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import pytest
 
 from perfsuite.errors import FileError
 from perfsuite.launch import driving
-from perfsuite.launch.base import Job
+from perfsuite.launch.base import Job, no_progress
 from perfsuite.results.run_dir import RunDir
 from tests.processes import wait_until
 from tests.samples import make_case, make_machine
@@ -20,32 +19,32 @@ def job(directory: Path, **changes: Any) -> Job:
     return Job(run_dir=RunDir(directory), case=make_case(**changes), machine=make_machine(), python="python3")
 
 
+PATH = {"PATH": "/usr/bin:/bin"}
+
+
 def test_every_node_runs_the_agent_on_the_same_directory(tmp_path: Path) -> None:
-    assert driving.agent_command(job(tmp_path)) == [
-        "python3",
-        "-m",
-        "perfsuite.node.agent",
-        str(tmp_path),
-    ]
+    words = ["python3", "-m", "perfsuite.node.agent", str(tmp_path)]
+    assert driving.agent_command(job(tmp_path)) == words
 
 
-def test_a_command_has_a_stdin_until_the_end(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with driving.started(
-        ["sh", "-c", "echo begun; cat; echo ended"], log, {"PATH": "/usr/bin:/bin"}
-    ) as process:
-        wait_until(lambda: log.read_text() == "begun\n", "its first words")
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.2)
+def test_a_command_has_a_stdin_until_the_end_and_may_run_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    log, words = tmp_path / "log", ["sh", "-c", "pwd; read word; echo $word; cat; echo ended"]
+    with driving.started(words, log, PATH, tmp_path / "there") as process:
+        assert process.stdin is not None
+        process.stdin.write(b"its stdin\n")
+        process.stdin.flush()
+        wait_until(lambda: log.read_text() == f"{tmp_path / 'there'}\nits stdin\n", "its words")
+        assert process.poll() is None
     assert process.wait(20) == 0
-    assert log.read_text() == "begun\nended\n"
+    assert log.read_text().endswith("its stdin\nended\n")
 
 
 def test_steps_and_reports_are_followed_until_the_command_ends(tmp_path: Path) -> None:
     ours = job(tmp_path)
     ours.run_dir.progress.write_text("3 256")
     told: list[tuple[int, int]] = []
-    with driving.started(["cat"], tmp_path / "log", {"PATH": "/usr/bin:/bin"}) as process:
+    with driving.started(["cat"], tmp_path / "log", PATH) as process:
 
         def tell(step: int, tokens: int) -> None:
             told.append((step, tokens))
@@ -57,14 +56,14 @@ def test_steps_and_reports_are_followed_until_the_command_ends(tmp_path: Path) -
 
 
 def test_a_job_that_takes_too_long_is_told_to_end_before_it_is_left(tmp_path: Path) -> None:
-    ours = job(tmp_path, timeout_s=0.5)
-    wait = f"until grep -q end {ours.run_dir.lease}; do sleep 0.05; done; echo told"
+    ours = job(tmp_path, timeout_s=0.01)
+    wait = f"until grep -q end {ours.run_dir.lease}; do sleep 0.01; done; echo told"
     log = tmp_path / "log"
-    with driving.started(["sh", "-c", wait], log, {"PATH": "/usr/bin:/bin"}) as process:
-        failure = driving.drive(ours, process, lambda step, tokens: None)
+    with driving.started(["sh", "-c", wait], log, PATH) as process:
+        failure = driving.drive(ours, process, no_progress)
     assert failure is not None
     assert failure.message == (
-        "killed after 0.5 s (the case's timeout_s), when rank 0 had finished at least 0 of "
+        "killed after 0.01 s (the case's timeout_s), when rank 0 had finished at least 0 of "
         f"{ours.case.total_steps} steps"
     )
     assert log.read_text() == "told\n"
@@ -73,9 +72,9 @@ def test_a_job_that_takes_too_long_is_told_to_end_before_it_is_left(tmp_path: Pa
 def test_one_that_does_not_listen_is_left_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driving, "END_S", 0.2)
+    monkeypatch.setattr(driving, "END_S", 0)
     with driving.started(["sleep", "600"], tmp_path / "log", {}) as process:
-        assert driving.drive(job(tmp_path, timeout_s=0.2), process, lambda step, tokens: None) is not None
+        assert driving.drive(job(tmp_path, timeout_s=0.01), process, no_progress) is not None
         assert process.poll() is None, "its launcher kills it"
         process.kill()
         process.wait()
@@ -106,11 +105,3 @@ def test_the_variables_of_a_job_win_and_its_agents_leave_them(
     assert environment["CUDA_VISIBLE_DEVICES"] == "0"
     assert environment["PERFSUITE_JOB_VARIABLES"] == "NCCL_ALGO CUDA_VISIBLE_DEVICES"
     assert "PERFSUITE_JOB_VARIABLES" not in driving.environment(job(tmp_path / "other"))
-
-
-def test_a_command_may_run_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    log = tmp_path / "log"
-    with driving.started(["/bin/pwd"], log, {}, tmp_path / "there") as process:
-        process.wait(20)
-    assert log.read_text() == f"{tmp_path / 'there'}\n"

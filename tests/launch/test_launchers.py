@@ -48,16 +48,13 @@ def test_slurm_is_usual_in_an_allocation_of_several_nodes(
 
 
 def test_one_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MachineError, match="in no allocation"):
+        launcher("slurm")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert isinstance(launcher("slurm"), SlurmLauncher)
     assert launcher("slurm").lock == "/tmp/perfsuite-slurm-7.lock"
     assert isinstance(launcher("local"), LocalLauncher)
     assert launcher("local").lock is None
-
-
-def test_slurm_without_an_allocation_is_refused() -> None:
-    with pytest.raises(MachineError, match="in no allocation"):
-        launcher("slurm")
 
 
 def test_a_name_that_nobody_has_is_refused(packages: Any) -> None:

@@ -54,16 +54,10 @@ def agents(run_dir: RunDir, *nodes: int) -> None:
         documents.write(run_dir.launch(node), LaunchFile(host=f"host{node}", health=HEALTH))
 
 
-def crash(rank: int, message: str) -> Failure:
-    return Failure(kind="crash", message=message, rank=rank, at=rank)
-
-
 def found(
     directory: Path, work: Callable[[RunDir], Failure | None], machine: Machine | None = None
 ) -> Preflight:
-    launcher = Pretends(work)
-    assert isinstance(launcher, Launcher)
-    return preflight(launcher, machine or make_machine(), 3, directory, names=NAMES)
+    return preflight(Pretends(work), machine or make_machine(), 3, directory, names=NAMES)
 
 
 def all_good(run_dir: RunDir) -> None:
@@ -74,6 +68,7 @@ def all_good(run_dir: RunDir) -> None:
 
 def test_it_is_a_job_whose_ranks_only_probe(tmp_path: Path) -> None:
     launcher = Pretends(all_good)
+    assert isinstance(launcher, Launcher)
     seen = preflight(launcher, make_machine(), 3, tmp_path, names=NAMES)
     (job,) = launcher.jobs
     asked = documents.read(job.run_dir.case, CaseFile)
@@ -105,29 +100,26 @@ def test_nodes_whose_names_nobody_told_have_their_agents(tmp_path: Path) -> None
     assert [node.name for node in seen.nodes] == ["host0", "node 1"]
 
 
-def test_the_node_of_the_rank_that_failed_first_is_bad_and_not_its_peers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("failures", "problem", "failure"),
+    [
+        ([GONE, "CUDA error"], "n2: crash in the preflight: CUDA error (see {})", None),
+        (["ImportError"] * 3, None, "crash in the preflight: ImportError (see {})"),  # it is the software
+    ],
+    ids=["one and its peer", "all"],
+)
+def test_the_node_of_the_rank_that_failed_first_is_bad_unless_all_failed(
+    tmp_path: Path, failures: list[str], problem: str | None, failure: str | None
+) -> None:
     def work(run_dir: RunDir) -> None:
-        report(run_dir, 0, failure=crash(0, GONE))
-        report(run_dir, 1, failure=crash(1, "CUDA error: no device"))
+        for rank, message in enumerate(failures):
+            report(run_dir, rank, failure=Failure(kind="crash", message=message, rank=rank, at=rank))
         agents(run_dir, 0, 1, 2)
 
     seen = found(tmp_path, work)
-    assert seen.problems == [f"n2: crash in the preflight: CUDA error: no device (see {tmp_path})"]
-    assert seen.failure is None
+    assert seen.problems == ([] if problem is None else [problem.format(tmp_path)])
+    assert seen.failure == (failure and failure.format(tmp_path))
     assert [node.rates for node in seen.nodes] == [{}, {}, {}]
-
-
-def test_what_fails_on_every_node_blames_none(tmp_path: Path) -> None:
-    """It is the software then, and the cases will fail by it."""
-
-    def work(run_dir: RunDir) -> None:
-        agents(run_dir, 0, 1, 2)
-        for node in range(3):
-            report(run_dir, node, failure=crash(node, "ImportError: torch"))
-
-    seen = found(tmp_path, work)
-    assert seen.problems == []
-    assert seen.failure == f"crash in the preflight: ImportError: torch (see {tmp_path})"
 
 
 TIMEOUT = Failure(kind="timeout", message="killed after 300 s", at=9)

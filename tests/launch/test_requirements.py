@@ -70,29 +70,23 @@ def test_a_mamba_on_a_gpu_needs_its_kernels(monkeypatch: pytest.MonkeyPatch, ins
     assert unsupported(mamba.replace(framework=Fake()), make_gpu_machine()) is None
 
 
-def test_what_fits_is_supported() -> None:
-    assert unsupported(SMALL, make_machine()) is None
-    two = Topology(processes_per_node=2)
-    assert unsupported(SMALL.replace(hardware="gpu", topology=two), make_gpu_machine(count=2)) is None
+NINE = "it needs 9 GPUs (one per process), this machine has 8"
+ELSEWHERE = "it is meant for t4, this machine is {0}; it is meant for cpu, this machine is {0}"
+NAMED = {"model": Model.named("mine")}
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        ({"topology": Topology(processes_per_node=8)}, None),
         (
             {"topology": Topology(processes_per_node=9)},
             "it needs 9 GPUs (one per process), this machine has 8",
         ),
-        (
-            {"hardware": ("t4", "cpu")},
-            "it is meant for t4, this machine is {0}; it is meant for cpu, this machine is {0}",
-        ),
+        ({"hardware": ("t4", "cpu")}, ELSEWHERE),
         ({"hardware": ("t4", "gpu")}, None),
-        ({"model": Model.named("mine")}, "ddp cannot build mine: it has a name only, no configuration"),
-        (
-            {"model": Model.named("mine"), "framework": Fake()},
-            "fake cannot build mine: it has a name only, no configuration",
-        ),
+        (NAMED, "ddp cannot build mine: it has a name only, no configuration"),
+        ({**NAMED, "framework": Fake()}, "fake cannot build mine: it has a name only, no configuration"),
     ],
 )
 def test_each_requirement_has_its_reason(changes: dict[str, Any], reason: str | None) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -10,10 +11,22 @@ def _all_gpus_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
+class Passing:
+    """The time that was slept, which did not pass. `meanwhile` is called in each sleep with its number."""
+
+    def __init__(self) -> None:
+        self.seconds, self.count = 0.0, 0
+        self.meanwhile: Callable[[int], object] = lambda count: None
+
+    def sleep(self, seconds: float) -> None:
+        self.count += 1
+        self.meanwhile(self.count)
+        self.seconds += seconds
+
+
 @pytest.fixture
-def passing(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The times that were slept, which did not pass."""
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    monkeypatch.setattr(time, "monotonic", lambda: sum(slept))
-    return slept
+def passing(monkeypatch: pytest.MonkeyPatch) -> Passing:
+    passing = Passing()
+    monkeypatch.setattr(time, "sleep", passing.sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: passing.seconds)
+    return passing

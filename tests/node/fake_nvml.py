@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import pynvml
+
 from perfsuite.node.health_sampler import EVERY_S, Sampler
 from perfsuite.results.run import Health
 
@@ -149,6 +151,11 @@ class Nvml:
             return value
 
         return answer
+
+
+for name, bit in vars(pynvml).items():
+    if name.startswith("nvmlClocksThrottleReason"):
+        setattr(Nvml, name, bit)
 
 
 class Clock:

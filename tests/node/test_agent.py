@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,13 +14,15 @@ from perfsuite.case.case import CaseFile, Topology
 from perfsuite.errors import LaunchError
 from perfsuite.frameworks.script import Script
 from perfsuite.node import agent, health_sampler, ranks
+from perfsuite.node.agent import oom_kills
 from perfsuite.node.health_sampler import Sampler
 from perfsuite.node.lease import Lease
 from perfsuite.node.processes import JOB_MARK, POLL_S
 from perfsuite.node.ranks import AgentJob
 from perfsuite.results.rank_report import Failure
-from perfsuite.results.run import LaunchFile
+from perfsuite.results.run import LaunchFile, OomKills
 from perfsuite.results.run_dir import RunDir
+from tests.node.conftest import Passing
 from tests.node.fake_nvml import Nvml
 from tests.samples import make_case
 
@@ -71,17 +72,18 @@ def test_an_agent_that_is_told_to_end_ends_well_however_long_its_ranks_take_to_d
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By another exit status srun would end the nodes that still write the stacks of their ranks."""
-    ranks_are_killed, ended = threading.Event(), threading.Event()
+    ranks_are_killed, has_told, ended = threading.Event(), threading.Event(), threading.Event()
     codes: list[int] = []
 
     def run(job: AgentJob) -> list[Failure]:
         ranks_are_killed.wait()
+        has_told.set()
         job.tell([KILLED])
         return [KILLED]
 
-    def sweep() -> None:
+    def sweep() -> None:  # a rank on a GPU is not gone at once: its agent's other thread goes on meanwhile
         ranks_are_killed.set()
-        time.sleep(0.3)  # a rank on a GPU is not gone at once
+        has_told.wait(20)
 
     def end(code: int) -> None:
         codes.append(code)
@@ -168,19 +170,57 @@ def test_an_agent_ends_though_it_cannot_say_why(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize(("after", "waited"), [(0, 0), (3, 3 * POLL_S), (float("inf"), agent.PEERS_S)])
 def test_a_node_that_ends_the_job_waits_for_the_stacks_of_the_other_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passing: list[float], after: float, waited: float
+    tmp_path: Path, passing: Passing, after: float, waited: float
 ) -> None:
     """Ranks end when those of another node are killed, and then they write no stacks."""
     job = job_of(tmp_path, nodes=2, node=1)
     documents.write(job.run_dir.launch(1), LaunchFile())
 
-    def sleep(seconds: float) -> None:
-        passing.append(seconds)
-        if len(passing) >= after:
+    def end_the_other(looks: int) -> None:
+        if looks >= after:
             documents.write(job.run_dir.launch(0), LaunchFile())
 
-    monkeypatch.setattr(time, "sleep", sleep)
-    if not after:
-        documents.write(job.run_dir.launch(0), LaunchFile())
+    passing.meanwhile = end_the_other
+    end_the_other(0)
     agent._wait_for_peers(job)
-    assert sum(passing) == pytest.approx(waited, abs=1.01 * POLL_S)
+    assert passing.seconds == pytest.approx(waited, abs=1.01 * POLL_S)
+
+
+def kernel(directory: Path, groups: str, files: dict[str, int], kills: int) -> tuple[Path, Path]:
+    """Return stand-ins for /proc and /sys/fs/cgroup."""
+    proc, cgroups = directory / "proc", directory / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text(groups)
+    (proc / "vmstat").write_text(f"nr_free_pages 7\noom_kill {kills}\n")
+    for name, count in files.items():
+        (cgroups / name).parent.mkdir(parents=True)
+        (cgroups / name).write_text(f"low 0\noom 9\noom_kill {count}\noom_group_kill 0\n")
+    return proc, cgroups
+
+
+@pytest.mark.parametrize(
+    ("groups", "file"),
+    [
+        ("0::/user.slice/a:b.scope\n", "user.slice/a:b.scope/memory.events"),
+        ("4:cpu,memory:/job\n1:cpu:/other\n0::/\n", "memory/job/memory.oom_control"),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_the_kernels_counters_are_those_of_our_control_group_and_of_the_machine(
+    tmp_path: Path, groups: str, file: str
+) -> None:
+    assert oom_kills(None, *kernel(tmp_path, groups, {file: 3}, 5)) == OomKills(of_group=3, of_machine=5)
+
+
+def test_a_counter_that_is_missing_or_no_number_counts_nothing(tmp_path: Path) -> None:
+    assert oom_kills(None, tmp_path, tmp_path) == OomKills()
+    assert oom_kills(None, *kernel(tmp_path / "odd", "no control groups\n", {}, 2)) == OomKills(of_machine=2)
+    proc, cgroups = kernel(tmp_path, "0::/\n", {}, 2)
+    (proc / "vmstat").write_text("oom_kill many\n")
+    assert oom_kills(None, proc, cgroups) == OomKills()
+
+
+def test_what_was_killed_before_is_none_of_the_launchs(tmp_path: Path) -> None:
+    now = kernel(tmp_path, "0::/\n", {"memory.events": 3}, 5)
+    assert oom_kills(OomKills(of_group=2, of_machine=1), *now) == OomKills(of_group=1, of_machine=4)
+    assert oom_kills(OomKills(of_group=4, of_machine=6), *now) == OomKills(), "one that began anew"

@@ -44,6 +44,8 @@ def test_infiniband_is_told_by_its_fastest_port_that_is_up(tmp_path: Path) -> No
 def test_roce_is_not_infiniband(tmp_path: Path) -> None:
     port(tmp_path, "mlx5_0", "200 Gb/sec (4X HDR)", layer="Ethernet")
     assert interconnect(tmp_path) == "roce200"
+    port(tmp_path, "mlx5_1", "200 Gb/sec (4X HDR)")
+    assert interconnect(tmp_path) == "ib200"
 
 
 def test_ethernet_is_told_by_the_fastest_card(tmp_path: Path) -> None:

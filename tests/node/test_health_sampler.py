@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,11 +71,6 @@ def test_a_hot_gpu_among_healthy_ones_is_named() -> None:
     ]
 
 
-def test_without_an_energy_counter_energy_is_mean_power_times_time() -> None:
-    silent = {"nvmlDeviceGetTotalEnergyConsumption": NotSupported("Not Supported")}
-    assert watched(Nvml(silent)).devices[0].energy_j == pytest.approx(687.823 * 4.75, abs=0.01)
-
-
 def test_without_nvml_the_processor_is_still_watched() -> None:
     found = watched(Nvml(init=NVMLError("Driver Not Loaded")), proc=Path("/proc"))
     assert found.devices == ()
@@ -105,21 +99,20 @@ def test_what_changes_slowly_is_asked_of_a_driver_once_a_second() -> None:
     assert asked["MemoryInfo"] == asked["ComputeRunningProcesses"] == 5 + 1  # once before the launch
 
 
-@pytest.mark.parametrize("steps", [[], [None] * 9, [0] * 9, [3] * 9])
-def test_too_little_was_seen(steps: list[int | None]) -> None:
-    assert sampled(steps) is None
-
-
 @pytest.mark.parametrize(
-    ("steps", "between"), [([None, 0, 25], 25), ([None, 25], 25), ([0, 1], 1), ([10, 25], 15)]
+    ("steps", "between"),
+    [
+        *(([None, 0, 25], 25), ([None, 25], 25), ([0, 1], 1), ([10, 25], 15)),
+        *((steps, None) for steps in ([], [None] * 9, [0] * 9, [3] * 9)),
+    ],
 )
 def test_a_short_training_is_sampled_at_its_beginning_and_its_end(
-    steps: list[int | None], between: int
+    steps: list[int | None], between: int | None
 ) -> None:
     """A training whose beginning is over before the first look has the beginning of its launch."""
     for every_s in (0.06, 0.01):
-        found = seen(sampled(steps, every_s=every_s, is_last=steps[-1]))
-        assert (found.samples, found.steps) == (2, between)
+        found = sampled(steps, every_s=every_s, is_last=None if between is None else steps[-1])
+        assert (found and (found.samples, found.steps)) == (between and (2, between))
 
 
 def test_a_gpu_is_not_read_before_the_job_is_on_it_nor_its_link_before_it_works() -> None:
@@ -148,11 +141,9 @@ def test_a_machine_gets_its_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     found = seen(on_gpu.finish())
     assert {handle for name, handle in nvml.calls if name == "nvmlDeviceGetPowerUsage"} == {0, 1}
     assert nvml.initialised == 0
-    assert (found.samples, found.seconds, found.steps, found.notes) == (0, 0, 0, ())
-    assert found.devices == tuple(
-        DeviceHealth(index=index, **{**CARD, "pci_bus_id": f"00000000:{0x1B + index:02X}:00.0"})
-        for index in (0, 1)
-    )
+    cards = [CARD, {**CARD, "pci_bus_id": "00000000:1C:00.0"}]
+    devices = tuple(DeviceHealth(index=index, **card) for index, card in enumerate(cards))
+    assert found == Health(samples=0, seconds=0, steps=0, devices=devices)
 
 
 class Waits(Nvml):
@@ -188,46 +179,26 @@ def test_a_watch_that_never_began_has_seen_nothing() -> None:
     assert HealthWatch(Sampler(), lambda: None).finish() is None
 
 
-def test_nobody_waits_for_an_nvml_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_sampler, "SILENT_S", 0.05)
-    nvml = Waits("nvmlDeviceGetPowerUsage")
+@pytest.mark.parametrize(
+    ("function", "uuids"), [("nvmlInit", []), ("nvmlDeviceGetPowerUsage", ["GPU-8932f937"])]
+)
+def test_nobody_waits_for_an_nvml_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, function: str, uuids: list[str]
+) -> None:
+    nvml = Waits(function)
+    waited: list[float] = []
     watch = HealthWatch(Sampler(devices=1, nvml=nvml), lambda: 1)
+    monkeypatch.setattr(watch._is_prepared, "wait", waited.append)
+    monkeypatch.setattr(watch._thread, "join", waited.append)
     assert watch._thread.daemon, "nor does the agent when it ends"
     watch.begin()
     nvml.asked.wait()
     found = seen(watch.finish())
     nvml.may_answer.set()
+    assert waited == [35, 5], "30 s until the memory is free, 5 s for the answer; 5 s at the end"
     assert found.samples == 0
-    assert [device.uuid for device in found.devices] == ["GPU-8932f937"]
+    assert [device.uuid for device in found.devices] == uuids
     assert found.notes == ("NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg",)
-
-
-def test_a_job_is_launched_though_nvml_is_silent_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_sampler, "SILENT_S", 0.05)
-    monkeypatch.setattr(health_sampler, "FREE_S", 0)
-    nvml = Waits("nvmlInit")
-    watch = HealthWatch(Sampler(devices=1, nvml=nvml), lambda: 1)
-    watch.begin()
-    found = seen(watch.finish())
-    nvml.may_answer.set()
-    assert (found.samples, len(found.notes)) == (0, 1)
-
-
-def test_a_launch_waits_until_memory_should_be_free_and_nvml_should_have_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    watch = HealthWatch(Sampler(devices=1, nvml=Nvml({})), lambda: 0)
-    waited: list[float] = []
-    wait = watch._is_prepared.wait
-
-    def waiting(seconds: float) -> bool:
-        waited.append(seconds)
-        return wait(seconds)
-
-    monkeypatch.setattr(watch._is_prepared, "wait", waiting)
-    watch.begin()
-    watch.finish()
-    assert waited == [35], "30 s until the memory is free, 5 s for the answer"
 
 
 def test_a_launch_without_a_step_is_not_sampled_at_its_end() -> None:
@@ -324,12 +295,10 @@ def test_the_clock_of_the_slowest_gpu_is_kept_by_step() -> None:
 
 
 def test_shares_of_the_cores_that_the_job_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_sampler, "allowed_cores", lambda: {0, 2})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
     monkeypatch.setattr(os, "sysconf", lambda name: 100)
     (tmp_path / "pressure").mkdir()
-    (tmp_path / "pressure" / "cpu").write_text(
-        "some avg10=12.50 avg60=6.84 avg300=6.67 total=24\nfull avg10=0\n"
-    )
+    (tmp_path / "pressure" / "cpu").write_text("some avg10=12.50 avg60=6.84 avg300=6.67 total=24\n")
     clock = Clock()
     sampler = Sampler(clock=clock, proc=tmp_path)
     job_s = iter((5.0, 8.0))
@@ -404,10 +373,9 @@ def test_a_sample_is_taken_each_quarter_of_a_second_and_sooner_when_the_step_mov
         *((0.25 + 0.0625, 2), (0.5, 2), (0.5625, 2)),
     ):
         clock.now = after
-        before = nvml.calls.count(("nvmlDeviceGetPowerUsage", 0))
+        nvml.calls.clear()
         sampler.sample(step)
-        if nvml.calls.count(("nvmlDeviceGetPowerUsage", 0)) > before:
-            taken.append(after)
+        taken += [after] * nvml.calls.count(("nvmlDeviceGetPowerUsage", 0))
     assert taken == [0, 0, 0.25, 0.3125, 0.5625], "at the first, of the beginning"
 
 
@@ -431,12 +399,12 @@ def test_new_processes_are_looked_for_every_two_seconds(monkeypatch: pytest.Monk
 
 def a_sample(at: float, **changes: Any) -> health_sampler._Sample:
     cpu = Cpu(processes_s=at / 2, steal_s=0, total_s=at)
-    sample = health_sampler._Sample(at=at, step=int(at), gpus=(), cpu=cpu, job_s=0, load=1.0, pressure=None)
-    return replace(sample, **changes)
+    known = {"at": at, "step": int(at), "gpus": (), "cpu": cpu, "job_s": 0, "load": 1.0, "pressure": None}
+    return health_sampler._Sample(**{**known, **changes})
 
 
-def spent(processes_s: float, steal_s: float, total_s: float) -> dict[str, Cpu]:
-    return {"cpu": Cpu(processes_s=processes_s, steal_s=steal_s, total_s=total_s)}
+def spent(*seconds: float) -> dict[str, Cpu]:
+    return {"cpu": Cpu(**dict(zip(("processes_s", "steal_s", "total_s"), seconds, strict=True)))}
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import select
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +11,7 @@ import pytest
 
 from perfsuite.node import lease
 from perfsuite.node.lease import LEASE_S, Beats, Lease
+from tests.node.conftest import Passing
 
 AGENT = """
 import sys, time
@@ -26,11 +24,9 @@ time.sleep(600)
 
 
 @contextlib.contextmanager
-def agent(file: Path, lost_s: str | None = None) -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, **({} if lost_s is None else {LEASE_S: lost_s})}
-    pipe = subprocess.PIPE
-    words = [sys.executable, "-c", AGENT, str(file)]
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
+def agent(file: Path) -> Iterator[subprocess.Popen[str]]:
+    pipe, words = subprocess.PIPE, [sys.executable, "-c", AGENT, str(file)]
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process:
         try:
             yield process
         finally:
@@ -89,16 +85,6 @@ def test_an_agent_sees_that_its_stdin_ends(tmp_path: Path) -> None:
         assert said(process) == "the driver is gone: its end of stdin is closed"
 
 
-def test_an_agent_sees_that_the_text_changes_no_more(file: Path) -> None:
-    with agent(file, "3") as process:
-        with Beats(file):
-            said(process)
-            assert process.stdout is not None
-            told, _, _ = select.select([process.stdout], [], [], 4)
-            assert not told, "it says nothing while the text changes"
-        assert said(process) == "no sign of the driver for 3 s"
-
-
 def test_an_agent_is_told_to_end(file: Path) -> None:
     with Beats(file) as beats, agent(file) as process:
         said(process)
@@ -106,19 +92,21 @@ def test_an_agent_is_told_to_end(file: Path) -> None:
         assert said(process) == "end"
 
 
-def test_a_driver_on_the_same_machine_may_be_stopped(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-Z, or a debugger: it is not dead, and the kernel would tell if it were."""
-    monkeypatch.setattr(lease, "LOOK_S", 0.001)
-    now = iter(range(10**9))
-    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+@pytest.mark.parametrize(("lost_s", "said"), [("3", ["no sign of the driver for 3 s"]), (None, ["end"])])
+def test_an_agent_sees_that_the_text_changes_no_more(
+    file: Path, monkeypatch: pytest.MonkeyPatch, passing: Passing, lost_s: str | None, said: list[str]
+) -> None:
+    """Not one on the driver's machine: Ctrl-Z is no death there, of which the kernel would tell."""
     monkeypatch.delenv(LEASE_S, raising=False)
-    lost: list[str] = []
-    ended = threading.Event()
-    watching = threading.Thread(target=Lease(file, ended.set, lost.append)._hold_text)
-    watching.start()
-    while next(now) < 10 * lease.LOST_S:
-        time.sleep(0.001)
-    file.write_text("0000000001 end\n")
-    watching.join()
-    assert ended.is_set()
-    assert lost == []
+    if lost_s is not None:
+        monkeypatch.setenv(LEASE_S, lost_s)
+
+    def drive(looks: int) -> None:
+        if looks < 20 or looks == 200:
+            file.write_text(lease.text_of(looks, "end" if looks == 200 else "go"))
+
+    passing.meanwhile, heard = drive, []
+    Lease(file, lambda: heard.append("end"), heard.append)._hold_text()
+    assert heard == said
+    changed_s = (20 if lost_s else 200) * lease.LOOK_S
+    assert passing.seconds == pytest.approx(changed_s + 3 * bool(lost_s), abs=2 * lease.LOOK_S)

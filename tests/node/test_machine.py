@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -13,16 +14,7 @@ import pytest
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import MachineError
 from perfsuite.node.machine import detect
-
-GIB = 2**30
-
-
-class NVMLError(Exception):
-    pass
-
-
-class NotSupported(NVMLError):
-    pass
+from tests.node.fake_nvml import GIB, NotSupported, NVMLError
 
 
 class NotFound(NVMLError):
@@ -89,19 +81,11 @@ def stand_in(
     return calls
 
 
-def test_the_stand_in_has_the_names_of_the_library() -> None:
-    import pynvml
-
-    mine = (
-        "NVMLError_NotSupported",
-        "NVMLError_NotFound",
-        "NVMLError_InvalidArgument",
-        "nvmlDeviceGetUUID",
-        "nvmlDeviceGetPciInfo",
-        "nvmlDeviceGetMigMode",
-    )
-    assert set(mine) <= set(vars(pynvml))
-    assert pynvml.NVML_DEVICE_MIG_ENABLE == 1
+def test_the_stand_in_has_the_names_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = importlib.import_module("pynvml")
+    stand_in(monkeypatch, [])
+    assert set(vars(sys.modules["pynvml"])) <= set(vars(library))
+    assert library.NVML_DEVICE_MIG_ENABLE == 1
 
 
 @pytest.mark.parametrize(
@@ -132,49 +116,42 @@ def test_cuda_visible_devices(
     assert calls == ["init", "shutdown"]
 
 
-@pytest.mark.parametrize("visible", ["", "-1"])
-def test_hidden_gpus_are_not_looked_for(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
-    calls = stand_in(monkeypatch, ["NVIDIA H200"])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    machine = detect()
-    assert (machine.device, machine.note) == ("cpu", "CUDA_VISIBLE_DEVICES hides every GPU")
-    assert calls == []
-
-
-@pytest.mark.parametrize("visible", ["9", "GPU-9", "nonsense", "-1,0"])
-def test_cuda_visible_devices_that_names_no_gpu_leaves_the_processor(
-    monkeypatch: pytest.MonkeyPatch, visible: str
-) -> None:
-    calls = stand_in(monkeypatch, ["NVIDIA H200"])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    machine = detect()
-    assert (machine.device, machine.note) == (
-        "cpu",
-        f"CUDA_VISIBLE_DEVICES={visible} names none of the 1 GPUs",
-    )
-    assert calls == ["init", "shutdown"]
-
-
-MISSING = "NVML Shared Library Not Found"
-
-
 @pytest.mark.parametrize(
-    ("missing", "amd", "calls", "note"),
+    ("visible", "note", "calls"),
     [
-        (None, "/no/such/device", ["init", "shutdown"], "NVML found a driver but no GPU"),
-        (MISSING, "/no/such/device", ["init"], f"NVML found no GPU: {MISSING}"),
-        (
-            *(MISSING, "/dev/null", ["init"]),
-            f"NVML found no GPU: {MISSING}; "
-            "there is an AMD GPU (/dev/null), perfsuite measures on NVIDIA's only",
+        *((each, "hides every GPU", []) for each in ("", "-1")),
+        *(
+            (each, f"={each} names none of the 1 GPUs", ["init", "shutdown"])
+            for each in ("9", "GPU-9", "nonsense", "-1,0")
         ),
     ],
 )
+def test_cuda_visible_devices_that_names_no_gpu_leaves_the_processor(
+    monkeypatch: pytest.MonkeyPatch, visible: str, note: str, calls: list[str]
+) -> None:
+    called = stand_in(monkeypatch, ["NVIDIA H200"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    machine = detect()
+    space = "" if note.startswith("=") else " "
+    assert (machine.device, machine.note) == ("cpu", f"CUDA_VISIBLE_DEVICES{space}{note}")
+    assert called == calls
+
+
+@pytest.mark.parametrize("amd", [None, "/dev/null"])
+@pytest.mark.parametrize(
+    ("missing", "calls", "note"),
+    [
+        (None, ["init", "shutdown"], "NVML found a driver but no GPU"),
+        ("Library Not Found", ["init"], "NVML found no GPU: Library Not Found"),
+    ],
+)
 def test_without_a_gpu_there_is_the_processor_and_the_reason(
-    monkeypatch: pytest.MonkeyPatch, missing: str | None, amd: str, calls: list[str], note: str
+    monkeypatch: pytest.MonkeyPatch, missing: str | None, amd: str | None, calls: list[str], note: str
 ) -> None:
     called = stand_in(monkeypatch, [], missing=missing)
-    monkeypatch.setattr("perfsuite.node.machine.AMD_DRIVER", Path(amd))
+    if amd is not None:
+        monkeypatch.setattr("perfsuite.node.machine.AMD_DRIVER", Path(amd))
+        note += f"; there is an AMD GPU ({amd}), perfsuite measures on NVIDIA's only"
     machine = detect()
     assert (machine.device, machine.note) == ("cpu", note)
     assert called == calls
@@ -188,22 +165,17 @@ def test_unlike_gpus_make_a_class_of_their_own(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("function", "name"),
+    ("function", "otherwise", "name"),
     [
-        ("HandleByIndex", "GPU 2"),
-        ("Name", "GPU 2 (00000000:1D:00.0)"),
-        ("MemoryInfo", "GPU 2 (00000000:1D:00.0)"),
+        ("HandleByIndex", lambda index: index, "GPU 2"),
+        ("Name", lambda handle: "NVIDIA H200", "GPU 2 (00000000:1D:00.0)"),
+        ("MemoryInfo", lambda handle: SimpleNamespace(total=GIB), "GPU 2 (00000000:1D:00.0)"),
     ],
 )
 def test_a_gpu_that_cannot_be_read_is_one_clear_error(
-    monkeypatch: pytest.MonkeyPatch, function: str, name: str
+    monkeypatch: pytest.MonkeyPatch, function: str, otherwise: Callable[[Any], Any], name: str
 ) -> None:
-    otherwise: dict[str, Callable[[int], Any]] = {
-        "HandleByIndex": lambda index: index,
-        "Name": lambda handle: "NVIDIA H200",
-        "MemoryInfo": lambda handle: SimpleNamespace(total=GIB),
-    }
-    lost: Any = {function: fails(NVMLError("GPU is lost"), 2, otherwise[function])}
+    lost: Any = {function: fails(NVMLError("GPU is lost"), 2, otherwise)}
     calls = stand_in(monkeypatch, ["NVIDIA H200"] * 4, **lost)
     with pytest.raises(MachineError) as raised:
         detect()
@@ -257,18 +229,15 @@ def test_an_instance_of_mig_has_a_class_of_its_own(monkeypatch: pytest.MonkeyPat
     assert detect().hardware_class == "a100-sxm4-40gb-mig-1g-5gb-81gb"
 
 
-@pytest.mark.parametrize(
-    ("visible", "memory_gib"), [("GPU-a", 80), ("GPU-b1", 81), ("GPU-b", None), ("GPU-c", None), ("b1", None)]
-)
-def test_the_beginning_of_one_uuid_is_enough(
-    monkeypatch: pytest.MonkeyPatch, visible: str, memory_gib: int | None
-) -> None:
+def test_the_beginning_of_one_uuid_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     uuids = ["GPU-a77", "GPU-b11", "GPU-b22"]
     stand_in(monkeypatch, ["NVIDIA H200"] * 3, UUID=uuids.__getitem__)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    machine = detect()
-    assert machine.device == ("cpu" if memory_gib is None else "cuda")
-    assert memory_gib is None or machine.memory_bytes == memory_gib * GIB
+    for visible, memory_gib in (("GPU-a", 80), ("GPU-b1", 81)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert detect().memory_bytes == memory_gib * GIB
+    for visible in ("GPU-b", "GPU-c", "b1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert detect().device == "cpu", visible
 
 
 def test_unlike_gpus_in_an_order_that_nvml_does_not_know_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

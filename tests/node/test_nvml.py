@@ -2,21 +2,20 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from perfsuite.analysis.health import BAD_REASONS, machine_problems
-from perfsuite.node import nvml
-from perfsuite.node.health_sampler import EVERY_S, Sampler
+from perfsuite.node.health_sampler import Sampler
+from perfsuite.node.nvml import Gpus
+from perfsuite.node.processes import JobProcesses
 from tests.node.fake_nvml import (
     GIB,
     OTHER,
     OWN,
     TRAINING,
-    Clock,
     FunctionNotFound,
     NotSupported,
     Nvml,
@@ -27,33 +26,27 @@ from tests.node.fake_nvml import (
 from tests.samples import make_gpu_machine
 
 SLOW_COPIES = "copies from and to the host are slower"
-SPIN = "import time\nuntil = time.monotonic() + 20\nwhile time.monotonic() < until: pass"
 
 
 def test_other_processes_on_the_gpu_are_foreign() -> None:
     processes = [using(OWN, 60 * GIB), using(OTHER, 12 * GIB), using(OTHER + 1, 1 * GIB)]
-    alone = processes[:1]
-    found = watched(Nvml({"nvmlDeviceGetComputeRunningProcesses": (alone, processes, alone)}))
-    assert found.devices[0].foreign_memory_bytes == 13 * GIB
-    assert machine_problems(found, make_gpu_machine(count=1)) == [
+    alone, by_mig = processes[:1], [using(OWN, None), using(OTHER, None)]
+    listed = ((alone, processes, alone), (by_mig,))
+    found = watched(Nvml(*({"nvmlDeviceGetComputeRunningProcesses": each} for each in listed)))
+    assert [device.foreign_memory_bytes for device in found.devices] == [13 * GIB, 0]
+    assert machine_problems(found, make_gpu_machine(count=2)) == [
         "GPU 0 (00000000:1B:00.0) was shared: other processes held 13.0 GiB (at most 256.0 MiB)"
     ]
 
 
 def test_a_child_that_was_born_since_the_last_look_is_not_foreign() -> None:
-    clock = Clock()
     nvml = Nvml({"nvmlDeviceGetComputeRunningProcesses": ([using(OWN, GIB)],)})
-    sampler = Sampler(devices=1, nvml=nvml, clock=clock)
-    sampler.sample(1)
-    with subprocess.Popen([sys.executable, "-c", SPIN]) as child:
-        listed = ([using(OWN, GIB), using(child.pid, GIB)],)
-        nvml.devices[0]["nvmlDeviceGetComputeRunningProcesses"] = listed
-        clock.now += EVERY_S
-        sampler.sample(2)
-        child.kill()
-    found = sampler.finish()
-    assert found is not None
-    assert found.devices[0].foreign_memory_bytes == 0
+    gpus = Gpus(nvml, 1, JobProcesses(OWN))
+    gpus.read(under_load=True, whole=True)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        nvml.devices[0]["nvmlDeviceGetComputeRunningProcesses"] = ([using(OWN, GIB), using(child.pid, GIB)],)
+        (gpu,) = gpus.read(under_load=True, whole=True)
+    assert gpu.foreign_bytes == 0
 
 
 def test_in_a_container_the_own_job_is_not_called_foreign() -> None:
@@ -66,16 +59,11 @@ def test_in_a_container_the_own_job_is_not_called_foreign() -> None:
     assert machine_problems(found, make_gpu_machine(count=3)) == []
 
 
-def test_foreign_memory_that_mig_does_not_tell_counts_as_none() -> None:
-    listed = ([using(OWN, None), using(OTHER, None)],)
-    found = watched(Nvml({"nvmlDeviceGetComputeRunningProcesses": listed}))
-    assert found.devices[0].foreign_memory_bytes == 0
-
-
 FIELDS = {
     "nvmlDeviceGetClockInfo": {"sm_clock_mhz", "sm_clock_mhz_min"},
     "nvmlDeviceGetUtilizationRates": {"utilisation"},
     "nvmlDeviceGetPowerUsage": {"power_w"},
+    "nvmlDeviceGetTotalEnergyConsumption": set(),
     "nvmlDeviceGetTemperature": {"temperature_c"},
     "nvmlDeviceGetCurrentClocksEventReasons": {"throttled"},
     "nvmlDeviceGetComputeRunningProcesses": {"foreign_memory_bytes"},
@@ -121,19 +109,18 @@ def test_an_old_driver_is_asked_by_the_old_name() -> None:
     }
 
 
-def test_an_error_is_noted_once_and_the_other_samples_count() -> None:
-    found = watched(Nvml({"nvmlDeviceGetTemperature": (60, NVMLError("GPU is lost"), 70)}))
+@pytest.mark.parametrize(
+    "error",
+    [
+        NVMLError("GPU is lost"),
+        Exception("pyNVML does not match"),
+    ],  # NVMLLibraryMismatchError is no NVMLError
+    ids=["of NVML", "of pynvml"],
+)
+def test_an_error_is_noted_once_and_the_other_samples_count(error: Exception) -> None:
+    found = watched(Nvml({"nvmlDeviceGetTemperature": (60, error, 70)}))
     assert found.devices[0].temperature_c == 70
-    assert found.notes == ("GPU 0 (00000000:1B:00.0): nvmlDeviceGetTemperature: GPU is lost",)
-
-
-def test_what_is_no_error_of_nvml_is_noted_too() -> None:
-    """As pynvml's NVMLLibraryMismatchError, which is a plain Exception."""
-    mismatch = Exception("Unversioned function called and the pyNVML version does not match the NVML lib")
-    found = watched(Nvml({"nvmlDeviceGetComputeRunningProcesses": mismatch}))
-    assert found.devices[0].foreign_memory_bytes is None
-    (note,) = found.notes
-    assert note.startswith("GPU 0 (00000000:1B:00.0): nvmlDeviceGetComputeRunningProcesses: Unversioned")
+    assert found.notes == (f"GPU 0 (00000000:1B:00.0): nvmlDeviceGetTemperature: {error}",)
 
 
 def test_only_the_jobs_gpus_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,13 +133,8 @@ def test_only_the_jobs_gpus_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_bits_are_those_of_the_library() -> None:
     import pynvml
 
-    named = {
-        bit: name.removeprefix("nvmlClocksThrottleReason")
-        for name, bit in vars(pynvml).items()
-        if name.startswith("nvmlClocksThrottleReason")
-        and not name.endswith(("All", "None", "UserDefinedClocks"))
-    }
-    assert named == nvml.REASONS
+    named = Gpus(pynvml, 0, JobProcesses(OWN))._reasons
+    assert (min(named), max(named), len(named)) == (1, 0x400, 11)
     assert set(BAD_REASONS) <= set(named.values())
 
 
@@ -160,14 +142,10 @@ def test_the_stand_in_has_the_names_of_the_library() -> None:
     import pynvml
 
     mine = {name for name in {*vars(Nvml), *TRAINING} if name.startswith(("nvml", "NVML"))}
-    assert mine <= set(vars(pynvml))
-    assert hasattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons")
-    constants = (
-        *("NVML_CLOCK_SM", "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_TEMPERATURE_GPU"),
-        *("NVML_VOLATILE_ECC", "nvmlMemory_v2"),
-        *("NVML_NVLINK_ERROR_DL_REPLAY", "NVML_NVLINK_ERROR_DL_RECOVERY"),
-    )
-    assert [getattr(Nvml, name) for name in constants] == [getattr(pynvml, name) for name in constants]
+    assert {*mine, "nvmlDeviceGetCurrentClocksThrottleReasons"} <= set(vars(pynvml))
+    constants = {name for name in mine & set(vars(Nvml)) if isinstance(getattr(Nvml, name), int)}
+    for name in constants - {"NVML_NVLINK_MAX_LINKS"}:
+        assert getattr(Nvml, name) == getattr(pynvml, name), name
 
 
 PENDING = "of its memory wait to be"

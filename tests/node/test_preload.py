@@ -21,25 +21,27 @@ def tied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "then"),
-    [("whole_code", ""), ("broken_code", "raise RuntimeError('operator torchvision::nms does not exist')")],
+    ("name", "code", "then"),
+    [
+        ("whole_code", "", ["loaded"]),
+        ("broken_code", "raise RuntimeError('operator torchvision::nms does not exist')", ["loaded"]),
+        ("nosuch", None, []),
+        (None, None, []),
+    ],
 )
-def test_the_models_code_is_loaded_by_a_process_that_is_tied_already(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: list[str], name: str, then: str
-) -> None:
-    (tmp_path / f"{name}.py").write_text(f"import sys\nsys.done.append('loaded')\n{then}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv(MODEL_CODE, name)
-    importlib.import_module("perfsuite.node.preload")
-    assert tied == ["tied", "loaded"]
-
-
-@pytest.mark.parametrize("name", [None, "nosuch"])
-def test_a_job_without_a_model_that_is_installed_needs_none(
-    monkeypatch: pytest.MonkeyPatch, tied: list[str], name: str | None
+def test_the_models_code_is_loaded_if_it_is_there_by_a_process_that_is_tied_already(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tied: list[str],
+    name: str | None,
+    code: str | None,
+    then: list[str],
 ) -> None:
     monkeypatch.delenv(MODEL_CODE, raising=False)
     if name is not None:
         monkeypatch.setenv(MODEL_CODE, name)
+    if code is not None:
+        (tmp_path / f"{name}.py").write_text(f"import sys\nsys.done.append('loaded')\n{code}\n")
+    monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("perfsuite.node.preload")
-    assert tied == ["tied"]
+    assert tied == ["tied", *then]

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from perfsuite.errors import LaunchError
 from perfsuite.node import processes
 from perfsuite.node.processes import (
     JOB_MARK,
+    JobProcesses,
     ask_for_stacks,
     descendants,
     has_ended,
@@ -26,37 +28,29 @@ from perfsuite.node.processes import (
     wait_for,
 )
 from perfsuite.results.run_dir import RunDir
+from tests.node.conftest import Passing
 
-WAIT = "import sys; print(flush=True); sys.stdin.read()"
-
-
-class Started:
-    """Starts a process with an environment of its own, in a session of its own."""
-
-    def __init__(self) -> None:
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def __call__(self, *, code: str = WAIT, **environment: str) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
-        self.processes.append(process)
-        assert process.stdout is not None
-        process.stdout.readline()
-        return process
+Start = Callable[..., subprocess.Popen[bytes]]
 
 
 @pytest.fixture
-def start() -> Iterator[Started]:
-    started = Started()
-    yield started
-    for process in started.processes:
-        process.kill()
-        process.communicate()
+def start() -> Iterator[Start]:
+    """Starts a process with an environment of its own, in a session of its own."""
+    with contextlib.ExitStack() as started:
+
+        def start(*words: str, **environment: str) -> subprocess.Popen[bytes]:
+            command = words or ("sh", "-c", "echo; exec cat")
+            pipe, variables = subprocess.PIPE, {**os.environ, **environment}
+            process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, env=variables, start_new_session=True
+            )
+            started.enter_context(process)
+            started.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+            return process
+
+        yield start
 
 
 def pids(mark: str) -> list[int]:
@@ -69,7 +63,7 @@ def mark() -> str:
     return uuid.uuid4().hex
 
 
-def test_only_the_living_of_one_job_are_found_and_killed(start: Started, mark: str) -> None:
+def test_only_the_living_of_one_job_are_found_and_killed(start: Start, mark: str) -> None:
     mine, zombie = start(**{JOB_MARK: mark}), start(**{JOB_MARK: mark})
     others, strangers = start(**{JOB_MARK: f"{mark}-2"}), start()
     assert pids(mark) == [mine.pid, zombie.pid]
@@ -95,7 +89,7 @@ def test_who_sweeps_does_not_kill_itself(mark: str) -> None:
 
 
 def test_what_an_agent_has_started_is_killed_without_a_mark_and_the_agent_is_not(
-    start: Started, mark: str
+    start: Start, mark: str
 ) -> None:
     shell = subprocess.Popen(
         ["sh", "-c", "env -i setsid sleep 1000 & sleep 1000 & echo; wait"], stdout=subprocess.PIPE
@@ -129,7 +123,7 @@ def test_who_is_spared_lives() -> None:
         shell.communicate(timeout=20)
 
 
-def test_the_end_of_a_child_is_seen_though_an_interrupt_left_its_lock_held(start: Started) -> None:
+def test_the_end_of_a_child_is_seen_though_an_interrupt_left_its_lock_held(start: Start) -> None:
     child, other = start(), start()
     child._waitpid_lock.acquire()  # type: ignore[attr-defined]
     assert not wait_for(child, 0.01)
@@ -167,7 +161,7 @@ def test_who_cannot_be_killed_is_an_error_that_names_it(monkeypatch: pytest.Monk
 
 
 def test_only_those_that_listen_are_asked_for_their_stacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Started
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Start
 ) -> None:
     """The signal would end any other process."""
     monkeypatch.setattr(processes, "STACKS_S", 60)
@@ -176,9 +170,10 @@ def test_only_those_that_listen_are_asked_for_their_stacks(
         "import pathlib; from perfsuite.worker import leash\n"
         "from perfsuite.results.run_dir import RunDir\n"
         f"run_dir = RunDir(pathlib.Path({str(tmp_path)!r}))\n"
-        f"leash.listen(run_dir, None); leash.listen(run_dir, 3)\n{WAIT}"
+        f"leash.listen(run_dir, None); leash.listen(run_dir, 3)\n"
+        "import sys; print(flush=True); sys.stdin.read()"
     )
-    started = [start(code=listens), start()]
+    started = [start(sys.executable, "-c", listens), start()]
     ask_for_stacks(run_dir, [psutil.Process(process.pid) for process in started])
     for process in started:
         process.communicate()
@@ -196,38 +191,53 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_a_process_that_does_not_react_is_not_waited_for_long(
-    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "STACKS_S", 0.2)
+@pytest.mark.usefixtures("file")
+def test_a_process_that_does_not_react_is_not_waited_for_long(tmp_path: Path, passing: Passing) -> None:
     ask_for_stacks(RunDir(tmp_path), [psutil.Process()])
     assert read_stacks(RunDir(tmp_path)) == ""
+    assert passing.seconds == pytest.approx(processes.STACKS_S, abs=processes.STACKS_POLL_S)
 
 
-def test_the_stacks_of_who_is_gone_are_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("waited"))
-    ended = subprocess.Popen([sys.executable, "-c", ""])
+def test_the_stacks_of_who_is_gone_are_not_waited_for(tmp_path: Path, passing: Passing) -> None:
+    ended = subprocess.Popen(["true"])
     process = psutil.Process(ended.pid)
-    ended.wait()
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    ended.poll()
     RunDir(tmp_path).stacks(0, ended.pid).write_text("")
     ask_for_stacks(RunDir(tmp_path), [process])
+    assert passing.seconds == 0
 
 
-def test_stacks_are_waited_for_until_they_grow_no_more(
-    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stacks_are_waited_for_until_they_grow_no_more(tmp_path: Path, file: Path, passing: Passing) -> None:
     texts = ["", "Thread 1", "Thread 1\nThread 2"]
-
-    def sleep(seconds: float) -> None:
-        if texts:
-            file.write_text(texts.pop(0))
-        else:
-            slept.append(seconds)
-
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", sleep)
+    passing.meanwhile = lambda looks: file.write_text(texts[min(looks, 3) - 1])
     ask_for_stacks(RunDir(tmp_path), [psutil.Process()])
     assert file.read_text() == "Thread 1\nThread 2"
-    assert slept == [processes.STACKS_POLL_S], "once more, to see that nothing came"
+    assert passing.count == 4, "once more, to see that nothing came"
+
+
+BURN = "import time\nwhile time.process_time() < 0.1: pass"
+
+
+def test_the_time_of_the_jobs_dead_is_not_lost() -> None:
+    words = ["sh", "-c", f"{sys.executable} -S -c '{BURN}'; echo; read word"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
+        job = JobProcesses(launcher.pid)
+        assert launcher.stdout is not None
+        launcher.stdout.readline()  # now the child is dead
+        job.scan()
+        assert job.cpu_s() >= 0.09
+        launcher.kill()
+        launcher.communicate()
+        job.scan()
+        assert job.cpu_s() == 0, "of one that is gone nothing is known"
+
+
+def test_the_job_is_the_agent_and_its_descendants() -> None:
+    job = JobProcesses(os.getpid())
+    assert job.pids == {os.getpid()}
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as stranger:
+        job.scan()
+        assert job.pids >= {os.getpid(), stranger.pid}
+    job.scan()
+    assert stranger.pid in job.pids, "NVML lists the dead for a while"

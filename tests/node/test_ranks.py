@@ -25,6 +25,7 @@ from perfsuite.node.ranks import AgentJob
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import MODEL_CODE, RUN_DIR, RunDir
 from perfsuite.worker import leash
+from tests.node.conftest import Passing
 from tests.samples import make_case
 
 SCRIPT = make_case(framework=Script(path="train.py"), topology=Topology(processes_per_node=2))
@@ -36,6 +37,8 @@ TORCHELASTIC_USE_AGENT_STORE=False TORCH_NCCL_ASYNC_ERROR_HANDLING=1
 """
 """Of the second rank of `torchrun --nproc-per-node 2` (torch's docs, "torchrun", "Environment Variables")."""
 REPORT = RankReport(rank=0, world_size=2, host="here", clock="perf_counter")
+UNSEEN = "before an optimizer step could be seen"
+UNTRAINED = ": it does not train, or not with an optimizer of torch"
 
 
 @pytest.fixture
@@ -83,13 +86,6 @@ def test_a_rank_of_a_script_has_torchruns_variables(job: AgentJob, monkeypatch: 
     assert ranks._variables(job, 1) == dict(each.split("=") for each in TORCHRUN.split())
 
 
-@pytest.mark.parametrize(
-    ("code", "words"), [(3, "exit code 3"), (-9, "exit code -9 (SIGKILL)"), (-15, "exit code -15 (SIGTERM)")]
-)
-def test_an_exit_code_names_its_signal(code: int, words: str) -> None:
-    assert ranks._exit_code(code) == words
-
-
 class Process(subprocess.Popen[bytes]):
     """A rank of a script that ends with a code when polled so many times; None: never by itself."""
 
@@ -114,67 +110,58 @@ def wait(job: AgentJob, *started: Process) -> list[tuple[int | None, str]]:
 
 
 @pytest.mark.usefixtures("reported")
-def test_ranks_that_have_reported_may_take_their_time(job: AgentJob, passing: list[float]) -> None:
+def test_ranks_that_have_reported_may_take_their_time(job: AgentJob, passing: Passing) -> None:
     late = Process(0, after=400)
     assert wait(job, Process(0), late) == []
     assert not late.was_killed
-    assert sum(passing) > 3 * ranks.GRACE_S
+    assert passing.seconds > 3 * ranks.GRACE_S
 
 
 def test_where_one_has_failed_the_others_have_some_seconds_to_say_why(
-    job: AgentJob, passing: list[float]
+    job: AgentJob, passing: Passing
 ) -> None:
     hangs = Process(None)
     job.run_dir.progress.touch()  # as the driver makes it
-    assert wait(job, Process(3), hangs) == [
-        (0, "the script ended with exit code 3, before an optimizer step could be seen")
-    ]
+    assert wait(job, Process(3), hangs) == [(0, f"the script ended with exit code 3, {UNSEEN}")]
     assert hangs.was_killed
-    assert sum(passing) == pytest.approx(ranks.GRACE_S, abs=2 * POLL_S)
+    assert passing.seconds == pytest.approx(ranks.GRACE_S, abs=2 * POLL_S)
 
 
-def test_who_ends_well_without_a_report_has_not_trained(job: AgentJob, passing: list[float]) -> None:
-    message = (
-        "the script ended with exit code 0, before an optimizer step could be seen: it does not train, or "
-        "not with an optimizer of torch, or in a process that it starts (give it as command=(...) then)"
-    )
+@pytest.mark.usefixtures("passing")
+def test_who_ends_without_a_report_is_told_with_the_steps_that_were_seen(job: AgentJob) -> None:
+    child = ", or in a process that it starts (give it as command=(...) then)"
+    message = f"the script ended with exit code 0, {UNSEEN}{UNTRAINED}{child}"
     assert wait(job, Process(0), Process(0)) == [(0, message), (1, message)]
-
-
-@pytest.mark.parametrize(
-    ("code", "said", "why"),
-    [
+    job.run_dir.progress.write_text("10 256")
+    seen = f"when rank 0 had finished at least 10 of {SCRIPT.total_steps} optimizer steps"
+    for code, said, why in (
         (-9, "exit code -9 (SIGKILL)", ""),
         (3, "exit code 3", ""),
         (0, "exit code 0", ": not as Python ends, or perfsuite would have reported (os._exit?)"),
-    ],
-)
-def test_who_ends_without_a_report_is_told_with_the_steps_that_were_seen(
-    job: AgentJob, passing: list[float], code: int, said: str, why: str
-) -> None:
-    job.run_dir.progress.write_text("10 256")
-    seen = f"when rank 0 had finished at least 10 of {SCRIPT.total_steps} optimizer steps"
-    assert wait(job, Process(code)) == [(0, f"the script ended with {said}, {seen}{why}")]
+    ):
+        assert wait(job, Process(code)) == [(0, f"the script ended with {said}, {seen}{why}")]
 
 
 @pytest.mark.fault("rank does not end")
 @pytest.mark.usefixtures("reported")
-def test_a_rank_that_stays_after_every_report_is_killed_and_told(job: AgentJob, passing: list[float]) -> None:
+def test_a_rank_that_stays_after_every_report_is_killed_and_told(job: AgentJob, passing: Passing) -> None:
     """It ignores the signal by which the kernel would end it."""
     stays = Process(None)
     assert wait(job, Process(0), stays) == [(1, f"it {ranks.STAYED}")]
     assert stays.was_killed
-    assert sum(passing) == pytest.approx(ranks.STAY_S, abs=2 * POLL_S)
+    assert passing.seconds == pytest.approx(ranks.STAY_S, abs=2 * POLL_S)
+    (failure,) = ranks._wait(job, {None: Process(None)})
+    assert (failure.message, failure.rank) == (f"the command {ranks.STAYED}", None)
 
 
 def test_a_rank_may_stay_as_long_as_it_takes_while_another_has_not_reported(
-    job: AgentJob, passing: list[float]
+    job: AgentJob, passing: Passing
 ) -> None:
     documents.write(job.run_dir.rank(0), REPORT)
     late = Process(0, after=2000)
     assert wait(job, late) == []
     assert not late.was_killed
-    assert sum(passing) > 2 * ranks.STAY_S
+    assert passing.seconds > 2 * ranks.STAY_S
 
 
 class OfADeadServer:
@@ -195,17 +182,14 @@ class OfADeadServer:
 @pytest.mark.fault("server of the forks is killed")
 @pytest.mark.parametrize("starts", [True, False])
 def test_a_fork_server_that_was_killed_is_the_cause(
-    job: AgentJob, monkeypatch: pytest.MonkeyPatch, passing: list[float], starts: bool
+    job: AgentJob, monkeypatch: pytest.MonkeyPatch, passing: Passing, starts: bool
 ) -> None:
     monkeypatch.setattr(OfADeadServer, "starts", starts)
     kind: Any = OfADeadServer
     with subprocess.Popen(["sleep", "1000"]) as server:
         monkeypatch.setattr(forkserver, "_forkserver", SimpleNamespace(_forkserver_pid=server.pid))
-        if starts:
+        with contextlib.nullcontext() if starts else pytest.raises(EOFError):
             assert [each.message for each in ranks._fork(job, kind, {})] == 2 * ["exit code 255"]
-        else:
-            with pytest.raises(EOFError):
-                ranks._fork(job, kind, {})
         server.kill()
         os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
         (failure,) = ranks._fork(job, kind, {})
@@ -215,28 +199,21 @@ def test_a_fork_server_that_was_killed_is_the_cause(
     )
 
 
-@pytest.mark.parametrize(
-    ("code", "is_reported", "message"),
-    [(13, False, "exit code 13"), (3, True, "exit code 3"), (0, True, None), (0, False, None)],
-)
-def test_how_a_rank_of_our_own_ended_is_told(
-    job: AgentJob, code: int, is_reported: bool, message: str | None
-) -> None:
+def test_how_a_rank_of_our_own_ended_is_told(job: AgentJob) -> None:
     """That it left no report the driver sees."""
-    if is_reported:
+    for _ in range(2):
+        assert ranks._failure(job, 0, 13, is_script=False) == "exit code 13"
+        assert ranks._failure(job, 0, 0, is_script=False) is None
         documents.write(job.run_dir.rank(0), REPORT)
-    assert ranks._failure(job, 0, code, is_script=False) == message
 
 
-@pytest.mark.usefixtures("reported")
-def test_a_rank_that_reported_and_then_failed_is_told_by_its_exit_code(
-    job: AgentJob, passing: list[float]
-) -> None:
+@pytest.mark.usefixtures("reported", "passing")
+def test_a_rank_that_reported_and_then_failed_is_told_by_its_exit_code(job: AgentJob) -> None:
     assert wait(job, Process(0), Process(-11)) == [(1, "exit code -11 (SIGSEGV)")]
 
 
 def test_a_rank_that_reported_a_failure_leaves_the_others_some_seconds(
-    job: AgentJob, passing: list[float]
+    job: AgentJob, passing: Passing
 ) -> None:
     documents.write(job.run_dir.rank(0), REPORT.replace(failure=Failure(kind="mismatch", message="m")))
     hangs = Process(None)
@@ -265,15 +242,12 @@ def test_a_command_finds_the_launch_and_our_startup_and_this_python_first(
     assert directory == str(job.run_dir.path)
 
 
-UNSEEN = "before an optimizer step could be seen"
-
-
 @pytest.mark.usefixtures("_untied")
 @pytest.mark.parametrize(
     ("code", "is_reported", "message"),
     [
         ("", True, None),
-        ("", False, f"exit code 0, {UNSEEN}: it does not train, or not with an optimizer of torch"),
+        ("", False, f"exit code 0, {UNSEEN}{UNTRAINED}"),
         ("raise SystemExit(3)", True, "exit code 3"),
         ("raise SystemExit(3)", False, f"exit code 3, {UNSEEN}"),
     ],

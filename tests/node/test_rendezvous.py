@@ -9,6 +9,7 @@ import pytest
 from perfsuite.errors import LaunchError
 from perfsuite.node import rendezvous
 from perfsuite.results.run_dir import RunDir
+from tests.node.conftest import Passing
 
 
 def test_node_0_chooses_a_port_that_the_others_are_told_of(tmp_path: Path) -> None:
@@ -34,11 +35,11 @@ def test_other_nodes_are_told_the_name_of_the_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("half", ["", "n1:29", None])
 def test_what_node_0_has_not_told_in_full_is_waited_for(
-    tmp_path: Path, passing: list[float], half: str | None
+    tmp_path: Path, passing: Passing, half: str | None
 ) -> None:
     run_dir = RunDir(tmp_path)
     if half is not None:
         run_dir.endpoint.write_text(half)
     with pytest.raises(LaunchError, match="node 0 has not told within 300 s where ranks meet"):
         rendezvous.meeting(run_dir, 1, 2).__enter__()
-    assert sum(passing) == pytest.approx(rendezvous.MEET_S, abs=1)
+    assert passing.seconds == pytest.approx(rendezvous.MEET_S, abs=1)

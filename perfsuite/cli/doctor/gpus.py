@@ -12,8 +12,8 @@ from typing import Any
 from perfsuite.analysis.health import laggard
 from perfsuite.case.hardware import Machine
 from perfsuite.cli.checks import Row, checked, failed, passed, unknown
-from perfsuite.node.job_processes import JobProcesses
 from perfsuite.node.nvml import Gpus
+from perfsuite.node.processes import JobProcesses
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import DeviceHealth
 
@@ -33,8 +33,7 @@ def gpu_rows(machine: Machine, nvml: Any | None = None) -> list[Row]:
     gpus = Gpus(nvml, machine.devices, JobProcesses(os.getpid()))  # nothing is launched
     cards = gpus.cards(gpus.used_bytes())
     fabric = gpus.fabric_states()
-    notes = [*gpus.notes(), *(f"{card.name}: {fault}" for card in cards for fault in card.memory_faults)]
-    gpus.finish()
+    notes = [*gpus.finish(), *(f"{card.name}: {fault}" for card in cards for fault in card.memory_faults)]
     if len(cards) < machine.devices:
         return [unknown("NVML", "; ".join(notes), "ask nvidia-smi why")]
     found = "; ".join(notes) or "no fault is known to the driver"

@@ -1,1 +1,6 @@
-"""Jobs of Slurm: what it tells about them, and how a session becomes one."""
+"""Launches on the nodes of a Slurm allocation, and sessions as its jobs."""
+
+PREFIX = "perf_slurm_"
+"""How the names of the ini keys for Slurm begin."""
+ENVIRONMENT = "PERFSUITE_SLURM_"
+"""How the names of the environment variables begin that win over a setting."""

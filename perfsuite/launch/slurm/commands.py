@@ -1,8 +1,8 @@
 """Asks Slurm's commands about jobs, and reads what they print. Driver side; imports neither torch nor pytest.
 
 No accounting is needed: the controller answers for jobs that live, and for some minutes afterwards (Slurm's
-MinJobAge). What the commands print differs between versions of Slurm: fields that are not known here are
-passed over, and those that are missing are None. `SlurmError` names the command and holds Slurm's words.
+MinJobAge). Versions of Slurm print other fields: those that are missing are None. Every function that asks
+raises `SlurmError`, which names the command and holds Slurm's words.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
 
-from perfsuite.errors import SlurmError
+from perfsuite.errors import MachineError, SlurmError
 
 POLL_S = 0.2
-"""Seconds between two questions where an answer is waited for."""
+"""Seconds between two questions until there is an answer."""
 ANSWER_S = 60
 """Seconds after which a command that has not answered is given up."""
 FORGOTTEN = "FORGOTTEN"
@@ -48,7 +48,7 @@ _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:
-    """What Slurm tells of a job. Times are texts as Slurm prints them, by the clock of its controller."""
+    """What Slurm tells of a job. Seconds are by its controller's clock, None if it does not tell them."""
 
     id: str
     state: str
@@ -63,24 +63,13 @@ class SlurmJob:
     """That of its script; 0 while it runs."""
     exit_signal: int | None = None
     """The signal that ended its script, or 0."""
-    submitted: str | None = None
-    started: str | None = None
-    ends: str | None = None
-    """When it ended, or will at its time limit."""
+    queued_s: float | None = None
+    """From its submission to its start."""
+    ran_s: float | None = None
+    """From its start to its end, or to its time limit if it is not over."""
     time_limit: str | None = None
-
-    @property
-    def queued_s(self) -> float | None:
-        """Seconds from its submission to its start, by Slurm's clock alone; None if it does not tell both."""
-        return _seconds_between(self.submitted, self.started)
-
-    @property
-    def ran_s(self) -> float | None:
-        """Seconds from its start to its end, by Slurm's clock alone; None if it does not tell both.
-
-        Of a job that is not over, to its time limit.
-        """
-        return _seconds_between(self.started, self.ends)
+    left_s: int | None = None
+    """Seconds until its time limit; None without a limit."""
 
     @property
     def is_waiting(self) -> bool:
@@ -108,11 +97,7 @@ class SlurmJob:
 
 
 def ask(*words: str, answer_s: float = ANSWER_S, environment: Mapping[str, str] | None = None) -> str:
-    """What a command of Slurm prints.
-
-    It has a process group of its own: a Ctrl-C in the terminal does not reach it. `environment` stands in
-    for that of this process. Raises `SlurmError`.
-    """
+    """What a command of Slurm prints. It has a session of its own: a Ctrl-C does not reach it."""
     command = shlex.join(words)
     try:
         done = subprocess.run(
@@ -148,10 +133,7 @@ def _ask_unless(refusal: str, *words: str) -> str | None:
 
 
 def patiently(until: float, ask: Callable[[str], T], about: str) -> T:
-    """Return what Slurm answers. Its controller may be busy: `SlurmError` is raised only after `until`.
-
-    `until` is a time of `time.monotonic`.
-    """
+    """Return what Slurm answers. Its controller may be busy: `SlurmError` is raised only after `until`."""
     while True:
         try:
             return ask(about)
@@ -162,50 +144,58 @@ def patiently(until: float, ask: Callable[[str], T], about: str) -> T:
 
 
 def job(job_id: str) -> SlurmJob:
-    """What Slurm tells of a job; one in state `FORGOTTEN` if Slurm does not know it. Raises `SlurmError`."""
+    """What Slurm tells of a job; one in state `FORGOTTEN` if Slurm does not know it."""
     printed = _ask_unless(_UNKNOWN_JOB, "scontrol", "show", "job", job_id, "--oneliner")
     if printed is None:
         return SlurmJob(id=job_id, state=FORGOTTEN, state_words="no longer known to Slurm")
     told = fields(printed)
-    nodes = told.get("NodeList")
-    return parse_job(job_id, told, () if nodes is None else hostnames(nodes))
+    return parse_job(job_id, told, hostnames(told["NodeList"]) if "NodeList" in told else ())
 
 
 def parse_job(job_id: str, told: Mapping[str, str], nodes: tuple[str, ...]) -> SlurmJob:
     """Make a job of the fields of `scontrol show job` and its expanded nodes."""
     words = told.get("JobState", "UNKNOWN")
-    status, signal = _exit_code(told.get("ExitCode"))
+    states = re.findall(r"[A-Z_]+", words.upper()) or ["UNKNOWN"]
+    limit_s, run_s = (parse_duration_s(told.get(name, "")) for name in ("TimeLimit", "RunTime"))
+    exit_code = re.fullmatch(r"(\d+):(\d+)", told.get("ExitCode", ""))
     return SlurmJob(
         id=job_id,
-        state=_state(words),
+        state=next((state for state in states if state in ENDED), states[0]),  # how it ended, if it did
         state_words=words,
         reason=told.get("Reason"),
         nodes=nodes,
-        exit_status=status,
-        exit_signal=signal,
-        submitted=told.get("SubmitTime"),
-        started=told.get("StartTime"),
-        ends=told.get("EndTime"),
+        exit_status=None if exit_code is None else int(exit_code[1]),
+        exit_signal=None if exit_code is None else int(exit_code[2]),
+        queued_s=_seconds_between(told.get("SubmitTime"), told.get("StartTime")),
+        ran_s=_seconds_between(told.get("StartTime"), told.get("EndTime")),
         time_limit=told.get("TimeLimit"),
+        left_s=None if limit_s is None or run_s is None else limit_s - run_s,
     )
 
 
-def gpus_to_ask_for(job_id: str) -> dict[str, int]:
-    """The GPUs of a job on each of its nodes, if each of its steps must ask for them; else nothing.
+def gpus_option(job_id: str) -> list[str]:
+    """The option by which a step asks for all GPUs of a job, if it must; else nothing.
 
     A step gets the GPUs that its job asked for per node by itself. What a job asked for in all, per task or
     per socket is applied to the step anew: `--gpus-per-task=1` gives one GPU to a step of one task a node.
-    Raises `SlurmError`.
+    Raises `MachineError` if nodes have unlike numbers.
     """
     printed = ask("scontrol", "show", "job", job_id, "--oneliner", "--details")
     told = fields(printed)
     if not any("gpu" in told.get(f"TresPer{each}", "") for each in ("Job", "Task", "Socket")):
-        return {}
-    return {
+        return []
+    found = {
         node: sum(map(int, _GPUS.findall(gres)))
         for nodes, gres in _OF_NODES.findall(printed)
         for node in hostnames(nodes)
     }
+    if len(set(found.values())) > 1:
+        each = ", ".join(f"{count} on {node}" for node, count in found.items())
+        raise MachineError(
+            f"Slurm gave this allocation unlike numbers of GPUs: {each}. Ask for them per node: --gres=gpu:8 "
+            "of salloc or sbatch"
+        )
+    return [f"--gres=gpu:{count}" for count in set(found.values())]
 
 
 def fields(line: str) -> dict[str, str]:
@@ -221,17 +211,8 @@ def fields(line: str) -> dict[str, str]:
 
 
 def hostnames(nodes: str) -> tuple[str, ...]:
-    """The names in a list such as `n[1-2,7]`. Raises `SlurmError`."""
+    """The names in a list such as `n[1-2,7]`."""
     return tuple(ask("scontrol", "show", "hostnames", nodes).split())
-
-
-def seconds_left(job_id: str) -> int | None:
-    """Seconds until the time limit of a running job; None without a limit, or if it does not run.
-
-    Slurm computes them, so no clocks of two machines are compared. Raises `SlurmError`.
-    """
-    printed = _ask_unless(_UNKNOWN_JOB, "squeue", "--noheader", f"--jobs={job_id}", "--format=%L")
-    return parse_duration_s(printed or "")
 
 
 def parse_duration_s(text: str) -> int | None:
@@ -244,7 +225,7 @@ def parse_duration_s(text: str) -> int | None:
 
 
 def steps(job_id: str, name: str) -> list[str]:
-    """Ids of the living steps of a job with this name. Raises `SlurmError`."""
+    """Ids of the living steps of a job with this name."""
     options = ("--noheader", "--steps", f"--jobs={job_id}", "--format=%i %j")
     printed = _ask_unless(_UNKNOWN_JOB, "squeue", *options) or ""
     pairs = [line.strip().partition(" ") for line in printed.splitlines()]
@@ -252,15 +233,12 @@ def steps(job_id: str, name: str) -> list[str]:
 
 
 def cancel(id_: str, *options: str) -> None:
-    """Cancel a job or a step, which may have ended. `options` are those of scancel. Raises `SlurmError`."""
+    """Cancel a job or a step, which may have ended. `options` are those of scancel."""
     _ask_unless(f"already completing or completed|{_UNKNOWN_JOB}", "scancel", *options, id_)
 
 
 def switches(nodes: Iterable[str]) -> dict[str, str]:
-    """The lowest switch or block above each node, of those nodes for which Slurm tells one.
-
-    Raises `SlurmError`.
-    """
+    """The lowest switch or block above each node, of those nodes for which Slurm tells one."""
     printed = _ask_unless("No topology information", "scontrol", "show", "topology", "--oneliner") or ""
     wanted = set(nodes)
     found: dict[str, str] = {}
@@ -278,14 +256,3 @@ def _seconds_between(began: str | None, ended: str | None) -> float | None:
     except ValueError:
         return None
     return last.timestamp() - first.timestamp()
-
-
-def _state(words: str) -> str:
-    """The state in one word, of several the one that tells how the job ended: `CANCELLED by 0`."""
-    each = re.findall(r"[A-Z_]+", words.upper())
-    return next((word for word in each if word in ENDED), each[0] if each else "UNKNOWN")
-
-
-def _exit_code(text: str | None) -> tuple[int | None, int | None]:
-    match = re.fullmatch(r"(\d+):(\d+)", text or "")
-    return (None, None) if match is None else (int(match[1]), int(match[2]))

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -27,15 +27,14 @@ from typing import ClassVar
 from perfsuite import documents
 from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
 from perfsuite.errors import AllocationOverError, FileError, LaunchError, MachineError, SlurmError
+from perfsuite.ini import read_ini, split
 from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
-from perfsuite.launch.slurm import commands
+from perfsuite.launch.slurm import ENVIRONMENT, PREFIX, commands
 from perfsuite.launch.slurm.commands import POLL_S, patiently
-from perfsuite.launch.slurm.gpus import for_srun, of_each_node, refuse_other_gpus
-from perfsuite.launch.slurm.settings import steps
 from perfsuite.node import lease
 from perfsuite.node.agent import NODE_VARIABLE
-from perfsuite.node.describe import Described
+from perfsuite.node.describe import GRANTED_GPUS, Described
 from perfsuite.node.processes import JOB_MARK, KILL_S, wait_for
 from perfsuite.results.environment import variables
 from perfsuite.results.rank_report import Failure
@@ -57,6 +56,15 @@ ENDED_BY_SLURM = re.compile(r"\*\*\* (STEP|JOB) .*? \*\*\*")
 FIRST_WORD = re.compile(r"^srun: (?:error: (?P<task>\S+: tasks? .*)|Job step aborted)", re.MULTILINE)
 SIGNALLED = f"exit code {128 + signal.SIGTERM}"
 """How `srun` ends its word of an agent that had SIGTERM from Slurm: that step is aborted."""
+GPU_REQUESTS = frozenset(
+    [
+        *("SLURM_CPUS_PER_GPU", "SLURM_GPUS", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK"),
+        *("SLURM_GPU_BIND", "SLURM_MEM_PER_GPU", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK"),
+        GRANTED_GPUS,  # that of the step counts, not that of the script of the job
+    ]
+)
+"""Variables that an allocation has by its own options and `srun` reads as options of a step, which has one
+task a node for all GPUs: https://slurm.schedmd.com/srun.html, "Input environment variables"."""
 
 
 class SlurmLauncher:
@@ -65,14 +73,17 @@ class SlurmLauncher:
     name: ClassVar[str] = "slurm"
 
     def __init__(self) -> None:
-        """Raises `MachineError` outside of an allocation, and what `settings.steps` raises."""
+        """Raises `MachineError` outside of an allocation, and for settings `CaseError` and `FileError`."""
         if (job_id := os.environ.get(JOB_ID)) is None:
             raise MachineError(
                 f"the launcher slurm: this process is in no allocation ({JOB_ID} is not set). Run it "
                 "inside salloc or sbatch, or submit it: perfsuite slurm submit -- bench_cases -m h100"
             )
         self.job_id = job_id
-        self._settings = steps(Path.cwd())
+        ini, variable = read_ini(Path.cwd()), f"{ENVIRONMENT}SRUN_OPTIONS"
+        given = os.environ.get(variable)
+        self._options = ini.words(f"{PREFIX}srun_options") if given is None else split(variable, given)
+        self._python = os.environ.get(f"{ENVIRONMENT}PYTHON") or ini.text(f"{PREFIX}python") or sys.executable
         self._longest_s = 0.0
         self._left_over: str | None = None
 
@@ -88,10 +99,7 @@ class SlurmLauncher:
 
     @cached_property
     def _gpus(self) -> list[str]:
-        """The option of a step that asks for its GPUs, where it must. Raises as `gpus.of_each_node`."""
-        until = time.monotonic() + END_S
-        count = of_each_node(patiently(until, commands.gpus_to_ask_for, self.job_id))
-        return [] if count is None else [f"--gres=gpu:{count}"]
+        return patiently(time.monotonic() + END_S, commands.gpus_option, self.job_id)
 
     @property
     def lock(self) -> str:
@@ -114,22 +122,20 @@ class SlurmLauncher:
                 "command, --store)"
             )
         refuse_other_gpus(told)
-        return alike(told).replace(nodes=len(told), allocation=self._allocation(told))
-
-    def _allocation(self, told: Sequence[Described]) -> Allocation:
         switches: dict[str, str] = {}
         with contextlib.suppress(SlurmError):  # nothing depends on them
             switches = commands.switches(self.nodes)
         nodes = (AllocatedNode(name=n.name, switch=switches.get(n.name), interface=n.interface) for n in told)
         network = {n: value for n, value in variables(os.environ).items() if n.startswith(("NCCL_", "GLOO_"))}
-        queued_s = self._allocated.queued_s
-        return Allocation(job_id=self.job_id, nodes=tuple(nodes), queued_s=queued_s, variables=network)
+        allocation = Allocation(
+            job_id=self.job_id, nodes=tuple(nodes), queued_s=self._allocated.queued_s, variables=network
+        )
+        return alike(told).replace(nodes=len(told), allocation=allocation)
 
     def _describe(self, probe: Path) -> list[Described]:
-        python = self._settings.python or sys.executable
-        words = [python, "-m", "perfsuite.node.describe", str(probe.resolve())]
+        words = [self._python, "-m", "perfsuite.node.describe", str(probe.resolve())]
         srun = self._srun(len(self.nodes), "perfsuite-describe", "--input=none")
-        done = commands.ask(*srun, *words, answer_s=DESCRIBE_S, environment=for_srun(os.environ))
+        done = commands.ask(*srun, *words, answer_s=DESCRIBE_S, environment=_for_srun(os.environ))
         found = [Described.model_validate_json(line) for line in done.splitlines() if line.startswith("{")]
         if missing := set(self.nodes) - {each.name for each in found}:
             raise MachineError(f"{', '.join(sorted(missing))} did not say what they are: {done[-2000:]}")
@@ -143,15 +149,15 @@ class SlurmLauncher:
         mark = f"perfsuite-{uuid.uuid4().hex}"
         began = time.monotonic()
         nodes = job.case.topology.nodes
-        if job.python == sys.executable and self._settings.python is not None:
-            job = replace(job, python=self._settings.python)
+        if job.python == sys.executable:
+            job = replace(job, python=self._python)
         # Given to the agents alone: an agent that ends its job must not end srun, which tells the others.
         ours = f"{JOB_MARK}={mark},{NODE_VARIABLE}=SLURM_NODEID,{lease.LEASE_S}={lease.LOST_S:g}"
         log = f"{job.run_dir.path.resolve()}/agent-%n.log"  # by slurmstepd: nothing goes through srun
         options = ("--unbuffered", "--input=all", f"--output={log}", f"--export=ALL,{ours}")
         command = [*self._srun(nodes, mark, *options), *agent_command(job)]
         prepare(job.run_dir)
-        given = for_srun(environment(job))
+        given = _for_srun(environment(job))
         with started(command, job.run_dir.scheduler_log, given, job.directory) as srun:
             try:
                 failure = drive(job, srun, on_progress)
@@ -182,10 +188,10 @@ class SlurmLauncher:
             "--kill-on-bad-exit=1",
             f"--wait={WAIT_S}",
             *options,
-            *self._settings.srun_options,
+            *self._options,  # they come last, and so win
         ]
 
-    def _refuse_if_over(self, most_s: float | None = None) -> None:
+    def _refuse_if_over(self, most_s: float = 0.0) -> None:
         """Raise `AllocationOverError` if the allocation is over, or ends before a launch would."""
         until = time.monotonic() + END_S
         job = patiently(until, commands.job, self.job_id)
@@ -194,12 +200,10 @@ class SlurmLauncher:
             job = patiently(until, commands.job, self.job_id)
         if job.is_over:
             raise AllocationOverError(f"the Slurm job {self.job_id} is over: {job.why_over}")
-        if most_s is None or (left_s := patiently(until, commands.seconds_left, self.job_id)) is None:
-            return
         needed_s = min(most_s, max(SHORTEST_S, 2 * self._longest_s))
-        if left_s < needed_s:
+        if job.left_s is not None and job.left_s < needed_s:
             raise AllocationOverError(
-                f"the Slurm job {self.job_id} ends in {left_s} s, and a launch may take {needed_s:.0f} s"
+                f"the Slurm job {self.job_id} ends in {job.left_s} s, and a launch may take {needed_s:.0f} s"
             )
 
     def _end(self, job: Job, srun: subprocess.Popen[bytes], mark: str) -> None:
@@ -224,8 +228,15 @@ class SlurmLauncher:
     def _end_step(self, mark: str) -> None:
         """End a step on every node. Raises `LaunchError` if Slurm still knows of it after `END_S`, and
         `SlurmError` if it does not answer."""
+
+        def kill(mark: str) -> list[str]:
+            left = commands.steps(self.job_id, mark)
+            for step in left:
+                commands.cancel(step, "--signal=KILL")
+            return left
+
         until = time.monotonic() + END_S
-        while left := patiently(until, self._cancelled, mark):
+        while left := patiently(until, kill, mark):
             if time.monotonic() > until:
                 raise LaunchError(
                     f"Slurm does not end step {', '.join(left)} within {END_S:.0f} s: whatever is measured "
@@ -233,13 +244,6 @@ class SlurmLauncher:
                 )
             time.sleep(POLL_S)
         self._left_over = None
-
-    def _cancelled(self, mark: str) -> list[str]:
-        """Kill what is left of the steps of this name. Returns them."""
-        left = commands.steps(self.job_id, mark)
-        for step in left:
-            commands.cancel(step, "--signal=KILL")
-        return left
 
 
 def _has_reported(job: Job) -> bool:
@@ -267,11 +271,10 @@ def alike(told: Sequence[Described]) -> Machine:
 def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     """Return what Slurm says of the end of a step; None if an agent says why its ranks ended.
 
-    `srun` first says either that the step is aborted, by somebody, a time limit or a lost node, or which task
-    ended badly: that task is an agent, and `srun` itself then ends the others (`--kill-on-bad-exit`). The end
-    of an agent that was signalled may reach `srun` before it knows that the step is aborted. What an agent
-    wrote while ranks still ran does not explain an abort: Slurm does not end all nodes at once, and ranks
-    fail when those of another node are gone.
+    `srun` first says either that the step is aborted, or which task ended badly: that task is an agent, and
+    `srun` itself then ends the others (`--kill-on-bad-exit`). The end of an agent that was signalled may
+    reach `srun` before it knows of the abort. What an agent wrote while ranks still ran does not explain an
+    abort: ranks fail when those of another node are gone.
     """
     said = run_dir.scheduler_log.read_text(errors="replace")
     first = FIRST_WORD.search(said)
@@ -293,3 +296,20 @@ def _told(file: Path) -> LaunchFile:
         return documents.read(file, LaunchFile)
     except FileError:
         return LaunchFile()
+
+
+def _for_srun(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name not in GPU_REQUESTS}
+
+
+def refuse_other_gpus(told: Sequence[Described]) -> None:
+    """Raise `MachineError` if a node sees other GPUs than Slurm gave it."""
+    for each in told:
+        seen = each.machine.devices if each.machine.device == "cuda" else 0
+        if each.granted_gpus not in (None, seen):
+            note = "" if each.machine.note is None else f" ({each.machine.note})"
+            raise MachineError(
+                f"{each.name}: Slurm gave a step {each.granted_gpus} GPUs, and it sees {seen}{note}. Look at "
+                "nvidia-smi on that node, and leave it out (--exclude of salloc or sbatch); if no GPU is to "
+                "be used, ask for none"
+            )

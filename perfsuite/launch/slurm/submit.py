@@ -3,8 +3,8 @@
 The job runs `python -m pytest` on the first node of its allocation, in the current directory and by this
 interpreter: both have to be on a file system that the nodes share.
 
-Why not `sbatch --wait`: it ends with 1 for a job that a signal ended, as pytest does for a failed test, and
-before all processes of the job are gone. Slurm would have to be asked all the same.
+Why not `sbatch --wait`: it ends up to 32 s after the job and before all of its processes are gone, with 1 for
+a job that a signal ended, as pytest does for a failed test. Slurm would have to be asked all the same.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
+from typing import NamedTuple
 
 from perfsuite.errors import FileError, SlurmError
+from perfsuite.ini import Ini
 from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm.commands import SlurmJob
+from perfsuite.results.store import STORE
 
-LOGS = "slurm"
-"""The folder of the local store that holds the logs of jobs."""
 LAUNCHER = "--perf-launcher"
 POLL_S = 2.0
 """Seconds between two questions to Slurm's controller."""
@@ -38,11 +38,9 @@ SILENCE_S = 600
 """Seconds for which Slurm may fail to answer, as while its controller is restarted."""
 
 Say = Callable[[str], None]
-"""Prints a line about the job."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Submitted:
+class Submitted(NamedTuple):
     """A job that Slurm has accepted."""
 
     id: str
@@ -50,49 +48,39 @@ class Submitted:
     """The file with all that it writes; it is not there before the job starts."""
 
 
-class Interrupted(Exception):
-    """The user wants the session to end."""
+@contextlib.contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """Put the first SIGINT or SIGTERM of a `with` into a list; the second one raises `KeyboardInterrupt`."""
+    came: list[int] = []
 
+    def handle(number: int, frame: object) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
 
-class Interrupts:
-    """Inside a `with`: the first SIGINT or SIGTERM is remembered, the second raises `KeyboardInterrupt`."""
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-        """The signal that came first."""
-
-    def __enter__(self) -> Interrupts:
-        self._before = {each: signal.signal(each, self._handle) for each in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for each, handler in self._before.items():
+    before = {each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came
+    finally:
+        for each, handler in before.items():
             signal.signal(each, handler)
 
-    @property
-    def exit_status(self) -> int:
-        """The exit status of a command that ended for the signal."""
-        return 128 + (self.number or signal.SIGINT)
 
-    def check(self) -> None:
-        """Raise `Interrupted` if a signal came."""
-        if self.number is not None:
-            raise Interrupted
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.number is not None:
-            raise KeyboardInterrupt
-        self.number = number
+def store_of(ini: Ini, arguments: Sequence[str]) -> Path:
+    """The local store of a session with these arguments of pytest."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--perf-store", nargs="?")
+    given = parser.parse_known_args(arguments)[0].perf_store
+    return ini.root / (given or ini.values.get("perf_store") or STORE)
 
 
 def submit(options: Sequence[str], arguments: Sequence[str], *, directory: Path, store: Path) -> Submitted:
     """Submit a session with these arguments of pytest, to run in `directory`; its log goes to the store.
 
     `options` are those of sbatch. Nobody else runs on the nodes, and a job that lost one does not start anew.
-
     Raises `SlurmError` in Slurm's words if it is refused, `FileError` if the store cannot be written.
     """
-    logs = (store / LOGS).resolve()
+    logs = (store / "slurm").resolve()
     try:
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -121,48 +109,49 @@ def script(arguments: Sequence[str], directory: Path) -> str:
 
 def follow(
     submitted: Submitted,
-    interrupts: Interrupts,
+    came: Sequence[int],
     *,
     say: Say,
-    show: Callable[[str], None],
+    show: Say,
     wait_start_s: float | None = None,
 ) -> int:
-    """Follow a job to its end and return the exit status of pytest.
+    """Follow a job to its end and return the exit status of pytest, or that of a signal among `interrupts`.
 
-    `show` gets what the job writes. Raises `SlurmError` if the job ended otherwise than by pytest's end, or
-    if it has not started after `wait_start_s` and is cancelled (None: it may queue for ever). Raises
-    `Interrupted` when the user wanted the end, and the job is cancelled and gone.
+    After the first signal the job is cancelled and waited for, after the second it is left. `say` gets lines
+    about the job, `show` what it writes. Raises `SlurmError` if the job ended otherwise than by pytest's end,
+    or if it has not started after `wait_start_s` and is cancelled (None: it may queue for ever).
     """
     follower = _Follower(submitted, say, show)
     try:
-        job = follower.until_over(interrupts.check, math.inf if wait_start_s is None else wait_start_s)
-    except Interrupted:
+        job = follower.until_over(came, math.inf if wait_start_s is None else wait_start_s)
+        if job is not None:
+            say(f"job {submitted.id} ended: queued {job.queued_s or 0:.0f} s, ran {job.ran_s or 0:.0f} s")
+            return _exit_status(job, submitted)
         say(f"cancelling job {submitted.id}; interrupt again to leave at once")
         follower.cancel()
-        raise
-    say(f"job {submitted.id} ended: queued {job.queued_s or 0:.0f} s, ran {job.ran_s or 0:.0f} s")
-    return _exit_status(job, submitted)
+        say(f"job {submitted.id} is cancelled and gone; what it wrote is in {submitted.log}")
+    except KeyboardInterrupt:
+        say(f"left job {submitted.id}, which may still be there: scancel {submitted.id}")
+    return 128 + came[0]
 
 
 class _Follower:
     """Asks Slurm about a job, and shows its log meanwhile."""
 
-    def __init__(self, submitted: Submitted, say: Say, show: Callable[[str], None]) -> None:
+    def __init__(self, submitted: Submitted, say: Say, show: Say) -> None:
         self.id, self._log, self._say, self._show = submitted.id, submitted.log, say, show
         self._read_bytes, self._decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
-        self._answers, self._answered = True, time.monotonic()
-        self._reason: str | None = None
-        self._has_started = False
+        self._answered = time.monotonic()
+        self._said: set[str] = set()
 
-    def until_over(self, check: Callable[[], None], wait_start_s: float = math.inf) -> SlurmJob:
+    def until_over(self, came: Sequence[int] = (), wait_start_s: float = math.inf) -> SlurmJob | None:
         """Return the job when all of its processes have ended, and its log is shown to the end.
 
-        `check` is called again and again, and may raise. Raises `SlurmError` if the job has not started after
+        Returns None as soon as a signal `came`. Raises `SlurmError` if the job has not started after
         `wait_start_s`, and is cancelled.
         """
         began, asked = time.monotonic(), -math.inf
-        while True:
-            check()
+        while not came:
             self._show_new()
             if time.monotonic() - asked >= POLL_S:
                 asked = time.monotonic()
@@ -174,17 +163,18 @@ class _Follower:
                     self.cancel()
                     raise SlurmError(
                         f"job {self.id} has not started in {wait_start_s:g} s (--wait-start) and is "
-                        f"cancelled. Why it waited, as Slurm says: {self._reason or 'it did not say'}"
+                        f"cancelled. Why it waited, as Slurm says: {job.reason or 'it did not say'}"
                     )
             time.sleep(TICK_S)
+        return None
 
     def cancel(self) -> None:
         """Cancel the job and wait until it is gone. Raises `SlurmError` if Slurm does not cancel it."""
         commands.patiently(time.monotonic() + CANCEL_S, commands.cancel, self.id)
-        self.until_over(lambda: None)
+        self.until_over()
 
     def _ask(self) -> SlurmJob | None:
-        """Return the job, or None if Slurm does not answer now. Raises `SlurmError` if it never does."""
+        """Tell of the job; None if Slurm does not answer now. Raises `SlurmError` if it never does."""
         try:
             job = commands.job(self.id)
         except SlurmError as error:
@@ -192,23 +182,20 @@ class _Follower:
                 raise SlurmError(
                     f"job {self.id} may still be there, but Slurm has not answered for {SILENCE_S} s: {error}"
                 ) from error
-            if self._answers:
-                self._say(f"Slurm does not answer, asking again: {error}")
-            self._answers = False
+            self._say_once(f"Slurm does not answer, asking again: {error}")
             return None
-        self._answers, self._answered = True, time.monotonic()
-        self._tell(job)
+        self._answered = time.monotonic()
+        if job.is_waiting and job.reason is not None:
+            self._say_once(f"job {self.id} is queued: {job.reason}")
+        if not job.is_waiting and job.nodes:
+            queued = f"(queued {job.queued_s or 0:.0f} s)"
+            self._say_once(f"job {self.id} runs on {', '.join(job.nodes)} {queued}")
         return job
 
-    def _tell(self, job: SlurmJob) -> None:
-        """Say why the job waits, and where it runs."""
-        if job.is_waiting and job.reason is not None and job.reason != self._reason:
-            self._reason = job.reason
-            self._say(f"job {self.id} is queued: {job.reason}")
-        if not job.is_waiting and not self._has_started and job.nodes:
-            self._has_started = True
-            runs = "ran" if job.is_over else "runs"  # a short one may be over when Slurm is asked again
-            self._say(f"job {self.id} {runs} on {', '.join(job.nodes)} (queued {job.queued_s or 0:.0f} s)")
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
 
     def _show_new(self) -> None:
         """Show what the job has written since; its log may be not there yet, or out of reach for a moment."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.errors import SlurmError
+from perfsuite.errors import MachineError, SlurmError
 from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm.commands import SlurmJob, fields, parse_duration_s, parse_job
 from tests.processes import wait_until
@@ -49,10 +49,6 @@ NEWER = (
 """With what later versions added: ReqTRES, AllocTRES, TresPerNode, StepMgrEnabled and others."""
 
 
-def parsed(line: str, nodes: tuple[str, ...] = ()) -> SlurmJob:
-    return parse_job("1", fields(line), nodes)
-
-
 def in_state(words: str, **others: str) -> SlurmJob:
     return parse_job("1", {"JobState": words, **others}, ())
 
@@ -69,22 +65,32 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return install
 
 
-def test_a_waiting_job() -> None:
-    job = parsed(PENDING_22_05)
-    assert (job.state, job.reason, job.started, job.ends) == ("PENDING", "PartitionDown", None, None)
-    assert (job.submitted, job.time_limit) == ("2026-11-22T06:56:09", "00:01:00")
-    assert job.is_waiting
-    assert not job.is_over
-    assert job.why_over is None
+UNTOLD = dict.fromkeys(("reason", "exit_status", "exit_signal", "queued_s", "ran_s", "time_limit"))
+WAITS = {"state": "PENDING", "reason": "PartitionDown", "queued_s": None, "ran_s": None}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (PENDING_22_05, {**WAITS, "time_limit": "00:01:00", "is_waiting": True, "why_over": None}),
+        (FAILED_22_05, {"state": "FAILED", "exit_status": 3, "exit_signal": 0, "queued_s": 2, "ran_s": 2}),
+        (FAILED_22_05, {"nodes": ("n1",), "is_waiting": False, "why_over": "FAILED (NonZeroExitCode)"}),
+        (NEWER, {"state": "COMPLETING", "reason": None, "exit_status": 0, "is_completing": True}),
+        (NEWER, {"is_over": True, "time_limit": "1-00:10:00", "left_s": 86993}),
+        ("JobId=1 JobState=RUNNING\n", {"state": "RUNNING", **UNTOLD}),
+        ("", {"state": "UNKNOWN", "is_over": False}),
+    ],
+)
+def test_what_is_printed_of_a_job_is_read(line: str, told: dict[str, Any]) -> None:
+    job = parse_job("1", fields(line), ("n1",))
+    assert {name: getattr(job, name) for name in told} == told
+
+
+def test_fields_may_hold_spaces_and_those_that_tell_nothing_are_none() -> None:
     assert "NodeList" not in fields(PENDING_22_05)
-
-
-def test_a_failed_job() -> None:
-    job = parsed(FAILED_22_05, ("n1", "n2"))
-    assert (job.state, job.exit_status, job.exit_signal) == ("FAILED", 3, 0)
-    assert job.nodes == ("n1", "n2")
-    assert job.why_over == "FAILED (NonZeroExitCode)"
-    assert not job.is_waiting
+    told = fields(NEWER)
+    assert told["JobName"] == "two words"
+    assert told["AllocTRES"] == "cpu=12,mem=30192M,node=2,gres/gpu=16"
 
 
 def test_the_time_in_the_queue_is_that_between_two_times_of_one_clock() -> None:
@@ -94,40 +100,35 @@ def test_the_time_in_the_queue_is_that_between_two_times_of_one_clock() -> None:
     assert in_state("RUNNING", SubmitTime="soon", StartTime="2026-11-23T00:05:02").queued_s is None
 
 
+@pytest.mark.parametrize(("limit", "left_s"), [("1-00:10:00", 86993), ("UNLIMITED", None), ("", None)])
+def test_the_time_that_is_left_is_slurms(limit: str, left_s: int | None) -> None:
+    assert in_state("RUNNING", TimeLimit=limit, RunTime="00:00:07").left_s == left_s
+    assert in_state("RUNNING", TimeLimit=limit).left_s is None
+
+
 @pytest.mark.parametrize(
     ("asked", "gpus"),
     [
-        ("TresPerJob=gres:gpu:9", {"n1": 8, "n2": 1}),
-        ("TresPerTask=cpu=4,gres/gpu:1", {"n1": 8, "n2": 1}),
-        ("TresPerNode=gres/gpu:8 TresPerTask=cpu=1", {}),
-        ("", {}),
+        ("TresPerJob=gres:gpu:9", 8),
+        ("TresPerTask=cpu=4,gres/gpu:1", 8),
+        ("TresPerNode=gres/gpu:8 TresPerTask=cpu=1", None),
+        ("", None),
     ],
 )
 def test_steps_ask_for_the_gpus_of_a_job_that_asked_otherwise_than_per_node(
-    fake: Any, asked: str, gpus: dict[str, int]
+    fake: Any, asked: str, gpus: int | None
 ) -> None:
-    n1 = "Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:h100:6(IDX:0-2,4-6),gpu:a:2(IDX:7,9)"
-    details = f"{n1}   Nodes=n2 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0)"
-    fake("scontrol", f"case $2 in job) echo 'JobId=1 JOB_GRES=gpu:9 {details} {asked}';; *) echo $3;; esac")
-    assert commands.gpus_to_ask_for("1") == gpus
+    def options(of_n2: int) -> list[str]:
+        n1 = "Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:h100:6(IDX:0-2,4-6),gpu:a:2(IDX:7,9)"
+        details = f"{n1}   Nodes=n2 CPU_IDs=0 Mem=0 GRES=gpu:{of_n2}(IDX:0)"
+        job = f"JobId=1 JOB_GRES=gpu:9 {details} {asked}"
+        fake("scontrol", f"case $2 in job) echo '{job}';; *) echo $3;; esac")
+        return commands.gpus_option("1")
 
-
-def test_fields_of_later_versions_do_not_disturb() -> None:
-    told = fields(NEWER)
-    assert told["JobName"] == "two words"
-    assert told["AllocTRES"] == "cpu=12,mem=30192M,node=2,gres/gpu=16"
-    job = parsed(NEWER)
-    assert (job.state, job.reason, job.exit_status) == ("COMPLETING", None, 0)
-    assert job.is_completing
-    assert job.is_over
-
-
-def test_missing_fields_are_none() -> None:
-    job = parsed("JobId=1 JobState=RUNNING\n")
-    assert (job.reason, job.exit_status, job.exit_signal) == (None, None, None)
-    assert (job.started, job.time_limit) == (None, None)
-    assert parsed("").state == "UNKNOWN"
-    assert not parsed("").is_over
+    assert options(8) == ([] if gpus is None else [f"--gres=gpu:{gpus}"])
+    if gpus is not None:
+        with pytest.raises(MachineError, match=r"8 on n1, 1 on n2\. Ask for them per node: --gres=gpu:8"):
+            options(1)
 
 
 @pytest.mark.parametrize(
@@ -152,10 +153,6 @@ def test_an_allocation_that_is_not_over(state: str) -> None:
     assert in_state(state).is_waiting == (state in ("CONFIGURING", "PENDING", "REQUEUED"))
 
 
-def test_a_time_limit_is_told_with_its_length() -> None:
-    assert in_state("TIMEOUT", TimeLimit="00:10:00").why_over == "TIMEOUT, its time limit is 00:10:00"
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
@@ -170,9 +167,7 @@ def test_durations(text: str, seconds: int | None) -> None:
 def test_an_error_names_the_command_and_slurms_words(fake: Any) -> None:
     fake("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(SlurmError, match=r"^squeue --noheader .*--jobs=7.*: slurm_load_jobs error: Unable"):
-        commands.seconds_left("7")
-    with pytest.raises(SlurmError, match=r"^squeue .*Unable to contact"):
-        commands.steps("7", "x")
+        commands.steps("7", "a")
     fake("scancel", "exit 3")
     with pytest.raises(SlurmError, match=r"^scancel 7: exit status 3$"):
         commands.cancel("7")
@@ -191,9 +186,9 @@ def test_a_command_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_command_that_does_not_answer(fake: Any) -> None:
     fake("scontrol", "exec sleep 60")
     with pytest.raises(
-        SlurmError, match=r"^scontrol show: no answer in 0.1 s. `scontrol ping` tells whether"
+        SlurmError, match=r"^scontrol show: no answer in 0.01 s. `scontrol ping` tells whether"
     ):
-        commands.ask("scontrol", "show", answer_s=0.1)
+        commands.ask("scontrol", "show", answer_s=0.01)
 
 
 @pytest.mark.parametrize(
@@ -230,9 +225,8 @@ def test_a_real_job_from_queue_to_end(slurm: Cluster) -> None:
     assert commands.steps(job_id, "another") == []
     job = commands.job(job_id)
     assert (job.state, job.nodes) == ("RUNNING", ("n1", "n2"))
-    left_s = commands.seconds_left(job_id)
-    assert left_s is not None
-    assert 500 < left_s <= 600
+    assert job.left_s is not None
+    assert 500 < job.left_s <= 600
 
     def has_failed() -> bool:  # a signal to a step that only begins may be lost: it is sent again
         for step in commands.steps(job_id, "the step"):
@@ -241,7 +235,6 @@ def test_a_real_job_from_queue_to_end(slurm: Cluster) -> None:
 
     wait_until(has_failed, "the job to end, as its step did")
     assert commands.job(job_id).is_over
-    assert commands.seconds_left(job_id) in (None, *range(601))
     assert commands.steps(job_id, "the step") == []
     commands.cancel(job_id)
 
@@ -257,7 +250,6 @@ def test_a_real_job_that_is_cancelled_and_one_that_is_unknown(slurm: Cluster) ->
     assert commands.job(job_id).why_over == "CANCELLED (PartitionDown)"
     unknown = commands.job("99999")
     assert (unknown.is_over, unknown.why_over) == (True, "no longer known to Slurm")
-    assert commands.seconds_left("99999") is None
     assert commands.steps("99999", "x") == []
     commands.cancel("99999")
     assert commands.switches(["n1"]) == {}, "this Slurm tells none"

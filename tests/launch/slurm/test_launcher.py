@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -352,7 +353,8 @@ def test_an_interrupt_leaves_nothing(allocation: Allocation, tmp_path: Path) -> 
 def test_an_allocation_that_is_about_to_end_is_not_begun_with(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands, "seconds_left", lambda job_id: 50)
+    known = commands.job(allocation.job_id)
+    monkeypatch.setattr(commands, "job", lambda job_id: replace(known, left_s=50))
     with pytest.raises(AllocationOverError, match="ends in 50 s, and a launch may take 60 s"):
         launched(FAKE, tmp_path)
     assert launched(FAKE.replace(timeout_s=40), tmp_path / "short").failure is None

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from perfsuite.errors import FileError, SlurmError
+from perfsuite.ini import Ini
 from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm import submit as jobs
 from perfsuite.launch.slurm.commands import SlurmJob
-from perfsuite.launch.slurm.submit import Interrupted, Interrupts, Submitted, follow, script, submit
+from perfsuite.launch.slurm.submit import Submitted, follow, interrupts, script, store_of, submit
 
 PENDING = SlurmJob(id="7", state="PENDING", state_words="PENDING", reason="Priority")
 RUNNING = SlurmJob(id="7", state="RUNNING", state_words="RUNNING", nodes=("n1", "n2"))
@@ -27,11 +28,7 @@ DONE = SlurmJob(id="7", state="COMPLETED", state_words="COMPLETED", exit_status=
 FAILED = replace(DONE, state="FAILED", state_words="FAILED", reason="NonZeroExitCode", exit_status=5)
 CANCELLED = replace(DONE, state="CANCELLED", state_words="CANCELLED")
 AWAY = SlurmError("scontrol show job 7: Unable to contact slurm controller")
-TIMES: dict[str, Any] = {
-    "submitted": "2026-01-01T00:00:00",
-    "started": "2026-01-01T00:05:12",
-    "ends": "2026-01-01T00:35:16",
-}
+TIMES: dict[str, Any] = {"queued_s": 312, "ran_s": 1804}
 Answer = SlurmJob | SlurmError | Callable[[], SlurmJob]
 SBATCH = """#!/bin/sh
 printf '%s\\n' "$@" > called
@@ -49,15 +46,15 @@ class Talk:
         self.cancelled: list[str] = []
         self.submitted = Submitted(id="7", log=tmp_path / "7.log")
         monkeypatch.setattr(jobs, "POLL_S", 0.0)
-        monkeypatch.setattr(jobs, "TICK_S", 0.001)
+        monkeypatch.setattr(jobs, "TICK_S", 0.0)
         monkeypatch.setattr(commands, "job", self._job)
         monkeypatch.setattr(commands, "cancel", self.cancelled.append)
 
     def follow(self, *answers: Answer, wait_start_s: float | None = None) -> int:
         self.answers = list(answers)
-        with Interrupts() as interrupts:
+        with interrupts() as came:
             return follow(
-                self.submitted, interrupts, say=self.said.append, show=self._show, wait_start_s=wait_start_s
+                self.submitted, came, say=self.said.append, show=self._show, wait_start_s=wait_start_s
             )
 
     def _job(self, job_id: str) -> SlurmJob:
@@ -126,29 +123,26 @@ def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
         submit([], [], directory=tmp_path, store=tmp_path / "file")
 
 
+ENDED = "job 7 ended: queued 0 s, ran 0 s"
+RUNS = "job 7 runs on n1, n2 (queued 0 s)"
+OTHERWISE = replace(PENDING, reason="Resources")
+
+
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
+        ((OTHERWISE, RUNNING, RUNNING, COMPLETING, DONE), ["job 7 is queued: Resources", RUNS, ENDED]),
         (
-            (PENDING, PENDING, replace(PENDING, reason="Resources"), RUNNING, RUNNING, COMPLETING, DONE),
-            [
-                "job 7 is queued: Resources",
-                "job 7 runs on n1, n2 (queued 0 s)",
-                "job 7 ended: queued 0 s, ran 0 s",
-            ],
-        ),
-        (
-            (PENDING, replace(RUNNING, **TIMES), replace(DONE, **TIMES)),  # by Slurm's clock
+            (replace(RUNNING, **TIMES), replace(DONE, **TIMES)),  # by Slurm's clock
             ["job 7 runs on n1, n2 (queued 312 s)", "job 7 ended: queued 312 s, ran 1804 s"],
         ),
-        (
-            (PENDING, replace(DONE, nodes=("n1", "n2"))),
-            ["job 7 ran on n1, n2 (queued 0 s)", "job 7 ended: queued 0 s, ran 0 s"],
-        ),
+        ((replace(DONE, nodes=("n1", "n2")),), [RUNS, ENDED]),  # one that was over when Slurm was asked again
+        ((RUNNING, AWAY, AWAY, DONE), [RUNS, f"Slurm does not answer, asking again: {AWAY}", ENDED]),
     ],
+    ids=["reasons", "times", "short", "controller away"],
 )
 def test_the_job_is_told_from_queue_to_end(talk: Talk, answers: tuple[Answer, ...], said: list[str]) -> None:
-    assert talk.follow(*answers) == 0
+    assert talk.follow(PENDING, PENDING, *answers) == 0
     assert talk.said == ["job 7 is queued: Priority", *said]
 
 
@@ -175,24 +169,19 @@ def test_the_exit_status_is_that_of_pytest(talk: Talk) -> None:
     assert talk.cancelled == []
 
 
+BY_LIMIT = "TIMEOUT, its time limit is 00:10:00"
+UNKNOWN = "no longer known to Slurm"
+
+
 @pytest.mark.parametrize(
     ("job", "why"),
     [
-        (replace(DONE, state="CANCELLED", state_words="CANCELLED by 0"), "CANCELLED by 0"),
+        (replace(CANCELLED, state_words="CANCELLED by 0"), "CANCELLED by 0"),
         (replace(DONE, state="NODE_FAIL", state_words="NODE_FAIL", exit_status=1), "NODE_FAIL"),
-        (
-            replace(DONE, state="TIMEOUT", state_words="TIMEOUT", time_limit="00:10:00"),
-            "TIMEOUT, its time limit is 00:10:00",
-        ),
-        (
-            replace(FAILED, exit_status=0, exit_signal=9),
-            "FAILED (NonZeroExitCode), ended by signal 9",
-        ),
+        (replace(DONE, state="TIMEOUT", state_words="TIMEOUT", time_limit="00:10:00"), BY_LIMIT),
+        (replace(FAILED, exit_status=0, exit_signal=9), "FAILED (NonZeroExitCode), ended by signal 9"),
         (replace(FAILED, reason="JobLaunchFailure"), "FAILED (JobLaunchFailure)"),
-        (
-            SlurmJob(id="7", state=commands.FORGOTTEN, state_words="no longer known to Slurm"),
-            "no longer known to Slurm",
-        ),
+        (SlurmJob(id="7", state=commands.FORGOTTEN, state_words=UNKNOWN), UNKNOWN),
     ],
 )
 def test_a_job_that_ended_otherwise_is_an_error_that_names_the_log(
@@ -203,75 +192,65 @@ def test_a_job_that_ended_otherwise_is_an_error_that_names_the_log(
     assert str(caught.value) == f"job 7 is over: {why}. What it wrote is in {talk.submitted.log}"
 
 
-def test_a_queue_that_never_starts(talk: Talk) -> None:
-    def cancelled_or_pending() -> SlurmJob:
-        return CANCELLED if talk.cancelled else PENDING
-
-    with pytest.raises(SlurmError) as caught:
-        talk.follow(cancelled_or_pending, wait_start_s=0.05)
-    assert str(caught.value) == (
-        "job 7 has not started in 0.05 s (--wait-start) and is cancelled. "
-        "Why it waited, as Slurm says: Priority"
-    )
-    assert talk.cancelled == ["7"]
-
-
-def test_a_controller_that_is_away_for_a_while_is_asked_again_to_cancel(
+def test_a_queue_that_never_starts_is_cancelled_by_a_controller_that_is_away_for_a_while(
     talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cancel(job_id: str) -> None:
-        asked.append(job_id)
-        if len(asked) < 3:
+        talk.cancelled.append(job_id)
+        if len(talk.cancelled) < 3:
             raise AWAY
 
-    asked: list[str] = []
     monkeypatch.setattr(commands, "cancel", cancel)
-    monkeypatch.setattr(commands, "POLL_S", 0.001)
-    with pytest.raises(SlurmError, match="has not started in 0 s"):
-        talk.follow(PENDING, CANCELLED, wait_start_s=0)
-    assert asked == ["7"] * 3
+    monkeypatch.setattr(commands, "POLL_S", 0.0)
+    with pytest.raises(SlurmError) as caught:
+        talk.follow(lambda: CANCELLED if talk.cancelled else PENDING, wait_start_s=0.01)
+    assert str(caught.value) == (
+        "job 7 has not started in 0.01 s (--wait-start) and is cancelled. "
+        "Why it waited, as Slurm says: Priority"
+    )
+    assert talk.cancelled == ["7"] * 3
+
+
+def signalled(number: signal.Signals) -> SlurmJob:
+    os.kill(os.getpid(), number)
+    return RUNNING
 
 
 def test_an_interrupt_cancels_the_job_and_waits_for_its_end(talk: Talk) -> None:
-    def interrupted() -> SlurmJob:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return RUNNING
-
-    with pytest.raises(Interrupted):
-        talk.follow(interrupted, COMPLETING, COMPLETING, CANCELLED)
-    assert talk.cancelled == ["7"]
-    assert talk.answers == [CANCELLED]
-    assert talk.said[-1] == "cancelling job 7; interrupt again to leave at once"
-
-
-def test_a_second_interrupt_leaves_at_once(talk: Talk) -> None:
-    def interrupted() -> SlurmJob:
-        os.kill(os.getpid(), signal.SIGINT)
-        return RUNNING
-
-    with pytest.raises(KeyboardInterrupt):
-        talk.follow(interrupted)
-    assert talk.cancelled == ["7"]
-
-
-def test_interrupts_end_with_their_with() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with Interrupts() as interrupts:
-        interrupts.check()
-        assert signal.getsignal(signal.SIGTERM) != before
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert interrupts.exit_status == 143
-        with pytest.raises(Interrupted):
-            interrupts.check()
+    assert talk.follow(lambda: signalled(signal.SIGTERM), COMPLETING, COMPLETING, CANCELLED) == 143
+    assert (talk.cancelled, talk.answers) == (["7"], [CANCELLED])
+    assert talk.said[-2:] == [
+        "cancelling job 7; interrupt again to leave at once",
+        f"job 7 is cancelled and gone; what it wrote is in {talk.submitted.log}",
+    ]
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_controller_that_is_away_for_a_while_is_asked_again(talk: Talk) -> None:
-    assert talk.follow(RUNNING, AWAY, AWAY, DONE) == 0
-    assert talk.said.count(f"Slurm does not answer, asking again: {AWAY}") == 1
+def test_a_second_interrupt_leaves_at_once(talk: Talk) -> None:
+    assert talk.follow(lambda: signalled(signal.SIGINT)) == 130
+    assert talk.cancelled == ["7"]
+    assert talk.said[-1] == "left job 7, which may still be there: scancel 7"
 
 
 def test_a_controller_that_stays_away_is_an_error(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "SILENCE_S", 0.05)
-    with pytest.raises(SlurmError, match=f"job 7 may still be there, .* for 0.05 s: {AWAY}"):
+    monkeypatch.setattr(jobs, "SILENCE_S", 0)
+    with pytest.raises(SlurmError, match=f"job 7 may still be there, .* for 0 s: {AWAY}"):
         talk.follow(RUNNING, AWAY)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "store"),
+    [
+        ("", "kept"),
+        ("-k x --perf-store=other -m h100", "other"),
+        ("bench_cases --perf-store other bench", "other"),
+        ("--perf-store /shared/store", "/shared/store"),
+        ("--perf-store", "kept"),
+        ("--perf-store=", "kept"),
+        ("--perf-storey=1 --perf-sto=2", "kept"),
+    ],
+)
+def test_the_store_is_that_of_the_session(tmp_path: Path, arguments: str, store: str) -> None:
+    assert store_of(Ini(tmp_path, {"perf_store": "kept"}), arguments.split()) == tmp_path / store
+    assert store_of(Ini(tmp_path, {}), []) == tmp_path / ".perfsuite"
