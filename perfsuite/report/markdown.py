@@ -78,7 +78,7 @@ def _cases(results: Sequence[Measurement], *, linked: int = 0) -> Table:
             summary.verdict(result) + "".join(f" ({mark})" for mark in summary.marks(result)),
             case,
             summary.reason(result),
-            *(column.cell(result) for column in columns),
+            *(column.text(result) for column in columns),
         )
         for case, result in zip(cases, results, strict=True)
     ]

@@ -84,10 +84,10 @@ def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> 
     measured = [
         speed_in(summary.speed_unit(results)),
         # a time with the unit in its heading, which keeps the table narrow
-        replace(figure(STEP_S_P50), heading="p50 ms", format=lambda result, step_s: f"{1e3 * step_s:.1f}"),
+        figure(replace(STEP_S_P50, heading="p50 ms", format=lambda step_s: f"{1e3 * step_s:.1f}")),
         figure(PEAK_MEMORY),
         *([figure(MFU)] if any(MFU.of(result.figures) is not None for result in results) else []),
-        replace(SPEED_CHANGE, heading="vs base"),
+        SPEED_CHANGE._replace(heading="vs base"),
     ]
     columns, only_dry = of_cases(results, measured), summary.only_dry(results)
     grid = plain_table(())
@@ -100,7 +100,7 @@ def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> 
         for mark in summary.marks(result):
             if mark in ("shared", "not counted") or (mark == "dry run" and not only_dry):
                 verdict.append(f" ({mark})", "" if mark == "dry run" else "yellow")
-        grid.add_row(*(column.cell(result) for column in columns), verdict)
+        grid.add_row(*(column.text(result) for column in columns), verdict)
     plain = _rendered(grid)
     heading, *rows = _rendered(grid, color=color) if color else plain
     ids = [printable(result.case_id) for result in results]

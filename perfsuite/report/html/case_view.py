@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from perfsuite.case.case import Unit
 from perfsuite.report import counts, profile
-from perfsuite.report.columns import LAUNCHES, MEMORY_CHANGE, SPEED_CHANGE, Column, figure, speed_in
+from perfsuite.report.columns import LAUNCHES, MEMORY_CHANGE, SPEED_CHANGE, Cell, Column, figure, speed_in
 from perfsuite.report.explained import Explained, explained
 from perfsuite.report.html import charts, tables
 from perfsuite.report.html.charts import Band, Figure
@@ -25,14 +25,6 @@ from perfsuite.results.session_file import Measurement, SessionFile
 
 MOST_ENTRIES = 8
 """Entries of ranks on the page: where each of 64 ranks has other bytes, the first ones tell enough."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """A cell of the overview: its text, and the number that rows are sorted by."""
-
-    text: str
-    number: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +67,7 @@ def case_view(
         commit=session.commit,
         command=_command(result, session),
         told=explained(result),
-        cells={column.heading: _cell(column, result) for column in columns},
+        cells={column.heading: column.cell(result) or Cell(NONE, None) for column in columns},
         checks=tables.checks(result, anchor),
         findings=None if check is None else counts.table_of_findings(check, result.verdict.against),
         ranks=[(entry, _bars(entry, f"{anchor}:counts-{number}")) for number, entry in enumerate(shown, 1)],
@@ -96,13 +88,7 @@ def overview(unit: Unit, extra: Sequence[Column] = ()) -> list[Column]:
     judged = [speed_in(unit), SPEED_CHANGE, figure(STEP_S_P50), figure(PEAK_MEMORY), MEMORY_CHANGE]
     columns = [*judged, figure(MFU), figure(ROOFLINE_SHARE), *extra, LAUNCHES]
     together = "vs\N{NO-BREAK SPACE}baseline"  # such a heading is not broken there
-    return [replace(column, heading=column.heading.replace("vs baseline", together)) for column in columns]
-
-
-def _cell(column: Column, result: Measurement) -> Cell:
-    value = column.value(result)
-    number = value if value is not None and math.isfinite(value) else None
-    return Cell(text=column.cell(result, missing=NONE), number=number)
+    return [column._replace(heading=column.heading.replace("vs baseline", together)) for column in columns]
 
 
 def _bars(entry: RankCounts, key: str) -> list[Figure]:
