@@ -21,9 +21,7 @@ from perfsuite.errors import FileError
 from perfsuite.frameworks.base import require
 from perfsuite.history import store as history
 from perfsuite.history import trend as trends
-from perfsuite.history.asv import export as asv_export
-from perfsuite.history.asv import pages as asv_pages
-from perfsuite.history.asv.export import Source
+from perfsuite.history.asv import export as asv
 from perfsuite.history.store import StoredResult
 from perfsuite.history.trend import Drift, Trend
 from perfsuite.report.terminal import console, plain_table
@@ -94,8 +92,7 @@ def list_history(
     cases = history.read_cases(history_dir)
     wanted = history.matching(cases, case)
     for place in history.places(history_dir, hardware_class=hardware_class, commit=commit, since=since):
-        session = place.read()
-        history.check_cases(cases, session, place)
+        session = place.read(cases)
         when = f"{session.started_at:%Y-%m-%d} {place.commit[:8]}"
         for result in session.results:
             if result.case in wanted:
@@ -126,8 +123,7 @@ def publish(
     """Make asv's pages of a history in OUT/html. They load their scripts from a CDN."""
     if not no_pages:
         require("asv", purpose="to publish a history")
-    source = Source(history=history_dir, repo=repo, branch=branch, commit_url=commit_url)
-    exported = asv_export.export(source, out)
+    exported = asv.export(history_dir, repo, out, branch=branch, commit_url=commit_url)
     _print_unplaced(exported.unplaced)
     say = console().print
     if lost := len(exported.unplaced):
@@ -135,7 +131,7 @@ def publish(
     counts = f"{exported.written} written, {exported.unchanged} unchanged, {exported.removed} removed"
     say(f"results in {out}: {counts}")
     if not no_pages:
-        html = asv_pages.publish(out, commits=exported.commits)
+        html = asv.publish(out, commits=exported.commits)
         say(f"pages: {html} (to look at them: python -m http.server --directory {html})")
 
 

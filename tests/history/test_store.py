@@ -42,9 +42,14 @@ def kept(*runs: Run) -> Measurement:
     return make_result(RUN, before=None).replace(runs=runs, case_id=runs[0].case.id)
 
 
+def sessions_of(directory: Path) -> list[StoredSession]:
+    cases = store.read_cases(directory)
+    return [place.read(cases) for place in store.places(directory)]
+
+
 def only_session(directory: Path) -> StoredSession:
-    [place] = store.places(directory)
-    return place.read()
+    [session] = sessions_of(directory)
+    return session
 
 
 def add_one(tmp_path: Path, *results: Measurement, **changes: Any) -> store.Added:
@@ -103,7 +108,7 @@ def test_a_machine_with_gpus_that_also_ran_cpu_cases_is_kept_as_two_classes(tmp_
     assert {place.hardware_class for place in found} == {"cpu-test-2c", "h100-80gb-sxm"}
     assert (added.kept, len(added.written)) == (2, 2)
     [of_gpu] = store.places(tmp_path / "history", hardware_class="h100*")
-    assert of_gpu.read().machine == make_gpu_machine()
+    assert of_gpu.read(store.read_cases(tmp_path / "history")).machine == make_gpu_machine()
 
 
 def test_a_case_that_changed_under_its_name_is_kept_beside_the_old_one(tmp_path: Path) -> None:
@@ -136,7 +141,7 @@ def test_what_a_part_of_a_session_measured_is_kept_once_though_another_part_went
     add_one(tmp_path, early, parts=(killed,), status="running")
     added = add_one(tmp_path, early, late, parts=went_on)
     assert (added.known, added.kept, len(added.written)) == (True, 2, 1)
-    sessions = [place.read() for place in store.places(tmp_path / "history")]
+    sessions = sessions_of(tmp_path / "history")
     assert [each.started_at.isoformat() for each in sessions] == [first, second]
     assert [len(each.results) for each in sessions] == [1, 1]
     assert add_one(tmp_path, early, late, parts=went_on).written == []
@@ -148,7 +153,7 @@ def test_a_session_that_was_added_while_it_ran_is_kept_once(tmp_path: Path) -> N
     add_one(tmp_path, first, parts=(running,), status="running")
     whole = (running.replace(status="complete", cases=2),)
     assert len(add_one(tmp_path, first, second, parts=whole).written) == 1
-    results = [each for place in store.places(tmp_path / "history") for each in place.read().results]
+    results = [each for session in sessions_of(tmp_path / "history") for each in session.results]
     assert len({each.case for each in results}) == len(results) == 2
     assert add_one(tmp_path, first, second, parts=whole).written == []
 
@@ -249,16 +254,15 @@ def test_a_file_must_stand_where_its_content_says(tmp_path: Path) -> None:
     moved.parent.mkdir()
     written.rename(moved)
     with pytest.raises(FileError, match="it holds a session on cpu-test-2c at 0123abcd"):
-        store.places(tmp_path / "history")[0].read()
+        store.places(tmp_path / "history")[0].read({})
 
 
 def test_a_lost_case_is_an_error_that_names_it(tmp_path: Path) -> None:
     add_one(tmp_path, kept(RUN))
+    name = only_session(tmp_path / "history").results[0].case
     [place] = store.places(tmp_path / "history")
-    session = place.read()
-    name = session.results[0].case
     with pytest.raises(FileError, match=rf"its case is missing, restore .*/cases/{name}\.json"):
-        store.check_cases({}, session, place)
+        place.read({})
 
 
 def test_cases_and_sessions_can_be_chosen(tmp_path: Path) -> None:
@@ -275,8 +279,7 @@ def test_cases_and_sessions_can_be_chosen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", sorted(path.name for path in VERSIONS.iterdir()))
 def test_histories_of_every_schema_version_can_be_read(version: str) -> None:
-    [place] = store.places(VERSIONS / version)
-    session = place.read()
+    session = only_session(VERSIONS / version)
     [result] = session.results
     assert session.commit == COMMIT
     assert session.environments[result.environment] == {"torch": "2.13.0"}

@@ -19,7 +19,7 @@ from perfsuite.errors import FileError, GitError
 from perfsuite.frameworks.fsdp import FSDP
 from perfsuite.history import store
 from perfsuite.history.asv import export as asv_export
-from perfsuite.history.asv.export import Exported, Source, export
+from perfsuite.history.asv.export import Exported, export
 from perfsuite.history.asv.results import COLUMNS, METRICS
 from tests.samples import IMAGES, make_case, make_machine
 from tests.synthetic import BEGIN, TOKENS_PER_STEP, Level, make_repository, write_history
@@ -58,7 +58,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def exported(kept: Path, out: Path, repo: Path) -> Exported:
-    return export(Source(history=kept, repo=repo), out)
+    return export(kept, repo, out)
 
 
 def configuration(out: Path) -> Config:
@@ -115,7 +115,7 @@ def test_a_case_that_counts_samples_has_seconds_per_sample(
     out: Path, repo: Path, commits: list[str], tmp_path: Path
 ) -> None:
     write_history(tmp_path / "images", commits, [IMAGES, CASES[0]])
-    export(Source(history=tmp_path / "images", repo=repo), out)
+    export(tmp_path / "images", repo, out)
     benchmarks = set(Benchmarks.load(configuration(out)))
     of_images = {name.rpartition(".")[2] for name in benchmarks if name.startswith("resnet.")}
     assert of_images == {"seconds_per_sample", "seconds_per_step", "peak_memory"}
@@ -128,7 +128,7 @@ def test_values_are_medians_of_launches_and_combinations_that_nobody_ran_are_mis
 ) -> None:
     benchmarks = Benchmarks.load(configuration(out))
     result = load(out, commits[0])
-    night = store.places(kept, hardware_class=H100)[0].read()
+    night = store.places(kept, hardware_class=H100)[0].read(store.read_cases(kept))
     launches = [each.step_s_p50 for each in night.results]
     for metric, scale in (("seconds_per_step", 1), ("seconds_per_token", TOKENS_PER_STEP)):
         name = f"{GPT2}.{metric}"
@@ -152,7 +152,7 @@ def test_error_bars_are_the_noise_between_launches_of_the_whole_night(
 ) -> None:
     many = [make_case(hardware="h100", micro_batch=n) for n in range(1, 101)]
     write_history(tmp_path / "history", commits, many, noise=0.01, launches=3)
-    export(Source(history=tmp_path / "history", repo=repo), out)
+    export(tmp_path / "history", repo, out)
     stats = statistics(out, commits[0], "seconds_per_step")
     half = math.log(stats["ci_99_b"] / stats["ci_99_a"]) / 2
     assert half == pytest.approx(2.576 * 0.01 / math.sqrt(3), rel=0.15)
@@ -166,7 +166,7 @@ def test_one_launch_of_one_case_knows_no_noise(
     tmp_path: Path, out: Path, repo: Path, commits: list[str]
 ) -> None:
     write_history(tmp_path / "history", commits[:1], CASES[:1], launches=1)
-    export(Source(history=tmp_path / "history", repo=repo), out)
+    export(tmp_path / "history", repo, out)
     stats = statistics(out, commits[0], "seconds_per_step")
     assert (stats["ci_99_a"], stats["ci_99_b"]) == (-math.inf, math.inf)
     assert stats["q_25"] == stats["q_75"]
@@ -174,7 +174,7 @@ def test_one_launch_of_one_case_knows_no_noise(
 
 def test_sessions_of_one_commit_are_pooled(kept: Path, out: Path, repo: Path, commits: list[str]) -> None:
     write_history(kept, commits[:1], CASES[:1], lambda case, night: Level(step_s=3), first=100, launches=4)
-    export(Source(history=kept, repo=repo), out)
+    export(kept, repo, out)
     result = load(out, commits[0])
     params = result.get_result_params(f"{GPT2}.seconds_per_step")
     [first, second, *_] = result.get_result_samples(f"{GPT2}.seconds_per_step", params)
@@ -184,7 +184,7 @@ def test_sessions_of_one_commit_are_pooled(kept: Path, out: Path, repo: Path, co
 
 
 def test_what_counts_as_a_regression_is_the_gates_tolerance(kept: Path, out: Path, repo: Path) -> None:
-    export(Source(history=kept, repo=repo, commit_url="https://example.org/commit/"), out)
+    export(kept, repo, out, commit_url="https://example.org/commit/")
     conf = configuration(out)
     assert sorted(conf.regressions_thresholds.values()) == [0.01, 0.03]
     assert list(conf.regressions_first_commits.values()) == [None]
@@ -194,7 +194,7 @@ def test_what_counts_as_a_regression_is_the_gates_tolerance(kept: Path, out: Pat
 def test_a_night_began_with_its_newest_session(kept: Path, out: Path, repo: Path, commits: list[str]) -> None:
     """asv shows it. Sessions of one commit are pooled; write_history begins at 03:00 UTC."""
     write_history(kept, commits[:1], CASES[:1], first=40)
-    export(Source(history=kept, repo=repo), out)
+    export(kept, repo, out)
     [file] = (out / "results" / H100).glob(f"{commits[0]}-*.json")
     [pooled] = {row[COLUMNS.index("started_at")] for row in json.loads(file.read_text())["results"].values()}
     assert pooled == 1000 * (BEGIN + timedelta(days=40, hours=3)).timestamp()
@@ -227,7 +227,7 @@ def test_another_night_writes_only_its_own_files(
 ) -> None:
     before = files(out)
     write_history(kept, commits[3:], [make_case(hardware="h100", micro_batch=32)], first=50)
-    again = export(Source(history=kept, repo=repo), out)
+    again = export(kept, repo, out)
     assert (again.written, again.unchanged, again.removed) == (1, 7, 1)
     assert len(files(out).items() & before.items()) == 7 + 2  # machine.json, too
     benchmarks = Benchmarks.load(configuration(out))
@@ -241,8 +241,8 @@ def test_an_export_that_was_cut_short_is_done_anew(
     with monkeypatch.context() as patch:
         patch.setattr(asv_export, "_listed", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            export(Source(history=kept, repo=repo), out)
-    assert export(Source(history=kept, repo=repo), out).unchanged == 0
+            export(kept, repo, out)
+    assert export(kept, repo, out).unchanged == 0
     assert len(Benchmarks.load(configuration(out))) == 6
 
 
@@ -258,7 +258,7 @@ def test_commits_off_the_branch_or_unknown_are_named(
     done = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
     aside, unknown = done.stdout.strip(), "f" * 40
     write_history(kept, [aside, unknown], CASES[:1], first=20)
-    exported = export(Source(history=kept, repo=repo, branch="main"), out)
+    exported = export(kept, repo, out, branch="main")
     assert exported.unplaced == {
         aside: "not on main itself (git log --first-parent)",
         unknown: f"not in {repo}",
@@ -271,22 +271,22 @@ def test_a_shallow_clone_is_refused(kept: Path, out: Path, repo: Path, tmp_path:
     shallow = tmp_path / "shallow"
     subprocess.run(["git", "clone", "-q", "--depth", "1", repo.as_uri(), str(shallow)], check=True)
     with pytest.raises(GitError, match=r"shallow clone, which lacks .*\(3\)\. .* git fetch --unshallow"):
-        export(Source(history=kept, repo=shallow), out)
+        export(kept, shallow, out)
 
 
 def test_a_history_without_any_commit_of_the_branch_is_an_error(
     tmp_path: Path, out: Path, repo: Path, commits: list[str]
 ) -> None:
     write_history(tmp_path / "other", ["f" * 40], CASES)
-    with pytest.raises(FileError, match=r"holds no session of a commit on main of .*: nothing to export"):
-        export(Source(history=tmp_path / "other", repo=repo), out)
+    with pytest.raises(FileError, match=r"holds no session of a commit on main of .*"):
+        export(tmp_path / "other", repo, out)
 
 
 def test_a_directory_with_other_things_in_it_is_not_touched(kept: Path, out: Path, repo: Path) -> None:
     out.mkdir()
     (out / "thesis.tex").touch()
     with pytest.raises(FileError, match=r"out is not empty and holds no export\. Give a directory of its"):
-        export(Source(history=kept, repo=repo), out)
+        export(kept, repo, out)
 
 
 def test_models_that_are_one_name_to_asv_are_an_error(
@@ -297,9 +297,9 @@ def test_models_that_are_one_name_to_asv_are_an_error(
     both = [make_case(hardware="h100", model=tiny.replace(name=name)) for name in ("tiny.1", "tiny_1")]
     write_history(tmp_path / "history", commits, both)
     with pytest.raises(FileError, match=r"models 'tiny.1' and 'tiny_1' are one name to asv: 'tiny_1'\. R"):
-        export(Source(history=tmp_path / "history", repo=repo), out)
+        export(tmp_path / "history", repo, out)
 
 
 def test_a_repository_that_is_none_is_an_error(kept: Path, out: Path, tmp_path: Path) -> None:
     with pytest.raises(GitError, match="rev-parse"):
-        export(Source(history=kept, repo=tmp_path), out)
+        export(kept, tmp_path, out)
