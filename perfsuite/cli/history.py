@@ -98,7 +98,7 @@ def list_history(
             if result.case in wanted:
                 rows[place.hardware_class, cases[result.case].id].append((when, result))
     headings = ("hardware class", "case", "sessions", "first", "last", "ms/step", "memory", "verdicts")
-    grid = plain_table(headings, overflow="fold")
+    grid = plain_table(headings)
     for (of_class, case_id), row in sorted(rows.items(), key=itemgetter(0)):
         (first, _), (last, newest) = row[0], row[-1]
         outcomes = Counter(result.outcome for _, result in row).most_common()

@@ -11,7 +11,7 @@ import pytest
 
 import perfsuite
 from perfsuite.report import markdown
-from perfsuite.report.dry_facts import lines
+from perfsuite.report.explained import predicted
 from perfsuite.report.html.page import render
 from perfsuite.report.table import NONE
 from perfsuite.results.dry_facts import DryFacts
@@ -34,7 +34,7 @@ from tests.counted import (
     make_finding,
     make_memory,
 )
-from tests.report.test_dry_facts import FIT, limit
+from tests.report.test_explained import FIT, limit
 from tests.report.test_preflight import FOUND
 from tests.samples import (
     ARMS,
@@ -356,7 +356,7 @@ def test_a_dry_run_shows_no_table_of_launches_and_says_what_it_is() -> None:
     text = render([make_session(0).replace(results=(make_dry(dry_facts=FACTS),), skipped=())])
     page = Page(text)
     assert page.said("h4") == ["Memory and speed, predicted", "Counts of a step", "Count it again"]
-    assert set(lines(FACTS)) <= set(page.said("li"))
+    assert set(predicted(FACTS)) <= set(page.said("li"))
     assert "A dry run as if on h100-80gb-sxm: nothing was computed." in page.said("p")
     assert page.said("pre") == [f"perfsuite dry-run --device=cuda {FULL_SIZE.id}"]
     assert '<span class="badge dry-run">dry run</span>' in text
