@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
@@ -31,6 +32,12 @@ from perfsuite.results.session_file import Measurement, SessionFile
 
 Column = tuple[float | None, ...]
 """A figure of each healthy launch, in the order of the launches; None where a launch does not have it."""
+
+
+def middle(column: Column) -> float | None:
+    """Return the median of the launches that have a figure; None if none has."""
+    values = [value for value in column if value is not None]
+    return median(values) if values else None
 
 
 class StoredCase(Document):

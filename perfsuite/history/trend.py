@@ -196,12 +196,12 @@ def _read(places: Sequence[Place], cases: Mapping[str, store.StoredCase]) -> Ser
         for result in session.results:
             case, around = cases[result.case], _circumstances(session, result)
             around = known.setdefault(frozenset(around.items()), around)
-            step_s = _median(result.step_s_p50)
+            step_s = store.middle(result.step_s_p50)
             figures: dict[MetricName, float | None] = {
                 "samples/s" if case.unit == "samples" else "tokens/s": (
                     result.tokens_per_step / step_s if step_s and result.tokens_per_step else None
                 ),
-                "peak memory": _median(result.peak_memory_bytes),
+                "peak memory": store.middle(result.peak_memory_bytes),
             }
             for metric, value in figures.items():
                 points = series[_Key(place.hardware_class, case.id, metric)]
@@ -218,11 +218,6 @@ def _circumstances(session: StoredSession, result: StoredResult) -> Mapping[str,
         "perfsuite": session.perfsuite,
         "case definition": result.case.rpartition(".")[2],
     }
-
-
-def _median(column: store.Column) -> float | None:
-    values = [value for value in column if value is not None]
-    return median(values) if values else None
 
 
 Correlations = Mapping[tuple[str, MetricName], float]
