@@ -74,7 +74,7 @@ def explained(result: Measurement) -> Explained:
         remarks=counts.remarks(counted),
         not_counted=[] if (hidden := summary.not_counted(result)) is None else [f"counts: {hidden}"],
         excuses=list(filter(None, (SHARED if result.shared else None, summary.known_issue(result)))),
-        predicted=predicted(result.dry_facts, result.unit),
+        predicted=prediction(result.dry_facts, result.unit),
         changed=[f"{summary.since(verdict)}: {'; '.join(verdict.changed)}"] if verdict.changed else [],
         notes=[f"note: {note}" for note in summary.launch_notes(result)],
         files=dict(_files(result)),
@@ -110,7 +110,7 @@ def _tracebacks(runs: Sequence[Run], what: str) -> Iterator[tuple[str, str]]:
             yield f"{what} {number}, traceback{rank}", run.failure.traceback.rstrip()
 
 
-def predicted(facts: DryFacts, unit: Unit = "tokens") -> list[str]:
+def prediction(facts: DryFacts, unit: Unit = "tokens") -> list[str]:
     """Return what a dry run predicts, memory and the least time of a step; `unit` is what the case counts."""
     memory = [] if facts.fit is None else _memory(facts.fit)
     return memory if facts.roofline is None else [*memory, *_speed(facts.roofline, unit)]

@@ -16,8 +16,7 @@ from rich.text import Text
 from perfsuite.report import counts, summary
 from perfsuite.report.columns import SPEED_CHANGE, figure, of_cases, speed_in
 from perfsuite.report.explained import Explained, explained
-from perfsuite.report.table import Table
-from perfsuite.report.text import WIDTH, cut, printable, relative, value, wrapped
+from perfsuite.report.text import WIDTH, Table, cut, printable, relative, value, wrapped
 from perfsuite.results.amounts import rate
 from perfsuite.results.metric import (
     CPU_S_PER_STEP,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from perfsuite.report import counts
-from perfsuite.report.table import NONE, Table
+from perfsuite.report.text import NONE, Table
 from perfsuite.results.counts import Counts, RankCounts
 from tests.counted import (
     BUCKETS,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.report.explained import predicted
+from perfsuite.report.explained import prediction
 from perfsuite.report.html.page import render
 from perfsuite.report.terminal import explanation
 from perfsuite.results.dry_facts import DryFacts, Fit, MemoryPart, Roofline
@@ -37,7 +37,7 @@ def limit(**changes: Any) -> Roofline:
 
 
 def test_the_memory_in_words() -> None:
-    assert predicted(DryFacts(fit=FIT)) == [
+    assert prediction(DryFacts(fit=FIT)) == [
         "tight: rank 7 needs 61.2 GiB to 64.5 GiB of 80.0 GiB",
         "reserved by the caching allocator 64.0 GiB (62.0 GiB with expandable segments), "
         "allocated 61.0 GiB, live tensors 60.0 GiB",
@@ -46,7 +46,7 @@ def test_the_memory_in_words() -> None:
 
 
 def test_the_least_time_in_words() -> None:
-    assert predicted(DryFacts(roofline=limit())) == [
+    assert prediction(DryFacts(roofline=limit())) == [
         "a step takes 556.8 ms at least, by computation: at most 941,530 tokens/s",
         "551 TFLOP at 989.5 TFLOP/s take 556.8 ms",
         "45.0 GiB between GPUs of a machine at 483 GB/s take 100.0 ms",
@@ -68,20 +68,20 @@ def test_the_least_time_in_words() -> None:
     ],
 )
 def test_what_is_not_counted_is_said(changes: dict[str, Any], line: str) -> None:
-    assert predicted(DryFacts(roofline=limit(**changes)))[-1] == line
+    assert prediction(DryFacts(roofline=limit(**changes)))[-1] == line
 
 
 def test_samples_and_nothing() -> None:
-    assert "samples/s" in predicted(DryFacts(roofline=limit()), "samples")[0]
-    assert predicted(DryFacts()) == []
+    assert "samples/s" in prediction(DryFacts(roofline=limit()), "samples")[0]
+    assert prediction(DryFacts()) == []
 
 
 def test_reports_show_what_a_dry_run_predicts_and_nothing_of_a_launch() -> None:
     dry = make_result(make_run(dry=True, dry_facts=DryFacts(fit=FIT)), before=None)
     launched = make_result(make_run(), before=None)
-    (verdict, *_) = predicted(dry.dry_facts)
+    (verdict, *_) = prediction(dry.dry_facts)
     assert verdict in explanation(dry)
     page = render([make_session(0).replace(results=(dry,))])
     assert verdict in page
-    assert predicted(launched.dry_facts) == []
+    assert prediction(launched.dry_facts) == []
     assert "predicted" not in render([make_session(0).replace(results=(launched,))])

@@ -4,7 +4,7 @@ import pytest
 
 from perfsuite.report import markdown, profile, terminal
 from perfsuite.report.html import page
-from perfsuite.report.table import NONE
+from perfsuite.report.text import NONE
 from perfsuite.results.outcome import Profiled, Verdict
 from perfsuite.results.profile import TakenProfile, Work
 from perfsuite.results.session_file import Measurement

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from perfsuite.report.explained import predicted
+from perfsuite.report.explained import prediction
 from perfsuite.report.terminal import MOST_LINES, console, explanation, table
 from perfsuite.report.text import WIDTH
 from perfsuite.results.dry_facts import DryFacts
@@ -346,7 +346,7 @@ def test_a_dry_run_is_told_as_one_with_what_it_predicts() -> None:
     assert told[0] == f"{FULL_SIZE.id}: regressed by a dry run as if on NVIDIA H100 80GB HBM3"
     assert told[-1] == "  files of the dry run: /tmp/runs/dry"
     assert "nan" not in "".join(told)
-    assert {f"  {line}" for line in predicted(facts) if len(line) < WIDTH - 2} <= set(told)
+    assert {f"  {line}" for line in prediction(facts) if len(line) < WIDTH - 2} <= set(told)
 
 
 def test_the_table_of_dry_runs_shows_what_was_counted() -> None:

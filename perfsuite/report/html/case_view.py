@@ -16,7 +16,7 @@ from perfsuite.report.columns import LAUNCHES, MEMORY_CHANGE, SPEED_CHANGE, Cell
 from perfsuite.report.explained import explained
 from perfsuite.report.html import charts, tables
 from perfsuite.report.html.charts import Band, Figure
-from perfsuite.report.table import NONE
+from perfsuite.report.text import NONE
 from perfsuite.results.amounts import amount, duration
 from perfsuite.results.counts import RankCounts
 from perfsuite.results.metric import MFU, PEAK_MEMORY, ROOFLINE_SHARE, STEP_S_P50, TOKENS_PER_S

@@ -22,7 +22,7 @@ from perfsuite.report.columns import Column, extras, of_cases
 from perfsuite.report.html import tables
 from perfsuite.report.html.case_view import case_view, overview
 from perfsuite.report.scaling import scalings
-from perfsuite.report.table import Table
+from perfsuite.report.text import Table
 from perfsuite.results.outcome import STYLES, WORST_FIRST
 from perfsuite.results.preflight import Preflight
 from perfsuite.results.session_file import SessionFile

@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from perfsuite.analysis.health import BAD_REASONS
 from perfsuite.report.html import charts
-from perfsuite.report.table import NONE, Table
-from perfsuite.report.text import between, detectable, percent, value, written
+from perfsuite.report.text import NONE, Table, between, detectable, percent, value, written
 from perfsuite.results.amounts import amount, duration
 from perfsuite.results.metric import (
     CPU_S_PER_STEP,

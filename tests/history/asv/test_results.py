@@ -114,7 +114,7 @@ def test_one_launch_has_no_interval() -> None:
 
 def test_combinations_that_nobody_ran_are_none() -> None:
     far = Slot(SLOT.group, ("fsdp2", "4096", "2", "1", "default"))
-    rows = of_cases(dict.fromkeys((SLOT, far), [1.0]))
+    rows = of_cases({SLOT: [1.0], far: [1.0]})
     assert column("params", rows) == [["ddp", "fsdp2"], ["4096"], ["1", "2"], ["1"], ["default"]]
     assert column("result", rows) == [1.0, None, None, 1.0]
     assert column("stats_repeat", rows) == [1, None, None, 1]

@@ -11,9 +11,9 @@ import pytest
 
 import perfsuite
 from perfsuite.report import markdown
-from perfsuite.report.explained import predicted
+from perfsuite.report.explained import prediction
 from perfsuite.report.html.page import render
-from perfsuite.report.table import NONE
+from perfsuite.report.text import NONE
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.metric import GATED
 from perfsuite.results.outcome import WORST_FIRST
@@ -356,7 +356,7 @@ def test_a_dry_run_shows_no_table_of_launches_and_says_what_it_is() -> None:
     text = render([make_session(0).replace(results=(make_dry(dry_facts=FACTS),), skipped=())])
     page = Page(text)
     assert page.said("h4") == ["Memory and speed, predicted", "Counts of a step", "Count it again"]
-    assert set(predicted(FACTS)) <= set(page.said("li"))
+    assert set(prediction(FACTS)) <= set(page.said("li"))
     assert "A dry run as if on h100-80gb-sxm: nothing was computed." in page.said("p")
     assert page.said("pre") == [f"perfsuite dry-run --device=cuda {FULL_SIZE.id}"]
     assert '<span class="badge dry-run">dry run</span>' in text

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from perfsuite.report.html.tables import checks, health, health_summary, launches, settings
-from perfsuite.report.table import NONE
+from perfsuite.report.text import NONE
 from perfsuite.results.rank_report import Memory, Observed
 from perfsuite.results.run import DeviceHealth, Health
 from tests.report.test_counts import columns
