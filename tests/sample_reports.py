@@ -22,8 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from perfsuite import DDP, FSDP2, Case, TorchTitan, Trainer, documents
-from perfsuite.history.asv.export import Source, export
-from perfsuite.history.asv.pages import publish
+from perfsuite.history.asv.export import export, publish
 from perfsuite.report.html.page import render
 from perfsuite.report.terminal import explanation, table
 from perfsuite.results.baseline import from_runs
@@ -181,7 +180,7 @@ def write_live(site: Path) -> None:
             history, commits, cases, lambda case, night: Level(step_s=1.03 if case and night > 40 else 1.0)
         )
         pages = Path(directory, "pages")
-        exported = export(Source(history=history, repo=repository), pages)
+        exported = export(history, repository, pages)
         publish(pages, commits=exported.commits)
         shutil.copytree(pages / "html", site / "live" / "history", dirs_exist_ok=True)
 

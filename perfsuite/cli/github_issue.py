@@ -20,7 +20,7 @@ from perfsuite import documents
 from perfsuite.errors import GitHubError
 from perfsuite.history.trend import Drift, Trend
 from perfsuite.report import markdown
-from perfsuite.report.explained import Explained, explained
+from perfsuite.report.explained import explained
 from perfsuite.report.terminal import console
 from perfsuite.report.text import cut, printable
 from perfsuite.results.session_file import Measurement, SessionFile
@@ -44,8 +44,7 @@ class Issue(NamedTuple):
 
     @property
     def subjects(self) -> list[str] | None:
-        """The ids of cases and the drifts for which it is open. None if its list cannot be read, as when
-        somebody changed the text by hand."""
+        """The ids of cases and the drifts for which it is open; None if somebody broke their list by hand."""
         match = _LISTED.search(self.body)
         try:
             listed = json.loads(match[1]) if match else None
@@ -81,10 +80,8 @@ def steps(
     though there is a baseline of its counts, keeps it open. One whose list cannot be read is never closed,
     and gets a new list as soon as something is bad.
     """
-    bad = {
-        result.case_id: _of_result(explained(result), result.case_id) for result in results if _is_bad(result)
-    }
-    bad |= {_subject(finding): _of_drift(finding) for finding in drifts or ()}
+    bad = {result.case_id: _of_result(result) for result in results if _is_bad(result)}
+    bad |= {f"{_DRIFT}{each.case}, {each.metric}": _of_drift(each) for each in drifts or ()}
     good = {result.case_id for result in results if _is_good(result)}
     known = None if issue is None else issue.subjects
     for subject in known or ():
@@ -113,22 +110,17 @@ def _is_good(result: Measurement) -> bool:
     return result.outcome in ("passed", "improved") and not is_hidden
 
 
-def _subject(finding: Drift) -> str:
-    return f"{_DRIFT}{finding.case}, {finding.metric}"
-
-
-def _of_result(told: Explained, case_id: str) -> str:
+def _of_result(result: Measurement) -> str:
+    told = explained(result)
     lines = [*told.why[:MOST_CAUSES], *told.reasons, *told.decisive, *cut(told.findings, MOST_CAUSES)]
     lines += [*told.not_counted, *told.changed]
     outcome, _, evidence = told.verdict.partition(" ")
-    return "\n  - ".join([f"- {_code(case_id)}: **{outcome}** {evidence}", *map(_plain, lines)])
+    return "\n  - ".join([f"- {_code(result.case_id)}: **{outcome}** {evidence}", *map(_plain, lines)])
 
 
 def _of_drift(finding: Drift) -> str:
-    heading = (
-        f"- {_code(finding.case)}: **worse** over many nights; a baseline measured since would accept it"
-    )
-    return "\n  - ".join([heading, *map(_plain, finding.sentences())])
+    told = "**worse** over many nights; a baseline measured since would accept it"
+    return "\n  - ".join([f"- {_code(finding.case)}: {told}", *map(_plain, finding.sentences())])
 
 
 def _body(bad: Mapping[str, str], run_url: str) -> str:
@@ -194,19 +186,17 @@ def issue(
     ] = None,
 ) -> None:
     """Open, update or close the GitHub issue of each hardware class after a night, by gh and its token."""
-    by_class = defaultdict[str, list[Measurement]](list)
+    by_class = defaultdict[str, tuple[list[Measurement], list[Drift]]](lambda: ([], []))
     for file in results:
         session = documents.read(file, SessionFile)
-        by_class[session.machine.hardware_class] += []
+        of_machine = by_class[session.machine.hardware_class]  # an issue may be open, though nothing ran
         for result in session.results:
-            by_class[result.hardware_class or session.machine.hardware_class].append(result)
-    drifts = documents.read(trend, Trend).failing if trend is not None else []
-    for finding in drifts:
-        by_class[finding.hardware_class] += []
-    for hardware_class, measured in by_class.items():
-        of_class = [finding for finding in drifts if finding.hardware_class == hardware_class]
+            (by_class[result.hardware_class] if result.hardware_class else of_machine)[0].append(result)
+    for finding in documents.read(trend, Trend).failing if trend is not None else ():
+        by_class[finding.hardware_class][1].append(finding)
+    for hardware_class, (measured, drifts) in by_class.items():
         before = open_issue(hardware_class)
-        calls = steps(hardware_class, measured, before, run_url, None if trend is None else of_class)
+        calls = steps(hardware_class, measured, before, run_url, None if trend is None else drifts)
         for call in calls:
             gh(call)
         done = ", ".join(" ".join(call.arguments[:2]) for call in calls) or "nothing to do"

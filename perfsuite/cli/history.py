@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
-from statistics import median
 from typing import Annotated
 
 import typer
@@ -21,11 +21,9 @@ from perfsuite.errors import FileError
 from perfsuite.frameworks.base import require
 from perfsuite.history import store as history
 from perfsuite.history import trend as trends
-from perfsuite.history.asv import export as asv_export
-from perfsuite.history.asv import pages as asv_pages
-from perfsuite.history.asv.export import Source
+from perfsuite.history.asv import export as asv
 from perfsuite.history.store import StoredResult
-from perfsuite.history.trend import Drift, Trend
+from perfsuite.history.trend import Trend
 from perfsuite.report.terminal import console, plain_table
 from perfsuite.results.amounts import amount
 from perfsuite.results.store import BASELINES, STORE, Store
@@ -94,19 +92,20 @@ def list_history(
     cases = history.read_cases(history_dir)
     wanted = history.matching(cases, case)
     for place in history.places(history_dir, hardware_class=hardware_class, commit=commit, since=since):
-        session = place.read()
-        history.check_cases(cases, session, place)
+        session = place.read(cases)
         when = f"{session.started_at:%Y-%m-%d} {place.commit[:8]}"
         for result in session.results:
             if result.case in wanted:
                 rows[place.hardware_class, cases[result.case].id].append((when, result))
     headings = ("hardware class", "case", "sessions", "first", "last", "ms/step", "memory", "verdicts")
-    grid = plain_table(headings, overflow="fold")
+    grid = plain_table(headings)
     for (of_class, case_id), row in sorted(rows.items(), key=itemgetter(0)):
         (first, _), (last, newest) = row[0], row[-1]
         outcomes = Counter(result.outcome for _, result in row).most_common()
         verdicts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes)
-        grid.add_row(of_class, case_id, str(len(row)), first, last, *_figures(newest), verdicts)
+        step_ms = f"{1000 * (history.middle(newest.step_s_p50) or math.nan):.1f}"
+        memory = amount(history.middle(newest.peak_memory_bytes), "bytes")
+        grid.add_row(of_class, case_id, str(len(row)), first, last, step_ms, memory, verdicts)
     console().print(grid if grid.row_count else f"nothing in {history_dir} matches")
 
 
@@ -126,8 +125,7 @@ def publish(
     """Make asv's pages of a history in OUT/html. They load their scripts from a CDN."""
     if not no_pages:
         require("asv", purpose="to publish a history")
-    source = Source(history=history_dir, repo=repo, branch=branch, commit_url=commit_url)
-    exported = asv_export.export(source, out)
+    exported = asv.export(history_dir, repo, out, branch=branch, commit_url=commit_url)
     _print_unplaced(exported.unplaced)
     say = console().print
     if lost := len(exported.unplaced):
@@ -135,7 +133,7 @@ def publish(
     counts = f"{exported.written} written, {exported.unchanged} unchanged, {exported.removed} removed"
     say(f"results in {out}: {counts}")
     if not no_pages:
-        html = asv_pages.publish(out, commits=exported.commits)
+        html = asv.publish(out, commits=exported.commits)
         say(f"pages: {html} (to look at them: python -m http.server --directory {html})")
 
 
@@ -191,7 +189,14 @@ def trend(
 def _print_trend(found: Trend) -> None:
     _print_unplaced(found.unplaced)
     for finding in found.findings:
-        console().print(_finding(finding))
+        change, *rest = finding.sentences()
+        told = Text.assemble(
+            (finding.case, "bold"),
+            f" on {finding.hardware_class}\n  {change}: ",
+            (finding.state, "red" if finding.open else ""),
+            *(f"\n  {sentence}" for sentence in rest),
+        )
+        console().print(told)
     console().print(
         f"{found.series} series in {found.sessions} sessions, changes since {found.since}: "
         f"{len(found.failing)} worse and still so, {len(found.findings) - len(found.failing)} others"
@@ -201,20 +206,3 @@ def _print_trend(found: Trend) -> None:
 def _print_unplaced(unplaced: Mapping[str, str]) -> None:
     for commit, reason in unplaced.items():
         console().print(f"left out: commit {commit[:12]}: {reason}", style="yellow")
-
-
-def _finding(finding: Drift) -> Text:
-    change, *rest = finding.sentences()
-    return Text.assemble(
-        (finding.case, "bold"),
-        f" on {finding.hardware_class}\n  {change}: ",
-        (finding.state, "red" if finding.open else ""),
-        *(f"\n  {sentence}" for sentence in rest),
-    )
-
-
-def _figures(result: StoredResult) -> tuple[str, str]:
-    """Milliseconds per step and peak memory, each the median of the launches."""
-    step_s = [value for value in result.step_s_p50 if value is not None]
-    memory = [value for value in result.peak_memory_bytes if value is not None]
-    return f"{1000 * median(step_s):.1f}", amount(median(memory) if memory else None, "bytes")

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from statistics import median
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from perfsuite import documents
+from perfsuite import documents, git
 from perfsuite.case.case import NO_TOKENS, Case, Unit
 from perfsuite.case.hardware import Machine
 from perfsuite.documents import Data, Document
@@ -31,6 +32,12 @@ from perfsuite.results.session_file import Measurement, SessionFile
 
 Column = tuple[float | None, ...]
 """A figure of each healthy launch, in the order of the launches; None where a launch does not have it."""
+
+
+def middle(column: Column) -> float | None:
+    """Return the median of the launches that have a figure; None if none has."""
+    values = [value for value in column if value is not None]
+    return median(values) if values else None
 
 
 class StoredCase(Document):
@@ -84,35 +91,30 @@ class StoredSession(Document):
     results: tuple[StoredResult, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(NamedTuple):
     """The file of a session in a history, and what its path says without reading it."""
 
     file: Path
+    hardware_class: str
+    commit: str
+    day: str
+    """The day on which it was started, UTC, as YYYYMMDD."""
 
-    @property
-    def hardware_class(self) -> str:
-        """The first directory."""
-        return self.file.parts[-3]
+    def read(self, cases: Mapping[str, StoredCase]) -> StoredSession:
+        """Read the session, whose cases are among these.
 
-    @property
-    def commit(self) -> str:
-        """The second directory."""
-        return self.file.parts[-2]
-
-    @property
-    def day(self) -> str:
-        """The day on which it was started, UTC, as YYYYMMDD."""
-        return self.file.name[:8]
-
-    def read(self) -> StoredSession:
-        """Read the session. Raises `FileError`, also if the file is not where its content says."""
+        Raises `FileError`, also if the file is not where its content says, or if the history lost a case.
+        """
         session = documents.read(self.file, StoredSession)
         if (session.hardware_class, session.commit) != (self.hardware_class, self.commit):
             raise FileError(
                 f"{self.file}: it holds a session on {session.hardware_class} at {session.commit}. "
                 "A file must stand where its content says; move it or delete it."
             )
+        for result in session.results:
+            if result.case not in cases:
+                missing = _case_file(self.file.parents[2], result.case)
+                raise FileError(f"{self.file}: its case is missing, restore {missing}")
         return session
 
 
@@ -173,8 +175,8 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase])
 
 def _resolved(session: StoredSession, result: StoredResult) -> tuple[object, ...]:
     """A result with what its indices stand for, which differ between files."""
-    tables = session.settings[result.settings], session.environments[result.environment]
-    return (*tables, result.replace(settings=0, environment=0))
+    settings, environment = session.settings[result.settings], session.environments[result.environment]
+    return settings, environment, result.replace(settings=0, environment=0)
 
 
 def places(
@@ -188,10 +190,26 @@ def places(
     if not history.is_dir():
         raise FileError(f"no history in {history}. Add sessions to one: perfsuite history add")
     hashes = "[0-9a-f]" * 40 + "*"  # other files may be there: it may be a branch of a repository
-    sessions = [Place(file=file) for file in history.glob(f"{hardware_class}/{hashes}/*.json")]
+    files = sorted(history.glob(f"{hardware_class}/{hashes}/*.json"), key=lambda file: file.name)
+    sessions = [Place(file, *file.parts[-3:-1], file.name[:8]) for file in files]
     sessions = [place for place in sessions if place.commit.startswith(commit.lower())]
-    sessions.sort(key=lambda place: place.file.name)
     return [place for place in sessions if since is None or place.day >= f"{since:%Y%m%d}"]
+
+
+def on_branch(
+    places: Sequence[Place], history: Path, repo: Path, branch: str
+) -> tuple[list[Place], dict[str, int], dict[str, str]]:
+    """Return the sessions of a branch's commits, the times of all its commits, and the commits left out.
+
+    The times are in seconds, by commit, the oldest first; each commit that is left out has the reason. Raises
+    `GitError`, and `FileError` if no session is left.
+    """
+    dates = git.dates(repo, branch)
+    unplaced = git.unplaced({place.commit for place in places} - dates.keys(), repo, branch)
+    placed = [place for place in places if place.commit in dates]
+    if not placed:
+        raise FileError(f"{history} holds no session of a commit on {branch} of {repo}")
+    return placed, dates, unplaced
 
 
 def read_cases(history: Path) -> dict[str, StoredCase]:
@@ -203,14 +221,6 @@ def read_cases(history: Path) -> dict[str, StoredCase]:
 def matching(cases: Mapping[str, StoredCase], pattern: str) -> set[str]:
     """Return the names of the cases whose id matches; `*` is any text and `?` any character."""
     return {name for name, case in cases.items() if fnmatchcase(case.id, pattern)}
-
-
-def check_cases(cases: Mapping[str, StoredCase], session: StoredSession, place: Place) -> None:
-    """Raise `FileError` if the history lost a case of this session."""
-    for result in session.results:
-        if result.case not in cases:
-            missing = _case_file(place.file.parents[2], result.case)
-            raise FileError(f"{place.file}: its case is missing, restore {missing}")
 
 
 def _stored(session: SessionFile) -> tuple[list[StoredSession], dict[str, StoredCase], list[str]]:

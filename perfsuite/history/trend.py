@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from perfsuite import documents, git
 from perfsuite.documents import Data, Document
@@ -70,7 +70,7 @@ class Drift(Data):
     """Whether the reviewed baseline of this case was measured after it, at the new level."""
     open: bool
     """Whether somebody must look: worse, not accepted, and the newest level is still worse than that before
-    this change. A case that was not measured for 90 days has no open findings."""
+    this change. What was not measured for 90 days has no open findings."""
 
     @property
     def state(self) -> str:
@@ -117,21 +117,25 @@ class Trend(Document):
         return [finding for finding in self.findings if finding.open]
 
 
-Circumstances = Mapping[str, str]
-"""What may explain a change, by name."""
+class _Point(NamedTuple):
+    """A figure of one session."""
+
+    value: float
+    place: Place
+    circumstances: Mapping[str, str]
+    """What may explain a change, by name."""
 
 
-@dataclass
-class _Series:
-    """The figures of one case on one hardware class, with an entry for each session that measured it."""
+class _Key(NamedTuple):
+    """What a series is of."""
 
-    places: list[Place] = field(default_factory=list)
-    circumstances: list[Circumstances] = field(default_factory=list)
-    by_metric: dict[MetricName, list[float | None]] = field(default_factory=lambda: defaultdict(list))
+    hardware_class: str
+    case: str
+    metric: MetricName
 
 
-AllSeries = Mapping[tuple[str, str], _Series]
-"""By hardware class and case id."""
+Series = Mapping[_Key, Sequence[_Point]]
+"""Without the sessions that lack the figure, but not without a series that has none at all."""
 
 
 def trend(
@@ -157,59 +161,55 @@ def trend(
     unplaced: dict[str, str] = {}
     if repo is not None:
         branch = branch or git.current_branch(repo)
-        order = {commit: number for number, commit in enumerate(git.dates(repo, branch))}
-        unplaced = git.unplaced({place.commit for place in places} - order.keys(), repo, branch)
-        # The sort is stable: sessions of one commit stay sorted by time.
-        places = sorted((p for p in places if p.commit in order), key=lambda place: order[place.commit])
-        if not places:
-            raise FileError(f"{directory} holds no session of a commit on {branch} of {repo}")
+        places, dates, unplaced = store.on_branch(places, directory, repo, branch)
+        order = {commit: number for number, commit in enumerate(dates)}
+        places.sort(key=lambda place: order[place.commit])  # those of one commit stay sorted by time
     cases = store.read_cases(directory)
     every = _read(places, cases)
     wanted = {cases[name].id for name in store.matching(cases, case)}
-    series = {key: one for key, one in every.items() if key[1] in wanted}
+    series = {key: points for key, points in every.items() if key.case in wanted}
     if not series:
         raise FileError(f"{directory} holds no case that matches {case!r}; see: perfsuite history list")
-    evidence = _Evidence(
-        newest=_day(places[-1]),
-        order=order,
+    judge = partial(
+        _findings,
         correlations=_correlations(every),
+        order=order,
         baselines=BaselineStore(baselines),
+        measured_since=_day(places[-1]) - PERIOD,
     )
-    findings = [
-        finding
-        for (class_name, case_id), one in series.items()
-        for metric in one.by_metric
-        for finding in evidence.findings(class_name, case_id, metric, one)
-        if finding.last_day >= from_day or (since is None and finding.open)
-    ]
+    findings = [finding for key, points in series.items() for finding in judge(key, points)]
+    told = [each for each in findings if each.last_day >= from_day or (since is None and each.open)]
     return Trend(
         since=from_day,
         sessions=len(places),
-        series=sum(len(one.by_metric) for one in series.values()),
-        findings=tuple(sorted(findings, key=lambda finding: -finding.worsening)),
+        series=len(series),
+        findings=tuple(sorted(told, key=lambda finding: -finding.worsening)),
         unplaced=unplaced,
     )
 
 
-def _read(places: Sequence[Place], cases: Mapping[str, store.StoredCase]) -> AllSeries:
-    series: dict[tuple[str, str], _Series] = defaultdict(_Series)
-    known: dict[frozenset[tuple[str, str]], Circumstances] = {}
+def _read(places: Sequence[Place], cases: Mapping[str, store.StoredCase]) -> Series:
+    series = defaultdict[_Key, list[_Point]](list)
+    known: dict[frozenset[tuple[str, str]], Mapping[str, str]] = {}
     for place in places:
-        session = place.read()
-        store.check_cases(cases, session, place)
+        session = place.read(cases)
         for result in session.results:
-            case = cases[result.case]
-            one = series[place.hardware_class, case.id]
-            speed: MetricName = "samples/s" if case.unit == "samples" else "tokens/s"
-            circumstances = _circumstances(session, result)
-            one.places.append(place)
-            one.circumstances.append(known.setdefault(frozenset(circumstances.items()), circumstances))
-            one.by_metric[speed].append(_tokens_per_s(result))
-            one.by_metric["peak memory"].append(_median(result.peak_memory_bytes))
+            case, around = cases[result.case], _circumstances(session, result)
+            around = known.setdefault(frozenset(around.items()), around)
+            step_s = store.middle(result.step_s_p50)
+            figures: dict[MetricName, float | None] = {
+                "samples/s" if case.unit == "samples" else "tokens/s": (
+                    result.tokens_per_step / step_s if step_s and result.tokens_per_step else None
+                ),
+                "peak memory": store.middle(result.peak_memory_bytes),
+            }
+            for metric, value in figures.items():
+                points = series[_Key(place.hardware_class, case.id, metric)]
+                points += [] if value is None else [_Point(value, place, around)]
     return series
 
 
-def _circumstances(session: StoredSession, result: StoredResult) -> Circumstances:
+def _circumstances(session: StoredSession, result: StoredResult) -> Mapping[str, str]:
     return {
         **session.environments[result.environment],
         **session.settings[result.settings],
@@ -220,80 +220,63 @@ def _circumstances(session: StoredSession, result: StoredResult) -> Circumstance
     }
 
 
-def _tokens_per_s(result: StoredResult) -> float | None:
-    step_s = _median(result.step_s_p50)
-    return result.tokens_per_step / step_s if step_s and result.tokens_per_step else None
+Correlations = Mapping[tuple[str, MetricName], float]
+"""Of neighbouring sessions, by hardware class and metric: it is the machine's."""
 
 
-def _median(column: store.Column) -> float | None:
-    values = [value for value in column if value is not None]
-    return median(values) if values else None
-
-
-def _correlations(series: AllSeries) -> dict[tuple[str, MetricName], float]:
-    """Estimate the correlation of neighbouring sessions by hardware class and metric: it is the machine's."""
-    known: dict[tuple[str, MetricName], list[float]] = defaultdict(list)
-    for (hardware_class, _), one in series.items():
-        for metric, values in one.by_metric.items():
-            measured = [value for value in values if value is not None]
-            if len(measured) >= MIN_FOR_CORRELATION:
-                known[hardware_class, metric].append(changepoint.correlation(measured))
+def _correlations(series: Series) -> Correlations:
+    known = defaultdict[tuple[str, MetricName], list[float]](list)
+    for key, points in series.items():
+        if len(points) >= MIN_FOR_CORRELATION:
+            estimate = changepoint.correlation([point.value for point in points])
+            known[key.hardware_class, key.metric].append(estimate)
     return {key: median(values) for key, values in known.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Evidence:
-    """The evidence that all series share."""
-
-    newest: date
-    """The day of the newest session."""
-    order: Mapping[str, int]
-    """Commits by their place in the branch; empty without a repository."""
-    correlations: Mapping[tuple[str, MetricName], float]
-    """Correlation of neighbouring sessions, by hardware class and metric."""
-    baselines: BaselineStore
-    """The reviewed baselines."""
-
-    def findings(self, hardware_class: str, case: str, metric: MetricName, series: _Series) -> list[Drift]:
-        """Find the changes of a metric of one case on one hardware class."""
-        values = series.by_metric[metric]
-        measured = [index for index, value in enumerate(values) if value is not None]
-        changes = changepoint.change_points(
-            [value for value in values if value is not None],
-            min_change=MIN_CHANGE,
-            correlation=self.correlations.get((hardware_class, metric), UNKNOWN_CORRELATION[metric]),
-        )
-        is_measured = _day(series.places[-1]) >= self.newest - PERIOD
-        found = []
-        for change in changes:
-            inside = measured[change.earliest - 1 : change.latest + 1]
-            first, last = series.places[inside[0]], series.places[inside[-1]]
-            cost = METRICS[metric].cost
-            before, after, newest = map(cost, (change.before, change.after, changes[-1].after))
-            worse = after > before
-            file = self.baselines.reviewed_file(hardware_class, case)
-            accepted = worse and _accepts(file, METRICS[metric], (before, min(after, newest)), _day(last))
-            still_worse = worse and newest >= before * (1 + MIN_CHANGE)
-            found.append(
-                Drift(
-                    hardware_class=hardware_class,
-                    case=case,
-                    metric=metric,
-                    change=change,
-                    first_day=_day(first),
-                    last_day=_day(last),
-                    first_commit=first.commit,
-                    last_commit=last.commit,
-                    commits_between=self.order[last.commit] - self.order[first.commit]
-                    if self.order
-                    else None,
-                    environment=_differences([series.circumstances[index] for index in inside]),
-                    worse=worse,
-                    accepted=accepted,
-                    open=still_worse and not accepted and is_measured,
-                )
+def _findings(
+    key: _Key,
+    points: Sequence[_Point],
+    *,
+    correlations: Correlations,
+    order: Mapping[str, int],
+    baselines: BaselineStore,
+    measured_since: date,
+) -> list[Drift]:
+    """Find the changes of a series. `order` has commits by their place in the branch, if that is known."""
+    hardware_class, case, metric = key
+    changes = changepoint.change_points(
+        [point.value for point in points],
+        min_change=MIN_CHANGE,
+        correlation=correlations.get((hardware_class, metric), UNKNOWN_CORRELATION[metric]),
+    )
+    found = []
+    for change in changes:
+        inside = points[change.earliest - 1 : change.latest + 1]
+        first, last = inside[0].place, inside[-1].place
+        cost = METRICS[metric].cost
+        before, after, newest = map(cost, (change.before, change.after, changes[-1].after))
+        worse = after > before
+        file = baselines.reviewed_file(hardware_class, case)
+        accepted = worse and _accepts(file, METRICS[metric], (before, min(after, newest)), _day(last))
+        still_worse = worse and newest >= before * (1 + MIN_CHANGE)
+        found.append(
+            Drift(
+                hardware_class=hardware_class,
+                case=case,
+                metric=metric,
+                change=change,
+                first_day=_day(first),
+                last_day=_day(last),
+                first_commit=first.commit,
+                last_commit=last.commit,
+                commits_between=order[last.commit] - order[first.commit] if order else None,
+                environment=_differences([point.circumstances for point in inside]),
+                worse=worse,
+                accepted=accepted,
+                open=still_worse and not accepted and _day(points[-1].place) >= measured_since,
             )
-        return found
+        )
+    return found
 
 
 def _accepts(file: Path, metric: Metric, levels: tuple[float, float], day: date) -> bool:
@@ -313,7 +296,7 @@ def _accepts(file: Path, metric: Metric, levels: tuple[float, float], day: date)
     return metric.cost(level) > math.sqrt(levels[0] * levels[1])
 
 
-def _differences(circumstances: Sequence[Circumstances]) -> tuple[str, ...]:
+def _differences(circumstances: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
     """Return what is not the same in all of these, as `key: old -> new`, in the order of the sessions."""
     differences = []
     for key in sorted({key for one in circumstances for key in one}):
@@ -324,4 +307,4 @@ def _differences(circumstances: Sequence[Circumstances]) -> tuple[str, ...]:
 
 
 def _day(place: Place) -> date:
-    return datetime.strptime(place.day, "%Y%m%d").date()
+    return date.fromisoformat(place.day)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from perfsuite.case.case import Unit
 from perfsuite.report import counts, summary, text
@@ -11,41 +12,52 @@ from perfsuite.results.amounts import amount
 from perfsuite.results.counts import Counts
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, extra_metrics
 from perfsuite.results.quantities import Unit as CountUnit
-from perfsuite.results.run import Figures
 from perfsuite.results.session_file import Measurement
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """One column: its heading, and for each case a number and that number as text."""
+class Cell(NamedTuple):
+    """A cell: its text, and the number that rows are sorted by, None where that is not finite."""
+
+    text: str
+    number: float | None
+
+
+class Column(NamedTuple):
+    """One column: its heading, and the cell of each case, or None where it has none."""
 
     heading: str
-    value: Callable[[Measurement], float | None]
-    """The number that rows are sorted by; None where the case has none."""
-    format: Callable[[Measurement, float], str]
+    cell: Callable[[Measurement], Cell | None]
 
-    def cell(self, result: Measurement, *, missing: str = "-") -> str:
-        """Return the cell of a case; `missing` where it has no value."""
-        value = self.value(result)
-        return missing if value is None else self.format(result, value)
+    def text(self, result: Measurement) -> str:
+        """Return the text of a case's cell, a dash where it has none."""
+        cell = self.cell(result)
+        return "-" if cell is None else cell.text
+
+
+def _cell(number: float | None, written: Callable[[float], str]) -> Cell | None:
+    if number is None:
+        return None
+    return Cell(written(number), number if math.isfinite(number) else None)
 
 
 def figure(metric: Metric) -> Column:
     """Return the column of a metric: the median over the launches of each case."""
     return Column(
-        heading=metric.heading or metric.label,
-        value=lambda result: metric.of(result.figures),
-        format=lambda result, value: text.value(metric, value),
+        metric.heading or metric.label,
+        lambda result: _cell(metric.of(result.figures), lambda value: text.value(metric, value)),
     )
 
 
 def speed_in(unit: Unit) -> Column:
     """Return the column of tokens/s or samples/s; a row that counts otherwise says so."""
     return Column(
-        heading=TOKENS_PER_S.counting(unit).label,
-        value=lambda result: TOKENS_PER_S.of(result.figures),
-        format=lambda result, value: summary.speed(value, result.unit, unit),
+        TOKENS_PER_S.counting(unit).label,
+        lambda result: _speed(result.figures.tokens_per_s, result, unit),
     )
+
+
+def _speed(speed: float | None, result: Measurement, heading: Unit) -> Cell | None:
+    return _cell(speed, lambda value: summary.speed(value, result.unit, heading))
 
 
 def extras(results: Sequence[Measurement]) -> list[Column]:
@@ -56,28 +68,22 @@ def extras(results: Sequence[Measurement]) -> list[Column]:
 def of_cases(results: Sequence[Measurement], measured: Sequence[Column]) -> Sequence[Column]:
     """Return the columns for these cases: `measured`, or what is known of dry runs, or of two arms."""
     if any(result.before for result in results):
-        return _compared(summary.speed_unit(results))
+        return _compared(speed_in(summary.speed_unit(results)))
     if not summary.only_dry(results):
         return measured
-    return [column for column in DRY if any(column.value(result) is not None for result in results)]
+    return [column for column in DRY if any(map(column.cell, results))]
 
 
-def _compared(unit: Unit) -> list[Column]:
-    """The columns of cases of which two arms were compared; speeds are in `unit` per second."""
-    speed = speed_in(unit)
+def _compared(speed: Column) -> list[Column]:
+    """The columns of cases of which two arms were compared."""
     return [
-        Column(
-            heading=f"{speed.heading} A",
-            value=lambda result: Figures.median_of(run.figures for run in result.healthy_before).tokens_per_s,
-            format=speed.format,
-        ),
-        Column(heading="B", value=speed.value, format=speed.format),
+        Column(f"{speed.heading} A", lambda result: speed.cell(result.replace(runs=result.before))),
+        Column("B", speed.cell),
         _change("B vs A (99 %)", TOKENS_PER_S, interval=True),
         _change("memory B vs A", PEAK_MEMORY, interval=True),
         Column(
-            heading="pairs",
-            value=lambda result: len(result.runs),
-            format=lambda result, pairs: f"{len(result.healthy_runs)} of {len(result.runs)}",
+            "pairs",
+            lambda result: _cell(len(result.runs), lambda pairs: f"{len(result.healthy_runs)} of {pairs}"),
         ),
     ]
 
@@ -85,42 +91,34 @@ def _compared(unit: Unit) -> list[Column]:
 def _change(heading: str, metric: Metric, *, interval: bool = False) -> Column:
     """The column of the judged change of a metric."""
 
-    def value(result: Measurement) -> float | None:
+    def cell(result: Measurement) -> Cell | None:
         check = result.verdict.check(metric.name)
-        return None if check is None else check.change
+        if check is None:
+            return None
+        known = f" ({text.between(check.interval)})" if interval and check.interval is not None else ""
+        return _cell(check.change, lambda change: text.percent(change) + known)
 
-    def show(result: Measurement, change: float) -> str:
-        check = result.verdict.check(metric.name)
-        if not interval or check is None or check.interval is None:
-            return text.percent(change)
-        return f"{text.percent(change)} ({text.between(check.interval)})"
-
-    return Column(heading=heading, value=value, format=show)
+    return Column(heading, cell)
 
 
 def _counted(heading: str, of: Callable[[Counts], int | None], unit: CountUnit) -> Column:
     """The column of what a step does, of the rank that does most of it."""
 
-    def value(result: Measurement) -> float | None:
-        amounts = [of(entry.counts) for entry in result.counts]
-        return max((amount for amount in amounts if amount is not None), default=None)
+    def cell(result: Measurement) -> Cell | None:
+        amounts = [most for entry in result.counts if (most := of(entry.counts)) is not None]
+        return _cell(max(amounts, default=None), lambda most: amount(int(most), unit))
 
-    return Column(heading=heading, value=value, format=lambda result, value: amount(int(value), unit))
+    return Column(heading, cell)
 
 
-def _share_of_card(result: Measurement) -> float | None:
+def _of_card(result: Measurement) -> Cell | None:
     fit = result.dry_facts.fit
-    return None if fit is None else fit.most / fit.card
+    return None if fit is None else _cell(fit.most / fit.card, lambda share: f"{share:.0%}: {fit.verdict}")
 
 
-def _fits(result: Measurement, share: float) -> str:
-    assert result.dry_facts.fit is not None
-    return f"{share:.0%}: {result.dry_facts.fit.verdict}"
-
-
-def _most_speed(result: Measurement) -> float | None:
+def _most_speed(result: Measurement) -> Cell | None:
     limit = result.dry_facts.roofline
-    return None if limit is None else limit.tokens_per_s
+    return None if limit is None else _speed(limit.tokens_per_s, result, "tokens")
 
 
 SPEED_CHANGE = _change("vs baseline", TOKENS_PER_S)
@@ -129,16 +127,8 @@ DRY = (
     _counted("computed", counts.flops, "FLOP"),
     _counted("collectives", counts.moved, "bytes"),
     _counted("live peak", counts.peak, "bytes"),
-    Column(heading="of card", value=_share_of_card, format=_fits),
-    Column(
-        heading="most tokens/s",
-        value=_most_speed,
-        format=lambda result, most: summary.speed(most, result.unit, "tokens"),
-    ),
+    Column("of card", _of_card),
+    Column("most tokens/s", _most_speed),
 )
 """What a dry run has to show: what a step does, how much of the card it needs, the most that it can reach."""
-LAUNCHES = Column(
-    heading="launches",
-    value=lambda result: None if result.dry else len(result.runs),
-    format=lambda result, count: str(len(result.runs)),
-)
+LAUNCHES = Column("launches", lambda result: None if result.dry else _cell(len(result.runs), str))

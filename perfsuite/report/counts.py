@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from perfsuite.report.table import NONE, Table
-from perfsuite.report.text import cut, plural
+from perfsuite.report.text import NONE, Table, cut, plural
 from perfsuite.results.amounts import amount, signed
 from perfsuite.results.counts import (
     PHASES,
@@ -58,13 +57,9 @@ def bytes_by_kind(counts: Counts) -> dict[str, int]:
 
 def peak_by_part(memory: StepMemory) -> dict[str, int]:
     """Return the bytes that lived at the peak by part, the largest first."""
-    return dict(Counter({_part(name): size for name, size in memory.at_peak.items() if size}).most_common())
-
-
-def _part(name: str) -> str:
-    if name in PHASES:
-        return f"made in {name}"
-    return "kept from before" if name == "kept" else name
+    names = {"kept": "kept from before"} | {phase: f"made in {phase}" for phase in PHASES}
+    sizes = {names.get(part, part): size for part, size in memory.at_peak.items() if size}
+    return dict(Counter(sizes).most_common())
 
 
 def _largest_first(collectives: Sequence[Collective]) -> list[Collective]:
@@ -96,21 +91,14 @@ def lines(entries: Sequence[RankCounts]) -> list[str]:
     """Return what a step did, a few lines for each of the first entries."""
     told = []
     for entry in entries[:MOST_ENTRIES]:
-        told.append(f"step {entry.counts.step} of {ranks(entry)}, counted:")
-        told += [f"  {line}" for line in _lines(entry.counts)]
+        step = entry.counts
+        did = [_collectives(step), _flops(step), _calls(step)]
+        did += [] if step.memory is None else [_memory(step.memory)]
+        did += [] if step.compiled is None else [_compiled(step.compiled)]
+        told += [f"step {step.step} of {ranks(entry)}, counted:", *(f"  {line}" for line in did)]
     if left := sum(len(entry.ranks) for entry in entries[MOST_ENTRIES:]):
         told.append(f"the step of {plural(left, 'rank')} more: the HTML report tells")
     return told
-
-
-def _lines(counts: Counts) -> list[str]:
-    return [
-        _collectives(counts),
-        _flops(counts),
-        _calls(counts),
-        *([] if counts.memory is None else [_memory(counts.memory)]),
-        *([] if counts.compiled is None else [_compiled(counts.compiled)]),
-    ]
 
 
 def _collectives(counts: Counts) -> str:
@@ -131,7 +119,6 @@ def _flops(counts: Counts) -> str:
 
 
 def _without_flops(counts: Counts) -> str:
-    """The operators whose FLOPs are missing: `without those of ours.mlp in 2 calls: no formula`."""
     told = [f"{name} in {plural(calls, 'call')}" for name, calls in counts.without_flops.items()]
     return f"without those of {', '.join(told)}: no formula"
 
@@ -190,12 +177,12 @@ def _calls_table(counts: Counts) -> Table:
 
 def _work_table(counts: Counts) -> Table:
     work = (counts.flops, counts.kernels, counts.host_reads)
-    by_phase = {phase: [done.get(phase, 0) for done in work] for phase in PHASES}
-    by_phase = {phase: amounts for phase, amounts in by_phase.items() if any(amounts)}
-    sums = [sum(done.values()) for done in work]
+    done = {phase: [each.get(phase, 0) for each in work] for phase in PHASES}
+    done["step"] = [sum(each.values()) for each in work]
     rows = [
         (name, amount(computed, "FLOP"), amount(kernels, "calls"), amount(reads, "calls"))
-        for name, (computed, kernels, reads) in [*by_phase.items(), ("step", sums)]
+        for name, (computed, kernels, reads) in done.items()
+        if computed or kernels or reads or name == "step"
     ]
     caption = "FLOPs of matrix products, convolutions and attention. A host read waits for the device."
     if counts.compiled is not None:
@@ -236,12 +223,10 @@ def _compiled_table(compiled: Compiled) -> Table:
 
 def judged(check: CountCheck, against: str | None = None) -> str:
     """Return the verdict of the counts in a few words; `against`: see `text.sentence`."""
-    if check.outcome == "not counted" and not check.compared:
-        return not_counted(check)
+    if not check.compared and check.outcome in ("not counted", "passed"):
+        return "not judged" if check.outcome == "passed" else not_counted(check)
     if against is not None and check.compared:
         return f"not as in {against}" if check.findings else f"as in {against}"
-    if check.outcome == "passed" and not check.compared:
-        return "not judged"
     if check.outcome != "passed":
         return check.outcome
     return "passed, with changes that are not judged" if check.findings else "as in the baseline"

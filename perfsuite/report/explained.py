@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from perfsuite.report import counts, dry_facts, profile, summary
+from perfsuite.case.case import Unit
+from perfsuite.report import counts, profile, summary
 from perfsuite.report.text import plural, sentence
+from perfsuite.results.amounts import amount, duration, rate
+from perfsuite.results.dry_facts import DryFacts, Fit, Roofline
 from perfsuite.results.outcome import CountCheck
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
+
+SHARED = "shared: others used the machine; its figures are shown, and counts alone are judged"
+_size = partial(amount, unit="bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +73,8 @@ def explained(result: Measurement) -> Explained:
         listed=counts.sentences(counted, judged=False, by_rank=by_rank),
         remarks=counts.remarks(counted),
         not_counted=[] if (hidden := summary.not_counted(result)) is None else [f"counts: {hidden}"],
-        excuses=list(_excuses(result)),
-        predicted=dry_facts.lines(result.dry_facts, result.unit),
+        excuses=list(filter(None, (SHARED if result.shared else None, summary.known_issue(result)))),
+        predicted=prediction(result.dry_facts, result.unit),
         changed=[f"{summary.since(verdict)}: {'; '.join(verdict.changed)}"] if verdict.changed else [],
         notes=[f"note: {note}" for note in summary.launch_notes(result)],
         files=dict(_files(result)),
@@ -86,12 +93,6 @@ def _evidence(result: Measurement) -> str:
     return f"after {pairs if result.before else plural(len(result.runs), 'launch')}"
 
 
-def _excuses(result: Measurement) -> Iterator[str]:
-    if result.shared:
-        yield "shared: others used the machine; its figures are shown, and counts alone are judged"
-    yield from filter(None, [summary.known_issue(result)])
-
-
 def _files(result: Measurement) -> Iterator[tuple[str, str]]:
     verdict = result.verdict
     if result.baseline_file:
@@ -107,3 +108,39 @@ def _tracebacks(runs: Sequence[Run], what: str) -> Iterator[tuple[str, str]]:
         if run.failure is not None and run.failure.traceback:
             rank = "" if run.failure.rank is None else f" of rank {run.failure.rank}"
             yield f"{what} {number}, traceback{rank}", run.failure.traceback.rstrip()
+
+
+def prediction(facts: DryFacts, unit: Unit = "tokens") -> list[str]:
+    """Return what a dry run predicts, memory and the least time of a step; `unit` is what the case counts."""
+    memory = [] if facts.fit is None else _memory(facts.fit)
+    return memory if facts.roofline is None else [*memory, *_speed(facts.roofline, unit)]
+
+
+def _memory(fit: Fit) -> list[str]:
+    outside = [f"{part.name} {_size(part.low)} to {_size(part.high)}" for part in fit.outside]
+    whole = f"the whole model, before it is sharded {_size(fit.built)}"
+    return [
+        f"{fit.verdict}: rank {fit.rank} needs {_size(fit.least)} to {_size(fit.most)} of {_size(fit.card)}",
+        *([whole] if fit.built > fit.allocated else []),
+        f"reserved by the caching allocator {_size(fit.reserved)} ({_size(fit.reserved_expandable)} with "
+        f"expandable segments), allocated {_size(fit.allocated)}, live tensors {_size(fit.live)}",
+        f"outside the allocator: {', '.join(outside)}",
+    ]
+
+
+def _speed(limit: Roofline, unit: Unit) -> list[str]:
+    """The two limits, and which of them counts."""
+    compute = f"{limit.flops / 1e12:.3g} TFLOP at {limit.peak_flops / 1e12:.4g} TFLOP/s"
+    wire = f"{_size(limit.wire_bytes)} between GPUs of a machine"
+    if limit.link_bytes_per_s is None:
+        wire += ", whose link is unknown: not counted"
+    elif limit.wire_bytes:
+        wire += f" at {limit.link_bytes_per_s / 1e9:.0f} GB/s take {duration(limit.wire_s)}"
+    if limit.between_machines_bytes:
+        wire += f"; {_size(limit.between_machines_bytes)} between machines are not counted"
+    return [
+        f"a step takes {duration(limit.step_s)} at least, by {limit.bound_by}: at most "
+        f"{rate(limit.tokens_per_s)} {unit}/s",
+        f"{compute} take {duration(limit.compute_s)}",
+        wire,
+    ]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
-from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import require
 from perfsuite.report import summary
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, in_unit
@@ -74,40 +74,35 @@ def hud(session: SessionFile) -> str:
 
 
 def _hud_case(session: SessionFile, result: Measurement) -> dict[str, Any]:
-    """Return what the records of a case share; of one that was never launched its id, framework, outcome."""
-    extra_info = {
-        "perfsuite": session.perfsuite,
-        "hardware_class": _class(session, result),
-        **outcomes(result),
-    }
+    """Return what the records of a case share; of one that was never launched its id, framework, outcome.
+
+    Memory is in GiB, of all GPUs of a machine together, as the database has it.
+    """
+    labels = {"hardware_class": _class(session, result), **outcomes(result)}
+    extra_info = {"perfsuite": session.perfsuite, **labels}
     benchmark = {"name": "perfsuite", "mode": "training", "extra_info": extra_info}
     model = {"name": result.case_id, "backend": result.framework}
+    record: dict[str, Any] = {"benchmark": benchmark, "model": model}
     if not result.runs:
-        return {"benchmark": benchmark, "model": model}
-    run = result.runs[-1]
-    record: dict[str, Any] = {
-        "benchmark": benchmark
-        | {"dtype": run.case.precision, "extra_info": extra_info | run.case.parameters},
-        "model": model | {"type": run.case.model.name},
-        "runners": [_hud_runner(run.machine)] * run.case.topology.nodes,
-    }
-    if run.observed is not None and (torch := run.observed.environment.get("torch")) is not None:
-        record["dependencies"] = {"torch": {"version": torch}}
-    return record
-
-
-def _hud_runner(machine: Machine) -> dict[str, Any]:
-    """Return one machine of a launch; memory in GiB, of all its GPUs together, as the database has it."""
+        return record
+    run, machine = result.runs[-1], result.runs[-1].machine
     kind, memory, each = ("cpu", "avail_mem_in_gb", 1)
     if machine.device != "cpu":
         kind, memory, each = ("gpu", "avail_gpu_mem_in_gb", machine.devices)
-    return {
+    runner = {
         "name": machine.device_name,
         "type": machine.hardware_class,
         f"{kind}_info": machine.device_name,
         f"{kind}_count": machine.devices,
         memory: round(machine.memory_bytes * each / 2**30),
     }
+    extra_info |= run.case.parameters
+    benchmark |= {"dtype": run.case.precision}
+    model |= {"type": run.case.model.name}
+    record["runners"] = [runner] * run.case.topology.nodes
+    if run.observed is not None and (torch := run.observed.environment.get("torch")) is not None:
+        record["dependencies"] = {"torch": {"version": torch}}
+    return record
 
 
 def _class(session: SessionFile, result: Measurement) -> str:
@@ -132,8 +127,8 @@ def openmetrics(session: SessionFile) -> str:
         gauges[name].labels(**labels).set(value)
 
     for result in newest(session):
-        hardware_class = _class(session, result)
-        labels = {"case": result.case_id, "framework": result.framework, "hardware_class": hardware_class}
+        labels = {"case": result.case_id, "framework": result.framework}
+        labels["hardware_class"] = _class(session, result)
         for name, values in figures(result).items():
             add(name, labels, median(values))
         add("outcome", labels | outcomes(result), 1)
@@ -144,20 +139,15 @@ def openmetrics(session: SessionFile) -> str:
 def bencher(session: SessionFile) -> str:
     """Return Bencher Metric Format JSON: the median of the launches, with the lowest and the highest of them.
 
-    The format holds numbers alone, so it names no outcome, and a case without figures is left out.
+    The format holds numbers alone, so it names no outcome, and a case without figures is left out. One launch
+    has no lowest and no highest: they would say that it is exact.
     """
-    content = {
-        result.case_id: {name: _bencher_metric(values) for name, values in by_name.items()}
-        for result in newest(session)
-        if (by_name := figures(result))
-    }
+    content = defaultdict[str, dict[str, dict[str, float]]](dict)
+    for result in newest(session):
+        for name, values in figures(result).items():
+            bounds = {"lower_value": min(values), "upper_value": max(values)} if len(values) > 1 else {}
+            content[result.case_id][name] = {"value": median(values), **bounds}
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
-
-
-def _bencher_metric(values: Sequence[float]) -> dict[str, float]:
-    """Return a value with its bounds. One launch has none: they would say that it is exact."""
-    bounds = {"lower_value": min(values), "upper_value": max(values)} if len(values) > 1 else {}
-    return {"value": median(values), **bounds}
 
 
 FORMATS: Mapping[str, Callable[[SessionFile], str]] = {

@@ -16,8 +16,7 @@ from perfsuite.report import summary
 from perfsuite.report.columns import SPEED_CHANGE, extras, figure, of_cases, speed_in
 from perfsuite.report.explained import explained
 from perfsuite.report.html.page import rendered
-from perfsuite.report.table import Table
-from perfsuite.report.text import cut
+from perfsuite.report.text import Table, cut
 from perfsuite.results.metric import PEAK_MEMORY
 from perfsuite.results.outcome import WORST_FIRST
 from perfsuite.results.session_file import Measurement, SessionFile
@@ -78,7 +77,7 @@ def _cases(results: Sequence[Measurement], *, linked: int = 0) -> Table:
             summary.verdict(result) + "".join(f" ({mark})" for mark in summary.marks(result)),
             case,
             summary.reason(result),
-            *(column.cell(result) for column in columns),
+            *(column.text(result) for column in columns),
         )
         for case, result in zip(cases, results, strict=True)
     ]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from perfsuite.report.table import NONE, Table
 from perfsuite.report.terminal import lines_of
-from perfsuite.report.text import plural
+from perfsuite.report.text import NONE, Table, plural
 from perfsuite.results.preflight import Preflight
 
 RATES = {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfsuite.report.table import NONE, Table
-from perfsuite.report.text import plural
+from perfsuite.report.text import NONE, Table, plural
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.profile import Profile, RankProfile, StepSplit
 from perfsuite.results.session_file import Measurement

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from perfsuite.case.case import Case
-from perfsuite.report.table import Table
-from perfsuite.report.text import plural
+from perfsuite.report.text import Table, plural
 from perfsuite.results.amounts import rate
 from perfsuite.results.session_file import Measurement
 

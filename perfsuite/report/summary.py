@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from perfsuite.case.case import Unit
@@ -54,26 +54,22 @@ def since(verdict: Verdict) -> str:
 
 
 def _why(result: Measurement) -> str:
-    """The kind of failure, the launches set aside, or the change of each metric that decided the outcome."""
     judged = result.verdict
     changes = [
         f"{check.label} {'not known' if check.change is None else percent(check.change)}"
         for check in decisive(judged)
     ]
-    if judged.failure in JUDGED_ALL_THE_SAME:
-        return _listed(judged.failure, [*changes, *_counts_that_tell(judged, "regressed")])
     if judged.failure is not None:
-        return _listed(judged.failure.replace("_", " "), [check.label for check in decisive(judged)])
+        told = [check.label for check in decisive(judged)]
+        if judged.failure in JUDGED_ALL_THE_SAME:
+            told = [*changes, *_counts_that_tell(judged, "regressed")]
+        return ": ".join(filter(None, (judged.failure.replace("_", " "), ", ".join(told))))
     if result.outcome == "unhealthy":
         set_aside = f"{plural(len(judged.unhealthy_launches), 'launch')} set aside"
         return set_aside if result.runs else "; ".join(judged.reasons)
     if result.outcome in QUIET:
         return ""
     return ", ".join([*changes, *_counts_that_tell(judged, judged.outcome)])
-
-
-def _listed(heading: str, items: Sequence[str]) -> str:
-    return f"{heading}: {', '.join(items)}" if items else heading
 
 
 def decisive(judged: Verdict) -> list[Check]:
@@ -93,15 +89,11 @@ def _counts_that_tell(judged: Verdict, outcome: Outcome) -> list[str]:
     return [f"{largest.field} {arrow(largest.before, largest.now, largest.unit)}{more}"]
 
 
-def blind(result: Measurement) -> bool:
-    """Return whether the noise of a metric hides changes as large as its tolerance."""
-    return any(check.blind for check in result.verdict.checks)
-
-
 def marks(result: Measurement) -> list[str]:
     """Return the marks of a verdict: `shared` figures prove nothing, a `blind` gate may miss a change, a
     step that was `not counted` did work out of sight, a `dry run` computed nothing."""
-    holding = (result.shared, blind(result), not_counted(result) is not None, result.dry)
+    is_blind = any(check.blind for check in result.verdict.checks)
+    holding = (result.shared, is_blind, not_counted(result) is not None, result.dry)
     return [mark for mark, holds in zip(MARKS, holding, strict=True) if holds]
 
 
@@ -112,7 +104,7 @@ def not_counted(result: Measurement) -> str | None:
 
 
 def blind_to(result: Measurement) -> str:
-    """The blind metrics, and the smallest change of each that would be found."""
+    """Return the blind metrics, and the smallest change of each that would be found; empty without any."""
     least = {check.label: detectable(check) for check in result.verdict.checks if check.blind}
     metrics = [f"{label} {f'below {size}' if size else 'of any size'}" for label, size in least.items()]
     return f"blind to changes of {', '.join(metrics)}" if metrics else ""
@@ -189,18 +181,13 @@ def provenance(session: SessionFile) -> dict[str, str]:
         "commit": commit + (" with uncommitted changes" if session.dirty else ""),
         "started": _time(session.started_at),
         "perfsuite": session.perfsuite,
-        **_arms(session.arms),
+        **arms_told(session.arms),
         **({"parts": "; ".join(parts)} if len(parts) > 1 else {}),
     }
 
 
-def arm_lines(arms: Sequence[ArmFacts]) -> list[str]:
-    """Return a line for each of the two arms of a comparison; none for a session of another kind."""
-    return [f"{name}: {told}" for name, told in _arms(arms).items()]
-
-
-def _arms(arms: Sequence[ArmFacts]) -> dict[str, str]:
-    """Each arm as it was given, and what it turned out to be."""
+def arms_told(arms: Sequence[ArmFacts]) -> dict[str, str]:
+    """Return what each of two arms was given as and turned out to be; nothing without arms."""
     return {
         f"arm {letter}": f"{arm.text} ({', '.join(f'{name} {value}' for name, value in arm.facts.items())})"
         for letter, arm in zip("AB", arms, strict=False)
@@ -208,11 +195,10 @@ def _arms(arms: Sequence[ArmFacts]) -> dict[str, str]:
 
 
 def _allocated(allocation: Allocation) -> dict[str, str]:
-    """Which nodes a scheduler gave, how they talk to each other, and how long the job was queued before."""
-    switches: dict[str, list[str]] = {}
+    switches = defaultdict[str, list[str]](list)
     for node in allocation.nodes:
         if node.switch is not None:
-            switches.setdefault(node.switch, []).append(node.name)
+            switches[node.switch].append(node.name)
     interfaces = {node.interface for node in allocation.nodes if node.interface is not None}
     queued = allocation.queued_s
     told = {
@@ -265,13 +251,12 @@ def needs_words(result: Measurement) -> bool:
 def in_short(results: Sequence[Measurement]) -> list[str]:
     """Return a few lines about the cases that nobody needs to act upon, however many they are."""
     quiet = [result for result in results if not needs_words(result)]
-    known = [(result.case_id, known_issue(result)) for result in quiet]
-    lines = [f"{case_id}: {told}" for case_id, told in known if told is not None]
+    lines = [f"{result.case_id}: {told}" for result in quiet if (told := known_issue(result)) is not None]
     lines += map(str, scalings(results))
-    by_note: dict[str, list[str]] = {}
+    by_note = defaultdict[str, list[str]](list)
     for result in quiet:
         for note in quiet_notes(result):
-            by_note.setdefault(note, []).append(result.case_id)
+            by_note[note].append(result.case_id)
     for note, cases in list(by_note.items())[:NOTES_SHOWN]:
         lines.append(f"note on {cases[0] if len(cases) == 1 else plural(len(cases), 'case')}: {note}")
     if len(by_note) > NOTES_SHOWN:
@@ -279,7 +264,7 @@ def in_short(results: Sequence[Measurement]) -> list[str]:
     checks = [result.verdict.counts for result in quiet if result.verdict.counts is not None]
     if listed := sum(any(each.outcome == "passed" for each in check.findings) for check in checks):
         lines.append(f"counts changed, not judged, in {plural(listed, 'case')}: {REST}")
-    if hidden := sum(map(blind, quiet)):
+    if hidden := sum("blind" in marks(result) for result in quiet):
         lines.append(
             f"blind: in {hidden} of {plural(len(quiet), 'case')} noise hides changes as large as the "
             f"tolerance; a baseline of more launches helps. How large: {REST}"

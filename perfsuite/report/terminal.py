@@ -9,15 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, OverflowMethod
+from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from perfsuite.report import counts, summary
 from perfsuite.report.columns import SPEED_CHANGE, figure, of_cases, speed_in
 from perfsuite.report.explained import Explained, explained
-from perfsuite.report.table import Table
-from perfsuite.report.text import WIDTH, cut, printable, relative, value, wrapped
+from perfsuite.report.text import WIDTH, Table, cut, printable, relative, value, wrapped
 from perfsuite.results.amounts import rate
 from perfsuite.results.metric import (
     CPU_S_PER_STEP,
@@ -68,11 +67,11 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
-def plain_table(headings: Iterable[str], *, overflow: OverflowMethod = "ellipsis") -> RichTable:
-    """Return a table without lines. `overflow` says what becomes of text that is wider than the terminal."""
+def plain_table(headings: Iterable[str] = ()) -> RichTable:
+    """Return a table without lines, in which text that is too wide for the terminal is broken."""
     made = RichTable(box=None, header_style="bold", pad_edge=False)
     for heading in headings:
-        made.add_column(heading, overflow=overflow)
+        made.add_column(heading, overflow="fold")
     return made
 
 
@@ -84,13 +83,13 @@ def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> 
     measured = [
         speed_in(summary.speed_unit(results)),
         # a time with the unit in its heading, which keeps the table narrow
-        replace(figure(STEP_S_P50), heading="p50 ms", format=lambda result, step_s: f"{1e3 * step_s:.1f}"),
+        figure(replace(STEP_S_P50, heading="p50 ms", format=lambda step_s: f"{1e3 * step_s:.1f}")),
         figure(PEAK_MEMORY),
         *([figure(MFU)] if any(MFU.of(result.figures) is not None for result in results) else []),
-        replace(SPEED_CHANGE, heading="vs base"),
+        SPEED_CHANGE._replace(heading="vs base"),
     ]
     columns, only_dry = of_cases(results, measured), summary.only_dry(results)
-    grid = plain_table(())
+    grid = plain_table()
     for column in columns:
         grid.add_column(column.heading, justify="right", no_wrap=True)
     grid.add_column("dry run" if only_dry else "verdict", no_wrap=True)
@@ -100,16 +99,14 @@ def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> 
         for mark in summary.marks(result):
             if mark in ("shared", "not counted") or (mark == "dry run" and not only_dry):
                 verdict.append(f" ({mark})", "" if mark == "dry run" else "yellow")
-        grid.add_row(*(column.cell(result) for column in columns), verdict)
-    plain = _rendered(grid)
-    heading, *rows = _rendered(grid, color=color) if color else plain
-    ids = [printable(result.case_id) for result in results]
+        grid.add_row(*(column.text(result) for column in columns), verdict)
+    ids = ["case", *(printable(result.case_id) for result in results)]
     longest = max(map(len, ids))
-    if longest + 2 + max(map(len, plain)) <= (width or WIDTH):
-        named = [f"{case_id:<{longest}}  {row}" for case_id, row in zip(ids, rows, strict=True)]
-        return "\n".join([f"{'case':<{longest}}  {heading}", *named])
-    named = [line for case_id, row in zip(ids, rows, strict=True) for line in (case_id, f"  {row}")]
-    return "\n".join([f"  {heading}", *named])
+    rows = zip(ids, _rendered(grid, color=color), strict=True)
+    if longest + 2 + max(map(len, _rendered(grid))) <= (width or WIDTH):
+        return "\n".join(f"{case_id:<{longest}}  {row}" for case_id, row in rows)
+    _, *lines = [line for case_id, row in rows for line in (case_id, f"  {row}")]
+    return "\n".join(lines)
 
 
 def _rendered(grid: RichTable, *, color: bool = False) -> list[str]:
@@ -122,7 +119,7 @@ def _rendered(grid: RichTable, *, color: bool = False) -> list[str]:
 
 def lines_of(table: Table) -> list[str]:
     """Return a table as lines without colours, as wide as it needs."""
-    grid = plain_table(())
+    grid = plain_table()
     for number, heading in enumerate(table.headers):
         grid.add_column(heading, justify="right" if table.is_figure(number) else "left")
     for row in table.rows:

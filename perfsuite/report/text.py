@@ -1,16 +1,19 @@
-"""Writes checks, changes and lines as text, for every report; `results.amounts` writes the figures."""
+"""Checks, changes, lines and tables as text, for every report; `results.amounts` writes the figures. Pure."""
 
 from __future__ import annotations
 
 import re
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from perfsuite.results.amounts import amount
 from perfsuite.results.metric import Metric, described, find
 from perfsuite.results.outcome import Check
 
+NONE = "\N{EN DASH}"
+"""Stands where a figure is not known."""
 SPEEDS = ("tokens/s", "samples/s")
 """Units of which there are fewer, and not less."""
 UNKNOWN = (-0.9, 9.0)
@@ -23,6 +26,27 @@ _PARTED = re.compile(r"(?<=[\d%BPs]) (?:->|to) (?=[-+\d])|(?<=[\d%]) (?=[A-Za-zÂ
 """Blanks next to a number at which no line may end: `7.0 MiB`, `99 %`, `29.9 -> 59.8`, `-27.0% to -8.0%`."""
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _COMMAND = re.compile(r"^([^\S\n]*)::", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Cells as text, or as charts on the HTML page; the first of a row names it. False without rows."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    """What it shows, where no heading stands above it."""
+    text_columns: int = 1
+    """Number of leading columns that hold text."""
+    last_text_columns: int = 0
+    """Number of columns at the end that hold text or charts. Those between hold figures."""
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+    def is_figure(self, column: int) -> bool:
+        """Return whether a column, counted from 0, holds figures, which are aligned to the right."""
+        return self.text_columns <= column < len(self.headers) - self.last_text_columns
 
 
 def sentence(check: Check, against: str | None = None) -> str:

@@ -17,8 +17,7 @@ from pathlib import Path
 from perfsuite.case.case import Case, Topology
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.fsdp2 import FSDP2
-from perfsuite.history.asv.export import Exported, Source, export
-from perfsuite.history.asv.pages import publish
+from perfsuite.history.asv.export import Exported, export, publish
 from perfsuite.history.trend import Trend, trend
 from tests.samples import make_case
 from tests.synthetic import Level, make_repository, write_history
@@ -86,10 +85,10 @@ def measure(root: Path, count: int) -> None:
     with timed("making the history", seconds):
         write_history(history, commits[:-1], cases(), levels, gpus=GPUS, launches=2)
     with timed("export", seconds):
-        told(export(Source(history=history, repo=repo), out))
+        told(export(history, repo, out))
     write_history(history, commits[-1:], cases(), levels, gpus=GPUS, launches=2, first=count - 1)
     with timed("export of one night more", seconds):
-        told(exported := export(Source(history=history, repo=repo), out))
+        told(exported := export(history, repo, out))
     with timed("trend", seconds):
         summary(trend(history, repo=repo))
     with timed("asv publish", seconds):

@@ -20,7 +20,7 @@ from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement, SessionFile
 from tests.cli.commands import run
 from tests.counted import make_finding
-from tests.samples import BEFORE, make_case, make_result, make_run, now, write_session
+from tests.samples import BEFORE, make_result, make_run, now, write_session
 
 URL = "https://example.org/runs/1"
 CLASS = "cpu-test-2c"
@@ -36,6 +36,12 @@ GOOD = make_result(BEFORE)
 SLOW = make_result(*[now(tokens_per_s=50000)] * 3)
 NOISY = make_result(BEFORE, verdict=GOOD.verdict.replace(outcome="inconclusive"))
 CASE = BEFORE.case.id
+
+
+def hidden(baseline: str | None) -> Measurement:
+    """Its step was not counted, and was if there is a baseline."""
+    counts = CountCheck(outcome="not counted", compared=False, notes=("a",), baseline_file=baseline)
+    return GOOD.replace(verdict=GOOD.verdict.replace(counts=counts))
 
 
 def crashed(message: str, **changes: Any) -> Measurement:
@@ -70,24 +76,8 @@ def issue_of(*cases: str) -> Issue:
     return Issue(7, f"text\n<!-- perfsuite: {json.dumps(list(cases))} -->")
 
 
-def test_counts_that_regressed_are_named() -> None:
-    finding = make_finding()
-    counts = CountCheck(outcome="regressed", findings=(finding,))
-    [*_, create] = told(make_result(BEFORE, verdict=GOOD.verdict.replace(outcome="regressed", counts=counts)))
-    assert f"- `{CASE}`: **regressed** after 1 launch\n  - regressed: {finding.sentence}" in create.text
-
-
-def test_why_nothing_was_counted_is_said() -> None:
-    counts = CountCheck(outcome="not counted", compared=False, notes=("a CUDA graph was replayed",))
-    [*_, create] = told(make_result(BEFORE, verdict=GOOD.verdict.replace(outcome="regressed", counts=counts)))
-    assert "counts: not counted: a CUDA graph was replayed" in create.text
-
-
-def test_a_good_night_says_nothing() -> None:
-    assert told(GOOD) == []
-
-
-def test_a_regression_opens_an_issue_with_the_figures() -> None:
+def test_a_regression_opens_an_issue_with_the_figures_which_is_then_brought_up_to_date() -> None:
+    assert told(GOOD) == told(crashed("x", excused="known issue")) == []
     label, create = told(GOOD, SLOW)
     assert label.arguments[:3] == ("label", "create", LABEL)
     assert create.arguments[:4] == ("issue", "create", "--title", "Performance regressions on cpu-test-2c")
@@ -95,6 +85,20 @@ def test_a_regression_opens_an_issue_with_the_figures() -> None:
     assert "tokens/s: 50,000, baseline 98,765" in create.text
     assert "p95/p50" not in create.text
     assert Issue(1, create.text).subjects == [CASE]
+    (edit,) = told(SLOW, issue=issue_of(CASE, f"drift of {CASE}, peak memory"), drifts=[])
+    assert edit.arguments == ("issue", "edit", "7", "--body-file", "-")
+    assert Issue(7, edit.text).subjects == [CASE]
+
+
+def test_counts_that_regressed_are_named_and_why_there_are_none() -> None:
+    finding, why = make_finding(), "a CUDA graph was replayed"
+    for counts, line in (
+        (CountCheck(outcome="regressed", findings=(finding,)), f"regressed: {finding.sentence}"),
+        (CountCheck(outcome="not counted", compared=False, notes=(why,)), f"counts: not counted: {why}"),
+    ):
+        verdict = GOOD.verdict.replace(outcome="regressed", counts=counts)
+        [*_, create] = told(make_result(BEFORE, verdict=verdict))
+        assert f"- `{CASE}`: **regressed** after 1 launch\n  - {line}" in create.text
 
 
 def test_an_issue_says_first_what_is_likely_to_be_the_cause() -> None:
@@ -107,33 +111,26 @@ def test_an_issue_says_first_what_is_likely_to_be_the_cause() -> None:
     assert "aten::op3" not in create.text
 
 
-def test_an_open_issue_is_brought_up_to_date() -> None:
-    (edit,) = told(SLOW, issue=issue_of(CASE))
-    assert edit.arguments == ("issue", "edit", "7", "--body-file", "-")
-
-
-def test_an_issue_closes_when_its_cases_are_good() -> None:
-    (close,) = told(GOOD, issue=issue_of(CASE))
-    assert close.arguments[:3] == ("issue", "close", "7")
-    assert URL in close.arguments[-1]
-
-
-@pytest.mark.parametrize("night", [(), (NOISY,)], ids=["not measured", "inconclusive"])
-def test_an_issue_stays_open_while_a_case_of_it_is_not_known_to_be_good(
-    night: tuple[Measurement, ...],
+@pytest.mark.parametrize(
+    ("night", "call"),
+    [
+        pytest.param((GOOD,), "close", id="good"),
+        pytest.param((), "edit", id="not measured"),
+        pytest.param((NOISY,), "edit", id="inconclusive"),
+        pytest.param((hidden(None),), "close", id="never counted"),
+        pytest.param((hidden("baselines/x.json"),), "edit", id="not counted again"),
+    ],
+)
+def test_an_issue_closes_only_when_its_cases_are_known_to_be_good(
+    night: tuple[Measurement, ...], call: str
 ) -> None:
-    (edit,) = told(*night, issue=issue_of(CASE))
-    assert f"- `{CASE}`: not measured or not counted again, or not known" in edit.text
-    assert Issue(7, edit.text).subjects == [CASE]
-
-
-@pytest.mark.parametrize(("baseline", "call"), [("baselines/counts/cpu/x.json", "edit"), (None, "close")])
-def test_an_issue_stays_open_while_a_step_that_was_counted_before_is_not(
-    baseline: str | None, call: str
-) -> None:
-    counts = CountCheck(outcome="not counted", compared=False, notes=("a",), baseline_file=baseline)
-    (step,) = told(GOOD.replace(verdict=GOOD.verdict.replace(counts=counts)), issue=issue_of(CASE))
-    assert step.arguments[1] == call
+    (step,) = told(*night, issue=issue_of(CASE))
+    assert step.arguments[:3] == ("issue", call, "7")
+    if call == "close":
+        assert URL in step.arguments[-1]
+    else:
+        assert f"- `{CASE}`: not measured or not counted again, or not known" in step.text
+        assert Issue(7, step.text).subjects == [CASE]
 
 
 def test_a_drift_opens_an_issue_and_keeps_it_open_until_it_is_gone() -> None:
@@ -150,11 +147,6 @@ def test_a_drift_opens_an_issue_and_keeps_it_open_until_it_is_gone() -> None:
     assert close.arguments[:3] == ("issue", "close", "7")
 
 
-def test_a_drift_that_is_gone_leaves_the_regression() -> None:
-    (edit,) = told(SLOW, issue=issue_of(CASE, f"drift of {CASE}, peak memory"), drifts=[])
-    assert Issue(7, edit.text).subjects == [CASE]
-
-
 def test_a_long_text_is_cut_and_every_case_is_still_known() -> None:
     drifts = [drift(f"case-{number}") for number in range(500)]
     _, create = told(drifts=drifts)
@@ -163,23 +155,13 @@ def test_a_long_text_is_cut_and_every_case_is_still_known() -> None:
     assert len(Issue(1, create.text).subjects or ()) == 500
 
 
-def test_a_known_issue_is_no_regression() -> None:
-    assert told(crashed("x", excused="known issue")) == []
-
-
-def test_text_of_a_failed_process_is_neither_mention_nor_markup() -> None:
-    _, create = told(crashed("@everyone <!-- perfsuite: [] --> `x`\nb" + "y" * 9999))
-    assert "@everyone" not in create.text
-    assert Issue(1, create.text).subjects == [make_case().id]
-    assert len(create.text) < 2000
-
-
 EVIL = "x` @everyone --> ![i](http://e) <!-- perfsuite: [] -->\n<!-- perfsuite: [] -->\nuser/repo#5 \x1b[2J"
 
 
 def test_no_name_and_no_text_is_markup_a_mention_or_a_list() -> None:
-    crash = crashed(EVIL).replace(case_id=EVIL)
+    crash = crashed(EVIL + "y" * 9999).replace(case_id=EVIL)
     _, create = told(crash, drifts=[drift(EVIL)])
+    assert len(create.text) < 2000
     assert Issue(1, create.text).subjects == sorted([EVIL, f"drift of {EVIL}, peak memory"])
     assert len(re.findall(r"^<!--|-->$", create.text, re.MULTILINE)) == 2
     outside = re.sub(r"`[^`\n]*`", "", create.text[: create.text.index("\n<!--")])
@@ -187,14 +169,11 @@ def test_no_name_and_no_text_is_markup_a_mention_or_a_list() -> None:
     assert title("cpu ` @me\n") == "Performance regressions on cpu____me_"
 
 
+LIST = "<!-- perfsuite: [] -->"
+
+
 @pytest.mark.parametrize(
-    "body",
-    [
-        "by hand",
-        "<!-- perfsuite: [x] -->",
-        "<!-- perfsuite: [] --> <!-- perfsuite: [] -->",
-        "<!-- perfsuite: 1 -->",
-    ],
+    "body", ["by hand", "<!-- perfsuite: [x] -->", f"{LIST} {LIST}", "<!-- perfsuite: 1 -->"]
 )
 def test_an_issue_whose_list_somebody_broke_is_not_closed_and_gets_a_new_one(body: str) -> None:
     broken = Issue(7, body)

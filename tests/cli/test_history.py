@@ -33,6 +33,9 @@ def in_store(session: str, *, commit: str | None = COMMIT, inject: str | None = 
 
 
 def test_add_takes_what_the_local_store_has_and_is_not_there_yet() -> None:
+    nothing = invoke("add", status=2).output
+    assert "no session in .perfsuite/runs: measure first (pytest bench_cases)" in nothing
+    assert "no history in .perfsuite/history" in invoke("list", status=2).output
     in_store("01")
     assert "added: .perfsuite/history/cpu-test-2c/" in invoke("add").output
     in_store("02")
@@ -52,33 +55,19 @@ def test_add_names_what_is_left_out_and_goes_on() -> None:
     assert result.output.count("added: kept/") == 1
 
 
-def test_what_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
-    in_store("01").rename("[bold]x.json")
-    added = invoke("add", "[bold]x.json", "--history", "[h]")
-    assert "added: [h]/cpu-test-2c/" in added.output
-    assert "there already: [bold]x.json" in invoke("add", "[bold]x.json", "--history", "[h]").output
-
-
 def test_add_fails_if_nothing_of_what_was_named_can_be_kept() -> None:
     bad, good = str(in_store("01", commit=None)), str(in_store("02"))
     assert "nothing to keep in .perfsuite/runs/01/results.json" in invoke("add", bad, status=1).output
     invoke("add", bad, good)
 
 
-def test_add_without_sessions_says_how_to_get_one() -> None:
-    result = invoke("add", status=2)
-    assert "no session in .perfsuite/runs: measure first (pytest bench_cases)" in result.output
-
-
-def test_add_of_a_broken_file_names_it() -> None:
+def test_add_of_a_broken_file_names_it_and_takes_the_others() -> None:
     Path("broken.json").write_text("{")
-    assert "broken.json: not JSON" in invoke("add", "broken.json", status=2).output
-
-
-def test_add_of_a_broken_file_takes_the_others() -> None:
-    Path("broken.json").write_text("{")
-    good = str(in_store("01"))
-    assert "added: .perfsuite/history/cpu-test-2c/" in invoke("add", "broken.json", good, status=2).output
+    in_store("01").rename("[bold]x.json")
+    added = invoke("add", "broken.json", "[bold]x.json", "--history", "[h]", status=2).output
+    assert "broken.json: not JSON" in added
+    assert "added: [h]/cpu-test-2c/" in added
+    assert "there already: [bold]x.json" in invoke("add", "[bold]x.json", "--history", "[h]").output
 
 
 def test_list_shows_each_case_with_its_newest_figures() -> None:
@@ -87,29 +76,11 @@ def test_list_shows_each_case_with_its_newest_figures() -> None:
     invoke("add")
     result = invoke("list", "--commit", "0123ABCD")
     [line] = [line for line in result.output.splitlines() if line.startswith("cpu-test-2c")]
-    for part in (
-        make_case().id,
-        "2026-01-01 0123abcd",
-        "2026-01-02 0123abcd",
-        "250.0",
-        "64.0 MiB",
-        "2 recorded",
-    ):
-        assert part in line
-
-
-@pytest.mark.parametrize(
-    "option",
-    [("--since", "2026-02-01"), ("--case", "nope*"), ("--hardware-class", "h100*"), ("--commit", "0124")],
-)
-def test_list_says_so_where_nothing_matches(option: tuple[str, str]) -> None:
-    in_store("01")
-    invoke("add")
-    assert "nothing in .perfsuite/history matches" in invoke("list", *option).output
-
-
-def test_list_without_a_history_says_how_to_begin_one() -> None:
-    assert "no history in .perfsuite/history" in invoke("list", status=2).output
+    days = "2026-01-01 0123abcd", "2026-01-02 0123abcd"
+    for told in (make_case().id, *days, "250.0", "64.0 MiB", "2 recorded"):
+        assert told in line
+    for option in ("--since=2026-02-01", "--case=nope*", "--hardware-class=h100*", "--commit=0124"):
+        assert "nothing in .perfsuite/history matches" in invoke("list", option).output
 
 
 def test_every_command_has_its_name_and_its_own_help() -> None:

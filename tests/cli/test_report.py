@@ -3,15 +3,12 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 from perfsuite import documents
 from perfsuite.cli.report import stored
-from perfsuite.errors import FileError
-from perfsuite.results.preflight import NodePreflight, Preflight
+from perfsuite.results.preflight import NodePreflight
 from perfsuite.results.session_file import SessionFile
 from tests.cli import commands
-from tests.samples import make_machine
+from tests.report.test_preflight import FOUND
 from tests.sessions import make_blind, make_session
 
 run = partial(commands.run, "report")
@@ -38,17 +35,14 @@ def test_the_terminal_shows_table_explanations_and_counts(tmp_path: Path) -> Non
     assert lines[-1] == "1 failed, 1 regressed, 1 passed, 3 skipped"
 
 
-def test_what_was_found_out_about_nodes_is_shown(tmp_path: Path) -> None:
+def test_what_was_found_out_about_nodes_is_shown_as_it_is(tmp_path: Path) -> None:
     nodes = (NodePreflight(name="n1"), NodePreflight(name="n[2]", problems=("no [bold]route[/bold]",)))
-    found = Preflight(
-        started_at="2026-01-02T03:04:05+00:00",
-        duration_s=8,
-        machine=make_machine(),
-        nodes=nodes,
-        directory="store/preflight-1",
+    session = make_session(0).replace(
+        preflights=(FOUND.replace(nodes=nodes),), status="interrupted", interrupted_case="[red]x[/red]"
     )
-    shown = run(write(tmp_path / "r.json", make_session(1).replace(preflights=(found,)))).stdout
-    assert "preflight of 2 nodes (Test CPU) in 8 s: 1 of them bad\n  node" in shown
+    shown = run(write(tmp_path / "r.json", session)).stdout
+    assert "interrupted: [red]x[/red] was not judged" in shown
+    assert "preflight of 2 nodes (Test CPU) in 9 s: 1 of them bad\n  node" in shown
     (bad,) = [line for line in shown.splitlines() if line.startswith("  n[2] ")]
     assert bad.endswith("no [bold]route[/bold]")
 
@@ -67,24 +61,13 @@ def test_what_passed_is_explained_on_request(tmp_path: Path) -> None:
         assert "noise hides" not in long
 
 
-def test_markup_of_the_terminal_in_data_stays_text(tmp_path: Path) -> None:
-    session = make_session(0).replace(status="interrupted", interrupted_case="[red]x[/red]")
-    assert "interrupted: [red]x[/red] was not judged" in run(write(tmp_path / "r.json", session)).stdout
-
-
-def test_files_are_written_and_the_terminal_is_quiet(tmp_path: Path) -> None:
+def test_several_sessions_become_one_report_and_the_terminal_is_quiet(tmp_path: Path) -> None:
     html, markdown = tmp_path / "sub" / "index.html", tmp_path / "sub" / "summary.md"
-    shown = run(write(tmp_path / "r.json"), "--report", tmp_path / "sub")
+    shown = run(write(tmp_path / "a.json"), write(tmp_path / "b.json"), "--report", tmp_path / "sub")
     assert shown.stdout == ""
     assert shown.stderr == f"written: {html}\nwritten: {markdown}\n"
     assert html.read_text().startswith("<!DOCTYPE html>")
-    assert markdown.read_text().startswith("## perfsuite: 1 failed, 1 regressed, 1 passed, 3 skipped")
-
-
-def test_several_sessions_become_one_report(tmp_path: Path) -> None:
-    run(write(tmp_path / "a.json"), write(tmp_path / "b.json"), "--report", tmp_path)
-    told = (tmp_path / "summary.md").read_text()
-    assert told.startswith("## perfsuite: 2 failed, 2 regressed, 2 passed, 6 skipped")
+    assert markdown.read_text().startswith("## perfsuite: 2 failed, 2 regressed, 2 passed, 6 skipped")
 
 
 def test_the_newest_session_of_the_store_is_the_default(tmp_path: Path) -> None:
@@ -95,13 +78,9 @@ def test_the_newest_session_of_the_store_is_the_default(tmp_path: Path) -> None:
     assert run("--store", tmp_path).stdout.endswith("1 failed, 1 regressed, 1 passed, 3 skipped\n")
 
 
-def test_an_empty_store_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match=r"measure first \(pytest bench_cases\), or name a"):
-        stored(tmp_path)
-    assert f"no session in {tmp_path / 'runs'}" in run("--store", tmp_path, status=2).stderr
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_empty_store_and_a_file_that_cannot_be_read_are_errors(tmp_path: Path) -> None:
+    empty = run("--store", tmp_path, status=2).stderr
+    assert f"no session in {tmp_path / 'runs'}: measure first (pytest bench_cases), or name a" in empty
     bad = tmp_path / "bad.json"
     bad.write_text('{"schema_version": 99}')
     assert run(bad, status=2).stderr.startswith(

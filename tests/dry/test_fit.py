@@ -4,7 +4,7 @@ import pytest
 
 from perfsuite.case.hardware import Machine
 from perfsuite.dry.fit import facts_of, judge, predict, workspace_bytes
-from perfsuite.report.dry_facts import lines
+from perfsuite.report.explained import prediction
 from perfsuite.results.counts import Collective, Counts
 from perfsuite.results.dry_facts import DryFacts, Fit
 from perfsuite.results.memory_log import MemoryChange, MemoryLog
@@ -73,8 +73,8 @@ def test_a_model_that_is_whole_before_it_is_sharded_must_fit_whole() -> None:
     assert large is not None
     assert (small.verdict, small.least) == ("fits", predicted().least)
     assert (large.verdict, large.least - small.least) == ("does not fit", 80 * GIB - small.allocated)
-    assert lines(DryFacts(fit=large))[1] == "the whole model, before it is sharded 80.0 GiB"
-    assert "whole" not in " ".join(lines(DryFacts(fit=small)))
+    assert prediction(DryFacts(fit=large))[1] == "the whole model, before it is sharded 80.0 GiB"
+    assert "whole" not in " ".join(prediction(DryFacts(fit=small)))
 
 
 def test_a_case_that_cannot_hold_what_lives_at_once_does_not_fit() -> None:

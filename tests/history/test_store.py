@@ -42,9 +42,14 @@ def kept(*runs: Run) -> Measurement:
     return make_result(RUN, before=None).replace(runs=runs, case_id=runs[0].case.id)
 
 
+def sessions_of(directory: Path) -> list[StoredSession]:
+    cases = store.read_cases(directory)
+    return [place.read(cases) for place in store.places(directory)]
+
+
 def only_session(directory: Path) -> StoredSession:
-    [place] = store.places(directory)
-    return place.read()
+    [session] = sessions_of(directory)
+    return session
 
 
 def add_one(tmp_path: Path, *results: Measurement, **changes: Any) -> store.Added:
@@ -84,12 +89,9 @@ def test_medians_of_each_launch_are_kept_as_far_as_they_mean_something_and_no_st
 
 
 def test_settings_and_environments_are_kept_once(tmp_path: Path) -> None:
-    other = RUN.replace(case=make_case(micro_batch=4))
-    bumped = RUN.replace(
-        case=make_case(micro_batch=8),
-        observed=Observed(settings={"wrapper": "DDP"}, environment={"torch": "2.14.0"}),
-    )
-    add_one(tmp_path, *(kept(run) for run in (RUN, other, bumped)))
+    bumped = RUN.replace(observed=SEEN.replace(environment={"torch": "2.14.0"}))
+    runs = (RUN, RUN.replace(case=make_case(micro_batch=4)), bumped.replace(case=make_case(micro_batch=8)))
+    add_one(tmp_path, *map(kept, runs))
     session = only_session(tmp_path / "history")
     assert session.settings == ({"wrapper": "DDP"},)
     assert session.environments == ({"torch": "2.13.0"}, {"torch": "2.14.0"})
@@ -103,7 +105,7 @@ def test_a_machine_with_gpus_that_also_ran_cpu_cases_is_kept_as_two_classes(tmp_
     assert {place.hardware_class for place in found} == {"cpu-test-2c", "h100-80gb-sxm"}
     assert (added.kept, len(added.written)) == (2, 2)
     [of_gpu] = store.places(tmp_path / "history", hardware_class="h100*")
-    assert of_gpu.read().machine == make_gpu_machine()
+    assert of_gpu.read(store.read_cases(tmp_path / "history")).machine == make_gpu_machine()
 
 
 def test_a_case_that_changed_under_its_name_is_kept_beside_the_old_one(tmp_path: Path) -> None:
@@ -118,46 +120,37 @@ def test_a_case_that_changed_under_its_name_is_kept_beside_the_old_one(tmp_path:
 
 
 def test_adding_a_session_again_changes_nothing_whatever_its_file_is_called(tmp_path: Path) -> None:
+    def files() -> dict[Path, int]:
+        return {file: file.stat().st_mtime_ns for file in (tmp_path / "history").rglob("*.json")}
+
     add_one(tmp_path, kept(RUN))
-    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "history").rglob("*.json")}
-    copy = tmp_path / "elsewhere.json"
+    before, copy = files(), tmp_path / "elsewhere.json"
     copy.write_text(json.dumps(json.loads((tmp_path / "results.json").read_text())))
     added = store.add(tmp_path / "history", copy)
     assert (added.written, added.known, added.kept) == ([], True, 1)
-    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "history").rglob("*.json")} == before
+    assert files() == before
+    add_one(tmp_path, kept(RUN, RUN))
+    assert len({place.file for place in store.places(tmp_path / "history")}) == 2
+    assert len(store.read_cases(tmp_path / "history")) == 1
 
 
-def test_what_a_part_of_a_session_measured_is_kept_once_though_another_part_went_on(tmp_path: Path) -> None:
+def test_what_was_added_while_a_session_ran_is_kept_once_and_by_the_part_that_measured_it(
+    tmp_path: Path,
+) -> None:
     first, second = "2026-01-02T03:04:05+00:00", "2026-01-02T09:00:00+00:00"
     early = kept(RUN.replace(started_at=first))
+    again = kept(RUN.replace(started_at=first, case=make_case(micro_batch=8)))
     late = kept(RUN.replace(started_at="2026-01-02T09:00:01+00:00", case=make_case(micro_batch=4)))
     killed = PytestRun(started_at=first, status="running", cases=1)
     went_on = (killed.replace(status="interrupted"), PytestRun(started_at=second, status="complete", cases=1))
     add_one(tmp_path, early, parts=(killed,), status="running")
-    added = add_one(tmp_path, early, late, parts=went_on)
-    assert (added.known, added.kept, len(added.written)) == (True, 2, 1)
-    sessions = [place.read() for place in store.places(tmp_path / "history")]
-    assert [each.started_at.isoformat() for each in sessions] == [first, second]
-    assert [len(each.results) for each in sessions] == [1, 1]
-    assert add_one(tmp_path, early, late, parts=went_on).written == []
-
-
-def test_a_session_that_was_added_while_it_ran_is_kept_once(tmp_path: Path) -> None:
-    first, second = kept(RUN), kept(RUN.replace(case=make_case(micro_batch=4)))
-    running = PytestRun(started_at="2026-01-02T03:04:05+00:00", status="running", cases=1)
-    add_one(tmp_path, first, parts=(running,), status="running")
-    whole = (running.replace(status="complete", cases=2),)
-    assert len(add_one(tmp_path, first, second, parts=whole).written) == 1
-    results = [each for place in store.places(tmp_path / "history") for each in place.read().results]
-    assert len({each.case for each in results}) == len(results) == 2
-    assert add_one(tmp_path, first, second, parts=whole).written == []
-
-
-def test_two_sessions_of_one_commit_stand_side_by_side(tmp_path: Path) -> None:
-    add_one(tmp_path, kept(RUN))
-    add_one(tmp_path, kept(RUN, RUN))
-    assert len({place.file for place in store.places(tmp_path / "history")}) == 2
-    assert len(store.read_cases(tmp_path / "history")) == 1
+    assert len(add_one(tmp_path, early, again, parts=(killed,), status="running").written) == 1
+    added = add_one(tmp_path, early, again, late, parts=went_on)
+    assert (added.known, added.kept, len(added.written)) == (True, 3, 1)
+    sessions = sessions_of(tmp_path / "history")
+    assert [each.started_at.isoformat() for each in sessions] == [first, first, second]
+    assert [len(each.results) for each in sessions] == [1, 1, 1]
+    assert add_one(tmp_path, early, again, late, parts=went_on).written == []
 
 
 def test_histories_that_grew_apart_merge_by_copying_files(tmp_path: Path) -> None:
@@ -189,28 +182,21 @@ def test_a_session_without_a_clean_commit_is_left_out(
     added = add_one(tmp_path, kept(RUN), **changes)
     assert reason in added.left_out[0]
     assert (added.written, added.kept) == ([], 0)
-    assert not (tmp_path / "history").exists()
+    with pytest.raises(FileError, match=r"no history in .*\. Add sessions to one: perfsuite history"):
+        store.places(tmp_path / "history")
 
 
 def test_injected_failed_and_empty_results_are_left_out_and_named(tmp_path: Path) -> None:
-    failure = Failure(kind="crash", message="boom")
     injected = make_result(RUN.replace(inject="slowdown=30%"))
-    failed = make_result(RUN.replace(failure=failure))
+    failed = make_result(RUN.replace(failure=Failure(kind="crash", message="boom")))
     timeless = kept(RUN.replace(figures=FIGURES.replace(step_s_p50=None)))
-    added = add_one(tmp_path, injected, failed, never_run(), timeless, kept(RUN))
-    assert added.left_out == [
-        f"{make_case().id}: a fault was injected",
-        f"{make_case().id}: failed, which measures nothing",
-        f"{make_case().id}: failed, which measures nothing",
-        f"{make_case().id}: no launch has a step time",
-    ]
-    assert added.kept == len(only_session(tmp_path / "history").results) == 1
-
-
-def test_launches_on_a_sick_machine_are_left_out_of_a_result(tmp_path: Path) -> None:
-    result = kept(RUN, RUN.replace(figures=FIGURES.replace(step_s_p50=9)))
-    add_one(tmp_path, result.replace(verdict=result.verdict.replace(unhealthy_launches=(2,))))
-    assert only_session(tmp_path / "history").results[0].step_s_p50 == (0.256,)
+    sick = kept(RUN, RUN.replace(figures=FIGURES.replace(step_s_p50=9)))
+    sick = sick.replace(verdict=sick.verdict.replace(unhealthy_launches=(2,)))
+    added = add_one(tmp_path, injected, failed, never_run(), timeless, sick)
+    reasons = ["a fault was injected", *["failed, which measures nothing"] * 2, "no launch has a step time"]
+    assert added.left_out == [f"{make_case().id}: {reason}" for reason in reasons]
+    [only] = only_session(tmp_path / "history").results
+    assert (added.kept, only.step_s_p50) == (1, (0.256,))
 
 
 def test_a_result_without_a_healthy_launch_is_left_out_whatever_its_verdict(tmp_path: Path) -> None:
@@ -226,39 +212,27 @@ def test_a_commit_or_a_hardware_class_that_is_none_is_an_error_that_names_the_fi
         add_one(tmp_path, kept(RUN), commit="../../etc")
     with pytest.raises(FileError, match="hardware_class: String should match"):
         add_one(tmp_path, kept(RUN.replace(machine=make_machine(hardware_class="../x"))))
+    with pytest.raises(FileError, match=r"it compares 'main X=1' and '\.', and is no session"):
+        add_one(tmp_path, make_compared(), arms=ARMS)
 
 
 # Reading
 
 
-def test_no_history_says_how_to_begin_one(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match=r"no history in .*nowhere\. Add sessions to one: perfsuite history"):
-        store.places(tmp_path / "nowhere")
-
-
-def test_other_files_beside_a_history_are_left_alone(tmp_path: Path) -> None:
-    add_one(tmp_path, kept(RUN))
-    (tmp_path / "history/.github/workflows").mkdir(parents=True)
-    (tmp_path / "history/.github/workflows/settings.json").write_text("{}")
-    assert len(store.places(tmp_path / "history")) == 1
-
-
-def test_a_file_must_stand_where_its_content_says(tmp_path: Path) -> None:
+def test_a_file_must_stand_where_its_content_says_and_other_files_are_left_alone(tmp_path: Path) -> None:
     [written] = add_one(tmp_path, kept(RUN)).written
+    settings = tmp_path / "history/.github/workflows/settings.json"
     moved = written.parents[1] / ("f" * 40) / written.name
-    moved.parent.mkdir()
+    for file in (settings, moved):
+        file.parent.mkdir(parents=True)
+    settings.write_text("{}")
+    name = only_session(tmp_path / "history").results[0].case
+    [place] = store.places(tmp_path / "history")
+    with pytest.raises(FileError, match=rf"its case is missing, restore .*/cases/{name}\.json"):
+        place.read({})
     written.rename(moved)
     with pytest.raises(FileError, match="it holds a session on cpu-test-2c at 0123abcd"):
-        store.places(tmp_path / "history")[0].read()
-
-
-def test_a_lost_case_is_an_error_that_names_it(tmp_path: Path) -> None:
-    add_one(tmp_path, kept(RUN))
-    [place] = store.places(tmp_path / "history")
-    session = place.read()
-    name = session.results[0].case
-    with pytest.raises(FileError, match=rf"its case is missing, restore .*/cases/{name}\.json"):
-        store.check_cases({}, session, place)
+        store.places(tmp_path / "history")[0].read({})
 
 
 def test_cases_and_sessions_can_be_chosen(tmp_path: Path) -> None:
@@ -275,21 +249,11 @@ def test_cases_and_sessions_can_be_chosen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", sorted(path.name for path in VERSIONS.iterdir()))
 def test_histories_of_every_schema_version_can_be_read(version: str) -> None:
-    [place] = store.places(VERSIONS / version)
-    session = place.read()
+    session = only_session(VERSIONS / version)
     [result] = session.results
     assert session.commit == COMMIT
     assert session.environments[result.environment] == {"torch": "2.13.0"}
     assert result.step_s_p50 == (0.256, 0.257)
     assert store.read_cases(VERSIONS / version)[result.case].id == make_case().id
-
-
-def test_there_is_a_history_of_the_version_that_is_written() -> None:
     written = {str(kind.model_fields["schema_version"].default) for kind in (StoredSession, store.StoredCase)}
     assert written <= {path.name for path in VERSIONS.iterdir()}
-
-
-def test_a_comparison_of_two_arms_is_no_session(tmp_path: Path) -> None:
-    file = write_session(tmp_path, make_compared(), arms=ARMS)
-    with pytest.raises(FileError, match=r"it compares 'main X=1' and '\.', and is no session"):
-        store.add(tmp_path / "history", file)

@@ -78,43 +78,35 @@ def test_a_case_that_counts_samples_is_told_in_samples_per_second(tmp_path: Path
     assert (found.case, found.metric) == (IMAGES.id, "samples/s")
 
 
-def test_it_says_when_and_between_which_commits(found: Trend, commits: list[str]) -> None:
-    _, memory = found.findings
+def test_it_says_when_between_which_commits_and_what_else_changed_there(
+    root: Path, found: Trend, commits: list[str]
+) -> None:
+    slower, memory = found.findings
     assert (memory.first_commit, memory.last_commit) == (commits[49], commits[50])
     assert (memory.first_day, memory.last_day) == (date(2024, 2, 19), date(2024, 2, 20))
     assert memory.commits_between == 1
-    slower = found.findings[0]
     assert commits.index(slower.first_commit) < 40 <= commits.index(slower.last_commit)
+    assert (slower.environment, memory.environment) == (("torch: 2.13.0 -> 2.14.0",), ())
+    by_time = trend(root / "history").findings
+    assert [(f.case, f.commits_between) for f in by_time] == [(SLOWER, None), (LARGER, None)]
 
 
-def test_it_says_what_changed_in_the_environment_there_and_not_elsewhere(found: Trend) -> None:
-    slower, memory = found.findings
-    assert slower.environment == ("torch: 2.13.0 -> 2.14.0",)
-    assert memory.environment == ()
-
-
-def test_without_a_repository_sessions_go_by_time(root: Path) -> None:
-    found = trend(root / "history")
-    assert [f.case for f in found.findings] == [SLOWER, LARGER]
-    assert {f.commits_between for f in found.findings} == {None}
-
-
-def test_changes_before_the_period_are_not_told_but_are_evidence(root: Path) -> None:
-    found = trend(root / "history", since=date(2024, 2, 20))
-    assert [f.case for f in found.findings] == [LARGER]
+def test_changes_before_the_period_are_not_told_but_are_evidence(root: Path, found: Trend) -> None:
+    assert found.since == date(2023, 12, 1), "90 days before the newest session"
+    told = trend(root / "history", since=date(2024, 2, 20))
+    assert [f.case for f in told.findings] == [LARGER]
     assert trend(root / "history", since=date(2024, 2, 21)).findings == ()
 
 
-def test_the_period_is_90_days_unless_said_otherwise(found: Trend) -> None:
-    assert found.since == date(2024, 2, 29).replace(year=2023, month=12, day=1)
-
-
-def test_what_is_still_worse_is_told_however_long_ago_it_began(
+def test_what_is_still_worse_is_told_however_long_ago_it_began_and_what_was_mended_does_not_fail(
     root: Path, tmp_path: Path, commits: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    write_history(tmp_path / "history", commits, CASES[:1], slower(0.05, 20, 40))
+    found = trend(tmp_path / "history")
+    assert [(f.worse, f.open) for f in found.findings] == [(True, False), (False, False)]
+    assert found.failing == []
     monkeypatch.setattr("perfsuite.history.trend.PERIOD", timedelta(days=3))
     assert [f.case for f in trend(root / "history").findings] == [SLOWER, LARGER]
-    write_history(tmp_path / "history", commits, CASES[:1], slower(0.03, 20, 40))
     assert trend(tmp_path / "history").findings == (), "mended long ago"
 
 
@@ -128,13 +120,12 @@ def test_until_it_has_seen_a_month_it_believes_in_bad_weeks_but_not_for_memory(
     assert [f.metric for f in trend(tmp_path / "history").findings] == ["peak memory"]
 
 
-def test_cases_and_hardware_classes_can_be_chosen(root: Path) -> None:
+def test_cases_and_hardware_classes_can_be_chosen_and_nothing_to_look_at_is_an_error(
+    root: Path, tmp_path: Path
+) -> None:
     assert [f.case for f in trend(root / "history", case=LARGER).findings] == [LARGER]
     with pytest.raises(FileError, match=r"history holds no session on a100\*: nothing to look at"):
         trend(root / "history", hardware_class="a100*")
-
-
-def test_nothing_to_look_at_is_an_error(root: Path, tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"holds no case that matches 'nope\*'; see: perfsuite history"):
         trend(root / "history", case="nope*")
     write_history(tmp_path / "history", ["f" * 40], CASES[:1])
@@ -156,13 +147,6 @@ def test_sessions_are_ordered_by_their_commits(root: Path, tmp_path: Path, commi
     [finding] = trend(tmp_path / "history", repo=root / "repo").findings
     assert finding.worse
     assert commits.index(finding.first_commit) < 40 <= commits.index(finding.last_commit)
-
-
-def test_what_was_mended_is_told_and_does_not_fail(tmp_path: Path, commits: list[str]) -> None:
-    write_history(tmp_path / "history", commits, CASES[:1], slower(0.05, 20, 40))
-    found = trend(tmp_path / "history")
-    assert [(f.worse, f.open) for f in found.findings] == [(True, False), (False, False)]
-    assert found.failing == []
 
 
 def keep_baseline(
@@ -204,7 +188,10 @@ def test_a_baseline_of_a_partial_recovery_accepts_what_is_left(tmp_path: Path, c
     assert any(f.open for f in trend(tmp_path / "history").findings)
     recorded_at = "2024-02-28T12:00:00+00:00"
     keep_baseline(tmp_path / "baselines", CASES[0], recorded_at, tokens_per_s=TOKENS_PER_STEP / 0.102)
-    assert not trend(tmp_path / "history", baselines=tmp_path / "baselines").failing
+    found = trend(tmp_path / "history", baselines=tmp_path / "baselines")
+    assert found.failing == []
+    [*_, better] = [f for f in found.findings if not f.worse]
+    assert (better.accepted, better.open, better.state) == (False, False, "better")
 
 
 @pytest.mark.parametrize(("days", "is_open"), [(29, False), (30, True)])
@@ -249,22 +236,12 @@ def test_a_baseline_with_more_memory_accepts_more_memory(
     assert not slower.accepted
 
 
-def test_an_improvement_is_not_accepted_but_better(tmp_path: Path, commits: list[str]) -> None:
-    keep_baseline(tmp_path, CASES[0], tokens_per_s=TOKENS_PER_STEP / 0.1)
-    write_history(tmp_path / "history", commits, CASES[:1], slower(-0.1, 20))
-    [finding] = trend(tmp_path / "history", baselines=tmp_path).findings
-    assert (finding.worse, finding.accepted, finding.open, finding.state) == (False, False, False, "better")
-
-
-@pytest.mark.parametrize("figure", ["tokens_per_s", "peak_memory_bytes"])
-def test_a_baseline_that_lacks_a_figure_accepts_no_worsening_of_it(
-    root: Path, tmp_path: Path, figure: str
-) -> None:
-    figures: dict[str, Any] = {"tokens_per_s": 1.0, "peak_memory_bytes": 1e15, figure: None}
-    for case in CASES[:2]:
-        keep_baseline(tmp_path, case, **figures)
-    slower, larger = trend(root / "history", baselines=tmp_path).findings
-    assert (slower.accepted, larger.accepted) == (figure != "tokens_per_s", figure != "peak_memory_bytes")
+def test_a_baseline_that_lacks_a_figure_accepts_no_worsening_of_it(root: Path, tmp_path: Path) -> None:
+    for lacks in ("tokens_per_s", "peak_memory_bytes"):
+        for case in CASES[:2]:
+            keep_baseline(tmp_path, case, **{"tokens_per_s": 1.0, "peak_memory_bytes": 1e15, lacks: None})
+        slower, larger = trend(root / "history", baselines=tmp_path).findings
+        assert (slower.accepted, larger.accepted) == (lacks != "tokens_per_s", lacks != "peak_memory_bytes")
 
 
 def test_sessions_without_a_figure_are_not_counted_as_points(tmp_path: Path, commits: list[str]) -> None:
@@ -314,8 +291,11 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(cli.app, ["history", "trend", *arguments])
 
 
-def test_a_worsening_that_is_still_there_is_told_and_fails(root: Path) -> None:
-    result = invoke(f"--history={root / 'history'}", f"--repo={root / 'repo'}")
+def test_a_worsening_that_is_still_there_is_told_and_fails(
+    root: Path, tmp_path: Path, commits: list[str]
+) -> None:
+    history, repo = f"--history={root / 'history'}", f"--repo={root / 'repo'}"
+    result = invoke(history, repo)
     assert result.exit_code == 1
     for told in (
         *(f"{SLOWER} on {H100}", "tokens/s: -3.0%", "): worse\n", "changed there: torch: 2.13.0 -> 2.14.0"),
@@ -323,12 +303,13 @@ def test_a_worsening_that_is_still_there_is_told_and_fails(root: Path) -> None:
         "6 series in 60 sessions, changes since 2023-12-01: 2 worse and still so, 0 others",
     ):
         assert told in result.output
-
-
-def test_a_period_without_worsening_succeeds(root: Path) -> None:
-    result = invoke(f"--history={root / 'history'}", "--since=2024-02-21")
-    assert result.exit_code == 0
-    assert "0 worse and still so, 0 others" in result.output
+    write_history(tmp_path / "history", [*commits[:8], "f" * 40], CASES[:1])
+    unplaced, nothing = invoke(f"--history={tmp_path / 'history'}", repo), invoke(f"--history={tmp_path}/x")
+    assert (unplaced.exit_code, nothing.exit_code) == (0, 2)
+    assert f"left out: commit ffffffffffff: not in {root / 'repo'}" in unplaced.output
+    assert "2 series in 8 sessions" in unplaced.output
+    assert "0 worse and still so, 0 others" in unplaced.output
+    assert "no history in" in nothing.output
 
 
 def test_json_is_printed_alone_or_goes_to_a_file_beside_the_words(
@@ -339,19 +320,3 @@ def test_json_is_printed_alone_or_goes_to_a_file_beside_the_words(
     assert printed.exit_code == written.exit_code == 1
     assert Trend.model_validate(json.loads(printed.output)) == documents.read(file, Trend) == found
     assert "): worse\n" in written.output
-
-
-def test_commits_that_are_not_in_the_repository_are_named(
-    root: Path, tmp_path: Path, commits: list[str]
-) -> None:
-    write_history(tmp_path / "history", [*commits[:8], "f" * 40], CASES[:1])
-    result = invoke(f"--history={tmp_path / 'history'}", f"--repo={root / 'repo'}")
-    assert result.exit_code == 0
-    assert f"left out: commit ffffffffffff: not in {root / 'repo'}" in result.output
-    assert "2 series in 8 sessions" in result.output
-
-
-def test_no_history_is_an_error(tmp_path: Path) -> None:
-    result = invoke(f"--history={tmp_path / 'nothing'}")
-    assert result.exit_code == 2
-    assert "no history in" in result.output

@@ -20,22 +20,17 @@ from perfsuite.results.metric import MFU, STEP_S_P95, TOKENS_PER_S_MEAN
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.session_file import Measurement
 from tests.counted import make_counts, make_dry, make_entries
-from tests.report.test_dry_facts import FIT, limit
+from tests.report.test_explained import FIT, limit
 from tests.samples import BEFORE, make_compared, make_image_result, make_result, never_run, now
 
 
 def test_a_figure_is_headed_and_written_as_its_metric_says() -> None:
     result = make_result(now())
-    for metric, told in ((MFU, ("MFU", 0.423, "42.3%")), (STEP_S_P95, ("p95", 0.0456, "45.6 ms"))):
+    for metric, told in ((MFU, ("MFU", ("42.3%", 0.423))), (STEP_S_P95, ("p95", ("45.6 ms", 0.0456)))):
         column = figure(metric)
-        assert (column.heading, column.value(result), column.cell(result)) == told
+        assert (column.heading, column.cell(result)) == told
+        assert (column.cell(never_run()), column.text(never_run())) == (None, "-")
     assert figure(TOKENS_PER_S_MEAN).heading == "tokens/s with stalls"
-
-
-def test_what_was_not_measured_is_missing() -> None:
-    column = figure(MFU)
-    assert column.value(never_run()) is None
-    assert (column.cell(never_run()), column.cell(never_run(), missing="?")) == ("-", "?")
 
 
 @pytest.mark.parametrize(
@@ -44,26 +39,22 @@ def test_what_was_not_measured_is_missing() -> None:
 def test_a_speed_in_another_unit_than_the_heading_says_so(unit: Unit, cells: list[str]) -> None:
     column = speed_in(unit)
     assert column.heading == f"{unit}/s"
-    assert [column.cell(result) for result in (make_result(now()), make_image_result())] == cells
+    assert [column.text(result) for result in (make_result(now()), make_image_result())] == cells
 
 
 def test_changes_are_those_that_were_judged() -> None:
     result = make_result(*[now(tokens_per_s=79_012, peak_memory_bytes=2 * 67_108_900)] * 3)
-    assert (SPEED_CHANGE.cell(result), MEMORY_CHANGE.cell(result)) == ("-20.0%", "+100.0%")
+    assert (SPEED_CHANGE.text(result), MEMORY_CHANGE.text(result)) == ("-20.0%", "+100.0%")
     first = make_result(now(), before=None)
-    assert SPEED_CHANGE.cell(first) == MEMORY_CHANGE.cell(first) == MEMORY_CHANGE.cell(never_run()) == "-"
-    assert SPEED_CHANGE.value(result) == result.verdict.checks[0].change
-
-
-def test_launches_are_counted() -> None:
-    assert [LAUNCHES.cell(result) for result in (make_result(*[now()] * 3), never_run())] == ["3", "0"]
+    assert SPEED_CHANGE.text(first) == MEMORY_CHANGE.text(first) == MEMORY_CHANGE.text(never_run()) == "-"
+    assert SPEED_CHANGE.cell(result) == ("-20.0%", result.verdict.checks[0].change)
 
 
 def test_metrics_of_other_packages_have_a_column_where_any_case_has_them() -> None:
     extra = BEFORE.replace(figures=BEFORE.figures.replace(extra={"b": 1.5, "a": 3.0}))
     results = [make_result(now(), before=None), make_result(extra, before=None)]
     assert [column.heading.split()[0] for column in extras(results)] == ["a", "b"]
-    cells = [[column.cell(result) for column in extras(results)] for result in results]
+    cells = [[column.text(result) for column in extras(results)] for result in results]
     assert cells == [["-", "-"], ["3.0", "1.5"]]
     assert extras(results[:1]) == []
 
@@ -72,7 +63,7 @@ FACTS = DryFacts(fit=FIT, roofline=limit())
 
 
 def cells(result: Measurement) -> dict[str, str]:
-    return {column.heading: column.cell(result) for column in of_cases([result], [])}
+    return {column.heading: column.text(result) for column in of_cases([result], [])}
 
 
 def test_dry_runs_alone_have_columns_of_what_is_known_of_them() -> None:
@@ -81,7 +72,7 @@ def test_dry_runs_alone_have_columns_of_what_is_known_of_them() -> None:
     assert cells(make_dry(dry_facts=FACTS)) == counted | {"of card": "81%: tight", "most tokens/s": "941,530"}
     assert cells(make_dry(counts=())) == {}
     no_fit = make_dry(dry_facts=FACTS.replace(fit=None))
-    assert [column.cell(no_fit) for column in DRY[3:]] == ["-", "941,530"]
+    assert [column.text(no_fit) for column in DRY[3:]] == ["-", "941,530"]
 
 
 def test_columns_of_launches_are_those_given_if_any_case_was_launched() -> None:
@@ -90,7 +81,8 @@ def test_columns_of_launches_are_those_given_if_any_case_was_launched() -> None:
     assert [column.heading for column in dry] == ["computed", "collectives", "live peak"]
     assert of_cases([make_dry(), make_result(now())], measured) == measured
     assert of_cases([never_run()], measured) == of_cases([], measured) == measured
-    assert LAUNCHES.cell(make_dry()) == "-"
+    launched = (make_dry(), make_result(*[now()] * 3), never_run())
+    assert [LAUNCHES.text(result) for result in launched] == ["-", "3", "0"]
 
 
 def test_counted_columns_show_the_rank_that_has_most() -> None:
@@ -105,8 +97,8 @@ def test_two_arms_stand_side_by_side_with_the_change() -> None:
     columns = of_cases([result], [figure(MFU)])
     headings = ["tokens/s A", "B", "B vs A (99 %)", "memory B vs A", "pairs"]
     assert [column.heading for column in columns] == headings
-    a, b, change, memory, pairs = (column.cell(result) for column in columns)
+    a, b, change, memory, pairs = (column.text(result) for column in columns)
     assert (a, b, memory, pairs) == ("98,765", "69,136", "+0.0% (-1.6% to +1.6%)", "5 of 5")
     assert re.fullmatch(r"-(29|30)\.\d% \(-3\d\.\d% to -2\d\.\d%\)", change)
     undecided = make_compared(pairs=1).replace(verdict=Verdict(outcome="unhealthy", launches=2))
-    assert [column.cell(undecided) for column in columns][2:] == ["-", "-", "1 of 1"]
+    assert [column.text(undecided) for column in columns][2:] == ["-", "-", "1 of 1"]

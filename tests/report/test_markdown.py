@@ -7,7 +7,6 @@ import pytest
 from markdown_it import MarkdownIt
 
 from perfsuite.report.markdown import MAX_EXPLAINED, MAX_ROWS, render, text
-from perfsuite.results.run import Health
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from tests.counted import BUCKETS, EXPLAINED, FULL_SIZE, make_check, make_counted, make_dry, make_finding
 from tests.report.html.test_page import EVIL, make_evil
@@ -89,10 +88,9 @@ def test_a_row_tells_the_figures() -> None:
 
 
 def test_a_row_tells_samples_where_they_are_counted() -> None:
-    images, text_ = make_image_result(), make_result(now(tokens_per_s=60_000))
-    heading, row = of(images).rows[:2]
+    heading, row = of(make_image_result()).rows[:2]
     assert (heading[3], row[3], row[4]) == ("samples/s", "1,234", "-50.0%")
-    heading, *mixed = of(images, text_).rows[:3]
+    heading, *mixed = of(make_image_result(), make_result(now(tokens_per_s=60_000))).rows[:3]
     assert (heading[3], {row[3] for row in mixed}) == ("tokens/s", {"1,234 samples/s", "60,000"})
 
 
@@ -108,42 +106,33 @@ def test_a_row_tells_what_others_disturbed_and_what_the_gate_is_blind_to() -> No
 
 
 def test_notes_are_told_with_the_explanations_and_of_the_rest_folded() -> None:
-    health = Health(samples=2, seconds=1, steps=2, notes=("GPU health | unknown",))
-    bad, good = make_gpu_result(1, "regressed"), make_gpu_result(2)
-    noted = (
-        each.replace(runs=tuple(run.replace(health=health) for run in each.runs)) for each in (bad, good)
+    bad, good = (
+        result.replace(runs=tuple(run.replace(notes=("health | unknown",)) for run in result.runs))
+        for result in (make_gpu_result(1, "regressed"), make_gpu_result(2))
     )
-    parsed = of(*noted)
-    assert "note: GPU health | unknown (3 launches)" in parsed.items
+    parsed = of(bad, good)
+    assert "note: health | unknown (3 launches)" in parsed.items
     assert "<details><summary>Notes: 1</summary>" in parsed.html
-    assert [good.case_id, "GPU health | unknown (3 launches)"] in parsed.rows
+    assert [good.case_id, "health | unknown (3 launches)"] in parsed.rows
 
 
 def test_each_regression_is_explained_where_its_link_leads() -> None:
     parsed = parse(render([make_session(2, lambda number: "regressed")]))
-    assert parsed.links == [
-        "#fake-llama-31-8b-s256-b1-bf16-mixed-ac_full-1x8",
-        "#fake-llama-32-1b-s256-b1-bf16-mixed-ac_full-1x8",
-    ]
+    anchors = [f"#fake-llama-{model}-s256-b1-bf16-mixed-ac_full-1x8" for model in ("31-8b", "32-1b")]
+    assert parsed.links == anchors
     assert parsed.headings[1] == "fake-llama-3.1-8b-s256-b1-bf16-mixed-ac_full-1x8"
     assert "% fewer (99 % interval -" in parsed.items[0]
     assert "changed since the baseline: torch: 2.12.1 -> 2.13.0" in parsed.items
-
-
-def test_two_results_of_one_case_have_links_of_their_own() -> None:
     first, second = of(*[make_gpu_result(1, "regressed")] * 2).links
     assert second == f"{first}-1"
-
-
-def test_an_interrupted_session_says_so() -> None:
-    session = make_session(0).replace(status="interrupted", interrupted_case="lost-case")
-    assert "**The session was interrupted: lost-case was not judged;" in render([session])
 
 
 def test_what_did_not_run_is_told_with_its_reason() -> None:
     parsed = of(never_run())
     assert parsed.items == ["no baseline on cpu-test-2c in baselines, and --perf-missing-baseline=fail"]
     assert parsed.rows[-1][1] == "it needs 2 nodes of 8, this is one machine"
+    cut = make_session(0).replace(status="interrupted", interrupted_case="lost-case")
+    assert "**The session was interrupted: lost-case was not judged;" in render([cut])
 
 
 @pytest.mark.parametrize(
@@ -188,6 +177,8 @@ def test_it_stays_far_below_what_github_takes() -> None:
     assert f"{3000 - MAX_EXPLAINED} more are explained in the HTML report only." in markdown
     cut = [row[0] for row in parse(markdown).rows if row[0].startswith("and ")]
     assert cut == [f"and {3000 - MAX_ROWS} more"] * 4
+    worst = make_counted(make_check(*[make_finding(sentence="|" * 3000)] * 500))
+    assert len(render([make_session(0).replace(results=(worst,) * 500)]).encode()) < MIB
 
 
 def test_no_trailing_anchors_for_what_is_not_explained() -> None:
@@ -202,21 +193,15 @@ def test_no_trailing_anchors_for_what_is_not_explained() -> None:
 def test_a_regression_of_counts_is_explained() -> None:
     told = make_counted()
     parsed = of(told.replace(verdict=told.verdict.replace(explained=EXPLAINED)))
-    assert parsed.items[:3] == [
-        EXPLAINED,
-        f"regressed: {make_finding().sentence}",
-        "regressed: host reads in forward 1 -> 2",
-    ]
+    regressed = f"regressed: {make_finding().sentence}"
+    assert parsed.items[:3] == [EXPLAINED, regressed, "regressed: host reads in forward 1 -> 2"]
     assert BUCKETS.sentence not in parsed.items
-
-
-def test_another_loss_hides_neither_speed_nor_counts() -> None:
-    told = make_explained(make_gpu_result(2, "regressed"))
-    judged = told.verdict.replace(outcome="failed", failure="loss", reasons=("the loss is another",))
-    items = of(told.replace(verdict=judged)).items
+    slower = make_explained(make_gpu_result(2, "regressed"))
+    judged = slower.verdict.replace(outcome="failed", failure="loss", reasons=("the loss is another",))
+    items = of(slower.replace(verdict=judged)).items
     assert items[1] == "the loss is another"
     assert [line.split(":")[0] for line in items[2:4]] == ["tokens/s", "tokens/s with stalls"]
-    assert f"regressed: {make_finding().sentence}" in items
+    assert regressed in items
 
 
 def test_dry_runs_have_a_table_of_what_was_counted() -> None:
@@ -225,11 +210,6 @@ def test_dry_runs_have_a_table_of_what_was_counted() -> None:
         ["verdict", "case", "why", "computed", "collectives", "live peak"],
         ["regressed (dry run)", FULL_SIZE.id, why, "551.0 TFLOP", "59.9 GiB", "41.0 GiB"],
     ]
-
-
-def test_however_many_findings_the_summary_stays_below_a_mebibyte() -> None:
-    worst = make_counted(make_check(*[make_finding(sentence="|" * 3000)] * 500))
-    assert len(render([make_session(0).replace(results=(worst,) * 500)]).encode()) < MIB
 
 
 def test_a_comparison_of_arms_names_them_and_speaks_of_no_baseline() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from perfsuite.report.preflight import as_text, notes, table, title
-from perfsuite.report.table import NONE
+from perfsuite.report.text import NONE
 from perfsuite.results.preflight import NodePreflight, Preflight
 from perfsuite.results.run import Health
 from tests.samples import make_machine

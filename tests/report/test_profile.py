@@ -4,7 +4,7 @@ import pytest
 
 from perfsuite.report import markdown, profile, terminal
 from perfsuite.report.html import page
-from perfsuite.report.table import NONE
+from perfsuite.report.text import NONE
 from perfsuite.results.outcome import Profiled, Verdict
 from perfsuite.results.profile import TakenProfile, Work
 from perfsuite.results.session_file import Measurement
@@ -84,7 +84,7 @@ def test_every_report_tells_it_in_this_order() -> None:
 # Tables
 
 
-def test_parts_stand_beside_what_they_were() -> None:
+def test_parts_stand_next_to_what_they_were_and_many_operators_are_cut() -> None:
     faster = make_profile()
     slower = faster.replace(split=faster.split.replace(step_us=110_000, exposed_us={"all_gather": 22_100}))
     result = make_explained().replace(profile=taken(slower), profile_before=taken(faster))
@@ -94,6 +94,9 @@ def test_parts_stand_beside_what_they_were() -> None:
     assert ("step", "100.00", "110.00", "+10.00") in parts.rows
     assert ("all_gather hidden", "20.00", "20.00", "+0.00") in parts.rows
     assert longest.rows[0] == ("nvjet_gemm", "24", "24", "40.00", "40.00")
+    works = tuple(Work(name=f"aten::op{n}", calls=1, us=n) for n in range(profile.MOST_ROWS + 5))
+    many = make_result(now(), profile=taken(make_profile(operators=works, kernels=())))
+    assert len(profile.tables(many)[1].rows) == profile.MOST_ROWS
 
 
 def test_of_several_ranks_the_one_is_shown_that_differs_most() -> None:
@@ -104,25 +107,15 @@ def test_of_several_ranks_the_one_is_shown_that_differs_most() -> None:
     assert profile.tables(result)[0].caption.count("ranks 1.") == 1
 
 
-def test_without_a_profile_before_that_can_be_compared_there_is_nothing_beside_it() -> None:
-    result = make_result(now(), profile=taken(), profile_before=taken())
-    assert result.profile_before is not None
-    assert result.profile_before.profile is not None
-    other = result.profile_before.profile.replace(method="another")
-    unlike = result.replace(profile_before=result.profile_before.replace(profile=other))
+def test_without_a_profile_before_that_can_be_compared_there_is_nothing_next_to_it() -> None:
+    before = taken()
+    assert before.profile is not None
+    result = make_result(now(), profile=taken(), profile_before=before)
+    unlike = before.replace(profile=before.profile.replace(method="another"))
     assert profile.tables(result)[0].rows[0] == ("compute", "60.00", "60.00", "+0.00")
-    for alone in (unlike, result.replace(profile_before=None)):
-        parts, longest = profile.tables(alone)
+    for other in (unlike, None):
+        parts, longest = profile.tables(result.replace(profile_before=other))
         assert parts.rows[0] == ("compute", NONE, "60.00", NONE)
         assert longest.rows[0] == ("nvjet_gemm", NONE, "24", NONE, "40.00")
-
-
-def test_without_a_profile_there_are_no_tables() -> None:
-    assert profile.tables(make_result(now())) == []
-    assert profile.tables(make_result(now(), profile=TakenProfile(why_none="boom"))) == []
-
-
-def test_many_operators_are_cut() -> None:
-    works = tuple(Work(name=f"aten::op{n}", calls=1, us=n) for n in range(profile.MOST_ROWS + 5))
-    alone = make_profile(operators=works, kernels=())
-    assert len(profile.tables(make_result(now(), profile=taken(alone)))[1].rows) == profile.MOST_ROWS
+    for none in (None, TakenProfile(why_none="boom")):
+        assert profile.tables(make_result(now(), profile=none)) == []

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from perfsuite.report.table import Table
+from perfsuite.report.text import Table
 
 
 def test_which_columns_hold_figures() -> None:

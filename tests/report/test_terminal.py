@@ -5,12 +5,12 @@ from typing import get_args
 
 import pytest
 
-from perfsuite.report.dry_facts import lines
+from perfsuite.report.explained import prediction
 from perfsuite.report.terminal import MOST_LINES, console, explanation, table
 from perfsuite.report.text import WIDTH
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.metric import GATED
-from perfsuite.results.outcome import CountCheck, Outcome, Verdict
+from perfsuite.results.outcome import CountCheck, Outcome
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Figures
 from perfsuite.verdict.noise import ClassNoise
@@ -27,16 +27,13 @@ from tests.counted import (
     make_entries,
     make_finding,
 )
-from tests.report.test_dry_facts import FIT, limit
+from tests.report.test_explained import FIT, limit
 from tests.samples import (
     BEFORE,
     NOISE,
     make_case,
     make_compared,
-    make_figures,
-    make_gpu_machine,
     make_image_result,
-    make_machine,
     make_result,
     make_run,
     make_shared,
@@ -53,56 +50,42 @@ def unwrapped(shown: str) -> list[str]:
     return re.sub(r"\n    (?=\S)", " ", shown).splitlines()
 
 
-def row(shown: str) -> list[str]:
-    return shown.splitlines()[1].split()
-
-
 # The table
 
 
 def test_table_shows_the_figures_in_a_row_of_the_case() -> None:
-    result = make_result(*[now(tokens_per_s=104690)] * 2)
+    result = make_result(*[now(tokens_per_s=104690)] * 2, case_id="a[red]b[/x]:bug:")
     heading, shown = table([result], color=False, width=120).splitlines()
     headings = ["case", "tokens/s", "p50 ms", "memory", "MFU", "vs base", "verdict"]
     assert re.split(r"  +", heading.strip()) == headings
     figures = ["104,690", "12.3", "64.0", "MiB", "42.3%", "+6.0%"]
-    assert shown.split() == [BEFORE.case.id, *figures, "passed"]
+    assert shown.split() == ["a[red]b[/x]:bug:", *figures, "passed"]
 
 
 @pytest.mark.parametrize(
-    ("factor", "change", "outcome"),
+    ("changes", "change", "outcome"),
     [
-        (1, "+0.0%", "passed"),
-        (0.99999, "+0.0%", "passed"),
-        (0.95, "-5.0%", "passed"),
-        (0.7, "-30.0%", "regressed"),
-        (1.5, "+50.0%", "improved"),
+        ({"tokens_per_s": 98_764}, "+0.0%", "passed"),
+        ({"tokens_per_s": 0.95 * 98_765}, "-5.0%", "passed"),
+        ({"tokens_per_s": 0.7 * 98_765}, "-30.0%", "regressed"),
+        ({"tokens_per_s": 1.5 * 98_765}, "+50.0%", "improved"),
+        ({"peak_memory_bytes": 128 * MIB}, "+0.0%", "regressed"),
     ],
 )
-def test_vs_base_is_the_change_of_the_speed(factor: float, change: str, outcome: str) -> None:
-    runs = [now(tokens_per_s=factor * 98765)] * 3
-    assert row(table([make_result(*runs)], color=False, width=160))[-2:] == [change, outcome]
-
-
-def test_vs_base_does_not_speak_of_another_metric() -> None:
-    told = make_result(*[now(peak_memory_bytes=128 * MIB)] * 3)
+def test_vs_base_is_the_change_of_the_speed(changes: dict[str, float], change: str, outcome: str) -> None:
+    told = make_result(*[now(**changes)] * 3)
     other_order = told.replace(verdict=told.verdict.replace(checks=told.verdict.checks[::-1]))
     for each in (told, other_order):
-        assert row(table([each], color=False, width=160))[-2:] == ["+0.0%", "regressed"]
+        assert table([each], color=False, width=160).split()[-2:] == [change, outcome]
 
 
 def test_table_shows_a_dash_for_what_there_is_not_and_no_column_that_no_case_has() -> None:
     failed = make_result(make_run(figures=Figures()), before=None)
     for each in (failed, never_run()):
-        assert row(table([each], color=False, width=160))[1:] == [*["-"] * 4, "failed"]
+        assert table([each], color=False, width=160).split()[-5:] == [*["-"] * 4, "failed"]
     assert "MFU" in table([failed, make_result(now())], color=False, width=160)
-
-
-def test_table_has_a_row_for_each_case_and_keeps_their_order() -> None:
-    cases = [make_case(micro_batch=size) for size in (3, 1, 2)]
-    results = [make_result(make_run(case=case), before=None) for case in cases]
-    shown = table(results, color=False, width=200)
-    assert [line.split()[0] for line in shown.splitlines()[1:]] == [case.id for case in cases]
+    dry = table([make_dry(), make_result(now())], color=False, width=None).splitlines()[2]
+    assert re.split(r"  +", dry)[1:] == [*["-"] * 5, "regressed (dry run)"]
 
 
 @pytest.mark.parametrize("width", [80, 110, None])
@@ -116,10 +99,15 @@ def test_where_a_row_is_too_wide_the_case_stands_above_it(width: int | None) -> 
 
 
 @pytest.mark.parametrize("outcome", get_args(Outcome))
-def test_no_outcome_is_cut_short_however_long_the_row(outcome: Outcome) -> None:
+def test_every_outcome_has_its_colour_and_is_not_cut_short_however_long_the_row(outcome: Outcome) -> None:
     large = now(tokens_per_s=12345678, step_s_p50=12.3456, peak_memory_bytes=1023.9 * MIB)
-    told = make_result(*[large] * 10, verdict=make_result(large).verdict.replace(outcome=outcome))
-    assert table([told], color=False, width=80).split()[-1] == outcome
+    told = [make_result(*[large] * 10, verdict=make_result(large).verdict.replace(outcome=outcome))]
+    plain, colored = (table(told, color=color, width=80) for color in (False, True))
+    assert plain.split()[-1] == outcome
+    assert "\x1b[" not in plain
+    colour = {"passed": 32, "improved": 32, "recorded": 36, "regressed": 31, "failed": 31}.get(outcome, 33)
+    assert f"\x1b[{colour}m{outcome}" in colored
+    assert re.sub(r"\x1b\[[0-9;]*m| +(?=\x1b\[0m\n)", "", colored) == plain
 
 
 def test_shared_figures_are_marked_in_table_and_explanation() -> None:
@@ -130,32 +118,12 @@ def test_shared_figures_are_marked_in_table_and_explanation() -> None:
     assert "shared" not in explanation(make_result(now()))
 
 
-def test_the_table_shows_ids_as_they_are() -> None:
-    told = table([make_result(now(), case_id="a[red]b[/x]:bug:")], color=False, width=140)
-    assert "a[red]b[/x]:bug:" in told
-
-
-def test_color_only_if_asked_for() -> None:
-    plain = table([make_result(BEFORE)], color=False, width=120)
-    colored = table([make_result(BEFORE)], color=True, width=120)
-    assert "\x1b[" not in plain
-    assert "\x1b[32mpassed" in colored
-    assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain
-
-
-@pytest.mark.parametrize("outcome", get_args(Outcome))
-def test_what_is_neither_good_nor_bad_is_yellow(outcome: Outcome) -> None:
-    verdict = Verdict(outcome=outcome, launches=1)
-    shown = table([make_result(BEFORE, verdict=verdict)], color=True, width=120)
-    expected = {"passed": 32, "improved": 32, "recorded": 36, "regressed": 31, "failed": 31}
-    assert f"\x1b[{expected.get(outcome, 33)}m{outcome}" in shown
-
-
 # A result in words
 
 
-def test_explanation_says_every_check_and_where_the_files_are() -> None:
-    runs = [now(tokens_per_s=79012)] * 3
+def test_explanation_says_every_check_each_note_once_and_where_the_files_are() -> None:
+    run = now(tokens_per_s=79012, gpu_utilisation=97.4, energy_per_token_j=0.0321)
+    runs = [run.replace(notes=notes) for notes in (("drifting", "retries"), ("drifting",), ())]
     told = unwrapped(explanation(make_result(*runs, baseline_file="baselines/cpu/x.json")))
     assert told[0] == f"{BEFORE.case.id}: regressed after 3 launches"
     speed, mean, memory, *others = told[1:]
@@ -170,15 +138,13 @@ def test_explanation_says_every_check_and_where_the_files_are() -> None:
         "  tokens/s per device: 49,382 (not judged)",
         "  95th percentile of a step: 45.6 ms (not judged)",
         "  p95/p50 of a step: 1.10 (not judged)",
+        "  GPU utilisation: 97 % (not judged)",
+        "  energy: 32.10 mJ per token (not judged)",
+        "  note: drifting (2 launches)",
+        "  note: retries",
         "  baseline: baselines/cpu/x.json",
         "  files of the launches: /tmp/runs/x",
     ]
-
-
-def test_explanation_tells_each_note_once_and_how_often() -> None:
-    noted = [("drifting", "retries"), ("drifting",), ()]
-    told = explanation(make_result(*(now().replace(notes=notes) for notes in noted))).splitlines()
-    assert [line for line in told if "note:" in line] == ["  note: drifting (2 launches)", "  note: retries"]
 
 
 def test_explanation_says_blind_and_why_inconclusive() -> None:
@@ -233,35 +199,13 @@ def test_explanation_lists_what_changed_since_the_baseline() -> None:
     assert "changed since" not in explanation(make_result(before, before=before))
 
 
-def test_explanation_says_once_why_a_gpu_has_no_mfu() -> None:
-    machines = (
-        make_gpu_machine("NVIDIA X9000"),
-        make_gpu_machine(),
-        make_machine(note="NVML found no GPU: x"),
-    )
-    said = [explanation(make_result(*[make_run(machine=each)] * 3, before=None)) for each in machines]
-    assert [each.count("not in perfsuite's table") for each in said] == [1, 0, 0]
-    assert "NVML" not in "".join(said)
-
-
-def test_explanation_tells_utilisation_and_energy_where_they_are_known() -> None:
-    figures = make_figures(gpu_utilisation=97.4, energy_per_token_j=0.0321)
-    known = explanation(make_result(make_run(figures=figures)))
-    assert "GPU utilisation: 97 %" in known
-    assert "energy: 32.10 mJ per token" in known
-    assert "energy" not in explanation(make_result(make_run()))
-
-
 def test_samples_are_said_where_samples_are_counted() -> None:
     images = make_image_result(tokens_per_s_per_device=61.7)
     heading, shown = table([images], color=False, width=200).splitlines()
-    assert "samples/s" in heading
-    assert "tokens" not in heading
-    assert " 1,234 " in shown
-    mixed = table([images, make_result(now())], color=False, width=200).splitlines()
-    assert "tokens/s" in mixed[0]
-    assert " 1,234 samples/s " in mixed[1]
-    assert " 98,765 " in mixed[2]
+    assert ("samples/s" in heading, "tokens" in heading, " 1,234 " in shown) == (True, False, True)
+    heading, first, second = table([images, make_result(now())], color=False, width=200).splitlines()
+    assert "tokens/s" in heading
+    assert (" 1,234 samples/s " in first, " 98,765 " in second) == (True, True)
     said = explanation(images)
     assert "  samples/s: 1,234, baseline 2,468: 50.0% fewer" in said
     assert "  samples/s with stalls: 1,200, baseline 2,400: 50.0% fewer" in said
@@ -274,8 +218,8 @@ def test_samples_are_said_where_samples_are_counted() -> None:
 
 def test_explanation_begins_with_what_explains_and_goes_on_with_the_counts() -> None:
     told = make_counted()
-    told = told.replace(verdict=told.verdict.replace(explained=EXPLAINED))
-    assert explanation(told).splitlines()[:8] == [
+    lines = explanation(told.replace(verdict=told.verdict.replace(explained=EXPLAINED))).splitlines()
+    assert lines[:8] == [
         f"{told.case_id}: regressed after 1 launch",
         f"  {EXPLAINED}",
         "  counts: regressed",
@@ -285,14 +229,15 @@ def test_explanation_begins_with_what_explains_and_goes_on_with_the_counts() -> 
         "    differs between launches, not judged: live peak of rank 1",
         "    kernels are not judged: torch 2.13.0 -> 2.14.0",
     ]
-
-
-def test_explanation_shows_what_a_step_did_and_the_baseline_of_the_counts() -> None:
-    told = explanation(make_counted()).splitlines()
-    start = told.index("  step 4 of ranks 0-63, counted:")
-    assert told[start + 3].startswith("    computed: 551.0 TFLOP: forward 158.0 TFLOP, ")
-    assert "  baseline of the counts: baselines/counts/sm90/x.json" in told
+    step = lines.index("  step 4 of ranks 0-63, counted:")
+    assert lines[step + 3].startswith("    computed: 551.0 TFLOP: forward 158.0 TFLOP, ")
+    assert "  baseline of the counts: baselines/counts/sm90/x.json" in lines
     assert "counts" not in explanation(make_result(now()))
+    unlike = make_entries(make_counts(), make_counts(memory=None))
+    lines = explanation(make_counted(make_check(HOST_READ.replace(ranks="1")), counts=unlike)).splitlines()
+    assert "    regressed: host reads in forward 1 -> 2 (rank 1)" in lines
+    counted = [line for line in lines if line.endswith("counted:")]
+    assert counted == [f"  step 4 of rank {rank}, counted:" for rank in (0, 1)]
 
 
 def test_a_case_that_did_not_pass_is_told_in_twelve_lines_of_a_hundred_columns() -> None:
@@ -332,36 +277,19 @@ def test_in_short_there_is_what_decided_and_no_figure_that_was_not_judged() -> N
     assert explanation(make_dry(), whole=False) == explanation(make_dry())
 
 
-def test_explanation_names_ranks_where_they_differ() -> None:
-    unlike = make_entries(make_counts(), make_counts(memory=None))
-    told = explanation(make_counted(make_check(HOST_READ.replace(ranks="1")), counts=unlike)).splitlines()
-    assert "    regressed: host reads in forward 1 -> 2 (rank 1)" in told
-    counted = [line for line in told if line.endswith("counted:")]
-    assert counted == [f"  step 4 of rank {rank}, counted:" for rank in (0, 1)]
-
-
-def test_a_dry_run_is_told_as_one_with_what_it_predicts() -> None:
+def test_a_dry_run_is_told_as_one_with_what_was_counted_and_predicted() -> None:
+    heading, shown = table([make_dry()], color=False, width=None).splitlines()
+    assert re.split(r"  +", heading) == ["case", "computed", "collectives", "live peak", "dry run"]
+    assert re.split(r"  +", shown)[1:] == ["551.0 TFLOP", "59.9 GiB", "41.0 GiB", "regressed"]
     facts = DryFacts(fit=FIT, roofline=limit())
+    heading, _, shown = table([make_dry(dry_facts=facts)], color=False, width=80).splitlines()
+    assert len(heading) <= 80
+    assert re.split(r"  +", shown.strip())[2:] == ["41.0 GiB", "81%: tight", "941,530", "regressed"]
     told = explanation(make_dry(dry_facts=facts)).splitlines()
     assert told[0] == f"{FULL_SIZE.id}: regressed by a dry run as if on NVIDIA H100 80GB HBM3"
     assert told[-1] == "  files of the dry run: /tmp/runs/dry"
     assert "nan" not in "".join(told)
-    assert {f"  {line}" for line in lines(facts) if len(line) < WIDTH - 2} <= set(told)
-
-
-def test_the_table_of_dry_runs_shows_what_was_counted() -> None:
-    heading, shown = table([make_dry()], color=False, width=None).splitlines()
-    assert re.split(r"  +", heading) == ["case", "computed", "collectives", "live peak", "dry run"]
-    assert re.split(r"  +", shown)[1:] == ["551.0 TFLOP", "59.9 GiB", "41.0 GiB", "regressed"]
-    full = make_dry(dry_facts=DryFacts(fit=FIT, roofline=limit()))
-    heading, _, shown = table([full], color=False, width=80).splitlines()
-    assert len(heading) <= 80
-    assert re.split(r"  +", shown.strip())[2:] == ["41.0 GiB", "81%: tight", "941,530", "regressed"]
-
-
-def test_a_dry_run_among_launches_has_dashes_for_what_was_not_measured() -> None:
-    shown = table([make_dry(), make_result(now())], color=False, width=None).splitlines()[2]
-    assert re.split(r"  +", shown)[1:] == [*["-"] * 5, "regressed (dry run)"]
+    assert {f"  {line}" for line in prediction(facts) if len(line) < WIDTH - 2} <= set(told)
 
 
 def test_a_comparison_of_arms_is_explained_by_its_pairs() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perfsuite.report import text
-from perfsuite.report.text import WIDTH, cut, percent, plural, printable, relative, sentence, wrapped
+from perfsuite.report.text import WIDTH, Table, cut, percent, plural, printable, relative, sentence, wrapped
 from perfsuite.results.metric import GATED, MFU, STEP_S_P50, TOKENS_PER_S
 from perfsuite.results.outcome import Check
 from tests.samples import make_result, now
@@ -39,27 +39,32 @@ MEMORY: dict[str, Any] = {
 }
 
 
+SPEED = "tokens/s: 98,765, baseline 123,456"
+USUAL: dict[str, Any] = {"change": 0.01, "interval": (-0.2, 0.3)}
+USUALLY = f"{SPEED}: 1.0% more (99 % interval -20.0% to +30.0%), 13.0% allowed"
+BLIND = "; blind: this gate finds only changes of"
+NEW = "corrected for the machine's own speed (probe, exponent 0.50); new"
+UNSURE = "passed (a worsening by as much is ruled out; the improvement is not sure)"
+
+
 @pytest.mark.parametrize(
     ("told", "words"),
     [
         (
             check(outcome="regressed", change=-0.18, interval=(-0.27, -0.08)),
-            "tokens/s: 98,765, baseline 123,456: 18.0% fewer "
-            "(99 % interval -27.0% to -8.0%), 13.0% allowed: regressed",
+            f"{SPEED}: 18.0% fewer (99 % interval -27.0% to -8.0%), 13.0% allowed: regressed",
         ),
         (
             check(outcome="improved", change=0.1, interval=(-0.004, 0.2)),
-            "tokens/s: 98,765, baseline 123,456: 10.0% more "
-            "(99 % interval -0.4% to +20.0%), 13.0% allowed: improved",
+            f"{SPEED}: 10.0% more (99 % interval -0.4% to +20.0%), 13.0% allowed: improved",
         ),
         (
             check(change=0.174, interval=(-0.01, 0.35)),
-            "tokens/s: 98,765, baseline 123,456: 17.4% more (99 % interval -1.0% to +35.0%), 13.0% allowed: "
-            "passed (a worsening by as much is ruled out; the improvement is not sure)",
+            f"{SPEED}: 17.4% more (99 % interval -1.0% to +35.0%), 13.0% allowed: {UNSURE}",
         ),
         (
             check(change=0.0, interval=(-1.0, math.inf), minimum_detectable=0.1),
-            "tokens/s: 98,765, baseline 123,456: 0.0% more (99 % interval not known), 13.0% allowed: passed",
+            f"{SPEED}: 0.0% more (99 % interval not known), 13.0% allowed: passed",
         ),
         (
             check(**MEMORY, outcome="regressed", change=0.25),
@@ -70,15 +75,12 @@ MEMORY: dict[str, Any] = {
             "peak memory: 80.0 MiB, baseline 64.0 MiB: 25.0% less, 1.0% allowed: improved",
         ),
         (
-            check(outcome="inconclusive", change=0.01, interval=(-0.2, 0.3), minimum_detectable=0.324),
-            "tokens/s: 98,765, baseline 123,456: 1.0% more (99 % interval -20.0% to +30.0%), 13.0% allowed: "
-            "inconclusive; blind: this gate finds only changes of 32.4% or more reliably",
+            check(**USUAL, outcome="inconclusive", minimum_detectable=0.324),
+            f"{USUALLY}: inconclusive{BLIND} 32.4% or more reliably",
         ),
         (
-            check(change=0.01, minimum_detectable=0.2, probe_exponent=0.5, note="new"),
-            "tokens/s: 98,765, baseline 123,456: 1.0% more, 13.0% allowed: passed; blind: this gate finds "
-            "only changes of 20.0% or more reliably; corrected for the machine's own speed "
-            "(probe, exponent 0.50); new",
+            check(**USUAL, minimum_detectable=0.2, probe_exponent=0.5, note="new"),
+            f"{USUALLY}: passed{BLIND} 20.0% or more reliably; {NEW}",
         ),
         (
             check(metric="energy_per_token_j", unit="J", change=0.05, minimum_detectable=0.13),
@@ -92,10 +94,7 @@ MEMORY: dict[str, Any] = {
             check(measured=None, baseline=None, outcome="failed", note="was not measured"),
             "tokens/s: not measured: failed; was not measured",
         ),
-        (
-            check(outcome="inconclusive", note="the noise between launches is unknown"),
-            "tokens/s: 98,765, baseline 123,456: inconclusive; the noise between launches is unknown",
-        ),
+        (check(outcome="inconclusive", note="no noise"), f"{SPEED}: inconclusive; no noise"),
         (check(outcome="recorded", baseline=None), "tokens/s: 98,765"),
     ],
 )
@@ -146,23 +145,19 @@ def test_every_gated_metric_has_a_sentence_from_its_judgement() -> None:
         assert re.search(pattern + ": passed$", words)
 
 
-def test_a_metric_may_say_how_its_values_are_written() -> None:
-    assert text.value(MFU, 0.5) == "50.0%"
-    assert text.value(STEP_S_P50, 0.25) == "250.0 ms"
+def test_values_changes_and_numbers_are_written_as_people_read_them() -> None:
+    assert [text.value(MFU, 0.5), text.value(STEP_S_P50, 0.25)] == ["50.0%", "250.0 ms"]
     assert text.value(TOKENS_PER_S, None) == "not measured"
-
-
-@pytest.mark.parametrize(
-    ("change", "words"), [(0.05, "+5.0%"), (-0.051, "-5.1%"), (0, "+0.0%"), (-0.0001, "+0.0%")]
-)
-def test_percent(change: float, words: str) -> None:
-    assert percent(change) == words
-
-
-def test_plural() -> None:
+    assert [percent(change) for change in (0.05, -0.051, 0, -0.0001)] == ["+5.0%", "-5.1%", "+0.0%", "+0.0%"]
     counted = [(1, "launch"), (2, "launch"), (0, "case"), (1, "kernel"), (11891, "kernel")]
     words = ["1 launch", "2 launches", "0 cases", "1 kernel", "11,891 kernels"]
     assert [plural(count, noun) for count, noun in counted] == words
+    assert [cut("abc", 3), cut("abc", 1)] == [["a", "b", "c"], ["a", "and 2 more"]]
+
+
+def test_which_columns_of_a_table_hold_figures() -> None:
+    table = Table(headers=("a", "b", "c", "d"), rows=[], last_text_columns=1)
+    assert [table.is_figure(column) for column in range(4)] == [False, True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -203,5 +198,3 @@ def test_what_is_one_word_stays_whole_and_what_is_too_long_ends_in_an_ellipsis()
     assert wrapped("a\n b", indent="") == ["a", " b"]
     *_, last = cut_short = wrapped("word " * 100, most=2)
     assert (len(cut_short), last[-2:]) == (2, " …")
-    assert cut(["a", "b", "c"], 3) == ["a", "b", "c"]
-    assert cut(["a", "b", "c"], 1) == ["a", "and 2 more"]

@@ -47,7 +47,7 @@ def list_baselines(baselines: BaselinesOption = BASELINES, store: StoreOption = 
 
 
 def _listed(shown: Shown[B], known: BaselineFiles[B]) -> Table:
-    grid = plain_table(shown.headings, overflow="fold")
+    grid = plain_table(shown.headings)
     for file in known.files():
         grid.add_row(*shown.cells(known.read(file)))
     return grid

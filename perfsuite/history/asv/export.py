@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+import subprocess
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +21,7 @@ from typing import Any
 
 from perfsuite import documents, git
 from perfsuite.case.hardware import Machine
-from perfsuite.errors import FileError
+from perfsuite.errors import FileError, PublishError
 from perfsuite.history import store
 from perfsuite.history.asv.results import (
     COLUMNS,
@@ -37,22 +39,6 @@ from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
 
 CHUNK = 16
 """Nights that a process is given at a time."""
-Benchmarks = dict[str, list[set[str]]]
-"""The values of each parameter, by benchmark."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """The history to export, and the repository that its commits belong to."""
-
-    history: Path
-    """Directory of the history."""
-    repo: Path
-    """Full clone of the repository that holds the cases."""
-    branch: str = ""
-    """Branch whose commits are shown; by default the one that is checked out."""
-    commit_url: str = "#"
-    """The address to which a commit's hash is appended, for links to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,73 +53,56 @@ class Exported:
     """Commits that asv cannot show, and why; their sessions are left out."""
 
 
-def export(source: Source, out: Path) -> Exported:
+def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url: str = "#") -> Exported:
     """Bring `out` up to date with a history. Results that have not changed are not touched.
 
-    Raises `FileError` and `GitError`.
+    `repo` is a full clone of the repository that holds the cases. The commits of `branch` are shown, by
+    default of that which is checked out, with links to `commit_url` and their hash. Raises `FileError` and
+    `GitError`.
     """
-    nights: dict[tuple[str, str], list[Place]] = defaultdict(list)  # all sessions are one of asv's results
-    for place in store.places(source.history):
+    branch = branch or git.current_branch(repo)
+    places, dates, unplaced = store.on_branch(store.places(history), history, repo, branch)
+    nights = defaultdict[tuple[str, str], list[Place]](list)  # all sessions are one of asv's results
+    for place in places:
         nights[place.hardware_class, place.commit].append(place)
-    branch = source.branch or git.current_branch(source.repo)
-    dates = git.dates(source.repo, branch)
-    unplaced = git.unplaced({commit for _, commit in nights} - dates.keys(), source.repo, branch)
     wanted = {
-        out / "results" / hardware_class / _file_name(commit, places): places
-        for (hardware_class, commit), places in nights.items()
-        if commit in dates
+        out / "results" / hardware_class / _file_name(commit, sessions): sessions
+        for (hardware_class, commit), sessions in nights.items()
     }
-    if not wanted:
-        raise FileError(
-            f"{source.history} holds no session of a commit on {branch} of {source.repo}: nothing to export"
-        )
     if out.exists() and any(out.iterdir()) and not (out / "asv.conf.json").exists():
         raise FileError(f"{out} is not empty and holds no export. Give a directory of its own.")
-    cases = store.read_cases(source.history)
+    cases = store.read_cases(history)
     write = partial(_write_night, cases=cases, slots=_slots(cases), dates=dates)
-    _write(out / "asv.conf.json", _configuration(source, branch), indent=1)
+    _write(out / "asv.conf.json", _configuration(repo.resolve(), branch, commit_url), indent=1)
     present = set(out.glob("results/*/*.json")) - set(out.glob("results/*/machine.json"))
     for stale in present - wanted.keys():
         stale.unlink()
-    written = _write_new(out, wanted, present, write)
+    # The list of benchmarks is removed first and written last: without it, an export was cut short.
+    listing = out / "results" / "benchmarks.json"
+    unchanged = present & wanted.keys() if listing.exists() else set()
+    benchmarks = {} if not unchanged else json.loads(listing.read_text(encoding="utf-8"))
+    parameters = {name: entry["params"] for name, entry in benchmarks.items() if name != "version"}
+    listing.unlink(missing_ok=True)
+    new = sorted(wanted.keys() - unchanged)
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        for written in pool.map(write, new, [wanted[file] for file in new], chunksize=CHUNK):
+            for name, values in written.items():
+                known = parameters.get(name, [[]] * len(PARAMETERS))
+                parameters[name] = [in_order({*old, *new}) for old, new in zip(known, values, strict=True)]
+    _write(listing, {"version": 2, **_listed(parameters)}, indent=1)
     return Exported(
-        written=written,
-        unchanged=len(wanted) - written,
+        written=len(new),
+        unchanged=len(unchanged),
         removed=len(present - wanted.keys()),
-        commits=frozenset(places[0].commit for places in wanted.values()),
+        commits=frozenset(place.commit for place in places),
         unplaced=unplaced,
     )
 
 
-def _write_new(
-    out: Path,
-    wanted: Mapping[Path, Sequence[Place]],
-    present: set[Path],
-    write: Callable[[Path, Sequence[Place]], dict[str, list[list[str]]]],
-) -> int:
-    """Write the wanted results that are not present, and the list of all benchmarks. Returns their number.
-
-    The list is removed first and written last: an export that was cut short has none, and is done anew.
-    """
-    listing = out / "results" / "benchmarks.json"
-    unchanged = present & wanted.keys() if listing.exists() else set()
-    benchmarks = _read_benchmarks(listing) if unchanged else {}
-    listing.unlink(missing_ok=True)
-    new = sorted(wanted.keys() - unchanged)
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
-        for parameters in pool.map(write, new, [wanted[file] for file in new], chunksize=CHUNK):
-            for name, values in parameters.items():
-                known = benchmarks.setdefault(name, [set() for _ in PARAMETERS])
-                for all_values, new_values in zip(known, values, strict=True):
-                    all_values.update(new_values)
-    _write(listing, {"version": 2, **_listed(benchmarks)}, indent=1)
-    return len(new)
-
-
-def _file_name(commit: str, places: Sequence[Place]) -> str:
+def _file_name(commit: str, sessions: Sequence[Place]) -> str:
     """Name a file of results by its commit and sessions: one of that name need not be read or rewritten."""
-    sessions = "\n".join([VERSION, *sorted(place.file.name for place in places)])
-    return f"{commit}-{hashlib.sha256(sessions.encode()).hexdigest()[:12]}.json"
+    names = "\n".join([VERSION, *sorted(place.file.name for place in sessions)])
+    return f"{commit}-{hashlib.sha256(names.encode()).hexdigest()[:12]}.json"
 
 
 def _slots(cases: Mapping[str, StoredCase]) -> dict[str, Slot]:
@@ -159,9 +128,7 @@ def _write_night(
     dates: Mapping[str, int],
 ) -> dict[str, list[list[str]]]:
     """Write the results of one hardware class at one commit. Returns each benchmark's parameter values."""
-    sessions = [place.read() for place in places]
-    for place, session in zip(places, sessions, strict=True):
-        store.check_cases(cases, session, place)
+    sessions = [place.read(cases) for place in places]
     rows = _pooled(sessions, cases, slots)
     commit, hardware_class = places[0].commit, places[0].hardware_class
     content = {
@@ -187,47 +154,41 @@ def _pooled(
     sessions: Sequence[StoredSession], cases: Mapping[str, StoredCase], slots: Mapping[str, Slot]
 ) -> dict[str, list[Any]]:
     """Pool the launches of all sessions of one hardware class at one commit into asv's results."""
-    launches: dict[Slot, dict[str, list[float]]] = {}
+    launches: dict[str, dict[str, dict[tuple[str, ...], list[float]]]] = {metric: {} for metric in METRICS}
     for session in sessions:
         for result in session.results:
-            of_case = launches.setdefault(slots[result.case], {metric: [] for metric in METRICS})
-            for metric, values in costs(result, cases[result.case].unit).items():
-                of_case[metric] += values
+            group, values = slots[result.case]
+            for metric, figures in costs(result, cases[result.case].unit).items():
+                if figures:
+                    launches[metric].setdefault(group, {}).setdefault(values, []).extend(figures)
     newest = max(session.started_at for session in sessions)
     return results(launches, round(1000 * newest.timestamp()))
 
 
-def _read_benchmarks(listing: Path) -> Benchmarks:
-    entries = json.loads(listing.read_text(encoding="utf-8"))
-    del entries["version"]
-    return {name: [set(values) for values in entry["params"]] for name, entry in entries.items()}
-
-
-def _listed(benchmarks: Benchmarks) -> dict[str, Any]:
-    """Return the content of asv's benchmarks.json, without its version."""
+def _listed(parameters: Mapping[str, list[list[str]]]) -> dict[str, Any]:
+    """Return the content of asv's benchmarks.json, without its version, from the values of parameters."""
     return {
         name: {
             "name": name,
             "code": "",
             "param_names": PARAMETERS,
-            "params": [in_order(values) for values in params],
+            "params": params,
             "type": "memory" if name.endswith("memory") else "time",
             "unit": METRICS[name.rpartition(".")[2]],
             "version": VERSION,
         }
-        for name, params in sorted(benchmarks.items())
+        for name, params in sorted(parameters.items())
     }
 
 
-def _configuration(source: Source, branch: str) -> dict[str, Any]:
-    repo = source.repo.resolve()
+def _configuration(repo: Path, branch: str, commit_url: str) -> dict[str, Any]:
     return {
         "version": 1,
         "project": repo.name,
         "repo": str(repo),
         "dvcs": "git",
         "branches": [branch],
-        "show_commit_url": source.commit_url,
+        "show_commit_url": commit_url,
         "results_dir": "results",
         "html_dir": "html",
         "regressions_thresholds": {
@@ -252,3 +213,27 @@ def _machine(machine: Machine) -> dict[str, Any]:
 
 def _write(file: Path, content: dict[str, Any], indent: int | None = None) -> None:
     documents.write_text(file, json.dumps(content, indent=indent))
+
+
+def publish(out: Path, *, commits: frozenset[str]) -> Path:
+    """Run `asv publish` on an export of `commits`, and return the directory of the pages.
+
+    Raises `PublishError` if asv fails or leaves out a commit.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "asv", "publish", "--no-pull", "--config", "asv.conf.json"],
+        cwd=out,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise PublishError(f"asv publish in {out} ended with {done.returncode}: {done.stdout}{done.stderr}")
+    pages = out / "html"
+    shown = json.loads((pages / "index.json").read_text(encoding="utf-8"))["revision_to_hash"].values()
+    if missing := commits - set(shown):  # asv exits with 0 whatever it leaves out
+        raise PublishError(
+            f"asv publish left out {len(missing)} of {len(commits)} commits, "
+            f"{min(missing)[:8]} for one: {done.stdout}{done.stderr}"
+        )
+    return pages

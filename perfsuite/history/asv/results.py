@@ -49,8 +49,8 @@ class Slot(NamedTuple):
     """Value of each of `PARAMETERS`."""
 
 
-Launches = Mapping[Slot, Mapping[str, Sequence[float]]]
-"""The median of each launch, by case and metric."""
+Launches = Mapping[str, Mapping[str, Mapping[tuple[str, ...], Sequence[float]]]]
+"""The median of each launch, by metric and slot: its group, and there its values."""
 
 
 def slot(parameters: Mapping[str, str]) -> Slot:
@@ -73,12 +73,8 @@ def costs(result: StoredResult, unit: Unit) -> dict[str, list[float]]:
 def results(launches: Launches, started_at_ms: int) -> dict[str, list[Any]]:
     """Return the rows of one night's file, by benchmark: a list with a value for each of `COLUMNS`."""
     rows = {}
-    for metric in METRICS:
-        groups: dict[str, dict[tuple[str, ...], Sequence[float]]] = {}
-        for one, by_metric in launches.items():
-            if by_metric.get(metric):
-                groups.setdefault(one.group, {})[one.values] = by_metric[metric]
-        error = _error(metric, [by_metric.get(metric, ()) for by_metric in launches.values()])
+    for metric, groups in launches.items():
+        error = _error(metric, [each for by_values in groups.values() for each in by_values.values()])
         for group, by_values in groups.items():
             rows[f"{group}.{metric}"] = _row(by_values, error, started_at_ms)
     return rows
@@ -98,7 +94,7 @@ def _error(metric: str, groups: Sequence[Sequence[float]]) -> float | None:
     if metric == "peak_memory":
         return None
     try:
-        noise = pooled_noise([group for group in groups if group])
+        noise = pooled_noise(groups)
     except ValueError:  # too few launches
         return math.inf
     return t_quantile(Z_99, noise.degrees_of_freedom) * noise.sigma

@@ -8,15 +8,15 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import Any
 
 from perfsuite.case.case import Unit
 from perfsuite.report import counts, profile
-from perfsuite.report.columns import LAUNCHES, MEMORY_CHANGE, SPEED_CHANGE, Column, figure, speed_in
-from perfsuite.report.explained import Explained, explained
+from perfsuite.report.columns import LAUNCHES, MEMORY_CHANGE, SPEED_CHANGE, Cell, Column, figure, speed_in
+from perfsuite.report.explained import explained
 from perfsuite.report.html import charts, tables
 from perfsuite.report.html.charts import Band, Figure
-from perfsuite.report.table import NONE, Table
+from perfsuite.report.text import NONE
 from perfsuite.results.amounts import amount, duration
 from perfsuite.results.counts import RankCounts
 from perfsuite.results.metric import MFU, PEAK_MEMORY, ROOFLINE_SHARE, STEP_S_P50, TOKENS_PER_S
@@ -27,68 +27,36 @@ MOST_ENTRIES = 8
 """Entries of ranks on the page: where each of 64 ranks has other bytes, the first ones tell enough."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """A cell of the overview: its text, and the number that rows are sorted by."""
-
-    text: str
-    number: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CaseView:
-    """What the template shows of one case."""
-
-    anchor: str
-    result: Measurement
-    commit: str | None
-    command: str
-    told: Explained
-    cells: dict[str, Cell]
-    """Those of the overview, by heading."""
-    checks: Table
-    findings: Table | None
-    ranks: list[tuple[RankCounts, list[Figure]]]
-    """What their step did, with bars."""
-    ranks_left_out: int
-    profile: list[Table]
-    launches: Table
-    before: Table
-    """The launches of arm A."""
-    steps: list[Figure]
-    band: Band | None
-    loss: Figure | None
-    health: list[Table]
-    settings: Table
-
-
 def case_view(
     result: Measurement, session: SessionFile, *, anchor: str, columns: Sequence[Column]
-) -> CaseView:
-    """Return everything about one case. `anchor` is unique in the page, whose overview has `columns`."""
+) -> dict[str, Any]:
+    """Return what the template shows of one case.
+
+    `anchor` is unique in the page, whose overview has `columns`.
+    """
     runs, check = result.runs, result.verdict.counts
     band, loss = _band(result), charts.losses(runs, key=f"{anchor}:loss")
-    shown, others = result.counts[:MOST_ENTRIES], result.counts[MOST_ENTRIES:]
-    return CaseView(
-        anchor=anchor,
-        result=result,
-        commit=session.commit,
-        command=_command(result, session),
-        told=explained(result),
-        cells={column.heading: _cell(column, result) for column in columns},
-        checks=tables.checks(result, anchor),
-        findings=None if check is None else counts.table_of_findings(check, result.verdict.against),
-        ranks=[(entry, _bars(entry, f"{anchor}:counts-{number}")) for number, entry in enumerate(shown, 1)],
-        ranks_left_out=sum(len(entry.ranks) for entry in others),
-        profile=profile.tables(result),
-        launches=tables.launches(result, () if result.dry else runs),
-        before=tables.launches(result, result.before),
-        steps=_steps(result, band, anchor),
-        band=band,
-        loss=None if loss is None else Figure(chart=loss, caption=_loss_caption(runs)),
-        health=tables.health(runs),
-        settings=tables.settings(runs),
-    )
+    shown, others = enumerate(result.counts[:MOST_ENTRIES], 1), result.counts[MOST_ENTRIES:]
+    return {
+        "anchor": anchor,
+        "result": result,
+        "commit": session.commit,
+        "command": _command(result, session),
+        "told": explained(result),
+        "cells": {column.heading: column.cell(result) or Cell(NONE, None) for column in columns},
+        "checks": tables.checks(result, anchor),
+        "findings": None if check is None else counts.table_of_findings(check, result.verdict.against),
+        "ranks": [(entry, _bars(entry, f"{anchor}:counts-{number}")) for number, entry in shown],
+        "ranks_left_out": sum(len(entry.ranks) for entry in others),
+        "profile": profile.tables(result),
+        "launches": tables.launches(result, () if result.dry else runs),
+        "before": tables.launches(result, result.before),
+        "steps": _steps(result, band, anchor),
+        "band": band,
+        "loss": None if loss is None else Figure(loss, _loss_caption(runs)),
+        "health": tables.health(runs),
+        "settings": tables.settings(runs),
+    }
 
 
 def overview(unit: Unit, extra: Sequence[Column] = ()) -> list[Column]:
@@ -96,24 +64,17 @@ def overview(unit: Unit, extra: Sequence[Column] = ()) -> list[Column]:
     judged = [speed_in(unit), SPEED_CHANGE, figure(STEP_S_P50), figure(PEAK_MEMORY), MEMORY_CHANGE]
     columns = [*judged, figure(MFU), figure(ROOFLINE_SHARE), *extra, LAUNCHES]
     together = "vs\N{NO-BREAK SPACE}baseline"  # such a heading is not broken there
-    return [replace(column, heading=column.heading.replace("vs baseline", together)) for column in columns]
-
-
-def _cell(column: Column, result: Measurement) -> Cell:
-    value = column.value(result)
-    number = value if value is not None and math.isfinite(value) else None
-    return Cell(text=column.cell(result, missing=NONE), number=number)
+    return [column._replace(heading=column.heading.replace("vs baseline", together)) for column in columns]
 
 
 def _bars(entry: RankCounts, key: str) -> list[Figure]:
-    """The bytes by kind of collective, and what lived at the peak."""
     step, ranks = entry.counts, counts.ranks(entry)
     drawn = [("messages", "Bytes of collectives in a step, by kind and dtype.", counts.bytes_by_kind(step))]
     if step.memory is not None:
         caption = f"Live tensors at the peak of {amount(step.memory.peak, 'bytes')}, by part."
         drawn.append(("peak", caption, counts.peak_by_part(step.memory)))
     return [
-        Figure(chart=charts.parts(parts, key=f"{key}-{kind}", title=f"{ranks}: {caption}"), caption=caption)
+        Figure(charts.parts(parts, key=f"{key}-{kind}", title=f"{ranks}: {caption}"), caption)
         for kind, caption, amounts in drawn
         if (parts := {part: size for part, size in amounts.items() if size})
     ]
@@ -127,7 +88,7 @@ def _band(result: Measurement) -> Band | None:
     if check is None or not check.baseline or tokens_per_step is None:
         return None
     baseline_s = tokens_per_step / check.baseline
-    band = Band(baseline_s=baseline_s, allowed_s=baseline_s * (1 + TOKENS_PER_S.bound(-check.allowed)))
+    band = Band(baseline_s, baseline_s * (1 + TOKENS_PER_S.bound(-check.allowed)))
     return band if math.isfinite(band.allowed_s) else None
 
 
@@ -138,7 +99,7 @@ def _steps(result: Measurement, band: Band | None, anchor: str) -> list[Figure]:
         if run.step_s:
             title, key = f"Launch {number}: time of each step", f"{anchor}:steps-{number}"
             chart = charts.steps(run, key=key, title=title, range_s=range_s, band=band)
-            figures.append(Figure(chart=chart, caption=_steps_caption(result, number, run, range_s[1])))
+            figures.append(Figure(chart, _steps_caption(result, number, run, range_s[1])))
     return figures
 
 
@@ -179,23 +140,16 @@ def _command(result: Measurement, session: SessionFile) -> str:
     inject = next((run.inject for run in result.runs if run.inject is not None), None)
     if session.arms:
         a, b = session.arms
-        fault = ["--inject", inject] if inject else []
-        tolerance = _own_tolerance(result)
-        return shlex.join(
-            ["perfsuite", "compare", "--against", a.text, "--arm", b.text, *fault, *tolerance, result.case_id]
-        )
-    if result.dry:
-        return shlex.join(
-            ["perfsuite", "dry-run", f"--device={result.runs[-1].machine.device}", result.case_id]
-        )
-    return shlex.join(["pytest", result.nodeid, *([f"--perf-inject={inject}"] if inject else [])])
-
-
-def _own_tolerance(result: Measurement) -> list[str]:
-    """The option by which a comparison was given its tolerance; nothing where it has that of a gate."""
-    check = result.verdict.check(TOKENS_PER_S.name)
-    if check is None or not result.runs:
-        return []
-    if check.allowed == TOKENS_PER_S.bound(TOKENS_PER_S.tolerance(result.runs[0].machine.device)):
-        return []
-    return ["--tolerance", f"{100 * TOKENS_PER_S.bound(-check.allowed):g}%"]
+        words = ["perfsuite", "compare", "--against", a.text, "--arm", b.text]
+        words += ["--inject", inject] if inject else []
+        check = result.verdict.check(TOKENS_PER_S.name)
+        if check is not None and result.runs:
+            of_a_gate = TOKENS_PER_S.bound(TOKENS_PER_S.tolerance(result.runs[0].machine.device))
+            own = f"{100 * TOKENS_PER_S.bound(-check.allowed):g}%"
+            words += ["--tolerance", own] if check.allowed != of_a_gate else []
+        words.append(result.case_id)
+    elif result.dry:
+        words = ["perfsuite", "dry-run", f"--device={result.runs[-1].machine.device}", result.case_id]
+    else:
+        words = ["pytest", result.nodeid, *([f"--perf-inject={inject}"] if inject else [])]
+    return shlex.join(words)

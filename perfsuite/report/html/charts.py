@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from statistics import quantiles
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -36,24 +36,21 @@ upper edge: drawn to scale they would flatten all others."""
 Point = tuple[int, float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figure:
+class Figure(NamedTuple):
     """A chart and what is written under it."""
 
     chart: Markup
     caption: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Band:
+class Band(NamedTuple):
     """The baseline's step time in seconds, and how long a step may take before it counts as slower."""
 
     baseline_s: float
     allowed_s: float
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(NamedTuple):
     """Maps values to pixels."""
 
     low: float
@@ -119,7 +116,9 @@ def steps(run: Run, *, key: str, title: str, range_s: tuple[float, float], band:
         body.append(_rect("band", LEFT, upper, x.end - LEFT, lower - upper))
         body.append(_line("baseline", LEFT, lower, x.end, lower))
     body += [*_axes(x, y, unit), *_curve([step * factor for step in run.step_s], x, y)]
-    body += [_off_scale(x(step), y.end) for step in beyond(run, range_s[1])]
+    for at in map(x, beyond(run, range_s[1])):
+        points = f"{at - 4:.1f},{y.end + 7:.1f} {at + 4:.1f},{y.end + 7:.1f} {at:.1f},{y.end:.1f}"
+        body.append(Markup('<polygon class="off" points="{}"/>').format(points))
     return _image(key, title, _description(run, band), body)
 
 
@@ -227,17 +226,12 @@ def _axes(x: Scale, y: Scale, unit: str = "") -> Iterator[Markup]:
 
 
 def _curve(values: Sequence[float], x: Scale, y: Scale) -> Iterator[Markup]:
-    """A line through the finite points, broken at the others; a lone one is a dot."""
+    """A line through the finite points, broken at the others."""
     for is_finite, group in groupby(thin(values), key=lambda point: math.isfinite(point[1])):
         if is_finite:
             path = [f"{x(at):.1f},{y(value):.1f}" for at, value in group]
-            path = path if len(path) > 1 else path * 2
+            path = path if len(path) > 1 else path * 2  # a lone one is a dot
             yield Markup('<polyline class="line" points="{}"/>').format(" ".join(path))
-
-
-def _off_scale(x: float, y: float) -> Markup:
-    points = f"{x - 4:.1f},{y + 7:.1f} {x + 4:.1f},{y + 7:.1f} {x:.1f},{y:.1f}"
-    return Markup('<polygon class="off" points="{}"/>').format(points)
 
 
 def _rect(kind: str, x: float, y: float, width: float, height: float) -> Markup:

@@ -20,9 +20,9 @@ from markupsafe import Markup
 from perfsuite.report import counts, preflight, summary
 from perfsuite.report.columns import Column, extras, of_cases
 from perfsuite.report.html import tables
-from perfsuite.report.html.case_view import CaseView, case_view, overview
+from perfsuite.report.html.case_view import case_view, overview
 from perfsuite.report.scaling import scalings
-from perfsuite.report.table import Table
+from perfsuite.report.text import Table
 from perfsuite.results.outcome import STYLES, WORST_FIRST
 from perfsuite.results.preflight import Preflight
 from perfsuite.results.session_file import SessionFile
@@ -32,14 +32,19 @@ def render(sessions: Sequence[SessionFile]) -> str:
     """Return the page of one or more sessions."""
     results = [result for session in sessions for result in session.results]
     unit = summary.speed_unit(results)
-    views = _views(sessions, of_cases(results, overview(unit, extras(results))))
+    columns = of_cases(results, overview(unit, extras(results)))
+    views = _views(sessions, columns)
     number_of = Counter(map(summary.verdict, results))
     style, script = _own("report.css"), _own("report.js")
     return rendered(
         "report.html",
         sessions,
         views=views,
-        columns=_columns(views),
+        columns=[
+            heading
+            for heading, _ in columns
+            if any(view["cells"][heading].number is not None for view in views)
+        ],
         unit=unit,
         verdicts=[(verdict, number_of[verdict]) for verdict in WORST_FIRST if number_of[verdict]],
         only_dry=summary.only_dry(results),
@@ -90,7 +95,7 @@ def rendered(
     )
 
 
-def _views(sessions: Sequence[SessionFile], columns: Sequence[Column]) -> list[CaseView]:
+def _views(sessions: Sequence[SessionFile], columns: Sequence[Column]) -> list[dict[str, Any]]:
     """Return every case, the worst first, else in the order they were measured."""
     taken: Counter[str] = Counter()
     views = []
@@ -101,23 +106,13 @@ def _views(sessions: Sequence[SessionFile], columns: Sequence[Column]) -> list[C
             if taken[anchor] > 1:
                 anchor += f":{taken[anchor]}"
             views.append(case_view(result, session, anchor=anchor, columns=columns))
-    return sorted(views, key=lambda view: WORST_FIRST.index(summary.verdict(view.result)))
-
-
-def _columns(views: Sequence[CaseView]) -> list[str]:
-    """The headings of the overview: those for which any case has a figure."""
-    headings = views[0].cells if views else ()
-    return [heading for heading in headings if any(view.cells[heading].number is not None for view in views)]
+    return sorted(views, key=lambda view: WORST_FIRST.index(summary.verdict(view["result"])))
 
 
 def _preflight(found: Preflight) -> tuple[str, list[Table], list[str]]:
-    gpus = tables.gpus(
-        [(node.name, node.health) for node in found.nodes if node.health is not None],
-        of="node",
-        caption="Each GPU meanwhile: clocks are medians, power is the mean, temperature the highest.",
-    )
-    shown = [preflight.table(found), *([gpus] if gpus else [])]
-    return preflight.title(found), shown, preflight.notes(found)
+    seen = [(node.name, node.health) for node in found.nodes if node.health is not None]
+    shown = [preflight.table(found), tables.gpus(seen, of="node", when="meanwhile")]
+    return preflight.title(found), [table for table in shown if table], preflight.notes(found)
 
 
 def _own(name: str) -> str:

@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from perfsuite.analysis.health import BAD_REASONS
 from perfsuite.report.html import charts
-from perfsuite.report.table import NONE, Table
-from perfsuite.report.text import between, detectable, percent, value, written
+from perfsuite.report.text import NONE, Table, between, detectable, percent, value, written
 from perfsuite.results.amounts import amount, duration
 from perfsuite.results.metric import (
     CPU_S_PER_STEP,
@@ -64,7 +63,7 @@ def checks(result: Measurement, anchor: str) -> Table:
 
 def launches(result: Measurement, runs: Sequence[Run]) -> Table:
     """Return the table of the launches of a case, or of its arm A: their figures, and whether they count."""
-    extra = extra_metrics(run.figures for run in runs)
+    extra, set_aside = extra_metrics(run.figures for run in runs), result.verdict.unhealthy_launches
     rows = [
         (
             str(number),
@@ -75,7 +74,7 @@ def launches(result: Measurement, runs: Sequence[Run]) -> Table:
             *_memory(run.memory),
             *(_figure(metric, run) for metric in extra),
             f"{run.duration_s:,.0f} s",
-            _launch_state(result, number, run),
+            f"no: {run.failure.kind}" if run.failure else "no: set aside" if number in set_aside else "yes",
         )
         for number, run in enumerate(runs, 1)
     ]
@@ -97,12 +96,6 @@ def _figure(metric: Metric, run: Run) -> str:
     return _known(metric.of(run.figures), lambda figure: value(metric, figure))
 
 
-def _launch_state(result: Measurement, number: int, run: Run) -> str:
-    if run.failure is not None:
-        return f"no: {run.failure.kind}"
-    return "no: set aside" if number in result.verdict.unhealthy_launches else "yes"
-
-
 def _memory(ranks: Sequence[Memory]) -> tuple[str, str, str, str]:
     if not ranks:
         return NONE, NONE, NONE, NONE
@@ -119,27 +112,22 @@ def _memory(ranks: Sequence[Memory]) -> tuple[str, str, str, str]:
 
 def health(runs: Sequence[Run]) -> list[Table]:
     """Return the tables of GPUs and cores while steps were made; empty where nothing was sampled."""
-    seen = [each for number, run in enumerate(runs, 1) for each in _healths(number, run)]
-    caption = (
-        "Each GPU while steps were made: clocks are medians, power is the mean, temperature the highest."
-    )
+    healths: list[tuple[str, Health | None]] = []
+    for number, run in enumerate(runs, 1):
+        of_nodes = [(f"{number}, {node.name}", node.health) for node in run.nodes]
+        healths += of_nodes or [(str(number), run.health)]
+    seen = [(name, health) for name, health in healths if health is not None]
     cores = Table(
         caption="The cores while steps were made; shares are of all cores that the job may use.",
         headers=("launch", "job", "others", "steal", "load average", "pressure", "samples", "over"),
         rows=[(number, *_cores(health)) for number, health in seen],
     )
-    return [table for table in (gpus(seen, of="launch", caption=caption), cores) if table]
+    return [table for table in (gpus(seen, of="launch", when="while steps were made"), cores) if table]
 
 
-def _healths(number: int, run: Run) -> list[tuple[str, Health]]:
-    """What was seen of each machine of a launch, with how a row names it."""
-    of_nodes = [(f"{number}, {node.name}", node.health) for node in run.nodes]
-    machines = of_nodes or [(str(number), run.health)]
-    return [(name, health) for name, health in machines if health is not None]
-
-
-def gpus(seen: Sequence[tuple[str, Health]], *, of: str, caption: str) -> Table:
+def gpus(seen: Sequence[tuple[str, Health]], *, of: str, when: str) -> Table:
     """Return the table of all GPUs, each behind its launch or node."""
+    caption = f"Each GPU {when}: clocks are medians, power is the mean, temperature the highest."
     rows = [(name, *_device(device)) for name, health in seen for device in health.devices]
     headers = (
         *(of, "GPU", "SM clock", "lowest", "power", "energy", "temperature"),

@@ -14,12 +14,13 @@ from asv.benchmarks import Benchmarks
 from asv.config import Config
 from asv.results import Results, iter_results
 
+from perfsuite import git
 from perfsuite.case.model import Model
 from perfsuite.errors import FileError, GitError
 from perfsuite.frameworks.fsdp import FSDP
 from perfsuite.history import store
 from perfsuite.history.asv import export as asv_export
-from perfsuite.history.asv.export import Exported, Source, export
+from perfsuite.history.asv.export import Exported, export
 from perfsuite.history.asv.results import COLUMNS, METRICS
 from tests.samples import IMAGES, make_case, make_machine
 from tests.synthetic import BEGIN, TOKENS_PER_STEP, Level, make_repository, write_history
@@ -58,7 +59,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def exported(kept: Path, out: Path, repo: Path) -> Exported:
-    return export(Source(history=kept, repo=repo), out)
+    return export(kept, repo, out)
 
 
 def configuration(out: Path) -> Config:
@@ -82,8 +83,9 @@ def files(out: Path) -> dict[Path, int]:
 
 
 def test_asv_reads_every_commit_of_every_hardware_class(
-    exported: Exported, out: Path, commits: list[str]
+    kept: Path, out: Path, repo: Path, commits: list[str]
 ) -> None:
+    exported = export(kept, repo, out, commit_url="https://example.org/commit/")
     assert exported == Exported(written=8, unchanged=0, removed=0, commits=frozenset(commits), unplaced={})
     results = list(iter_results(str(out / "results")))
     assert {(r.params["machine"], r.commit_hash) for r in results} == {
@@ -92,6 +94,10 @@ def test_asv_reads_every_commit_of_every_hardware_class(
     assert all(r.params.keys() == {"machine"} for r in results)
     assert load(out, commits[1]).date - load(out, commits[0]).date == 86_400_000
     assert all(json.loads(file.read_text()) for file in out.rglob("*.json"))
+    conf = configuration(out)
+    assert sorted(conf.regressions_thresholds.values()) == [0.01, 0.03], "the gate's tolerances"
+    assert list(conf.regressions_first_commits.values()) == [None]
+    assert (conf.branches, conf.show_commit_url) == (["main"], "https://example.org/commit/")
 
 
 @pytest.mark.usefixtures("exported")
@@ -115,7 +121,7 @@ def test_a_case_that_counts_samples_has_seconds_per_sample(
     out: Path, repo: Path, commits: list[str], tmp_path: Path
 ) -> None:
     write_history(tmp_path / "images", commits, [IMAGES, CASES[0]])
-    export(Source(history=tmp_path / "images", repo=repo), out)
+    export(tmp_path / "images", repo, out)
     benchmarks = set(Benchmarks.load(configuration(out)))
     of_images = {name.rpartition(".")[2] for name in benchmarks if name.startswith("resnet.")}
     assert of_images == {"seconds_per_sample", "seconds_per_step", "peak_memory"}
@@ -128,7 +134,7 @@ def test_values_are_medians_of_launches_and_combinations_that_nobody_ran_are_mis
 ) -> None:
     benchmarks = Benchmarks.load(configuration(out))
     result = load(out, commits[0])
-    night = store.places(kept, hardware_class=H100)[0].read()
+    night = store.places(kept, hardware_class=H100)[0].read(store.read_cases(kept))
     launches = [each.step_s_p50 for each in night.results]
     for metric, scale in (("seconds_per_step", 1), ("seconds_per_token", TOKENS_PER_STEP)):
         name = f"{GPT2}.{metric}"
@@ -151,53 +157,32 @@ def test_error_bars_are_the_noise_between_launches_of_the_whole_night(
     tmp_path: Path, out: Path, repo: Path, commits: list[str]
 ) -> None:
     many = [make_case(hardware="h100", micro_batch=n) for n in range(1, 101)]
-    write_history(tmp_path / "history", commits, many, noise=0.01, launches=3)
-    export(Source(history=tmp_path / "history", repo=repo), out)
-    stats = statistics(out, commits[0], "seconds_per_step")
+    write_history(tmp_path / "history", commits[1:], many, noise=0.01, launches=3)
+    write_history(tmp_path / "history", commits[:1], CASES[:1], launches=1)
+    export(tmp_path / "history", repo, out)
+    stats = statistics(out, commits[1], "seconds_per_step")
     half = math.log(stats["ci_99_b"] / stats["ci_99_a"]) / 2
     assert half == pytest.approx(2.576 * 0.01 / math.sqrt(3), rel=0.15)
     assert stats["ci_99_a"] < stats["q_25"] < stats["q_75"] < stats["ci_99_b"]
     assert (stats["number"], stats["repeat"]) == (1, 3)
-    memory = statistics(out, commits[0], "peak_memory")
+    memory = statistics(out, commits[1], "peak_memory")
     assert memory["ci_99_a"] == memory["ci_99_b"] == 2e10 / 2**20
 
 
-def test_one_launch_of_one_case_knows_no_noise(
-    tmp_path: Path, out: Path, repo: Path, commits: list[str]
+def test_sessions_of_one_commit_are_pooled_and_began_with_the_newest(
+    kept: Path, out: Path, repo: Path, commits: list[str]
 ) -> None:
-    write_history(tmp_path / "history", commits[:1], CASES[:1], launches=1)
-    export(Source(history=tmp_path / "history", repo=repo), out)
-    stats = statistics(out, commits[0], "seconds_per_step")
-    assert (stats["ci_99_a"], stats["ci_99_b"]) == (-math.inf, math.inf)
-    assert stats["q_25"] == stats["q_75"]
-
-
-def test_sessions_of_one_commit_are_pooled(kept: Path, out: Path, repo: Path, commits: list[str]) -> None:
     write_history(kept, commits[:1], CASES[:1], lambda case, night: Level(step_s=3), first=100, launches=4)
-    export(Source(history=kept, repo=repo), out)
+    export(kept, repo, out)
     result = load(out, commits[0])
     params = result.get_result_params(f"{GPT2}.seconds_per_step")
     [first, second, *_] = result.get_result_samples(f"{GPT2}.seconds_per_step", params)
     assert (len(first), len(second)) == (7, 3)
     assert result.get_result_value(f"{GPT2}.seconds_per_step", params)[0] == median(first)
     assert statistics(out, commits[0], "seconds_per_step")["repeat"] == 7
-
-
-def test_what_counts_as_a_regression_is_the_gates_tolerance(kept: Path, out: Path, repo: Path) -> None:
-    export(Source(history=kept, repo=repo, commit_url="https://example.org/commit/"), out)
-    conf = configuration(out)
-    assert sorted(conf.regressions_thresholds.values()) == [0.01, 0.03]
-    assert list(conf.regressions_first_commits.values()) == [None]
-    assert (conf.branches, conf.show_commit_url) == (["main"], "https://example.org/commit/")
-
-
-def test_a_night_began_with_its_newest_session(kept: Path, out: Path, repo: Path, commits: list[str]) -> None:
-    """asv shows it. Sessions of one commit are pooled; write_history begins at 03:00 UTC."""
-    write_history(kept, commits[:1], CASES[:1], first=40)
-    export(Source(history=kept, repo=repo), out)
     [file] = (out / "results" / H100).glob(f"{commits[0]}-*.json")
-    [pooled] = {row[COLUMNS.index("started_at")] for row in json.loads(file.read_text())["results"].values()}
-    assert pooled == 1000 * (BEGIN + timedelta(days=40, hours=3)).timestamp()
+    [began] = {row[COLUMNS.index("started_at")] for row in json.loads(file.read_text())["results"].values()}
+    assert began == 1000 * (BEGIN + timedelta(days=100, hours=3)).timestamp()  # 03:00 UTC: write_history
 
 
 @pytest.mark.usefixtures("exported")
@@ -227,7 +212,7 @@ def test_another_night_writes_only_its_own_files(
 ) -> None:
     before = files(out)
     write_history(kept, commits[3:], [make_case(hardware="h100", micro_batch=32)], first=50)
-    again = export(Source(history=kept, repo=repo), out)
+    again = export(kept, repo, out)
     assert (again.written, again.unchanged, again.removed) == (1, 7, 1)
     assert len(files(out).items() & before.items()) == 7 + 2  # machine.json, too
     benchmarks = Benchmarks.load(configuration(out))
@@ -241,8 +226,8 @@ def test_an_export_that_was_cut_short_is_done_anew(
     with monkeypatch.context() as patch:
         patch.setattr(asv_export, "_listed", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            export(Source(history=kept, repo=repo), out)
-    assert export(Source(history=kept, repo=repo), out).unchanged == 0
+            export(kept, repo, out)
+    assert export(kept, repo, out).unchanged == 0
     assert len(Benchmarks.load(configuration(out))) == 6
 
 
@@ -252,13 +237,12 @@ def test_an_export_that_was_cut_short_is_done_anew(
 def test_commits_off_the_branch_or_unknown_are_named(
     kept: Path, out: Path, repo: Path, commits: list[str]
 ) -> None:
-    git = ["git", "-C", str(repo), "-c", "user.name=Ada", "-c", "user.email=a@example.org"]
-    subprocess.run([*git, "checkout", "-q", "-b", "side"], check=True)
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "aside"], check=True)
-    done = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
-    aside, unknown = done.stdout.strip(), "f" * 40
+    author = ("-c", "user.name=Ada", "-c", "user.email=a@example.org")
+    git.git("checkout", "-q", "-b", "side", cwd=repo)
+    git.git(*author, "commit", "-q", "--allow-empty", "-m", "aside", cwd=repo)
+    aside, unknown = git.git("rev-parse", "HEAD", cwd=repo).strip(), "f" * 40
     write_history(kept, [aside, unknown], CASES[:1], first=20)
-    exported = export(Source(history=kept, repo=repo, branch="main"), out)
+    exported = export(kept, repo, out, branch="main")
     assert exported.unplaced == {
         aside: "not on main itself (git log --first-parent)",
         unknown: f"not in {repo}",
@@ -267,39 +251,23 @@ def test_commits_off_the_branch_or_unknown_are_named(
     assert {r.commit_hash for r in iter_results(str(out / "results"))} == set(commits)
 
 
-def test_a_shallow_clone_is_refused(kept: Path, out: Path, repo: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_exported_is_an_error(kept: Path, out: Path, repo: Path, tmp_path: Path) -> None:
     shallow = tmp_path / "shallow"
     subprocess.run(["git", "clone", "-q", "--depth", "1", repo.as_uri(), str(shallow)], check=True)
     with pytest.raises(GitError, match=r"shallow clone, which lacks .*\(3\)\. .* git fetch --unshallow"):
-        export(Source(history=kept, repo=shallow), out)
-
-
-def test_a_history_without_any_commit_of_the_branch_is_an_error(
-    tmp_path: Path, out: Path, repo: Path, commits: list[str]
-) -> None:
+        export(kept, shallow, out)
+    with pytest.raises(GitError, match="rev-parse"):
+        export(kept, tmp_path, out)
     write_history(tmp_path / "other", ["f" * 40], CASES)
-    with pytest.raises(FileError, match=r"holds no session of a commit on main of .*: nothing to export"):
-        export(Source(history=tmp_path / "other", repo=repo), out)
-
-
-def test_a_directory_with_other_things_in_it_is_not_touched(kept: Path, out: Path, repo: Path) -> None:
-    out.mkdir()
-    (out / "thesis.tex").touch()
-    with pytest.raises(FileError, match=r"out is not empty and holds no export\. Give a directory of its"):
-        export(Source(history=kept, repo=repo), out)
-
-
-def test_models_that_are_one_name_to_asv_are_an_error(
-    tmp_path: Path, out: Path, repo: Path, commits: list[str]
-) -> None:
+    with pytest.raises(FileError, match=r"holds no session of a commit on main of .*"):
+        export(tmp_path / "other", repo, out)
     tiny = make_case().model
     assert isinstance(tiny, Model)
     both = [make_case(hardware="h100", model=tiny.replace(name=name)) for name in ("tiny.1", "tiny_1")]
-    write_history(tmp_path / "history", commits, both)
+    write_history(tmp_path / "twins", list(git.dates(repo, "main")), both)
     with pytest.raises(FileError, match=r"models 'tiny.1' and 'tiny_1' are one name to asv: 'tiny_1'\. R"):
-        export(Source(history=tmp_path / "history", repo=repo), out)
-
-
-def test_a_repository_that_is_none_is_an_error(kept: Path, out: Path, tmp_path: Path) -> None:
-    with pytest.raises(GitError, match="rev-parse"):
-        export(Source(history=kept, repo=tmp_path), out)
+        export(tmp_path / "twins", repo, out)
+    out.mkdir()
+    (out / "thesis.tex").touch()
+    with pytest.raises(FileError, match=r"out is not empty and holds no export\. Give a directory of its"):
+        export(kept, repo, out)

@@ -8,8 +8,7 @@ from typer.testing import CliRunner
 
 from perfsuite.cli import app as cli
 from perfsuite.errors import PublishError
-from perfsuite.history.asv.export import Source, export
-from perfsuite.history.asv.pages import publish
+from perfsuite.history.asv.export import export, publish
 from tests.samples import make_case
 from tests.synthetic import Level, make_repository, write_history
 
@@ -88,7 +87,7 @@ def test_what_asv_says_is_in_the_error(tmp_path: Path) -> None:
 def test_publish_names_what_it_leaves_out(tmp_path: Path) -> None:
     commits = make_repository(tmp_path / "repo", 3)
     write_history(tmp_path / "history", [*commits, "f" * 40], CASES[:1])
-    exported = export(Source(history=tmp_path / "history", repo=tmp_path / "repo"), tmp_path / "out")
+    exported = export(tmp_path / "history", tmp_path / "repo", tmp_path / "out")
     assert len(exported.unplaced) == 1
     result = CliRunner().invoke(
         cli.app,

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import tests.browser
-from perfsuite.history.asv.export import Source, export
-from perfsuite.history.asv.pages import publish
+from perfsuite.history.asv.export import export, publish
 from tests.browser import Browser, served
 from tests.history.asv.local_scripts import use_local_scripts
 from tests.samples import make_case
@@ -47,7 +46,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         CASES,
         lambda case, night: Level(step_s=1.1 if case == 0 and night >= 15 else 1),
     )
-    exported = export(Source(history=root / "history", repo=root / "repo"), root / "out")
+    exported = export(root / "history", root / "repo", root / "out")
     pages = publish(root / "out", commits=exported.commits)
     use_local_scripts(pages)
     with served(pages) as url:

@@ -17,9 +17,11 @@ def column(name: str, rows: dict[str, list[Any]], benchmark: str = "m.1x8.bf16.s
     return rows[benchmark][COLUMNS.index(name)]
 
 
-def of_one_case(*step_s: float, memory: tuple[float, ...] = ()) -> dict[str, list[Any]]:
-    by_metric = {"seconds_per_step": step_s, "seconds_per_token": (), "peak_memory": memory}
-    return results({SLOT: by_metric}, 5)
+def of_cases(launches: dict[Slot, list[float]], metric: str = "seconds_per_step") -> dict[str, list[Any]]:
+    groups: dict[str, dict[tuple[str, ...], list[float]]] = {}
+    for (group, values), figures in launches.items():
+        groups.setdefault(group, {})[values] = figures
+    return results({metric: groups}, 5)
 
 
 def test_a_slot_follows_from_the_case_alone() -> None:
@@ -78,17 +80,17 @@ def test_costs_of_a_result() -> None:
 def test_median_and_quartiles(
     step_s: tuple[float, ...], quarter: float, middle: float, three_quarters: float
 ) -> None:
-    rows = of_one_case(*step_s)
+    rows = of_cases({SLOT: list(step_s)})
     assert column("result", rows) == [middle]
     assert column("stats_q_25", rows) == [quarter]
     assert column("stats_q_75", rows) == [three_quarters]
     assert (column("stats_number", rows), column("stats_repeat", rows)) == ([1], [len(step_s)])
-    assert column("samples", rows) == [step_s]
+    assert column("samples", rows) == [list(step_s)]
     assert column("started_at", rows) == 5
 
 
 def test_the_interval_of_memory_is_what_was_seen() -> None:
-    rows = of_one_case(1.0, memory=(8.0, 7.0, 7.0))
+    rows = of_cases({SLOT: [8.0, 7.0, 7.0]}, "peak_memory")
     assert column("stats_ci_99_a", rows, "m.1x8.bf16.peak_memory") == [7.0]
     assert column("stats_ci_99_b", rows, "m.1x8.bf16.peak_memory") == [8.0]
 
@@ -97,11 +99,7 @@ def test_the_interval_of_times_is_pooled_over_all_cases() -> None:
     """Two cases differ by a hundred times and have the same relative noise."""
     one = [1.0, 1.01, 0.99, 1.02]
     other = Slot("m.1x8.fp32", SLOT.values)
-    launches = {
-        where: {"seconds_per_step": [scale * x for x in one], "seconds_per_token": [], "peak_memory": []}
-        for where, scale in ((SLOT, 1), (other, 100))
-    }
-    rows = results(launches, 0)
+    rows = of_cases({SLOT: one, other: [100 * x for x in one]})
     names = [f"{each.group}.seconds_per_step" for each in (SLOT, other)]
     lows, highs = (
         [column(end, rows, name)[0] for name in names] for end in ("stats_ci_99_a", "stats_ci_99_b")
@@ -110,15 +108,13 @@ def test_the_interval_of_times_is_pooled_over_all_cases() -> None:
     assert 1.03 < highs[0] / lows[0] < 1.1
 
 
-def test_one_launch_has_no_interval_and_what_nobody_measured_has_no_row() -> None:
-    assert list(of_one_case(1.0)) == ["m.1x8.bf16.seconds_per_step"]
-    assert column("stats_ci_99_b", of_one_case(1.0)) == [math.inf]
+def test_one_launch_has_no_interval() -> None:
+    assert column("stats_ci_99_b", of_cases({SLOT: [1.0]})) == [math.inf]
 
 
 def test_combinations_that_nobody_ran_are_none() -> None:
     far = Slot(SLOT.group, ("fsdp2", "4096", "2", "1", "default"))
-    by_metric = {"seconds_per_step": [1.0], "seconds_per_token": [], "peak_memory": []}
-    rows = results({SLOT: by_metric, far: by_metric}, 0)
+    rows = of_cases({SLOT: [1.0], far: [1.0]})
     assert column("params", rows) == [["ddp", "fsdp2"], ["4096"], ["1", "2"], ["1"], ["default"]]
     assert column("result", rows) == [1.0, None, None, 1.0]
     assert column("stats_repeat", rows) == [1, None, None, 1]

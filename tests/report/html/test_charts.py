@@ -43,11 +43,6 @@ def step_chart(step_s: tuple[float, ...], window: tuple[int, int], band: Band | 
 # Thinning
 
 
-def test_a_short_series_is_drawn_whole() -> None:
-    values = [float(value) for value in range(2 * BUCKETS)]
-    assert thin(values) == list(enumerate(values))
-
-
 @deterministic
 @given(
     st.integers(2 * BUCKETS + 1, 5000),
@@ -65,7 +60,9 @@ def test_thinning_keeps_every_lone_stall_and_the_order(count: int, stalls: list[
     assert min(values) in [value for _, value in kept]
 
 
-def test_thinning_is_not_led_astray_by_nan() -> None:
+def test_only_a_long_series_is_thinned_which_nan_does_not_lead_astray() -> None:
+    short = [float(value) for value in range(2 * BUCKETS)]
+    assert thin(short) == list(enumerate(short))
     values = [math.nan if step % 2 else 1.0 + step for step in range(1000)]
     assert max(value for _, value in thin(values)) == 999.0
     assert all(math.isnan(value) for _, value in thin([math.nan] * 1000))
@@ -76,19 +73,15 @@ def test_thinning_is_not_led_astray_by_nan() -> None:
 
 @deterministic
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
-def test_ticks_are_few_and_on_the_scale(low: float, span: float) -> None:
-    scale = Scale(low=low, high=low + span, start=0, end=100)
+def test_ticks_are_few_and_on_the_scale_and_values_off_it_are_at_its_edge(low: float, span: float) -> None:
+    scale = Scale(low=low, high=low + span, start=100, end=0)
     if scale.high - scale.low < 1e-9 * abs(low):
         return  # not apart as floats
     ticks = scale.ticks()
     assert 1 <= len(ticks) <= 6
     slack = 1e-6 * span + 1e-9
     assert low - slack <= ticks[0] <= ticks[-1] <= low + span + slack
-
-
-def test_a_value_off_the_scale_is_at_its_edge() -> None:
-    scale = Scale(low=0, high=10, start=100, end=0)
-    assert [scale(value) for value in (-5, 0, 5, 10, 50)] == [100, 100, 50, 0, 0]
+    assert [scale(value) for value in (low - span, low, low + span, low + 3 * span)] == [100, 100, 0, 0]
 
 
 # Steps
@@ -117,19 +110,15 @@ def test_a_measured_stall_off_the_scale_is_marked_and_does_not_flatten_the_rest(
     assert parts(step_chart((9.0, 3.0, *[0.1] * 40), (2, 42)), "off") == []
 
 
-def test_a_launch_without_a_window_shows_what_there_is() -> None:
-    svg = step_chart((0.1,) * 30 + (5.0,), (0, 0), band=None)
-    assert parts(svg, "window") == parts(svg, "band") == []
-    assert len(parts(svg, "off")) == 1
-
-
-def test_window_and_band_stand_where_they_are() -> None:
+def test_window_and_band_stand_where_they_are_and_without_a_window_there_is_what_there_is() -> None:
     svg = step_chart((0.1,) * 101, (50, 101))
     [window], [band], [baseline] = (parts(svg, kind) for kind in ("window", "band", "baseline"))
     middle = charts.LEFT + (charts.WIDTH - charts.LEFT - charts.RIGHT) / 2
     assert float(window["x"]) == pytest.approx(middle)
     assert float(band["y"]) + float(band["height"]) == pytest.approx(float(baseline["y1"]), abs=0.2)
     assert float(band["height"]) > 0
+    bare = step_chart((0.1,) * 30 + (5.0,), (0, 0), band=None)
+    assert [len(parts(bare, kind)) for kind in ("window", "band", "off")] == [0, 0, 1]
 
 
 @pytest.mark.parametrize("step_s", [(math.nan,) * 5, (0.0,) * 5, (math.inf, 0.1, 0.1, math.nan, 0.1), (0.1,)])
@@ -150,14 +139,9 @@ def test_losses_are_told_launch_by_launch() -> None:
     assert svg is not None
     assert told(svg)[1] == "launch 1: from 3.0000 to 2.0000; launch 3: from 3.0000 to 0.5000."
     assert len(parts(svg, "line")) == 3  # the second curve in two pieces
-
-
-@pytest.mark.parametrize(
-    ("loss", "drawn"),
-    [((), False), ((math.nan, math.inf), False), ((0.0, 0.0), True), ((1e30, 1e30), True), ((2.0,), True)],
-)
-def test_a_flat_loss_is_drawn_and_none_is_not(loss: tuple[float, ...], drawn: bool) -> None:
-    assert (charts.losses([make_run(loss=loss)], key="k") is not None) is drawn
+    drawn = {(): False, (math.nan, math.inf): False, (0.0, 0.0): True, (1e30, 1e30): True, (2.0,): True}
+    for loss, is_drawn in drawn.items():
+        assert (charts.losses([make_run(loss=loss)], key="k") is not None) is is_drawn
 
 
 # Intervals and bars
@@ -194,20 +178,14 @@ def test_an_interval_is_drawn_in_order_and_told() -> None:
     assert sorted(map(float, places)) == list(map(float, places))
 
 
-def test_more_memory_is_drawn_on_the_other_side_than_fewer_tokens() -> None:
+def test_more_memory_is_drawn_on_the_other_side_and_what_has_no_end_reaches_the_edges() -> None:
     svg = interval(metric="peak_memory_bytes", unit="bytes", change=0.1, interval=None)
     [zero], [allowed], [dot] = (parts(svg, kind) for kind in ("axis", "allowed", "estimate"))
     assert float(zero["x1"]) < float(allowed["x1"]) < float(dot["cx"])
-
-
-def test_an_interval_without_end_reaches_the_edges() -> None:
     [bar] = parts(interval(interval=(-1.0, math.inf)), "interval")
     assert (float(bar["x1"]), float(bar["x2"])) == (6, 174)
-
-
-@pytest.mark.parametrize("change", [None, math.nan])
-def test_what_was_not_compared_has_no_interval(change: float | None) -> None:
-    assert charts.interval(make_check(change=change, interval=None), key="k") is None
+    for change in (None, math.nan):
+        assert charts.interval(make_check(change=change, interval=None), key="k") is None
 
 
 def test_parts_are_as_long_as_their_bytes_and_named() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 import perfsuite
 from perfsuite.report import markdown
-from perfsuite.report.dry_facts import lines
+from perfsuite.report.explained import prediction
 from perfsuite.report.html.page import render
-from perfsuite.report.table import NONE
+from perfsuite.report.text import NONE
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.metric import GATED
 from perfsuite.results.outcome import WORST_FIRST
@@ -34,7 +34,7 @@ from tests.counted import (
     make_finding,
     make_memory,
 )
-from tests.report.test_dry_facts import FIT, limit
+from tests.report.test_explained import FIT, limit
 from tests.report.test_preflight import FOUND
 from tests.samples import (
     ARMS,
@@ -100,14 +100,10 @@ def make_evil() -> SessionFile:
     counts = make_entries(evil_counts)
     run = now().replace(notes=(EVIL,), observed=observed, started_at=EVIL, counts=counts)
     good = make_result(run, case_id=EVIL, nodeid=EVIL, directory=EVIL, baseline_file=EVIL)
+    finding = make_finding(field=EVIL, ranks=EVIL, sentence=EVIL)
     verdict = good.verdict.replace(
         explained=EVIL,
-        counts=make_check(
-            make_finding(field=EVIL, ranks=EVIL, sentence=EVIL),
-            unsteady=(EVIL,),
-            notes=(EVIL,),
-            baseline_file=EVIL,
-        ),
+        counts=make_check(finding, unsteady=(EVIL,), notes=(EVIL,), baseline_file=EVIL),
         changed=(EVIL,),
         checks=tuple(check.replace(label=EVIL, note=EVIL) for check in good.verdict.checks),
     )
@@ -149,9 +145,11 @@ def test_the_page_fits_together_and_ids_are_unique(page: str) -> None:
     parsed = Page(page)
     assert len(parsed.ids) == len(set(parsed.ids))
     targets = {attrs["href"] for tag, attrs in parsed.elements if tag == "a"}
-    assert {target[1:] for target in targets if target} <= set(parsed.ids)
     told = {key for _, attrs in parsed.elements for key in (attrs.get("aria-labelledby") or "").split()}
-    assert told <= set(parsed.ids)
+    assert {target[1:] for target in targets if target} | told <= set(parsed.ids)
+    style = (Path(perfsuite.__file__).parent / "report" / "html" / "templates" / "report.css").read_text()
+    for verdict in WORST_FIRST:
+        assert re.search(rf"\.{verdict.replace(' ', '-')}\b[^{{]*{{ color", style)
 
 
 def test_verdicts_come_first_and_the_worst_before_all(page: str) -> None:
@@ -163,13 +161,14 @@ def test_verdicts_come_first_and_the_worst_before_all(page: str) -> None:
     assert parsed.said("h1") == [told]
 
 
-def test_what_the_gate_is_blind_to_is_marked_in_the_overview() -> None:
+def test_what_the_gate_is_blind_to_and_what_others_disturbed_is_marked_in_the_overview() -> None:
     page = of(make_gpu_result(2), make_blind(make_gpu_result(2)))
     assert Page(page).said("h1") == ["2 passed (1 blind), 3 skipped"]
     sharp, blind = re.findall(r'<tr data-case.*?data-verdict="passed">.*?</tr>', page, re.DOTALL)
     assert "blind" not in sharp
     assert '<span class="badge blind">blind</span>' in blind
     assert '<td class="why">blind to changes of tokens/s below 32.4%</td>' in blind
+    assert of(make_shared()).count('<span class="badge shared">shared</span>') == 1
 
 
 def test_the_page_of_a_case_that_counts_samples_speaks_of_no_tokens() -> None:
@@ -181,11 +180,6 @@ def test_the_page_of_a_case_that_counts_samples_speaks_of_no_tokens() -> None:
     assert "1,234 samples/s" in both.said("td")
 
 
-def test_what_others_disturbed_is_marked_in_the_overview() -> None:
-    page = of(make_shared())
-    assert page.count('<span class="badge shared">shared</span>') == 1
-
-
 def test_what_needs_attention_is_unfolded(page: str) -> None:
     folds = r'<section class="case".*?<details( open)?>\s*<summary>.*?"badge (\w+)"'
     folded = {outcome for is_open, outcome in re.findall(folds, page, re.DOTALL) if not is_open}
@@ -193,15 +187,12 @@ def test_what_needs_attention_is_unfolded(page: str) -> None:
     assert (opened, folded) == ({"failed", "regressed", "unhealthy", "improved"}, {"recorded", "passed"})
 
 
-def test_it_asks_for_nothing_from_elsewhere(page: str) -> None:
+def test_it_asks_for_nothing_from_elsewhere_and_allows_only_its_own_script_and_style(page: str) -> None:
     for tag, attrs in Page(page).elements:
         assert tag not in ("img", "iframe", "object", "embed")
         for name in ("src", "srcset", "action", "style") + (("href",) if tag == "link" else ()):
             assert (attrs.get(name) or "data:").startswith("data:")
     assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest", page)
-
-
-def test_its_policy_allows_its_own_script_and_style_and_nothing_else(page: str) -> None:
     [policy] = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
     allowed = dict(part.split(" ", 1) for part in policy.replace("&#39;", "'").split("; "))
     assert (allowed["default-src"], allowed["img-src"]) == ("'none'", "data:")
@@ -221,15 +212,12 @@ def test_markup_in_data_stays_text() -> None:
     assert len(parsed.ids) == len(set(parsed.ids))
 
 
-def test_every_chart_has_a_title_and_a_description(page: str) -> None:
+def test_every_chart_has_a_title_and_a_description_and_every_table_a_caption(page: str) -> None:
     parsed = Page(page)
     charts = [attrs for tag, attrs in parsed.elements if tag == "svg"]
     assert len(charts) > 50
     assert all(attrs["role"] == "img" and attrs["aria-labelledby"] for attrs in charts)
     assert len(parsed.said("desc")) == len(charts)
-
-
-def test_every_table_has_a_caption_and_headings(page: str) -> None:
     for table in re.findall(r"<table.*?</table>", page, re.DOTALL):
         assert re.search(r"<caption><span>\S", table)
         assert '<th scope="col"' in table
@@ -246,32 +234,26 @@ def test_a_case_tells_all_there_is(page: str) -> None:
     assert "torch: 2.12.1 -&gt; 2.13.0" in part
     assert part.count('<svg class="chart"') == 3 + 1 + len(GATED) + 2
     assert said.said("pre")[0].startswith("pytest 'bench_cases/test_llama.py::test_llama[fake-gpt2-xl")
-
-
-@pytest.mark.parametrize(
-    ("reasons", "heading"), [(("launch 1 set aside: x",), "Launches set aside"), (("a", "b"), "Why")]
-)
-def test_reasons_stand_under_what_they_are(reasons: tuple[str, ...], heading: str) -> None:
-    result = make_gpu_result(2)
-    verdict = result.verdict.replace(reasons=reasons, unhealthy_launches=(1,))
-    assert heading in parsed(result.replace(verdict=verdict)).said("h4")
+    crashed = section(page, "fake-llama-3.2-1b-s256-b1-")
+    assert ("crash: NCCL error" in crashed, "Changed since the baseline" in crashed) == (True, False)
+    never = of(never_run())
+    assert ("no baseline on cpu-test-2c" in never, "Counts of a step" in never) == (True, False)
+    nothing = render([make_session(0)])
+    told = ("Nothing was measured." in nothing, "3 skipped" in nothing, 'id="overview"' in nothing)
+    assert told == (True, True, False)
 
 
 def test_what_compares_says_if_nothing_changed_and_if_charts_are_not_corrected() -> None:
     result = make_gpu_result(2)
-    verdict = result.verdict.replace(changed=())
+    verdict = result.verdict.replace(changed=(), unhealthy_launches=(1,))
+    for reasons, heading in ((("launch 1 set aside: x",), "Launches set aside"), (("a", "b"), "Why")):
+        assert heading in parsed(result.replace(verdict=verdict.replace(reasons=reasons))).said("h4")
     plain = of(result.replace(verdict=verdict))
     assert "Nothing that the workers observed in their environment." in plain
     corrected = "the verdict also corrects for the machine"
     assert corrected not in plain
     checks = tuple(check.replace(probe_exponent=0.8) for check in verdict.checks)
     assert corrected in of(result.replace(verdict=verdict.replace(checks=checks)))
-
-
-def test_no_claim_about_changes_where_nothing_was_compared(page: str) -> None:
-    part = section(page, "fake-llama-3.2-1b-s256-b1-")
-    assert "crash: NCCL error" in part
-    assert "Changed since the baseline" not in part
 
 
 def test_several_sessions_on_one_page() -> None:
@@ -286,57 +268,29 @@ def test_several_sessions_on_one_page() -> None:
     assert page.count(':2"') > 0
 
 
-def test_of_nothing_measured_it_says_so() -> None:
-    page = render([make_session(0)])
-    assert "Nothing was measured." in page
-    assert "3 skipped" in page
-    assert 'id="overview"' not in page
-
-
 def test_a_figure_that_no_case_has_is_no_column() -> None:
-    def headings(*results: Measurement) -> list[str]:
-        return re.findall(r"<th[^>]*>([^<]+)</th>", of(*results).partition("</thead>")[0])
-
-    assert "MFU" in headings(make_result(now()), make_result(now(mfu=None)))
-    assert "MFU" not in headings(make_result(now(mfu=None)))
-
-
-def test_a_case_that_was_never_launched() -> None:
-    page = of(never_run())
-    assert "no baseline on cpu-test-2c" in page
-    assert "Counts of a step" not in page
-
-
-def test_every_verdict_has_a_style() -> None:
-    style = (Path(perfsuite.__file__).parent / "report" / "html" / "templates" / "report.css").read_text()
-    for verdict in WORST_FIRST:
-        assert re.search(rf"\.{verdict.replace(' ', '-')}\b[^{{]*{{ color", style)
+    some, none = parsed(make_result(now()), make_result(now(mfu=None))), parsed(make_result(now(mfu=None)))
+    assert ("MFU" in some.said("th"), "MFU" in none.said("th")) == (True, False)
 
 
 def test_an_excused_failure_is_no_red_one_and_folded() -> None:
-    excused = make_gpu_result(1, "crash").replace(excused="known issue")
-    page = render([make_session(0).replace(results=(excused,), skipped=())])
-    assert "<h1>1 known issue</h1>" in page
-    assert 'class="badge known-issue"' in page
-    assert "<details><summary><h3" in re.sub(r">\s+<", "><", page)
+    excused = of(make_gpu_result(1, "crash").replace(excused="known issue"))
+    assert "<h1>1 known issue, 3 skipped</h1>" in excused
+    assert 'class="badge known-issue"' in excused
+    assert "<details><summary><h3" in re.sub(r">\s+<", "><", excused)
 
 
-def test_counts_stand_beside_the_baseline_with_what_explains_them() -> None:
+def test_counts_stand_next_to_the_baseline_with_what_explains_them() -> None:
     told = make_counted()
     text = of(told.replace(verdict=told.verdict.replace(explained=EXPLAINED)))
-    page = Page(text)
+    page, step = Page(text), "Ranks 0-63: 551.0 TFLOP, 59.9 GiB in collectives, at most 41.0 GiB live"
     assert f'<p class="explained">{escape(EXPLAINED)}</p>' in text
     assert "Compared with the baseline: regressed." in page.said("p")
     assert {"29.9 GiB", "59.8 GiB", "+29.9 GiB", "11,891"} <= set(page.said("td"))
     assert "differs between launches, not judged: live peak of rank 1" in page.said("li")
     assert "baselines/counts/sm90/x.json" in page.said("dd")
-    assert "Ranks 0-63: 551.0 TFLOP, 59.9 GiB in collectives, at most 41.0 GiB live" in page.said("summary")
-
-
-def test_counts_that_nobody_judged_are_shown() -> None:
-    counted = make_counted()
-    page = parsed(counted.replace(verdict=counted.verdict.replace(counts=None)))
-    assert any(text.startswith("Ranks 0-63: 551.0 TFLOP") for text in page.said("summary"))
+    assert step in page.said("summary")
+    assert step in parsed(told.replace(verdict=told.verdict.replace(counts=None))).said("summary")
 
 
 def test_unlike_ranks_are_shown_each_under_its_name_and_the_first_is_open() -> None:
@@ -356,7 +310,7 @@ def test_a_dry_run_shows_no_table_of_launches_and_says_what_it_is() -> None:
     text = render([make_session(0).replace(results=(make_dry(dry_facts=FACTS),), skipped=())])
     page = Page(text)
     assert page.said("h4") == ["Memory and speed, predicted", "Counts of a step", "Count it again"]
-    assert set(lines(FACTS)) <= set(page.said("li"))
+    assert set(prediction(FACTS)) <= set(page.said("li"))
     assert "A dry run as if on h100-80gb-sxm: nothing was computed." in page.said("p")
     assert page.said("pre") == [f"perfsuite dry-run --device=cuda {FULL_SIZE.id}"]
     assert '<span class="badge dry-run">dry run</span>' in text

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 from perfsuite.report.html.tables import checks, health, health_summary, launches, settings
-from perfsuite.report.table import NONE
+from perfsuite.report.text import NONE, Table
 from perfsuite.results.rank_report import Memory, Observed
 from perfsuite.results.run import DeviceHealth, Health
-from tests.report.test_counts import columns
 from tests.samples import BEFORE, make_result, make_run, now
 from tests.sessions import make_gpu_result
+
+
+def columns(table: Table) -> list[dict[str, str]]:
+    """Each row by heading."""
+    return [dict(zip(table.headers, row, strict=True)) for row in table.rows]
 
 
 def test_checks_tell_each_metric_beside_its_baseline() -> None:
@@ -44,14 +48,11 @@ def test_a_launch_tells_memory_of_its_ranks_and_whether_it_counts() -> None:
     assert row["p95/p50"] == "1.10"
 
 
-def test_launches_that_do_not_count_say_why() -> None:
+def test_launches_that_do_not_count_say_why_and_what_they_lack_is_a_dash() -> None:
     crash, throttled = make_gpu_result(1, "crash"), make_gpu_result(3, "throttled")
     [crashed] = columns(launches(crash, crash.runs))
     assert (crashed["counts"], crashed["window"], crashed["tokens/s"]) == ("no: crash", NONE, NONE)
     assert {row["counts"] for row in columns(launches(throttled, throttled.runs))} == {"no: set aside"}
-
-
-def test_what_a_launch_does_not_tell_is_a_dash() -> None:
     run = make_run(memory=())
     [row] = columns(launches(make_result(run, before=None), [run]))
     assert {row[name] for name in ("peak memory", "reserved", "retries", "p50")} == {NONE}
@@ -60,16 +61,13 @@ def test_what_a_launch_does_not_tell_is_a_dash() -> None:
 def test_health_of_gpus_and_cores() -> None:
     gpus, cores = health(make_gpu_result(3, "throttled").runs)
     assert len(gpus.rows) == 24
-    third = columns(gpus)[3]
-    assert [third[name] for name in ("launch", "GPU", "SM clock", "lowest")] == [
-        *("1", "3", "1,575 MHz", "1,365 MHz"),
-    ]
-    assert third["throttled"] == "SwPowerCap 31%, HwThermalSlowdown 42% (bad)"
+    assert gpus.rows[3][:4] == ("1", "3", "1,575 MHz", "1,365 MHz")
+    assert columns(gpus)[3]["throttled"] == "SwPowerCap 31%, HwThermalSlowdown 42% (bad)"
     assert columns(cores)[0]["others"] == "1%"
     assert health([make_run()]) == []
 
 
-def test_health_in_a_line_is_the_worst_of_each() -> None:
+def test_health_in_a_line_is_the_worst_of_each_and_what_nvml_does_not_tell_is_no_zero() -> None:
     throttled = {"HwSlowdown": 0.2, "GpuIdle": 1}
     devices = (
         DeviceHealth(index=0, sm_clock_mhz_min=1900, temperature_c=60, throttled={}),
@@ -80,13 +78,9 @@ def test_health_in_a_line_is_the_worst_of_each() -> None:
         "SM clock at least 1,400 MHz; up to 81 °C; throttled: HwSlowdown 20% (bad); "
         "other processes used up to 30% of the cores' time"
     )
-
-
-def test_what_nvml_does_not_tell_is_a_dash_not_a_zero() -> None:
-    sampled = Health(samples=9, seconds=1, steps=9, devices=(DeviceHealth(index=0),))
-    gpus, _ = health([make_run(health=sampled)])
-    assert set(gpus.rows[0][2:]) == {NONE}
-    assert health_summary([make_run(health=sampled)]) == "what was sampled"
+    mute = [make_run(health=Health(samples=9, seconds=1, steps=9, devices=(DeviceHealth(index=0),)))]
+    assert set(health(mute)[0].rows[0][2:]) == {NONE}
+    assert health_summary(mute) == "what was sampled"
 
 
 def test_settings_are_those_of_the_last_launch_that_told() -> None:
