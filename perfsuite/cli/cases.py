@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +23,7 @@ from perfsuite.report.terminal import console
 from perfsuite.report.text import relative
 from perfsuite.results.session_file import Status
 from perfsuite.session import against_arm, dry, outputs
-from perfsuite.session.option_table import BY_NAME, options_of
+from perfsuite.session.option_table import BY_NAME, fraction, options_of
 from perfsuite.session.session import Session, session_file
 from perfsuite.session.setup import Options
 
@@ -42,8 +41,7 @@ def say(text: str) -> None:
 def option(name: str) -> Any:
     """An option that pytest has, too, as one of a command."""
     row = BY_NAME[name]
-    default = f" (default: {row.told.replace('`', '')})" if row.told else ""
-    return typer.Option(f"--{name}", help=row.help + default, metavar=row.metavar or None)
+    return typer.Option(f"--{name}", help=row.help_with_default, metavar=row.metavar or None)
 
 
 def directory(name: str, description: str) -> Any:
@@ -62,12 +60,7 @@ def _possible(path: Path) -> Path:
 
 def tolerance(text: str) -> float:
     """Read `1%` or `0.01`, above 0 and up to `MOST_TOLERANCE`."""
-    number = text.strip()
-    try:
-        value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= MOST_TOLERANCE:
+    if not 0 < (value := fraction(text)) <= MOST_TOLERANCE:
         allowed = f"expected above 0% and up to {MOST_TOLERANCE:.0%}, in percent or as a fraction: 1% or 0.01"
         raise typer.BadParameter(f"{text!r}, {allowed}")
     return value

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -58,28 +58,13 @@ def replay(benchmark: Any, clock: ReplayClock, step_s: Sequence[float]) -> None:
     def show(second: float) -> None:
         clock.now = second
 
-    rounds = {"rounds": len(step_s), "iterations": 1, "warmup_rounds": 0}
-    benchmark.pedantic(lambda: show(next(steps)), setup=lambda: show(0), **rounds)
-
-
-def raise_in(benchmark: Any, error: BaseException) -> NoReturn:
-    """Raise `error` in a way that tells `benchmark` that it has nothing to show."""
-
-    def fail() -> None:
-        raise error
-
-    benchmark.pedantic(fail)
-    raise error
-
-
-class _Nothing(Exception):
-    """Ends a benchmark that is none."""
+    benchmark.pedantic(lambda: show(next(steps)), setup=lambda: show(0), rounds=len(step_s))
 
 
 def replay_nothing(benchmark: Any) -> None:
-    """Tell `benchmark` that it has nothing to show, where nothing is wrong: nothing was timed."""
-    with contextlib.suppress(_Nothing):
-        raise_in(benchmark, _Nothing())
+    """Tell `benchmark`, which would warn that nothing used it, that it has nothing to show."""
+    with contextlib.suppress(StopIteration):
+        benchmark.pedantic(next, args=(iter(()),))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -24,9 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the `--perf-*` options; those that a repository may want to fix have an ini key, too."""
     group = parser.getgroup("perfsuite", "performance regression tests of distributed training")
     for option in OPTIONS:
-        told = f"{option.help} (default: {option.told.replace('`', '')})" if option.told else option.help
         takes: dict[str, Any] = {"metavar": option.metavar} if option.metavar else {"action": "store_true"}
-        shown = "==SUPPRESS==" if option.hidden else told.replace("%", "%%")
+        shown = "==SUPPRESS==" if option.hidden else option.help_with_default.replace("%", "%%")
         group.addoption(option.spelled, help=shown, **takes)
         if option.ini and option.is_flag:
             parser.addini(option.key, f"as {option.spelled}", type="bool", default=False)

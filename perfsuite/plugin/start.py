@@ -10,10 +10,9 @@ import pytest
 
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.launch.launchers import launcher
-from perfsuite.plugin.files import CollectsFromWorkers, HoldsInterrupts
-from perfsuite.plugin.keys import PROGRESS, SESSION, is_worker, usage_error
+from perfsuite.plugin.ending import CollectsFromWorkers, HoldsInterrupts
+from perfsuite.plugin.keys import PROGRESS, SESSION, is_worker, terminal_of, usage_error
 from perfsuite.plugin.options import root_of, values
-from perfsuite.plugin.terminal import terminal_of
 from perfsuite.report.progress import Progress
 from perfsuite.report.text import printable
 from perfsuite.session import against_arm, dry

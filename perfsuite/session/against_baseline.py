@@ -8,16 +8,17 @@ from pathlib import Path
 from perfsuite.case.case import Case
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import framework_of
-from perfsuite.measure import measure
+from perfsuite.measure import measure, profile_once
 from perfsuite.report.text import plural
 from perfsuite.results import baseline, count_baseline
 from perfsuite.results.count_baseline import target_of
 from perfsuite.results.outcome import UNMEASURED, Verdict
 from perfsuite.results.profile import TakenProfile, of_baseline
+from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import FoundBaseline
 from perfsuite.session.setup import MISSING_FAILS
-from perfsuite.session.way import Judged, Trial, Way, excused, take_profile
+from perfsuite.session.way import Judged, Trial, Way, excused
 from perfsuite.verdict.exact import counted
 from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.overall import Reference, with_counts, with_unseen
@@ -89,7 +90,8 @@ class AgainstBaseline(Way):
         if not self._wants_profile(result, trial.case):
             return None
         self.setup.listener.say(f"{trial.case.id} is launched once more, for a profile")
-        taken = take_profile(trial, trial.directory, self.setup.launching)
+        directory = RunDir.of_profile(trial.directory).path
+        taken = profile_once(trial.case, trial.machine, directory, self.setup.launching)
         verdict = with_unseen(result.verdict, {"": taken})
         if not _is_worse(verdict):
             return result.replace(profile=taken, verdict=verdict)

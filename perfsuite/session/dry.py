@@ -6,8 +6,10 @@ Imports neither torch nor pytest.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
+from perfsuite.case.case import Case
 from perfsuite.dry.driver import dry_run
 from perfsuite.dry.machine import Device
 from perfsuite.launch.base import Listener
@@ -28,7 +30,7 @@ ONE_RANK = "not recorded: --rank looks at one rank, and a baseline has all that 
 
 @dataclass
 class Dry(Way):
-    """Runs one case after another dry, whatever this machine is. The host of its `setup` is a `DryHost`."""
+    """Runs cases dry, whatever this machine is. The host of its `setup` is a `DryHost`."""
 
     device: Device | None = None
     """What to pretend; None: what the case is meant for."""
@@ -61,8 +63,7 @@ class Dry(Way):
         if not is_known and self.setup.options.fail_without_baseline:
             reason = f"no baseline of counts for {target} in {self.setup.baselines}, and {MISSING_FAILS}"
             return Verdict(outcome="failed", launches=1, failure="no_baseline", reasons=(reason,))
-        is_recorded = not is_known and self.ranks is None
-        return Verdict(outcome="recorded" if is_recorded else "passed", launches=1)
+        return Verdict(outcome="passed" if is_known or self.ranks is not None else "recorded", launches=1)
 
     def record(self, result: Measurement) -> None:
         """Write the local baseline of counts, if a case turned out to need one."""
@@ -70,10 +71,15 @@ class Dry(Way):
         if counts is not None and counts.outcome == "recorded" and self.ranks is None:
             self.setup.baselines.counts.write_local(count_baseline.from_runs(result.runs))
 
+    def reviewed_file(self, case: Case) -> Path:
+        """Where the reviewed baseline of the counts of a case stands, or would."""
+        target = target_of(self.setup.host.machine_for(case), dry=True)
+        return self.setup.baselines.counts.reviewed_file(target, case.id)
+
 
 def session(
     options: Options, listener: Listener, device: Device | None = None, ranks: tuple[int, ...] | None = None
 ) -> Session:
     """A session that runs cases dry, on the machines that they are meant for or on another `device`."""
-    setup = Setup(options, listener, DryHost(device))
+    setup = Setup(options, listener, DryHost(device=device))
     return Session(setup, Dry(setup, device=device, ranks=ranks))

@@ -105,15 +105,14 @@ class Session:
         self.setup.take_lock()
         say = self.setup.listener.say
         try:
-            directory, earlier = resume.newest(self.setup.store, session_file(self, "running"))
+            self.directory, earlier = resume.newest(self.setup.store, session_file(self, "running"))
         except FileError as error:
             say(f"--perf-resume: a new session begins: {error}")
             return
-        self.directory, self.earlier = directory, earlier
-        self.results, self.skipped = list(earlier.results), list(earlier.skipped)
+        self.earlier, self.results, self.skipped = earlier, [*earlier.results], [*earlier.skipped]
         self._earlier = {(result.nodeid, result.case_id): result for result in earlier.results}
         decided = sum(map(resume.is_decided, earlier.results))
-        say(f"--perf-resume: goes on with {directory.path}: {plural(decided, 'case')} measured there")
+        say(f"--perf-resume: goes on with {self.directory.path}: {plural(decided, 'case')} measured there")
 
     def earlier_result(self, case: Case, nodeid: str) -> Measurement | None:
         """The result of a case in an earlier part of this session; None if it has to be measured."""
@@ -132,7 +131,7 @@ class Session:
         reason = self.setup.host.why_not(case)
         if reason is None or not self.setup.options.fail_without_baseline:
             return reason
-        if is_there(file := self.setup.reviewed_file(case, dry=self.way.dry)):
+        if is_there(file := self.way.reviewed_file(case)):
             raise CaseError(f"{reason}; but there is {file}, and {MISSING_FAILS}")
         return reason
 
@@ -199,7 +198,7 @@ class Session:
         try:
             profiled = self.way.profile(result, trial)
         except Exception as error:
-            why = TakenProfile(why_none=f"{type(error).__name__}: {error}")
+            why = TakenProfile(why_none=told(error))
             verdict = result.verdict.replace(profiled=explained(None, why, ""))
             profiled = result.replace(profile=why, verdict=verdict)
         if profiled is not None:

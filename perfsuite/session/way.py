@@ -17,14 +17,10 @@ from typing import ClassVar
 from perfsuite.analysis.health import is_shared
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
-from perfsuite.errors import PerfsuiteError
 from perfsuite.launch.arm import Arm
-from perfsuite.measure import Launching, profile_once
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.outcome import Excuse, Verdict
-from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
-from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
 from perfsuite.session.setup import Setup
 from perfsuite.verdict.overall import excuse
@@ -73,19 +69,19 @@ class Way(ABC):
         """Launch a case, or run it dry, until it is decided. Its launches are added to the trial's."""
 
     def profile(self, result: Measurement, trial: Trial) -> Measurement | None:
-        """The result with a profile and what that says of it; None where none is wanted."""
+        """The result with a profile and what that says of it; None where none is wanted.
+
+        An error is told in the result, and changes no verdict.
+        """
         return None
 
     def record(self, result: Measurement) -> None:  # noqa: B027  # a comparison writes none
         """Write the local baselines that the launches of a case become, if it turned out to need them."""
 
-
-def take_profile(trial: Trial, directory: Path, launching: Launching) -> TakenProfile:
-    """Launch a case whose verdict is known once more, for a profile. An error is part of the result."""
-    try:
-        return profile_once(trial.case, trial.machine, RunDir.of_profile(directory).path, launching)
-    except PerfsuiteError as error:
-        return TakenProfile(why_none=str(error))
+    def reviewed_file(self, case: Case) -> Path:
+        """Where the reviewed baseline of a case stands, or would."""
+        machine = self.setup.host.machine_for(case)
+        return self.setup.baselines.reviewed_file(machine.hardware_class, case.id)
 
 
 def excused(trial: Trial, verdict: Verdict, baseline: Baseline | None) -> Excuse | None:

@@ -23,7 +23,7 @@ from perfsuite.results.profile import TakenProfile
 from perfsuite.results.rank_report import Failure, FailureKind
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
-from perfsuite.session import against_arm, way
+from perfsuite.session import against_arm
 from perfsuite.session.against_arm import AgainstArm
 from perfsuite.session.preflights import Preflights
 from perfsuite.session.session import Session, session_file
@@ -300,7 +300,7 @@ def profiles(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         made.append({"directory": "/".join(directory.parts[-2:]), "inject": how.inject})
         return taken() if how.arm == ARMS[0] else taken(EAGER)
 
-    monkeypatch.setattr(way, "profile_once", profile_once)
+    monkeypatch.setattr(against_arm, "profile_once", profile_once)
     return made
 
 
@@ -324,7 +324,7 @@ def test_the_arm_is_named_of_which_a_profile_says_that_its_counts_lack_work(
     def profile_once(case: Case, machine: Machine, directory: Path, how: Launching) -> TakenProfile:
         return taken() if how.arm == ARMS[0] else taken(unseen_profile(0.43))
 
-    monkeypatch.setattr(way, "profile_once", profile_once)
+    monkeypatch.setattr(against_arm, "profile_once", profile_once)
 
     def counted(*args: Any, **options: Any) -> Run:
         return launches(*args, **options).replace(counts=launch().counts)

@@ -22,7 +22,7 @@ from perfsuite.results.profile import TakenProfile, of_baseline
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import DeviceHealth, Health, Run
 from perfsuite.results.session_file import Measurement
-from perfsuite.session import against_baseline, setup, way
+from perfsuite.session import against_baseline, setup
 from perfsuite.session.session import session_file
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.overall import Reference
@@ -440,7 +440,7 @@ class Explained:
         self.profiled: list[Path] = []
         self.run = make_run(case=TRAINS, machine=self.session.setup.host.machine)
         stand_in(monkeypatch, [self.run] * 3, verdict)
-        monkeypatch.setattr(way, "profile_once", self._profile)
+        monkeypatch.setattr(against_baseline, "profile_once", self._profile)
         self.taken: TakenProfile | BaseException = taken(EAGER)
 
     def _profile(self, case: Case, machine: Machine, directory: Path, *_: Any) -> TakenProfile:

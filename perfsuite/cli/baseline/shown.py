@@ -9,8 +9,7 @@ from typing import Generic, TypeVar
 from rich.text import Text
 
 from perfsuite.report.profile import split
-from perfsuite.results.baseline import Baseline, BaselineDocument
-from perfsuite.results.count_baseline import CountBaseline
+from perfsuite.results.baseline import BaselineDocument
 from perfsuite.results.profile import LaunchProfile, ProfileBaseline
 from perfsuite.verdict.profiled import compared
 
@@ -24,11 +23,11 @@ class Shown(Generic[B]):
     on: str = "on"
     """The words between a case and its folder."""
     headings: Sequence[str] = ()
-    """The columns of the list; none of a kind that is not listed."""
+    """The columns of the list, apart from when it was made and who accepted it; none: it is not listed."""
     cells: Callable[[B], list[str]] = lambda known: []
-    """The cells of a baseline in the list."""
+    """The cells of a baseline in the list, after its folder and its case."""
     details: Callable[[B], list[str]] = lambda known: []
-    """The lines of a baseline in full."""
+    """The lines of a baseline in full, after those of who accepted it."""
     changes: Callable[[B | None, B | None], list[str]]
     """The lines that tell what differs between two baselines; None is one that is not there."""
 
@@ -41,21 +40,6 @@ class Shown(Generic[B]):
         either = now or before
         assert either is not None
         return Text("\n  ").join([self.title(either), *map(Text, self.changes(before, now))])
-
-
-def accepted_cells(known: Baseline | CountBaseline) -> list[str]:
-    """The last cells of a row in the list: of when a baseline is, and who accepted it."""
-    return [known.recorded_at[:10], "local" if known.accepted is None else f"by {known.accepted.by}"]
-
-
-def accepted_lines(known: Baseline | CountBaseline) -> list[str]:
-    """Who accepted a baseline and why; nothing of one that was merely recorded."""
-    if (accepted := known.accepted) is None:
-        return []
-    return [
-        f"accepted by {accepted.by} on {accepted.date} at {accepted.commit or 'no commit'}",
-        f"reason: {accepted.reason or 'none given'}",
-    ]
 
 
 def profile_lines(profile: LaunchProfile) -> list[str]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from perfsuite.cli.baseline.shown import Shown, accepted_cells, accepted_lines
+from perfsuite.cli.baseline.shown import Shown
 from perfsuite.errors import PerfsuiteError
 from perfsuite.report import summary, text
 from perfsuite.report.terminal import console
@@ -41,17 +41,14 @@ class Refused(PerfsuiteError):
 def _cells(known: Baseline) -> list[str]:
     median = known.median(TOKENS_PER_S.name)
     return [
-        known.hardware_class,
-        known.case.id,
         "not measured" if median is None else summary.speed(median, known.case.unit, "tokens"),
         amount(known.median(PEAK_MEMORY.name), PEAK_MEMORY.unit),
         str(len(known.launches)),
-        *accepted_cells(known),
     ]
 
 
 def _details(known: Baseline) -> list[str]:
-    lines = accepted_lines(known)
+    lines = []
     for metric in metrics_of(_figures(known)):
         values = ", ".join(text.value(metric, value) for value in known.values(metric.name))
         label = metric.counting(known.case.unit).label
@@ -173,7 +170,7 @@ def _noise(shown: Baseline, metric: Metric) -> str:
 
 
 TIMES = Shown(
-    headings=("hardware class", "case", "tokens/s", "memory", "launches", "from", "accepted"),
+    headings=("hardware class", "case", "tokens/s", "memory", "launches"),
     cells=_cells,
     details=_details,
     changes=_changes,
