@@ -46,7 +46,7 @@ NO_TEST_FILE = {
     "perfsuite.frameworks.nanotron.pretend": "compared with real launches by dry/test_rank.py",
     "perfsuite.launch.base": "a Protocol: session/test_preflights.py implements it",
     **dict.fromkeys(
-        (f"perfsuite.plugin.{name}" for name in ("ending", "keys", "run", "start")),
+        (f"perfsuite.plugin.{name}" for name in ("ending", "keys", "run")),
         "run by test_plugin.py and test_plugin_resume.py, which run pytest",
     ),
     "perfsuite.session.dry": "run by cli/test_dry_run.py",

@@ -1,8 +1,10 @@
 """The pytest plugin: markers, the `bench` fixture, skips, statuses and reports.
 
-    options     what pytest accepts                    run        the fixture, and what becomes of a test
-    start       the session that the options describe  benchmark  steps as those of pytest-benchmark
-    collection  which tests measure which case         ending     what is shown and written; the exit status
+    options     what pytest accepts, and the session that it describes
+    collection  which tests measure which case
+    run         the fixture, and what becomes of a test
+    benchmark   steps as those of pytest-benchmark
+    ending      what is shown and written, and the exit status
 
 pytest looks for its hooks here. Only this package imports pytest.
 """
@@ -25,8 +27,8 @@ from perfsuite.plugin.ending import pytest_report_teststatus as pytest_report_te
 from perfsuite.plugin.ending import pytest_sessionfinish as pytest_sessionfinish
 from perfsuite.plugin.ending import pytest_terminal_summary as pytest_terminal_summary
 from perfsuite.plugin.options import pytest_addoption as pytest_addoption
+from perfsuite.plugin.options import pytest_configure as pytest_configure
+from perfsuite.plugin.options import pytest_unconfigure as pytest_unconfigure
 from perfsuite.plugin.run import bench as bench
 from perfsuite.plugin.run import pytest_runtest_makereport as pytest_runtest_makereport
 from perfsuite.plugin.run import pytest_runtest_setup as pytest_runtest_setup
-from perfsuite.plugin.start import pytest_configure as pytest_configure
-from perfsuite.plugin.start import pytest_unconfigure as pytest_unconfigure

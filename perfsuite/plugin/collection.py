@@ -13,9 +13,10 @@ from perfsuite import documents
 from perfsuite.case.case import Case, CaseList
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.errors import BusyError, PerfsuiteError
+from perfsuite.ini import read_ini
 from perfsuite.plugin.keys import PROGRESS, SELECTED, SESSION, terminal_of, usage_error
-from perfsuite.plugin.options import check_root
 from perfsuite.results.outcome import STYLES
+from perfsuite.results.store import BASELINES
 from perfsuite.session.session import Session, check_same
 from perfsuite.session.setup import Host
 
@@ -121,7 +122,7 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
             f"{benchmarks[0].nodeid} asks for bench, which needs pytest-benchmark, and that is turned off: "
             "run without -p no:benchmark"
         )
-    check_root(config)
+    _check_root(config)
     known: dict[str, tuple[pytest.Item, Case]] = {}
     for item in benchmarks:
         _note_lost_cases(item)
@@ -138,6 +139,28 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
                 "baseline: leave one of them out, or change a field of its case"
             )
     _check_marker_names(config, items)
+
+
+def _check_root(config: pytest.Config) -> None:
+    """Raise `UsageError` where an option's value keeps pytest from the settings or baselines of its tests."""
+    here, root = config.invocation_params.dir, config.stash[SESSION].setup.options.root
+    paths = [here / argument.partition("::")[0] for argument in config.args]
+    why = "pytest takes an option's value that is an existing path for a test: write --option=PATH, with ="
+    if config.inipath is None and config.getoption("inifilename") is None:
+        with usage_error():
+            ini = read_ini(here)
+        if ini.values and any(path.is_relative_to(ini.root) for path in paths):
+            raise pytest.UsageError(
+                f"the settings of pytest in {ini.root} were not read. {why}, or use -c FILE"
+            )
+    is_chosen = config.getoption("--perf-baselines") or config.getini("perf_baselines") != str(BASELINES)
+    if is_chosen or config.getoption("rootdir") or not any(path.is_relative_to(here) for path in paths):
+        return
+    if (here / BASELINES).is_dir() and not (root / BASELINES).is_dir():
+        raise pytest.UsageError(
+            f"there is {here / BASELINES}, but baselines would be looked for in {root / BASELINES}. {why}, "
+            "or use --perf-baselines=DIR"
+        )
 
 
 def _note_lost_cases(item: pytest.Item) -> None:

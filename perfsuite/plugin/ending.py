@@ -14,7 +14,6 @@ from perfsuite import documents
 from perfsuite.errors import PerfsuiteError
 from perfsuite.plugin.collection import uses_bench
 from perfsuite.plugin.keys import ENDED, SELECTED, SESSION, UNDECIDED, UNWRITTEN, is_worker, shown
-from perfsuite.plugin.options import values
 from perfsuite.report import summary
 from perfsuite.report.text import plural, printable
 from perfsuite.results.outcome import STYLES
@@ -49,20 +48,15 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
 
 def _finish(session: pytest.Session, exitstatus: int) -> None:
     config, ours = session.config, session.config.stash[SESSION]
-    if is_worker(config):  # what the reports of its tests do not hold
-        output = config.workeroutput  # type: ignore[attr-defined]
-        output["perf_selected"] = config.stash.get(SELECTED, 0)
-        output["perf_skipped"] = [documents.plain(each) for each in ours.skipped]
-        output["perf_results"] = [documents.plain(each) for each in ours.results]
-        return
+    if is_worker(config):
+        return  # the controller has all
     if (_nothing_measured(config) or ours.too_few_judged) and exitstatus in NO_ERROR:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR:
         return
     status: Status = "complete" if _is_complete(session, exitstatus) else "interrupted"
-    files = values(config)
     try:
-        outputs.write_files(ours, status, json_file=files["json"], report=files["report"])
+        outputs.write_files(ours, status)
     except PerfsuiteError as error:  # the figures are still on the screen
         config.stash[UNWRITTEN] = str(error)
         if session.exitstatus in NO_ERROR:
@@ -151,22 +145,14 @@ class CollectsFromWorkers:
         self.config, self.session = config, config.stash[SESSION]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the measurement of a test that ran in another process."""
-        if (measurement := getattr(report, "perf_measurement", None)) is not None:
-            self.session.keep(Measurement.model_validate(measurement, context=documents.FROM_FILE))
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Keep what a process skipped, and what failed in it before there was a measurement."""
-        told = getattr(node, "workeroutput", {})  # none of a process that died
-        self.config.stash[SELECTED] = max(self.config.stash.get(SELECTED, 0), told.get("perf_selected", 0))
-        skipped = [Skipped.model_validate(each) for each in told.get("perf_skipped", [])]
-        self.session.skipped += [each for each in skipped if each not in self.session.skipped]
-        known = {(result.nodeid, result.case_id) for result in self.session.results}
-        for each in told.get("perf_results", []):
-            result = Measurement.model_validate(each, context=documents.FROM_FILE)
-            if (result.nodeid, result.case_id) not in known:
-                self.session.keep(result)
+        """Keep what was found of a test that ran in another process."""
+        if (found := getattr(report, "perf_found", None)) is None:
+            return
+        results, skipped = found
+        self.config.stash[SELECTED] = self.config.stash.get(SELECTED, 0) + 1
+        self.session.skipped += [Skipped.model_validate(each) for each in skipped]
+        for each in results:
+            self.session.keep(Measurement.model_validate(each, context=documents.FROM_FILE))
 
 
 class HoldsInterrupts:

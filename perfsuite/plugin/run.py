@@ -111,17 +111,21 @@ def _failed(item: pytest.Item, text: str) -> BaseException:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Carry the verdict to the terminal."""
+    """Carry the verdict to the terminal, and all that was found from a process of pytest-xdist."""
     test_report: pytest.TestReport = yield
-    if test_report.when == "call":
-        item.stash[PASSED] = test_report.passed
+    session = item.config.stash[SESSION]
     item.stash[ENDED] = test_report.when == "teardown"
-    measurement = item.stash.get(MEASUREMENT, None)
-    if measurement is None or test_report.when != "call":
+    if item.stash[ENDED] and is_worker(item.config) and uses_bench(item):
+        test_report.perf_found = [  # type: ignore[attr-defined]
+            [documents.plain(each) for each in kept if each.nodeid == item.nodeid]
+            for kept in (session.results, session.skipped)
+        ]
+    if test_report.when != "call":
         return test_report
-    if is_worker(item.config):
-        test_report.perf_measurement = documents.plain(measurement)  # type: ignore[attr-defined]
-    is_failing = item.config.stash[SESSION].setup.options.is_failing(measurement)
+    item.stash[PASSED] = test_report.passed
+    if (measurement := item.stash.get(MEASUREMENT, None)) is None:
+        return test_report
+    is_failing = session.setup.options.is_failing(measurement)
     if test_report.outcome == ("failed" if is_failing else "passed"):  # else the test itself had more to say
         test_report.perf_outcome = measurement.outcome  # type: ignore[attr-defined]
     return test_report

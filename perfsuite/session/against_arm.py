@@ -2,7 +2,7 @@
 
     A B, B A, A B, ...  -->  pairs of launches  -->  judge_pairs: undecided: one more pair
 
-Arm A is what is compared with, arm B what may be slower. Imports neither torch nor pytest.
+Arm A is what is compared with, arm B what may be slower.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
 from perfsuite.session.session import Session
 from perfsuite.session.setup import Host, Options, Setup
-from perfsuite.session.way import Judged, Trial, Way, excused
+from perfsuite.session.way import Trial, Way, excused
 from perfsuite.verdict.arms import ARM_A, ARM_B, judge_pairs, unhealthy_pairs
 from perfsuite.verdict.overall import with_unseen
 from perfsuite.verdict.paired_test import MAX_PAIRS
@@ -55,7 +55,7 @@ class AgainstArm(Way):
                 "only show noise"
             )
 
-    def judge(self, trial: Trial) -> Judged:
+    def judge(self, trial: Trial) -> Verdict:
         """Launch pairs until they decide. A pair that is no evidence is made again, in the same order."""
         while True:
             others = self._launch_pair(trial)
@@ -68,8 +68,9 @@ class AgainstArm(Way):
                 before, now = (
                     {run.failure.kind for run in arm if run.failure} for arm in (trial.before, trial.runs)
                 )
-                is_known = before == {verdict.failure} and now <= before  # arm A has it, too
-                return Judged(verdict, excused=excused(trial, verdict, None) if is_known else None)
+                if before == {verdict.failure} and now <= before:  # arm A has it, too
+                    trial.excused = excused(trial, verdict, None)
+                return verdict
 
     def _launch_pair(self, trial: Trial) -> Neighbours | None:
         """Launch each arm once. Returns who tells of others that used the machine; None if nobody did."""

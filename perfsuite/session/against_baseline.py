@@ -1,4 +1,4 @@
-"""Judges cases by their baselines, and records one where there is none. Imports neither torch nor pytest."""
+"""Judges cases by their baselines, and records one where there is none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import FoundBaseline
 from perfsuite.session.setup import MISSING_FAILS
-from perfsuite.session.way import Judged, Trial, Way, excused
+from perfsuite.session.way import Trial, Way, excused
 from perfsuite.verdict.exact import counted
 from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.overall import Reference, with_counts, with_unseen
@@ -34,15 +34,13 @@ class AgainstBaseline(Way):
 
     _noise: dict[str, ClassNoise] = field(default_factory=dict)
 
-    def refused(self, trial: Trial) -> Judged | None:
+    def refused(self, trial: Trial) -> Verdict | None:
         """The failure of a case that lacks a required baseline, unless it may fail for another reason."""
         _, required = self._baseline_of(trial)
         may_fail = trial.case.known_issue is not None or trial.case.may_run_out_of_memory
-        if required is None or (may_fail and self.setup.options.inject is None):
-            return None
-        return Judged(required)
+        return None if may_fail and self.setup.options.inject is None else required
 
-    def judge(self, trial: Trial) -> Judged:
+    def judge(self, trial: Trial) -> Verdict:
         """Launch a case until its launches decide, and judge what they counted."""
         known, required = self._baseline_of(trial)  # anew: who had the lock may have recorded one
         target = target_of(trial.machine, dry=False)
@@ -62,11 +60,12 @@ class AgainstBaseline(Way):
             seen = {"launches": verdict.launches, "unhealthy_launches": verdict.unhealthy_launches}
             verdict = required.replace(**seen)
         verdict = with_counts(verdict, trial.runs, reference.counts, str(file))
-        times = known.file if known else None
+        trial.baseline_file = known.file if known else None
         if verdict.is_recorded:
             hardware_class = trial.runs[-1].machine.hardware_class
-            times = self.setup.baselines.local_file(hardware_class, trial.case.id)
-        return Judged(verdict, times, excused(trial, verdict, reference.baseline))
+            trial.baseline_file = self.setup.baselines.local_file(hardware_class, trial.case.id)
+        trial.excused = excused(trial, verdict, reference.baseline)
+        return verdict
 
     def noise(self, hardware_class: str) -> ClassNoise:
         """The noise pooled over all baselines of a class, as they were when it was first asked for."""

@@ -1,7 +1,4 @@
-"""Runs cases dry: nothing is timed, what a step does is counted and judged.
-
-Imports neither torch nor pytest.
-"""
+"""Runs cases dry: nothing is timed, what a step does is counted and judged."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
 from perfsuite.session.session import Session
 from perfsuite.session.setup import MISSING_FAILS, DryHost, Options, Setup
-from perfsuite.session.way import Judged, Trial, Way
+from perfsuite.session.way import Trial, Way
 from perfsuite.verdict.overall import with_counts
 
 ONE_RANK = "not recorded: --rank looks at one rank, and a baseline has all that differ"
@@ -38,7 +35,7 @@ class Dry(Way):
     """The ranks to run. None: those that tell what all do; only these are recorded."""
     dry: ClassVar[bool] = True
 
-    def judge(self, trial: Trial) -> Judged:
+    def judge(self, trial: Trial) -> Verdict:
         """Run a case dry and judge what it counts. Nothing that a dry run does shows a known issue."""
         target = target_of(trial.machine, dry=True)
         store = self.setup.baselines.counts
@@ -53,7 +50,7 @@ class Dry(Way):
         if known is None and self.ranks is not None and verdict.counts is not None:
             looked_at = verdict.counts.replace(outcome="passed", baseline_file=None, notes=(ONE_RANK,))
             verdict = verdict.replace(counts=looked_at)
-        return Judged(verdict)
+        return verdict
 
     def _uncounted(self, run: Run, target: str, *, is_known: bool) -> Verdict:
         """What a dry run says before its counts are looked at."""

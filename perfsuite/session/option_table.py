@@ -1,7 +1,6 @@
 """The one table of options. pytest's options and ini keys, those of commands, and the page are made of it.
 
 To add an option, add a row here; if a session is to know it, also a field of `Options`; then `make samples`.
-Imports neither torch nor pytest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a session leaves, of pytest or of a command: its text for a terminal, and its files.
-
-Imports neither torch nor pytest.
-"""
+"""What a session leaves, of pytest or of a command: its text for a terminal, and its files."""
 
 from __future__ import annotations
 
@@ -36,9 +33,7 @@ def lines(session: Session, *, whole: bool, color: bool, width: int | None) -> l
     return told if whole else [*told, *summary.in_short(measurements)]
 
 
-def write_files(
-    session: Session, status: Status, *, json_file: Path | None = None, report: Path | None = None
-) -> None:
+def write_files(session: Session, status: Status) -> None:
     """Write `results.json` of a session that has begun, and the files that were asked for: as many as can be.
 
     Raises `FileError` with all that cannot.
@@ -46,10 +41,10 @@ def write_files(
     writes: list[tuple[Callable[[Path, SessionFile], object], Path]] = []
     if session.results or session.launches or session.running is not None:
         writes.append((documents.write, session.directory.results))
-    if json_file is not None:
-        writes.append((documents.write, json_file))
-    if report is not None:
-        writes.append((write_report, report))
+    if (file := session.setup.options.json) is not None:
+        writes.append((documents.write, file))
+    if (directory := session.setup.options.report) is not None:
+        writes.append((write_report, directory))
     problems = []
     for write, path in writes:
         try:

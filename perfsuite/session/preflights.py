@@ -1,4 +1,4 @@
-"""The preflights of a session: which of its nodes are bad. Imports neither torch nor pytest."""
+"""The preflights of a session: which of its nodes are bad."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ class Preflights:
 
     setup: Setup
     new_directory: Callable[[], Path]
-    """Makes the directory for the files of a preflight."""
     save: Callable[[], None]
     """Writes what the session knows so far."""
     made: list[Preflight] = field(default_factory=list)

@@ -1,7 +1,4 @@
-"""Which session `--perf-resume` goes on with, and which of its cases are decided.
-
-Imports neither torch nor pytest.
-"""
+"""Which session `--perf-resume` goes on with, and which of its cases are decided."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a session measures with: its options, its machine, real or pretended, and its baselines.
-
-Imports neither torch nor pytest.
-"""
+"""What a session measures with: its options, its machine, real or pretended, and its baselines."""
 
 from __future__ import annotations
 
@@ -48,6 +45,8 @@ class Options:
     allow_shared: bool = False
     fail_if_busy: bool = False
     preflight: bool = True
+    json: Path | None = None
+    report: Path | None = None
 
     @property
     def when_shared(self) -> WhenShared:

@@ -1,10 +1,8 @@
 """The ways to measure a case: each answers the same few questions of a session.
 
-    AgainstBaseline   launches a case and judges it by its baseline     perfsuite.session.against_baseline
-    AgainstArm        launches a case in two environments, in turn      perfsuite.session.against_arm
-    Dry               runs a case dry and judges what a step does       perfsuite.session.dry
-
-Imports neither torch nor pytest.
+AgainstBaseline   launches a case and judges it by its baseline     perfsuite.session.against_baseline
+AgainstArm        launches a case in two environments, in turn      perfsuite.session.against_arm
+Dry               runs a case dry and judges what a step does       perfsuite.session.dry
 """
 
 from __future__ import annotations
@@ -28,22 +26,14 @@ from perfsuite.verdict.overall import excuse
 
 @dataclass
 class Trial:
-    """A case that is being measured: an error or an interrupt leaves its launches so far."""
+    """A case that is being measured, and what was found so far: an error or an interrupt leaves it."""
 
     case: Case
     machine: Machine
     directory: Path
-    """The directory for the files of its launches."""
     runs: list[Run] = field(default_factory=list)
     before: list[Run] = field(default_factory=list)
     """The launches of arm A where two arms are compared: `runs` are those of arm B."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """What a way found out about a case."""
-
-    verdict: Verdict
     baseline_file: Path | None = None
     """The baseline of times that it was judged by, or that its launches become."""
     excused: Excuse | None = None
@@ -60,12 +50,12 @@ class Way(ABC):
     dry: ClassVar[bool] = False
     """Whether nothing is launched: no machine is locked or looked at."""
 
-    def refused(self, trial: Trial) -> Judged | None:
+    def refused(self, trial: Trial) -> Verdict | None:
         """The verdict on a case for which nothing is to be launched; None for others."""
         return None
 
     @abstractmethod
-    def judge(self, trial: Trial) -> Judged:
+    def judge(self, trial: Trial) -> Verdict:
         """Launch a case, or run it dry, until it is decided. Its launches are added to the trial's."""
 
     def profile(self, result: Measurement, trial: Trial) -> Measurement | None:

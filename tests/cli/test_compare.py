@@ -14,7 +14,7 @@ from perfsuite.git import git
 from perfsuite.launch.lock import MachineLock
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.session.against_arm import AgainstArm
-from perfsuite.session.way import Judged, Trial
+from perfsuite.session.way import Trial
 from tests.cli import commands
 from tests.samples import make_case, make_machine, make_run
 from tests.synthetic import make_repository
@@ -43,7 +43,7 @@ class Verdicts:
         self.ways: list[AgainstArm] = []
         self.error: Exception | None = None
 
-    def __call__(self, way: AgainstArm, trial: Trial) -> Judged:
+    def __call__(self, way: AgainstArm, trial: Trial) -> Verdict:
         self.ways.append(way)
         if self.error is not None:
             raise self.error
@@ -51,7 +51,7 @@ class Verdicts:
         trial.runs += [make_run()] * 3
         trial.before += [make_run()] * 3
         changed = ("torch: 2.13.0 -> 2.14.0",)
-        return Judged(Verdict(outcome=self.outcome, launches=6, against="arm A", changed=changed))
+        return Verdict(outcome=self.outcome, launches=6, against="arm A", changed=changed)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_a_case_that_is_named_and_cannot_run_here_is_an_error(verdicts: Verdicts
 def test_what_was_compared_is_shown_though_the_allocation_is_over(
     verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judge(way: AgainstArm, trial: Trial) -> Judged:
+    def judge(way: AgainstArm, trial: Trial) -> Verdict:
         if trial.case.id == OTHER.id:
             raise AllocationOverError("the Slurm job 7 is over")
         return verdicts(way, trial)

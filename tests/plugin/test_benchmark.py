@@ -17,11 +17,9 @@ class Pedantic:
         self.measured: list[float] = []
         self.is_used = False
 
-    def pedantic(self, function: Any, args: Any = (), setup: Any = None, rounds: int = 1) -> None:
+    def pedantic(self, function: Any, args: Any = (), rounds: int = 1) -> None:
         self.is_used = True
         for _ in range(rounds):
-            if setup is not None:
-                setup()
             began = self.clock()
             function(*args)
             self.measured.append(self.clock() - began)

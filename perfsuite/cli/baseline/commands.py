@@ -15,8 +15,7 @@ from perfsuite import documents
 from perfsuite.cli.baseline.accept import accept as write_accepted
 from perfsuite.cli.baseline.accept import counted, measured
 from perfsuite.cli.baseline.counts import COUNTS, step
-from perfsuite.cli.baseline.shown import PROFILES, B, Shown, profile_lines
-from perfsuite.cli.baseline.times import TIMES, Refused
+from perfsuite.cli.baseline.times import PROFILES, TIMES, B, Refused, Shown, profile_lines
 from perfsuite.cli.cases import directory
 from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.git import git

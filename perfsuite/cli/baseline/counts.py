@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfsuite.cli.baseline.shown import Shown
-from perfsuite.cli.baseline.times import Refused
+from perfsuite.cli.baseline.times import Refused, Shown
 from perfsuite.dry import limits
 from perfsuite.errors import PerfsuiteError
 from perfsuite.report import counts as told
