@@ -15,9 +15,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch.arm import Arm
-from perfsuite.launch.local import LocalLauncher
 from perfsuite.measure import Launching, launch_once
-from perfsuite.report.progress import Progress
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.rank_report import Failure, FailureKind
@@ -27,10 +25,10 @@ from perfsuite.session import against_arm
 from perfsuite.session.against_arm import AgainstArm
 from perfsuite.session.preflights import Preflights
 from perfsuite.session.session import Session, session_file
-from perfsuite.session.setup import Host, Options, Setup
+from perfsuite.session.setup import Host
 from perfsuite.session.way import Trial
 from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
-from tests.session.making import Unlocked
+from tests.session.making import make_setup
 from tests.traces import EAGER, taken, unseen_profile
 from tests.twin_counts import launch
 
@@ -46,15 +44,19 @@ class Launches:
         self.injected: list[str | None] = []
         self.slower = 1.0
         self.disturbed: set[int] = set()
-        self.failing = ""
+        self.failing: dict[str, FailureKind] = {}
+        self.end: tuple[int, BaseException] | None = None
+        """After how many launches which error is raised."""
 
     def __call__(self, case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
+        if self.end is not None and len(self.order) == self.end[0]:
+            raise self.end[1]
         name = "AB"[ARMS.index(how.arm)]
         self.order += name
         self.directories.append("/".join(directory.parts[-2:]))
         self.injected.append(how.inject)
         if name in self.failing:
-            return make_run(failure=Failure(kind="crash", message="boom", at=0.0))
+            return make_run(failure=Failure(kind=self.failing[name], message="boom", at=0.0))
         speed = 1000.0 * (1 + 0.001 * (len(self.order) % 3)) / (self.slower if name == "B" else 1.0)
         health = DISTURBED if len(self.order) in self.disturbed else None
         figures = make_figures(tokens_per_s=speed, tokens_per_s_mean=0.99 * speed)
@@ -69,19 +71,15 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
 
 
 def make_comparison(
-    directory: Path, *, arms: tuple[Arm, Arm] = ARMS, explains: bool = True, **options: Any
+    directory: Path,
+    said: list[str] | None = None,
+    *,
+    arms: tuple[Arm, Arm] = ARMS,
+    explains: bool = True,
+    **options: Any,
 ) -> Session:
-    chosen = Options(
-        root=directory,
-        store=directory / "store",
-        baselines=directory / "baselines",
-        wait_quiet_s=0,
-        **options,
-    )
-    host = Host(LocalLauncher())
-    host.machine = make_machine()
-    setup = Setup(chosen, Progress(line=lambda text: None, live=lambda text: None), host)
-    setup.lock = Unlocked()
+    setup = make_setup(directory, [] if said is None else said, wait_quiet_s=0, **options)
+    setup.host.machine = make_machine()
     return Session(setup, AgainstArm(setup, arms, explains=explains))
 
 
@@ -132,8 +130,7 @@ def test_arms_that_are_the_same_environment_are_said_to_be_before_anything_is_la
     tmp_path: Path, launches: Launches, a: Arm, b: Arm, inject: str | None, same: str | None
 ) -> None:
     said: list[str] = []
-    ours = make_comparison(tmp_path, arms=(a, b), inject=inject)
-    ours.setup.listener = Progress(line=said.append, live=lambda text: None)
+    ours = make_comparison(tmp_path, said, arms=(a, b), inject=inject)
     ours.way.refused(Trial(make_case(), make_machine(), tmp_path))
     told = f"arms A and B are the same environment{same}: this comparison can only show noise"
     assert [told in line for line in said] == [True] * (same is not None)
@@ -155,53 +152,24 @@ def test_with_allow_shared_one_pair_beside_others_ends_it(tmp_path: Path, launch
 
 
 @pytest.mark.parametrize(
-    ("failing", "reasons"),
+    ("failing", "excused"),
     [
-        ("A", ["arm A failed: crash: boom"]),
-        ("AB", ["arm A failed: crash: boom", "arm B failed: crash: boom"]),
+        ({"A": "crash"}, None),
+        ({"A": "out_of_memory", "B": "out_of_memory"}, "out of memory"),
+        ({"A": "out_of_memory"}, "out of memory"),
+        ({"B": "out_of_memory"}, None),
+        ({"A": "out_of_memory", "B": "crash"}, None),
     ],
 )
-def test_both_arms_are_tried_before_one_is_named(
-    tmp_path: Path, launches: Launches, failing: str, reasons: list[str]
+def test_both_arms_are_tried_before_one_is_named_and_a_failure_that_arm_a_does_not_have_is_never_excused(
+    tmp_path: Path, launches: Launches, failing: dict[str, FailureKind], excused: str | None
 ) -> None:
     launches.failing = failing
-    result = make_comparison(tmp_path).measure(make_case(), "test")
-    assert list(result.verdict.reasons) == reasons
-    assert launches.order == "AB"
-
-
-class Failing(Launches):
-    """Launches of the arms `failing` fail, those of A by what stands first."""
-
-    kinds: tuple[FailureKind, FailureKind] = ("out_of_memory", "out_of_memory")
-
-    def __call__(self, case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
-        run = super().__call__(case, machine, directory, how)
-        kind = self.kinds[ARMS.index(how.arm)]
-        return run if run.failure is None else run.replace(failure=run.failure.replace(kind=kind))
-
-
-@pytest.mark.parametrize(
-    ("failing", "kinds", "excused"),
-    [
-        ("AB", ("out_of_memory", "out_of_memory"), "out of memory"),
-        ("A", ("out_of_memory", "crash"), "out of memory"),
-        ("B", ("crash", "out_of_memory"), None),
-        ("AB", ("out_of_memory", "crash"), None),
-    ],
-)
-def test_a_failure_that_arm_a_does_not_have_is_never_excused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    failing: str,
-    kinds: tuple[FailureKind, FailureKind],
-    excused: str | None,
-) -> None:
-    stand_in = Failing()
-    stand_in.failing, stand_in.kinds = failing, kinds
-    monkeypatch.setattr(flow, "launch_once", stand_in)
     result = make_comparison(tmp_path).measure(make_case(may_run_out_of_memory=True), "test")
-    assert (result.outcome, result.excused) == ("failed", excused)
+    assert list(result.verdict.reasons) == [
+        f"arm {arm} failed: {kind}: boom" for arm, kind in failing.items()
+    ]
+    assert (result.outcome, result.excused, launches.order) == ("failed", excused, "AB")
 
 
 def test_nodes_that_a_preflight_found_bad_are_not_launched_on(
@@ -230,15 +198,8 @@ def test_nothing_is_taken_for_a_session_or_a_baseline(tmp_path: Path, launches: 
     assert told.results == tuple(ours.results)
 
 
-def test_an_interrupt_leaves_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = Launches()
-
-    def interrupted(*arguments: Any, **options: Any) -> Run:
-        if len(stand_in.order) == 3:
-            raise KeyboardInterrupt
-        return stand_in(*arguments, **options)
-
-    monkeypatch.setattr(flow, "launch_once", interrupted)
+def test_an_interrupt_leaves_what_was_measured(tmp_path: Path, launches: Launches) -> None:
+    launches.end = 3, KeyboardInterrupt()
     ours = make_comparison(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         ours.measure(make_case(), "test")
@@ -247,16 +208,9 @@ def test_an_interrupt_leaves_what_was_measured(tmp_path: Path, monkeypatch: pyte
     assert len(told.interrupted_launches) == 2, "one of each arm: the second pair was not whole"
 
 
-def test_an_error_leaves_the_launches_of_both_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = Launches()
-
-    def broken(*arguments: Any, **options: Any) -> Run:
-        if len(stand_in.order) == 5:
-            raise FileError("the disk is full")
-        return stand_in(*arguments, **options)
-
-    monkeypatch.setattr(flow, "launch_once", broken)
-    stand_in.disturbed = {1}
+def test_an_error_leaves_the_launches_of_both_arms(tmp_path: Path, launches: Launches) -> None:
+    launches.end = 5, FileError("the disk is full")
+    launches.disturbed = {1}
     ours = make_comparison(tmp_path)
     with pytest.raises(FileError):
         ours.measure(make_case(), "test")
@@ -279,7 +233,7 @@ def test_what_is_saved_while_a_case_runs_holds_no_launch_of_another(
 def test_the_variables_of_an_arm_reach_its_ranks(tmp_path: Path) -> None:
     """Also the number of threads, which the agent sets on a CPU unless the arm does."""
     case = make_case(model="llama-tiny", framework=DDP(), steps=10, max_warmup_steps=2, timeout_s=300)
-    machine = Host(LocalLauncher()).machine_for(case)
+    machine = Host().machine_for(case)
     arm = Arm(given={"OMP_NUM_THREADS": "3", "NCCL_ALGO": "Ring"})
     run = launch_once(case, machine, tmp_path / "launch", Launching(arm=arm))
     assert run.failure is None
