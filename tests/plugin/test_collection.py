@@ -7,24 +7,19 @@ from tests.suite import CASES, OTHER
 MADE_INSIDE = CASES.replace(
     '@pytest.mark.parametrize("case", [FAKE, A100])\n    def test_it(bench, case)', "def test_it(bench)"
 )
-
-
+WITHOUT_PARAMETER = MADE_INSIDE.replace("bench(case)", "bench(FAKE)")
+NO_PARAMETER = (
+    "ERROR: test_cases.py::test_it: bench measures a case that is a parameter of the test, so that -m and -k "
+    'can select it. Write @pytest.mark.parametrize("case", [Case(...)]) above def test_it(bench, case)'
+)
 TWICE = "fake-llama-tiny-s64-b4-fp32-1x2"
 
 
 @pytest.mark.parametrize(
     ("content", "args", "said"),
     [
-        *(
-            (
-                MADE_INSIDE.replace("bench(case)", "bench(FAKE)"),
-                args,
-                "ERROR: test_cases.py::test_it: bench measures a case that is a parameter of the test, so that "
-                '-m and -k can select it. Write @pytest.mark.parametrize("case", [Case(...)]) above def '
-                "test_it(bench, case)",
-            )
-            for args in ((), ("-m", "cpu"))
-        ),
+        (WITHOUT_PARAMETER, (), NO_PARAMETER),
+        (WITHOUT_PARAMETER, ("-m", "cpu"), NO_PARAMETER),
         (CASES.replace("A100]", "None]"), (), "ERROR: test_cases.py::test_it[None]: bench measures a case"),
         (
             CASES + OTHER,
@@ -32,15 +27,10 @@ TWICE = "fake-llama-tiny-s64-b4-fp32-1x2"
             f"ERROR: test_cases.py::test_it[{TWICE}] and test_cases.py::test_other[{TWICE}] measure the same "
             f"case, {TWICE}, and would share a baseline: leave one of them out",
         ),
-        *(
-            (CASES, ("-m", expression), said)
-            for expression, said in (
-                ("h10", "-m 'h10': no marker is named h10. Did you mean h100?"),
-                ("cpu or h10", "-m 'cpu or h10': no marker is named h10. Did you mean h100?"),
-                ("a100-80gb", "no marker is named a100-80gb. Did you mean a100?"),
-                ("xyzzy", "no marker is named xyzzy. Hardware is one of cpu, gpu, a10, "),
-            )
-        ),
+        (CASES, ("-m", "h10"), "-m 'h10': no marker is named h10. Did you mean h100?"),
+        (CASES, ("-m", "cpu or h10"), "-m 'cpu or h10': no marker is named h10. Did you mean h100?"),
+        (CASES, ("-m", "a100-80gb"), "no marker is named a100-80gb. Did you mean a100?"),
+        (CASES, ("-m", "xyzzy"), "no marker is named xyzzy. Hardware is one of cpu, gpu, a10, "),
     ],
     ids=["no parameter", "no parameter, -m", "no case", "twice", "near", "one of two", "family", "unknown"],
 )
