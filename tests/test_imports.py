@@ -44,7 +44,7 @@ NO_TEST_FILE = {
     "perfsuite.dry.group": "run by dry/test_rank.py, and by every dry run",
     "perfsuite.launch.base": "a Protocol: session/test_preflights.py implements it",
     **dict.fromkeys(
-        (f"perfsuite.plugin.{name}" for name in ("files", "keys", "run", "start", "terminal")),
+        (f"perfsuite.plugin.{name}" for name in ("ending", "keys", "run")),
         "run by test_plugin.py and test_plugin_resume.py, which run pytest",
     ),
     "perfsuite.session.dry": "run by cli/test_dry_run.py",

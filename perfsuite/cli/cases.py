@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +23,7 @@ from perfsuite.report.terminal import console
 from perfsuite.report.text import relative
 from perfsuite.results.session_file import Status
 from perfsuite.session import against_arm, dry, outputs
-from perfsuite.session.option_table import BY_NAME, options_of
+from perfsuite.session.option_table import BY_NAME, fraction, options_of
 from perfsuite.session.session import Session, session_file
 from perfsuite.session.setup import Options
 
@@ -42,8 +41,7 @@ def say(text: str) -> None:
 def option(name: str) -> Any:
     """An option that pytest has, too, as one of a command."""
     row = BY_NAME[name]
-    default = f" (default: {row.told.replace('`', '')})" if row.told else ""
-    return typer.Option(f"--{name}", help=row.help + default, metavar=row.metavar or None)
+    return typer.Option(f"--{name}", help=row.help_with_default, metavar=row.metavar or None)
 
 
 def directory(name: str, description: str) -> Any:
@@ -62,12 +60,7 @@ def _possible(path: Path) -> Path:
 
 def tolerance(text: str) -> float:
     """Read `1%` or `0.01`, above 0 and up to `MOST_TOLERANCE`."""
-    number = text.strip()
-    try:
-        value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= MOST_TOLERANCE:
+    if not 0 < (value := fraction(text)) <= MOST_TOLERANCE:
         allowed = f"expected above 0% and up to {MOST_TOLERANCE:.0%}, in percent or as a fraction: 1% or 0.01"
         raise typer.BadParameter(f"{text!r}, {allowed}")
     return value
@@ -113,8 +106,7 @@ def compare(
 
     Exit status 1 if a case is slower or larger in arm B, or fails; 3 if none is, and one is not decided.
     """
-    chosen = options(store=store, inject=inject, wait_quiet=wait_quiet)
-    directory = read("report", report)
+    chosen = options(store=store, inject=inject, wait_quiet=wait_quiet, report=report)
     progress = Progress(line=say)
     arms = ("--against", against), ("--arm", arm)
     pairs = read("max-pairs", max_pairs)
@@ -123,7 +115,7 @@ def compare(
     if session.skipped and k is None:
         raise CaseError(f"{session.skipped[0].case_id}: {session.skipped[0].reason}")
     progress.cases = len(fits)
-    measure(session, fits, report=directory, json_output=json_output)
+    measure(session, fits, json_output=json_output)
     if any(map(chosen.is_failing, session.results)):
         raise typer.Exit(1)
     is_decided = [result.outcome in ("passed", "improved") for result in session.results]
@@ -181,7 +173,7 @@ def selected(directory: Path, ids: list[str] | None, expression: str | None) -> 
     return found.by_id(directory, ids) if ids else found.by_expression(directory, str(expression))
 
 
-def measure(session: Session, cases: list[Case], *, report: Path | None = None, json_output: bool) -> int:
+def measure(session: Session, cases: list[Case], *, json_output: bool) -> int:
     """Measure cases one after another, print and write what was found. Returns how many could not be.
 
     An interrupt, or the end of an allocation, leaves what was found until then.
@@ -201,7 +193,7 @@ def measure(session: Session, cases: list[Case], *, report: Path | None = None, 
         status = "complete"
     finally:
         session.setup.lock.release()
-        _show(session, status, report, json_output=json_output)
+        _show(session, status, json_output=json_output)
     return refused
 
 
@@ -215,7 +207,7 @@ def fitting(session: Session, cases: list[Case]) -> list[Case]:
     return [case for case, reason in reasons if reason is None]
 
 
-def _show(session: Session, status: Status, report: Path | None, *, json_output: bool) -> None:
+def _show(session: Session, status: Status, *, json_output: bool) -> None:
     if json_output:
         typer.echo(json.dumps(documents.plain(session_file(session, status)), indent=1))
     else:
@@ -223,4 +215,4 @@ def _show(session: Session, status: Status, report: Path | None, *, json_output:
         width = max(out.width, 80) if out.is_terminal else None
         for line in outputs.lines(session, whole=True, color=out.is_terminal, width=width):
             typer.echo(relative(line, Path.cwd()))
-    outputs.write_files(session, status, report=report)
+    outputs.write_files(session, status)

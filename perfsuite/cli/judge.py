@@ -30,9 +30,9 @@ from pydantic import ConfigDict, FailFast, Field, ValidationError
 
 from perfsuite.analysis.window import find_window
 from perfsuite.cli.cases import tolerance as share
-from perfsuite.cli.judge_logs import LONGEST, check_comparable, read_log
+from perfsuite.cli.judge_logs import LONGEST, check_comparable, check_readable, read_log
 from perfsuite.documents import Data, explain
-from perfsuite.errors import CaseError, FileError
+from perfsuite.errors import CaseError
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 
 LONGEST_LINE = 64 * 2**20
@@ -233,12 +233,9 @@ def _judge_logs(
 def _judge_lines(file: str, *, json_output: bool) -> None:
     """Judge the traces of a file. Raises `Exit` with status 1 if one could not be judged."""
     counts: Counter[str] = Counter()
-    with contextlib.ExitStack() as stack:
-        try:
-            stream = sys.stdin.buffer if file == "-" else stack.enter_context(Path(file).open("rb"))
-        except (OSError, ValueError) as error:  # the latter: a NUL in the name
-            reason = getattr(error, "strerror", None) or error
-            raise FileError(f"cannot read {file!r}: {reason}") from None
+    if file != "-":
+        check_readable(Path(file))
+    with contextlib.nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as stream:
         if not json_output:
             typer.echo(f"{'line':>6}  {HEADINGS}")
         for number, line in enumerate(_lines(stream), start=1):

@@ -90,7 +90,7 @@ def _tensorboard(path: Path, tag: str) -> tuple[str, list[float]]:
     tags: set[str] = set()
     values: dict[int, float] = {}
     for file in files:
-        _check_readable(file)
+        check_readable(file)
         for event in LegacyEventFileLoader(str(file)).Load():
             tags |= {summary.tag for summary in event.summary.value}
             for summary in (each for each in event.summary.value if each.tag == tag):
@@ -162,7 +162,7 @@ def _mlperf(path: Path, kind: str | None) -> tuple[str, list[float]]:
 
 
 def _mllog_events(path: Path) -> Iterator[Mapping[str, Any]]:
-    _check_readable(path)
+    check_readable(path)
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
             for said in line.rstrip().split(MLLOG)[1:]:
@@ -210,7 +210,8 @@ def _number(value: object) -> float:
     return value if isinstance(value, float) else math.nan  # what is no number tells nothing
 
 
-def _check_readable(path: Path) -> None:
+def check_readable(path: Path) -> None:
+    """Raise `FileError` if a file cannot be read."""
     try:
         path.open("rb").close()
     except (OSError, ValueError) as error:  # the latter: a NUL in the name

@@ -1,9 +1,10 @@
 """The pytest plugin: markers, the `bench` fixture, skips, statuses and reports.
 
-    options     what pytest accepts                       run        the fixture, and what becomes of a test
-    start       the session that the options describe     terminal   what is shown
-    collection  which tests measure which case            files      what is written, and the exit status
+    options     what pytest accepts, and the session that it describes
+    collection  which tests measure which case
+    run         the fixture, and what becomes of a test
     benchmark   steps as those of pytest-benchmark
+    ending      what is shown and written, and the exit status
 
 pytest looks for its hooks here. Only this package imports pytest.
 """
@@ -22,12 +23,12 @@ from perfsuite.plugin.collection import pytest_collection_modifyitems as pytest_
 from perfsuite.plugin.collection import pytest_itemcollected as pytest_itemcollected
 from perfsuite.plugin.collection import pytest_make_parametrize_id as pytest_make_parametrize_id
 from perfsuite.plugin.collection import pytest_report_collectionfinish as pytest_report_collectionfinish
-from perfsuite.plugin.files import pytest_sessionfinish as pytest_sessionfinish
+from perfsuite.plugin.ending import pytest_report_teststatus as pytest_report_teststatus
+from perfsuite.plugin.ending import pytest_sessionfinish as pytest_sessionfinish
+from perfsuite.plugin.ending import pytest_terminal_summary as pytest_terminal_summary
 from perfsuite.plugin.options import pytest_addoption as pytest_addoption
+from perfsuite.plugin.options import pytest_configure as pytest_configure
+from perfsuite.plugin.options import pytest_unconfigure as pytest_unconfigure
 from perfsuite.plugin.run import bench as bench
 from perfsuite.plugin.run import pytest_runtest_makereport as pytest_runtest_makereport
 from perfsuite.plugin.run import pytest_runtest_setup as pytest_runtest_setup
-from perfsuite.plugin.start import pytest_configure as pytest_configure
-from perfsuite.plugin.start import pytest_unconfigure as pytest_unconfigure
-from perfsuite.plugin.terminal import pytest_report_teststatus as pytest_report_teststatus
-from perfsuite.plugin.terminal import pytest_terminal_summary as pytest_terminal_summary

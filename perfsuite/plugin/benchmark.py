@@ -7,9 +7,9 @@ that. `pedantic` never calibrates, so each round is exactly one replayed step.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -27,20 +27,17 @@ Groups = list[tuple[str | None, list[dict[str, Any]]]]
 
 
 class ReplayClock:
-    """A timer whose value changes only when a step is replayed."""
+    """A timer that is asked before and after each round; it stands still but for the steps to replay."""
 
     __name__ = "optimizer_step_clock"  # stands in the JSON as options.timer
-
-    def __init__(self) -> None:
-        self.now = 0.0
+    times: Iterator[float] = iter(())
 
     def __call__(self) -> float:
         """The time, in seconds."""
-        return self.now
+        return next(self.times, 0.0)
 
 
 CLOCK = pytest.StashKey[ReplayClock]()
-"""The clock of a test that asks for `bench`."""
 
 
 def set_clock(item: pytest.Item) -> None:
@@ -53,33 +50,14 @@ def set_clock(item: pytest.Item) -> None:
 
 def replay(benchmark: Any, clock: ReplayClock, step_s: Sequence[float]) -> None:
     """Let `benchmark` measure each of `step_s` (seconds), exactly."""
-    steps = iter([*step_s, *step_s])  # --benchmark-cprofile makes one more call
-
-    def show(second: float) -> None:
-        clock.now = second
-
-    rounds = {"rounds": len(step_s), "iterations": 1, "warmup_rounds": 0}
-    benchmark.pedantic(lambda: show(next(steps)), setup=lambda: show(0), **rounds)
-
-
-def raise_in(benchmark: Any, error: BaseException) -> NoReturn:
-    """Raise `error` in a way that tells `benchmark` that it has nothing to show."""
-
-    def fail() -> None:
-        raise error
-
-    benchmark.pedantic(fail)
-    raise error
-
-
-class _Nothing(Exception):
-    """Ends a benchmark that is none."""
+    clock.times = (second for step in step_s for second in (0.0, step))
+    benchmark.pedantic(lambda: None, rounds=len(step_s))
 
 
 def replay_nothing(benchmark: Any) -> None:
-    """Tell `benchmark` that it has nothing to show, where nothing is wrong: nothing was timed."""
-    with contextlib.suppress(_Nothing):
-        raise_in(benchmark, _Nothing())
+    """Tell `benchmark`, which would warn that nothing used it, that it has nothing to show."""
+    with contextlib.suppress(StopIteration):
+        benchmark.pedantic(next, args=(iter(()),))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -13,10 +13,10 @@ from perfsuite import documents
 from perfsuite.case.case import Case, CaseList
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.errors import BusyError, PerfsuiteError
-from perfsuite.plugin.keys import PROGRESS, SELECTED, SESSION, usage_error
-from perfsuite.plugin.options import check_root
-from perfsuite.plugin.terminal import terminal_of
+from perfsuite.ini import read_ini
+from perfsuite.plugin.keys import PROGRESS, SELECTED, SESSION, terminal_of, usage_error
 from perfsuite.results.outcome import STYLES
+from perfsuite.results.store import BASELINES
 from perfsuite.session.session import Session, check_same
 from perfsuite.session.setup import Host
 
@@ -44,11 +44,6 @@ def uses_bench(item: pytest.Item) -> bool:
     return "bench" in getattr(item, "fixturenames", ())
 
 
-def has_marks(item: pytest.Item) -> bool:
-    """Whether a test has marks of its own, by which somebody may have deselected it."""
-    return any(mark.name != "parametrize" for mark in item.iter_markers())
-
-
 def pytest_make_parametrize_id(val: object) -> str | None:
     """A case is shown by its own id."""
     return val.id if isinstance(val, Case) else None
@@ -67,11 +62,12 @@ def pytest_collection_modifyitems(
 ) -> Generator[None, object, object]:
     """Check what was collected, before anything is deselected.
 
-    A test that lost its cases has no hardware either. It is left whatever `-m` selects: else nobody would see
-    that it measures nothing.
+    A test that lost its cases has no hardware either. Unless it has marks of its own, it is left whatever
+    `-m` selects: else nobody would see that it measures nothing.
     """
     check_collected(config, items)
-    lost = [item for item in items if EMPTY in item.stash and not has_marks(item)]
+    lost = [item for item in items if EMPTY in item.stash]
+    lost = [item for item in lost if {mark.name for mark in item.iter_markers()} <= {"parametrize"}]
     result = yield
     if config.option.markexpr and not config.option.keyword:
         items += [item for item in lost if item not in items]
@@ -98,10 +94,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _may_run(host: Host, case: Case | None) -> bool:
     """Whether the test of a case will launch it, as far as is known before. Raises `CaseError`."""
-    if case is None:
-        return True
     try:
-        return host.why_not(case) is None
+        return case is None or host.why_not(case) is None
     except PerfsuiteError:
         raise
     except Exception:  # its own test tells it
@@ -119,12 +113,7 @@ def _resume(session: Session, benchmarks: list[pytest.Item]) -> int:
 
 
 def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Find the tests that lost their cases. Raises `UsageError` for what would be measured wrongly, or never.
-
-    That is a test without a case, the same case or its id twice, a marker that nobody knows, settings or
-    baselines that pytest does not see, and measuring without pytest-benchmark, as pytest itself would not say
-    why it is missing.
-    """
+    """Find the tests that lost their cases. Raises `UsageError` for what is measured wrongly, or never."""
     benchmarks = [item for item in items if uses_bench(item)]
     if not benchmarks:
         return
@@ -133,7 +122,7 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
             f"{benchmarks[0].nodeid} asks for bench, which needs pytest-benchmark, and that is turned off: "
             "run without -p no:benchmark"
         )
-    check_root(config)
+    _check_root(config)
     known: dict[str, tuple[pytest.Item, Case]] = {}
     for item in benchmarks:
         _note_lost_cases(item)
@@ -150,6 +139,28 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
                 "baseline: leave one of them out, or change a field of its case"
             )
     _check_marker_names(config, items)
+
+
+def _check_root(config: pytest.Config) -> None:
+    """Raise `UsageError` where an option's value keeps pytest from the settings or baselines of its tests."""
+    here, root = config.invocation_params.dir, config.stash[SESSION].setup.options.root
+    paths = [here / argument.partition("::")[0] for argument in config.args]
+    why = "pytest takes an option's value that is an existing path for a test: write --option=PATH, with ="
+    if config.inipath is None and config.getoption("inifilename") is None:
+        with usage_error():
+            ini = read_ini(here)
+        if ini.values and any(path.is_relative_to(ini.root) for path in paths):
+            raise pytest.UsageError(
+                f"the settings of pytest in {ini.root} were not read. {why}, or use -c FILE"
+            )
+    is_chosen = config.getoption("--perf-baselines") or config.getini("perf_baselines") != str(BASELINES)
+    if is_chosen or config.getoption("rootdir") or not any(path.is_relative_to(here) for path in paths):
+        return
+    if (here / BASELINES).is_dir() and not (root / BASELINES).is_dir():
+        raise pytest.UsageError(
+            f"there is {here / BASELINES}, but baselines would be looked for in {root / BASELINES}. {why}, "
+            "or use --perf-baselines=DIR"
+        )
 
 
 def _note_lost_cases(item: pytest.Item) -> None:

@@ -1,14 +1,16 @@
-"""What the hooks keep for each other."""
+"""What the hooks keep for each other, and small things that several of them need."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from perfsuite.errors import PerfsuiteError
 from perfsuite.report.progress import Progress
+from perfsuite.report.text import printable, relative
 from perfsuite.results.session_file import Measurement
 from perfsuite.session.session import Session
 
@@ -35,10 +37,14 @@ def is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
-def nothing_measured(config: pytest.Config) -> bool:
-    """Whether tests asked for measurements, and none says anything about the code."""
-    is_asked = bool(config.stash.get(SELECTED, 0)) and not config.option.collectonly
-    return is_asked and config.stash[SESSION].nothing_measured
+def terminal_of(config: pytest.Config) -> Any:
+    """pytest's terminal, or None."""
+    return config.pluginmanager.getplugin("terminalreporter")
+
+
+def shown(config: pytest.Config, text: str) -> str:
+    """The text as it may go to a terminal, with paths as pytest shows them: from its root directory."""
+    return printable(relative(text, config.rootpath))
 
 
 @contextlib.contextmanager

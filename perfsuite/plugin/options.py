@@ -1,17 +1,27 @@
-"""The plugin's options, made of the option table: what pytest accepts, and what was chosen."""
+"""What pytest accepts, made of the option table, and the session that it describes."""
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.ini import read_ini
+from perfsuite.launch.launchers import launcher
 from perfsuite.launch.slurm import PREFIX
-from perfsuite.plugin.keys import usage_error
-from perfsuite.results.store import BASELINES
-from perfsuite.session.option_table import OLD, OPTIONS, Option, check_together
+from perfsuite.plugin.ending import CollectsFromWorkers, HoldsInterrupts
+from perfsuite.plugin.keys import PROGRESS, SESSION, is_worker, terminal_of, usage_error
+from perfsuite.report.progress import Progress
+from perfsuite.report.text import printable
+from perfsuite.session import against_arm, dry
+from perfsuite.session.against_baseline import AgainstBaseline
+from perfsuite.session.option_table import OLD, OPTIONS, Option, check_together, options_of
+from perfsuite.session.session import Session
+from perfsuite.session.setup import Host, Setup
 
 SLURM_KEYS = {
     **dict.fromkeys(("options", "wait_start"), "as that option of perfsuite slurm submit"),
@@ -24,9 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the `--perf-*` options; those that a repository may want to fix have an ini key, too."""
     group = parser.getgroup("perfsuite", "performance regression tests of distributed training")
     for option in OPTIONS:
-        told = f"{option.help} (default: {option.told.replace('`', '')})" if option.told else option.help
         takes: dict[str, Any] = {"metavar": option.metavar} if option.metavar else {"action": "store_true"}
-        shown = "==SUPPRESS==" if option.hidden else told.replace("%", "%%")
+        shown = "==SUPPRESS==" if option.hidden else option.help_with_default.replace("%", "%%")
         group.addoption(option.spelled, help=shown, **takes)
         if option.ini and option.is_flag:
             parser.addini(option.key, f"as {option.spelled}", type="bool", default=False)
@@ -37,6 +46,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addini(f"perf_{old.replace('-', '_')}", f"is {new} now", default="")
     for name, told in SLURM_KEYS.items():
         parser.addini(f"{PREFIX}{name}", told, default="")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the hardware markers, check the options, and begin the session that they describe."""
+    for name in ACCELERATORS:
+        config.addinivalue_line("markers", f"{name}: a perfsuite case meant for {name}")
+    progress = config.stash[PROGRESS] = _progress(config)
+    session = config.stash[SESSION] = _session(config, progress)
+    session.saves = not is_worker(config)
+    config.pluginmanager.register(HoldsInterrupts(config))
+    if not is_worker(config):
+        config.pluginmanager.register(CollectsFromWorkers(config))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Let the next session on this machine measure."""
+    HoldsInterrupts.release(config)
+    if SESSION in config.stash:
+        config.stash[SESSION].setup.lock.release()
 
 
 def values(config: pytest.Config) -> dict[str, Any]:
@@ -50,7 +78,6 @@ def values(config: pytest.Config) -> dict[str, Any]:
 
 
 def _value(config: pytest.Config, option: Option) -> Any:
-    """The value of the command line, else that of the ini file."""
     given = config.getoption(option.spelled)
     if given in ([], "--"):  # what argparse makes of two dashes before Python 3.13, and since
         raise pytest.UsageError(f"{option.spelled}=--: give a value, or leave the option out")
@@ -72,23 +99,38 @@ def root_of(config: pytest.Config) -> Path:
         return read_ini(config.invocation_params.dir).root
 
 
-def check_root(config: pytest.Config) -> None:
-    """Raise `UsageError` where an option's value keeps pytest from the settings or baselines of its tests."""
-    here, root = config.invocation_params.dir, root_of(config)
-    paths = [here / argument.partition("::")[0] for argument in config.args]
-    why = "pytest takes an option's value that is an existing path for a test: write --option=PATH, with ="
-    if config.inipath is None and config.getoption("inifilename") is None:
-        with usage_error():
-            ini = read_ini(here)
-        if ini.values and any(path.is_relative_to(ini.root) for path in paths):
-            raise pytest.UsageError(
-                f"the settings of pytest in {ini.root} were not read. {why}, or use -c FILE"
-            )
-    is_chosen = config.getoption("--perf-baselines") or config.getini("perf_baselines") != str(BASELINES)
-    if is_chosen or config.getoption("rootdir") or not any(path.is_relative_to(here) for path in paths):
-        return
-    if (here / BASELINES).is_dir() and not (root / BASELINES).is_dir():
-        raise pytest.UsageError(
-            f"there is {here / BASELINES}, but baselines would be looked for in {root / BASELINES}. {why}, "
-            "or use --perf-baselines=DIR"
-        )
+def _session(config: pytest.Config, progress: Progress) -> Session:
+    chosen = values(config)
+    options = options_of(root_of(config), chosen)
+    with usage_error():
+        if chosen["dry"]:
+            return dry.session(options, progress)
+        launches = launcher(chosen["launcher"])
+        if chosen["against"] is not None:
+            arms = ("--perf-against", chosen["against"]), ("", ".")
+            return against_arm.session(options, progress, launches, arms, chosen["max-pairs"])
+        setup = Setup(options, progress, Host(launches, options.store))
+        return Session(setup, AgainstBaseline(setup))
+
+
+def _progress(config: pytest.Config) -> Progress:
+    """The progress of a session, written past pytest's capturing."""
+
+    def uncaptured() -> Any:
+        capture: Any = config.pluginmanager.getplugin("capturemanager")
+        return capture.global_and_fixture_disabled() if capture else contextlib.nullcontext()
+
+    def line(text: str) -> None:
+        if (terminal := terminal_of(config)) is not None:
+            with uncaptured():
+                terminal.ensure_newline()
+                terminal.write_line(printable(text))
+
+    def live(text: str | None) -> None:
+        if (terminal := terminal_of(config)) is not None:
+            with uncaptured():
+                terminal.rewrite((text or "")[: shutil.get_terminal_size().columns - 1], erase=True)
+                if text is None:
+                    terminal.write("\r")
+
+    return Progress(line=line, live=live)

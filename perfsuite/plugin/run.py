@@ -10,10 +10,9 @@ import pytest
 from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.errors import AllocationOverError, BusyError, PerfsuiteError
-from perfsuite.plugin.benchmark import CLOCK, raise_in, replay, replay_nothing, set_clock
+from perfsuite.plugin.benchmark import CLOCK, replay, replay_nothing, set_clock
 from perfsuite.plugin.collection import EMPTY, NO_CASE, case_of, uses_bench
-from perfsuite.plugin.keys import ENDED, MEASUREMENT, PASSED, SESSION, UNDECIDED, is_worker
-from perfsuite.plugin.terminal import shown
+from perfsuite.plugin.keys import ENDED, MEASUREMENT, PASSED, SESSION, UNDECIDED, is_worker, shown
 from perfsuite.report import summary
 from perfsuite.report import terminal as report
 from perfsuite.report.text import printable
@@ -42,11 +41,10 @@ def _skip_if_impossible(item: pytest.Item, case: Case) -> None:
     session = item.config.stash[SESSION]
     try:
         reason = session.skip_reason(case)
-    except PerfsuiteError as error:
-        session.record_error(case, item.nodeid, error)
-        pytest.fail(shown(item.config, str(error)), pytrace=False)
     except Exception as error:
         session.record_error(case, item.nodeid, error)
+        if isinstance(error, PerfsuiteError):
+            raise _failed(item, str(error)) from None
         raise
     if reason is not None:
         session.record_skip(case, item.nodeid, reason)
@@ -77,64 +75,57 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[
 def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
     """Measure the case of a test. Raises what the test is to end with, if it is not to pass."""
     session = item.config.stash[SESSION]
-    refusal: BaseException | None = None
     try:
         measurement = session.measure(case, item.nodeid)
-    except BusyError as error:
-        raise_in(benchmark, pytest.exit.Exception(f"perfsuite: {error}"))
-    except AllocationOverError as error:
-        item.config.stash[UNDECIDED] = [case.id, *_not_begun(item)]
-        raise_in(benchmark, pytest.exit.Exception(f"perfsuite: {error}"))
-    except PerfsuiteError as error:
-        refusal = pytest.fail.Exception(shown(item.config, str(error)), pytrace=False)
     except BaseException as error:
-        raise_in(benchmark, error)
-    if refusal is not None:  # raised here, pytest has no second exception to show
-        raise_in(benchmark, refusal)
+        replay_nothing(benchmark)
+        if isinstance(error, AllocationOverError):
+            items = item.session.items
+            left = [case_of(each) for each in items[items.index(item) + 1 :] if uses_bench(each)]
+            item.config.stash[UNDECIDED] = [case.id, *(each.id for each in left if each is not None)]
+        if isinstance(error, (AllocationOverError, BusyError)):
+            raise pytest.exit.Exception(f"perfsuite: {error}") from None
+        if isinstance(error, PerfsuiteError):
+            raise _failed(item, str(error)) from None
+        raise
     item.stash[MEASUREMENT] = measurement
     properties = summary.properties(measurement)
     benchmark.extra_info.update(properties)
     item.user_properties += [(f"perf_{name}", value) for name, value in properties.items()]
-    if measurement.dry:
-        replay_nothing(benchmark)
-    elif not measurement.measured_steps:
-        raise_in(benchmark, _failure(item.config, measurement))
-    else:
+    if measurement.measured_steps:
         replay(benchmark, item.stash[CLOCK], measurement.measured_steps)
-    if session.setup.options.is_failing(measurement) or measurement.excused is not None:
-        raise _failure(item.config, measurement)
+    else:
+        replay_nothing(benchmark)
+    if measurement.excused is not None:
+        reasons = printable("; ".join(measurement.verdict.reasons))
+        raise pytest.xfail.Exception(f"{measurement.excused}: {reasons}")
+    has_nothing = not (measurement.measured_steps or measurement.dry)
+    if has_nothing or session.setup.options.is_failing(measurement):
+        raise _failed(item, report.explanation(measurement, whole=item.config.get_verbosity() > 0))
     return measurement
 
 
-def _not_begun(item: pytest.Item) -> list[str]:
-    """The cases of the tests after this one."""
-    items = item.session.items
-    cases = [case_of(each) for each in items[items.index(item) + 1 :] if uses_bench(each)]
-    return [case.id for case in cases if case is not None]
-
-
-def _failure(config: pytest.Config, measurement: Measurement) -> BaseException:
-    """What ends a test that does not pass: a failure with the whole text, or xfail where it is excused."""
-    if measurement.excused is not None:
-        reasons = printable("; ".join(measurement.verdict.reasons))
-        return pytest.xfail.Exception(f"{measurement.excused}: {reasons}")
-    told = report.explanation(measurement, whole=config.get_verbosity() > 0)
-    return pytest.fail.Exception(shown(config, told), pytrace=False)
+def _failed(item: pytest.Item, text: str) -> BaseException:
+    return pytest.fail.Exception(shown(item.config, text), pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Carry the verdict to the terminal."""
+    """Carry the verdict to the terminal, and all that was found from a process of pytest-xdist."""
     test_report: pytest.TestReport = yield
-    if test_report.when == "call":
-        item.stash[PASSED] = test_report.passed
+    session = item.config.stash[SESSION]
     item.stash[ENDED] = test_report.when == "teardown"
-    measurement = item.stash.get(MEASUREMENT, None)
-    if measurement is None or test_report.when != "call":
+    if item.stash[ENDED] and is_worker(item.config) and uses_bench(item):
+        test_report.perf_found = [  # type: ignore[attr-defined]
+            [documents.plain(each) for each in kept if each.nodeid == item.nodeid]
+            for kept in (session.results, session.skipped)
+        ]
+    if test_report.when != "call":
         return test_report
-    if is_worker(item.config):
-        test_report.perf_measurement = documents.plain(measurement)  # type: ignore[attr-defined]
-    is_failing = item.config.stash[SESSION].setup.options.is_failing(measurement)
+    item.stash[PASSED] = test_report.passed
+    if (measurement := item.stash.get(MEASUREMENT, None)) is None:
+        return test_report
+    is_failing = session.setup.options.is_failing(measurement)
     if test_report.outcome == ("failed" if is_failing else "passed"):  # else the test itself had more to say
         test_report.perf_outcome = measurement.outcome  # type: ignore[attr-defined]
     return test_report

@@ -2,7 +2,7 @@
 
     A B, B A, A B, ...  -->  pairs of launches  -->  judge_pairs: undecided: one more pair
 
-Arm A is what is compared with, arm B what may be slower. Imports neither torch nor pytest.
+Arm A is what is compared with, arm B what may be slower.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from perfsuite.launch import driving
 from perfsuite.launch.arm import resolve
 from perfsuite.launch.base import Launcher, Listener
 from perfsuite.launch.quiet import Neighbours
-from perfsuite.measure import Launching, is_free, launch_watched
+from perfsuite.measure import Launching, is_free, launch_watched, profile_once
 from perfsuite.node.cpu import node_variables
-from perfsuite.results.outcome import Excuse, Verdict
+from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
 from perfsuite.session.session import Session
 from perfsuite.session.setup import Host, Options, Setup
-from perfsuite.session.way import Judged, Trial, Way, excused, take_profile
+from perfsuite.session.way import Trial, Way, excused
 from perfsuite.verdict.arms import ARM_A, ARM_B, judge_pairs, unhealthy_pairs
 from perfsuite.verdict.overall import with_unseen
 from perfsuite.verdict.paired_test import MAX_PAIRS, order
@@ -31,7 +31,7 @@ from perfsuite.verdict.profiled import explained
 
 @dataclass
 class AgainstArm(Way):
-    """Compares one case after another in two arms, A and B. A fault is injected into arm B alone."""
+    """Compares cases in two arms, A and B. A fault is injected into arm B alone."""
 
     max_pairs: int = MAX_PAIRS
     tolerance: float | None = None
@@ -54,7 +54,7 @@ class AgainstArm(Way):
                 "only show noise"
             )
 
-    def judge(self, trial: Trial) -> Judged:
+    def judge(self, trial: Trial) -> Verdict:
         """Launch pairs until they decide. A pair that is no evidence is made again, in the same order."""
         while True:
             others = self._launch_pair(trial)
@@ -64,7 +64,12 @@ class AgainstArm(Way):
                 # While others stay, more launches would be in vain: one pair is enough for a verdict.
                 verdict = self._verdict(trial, max_unhealthy=1)
             if verdict.outcome != "undecided":
-                return Judged(verdict, excused=_excuse(trial, verdict))
+                before, now = (
+                    {run.failure.kind for run in arm if run.failure} for arm in (trial.before, trial.runs)
+                )
+                if before == {verdict.failure} and now <= before:  # arm A has it, too
+                    trial.excused = excused(trial, verdict, None)
+                return verdict
 
     def _launch_pair(self, trial: Trial) -> Neighbours | None:
         """Launch each arm once. Returns who tells of others that used the machine; None if nobody did."""
@@ -82,7 +87,6 @@ class AgainstArm(Way):
         return others
 
     def _launching(self, arm: str) -> Launching:
-        """How an arm, `a` or `b`, is launched."""
         how = replace(self.setup.launching, arm=self.arms["ab".index(arm)])
         return how if arm == "b" else replace(how, inject=None)
 
@@ -105,7 +109,8 @@ class AgainstArm(Way):
         taken = []
         for arm, name in (("a", ARM_A), ("b", ARM_B)):
             self.setup.listener.say(f"{name} of {trial.case.id} is launched once more, for a profile")
-            taken.append(take_profile(trial, trial.directory / arm, self._launching(arm)))
+            directory = RunDir.of_profile(trial.directory / arm).path
+            taken.append(profile_once(trial.case, trial.machine, directory, self._launching(arm)))
         before, now = taken
         verdict = with_unseen(result.verdict, {ARM_A: before, ARM_B: now})
         verdict = verdict.replace(profiled=explained(before, now, ARM_A))
@@ -127,10 +132,3 @@ def session(
     setup = Setup(options, listener, Host(launcher, options.store))
     found = tuple(resolve(option, text, root=options.root, store=options.store) for option, text in arms)
     return Session(setup, AgainstArm(setup, found, max_pairs=max_pairs or MAX_PAIRS, tolerance=tolerance))
-
-
-def _excuse(trial: Trial, verdict: Verdict) -> Excuse | None:
-    """Why a failure is no surprise. None is excused that arm A does not have."""
-    before, now = ({run.failure.kind for run in arm if run.failure} for arm in (trial.before, trial.runs))
-    is_known = before == {verdict.failure} and now <= before
-    return excused(trial, verdict, None) if is_known else None

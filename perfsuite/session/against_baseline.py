@@ -1,4 +1,4 @@
-"""Judges cases by their baselines, and records one where there is none. Imports neither torch nor pytest."""
+"""Judges cases by their baselines, and records one where there is none."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from pathlib import Path
 from perfsuite.case.case import Case
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import framework_of
-from perfsuite.measure import measure
+from perfsuite.measure import measure, profile_once
 from perfsuite.report.text import plural
 from perfsuite.results import baseline, count_baseline
 from perfsuite.results.count_baseline import target_of
 from perfsuite.results.outcome import UNMEASURED, Verdict
 from perfsuite.results.profile import TakenProfile, of_baseline
+from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import FoundBaseline
 from perfsuite.session.setup import MISSING_FAILS
-from perfsuite.session.way import Judged, Trial, Way, excused, take_profile
+from perfsuite.session.way import Trial, Way, excused
 from perfsuite.verdict.exact import counted
 from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.overall import Reference, with_counts, with_unseen
@@ -33,15 +34,13 @@ class AgainstBaseline(Way):
 
     _noise: dict[str, ClassNoise] = field(default_factory=dict)
 
-    def refused(self, trial: Trial) -> Judged | None:
+    def refused(self, trial: Trial) -> Verdict | None:
         """The failure of a case that lacks a required baseline, unless it may fail for another reason."""
         _, required = self._baseline_of(trial)
         may_fail = trial.case.known_issue is not None or trial.case.may_run_out_of_memory
-        if required is None or (may_fail and self.setup.options.inject is None):
-            return None
-        return Judged(required)
+        return None if may_fail and self.setup.options.inject is None else required
 
-    def judge(self, trial: Trial) -> Judged:
+    def judge(self, trial: Trial) -> Verdict:
         """Launch a case until its launches decide, and judge what they counted."""
         known, required = self._baseline_of(trial)  # anew: who had the lock may have recorded one
         target = target_of(trial.machine, dry=False)
@@ -61,11 +60,12 @@ class AgainstBaseline(Way):
             seen = {"launches": verdict.launches, "unhealthy_launches": verdict.unhealthy_launches}
             verdict = required.replace(**seen)
         verdict = with_counts(verdict, trial.runs, reference.counts, str(file))
-        times = known.file if known else None
+        trial.baseline_file = known.file if known else None
         if verdict.is_recorded:
             hardware_class = trial.runs[-1].machine.hardware_class
-            times = self.setup.baselines.local_file(hardware_class, trial.case.id)
-        return Judged(verdict, times, excused(trial, verdict, reference.baseline))
+            trial.baseline_file = self.setup.baselines.local_file(hardware_class, trial.case.id)
+        trial.excused = excused(trial, verdict, reference.baseline)
+        return verdict
 
     def noise(self, hardware_class: str) -> ClassNoise:
         """The noise pooled over all baselines of a class, as they were when it was first asked for."""
@@ -89,7 +89,8 @@ class AgainstBaseline(Way):
         if not self._wants_profile(result, trial.case):
             return None
         self.setup.listener.say(f"{trial.case.id} is launched once more, for a profile")
-        taken = take_profile(trial, trial.directory, self.setup.launching)
+        directory = RunDir.of_profile(trial.directory).path
+        taken = profile_once(trial.case, trial.machine, directory, self.setup.launching)
         verdict = with_unseen(result.verdict, {"": taken})
         if not _is_worse(verdict):
             return result.replace(profile=taken, verdict=verdict)

@@ -1,13 +1,12 @@
-"""Runs cases dry: nothing is timed, what a step does is counted and judged.
-
-Imports neither torch nor pytest.
-"""
+"""Runs cases dry: nothing is timed, what a step does is counted and judged."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
+from perfsuite.case.case import Case
 from perfsuite.dry.driver import dry_run
 from perfsuite.dry.machine import Device
 from perfsuite.launch.base import Listener
@@ -20,7 +19,7 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
 from perfsuite.session.session import Session
 from perfsuite.session.setup import MISSING_FAILS, DryHost, Options, Setup
-from perfsuite.session.way import Judged, Trial, Way
+from perfsuite.session.way import Trial, Way
 from perfsuite.verdict.overall import with_counts
 
 ONE_RANK = "not recorded: --rank looks at one rank, and a baseline has all that differ"
@@ -28,7 +27,7 @@ ONE_RANK = "not recorded: --rank looks at one rank, and a baseline has all that 
 
 @dataclass
 class Dry(Way):
-    """Runs one case after another dry, whatever this machine is. The host of its `setup` is a `DryHost`."""
+    """Runs cases dry, whatever this machine is. The host of its `setup` is a `DryHost`."""
 
     device: Device | None = None
     """What to pretend; None: what the case is meant for."""
@@ -36,7 +35,7 @@ class Dry(Way):
     """The ranks to run. None: those that tell what all do; only these are recorded."""
     dry: ClassVar[bool] = True
 
-    def judge(self, trial: Trial) -> Judged:
+    def judge(self, trial: Trial) -> Verdict:
         """Run a case dry and judge what it counts. Nothing that a dry run does shows a known issue."""
         target = target_of(trial.machine, dry=True)
         store = self.setup.baselines.counts
@@ -51,7 +50,7 @@ class Dry(Way):
         if known is None and self.ranks is not None and verdict.counts is not None:
             looked_at = verdict.counts.replace(outcome="passed", baseline_file=None, notes=(ONE_RANK,))
             verdict = verdict.replace(counts=looked_at)
-        return Judged(verdict)
+        return verdict
 
     def _uncounted(self, run: Run, target: str, *, is_known: bool) -> Verdict:
         """What a dry run says before its counts are looked at."""
@@ -61,8 +60,7 @@ class Dry(Way):
         if not is_known and self.setup.options.fail_without_baseline:
             reason = f"no baseline of counts for {target} in {self.setup.baselines}, and {MISSING_FAILS}"
             return Verdict(outcome="failed", launches=1, failure="no_baseline", reasons=(reason,))
-        is_recorded = not is_known and self.ranks is None
-        return Verdict(outcome="recorded" if is_recorded else "passed", launches=1)
+        return Verdict(outcome="passed" if is_known or self.ranks is not None else "recorded", launches=1)
 
     def record(self, result: Measurement) -> None:
         """Write the local baseline of counts, if a case turned out to need one."""
@@ -70,10 +68,15 @@ class Dry(Way):
         if counts is not None and counts.outcome == "recorded" and self.ranks is None:
             self.setup.baselines.counts.write_local(count_baseline.from_runs(result.runs))
 
+    def reviewed_file(self, case: Case) -> Path:
+        """Where the reviewed baseline of the counts of a case stands, or would."""
+        target = target_of(self.setup.host.machine_for(case), dry=True)
+        return self.setup.baselines.counts.reviewed_file(target, case.id)
+
 
 def session(
     options: Options, listener: Listener, device: Device | None = None, ranks: tuple[int, ...] | None = None
 ) -> Session:
     """A session that runs cases dry, on the machines that they are meant for or on another `device`."""
-    setup = Setup(options, listener, DryHost(device))
+    setup = Setup(options, listener, DryHost(device=device))
     return Session(setup, Dry(setup, device=device, ranks=ranks))

@@ -1,15 +1,14 @@
 """The one table of options. pytest's options and ini keys, those of commands, and the page are made of it.
 
 To add an option, add a row here; if a session is to know it, also a field of `Options`; then `make samples`.
-Imports neither torch nor pytest.
 """
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -34,10 +33,10 @@ Parse = Callable[[str], Any]
 
 def whole(least: int, most: int | None = None) -> Parse:
     """A whole number in a range."""
-    several = f"a whole number, {least} or more, of at most {MOST_DIGITS} digits"
-    allowed = several if most is None else f"a whole number from {least} to {most}"
 
     def parse(value: str) -> int:
+        several = f"a whole number, {least} or more, of at most {MOST_DIGITS} digits"
+        allowed = several if most is None else f"a whole number from {least} to {most}"
         if not value.isdecimal() or len(value) > MOST_DIGITS or not least <= int(value) <= (most or 10**9):
             raise ValueError(allowed)
         return int(value)
@@ -45,12 +44,19 @@ def whole(least: int, most: int | None = None) -> Parse:
     return parse
 
 
+def fraction(value: str) -> float:
+    """Read 90% or 0.9; NaN is what cannot be read."""
+    number = value.strip()
+    try:
+        return float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    except ValueError:
+        return math.nan
+
+
 def share(value: str) -> float:
     """A share of a whole, as 90% or 0.9."""
-    with contextlib.suppress(ValueError):
-        found = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
-        if 0 <= found <= 1:
-            return found
+    if 0 <= (found := fraction(value)) <= 1:
+        return found
     raise ValueError("a share from 0% to 100%, or from 0 to 1")
 
 
@@ -103,16 +109,15 @@ class Option:
     page: str = ""
     """What the page says besides, in Markdown."""
     metavar: str = ""
-    """How its value is shown; nothing for a flag."""
+    """How its value is shown; nothing for a flag. The second of two words, with a `|` between, is True."""
     parse: Parse = str
     default: str = ""
     """The value without it, as text. It is parsed like any other, unless it is empty: then it is None."""
     default_told: str = ""
     """The default in words, where a value does not say it."""
     sets: str = ""
-    """The field of `Options` that it sets, if not the one of its name; `policy.` begins one of its policy."""
-    choices: Mapping[str, Any] = field(default_factory=dict)
-    """What each word sets the field to. A flag whose name begins with `no-` sets it to False."""
+    """The field of `Options` that it sets, if not the one of its name; `policy.` begins one of its policy.
+    A flag whose name begins with `no-` sets it to False."""
     ini: bool = False
     """Whether a repository can fix it in pytest's ini file."""
     of_verdict: bool = False
@@ -146,16 +151,24 @@ class Option:
         """The default, for people."""
         return self.default_told or self.default
 
+    @property
+    def help_with_default(self) -> str:
+        """The help, as a command line shows it."""
+        return self.help + (f" (default: {self.told.replace('`', '')})" if self.told else "")
+
     def read(self, spelled: str, value: str | bool | None) -> Any:
         """Return what a value means. Raises `CaseError`, which names the option as it was `spelled`."""
         if self.is_flag:
             return bool(value) != self.name.startswith("no-")
         if not (given := str(value or self.default)):
             return None
+        words = self.metavar.split("|")
         try:
-            if self.choices and given not in self.choices:
-                raise ValueError(" or ".join(self.choices))
-            return self.choices[given] if self.choices else self.parse(given)
+            if len(words) == 1:
+                return self.parse(given)
+            if given not in words:
+                raise ValueError(" or ".join(words))
+            return given == words[1]
         except ValueError as error:
             raise CaseError(f"{spelled}={given[:80]}: give {error}") from None
 
@@ -164,8 +177,9 @@ class Option:
         value = attrgetter(str(self.sets_field))(options)
         if self.is_flag:
             return "yes" if value != self.name.startswith("no-") else "no"
-        words = (word for word, meant in self.choices.items() if meant == value)
-        return next(words, "nothing" if value is None else str(value))
+        if "|" in self.metavar:
+            return self.metavar.split("|")[bool(value)]
+        return "nothing" if value is None else str(value)
 
 
 OPTIONS = (
@@ -227,7 +241,6 @@ OPTIONS = (
         metavar="record|fail",
         default="record",
         sets="fail_without_baseline",
-        choices={"record": False, "fail": True},
         ini=True,
         of_verdict=True,
         help="a case without a baseline: record one in the store, or fail",
@@ -271,7 +284,6 @@ OPTIONS = (
         metavar="wait|fail",
         default="wait",
         sets="fail_if_busy",
-        choices={"wait": False, "fail": True},
         help="where another session measures on this machine: wait until it ends, or fail",
     ),
     Option(

@@ -1,13 +1,8 @@
-"""What a session leaves: its text for a terminal, and its files. Imports neither torch nor pytest.
-
-pytest and the commands share it: `--perf-against` and `perfsuite compare` show and write the same, and so do
-`--perf-dry` and `perfsuite dry-run`.
-"""
+"""What a session leaves, of pytest or of a command: its text for a terminal, and its files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from perfsuite import documents
@@ -38,31 +33,26 @@ def lines(session: Session, *, whole: bool, color: bool, width: int | None) -> l
     return told if whole else [*told, *summary.in_short(measurements)]
 
 
-def write_files(
-    session: Session, status: Status, *, json_file: Path | None = None, report: Path | None = None
-) -> SessionFile | None:
-    """Write `results.json`, and the files that were asked for: as many as can be. Raises `FileError`.
+def write_files(session: Session, status: Status) -> None:
+    """Write `results.json` of a session that has begun, and the files that were asked for: as many as can be.
 
-    Returns their content; None of a session that has not begun and of which nothing was asked.
+    Raises `FileError` with all that cannot.
     """
-    has_begun = session.results or session.launches or session.running is not None
-    files = [session.directory.results] if has_begun else []
-    files += [] if json_file is None else [json_file]
-    if not files and report is None:
-        return None
-    content = session_file(session, status)
-    writes: list[Callable[[], object]] = [partial(documents.write, file, content) for file in files]
-    if report is not None:
-        writes.append(partial(write_report, report, content))
+    writes: list[tuple[Callable[[Path, SessionFile], object], Path]] = []
+    if session.results or session.launches or session.running is not None:
+        writes.append((documents.write, session.directory.results))
+    if (file := session.setup.options.json) is not None:
+        writes.append((documents.write, file))
+    if (directory := session.setup.options.report) is not None:
+        writes.append((write_report, directory))
     problems = []
-    for write in writes:
+    for write, path in writes:
         try:
-            write()
+            write(path, session_file(session, status))
         except PerfsuiteError as error:  # another file may lie on another disk
             problems.append(str(error))
     if problems:
         raise FileError("; ".join(problems))
-    return content
 
 
 def write_report(directory: Path, *contents: SessionFile) -> None:

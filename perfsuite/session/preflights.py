@@ -1,4 +1,4 @@
-"""The preflights of a session: which of its nodes are bad. Imports neither torch nor pytest."""
+"""The preflights of a session: which of its nodes are bad."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ class Preflights:
 
     setup: Setup
     new_directory: Callable[[], Path]
-    """Makes the directory for the files of a preflight."""
     save: Callable[[], None]
     """Writes what the session knows so far."""
     made: list[Preflight] = field(default_factory=list)
@@ -35,8 +34,9 @@ class Preflights:
         A case that trains nothing takes any node.
         """
         nodes = case.topology.nodes
-        is_looked_at = nodes > 1 and self.setup.options.preflight and torch_build.installed()
-        if not is_looked_at or not framework_of(case).plan(case).needs_torch:
+        if nodes == 1 or not self.setup.options.preflight or not torch_build.installed():
+            return ()
+        if not framework_of(case).plan(case).needs_torch:
             return ()
         known = {(len(each.nodes), each.machine.device) for each in self.made}
         if min(self._bad, default=nodes) >= nodes and (nodes, machine.device) not in known:
@@ -48,8 +48,9 @@ class Preflights:
         first = self._preflight(nodes, machine)
         if not first.problems:
             return
-        said = "what a preflight finds wrong counts if a second one finds that node bad, too"
-        self.setup.listener.say(said)
+        self.setup.listener.say(
+            "what a preflight finds wrong counts if a second one finds that node bad, too"
+        )
         second = self._preflight(nodes, machine)
         for number, (before, now) in enumerate(zip(first.nodes, second.nodes, strict=True)):
             if before.problems and now.problems:
@@ -58,10 +59,9 @@ class Preflights:
     def _preflight(self, nodes: int, machine: Machine) -> Preflight:
         self.save()
         self.setup.listener.waiting(f"preflight of {nodes} nodes")
-        host = self.setup.host
-        allocation = host.machine.allocation
+        launcher, allocation = self.setup.host.launcher, self.setup.host.machine.allocation
         names = [node.name for node in allocation.nodes[:nodes]] if allocation else []
-        found = preflight(host.launcher, machine, nodes, self.new_directory(), names=names)
+        found = preflight(launcher, machine, nodes, self.new_directory(), names=names)
         self.made.append(found)
         self.save()
         self.setup.listener.say(report.as_text(found))

@@ -1,23 +1,16 @@
-"""Which session `--perf-resume` goes on with, and which of its cases are decided.
-
-Imports neither torch nor pytest.
-"""
+"""Which session `--perf-resume` goes on with, and which of its cases are decided."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError
 from perfsuite.results.count_baseline import target_of
-from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.session_file import Measurement, PytestRun, SessionFile
 from perfsuite.results.store import BaselineStore, SessionDir, Store
 
-OUTCOMES_OF_THE_MACHINE: tuple[Outcome, ...] = ("unhealthy", "undecided")
 FAILURES_OF_THE_MACHINE: tuple[FailureKind, ...] = ("cancelled", "error", "missing_report", "no_baseline")
 """A step that somebody cancelled, a file that cannot be written, a launcher that was killed, a baseline that
 may be there by now: nothing says that the code failed."""
@@ -25,15 +18,8 @@ MOST_DIFFERENCES = 5
 """Differences between two sessions that are told."""
 
 
-class Earlier(NamedTuple):
-    """A session to go on with, as its parts have left it."""
-
-    directory: SessionDir
-    content: SessionFile
-
-
-def newest(store: Store, now: SessionFile) -> Earlier:
-    """The newest session of a store, whose verdicts hold for `now`. Dry runs are none.
+def newest(store: Store, now: SessionFile) -> tuple[SessionDir, SessionFile]:
+    """The newest session of a store, whose verdicts hold for `now`, and what it left. Dry runs are none.
 
     Raises `FileError` with the reason where there is none, where its file cannot be read, and where it
     differs from `now` in anything that a verdict depends on.
@@ -48,14 +34,13 @@ def newest(store: Store, now: SessionFile) -> Earlier:
         if (more := len(reasons) - MOST_DIFFERENCES) > 0:
             reasons[MOST_DIFFERENCES:] = [f"and {more} more"]
         raise FileError(f"the newest session, {file.parent}, has {'; '.join(reasons)}")
-    return Earlier(SessionDir(file.parent), content)
+    return SessionDir(file.parent), content
 
 
 def differences(then: SessionFile, now: SessionFile) -> list[str]:
     """Return why the verdicts of one session do not hold for another; empty if they do.
 
-    These are the commit, the uncommitted changes, the hardware class, the options that change a verdict, and
-    the versions and variables, each with both values.
+    Each names both values.
     """
     if now.commit is None:
         return ["cases outside of git, where no commit says whether they are the same"]
@@ -78,8 +63,8 @@ def differences(then: SessionFile, now: SessionFile) -> list[str]:
 
 def is_decided(result: Measurement) -> bool:
     """Whether a case keeps its verdict when its session goes on: one that says something of the code."""
-    failure = result.verdict.failure
-    return result.outcome not in OUTCOMES_OF_THE_MACHINE and failure not in FAILURES_OF_THE_MACHINE
+    is_of_machine = result.verdict.failure in FAILURES_OF_THE_MACHINE
+    return result.outcome not in ("unhealthy", "undecided") and not is_of_machine
 
 
 def ended(parts: tuple[PytestRun, ...]) -> tuple[PytestRun, ...]:
@@ -90,8 +75,7 @@ def ended(parts: tuple[PytestRun, ...]) -> tuple[PytestRun, ...]:
 def holds(result: Measurement, case: Case, machine: Machine, baselines: BaselineStore) -> bool:
     """Whether a case keeps its result of an earlier part of its session.
 
-    It does not where nothing was decided about the code, and where another baseline counts now than it was
-    judged by, or one that cannot be read.
+    It does where its code was judged, by the baselines that count now.
     """
     is_of_case = all(documents.plain(run.case) == documents.plain(case) for run in result.runs)
     if not is_decided(result) or not is_of_case:

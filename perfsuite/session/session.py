@@ -1,4 +1,4 @@
-"""A session: measures one case after another, and keeps what it found. Imports neither torch nor pytest."""
+"""A session: measures one case after another, and keeps what it found."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from perfsuite.session import resume
 from perfsuite.session.option_table import of_verdicts
 from perfsuite.session.preflights import Preflights
 from perfsuite.session.setup import MISSING_FAILS, Setup
-from perfsuite.session.way import Judged, Trial, Way
+from perfsuite.session.way import Trial, Way
 from perfsuite.verdict.profiled import explained
 
 
@@ -63,7 +63,6 @@ class Session:
     running: str | None = None
     """The id of the case that is being measured: at the end of an interrupted session, the lost one."""
     _cases: dict[str, Case] = field(default_factory=dict)
-    """The cases measured so far, by id."""
     _earlier: dict[tuple[str, str], Measurement] = field(default_factory=dict)
     """The results of earlier parts that are still in `results`, by test and case."""
     _unsaved: str | None = None
@@ -105,15 +104,14 @@ class Session:
         self.setup.take_lock()
         say = self.setup.listener.say
         try:
-            directory, earlier = resume.newest(self.setup.store, session_file(self, "running"))
+            self.directory, earlier = resume.newest(self.setup.store, session_file(self, "running"))
         except FileError as error:
             say(f"--perf-resume: a new session begins: {error}")
             return
-        self.directory, self.earlier = directory, earlier
-        self.results, self.skipped = list(earlier.results), list(earlier.skipped)
+        self.earlier, self.results, self.skipped = earlier, [*earlier.results], [*earlier.skipped]
         self._earlier = {(result.nodeid, result.case_id): result for result in earlier.results}
         decided = sum(map(resume.is_decided, earlier.results))
-        say(f"--perf-resume: goes on with {directory.path}: {plural(decided, 'case')} measured there")
+        say(f"--perf-resume: goes on with {self.directory.path}: {plural(decided, 'case')} measured there")
 
     def earlier_result(self, case: Case, nodeid: str) -> Measurement | None:
         """The result of a case in an earlier part of this session; None if it has to be measured."""
@@ -132,7 +130,7 @@ class Session:
         reason = self.setup.host.why_not(case)
         if reason is None or not self.setup.options.fail_without_baseline:
             return reason
-        if is_there(file := self.setup.reviewed_file(case, dry=self.way.dry)):
+        if is_there(file := self.way.reviewed_file(case)):
             raise CaseError(f"{reason}; but there is {file}, and {MISSING_FAILS}")
         return reason
 
@@ -145,11 +143,11 @@ class Session:
     def record_error(self, case: Case, nodeid: str, error: Exception) -> None:
         """Keep a case that could not be measured as a failed one, with the launches that it had."""
         trial = self.trial if self.trial is not None and self.trial.case is case else None
-        directory = self.directory.case(case.id) if trial is None else trial.directory
-        where = "" if isinstance(error, PerfsuiteError) else f" ({_traceback(error, directory)})"
-        launches, reasons = 0 if trial is None else len(trial.runs), (f"{told(error)}{where}",)
-        verdict = Verdict(outcome="failed", launches=launches, failure="error", reasons=reasons)
-        self.keep(_result(case, nodeid, directory, trial, Judged(verdict)))
+        trial = trial or Trial(case, self.setup.host.machine, self.directory.case(case.id))
+        where = "" if isinstance(error, PerfsuiteError) else f" ({_traceback(error, trial.directory)})"
+        reasons = (f"{told(error)}{where}",)
+        verdict = Verdict(outcome="failed", launches=len(trial.runs), failure="error", reasons=reasons)
+        self.keep(_result(trial, nodeid, verdict))
 
     def measure(self, case: Case, nodeid: str) -> Measurement:
         """Launch a case and judge it until decided; record a baseline where there is none.
@@ -164,9 +162,9 @@ class Session:
         self.trial = None
         try:
             directory = self.directory.new_case(case.id)
-            trial = self.trial = Trial(case, self.setup.host.machine_for(case), directory)
+            self.trial = trial = Trial(case, self.setup.host.machine_for(case), directory)
             check_same(self._cases.setdefault(case.id, case), case)
-            judged = self.way.refused(trial) or self._judge(trial)
+            verdict = self.way.refused(trial) or self._judge(trial)
         except (BusyError, AllocationOverError):
             raise
         except Exception as error:
@@ -174,24 +172,24 @@ class Session:
             self.record_error(case, nodeid, error)
             raise
         self.running = None
-        self.keep(_result(case, nodeid, directory, trial, judged))
+        self.keep(_result(trial, nodeid, verdict))
         try:
             self._profile(trial)  # it may be interrupted, or fail
         finally:
             self.way.record(self.results[-1])
         return self.results[-1]
 
-    def _judge(self, trial: Trial) -> Judged:
+    def _judge(self, trial: Trial) -> Verdict:
         """Measure a case, unless it is launched on bad nodes."""
         if not self.way.dry:
             self.setup.take_lock()
         self.running = trial.case.id
         if not self.way.dry and (reasons := self.nodes.problems(trial.case, trial.machine)):
-            return Judged(Verdict(outcome="unhealthy", launches=0, reasons=reasons))
+            return Verdict(outcome="unhealthy", launches=0, reasons=reasons)
         self.save()
-        judged = self.way.judge(trial)
-        self.setup.listener.end(judged.verdict.outcome)
-        return judged
+        verdict = self.way.judge(trial)
+        self.setup.listener.end(verdict.outcome)
+        return verdict
 
     def _profile(self, trial: Trial) -> None:
         """Put a profile into the last result, if one is wanted. The verdict stays, whatever goes wrong."""
@@ -199,7 +197,7 @@ class Session:
         try:
             profiled = self.way.profile(result, trial)
         except Exception as error:
-            why = TakenProfile(why_none=f"{type(error).__name__}: {error}")
+            why = TakenProfile(why_none=told(error))
             verdict = result.verdict.replace(profiled=explained(None, why, ""))
             profiled = result.replace(profile=why, verdict=verdict)
         if profiled is not None:
@@ -219,11 +217,12 @@ class Session:
             return
         try:
             documents.write(self.directory.results, session_file(self, "running"))
-            self._unsaved = None
+            problem = None
         except FileError as error:
-            if str(error) != self._unsaved:
-                self.setup.listener.say(f"{error} The session goes on; what it measures is shown at its end")
-            self._unsaved = str(error)
+            problem = f"{error} The session goes on; what it measures is shown at its end"
+            if problem != self._unsaved:
+                self.setup.listener.say(problem)
+        self._unsaved = problem
 
     @property
     def launches(self) -> list[Run]:
@@ -278,19 +277,19 @@ def session_file(session: Session, status: Status) -> SessionFile:
     )
 
 
-def _result(case: Case, nodeid: str, directory: Path, trial: Trial | None, judged: Judged) -> Measurement:
-    runs = () if trial is None else tuple(trial.runs)
+def _result(trial: Trial, nodeid: str, verdict: Verdict) -> Measurement:
+    runs = tuple(trial.runs)
     return Measurement(
         nodeid=nodeid,
-        case_id=case.id,
-        framework=case.framework.name,
+        case_id=trial.case.id,
+        framework=trial.case.framework.name,
         runs=runs,
-        before=() if trial is None else tuple(trial.before[: len(runs)]),
-        verdict=judged.verdict,
-        baseline_file=None if judged.baseline_file is None else str(judged.baseline_file),
-        directory=str(directory),
-        excused=judged.excused,
-        shared=all_shared(judged.verdict, runs),
+        before=tuple(trial.before[: len(runs)]),
+        verdict=verdict,
+        baseline_file=None if trial.baseline_file is None else str(trial.baseline_file),
+        directory=str(trial.directory),
+        excused=trial.excused,
+        shared=all_shared(verdict, runs),
     )
 
 

@@ -1,7 +1,4 @@
-"""What a session measures with: its options, its machine, real or pretended, and its baselines.
-
-Imports neither torch nor pytest.
-"""
+"""What a session measures with: its options, its machine, real or pretended, and its baselines."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ from perfsuite.launch.quiet import WAIT_S, Neighbours
 from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.measure import Launching, WhenShared
 from perfsuite.node.machine import detect_cpu
-from perfsuite.results.count_baseline import target_of
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import STORE, BaselineStore, Store
 from perfsuite.verdict.judge import Policy
@@ -31,34 +27,26 @@ MISSING_FAILS = "--perf-missing-baseline=fail"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a user may choose."""
+    """What a user may choose. `perfsuite.session.option_table` says what each field does."""
 
     root: Path
     """The directory of the repository that holds the cases."""
     store: Path
-    """The directory of the local store."""
     baselines: Path
-    """The directory of reviewed baselines."""
     policy: Policy = field(default_factory=Policy)
     inject: str | None = None
-    """A fault to inject into every launch: such launches are judged and never recorded."""
     counts: bool = True
-    """Count what a step does, in every launch."""
     explain: bool = False
-    """Have a slower case profiled in one more launch, and one whose launches may become a baseline."""
     fail_without_baseline: bool = False
     strict: frozenset[str] = frozenset()
-    """Further outcomes that fail a test: `improved`, `inconclusive`."""
     min_judged: float = 0
-    """Share of the cases, from 0 to 1, that must be judged: else the session fails."""
+    """Share of the cases, from 0 to 1."""
     wait_quiet_s: float = WAIT_S
-    """Most seconds to wait until others stop using the machine; 0: launch again at once."""
     allow_shared: bool = False
-    """Show what was measured while others used the machine; nothing of it is judged or recorded."""
     fail_if_busy: bool = False
-    """Fail where another session measures on this machine, instead of waiting until it ends."""
     preflight: bool = True
-    """Look at several nodes before the first launch on them, and launch nothing on bad ones."""
+    json: Path | None = None
+    report: Path | None = None
 
     @property
     def when_shared(self) -> WhenShared:
@@ -69,26 +57,22 @@ class Options:
 
     def is_failing(self, measurement: Measurement) -> bool:
         """Whether a test fails with this measurement."""
-        outcome = measurement.outcome
-        if outcome == "failed":
-            return measurement.excused is None
-        return outcome == "regressed" or outcome in self.strict
+        is_excused = measurement.outcome == "failed" and measurement.excused is not None
+        return measurement.outcome in {"failed", "regressed", *self.strict} and not is_excused
 
 
+@dataclass
 class Host:
-    """The machine or nodes that cases are launched on, and which cases they can run.
+    """The machine or nodes that cases are launched on, and which cases they can run."""
 
-    Every node must see the directory `shared`.
-    """
-
-    def __init__(self, launcher: Launcher | None = None, shared: Path = STORE) -> None:
-        self.launcher = launcher or LocalLauncher()
-        self._shared = shared
+    launcher: Launcher = field(default_factory=LocalLauncher)
+    shared: Path = STORE
+    """A directory that every node must see."""
 
     @cached_property
     def machine(self) -> Machine:
         """Each node with its GPUs, if it has any. Looked at once, and only if something is measured."""
-        return self.launcher.machine(self._shared)
+        return self.launcher.machine(self.shared)
 
     def machine_for(self, case: Case) -> Machine:
         """The machine that `case` runs on: one with GPUs is a CPU machine, too, for a case meant for that."""
@@ -108,18 +92,18 @@ class Host:
         return reason
 
 
+@dataclass
 class DryHost(Host):
     """The machines that dry runs pretend, and which cases can be run dry on them."""
 
-    def __init__(self, device: Device | None = None) -> None:
-        super().__init__()
-        self.device = device
+    device: Device | None = None
+    """What to pretend; None: what a case is meant for."""
 
     @cached_property
     def machine(self) -> Machine:
         """This machine. A dry run needs nothing of it: one that could not be measured on will do."""
         try:
-            return self.launcher.machine(self._shared)
+            return super().machine
         except MachineError as error:
             return detect_cpu(str(error))
 
@@ -154,13 +138,6 @@ class Setup:
     def lock(self) -> MachineLock:
         """Lets one session at a time measure on these nodes."""
         return MachineLock(self.host.launcher.lock)
-
-    def reviewed_file(self, case: Case, *, dry: bool) -> Path:
-        """Where the reviewed baseline of a case stands, or would: of times, or of the counts of a dry run."""
-        machine = self.host.machine_for(case)
-        if dry:
-            return self.baselines.counts.reviewed_file(target_of(machine, dry=True), case.id)
-        return self.baselines.reviewed_file(machine.hardware_class, case.id)
 
     def take_lock(self) -> None:
         """Wait until no other session measures on these nodes. Raises `BusyError` where nobody is to wait."""

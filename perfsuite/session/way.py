@@ -1,10 +1,8 @@
 """The ways to measure a case: each answers the same few questions of a session.
 
-    AgainstBaseline   launches a case and judges it by its baseline     perfsuite.session.against_baseline
-    AgainstArm        launches a case in two environments, in turn      perfsuite.session.against_arm
-    Dry               runs a case dry and judges what a step does       perfsuite.session.dry
-
-Imports neither torch nor pytest.
+AgainstBaseline   launches a case and judges it by its baseline     perfsuite.session.against_baseline
+AgainstArm        launches a case in two environments, in turn      perfsuite.session.against_arm
+Dry               runs a case dry and judges what a step does       perfsuite.session.dry
 """
 
 from __future__ import annotations
@@ -17,14 +15,10 @@ from typing import ClassVar
 from perfsuite.analysis.health import is_shared
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
-from perfsuite.errors import PerfsuiteError
 from perfsuite.launch.arm import Arm
-from perfsuite.measure import Launching, profile_once
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.outcome import Excuse, Verdict
-from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
-from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
 from perfsuite.session.setup import Setup
 from perfsuite.verdict.overall import excuse
@@ -32,22 +26,14 @@ from perfsuite.verdict.overall import excuse
 
 @dataclass
 class Trial:
-    """A case that is being measured: an error or an interrupt leaves its launches so far."""
+    """A case that is being measured, and what was found so far: an error or an interrupt leaves it."""
 
     case: Case
     machine: Machine
     directory: Path
-    """The directory for the files of its launches."""
     runs: list[Run] = field(default_factory=list)
     before: list[Run] = field(default_factory=list)
     """The launches of arm A where two arms are compared: `runs` are those of arm B."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """What a way found out about a case."""
-
-    verdict: Verdict
     baseline_file: Path | None = None
     """The baseline of times that it was judged by, or that its launches become."""
     excused: Excuse | None = None
@@ -64,28 +50,28 @@ class Way(ABC):
     dry: ClassVar[bool] = False
     """Whether nothing is launched: no machine is locked or looked at."""
 
-    def refused(self, trial: Trial) -> Judged | None:
+    def refused(self, trial: Trial) -> Verdict | None:
         """The verdict on a case for which nothing is to be launched; None for others."""
         return None
 
     @abstractmethod
-    def judge(self, trial: Trial) -> Judged:
+    def judge(self, trial: Trial) -> Verdict:
         """Launch a case, or run it dry, until it is decided. Its launches are added to the trial's."""
 
     def profile(self, result: Measurement, trial: Trial) -> Measurement | None:
-        """The result with a profile and what that says of it; None where none is wanted."""
+        """The result with a profile and what that says of it; None where none is wanted.
+
+        An error is told in the result, and changes no verdict.
+        """
         return None
 
     def record(self, result: Measurement) -> None:  # noqa: B027  # a comparison writes none
         """Write the local baselines that the launches of a case become, if it turned out to need them."""
 
-
-def take_profile(trial: Trial, directory: Path, launching: Launching) -> TakenProfile:
-    """Launch a case whose verdict is known once more, for a profile. An error is part of the result."""
-    try:
-        return profile_once(trial.case, trial.machine, RunDir.of_profile(directory).path, launching)
-    except PerfsuiteError as error:
-        return TakenProfile(why_none=str(error))
+    def reviewed_file(self, case: Case) -> Path:
+        """Where the reviewed baseline of a case stands, or would."""
+        machine = self.setup.host.machine_for(case)
+        return self.setup.baselines.reviewed_file(machine.hardware_class, case.id)
 
 
 def excused(trial: Trial, verdict: Verdict, baseline: Baseline | None) -> Excuse | None:

@@ -14,7 +14,7 @@ from perfsuite.git import git
 from perfsuite.launch.lock import MachineLock
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.session.against_arm import AgainstArm
-from perfsuite.session.way import Judged, Trial
+from perfsuite.session.way import Trial
 from tests.cli import commands
 from tests.samples import make_case, make_machine, make_run
 from tests.synthetic import make_repository
@@ -41,17 +41,17 @@ class Verdicts:
     def __init__(self) -> None:
         self.outcome: Outcome = "passed"
         self.ways: list[AgainstArm] = []
-        self.error: Exception | None = None
+        self.errors: dict[str, Exception] = {}
 
-    def __call__(self, way: AgainstArm, trial: Trial) -> Judged:
+    def __call__(self, way: AgainstArm, trial: Trial) -> Verdict:
         self.ways.append(way)
-        if self.error is not None:
-            raise self.error
+        if trial.case.id in self.errors:
+            raise self.errors[trial.case.id]
         way.setup.listener.begin(trial.case.id, 20, 1)
         trial.runs += [make_run()] * 3
         trial.before += [make_run()] * 3
         changed = ("torch: 2.13.0 -> 2.14.0",)
-        return Judged(Verdict(outcome=self.outcome, launches=6, against="arm A", changed=changed))
+        return Verdict(outcome=self.outcome, launches=6, against="arm A", changed=changed)
 
 
 @pytest.fixture
@@ -86,16 +86,15 @@ def test_what_the_session_is_asked_for(verdicts: Verdicts) -> None:
     assert (b.directory, b.given) == (None, {"Y": "2"})
 
 
-def test_a_case_that_cannot_run_here_is_skipped_with_its_reason(verdicts: Verdicts) -> None:
+def test_a_case_that_cannot_run_here_is_skipped_with_its_reason(
+    verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert f"{GPU_CASE.id}: " in command("--against", ".", "-k", "any").stderr
     assert len(verdicts.ways) == 2
     (file,) = Path().glob(".perfsuite/compare/*/results.json")
     assert [skip["case_id"] for skip in json.loads(file.read_text())["skipped"]] == [GPU_CASE.id]
-
-
-def test_nothing_measured_is_not_decided(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [GPU_CASE])
-    command("--against", ".", "-k", "any", status=3)
+    command("--against", ".", "-k", "any", status=3)  # nothing measured is not decided
 
 
 @pytest.mark.parametrize(
@@ -108,27 +107,14 @@ def test_nothing_measured_is_not_decided(verdicts: Verdicts, monkeypatch: pytest
 def test_a_case_with_an_error_is_a_failed_one_and_the_next_is_measured(
     verdicts: Verdicts, error: Exception, said: str
 ) -> None:
-    verdicts.error = error
+    verdicts.errors = {CASE.id: error}
     result = command("--against", ".", CASE.id, OTHER.id, status=1)
     assert len(verdicts.ways) == 2
     assert f"{CASE.id}: {said}" in result.stderr
 
 
-def test_a_case_that_is_named_and_cannot_run_here_is_an_error(verdicts: Verdicts) -> None:
-    result = command("--against", ".", CASE.id, GPU_CASE.id, status=2)
-    assert f"{GPU_CASE.id}: it is meant for h100" in " ".join(result.stderr.split())
-    assert verdicts.ways == []
-
-
-def test_what_was_compared_is_shown_though_the_allocation_is_over(
-    verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def judge(way: AgainstArm, trial: Trial) -> Judged:
-        if trial.case.id == OTHER.id:
-            raise AllocationOverError("the Slurm job 7 is over")
-        return verdicts(way, trial)
-
-    monkeypatch.setattr(AgainstArm, "judge", judge)
+def test_what_was_compared_is_shown_though_the_allocation_is_over(verdicts: Verdicts) -> None:
+    verdicts.errors = {OTHER.id: AllocationOverError("the Slurm job 7 is over")}
     assert CASE.id in command("--against", ".", CASE.id, OTHER.id, status=2).stdout
     (file,) = Path().glob(".perfsuite/compare/*/results.json")
     assert json.loads(file.read_text())["status"] == "interrupted"
@@ -151,14 +137,18 @@ def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:
     [
         (("--against", "nosuch", CASE.id), "--against 'nosuch': 'nosuch' is no commit of"),
         (("--against", ".", "--arm", "", CASE.id), "--arm is empty: give ."),
+        (("--against", ".", CASE.id, GPU_CASE.id), f"{GPU_CASE.id}: it is meant for h100"),
         (("--against", "."), "name the cases by their ids, or select them by -k: one of both"),
         (("--against", ".", "--tolerance", "0", CASE.id), "for '--tolerance': '0', expected above 0%"),
         (("--against", ".", "--inject", "nosuch", CASE.id), "nosuch"),
         (("--against", ".", "--launcher", "nosuch", CASE.id), "there is no launcher 'nosuch'"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(arguments: tuple[str, ...], words: str) -> None:
+def test_what_cannot_be_compared_is_refused(
+    verdicts: Verdicts, arguments: tuple[str, ...], words: str
+) -> None:
     assert words in " ".join(command(*arguments, status=2).stderr.split())
+    assert verdicts.ways == []
 
 
 @pytest.mark.launch

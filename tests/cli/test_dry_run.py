@@ -68,12 +68,7 @@ def dry_runs(monkeypatch: pytest.MonkeyPatch) -> DryRuns:
 command = partial(commands.run, "dry-run")
 
 
-def refused(*arguments: str) -> str:
-    result = command(*arguments, status=2)
-    return " ".join(result.stderr.split())
-
-
-def test_the_first_dry_run_records_and_the_next_compares(dry_runs: DryRuns) -> None:
+def test_the_first_dry_run_records_and_the_next_compares_and_a_cpu_has_its_own(dry_runs: DryRuns) -> None:
     first = command(CASE.id)
     told = " ".join(first.stdout.split())
     assert f"{CASE.id}: recorded by a dry run as if on NVIDIA H100 80GB HBM3" in told
@@ -82,9 +77,6 @@ def test_the_first_dry_run_records_and_the_next_compares(dry_runs: DryRuns) -> N
     dry_runs.flops = 200
     assert f"{CASE.id}: regressed" in command(CASE.id, status=1).stdout
     assert dry_runs.ranks == [None] * 3
-
-
-def test_a_cpu_has_a_baseline_of_its_own(dry_runs: DryRuns) -> None:
     assert "as if on CPU" in command(CASE.id, "--device", "cpu").stdout
     assert Path(f".perfsuite/baselines/counts/dry-cpu/{CASE.id}.json").exists()
 
@@ -124,15 +116,16 @@ def test_nothing_that_a_dry_run_does_shows_a_known_issue_of_launches(
     assert "known issue" not in command(case.id, status=1).stdout
 
 
-def test_a_case_that_is_refused_costs_the_others_nothing(dry_runs: DryRuns) -> None:
+def test_a_case_that_is_refused_costs_the_others_nothing(
+    dry_runs: DryRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refusing(case: Case, *arguments: object, **options: object) -> Run:
         if case == COMPILED:
             raise DryRunError(f"{case.id}: not by a dry run: torch.compile")
         return dry_runs(case, *arguments, **options)  # type: ignore[arg-type]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("perfsuite.session.dry.dry_run", refusing)
-        result = command(COMPILED.id, CASE.id, status=2)
+    monkeypatch.setattr("perfsuite.session.dry.dry_run", refusing)
+    result = command(COMPILED.id, CASE.id, status=2)
     assert "not by a dry run: torch.compile" in result.stderr
     assert f"{CASE.id}: recorded by a dry run" in result.stdout
     (file,) = Path(".perfsuite").glob("runs/*/results.json")
@@ -149,21 +142,28 @@ def test_an_expression_passes_over_what_cannot_be_run_dry(dry_runs: DryRuns) -> 
     assert [each["case_id"] for each in content["skipped"]] == [COMPILED.id]
 
 
-def test_a_case_that_cannot_be_run_dry_is_refused_by_its_id() -> None:
-    assert "not by a dry run: torch.compile" in refused(COMPILED.id)
+ONE_OF_BOTH = "name the cases by their ids, or select them by -k"
 
 
-def test_what_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert f"rank 2 does not exist: {CASE.id} has ranks 0 to 1" in refused(CASE.id, "--rank", "2")
-    assert "is called 'nosuch'" in refused("nosuch")
-    assert "--cases elsewhere: no such directory" in refused("nosuch", "--cases", "elsewhere")
-    assert "name the cases by their ids, or select them by -k" in refused()
-    assert "name the cases by their ids, or select them by -k" in refused(CASE.id, "-k", "a")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((COMPILED.id,), "not by a dry run: torch.compile"),
+        ((CASE.id, "--rank", "2"), f"rank 2 does not exist: {CASE.id} has ranks 0 to 1"),
+        (("nosuch",), "is called 'nosuch'"),
+        (("nosuch", "--cases", "elsewhere"), "--cases elsewhere: no such directory"),
+        ((), ONE_OF_BOTH),
+        ((CASE.id, "-k", "a"), ONE_OF_BOTH),
+    ],
+)
+def test_what_cannot_be_run_dry_is_refused(arguments: tuple[str, ...], words: str) -> None:
+    assert words in " ".join(command(*arguments, status=2).stderr.split())
 
 
 def test_cuda_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "why_not", lambda: "there is no C++ compiler: install g++")
-    assert "--device cuda: there is no C++ compiler" in refused(CASE.id, "--device", "cuda")
+    said = command(CASE.id, "--device", "cuda", status=2).stderr
+    assert "--device cuda: there is no C++ compiler" in " ".join(said.split())
 
 
 @pytest.mark.launch

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsuite.cli import judge as traces
-from perfsuite.cli.judge import Trace, judge_trace, seconds_per_step
+from perfsuite.cli.judge import seconds_per_step
 from perfsuite.verdict.sequential import Noise, decide
 from tests.cli.commands import run
 from tests.samples import deterministic
@@ -98,19 +98,23 @@ def test_one_or_two_launches_are_never_a_regression(launches: int, drop: float) 
     assert answer["estimate"] == pytest.approx(drop, rel=0.2, abs=0.01)
 
 
-def test_one_launch_passes_where_that_is_clear() -> None:
-    assert judged(trace(launches=UNCHANGED[:1], noise=QUIET))[0]["outcome"] == "passed"
-    noisy = {"sigma": 0.05, "degrees_of_freedom": 30}
-    assert judged(trace(launches=UNCHANGED[:1], noise=noisy))[0]["outcome"] == "inconclusive"
+NOISY = {"sigma": 0.05, "degrees_of_freedom": 30}
 
 
-def test_launches_that_end_where_only_faster_is_in_doubt_pass() -> None:
-    """The engine would launch again to call it improved; that it is not slower is sure."""
-    answers = judged(
-        trace(launches=slower(UNCHANGED[:2], -0.2), noise=QUIET),
-        trace(launches=slower(UNCHANGED[:2], -0.2), noise=QUIET, max_launches=10),
-    )
-    assert [answer["outcome"] for answer in answers] == ["passed", "passed"]
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({"launches": UNCHANGED[:1], "noise": QUIET}, "passed"),
+        ({"launches": UNCHANGED[:1], "noise": NOISY}, "inconclusive"),
+        ({"launches": slower(UNCHANGED[:2], -0.2), "noise": QUIET}, "passed"),
+        ({"launches": slower(UNCHANGED[:2], -0.2), "noise": QUIET, "max_launches": 10}, "passed"),
+        ({"baseline": BASELINE[:1], "noise": QUIET}, "passed"),
+        ({"launches": slower(UNCHANGED, 0.05), "noise": {**QUIET, "session_sigma": 0.05}}, "inconclusive"),
+    ],
+    ids=["clear", "not clear", "only faster is in doubt", "it would go on", "baseline of one", "drift"],
+)
+def test_what_few_launches_show(changes: dict[str, Any], outcome: str) -> None:
+    assert judged(trace(**changes))[0]["outcome"] == outcome
 
 
 def test_at_most_fifteen_launches_are_used_and_fewer_if_asked() -> None:
@@ -126,15 +130,9 @@ def test_at_most_fifteen_launches_are_used_and_fewer_if_asked() -> None:
 
 
 def test_a_gate_that_is_blind_says_so() -> None:
-    answer = judged(trace(noise={"sigma": 0.05, "degrees_of_freedom": 30}))[0]
+    answer = judged(trace(noise=NOISY))[0]
     assert answer["blind"] is True
     assert answer["minimum_detectable_drop"] > 0.03
-
-
-def test_a_noise_known_from_elsewhere_serves_a_baseline_of_one() -> None:
-    assert judged(trace(baseline=BASELINE[:1], noise=QUIET))[0]["outcome"] == "passed"
-    drift = {**QUIET, "session_sigma": 0.05}
-    assert judged(trace(launches=slower(UNCHANGED, 0.05), noise=drift))[0]["outcome"] == "inconclusive"
 
 
 @pytest.mark.parametrize("launches", [1, 2])
@@ -208,6 +206,7 @@ def test_the_whole_file_is_answered_line_by_line() -> None:
     text = json.dumps(trace())
     answers = judged(b"\xef\xbb\xbf" + text.encode() + b"\r", "", text, "{", text, status=1)
     assert ["error" in answer for answer in answers] == [False, True, False, True, False]
+    assert len(run("judge", "-", "--json", text=text).stdout.splitlines()) == 1, "a last line without its end"
     assert [answer["line"] for answer in answers if "error" in answer] == [2, 4]
 
 
@@ -239,14 +238,10 @@ def test_a_line_too_long_is_an_error_and_is_not_kept(monkeypatch: pytest.MonkeyP
     assert len(run("judge", "-", "--json", text=short + " " * 10_000, status=1).stdout.splitlines()) == 1
 
 
-def test_a_last_line_without_its_end_is_judged() -> None:
-    assert len(run("judge", "-", "--json", text=json.dumps(trace())).stdout.splitlines()) == 1
-
-
 def test_the_table_for_people(tmp_path: Path) -> None:
     file = tmp_path / "traces.jsonl"
-    noisy = trace(noise={"sigma": 0.05, "degrees_of_freedom": 30})
-    lines = [trace(), trace(launches=slower(UNCHANGED, 0.05)), noisy, trace(**{"\x1b[31m": 1})]
+    slow = trace(launches=slower(UNCHANGED, 0.05))
+    lines = [trace(), slow, trace(noise=NOISY), trace(**{"\x1b[31m": 1})]
     file.write_text("\n".join(map(json.dumps, lines)))
     result = run("judge", file, status=1)
     rows = result.output.splitlines()
@@ -260,7 +255,7 @@ def test_the_table_for_people(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_and_an_empty_file(tmp_path: Path) -> None:
     for file in (tmp_path / "missing", tmp_path):
-        assert f"cannot read '{file}'" in run("judge", file, "--json", status=2).stderr
+        assert f"cannot read {file}: " in run("judge", file, "--json", status=2).stderr
     nothing = run("judge", "-", "--json", text="")
     assert nothing.stdout == ""
     assert "has no lines, nothing was judged" in nothing.stderr
@@ -284,15 +279,19 @@ def test_slow_first_steps_and_stalls_do_not_move_a_launch(count: int, warmup: in
         assert seconds_per_step(steps) == pytest.approx(0.2, rel=0.08)
 
 
-def test_a_short_series_is_its_plain_median() -> None:
-    assert seconds_per_step([9.0, 1.0, 2.0]) == 2.0
-    assert seconds_per_step([1.0, 2.0]) == 1.5
-
-
-def test_the_window_is_that_of_a_real_run() -> None:
-    series = [2.0] * 20 + [1.0] * 24 + [1.01] * 26
-    assert seconds_per_step(series) == 1.01
-    assert seconds_per_step([2.0] * 4 + [1.0] * 11) == 1.0
+@pytest.mark.parametrize(
+    ("series", "seconds"),
+    [
+        ([9.0, 1.0, 2.0], 2.0),
+        ([1.0, 2.0], 1.5),
+        ([2.0] * 20 + [1.0] * 24 + [1.01] * 26, 1.01),
+        ([2.0] * 4 + [1.0] * 11, 1.0),
+    ],
+)
+def test_a_short_series_is_its_plain_median_and_a_long_one_has_the_window_of_a_real_run(
+    series: list[float], seconds: float
+) -> None:
+    assert seconds_per_step(series) == seconds
 
 
 def test_real_steps_find_a_drop_and_raise_no_alarm() -> None:
@@ -333,9 +332,3 @@ def test_whatever_the_seconds_the_answer_is_strict_json(
 @given(st.binary(max_size=200))
 def test_whatever_the_bytes_there_is_an_answer(line: bytes) -> None:
     assert json.loads(traces.as_json(traces.answer(2, line)))["line"] == 2
-
-
-def test_a_trace_is_python_data_too() -> None:
-    noise = traces.KnownNoise(sigma=0.003, degrees_of_freedom=30)
-    made = Trace(tolerance=0.03, baseline=BASELINE, launches=UNCHANGED, noise=noise)
-    assert judge_trace(made).outcome == "passed"

@@ -7,32 +7,42 @@ from tests.suite import CASES, OTHER
 MADE_INSIDE = CASES.replace(
     '@pytest.mark.parametrize("case", [FAKE, A100])\n    def test_it(bench, case)', "def test_it(bench)"
 )
+WITHOUT_PARAMETER = MADE_INSIDE.replace("bench(case)", "bench(FAKE)")
+NO_PARAMETER = (
+    "ERROR: test_cases.py::test_it: bench measures a case that is a parameter of the test, so that -m and -k "
+    'can select it. Write @pytest.mark.parametrize("case", [Case(...)]) above def test_it(bench, case)'
+)
+TWICE = "fake-llama-tiny-s64-b4-fp32-1x2"
 
 
-def refused(suite: pytest.Pytester, *args: str) -> str:
-    """What is said on standard error where collecting ends in a usage error."""
+@pytest.mark.parametrize(
+    ("content", "args", "said"),
+    [
+        (WITHOUT_PARAMETER, (), NO_PARAMETER),
+        (WITHOUT_PARAMETER, ("-m", "cpu"), NO_PARAMETER),
+        (CASES.replace("A100]", "None]"), (), "ERROR: test_cases.py::test_it[None]: bench measures a case"),
+        (
+            CASES + OTHER,
+            (),
+            f"ERROR: test_cases.py::test_it[{TWICE}] and test_cases.py::test_other[{TWICE}] measure the same "
+            f"case, {TWICE}, and would share a baseline: leave one of them out",
+        ),
+        (CASES, ("-m", "h10"), "-m 'h10': no marker is named h10. Did you mean h100?"),
+        (CASES, ("-m", "cpu or h10"), "-m 'cpu or h10': no marker is named h10. Did you mean h100?"),
+        (CASES, ("-m", "a100-80gb"), "no marker is named a100-80gb. Did you mean a100?"),
+        (CASES, ("-m", "xyzzy"), "no marker is named xyzzy. Hardware is one of cpu, gpu, a10, "),
+    ],
+    ids=["no parameter", "no parameter, -m", "no case", "twice", "near", "one of two", "family", "unknown"],
+)
+def test_what_would_be_measured_wrongly_or_never_is_refused_whatever_is_selected(
+    suite: pytest.Pytester, content: str, args: tuple[str, ...], said: str
+) -> None:
+    suite.makepyfile(test_cases=content)
     result = suite.runpytest(*args)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert said in str(result.stderr)
     assert "Traceback" not in str(result.stderr)
     result.stdout.no_fnmatch_line("*nothing was measured*")
-    return str(result.stderr)
-
-
-@pytest.mark.parametrize("args", [(), ("-m", "cpu")])
-def test_a_case_that_is_no_parameter_is_refused_whatever_is_selected(
-    suite: pytest.Pytester, args: tuple[str, ...]
-) -> None:
-    suite.makepyfile(test_cases=MADE_INSIDE.replace("bench(case)", "bench(FAKE)"))
-    assert (
-        "ERROR: test_cases.py::test_it: bench measures a case that is a parameter of the test, so that -m "
-        "and -k can select it. Write "
-        '@pytest.mark.parametrize("case", [Case(...)]) above def test_it(bench, case)'
-    ) in refused(suite, *args)
-
-
-def test_a_parameter_that_is_no_case_is_refused_with_its_test(suite: pytest.Pytester) -> None:
-    suite.makepyfile(test_cases=CASES.replace("A100]", "None]"))
-    assert "ERROR: test_cases.py::test_it[None]: bench measures a case" in refused(suite)
 
 
 def test_a_fixture_with_cases_as_its_parameters_is_fine(suite: pytest.Pytester) -> None:
@@ -54,30 +64,6 @@ def test_a_bench_that_was_not_seen_when_collected_measures_nothing(suite: pytest
     result = suite.runpytest("-W", "ignore")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*bench measures a case that is a parameter of the test*"])
-
-
-def test_the_same_case_twice_is_refused_with_both_tests(suite: pytest.Pytester) -> None:
-    suite.makepyfile(test_cases=CASES + OTHER)
-    twice = "fake-llama-tiny-s64-b4-fp32-1x2"
-    assert (
-        f"ERROR: test_cases.py::test_it[{twice}] and test_cases.py::test_other[{twice}] measure the same "
-        f"case, {twice}, and would share a baseline: leave one of them out"
-    ) in refused(suite)
-
-
-@pytest.mark.parametrize(
-    ("expression", "said"),
-    [
-        ("h10", "-m 'h10': no marker is named h10. Did you mean h100?"),
-        ("cpu or h10", "-m 'cpu or h10': no marker is named h10. Did you mean h100?"),
-        ("a100-80gb", "no marker is named a100-80gb. Did you mean a100?"),
-        ("xyzzy", "no marker is named xyzzy. Hardware is one of cpu, gpu, a10, "),
-    ],
-)
-def test_a_marker_that_nobody_knows_is_refused_with_one_that_is_near(
-    suite: pytest.Pytester, expression: str, said: str
-) -> None:
-    assert said in refused(suite, "-m", expression)
 
 
 @pytest.mark.parametrize(

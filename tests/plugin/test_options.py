@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,31 +17,32 @@ def options(config: pytest.Config) -> Options:
     return options_of(root_of(config), values(config))
 
 
-@pytest.mark.parametrize("given", [(), ("--perf-no-preflight",)])
-def test_nodes_are_looked_at_unless_told_otherwise(pytester: pytest.Pytester, given: tuple[str, ...]) -> None:
-    assert options(pytester.parseconfigure(*given)).preflight is not bool(given)
-
-
-@pytest.mark.parametrize("share", ["1.1", "-1", "nan", "90%%", "all", "101%"])
-def test_a_share_that_is_none_is_a_usage_error(suite: pytest.Pytester, share: str) -> None:
-    result = suite.runpytest(f"--perf-min-judged={share}")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    said = f"--perf-min-judged={share}: give a share from 0% to 100%, or from 0 to 1"
-    result.stderr.fnmatch_lines([f"ERROR: {said}"])
-
-
 @pytest.mark.parametrize(
-    ("given", "share"), [((), 0), (("--perf-min-judged=90%",), 0.9), (("-o", "perf_min_judged=0.5"), 0.5)]
+    ("given", "field", "value"),
+    [
+        ((), "preflight", True),
+        (("--perf-no-preflight",), "preflight", False),
+        ((), "min_judged", 0),
+        (("--perf-min-judged=90%",), "min_judged", 0.9),
+        (("-o", "perf_min_judged=0.5"), "min_judged", 0.5),
+        ((), "explain", False),
+        (("--perf-explain",), "explain", True),
+        (("-o", "perf_explain=true"), "explain", True),
+    ],
 )
-def test_the_share_that_must_be_judged_is_a_choice(
-    pytester: pytest.Pytester, given: tuple[str, ...], share: float
+def test_what_is_given_reaches_the_session(
+    pytester: pytest.Pytester, given: tuple[str, ...], field: str, value: Any
 ) -> None:
-    assert options(pytester.parseconfigure(*given)).min_judged == share
+    assert getattr(options(pytester.parseconfigure(*given)), field) == value
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        *(
+            (f"--perf-min-judged={share}", f"*={share}: give a share from 0% to 100%, or from 0 to 1")
+            for share in ("1.1", "-1", "nan", "90%%", "all", "101%")
+        ),
         *((f"--perf-{name}=--", f"--perf-{name}=--: give a value*") for name in ("against", "json", "cases")),
         ("--perf-min-launches=" + 5000 * "9", "--perf-min-launches=9999*: give a whole number, 1 or more*"),
         ("--perf-wait-quiet=" + 5000 * "9", "--perf-wait-quiet=9999*: give a whole number, 0 or more*"),
@@ -49,7 +51,7 @@ def test_the_share_that_must_be_judged_is_a_choice(
             for name in ("json", "report", "store", "baselines", "cases")
         ),
     ],
-    ids=lambda value: value[:16],
+    ids=lambda value: value[:24],
 )
 def test_an_odd_value_is_a_usage_error(suite: pytest.Pytester, given: str, said: str) -> None:
     result = suite.runpytest(given)
@@ -85,15 +87,6 @@ def test_what_a_comparison_of_arms_cannot_have_is_a_usage_error(
     result = run_cpu(suite, *given)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*{words}*"])
-
-
-@pytest.mark.parametrize(
-    ("given", "explain"), [((), False), (("--perf-explain",), True), (("-o", "perf_explain=true"), True)]
-)
-def test_a_profile_is_taken_where_it_is_asked_for(
-    pytester: pytest.Pytester, given: tuple[str, ...], explain: bool
-) -> None:
-    assert options(pytester.parseconfigure(*given)).explain is explain
 
 
 @pytest.mark.parametrize("setup", [None, "pyproject.toml"])

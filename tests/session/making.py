@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfsuite.case.case import Case, KnownIssue
+from perfsuite.case.case import Case
+from perfsuite.errors import BusyError
 from perfsuite.launch.lock import MachineLock
 from perfsuite.report.progress import Progress
+from perfsuite.results.baseline import Acceptance, Baseline, from_runs
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.session import against_baseline
@@ -19,8 +22,6 @@ from perfsuite.session.session import Session
 from perfsuite.session.setup import Options, Setup
 
 RECORDED = Verdict(outcome="recorded", launches=1)
-
-
 PASSED = Verdict(outcome="passed", launches=1)
 
 
@@ -31,26 +32,58 @@ class Unlocked(MachineLock):
         pass
 
 
-def make_session(directory: Path, said: list[str] | None = None) -> Session:
-    said = [] if said is None else said
-    options = Options(root=directory, store=directory / "store", baselines=directory / "baselines")
-    setup = Setup(options, Progress(line=said.append, live=lambda text: None))
+class Held(MachineLock):
+    """Another session measures."""
+
+    def take(self, say: Callable[[str], None], *, wait: bool = True) -> None:
+        raise BusyError(f"held, wait={wait}")
+
+
+def make_setup(directory: Path, said: list[str], **options: Any) -> Setup:
+    store, baselines = directory / "store", directory / "baselines"
+    chosen = Options(root=directory, store=store, baselines=baselines, **options)
+    setup = Setup(chosen, Progress(line=said.append, live=lambda text: None))
     setup.lock = Unlocked()
-    return Session(setup, AgainstBaseline(setup))
+    return setup
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, made: list[Run], verdict: Verdict) -> None:
-    """Nothing is launched: this is what was measured."""
+@dataclass
+class Sessions:
+    """Makes sessions in one repository, none of which launches anything."""
 
-    def measure(case: Case, *args: Any, runs: list[Run]) -> Any:
-        args[-1].on_launch(case, 1)
-        runs += made
-        return runs, verdict
+    directory: Path
+    patch: pytest.MonkeyPatch
+    said: list[str] = field(default_factory=list)
 
-    monkeypatch.setattr(against_baseline, "measure", measure)
+    def make(self, **options: Any) -> Session:
+        setup = make_setup(self.directory, self.said, **options)
+        return Session(setup, AgainstBaseline(setup))
+
+    def resumed(self) -> Session:
+        """A session that was asked to go on with the newest one."""
+        self.said.clear()
+        later = self.make()
+        later.resume()
+        return later
+
+    def launch(self, *made: Run, verdict: Verdict = PASSED) -> None:
+        """From now on, this is what is measured."""
+
+        def measure(case: Case, *args: Any, runs: list[Run]) -> Any:
+            args[-1].on_launch(case, 1)
+            runs += made
+            return runs, verdict
+
+        self.measure_by(measure)
+
+    def measure_by(self, function: Any) -> None:
+        self.patch.setattr(against_baseline, "measure", function)
+
+    def baselines_of_times(self) -> list[Path]:
+        """The files that were recorded."""
+        return list(self.directory.glob("store/baselines/*/*"))
 
 
-ISSUE = {"known_issue": KnownIssue(url="https://example.org/issues/209", failure="timeout")}
-
-
-SWEPT = {"may_run_out_of_memory": True}
+def reviewed(*runs: Run) -> Baseline:
+    """A baseline that somebody accepted."""
+    return from_runs(runs, accepted=Acceptance(by="somebody", date="2026-01-01", commit=None))

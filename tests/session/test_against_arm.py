@@ -15,80 +15,76 @@ from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch.arm import Arm
-from perfsuite.launch.local import LocalLauncher
 from perfsuite.measure import Launching, launch_once
-from perfsuite.report.progress import Progress
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.rank_report import Failure, FailureKind
 from perfsuite.results.run import Run
-from perfsuite.results.session_file import SessionFile
-from perfsuite.session import against_arm, way
+from perfsuite.results.session_file import Measurement, SessionFile
+from perfsuite.session import against_arm
 from perfsuite.session.against_arm import AgainstArm
 from perfsuite.session.preflights import Preflights
 from perfsuite.session.session import Session, session_file
-from perfsuite.session.setup import Host, Options, Setup
+from perfsuite.session.setup import Host
 from perfsuite.session.way import Trial
 from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
-from tests.session.making import Unlocked
+from tests.session.making import make_setup
 from tests.traces import EAGER, taken, unseen_profile
 from tests.twin_counts import launch
 
 ARMS = (Arm(text="main", given={"X": "1"}), Arm(text="."))
+SIMULATED = make_case()
+TRAINS = make_case(model="llama-tiny", framework=DDP())
 
 
 class Launches:
     """Stands in for launches: arm B takes `slower` times as long; some launches are disturbed or fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.said: list[str] = []
         self.order = ""
         self.directories: list[str] = []
         self.injected: list[str | None] = []
         self.slower = 1.0
         self.disturbed: set[int] = set()
-        self.failing = ""
+        self.failing: dict[str, FailureKind] = {}
+        self.end: tuple[int, BaseException] | None = None
+        """After how many launches which error is raised."""
 
     def __call__(self, case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
+        if self.end is not None and len(self.order) == self.end[0]:
+            raise self.end[1]
         name = "AB"[ARMS.index(how.arm)]
         self.order += name
         self.directories.append("/".join(directory.parts[-2:]))
         self.injected.append(how.inject)
         if name in self.failing:
-            return make_run(failure=Failure(kind="crash", message="boom", at=0.0))
+            return make_run(failure=Failure(kind=self.failing[name], message="boom", at=0.0))
         speed = 1000.0 * (1 + 0.001 * (len(self.order) % 3)) / (self.slower if name == "B" else 1.0)
         health = DISTURBED if len(self.order) in self.disturbed else None
         figures = make_figures(tokens_per_s=speed, tokens_per_s_mean=0.99 * speed)
         return make_run(case=case, figures=figures, health=health)
 
+    def session(self, *, arms: tuple[Arm, Arm] = ARMS, explains: bool = True, **options: Any) -> Session:
+        setup = make_setup(self.root, self.said, wait_quiet_s=0, **options)
+        setup.host.machine = make_machine()
+        return Session(setup, AgainstArm(setup, arms, explains=explains))
+
+    def measure(self, case: Case = SIMULATED, **options: Any) -> Measurement:
+        return self.session(**options).measure(case, "test")
+
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
-    stand_in = Launches()
+def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
+    stand_in = Launches(tmp_path)
     monkeypatch.setattr(flow, "launch_once", stand_in)
     return stand_in
 
 
-def make_comparison(
-    directory: Path, *, arms: tuple[Arm, Arm] = ARMS, explains: bool = True, **options: Any
-) -> Session:
-    chosen = Options(
-        root=directory,
-        store=directory / "store",
-        baselines=directory / "baselines",
-        wait_quiet_s=0,
-        **options,
-    )
-    host = Host(LocalLauncher())
-    host.machine = make_machine()
-    setup = Setup(chosen, Progress(line=lambda text: None, live=lambda text: None), host)
-    setup.lock = Unlocked()
-    return Session(setup, AgainstArm(setup, arms, explains=explains))
-
-
-def test_launches_alternate_until_they_decide(tmp_path: Path, launches: Launches) -> None:
+def test_launches_alternate_until_they_decide(launches: Launches) -> None:
     launches.slower = 1.4
-    ours = make_comparison(tmp_path)
-    result = ours.measure(make_case(), "test")
+    result = launches.measure()
     assert launches.order == "ABBAABBAAB"
     assert launches.directories == [
         f"{arm}/launch-{pair}" for arm, pair in zip("abbaabbaab", "1122334455", strict=True)
@@ -100,14 +96,14 @@ def test_launches_alternate_until_they_decide(tmp_path: Path, launches: Launches
 
 @pytest.mark.parametrize(("variables", "corrects"), [({}, True), ({"X": "1"}, False)])
 def test_the_probe_corrects_only_where_nothing_but_the_code_differs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], corrects: bool
+    launches: Launches, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], corrects: bool
 ) -> None:
     monkeypatch.setattr(flow, "launch_once", lambda *arguments: make_run())
     told: dict[str, Any] = {}
     verdict = Verdict(outcome="passed", launches=2)
     monkeypatch.setattr(against_arm, "judge_pairs", lambda a, b, **options: told.update(options) or verdict)
     arms = Arm(text="main", moved=("/top", "/worktree"), paths=("/worktree",)), Arm(given=variables)
-    make_comparison(tmp_path, arms=arms).way.judge(Trial(make_case(), make_machine(), tmp_path))
+    launches.session(arms=arms).way.judge(Trial(SIMULATED, make_machine(), launches.root))
     assert told["corrects"] == corrects
 
 
@@ -129,146 +125,98 @@ SAME_AS = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2)), "H
     ],
 )
 def test_arms_that_are_the_same_environment_are_said_to_be_before_anything_is_launched(
-    tmp_path: Path, launches: Launches, a: Arm, b: Arm, inject: str | None, same: str | None
+    launches: Launches, a: Arm, b: Arm, inject: str | None, same: str | None
 ) -> None:
-    said: list[str] = []
-    ours = make_comparison(tmp_path, arms=(a, b), inject=inject)
-    ours.setup.listener = Progress(line=said.append, live=lambda text: None)
-    ours.way.refused(Trial(make_case(), make_machine(), tmp_path))
+    ours = launches.session(arms=(a, b), inject=inject)
+    ours.way.refused(Trial(SIMULATED, make_machine(), launches.root))
     told = f"arms A and B are the same environment{same}: this comparison can only show noise"
-    assert [told in line for line in said] == [True] * (same is not None)
+    assert [told in line for line in launches.said] == [True] * (same is not None)
 
 
-def test_a_pair_beside_others_is_made_again_in_the_same_order(tmp_path: Path, launches: Launches) -> None:
+def test_a_pair_beside_others_is_made_again_in_the_same_order(launches: Launches) -> None:
     launches.disturbed = {3}
-    result = make_comparison(tmp_path).measure(make_case(), "test")
+    result = launches.measure()
     assert launches.order == "ABBABAAB"
     assert result.verdict.unhealthy_launches == (2,)
     assert result.outcome == "passed"
     assert any("seen during launch 3" in note for run in result.runs for note in run.notes)
 
 
-def test_with_allow_shared_one_pair_beside_others_ends_it(tmp_path: Path, launches: Launches) -> None:
+def test_with_allow_shared_one_pair_beside_others_ends_it(launches: Launches) -> None:
     launches.disturbed = {1}
-    assert make_comparison(tmp_path, allow_shared=True).measure(make_case(), "test").outcome == "unhealthy"
+    assert launches.measure(allow_shared=True).outcome == "unhealthy"
     assert launches.order == "AB"
 
 
 @pytest.mark.parametrize(
-    ("failing", "reasons"),
+    ("failing", "excused"),
     [
-        ("A", ["arm A failed: crash: boom"]),
-        ("AB", ["arm A failed: crash: boom", "arm B failed: crash: boom"]),
+        ({"A": "crash"}, None),
+        ({"A": "out_of_memory", "B": "out_of_memory"}, "out of memory"),
+        ({"A": "out_of_memory"}, "out of memory"),
+        ({"B": "out_of_memory"}, None),
+        ({"A": "out_of_memory", "B": "crash"}, None),
     ],
 )
-def test_both_arms_are_tried_before_one_is_named(
-    tmp_path: Path, launches: Launches, failing: str, reasons: list[str]
+def test_both_arms_are_tried_before_one_is_named_and_a_failure_that_arm_a_does_not_have_is_never_excused(
+    launches: Launches, failing: dict[str, FailureKind], excused: str | None
 ) -> None:
     launches.failing = failing
-    result = make_comparison(tmp_path).measure(make_case(), "test")
-    assert list(result.verdict.reasons) == reasons
-    assert launches.order == "AB"
-
-
-class Failing(Launches):
-    """Launches of the arms `failing` fail, those of A by what stands first."""
-
-    kinds: tuple[FailureKind, FailureKind] = ("out_of_memory", "out_of_memory")
-
-    def __call__(self, case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
-        run = super().__call__(case, machine, directory, how)
-        kind = self.kinds[ARMS.index(how.arm)]
-        return run if run.failure is None else run.replace(failure=run.failure.replace(kind=kind))
-
-
-@pytest.mark.parametrize(
-    ("failing", "kinds", "excused"),
-    [
-        ("AB", ("out_of_memory", "out_of_memory"), "out of memory"),
-        ("A", ("out_of_memory", "crash"), "out of memory"),
-        ("B", ("crash", "out_of_memory"), None),
-        ("AB", ("out_of_memory", "crash"), None),
-    ],
-)
-def test_a_failure_that_arm_a_does_not_have_is_never_excused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    failing: str,
-    kinds: tuple[FailureKind, FailureKind],
-    excused: str | None,
-) -> None:
-    stand_in = Failing()
-    stand_in.failing, stand_in.kinds = failing, kinds
-    monkeypatch.setattr(flow, "launch_once", stand_in)
-    result = make_comparison(tmp_path).measure(make_case(may_run_out_of_memory=True), "test")
-    assert (result.outcome, result.excused) == ("failed", excused)
+    result = launches.measure(make_case(may_run_out_of_memory=True))
+    assert result.verdict.reasons == tuple(f"arm {arm} failed: {failing[arm]}: boom" for arm in failing)
+    assert (result.outcome, result.excused, launches.order) == ("failed", excused, "AB")
 
 
 def test_nodes_that_a_preflight_found_bad_are_not_launched_on(
-    tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Preflights, "problems", lambda self, case, machine: ("n2: slow",))
-    result = make_comparison(tmp_path).measure(make_case(), "test")
+    result = launches.measure()
     assert (result.outcome, result.verdict.reasons, launches.order) == ("unhealthy", ("n2: slow",), "")
 
 
-def test_a_fault_is_injected_into_arm_b_alone(tmp_path: Path, launches: Launches) -> None:
-    make_comparison(tmp_path, inject="slowdown=30%").measure(make_case(), "test")
+def test_a_fault_is_injected_into_arm_b_alone(launches: Launches) -> None:
+    launches.measure(inject="slowdown=30%")
     assert dict(zip(launches.order, launches.injected, strict=True)) == {"A": None, "B": "slowdown=30%"}
 
 
-def test_nothing_is_taken_for_a_session_or_a_baseline(tmp_path: Path, launches: Launches) -> None:
-    ours = make_comparison(tmp_path)
-    result = ours.measure(make_case(), "test")
+def test_nothing_is_taken_for_a_session_or_a_baseline(launches: Launches) -> None:
+    result = launches.measure()
     assert result.baseline_file is None
-    assert not (tmp_path / "store" / "baselines").exists()
-    assert not (tmp_path / "store" / "runs").exists()
-    (file,) = tmp_path.glob("store/compare/*/results.json")
+    assert not (launches.root / "store" / "baselines").exists()
+    assert not (launches.root / "store" / "runs").exists()
+    (file,) = launches.root.glob("store/compare/*/results.json")
     told = documents.read(file, SessionFile)
     assert [arm.text for arm in told.arms] == ["main", "."]
     assert told.arms[0].facts["X"] == "1"
-    assert told.results == tuple(ours.results)
+    assert told.results == (result,)
 
 
-def test_an_interrupt_leaves_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = Launches()
-
-    def interrupted(*arguments: Any, **options: Any) -> Run:
-        if len(stand_in.order) == 3:
-            raise KeyboardInterrupt
-        return stand_in(*arguments, **options)
-
-    monkeypatch.setattr(flow, "launch_once", interrupted)
-    ours = make_comparison(tmp_path)
+def test_an_interrupt_leaves_what_was_measured(launches: Launches) -> None:
+    launches.end = 3, KeyboardInterrupt()
+    ours = launches.session()
     with pytest.raises(KeyboardInterrupt):
-        ours.measure(make_case(), "test")
+        ours.measure(SIMULATED, "test")
     told = session_file(ours, "interrupted")
-    assert told.interrupted_case == make_case().id
+    assert told.interrupted_case == SIMULATED.id
     assert len(told.interrupted_launches) == 2, "one of each arm: the second pair was not whole"
 
 
-def test_an_error_leaves_the_launches_of_both_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = Launches()
-
-    def broken(*arguments: Any, **options: Any) -> Run:
-        if len(stand_in.order) == 5:
-            raise FileError("the disk is full")
-        return stand_in(*arguments, **options)
-
-    monkeypatch.setattr(flow, "launch_once", broken)
-    stand_in.disturbed = {1}
-    ours = make_comparison(tmp_path)
+def test_an_error_leaves_the_launches_of_both_arms(launches: Launches) -> None:
+    launches.end = 5, FileError("the disk is full")
+    launches.disturbed = {1}
+    ours = launches.session()
     with pytest.raises(FileError):
-        ours.measure(make_case(), "test")
+        ours.measure(SIMULATED, "test")
     (result,) = ours.results
     assert [len(runs) for runs in (result.before, result.runs)] == [2, 2]
 
 
 def test_what_is_saved_while_a_case_runs_holds_no_launch_of_another(
-    tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = make_comparison(tmp_path)
-    ours.measure(make_case(), "first")
+    ours = launches.session()
+    ours.measure(SIMULATED, "first")
     saved: list[int] = []
     monkeypatch.setattr(ours, "save", lambda: saved.append(len(ours.launches)))
     ours.measure(make_case(micro_batch=5), "second")
@@ -279,16 +227,13 @@ def test_what_is_saved_while_a_case_runs_holds_no_launch_of_another(
 def test_the_variables_of_an_arm_reach_its_ranks(tmp_path: Path) -> None:
     """Also the number of threads, which the agent sets on a CPU unless the arm does."""
     case = make_case(model="llama-tiny", framework=DDP(), steps=10, max_warmup_steps=2, timeout_s=300)
-    machine = Host(LocalLauncher()).machine_for(case)
+    machine = Host().machine_for(case)
     arm = Arm(given={"OMP_NUM_THREADS": "3", "NCCL_ALGO": "Ring"})
     run = launch_once(case, machine, tmp_path / "launch", Launching(arm=arm))
     assert run.failure is None
     assert run.observed is not None
     assert {name: run.observed.environment.get(name) for name in arm.given} == arm.given
     assert run.observed.environment["threads"] == "3"
-
-
-TRAINS = make_case(model="llama-tiny", framework=DDP())
 
 
 @pytest.fixture
@@ -300,16 +245,15 @@ def profiles(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         made.append({"directory": "/".join(directory.parts[-2:]), "inject": how.inject})
         return taken() if how.arm == ARMS[0] else taken(EAGER)
 
-    monkeypatch.setattr(way, "profile_once", profile_once)
+    monkeypatch.setattr(against_arm, "profile_once", profile_once)
     return made
 
 
 def test_arms_that_differ_are_profiled_once_more_each(
-    tmp_path: Path, launches: Launches, profiles: list[dict[str, Any]]
+    launches: Launches, profiles: list[dict[str, Any]]
 ) -> None:
     launches.slower = 1.4
-    ours = make_comparison(tmp_path, inject="eager-attention")
-    result = ours.measure(TRAINS, "test")
+    result = launches.measure(TRAINS, inject="eager-attention")
     assert [each["directory"] for each in profiles] == ["a/profile", "b/profile"]
     assert [each["inject"] for each in profiles] == [None, "eager-attention"]
     assert result.verdict.profiled is not None
@@ -319,19 +263,19 @@ def test_arms_that_differ_are_profiled_once_more_each(
 
 
 def test_the_arm_is_named_of_which_a_profile_says_that_its_counts_lack_work(
-    tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def profile_once(case: Case, machine: Machine, directory: Path, how: Launching) -> TakenProfile:
         return taken() if how.arm == ARMS[0] else taken(unseen_profile(0.43))
 
-    monkeypatch.setattr(way, "profile_once", profile_once)
+    monkeypatch.setattr(against_arm, "profile_once", profile_once)
 
     def counted(*args: Any, **options: Any) -> Run:
         return launches(*args, **options).replace(counts=launch().counts)
 
     monkeypatch.setattr(flow, "launch_once", counted)
     launches.slower = 1.4
-    counts = make_comparison(tmp_path).measure(TRAINS, "test").verdict.counts
+    counts = launches.measure(TRAINS).verdict.counts
     assert counts is not None
     assert counts.outcome == "not counted"
     (why,) = counts.notes
@@ -339,17 +283,11 @@ def test_the_arm_is_named_of_which_a_profile_says_that_its_counts_lack_work(
 
 
 @pytest.mark.parametrize(
-    ("slower", "explains", "case"), [(1.0, True, TRAINS), (1.4, False, TRAINS), (1.4, True, make_case())]
+    ("slower", "explains", "case"), [(1.0, True, TRAINS), (1.4, False, TRAINS), (1.4, True, SIMULATED)]
 )
 def test_arms_are_not_profiled_that_are_alike_or_train_nothing_or_in_a_bisect(
-    tmp_path: Path,
-    launches: Launches,
-    profiles: list[dict[str, Any]],
-    slower: float,
-    explains: bool,
-    case: Case,
+    launches: Launches, profiles: list[dict[str, Any]], slower: float, explains: bool, case: Case
 ) -> None:
     launches.slower = slower
-    ours = make_comparison(tmp_path, explains=explains)
-    assert ours.measure(case, "test").verdict.profiled is None
+    assert launches.measure(case, explains=explains).verdict.profiled is None
     assert not profiles

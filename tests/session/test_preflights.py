@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +11,14 @@ from perfsuite.case.case import Case, Topology
 from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
 from perfsuite.errors import BusyError
 from perfsuite.frameworks.ddp import DDP
-from perfsuite.launch.lock import MachineLock
 from perfsuite.report.summary import reason
 from perfsuite.results.preflight import NodePreflight, Preflight
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
-from perfsuite.session import against_baseline, preflights
+from perfsuite.session import preflights
 from perfsuite.session.session import session_file
 from tests.samples import make_case, make_machine, make_run
-from tests.session.making import PASSED, make_session
+from tests.session.making import PASSED, Held, Sessions
 
 FOUR = Allocation(job_id="7", nodes=tuple(AllocatedNode(name=f"n{number}") for number in range(1, 5)))
 
@@ -33,11 +30,11 @@ def on_nodes(count: int) -> Case:
 class Nodes:
     """A session on four nodes: each preflight finds those bad that are named next in `bad`."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, *bad: set[str]) -> None:
-        self.bad, self.said, self.launched = list(bad), list[str](), list[str]()
-        self.session = make_session(directory, self.said)
+    def __init__(self, sessions: Sessions, *bad: set[str], **options: Any) -> None:
+        self.bad, self.launched = list(bad), list[str]()
+        self.session = sessions.make(**options)
         self.session.setup.host.machine = make_machine().replace(nodes=4, allocation=FOUR)
-        monkeypatch.setattr(preflights, "preflight", self.preflight)
+        sessions.patch.setattr(preflights, "preflight", self.preflight)
 
         def measure(case: Case, *args: Any, runs: list[Run]) -> Any:
             self.launched.append(case.id)
@@ -45,7 +42,7 @@ class Nodes:
             runs.append(make_run(case=case))
             return runs, PASSED
 
-        monkeypatch.setattr(against_baseline, "measure", measure)
+        sessions.measure_by(measure)
 
     def preflight(
         self, launcher: object, machine: Machine, nodes: int, directory: Path, *, names: list[str]
@@ -72,10 +69,8 @@ class Nodes:
 
 
 @pytest.mark.fault("node is bad")
-def test_a_case_on_a_bad_node_is_unhealthy_and_not_launched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes = Nodes(tmp_path, monkeypatch, {"n3"}, {"n3"}, set())
+def test_a_case_on_a_bad_node_is_unhealthy_and_not_launched(sessions: Sessions) -> None:
+    nodes = Nodes(sessions, {"n3"}, {"n3"}, set())
     assert nodes.outcomes(3, 4, 2, 1) == ["unhealthy", "unhealthy", "passed", "passed"]
     assert nodes.launched == [on_nodes(2).id, on_nodes(1).id]
     verdict = nodes.session.results[0].verdict
@@ -90,51 +85,39 @@ def test_a_case_on_a_bad_node_is_unhealthy_and_not_launched(
     assert nodes.session.running is None
 
 
-def test_what_a_second_preflight_does_not_find_again_was_no_bad_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes = Nodes(tmp_path, monkeypatch, {"n1"}, {"n2"})
+def test_what_a_second_preflight_does_not_find_again_was_no_bad_node(sessions: Sessions) -> None:
+    nodes = Nodes(sessions, {"n1"}, {"n2"})
     assert nodes.outcomes(2, 2) == ["passed", "passed"]
     assert nodes.bad == []
-    assert any("counts if a second one finds that node bad, too" in line for line in nodes.said)
+    assert any("counts if a second one finds that node bad, too" in line for line in sessions.said)
 
 
-def test_each_set_of_nodes_is_looked_at_once_and_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes = Nodes(tmp_path, monkeypatch, set(), set())
+def test_each_set_of_nodes_is_looked_at_once_and_shown(sessions: Sessions) -> None:
+    nodes = Nodes(sessions, set(), set())
     assert nodes.outcomes(2, 4, 2, 4) == ["passed"] * 4
     assert nodes.bad == []
-    assert [line.splitlines()[0] for line in nodes.said if "preflight" in line] == [
+    assert [line.splitlines()[0] for line in sessions.said if "preflight" in line] == [
         f"perfsuite: preflight of {count} nodes ({make_machine().device_name}) in 1 s: none of them bad"
         for count in (2, 4)
     ]
 
 
-def test_one_machine_and_what_trains_nothing_are_not_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_one_machine_what_trains_nothing_and_nodes_without_torch_are_not_looked_at(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes = Nodes(tmp_path, monkeypatch)
+    nodes = Nodes(sessions)
     assert nodes.outcomes(1) == ["passed"]
     simulated = make_case(topology=Topology(nodes=2, processes_per_node=1))
     assert nodes.session.measure(simulated, "test").outcome == "passed"
-    nodes.session.setup.options = replace(nodes.session.setup.options, preflight=False)
-    assert nodes.outcomes(4) == ["passed"]
-
-
-def test_without_torch_beside_perfsuite_there_is_no_preflight(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert Nodes(sessions, preflight=False).outcomes(4) == ["passed"]
     monkeypatch.setattr(torch_build, "installed", dict)
-    assert Nodes(tmp_path, monkeypatch).outcomes(2) == ["passed"]
+    assert Nodes(sessions).outcomes(2) == ["passed"]
 
 
-def test_a_session_that_goes_on_looks_again_and_keeps_what_was_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = Nodes(tmp_path, monkeypatch, {"n2"}, {"n2"})
+def test_a_session_that_goes_on_looks_again_and_keeps_what_was_seen(sessions: Sessions) -> None:
+    first = Nodes(sessions, {"n2"}, {"n2"})
     assert first.outcomes(2) == ["unhealthy"]
-    second = Nodes(tmp_path, monkeypatch, set())
+    second = Nodes(sessions, set())
     second.session.earlier = session_file(first.session, "interrupted")
     second.session.directory = first.session.directory
     assert second.outcomes(2) == ["passed"]
@@ -143,14 +126,8 @@ def test_a_session_that_goes_on_looks_again_and_keeps_what_was_seen(
     assert Path(told[2].directory).name == "preflight-3"
 
 
-def test_the_lock_is_taken_before_nodes_are_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Held(MachineLock):
-        def take(self, say: Callable[[str], None], *, wait: bool = True) -> None:
-            raise BusyError("another session")
-
-    nodes = Nodes(tmp_path, monkeypatch)
+def test_the_lock_is_taken_before_nodes_are_looked_at(sessions: Sessions) -> None:
+    nodes = Nodes(sessions)
     nodes.session.setup.lock = Held()
     with pytest.raises(BusyError):
         nodes.outcomes(2)

@@ -85,9 +85,8 @@ def test_the_newest_session_of_the_store_goes_on(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for name in ("20260101-000000-000000", "20260102-000000-000000"):
         write_session(store.sessions / name)
-    found = newest(store, make_session())
-    assert found.directory.name == "20260102-000000-000000"
-    assert found.content.commit == COMMIT
+    directory, content = newest(store, make_session())
+    assert (directory.name, content.commit) == ("20260102-000000-000000", COMMIT)
 
 
 def test_dry_runs_are_no_session_to_go_on_with(tmp_path: Path) -> None:
@@ -96,7 +95,7 @@ def test_dry_runs_are_no_session_to_go_on_with(tmp_path: Path) -> None:
     dry = make_result(make_run(dry=True), before=None)
     write_session(store.sessions / "20260102-000000-000000", dry)
     write_session(store.sessions / "20260103-000000-000000", dry=True)
-    assert newest(store, make_session()).directory.name == "20260101-000000-000000"
+    assert newest(store, make_session())[0].name == "20260101-000000-000000"
 
 
 def test_why_no_session_goes_on_is_one_line(tmp_path: Path) -> None:

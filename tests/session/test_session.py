@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,71 +10,58 @@ from perfsuite import measure as running
 from perfsuite.case.case import Case
 from perfsuite.documents import plain
 from perfsuite.errors import BusyError, PerfsuiteError
-from perfsuite.launch.lock import MachineLock
 from perfsuite.report.summary import interruption
 from perfsuite.results import baseline
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile, Skipped
 from perfsuite.results.store import SessionDir, Store
-from perfsuite.session import against_baseline
-from perfsuite.session.session import Session, session_file
+from perfsuite.session.session import session_file
 from tests.samples import COMMIT, DISTURBED, make_case, make_run, make_shared, never_run
-from tests.session.making import PASSED, RECORDED, make_session, stand_in
+from tests.session.making import PASSED, RECORDED, Held, Sessions
 from tests.twin_counts import launch
 
 
 @pytest.mark.fault("baselines are read-only")
-def test_the_result_is_kept_if_the_baseline_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    verdict = Verdict(outcome="recorded", launches=1)
-    stand_in(monkeypatch, [make_run()], verdict)
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "baselines").write_text("in the way")
-    ours = make_session(tmp_path)
+def test_the_result_is_kept_if_the_baseline_cannot_be_written(sessions: Sessions) -> None:
+    sessions.launch(make_run(), verdict=RECORDED)
+    (sessions.directory / "store").mkdir()
+    (sessions.directory / "store" / "baselines").write_text("in the way")
+    ours = sessions.make()
     with pytest.raises(PerfsuiteError, match="cannot write"):
         ours.measure(make_case(), "test")
     assert [result.verdict.outcome for result in ours.results] == ["recorded"]
 
 
-def test_a_case_that_cannot_be_launched_is_a_failed_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*args: object, **options: object) -> Any:
-        raise PerfsuiteError("mine.yaml: num_processes is 4")
-
-    monkeypatch.setattr(against_baseline, "measure", refuse)
-    ours = make_session(tmp_path)
-    with pytest.raises(PerfsuiteError, match="num_processes"):
-        ours.measure(make_case(), "test")
-    (told,) = session_file(ours, "complete").results
-    assert (told.outcome, told.verdict.failure) == ("failed", "error")
-    assert told.verdict.reasons == ("mine.yaml: num_processes is 4",)
-    assert session_file(ours, "complete").interrupted_case is None
-
-
-def test_an_error_that_nobody_expected_is_a_failed_result_with_its_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error",
+    [PerfsuiteError("mine.yaml: num_processes is 4"), ValueError("illegal variable name")],
+)
+def test_a_case_that_cannot_be_launched_is_a_failed_result_with_the_traceback_of_what_nobody_expected(
+    sessions: Sessions, error: Exception
 ) -> None:
     def broken(*args: object, **options: object) -> Any:
-        raise ValueError("illegal environment variable name")
+        raise error
 
-    monkeypatch.setattr(against_baseline, "measure", broken)
-    ours = make_session(tmp_path)
-    with pytest.raises(ValueError, match="illegal"):
+    sessions.measure_by(broken)
+    ours = sessions.make()
+    with pytest.raises(type(error), match=str(error)):
         ours.measure(make_case(), "test")
     left = documents.read(ours.directory.results, SessionFile)
+    assert left.results == session_file(ours, "complete").results
     (result,) = left.results
     assert (result.outcome, result.verdict.failure, left.interrupted_case) == ("failed", "error", None)
-    file = ours.directory.case(make_case().id) / "traceback.txt"
     (reason,) = result.verdict.reasons
-    assert reason == f"ValueError: illegal environment variable name (its traceback: {file})"
-    assert "in broken" in file.read_text()
+    file = ours.directory.case(make_case().id) / "traceback.txt"
+    if isinstance(error, PerfsuiteError):
+        assert reason == str(error)
+    else:
+        assert reason == f"ValueError: {error} (its traceback: {file})"
+        assert "in broken" in file.read_text()
 
 
 def test_an_unexpected_error_whose_traceback_cannot_be_kept_is_a_result_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_directory(self: SessionDir, case_id: str) -> Path:
         self.path.mkdir(parents=True)
@@ -84,11 +69,10 @@ def test_an_unexpected_error_whose_traceback_cannot_be_kept_is_a_result_all_the_
         raise OSError(36, "File name too long")
 
     monkeypatch.setattr(SessionDir, "new_case", no_directory)
-    ours = make_session(tmp_path)
+    ours = sessions.make()
     with pytest.raises(OSError, match="too long"):
         ours.measure(make_case(), "test")
-    (result,) = ours.results
-    (reason,) = result.verdict.reasons
+    ((reason,),) = (result.verdict.reasons for result in ours.results)
     assert "File name too long (its traceback was not kept: cannot write" in reason
 
 
@@ -97,7 +81,7 @@ def test_an_unexpected_error_whose_traceback_cannot_be_kept_is_a_result_all_the_
     [PerfsuiteError("processes 7 of this job cannot be killed"), ZeroDivisionError(), KeyboardInterrupt()],
 )
 def test_the_launches_before_an_error_or_an_interrupt_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch, end: BaseException
 ) -> None:
     runs = [make_run(started_at=f"2026-01-0{day}T00:00:00+00:00") for day in (1, 2)]
     left = list(runs)
@@ -108,10 +92,10 @@ def test_the_launches_before_an_error_or_an_interrupt_are_kept(
         return left.pop(0)
 
     monkeypatch.setattr(running, "launch_once", launch)
-    ours = make_session(tmp_path)
+    ours = sessions.make()
     with pytest.raises(type(end)):
         ours.measure(make_case(), "test")
-    file = tmp_path / "results.json"
+    file = sessions.directory / "results.json"
     documents.write(file, session_file(ours, "interrupted"))
     told = documents.read(file, SessionFile)
     if isinstance(end, KeyboardInterrupt):
@@ -125,8 +109,8 @@ def test_the_launches_before_an_error_or_an_interrupt_are_kept(
     assert (told.interrupted_case, told.interrupted_launches) == (None, ())
 
 
-def test_why_a_case_is_skipped_is_asked_without_a_trace_and_recorded_on_request(tmp_path: Path) -> None:
-    ours = make_session(tmp_path)
+def test_why_a_case_is_skipped_is_asked_without_a_trace_and_recorded_on_request(sessions: Sessions) -> None:
+    ours = sessions.make()
     case = make_case(hardware="a100")
     reason = ours.skip_reason(case)
     assert reason is not None
@@ -137,38 +121,36 @@ def test_why_a_case_is_skipped_is_asked_without_a_trace_and_recorded_on_request(
     )
 
 
-def on_disk(directory: Path) -> SessionFile:
+def on_disk(sessions: Sessions) -> SessionFile:
     """The newest `results.json` of the store."""
-    return documents.read(Store(directory / "store").results()[-1], SessionFile)
+    return documents.read(Store(sessions.directory / "store").results()[-1], SessionFile)
 
 
-def in_git(monkeypatch: pytest.MonkeyPatch, commit: str = COMMIT) -> None:
-    monkeypatch.setattr(git, "revision", lambda root: git.Revision(commit, dirty=False))
+@pytest.fixture
+def in_git(sessions: Sessions) -> Sessions:
+    """The repository at a clean commit."""
+    at_commit(sessions, COMMIT)
+    return sessions
 
 
-def resumed(directory: Path, said: list[str] | None = None) -> Session:
-    """A session that was asked to go on with the newest one."""
-    later = make_session(directory, said)
-    later.resume()
-    return later
+def at_commit(sessions: Sessions, commit: str) -> None:
+    sessions.patch.setattr(git, "revision", lambda root: git.Revision(commit, dirty=False))
 
 
-def test_results_are_on_disk_when_a_launch_begins_and_when_a_case_has_its_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_are_on_disk_when_a_launch_begins_and_when_a_case_has_its_verdict(sessions: Sessions) -> None:
     seen: list[SessionFile] = []
 
     def measure(case: Case, *args: Any, runs: list[Run]) -> Any:
         args[-1].on_launch(case, 1)
-        seen.append(on_disk(tmp_path))
+        seen.append(on_disk(sessions))
         runs.append(make_run())
         return runs, PASSED
 
-    monkeypatch.setattr(against_baseline, "measure", measure)
-    ours = make_session(tmp_path)
+    sessions.measure_by(measure)
+    ours = sessions.make()
     ours.measure(make_case(), "one")
     ours.measure(make_case(micro_batch=3), "two")
-    seen.append(on_disk(tmp_path))
+    seen.append(on_disk(sessions))
     assert [(each.status, len(each.results), each.interrupted_case) for each in seen] == [
         ("running", 0, make_case().id),
         ("running", 1, make_case(micro_batch=3).id),
@@ -176,36 +158,32 @@ def test_results_are_on_disk_when_a_launch_begins_and_when_a_case_has_its_verdic
     ]
 
 
-def test_a_session_that_does_not_save_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, [make_run()], PASSED)
-    ours = make_session(tmp_path)
+def test_a_session_that_does_not_save_writes_nothing(sessions: Sessions) -> None:
+    sessions.launch(make_run())
+    ours = sessions.make()
     ours.saves = False
     ours.measure(make_case(), "test")
-    assert Store(tmp_path / "store").results() == []
+    assert Store(sessions.directory / "store").results() == []
 
 
-def test_results_that_cannot_be_written_are_said_once_and_cost_no_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stand_in(monkeypatch, [make_run()], PASSED)
-    (tmp_path / "store").write_text("in the way")
-    said: list[str] = []
-    ours = make_session(tmp_path, said)
+def test_results_that_cannot_be_written_are_said_once_and_cost_no_verdict(sessions: Sessions) -> None:
+    sessions.launch(make_run())
+    (sessions.directory / "store").write_text("in the way")
+    ours = sessions.make()
     assert ours.measure(make_case(), "test").outcome == "passed"
-    (line,) = [line for line in said if "cannot write" in line]
+    (line,) = [line for line in sessions.said if "cannot write" in line]
     assert str(ours.directory.results) in line
     assert line.endswith("The session goes on; what it measures is shown at its end")
 
 
-def test_a_decided_case_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_git(monkeypatch)
-    stand_in(monkeypatch, [make_run()], PASSED)
-    first = make_session(tmp_path)
+def test_a_decided_case_is_not_measured_again(in_git: Sessions) -> None:
+    in_git.launch(make_run())
+    first = in_git.make()
     before = first.measure(make_case(), "one")
-    said: list[str] = []
-    later = resumed(tmp_path, said)
-    assert said == [f"perfsuite: --perf-resume: goes on with {first.directory.path}: 1 case measured there"]
-    monkeypatch.setattr(against_baseline, "measure", None)
+    later = in_git.resumed()
+    goes_on = f"perfsuite: --perf-resume: goes on with {first.directory.path}: 1 case measured there"
+    assert in_git.said == [goes_on]
+    in_git.measure_by(None)
     assert plain(later.measure(make_case(), "one")) == plain(before)
     assert [part.cases for part in session_file(later, "complete").parts] == [1, 0]
 
@@ -221,131 +199,99 @@ def test_a_decided_case_is_not_measured_again(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_what_is_not_decided_for_this_test_and_case_is_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodeid: str, case: Case, verdict: Verdict
+    in_git: Sessions, nodeid: str, case: Case, verdict: Verdict
 ) -> None:
-    in_git(monkeypatch)
-    stand_in(monkeypatch, [make_run()], verdict)
-    first = make_session(tmp_path).measure(make_case(), "one")
+    in_git.launch(make_run(), verdict=verdict)
+    first = in_git.make().measure(make_case(), "one")
     Path(first.directory).mkdir()
-    stand_in(monkeypatch, [make_run(case=case)], Verdict(outcome="passed", launches=3))
-    later = resumed(tmp_path)
+    in_git.launch(make_run(case=case), verdict=Verdict(outcome="passed", launches=3))
+    later = in_git.resumed()
     result = later.measure(case, nodeid)
     assert result.verdict.launches == 3
     assert result.directory != first.directory
     is_same_test = (nodeid, case.id) == ("one", make_case().id)
     kept = [result] if is_same_test else [later.results[0], result]
-    assert on_disk(tmp_path).results == tuple(kept)
-    assert [part.cases for part in on_disk(tmp_path).parts] == [1, 1]
+    assert on_disk(in_git).results == tuple(kept)
+    assert [part.cases for part in on_disk(in_git).parts] == [1, 1]
 
 
-def test_a_case_whose_baseline_is_another_now_is_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_a_case_with_another_baseline_of_times_or_counts_now_is_measured_again(
+    in_git: Sessions, is_counted: bool
 ) -> None:
-    in_git(monkeypatch)
-    stand_in(monkeypatch, [make_run()], RECORDED)
-    first = make_session(tmp_path)
-    run = make_run(machine=first.setup.host.machine)
-    stand_in(monkeypatch, [run] * 3, Verdict(outcome="recorded", launches=3))
+    first = in_git.make()
+    run = (launch if is_counted else make_run)(machine=first.setup.host.machine)
+    in_git.launch(run, run, run, verdict=Verdict(outcome="recorded", launches=3))
     recorded = first.measure(make_case(), "one")
-    assert resumed(tmp_path).earlier_result(make_case(), "one") is not None
-    first.setup.baselines.write_reviewed(baseline.from_runs([run] * 3))
-    assert resumed(tmp_path).earlier_result(make_case(), "one") is None
-    first.setup.baselines.reviewed_file(run.machine.hardware_class, make_case().id).write_text("{")
-    assert resumed(tmp_path).earlier_result(make_case(), "one") is None, "that it is bad is said of its test"
     assert recorded.baseline_file is not None
+    assert in_git.resumed().earlier_result(make_case(), "one") is not None
+    if is_counted:
+        assert recorded.verdict.counts is not None
+        Path(str(recorded.verdict.counts.baseline_file)).unlink()
+    else:
+        file = first.setup.baselines.write_reviewed(baseline.from_runs([run] * 3))
+        assert in_git.resumed().earlier_result(make_case(), "one") is None
+        file.write_text("{")  # that it is bad is said of its test
+    assert in_git.resumed().earlier_result(make_case(), "one") is None
 
 
-def test_a_case_whose_counts_have_another_baseline_now_is_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_git(monkeypatch)
-    first = make_session(tmp_path)
-    run = launch(machine=first.setup.host.machine)
-    stand_in(monkeypatch, [run] * 3, Verdict(outcome="recorded", launches=3))
-    counts = first.measure(make_case(), "one").verdict.counts
-    assert resumed(tmp_path).earlier_result(make_case(), "one") is not None
-    assert counts is not None
-    assert counts.baseline_file is not None
-    Path(counts.baseline_file).unlink()
-    assert resumed(tmp_path).earlier_result(make_case(), "one") is None
-
-
-def test_another_commit_begins_a_new_session_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_git(monkeypatch)
-    stand_in(monkeypatch, [make_run()], PASSED)
-    first = make_session(tmp_path)
+def test_another_commit_begins_a_new_session_and_says_so(in_git: Sessions) -> None:
+    in_git.launch(make_run())
+    first = in_git.make()
     first.measure(make_case(), "one")
-    in_git(monkeypatch, "f" * 40)
-    said: list[str] = []
-    later = resumed(tmp_path, said)
-    assert said == [
+    at_commit(in_git, "f" * 40)
+    later = in_git.resumed()
+    assert in_git.said == [
         f"perfsuite: --perf-resume: a new session begins: the newest session, {first.directory.path}, has "
         "commit 0123abcd0123, not ffffffffffff"
     ]
     assert (later.results, later.directory.name != first.directory.name) == ([], True)
 
 
-def test_nothing_goes_on_while_another_session_measures(tmp_path: Path) -> None:
-    class Held(MachineLock):
-        def take(self, say: Callable[[str], None], *, wait: bool = True) -> None:
-            raise BusyError(f"held, wait={wait}")
-
-    ours = make_session(tmp_path)
-    ours.setup.lock, ours.setup.options = Held(), replace(ours.setup.options, fail_if_busy=True)
+def test_nothing_goes_on_while_another_session_measures(sessions: Sessions) -> None:
+    ours = sessions.make(fail_if_busy=True)
+    ours.setup.lock = Held()
     with pytest.raises(BusyError, match="held, wait=False"):
         ours.resume()
 
 
-def test_what_an_earlier_part_skipped_is_skipped_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_git(monkeypatch)
-    stand_in(monkeypatch, [make_run()], PASSED)
-    first = make_session(tmp_path)
+def test_what_an_earlier_part_skipped_is_skipped_once(in_git: Sessions) -> None:
+    in_git.launch(make_run())
+    first = in_git.make()
     first.record_skip(make_case(hardware="a100"), "two", "no such GPU")
     first.measure(make_case(), "one")
-    later = resumed(tmp_path)
+    later = in_git.resumed()
     later.record_skip(make_case(hardware="a100"), "two", "no such GPU")
     assert len(later.skipped) == 1
 
 
-def test_only_shared_figures_excuse_that_nothing_was_judged(tmp_path: Path) -> None:
-    ours = make_session(tmp_path)
-    ours.setup.options = replace(ours.setup.options, allow_shared=True)
-    ours.results = [never_run()]
-    assert ours.nothing_measured
+def test_only_shared_figures_excuse_that_nothing_was_judged(sessions: Sessions) -> None:
+    ours = sessions.make(allow_shared=True)
     throttled = make_shared().replace(runs=(make_run(),), shared=False)
     empty = make_shared().replace(runs=(make_run(health=DISTURBED, window=(0, 0)),))
-    ours.results = [throttled, empty]
-    assert ours.nothing_measured
-    ours.results = [*ours.results, make_shared()]
+    for results in ([never_run()], [throttled, empty]):
+        ours.results = results
+        assert ours.nothing_measured
+    ours.results = [throttled, empty, make_shared()]
     assert not ours.nothing_measured
-    ours.setup.options = replace(ours.setup.options, allow_shared=False)
-    assert ours.nothing_measured
+    strict = sessions.make()
+    strict.results = ours.results
+    assert strict.nothing_measured
 
 
-def test_a_share_of_the_cases_is_judged_if_it_is_reached_to_the_digit(tmp_path: Path) -> None:
-    ours = make_session(tmp_path)
-    ours.setup.options = replace(ours.setup.options, min_judged=0.28)
+def test_a_share_of_the_cases_is_judged_if_it_is_reached_to_the_digit(sessions: Sessions) -> None:
+    ours = sessions.make(min_judged=0.28)
     assert not ours.too_few_judged
     recorded = never_run().replace(verdict=RECORDED)
     other = never_run().replace(verdict=PASSED.replace(outcome="inconclusive"))
     excused = never_run().replace(excused="known issue")
     judged = never_run().replace(verdict=PASSED)
-    ours.results = [judged] * 7 + [other] * 16 + [recorded, excused]
-    assert (ours.judged, ours.too_few_judged) == (7, False)
-    ours.results = [judged] * 6 + [other] * 17 + [recorded, excused]
-    assert (ours.judged, ours.too_few_judged) == (6, True)
+    for count, too_few in ((7, False), (6, True)):
+        ours.results = [judged] * count + [other] * (23 - count) + [recorded, excused]
+        assert (ours.judged, ours.too_few_judged) == (count, too_few)
 
 
-def test_a_session_that_launches_nothing_takes_no_lock(tmp_path: Path) -> None:
-    class Untouched(MachineLock):
-        def take(self, say: Callable[[str], None], *, wait: bool = True) -> None:
-            pytest.fail("nothing is launched")
-
-    ours = make_session(tmp_path)
-    ours.setup.lock = Untouched()
-    ours.setup.options = replace(ours.setup.options, fail_without_baseline=True)
+def test_a_session_that_launches_nothing_takes_no_lock(sessions: Sessions) -> None:
+    ours = sessions.make(fail_without_baseline=True)
+    ours.setup.lock = Held()
     assert ours.measure(make_case(), "test").verdict.failure == "no_baseline"

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from perfsuite.launch import local
 from perfsuite.node.machine import gpu_machine
 from tests.samples import make_case, never_run
-from tests.session.making import make_session
+from tests.session.making import Sessions
 
 
 @pytest.mark.parametrize(
@@ -22,25 +20,25 @@ from tests.session.making import make_session
     ],
 )
 def test_what_is_done_about_others_follows_from_the_options(
-    tmp_path: Path, options: dict[str, Any], expected: str
+    sessions: Sessions, options: dict[str, Any], expected: str
 ) -> None:
-    assert replace(make_session(tmp_path).setup.options, **options).when_shared == expected
+    assert sessions.make(**options).setup.options.when_shared == expected
 
 
 @pytest.mark.parametrize("strict", [frozenset[str](), frozenset({"improved"}), frozenset({"inconclusive"})])
-def test_which_outcomes_fail(tmp_path: Path, strict: frozenset[str]) -> None:
-    options = replace(make_session(tmp_path).setup.options, strict=strict)
+def test_which_outcomes_fail(sessions: Sessions, strict: frozenset[str]) -> None:
+    options = sessions.make(strict=strict).setup.options
     for outcome in ("regressed", "failed", "passed", "unhealthy", "improved", "inconclusive"):
         result = never_run().replace(verdict=never_run().verdict.replace(outcome=outcome))
         assert options.is_failing(result) is (outcome in {"regressed", "failed", *strict})
 
 
 def test_a_machine_with_gpus_is_a_cpu_machine_for_a_cpu_case(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus = gpu_machine(["NVIDIA H100 80GB HBM3"], count=8, memory_bytes=2**36, driver=None)
     monkeypatch.setattr(local, "detect", lambda: gpus)
-    ours = make_session(tmp_path)
+    ours = sessions.make()
     assert ours.setup.host.machine_for(make_case(hardware="cpu")).device == "cpu"
     assert ours.setup.host.machine_for(make_case(hardware=("cpu", "h100"))) == gpus
     assert ours.setup.host.machine_for(make_case(hardware="a100")) == gpus

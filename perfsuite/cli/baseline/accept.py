@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import getpass
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import cache, partial
 from pathlib import Path
+from typing import TypeVar
 
 from perfsuite import documents
 from perfsuite.analysis.collect import newest_profile
@@ -20,11 +21,13 @@ from perfsuite.git import git
 from perfsuite.report.terminal import console
 from perfsuite.results.baseline import MIN_ACCEPTED, Acceptance
 from perfsuite.results.count_baseline import target_of
-from perfsuite.results.profile import LaunchProfile, of_baseline
+from perfsuite.results.profile import of_baseline
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir, launches_in
 from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import BaselineStore, SessionDir, Store
+
+T = TypeVar("T")
 
 
 def measured(
@@ -73,17 +76,13 @@ def _runs(
     store: Store, pattern: str, sessions: int, key_of: Callable[[Run], str | None]
 ) -> dict[str, list[Launch]]:
     """Read the launches of matching cases in the newest sessions of each key, oldest first; those without a
-    key are left out. Names bad files and leaves them out."""
+    key are left out."""
     by_key: dict[str, dict[str, list[tuple[RunDir, Run]]]] = {}
     for session, run_dir in store.launches(pattern):
-        try:
-            run = documents.read(run_dir.run, Run)
-        except FileError as error:
-            console().print(f"left out: {error}", style="yellow")
-            continue
-        if (key := key_of(run)) is not None:
+        run = _unless_bad(partial(documents.read, run_dir.run, Run))
+        if run is not None and (key := key_of(run)) is not None:
             by_key.setdefault(key, {}).setdefault(session, []).append((run_dir, run))
-    healthy_in = functools.cache(functools.partial(_healthy_in, store))
+    healthy_in = cache(partial(_healthy_in, store))
     return {
         key: [
             Launch(run, session, run_dir.path in healthy_in(session))
@@ -101,18 +100,23 @@ def _healthy_in(store: Store, session: str) -> set[Path]:
     `results.json` cannot be read: it is named.
     """
     of_session = SessionDir(store.sessions / session)
-    try:
-        results = documents.read(of_session.results, SessionFile).results
-    except FileError as error:
-        console().print(f"left out: {error}", style="yellow")
-        return set()
+    content = _unless_bad(partial(documents.read, of_session.results, SessionFile))
     return {
         run_dir.path
-        for result in results
+        for result in (content.results if content is not None else ())
         if result.verdict.failure != "error" and all(run.failure is None for run in result.runs)
         for run_dir in launches_in(of_session.path / Path(result.directory).name)
         if run_dir.number not in result.verdict.unhealthy_launches
     }
+
+
+def _unless_bad(read: Callable[[], T]) -> T | None:
+    """What is read. None of a file that cannot be: it is named."""
+    try:
+        return read()
+    except FileError as error:
+        console().print(f"left out: {error}", style="yellow")
+        return None
 
 
 def accept(
@@ -128,14 +132,13 @@ def accept(
     none, if they cannot be, or if they need a reason.
     """
     acceptance, newest = _acceptance(reason), launches[-1].session
-    times = profile = None
+    times = profile = counts = None
     if store is not None:
         times = of_times.accepted(reviewed, launches, acceptance, another_machine=another_machine)
-        profile = _profile(store, newest, times.case.id)
+        profile = _unless_bad(partial(newest_profile, store.profiled(newest, times.case.id)))
     of_newest = [launch.run for launch in launches if launch.session == newest]
     if profile is not None and profile.unseen is not None:
         console().print(f"counts are left out: {profile.unseen}", style="yellow")
-        counts = None
     else:
         counts = of_counts.accepted(reviewed.counts, of_newest, acceptance)
     files = [] if times is None else [reviewed.write_reviewed(times)]
@@ -145,19 +148,14 @@ def accept(
     return files
 
 
-def _profile(store: Store, session: str, case_id: str) -> LaunchProfile | None:
-    try:
-        return newest_profile(store.profiled(session, case_id))
-    except FileError as error:
-        console().print(f"left out: {error}", style="yellow")
-        return None
-
-
 def _acceptance(reason: str | None) -> Acceptance:
     """Who accepts, when, at which commit, and why: git's user name, or else that of the login."""
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    by = _told_by_git("config", "user.name") or _login()
-    return Acceptance(by=by, date=date, commit=_told_by_git("rev-parse", "HEAD"), reason=reason)
+    return Acceptance(
+        by=_told_by_git("config", "user.name") or _login(),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        commit=_told_by_git("rev-parse", "HEAD"),
+        reason=reason,
+    )
 
 
 def _told_by_git(*arguments: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.table import Table
@@ -15,15 +15,17 @@ from perfsuite import documents
 from perfsuite.cli.baseline.accept import accept as write_accepted
 from perfsuite.cli.baseline.accept import counted, measured
 from perfsuite.cli.baseline.counts import COUNTS, step
-from perfsuite.cli.baseline.shown import PROFILES, B, Shown, profile_lines
-from perfsuite.cli.baseline.times import TIMES, Refused
+from perfsuite.cli.baseline.times import PROFILES, TIMES, B, Refused, Shown, profile_lines
 from perfsuite.cli.cases import directory
 from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.git import git
 from perfsuite.node.machine import detect
 from perfsuite.report.terminal import console, plain_table
+from perfsuite.results.baseline import Baseline
+from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.store import BASELINES, STORE, BaselineFiles, BaselineStore, Found, Store, is_there
 
+J = TypeVar("J", Baseline, CountBaseline)
 app = typer.Typer(help="Reviewed baselines: what each case reached when somebody accepted it.")
 
 BaselinesOption = Annotated[Path, directory("baselines", "Directory of reviewed baselines.")]
@@ -46,10 +48,11 @@ def list_baselines(baselines: BaselinesOption = BASELINES, store: StoreOption = 
         console().print(f"no baselines in {known}")
 
 
-def _listed(shown: Shown[B], known: BaselineFiles[B]) -> Table:
-    grid = plain_table(shown.headings)
-    for file in known.files():
-        grid.add_row(*shown.cells(known.read(file)))
+def _listed(shown: Shown[J], files: BaselineFiles[J]) -> Table:
+    grid = plain_table((*shown.headings, "from", "accepted"))
+    for known in map(files.read, files.files()):
+        by = "local" if known.accepted is None else f"by {known.accepted.by}"
+        grid.add_row(known.folder, known.case.id, *shown.cells(known), known.recorded_at[:10], by)
     return grid
 
 
@@ -82,9 +85,13 @@ def show(
             console().print("\n".join(step(entry)))
 
 
-def _show(shown: Shown[B], known: B, file: Path, more: Sequence[str] = ()) -> None:
+def _show(shown: Shown[J], known: J, file: Path, more: Sequence[str] = ()) -> None:
+    lines: list[str] = [f"file: {file}"]
+    if (accepted := known.accepted) is not None:
+        lines.append(f"accepted by {accepted.by} on {accepted.date} at {accepted.commit or 'no commit'}")
+        lines.append(f"reason: {accepted.reason or 'none given'}")
     console().print(shown.title(known))
-    for line in (f"file: {file}", *shown.details(known), *more):
+    for line in (*lines, *shown.details(known), *more):
         console().print(f"  {line}")
 
 

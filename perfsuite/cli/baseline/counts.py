@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfsuite.cli.baseline.shown import Shown, accepted_cells, accepted_lines
-from perfsuite.cli.baseline.times import Refused
+from perfsuite.cli.baseline.times import Refused, Shown
 from perfsuite.dry import limits
 from perfsuite.errors import PerfsuiteError
 from perfsuite.report import counts as told
@@ -25,14 +24,11 @@ def _cells(known: CountBaseline) -> list[str]:
     counts = known.counts[0].counts  # of the first rank
     peak = PEAK.value(counts)
     return [
-        known.target,
-        known.case.id,
         amount(sum(each.bytes for each in counts.collectives), "bytes"),
         amount(sum(counts.flops.values()), "FLOP"),
         amount(sum(counts.kernels.values()), "calls"),
         "not counted" if peak is None else amount(peak, "bytes"),
         str(known.launches),
-        *accepted_cells(known),
     ]
 
 
@@ -47,8 +43,9 @@ def can_be_accepted(run: Run) -> bool:
 
 def _is_whole(run: Run) -> bool:
     """Whether a dry run holds the ranks that tell what all do."""
+    needed: tuple[int, ...]
     try:
-        needed: tuple[int, ...] = limits.ranks(run.case)
+        needed = limits.ranks(run.case)
     except PerfsuiteError:  # its framework is not installed here
         needed = (0,)
     return all(of_rank(run.counts, rank) is not None for rank in needed)
@@ -59,10 +56,10 @@ def accepted(
 ) -> CountBaseline | None:
     """Make the counts of the newest session's launches a baseline of their case, and show what it changes.
 
-    Of earlier sessions, where the code may have done something else, nothing is taken: what differs between
-    launches is never judged. Launches that were counted in another way or with other versions than the newest
-    are left out, too. Returns None if none was counted. Raises `PerfsuiteError` if they do more than the
-    reviewed baseline and there is no reason.
+    In earlier sessions the code may have done something else, and what differs between launches is never
+    judged. Launches that were counted in another way or with other versions than the newest are left out,
+    too. Returns None if none was counted. Raises `PerfsuiteError` if they do more than the reviewed baseline
+    and there is no reason.
     """
     counted = [run for run in newest_session if can_be_accepted(run)]
     if not counted:
@@ -101,29 +98,21 @@ def _other_method(before: CountBaseline, now: CountBaseline) -> str:
 
 
 def _changes(before: CountBaseline | None, now: CountBaseline | None) -> list[str]:
-    return [
-        f"launches: {before.launches if before else 'new'} -> {now.launches if now else 'removed'}",
-        *(_counts_changed(before, now) if before and now else []),
-        *(_unsteady(now) if now else []),
-    ]
-
-
-def _counts_changed(before: CountBaseline, now: CountBaseline) -> list[str]:
-    if before.method != now.method:
-        return [_other_method(before, now)]
-    findings, differ = exact.count_differences(before, now), len(now.counts) > 1
-    same = ["the counts are the same"]
-    versions = exact.changed_versions(before.versions, now.versions)
-    return [
-        *([f"versions: {', '.join(versions)}"] if versions else []),
-        *([each.sentence + (f" (ranks {each.ranks})" if differ else "") for each in findings] or same),
-    ]
+    lines = [f"launches: {before.launches if before else 'new'} -> {now.launches if now else 'removed'}"]
+    if before and now and before.method != now.method:
+        lines.append(_other_method(before, now))
+    elif before and now:
+        if versions := exact.changed_versions(before.versions, now.versions):
+            lines.append(f"versions: {', '.join(versions)}")
+        findings, differ = exact.count_differences(before, now), len(now.counts) > 1
+        told = [each.sentence + (f" (ranks {each.ranks})" if differ else "") for each in findings]
+        lines += told or ["the counts are the same"]
+    return lines + (_unsteady(now) if now else [])
 
 
 def _details(known: CountBaseline) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in known.versions.items()) or "not observed"
-    launches = f"of {plural(known.launches, 'launch')}; versions: {versions}"
-    return [*accepted_lines(known), launches, *_unsteady(known)]
+    return [f"of {plural(known.launches, 'launch')}; versions: {versions}", *_unsteady(known)]
 
 
 def _unsteady(known: CountBaseline) -> list[str]:
@@ -140,10 +129,7 @@ def step(entry: RankCounts) -> list[str]:
 
 COUNTS = Shown(
     on="counted on",
-    headings=(
-        *("counts on", "case", "collectives", "FLOP", "kernels", "live tensors"),
-        *("launches", "from", "accepted"),
-    ),
+    headings=("counts on", "case", "collectives", "FLOP", "kernels", "live tensors", "launches"),
     cells=_cells,
     details=_details,
     changes=_changes,

@@ -1,28 +1,60 @@
-"""Baselines of times and memory for `perfsuite baseline`: what can become one, and how one is shown."""
+"""How baselines are shown; and those of times and memory, with their profiles: what can become one."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
-from perfsuite.cli.baseline.shown import Shown, accepted_cells, accepted_lines
+from rich.text import Text
+
 from perfsuite.errors import PerfsuiteError
 from perfsuite.report import summary, text
+from perfsuite.report.profile import split
 from perfsuite.report.terminal import console
 from perfsuite.report.text import plural
 from perfsuite.results import baseline
 from perfsuite.results.amounts import amount
-from perfsuite.results.baseline import MIN_ACCEPTED, Acceptance, Baseline
+from perfsuite.results.baseline import MIN_ACCEPTED, Acceptance, Baseline, BaselineDocument
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, judged, metrics_of
+from perfsuite.results.profile import LaunchProfile, ProfileBaseline
 from perfsuite.results.run import Figures, Run
 from perfsuite.results.store import BaselineStore
 from perfsuite.verdict.comparability import environment_changes, launch_problems, setting_differences
 from perfsuite.verdict.loss import loss_differs
 from perfsuite.verdict.noise import class_noise
+from perfsuite.verdict.profiled import compared
 
+B = TypeVar("B", bound=BaselineDocument)
 MAX_WORSENING = 0.005
 """Largest worsening of a baseline that needs no reason, relative."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown(Generic[B]):
+    """How baselines of one kind are shown."""
+
+    on: str = "on"
+    """The words between a case and its folder."""
+    headings: Sequence[str] = ()
+    """The columns of the list, apart from when it was made and who accepted it; none: it is not listed."""
+    cells: Callable[[B], list[str]] = lambda known: []
+    """The cells of a baseline in the list, after its folder and its case."""
+    details: Callable[[B], list[str]] = lambda known: []
+    """The lines of a baseline in full, after those of who accepted it."""
+    changes: Callable[[B | None, B | None], list[str]]
+    """The lines that tell what differs between two baselines; None is one that is not there."""
+
+    def title(self, known: B) -> Text:
+        """The case of a baseline and what else it depends on."""
+        return Text.assemble((known.case.id, "bold"), f" {self.on} {known.folder}")
+
+    def before_after(self, before: B | None, now: B | None) -> Text:
+        """What differs between two baselines of a case, of which one may not be there."""
+        either = now or before
+        assert either is not None
+        return Text("\n  ").join([self.title(either), *map(Text, self.changes(before, now))])
 
 
 class Launch(NamedTuple):
@@ -41,17 +73,14 @@ class Refused(PerfsuiteError):
 def _cells(known: Baseline) -> list[str]:
     median = known.median(TOKENS_PER_S.name)
     return [
-        known.hardware_class,
-        known.case.id,
         "not measured" if median is None else summary.speed(median, known.case.unit, "tokens"),
         amount(known.median(PEAK_MEMORY.name), PEAK_MEMORY.unit),
         str(len(known.launches)),
-        *accepted_cells(known),
     ]
 
 
 def _details(known: Baseline) -> list[str]:
-    lines = accepted_lines(known)
+    lines = []
     for metric in metrics_of(_figures(known)):
         values = ", ".join(text.value(metric, value) for value in known.values(metric.name))
         label = metric.counting(known.case.unit).label
@@ -173,8 +202,23 @@ def _noise(shown: Baseline, metric: Metric) -> str:
 
 
 TIMES = Shown(
-    headings=("hardware class", "case", "tokens/s", "memory", "launches", "from", "accepted"),
+    headings=("hardware class", "case", "tokens/s", "memory", "launches"),
     cells=_cells,
     details=_details,
     changes=_changes,
 )
+
+
+def profile_lines(profile: LaunchProfile) -> list[str]:
+    """Where the time of a step goes."""
+    return [f"profile of ranks {entry.name}: {split(entry.profile.split)}" for entry in profile.ranks]
+
+
+def _profile_changes(before: ProfileBaseline | None, now: ProfileBaseline | None) -> list[str]:
+    if before is None or now is None:
+        return [f"profile: {'new' if before is None else 'removed'}"]
+    found = compared(before.profile, now.profile, "the baseline")
+    return [*(found.calls or ("a step calls the same",)), *found.hints, *found.notes]
+
+
+PROFILES = Shown[ProfileBaseline](on="profiled on", changes=_profile_changes)

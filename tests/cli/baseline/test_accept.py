@@ -5,15 +5,7 @@ from pathlib import Path
 
 from perfsuite.results.rank_report import Observed
 from tests.cli import commands
-from tests.cli.baseline.launches import (
-    CASE,
-    MACHINE,
-    REVIEWED,
-    accepted,
-    keep,
-    measured,
-    told,
-)
+from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, accepted, keep, measured, told
 
 
 def test_accept_writes_the_reviewed_file_and_says_what_to_commit(repository: Path) -> None:

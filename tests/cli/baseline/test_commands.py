@@ -4,15 +4,7 @@ from pathlib import Path
 
 from perfsuite.results import baseline
 from perfsuite.results.store import BaselineStore
-from tests.cli.baseline.launches import (
-    CASE,
-    LOCAL,
-    MACHINE,
-    REVIEWED,
-    commit,
-    measured,
-    told,
-)
+from tests.cli.baseline.launches import CASE, LOCAL, MACHINE, REVIEWED, commit, measured, told
 from tests.samples import IMAGES, make_machine, make_run
 
 

@@ -23,6 +23,12 @@ def seen(*ranks: Counts, **changes: Any) -> dict[str, Any]:
     return {"counts": run.counts, "observed": run.observed, **changes}
 
 
+def counted(session: str, count: int, *options: str, status: int = 0, **launches: Any) -> str:
+    """What is said where the counts of so many launches are accepted."""
+    measured(session, count, **launches)
+    return told("accept", "--counts", *options, status=status)
+
+
 def accepted(file: Path = FILE) -> CountBaseline:
     return documents.read(file, CountBaseline)
 
@@ -57,29 +63,25 @@ def test_a_dry_run_is_accepted_by_its_own_target_and_never_for_its_times(reposit
 
 def test_a_dry_run_of_another_rank_alone_is_never_accepted(repository: Path) -> None:
     run = launch(counts(), MORE)
-    measured("1", 1, counts=run.counts[1:], observed=run.observed, dry=True)
-    assert "no counted launch of a case" in told("accept", "--counts", status=2)
+    assert "no counted launch of a case" in counted(
+        "1", 1, status=2, counts=run.counts[1:], observed=run.observed, dry=True
+    )
 
 
 def test_a_dry_run_of_the_first_rank_alone_is_no_baseline_where_ranks_differ(repository: Path) -> None:
     whole = seen(counts(), MORE, case=CASE.replace(framework=FSDP(sharding_strategy="FULL_SHARD")), dry=True)
     alone = {**whole, "counts": whole["counts"][:1]}
     measured("1", 1, **whole)
-    measured("2", 1, **alone)
-    result = told("accept", "--counts", status=1)
+    result = counted("2", 1, status=1, **alone)
     assert "some ranks only: run it again without --rank" in " ".join(result.split())
-    measured("3", 1, **whole)
-    told("accept", "--counts")
-    measured("4", 1, **{**alone, "case": CASE})
-    told("accept", "--counts")
+    counted("3", 1, **whole)
+    counted("4", 1, **{**alone, "case": CASE})
 
 
 def test_a_rank_that_the_baseline_has_is_never_lost(repository: Path) -> None:
     whole = seen(counts(), MORE)
-    measured("1", 1, **whole)
-    told("accept", "--counts")
-    measured("2", 1, **{**whole, "counts": whole["counts"][:1]})
-    result = told("accept", "--counts", "--reason", "why not", status=1)
+    counted("1", 1, **whole)
+    result = counted("2", 1, "--reason", "why not", status=1, **{**whole, "counts": whole["counts"][:1]})
     assert "rank 1 is not counted in the newest session, but in the baseline" in " ".join(result.split())
     assert len(accepted().counts) == 2
 
@@ -90,8 +92,7 @@ def test_a_rank_that_the_baseline_has_is_never_lost(repository: Path) -> None:
 def test_what_was_injected_failed_or_not_counted_is_never_accepted(
     repository: Path, changes: dict[str, Any]
 ) -> None:
-    measured("1", 5, **changes)
-    result = told("accept", "--counts", status=2)
+    result = counted("1", 5, status=2, **changes)
     assert "no counted launch of a case matching '*' in .perfsuite/runs" in result
     assert "Measure first, without --perf-no-counts" in result
 
@@ -120,26 +121,24 @@ def test_more_work_needs_a_reason_and_without_one_nothing_is_written(repository:
 
 
 def test_how_much_else_is_worse_is_said(repository: Path) -> None:
-    measured("1", 1, **seen())
-    told("accept", "--counts")
-    measured("2", 1, **seen(MORE.replace(host_reads={"forward": 99}, device_copies={"cpu to cuda": 1})))
-    assert "2 counts more: say why with --reason" in told("accept", "--counts", status=1)
+    counted("1", 1, **seen())
+    assert "2 counts more: say why with --reason" in counted(
+        "2", 1, status=1, **seen(MORE.replace(host_reads={"forward": 99}, device_copies={"cpu to cuda": 1}))
+    )
 
 
 def test_less_work_and_another_split_need_none(repository: Path) -> None:
-    measured("1", 1, **seen(MORE))
-    told("accept", "--counts")
-    measured("2", 1, **seen())
-    told("accept", "--counts")
-    measured("3", 1, **seen(counts(host_reads={"forward": 40})))
-    assert "\n  host reads in forward: 1 -> 40, in optimizer: 39 -> 0 a step\n" in told("accept", "--counts")
+    counted("1", 1, **seen(MORE))
+    counted("2", 1, **seen())
+    assert "\n  host reads in forward: 1 -> 40, in optimizer: 39 -> 0 a step\n" in counted(
+        "3", 1, **seen(counts(host_reads={"forward": 40}))
+    )
 
 
 def test_launches_of_other_versions_than_the_newest_are_left_out(repository: Path) -> None:
     old = launch(counts(host_reads={}), torch="2.12.0")
     measured("1", 2, counts=old.counts, observed=old.observed)
-    measured("2", 3, **seen())
-    told("accept", "--counts", "--sessions", "2")
+    counted("2", 3, "--sessions", "2", **seen())
     assert (accepted().launches, accepted().unsteady) == (3, ())
 
 
@@ -151,10 +150,8 @@ def test_what_an_earlier_session_did_otherwise_makes_no_count_unsteady(repositor
 
 
 def test_another_method_needs_a_reason(repository: Path) -> None:
-    measured("1", 1, **seen(counts(method="dispatch-0")))
-    told("accept", "--counts")
-    measured("2", 1, **seen())
-    refused = told("accept", "--counts", status=1)
+    counted("1", 1, **seen(counts(method="dispatch-0")))
+    refused = counted("2", 1, status=1, **seen())
     said = "counted by the method 'dispatch-1', before by 'dispatch-0': not comparable"
     assert f"{said}: say why with --reason" in refused
     told("accept", "--counts", "--reason", "counts streams, too")
@@ -162,16 +159,14 @@ def test_another_method_needs_a_reason(repository: Path) -> None:
 
 
 def test_a_file_of_another_schema_refuses_its_own_case(repository: Path) -> None:
-    measured("1", 1, **seen())
-    told("accept", "--counts")
+    counted("1", 1, **seen())
     FILE.write_text(FILE.read_text().replace('"schema_version": 1', '"schema_version": 9'))
     refused = told("accept", "--counts", status=1)
     assert f"not accepted: {CASE.id} counted on cpu: {FILE}: field schema_version" in refused
 
 
 def test_list_and_show(repository: Path) -> None:
-    measured("1", 1, **seen(counts(), counts(host_reads={"forward": 2})))
-    told("accept", "--counts", "--reason", "first")
+    counted("1", 1, "--reason", "first", **seen(counts(), counts(host_reads={"forward": 2})))
     listed = " ".join(told("list").split())
     assert "counts on case collectives FLOP kernels live tensors launches from accepted" in listed
     assert f"cpu {CASE.id} 10.5 MiB 1.76 GFLOP 855 12.3 MiB 1 2026-01-02 by Ada" in listed
@@ -201,21 +196,18 @@ def test_what_is_unsteady_is_shown(repository: Path) -> None:
 
 
 def test_compiled_models_have_no_live_tensors(repository: Path) -> None:
-    measured("1", 1, **seen(compiled()))
-    told("accept", "--counts")
+    counted("1", 1, **seen(compiled()))
     assert "855 not counted 1 2026" in " ".join(told("list").split())
     assert "generated kernels 31" in " ".join(told("show", "*").split())
 
 
 def test_diff_says_in_words_what_a_branch_changes(repository: Path) -> None:
-    measured("1", 1, **seen())
-    told("accept", "--counts")
+    counted("1", 1, **seen())
     assert f"{CASE.id} counted on cpu\n  launches: new -> 1\n" in told("diff")
     commit()
     assert "no baseline changed since HEAD" in told("diff")
     newer = launch(MORE, torch="2.14.0")
-    measured("2", 3, counts=newer.counts, observed=newer.observed)
-    told("accept", "--counts", "--reason", "torch 2.14")
+    counted("2", 3, "--reason", "torch 2.14", counts=newer.counts, observed=newer.observed)
     assert told("diff") == (
         f"{CASE.id} counted on cpu\n"
         "  launches: 1 -> 3\n"
@@ -227,8 +219,7 @@ def test_diff_says_in_words_what_a_branch_changes(repository: Path) -> None:
 
 
 def test_diff_says_where_only_the_launches_changed_and_where_methods_differ(repository: Path) -> None:
-    measured("1", 1, **seen())
-    told("accept", "--counts")
+    counted("1", 1, **seen())
     commit()
     REVIEWED.counts.write_reviewed(accepted().replace(launches=2))
     assert "  launches: 1 -> 2\n  the counts are the same\n" in told("diff")

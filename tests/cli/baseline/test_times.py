@@ -5,12 +5,18 @@ from typing import Any
 
 import pytest
 
+from perfsuite import documents
+from perfsuite.case.case import CaseFile
 from perfsuite.results.baseline import from_runs
+from perfsuite.results.profile import ProfileBaseline, RankProfile, RankProfileFile
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Health
-from tests.cli.baseline.launches import CASE, MACHINE, accepted, keep, measured, told
+from perfsuite.results.run_dir import RunDir
+from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, accepted, commit, keep, measured, told
 from tests.packages import Packages
 from tests.samples import make_figures, make_run, write_session
+from tests.traces import EAGER, launch_profile, make_profile, unseen_profile
+from tests.twin_counts import launch
 
 
 @pytest.mark.parametrize(
@@ -18,13 +24,17 @@ from tests.samples import make_figures, make_run, write_session
     [
         ({"inject": "slowdown=30%"}, "5 injected"),
         ({"failure": {"kind": "crash", "message": "x"}}, "5 failed"),
+        (
+            {"observed": Observed(settings={"attention": "eager"}, environment={})},
+            "5 unlike the newest (observed attention is 'eager', the newest's 'sdpa')",
+        ),
     ],
 )
-def test_injected_and_failed_runs_are_never_accepted(
+def test_injected_and_failed_runs_and_those_that_ran_otherwise_are_never_accepted(
     repository: Path, changes: dict[str, Any], why: str
 ) -> None:
     measured("1", 5, **changes)
-    measured("2", 4)
+    measured("2", 4, observed=Observed(settings={"attention": "sdpa"}, environment={}))
     result = told("accept", "--sessions", "2", status=1)
     assert "4 healthy launches, a baseline needs 5" in result
     assert why in result
@@ -77,7 +87,7 @@ def test_a_disturbed_machine_is_no_baseline_whatever_the_reason(
 
 def test_launches_that_their_session_did_not_judge_are_never_accepted(repository: Path) -> None:
     """An interrupted case is in no results; nothing is known of a session whose results cannot be read."""
-    measured("1", 5)
+    run = measured("1", 5)[0]
     results = Path(".perfsuite/runs/1/results.json")
     write_session(results.parent)
     assert f"(left out: 5 {SET_ASIDE})" in told("accept", status=1)
@@ -85,33 +95,68 @@ def test_launches_that_their_session_did_not_judge_are_never_accepted(repository
     result = told("accept", status=1)
     assert f"(left out: 5 {SET_ASIDE})" in result
     assert f"left out: {results}: not JSON" in result
-
-
-def test_healthy_launches_beside_one_that_failed_were_not_judged(repository: Path) -> None:
-    run = make_run(case=CASE, machine=MACHINE)
+    results.unlink()
     keep("1", [run] * 5 + [run.replace(failure=Failure(kind="crash", message="x"))])
     assert f"(left out: 1 failed, 5 {SET_ASIDE})" in told("accept", status=1)
 
 
+def with_memory(peak_memory_bytes: float | None) -> dict[str, Any]:
+    return {"figures": make_figures(peak_memory_bytes=peak_memory_bytes)}
+
+
+FEW_STALLS, STALLS = ({"figures": make_figures(tokens_per_s_mean=mean)} for mean in (49_000, 40_000))
+LOSS = tuple(5.0 - step / 100 for step in range(25))
+WHY = "say why with --reason"
+
+
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("before", "now", "said"),
     [
-        ({"figures": make_figures(tokens_per_s_mean=40_000)}, "tokens/s with stalls gets worse"),
+        ({}, {"tokens_per_s": 60_000}, None),
+        ({}, {"tokens_per_s": 40_000}, f"tokens/s gets worse (50,150 -> 40,120): {WHY}"),
+        (FEW_STALLS, STALLS, f"tokens/s with stalls gets worse (49,000 -> 40,000): {WHY}"),
+        (FEW_STALLS, {**FEW_STALLS, "loss": LOSS}, "the loss over 0 to 10 % of the steps is 4.9"),
+        (with_memory(2**20), with_memory(0.0), None),
+        (with_memory(0.0), with_memory(0.0), None),
+        (with_memory(2**20), with_memory(2**20 * 1.004), None),
+        (with_memory(0.0), with_memory(2**20), f"peak memory gets worse (0 bytes -> 1.00 MiB): {WHY}"),
         (
-            {"loss": tuple(5.0 - step / 100 for step in range(25))},
-            "the loss over 0 to 10 % of the steps is 4.9",
+            with_memory(2**20),
+            with_memory(2**20 * 1.006),
+            f"peak memory gets worse (1.00 MiB -> 1.01 MiB): {WHY}",
         ),
+        (with_memory(0.0), with_memory(None), "peak memory is in the baseline and was not measured"),
+        (with_memory(None), with_memory(2**20), None),
     ],
 )
-def test_stalls_and_another_loss_need_a_reason(repository: Path, changes: dict[str, Any], said: str) -> None:
-    figures = make_figures(tokens_per_s_mean=49_000)
-    measured("1", 5, figures=figures)
+def test_what_is_worse_needs_a_reason_and_nothing_else_does(
+    repository: Path, before: dict[str, Any], now: dict[str, Any], said: str | None
+) -> None:
+    measured("1", 5, **before)
     told("accept")
-    measured("2", 5, **{"figures": figures, **changes})
-    refused = told("accept", status=1)
-    assert said in refused
-    assert "say why with --reason" in refused
-    told("accept", "--reason", "a smaller batch")
+    held = accepted()
+    measured("2", 5, **now)
+    shown = told("accept", status=0 if said is None else 1)
+    assert (said or "") in shown
+    if said is None:
+        assert {launch.session for launch in accepted().launches} == {"2"}
+        return
+    assert WHY in shown or "was not measured" in said
+    assert accepted() == held
+    told("accept", "--reason", "torch 2.13 fixed a race")
+    newer = accepted()
+    assert {launch.session for launch in newer.launches} == {"2"}
+    assert newer.accepted is not None
+    assert newer.accepted.reason == "torch 2.13 fixed a race"
+
+
+def test_how_much_slower_is_shown(repository: Path) -> None:
+    measured("1", 5)
+    told("accept")
+    measured("2", 5, tokens_per_s=40_000)
+    assert "(-20.0%)" in told("accept", status=1)
+    told("accept", "--reason", "x")
+    assert accepted().median("tokens_per_s") == pytest.approx(40_120)
 
 
 def test_several_sessions_are_pooled_on_request(repository: Path) -> None:
@@ -122,74 +167,12 @@ def test_several_sessions_are_pooled_on_request(repository: Path) -> None:
     assert [launch.session for launch in accepted().launches] == ["1"] * 5 + ["2"] * 4
 
 
-def test_one_session_is_named_too(repository: Path) -> None:
-    measured("1", 5)
-    measured("2", 5)
-    told("accept")
-    assert {launch.session for launch in accepted().launches} == {"2"}
-
-
 def test_a_launch_that_is_left_out_moves_no_other_to_its_session(repository: Path) -> None:
     measured("1", 3)
     measured("2", 2, inject="leak=20%")
     measured("3", 3)
     told("accept", "--sessions", "3")
     assert [launch.session for launch in accepted().launches] == ["1"] * 3 + ["3"] * 3
-
-
-def test_slower_needs_a_reason(repository: Path) -> None:
-    measured("1", 5)
-    told("accept")
-    measured("2", 5, tokens_per_s=40_000)
-    refused = told("accept", status=1)
-    assert "tokens/s gets worse (50,150 -> 40,120): say why with --reason" in refused
-    assert "(-20.0%)" in refused
-    assert accepted().median("tokens_per_s") == pytest.approx(50_150)
-    told("accept", "--reason", "torch 2.13 fixed a race")
-    held = accepted()
-    assert held.median("tokens_per_s") == pytest.approx(40_120)
-    assert held.accepted is not None
-    assert held.accepted.reason == "torch 2.13 fixed a race"
-
-
-def with_memory(session: str, peak_memory_bytes: float | None) -> None:
-    measured(session, 5, figures=make_figures(peak_memory_bytes=peak_memory_bytes))
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "said"),
-    [
-        (2**20, 0.0, None),
-        (0.0, 0.0, None),
-        (2**20, 2**20 * 1.004, None),
-        (0.0, 2**20, "peak memory gets worse (0 bytes -> 1.00 MiB): say why with --reason"),
-        (2**20, 2**20 * 1.006, "peak memory gets worse (1.00 MiB -> 1.01 MiB): say why with --reason"),
-        (0.0, None, "peak memory is in the baseline and was not measured"),
-        (None, 2**20, None),
-    ],
-)
-def test_no_memory_at_all_is_a_measured_value(
-    repository: Path, before: float | None, now: float | None, said: str | None
-) -> None:
-    with_memory("1", before)
-    told("accept")
-    with_memory("2", now)
-    assert (said or "") in told("accept", status=0 if said is None else 1)
-
-
-def test_faster_needs_none(repository: Path) -> None:
-    measured("1", 5)
-    told("accept")
-    measured("2", 5, tokens_per_s=60_000)
-    told("accept")
-    assert accepted().median("tokens_per_s") == pytest.approx(60_180)
-
-
-def test_launches_that_ran_otherwise_are_left_out_and_what_differs_is_named(repository: Path) -> None:
-    measured("1", 5, observed=Observed(settings={"attention": "eager"}, environment={}))
-    measured("2", 4, observed=Observed(settings={"attention": "sdpa"}, environment={}))
-    result = told("accept", "--sessions", "2", status=1)
-    assert "5 unlike the newest (observed attention is 'eager', the newest's 'sdpa')" in result
 
 
 def test_sessions_across_an_update_are_one_baseline_that_says_so(repository: Path) -> None:
@@ -223,3 +206,47 @@ def test_metrics_of_other_packages_are_shown_and_a_worse_one_needs_a_reason(
     packages.uninstall("extra-weights")
     assert "weights (its package is not installed): 2,000,000,000.0, " in told("show", "*")
     told("accept")
+
+
+def write_profile(profile: RankProfile) -> None:
+    """A launch for a profile, whose ranks all have this one."""
+    run_dir = RunDir.of_profile(Path(".perfsuite/runs/1", CASE.id))
+    documents.write(run_dir.case, CaseFile(case=CASE, device="cpu", profile=True))
+    for rank in range(CASE.topology.world_size):
+        documents.write(run_dir.profile(rank), RankProfileFile(profile=profile))
+
+
+def test_accept_takes_the_profile_of_the_newest_session(repository: Path) -> None:
+    measured("1", 5)
+    write_profile(make_profile())
+    result = told("accept")
+    file = REVIEWED.profiles.reviewed_file(MACHINE.hardware_class, CASE.id)
+    assert f"written: {file}" in result
+    profile = documents.read(file, ProfileBaseline)
+    assert profile.of_baseline == accepted().recorded_at
+    shown = told("show", CASE.id)
+    assert "profile of ranks 0-1: 100.0 ms a step: compute 60.0, optimizer 10.0, all_gather exposed" in shown
+    assert f"{CASE.id} profiled on {MACHINE.hardware_class}\n  profile: new" in told("diff")
+    commit()
+    documents.write(file, profile.replace(profile=launch_profile(EAGER, EAGER)))
+    assert "aten::bmm 0 -> 24 calls a step" in told("diff")
+    assert told("list").count(CASE.id) == 1, "it stands beside a baseline, and is none"
+    file.unlink()
+    assert "profile: removed" in told("diff")
+
+
+def test_without_a_profile_a_baseline_has_none(repository: Path) -> None:
+    measured("1", 5)
+    told("accept")
+    assert not REVIEWED.profiles.reviewed_file(MACHINE.hardware_class, CASE.id).exists()
+    assert "profile" not in told("show", CASE.id)
+
+
+@pytest.mark.parametrize(("share", "files"), [(0.0, 1), (0.9, 0)])
+def test_counts_of_which_the_profile_says_that_they_lack_work_are_not_accepted(
+    repository: Path, share: float, files: int
+) -> None:
+    measured("1", 5, counts=launch().counts)
+    write_profile(unseen_profile(share))
+    assert ("counts are left out: by the profile, 90% of" in told("accept")) is not bool(files)
+    assert len(list(Path("baselines/counts").rglob("*.json"))) == files

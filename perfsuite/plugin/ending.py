@@ -1,0 +1,182 @@
+"""The end of a session: what is shown and written of it, its exit status, and interrupts."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from perfsuite import documents
+from perfsuite.errors import PerfsuiteError
+from perfsuite.plugin.collection import uses_bench
+from perfsuite.plugin.keys import ENDED, SELECTED, SESSION, UNDECIDED, UNWRITTEN, is_worker, shown
+from perfsuite.report import summary
+from perfsuite.report.text import plural, printable
+from perfsuite.results.outcome import STYLES
+from perfsuite.results.session_file import Measurement, Skipped, Status
+from perfsuite.session import outputs
+from perfsuite.session.session import Session
+
+NO_ERROR = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] | None:
+    """Give verdicts that pytest has no word for their own letter and word."""
+    style = STYLES.get(getattr(report, "perf_outcome", ""))
+    if style is None or style.letter is None:
+        return None
+    return style.word, style.letter, (style.word.upper(), {style.colour: True, "bold": not style.quiet})
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
+    """Write the results as files. Fail the session where nothing was measured.
+
+    Before all others: an error of another plugin here, as of one whose file cannot be written, loses nothing.
+    """
+    try:
+        _finish(session, exitstatus)
+    finally:
+        HoldsInterrupts.release(session.config)
+        result = yield
+    return result
+
+
+def _finish(session: pytest.Session, exitstatus: int) -> None:
+    config, ours = session.config, session.config.stash[SESSION]
+    if is_worker(config):
+        return  # the controller has all
+    if (_nothing_measured(config) or ours.too_few_judged) and exitstatus in NO_ERROR:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR:
+        return
+    status: Status = "complete" if _is_complete(session, exitstatus) else "interrupted"
+    try:
+        outputs.write_files(ours, status)
+    except PerfsuiteError as error:  # the figures are still on the screen
+        config.stash[UNWRITTEN] = str(error)
+        if session.exitstatus in NO_ERROR:
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+
+def _is_complete(session: pytest.Session, exitstatus: int) -> bool:
+    """Whether every case had its turn. pytest's exit status alone does not tell: see `HoldsInterrupts`."""
+    has_run = exitstatus in (*NO_ERROR, pytest.ExitCode.TESTS_FAILED)
+    if not has_run or session.shouldstop or session.shouldfail:
+        return False
+    benchmarks = [item for item in session.items if uses_bench(item)]  # none where pytest-xdist runs them
+    has_ended = all(item.stash.get(ENDED, False) for item in benchmarks)
+    return has_ended and session.config.stash[SESSION].running is None
+
+
+def _nothing_measured(config: pytest.Config) -> bool:
+    """Whether tests asked for measurements, and none says anything about the code."""
+    is_asked = bool(config.stash.get(SELECTED, 0)) and not config.option.collectonly
+    return is_asked and config.stash[SESSION].nothing_measured
+
+
+@pytest.hookimpl(trylast=True)  # below the tables of other plugins
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    """Write the table, each verdict in words where somebody may have to act, and what went wrong."""
+    session, terminal = config.stash[SESSION], terminalreporter
+    if session.results:
+        _write_verdicts(terminal, config, session)
+    if count := len(session.only_shown):
+        terminal.write_line(
+            f"--perf-allow-shared: {plural(count, 'case')} measured while others used the "
+            "machine: figures to look at, of which nothing was judged or recorded; counts are"
+        )
+    if (why := config.stash.get(UNWRITTEN, None)) is not None:
+        terminal.section("perfsuite: the results were not written", red=True, bold=True)
+        terminal.write_line(shown(config, why))
+    if left := config.stash.get(UNDECIDED, []):
+        terminal.section("perfsuite: the allocation is over", red=True, bold=True)
+        terminal.write_line(
+            f"{plural(len(left), 'case')} left, which --perf-resume measures in another allocation:"
+        )
+        terminal.write_line("\n".join(f"  {case_id}" for case_id in left))
+    if session.running is not None:
+        terminal.write_line(f"interrupted, not judged: {session.running}")
+    if exitstatus == pytest.ExitCode.USAGE_ERROR:
+        return  # its message says all
+    if _nothing_measured(config):
+        _write_nothing_measured(terminal, config, session)
+    elif session.judged < len(session.results):
+        told = f"{session.judged} of {plural(len(session.results), 'case')} judged"
+        if session.too_few_judged:
+            terminal.section("perfsuite: too few cases were judged", red=True, bold=True)
+            told += f", --perf-min-judged asks for {session.setup.options.min_judged:.0%}: not a pass"
+        terminal.write_line(told)
+
+
+def _write_verdicts(terminal: Any, config: pytest.Config, session: Session) -> None:
+    terminal.section(f"perfsuite: {summary.hardware(session.results) or 'nothing was judged'}")
+    width = shutil.get_terminal_size().columns if terminal.isatty else None
+    whole = config.get_verbosity() > 0 or bool(session.way.arms)
+    for line in outputs.lines(session, whole=whole, color=terminal.hasmarkup, width=width):
+        terminal.write_line(shown(config, line))
+    if not session.setup.options.counts:
+        terminal.write_line("--perf-no-counts: what a step does was neither counted nor judged")
+
+
+def _write_nothing_measured(terminal: Any, config: pytest.Config, session: Session) -> None:
+    has_figures = any(measurement.figures.by_name() for measurement in session.results)
+    done = "judged: what was measured is no evidence" if has_figures else "measured"
+    done = "judged" if session.running is not None and session.launches else done
+    terminal.section(f"perfsuite: nothing was {done}", red=True, bold=True)
+    terminal.write_line(f"{plural(config.stash[SELECTED], 'case')} selected, none has a verdict: not a pass.")
+    if any(measurement.shared for measurement in session.results):
+        terminal.write_line(
+            "Others used the machine. --perf-wait-quiet=SECONDS waits longer until they end; "
+            "--perf-allow-shared shows what is measured while they run, and judges nothing by it."
+        )
+    for skip in session.skipped[:20]:
+        terminal.write_line(printable(f"  {skip.case_id}: {skip.reason}"))
+
+
+class CollectsFromWorkers:
+    """Takes what the processes of pytest-xdist measured into the session of this process."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config, self.session = config, config.stash[SESSION]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what was found of a test that ran in another process."""
+        if (found := getattr(report, "perf_found", None)) is None:
+            return
+        results, skipped = found
+        self.config.stash[SELECTED] = self.config.stash.get(SELECTED, 0) + 1
+        self.session.skipped += [Skipped.model_validate(each) for each in skipped]
+        for each in results:
+            self.session.keep(Measurement.model_validate(each, context=documents.FROM_FILE))
+
+
+class HoldsInterrupts:
+    """Has a second Ctrl-C wait until the results are written, which takes pytest and perfsuite a second.
+
+    Else it hits pytest while it takes note of the first one, and its exit status says that all is well.
+    """
+
+    KEY = pytest.StashKey[Any]()
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_keyboard_interrupt(self) -> Generator[None, object, object]:
+        """Ignore SIGINT from now on, before any other plugin looks at the first one."""
+        if self.config.stash.get(SELECTED, 0) and signal.getsignal(signal.SIGINT) is not None:
+            with contextlib.suppress(ValueError):  # not in the main thread, which alone gets an interrupt
+                self.config.stash[self.KEY] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return (yield)
+
+    @classmethod
+    def release(cls, config: pytest.Config) -> None:
+        """Answer SIGINT as before."""
+        if cls.KEY in config.stash:
+            signal.signal(signal.SIGINT, config.stash[cls.KEY])
+            del config.stash[cls.KEY]
