@@ -47,7 +47,6 @@ def judged(preflight: Preflight) -> Preflight:
 
 
 def _slow(node: NodePreflight, nodes: Sequence[NodePreflight], machine: Machine) -> list[str]:
-    """The rates of a node that are far below those of the best other one."""
     share = GPU_SHARE if machine.device == "cuda" else CPU_SHARE
     found = []
     for name, words in JUDGED.items():

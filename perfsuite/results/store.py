@@ -179,7 +179,6 @@ def is_there(file: Path) -> bool:
 
 
 def _session_name(days: int = 0) -> str:
-    """The name of a session that begins now, or in so many days."""
     return (datetime.now(UTC) + timedelta(days=days)).strftime("%Y%m%d-%H%M%S-%f")
 
 
@@ -208,13 +207,15 @@ class SessionDir:
 
     def new_case(self, case_id: str) -> Path:
         """The directory for the launches of a case: one that is not there yet."""
-        every = (self.case(case_id, repetition) for repetition in itertools.count())
-        return next(directory for directory in every if not directory.exists())
+        return _first_free(self.case(case_id, repetition) for repetition in itertools.count())
 
     def new_preflight(self) -> Path:
         """The directory for a preflight: one that is not there yet."""
-        every = (self.path / f"preflight-{number}" for number in itertools.count(1))
-        return next(directory for directory in every if not directory.exists())
+        return _first_free(self.path / f"preflight-{number}" for number in itertools.count(1))
+
+
+def _first_free(paths: Iterator[Path]) -> Path:
+    return next(path for path in paths if not path.exists())
 
 
 class StoredLaunch(NamedTuple):
