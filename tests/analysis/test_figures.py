@@ -21,7 +21,7 @@ from perfsuite.results.metric import Metric
 from perfsuite.results.rank_report import Flops, Memory, Observed
 from perfsuite.results.run import DeviceHealth, Figures, Health, Run
 from tests.analysis.test_health import make_health
-from tests.collected import FLOPS, collected, on_gpu
+from tests.collected import FLOPS, both, collected, on_gpu
 from tests.counted import make_counts, make_entries
 from tests.samples import make_case, make_gpu_machine, make_machine, make_report, make_run, write_launch
 
@@ -164,8 +164,7 @@ def test_figures_are_those_of_the_window(tmp_path: Path) -> None:
     measured = [0.1 + 0.0001 * step for step in range(22)]
     steps = (5.0, 4.0, 3.0, *measured)
     probes = (9.0,) * 3 + (0.02,) * 22
-    reports = [make_report(rank, step_s=steps, probe_s=probes) for rank in (0, 1)]
-    run = collected(write_launch(tmp_path, *reports))
+    run = collected(both(tmp_path, step_s=steps, probe_s=probes))
     figures = run.figures
     assert run.window == (3, 25)
     assert run.measured_steps == tuple(measured)
@@ -189,7 +188,7 @@ def test_figures_are_those_of_the_window(tmp_path: Path) -> None:
 def test_a_stall_shows_in_the_mean_alone_and_uneven_steps_in_the_jitter(
     tmp_path: Path, steps: tuple[float, ...], p50: float, mean: float, jitter: float
 ) -> None:
-    figures = collected(write_launch(tmp_path, *(make_report(rank, step_s=steps) for rank in (0, 1)))).figures
+    figures = collected(both(tmp_path, step_s=steps)).figures
     assert figures.tokens_per_s == pytest.approx(256 / p50)
     assert figures.tokens_per_s_mean == pytest.approx(256 / mean)
     assert figures.step_jitter == pytest.approx(jitter)
@@ -208,6 +207,7 @@ def test_memory_is_that_of_the_rank_that_used_most_where_all_tell(tmp_path: Path
     run = collected(write_launch(tmp_path, make_report(0, memory=one), make_report(1, memory=other)))
     figures = run.figures
     assert run.memory == (one, other)
+    assert run.notes == ("2 allocator retries: memory is nearly full, which slows steps down",)
     assert (figures.peak_memory_bytes, figures.reserved_memory_bytes, figures.alloc_retries) == (20, 40, 2)
     run = collected(write_launch(tmp_path, make_report(0), make_report(1, memory=None)))
     assert run.failure is None
@@ -221,8 +221,7 @@ def test_memory_is_that_of_the_rank_that_used_most_where_all_tell(tmp_path: Path
 def test_mfu_only_where_the_peak_is_known(
     tmp_path: Path, flops: Flops | None, peak_flops: float | None, tflops: float | None, mfu: float | None
 ) -> None:
-    reports = [make_report(rank, flops=flops) for rank in (0, 1)]
-    figures = collected(write_launch(tmp_path, *reports, peak_flops=peak_flops)).figures
+    figures = collected(both(tmp_path, flops=flops, peak_flops=peak_flops)).figures
     assert figures.tflops_per_device == (None if tflops is None else pytest.approx(tflops))
     assert figures.mfu == (None if mfu is None else pytest.approx(mfu))
 
@@ -247,13 +246,13 @@ SHORT = (
 def test_a_gpu_that_is_measured_before_it_settles_is_a_note(
     tmp_path: Path, step_s: float, notes: tuple[str, ...]
 ) -> None:
-    run_dir = write_launch(tmp_path, *(make_report(rank, step_s=(step_s,) * 25) for rank in (0, 1)))
+    run_dir = both(tmp_path, step_s=(step_s,) * 25)
     assert on_gpu(run_dir).notes == notes
     assert collected(run_dir).notes == ()
 
 
 def test_of_a_gpu_the_clock_in_the_window_and_the_memory_by_nvml_are_figures(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path, *(make_report(rank, clock="cuda events") for rank in (0, 1)))
+    run_dir = both(tmp_path, clock="cuda events")
     health = Health(
         samples=5,
         seconds=2.0,
