@@ -26,26 +26,24 @@ from tests.samples import make_case, make_figures, make_result, make_run, make_s
 
 
 def row(case: str = "a", value: float | None = 93600, reported: str = "93.6K", **changes: Any) -> Row:
-    values: dict[str, Any] = {
-        "settings": ("FSDP", "4"),
-        "devices": 16,
-        "figures": (PublishedFigure(quantity="tokens_per_s", value=value, reported=reported),),
-        "case": case,
-    }
-    return Row(**{**values, **changes})
+    return Row(
+        settings=("FSDP", "4"),
+        devices=16,
+        figures=(PublishedFigure(quantity="tokens_per_s", value=value, reported=reported),),
+        case=case,
+    ).replace(**changes)
 
 
 def comparison(*rows: Row, **changes: Any) -> Comparison:
-    values: dict[str, Any] = {
-        "name": "x",
-        "title": "FSDP or 3D",
-        "source": "a blog",
-        "accelerator": "H100 80GB",
-        "conditions": "Llama-3.1-8B",
-        "headings": ("Framework", "Nodes"),
-        "rows": rows,
-    }
-    return Comparison(**{**values, **changes})
+    return Comparison(
+        name="x",
+        title="FSDP or 3D",
+        source="a blog",
+        accelerator="H100 80GB",
+        conditions="Llama-3.1-8B",
+        headings=("Framework", "Nodes"),
+        rows=rows,
+    ).replace(**changes)
 
 
 def measured(**figures: Any) -> Measurement:
@@ -279,38 +277,40 @@ def test_a_retry_in_one_launch_of_three_is_one_too_many() -> None:
     assert best_batch([sometimes]) is None
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_of_equals_the_smallest_is_best(order: int) -> None:
-    small, large = swept(4, 1000), swept(8, 1000)
-    assert best_batch([small, large][::order]) is small
+def unhealthy(result: Measurement, **changes: Any) -> Measurement:
+    """The same, whose first launch was set aside."""
+    verdict = result.verdict.replace(unhealthy_launches=(1,), **changes)
+    return result.replace(verdict=verdict)
+
+
+RETRIED_ONCE = make_result(run(8, 2000, retries=2), run(8, 2000), before=None)
 
 
 @pytest.mark.parametrize(
-    "results",
+    ("results", "best"),
     [
-        [],
-        [never_run()],
-        [out_of_memory(1), out_of_memory(2)],
-        [swept(1, 1000, retries=3)],
-        [swept(1, 1000, retries=None)],
+        ([swept(4, 1000), swept(8, 2000, retries=1)], 0),
+        ([swept(4, 1000), swept(8, 1000)], 0),
+        ([swept(8, 1000), swept(4, 1000)], 1),
+        ([swept(1, 1000), unhealthy(swept(2, 9000), outcome="unhealthy")], 0),
+        ([unhealthy(RETRIED_ONCE)], 0),
+        ([RETRIED_ONCE], None),
+        ([], None),
+        ([never_run()], None),
+        ([out_of_memory(1), out_of_memory(2)], None),
+        ([swept(1, 1000, retries=3)], None),
+        ([swept(1, 1000, retries=None)], None),
     ],
-    ids=["empty", "never run", "out of memory", "retries", "retries unknown"],
+    ids=[
+        *("the fastest retried", "of equals the smallest", "in any order", "unhealthy"),
+        *("the retry was set aside", "a retry in one launch", "empty", "never run"),
+        *("out of memory", "retries", "retries unknown"),
+    ],
 )
-def test_none_is_best(results: list[Measurement]) -> None:
-    assert best_batch(results) is None
-
-
-def test_an_unhealthy_machine_says_nothing() -> None:
-    sound, sick = swept(1, 1000), swept(2, 9000)
-    sick = sick.replace(verdict=sick.verdict.replace(outcome="unhealthy", unhealthy_launches=(1,)))
-    assert best_batch([sound, sick]) is sound
-
-
-def test_a_retry_in_a_launch_that_was_set_aside_does_not_count() -> None:
-    result = make_result(run(8, 2000, retries=2), run(8, 2000), before=None)
-    assert best_batch([result]) is None
-    result = result.replace(verdict=result.verdict.replace(unhealthy_launches=(1,)))
-    assert best_batch([result]) is result
+def test_the_best_is_the_fastest_that_no_allocator_retried(
+    results: list[Measurement], best: int | None
+) -> None:
+    assert best_batch(results) is (None if best is None else results[best])
 
 
 def test_other_cases_are_no_sweep() -> None:
