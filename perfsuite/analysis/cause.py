@@ -1,7 +1,4 @@
-"""Finds why a launch failed, from the reports of its ranks, its launcher and its logs.
-
-Driver side; imports neither torch nor pytest.
-"""
+"""Finds why a launch failed, from the reports of its ranks, its launcher, its logs and its stacks."""
 
 from __future__ import annotations
 

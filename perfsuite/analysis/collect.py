@@ -1,7 +1,4 @@
-"""Makes one `Run` out of the files of a launch, or one profile.
-
-Driver side; imports neither torch nor pytest.
-"""
+"""Makes one `Run` out of the files of a launch, or one profile."""
 
 from __future__ import annotations
 
@@ -54,11 +51,10 @@ LOSS_NOT_OBSERVED = (
 def collect(
     run_dir: RunDir, machine: Machine, *, started_at: str, duration_s: float, failure: Failure | None
 ) -> Run:
-    """Make one run out of the reports of a launch's ranks.
+    """Make one run out of the reports of a launch's ranks. Raises `FileError` for a bad `case.json` alone.
 
     `failure` is why the launch was killed, or None. It is ignored, but for a note, if every rank had already
-    written its report. What went wrong in the launch is the `failure` of the run; this raises `FileError`
-    only if the driver's own `case.json` cannot be read.
+    written its report. What went wrong in the launch is the `failure` of the run.
     """
     request = documents.read(run_dir.case, CaseFile)
     bare = Run(
@@ -163,7 +159,6 @@ def _reports(run_dir: RunDir, case: Case) -> dict[int, RankReport]:
 
 
 def _notes_on_the_end(ended: Sequence[Failure], failure: Failure | None) -> list[str]:
-    """What went wrong after every rank had written its report: the measurement stands, but it is told."""
     notes = []
     if ended:
         who = [each.message if each.rank is None else f"rank {each.rank}: {each.message}" for each in ended]
@@ -231,7 +226,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
 
 
 def _with_machine(observed: Observed | None, run: Run) -> Observed | None:
-    """What a worker observed, with what it does not know: the driver, and how its GPUs are set up.
+    """What a worker observed, with the driver and how its GPUs are set up.
 
     The directory of the flight recorder is left out, as every launch has another.
     """

@@ -50,8 +50,7 @@ def in_tf32(run: Run) -> bool:
 def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) -> Figures:
     """The figures of a run whose steps are known.
 
-    `peak_flops` is the peak of one device in FLOP/s; None where it is not known: nor are MFU and the share of
-    the roofline.
+    `peak_flops` is the peak of one device in FLOP/s; without it MFU and share of the roofline are unknown.
     """
     steps = run.measured_steps
     tokens_per_step = reports[0].tokens_per_step
@@ -128,30 +127,23 @@ _ACROSS_RANKS: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 def settling_notes(run: Run) -> list[str]:
-    """The options to raise where a GPU is measured before its clock and temperature settle.
-
-    They settle in seconds, while a case counts in steps.
-    """
+    """The options to raise where a GPU is measured before its clock and temperature settle."""
     if run.machine.device == "cpu":
         return []
     measured_s, step_s = sum(run.measured_steps), median(run.measured_steps)
     first = COUNTED_STEP if run.counts else UNMEASURED_STEPS
     warmup_s = sum(run.step_s[first : run.window[0]])
-    wanted = []
-    if measured_s < SETTLED_WINDOW_S:
-        wanted.append(f"steps={_tens(SETTLED_WINDOW_S / step_s)}")
-    if warmup_s < SETTLED_WARMUP_S:
-        wanted.append(f"max_warmup_steps={_tens(first + SETTLED_WARMUP_S / step_s)}")
+    steps = {
+        "steps": SETTLED_WINDOW_S / step_s if measured_s < SETTLED_WINDOW_S else 0,
+        "max_warmup_steps": first + SETTLED_WARMUP_S / step_s if warmup_s < SETTLED_WARMUP_S else 0,
+    }
+    wanted = [f"{option}={10 * math.ceil(least / 10)}" for option, least in steps.items() if least]
     if not wanted:
         return []
     return [
         f"the measured window is {measured_s:.0f} s, after {warmup_s:.0f} s of warm-up: a GPU's "
         f"clocks and temperature settle in 30 to 60 s; set {' and '.join(wanted)}, or more"
     ]
-
-
-def _tens(steps: float) -> int:
-    return 10 * math.ceil(steps / 10)
 
 
 def _energy_per_token_j(health: Health, tokens_per_step: int) -> float | None:

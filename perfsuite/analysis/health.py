@@ -96,7 +96,7 @@ def unknown_health(health: Health | None) -> list[str]:
 
 
 def laggard(rates: Mapping[int, float]) -> tuple[int, int, float] | None:
-    """The slowest rank, the fastest, and by what share the slowest is slower, if that is beyond `DEVICE_LAG`.
+    """The slowest rank, the fastest, and the share by which it is slower, if that is beyond `DEVICE_LAG`.
 
     `rates` are those of the ranks' GPUs in one piece of work, by rank.
     """
@@ -143,13 +143,11 @@ def _few_cores(health: Health, whose: str) -> list[str]:
 
 def _lost_nvlinks(devices: Sequence[DeviceHealth]) -> list[str]:
     """What is wrong with GPUs that have NVLink, and fewer links than another of the same node."""
-    most: dict[str | None, int] = {}
-    for device in devices:
-        most[device.node] = max(device.nvlinks or 0, most.get(device.node, 0))
+    most = dict(sorted((device.node or "", device.nvlinks or 0) for device in devices))
     return [
-        f"{device.name}: {device.nvlinks} of its NVLinks are up, of another GPU's {most[device.node]}"
+        f"{device.name}: {device.nvlinks} of its NVLinks are up, of another GPU's {most[device.node or '']}"
         for device in devices
-        if device.nvlinks is not None and device.nvlinks < most[device.node]
+        if device.nvlinks is not None and device.nvlinks < most[device.node or ""]
     ]
 
 

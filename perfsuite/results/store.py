@@ -104,10 +104,7 @@ class BaselineFiles(Generic[B]):
         ]
 
     def read(self, file: Path) -> B:
-        """The baseline in a file. Raises `FileError`, also if it is that of another case or folder.
-
-        A file must stand where its content says: what it is found by is its place.
-        """
+        """The baseline in a file. Raises `FileError`, also if it is that of another case or folder."""
         known = documents.read(file, self.kind)
         if (file.parent.name, file.stem) != (known.folder, known.case.id):
             raise FileError(
@@ -266,8 +263,7 @@ class Store:
     def launches(self, case_ids: str = "*") -> list[StoredLaunch]:
         """The launches of cases whose ids match a pattern of `fnmatch`: oldest session first, then by number.
 
-        Those that were interrupted, which have no `run.json`, are left out. Those of a case that a session
-        measured again (`SessionDir.case`) are among them.
+        Those of a case that a session measured again are among them, those that were interrupted are not.
         """
         return [
             StoredLaunch(directory.parent.name, run_dir)
