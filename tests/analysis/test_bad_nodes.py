@@ -49,7 +49,7 @@ def make_health(**card: Any) -> Health:
     ],
 )
 def test_a_rate_far_below_that_of_the_best_other_node_is_told_with_both(
-    slow: dict[str, float], on_gpu: bool, told: str | None
+    slow: Any, on_gpu: bool, told: str | None
 ) -> None:
     nodes = make_node(1), make_node(2, **slow), make_node(3)
     assert problems(*nodes, on_gpu=on_gpu) == ([] if told is None else [told])

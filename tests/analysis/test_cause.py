@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perfsuite import documents
-from perfsuite.analysis.cause import STACK_LINES, STACKS_SHOWN, read_stacks, with_log
+from perfsuite.analysis.cause import read_stacks
 from perfsuite.case.case import Topology
 from perfsuite.results.rank_report import UNREPORTED, Failure, RankReport
 from perfsuite.results.run import LaunchFile, OomKills
@@ -209,17 +209,7 @@ E1121 19:57:47.303000 8705 torch/distributed/elastic/multiprocessing/api.py:836]
 """
 
 
-def test_what_a_rank_says_is_not_followed_by_torchs_launcher(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path, make_report(0), ended=(crash(1, 1.0, "exit code 2"),))
-    run_dir.agent_log(0).write_text(ELASTIC)
-    assert str(failure_of(collected(run_dir)).traceback).endswith(ELASTIC.strip()), "all that is known"
-    run_dir.rank_log(1).write_text("train.py: error: unrecognized arguments: --foo\n")
-    alone = "last lines of rank-1.log:\ntrain.py: error: unrecognized arguments: --foo"
-    assert failure_of(collected(run_dir)).traceback == alone
-    run_dir.agent_log(0).write_text(f"{ELASTIC}Out of disk\n")
-    assert failure_of(collected(run_dir)).traceback == f"{alone}\nlast lines of agent-0.log:\nOut of disk"
-
-
+PROFILER = "USDT:2026-11-22 14:32:38 5185:5185 SyncActivityProfilerHandler.cpp:52] profiler_start\n"
 RANK_SAYS = "train.py: error: unrecognized arguments: --foo"
 
 
@@ -239,10 +229,20 @@ RANK_SAYS = "train.py: error: unrecognized arguments: --foo"
             {"rank-0.log": "", "rank-1.log": RANK_SAYS, "agent-0.log": ELASTIC},
             f"last lines of rank-1.log:\n{RANK_SAYS}",
         ),
+        (1, {"rank-1.log": f"{PROFILER}why\n{PROFILER}"}, "last lines of rank-1.log:\nwhy"),
         (None, {"agent-0.log": ""}, "no process wrote anything"),
         (None, {}, "no process wrote anything"),
     ],
-    ids=["agent", "all that is known", "rank", "rank and agent", "unknown rank", "empty", "no log"],
+    ids=[
+        "agent",
+        "all that is known",
+        "rank",
+        "rank and agent",
+        "unknown rank",
+        "profiler",
+        "empty",
+        "no log",
+    ],
 )
 def test_without_a_traceback_logs_are_shown_and_torchs_launcher_only_where_no_rank_says_more(
     tmp_path: Path, ended: Any, logs: dict[str, str], shown: str
@@ -294,14 +294,6 @@ def test_where_the_processes_stood_comes_before_the_logs(tmp_path: Path) -> None
 def test_of_a_long_log_the_last_256_kib_are_read(tmp_path: Path, more: int, first: str) -> None:
     log = "first\n" + "y" * (256 * 1024 - len("first\n") + more)
     assert str(cause(tmp_path, logs={"agent-0.log": log}).traceback).splitlines()[1] == first
-
-
-def test_what_the_profiler_says_of_itself_is_no_error(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path)
-    says = "USDT:2026-11-22 14:32:38 5185:5185 SyncActivityProfilerHandler.cpp:52] profiler_start\n"
-    run_dir.rank_log(1).write_text(f"{says}why\n{says}")
-    shown = with_log(Failure(kind="crash", message="x", rank=1), run_dir).traceback
-    assert shown == "last lines of rank-1.log:\nwhy"
 
 
 @pytest.mark.fault("rank makes fewer steps")
@@ -385,41 +377,59 @@ def test_a_kill_on_another_node_is_not_why_a_rank_was_killed(tmp_path: Path) -> 
 # The stacks of a job that hangs
 
 TORCH = "/lib/torch/distributed/distributed_c10d.py"
+HEAD = "Thread (most recent call first):"
 
 
-def stack(file: str, *, address: str = "0x00007f01", depth: int = 1) -> str:
+def stack(file: str, *, address: int = 1, depth: int = 1) -> str:
     """As faulthandler writes it: another thread first, the main thread last."""
     frames = "".join(f'  File "{file}", line {line} in waits\n' for line in range(depth))
     helper = 'Thread 0x00007fab (most recent call first):\n  File "/lib/threading.py", line 1 in helps\n'
-    return f"{helper}\nCurrent thread {address} (most recent call first):\n{frames}"
+    return f"{helper}\nCurrent thread 0x{address:08x} (most recent call first):\n{frames}"
 
 
-def write(run_dir: RunDir, rank: int | None, pid: int, text: str) -> None:
-    run_dir.stacks(rank, pid).write_text(text)
+def shown(directory: Path, *places: tuple[int | None, str]) -> str:
+    """What is told of processes by their rank and their stacks; the process ids count from 99 on."""
+    for pid, (rank, text) in enumerate(places, 99):
+        RunDir(directory).stacks(rank, pid).write_text(text)
+    return read_stacks(RunDir(directory))
 
 
-def test_the_rank_that_stands_elsewhere_comes_first(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path)
-    for rank in (0, 1, 3):
-        write(run_dir, rank, 100 + rank, stack(TORCH, address=f"0x0000{rank}"))
-    write(run_dir, 2, 102, stack("train.py"))
-    write(run_dir, None, 99, stack("launcher.py"))
-    write(run_dir, None, 102, "")
-    heads = [line for line in read_stacks(run_dir).splitlines() if line.endswith("stood here:")]
-    assert heads == ["rank 2 stood here:", "rank 0, rank 1, rank 3 stood here:", "process 99 stood here:"]
-
-
-@pytest.mark.parametrize("elsewhere", [0, 1])
-def test_of_two_ranks_the_one_that_does_not_wait_in_torch_comes_first(tmp_path: Path, elsewhere: int) -> None:
-    run_dir = RunDir(tmp_path)
-    for rank in (0, 1):
-        write(run_dir, rank, 100 + rank, stack("train.py" if rank == elsewhere else TORCH))
-    assert read_stacks(run_dir).startswith(f"rank {elsewhere} stood here:\n")
+@pytest.mark.parametrize(
+    ("places", "heads"),
+    [
+        (
+            [
+                *((None, stack("launcher.py")), (2, stack("train.py")), (None, "")),
+                *((rank, stack(TORCH, address=rank)) for rank in (0, 1, 3)),
+            ],
+            ["rank 2", "rank 0, rank 1, rank 3", "process 99"],
+        ),
+        ([(0, stack("train.py")), (1, stack(TORCH))], ["rank 0", "rank 1"]),
+        ([(0, stack(TORCH)), (1, stack("train.py"))], ["rank 1", "rank 0"]),
+        (
+            [(None, stack("a.py")), (0, stack("a.py")), *((rank, stack("b.py")) for rank in (1, 2, 3))],
+            ["rank 1, rank 2, rank 3", "process 99, rank 0"],
+        ),
+        (
+            [
+                (0, stack(TORCH)),
+                (1, f'{HEAD}\n  File "train.py", line 1 in hook\n  File "{TORCH}", line 2 in f'),
+            ],
+            ["rank 1", "rank 0"],
+        ),
+        ([(0, stack(TORCH)), (1, HEAD)], ["rank 1", "rank 0"]),
+    ],
+    ids=["stands elsewhere", "not in torch", "not in torch either", "no rank", "innermost frame", "no frame"],
+)
+def test_the_rank_that_stands_elsewhere_and_does_not_wait_in_torch_comes_first(
+    tmp_path: Path, places: list[tuple[int | None, str]], heads: list[str]
+) -> None:
+    lines = [line for line in shown(tmp_path, *places).splitlines() if line.endswith("stood here:")]
+    assert lines == [f"{head} stood here:" for head in heads]
 
 
 def test_every_thread_is_shown_the_main_one_first(tmp_path: Path) -> None:
-    write(RunDir(tmp_path), 0, 1, stack("train.py"))
-    assert read_stacks(RunDir(tmp_path)) == (
+    assert shown(tmp_path, (0, stack("train.py"))) == (
         "rank 0 stood here:\n"
         "Current thread (most recent call first):\n"
         '  File "train.py", line 0 in waits\n'
@@ -430,39 +440,13 @@ def test_every_thread_is_shown_the_main_one_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("count", "rest"), [(40, "\nline 39"), (41, "\nline 39\n  ...")])
 def test_forty_lines_of_a_stack_are_shown(tmp_path: Path, count: int, rest: str) -> None:
-    write(RunDir(tmp_path), 0, 1, "\n".join(f"line {line}" for line in range(count)))
-    assert read_stacks(RunDir(tmp_path)).endswith(rest)
-    assert STACK_LINES == 40
+    assert shown(tmp_path, (0, "\n".join(f"line {line}" for line in range(count)))).endswith(rest)
 
 
 @pytest.mark.parametrize("count", [0, 8, 9])
 def test_eight_places_are_shown_and_nothing_where_nobody_was_asked(tmp_path: Path, count: int) -> None:
-    run_dir = RunDir(tmp_path)
-    write(run_dir, 99, 99, "")
-    for rank in range(count):
-        write(run_dir, rank, 100 + rank, stack(f"train_{rank}.py"))
-    lines = read_stacks(run_dir).splitlines()
-    assert sum(line.endswith("stood here:") for line in lines) == min(count, STACKS_SHOWN)
+    places = [(rank, stack(f"train_{rank}.py")) for rank in range(count)]
+    lines = shown(tmp_path, *places, (99, "")).splitlines()
+    assert sum(line.endswith("stood here:") for line in lines) == min(count, 8)
     more = [f"and 1 more places: see {tmp_path}"] if count > 8 else []
     assert lines[len(lines) - len(more) :] == more
-
-
-def test_a_place_where_a_process_without_a_rank_stands_comes_last(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path)
-    for rank, file in ((None, "a.py"), (0, "a.py"), (1, "b.py"), (2, "b.py"), (3, "b.py")):
-        write(run_dir, rank, 99 if rank is None else 100 + rank, stack(file))
-    heads = [line for line in read_stacks(run_dir).splitlines() if line.endswith("stood here:")]
-    assert heads == ["rank 1, rank 2, rank 3 stood here:", "process 99, rank 0 stood here:"]
-
-
-@pytest.mark.parametrize(
-    "outside",
-    [
-        f'Thread (most recent call first):\n  File "train.py", line 1 in hook\n  File "{TORCH}", line 2 in f',
-        "Thread (most recent call first):",
-    ],
-)
-def test_only_the_innermost_frame_tells_who_waits_in_torch(tmp_path: Path, outside: str) -> None:
-    write(RunDir(tmp_path), 0, 100, stack(TORCH))
-    write(RunDir(tmp_path), 1, 101, outside)
-    assert read_stacks(RunDir(tmp_path)).startswith("rank 1 stood here:\n")

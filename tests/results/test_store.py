@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
@@ -265,11 +266,12 @@ def test_where_a_store_is_cannot_be_changed() -> None:
 
 def test_a_case_measured_again_and_each_preflight_has_a_directory_of_its_own(tmp_path: Path) -> None:
     session = SessionDir(tmp_path)
-    for new, names in (
+    makers: list[tuple[Callable[[], Path], tuple[str, ...]]] = [
         (lambda: session.new_case("llama"), ("llama", "llama.2", "llama.3")),
         (lambda: session.new_case("gpt2"), ("gpt2", "gpt2.2")),
         (session.new_preflight, ("preflight-1", "preflight-2")),
-    ):
+    ]
+    for new, names in makers:
         for name in names:
             directory = new()
             assert directory == tmp_path / name
