@@ -202,7 +202,7 @@ HARD_BATCH = (6.25, 6.08, 5.94, 5.91, 5.85, 5.80, 5.79, 5.60, 5.50, 4.90, 5.01, 
         (
             (6.2,) * 25,
             None,
-            NOT_FALLING.format("6.2000", 3, "6.2000", 3) + "give more steps or another learning_",
+            NOT_FALLING.format("6.2000", 3, "6.2000", 3) + "give more steps or another learning_rate",
         ),
         (tuple(6.2 + step for step in range(25)), None, NOT_FALLING.format("7.2000", 3, "29.2000", 3)),
         ((6.2,) * 110, None, NOT_FALLING.format("6.2000", 11, "6.2000", 11)),  # a tenth at each end
@@ -223,6 +223,11 @@ def test_a_loss_falls_but_that_of_a_script_need_only_be_finite(
     failure = collected(both(tmp_path, loss=loss, step_s=(0.1,) * steps, case=case)).failure
     assert (failure is None) == (said is None)
     assert failure is None or (failure.kind == "loss" and str(said) in failure.message)
+
+
+def test_one_rank_whose_loss_is_no_number_is_enough(tmp_path: Path) -> None:
+    run_dir = of_two(tmp_path, {}, {"loss": (*FALLS[:7], math.nan, *FALLS[8:])})
+    assert failure_of(collected(run_dir)).message == "the loss is nan at step 7"
 
 
 STEPS = (1.0, 0.5) * 12 + (1.0,)
