@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from perfsuite import documents
 from perfsuite.analysis.collect import collect
+from perfsuite.case.case import Case
 from perfsuite.results.rank_report import Failure, Flops
 from perfsuite.results.run import Health, LaunchFile, Run
 from perfsuite.results.run_dir import RunDir
-from tests.samples import make_gpu_machine, make_machine
+from tests.samples import make_gpu_machine, make_machine, make_report, write_launch
 
 FLOPS = Flops(formula="palm-1", per_token=2e9, parameters=3, matmul_parameters=2)
 TIMEOUT = Failure(kind="timeout", message="killed after 900 s", at=9)
 COMMAND_FAILED = Failure(kind="crash", message="the command ended with exit code 1", at=2)
+
+
+def both(
+    directory: Path, *, case: Case | None = None, peak_flops: float | None = None, **values: Any
+) -> RunDir:
+    """The files of a launch of two ranks that report the same."""
+    reports = [make_report(rank, **values) for rank in (0, 1)]
+    return write_launch(directory, *reports, case=case, peak_flops=peak_flops)
 
 
 def collected(run_dir: RunDir, *, failure: Failure | None = None) -> Run:

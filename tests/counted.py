@@ -18,74 +18,69 @@ MIB, GIB = 2**20, 2**30
 
 def make_collective(**changes: Any) -> Collective:
     """33 all-gathers of the blocks of a Llama-3-8B in forward, over 64 ranks."""
-    values: dict[str, Any] = {
-        "kind": "all_gather",
-        "ranks": 64,
-        "apart": 1,
-        "dtype": "bfloat16",
-        "phase": "forward",
-        "count": 33,
-        "bytes": 15 * GIB,
-    }
-    return Collective(**{**values, **changes})
+    return Collective(
+        kind="all_gather",
+        ranks=64,
+        apart=1,
+        dtype="bfloat16",
+        phase="forward",
+        count=33,
+        bytes=15 * GIB,
+    ).replace(**changes)
 
 
 def make_memory(**changes: Any) -> StepMemory:
-    values: dict[str, Any] = {
-        "peak": 41 * GIB,
-        "peak_in": "backward",
-        "at_peak": {"parameter": GIB // 2, "optimizer state": GIB, "forward": 29 * GIB, "backward": 8 * GIB}
+    return StepMemory(
+        peak=41 * GIB,
+        peak_in="backward",
+        at_peak={"parameter": GIB // 2, "optimizer state": GIB, "forward": 29 * GIB, "backward": 8 * GIB}
         | {"unsharded": 2 * GIB, "kept": GIB // 2, "gradient": 0},
-        "saved_for_backward": 30 * GIB,
-        "growth": 0,
-        "allocations": 5309,
-    }
-    return StepMemory(**{**values, **changes})
+        saved_for_backward=30 * GIB,
+        growth=0,
+        allocations=5309,
+    ).replace(**changes)
 
 
 def make_counts(**changes: Any) -> Counts:
     """A step of Llama-3-8B by FSDP2 on 64 ranks, in round numbers."""
-    values: dict[str, Any] = {
-        "collectives": (
+    return Counts(
+        collectives=(
             make_collective(),
             make_collective(phase="backward", count=32),
             make_collective(kind="reduce_scatter", dtype="float32", phase="backward", bytes=int(29.9 * GIB)),
             make_collective(kind="all_reduce", ranks=8, apart=8, dtype="float32", count=1, bytes=4),
             make_collective(kind="barrier", dtype="", phase="optimizer", count=1, bytes=0),
         ),
-        "flops": {"forward": 158 * 10**12, "recompute": 59 * 10**12, "backward": 334 * 10**12},
-        "kernels": {"forward": 3907, "recompute": 1580, "backward": 6402, "optimizer": 2},
-        "host_reads": {"forward": 1},
-        "device_copies": {"cpu to cuda": 2},
-        "memory": make_memory(),
-        "ops": {"aten.mm": 675},
-    }
-    return Counts(**{**values, **changes})
+        flops={"forward": 158 * 10**12, "recompute": 59 * 10**12, "backward": 334 * 10**12},
+        kernels={"forward": 3907, "recompute": 1580, "backward": 6402, "optimizer": 2},
+        host_reads={"forward": 1},
+        device_copies={"cpu to cuda": 2},
+        memory=make_memory(),
+        ops={"aten.mm": 675},
+    ).replace(**changes)
 
 
 def make_compiled(**changes: Any) -> Compiled:
-    values: dict[str, Any] = {
-        "graphs": 2,
-        "breaks": {"data-dependent branch": 1},
-        "recompilations": 1,
-        "kernels": 31,
-        "extern_calls": 28,
-    }
-    return Compiled(**{**values, **changes})
+    return Compiled(
+        graphs=2,
+        breaks={"data-dependent branch": 1},
+        recompilations=1,
+        kernels=31,
+        extern_calls=28,
+    ).replace(**changes)
 
 
 def make_finding(**changes: Any) -> Finding:
     """Gradients reduced in float32 in place of bfloat16."""
-    values: dict[str, Any] = {
-        "field": "reduce_scatter of 64 ranks: bytes",
-        "unit": "bytes",
-        "before": int(29.9 * GIB),
-        "now": int(59.8 * GIB),
-        "ranks": "0-63",
-        "outcome": "regressed",
-        "sentence": "reduce_scatter of 64 ranks 29.9 -> 59.8 GiB a step: float32 instead of bfloat16",
-    }
-    return Finding(**{**values, **changes})
+    return Finding(
+        field="reduce_scatter of 64 ranks: bytes",
+        unit="bytes",
+        before=int(29.9 * GIB),
+        now=int(59.8 * GIB),
+        ranks="0-63",
+        outcome="regressed",
+        sentence="reduce_scatter of 64 ranks 29.9 -> 59.8 GiB a step: float32 instead of bfloat16",
+    ).replace(**changes)
 
 
 EXPLAINED = "reduce_scatter of 64 ranks 29.9 -> 59.8 GiB a step: float32 instead of bfloat16"
@@ -104,14 +99,13 @@ BUCKETS = make_finding(
 
 def make_check(*findings: Finding, **changes: Any) -> CountCheck:
     """A regression of two counts, and one listed."""
-    values: dict[str, Any] = {
-        "outcome": "regressed",
-        "findings": findings or (make_finding(), HOST_READ, BUCKETS),
-        "unsteady": ("live peak of rank 1",),
-        "notes": ("kernels are not judged: torch 2.13.0 -> 2.14.0",),
-        "baseline_file": "baselines/counts/sm90/x.json",
-    }
-    return CountCheck(**{**values, **changes})
+    return CountCheck(
+        outcome="regressed",
+        findings=findings or (make_finding(), HOST_READ, BUCKETS),
+        unsteady=("live peak of rank 1",),
+        notes=("kernels are not judged: torch 2.13.0 -> 2.14.0",),
+        baseline_file="baselines/counts/sm90/x.json",
+    ).replace(**changes)
 
 
 def make_entries(*counts: Counts, ranks: int = 64) -> tuple[RankCounts, ...]:

@@ -34,12 +34,8 @@ from cosmic_ray.work_item import MutationSpec, TestOutcome
 ROOT = Path(__file__).parent.parent
 ENOUGH = 0.92
 MODULES = (
-    "perfsuite/case/hardware.py",
-    "perfsuite/launch/hang.py",
-    "perfsuite/node/health_sampler.py",
-    "perfsuite/analysis",
-    "perfsuite/results",
-    "perfsuite/verdict",
+    *("perfsuite/case/hardware.py", "perfsuite/launch/hang.py", "perfsuite/node/health_sampler.py"),
+    *("perfsuite/analysis", "perfsuite/results", "perfsuite/verdict"),
 )
 OPERATORS = re.compile(
     r"core/(ReplaceBinaryOperator_(Add_Sub|Sub_Add|Mul_Div|Div_Mul|FloorDiv_Mul|Mod_Mul|Pow_Mul)"
@@ -50,130 +46,71 @@ OPERATORS = re.compile(
 )
 """One or two for each kind of token. Not `|` and `*`, which stand in annotations and signatures, too."""
 LEFT_OUT = {
-    (
-        "perfsuite/case/hardware.py",
-        r'"[^"]+": Accelerator\(.*',
-    ): "a datasheet's figures: a test would be a copy",
-    (
-        "perfsuite/analysis/agreement.py",
-        r".*reports\[ -1\]\.(tokens_per_step|world_size).*",
-    ): "collect has checked that all ranks say the same",
-    (
-        "perfsuite/analysis/agreement.py",
-        r".*(evidence\[ -?1\]|of_ranks\[ -1\])\.data_parallel.*",
-    ): "the case says it, the same for all ranks",
-    (
-        "perfsuite/analysis/agreement.py",
-        r"self\.tokens = fmean\(evidence\.tokens or -?1 .*",
-    ): "ranks without tokens are left out before",
-    ("perfsuite/results/baseline.py", r"if tenth <= 1:"): "of ten steps each mean is over one",
-    (
-        "perfsuite/analysis/collect.py",
-        r".*reports\[ -1\]\.(world_size|loss|step_s)\b.*",
-    ): "the ranks have just been found to agree",
-    (
-        "perfsuite/analysis/collect.py",
-        r".*strict=False\).*",
-    ): "checked just before: as many values of each rank",
-    ("perfsuite/analysis/collect.py", r"\)\.most_common\( ?(2\)\[0|1\)\[ -1)\]\[0\]"): "the same first entry",
-    (
-        "perfsuite/analysis/figures.py",
-        r".*in zip\(steps, (lag|behind), strict=False\).*",
-    ): "both have one entry a rank",
-    (
-        "perfsuite/analysis/health.py",
-        r".*\.get\(name, -1\).*",
-    ): "no share is below 0, and both are no throttling",
-    (
-        "perfsuite/results/run_dir.py",
-        r"return sorted\(files, key=lambda each: \( ?- ?2 if .*",
-    ): "before every rank, as -1 is",
-    (
-        "perfsuite/results/run_dir.py",
-        r"return sorted\(.*key=lambda each: each\.number or -?1\)",
-    ): "only for mypy: None is left out before",
-    (
-        "perfsuite/analysis/stack_reader.py",
-        r"innermost = place\.splitlines\(\)\[ 0:2\]",
-    ): "the head of a stack names no file",
-    (
-        "perfsuite/analysis/window.py",
-        r"middle = \(start - count\) // 2",
-    ): "the same step, counted from the end",
-    ("perfsuite/verdict/loss.py", r".*default= -1\)\)"): "equivalent: range(-1) is as empty as range(0)",
-    (
-        "perfsuite/verdict/loss.py",
-        r".* if mean else -1\.0 for .*",
-    ): "equivalent: it sorts as 0 does; where the median falls on it, each tenth's own spread allows more",
-    (
-        "perfsuite/verdict/loss.py",
-        r".*zip\(spreads, means, strict=False\).*",
-    ): "equivalent: both have one value for each tenth",
-    (
-        "perfsuite/verdict/comparability.py",
-        r".* abs\(math\.log\(today / then\)\) >= DEVICE_PROBE_SLOWER:",
-    ): "equivalent: no quotient has a logarithm of just 0.1",
-    (
-        "perfsuite/verdict/judge.py",
-        r'outcome = "regressed" if worsening >= 0 .*',
-    ): "equivalent: the worsening is beyond the tolerance, hence not 0",
-    (
-        "perfsuite/verdict/robust.py",
-        r".*math\.sqrt\(degrees \* .* if exponent (<= 700|< 699|< 701) else math\.inf",
-    ): "equivalent: either is beyond any figure, and Python's floats end at 709",
-    (
-        "perfsuite/verdict/robust.py",
-        r"for _ in range\( (99|101)\):.*",
-    ): "equivalent: the iteration ends long before",
-    (
-        "perfsuite/verdict/robust.py",
-        r".*high if x >= high else x for x in logs.*",
-    ): "equivalent: at the bound, the value is the bound",
-    (
-        "perfsuite/verdict/robust.py",
-        r".*low if x <= low else high .*",
-    ): "equivalent: at the bound, the value is the bound",
-    (
-        "perfsuite/verdict/sequential.py",
-        r"regresses = change \+ shift >= .*",
-    ): "equivalent: no estimate is just the bound",
-    (
-        "perfsuite/launch/hang.py",
-        r"def quiet_s\(self, now: float, /, .*",
-    ): "`*` of a signature: nothing is computed",
-    (
-        "perfsuite/launch/hang.py",
-        r"self\._longest_warm_up_s = -?1\.0",
-    ): "equivalent: three times as long is less than `HANG_S`",
-    (
-        "perfsuite/launch/hang.py",
-        r"self\._last_at = -?1\.0",
-    ): "equivalent: the first sign of life sets it before it is read",
-    (
-        "perfsuite/launch/hang.py",
-        r"warm_up_s = -?1\.0 if self\._longest_s else self\._longest_warm_up_s",
-    ): "equivalent: three times as long is less than `HANG_S`",
-    (
-        "perfsuite/node/health_sampler.py",
-        r"@dataclass\((frozen=False, kw_only=True|frozen=True, kw_only=False)\)",
-    ): "equivalent: nothing changes a sample or gives its fields by position",
-    ("perfsuite/node/health_sampler.py", r"/,"): "`*` of a signature: nothing is computed",
-    (
-        "perfsuite/node/health_sampler.py",
-        r"self\._slowest_s = -?1\.0",
-    ): "equivalent: only what exceeds `SILENT_S` counts",
-    (
-        "perfsuite/node/health_sampler.py",
-        r"self\._step, self\._sampled_at, self\._whole_at = -?\d, -EVERY_S, -WHOLE_EVERY_S",
-    ): "equivalent: the first sample is due anyway, and counts when the second step does",
-    (
-        "perfsuite/node/health_sampler.py",
-        r"while any\(\(size or -?1\) > HELD_BYTES .*",
-    ): "equivalent: so little is no more than `HELD_BYTES`",
-    (
-        "perfsuite/node/health_sampler.py",
-        r".*zip\(.*, strict=False\).*",
-    ): "equivalent: every look and the cards are of the same GPUs",
+    "case/hardware.py": {
+        r'"[^"]+": Accelerator\(.*': "a datasheet's figures: a test would be a copy",
+    },
+    "analysis/agreement.py": {
+        r".*reports\[ -1\]\.(tokens_per_step|world_size).*": "collect has checked that ranks agree",
+        r".*(evidence\[ -?1\]|of_ranks\[ -1\])\.data_parallel.*": "the case says it, the same for all ranks",
+        r"self\.tokens = fmean\(evidence\.tokens or -?1 .*": "ranks without tokens are left out before",
+    },
+    "results/baseline.py": {
+        r"if tenth <= 1:": "of ten steps each mean is over one",
+    },
+    "analysis/collect.py": {
+        r".*reports\[ -1\]\.(world_size|loss|step_s)\b.*": "the ranks have just been found to agree",
+        r".*strict=False\).*": "checked just before: as many values of each rank",
+    },
+    "analysis/figures.py": {
+        r".*in zip\(steps, (lag|behind), strict=False\).*": "both have one entry a rank",
+    },
+    "analysis/health.py": {
+        r".*\.get\(name, -1\).*": "no share is below 0, and both are no throttling",
+    },
+    "results/run_dir.py": {
+        r"return sorted\(found, key=lambda each: \( ?- ?2 if .*": "before every rank, as -1 is",
+        r"return sorted\(.*key=lambda each: each\.number or -?1\)": "only for mypy: None is left out before",
+    },
+    "analysis/cause.py": {
+        r"innermost = place\.splitlines\(\)\[ 0:2\]": "the head of a stack names no file",
+    },
+    "analysis/window.py": {
+        r"middle = \(start - count\) // 2": "the same step, counted from the end",
+    },
+    "verdict/loss.py": {
+        r".*default= -1\)\)": "range(-1) is as empty as range(0)",
+        r".* if mean else -1\.0 for .*": "it sorts as 0; at the median a spread allows more",
+        r".*zip\(spreads, means, strict=False\).*": "both have one value for each tenth",
+    },
+    "verdict/comparability.py": {
+        r".* abs\(math\.log\(today / then\)\) >= .*": "no quotient has a logarithm of just 0.1",
+    },
+    "verdict/judge.py": {
+        r'outcome = "regressed" if worsening >= 0 .*': "it is beyond the tolerance: not 0",
+    },
+    "verdict/robust.py": {
+        r".*math\.sqrt\(degrees \* .* if exponent (<= 700|< 699|< 701) else math\.inf": "floats end at 709",
+        r"for _ in range\( (99|101)\):.*": "the iteration ends long before",
+        r".*high if x >= high else x for x in logs.*": "at the bound, the value is the bound",
+        r".*low if x <= low else high .*": "at the bound, the value is the bound",
+    },
+    "verdict/sequential.py": {
+        r"regresses = change \+ shift >= .*": "no estimate is just the bound",
+    },
+    "launch/hang.py": {
+        r"def quiet_s\(self, now: float, /, .*": "`*` of a signature: nothing is computed",
+        r"self\._longest_warm_up_s = -?1\.0": "three times as long is less than `HANG_S`",
+        r"self\._last_at = -?1\.0": "the first sign of life sets it before it is read",
+        r"warm_up_s = -?1\.0 if self\._longest_s .*": "three times as long is less than `HANG_S`",
+    },
+    "node/health_sampler.py": {
+        r"@dataclass\(frozen=(False, .*|True, kw_only=False)\)": "no sample is changed or made by position",
+        r"/,": "`*` of a signature: nothing is computed",
+        r"self\._slowest_s = -?1\.0": "only what exceeds `SILENT_S` counts",
+        r"self\._step, .* = -?\d, -EVERY_S, -WHOLE_EVERY_S": "the first sample is due anyway",
+        r"while any\(\(size or -?1\) > HELD_BYTES .*": "so little is no more than `HELD_BYTES`",
+        r".*zip\(.*, strict=False\).*": "every look and the cards are of the same GPUs",
+    },
 }
 """Mutants that no test can or should kill, by module and changed line (a regular expression): the reason."""
 
@@ -227,7 +164,7 @@ def changed_line(mutant: MutationSpec) -> str:
 
 def is_left_out(mutant: MutationSpec) -> bool:
     """Whether `LEFT_OUT` names a mutant."""
-    lines = [line for module, line in LEFT_OUT if module == mutant.module_path.as_posix()]
+    lines = LEFT_OUT.get(mutant.module_path.relative_to("perfsuite").as_posix(), {})
     return bool(lines) and any(re.fullmatch(line, changed_line(mutant)) for line in lines)
 
 

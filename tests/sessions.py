@@ -16,7 +16,7 @@ from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import class_noise
 from tests.counted import EXPLAINED, make_check, make_collective, make_counts, make_entries
-from tests.samples import make_gpu_machine, make_session_file
+from tests.samples import make_gpu_machine, make_result, make_session_file
 
 GIB = 2**30
 COUNTS = make_counts(
@@ -169,11 +169,9 @@ def make_gpu_result(number: int, kind: str = "passed", launches: int = 3) -> Mea
         ]
     policy = Policy(max_launches=launches, min_launches=launches)
     verdict = judge(runs, None if kind == "recorded" else before, class_noise([before]), policy)
-    return Measurement(
+    return make_result(
+        *runs,
         nodeid=f"bench_cases/test_llama.py::test_llama[{case.id}]",
-        case_id=case.id,
-        framework=case.framework.name,
-        runs=tuple(runs),
         verdict=verdict,
         baseline_file=None if kind == "recorded" else f"baselines/h100-80gb-sxm/{case.id}.json",
         directory=f".perfsuite/runs/20260102-030405-000000/{case.id}",

@@ -10,7 +10,7 @@ runs where the tests run.
 
 Several clusters may run at a time, each in a slot of its own (a number in all its names). When the process
 that started one dies, however it dies, the kernel ends all processes of the cluster, those of jobs included;
-what else is left of it is removed when the next one starts.
+what else is left of it is removed when the next one takes its slot.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -138,14 +138,17 @@ class Cluster:
 
     def processes(self, node: str) -> list[psutil.Process]:
         """The living processes of a node, with their pids on this machine; without the node's own two."""
-        space = _pid_space(self._inits[node])
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                own = process.pid == self._inits[node] or process.name() == "slurmd"
-                if not own and _pid_space(process.pid) == space and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        return _processes(
+            lambda process: (
+                process.pid != self._inits[node]
+                and process.name() != "slurmd"
+                and self._is_on(node, process)
+                and process.status() != psutil.STATUS_ZOMBIE
+            )
+        )
+
+    def _is_on(self, node: str, process: psutil.Process) -> bool:
+        return _pid_space(process.pid) == _pid_space(self._inits[node])
 
     def sent_bytes(self, node: str) -> int:
         """The bytes that a node has sent through its network interface, with their headers."""
@@ -158,12 +161,10 @@ class Cluster:
 
     def kill_slurmd(self, node: str) -> None:
         """Kill Slurm's daemon on a node: after `SLURMD_TIMEOUT_S` the node is down. Its jobs go on."""
-        space = _pid_space(self._inits[node])
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                if process.name() == "slurmd" and _pid_space(process.pid) == space:
-                    process.kill()
-                    process.wait(START_S)
+        for daemon in _processes(lambda each: each.name() == "slurmd" and self._is_on(node, each)):
+            with contextlib.suppress(psutil.Error):
+                daemon.kill()
+                daemon.wait(START_S)
 
     def cut_off(self, node: str) -> None:
         """Take a node from the network. Its processes go on."""
@@ -310,10 +311,15 @@ def slurm_cluster(slots: Iterable[int] = SLOTS) -> Iterator[Cluster]:
 def processes_of(slot: int) -> list[psutil.Process]:
     """Every living process that was started for a cluster or by its jobs; this process is left out."""
     ours = str(Cluster(slot).directory / "slurm.conf")
+    return _processes(lambda each: each.pid != os.getpid() and each.environ().get("SLURM_CONF") == ours)
+
+
+def _processes(wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+    """The processes of this machine of which that is true; any of them may end while it is asked."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.environ().get("SLURM_CONF") == ours:
+            if wanted(process):
                 found.append(process)
     return found
 
@@ -342,37 +348,21 @@ def remove(slot: int) -> None:
 
 @contextlib.contextmanager
 def _slot(slots: Iterable[int]) -> Iterator[int]:
-    """Take the first free one of some slots, and clear every free one of what dead owners left in it."""
-    with contextlib.ExitStack() as kept:
-        taken = None
-        for slot in slots:
-            claim = _claim(slot)
-            if claim is None:
-                continue
-            if Cluster(slot).directory.exists() or interfaces_of(slot):
-                remove(slot)
-            if taken is None:
-                taken = slot
-                kept.enter_context(claim)
-            else:
-                claim.close()
-        if taken is None:
-            raise RuntimeError(f"clusters run already in all of {slots}")
-        yield taken
-
-
-def _claim(slot: int) -> socket.socket | None:
-    """Take a slot until the socket is closed or its owner dies; None if somebody else has it.
+    """Take the first free one of some slots, cleared of what a dead owner left in it.
 
     The claim is a name in the kernel, an abstract address of a socket, which only one process can have.
     """
-    claim = socket.socket(socket.AF_UNIX)
-    try:
-        claim.bind(f"\0perfsuite-slurm-{slot}")
-    except OSError:
-        claim.close()
-        return None
-    return claim
+    for slot in slots:
+        with socket.socket(socket.AF_UNIX) as claim:
+            try:
+                claim.bind(f"\0perfsuite-slurm-{slot}")
+            except OSError:  # somebody else has it
+                continue
+            if Cluster(slot).directory.exists() or interfaces_of(slot):
+                remove(slot)
+            yield slot
+            return
+    raise RuntimeError(f"clusters run already in all of {slots}")
 
 
 def _pid_space(pid: int) -> str:

@@ -10,9 +10,8 @@ import pytest
 from perfsuite import Case, Model
 from perfsuite.case.hardware import PRODUCTS
 from perfsuite.worker.flops import count
-from tests.test_published import BENCH_CASES, cases_of
+from tests.test_published import CASES
 
-CASES = {k: v for file in sorted(BENCH_CASES.glob("test_*.py")) for k, v in cases_of(file).items()}
 NIGHTLY = [
     case
     for case in CASES.values()

@@ -6,36 +6,44 @@ from typing import Any
 import pytest
 
 from bench_cases import published
-from bench_cases.published import Comparison, PublishedFigure, PublishedFile, Row, compare, latest, rooflines
+from bench_cases.published import (
+    Comparison,
+    PublishedFigure,
+    PublishedFile,
+    Row,
+    best_batch,
+    compare,
+    latest,
+    rooflines,
+)
 from perfsuite import documents
 from perfsuite.errors import CaseError
 from perfsuite.results.dry_facts import DryFacts, Roofline
 from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import Figures, Run
 from perfsuite.results.session_file import Measurement
-from tests.samples import make_case, make_figures, make_result, make_run, make_session_file
+from tests.samples import make_case, make_figures, make_result, make_run, make_session_file, never_run
 
 
 def row(case: str = "a", value: float | None = 93600, reported: str = "93.6K", **changes: Any) -> Row:
-    values: dict[str, Any] = {
-        "settings": ("FSDP", "4"),
-        "devices": 16,
-        "figures": (PublishedFigure(quantity="tokens_per_s", value=value, reported=reported),),
-        "case": case,
-    }
-    return Row(**{**values, **changes})
+    return Row(
+        settings=("FSDP", "4"),
+        devices=16,
+        figures=(PublishedFigure(quantity="tokens_per_s", value=value, reported=reported),),
+        case=case,
+    ).replace(**changes)
 
 
 def comparison(*rows: Row, **changes: Any) -> Comparison:
-    values: dict[str, Any] = {
-        "name": "x",
-        "title": "FSDP or 3D",
-        "source": "a blog",
-        "accelerator": "H100 80GB",
-        "conditions": "Llama-3.1-8B",
-        "headings": ("Framework", "Nodes"),
-        "rows": rows,
-    }
-    return Comparison(**{**values, **changes})
+    return Comparison(
+        name="x",
+        title="FSDP or 3D",
+        source="a blog",
+        accelerator="H100 80GB",
+        conditions="Llama-3.1-8B",
+        headings=("Framework", "Nodes"),
+        rows=rows,
+    ).replace(**changes)
 
 
 def measured(**figures: Any) -> Measurement:
@@ -44,20 +52,25 @@ def measured(**figures: Any) -> Measurement:
 
 def test_what_was_not_run_says_what_it_needs_and_shows_no_other_figure() -> None:
     table = compare(comparison(row(twin="twin")), {})
-    assert table.headers == (
-        "Framework",
-        "Nodes",
-        "tokens/s, published",
-        "tokens/s, here",
-        "ratio",
-        "verdict",
-    )
+    figures = ("tokens/s, published", "tokens/s, here", "ratio", "verdict")
+    assert table.headers == ("Framework", "Nodes", *figures)
     assert table.rows == (("FSDP", "4", "93.6K", "not run: needs 16 x H100 80GB", "-", "-"),)
 
 
-def test_a_measured_row_has_its_figure_its_ratio_and_its_verdict() -> None:
-    table = compare(comparison(row()), {"a": measured(tokens_per_s=102960)})
-    assert table.rows == (("FSDP", "4", "93.6K", "102,960", "1.10", "recorded"),)
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        (measured(tokens_per_s=102960), ("102,960", "1.10", "recorded")),
+        (
+            make_result(
+                make_run(failure=Failure(kind="crash", message="x"), figures=make_figures(tokens_per_s=None))
+            ),
+            ("crash", "-", "failed"),
+        ),
+    ],
+)
+def test_a_row_has_its_figure_its_ratio_and_its_verdict(result: Measurement, shown: tuple[str, ...]) -> None:
+    assert compare(comparison(row()), {"a": result}).rows == (("FSDP", "4", "93.6K", *shown),)
 
 
 def test_a_twin_is_shown_apart_and_never_compared() -> None:
@@ -73,13 +86,6 @@ def test_a_twin_over_two_nodes_is_shown_beside_the_other() -> None:
     assert compare(comparison(of_nodes), results).rows[0][-1] == both
     del results["twin"]
     assert compare(comparison(of_nodes), results).rows[0][-1] == "on two nodes: 3,000 tokens/s, recorded"
-
-
-def test_a_failed_row_shows_how_it_failed() -> None:
-    failed = make_result(
-        make_run(failure=Failure(kind="crash", message="x"), figures=make_figures(tokens_per_s=None))
-    )
-    assert compare(comparison(row()), {"a": failed}).rows[0][3:] == ("crash", "-", "failed")
 
 
 def test_relative_time_is_relative_to_the_named_case() -> None:
@@ -116,11 +122,7 @@ def test_further_figures_stand_beside_each_other() -> None:
 
 
 def test_the_best_batch_before_allocator_retries_is_starred_in_each_sweep() -> None:
-    def swept(size: int, retries: int, speed: float) -> Measurement:
-        figures = make_figures(alloc_retries=retries, tokens_per_s=speed)
-        return make_result(make_run(case=make_case(micro_batch=size), figures=figures), before=None)
-
-    results = {r.case_id: r for r in (swept(4, 0, 1000), swept(7, 0, 2000), swept(8, 3, 3000))}
+    results = {r.case_id: r for r in (swept(4, 1000), swept(7, 2000), swept(8, 3000, retries=3))}
     rows = [row(case_id, sweep="baseline") for case_id in results] + [row("other", sweep="other")]
     shown = [cells[3] for cells in compare(comparison(*rows), results).rows]
     assert shown == ["1,000", "2,000 ★", "3,000", "not run: needs 16 x H100 80GB"]
@@ -176,13 +178,12 @@ def dry(limit: Roofline | None = LIMIT) -> Measurement:
         ({"quantity": "tokens_per_s"}, "- / -"),
     ],
 )
-def test_a_published_speed_is_a_share_of_the_roofline(figures: dict[str, Any], shown: str) -> None:
+def test_a_published_speed_is_a_share_of_the_roofline_and_stands_next_to_the_measured_one(
+    figures: dict[str, Any], shown: str
+) -> None:
     table = compare(comparison(row(figures=(PublishedFigure(reported="x", **figures),))), {}, {"a": LIMIT})
     assert table.headers[-2:] == ("share of the roofline, published / here", "verdict")
     assert table.rows[0][-2:] == (shown, "-")
-
-
-def test_a_measured_share_stands_beside_the_published_one() -> None:
     result = measured(tokens_per_s=120_000, roofline_share=0.6)
     table = compare(comparison(row(value=100_000)), {"a": result}, {"a": LIMIT})
     assert table.rows[0][-2] == "50.0% / 60.0%"
@@ -236,3 +237,85 @@ def test_a_comparison_is_a_table_in_markdown(store: Path, capsys: pytest.Capture
 def test_what_is_not_there_is_named(store: Path, words: list[str]) -> None:
     with pytest.raises(SystemExit, match=r"bench_cases.published: .*(unknown comparison 'nosuch'|none.json)"):
         published.main(words)
+
+
+# The best batch of a sweep
+
+V100 = {1: 622.0, 2: 1358.0, 4: 2753.0, 7: 4791.0, 8: 2444.0}
+"""tokens/s by batch: GPT-2 XL under FSDP on 4 x V100-16GB, where 8 fits only by retries, and 9 does not."""
+
+
+def run(batch: int, tokens_per_s: float | None, retries: float | None = 0, **changes: Any) -> Run:
+    figures = make_figures(tokens_per_s=tokens_per_s, alloc_retries=retries)
+    return make_run(case=make_case(micro_batch=batch), figures=figures, **changes)
+
+
+def swept(batch: int, tokens_per_s: float, retries: float | None = 0) -> Measurement:
+    return make_result(run(batch, tokens_per_s, retries), before=None)
+
+
+def out_of_memory(batch: int) -> Measurement:
+    failure = Failure(kind="out_of_memory", message="OutOfMemoryError: no 2 GiB left")
+    return make_result(
+        run(batch, None, None, failure=failure).replace(figures=Figures()),
+        before=None,
+        excused="out of memory",
+    )
+
+
+def test_the_published_sweep_stars_the_batch_that_its_authors_starred() -> None:
+    sweep = [swept(batch, speed, retries=batch // 8) for batch, speed in V100.items()]
+    best = best_batch([*sweep, out_of_memory(9)])
+    assert best is sweep[3]
+    assert best.runs[0].case.micro_batch == 7
+
+
+def test_a_retry_in_one_launch_of_three_is_one_too_many() -> None:
+    """The median of 0, 0 and 2 is 0."""
+    sometimes = make_result(run(8, 2000), run(8, 2000), run(8, 2000, retries=2), before=None)
+    assert sometimes.figures.alloc_retries == 0
+    assert best_batch([sometimes]) is None
+
+
+def unhealthy(result: Measurement, **changes: Any) -> Measurement:
+    """The same, whose first launch was set aside."""
+    verdict = result.verdict.replace(unhealthy_launches=(1,), **changes)
+    return result.replace(verdict=verdict)
+
+
+RETRIED_ONCE = make_result(run(8, 2000, retries=2), run(8, 2000), before=None)
+
+
+@pytest.mark.parametrize(
+    ("results", "best"),
+    [
+        ([swept(4, 1000), swept(8, 2000, retries=1)], 0),
+        ([swept(4, 1000), swept(8, 1000)], 0),
+        ([swept(8, 1000), swept(4, 1000)], 1),
+        ([swept(1, 1000), unhealthy(swept(2, 9000), outcome="unhealthy")], 0),
+        ([unhealthy(RETRIED_ONCE)], 0),
+        ([RETRIED_ONCE], None),
+        ([], None),
+        ([never_run()], None),
+        ([out_of_memory(1), out_of_memory(2)], None),
+        ([swept(1, 1000, retries=3)], None),
+        ([swept(1, 1000, retries=None)], None),
+    ],
+    ids=[
+        *("the fastest retried", "of equals the smallest", "in any order", "unhealthy"),
+        *("the retry was set aside", "a retry in one launch", "empty", "never run"),
+        *("out of memory", "retries", "retries unknown"),
+    ],
+)
+def test_the_best_is_the_fastest_that_no_allocator_retried(
+    results: list[Measurement], best: int | None
+) -> None:
+    assert best_batch(results) is (None if best is None else results[best])
+
+
+def test_other_cases_are_no_sweep() -> None:
+    other = make_result(make_run(case=make_case(sequence_length=32)), before=None)
+    with pytest.raises(
+        ValueError, match=r"differ only in micro_batch, got fake-\S+-s32-b1-\S+ and fake-\S+-s64-b1-"
+    ):
+        best_batch([swept(2, 1000), other])

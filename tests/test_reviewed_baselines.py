@@ -13,7 +13,7 @@ from perfsuite.frameworks.base import missing_package
 from perfsuite.results.count_baseline import CountBaseline, target_of
 from perfsuite.results.counts import METHOD
 from perfsuite.results.store import BaselineStore
-from tests.test_bench_cases import CASES
+from tests.test_published import CASES
 
 COUNTS = BaselineStore(Path(__file__).parents[1] / "baselines").counts
 FILES = COUNTS.files()

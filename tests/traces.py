@@ -100,22 +100,21 @@ def make_profile(**changes: Any) -> Profile:
         hidden_us={"all_gather": 20_000},
         idle_us=17_900,
     )
-    values: dict[str, Any] = {
-        "device": "cuda",
-        "steps": 3,
-        "split": split,
-        "operators": (
+    return Profile(
+        device="cuda",
+        steps=3,
+        split=split,
+        operators=(
             Work(name="aten::mm", calls=24, us=9000),
             Work(name="aten::view", calls=90, us=500),
             Work(name="flash_attn::_flash_attention_forward", calls=4, us=800),
         ),
-        "kernels": (
+        kernels=(
             Work(name="nvjet_gemm", calls=24, us=40_000),
             Work(name="ncclDevKernel_AllGather_RING_LL", calls=8, us=32_100),
         ),
-        "host_syncs": (Work(name="cudaDeviceSynchronize", calls=1, us=50),),
-    }
-    return Profile(**{**values, **changes})
+        host_syncs=(Work(name="cudaDeviceSynchronize", calls=1, us=50),),
+    ).replace(**changes)
 
 
 def unseen_profile(share: float) -> Profile:

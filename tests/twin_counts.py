@@ -8,6 +8,7 @@ from perfsuite.results.count_baseline import CountBaseline, from_runs
 from perfsuite.results.counts import Collective, Compiled, Counts, StepMemory, merged
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
+from tests.counted import make_collective, make_counts, make_memory
 from tests.samples import make_run
 
 BYTES = 3_674_624
@@ -17,16 +18,9 @@ COMPILED = Compiled(graphs=2, recompilations=0, kernels=31, extern_calls=14)
 
 def collective(kind: str = "all_gather", **changes: Any) -> Collective:
     """Five calls in forward, among two ranks."""
-    values: dict[str, Any] = {
-        "kind": kind,
-        "ranks": 2,
-        "apart": 1,
-        "dtype": "float32",
-        "phase": "forward",
-        "count": 5,
-        "bytes": BYTES,
-    }
-    return Collective(**{**values, **changes})
+    return make_collective(
+        kind=kind, **{"ranks": 2, "dtype": "float32", "count": 5, "bytes": BYTES, **changes}
+    )
 
 
 GATHERED = collective()
@@ -35,27 +29,21 @@ REDUCED = collective("reduce_scatter", phase="backward")
 
 
 def memory(**changes: Any) -> StepMemory:
-    values: dict[str, Any] = {
-        "peak": 12_900_000,
-        "peak_in": "backward",
-        "at_peak": {"parameter": BYTES, "optimizer state": 2 * BYTES, "forward": 1_876_128},
-        "saved_for_backward": 4_000_000,
-        "growth": 4,
-        "allocations": 500,
-    }
-    return StepMemory(**{**values, **changes})
+    held = {"parameter": BYTES, "optimizer state": 2 * BYTES, "forward": 1_876_128}
+    told = {"peak": 12_900_000, "at_peak": held, "saved_for_backward": 4_000_000, "growth": 4}
+    return make_memory(**{**told, "allocations": 500, **changes})
 
 
 def counts(**changes: Any) -> Counts:
-    values: dict[str, Any] = {
+    told = {
         "collectives": (GATHERED, GATHERED_AGAIN, REDUCED),
         "flops": {"forward": 469_762_048, "recompute": 335_544_320, "backward": 956_301_312},
         "kernels": {"forward": 177, "backward": 327, "optimizer": 351},
         "host_reads": {"forward": 1, "optimizer": 39},
-        "memory": memory(),
+        "device_copies": {},
         "ops": {"aten.mm": 87, "aten.add": 40},
     }
-    return Counts(**{**values, **changes})
+    return make_counts(memory=memory(), **told).replace(**changes)
 
 
 def compiled(**changes: Any) -> Counts:
@@ -66,11 +54,9 @@ def compiled(**changes: Any) -> Counts:
 def launch(*ranks: Counts, torch: str = "2.13.0", **changes: Any) -> Run:
     """A launch that was counted: both ranks alike, or the counts of each rank from 0 on."""
     each = ranks if len(ranks) > 1 else 2 * (ranks or (counts(),))
-    values: dict[str, Any] = {
-        "counts": merged(dict(enumerate(each))),
-        "observed": Observed(settings={}, environment={"torch": f"{torch}+cpu", "transformers": "5.23.0"}),
-    }
-    return make_run(**{**values, **changes})
+    environment = {"torch": f"{torch}+cpu", "transformers": "5.23.0"}
+    seen = Observed(settings={}, environment=environment)
+    return make_run(**{"counts": merged(dict(enumerate(each))), "observed": seen, **changes})
 
 
 def baseline_of(*launches: Run | Counts) -> CountBaseline:

@@ -1,8 +1,4 @@
-"""Checks what only all ranks together can show: that they train one model, on the tokens that the case
-claims.
-
-Driver side; imports neither torch nor pytest.
-"""
+"""Checks what only all ranks together show: that they train one model, on the tokens that the case claims."""
 
 from __future__ import annotations
 
@@ -97,10 +93,7 @@ def _is_near(tokens: float, claimed: int) -> bool:
 
 
 def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
-    """Notes for a reader of tokens/s, where the model was given other tokens than the case claims.
-
-    None where that is a mismatch (`tokens_differ`).
-    """
+    """Notes for a reader of tokens/s on tokens that the case does not claim, and that are no mismatch."""
     if case.unit == "samples":
         return _sample_notes(reports)
     seen, claimed = _tokens(reports, case), reports[0].tokens_per_step

@@ -1,8 +1,4 @@
-"""Finds the bad nodes of a preflight. Pure; imports neither torch nor pytest.
-
-Nodes are compared with each other, as there is nothing else to compare with before the first launch: what all
-of them share, as a slow network, is not seen here.
-"""
+"""Finds the bad nodes of a preflight by comparing them: what all of them share is not seen. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +26,11 @@ JUDGED = {"matmul_tflops": "matmul {:.3g} TFLOP/s", "copy_gb_s": "copy {:.3g} GB
 def judged(preflight: Preflight) -> Preflight:
     """Return the preflight with what its readings say against each node added to its problems."""
     nodes = preflight.nodes
-    links = _links(nodes)
+    links = {
+        (number, (number + 1) % len(nodes)): node.rates["next_gb_s"]
+        for number, node in enumerate(nodes)
+        if "next_gb_s" in node.rates
+    }
     return preflight.replace(
         nodes=tuple(
             node.replace(
@@ -47,7 +47,6 @@ def judged(preflight: Preflight) -> Preflight:
 
 
 def _slow(node: NodePreflight, nodes: Sequence[NodePreflight], machine: Machine) -> list[str]:
-    """The rates of a node that are far below those of the best other one."""
     share = GPU_SHARE if machine.device == "cuda" else CPU_SHARE
     found = []
     for name, words in JUDGED.items():
@@ -60,18 +59,9 @@ def _slow(node: NodePreflight, nodes: Sequence[NodePreflight], machine: Machine)
     return found
 
 
-def _links(nodes: Sequence[NodePreflight]) -> dict[tuple[int, int], float]:
-    """The rate of each pair of neighbours in GB/s, by the numbers of the two nodes."""
-    count = len(nodes)
-    return {
-        (number, (number + 1) % count): node.rates["next_gb_s"]
-        for number, node in enumerate(nodes)
-        if "next_gb_s" in node.rates
-    }
-
-
 def _slow_links(node: int, links: dict[tuple[int, int], float]) -> list[str]:
-    """What is wrong if all-reduces with both neighbours are far slower than between other nodes.
+    """What is wrong if all-reduces with both neighbours are far slower than between other nodes. `links` are
+    in GB/s, by the numbers of two neighbours.
 
     One slow link alone says nothing against either of its ends; of two nodes there is no other to compare.
     """

@@ -1,7 +1,4 @@
-"""Finds why a launch failed, from the reports of its ranks, its launcher and its logs.
-
-Driver side; imports neither torch nor pytest.
-"""
+"""Finds why a launch failed, from the reports of its ranks, its launcher, its logs and its stacks."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from itertools import filterfalse
 from pathlib import Path
 from typing import get_args
 
-from perfsuite.analysis import stack_reader
 from perfsuite.case.case import Case
 from perfsuite.results.rank_report import UNREPORTED, Failure, FailureKind, RankReport
 from perfsuite.results.run import OomKills
@@ -50,6 +46,10 @@ LOG_TAIL_LINES = 60
 """Lines of each log that a failure shows."""
 LOG_TAIL_BYTES = 2**18
 """Bytes from the end of a log in which these lines are looked for."""
+STACK_LINES = 40
+"""Lines that are shown of the stacks of one process."""
+STACKS_SHOWN = 8
+"""Different stacks that are shown of one job; processes with equal stacks count once."""
 
 
 def first_cause(
@@ -101,10 +101,10 @@ def _earliest(causes: Sequence[Failure], case: Case) -> Failure:
 
 def _as_logged(failure: Failure, run_dir: RunDir) -> Failure:
     """The failure of a process as its log tells it, where it could not write a report."""
-    said = [found for log in _logs(failure, run_dir) if (found := UNREPORTED_FAILURE.search(_end(log)))]
-    if not said:
-        return failure
-    return Failure.model_validate({**dict(failure), "kind": said[0][1], "message": said[0][2]})
+    for log in _logs(failure, run_dir):
+        if (said := UNREPORTED_FAILURE.search(_end(log))) is not None:
+            return Failure.model_validate({**dict(failure), "kind": said[1], "message": said[2]})
+    return failure
 
 
 def _behind(reports: Mapping[int, RankReport], case: Case) -> Failure | None:
@@ -169,12 +169,11 @@ def _text(failure: Failure) -> str:
 
 
 def _logs(failure: Failure, run_dir: RunDir) -> list[Path]:
-    """The log of the rank that failed; the ranks of a command write to their agent's."""
+    # The ranks of a command write to their agent's log.
     return run_dir.all_agent_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
 
 
 def _watchdog_line(text: str) -> str | None:
-    """The line in which NCCL's watchdog says that a collective hung."""
     return next((line.strip() for line in text.splitlines() if WATCHDOG_SAYS in line.lower()), None)
 
 
@@ -194,7 +193,7 @@ def with_log(failure: Failure, run_dir: RunDir) -> Failure:
         agents = [(name, "\n".join(filterfalse(ELASTIC_SAYS.match, each)).strip()) for name, each in lines]
     tails += agents
     written = [f"last lines of {name}:\n{tail}" for name, tail in tails if tail]
-    if where := stack_reader.read_stacks(run_dir):
+    if where := read_stacks(run_dir):
         written.insert(0, where)
     return failure.replace(traceback="\n".join(written) or "no process wrote anything")
 
@@ -205,9 +204,42 @@ def _tail(path: Path) -> str:
 
 
 def _end(path: Path) -> str:
-    """The last `LOG_TAIL_BYTES` of a file; empty if there is none."""
     if not path.exists():
         return ""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
         return file.read().decode(errors="replace")
+
+
+def read_stacks(run_dir: RunDir) -> str:
+    """The stacks as one text; empty if no process wrote any.
+
+    Stacks are sorted by their number of ranks, rarest first; of two with equally many, first the one outside
+    of torch, because the other ranks wait in a collective. Stacks of processes without a rank come last.
+    """
+    places: dict[str, list[tuple[int | None, int]]] = {}
+    for rank, pid, file in run_dir.all_stacks():
+        if text := file.read_text(errors="replace").strip():
+            text = re.sub(r"(?i)thread 0x[0-9a-f]+", "thread", text)
+            threads = text.split("\n\n")[::-1]  # the main thread stands last
+            places.setdefault("\n".join(threads), []).append((rank, pid))
+
+    def telling(place: str) -> tuple[bool, int, bool]:
+        where = places[place]
+        innermost = place.splitlines()[1:2]
+        return where[0][0] is None, len(where), any("/torch/" in line for line in innermost)
+
+    ordered = sorted(places, key=telling)
+    shown = [f"{_names(places[place])} stood here:\n{_cut(place)}" for place in ordered[:STACKS_SHOWN]]
+    if len(ordered) > STACKS_SHOWN:
+        shown.append(f"and {len(ordered) - STACKS_SHOWN} more places: see {run_dir.path}")
+    return "\n".join(shown)
+
+
+def _names(processes: list[tuple[int | None, int]]) -> str:
+    return ", ".join(f"process {pid}" if rank is None else f"rank {rank}" for rank, pid in processes)
+
+
+def _cut(place: str) -> str:
+    lines = place.splitlines()
+    return "\n".join(lines[:STACK_LINES] + ["  ..."] * (len(lines) > STACK_LINES))

@@ -1,7 +1,4 @@
-"""Makes one `Run` out of the files of a launch, or one profile.
-
-Driver side; imports neither torch nor pytest.
-"""
+"""Makes one `Run` out of the files of a launch, or one profile."""
 
 from __future__ import annotations
 
@@ -21,9 +18,8 @@ from perfsuite.analysis.figures import (
     lowest_device_probe,
     settling_notes,
 )
-from perfsuite.analysis.health import gpu_setup
+from perfsuite.analysis.health import UNKNOWN, gpu_setup, with_nodes
 from perfsuite.analysis.hidden import hidden
-from perfsuite.analysis.nodes import UNKNOWN, with_nodes
 from perfsuite.analysis.window import UNMEASURED_STEPS, find_window, settled
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.framework import LossRule
@@ -55,11 +51,10 @@ LOSS_NOT_OBSERVED = (
 def collect(
     run_dir: RunDir, machine: Machine, *, started_at: str, duration_s: float, failure: Failure | None
 ) -> Run:
-    """Make one run out of the reports of a launch's ranks.
+    """Make one run out of the reports of a launch's ranks. Raises `FileError` for a bad `case.json` alone.
 
     `failure` is why the launch was killed, or None. It is ignored, but for a note, if every rank had already
-    written its report. What went wrong in the launch is the `failure` of the run; this raises `FileError`
-    only if the driver's own `case.json` cannot be read.
+    written its report. What went wrong in the launch is the `failure` of the run.
     """
     request = documents.read(run_dir.case, CaseFile)
     bare = Run(
@@ -114,12 +109,12 @@ def _oom_kills(agents: Mapping[int, LaunchFile], cause: Failure, per_node: int) 
     """The kills for want of memory on the node of a failure; on all nodes if it has none."""
     whose = agents if cause.rank is None else agents.keys() & {cause.rank // per_node}
     seen = [agents[node].oom_kills for node in whose]
-    of_group, of_machine = sum(each.of_group for each in seen), sum(each.of_machine for each in seen)
-    return OomKills(of_group=of_group, of_machine=of_machine)
+    return OomKills(
+        of_group=sum(each.of_group for each in seen), of_machine=sum(each.of_machine for each in seen)
+    )
 
 
 def _log_notes(run_dir: RunDir) -> list[str]:
-    """Notes of logs that fill a disk when every launch leaves one."""
     logs = [*run_dir.all_rank_logs(), *run_dir.all_agent_logs()]
     large = [(log, size) for log in logs if (size := log.stat().st_size) > LARGE_LOG_BYTES]
     return [f"{log.name} has {amount(size, 'bytes')}, and is kept: {log}" for log, size in large]
@@ -164,7 +159,6 @@ def _reports(run_dir: RunDir, case: Case) -> dict[int, RankReport]:
 
 
 def _notes_on_the_end(ended: Sequence[Failure], failure: Failure | None) -> list[str]:
-    """What went wrong after every rank had written its report: the measurement stands, but it is told."""
     notes = []
     if ended:
         who = [each.message if each.rank is None else f"rank {each.rank}: {each.message}" for each in ended]
@@ -232,7 +226,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
 
 
 def _with_machine(observed: Observed | None, run: Run) -> Observed | None:
-    """What a worker observed, with what it does not know: the driver, and how its GPUs are set up.
+    """What a worker observed, with the driver and how its GPUs are set up.
 
     The directory of the flight recorder is left out, as every launch has another.
     """
@@ -263,7 +257,6 @@ def _check_agreement(reports: list[RankReport], case: Case) -> None:
 
 
 def _not_asked_for(reports: list[RankReport], case: Case) -> Iterator[str]:
-    """What of a job whose ranks agree is not as the case asked for."""
     world, nodes, first = case.topology.world_size, case.topology.nodes, reports[0]
     if first.world_size != world:
         yield f"a world size of {world} was asked for, {first.world_size} ran"
@@ -281,7 +274,6 @@ def _not_asked_for(reports: list[RankReport], case: Case) -> Iterator[str]:
 
 
 def _notes(reports: list[RankReport], *, steady: bool) -> list[str]:
-    """Notes for a reader of the figures: on drift, clocks that differ, memory that is nearly full or 0."""
     notes = []
     if not steady:
         notes.append("step times were still drifting at the end: raise max_warmup_steps or steps")
@@ -302,7 +294,6 @@ def _notes(reports: list[RankReport], *, steady: bool) -> list[str]:
 
 
 def _bad_loss(loss: Sequence[float], rule: LossRule, case: Case) -> Failure | None:
-    """The failure of a loss that is missing or no number, or does not fall where the rule asks for it."""
     if not loss:
         return Failure(kind="loss", message="no loss was recorded")
     bad = [step for step, value in enumerate(loss) if not math.isfinite(value)]

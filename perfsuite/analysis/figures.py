@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import fmean, median, quantiles
 
-from perfsuite.analysis.nodes import UNKNOWN
+from perfsuite.analysis.health import UNKNOWN, known
 from perfsuite.analysis.roofline import roofline
 from perfsuite.analysis.window import SETTLED_WARMUP_S, SETTLED_WINDOW_S, UNMEASURED_STEPS
 from perfsuite.errors import ReportError
@@ -50,12 +50,10 @@ def in_tf32(run: Run) -> bool:
 def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) -> Figures:
     """The figures of a run whose steps are known.
 
-    `peak_flops` is the peak of one device in FLOP/s; None where it is not known: nor are MFU and the share of
-    the roofline.
+    `peak_flops` is the peak of one device in FLOP/s; without it MFU and share of the roofline are unknown.
     """
     steps = run.measured_steps
     tokens_per_step = reports[0].tokens_per_step
-    own = [report.own_tokens_per_s for report in reports if report.own_tokens_per_s is not None]
     ranks = run.case.topology.world_size
     p50, mean = median(steps), fmean(steps)
     p95 = quantiles(steps, n=20, method="inclusive")[-1]
@@ -64,35 +62,31 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
     is_known = peak_flops is not None
     limit = roofline(run.counts, run.case, run.machine, tokens_per_step) if is_known else None
     tail = max(1, len(run.loss) // 10)
-    reserved = [memory.reserved for memory in run.memory if memory.reserved is not None]
-    retries = [memory.alloc_retries for memory in run.memory if memory.alloc_retries is not None]
     health = run.health or UNKNOWN
-    clocks = [clock for step, clock in health.sm_clocks_mhz if run.window[0] < step <= run.window[1]]
-    device_memory = [each.job_memory_bytes for each in health.devices if each.job_memory_bytes is not None]
-    probes, cpu_s = (series[run.window[0] : run.window[1]] for series in (run.probe_s, run.cpu_s))
+    first, end = run.window
     return Figures(
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_device=tokens_per_s / ranks,
         tokens_per_s_mean=tokens_per_step / mean,
-        own_tokens_per_s=median(own) if own else None,
+        own_tokens_per_s=known(median, (report.own_tokens_per_s for report in reports)),
         step_s_p50=p50,
         step_s_p95=p95,
         step_s_mean=mean,
         step_jitter=p95 / p50,
-        probe_s_p50=median(probes) if probes else None,
-        cpu_s_per_step=median(cpu_s) if cpu_s else None,
+        probe_s_p50=known(median, run.probe_s[first:end]),
+        cpu_s_per_step=known(median, run.cpu_s[first:end]),
         peak_memory_bytes=max(memory.peak for memory in run.memory) if len(run.memory) == ranks else None,
-        reserved_memory_bytes=max(reserved, default=None),
-        alloc_retries=max(retries, default=None),
+        reserved_memory_bytes=known(max, (memory.reserved for memory in run.memory)),
+        alloc_retries=known(max, (memory.alloc_retries for memory in run.memory)),
         tflops_per_device=achieved / 1e12 if achieved is not None else None,
         mfu=achieved / peak_flops if achieved is not None and peak_flops is not None else None,
         roofline_share=limit.share(tokens_per_s) if limit is not None else None,
-        gpu_utilisation=_gpu_utilisation(run.health),
-        sm_clock_mhz=median(clocks) if clocks else None,
-        device_memory_bytes=max(device_memory, default=None),
-        energy_per_token_j=_energy_per_token_j(run.health, tokens_per_step),
+        gpu_utilisation=known(fmean, (device.utilisation for device in health.devices)),
+        sm_clock_mhz=known(median, (clock for step, clock in health.sm_clocks_mhz if first < step <= end)),
+        device_memory_bytes=known(max, (device.job_memory_bytes for device in health.devices)),
+        energy_per_token_j=_energy_per_token_j(health, tokens_per_step),
         loss_first=run.loss[0] if run.loss else None,
-        loss_last=fmean(run.loss[-tail:]) if run.loss else None,
+        loss_last=known(fmean, run.loss[-tail:]),
     )
 
 
@@ -101,23 +95,26 @@ def extra_figures(run: Run, reports: Sequence[RankReport], metrics: Sequence[Met
 
     Raises `ReportError` where ranks differ that must not, or where a metric's `read` fails.
     """
-    values = {}
-    for metric in metrics:
-        value = _of_ranks(metric, reports) if metric.read is None else _read(metric, run)
-        if value is not None:
-            values[metric.name] = value
-    return values
+    values = {metric.name: _value(metric, run, reports) for metric in metrics}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _of_ranks(metric: Metric, reports: Sequence[RankReport]) -> float | None:
-    """The value of a launch; None if no rank recorded one."""
+def _value(metric: Metric, run: Run, reports: Sequence[RankReport]) -> float | None:
+    """The value of a launch; None if no rank recorded one, or none can be read."""
+    if metric.read is not None:
+        try:
+            value = metric.read(run)
+            return None if value is None else float(value)
+        except Exception as error:
+            raise ReportError(
+                f"metric {metric.name!r} could not be read out of the launch: {type(error).__name__}: "
+                f"{error}. Mend the package that brings it, or uninstall it"
+            ) from error
     values = {report.rank: report.extra[metric.name] for report in reports if metric.name in report.extra}
-    if not values:
-        return None
     if metric.across_ranks == "equal" and len(set(values.values())) > 1:
         each = ", ".join(f"rank {rank}: {value:g}" for rank, value in values.items())
         raise ReportError(f"ranks disagree on {metric.name} ({each}), which has to be equal on all ranks")
-    return float(_ACROSS_RANKS[metric.across_ranks](list(values.values())))
+    return known(_ACROSS_RANKS[metric.across_ranks], values.values())
 
 
 _ACROSS_RANKS: dict[str, Callable[[Sequence[float]], float]] = {
@@ -129,33 +126,18 @@ _ACROSS_RANKS: dict[str, Callable[[Sequence[float]], float]] = {
 }
 
 
-def _read(metric: Metric, run: Run) -> float | None:
-    assert metric.read is not None
-    try:
-        value = metric.read(run)
-        return None if value is None else float(value)
-    except Exception as error:
-        raise ReportError(
-            f"metric {metric.name!r} could not be read out of the launch: {type(error).__name__}: {error}. "
-            "Mend the package that brings it, or uninstall it"
-        ) from error
-
-
 def settling_notes(run: Run) -> list[str]:
-    """The options to raise where a GPU is measured before its clock and temperature settle.
-
-    They settle in seconds, while a case counts in steps.
-    """
+    """The options to raise where a GPU is measured before its clock and temperature settle."""
     if run.machine.device == "cpu":
         return []
     measured_s, step_s = sum(run.measured_steps), median(run.measured_steps)
     first = COUNTED_STEP if run.counts else UNMEASURED_STEPS
     warmup_s = sum(run.step_s[first : run.window[0]])
-    wanted = []
-    if measured_s < SETTLED_WINDOW_S:
-        wanted.append(f"steps={_tens(SETTLED_WINDOW_S / step_s)}")
-    if warmup_s < SETTLED_WARMUP_S:
-        wanted.append(f"max_warmup_steps={_tens(first + SETTLED_WARMUP_S / step_s)}")
+    steps = {
+        "steps": SETTLED_WINDOW_S / step_s if measured_s < SETTLED_WINDOW_S else 0,
+        "max_warmup_steps": first + SETTLED_WARMUP_S / step_s if warmup_s < SETTLED_WARMUP_S else 0,
+    }
+    wanted = [f"{option}={10 * math.ceil(least / 10)}" for option, least in steps.items() if least]
     if not wanted:
         return []
     return [
@@ -164,21 +146,8 @@ def settling_notes(run: Run) -> list[str]:
     ]
 
 
-def _tens(steps: float) -> int:
-    return 10 * math.ceil(steps / 10)
-
-
-def _gpu_utilisation(health: Health | None) -> float | None:
-    devices = health.devices if health is not None else ()
-    shares = [device.utilisation for device in devices if device.utilisation is not None]
-    return fmean(shares) if shares else None
-
-
-def _energy_per_token_j(health: Health | None, tokens_per_step: int) -> float | None:
+def _energy_per_token_j(health: Health, tokens_per_step: int) -> float | None:
     """Energy per token in joules: of all GPUs, over the steps made meanwhile; None if a GPU has no figure."""
-    if health is None or not health.devices or not health.steps or not tokens_per_step:
-        return None
     energies = [device.energy_j for device in health.devices if device.energy_j is not None]
-    if len(energies) < len(health.devices):
-        return None
-    return sum(energies) / (health.steps * tokens_per_step)
+    tokens = health.steps * tokens_per_step
+    return sum(energies) / tokens if tokens and energies and len(energies) == len(health.devices) else None

@@ -1,13 +1,13 @@
-"""Decides from readings of a machine whether it, rather than the code, was slow. Pure."""
+"""Decides from readings of machines whether they, rather than the code, were slow. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from perfsuite.case.hardware import Machine
 from perfsuite.results.amounts import amount
 from perfsuite.results.outcome import Verdict
-from perfsuite.results.run import DeviceHealth, Health, Run
+from perfsuite.results.run import DeviceHealth, Health, LaunchFile, Node, Run
 
 THROTTLED_SHARE = 0.05
 """Largest share of samples in which a healthy GPU may be throttled."""
@@ -21,6 +21,8 @@ FREE_S = 30.0
 """Most seconds to wait before a launch until the GPUs' memory is free: a driver cleans up after a process."""
 STEAL_SHARE = 0.10
 """Largest share of the cores' time that the hypervisor may take."""
+SETTINGS = ("power_limit_w", "sm_clock_limit_mhz", "sm_clock_set_mhz", "ecc", "persistence", "nvlinks")
+"""The fields of `DeviceHealth` that tell how a GPU is set up."""
 POWER_LIMIT = "gpu_power_limit_w"
 """Key of a run's environment: the enforced power limit; of GPUs that differ, each, in ascending order."""
 BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
@@ -31,6 +33,8 @@ DEVICE_LAG = 0.10
 NOT_SAMPLED = "the machine's health is unknown: no sample was taken while steps were made"
 NO_FABRIC = "system not yet initialized"
 """CUDA's error 802: of GPUs with NVSwitch, the Fabric Manager does not run."""
+UNKNOWN = Health(samples=0, seconds=0, steps=0)
+"""The health of a machine that was not sampled."""
 HARDWARE_FAULTS = (
     "uncorrectable ecc",
     "uncorrectable nvlink",
@@ -49,19 +53,11 @@ bug in a kernel."""
 def gpu_setup(health: Health | None) -> dict[str, str]:
     """The settings of the GPUs by name; where GPUs differ, each value once."""
     cards = health.devices if health is not None else ()
-    values: dict[str, list[float | bool | None]] = {
-        POWER_LIMIT: [card.power_limit_w for card in cards],
-        "gpu_sm_clock_limit_mhz": [card.sm_clock_limit_mhz for card in cards],
-        "gpu_sm_clock_set_mhz": [card.sm_clock_set_mhz for card in cards],
-        "gpu_ecc": [card.ecc for card in cards],
-        "gpu_persistence": [card.persistence for card in cards],
-        "gpu_nvlinks": [card.nvlinks for card in cards],
-    }
-    known = {name: sorted({value for value in each if value is not None}) for name, each in values.items()}
-    return {name: ", ".join(map(_setup, each)) for name, each in known.items() if each}
+    values = {name: {getattr(card, name) for card in cards} - {None} for name in SETTINGS}
+    return {f"gpu_{name}": ", ".join(map(_setting, sorted(each))) for name, each in values.items() if each}
 
 
-def _setup(value: float | bool) -> str:
+def _setting(value: float | bool) -> str:
     return ("off", "on")[value] if isinstance(value, bool) else f"{value:g}"
 
 
@@ -100,7 +96,7 @@ def unknown_health(health: Health | None) -> list[str]:
 
 
 def laggard(rates: Mapping[int, float]) -> tuple[int, int, float] | None:
-    """The slowest rank, the fastest, and by what share the slowest is slower, if that is beyond `DEVICE_LAG`.
+    """The slowest rank, the fastest, and the share by which it is slower, if that is beyond `DEVICE_LAG`.
 
     `rates` are those of the ranks' GPUs in one piece of work, by rank.
     """
@@ -128,7 +124,6 @@ def all_shared(verdict: Verdict, runs: Sequence[Run]) -> bool:
 
 
 def _exceeds(value: float | None, bound: float) -> bool:
-    """Whether a reading is beyond a bound; one that the machine does not give never is."""
     return value is not None and value > bound
 
 
@@ -148,13 +143,11 @@ def _few_cores(health: Health, whose: str) -> list[str]:
 
 def _lost_nvlinks(devices: Sequence[DeviceHealth]) -> list[str]:
     """What is wrong with GPUs that have NVLink, and fewer links than another of the same node."""
-    most: dict[str | None, int] = {}
-    for device in devices:
-        most[device.node] = max(device.nvlinks or 0, most.get(device.node, 0))
+    most = dict(sorted((device.node or "", device.nvlinks or 0) for device in devices))
     return [
-        f"{device.name}: {device.nvlinks} of its NVLinks are up, of another GPU's {most[device.node]}"
+        f"{device.name}: {device.nvlinks} of its NVLinks are up, of another GPU's {most[device.node or '']}"
         for device in devices
-        if device.nvlinks is not None and device.nvlinks < most[device.node]
+        if device.nvlinks is not None and device.nvlinks < most[device.node or ""]
     ]
 
 
@@ -179,3 +172,68 @@ def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
             f"(at most {amount(HELD_BYTES, 'bytes')} is healthy; waited {FREE_S:.0f} s)"
         )
     return found
+
+
+def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, str]) -> Run:
+    """Return the run with the health of its machines, as their agents saw it, in the order of the nodes.
+
+    `agents` and `hosts` are by the number of the node: what its agent wrote, and its name by its ranks.
+    """
+    count = run.case.topology.nodes
+    if count == 1:
+        return run.replace(health=agents[0].health if agents else None)
+    nodes = tuple(
+        Node(name=agents[number].host, health=agents[number].health)
+        if number in agents
+        else Node(name=hosts.get(number, f"node {number}"))
+        for number in range(count)
+    )
+    return run.replace(nodes=nodes, health=worst(nodes))
+
+
+def worst(nodes: Sequence[Node]) -> Health | None:
+    """Return one health for all nodes: of each reading that tells trouble, the worst; None if none has any.
+
+    GPUs of all nodes stand in it by the name of their node. A node without a reading is noted, and there are
+    no samples of all of them.
+    """
+    seen = {node.name: node.health for node in nodes if node.health is not None}
+    if not seen:
+        return None
+    healths = list(seen.values())
+    clocks = sorted((each for health in healths for each in health.sm_clocks_mhz), reverse=True)
+    slowest = dict(clocks)  # of each number of steps the last one stays
+    busiest = max(seen, key=lambda name: (seen[name].foreign_cpu or 0) + (seen[name].steal or 0))
+    return Health(
+        node=busiest,
+        samples=min(health.samples for health in healths) if len(seen) == len(nodes) else 0,
+        seconds=min(health.seconds for health in healths),
+        steps=min(health.steps for health in healths),
+        devices=tuple(card.replace(node=name) for name, health in seen.items() for card in health.devices),
+        sm_clocks_mhz=tuple(sorted(slowest.items())),
+        cores=seen[busiest].cores,
+        job_cpu=known(min, (health.job_cpu for health in healths)),
+        foreign_cpu=known(max, (health.foreign_cpu for health in healths)),
+        steal=known(max, (health.steal for health in healths)),
+        load_average=known(max, (health.load_average for health in healths)),
+        cpu_pressure=known(max, (health.cpu_pressure for health in healths)),
+        notes=(
+            *(f"{name}: {note}" for name, health in seen.items() for note in health.notes),
+            *(f"{node.name}: its health is unknown" for node in nodes if node.health is None),
+        ),
+    )
+
+
+def gpu_of(run: Run, rank: int) -> str:
+    """Return a rank with its GPU, for messages: `rank 5, GPU 5 (00000000:9B:00.0) of n2`."""
+    number, index = divmod(rank, run.case.topology.processes_per_node)
+    node = run.nodes[number].name if number < len(run.nodes) else None
+    seen = run.health.devices if run.health is not None else ()
+    cards = [card for card in seen if (card.index, card.node) == (index, node)]
+    return f"rank {rank}, {(cards or [DeviceHealth(index=index, node=node)])[0].name}"
+
+
+def known(choose: Callable[[Sequence[float]], float], values: Iterable[float | None]) -> float | None:
+    """Return what `choose` makes of the values that are known; None if none is."""
+    given = [value for value in values if value is not None]
+    return choose(given) if given else None

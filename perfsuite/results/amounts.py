@@ -1,8 +1,4 @@
-"""Writes amounts with their units, for whatever has them: metrics, counts, the health of a machine. Pure.
-
-By hand and not by `humanize`: each unit has its own number of digits here, and every package installed next
-to what is measured may change it.
-"""
+"""Writes amounts with their units, each unit with its own number of digits. Pure."""
 
 from __future__ import annotations
 
@@ -35,11 +31,7 @@ def signed(value: float, unit: str) -> str:
 
 
 def arrow(before: int, now: int, unit: str) -> str:
-    """Return two amounts in one unit: `29.9 -> 59.8 GiB`, `335.5 MFLOP -> 0`.
-
-    They have more digits where one digit would tell another change, and are exact where they would round to
-    the same, or to none.
-    """
+    """Return two amounts in one unit, `29.9 -> 59.8 GiB`: so many digits that the change is told right."""
     factor, name = _scale(max(abs(before), abs(now)), unit)
     digits = next((digits for digits in (1, 2) if _tells(before, now, factor, digits)), 3)
     then, today = _number(before, factor, digits), _number(now, factor, digits)

@@ -78,8 +78,7 @@ class Baseline(BaselineDocument):
     def by_session(self) -> Iterator[tuple[str | None, BaselineLaunch]]:
         """Yield each launch with the name of its session.
 
-        A session that was resumed in another allocation has several sets of nodes. They count as a session
-        each: what differs between sets of nodes is part of the noise between sessions.
+        The sets of nodes of a session that was resumed in another allocation count as a session each.
         """
         for launch in self.launches:
             others = [each for each in self.launches if each.session == launch.session]
@@ -108,10 +107,9 @@ class Baseline(BaselineDocument):
 def from_runs(
     runs: Sequence[Run], *, sessions: Sequence[str] | None = None, accepted: Acceptance | None = None
 ) -> Baseline:
-    """Make a baseline of runs of one case on one hardware class, oldest first.
+    """Make a baseline of runs of one case on one hardware class, oldest first: the newest says what ran.
 
-    Case, FLOPs and what was observed are those of the newest run. `sessions` names the session of each run;
-    without it, all count as launches of one session without a name.
+    `sessions` names the session of each run; without it, all count as launches of one session without a name.
     """
     named: Sequence[str | None] = sessions or [None] * len(runs)
     first, newest = runs[0], runs[-1]

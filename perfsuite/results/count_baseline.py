@@ -1,7 +1,6 @@
 """Baselines of counts: what a step of a case did when that was accepted or recorded. Pure.
 
-They belong to no machine: the same code does the same work on every CPU, and on every GPU of one
-architecture. Their files are read and written by `perfsuite.results.store.BaselineFiles`.
+They belong to no machine: the same code does the same work on every GPU of one architecture.
 """
 
 from __future__ import annotations
@@ -86,17 +85,14 @@ def unsteady(launches: Iterable[Sequence[RankCounts]]) -> tuple[str, ...]:
     """The fields that differ between launches in any rank, sorted."""
     every = list(launches)
     ranks = [rank for entry in every[0] for rank in entry.ranks]
-    fields: set[str] = set()
-    for rank in ranks:
-        fields |= differing(filter(None, (of_rank(entries, rank) for entries in every)))
-    return tuple(sorted(fields))
+    fields = (differing(filter(None, (of_rank(each, rank) for each in every))) for rank in ranks)
+    return tuple(sorted(set().union(*fields)))
 
 
 def versions_of(run: Run) -> dict[str, str]:
     """The versions of torch and of the packages whose code makes a step, as far as they were observed.
 
-    On a GPU also of what torch takes kernels from, as its build and its libraries may differ under one
-    version of torch. What that build is for (`+cpu`, `+cu130`) is left out: target and CUDA say it.
+    On a GPU also of what torch takes kernels from. What a build is for (`+cpu`, `+cu130`) is left out.
     """
     case, seen = run.case, run.observed.environment if run.observed is not None else {}
     packages = ["torch", "transformers", *case.framework.packages]

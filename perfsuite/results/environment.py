@@ -51,10 +51,7 @@ def secret_variable(given: Mapping[str, str]) -> str | None:
 
 
 def secret_word(words: Sequence[str]) -> str | None:
-    """Return the first word of a command that looks as if it, or the next one, held a secret; or None.
-
-    Of `--password=x` that is `--password`.
-    """
+    """Return the first word of a command that looks as if it (`--password=x`), or the next, held a secret."""
     for word, following in pairwise([*words, "-"]):
         name, equals, value = word.partition("=")
         if address := _IN_AN_ADDRESS.search(word):
@@ -81,9 +78,5 @@ def of_this_process() -> dict[str, str]:
     A launch records what it used of this (`perfsuite.worker.software`). This is what it will find.
     """
     packages = {each.name.lower(): each.version for each in importlib.metadata.distributions()}
-    return {
-        **packages,
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-        **variables(os.environ),
-    }
+    own = {"python": platform.python_version(), "kernel": platform.release()}
+    return {**packages, **own, **variables(os.environ)}

@@ -144,11 +144,8 @@ TOKENS_PER_S_MEAN = _metric(
     "sequential",
     tolerances={"cpu": 0.20, "cuda": 0.05},
 )
-"""By the mean step, so that rare long steps count. Noisier than the median, hence the wider tolerance.
-
-It alone judges stalls. Where steps stall now and then, any measure of the slowest steps (p95/p50, the mean of
-the slowest tenth) jumps with how many of them fall into a window, by more than the change to be found.
-"""
+"""By the mean step, so that rare long steps count: it alone judges stalls. Noisier than the median, hence the
+wider tolerance; any measure of the slowest steps (p95/p50) jumps by more than the change to be found."""
 PEAK_MEMORY = _metric(
     "peak_memory_bytes",
     "peak memory",
@@ -171,13 +168,11 @@ CPU_S_PER_STEP = _metric(
     judged_on_cpu="sequential",
     tolerances={"cpu": 0.15, "cuda": 0.15},
 )
-"""Of all ranks together, so that it grows with whatever any of them computes more. Others who use the cores
-hardly change it, but what a rank waits for does not change it at all: it stands next to the speed, never in
-its place. Of a GPU's training it is what the host does, which rarely sets the pace: shown.
+"""Of all ranks together. Others who use the cores hardly change it, but what a rank waits for does not change
+it at all: it stands next to the speed, never in its place. On a GPU it is what the host does: shown.
 
 Against a baseline it is not corrected by the probe, whose seconds are those of a clock on the wall. A
 comparison of two arms estimates from its own launches how CPU time follows the probe."""
-
 TOKENS_PER_S_PER_DEVICE = _metric(
     "tokens_per_s_per_device", "tokens/s per device", "tokens/s", "higher", "shown", heading="per device"
 )

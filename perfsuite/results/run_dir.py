@@ -90,10 +90,8 @@ class RunDir:
         return self.path / f"launch-{node}.json"
 
     def all_launches(self, nodes: int) -> dict[int, Path]:
-        """The `launch` of each of so many nodes that has one, by the number of the node.
-
-        Each is asked for by its name: on NFS a listing of the directory may be some seconds old.
-        """
+        """The `launch` of each of so many nodes that has one, by the number of the node."""
+        # Each is asked for by its name: on NFS a listing of the directory may be some seconds old.
         return {node: self.launch(node) for node in range(nodes) if self.launch(node).exists()}
 
     def agent_log(self, node: int) -> Path:
@@ -162,7 +160,6 @@ class RunDir:
 
 
 def _by_number(files: Iterable[Path]) -> list[Path]:
-    """Files whose names end with `-NUMBER`, by that number."""
     return sorted(files, key=lambda file: int(file.stem.rpartition("-")[2]))
 
 

@@ -104,10 +104,7 @@ class BaselineFiles(Generic[B]):
         ]
 
     def read(self, file: Path) -> B:
-        """The baseline in a file. Raises `FileError`, also if it is that of another case or folder.
-
-        A file must stand where its content says: what it is found by is its place.
-        """
+        """The baseline in a file. Raises `FileError`, also if it is that of another case or folder."""
         known = documents.read(file, self.kind)
         if (file.parent.name, file.stem) != (known.folder, known.case.id):
             raise FileError(
@@ -179,7 +176,6 @@ def is_there(file: Path) -> bool:
 
 
 def _session_name(days: int = 0) -> str:
-    """The name of a session that begins now, or in so many days."""
     return (datetime.now(UTC) + timedelta(days=days)).strftime("%Y%m%d-%H%M%S-%f")
 
 
@@ -208,13 +204,15 @@ class SessionDir:
 
     def new_case(self, case_id: str) -> Path:
         """The directory for the launches of a case: one that is not there yet."""
-        every = (self.case(case_id, repetition) for repetition in itertools.count())
-        return next(directory for directory in every if not directory.exists())
+        return _first_free(self.case(case_id, repetition) for repetition in itertools.count())
 
     def new_preflight(self) -> Path:
         """The directory for a preflight: one that is not there yet."""
-        every = (self.path / f"preflight-{number}" for number in itertools.count(1))
-        return next(directory for directory in every if not directory.exists())
+        return _first_free(self.path / f"preflight-{number}" for number in itertools.count(1))
+
+
+def _first_free(paths: Iterator[Path]) -> Path:
+    return next(path for path in paths if not path.exists())
 
 
 class StoredLaunch(NamedTuple):
@@ -265,8 +263,7 @@ class Store:
     def launches(self, case_ids: str = "*") -> list[StoredLaunch]:
         """The launches of cases whose ids match a pattern of `fnmatch`: oldest session first, then by number.
 
-        Those that were interrupted, which have no `run.json`, are left out. Those of a case that a session
-        measured again (`SessionDir.case`) are among them.
+        Those of a case that a session measured again are among them, those that were interrupted are not.
         """
         return [
             StoredLaunch(directory.parent.name, run_dir)

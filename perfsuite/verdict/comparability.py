@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from perfsuite.analysis import health
-from perfsuite.analysis.nodes import gpu_of
+from perfsuite.analysis.health import gpu_of
 from perfsuite.case.case import NOT_IN_ID
 from perfsuite.case.hardware import AND
 from perfsuite.results.amounts import amount, signed

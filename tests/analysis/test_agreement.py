@@ -30,9 +30,6 @@ def run_of(case: Case, directory: Path, ranks: list[RankReport]) -> Run:
     )
 
 
-# --- time --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("elapsed_s", "uptime_s", "is_told"),
     [
@@ -53,13 +50,8 @@ def test_a_clock_that_is_not_the_kernel_s_measures_nothing(
     assert (run.failure is not None) == is_told
     if run.failure is not None:
         assert run.failure.kind == "mismatch"
-        assert run.failure.message.startswith(
-            f"rank 1: its clock says that the training took {elapsed_s:.2f} s, the kernel's uptime "
-            f"{uptime_s:.2f} s"
-        )
-
-
-# --- one model --------------------------------------------------------------------------------------------
+        said = f"rank 1: its clock says that the training took {elapsed_s:.2f} s, the kernel's uptime "
+        assert run.failure.message.startswith(f"{said}{uptime_s:.2f} s")
 
 
 @pytest.mark.parametrize("replicas", ["agree", "differ"])
@@ -110,27 +102,21 @@ def test_ranks_that_train_one_model_or_do_not_tell(ranks: list[Evidence | None])
     assert agreement.trained_apart(reports(*ranks), case_of()) is None
 
 
-@pytest.mark.parametrize(("norm", "is_apart"), [(99.0, False), (98.9, True), (101.1, True)])
-def test_replicas_may_differ_by_a_hundredth_of_what_training_moved(norm: float, is_apart: bool) -> None:
-    """Parameter "a" goes from 0 to 100 on one rank, and to `norm` on the other."""
-    moved = [Evidence(data_parallel=2, collectives=25, replicated={"a": (0.0, end)}) for end in (100.0, norm)]
-    assert (agreement.trained_apart(reports(*moved), case_of()) is not None) is is_apart
-
-
-def test_what_training_moved_is_that_of_the_rank_where_it_moved_most() -> None:
-    """Parameter "a" goes from 0 to 100 on one rank, and hardly anywhere on the other."""
-    moved = [
-        Evidence(data_parallel=2, collectives=25, replicated={"a": norms})
-        for norms in ((0.0, 100.0), (99.5, 99.25))
-    ]
-    assert agreement.trained_apart(reports(*moved), case_of()) is None
-
-
-@pytest.mark.parametrize(("norm", "is_apart"), [(2e6 - 1, False), (2e6 - 1.01, True)])
-def test_rounding_explains_one_part_in_two_million_of_the_larger_norm(norm: float, is_apart: bool) -> None:
-    """Of parameters that training did not move at all."""
-    still = [Evidence(data_parallel=2, collectives=25, replicated={"a": (end, end)}) for end in (2e6, norm)]
-    assert (agreement.trained_apart(reports(*still), case_of()) is not None) is is_apart
+@pytest.mark.parametrize(
+    ("norms", "is_apart"),
+    [
+        (((0.0, 100.0), (0.0, 99.0)), False),  # a hundredth of what training moved
+        (((0.0, 100.0), (0.0, 98.9)), True),
+        (((0.0, 100.0), (0.0, 101.1)), True),
+        (((0.0, 100.0), (99.5, 99.25)), False),  # where it moved most
+        (((2e6, 2e6), (2e6 - 1, 2e6 - 1)), False),  # rounding: one part in two million of the larger norm
+        (((2e6, 2e6), (2e6 - 1.01, 2e6 - 1.01)), True),
+    ],
+)
+def test_how_much_replicas_may_differ(norms: tuple[tuple[float, float], ...], is_apart: bool) -> None:
+    """Norms of a parameter before and after training, on each of two ranks."""
+    ranks = reports(*(Evidence(data_parallel=2, collectives=25, replicated={"a": each}) for each in norms))
+    assert (agreement.trained_apart(ranks, case_of()) is not None) is is_apart
 
 
 @pytest.mark.parametrize(
@@ -145,8 +131,6 @@ def test_ranks_that_trained_apart_are_no_measurement(
     assert failure is None or (failure.kind, "trained apart" in failure.message) == ("mismatch", True)
 
 
-# --- tokens -----------------------------------------------------------------------------------------------
-
 CLAIMED = 256
 """Tokens a step of `make_case` on two ranks: 64 x 2 each."""
 
@@ -158,11 +142,6 @@ def saw(*tokens: int | None, **changes: Any) -> list[RankReport]:
 
 def case_of(**options: Any) -> Case:
     return make_case(framework=Script(path="train.py", **options))
-
-
-def test_tokens_as_claimed_need_no_word(tmp_path: Path) -> None:
-    run = run_of(make_case(), tmp_path, saw(128, 128))
-    assert (run.failure, run.notes) == (None, ())
 
 
 @pytest.mark.parametrize(
@@ -194,43 +173,34 @@ def test_the_message_names_claim_sight_and_remedy(tmp_path: Path) -> None:
     )
 
 
-def test_sequences_may_be_split_among_ranks() -> None:
+@pytest.mark.parametrize(
+    ("ranks", "count"),
+    [
+        ([report.replace(tokens_per_step=256) for report in saw(128, 128, data_parallel=1)], 2),
+        ([report.replace(world_size=4) for report in saw(64, 64, 64, 64)], 4),  # in two groups
+    ],
+)
+def test_sequences_may_be_split_among_ranks(ranks: list[RankReport], count: int) -> None:
     """Context parallelism: each of two ranks is given one half of the same sequences."""
-    ranks = [report.replace(tokens_per_step=256) for report in saw(128, 128, data_parallel=1)]
     assert agreement.tokens_differ(ranks, case_of()) is None
     assert agreement.token_notes(ranks, case_of()) == (
-        "tokens/s counts 256 tokens a step; the model was given that in the second step where each of the 2 "
-        "ranks has its own part of them, as with context or sequence parallelism",
+        "tokens/s counts 256 tokens a step; the model was given that in the second step where each of the "
+        f"{count} ranks has its own part of them, as with context or sequence parallelism",
     )
 
 
 @pytest.mark.parametrize(
     ("tokens", "options", "padding", "note"),
     [
-        (
-            (127, 127),
-            {},
-            0,
-            ("tokens/s counts 256 tokens a step; the model was given 254 in the second step",),
-        ),
-        (
-            (128, 128),
-            {},
-            64,
-            (
-                "tokens/s counts 256 tokens a step; the model was given 256, 50% of them padding in the "
-                "second step",
-            ),
-        ),
+        ((127, 127), {}, 0, ("; the model was given 254 in the second step",)),
+        ((128, 128), {}, 64, ("; the model was given 256, 50% of them padding in the second step",)),
         (
             (50, 60),
             {"tokens": "vary"},
             0,
-            (
-                "tokens/s counts 256 tokens a step, which the case says vary; the model was given 110 in "
-                "the second step",
-            ),
+            (", which the case says vary; the model was given 110 in the second step",),
         ),
+        ((128, 128), {}, 0, ()),
         ((None, None), {}, 0, ()),  # images
         ((128, None), {}, 0, ()),  # the second stage of a pipeline
     ],
@@ -239,10 +209,8 @@ def test_other_tokens_are_a_note(
     tmp_path: Path, tokens: tuple[int | None, ...], options: Any, padding: int, note: tuple[str, ...]
 ) -> None:
     run = run_of(case_of(**options), tmp_path, saw(*tokens, padding=padding))
-    assert (run.failure, run.notes) == (None, note)
-
-
-# --- MFU -------------------------------------------------------------------------------------------------
+    assert run.failure is None
+    assert run.notes == tuple(f"tokens/s counts 256 tokens a step{each}" for each in note)
 
 
 @pytest.mark.parametrize(
@@ -298,11 +266,3 @@ def test_ranks_that_tell_nothing_were_given_the_tokens_that_are_claimed() -> Non
     silent = reports(None, None)
     assert agreement.tokens_differ(silent, case_of()) is None
     assert agreement.token_notes(silent, case_of()) == ()
-
-
-def test_sequences_may_be_split_among_some_of_the_ranks() -> None:
-    """Two data-parallel groups of two ranks, each with a half of its group's sequences."""
-    ranks = [report.replace(world_size=4) for report in saw(64, 64, 64, 64)]
-    assert agreement.tokens_differ(ranks, case_of()) is None
-    [note] = agreement.token_notes(ranks, case_of())
-    assert "where each of the 4 ranks has its own part of them" in note

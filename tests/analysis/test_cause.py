@@ -1,36 +1,96 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from perfsuite import documents
-from perfsuite.analysis.cause import with_log
+from perfsuite.analysis.cause import read_stacks
 from perfsuite.case.case import Topology
 from perfsuite.results.rank_report import UNREPORTED, Failure, RankReport
 from perfsuite.results.run import LaunchFile, OomKills
+from perfsuite.results.run_dir import RunDir
 from tests.collected import COMMAND_FAILED, TIMEOUT, collected, crash, failure_of
 from tests.samples import make_case, make_report, write_launch
 
+PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:6843"
+WATCHDOG = (
+    "[rank0]:[E ProcessGroupNCCL.cpp:685] [Rank 0] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600071 milliseconds"
+)
+ABORTED = "exit code -6 (SIGABRT)"
+SIGKILL = "exit code -9 (SIGKILL)"
+RAN_OUT = Failure(kind="out_of_memory", message="OutOfMemoryError: x", rank=0, traceback="a\nb", at=3)
 
-@pytest.mark.parametrize("missing", [0, 1])
-def test_a_missing_rank_is_named(tmp_path: Path, missing: int) -> None:
-    run = collected(write_launch(tmp_path, make_report(1 - missing)))
-    failure = failure_of(run)
-    assert (failure.kind, failure.rank) == ("missing_report", missing)
-    assert failure.message == f"no report from rank {missing} of 2: see {tmp_path}"
+
+def failed(*failures: Failure) -> list[RankReport]:
+    return [make_report(each.rank or 0, failure=each) for each in failures]
 
 
-def test_every_missing_rank_is_named(tmp_path: Path) -> None:
-    failure = failure_of(collected(write_launch(tmp_path)))
-    assert failure.message.startswith("no report from rank 0, 1 of 2")
-    assert failure.rank == 0
+def cause(
+    directory: Path,
+    *reports: RankReport,
+    ended: Sequence[Failure] = (),
+    logs: dict[str, str] | None = None,
+    failure: Failure | None = None,
+    **launch: Any,
+) -> Failure:
+    """Why a launch with these reports and logs failed; `ended` is what its agent saw."""
+    run_dir = write_launch(directory, *reports, ended=tuple(ended), **launch)
+    for name, text in (logs or {}).items():
+        (run_dir.path / name).write_text(text)
+    return failure_of(collected(run_dir, failure=failure))
+
+
+@pytest.mark.parametrize(
+    ("reports", "kind", "rank", "message"),
+    [
+        ([make_report(0)], "missing_report", 1, "no report from rank 1 of 2: see {directory}"),
+        ([make_report(1)], "missing_report", 0, "no report from rank 0 of 2: see {directory}"),
+        ([], "missing_report", 0, "no report from rank 0, 1 of 2: see {directory}"),
+        (failed(crash(0, 10.0, PEER), crash(1, 11.0, "ValueError: x")), "crash", 1, "ValueError: x"),
+        (failed(crash(0, 2.0, "late"), crash(1, 1.0, "early")), "crash", 1, "early"),
+        (failed(crash(0, 2.0, PEER), crash(1, 1.0, PEER)), "crash", 1, PEER),
+    ],
+    ids=["rank 1 missing", "rank 0 missing", "all missing", "peer's death", "the earlier", "peers alone"],
+)
+def test_the_cause_is_the_first_failure_that_is_not_a_peers_death_or_a_missing_rank(
+    tmp_path: Path, reports: list[RankReport], kind: str, rank: int, message: str
+) -> None:
+    failure = cause(tmp_path, *reports)
+    assert (failure.kind, failure.rank) == (kind, rank)
+    assert failure.message == message.format(directory=tmp_path)
+
+
+def test_the_traceback_of_a_cause_is_kept(tmp_path: Path) -> None:
+    reports = failed(crash(0, 10.0, PEER, "Traceback\n  ..."), crash(1, 11.0, "x", "Traceback\n  the cause"))
+    assert cause(tmp_path, *reports).traceback == "Traceback\n  the cause"
+
+
+@pytest.mark.parametrize(
+    ("reports", "ended", "rank", "message"),
+    [
+        ([make_report(0)], [crash(1, 5.0, ABORTED)], 1, ABORTED),
+        (failed(crash(0, 1.0, PEER)), [crash(1, 5.0, SIGKILL)], 1, SIGKILL),
+        ([make_report(0)], [crash(0, 1.0, "exit code 1"), crash(1, 5.0, SIGKILL)], 1, SIGKILL),
+        (failed(crash(0, 1.0, PEER)), [COMMAND_FAILED], None, COMMAND_FAILED.message),
+        (failed(crash(0, 1.0, "ValueError: x")), [COMMAND_FAILED], 0, "ValueError: x"),
+    ],
+    ids=["abort", "killed", "another had reported", "command", "rank knows it"],
+)
+def test_a_rank_that_died_without_a_word_is_told_by_the_launcher(
+    tmp_path: Path, reports: list[RankReport], ended: list[Failure], rank: int | None, message: str
+) -> None:
+    failure = cause(tmp_path, *reports, ended=ended)
+    assert (failure.kind, failure.rank, failure.message) == ("crash", rank, message)
 
 
 def test_a_launcher_that_died_is_the_cause_whatever_a_rank_saw_of_it(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path, make_report(0, failure=crash(0, 1.0, "Connection closed by peer")))
+    run_dir = write_launch(tmp_path, *failed(crash(0, 1.0, PEER)))
     run_dir.launch(0).unlink()
     failure = failure_of(collected(run_dir))
     assert (failure.kind, failure.rank) == ("missing_report", 1)
@@ -45,62 +105,53 @@ def test_a_report_that_found_no_room_is_no_fault_of_the_code(
 ) -> None:
     usage = SimpleNamespace(free=free)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    failure = failure_of(collected(write_launch(tmp_path)))
+    failure = cause(tmp_path)
     assert (failure.kind, failure.rank) == (kind, 0)
     assert ("no space is left on the disk of" in failure.message) is (kind == "error")
 
 
-WATCHDOG = (
-    "[rank0]:[E ProcessGroupNCCL.cpp:685] [Rank 0] Watchdog caught collective operation timeout: "
-    "WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600071 milliseconds"
+@pytest.mark.parametrize(
+    ("ended", "logs", "message"),
+    [
+        (
+            [crash(0, 5.0, ABORTED), crash(1, 6.0, "SignalException: 15")],
+            {"rank-0.log": f"step 7\n{WATCHDOG}\n" + "frame #0\n" * 200},
+            WATCHDOG,
+        ),
+        ([COMMAND_FAILED], {"agent-0.log": f"{WATCHDOG}\n"}, WATCHDOG),
+        (
+            [crash(0, 7.0, ABORTED), crash(1, 5.0, ABORTED)],
+            {"rank-0.log": f"{WATCHDOG} late", "rank-1.log": f"{WATCHDOG} early"},
+            f"{WATCHDOG} early",
+        ),
+    ],
+    ids=["rank", "command", "the earlier"],
 )
+def test_a_hang_that_only_nccls_watchdog_ended_is_a_timeout(
+    tmp_path: Path, ended: list[Failure], logs: dict[str, str], message: str
+) -> None:
+    failure = cause(tmp_path, ended=ended, logs=logs)
+    assert (failure.kind, failure.message) == ("timeout", f"NCCL's watchdog ended a hang: {message}")
+    assert failure.at == min(each.at for each in ended)
 
 
-ABORTED = "exit code -6 (SIGABRT)"
-
-
-def test_a_hang_that_only_nccls_watchdog_ended_is_a_timeout(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path, ended=(crash(0, 5.0, ABORTED), crash(1, 6.0, "SignalException: 15")))
-    run_dir.rank_log(0).write_text(f"step 7\n{WATCHDOG}\n" + "frame #0\n" * 200)
-    failure = failure_of(collected(run_dir))
-    assert (failure.kind, failure.message) == ("timeout", f"NCCL's watchdog ended a hang: {WATCHDOG}")
-
-
-def test_a_commands_hang_that_only_nccls_watchdog_ended_is_a_timeout(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path, ended=(COMMAND_FAILED,))
-    run_dir.agent_log(0).write_text(f"{WATCHDOG}\n")
-    assert failure_of(collected(run_dir)).kind == "timeout"
+def test_a_hang_that_the_ranks_themselves_report_by_the_watchdogs_words_is_a_timeout(tmp_path: Path) -> None:
+    failure = cause(tmp_path, *failed(*(crash(rank, 7.0 - rank, f"E: {WATCHDOG}") for rank in (0, 1))))
+    assert (failure.kind, failure.at) == ("timeout", 6.0)
 
 
 def test_a_rank_that_died_is_the_cause_though_the_others_were_ended_by_the_watchdog(tmp_path: Path) -> None:
-    killed = crash(1, 700.0, "exit code -9 (SIGKILL)")
-    run_dir = write_launch(tmp_path, ended=(crash(0, 5.0, ABORTED), killed))
-    run_dir.rank_log(0).write_text(WATCHDOG)
-    failure = failure_of(collected(run_dir))
-    assert (failure.kind, failure.message) == ("crash", "exit code -9 (SIGKILL)")
+    ended = [crash(0, 5.0, ABORTED), crash(1, 700.0, SIGKILL)]
+    failure = cause(tmp_path, ended=ended, logs={"rank-0.log": WATCHDOG})
+    assert (failure.kind, failure.message) == ("crash", SIGKILL)
 
 
-def test_a_rank_that_said_why_it_failed_is_the_cause_though_its_log_has_the_watchdog(tmp_path: Path) -> None:
-    own = Failure(kind="out_of_memory", message="OutOfMemoryError: x", rank=0, traceback="a\nb", at=3)
-    run_dir = write_launch(tmp_path, make_report(0, failure=own), ended=(crash(0, 603.0, ABORTED),))
-    run_dir.rank_log(0).write_text(WATCHDOG)
-    assert failure_of(collected(run_dir)) == own
-
-
-def test_a_crash_by_another_abort_stays_a_crash(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path, make_report(0), ended=(crash(1, 5.0, ABORTED),))
-    assert failure_of(collected(run_dir)).kind == "crash"
-
-
-PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:6843"
-
-
-def test_the_cause_is_the_first_failure_that_is_not_a_peers_death(tmp_path: Path) -> None:
-    noticed = make_report(0, failure=crash(0, 10.0, PEER, "Traceback\n  ..."))
-    cause = make_report(1, failure=crash(1, 11.0, "ValueError: the cause", "Traceback\n  the cause"))
-    failure = failure_of(collected(write_launch(tmp_path, noticed, cause)))
-    assert (failure.rank, failure.message) == (1, "ValueError: the cause")
-    assert failure.traceback == "Traceback\n  the cause"
+@pytest.mark.parametrize("at", [4.0, 603.0])
+def test_a_rank_that_said_why_it_failed_is_the_cause_though_its_log_has_the_watchdog(
+    tmp_path: Path, at: float
+) -> None:
+    logs = {"rank-0.log": WATCHDOG}
+    assert cause(tmp_path, *failed(RAN_OUT), ended=[crash(0, at, ABORTED)], logs=logs) == RAN_OUT
 
 
 @pytest.mark.parametrize(
@@ -120,13 +171,7 @@ def test_the_cause_is_the_first_failure_that_is_not_a_peers_death(tmp_path: Path
     ],
 )
 def test_what_a_healthy_rank_says_when_another_died_is_never_the_cause(tmp_path: Path, said: str) -> None:
-    reports = [make_report(0, failure=crash(0, 1.0, said)), make_report(1, failure=crash(1, 2.0))]
-    assert failure_of(collected(write_launch(tmp_path, *reports))).rank == 1
-
-
-def test_of_two_causes_the_earlier_one_counts(tmp_path: Path) -> None:
-    reports = [make_report(0, failure=crash(0, 2.0)), make_report(1, failure=crash(1, 1.0))]
-    assert failure_of(collected(write_launch(tmp_path, *reports))).rank == 1
+    assert cause(tmp_path, *failed(crash(0, 1.0, said), crash(1, 2.0))).rank == 1
 
 
 @pytest.mark.parametrize(
@@ -145,28 +190,7 @@ def test_a_cause_on_one_node_is_told_with_that_of_another_one_whose_clock_may_di
 ) -> None:
     failures = [crash(1, 1.0, "ValueError: x"), crash(0, 2.0, "TypeError: same node"), crash(2, 3.0, second)]
     case = make_case(topology=Topology(nodes=2, processes_per_node=2))
-    reports = [make_report(each.rank or 0, failure=each) for each in failures]
-    run_dir = write_launch(tmp_path, *reports, case=case)
-    assert failure_of(collected(run_dir)).message == told
-
-
-def test_if_all_only_saw_a_peer_die_the_first_of_them_is_told(tmp_path: Path) -> None:
-    reports = [make_report(0, failure=crash(0, 2.0, PEER)), make_report(1, failure=crash(1, 1.0, PEER))]
-    assert failure_of(collected(write_launch(tmp_path, *reports))).rank == 1
-
-
-def test_a_rank_that_died_without_a_word_is_the_cause(tmp_path: Path) -> None:
-    noticed = make_report(0, failure=crash(0, 1.0, PEER))
-    killed = crash(1, 5.0, "exit code -9 (SIGKILL)")
-    failure = failure_of(collected(write_launch(tmp_path, noticed, ended=(killed,))))
-    assert (failure.rank, failure.message) == (1, "exit code -9 (SIGKILL)")
-
-
-def test_a_ranks_own_report_tells_more_than_the_launcher(tmp_path: Path) -> None:
-    own = Failure(kind="out_of_memory", message="OutOfMemoryError: x", rank=1, traceback="a\nb", at=3)
-    reports = [make_report(0), make_report(1, failure=own)]
-    seen = crash(1, 4.0, "exit code 1")
-    assert failure_of(collected(write_launch(tmp_path, *reports, ended=(seen,)))) == own
+    assert cause(tmp_path, *failed(*failures), case=case).message == told
 
 
 def test_without_a_traceback_the_end_of_that_ranks_log_is_shown(tmp_path: Path) -> None:
@@ -178,12 +202,6 @@ def test_without_a_traceback_the_end_of_that_ranks_log_is_shown(tmp_path: Path) 
     assert shown == "\n".join(["last lines of rank-1.log:", *expected])
 
 
-def test_without_a_log_of_the_rank_the_launchers_is_shown(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path)
-    run_dir.agent_log(0).write_text("ImportError: no module\n")
-    assert failure_of(collected(run_dir)).traceback == "last lines of agent-0.log:\nImportError: no module"
-
-
 ELASTIC = """\
 W1121 19:57:47.255000 8705 torch/multiprocessing/spawn.py:165] Terminating process 8717 via signal SIGTERM
 E1121 19:57:47.303000 8705 torch/distributed/elastic/multiprocessing/api.py:836] failed (exitcode: 1)
@@ -191,143 +209,98 @@ E1121 19:57:47.303000 8705 torch/distributed/elastic/multiprocessing/api.py:836]
 """
 
 
-def test_what_a_rank_says_is_not_followed_by_torchs_launcher(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path, make_report(0), ended=(crash(1, 1.0, "exit code 2"),))
-    run_dir.agent_log(0).write_text(ELASTIC)
-    assert str(failure_of(collected(run_dir)).traceback).endswith(ELASTIC.strip()), "all that is known"
-    run_dir.rank_log(1).write_text("train.py: error: unrecognized arguments: --foo\n")
-    alone = "last lines of rank-1.log:\ntrain.py: error: unrecognized arguments: --foo"
-    assert failure_of(collected(run_dir)).traceback == alone
-    run_dir.agent_log(0).write_text(f"{ELASTIC}Out of disk\n")
-    assert failure_of(collected(run_dir)).traceback == f"{alone}\nlast lines of agent-0.log:\nOut of disk"
+PROFILER = "USDT:2026-11-22 14:32:38 5185:5185 SyncActivityProfilerHandler.cpp:52] profiler_start\n"
+RANK_SAYS = "train.py: error: unrecognized arguments: --foo"
 
 
-def test_of_an_unknown_rank_all_logs_are_shown_and_one_that_says_something_replaces_torchs_launcher(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("ended", "logs", "shown"),
+    [
+        (None, {"agent-0.log": "ImportError: x\n"}, "last lines of agent-0.log:\nImportError: x"),
+        (1, {"agent-0.log": ELASTIC}, f"last lines of agent-0.log:\n{ELASTIC.strip()}"),
+        (1, {"agent-0.log": ELASTIC, "rank-1.log": RANK_SAYS}, f"last lines of rank-1.log:\n{RANK_SAYS}"),
+        (
+            1,
+            {"agent-0.log": f"{ELASTIC}Out of disk\n", "rank-1.log": RANK_SAYS},
+            f"last lines of rank-1.log:\n{RANK_SAYS}\nlast lines of agent-0.log:\nOut of disk",
+        ),
+        (
+            "command",
+            {"rank-0.log": "", "rank-1.log": RANK_SAYS, "agent-0.log": ELASTIC},
+            f"last lines of rank-1.log:\n{RANK_SAYS}",
+        ),
+        (1, {"rank-1.log": f"{PROFILER}why\n{PROFILER}"}, "last lines of rank-1.log:\nwhy"),
+        (None, {"agent-0.log": ""}, "no process wrote anything"),
+        (None, {}, "no process wrote anything"),
+    ],
+    ids=[
+        "agent",
+        "all that is known",
+        "rank",
+        "rank and agent",
+        "unknown rank",
+        "profiler",
+        "empty",
+        "no log",
+    ],
+)
+def test_without_a_traceback_logs_are_shown_and_torchs_launcher_only_where_no_rank_says_more(
+    tmp_path: Path, ended: Any, logs: dict[str, str], shown: str
 ) -> None:
-    run_dir = write_launch(tmp_path, make_report(0), ended=(COMMAND_FAILED,))
-    run_dir.rank_log(0).touch()
-    run_dir.rank_log(1).write_text("bad option\n")
-    run_dir.agent_log(0).write_text(ELASTIC)
-    assert failure_of(collected(run_dir)).traceback == "last lines of rank-1.log:\nbad option"
-
-
-@pytest.mark.parametrize("empty", [True, False])
-def test_a_log_in_which_nothing_stands_is_said_to_be_empty(tmp_path: Path, empty: bool) -> None:
-    run_dir = write_launch(tmp_path)
-    if empty:
-        run_dir.agent_log(0).touch()
-    assert failure_of(collected(run_dir)).traceback == "no process wrote anything"
-
-
-PEER_GONE = Failure(kind="crash", rank=0, message="Connection closed by peer", at=1.0)
+    by = {None: (), 1: [crash(1, 1.0, "exit code 2")], "command": [COMMAND_FAILED]}[ended]
+    reports = [make_report(0)] if ended else []
+    assert cause(tmp_path, *reports, ended=by, logs=logs).traceback == shown
 
 
 @pytest.mark.parametrize(
     "reports",
     [
-        pytest.param((), id="no report"),
-        pytest.param((make_report(0),), id="one report"),
-        pytest.param((make_report(0, failure=PEER_GONE),), id="only that a peer is gone"),
+        pytest.param([], id="no report"),
+        pytest.param([make_report(0)], id="one report"),
+        pytest.param(failed(crash(0, 1.0, PEER)), id="only that a peer is gone"),
     ],
 )
-def test_a_timeout_that_the_driver_saw_is_the_failure(
-    tmp_path: Path, reports: tuple[RankReport, ...]
-) -> None:
-    run_dir = write_launch(tmp_path, *reports)
-    run_dir.agent_log(0).write_text("waiting\n")
-    failure = failure_of(collected(run_dir, failure=TIMEOUT))
+def test_a_timeout_that_the_driver_saw_is_the_failure(tmp_path: Path, reports: list[RankReport]) -> None:
+    failure = cause(tmp_path, *reports, logs={"agent-0.log": "waiting\n"}, failure=TIMEOUT)
     assert failure == TIMEOUT.replace(traceback="last lines of agent-0.log:\nwaiting")
 
 
 def test_a_rank_that_said_why_it_failed_is_the_failure_though_others_hung(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path, make_report(0, failure=crash(0, 1.0)))
-    assert failure_of(collected(run_dir, failure=TIMEOUT)).kind == "crash"
-
-
-def test_a_command_that_fails_before_is_the_cause_unless_a_rank_knows_it(tmp_path: Path) -> None:
-    peer = make_report(0, failure=crash(0, 1.0, PEER))
-    assert failure_of(collected(write_launch(tmp_path, peer, ended=(COMMAND_FAILED,)))).rank is None
-    cause = make_report(0, failure=crash(0, 1.0, "ValueError: the cause"))
-    assert failure_of(collected(write_launch(tmp_path, cause, ended=(COMMAND_FAILED,)))).rank == 0
+    assert cause(tmp_path, *failed(crash(0, 1.0)), failure=TIMEOUT).kind == "crash"
 
 
 def test_of_ranks_that_are_gone_and_ranks_that_saw_it_the_first_of_each_is_named(tmp_path: Path) -> None:
-    reports = [make_report(rank, failure=crash(rank, 1.0, f"{PEER}{rank}")) for rank in (0, 1)]
-    case = make_case(topology={"processes_per_node": 4})
-    failure = failure_of(collected(write_launch(tmp_path, *reports, case=case)))
+    reports = failed(*(crash(rank, 1.0, f"{PEER}{rank}") for rank in (0, 1)))
+    failure = cause(tmp_path, *reports, case=make_case(topology={"processes_per_node": 4}))
     assert (failure.kind, failure.rank) == ("crash", 2)
     assert failure.message == f"rank 2, 3 of 4 died without a report; rank 0 then said: {PEER}0"
 
 
-def test_how_a_rank_ended_that_had_reported_is_not_why_another_one_is_missing(tmp_path: Path) -> None:
-    ended = (crash(0, 1.0, "exit code 1"), crash(1, 5.0, "exit code -9 (SIGKILL)"))
-    failure = failure_of(collected(write_launch(tmp_path, make_report(0), ended=ended)))
-    assert (failure.rank, failure.message) == (1, "exit code -9 (SIGKILL)")
-
-
-def test_a_command_that_fails_when_every_rank_has_reported_is_no_cause(tmp_path: Path) -> None:
-    run = collected(write_launch(tmp_path, make_report(0), make_report(1), ended=(COMMAND_FAILED,)))
-    assert run.failure is None
-
-
-def test_of_two_ranks_that_the_watchdog_ended_the_earlier_one_is_told(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path, ended=(crash(0, 7.0, ABORTED), crash(1, 5.0, ABORTED)))
-    run_dir.rank_log(0).write_text(f"{WATCHDOG} late")
-    run_dir.rank_log(1).write_text(f"{WATCHDOG} early")
-    failure = failure_of(collected(run_dir))
-    assert (failure.at, failure.message) == (5.0, f"NCCL's watchdog ended a hang: {WATCHDOG} early")
-
-
-def test_a_hang_that_the_ranks_themselves_report_by_the_watchdogs_words_is_a_timeout(tmp_path: Path) -> None:
-    reports = [make_report(rank, failure=crash(rank, 7.0 - rank, f"E: {WATCHDOG}")) for rank in (0, 1)]
-    failure = failure_of(collected(write_launch(tmp_path, *reports)))
-    assert (failure.kind, failure.at) == ("timeout", 6.0)
-
-
 def test_a_traceback_of_one_line_says_less_than_the_log(tmp_path: Path) -> None:
-    failed = make_report(1, failure=crash(1, 1.0, traceback="exit code 1"))
-    run_dir = write_launch(tmp_path, make_report(0), failed)
-    run_dir.rank_log(1).write_text("bad option\n")
-    assert failure_of(collected(run_dir)).traceback == "last lines of rank-1.log:\nbad option"
+    reports = [make_report(0), *failed(crash(1, 1.0, traceback="exit code 1"))]
+    shown = cause(tmp_path, *reports, logs={"rank-1.log": "bad option\n"}).traceback
+    assert shown == "last lines of rank-1.log:\nbad option"
 
 
 def test_where_the_processes_stood_comes_before_the_logs(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path)
-    run_dir.stacks(0, 7).write_text("Thread\n  waits")
-    run_dir.rank_log(0).write_text("step 7\n")
-    run_dir.agent_log(0).write_text("waiting\n")
-    assert str(failure_of(collected(run_dir, failure=TIMEOUT)).traceback).splitlines() == [
-        "rank 0 stood here:",
-        "Thread",
-        "  waits",
-        "last lines of rank-0.log:",
-        "step 7",
-        "last lines of agent-0.log:",
-        "waiting",
-    ]
+    logs = {"stacks-0-0-7.txt": "Thread\n  waits", "rank-0.log": "step 7\n", "agent-0.log": "waiting\n"}
+    assert cause(tmp_path, logs=logs, failure=TIMEOUT).traceback == (
+        "rank 0 stood here:\nThread\n  waits\nlast lines of rank-0.log:\nstep 7\n"
+        "last lines of agent-0.log:\nwaiting"
+    )
 
 
 @pytest.mark.parametrize(("more", "first"), [(0, "first"), (1, "irst")])
 def test_of_a_long_log_the_last_256_kib_are_read(tmp_path: Path, more: int, first: str) -> None:
-    run_dir = write_launch(tmp_path)
-    run_dir.agent_log(0).write_text("first\n" + "y" * (256 * 1024 - len("first\n") + more))
-    assert str(failure_of(collected(run_dir)).traceback).splitlines()[1] == first
-
-
-def test_what_the_profiler_says_of_itself_is_no_error(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path)
-    says = "USDT:2026-11-22 14:32:38 5185:5185 SyncActivityProfilerHandler.cpp:52] profiler_start\n"
-    run_dir.rank_log(1).write_text(f"{says}why\n{says}")
-    shown = with_log(Failure(kind="crash", message="x", rank=1), run_dir).traceback
-    assert shown == "last lines of rank-1.log:\nwhy"
+    log = "first\n" + "y" * (256 * 1024 - len("first\n") + more)
+    assert str(cause(tmp_path, logs={"agent-0.log": log}).traceback).splitlines()[1] == first
 
 
 @pytest.mark.fault("rank makes fewer steps")
 def test_a_rank_whose_clock_stopped_is_named_and_not_the_peer_that_left_it(tmp_path: Path) -> None:
     total = make_case().total_steps
     late = make_report(1, failure=crash(1, 5.0, PEER, "Traceback\n  its own")).replace(steps=10, step_s=())
-    failure = failure_of(collected(write_launch(tmp_path, make_report(0), late)))
+    failure = cause(tmp_path, make_report(0), late)
     assert (failure.kind, failure.rank, failure.traceback) == ("crash", 1, "Traceback\n  its own")
     assert failure.message == (
         f"rank 1 had made 10 of {total} optimizer steps when rank 0 had made all: is its optimizer replaced "
@@ -338,15 +311,14 @@ def test_a_rank_whose_clock_stopped_is_named_and_not_the_peer_that_left_it(tmp_p
 @pytest.mark.parametrize("steps", [None, make_case().total_steps])
 def test_a_rank_that_is_not_behind_is_told_by_what_it_said(tmp_path: Path, steps: int | None) -> None:
     late = make_report(1, failure=crash(1, 5.0, PEER)).replace(steps=steps, step_s=())
-    assert failure_of(collected(write_launch(tmp_path, make_report(0), late))).message == PEER
+    assert cause(tmp_path, make_report(0), late).message == PEER
 
 
 @pytest.mark.fault("failed rank cannot write")
 def test_a_rank_that_could_not_write_its_report_is_told_by_its_log(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path, make_report(0), ended=(crash(1, 5.0, "exit code 1"),))
     line = f"{UNREPORTED} mismatch: MismatchError: another model (cannot write rank-1.json: No permission)"
-    run_dir.rank_log(1).write_text(f"epoch 1\n[rank1]: {line}\nmore\n")
-    failure = failure_of(collected(run_dir))
+    logs = {"rank-1.log": f"epoch 1\n[rank1]: {line}\nmore\n"}
+    failure = cause(tmp_path, make_report(0), ended=[crash(1, 5.0, "exit code 1")], logs=logs)
     assert (failure.kind, failure.rank) == ("mismatch", 1)
     assert failure.message.startswith("MismatchError: another model (cannot write")
     assert str(failure.traceback).startswith("last lines of rank-1.log:\nepoch 1\n")
@@ -400,3 +372,81 @@ def test_a_kill_on_another_node_is_not_why_a_rank_was_killed(tmp_path: Path) -> 
     documents.write(run_dir.launch(0), LaunchFile(oom_kills=OomKills(of_group=1)))
     documents.write(run_dir.launch(1), LaunchFile(failures=(crash(1, 1.0, KILLED),)))
     assert failure_of(collected(run_dir)).kind == "crash"
+
+
+# The stacks of a job that hangs
+
+TORCH = "/lib/torch/distributed/distributed_c10d.py"
+HEAD = "Thread (most recent call first):"
+
+
+def stack(file: str, *, address: int = 1, depth: int = 1) -> str:
+    """As faulthandler writes it: another thread first, the main thread last."""
+    frames = "".join(f'  File "{file}", line {line} in waits\n' for line in range(depth))
+    helper = 'Thread 0x00007fab (most recent call first):\n  File "/lib/threading.py", line 1 in helps\n'
+    return f"{helper}\nCurrent thread 0x{address:08x} (most recent call first):\n{frames}"
+
+
+def shown(directory: Path, *places: tuple[int | None, str]) -> str:
+    """What is told of processes by their rank and their stacks; the process ids count from 99 on."""
+    for pid, (rank, text) in enumerate(places, 99):
+        RunDir(directory).stacks(rank, pid).write_text(text)
+    return read_stacks(RunDir(directory))
+
+
+@pytest.mark.parametrize(
+    ("places", "heads"),
+    [
+        (
+            [
+                *((None, stack("launcher.py")), (2, stack("train.py")), (None, "")),
+                *((rank, stack(TORCH, address=rank)) for rank in (0, 1, 3)),
+            ],
+            ["rank 2", "rank 0, rank 1, rank 3", "process 99"],
+        ),
+        ([(0, stack("train.py")), (1, stack(TORCH))], ["rank 0", "rank 1"]),
+        ([(0, stack(TORCH)), (1, stack("train.py"))], ["rank 1", "rank 0"]),
+        (
+            [(None, stack("a.py")), (0, stack("a.py")), *((rank, stack("b.py")) for rank in (1, 2, 3))],
+            ["rank 1, rank 2, rank 3", "process 99, rank 0"],
+        ),
+        (
+            [
+                (0, stack(TORCH)),
+                (1, f'{HEAD}\n  File "train.py", line 1 in hook\n  File "{TORCH}", line 2 in f'),
+            ],
+            ["rank 1", "rank 0"],
+        ),
+        ([(0, stack(TORCH)), (1, HEAD)], ["rank 1", "rank 0"]),
+    ],
+    ids=["stands elsewhere", "not in torch", "not in torch either", "no rank", "innermost frame", "no frame"],
+)
+def test_the_rank_that_stands_elsewhere_and_does_not_wait_in_torch_comes_first(
+    tmp_path: Path, places: list[tuple[int | None, str]], heads: list[str]
+) -> None:
+    lines = [line for line in shown(tmp_path, *places).splitlines() if line.endswith("stood here:")]
+    assert lines == [f"{head} stood here:" for head in heads]
+
+
+def test_every_thread_is_shown_the_main_one_first(tmp_path: Path) -> None:
+    assert shown(tmp_path, (0, stack("train.py"))) == (
+        "rank 0 stood here:\n"
+        "Current thread (most recent call first):\n"
+        '  File "train.py", line 0 in waits\n'
+        "thread (most recent call first):\n"
+        '  File "/lib/threading.py", line 1 in helps'
+    )
+
+
+@pytest.mark.parametrize(("count", "rest"), [(40, "\nline 39"), (41, "\nline 39\n  ...")])
+def test_forty_lines_of_a_stack_are_shown(tmp_path: Path, count: int, rest: str) -> None:
+    assert shown(tmp_path, (0, "\n".join(f"line {line}" for line in range(count)))).endswith(rest)
+
+
+@pytest.mark.parametrize("count", [0, 8, 9])
+def test_eight_places_are_shown_and_nothing_where_nobody_was_asked(tmp_path: Path, count: int) -> None:
+    places = [(rank, stack(f"train_{rank}.py")) for rank in range(count)]
+    lines = shown(tmp_path, *places, (99, "")).splitlines()
+    assert sum(line.endswith("stood here:") for line in lines) == min(count, 8)
+    more = [f"and 1 more places: see {tmp_path}"] if count > 8 else []
+    assert lines[len(lines) - len(more) :] == more

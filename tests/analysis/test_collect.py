@@ -19,7 +19,7 @@ from perfsuite.results.run import DeviceHealth, Health
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.arms import unhealthy_pairs
 from perfsuite.verdict.comparability import launch_problems
-from tests.collected import COMMAND_FAILED, FLOPS, TIMEOUT, collected, crash, failure_of, on_gpu
+from tests.collected import COMMAND_FAILED, FLOPS, TIMEOUT, both, collected, crash, failure_of, on_gpu
 from tests.packages import Packages
 from tests.samples import make_case, make_machine, make_report, write_launch
 from tests.traces import launch_profile, make_profile
@@ -27,8 +27,7 @@ from tests.traces import launch_profile, make_profile
 
 def test_a_good_launch(tmp_path: Path) -> None:
     seen = Observed(settings={"wrapper": "none"}, environment={"torch": "2.11"})
-    reports = [make_report(rank, flops=FLOPS, observed=seen) for rank in (0, 1)]
-    run = collected(write_launch(tmp_path, *reports))
+    run = collected(both(tmp_path, flops=FLOPS, observed=seen))
     assert run.failure is None
     assert (run.started_at, run.duration_s, run.machine) == ("now", 1.235, make_machine())
     assert (run.case, run.flops, run.observed) == (make_case(), FLOPS, seen)
@@ -36,13 +35,6 @@ def test_a_good_launch(tmp_path: Path) -> None:
     assert run.figures.tokens_per_s == pytest.approx(2560)
     assert run.figures.tokens_per_s_per_device == pytest.approx(1280)
     assert run.figures.peak_memory_bytes == 10**6
-
-
-def test_a_step_takes_as_long_as_on_its_slowest_rank(tmp_path: Path) -> None:
-    first = make_report(0, step_s=(0.1, 0.2) * 12 + (0.1,))
-    second = make_report(1, step_s=(0.2, 0.3) * 12 + (0.05,))
-    run = collected(write_launch(tmp_path, first, second))
-    assert run.step_s == (0.2, 0.3) * 12 + (0.05,)
 
 
 @pytest.mark.parametrize("inject", ["slowdown=30%", None])
@@ -62,93 +54,75 @@ def test_a_gpu_is_measured_ten_seconds_after_its_first_steps_or_from_the_last_st
 ) -> None:
     """Its steps are flat at once: its clocks and temperature are not."""
     case = make_case(max_warmup_steps=warmup, steps=25 - warmup)
-    reports = [make_report(rank, step_s=(2.0,) * 25, counts=Counts()) for rank in (0, 1)]
-    run_dir = write_launch(tmp_path, *reports, case=case)
+    run_dir = both(tmp_path, step_s=(2.0,) * 25, counts=Counts(), case=case)
     assert on_gpu(run_dir).window == (start, 25)
     assert collected(run_dir).window == (COUNTED_STEP, 25)
 
 
 def test_counted_steps_are_not_measured_and_equal_ranks_share_their_counts(tmp_path: Path) -> None:
     counts = Counts(flops={"forward": 7})
-    counted = collected(write_launch(tmp_path / "a", *(make_report(rank, counts=counts) for rank in (0, 1))))
+    counted = collected(both(tmp_path / "a", counts=counts))
     assert counted.window[0] == COUNTED_STEP
     assert counted.counts == (RankCounts(ranks=(0, 1), counts=counts),)
-    uncounted = collected(write_launch(tmp_path / "b", make_report(0), make_report(1)))
+    uncounted = collected(both(tmp_path / "b"))
     assert uncounted.window[0] == UNMEASURED_STEPS
     assert uncounted.counts == ()
 
 
-def test_what_the_ranks_note_is_told_once(tmp_path: Path) -> None:
-    reports = make_report(0, notes=("odd", "slow")), make_report(1, notes=("slow", "late"))
-    assert collected(write_launch(tmp_path, *reports)).notes == ("odd", "slow", "late")
-
-
-def test_without_a_launch_file_the_reports_still_count(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path, make_report(0), make_report(1))
-    run_dir.launch(0).unlink()
-    assert collected(run_dir).failure is None
+def of_two(directory: Path, first: dict[str, Any], second: dict[str, Any], **launch: Any) -> RunDir:
+    """A launch of two ranks that report differently."""
+    return write_launch(directory, make_report(0, **first), make_report(1, **second), **launch)
 
 
 @pytest.mark.fault("ranks contradict each other")
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("first", "second", "said"),
     [
-        ({"step_s": (0.1,) * 24}, "the number of steps (rank 0: 25, rank 1: 24)"),
-        ({"loss": (1.0,) * 3}, "the number of losses (rank 0: 25, rank 1: 3)"),
-        ({"probe_s": (0.1,)}, "the number of probes (rank 0: 0, rank 1: 1)"),
-        ({"cpu_s": (0.1,)}, "the number of CPU times (rank 0: 0, rank 1: 1)"),
-        ({"tokens_per_step": 128}, "tokens per step (rank 0: 256, rank 1: 128)"),
-        ({"world_size": 4}, "the world size (rank 0: 2, rank 1: 4)"),
-        ({"clock": "perf_counter"}, "the clock (rank 0: simulated, rank 1: perf_counter)"),
+        *(
+            ({}, changes, f"ranks disagree on {said}")
+            for changes, said in (
+                ({"step_s": (0.1,) * 24}, "the number of steps (rank 0: 25, rank 1: 24)"),
+                ({"loss": (1.0,) * 3}, "the number of losses (rank 0: 25, rank 1: 3)"),
+                ({"probe_s": (0.1,)}, "the number of probes (rank 0: 0, rank 1: 1)"),
+                ({"cpu_s": (0.1,)}, "the number of CPU times (rank 0: 0, rank 1: 1)"),
+                ({"tokens_per_step": 128}, "tokens per step (rank 0: 256, rank 1: 128)"),
+                ({"world_size": 4}, "the world size (rank 0: 2, rank 1: 4)"),
+                ({"clock": "perf_counter"}, "the clock (rank 0: simulated, rank 1: perf_counter)"),
+            )
+        ),
+        *(
+            (changes, changes, said)
+            for changes, said in (
+                *(
+                    ({"step_s": (0.1,) * n}, f"25 steps were asked for, {n} were made")
+                    for n in (0, 5, 24, 26)
+                ),
+                ({"world_size": 1}, "a world size of 2 was asked for, 1 ran"),
+                ({"loss": (3.0, 2.0)}, "25 losses were asked for, 2 were recorded"),
+            )
+        ),
+        *(
+            ({}, {"step_s": (0.1, seconds, *[0.1] * 22, -1.0)}, f"rank 1: a step cannot take {seconds} s")
+            for seconds in (0.0, -0.1, math.nan, math.inf)
+        ),
     ],
 )
-def test_ranks_that_disagree_are_named_with_their_values(
-    tmp_path: Path, changes: dict[str, Any], said: str
+def test_ranks_that_disagree_or_did_what_was_not_asked_for_are_told_with_their_values(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], said: str
 ) -> None:
-    failure = failure_of(collected(write_launch(tmp_path, make_report(0), make_report(1, **changes))))
-    assert failure.kind == "ranks_disagree"
-    assert failure.message == f"ranks disagree on {said}"
-
-
-@pytest.mark.parametrize("steps", [0, 5, 24, 26])
-def test_steps_other_than_asked_for_are_an_error(tmp_path: Path, steps: int) -> None:
-    reports = [make_report(rank, step_s=(0.1,) * steps) for rank in (0, 1)]
-    failure = failure_of(collected(write_launch(tmp_path, *reports)))
-    assert failure.kind == "ranks_disagree"
-    assert failure.message == f"25 steps were asked for, {steps} were made"
-
-
-def test_a_world_other_than_asked_for_is_an_error(tmp_path: Path) -> None:
-    reports = [make_report(rank, world_size=1) for rank in (0, 1)]
-    failure = failure_of(collected(write_launch(tmp_path, *reports)))
-    assert (failure.kind, "world size" in failure.message) == ("ranks_disagree", True)
-
-
-@pytest.mark.parametrize(
-    "step_s",
-    [*((seconds,) * 25 for seconds in (0.0, -0.1, math.nan, math.inf)), (0.1, 0.0, *[0.1] * 22, -1.0)],
-)
-def test_of_steps_that_cannot_be_the_first_is_told(tmp_path: Path, step_s: tuple[float, ...]) -> None:
-    run = collected(write_launch(tmp_path, make_report(0), make_report(1, step_s=step_s)))
-    bad = next(seconds for seconds in step_s if seconds != 0.1)
-    said = f"rank 1: a step cannot take {bad} s"
-    assert (failure_of(run).kind, failure_of(run).message) == ("ranks_disagree", said)
+    failure = failure_of(collected(of_two(tmp_path, first, second)))
+    assert (failure.kind, failure.message) == ("ranks_disagree", said)
 
 
 def test_a_job_that_did_not_end_is_measured_where_every_rank_had_reported(tmp_path: Path) -> None:
     """As a command that lingers on a logger: nothing is missing."""
-    run_dir = write_launch(tmp_path, make_report(0), make_report(1))
+    run_dir = both(tmp_path)
     run_dir.launch(0).unlink()
+    assert collected(run_dir).failure is None
     run = collected(run_dir, failure=TIMEOUT)
     assert run.failure is None
     assert run.figures.tokens_per_s is not None
     assert run.notes == ("every rank had reported, but the job did not end: killed after 900 s",)
-
-
-def test_a_timeout_is_told_though_a_report_cannot_be_read(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path, make_report(0))
-    run_dir.rank(1).write_text("{")
-    assert failure_of(collected(run_dir, failure=TIMEOUT)).kind == "timeout"
 
 
 @pytest.mark.fault("report is cut short")
@@ -166,10 +140,11 @@ def test_a_bad_report_file_is_named_with_the_field(tmp_path: Path, content: str,
     failure = failure_of(collected(run_dir))
     assert failure.kind == "missing_report"
     assert failure.message.startswith(f"{run_dir.rank(1)}: {said}")
+    assert failure_of(collected(run_dir, failure=TIMEOUT)).kind == "timeout"
 
 
 def test_a_bad_launch_file_is_named(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path, make_report(0), make_report(1))
+    run_dir = both(tmp_path)
     run_dir.launch(0).write_text("[]")
     failure = failure_of(collected(run_dir))
     assert failure.message.startswith(f"{run_dir.launch(0)}: expected a JSON object")
@@ -179,10 +154,8 @@ def test_a_report_in_another_ranks_file_is_an_error(tmp_path: Path) -> None:
     run_dir = write_launch(tmp_path, make_report(0))
     documents.write(run_dir.rank(1), make_report(0))
     failure = failure_of(collected(run_dir))
-    assert (failure.kind, failure.message) == (
-        "ranks_disagree",
-        "the files of ranks 0 to 1 hold the reports of [0, 0]",
-    )
+    assert failure.kind == "ranks_disagree"
+    assert failure.message == "the files of ranks 0 to 1 hold the reports of [0, 0]"
 
 
 @pytest.mark.parametrize(
@@ -203,7 +176,7 @@ def test_what_fails_after_every_report_was_written_is_a_note(
 
 def test_a_loss_that_was_not_to_be_observed_is_a_note(tmp_path: Path) -> None:
     case = make_case(framework=Script(path="train.py", loss=None))
-    run = collected(write_launch(tmp_path, *(make_report(rank, loss=()) for rank in (0, 1)), case=case))
+    run = collected(both(tmp_path, loss=(), case=case))
     assert run.failure is None
     assert run.figures.loss_last is None
     assert run.notes == (
@@ -211,113 +184,93 @@ def test_a_loss_that_was_not_to_be_observed_is_a_note(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("value", "then"), [(math.nan, 6.0), (math.inf, 6.0), (math.inf, math.nan)])
-def test_of_losses_that_are_no_numbers_the_first_is_named_with_its_step(
-    tmp_path: Path, value: float, then: float
-) -> None:
-    good = make_report(0)
-    bad = make_report(1, loss=(*good.loss[:7], value, *good.loss[8:-1], then))
-    failure = failure_of(collected(write_launch(tmp_path, good, bad)))
-    assert (failure.kind, failure.message) == ("loss", f"the loss is {value} at step 7")
-
-
-@pytest.mark.parametrize(
-    ("loss", "said"),
-    [
-        (
-            (6.2,) * 25,
-            "the loss does not fall: 6.2000 is the mean of the first 3 steps, 6.2000 that of the last 3: "
-            "give more steps or another learning_rate",
-        ),
-        (tuple(6.2 + step for step in range(25)), "7.2000 is the mean of the first 3 steps, 29.2000 that"),
-        ((), "no loss was recorded"),
-    ],
-)
-def test_a_loss_that_does_not_fall_is_a_failure(tmp_path: Path, loss: tuple[float, ...], said: str) -> None:
-    reports = [make_report(rank, loss=loss) for rank in (0, 1)]
-    failure = failure_of(collected(write_launch(tmp_path, *reports)))
-    assert failure.kind == "loss"
-    assert said in failure.message
-
-
-def test_of_many_steps_a_tenth_at_each_end_tells_whether_the_loss_falls(tmp_path: Path) -> None:
-    case = make_case(steps=100, max_warmup_steps=10)
-    reports = [make_report(rank, step_s=(0.1,) * 110, wall_s=11.0, loss=(6.2,) * 110) for rank in (0, 1)]
-    failure = failure_of(collected(write_launch(tmp_path, *reports, case=case)))
-    assert "6.2000 is the mean of the first 11 steps, 6.2000 that of the last 11:" in failure.message
-
-
-def test_allocator_retries_of_one_rank_are_a_note(tmp_path: Path) -> None:
-    memories = [Memory(peak=10**6, alloc_retries=retries, method="m") for retries in (0, 3)]
-    reports = [make_report(rank, memory=memory) for rank, memory in enumerate(memories)]
-    run = collected(write_launch(tmp_path, *reports))
-    assert run.notes == ("3 allocator retries: memory is nearly full, which slows steps down",)
-
-
+FALLS = make_report(0).loss
+NOT_FALLING = "the loss does not fall: {} is the mean of the first {} steps, {} that of the last {}: "
 WARM_UP = tuple(2.3 + 0.01 * (step % 5) for step in range(25))
 """Of random data, or of a learning rate that is still next to 0."""
-
-
-def test_a_script_is_asked_for_a_finite_loss_unless_it_says_that_it_falls(tmp_path: Path) -> None:
-    def failure(losses: tuple[float, ...], **options: Any) -> Failure | None:
-        case = make_case(framework=Script(path="train.py", **options))
-        reports = [make_report(rank, loss=losses) for rank in (0, 1)]
-        return collected(write_launch(tmp_path, *reports, case=case)).failure
-
-    assert failure(WARM_UP) is None
-    rising = failure(WARM_UP, loss="falls")
-    assert rising is not None
-    assert (rising.kind, 'say loss="finite" where it need not (random data' in rising.message) == (
-        "loss",
-        True,
-    )
-    assert failure((*WARM_UP[:24], math.nan)) is not None
-    assert failure(()) is not None
-
-
-def test_one_odd_step_does_not_tell_that_a_loss_does_not_fall(tmp_path: Path) -> None:
-    """As measured: llama-tiny, one sequence a step, 12 steps; the last one is a hard batch."""
-    case = make_case(max_warmup_steps=2, steps=10)
-    loss = (6.25, 6.08, 5.94, 5.91, 5.85, 5.80, 5.79, 5.60, 5.50, 4.90, 5.01, 7.28)
-    reports = [make_report(rank, loss=loss, step_s=(0.1,) * 12) for rank in (0, 1)]
-    assert collected(write_launch(tmp_path, *reports, case=case)).failure is None
-
-
-def test_losses_of_some_steps_only_are_a_failure(tmp_path: Path) -> None:
-    reports = [make_report(rank, loss=(3.0, 2.0)) for rank in (0, 1)]
-    assert collected(write_launch(tmp_path, *reports)).failure is not None
+HARD_BATCH = (6.25, 6.08, 5.94, 5.91, 5.85, 5.80, 5.79, 5.60, 5.50, 4.90, 5.01, 7.28)
+"""As measured: llama-tiny, one sequence a step, 12 steps; the last one is odd."""
 
 
 @pytest.mark.parametrize(
-    ("wall_s", "told"), [(2.5, False), (2.6, False), (2.8, True), (1.0, True), (0.0, True)]
+    ("loss", "script", "said"),
+    [
+        *(
+            ((*FALLS[:7], value, *FALLS[8:-1], then), None, f"the loss is {value} at step 7")
+            for value, then in ((math.nan, 6.0), (math.inf, 6.0), (math.inf, math.nan))
+        ),
+        (
+            (6.2,) * 25,
+            None,
+            NOT_FALLING.format("6.2000", 3, "6.2000", 3) + "give more steps or another learning_rate",
+        ),
+        (tuple(6.2 + step for step in range(25)), None, NOT_FALLING.format("7.2000", 3, "29.2000", 3)),
+        ((6.2,) * 110, None, NOT_FALLING.format("6.2000", 11, "6.2000", 11)),  # a tenth at each end
+        ((), None, "no loss was recorded"),
+        (HARD_BATCH, None, None),
+        (WARM_UP, {}, None),
+        (WARM_UP, {"loss": "falls"}, 'say loss="finite" where it need not (random data'),
+        ((*WARM_UP[:24], math.nan), {}, "the loss is nan at step 24"),
+        ((), {}, "no loss was recorded"),
+    ],
 )
-def test_a_wall_clock_that_disagrees_is_a_note(tmp_path: Path, wall_s: float, told: bool) -> None:
-    run = collected(write_launch(tmp_path, make_report(0), make_report(1, wall_s=wall_s)))
-    assert run.failure is None
-    note = f"rank 1: the steps sum to 2.500 s, the wall clock says {wall_s:.3f} s"
-    assert run.notes == ((note,) if told else ())
+def test_a_loss_falls_but_that_of_a_script_need_only_be_finite(
+    tmp_path: Path, loss: tuple[float, ...], script: dict[str, Any] | None, said: str | None
+) -> None:
+    framework = {} if script is None else {"framework": Script(path="train.py", **script)}
+    steps = len(loss) or 25
+    case = make_case(max_warmup_steps=2, steps=steps - 2, **framework)
+    failure = collected(both(tmp_path, loss=loss, step_s=(0.1,) * steps, case=case)).failure
+    assert (failure is None) == (said is None)
+    assert failure is None or (failure.kind == "loss" and str(said) in failure.message)
+
+
+def test_one_rank_whose_loss_is_no_number_is_enough(tmp_path: Path) -> None:
+    run_dir = of_two(tmp_path, {}, {"loss": (*FALLS[:7], math.nan, *FALLS[8:])})
+    assert failure_of(collected(run_dir)).message == "the loss is nan at step 7"
+
+
+STEPS = (1.0, 0.5) * 12 + (1.0,)
+"""They sum to 19 s to the last digit."""
+SMALL, LARGER = (Memory(peak=peak, method="VmHWM") for peak in (0, 5))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "notes"),
+    [
+        ({"notes": ("odd", "slow")}, {"notes": ("slow", "late")}, ("odd", "slow", "late")),
+        *(
+            (
+                {"step_s": STEPS},
+                {"step_s": STEPS, "wall_s": wall_s},
+                (f"rank 1: the steps sum to 19.000 s, the wall clock says {wall_s:.3f} s",) * told,
+            )
+            for wall_s, told in ((19.0, False), (20.0, False), (20.1, True), (10.0, True), (0.0, True))
+        ),
+        ({"memory": SMALL}, {"memory": LARGER}, ()),
+        ({"memory": None}, {"memory": None}, ()),
+        (
+            *({"step_s": tuple(0.1 * 1.2**step for step in range(25))},) * 2,
+            ("step times were still drifting at the end: raise max_warmup_steps or steps",),
+        ),
+    ],
+)
+def test_what_a_reader_of_the_figures_should_know_is_noted_once(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], notes: tuple[str, ...]
+) -> None:
+    run = collected(of_two(tmp_path, first, second))
+    assert (run.failure, run.notes) == (None, notes)
 
 
 def test_a_model_too_small_for_its_memory_to_be_seen_is_a_note(tmp_path: Path) -> None:
-    small, larger = (Memory(peak=peak, method="VmHWM") for peak in (0, 5))
-    reports = [make_report(rank, memory=small) for rank in (0, 1)]
-    (note,) = collected(write_launch(tmp_path, *reports)).notes
+    (note,) = collected(both(tmp_path, memory=SMALL)).notes
     assert note.startswith("a peak memory of 0 bytes cannot be compared: what was trained stayed within the")
-    reports[1] = make_report(1, memory=larger)
-    assert collected(write_launch(tmp_path, *reports)).notes == ()
-
-
-def test_steps_that_drift_to_the_end_are_a_note(tmp_path: Path) -> None:
-    steps = tuple(0.1 * 1.2**step for step in range(25))
-    run = collected(write_launch(tmp_path, *(make_report(rank, step_s=steps) for rank in (0, 1))))
-    assert run.notes == ("step times were still drifting at the end: raise max_warmup_steps or steps",)
 
 
 def test_how_the_gpus_are_set_up_stands_in_the_environment(tmp_path: Path) -> None:
     kept = {"torch": "2.13", "TORCH_FR_DUMP_TEMP_FILE": "/runs/launch-1/x"}
     seen = Observed(settings={}, environment=kept)
-    reports = (make_report(rank, observed=seen, clock="cuda events") for rank in (0, 1))
-    run_dir = write_launch(tmp_path, *reports)
+    run_dir = both(tmp_path, observed=seen, clock="cuda events")
     cards = [
         DeviceHealth(index=index, power_limit_w=watts, sm_clock_limit_mhz=1980, ecc=True, persistence=False)
         for index, watts in enumerate((700, 500.5, 700))
@@ -342,8 +295,7 @@ def test_how_the_gpus_are_set_up_stands_in_the_environment(tmp_path: Path) -> No
 def test_a_launch_without_a_sample_is_no_evidence_unless_it_was_simulated(
     tmp_path: Path, clock: str, why: list[str]
 ) -> None:
-    run_dir = write_launch(tmp_path, *(make_report(rank, clock=clock) for rank in (0, 1)))
-    run = collected(run_dir)
+    run = collected(both(tmp_path, clock=clock))
     assert launch_problems(run, None) == why
     assert [set(unhealthy_pairs([run], [run])), run.health is None] == [{1} if why else set(), not why]
 
@@ -358,16 +310,20 @@ def test_as_many_ranks_as_the_case_has(tmp_path: Path, world: int) -> None:
     assert run.figures.tokens_per_s_per_device == pytest.approx(2560 / world)
 
 
-def test_a_probe_takes_as_long_as_on_its_slowest_rank_and_what_ran_is_what_rank_0_says(
+def test_a_step_or_probe_takes_as_long_as_on_the_slowest_rank_and_what_ran_is_what_rank_0_says(
     tmp_path: Path,
 ) -> None:
     seen = [Observed(settings={"rank": str(rank)}, environment={}) for rank in (0, 1)]
-    cpu_s = (0.5,) * 25
-    first = make_report(0, cpu_s=cpu_s, probe_s=(0.1, 0.4) * 12 + (0.1,), flops=FLOPS, observed=seen[0])
-    second = make_report(
-        1, cpu_s=cpu_s, probe_s=(0.2, 0.3) * 12 + (0.1,), flops=FLOPS.replace(per_token=1.0), observed=seen[1]
-    )
-    run = collected(write_launch(tmp_path, first, second))
+    flops = [FLOPS, FLOPS.replace(per_token=1.0)]
+    step_s = [(0.1, 0.2) * 12 + (0.1,), (0.2, 0.3) * 12 + (0.05,)]
+    probe_s = [(0.1, 0.4) * 12 + (0.1,), (0.2, 0.3) * 12 + (0.1,)]
+    each = zip(seen, flops, step_s, probe_s, strict=True)
+    reports = [
+        make_report(rank, cpu_s=(0.5,) * 25, observed=observed, flops=flop, step_s=steps, probe_s=probes)
+        for rank, (observed, flop, steps, probes) in enumerate(each)
+    ]
+    run = collected(write_launch(tmp_path, *reports))
+    assert run.step_s == (0.2, 0.3) * 12 + (0.05,)
     assert run.probe_s == (0.2, 0.4) * 12 + (0.1,)
     assert run.cpu_s == (1.0,) * 25
     assert (run.flops, run.observed) == (FLOPS, seen[0])
@@ -377,20 +333,6 @@ def test_the_device_probe_of_a_launch_is_the_slowest_ranks(tmp_path: Path) -> No
     reports = [make_report(rank, device_probe={"matmul": rate}) for rank, rate in enumerate((7.0, 5.0))]
     run = collected(write_launch(tmp_path, *reports))
     assert (run.device_probe, run.rank_probes) == ({"matmul": 5.0}, ({"matmul": 7.0}, {"matmul": 5.0}))
-
-
-@pytest.mark.parametrize(("wall_s", "told"), [(20.0, False), (20.1, True)])
-def test_a_wall_clock_may_differ_by_a_twentieth(tmp_path: Path, wall_s: float, told: bool) -> None:
-    """The steps sum to 19 s to the last digit."""
-    steps = (1.0, 0.5) * 12 + (1.0,)
-    reports = [make_report(0, step_s=steps), make_report(1, step_s=steps, wall_s=wall_s)]
-    notes = collected(write_launch(tmp_path, *reports)).notes
-    assert [note.startswith("rank 1: the steps sum to 19.000 s") for note in notes] == [True] * told
-
-
-def test_of_ranks_that_tell_no_memory_there_is_none_and_no_note(tmp_path: Path) -> None:
-    run = collected(write_launch(tmp_path, *(make_report(rank, memory=None) for rank in (0, 1))))
-    assert (run.failure, run.memory, run.notes) == (None, (), ())
 
 
 @pytest.mark.parametrize(
@@ -412,44 +354,33 @@ def test_why_a_launch_was_killed_is_told_unless_a_rank_knows_better(
 # Metrics of other packages
 
 
-@pytest.fixture
-def extra(packages: Packages) -> None:
-    """Installs a metric that ranks record, and one that is read out of the launch."""
-    code = """
-        from perfsuite.results import Metric
+EXTRA = """
+    from perfsuite.results import Metric
 
-        def metric(name, **how):
-            return Metric(name=name, label=name, unit="", better="lower", judged="shown", **how)
+    def metric(name, **how):
+        return Metric(name=name, label=name, unit="", better="lower", judged="shown", **how)
 
-        EQUAL = metric("equal", across_ranks="equal", recorder=object)
-        STEPS = metric("steps", read=lambda run: run.figures.tokens_per_s)
-    """
+    EQUAL = metric("equal", across_ranks="equal", recorder=object)
+    STEPS = metric("steps", read=lambda run: run.figures.tokens_per_s)
+"""
+"""A metric that ranks record, and one that is read out of the launch."""
+
+
+def test_a_run_has_the_metrics_of_other_packages_that_its_case_file_names(
+    tmp_path: Path, packages: Packages
+) -> None:
     packages.install(
-        "extra-metrics", code, metrics="equal = extra_metrics:EQUAL\nsteps = extra_metrics:STEPS"
+        "extra-metrics", EXTRA, metrics="equal = extra_metrics:EQUAL\nsteps = extra_metrics:STEPS"
     )
-
-
-def write_extra(directory: Path, *values: float) -> RunDir:
-    reports = [make_report(rank, extra={"equal": value}) for rank, value in enumerate(values)]
-    run_dir = write_launch(directory, *reports)
+    run_dir = of_two(tmp_path / "a", {"extra": {"equal": 3.0}}, {"extra": {"equal": 3.0}})
     request = documents.read(run_dir.case, CaseFile)
     documents.write(run_dir.case, request.replace(metrics=("equal", "steps")))
-    return run_dir
-
-
-@pytest.mark.usefixtures("extra")
-def test_a_run_has_the_metrics_of_other_packages_that_its_case_file_names(tmp_path: Path) -> None:
-    run = collected(write_extra(tmp_path / "a", 3.0, 3.0))
+    run = collected(run_dir)
     assert run.failure is None
     assert run.figures.extra == {"equal": 3.0, "steps": run.figures.tokens_per_s}
-    plain = collected(write_launch(tmp_path / "b", make_report(0), make_report(1)))
-    assert plain.figures == run.figures.replace(extra={})
-
-
-@pytest.mark.usefixtures("extra")
-def test_ranks_that_disagree_on_a_metric_that_has_to_be_equal_are_a_failure(tmp_path: Path) -> None:
-    failure = collected(write_extra(tmp_path / "a", 3.0, 4.0)).failure
-    assert failure is not None
+    assert collected(both(tmp_path / "b")).figures == run.figures.replace(extra={})
+    documents.write(run_dir.rank(1), make_report(1, extra={"equal": 4.0}))
+    failure = failure_of(collected(run_dir))
     assert failure.kind == "ranks_disagree"
     assert failure.message.startswith("ranks disagree on equal (rank 0: 3, rank 1: 4)")
 
@@ -482,7 +413,7 @@ def test_why_a_launch_has_no_profile_is_said(
 
 
 def test_a_log_that_fills_the_disk_is_told(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path, make_report(0), make_report(1))
+    run_dir = both(tmp_path)
     for rank, size in ((0, LARGE_LOG_BYTES), (1, LARGE_LOG_BYTES + 1)):
         with run_dir.rank_log(rank).open("wb") as log:
             log.truncate(size)

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from perfsuite.analysis.figures import (
-    _energy_per_token_j,
-    _gpu_utilisation,
     extra_figures,
     figures_of,
     in_tf32,
@@ -23,9 +21,13 @@ from perfsuite.results.metric import Metric
 from perfsuite.results.rank_report import Flops, Memory, Observed
 from perfsuite.results.run import DeviceHealth, Figures, Health, Run
 from tests.analysis.test_health import make_health
-from tests.collected import FLOPS, collected, on_gpu
+from tests.collected import FLOPS, both, collected, on_gpu
 from tests.counted import make_counts, make_entries
 from tests.samples import make_case, make_gpu_machine, make_machine, make_report, make_run, write_launch
+
+GPUS = tuple(
+    DeviceHealth(index=index, utilisation=90.0 + index, energy_j=3000.0 + index) for index in range(3)
+)
 
 
 def make_metric(**changes: Any) -> Metric:
@@ -90,19 +92,30 @@ def test_medians_are_over_the_launches_that_have_a_figure() -> None:
     assert Figures.median_of([]) == Figures()
 
 
-def test_utilisation_and_energy_are_those_of_the_gpus_that_tell() -> None:
-    devices = tuple(
-        DeviceHealth(index=index, utilisation=90.0 + index, energy_j=3000.0 + index) for index in range(3)
-    )
-    told = make_health(devices=devices)
-    assert _gpu_utilisation(told) == 91
-    assert _energy_per_token_j(told, 100) == pytest.approx(9003 / 1900)
-    silent = make_health(devices=(*devices, DeviceHealth(index=3)))
-    assert _gpu_utilisation(silent) == 91
-    assert _energy_per_token_j(silent, 100) is None
-    for nothing in (None, make_health()):
-        assert _gpu_utilisation(nothing) is None
-        assert _energy_per_token_j(nothing, 100) is None
+@pytest.mark.parametrize(
+    ("changes", "utilisation", "energy"),
+    [
+        ({}, 91, 9003 / 1900),
+        ({"devices": (*GPUS, DeviceHealth(index=3))}, 91, None),
+        ({"devices": ()}, None, None),
+        ({"steps": 0}, 91, None),
+        ({"tokens": 0}, 91, None),
+    ],
+    ids=["all tell", "one is silent", "no GPU", "no step", "no token"],
+)
+def test_utilisation_and_energy_are_those_of_the_gpus_that_tell(
+    changes: dict[str, Any], utilisation: float | None, energy: float | None
+) -> None:
+    told = {"devices": GPUS, "steps": 19, "tokens": 100, **changes}
+    report = make_report(tokens_per_step=told.pop("tokens"))
+    figures = figures_of(make_run(health=make_health(**told)), [report], None)
+    assert figures.gpu_utilisation == utilisation
+    assert figures.energy_per_token_j == (None if energy is None else pytest.approx(energy))
+
+
+def test_without_health_there_is_neither_utilisation_nor_energy() -> None:
+    figures = figures_of(make_run(health=None), [make_report()], None)
+    assert (figures.gpu_utilisation, figures.energy_per_token_j) == (None, None)
 
 
 def synchronous(work_s: list[list[float]], late_s: list[list[float]]) -> list[list[float]]:
@@ -151,8 +164,7 @@ def test_figures_are_those_of_the_window(tmp_path: Path) -> None:
     measured = [0.1 + 0.0001 * step for step in range(22)]
     steps = (5.0, 4.0, 3.0, *measured)
     probes = (9.0,) * 3 + (0.02,) * 22
-    reports = [make_report(rank, step_s=steps, probe_s=probes) for rank in (0, 1)]
-    run = collected(write_launch(tmp_path, *reports))
+    run = collected(both(tmp_path, step_s=steps, probe_s=probes))
     figures = run.figures
     assert run.window == (3, 25)
     assert run.measured_steps == tuple(measured)
@@ -165,44 +177,41 @@ def test_figures_are_those_of_the_window(tmp_path: Path) -> None:
     assert figures.probe_s_p50 == 0.02
 
 
-def test_a_stall_shows_in_the_mean_and_not_in_the_median(tmp_path: Path) -> None:
-    steps = (0.1,) * 15 + (10.0,) + (0.1,) * 9
-    run = collected(write_launch(tmp_path, *(make_report(rank, step_s=steps) for rank in (0, 1))))
-    assert run.figures.tokens_per_s == pytest.approx(2560)
-    assert run.figures.tokens_per_s_mean == pytest.approx(256 * 23 / 12.2)
-    assert run.figures.step_jitter == 1  # one stall in 25 steps lies beyond the 95th percentile
+@pytest.mark.parametrize(
+    ("steps", "p50", "mean", "jitter"),
+    [
+        ((0.1,) * 15 + (10.0,) + (0.1,) * 9, 0.1, 12.2 / 23, 1),  # a stall beyond the 95th percentile
+        ((0.1,) * 20 + (0.3,) * 5, 0.1, 3.3 / 23, 3),
+    ],
+    ids=["a stall", "uneven steps"],
+)
+def test_a_stall_shows_in_the_mean_alone_and_uneven_steps_in_the_jitter(
+    tmp_path: Path, steps: tuple[float, ...], p50: float, mean: float, jitter: float
+) -> None:
+    figures = collected(both(tmp_path, step_s=steps)).figures
+    assert figures.tokens_per_s == pytest.approx(256 / p50)
+    assert figures.tokens_per_s_mean == pytest.approx(256 / mean)
+    assert figures.step_jitter == pytest.approx(jitter)
 
 
-def test_uneven_steps_show_in_the_jitter(tmp_path: Path) -> None:
-    steps = (0.1,) * 20 + (0.3,) * 5
-    run = collected(write_launch(tmp_path, *(make_report(rank, step_s=steps) for rank in (0, 1))))
-    assert run.figures.step_jitter == pytest.approx(3)
-
-
-def test_the_loss_is_the_mean_over_ranks_and_the_last_one_over_the_last_tenth(tmp_path: Path) -> None:
-    first = make_report(0, loss=tuple(8.0 - step * 0.1 for step in range(25)))
-    second = make_report(1, loss=tuple(6.0 - step * 0.1 for step in range(25)))
-    run = collected(write_launch(tmp_path, first, second))
+def test_the_loss_is_the_mean_over_ranks(tmp_path: Path) -> None:
+    reports = [make_report(rank, loss=tuple(8.0 - 2 * rank - n * 0.1 for n in range(25))) for rank in (0, 1)]
+    run = collected(write_launch(tmp_path, *reports))
     assert run.loss == pytest.approx([7.0 - step * 0.1 for step in range(25)])
-    assert run.figures.loss_first == pytest.approx(7.0)
-    assert run.figures.loss_last == pytest.approx((4.7 + 4.6) / 2)
+    assert (run.figures.loss_first, run.figures.loss_last) == pytest.approx((7.0, (4.7 + 4.6) / 2))
 
 
-def test_memory_is_that_of_the_rank_that_used_most(tmp_path: Path) -> None:
+def test_memory_is_that_of_the_rank_that_used_most_where_all_tell(tmp_path: Path) -> None:
     one = Memory(peak=10, reserved=40, alloc_retries=0, method="x")
     other = Memory(peak=20, reserved=30, alloc_retries=2, method="x")
     run = collected(write_launch(tmp_path, make_report(0, memory=one), make_report(1, memory=other)))
     figures = run.figures
     assert run.memory == (one, other)
-    assert (figures.peak_memory_bytes, figures.reserved_memory_bytes, figures.alloc_retries) == (20, 40, 2)
     assert run.notes == ("2 allocator retries: memory is nearly full, which slows steps down",)
-
-
-def test_memory_that_one_rank_did_not_tell_is_no_figure(tmp_path: Path) -> None:
+    assert (figures.peak_memory_bytes, figures.reserved_memory_bytes, figures.alloc_retries) == (20, 40, 2)
     run = collected(write_launch(tmp_path, make_report(0), make_report(1, memory=None)))
     assert run.failure is None
-    assert run.figures.peak_memory_bytes is None
-    assert run.figures.reserved_memory_bytes is None
+    assert (run.figures.peak_memory_bytes, run.figures.reserved_memory_bytes) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +221,7 @@ def test_memory_that_one_rank_did_not_tell_is_no_figure(tmp_path: Path) -> None:
 def test_mfu_only_where_the_peak_is_known(
     tmp_path: Path, flops: Flops | None, peak_flops: float | None, tflops: float | None, mfu: float | None
 ) -> None:
-    reports = [make_report(rank, flops=flops) for rank in (0, 1)]
-    figures = collected(write_launch(tmp_path, *reports, peak_flops=peak_flops)).figures
+    figures = collected(both(tmp_path, flops=flops, peak_flops=peak_flops)).figures
     assert figures.tflops_per_device == (None if tflops is None else pytest.approx(tflops))
     assert figures.mfu == (None if mfu is None else pytest.approx(mfu))
 
@@ -228,33 +236,23 @@ def test_the_share_of_the_roofline_only_where_the_peak_is_known(
     assert figures.roofline_share == (None if share is None else pytest.approx(share))
 
 
-@pytest.mark.parametrize(
-    ("step_s", "note"),
-    [
-        (
-            0.19,
-            "the measured window is 4 s, after 1 s of warm-up: a GPU's clocks and temperature "
-            "settle in 30 to 60 s; set steps=110 and max_warmup_steps=60, or more",
-        ),
-        (
-            1.0,
-            "the measured window is 20 s, after 3 s of warm-up: a GPU's clocks and temperature "
-            "settle in 30 to 60 s; set max_warmup_steps=20, or more",
-        ),
-        (3.4, None),
-    ],
+SHORT = (
+    "the measured window is 4 s, after 1 s of warm-up: a GPU's clocks and temperature "
+    "settle in 30 to 60 s; set steps=110 and max_warmup_steps=60, or more"
 )
+
+
+@pytest.mark.parametrize(("step_s", "notes"), [(0.19, (SHORT,)), (3.4, ())])
 def test_a_gpu_that_is_measured_before_it_settles_is_a_note(
-    tmp_path: Path, step_s: float, note: str | None
+    tmp_path: Path, step_s: float, notes: tuple[str, ...]
 ) -> None:
-    reports = [make_report(rank, step_s=(step_s,) * 25) for rank in (0, 1)]
-    run_dir = write_launch(tmp_path, *reports)
-    assert on_gpu(run_dir).notes == (() if note is None else (note,))
+    run_dir = both(tmp_path, step_s=(step_s,) * 25)
+    assert on_gpu(run_dir).notes == notes
     assert collected(run_dir).notes == ()
 
 
 def test_of_a_gpu_the_clock_in_the_window_and_the_memory_by_nvml_are_figures(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path, *(make_report(rank, clock="cuda events") for rank in (0, 1)))
+    run_dir = both(tmp_path, clock="cuda events")
     health = Health(
         samples=5,
         seconds=2.0,
@@ -316,16 +314,13 @@ def test_the_last_loss_is_the_mean_of_a_tenth_of_the_steps_and_of_one_at_least(
     assert (figures.loss_first, figures.loss_last) == (losses, last)
 
 
-def test_probes_are_those_of_the_window() -> None:
-    run = make_run(step_s=(0.1,) * 8, probe_s=(1.0, 2.0, 4.0, 5.0, 7.0, 20.0, 30.0, 40.0), window=(2, 5))
-    assert figures_of(run, [make_report()], None).probe_s_p50 == 5
-    assert figures_of(run.replace(probe_s=()), [make_report()], None).probe_s_p50 is None
-
-
-def test_the_cpu_time_is_that_of_the_median_step_of_the_window() -> None:
-    run = make_run(step_s=(0.1,) * 8, cpu_s=(9.0, 9.0, 0.4, 0.6, 0.5, 9.0, 9.0, 9.0), window=(2, 5))
-    assert figures_of(run, [make_report()], None).cpu_s_per_step == 0.5
-    assert figures_of(run.replace(cpu_s=()), [make_report()], None).cpu_s_per_step is None
+def test_probes_and_cpu_time_are_those_of_the_median_step_of_the_window() -> None:
+    series = {"probe_s": (1.0, 2.0, 4.0, 5.0, 7.0, 20.0), "cpu_s": (9.0, 9.0, 0.4, 0.6, 0.5, 9.0)}
+    run = make_run(step_s=(0.1,) * 6, window=(2, 5), **series)
+    figures = figures_of(run, [make_report()], None)
+    assert (figures.probe_s_p50, figures.cpu_s_per_step) == (5, 0.5)
+    figures = figures_of(run.replace(probe_s=(), cpu_s=()), [make_report()], None)
+    assert (figures.probe_s_p50, figures.cpu_s_per_step) == (None, None)
 
 
 def test_what_the_framework_reports_is_the_median_over_the_ranks_that_report() -> None:
@@ -354,19 +349,8 @@ def test_ten_seconds_of_warm_up_and_twenty_measured_settle_a_gpu(
     window = (start, start + measured)
     run = make_run(machine=make_gpu_machine(), step_s=(step_s,) * 30, window=window, counts=counts)
     warmup_s = step_s * (start - (4 if counted else 2))
-    assert [note.partition(": a GPU")[0] for note in settling_notes(run)] == (
-        [f"the measured window is {measured * step_s:.0f} s, after {warmup_s:.0f} s of warm-up"]
-        if options
-        else []
-    )
-    assert [f"set {' and '.join(options)}, or more" in note for note in settling_notes(run)] == (
-        [True] if options else []
-    )
-
-
-def test_energy_per_token_needs_gpus_steps_and_tokens() -> None:
-    known = make_health({"energy_j": 3800.0})
-    assert _energy_per_token_j(known, 100) == 2
-    assert _energy_per_token_j(known.replace(steps=0), 100) is None
-    assert _energy_per_token_j(known.replace(devices=()), 100) is None
-    assert _energy_per_token_j(known, 0) is None
+    told = [
+        f"the measured window is {measured * step_s:.0f} s, after {warmup_s:.0f} s of warm-up: a GPU's "
+        f"clocks and temperature settle in 30 to 60 s; set {' and '.join(options)}, or more"
+    ]
+    assert settling_notes(run) == (told if options else [])

@@ -5,27 +5,35 @@ from typing import Any
 import pytest
 
 from perfsuite.analysis import health
-from perfsuite.analysis.health import gpu_setup, hardware_fault, is_shared, machine_problems
-from perfsuite.results.run import DeviceHealth, Health
-from tests.samples import make_gpu_machine, make_machine
+from perfsuite.analysis.health import gpu_setup, hardware_fault, is_shared, machine_problems, unknown_health
+from perfsuite.case.case import Topology
+from perfsuite.results.run import DeviceHealth, Health, LaunchFile, Node
+from tests.samples import make_case, make_gpu_machine, make_machine, make_run
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "found"),
     [
-        "CUDA error: uncorrectable ECC error encountered",
-        "CUDA error: unspecified launch failure",
-        "nvmlDeviceGetPowerUsage: GPU is lost",
-        "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.",
-        "CUDA error: uncorrectable NVLink error detected during the execution",
-        "Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+        (f"Traceback\n  {said}\nmore", said)
+        for said in (
+            "CUDA error: uncorrectable ECC error encountered",
+            "CUDA error: unspecified launch failure",
+            "nvmlDeviceGetPowerUsage: GPU is lost",
+            "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.",
+            "CUDA error: uncorrectable NVLink error detected during the execution",
+            "Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+        )
+    ]
+    + [
+        ("one\n  Xid error 79  \nGPU is lost\n", "Xid error 79"),  # the first line
+        ("RuntimeError: CUDA error: device-side assert triggered", None),
+        ("", None),
     ],
 )
-def test_what_speaks_of_broken_hardware_is_found(said: str) -> None:
-    assert hardware_fault(f"Traceback\n  {said}\nmore") == said
-    assert hardware_fault("RuntimeError: CUDA error: device-side assert triggered") is None
+def test_the_first_line_that_speaks_of_broken_hardware_is_found(said: str, found: str | None) -> None:
+    assert hardware_fault(said) == found
 
 
 def make_health(device: dict[str, Any] | None = None, **changes: Any) -> Health:
@@ -33,73 +41,87 @@ def make_health(device: dict[str, Any] | None = None, **changes: Any) -> Health:
     return Health(**{"samples": 20, "seconds": 5.0, "steps": 19, "devices": devices, **changes})
 
 
-def test_nothing_known_is_not_unhealthy() -> None:
-    assert machine_problems(None, make_machine()) == []
-    assert machine_problems(make_health({}), make_gpu_machine()) == []
-
-
-@pytest.mark.parametrize(
-    "name", ["HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown"]
+NORMAL = (
+    *("SwPowerCap", "GpuIdle", "ApplicationsClocksSetting", "SyncBoost"),
+    *("DisplayClockSetting", "BoardLimit", "Reliability"),
 )
-def test_throttling_for_more_than_a_moment_is_unhealthy(name: str) -> None:
-    assert machine_problems(make_health({"throttled": {name: 0.05}}), make_gpu_machine()) == []
-    assert machine_problems(make_health({"throttled": {name: 0.06}}), make_gpu_machine()) == [
-        f"GPU 0 was throttled: {name} in 6% of samples (at most 5% is healthy)"
-    ]
+"""Reasons for a lower clock."""
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("device", "reason"),
     [
-        "SwPowerCap",
-        "GpuIdle",
-        "ApplicationsClocksSetting",
-        "SyncBoost",
-        "DisplayClockSetting",
-        "BoardLimit",
-        "Reliability",
+        ({}, None),
+        *(({"throttled": {name: 1.0}}, None) for name in NORMAL),
+        *(
+            ({"throttled": {name: share}}, reason)
+            for name in ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
+            for share, reason in (
+                (0.05, None),
+                (0.06, f"GPU 0 was throttled: {name} in 6% of samples (at most 5% is healthy)"),
+            )
+        ),
+        (
+            {"throttled": {"HwSlowdown": 0.5, "SwPowerCap": 1.0, "HwThermalSlowdown": 0.25}},
+            "GPU 0 was throttled: HwSlowdown in 50%, HwThermalSlowdown in 25% of samples (at most 5% is "
+            "healthy)",
+        ),
+        (
+            {"throttled": {"HwSlowdown": 0.5}, "temperature_c": 91.4, "sm_clock_mhz": 1200.0},
+            "GPU 0 was throttled: HwSlowdown in 50% of samples (at most 5% is healthy; up to 91 °C; median "
+            "clock 1200 MHz)",
+        ),
+        ({"foreign_memory_bytes": 256 * MIB}, None),
+        (
+            {"foreign_memory_bytes": 257 * MIB},
+            "GPU 0 was shared: other processes held 257.0 MiB (at most 256.0 MiB)",
+        ),
+        ({"held_before_bytes": GIB}, None),
+        (
+            {"held_before_bytes": 3 * GIB // 2, "held_before_by": (17, 4)},
+            "GPU 0: 1.50 GiB held before the launch by pid 17, 4 (at most 1.00 GiB is healthy; waited 30 s)",
+        ),
+        (
+            {"held_before_bytes": GIB + 1},
+            "GPU 0: 1.00 GiB held before the launch by no process that NVML lists (at most 1.00 GiB is "
+            "healthy; waited 30 s)",
+        ),
     ],
 )
-def test_reasons_that_are_normal(name: str) -> None:
-    assert machine_problems(make_health({"throttled": {name: 1.0}}), make_gpu_machine()) == []
-
-
-def test_a_little_foreign_memory_is_let_pass() -> None:
-    assert machine_problems(make_health({"foreign_memory_bytes": 256 * 2**20}), make_gpu_machine()) == []
-    assert (
-        len(machine_problems(make_health({"foreign_memory_bytes": 256 * 2**20 + 1}), make_gpu_machine())) == 1
-    )
-
-
-def test_a_busy_processor_is_unhealthy_where_it_trains() -> None:
-    busy = make_health(foreign_cpu=0.347, steal=0.12)
-    assert machine_problems(busy, make_machine()) == [
-        "other processes used 35% of the cores' time (at most 20% is healthy)",
-        "the hypervisor took 12% of the cores' time (steal; at most 10% is healthy)",
-    ]
-    assert machine_problems(busy, make_gpu_machine()) == []
-    assert machine_problems(make_health(foreign_cpu=0.2, steal=0.1), make_machine()) == []
+def test_what_is_wrong_with_a_gpu_is_told_with_its_values(device: dict[str, Any], reason: str | None) -> None:
+    told = [] if reason is None else [reason]
+    assert machine_problems(make_health(device), make_gpu_machine()) == told
 
 
 @pytest.mark.parametrize(
     ("health", "on_cpu", "on_gpu"),
     [
-        (None, False, False),
-        (make_health(), False, False),
-        (make_health(foreign_cpu=0.2, steal=0.1), False, False),
-        (make_health(foreign_cpu=0.21), True, False),
-        (make_health(steal=0.11), True, False),
-        (make_health({"foreign_memory_bytes": 256 * 2**20}), False, False),
-        (make_health({"foreign_memory_bytes": 2 * GIB}), False, True),
-        (make_health({"held_before_bytes": GIB}), False, False),
-        (make_health({"held_before_bytes": 2 * GIB}), False, True),
-        (make_health({"throttled": {"HwSlowdown": 1.0}}), False, False),
+        (None, [], False),
+        (make_health(), [], False),
+        (make_health(foreign_cpu=0.2, steal=0.1), [], False),
+        (
+            make_health(foreign_cpu=0.347),
+            ["other processes used 35% of the cores' time (at most 20%"],
+            False,
+        ),
+        (make_health(steal=0.12), ["the hypervisor took 12% of the cores' time (steal; at most 10% "], False),
+        (make_health(foreign_cpu=1.0, steal=1.0), ["other processes used", "the hypervisor took"], False),
+        (make_health({"foreign_memory_bytes": 256 * MIB}), [], False),
+        (make_health({"foreign_memory_bytes": 256 * MIB + 1}), None, True),
+        (make_health({"held_before_bytes": GIB}), [], False),
+        (make_health({"held_before_bytes": GIB + 1}), None, True),
+        (make_health({"throttled": {"HwSlowdown": 1.0}}), None, False),
     ],
 )
 def test_a_machine_is_shared_where_others_are_unhealthy_for_it(
-    health: Health | None, on_cpu: bool, on_gpu: bool
+    health: Health | None, on_cpu: list[str] | None, on_gpu: bool
 ) -> None:
-    assert is_shared(health, make_machine()) is on_cpu
+    """And cores are judged where they train; `on_cpu` is None for what only a GPU has."""
+    if on_cpu is not None:
+        problems = machine_problems(health, make_machine())
+        assert all(problem.startswith(told) for problem, told in zip(problems, on_cpu, strict=True))
+        assert machine_problems(health, make_gpu_machine()) == []
+    assert is_shared(health, make_machine()) is bool(on_cpu)
     assert is_shared(health, make_gpu_machine()) is on_gpu
 
 
@@ -131,52 +153,9 @@ def test_others_that_leave_ranks_of_gpus_less_than_a_core_each_are_unhealthy(
 
 def test_the_thresholds() -> None:
     """As the documentation tells them."""
-    assert health.THROTTLED_SHARE == 0.05
-    assert health.FOREIGN_MEMORY_BYTES == 256 * 2**20
-    assert health.FOREIGN_CPU_SHARE == 0.20
-    assert health.STEAL_SHARE == 0.10
-    assert (health.HELD_BYTES, health.FREE_S) == (2**30, 30)
-
-
-@pytest.mark.parametrize(
-    ("device", "reason"),
-    [
-        (
-            {"throttled": {"HwSlowdown": 0.5, "SwPowerCap": 1.0, "HwThermalSlowdown": 0.25}},
-            "GPU 0 was throttled: HwSlowdown in 50%, HwThermalSlowdown in 25% of samples (at most 5% is "
-            "healthy)",
-        ),
-        (
-            {"throttled": {"HwSlowdown": 0.5}, "temperature_c": 91.4},
-            "GPU 0 was throttled: HwSlowdown in 50% of samples (at most 5% is healthy; up to 91 °C)",
-        ),
-        (
-            {"throttled": {"HwSlowdown": 0.5}, "sm_clock_mhz": 1200.0},
-            "GPU 0 was throttled: HwSlowdown in 50% of samples (at most 5% is healthy; median clock 1200 "
-            "MHz)",
-        ),
-        (
-            {"foreign_memory_bytes": 256 * 2**20 + 2**20},
-            "GPU 0 was shared: other processes held 257.0 MiB (at most 256.0 MiB)",
-        ),
-        (
-            {"held_before_bytes": 3 * GIB // 2, "held_before_by": (17, 4)},
-            "GPU 0: 1.50 GiB held before the launch by pid 17, 4 (at most 1.00 GiB is healthy; waited 30 s)",
-        ),
-        (
-            {"held_before_bytes": GIB + 1},
-            "GPU 0: 1.00 GiB held before the launch by no process that NVML lists (at most 1.00 GiB is "
-            "healthy; "
-            "waited 30 s)",
-        ),
-    ],
-)
-def test_what_is_wrong_with_a_gpu_is_told_with_its_values(device: dict[str, Any], reason: str) -> None:
-    assert machine_problems(make_health(device), make_gpu_machine()) == [reason]
-
-
-def test_a_gpu_that_held_as_much_as_is_healthy_is_healthy() -> None:
-    assert machine_problems(make_health({"held_before_bytes": GIB}), make_gpu_machine()) == []
+    assert (health.THROTTLED_SHARE, health.FOREIGN_MEMORY_BYTES) == (0.05, 256 * MIB)
+    assert (health.FOREIGN_CPU_SHARE, health.STEAL_SHARE) == (0.20, 0.10)
+    assert (health.HELD_BYTES, health.FREE_S) == (GIB, 30)
 
 
 def test_every_gpu_is_looked_at() -> None:
@@ -187,40 +166,70 @@ def test_every_gpu_is_looked_at() -> None:
         assert is_shared(told, make_gpu_machine())
 
 
-@pytest.mark.parametrize(
-    ("shares", "problems"),
-    [
-        ({"foreign_cpu": 0.21, "steal": 0.1}, 1),
-        ({"foreign_cpu": 0.2, "steal": 0.11}, 1),
-        ({"foreign_cpu": None, "steal": None}, 0),
-        ({"foreign_cpu": 1.0, "steal": 1.0}, 2),
-    ],
-)
-def test_each_share_of_the_cores_has_its_own_bound(shares: dict[str, Any], problems: int) -> None:
-    told = make_health(**shares)
-    assert len(machine_problems(told, make_machine())) == problems
-    assert is_shared(told, make_machine()) == (problems > 0)
-
-
 def test_how_gpus_are_set_up_is_told_once_where_they_are_alike() -> None:
     assert gpu_setup(None) == gpu_setup(make_health()) == gpu_setup(make_health({})) == {}
     first = DeviceHealth(index=0, power_limit_w=700, sm_clock_limit_mhz=1980, ecc=True, persistence=False)
-    second = first.replace(index=1, power_limit_w=650.5, sm_clock_set_mhz=1590, ecc=False)
-    assert gpu_setup(make_health(devices=(first, first))) == {
-        "gpu_power_limit_w": "700",
-        "gpu_sm_clock_limit_mhz": "1980",
-        "gpu_ecc": "on",
-        "gpu_persistence": "off",
-    }
+    second = first.replace(index=1, power_limit_w=650.5, sm_clock_set_mhz=1590, ecc=False, nvlinks=0)
+    alike = {"gpu_power_limit_w": "700", "gpu_sm_clock_limit_mhz": "1980", "gpu_ecc": "on"}
+    assert gpu_setup(make_health(devices=(first, first))) == {**alike, "gpu_persistence": "off"}
     assert gpu_setup(make_health(devices=(first, second))) == {
         "gpu_power_limit_w": "650.5, 700",
         "gpu_sm_clock_limit_mhz": "1980",
         "gpu_sm_clock_set_mhz": "1590",
         "gpu_ecc": "off, on",
         "gpu_persistence": "off",
+        "gpu_nvlinks": "0",
     }
 
 
-def test_only_the_first_line_about_broken_hardware_is_told() -> None:
-    assert hardware_fault("") is None
-    assert hardware_fault("one\n  Xid error 79  \nGPU is lost\n") == "Xid error 79"
+# Several nodes
+
+OF_TWO_NODES = make_run(case=make_case(topology=Topology(nodes=2, processes_per_node=2)))
+
+
+def quiet(**changes: Any) -> Health:
+    return make_health(**{"foreign_cpu": 0.02, "steal": 0.0, **changes})
+
+
+def test_one_machine_has_no_nodes() -> None:
+    run = health.with_nodes(make_run(), {0: LaunchFile(host="here", health=quiet())}, {})
+    assert (run.nodes, run.health) == ((), quiet())
+    assert health.with_nodes(make_run(), {}, {}).health is None
+
+
+def test_a_node_whose_agent_wrote_nothing_keeps_its_place() -> None:
+    agents = {1: LaunchFile(host="n2", health=quiet())}
+    run = health.with_nodes(OF_TWO_NODES, agents, {0: "n1", 1: "n2"})
+    assert [node.name for node in run.nodes] == ["n1", "n2"]
+    assert run.health == quiet(node="n2", samples=0, notes=("n1: its health is unknown",))
+    assert unknown_health(run.health), "of one of them"
+    assert health.with_nodes(OF_TWO_NODES, agents, {}).nodes[0].name == "node 0"
+
+
+def test_the_worst_of_the_nodes_is_judged_and_named() -> None:
+    first = quiet(samples=10, job_cpu=0.9, load_average=1.0, notes=("a note",))
+    busy = {"seconds": 4.0, "foreign_cpu": 0.6, "steal": 0.2, "job_cpu": 0.3, "load_average": 4.0}
+    agents = {0: LaunchFile(host="n1", health=first), 1: LaunchFile(host="n2", health=quiet(**busy))}
+    run = health.with_nodes(OF_TWO_NODES, agents, {})
+    assert [(node.name, node.health) for node in run.nodes] == [("n1", first), ("n2", quiet(**busy))]
+    assert run.health == quiet(node="n2", samples=10, notes=("n1: a note",), **busy)
+    assert machine_problems(run.health, make_machine()) == [
+        "other processes used 60% of the cores' time of n2 (at most 20% is healthy)",
+        "the hypervisor took 20% of the cores' time of n2 (steal; at most 10% is healthy)",
+    ]
+
+
+def test_gpus_of_all_nodes_are_told_apart_and_the_slowest_clock_counts() -> None:
+    first = quiet(devices=(DeviceHealth(index=0),), sm_clocks_mhz=((1, 1900.0), (2, 1800.0)))
+    second = quiet(devices=(DeviceHealth(index=0),), sm_clocks_mhz=((2, 1700.0), (3, 1600.0)))
+    worst = health.worst([Node(name="n1", health=first), Node(name="n2", health=second)])
+    assert worst is not None
+    assert [device.name for device in worst.devices] == ["GPU 0 of n1", "GPU 0 of n2"]
+    assert worst.sm_clocks_mhz == ((1, 1900.0), (2, 1700.0), (3, 1600.0))
+
+
+def test_a_node_that_was_not_sampled_is_left_out() -> None:
+    assert health.worst([Node(name="n1"), Node(name="n2")]) is None
+    worst = health.worst([Node(name="n1"), Node(name="n2", health=quiet(foreign_cpu=None, steal=None))])
+    assert worst is not None
+    assert (worst.foreign_cpu, worst.node) == (None, "n2")

@@ -14,18 +14,33 @@ from tests.samples import deterministic
 SERIES = st.lists(st.floats(min_value=1e-6, max_value=1e3), min_size=2 * ROLL, max_size=60)
 
 
-def test_flat_from_the_start() -> None:
-    assert find_window([0.1] * 30, 20) == Window(UNMEASURED_STEPS, 30, True)
-
-
-def test_small_noise_is_flat() -> None:
-    series = [1 + 0.01 * (-1) ** step for step in range(40)]
-    assert find_window(series, 20) == Window(UNMEASURED_STEPS, 40, True)
-
-
-@pytest.mark.parametrize("slow", [1, 2, 3, 4, 7, 12])
-def test_slow_first_steps_are_left_out(slow: int) -> None:
-    assert find_window([0.5] * slow + [0.1] * 40, 20) == Window(max(slow, UNMEASURED_STEPS), slow + 40, True)
+@pytest.mark.parametrize(
+    ("series", "max_warmup", "start"),
+    [
+        pytest.param([0.1] * 30, 20, 2, id="flat"),
+        pytest.param([1 + 0.01 * (-1) ** step for step in range(40)], 20, 2, id="small noise"),
+        *(
+            pytest.param([0.5] * slow + [0.1] * 40, 20, max(slow, 2), id=f"{slow} slow steps")
+            for slow in (1, 2, 3, 4, 7, 12)
+        ),
+        pytest.param([0.8] * 8 + [1.0] * 40, 20, 8, id="a GPU that throttles after some steps"),
+        *(
+            pytest.param([1.0] * at + [10.0] + [1.0] * (39 - at), 20, 2, id=f"a slow step {at}")
+            for at in (0, 5, 19, 20, 25, 39)
+        ),
+        pytest.param([2.0] * 25 + [1.0] * 35, 20, 20, id="a warm-up longer than allowed"),
+        pytest.param([9.0] + [1.0] * 19, 0, 0, id="no warm-up allowed"),
+        pytest.param([0.0] * 20, 5, 2, id="an empty clock"),
+        # Steps of 0.9 and 1.1 s in turn: 0.2 s from step to step, 0.141 s around the level.
+        pytest.param([1.28] * 6 + [0.9, 1.1] * 20, 6, 2, id="within twice the noise"),
+        pytest.param([1.29] * 6 + [0.9, 1.1] * 20, 6, 6, id="beyond twice the noise"),
+        # In the third step the worker looks at what runs.
+        *(pytest.param([1.0] * 40, most, 2, id=f"a warm-up of up to {most}") for most in (2, 3, 20)),
+    ],
+)
+def test_warm_up_ends_where_the_series_becomes_flat(series: list[float], max_warmup: int, start: int) -> None:
+    assert find_window(series, max_warmup) == Window(start, len(series), True)
+    assert UNMEASURED_STEPS == 2
 
 
 def test_decaying_warm_up_ends_where_it_comes_within_the_bound() -> None:
@@ -33,24 +48,6 @@ def test_decaying_warm_up_ends_where_it_comes_within_the_bound() -> None:
     window = find_window(series, 30)
     assert window.steady
     assert series[window.start] <= 1 + FLAT < series[window.start - 3]
-
-
-def test_warm_up_that_starts_fast_is_left_out_too() -> None:
-    """A GPU that throttles after some steps: the window is where it has settled."""
-    assert find_window([0.8] * 8 + [1.0] * 40, 20) == Window(8, 48, True)
-
-
-@pytest.mark.parametrize("at", [0, 5, 19, 20, 25, 39])
-def test_one_slow_step_among_equal_ones_moves_nothing_else(at: int) -> None:
-    series = [1.0] * 40
-    series[at] = 10.0
-    window = find_window(series, 20)
-    assert (window.start, window.stop, window.steady) == (UNMEASURED_STEPS, 40, True)
-
-
-def test_slow_warm_up_longer_than_allowed_is_cut_at_the_bound() -> None:
-    window = find_window([2.0] * 25 + [1.0] * 35, 20)
-    assert window == Window(20, 60, True)
 
 
 @pytest.mark.parametrize(
@@ -75,19 +72,6 @@ def test_noise_is_no_drift(seed: int) -> None:
     window = find_window([3.0] * 4 + [math.exp(draw.gauss(0, 0.15)) for _ in range(60)], 10)
     assert window.steady
     assert 4 <= window.start <= 10
-
-
-@pytest.mark.parametrize("max_warmup", [2, 3, 20])
-def test_the_step_in_which_the_worker_looks_at_what_runs_is_never_measured(max_warmup: int) -> None:
-    assert find_window([1.0] * 40, max_warmup).start == UNMEASURED_STEPS == 2
-
-
-def test_no_warm_up_allowed() -> None:
-    assert find_window([9.0] + [1.0] * 19, 0) == Window(0, 20, True)
-
-
-def test_an_empty_clock_is_flat() -> None:
-    assert find_window([0.0] * 20, 5) == Window(UNMEASURED_STEPS, 20, True)
 
 
 @pytest.mark.parametrize(("count", "max_warmup"), [(0, 0), (9, 0), (29, 20), (20, -1)])
@@ -120,12 +104,6 @@ def test_the_median_of_the_window_is_that_of_the_flat_part(slow: list[float], fl
     window = find_window(series, len(slow))
     assert median(series[window.start :]) == 1.0
     assert window.steady
-
-
-@pytest.mark.parametrize(("first", "start"), [(1.28, UNMEASURED_STEPS), (1.29, 6)])
-def test_a_noisy_series_is_flat_within_twice_its_noise(first: float, start: int) -> None:
-    """Steps of 0.9 and 1.1 s in turn: 0.2 s from step to step, 0.141 s around the level."""
-    assert find_window([first] * 6 + [0.9, 1.1] * 20, 6) == Window(start, 46, True)
 
 
 @pytest.mark.parametrize(

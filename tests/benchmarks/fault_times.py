@@ -47,7 +47,7 @@ CASE = Case(
     max_warmup_steps=5,
     steps=20,
 )
-Breaks = Callable[[RunDir], None]
+Breaks = Callable[[RunDir], object]
 
 
 class Fault:
@@ -95,8 +95,12 @@ def show(name: str, break_one: Callable[[], tuple[float, str]]) -> None:
 
 def kill_rank(run_dir: RunDir) -> None:
     """End rank 1 as the kernel's OOM killer would."""
-    ((_, pid, _),) = [each for each in run_dir.all_stacks() if each[0] == 1]
-    os.kill(pid, 9)
+    os.kill(int(_pid(run_dir, 0)), 9)
+
+
+def _pid(run_dir: RunDir, node: int) -> str:
+    """The process of rank 1, on that node."""
+    return next(str(pid) for rank, pid, _ in run_dir.all_stacks(node) if rank == 1)
 
 
 def kill_agent(run_dir: RunDir) -> None:
@@ -117,45 +121,29 @@ def on_two_nodes(cluster: Cluster) -> None:
     os.environ.update(cluster.environment)
     allocation = Allocation(cluster)
 
-    def kill_rank_of_n2(run_dir: RunDir) -> None:
-        ((_, pid, _),) = run_dir.all_stacks(1)
-        cluster.on("n2", "kill", "-KILL", str(pid))
-
-    def kill_agent_of_n2(run_dir: RunDir) -> None:
-        allocation.agent("n2").kill()
-
-    def cancel_step(run_dir: RunDir) -> None:
-        cluster.run("scancel", allocation.step())
-
-    def lose_node(run_dir: RunDir) -> None:
-        cluster.kill_slurmd("n2")
-
-    def cancel_job(run_dir: RunDir) -> None:
-        cluster.run("scancel", allocation.job_id)
-
     faults: dict[str, Breaks | None] = {
-        "rank is killed on another node": kill_rank_of_n2,
-        "agent is killed on another node": kill_agent_of_n2,
-        "step is cancelled": cancel_step,
+        "rank is killed on another node": lambda run_dir: cluster.on("n2", "kill", "-9", _pid(run_dir, 1)),
+        "agent is killed on another node": lambda run_dir: allocation.agent("n2").kill(),
+        "step is cancelled": lambda run_dir: cluster.run("scancel", allocation.step()),
         "hang on several nodes": None,
-        "allocation is cancelled": cancel_job,
-        "node is lost": lose_node,
+        "allocation is cancelled": lambda run_dir: cluster.run("scancel", allocation.job_id),
+        "node is lost": lambda run_dir: cluster.kill_slurmd("n2"),
     }
     case = CASE.replace(topology=Topology(nodes=2, processes_per_node=1))
     machine = detect_cpu("of two nodes").replace(nodes=2)
 
-    def once(breaks: Breaks | None) -> tuple[float, str]:
+    def once(fault: str) -> tuple[float, str]:
         os.environ[JOB_ID] = allocation.job_id
-        found = seconds(case, machine, SlurmLauncher(), breaks)
-        if breaks == lose_node:
+        found = seconds(case, machine, SlurmLauncher(), faults[fault])
+        if fault == "node is lost":
             cluster.repair("n2")
-        if breaks in (cancel_job, lose_node):
+        if fault in ("allocation is cancelled", "node is lost"):
             allocation.release()
             allocation.renew()
         return found
 
-    for name, breaks in faults.items():
-        show(name, partial(once, breaks))
+    for fault in faults:
+        show(fault, partial(once, fault))
     allocation.release()
 
 

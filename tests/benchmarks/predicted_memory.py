@@ -13,7 +13,7 @@ from pathlib import Path
 from bench_cases.published import Row
 from perfsuite.dry.driver import dry_run
 from perfsuite.results.dry_facts import Fit
-from tests.test_published import BENCH_CASES, PUBLISHED, cases_of
+from tests.test_published import CASES, PUBLISHED
 
 MIB = 1 << 20
 HEADINGS = ("model", "batch", "published", "predicted", "error", "the card must have", "verdict")
@@ -21,13 +21,12 @@ HEADINGS = ("model", "batch", "published", "predicted", "error", "the card must 
 
 def main() -> None:
     """Print the table in Markdown, row by row."""
-    cases = cases_of(BENCH_CASES / "test_gpt_on_v100.py")
     (comparison,) = (each for each in PUBLISHED if each.name == "gpt-on-v100")
     for cells in (HEADINGS, ("---",) * len(HEADINGS)):
         print(f"| {' | '.join(cells)} |")
     for row in comparison.rows:
         with tempfile.TemporaryDirectory() as directory:
-            run = dry_run(cases[row.case], Path(directory))
+            run = dry_run(CASES[row.case], Path(directory))
         if run.dry_facts is None or run.dry_facts.fit is None:
             raise SystemExit(f"{row.case}: {run.failure.message if run.failure else 'nothing was predicted'}")
         print(f"| {' | '.join(_cells(row, run.dry_facts.fit))} |", flush=True)

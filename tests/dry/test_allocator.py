@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -78,23 +79,15 @@ def test_small_blocks_share_a_segment_and_never_use_a_large_one() -> None:
     assert cache.reserved == 34 * MIB
 
 
-def test_of_free_blocks_the_smallest_that_is_large_enough_is_taken() -> None:
+def test_of_free_blocks_the_smallest_that_is_large_enough_is_taken_of_equals_the_lowest_address() -> None:
     cache = CachingAllocator()
-    large, small, middle = cache.take(40 * MIB), cache.take(12 * MIB), cache.take(24 * MIB)
-    addresses = large.address, small.address, middle.address
-    for block in (large, small, middle):
+    blocks = [cache.take(size * MIB) for size in (40, 12, 24, 12)]
+    large, small, middle, equal = (block.address for block in blocks)
+    for block in reversed(blocks):
         cache.give_back(block)
-    assert cache.take(13 * MIB).address == addresses[2]
-    assert cache.take(12 * MIB).address == addresses[1]
-    assert cache.reserved == 76 * MIB
-
-
-def test_of_equal_free_blocks_the_lowest_address_is_taken() -> None:
-    cache = CachingAllocator()
-    first, second = cache.take(12 * MIB), cache.take(12 * MIB)
-    cache.give_back(second)
-    cache.give_back(first)
-    assert cache.take(12 * MIB).address == first.address
+    assert [cache.take(size * MIB).address for size in (13, 12, 12)] == [middle, small, equal]
+    assert cache.take(14 * MIB).address == large
+    assert cache.reserved == 88 * MIB
 
 
 def test_a_small_block_is_split_down_to_512_bytes() -> None:
@@ -159,34 +152,28 @@ def test_the_end_of_an_expandable_segment_is_taken_last() -> None:
     assert cache.reserved == 40 * MIB
 
 
-def test_a_log_is_replayed_from_its_start() -> None:
-    replayed = replay(log((1, 12 * MIB), (1, -12 * MIB), (2, 14 * MIB), at_start=(30 * MIB,)))
-    assert replayed == Replayed(allocated=44 * MIB, reserved=56 * MIB)
+STEP = tuple(MemoryChange(0, size, "forward") for size in (50 * MIB, -50 * MIB))
 
 
-def test_a_resize_to_nothing_and_back_is_a_death_and_a_birth() -> None:
-    there_and_back = replay(log((0, -30 * MIB), (1, 30 * MIB), (0, 30 * MIB), at_start=(30 * MIB,)))
-    assert there_and_back == Replayed(allocated=60 * MIB, reserved=60 * MIB)
-    dead = replay(log((0, -30 * MIB), (1, 30 * MIB), at_start=(30 * MIB,)))
-    assert dead == Replayed(allocated=30 * MIB, reserved=30 * MIB)
-
-
-def test_a_storage_that_grows_holds_both_blocks_for_a_moment() -> None:
-    assert replay(log((0, 10 * MIB), at_start=(20 * MIB,))).allocated == 50 * MIB
-
-
-def test_the_second_step_uses_what_the_first_one_left() -> None:
-    step = tuple(MemoryChange(0, size, "forward") for size in (50 * MIB, -50 * MIB))
-    assert replay(MemoryLog((), (step, step))).reserved == 50 * MIB
-
-
-def test_workspaces_are_allocated_for_good() -> None:
-    assert replay(log((0, 12 * MIB)), workspaces=[12 * MIB]) == Replayed(24 * MIB, 24 * MIB)
-
-
-def test_nothing_takes_nothing() -> None:
-    assert replay(log((0, 0))) == Replayed(0, 0)
-    assert replay(log()) == Replayed(0, 0)
+@pytest.mark.parametrize(
+    ("log", "workspaces", "allocated", "reserved"),
+    [
+        (log((1, 12 * MIB), (1, -12 * MIB), (2, 14 * MIB), at_start=(30 * MIB,)), (), 44, 56),
+        (log((0, -30 * MIB), (1, 30 * MIB), (0, 30 * MIB), at_start=(30 * MIB,)), (), 60, 60),
+        (log((0, -30 * MIB), (1, 30 * MIB), at_start=(30 * MIB,)), (), 30, 30),
+        (log((0, 10 * MIB), at_start=(20 * MIB,)), (), 50, 50),
+        (MemoryLog((), (STEP, STEP)), (), 50, 50),
+        (log((0, 12 * MIB)), [12 * MIB], 24, 24),
+        (log((0, 0)), (), 0, 0),
+        (log(), (), 0, 0),
+    ],
+    ids=[
+        *("from its start", "death and birth", "death", "both blocks for a moment", "second step"),
+        *("workspaces for good", "no bytes", "nothing"),
+    ],
+)
+def test_a_log_is_replayed(log: MemoryLog, workspaces: Sequence[int], allocated: int, reserved: int) -> None:
+    assert replay(log, workspaces=workspaces) == Replayed(allocated * MIB, reserved * MIB)
 
 
 sizes = st.integers(1, 64 * MIB) | st.integers(1, 2 * MIB) | st.sampled_from([512, MIB, 10 * MIB, 20 * MIB])

@@ -34,8 +34,7 @@ def test_a_gpu_has_its_memory_and_is_there_for_each_process() -> None:
     case = make_case(hardware="a100-80gb")
     machine, instead = pretended(case)
     assert (machine.device, machine.hardware_class, machine.architecture) == ("cuda", "a100-80gb-sxm", "sm80")
-    assert machine.memory_bytes == 80 << 30
-    assert machine.devices == case.topology.processes_per_node
+    assert (machine.memory_bytes, machine.devices) == (80 << 30, case.topology.processes_per_node)
     assert instead is None
 
 

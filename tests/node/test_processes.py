@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from perfsuite.analysis.stack_reader import read_stacks
+from perfsuite.analysis.cause import read_stacks
 from perfsuite.errors import LaunchError
 from perfsuite.node import processes
 from perfsuite.node.processes import (

@@ -55,15 +55,9 @@ def test_a_difference_has_a_sign() -> None:
     assert [signed(*each) for each in differences] == ["+1", "-3", "+128 bytes", "-1.00 MiB", "0 bytes"]
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [(0, "0"), (0.1234, "0.123"), (12.34, "12.3"), (99.96, "100"), (1234.5, "1,234"), (-0.5, "-0.5")],
-)
-def test_rate(value: float, words: str) -> None:
-    assert rate(value) == words
-
-
-def test_duration_is_in_milliseconds_up_to_ten_seconds() -> None:
+def test_rate_has_three_digits_and_a_duration_is_in_milliseconds_up_to_ten_seconds() -> None:
+    values = (0, 0.1234, 12.34, 99.96, 1234.5, -0.5)
+    assert [rate(value) for value in values] == ["0", "0.123", "12.3", "100", "1,234", "-0.5"]
     assert [duration(seconds) for seconds in (0.0123, 1.5, 12)] == ["12.3 ms", "1,500.0 ms", "12.00 s"]
 
 

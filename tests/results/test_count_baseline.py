@@ -34,9 +34,6 @@ def test_a_baseline_is_the_newest_launch_and_says_where_the_others_differ() -> N
     assert made.unsteady == ("host reads in forward",)
     assert made.versions == {"torch": "2.13.0", "transformers": "5.23.0"}
     assert (made.method, made.is_dry, made.accepted) == ("dispatch-1", False, accepted)
-
-
-def test_a_dry_run_has_a_target_of_its_own() -> None:
     dry = from_runs([launch(dry=True)])
     assert (dry.target, dry.is_dry) == ("dry-cpu", True)
 
@@ -60,12 +57,8 @@ def test_versions_are_of_the_packages_whose_code_makes_a_step() -> None:
     lightning = {"framework": Lightning(strategy="ddp"), "model": "llama-tiny"}
     assert versions(lightning, **installed) == {"torch": "2.13.0", "transformers": "5", "lightning": "3"}
     tuned = {"model": "llama-tiny", "lora": LoRA(rank=4, alpha=8), "quantization": "4bit"}
-    assert list(versions({"framework": "ddp", **tuned}, **installed)) == [
-        "torch",
-        "transformers",
-        "peft",
-        "bitsandbytes",
-    ]
+    packages = ["torch", "transformers", "peft", "bitsandbytes"]
+    assert list(versions({"framework": "ddp", **tuned}, **installed)) == packages
     assert versions_of(launch(observed=None)) == {}
 
 
@@ -119,9 +112,8 @@ def test_a_bad_file_is_an_error_that_names_the_field(
 ) -> None:
     file = tmp_path / "x.json"
     file.write_text(json.dumps({**documents.plain(baseline_of()), **changes}))
-    with pytest.raises(FileError) as caught:
+    with pytest.raises(FileError, match=f"^{file}: {message}"):
         documents.read(file, CountBaseline)
-    assert str(caught.value).startswith(f"{file}: {message}")
 
 
 def test_a_peak_that_hardly_differs_is_steady() -> None:

@@ -18,15 +18,10 @@ from perfsuite.results.outcome import (
 )
 from tests.samples import make_run
 
-EXCUSES = set(get_args(Excuse))
 
-
-def test_every_outcome_and_every_excuse_has_a_style() -> None:
-    assert set(STYLES) == set(get_args(Outcome)) | EXCUSES
-    assert [style.word for style in STYLES.values()] == list(WORST_FIRST)
-
-
-def test_the_order_is_from_the_worst_to_the_best() -> None:
+def test_every_outcome_and_every_excuse_has_a_style_from_the_worst_to_the_best() -> None:
+    assert set(STYLES) == set(get_args(Outcome)) | set(get_args(Excuse))
+    assert tuple(style.word for style in STYLES.values()) == WORST_FIRST
     assert (
         *("failed", "regressed", "unhealthy", "undecided", "inconclusive", "improved"),
         *("known issue", "out of memory", "recorded", "passed"),
@@ -35,39 +30,27 @@ def test_the_order_is_from_the_worst_to_the_best() -> None:
 
 def test_nobody_needs_to_act_upon_what_is_excused_recorded_or_passed() -> None:
     assert {"known issue", "out of memory", "recorded", "passed"} == QUIET
+    assert {"failed", "unhealthy"} == UNMEASURED
 
 
 def test_each_letter_stands_for_one_outcome_and_is_none_of_pytests() -> None:
-    letters = [style.letter for style in STYLES.values() if style.letter is not None]
-    assert sorted(letters) == ["I", "R", "U", "i", "r"]
-    assert not set(letters) & set(".FEsxX")
+    """pytest has its own for failed, passed and excused."""
+    letters = {style.word: style.letter for style in STYLES.values() if style.letter is not None}
+    measured = ("inconclusive", "regressed", "unhealthy", "improved", "recorded")
+    assert letters == dict(zip(measured, "IRUir", strict=True))
+    assert not set(letters.values()) & set(".FEsxX")
 
 
-@pytest.mark.parametrize("word", sorted(EXCUSES | {"failed", "passed", "undecided"}))
-def test_pytest_has_its_own_letter_for_failed_passed_and_excused(word: str) -> None:
-    assert STYLES[word].letter is None
-
-
-def test_what_says_nothing_of_speed_is_no_quiet_outcome() -> None:
-    assert {"failed", "unhealthy"} == UNMEASURED
-    assert not UNMEASURED & QUIET
+def make_check(**changes: Any) -> Check:
+    values = {"metric": "x", "label": "x", "unit": "", "outcome": "passed", "measured": 1, "baseline": 1}
+    return Check(**{**values, "allowed": 0.03, **changes})
 
 
 @pytest.mark.parametrize(("detectable", "blind"), [(None, False), (0.03, False), (0.031, True)])
 def test_a_gate_is_blind_that_finds_no_change_as_small_as_its_tolerance(
     detectable: float | None, blind: bool
 ) -> None:
-    check = Check(
-        metric="x",
-        label="x",
-        unit="",
-        outcome="passed",
-        measured=1,
-        baseline=1,
-        allowed=0.03,
-        minimum_detectable=detectable,
-    )
-    assert check.blind is blind
+    assert make_check(minimum_detectable=detectable).blind is blind
 
 
 def test_launches_are_counted_from_1_where_some_are_no_evidence() -> None:
@@ -90,10 +73,7 @@ def test_launches_are_counted_from_1_where_some_are_no_evidence() -> None:
 def test_times_are_recorded_though_counts_improved(
     outcome: Any, checks: tuple[Any, ...], recorded: bool
 ) -> None:
-    made = tuple(
-        Check(metric="x", label="x", unit="", outcome=each, measured=1, baseline=None, allowed=0.03)
-        for each in checks
-    )
+    made = tuple(make_check(outcome=each, baseline=None) for each in checks)
     assert Verdict(outcome=outcome, launches=1, checks=made).is_recorded is recorded
 
 

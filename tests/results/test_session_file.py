@@ -47,11 +47,7 @@ def test_measured_steps_are_those_in_the_windows_of_all_launches() -> None:
     first = make_run(step_s=(9.0, 0.1, 0.2), window=(1, 3))
     second = make_run(step_s=(8.0, 8.0, 0.3), window=(2, 3))
     assert make_result(first, second, before=None).measured_steps == [0.1, 0.2, 0.3]
-
-
-def test_a_result_without_launches_has_no_figures_and_no_steps() -> None:
-    assert never_run().figures == Figures()
-    assert never_run().measured_steps == []
+    assert (never_run().measured_steps, never_run().figures) == ([], Figures())
 
 
 @pytest.mark.parametrize(
@@ -66,9 +62,6 @@ def test_a_result_without_launches_has_no_figures_and_no_steps() -> None:
 def test_figures_are_evidence_unless_there_is_a_reason(changes: dict[str, Any], reason: str | None) -> None:
     result = make_result(now(), now())
     assert result.replace(verdict=Verdict(launches=2, **changes)).no_evidence == reason
-
-
-def test_an_injected_fault_in_any_launch_is_no_evidence() -> None:
     assert make_result(now(), now().replace(inject="stall=10")).no_evidence == "a fault was injected"
 
 
@@ -154,6 +147,7 @@ def test_json_of_a_case_that_was_never_launched() -> None:
     assert (told["outcome"], told["runs"]) == ("failed", [])
     assert (told["verdict"]["failure"], told["verdict"]["launches"]) == ("no_baseline", 0)
     assert set(told["figures"].values()) == {None}
+    assert (never_run().hardware_class, make_result(now()).hardware_class) == (None, "cpu-test-2c")
 
 
 def test_json_keeps_the_order_and_tells_what_was_skipped() -> None:
@@ -164,23 +158,11 @@ def test_json_keeps_the_order_and_tells_what_was_skipped() -> None:
 
 
 @pytest.mark.parametrize("status", ["complete", "interrupted"])
-def test_json_of_nothing(status: str) -> None:
+def test_json_of_nothing_is_clean_and_was_not_interrupted_unless_it_says_so(status: str) -> None:
     written = strict([], status=status)
     assert (written["results"], written["skipped"], written["status"]) == ([], [], status)
-
-
-def test_a_session_is_clean_and_was_not_interrupted_unless_it_says_so() -> None:
-    written = strict([])
-    assert (written["dirty"], written["interrupted_case"], written["interrupted_launches"]) == (
-        False,
-        None,
-        [],
-    )
-
-
-def test_the_hardware_class_is_known_of_what_was_launched() -> None:
-    assert make_result(now()).hardware_class == "cpu-test-2c"
-    assert never_run().hardware_class is None
+    assert (written["dirty"], written["interrupted_case"]) == (False, None)
+    assert written["interrupted_launches"] == []
 
 
 def test_one_launch_that_others_disturbed_is_enough_where_none_counts() -> None:

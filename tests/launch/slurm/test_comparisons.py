@@ -16,8 +16,7 @@ from perfsuite.results.store import BaselineStore
 from perfsuite.verdict.exact import check
 from tests.launch.slurm.allocation import Allocation
 from tests.samples import make_result
-from tests.test_bench_cases import CASES
-from tests.test_published import BENCH_CASES, PUBLISHED
+from tests.test_published import BENCH_CASES, CASES, PUBLISHED
 
 TWINS = sorted(
     {row.two_node_twin for comparison in PUBLISHED for row in comparison.rows if row.two_node_twin}
