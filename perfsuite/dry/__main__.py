@@ -27,13 +27,19 @@ def main() -> None:
     given = parser.parse_args()
     leash.die_with_parent()
     run_dir = RunDir(given.run_dir)
-    topology = documents.read(run_dir.case, CaseFile).case.topology
-    machine = pretended_gpu(given.gpu, topology) if given.gpu else pretended_cpu(topology)
+    case = documents.read(run_dir.case, CaseFile).case
+    machine = pretended_gpu(given.gpu, case.topology) if given.gpu else pretended_cpu(case.topology)
     if given.gpu:
         guard.load()
-    from perfsuite.dry import rank
+    from perfsuite.dry.rank import DryRank
+    from perfsuite.worker.rank import empty_report, failure_of, write_failure
 
-    rank.main(run_dir, given.rank, machine)
+    report = empty_report(given.rank, case.topology.world_size)
+    try:
+        documents.write(run_dir.rank(given.rank), DryRank(case, report, machine, run_dir.path).counted())
+    except BaseException as error:
+        write_failure(run_dir, report, failure_of(error, given.rank))
+        raise
     sys.stdout.flush()
     os._exit(0)  # autograd's thread of a device that is not there does not end
 

@@ -15,40 +15,22 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from perfsuite import documents
-from perfsuite.case.case import Case, CaseFile
+from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.dry import cuda, group, values
 from perfsuite.dry.fit import predict
 from perfsuite.errors import DryRunError, MismatchError
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, Workload, framework_of
 from perfsuite.frameworks.common import finetuning
-from perfsuite.frameworks.common.model import DTYPES, model_without_weights
+from perfsuite.frameworks.common.model import DTYPES, dtype_name, model_without_weights
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import Observed, RankReport
-from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import software
 from perfsuite.worker.counting import Counting
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.observe import owner, wrapping
-from perfsuite.worker.rank import empty_report, failure_of, write_failure
 from perfsuite.worker.recorder import Recorder
-from perfsuite.worker.second_step import dtype_name
 from perfsuite.worker.timers import HostTimer
-
-
-def main(run_dir: RunDir, rank: int, machine: Machine) -> None:
-    """Run `run_dir.case` dry as `rank`, on a pretended `machine`; write its report into the same directory.
-
-    Once per process, in which nothing else can be done afterwards.
-    """
-    case = documents.read(run_dir.case, CaseFile).case
-    report = empty_report(rank, case.topology.world_size)
-    try:
-        documents.write(run_dir.rank(rank), DryRank(case, report, machine, run_dir.path).counted())
-    except BaseException as error:
-        write_failure(run_dir, report, failure_of(error, rank))
-        raise
 
 
 class Enough(BaseException):

@@ -191,7 +191,7 @@ def places(
         raise FileError(f"no history in {history}. Add sessions to one: perfsuite history add")
     hashes = "[0-9a-f]" * 40 + "*"  # other files may be there: it may be a branch of a repository
     files = sorted(history.glob(f"{hardware_class}/{hashes}/*.json"), key=lambda file: file.name)
-    sessions = [Place(file, *file.parts[-3:-1], file.name[:8]) for file in files]
+    sessions = [Place(file, file.parts[-3], file.parts[-2], file.name[:8]) for file in files]
     sessions = [place for place in sessions if place.commit.startswith(commit.lower())]
     return [place for place in sessions if since is None or place.day >= f"{since:%Y%m%d}"]
 

@@ -177,7 +177,7 @@ def _calls_table(counts: Counts) -> Table:
 
 def _work_table(counts: Counts) -> Table:
     work = (counts.flops, counts.kernels, counts.host_reads)
-    done = {phase: [each.get(phase, 0) for each in work] for phase in PHASES}
+    done: dict[str, list[int]] = {phase: [each.get(phase, 0) for each in work] for phase in PHASES}
     done["step"] = [sum(each.values()) for each in work]
     rows = [
         (name, amount(computed, "FLOP"), amount(kernels, "calls"), amount(reads, "calls"))

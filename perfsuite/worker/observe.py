@@ -21,13 +21,14 @@ from perfsuite.frameworks.common import finetuning
 from perfsuite.frameworks.common.model import (
     COMPUTE_DTYPES,
     DTYPES,
+    dtype_name,
     has_attention,
     is_checkpointed,
 )
 from perfsuite.results.rank_report import Evidence, Observed
 from perfsuite.worker import deepspeed, replicas, software
 from perfsuite.worker.optimizers import living
-from perfsuite.worker.second_step import NO_LINEAR, SecondStep, dtype_name, layers
+from perfsuite.worker.second_step import NO_LINEAR, SecondStep, layers
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from perfsuite.frameworks.common import finetuning
+from perfsuite.frameworks.common.model import dtype_name
 
 NOT_OBSERVED = "not observed (compiled)"
 NO_LINEAR = "not observed (no linear layer)"
@@ -206,8 +207,3 @@ def _containers(module: nn.Module) -> Iterator[list[nn.Module]]:
 
 def _linears(module: nn.Module) -> list[nn.Module]:
     return list(filter(finetuning.is_linear, module.modules()))
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Without `torch.`."""
-    return str(dtype).removeprefix("torch.")

@@ -13,7 +13,6 @@ from perfsuite.frameworks import LaunchPlan
 from perfsuite.frameworks.fake import Fake
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
-from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.main import _check_boundaries
 from tests.packages import Packages
 from tests.worker.test_rank import simulated
@@ -106,7 +105,7 @@ def test_a_framework_that_does_not_end_its_steps_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Fake, "plan", lambda framework, case: LaunchPlan(clock="framework"))
-    rank = simulated(RunDir(tmp_path))
+    rank = simulated(tmp_path)
     rank.start()
     rank.workload.run(rank.case.total_steps - 1)
     with pytest.raises(

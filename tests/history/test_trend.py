@@ -239,7 +239,8 @@ def test_a_baseline_with_more_memory_accepts_more_memory(
 def test_a_baseline_that_lacks_a_figure_accepts_no_worsening_of_it(root: Path, tmp_path: Path) -> None:
     for lacks in ("tokens_per_s", "peak_memory_bytes"):
         for case in CASES[:2]:
-            keep_baseline(tmp_path, case, **{"tokens_per_s": 1.0, "peak_memory_bytes": 1e15, lacks: None})
+            has: dict[str, Any] = {"tokens_per_s": 1.0, "peak_memory_bytes": 1e15, lacks: None}
+            keep_baseline(tmp_path, case, **has)
         slower, larger = trend(root / "history", baselines=tmp_path).findings
         assert (slower.accepted, larger.accepted) == (lacks != "tokens_per_s", lacks != "peak_memory_bytes")
 

@@ -128,7 +128,7 @@ def test_a_step_in_tables() -> None:
         ("step", "551.0 TFLOP", "11,891", "1"),
     ]
     assert "Copied cpu to cuda: 2 times." in tables[1].caption
-    assert dict(memory) == {
+    assert {row[0]: row[1] for row in memory} == {
         "peak, in backward": "41.0 GiB",
         "saved for backward": "30.0 GiB",
         "more after the step than before": "0 bytes",
@@ -141,7 +141,8 @@ def test_a_compiled_step_has_a_table_of_what_was_compiled_and_none_of_memory() -
     _, work, compiled = counts.tables(make_counts(memory=None, compiled=make_compiled()))
     assert work.caption.endswith("Kernels are those outside of compiled code. Copied cpu to cuda: 2 times.")
     made = {"graphs": "2", "recompilations": "1", "generated kernels": "31", "calls of other kernels": "28"}
-    assert dict(compiled.rows) == {**made, "graph break: data-dependent branch": "1"}
+    shown = {row[0]: row[1] for row in compiled.rows}
+    assert shown == {**made, "graph break: data-dependent branch": "1"}
 
 
 # What a verdict says of it

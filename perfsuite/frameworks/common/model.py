@@ -36,6 +36,11 @@ _ROPE = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})
 """What files from before transformers 5 have in place of `rope_parameters`; transformers converts it."""
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Without `torch.`."""
+    return str(dtype).removeprefix("torch.")
+
+
 def transformers_config(model: Model) -> Any:
     """Return the transformers configuration object of `model`. Raise `MismatchError` for an unknown key.
 

@@ -116,7 +116,8 @@ def steps(run: Run, *, key: str, title: str, range_s: tuple[float, float], band:
         body.append(_rect("band", LEFT, upper, x.end - LEFT, lower - upper))
         body.append(_line("baseline", LEFT, lower, x.end, lower))
     body += [*_axes(x, y, unit), *_curve([step * factor for step in run.step_s], x, y)]
-    for at in map(x, beyond(run, range_s[1])):
+    for step in beyond(run, range_s[1]):
+        at = x(step)
         points = f"{at - 4:.1f},{y.end + 7:.1f} {at + 4:.1f},{y.end + 7:.1f} {at:.1f},{y.end:.1f}"
         body.append(Markup('<polygon class="off" points="{}"/>').format(points))
     return _image(key, title, _description(run, band), body)

@@ -8,7 +8,7 @@ import pytest
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.results.baseline import from_runs
-from perfsuite.results.profile import ProfileBaseline, RankProfile, RankProfileFile
+from perfsuite.results.profile import Profile, ProfileBaseline, RankProfileFile
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Health
 from perfsuite.results.run_dir import RunDir
@@ -208,7 +208,7 @@ def test_metrics_of_other_packages_are_shown_and_a_worse_one_needs_a_reason(
     told("accept")
 
 
-def write_profile(profile: RankProfile) -> None:
+def write_profile(profile: Profile) -> None:
     """A launch for a profile, whose ranks all have this one."""
     run_dir = RunDir.of_profile(Path(".perfsuite/runs/1", CASE.id))
     documents.write(run_dir.case, CaseFile(case=CASE, device="cpu", profile=True))

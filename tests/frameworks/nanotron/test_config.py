@@ -35,7 +35,7 @@ def made(framework: Nanotron, processes: int = 2, **changes: Any) -> dict[str, A
 
 
 def test_the_configuration_of_a_case() -> None:
-    parallelism = {
+    parallelism: dict[str, Any] = {
         "dp": 2,
         "tp": 2,
         "pp": 2,
@@ -43,7 +43,7 @@ def test_the_configuration_of_a_case() -> None:
         "tp_linear_async_communication": True,
         "pp_engine": "afab",
     }
-    in_optimizer = {"zero_stage": 1, "accumulate_grad_in_fp32": True}
+    in_optimizer: dict[str, Any] = {"zero_stage": 1, "accumulate_grad_in_fp32": True}
     options = Nanotron(**parallelism, **in_optimizer, log_interval=5)
     config = made(options, 8, precision="bf16", gradient_accumulation=4, learning_rate=3e-4, seed=7)
     assert config["parallelism"] == parallelism

@@ -6,7 +6,8 @@ import pytest
 
 from perfsuite import Nanotron
 from perfsuite.results.run import Run
-from tests.frameworks.nanotron.test_adapter import SMALL, measured
+from tests.frameworks.nanotron.test_adapter import SMALL
+from tests.frameworks.test_base import measured
 
 
 @pytest.fixture(scope="module")
