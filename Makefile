@@ -13,7 +13,7 @@ DRY_CI = (accelerate-ddp or accelerate-fsdp1 or ddp-gpt2 or fsdp-shard_grad_op) 
 	or llama-3.2-1b and ddp and 1x8 and (lora and not 4bit and not 8bit or selective-op) \
 	or llama-3-8b and every-2 and (fsdp2 or torchtitan)
 # compileall: once for the thousands of processes that import it
-TESTS = .venv/bin/python -m compileall -q perfsuite && .venv/bin/pytest tests --numprocesses=2 --dist=worksteal
+TESTS = .venv/bin/python -m compileall -q perfsuite && .venv/bin/pytest tests --numprocesses=3 --dist=worksteal
 AS_PERFSUITE = -c user.name=perfsuite -c user.email=perfsuite@users.noreply.github.com
 export BASE CASES HARDWARE OUT REASON TAG
 
@@ -32,9 +32,9 @@ comparisons: .venv/installed  ## the tiny twins of the published comparisons, on
 
 quick: .venv/installed  ## the unit tests of the rooms that differ from BASE (main), and of those above
 	tests=$$(.venv/bin/python -m tests.changed $(BASE)) && { [ -z "$$tests" ] || \
-		.venv/bin/pytest $$tests -m unit --numprocesses=2 $(ARGS) || [ $$? -eq 5 ]; }
+		.venv/bin/pytest $$tests -m unit --numprocesses=3 $(ARGS) || [ $$? -eq 5 ]; }
 
-unit: .venv/installed  ## all tests that start no process (three minutes)
+unit: .venv/installed  ## all tests that start no process (a minute)
 	$(TESTS) -m unit $(ARGS)
 
 smoke: .venv/installed  ## a launch of each framework, and the main paths
@@ -73,7 +73,7 @@ dist: .venv-dist/installed  ## TAG=v0.1.0: sdist and wheel in dist/, checked; wi
 		{ echo "the tag is $$TAG, __version__ in perfsuite/__init__.py makes $$version: change one of them"; exit 1; }
 
 test-lowest test-newest: test-%: .venv-%/installed
-	.venv-$*/bin/pytest tests --numprocesses=2 -m "not simulation and not browser" $(ARGS)
+	.venv-$*/bin/pytest tests --numprocesses=3 -m "not simulation and not browser" $(ARGS)
 
 mutants: .venv/installed  ## SAMPLE=90 SEED=1: change one token at a time, and list what no unit test notices
 	nice -n 10 .venv/bin/python -m tests.mutants --sample $(SAMPLE) --seed $(SEED) $(ARGS)
