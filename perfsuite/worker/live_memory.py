@@ -2,6 +2,9 @@
 
 Each storage counts once, however many tensors share it. Which storages are gradients or optimizer state is
 known only at the end of a step; so the log of a step is replayed then, and its peak told with its parts.
+
+A batch from a worker of a `DataLoader` arrives when that is done, in this step or in another: rebuilt by
+`aten.set_` around shared memory. So what is in shared memory when it is first seen counts as no bytes.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from perfsuite.results.counts import Phase, StepMemory
 from perfsuite.results.memory_log import MemoryChange, MemoryLog
 from perfsuite.worker.replicas import local
 
-PERMANENT = ("parameter", "gradient", "optimizer state")
+RECEIVED, UNSHARDED, COMMUNICATION, KEPT = "received", "unsharded", "communication", "kept"
+PERMANENT = ("parameter", "gradient", "optimizer state", RECEIVED)
 """Parts that a storage stays in, whatever is done with it."""
-UNSHARDED, COMMUNICATION, KEPT = "unsharded", "communication", "kept"
 
 
 class LiveMemory:
@@ -42,7 +45,8 @@ class LiveMemory:
     def see(self, tensor: Tensor, part: str, *, born: bool = False) -> None:
         """Note a tensor that an operator takes, or makes (`born`). `part` is used if it is new."""
         if (storage := _storage(tensor)) is not None:
-            self._see_storage(storage, part, born=born)
+            is_received = storage.device.type == "cpu" and storage.is_shared()
+            self._see_storage(storage, RECEIVED if is_received else part, born=born)
 
     def resized(self, storage: Any, size: int) -> None:
         """Note that a storage is about to be resized to so many bytes."""
@@ -87,8 +91,11 @@ class LiveMemory:
         address, size = storage._cdata, storage.nbytes()
         if address in self._living:
             known, _ = self._living[address]
-            self._change(known, size)  # grown by an `out=` that was too small
+            if self._part[known] != RECEIVED:
+                self._change(known, size)  # grown by an `out=` that was too small
             return known
+        if part == RECEIVED:
+            size = 0
         number = len(self._bytes)
         self._part.append(part)
         self._bytes.append(0)

@@ -4,7 +4,7 @@ import pytest
 
 from perfsuite.analysis.trace import LONGEST_NAME, reduced
 from perfsuite.errors import ReportError
-from perfsuite.results.profile import Profile, Work
+from perfsuite.results.profile import Profile, StepSplit, Work
 from tests.traces import GLOO, MAIN, annotation, cpu_step, cpu_trace, event, gpu_trace, steps
 
 
@@ -13,20 +13,17 @@ def work(profile: Profile, name: str) -> Work:
     return found
 
 
-def work_of(profile: Profile, sync: str) -> Work:
-    (found,) = [each for each in profile.host_syncs if each.name == sync]
-    return found
-
-
 def test_the_parts_of_a_step_on_a_cpu_add_up_to_it() -> None:
     split = reduced(cpu_trace(), "cpu").split
-    assert split.step_us == 1000
-    assert split.data_wait_us == 100
-    assert split.compute_us == 300  # of the main thread: what gloo's thread copies is communication
-    assert split.optimizer_us == 100
-    assert split.exposed_us == {"all_reduce": 300}
-    assert split.hidden_us == {"all_reduce": 100}
-    assert split.other_us == 200
+    assert split == StepSplit(
+        step_us=1000,
+        data_wait_us=100,
+        compute_us=300,  # of the main thread: what gloo's thread copies is communication
+        optimizer_us=100,
+        exposed_us={"all_reduce": 300},
+        hidden_us={"all_reduce": 100},
+        other_us=200,
+    )
     assert sum(split.parts().values()) == split.step_us
 
 
@@ -83,14 +80,15 @@ def test_a_host_read_is_a_synchronisation() -> None:
 
 def test_the_parts_of_a_step_on_a_gpu_are_those_of_its_own_time() -> None:
     split = reduced(gpu_trace(), "cuda").split
-    assert split.step_us == 1000
-    assert split.compute_us == 400
-    assert split.optimizer_us == 100
-    assert split.exposed_us == {"all_gather": 200}
-    assert split.hidden_us == {"all_gather": 100}
-    assert split.data_wait_us == 50
-    assert split.idle_us == 250
-    assert split.other_us == 0
+    assert split == StepSplit(
+        step_us=1000,
+        compute_us=400,
+        optimizer_us=100,
+        exposed_us={"all_gather": 200},
+        hidden_us={"all_gather": 100},
+        data_wait_us=50,
+        idle_us=250,
+    )
     assert sum(split.parts().values()) == split.step_us
 
 
@@ -103,10 +101,6 @@ def test_a_kernel_belongs_to_the_step_that_launched_it() -> None:
         ("at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >", 1, 100),
     ]
     assert not profile.unsteady
-
-
-def test_kernels_that_operators_launched_are_seen_and_collectives_are_not_asked_for() -> None:
-    assert reduced(gpu_trace(sync=True), "cuda").split.unseen == 0
 
 
 @pytest.mark.parametrize(
@@ -144,8 +138,9 @@ def test_what_was_launched_before_the_trace_began_is_of_no_step() -> None:
 
 def test_synchronisations_on_a_gpu_are_reads_waits_and_copies_to_the_host() -> None:
     assert not reduced(gpu_trace(), "cuda").host_syncs
-    syncs = reduced(gpu_trace(sync=True), "cuda").host_syncs
-    assert {each.name: each.calls for each in syncs} == {
+    profile = reduced(gpu_trace(sync=True), "cuda")
+    assert profile.split.unseen == 0, "operators launched its kernels; a collective's are not asked for"
+    assert {each.name: each.calls for each in profile.host_syncs} == {
         "aten::_local_scalar_dense": 1,
         "cudaStreamSynchronize": 1,
         "Memcpy DtoH (Device -> Pageable)": 1,
@@ -167,7 +162,7 @@ def test_neither_a_value_on_the_host_nor_a_copy_to_pinned_memory_is_waited_for()
     assert profile.calls()["aten::_local_scalar_dense"] == 1
     both = reduced([*gpu_trace(sync=True), *free], "cuda")
     assert both.calls()["aten::_local_scalar_dense"] == 2, "of which one waits"
-    assert work_of(both, "aten::_local_scalar_dense").calls == 1
+    assert {each.name: each.calls for each in both.host_syncs}["aten::_local_scalar_dense"] == 1
 
 
 def test_a_batch_that_is_copied_early_does_not_end_the_steps() -> None:

@@ -13,12 +13,7 @@ def test_ranks_with_equal_counts_share_an_entry() -> None:
     entries = merged({3: ONE, 0: ONE, 1: OTHER, 2: ONE})
     assert [(entry.ranks, entry.counts) for entry in entries] == [((0, 2, 3), ONE), ((1,), OTHER)]
     assert [entry.name for entry in entries] == ["0,2-3", "1"]
-
-
-def test_the_counts_of_a_rank_are_found() -> None:
-    entries = merged({0: ONE, 1: OTHER})
-    assert of_rank(entries, 1) == OTHER
-    assert of_rank(entries, 2) is None
+    assert [of_rank(entries, rank) for rank in (1, 2, 4)] == [OTHER, ONE, None]
     assert merged({}) == ()
 
 

@@ -82,9 +82,5 @@ def test_much_time_of_kernels_that_no_operator_launched_is_told() -> None:
     assert "(rank 1): the counts" in one_of_two
     (mean,) = launch_profile(unseen_profile(0.2), unseen_profile(0.4)).ranks
     assert mean.profile.split.unseen == pytest.approx(0.3)
-    assert (
-        launch_profile(
-            make_profile(device="cpu", split=StepSplit(step_us=1, compute_us=0, optimizer_us=0))
-        ).unseen
-        is None
-    )
+    idle = StepSplit(step_us=1, compute_us=0, optimizer_us=0)
+    assert launch_profile(make_profile(device="cpu", split=idle)).unseen is None

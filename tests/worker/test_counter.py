@@ -151,6 +151,35 @@ def test_what_is_kept_from_step_to_step_is_growth() -> None:
     assert memory(training.counted()).growth == 12
 
 
+def received() -> torch.Tensor:
+    """A batch, rebuilt in this process as one that a worker of a `DataLoader` has sent."""
+    shared = torch.UntypedStorage._new_shared(4 * BATCH * WIDTH)
+    storage = torch.TypedStorage(wrap_storage=shared, dtype=torch.float32, _internal=True)
+    batch: torch.Tensor = torch._utils._rebuild_tensor(storage, 0, (BATCH, WIDTH), (WIDTH, 1))
+    return batch
+
+
+@pytest.mark.parametrize("arriving", [(0, 1, 1), (0, 2, 0), (0, 1, 2), (1, 0, 2), (1, 1, 0)])
+def test_when_batches_of_a_loader_s_workers_arrive_changes_no_count(arriving: tuple[int, ...]) -> None:
+    """So many before the counted steps, in the first and in the second. Each takes one."""
+
+    def counts_of(first: int, *later: int) -> Counts:
+        training, arrivals = Training(), iter(later)
+        queue = [received() for _ in range(first)]
+
+        def step(counter: StepCounter) -> None:
+            queue.extend(received() for _ in range(next(arrivals)))
+            training.batch = queue.pop(0)
+            training.step(counter)
+
+        return training.counted(step)
+
+    counts = counts_of(*arriving)
+    assert counts == counts_of(2, 0, 0)
+    assert memory(counts).growth == 0
+    assert memory(counts).saved_for_backward > 0
+
+
 def counted(step: Callable[[], Any]) -> Counts:
     with StepCounter([]) as counter:
         step()
