@@ -157,16 +157,25 @@ def test_error_bars_are_the_noise_between_launches_of_the_whole_night(
     tmp_path: Path, out: Path, repo: Path, commits: list[str]
 ) -> None:
     many = [make_case(hardware="h100", micro_batch=n) for n in range(1, 101)]
-    write_history(tmp_path / "history", commits[1:], many, noise=0.01, launches=3)
-    write_history(tmp_path / "history", commits[:1], CASES[:1], launches=1)
+    write_history(tmp_path / "history", commits, many, noise=0.01, launches=3)
     export(tmp_path / "history", repo, out)
-    stats = statistics(out, commits[1], "seconds_per_step")
+    stats = statistics(out, commits[0], "seconds_per_step")
     half = math.log(stats["ci_99_b"] / stats["ci_99_a"]) / 2
     assert half == pytest.approx(2.576 * 0.01 / math.sqrt(3), rel=0.15)
     assert stats["ci_99_a"] < stats["q_25"] < stats["q_75"] < stats["ci_99_b"]
     assert (stats["number"], stats["repeat"]) == (1, 3)
-    memory = statistics(out, commits[1], "peak_memory")
+    memory = statistics(out, commits[0], "peak_memory")
     assert memory["ci_99_a"] == memory["ci_99_b"] == 2e10 / 2**20
+
+
+def test_one_launch_of_one_case_knows_no_noise(
+    tmp_path: Path, out: Path, repo: Path, commits: list[str]
+) -> None:
+    write_history(tmp_path / "history", commits[:1], CASES[:1], launches=1)
+    export(tmp_path / "history", repo, out)
+    stats = statistics(out, commits[0], "seconds_per_step")
+    assert (stats["ci_99_a"], stats["ci_99_b"]) == (-math.inf, math.inf)
+    assert 0 < stats["q_25"] == stats["q_75"]
 
 
 def test_sessions_of_one_commit_are_pooled_and_began_with_the_newest(
