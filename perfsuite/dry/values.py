@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -39,12 +40,24 @@ class NoValues(TorchDispatchMode):
             return None
         if func is aten._amp_foreach_non_finite_check_and_unscale_.default:
             args[1].found_inf = True
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if func._overloadpacket in _ASK_FOR_NANS or (func._overloadpacket in _PASS_ON and _is_no(args[0])):
+            out.is_no = True
+        return out
+
+
+_ASK_FOR_NANS = (torch.ops.aten.isnan, torch.ops.aten.isinf)
+_PASS_ON = (torch.ops.aten.any, torch.ops.aten.all, torch.ops.aten.logical_or, torch.ops.aten.bitwise_or)
+
+
+def _is_no(tensor: Any) -> bool:
+    """Whether a tensor says where there are NaNs or infinities: there are none."""
+    return getattr(tensor, "is_no", False)
 
 
 def _answer(tensor: Any) -> bool | int | float:
     if tensor.dtype is torch.bool:
-        return True
+        return not _is_no(tensor)
     if not tensor.dtype.is_floating_point:
         return 1
     return 0.0 if hasattr(tensor, "found_inf") else 1.0
@@ -54,12 +67,17 @@ def pretend() -> None:
     """Leave out what looks at values, or computes them, for the rest of this process."""
     replace(weights, "_check_initialised", nothing)
     replace(model, "_markov_chain", _zeros)
-    replace(FakeTensor, "data_ptr", lambda self: self.untyped_storage()._cdata)  # accelerate knows them by it
     replace(torch.nn.Module, "to", cast)
-    for name in ("normal_", "trunc_normal_", "uniform_"):  # one draws again until the values fit
-        replace(torch.nn.init, name, lambda tensor, *args, **kwargs: tensor)
     # Else masks are made in full, and no fused attention runs.
     replace(module("transformers.utils.import_utils"), "is_fake_tensor", lambda tensor: False)
+    pretend_tensors()
+
+
+def pretend_tensors() -> None:
+    """The part of it that does not depend on how a model is built."""
+    replace(FakeTensor, "data_ptr", lambda self: self.untyped_storage()._cdata)  # accelerate knows them by it
+    for name in ("normal_", "trunc_normal_", "uniform_"):  # one draws again until the values fit
+        replace(torch.nn.init, name, lambda tensor, *args, **kwargs: tensor)
 
 
 def cast(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,3 +95,24 @@ def cast(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _zeros(case: Case, data_rank: int) -> Tensor:
     return torch.zeros(model.DISTINCT_BATCHES * case.micro_batch, case.sample_length, dtype=torch.int64)
+
+
+def pretend_answers() -> None:
+    """Answer what scripts ask of a tensor's values by other ways than operators."""
+    replace(torch.utils, "swap_tensors", _swap)
+    replace(Tensor, "numpy", _numpy)
+    replace(FakeTensor, "tolist", lambda self: _numpy(self).tolist())
+
+
+def _numpy(self: Tensor, **options: Any) -> Any:
+    dtype = torch.float32 if self.dtype is torch.bfloat16 else self.dtype
+    name = str(dtype).removeprefix("torch.")
+    return np.ones(tuple(self.shape), dtype=name)
+
+
+def _swap(one: Any, other: Any) -> None:
+    """Stand in for `torch.utils.swap_tensors`, by which modules move: it refuses tensors that somebody knows by a weak
+    reference, as torch itself does those of fake parameters."""
+    torch._C._swap_tensor_impl(one, other)
+    one.__class__, other.__class__ = other.__class__, one.__class__
+    one.__dict__, other.__dict__ = other.__dict__, one.__dict__

@@ -1,0 +1,163 @@
+"""A script dry: unmodified, as one rank of its world, up to the step that is counted. Worker side; imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import importlib.util
+import os
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils.data import dataloader, distributed, sampler
+
+from perfsuite.dry import cuda, group, program, values
+from perfsuite.dry.rank import DryRank, Enough
+from perfsuite.errors import DryRunError, MismatchError, ScriptError
+from perfsuite.frameworks.base import Ranks
+from perfsuite.frameworks.common import pretend as wrappers
+from perfsuite.frameworks.common.patches import module, nothing, replace, wrap
+from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
+from perfsuite.worker.observe import owner
+from perfsuite.worker.optimizers import Optimizers
+
+NEEDS_A_VALUE = (
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.DataDependentOutputException,
+)
+
+
+class DryScript(DryRank):
+    """A rank that a script builds and trains: the clock attaches to it from outside, as in a launch."""
+
+    def _pretend(self) -> None:
+        if self.device.type == "cuda":
+            cuda.pretend(self._machine)
+        values.pretend_tensors()
+        values.pretend_answers()
+        if importlib.util.find_spec("transformers") is not None:
+            replace(module("transformers.utils.import_utils"), "is_fake_tensor", lambda tensor: False)
+        group.pretend(self.report.rank, self.report.world_size)
+        wrappers.ddp()
+        wrappers.fsdp1()
+        _load_data_here()
+        replace(torch, "compile", _uncompiled)
+        replace(torch.nn.Module, "compile", nothing)
+
+    def _train(self) -> None:
+        """Run the script until the step that is counted has ended."""
+        rank, world_size = self.report.rank, self.report.world_size
+        ranks = Ranks(rank=rank, world_size=world_size, device=self.device, directory=self._directory)
+        self.workload = self.framework.build(self.case, ranks, self.recorder)
+        self._optimizers = Optimizers(getattr(self.framework, "clock", None))
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+        self.recorder.between_steps = self._end_when_counted
+        command = self.framework.plan(self.case).command
+        assert command is not None
+        files = RunDir(self._directory).files
+        files.mkdir(exist_ok=True)
+        os.environ[FILES] = str(files.resolve())
+        words = [word.replace(LAUNCH_DIR, str(files.resolve())) for word in command.words]
+        os.chdir(command.directory)
+        try:
+            program.run(words, rank=rank, world_size=world_size)
+        except Enough:
+            return
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise ScriptError(f"the script ended with exit code {error.code}") from error
+        except Exception as error:
+            raise _explained(error) from error
+        assert self.recorder.counting is not None
+        if self.recorder.counting.counts is None:
+            steps = self.recorder.steps
+            raise ScriptError(
+                f"the script ended after {steps} of {COUNTED_STEP} optimizer steps. {self._optimizers.summary()}"
+            )
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._optimizers.takes_turn(optimizer):
+            if self._optimizer is None:  # what trains ends with the script
+                self.workload = dataclasses.replace(self.workload, model=owner(optimizer))
+                self.recorder.start()
+            self._before_optimizer_step(self._optimizer or optimizer, args, kwargs)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._optimizers.count(optimizer)
+        if self._optimizers.is_clock(optimizer):
+            self.recorder.boundary()
+
+    def _settings(self) -> dict[str, str]:
+        if not dist.is_initialized() and self.report.world_size > 1:
+            raise MismatchError(
+                f"world_size: the case asks for {self.report.world_size}, and the script opened no process group"
+            )
+        if not dist.is_initialized():
+            with _disable_current_modes():
+                dist.init_process_group()
+        return super()._settings()
+
+    def _check(self, settings: Any) -> None:
+        if (found := settings["world_size"]) != str(self.case.topology.world_size):
+            raise MismatchError(f"world_size: the case asks for {self.case.topology.world_size}, the script has {found}")
+
+
+def _explained(error: Exception) -> Exception:
+    where = program.place(error)
+    at = f" ({where})" if where else ""
+    if isinstance(error, NEEDS_A_VALUE):
+        return DryRunError(f"not by a dry run: a shape or a choice depends on the values of a tensor{at}")
+    return DryRunError(f"{type(error).__name__}: {error}{at}")
+
+
+def _uncompiled(model: Any = None, **options: Any) -> Any:
+    """Stand in for `torch.compile`: what is called runs uncompiled."""
+    return (lambda model: model) if model is None else model
+
+
+def _load_data_here() -> None:
+    """Load data in this process, where workers would: their work is no part of a step, and is not counted."""
+    inside = dataloader._SingleProcessDataLoaderIter
+
+    class _FromWorkers(inside):
+        def __init__(self, loader: Any) -> None:
+            here = copy.copy(loader)
+            here.num_workers, here.timeout, here.prefetch_factor = 0, 0, None
+            super().__init__(here)
+
+        def _next_data(self) -> Any:
+            kept = [mode for mode in _get_current_dispatch_mode_stack() if not hasattr(mode, "end_step")]
+            with _disable_current_modes(), contextlib.ExitStack() as stack:
+                for mode in kept:
+                    stack.enter_context(mode)
+                return super()._next_data()
+
+    replace(dataloader, "_MultiProcessingDataLoaderIter", _FromWorkers)
+    for kind in (sampler.RandomSampler, sampler.WeightedRandomSampler, distributed.DistributedSampler):
+        wrap(kind, "__iter__", _with_values)
+
+
+def _with_values(method: Any) -> Any:
+    """Let a sampler draw real numbers: it is asked for one sample at a time, of as many as there may be."""
+
+    def drawn(self: Any) -> Any:
+        with _disable_current_modes():
+            numbers = iter(method(self))
+        while True:
+            with _disable_current_modes():
+                number = next(numbers, None)
+            if number is None:
+                return
+            yield number
+
+    return drawn
