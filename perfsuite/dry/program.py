@@ -1,7 +1,7 @@
-"""Runs the Python program of a script's command in this process, as one rank of its job. Worker side; imports torch.
+"""Runs the Python program of a script's command in this process, as one rank. Worker side; imports torch.
 
-A launcher of ranks (torchrun, `accelerate launch`, `torch.multiprocessing.spawn`) is run as it is, but it starts no
-process: what it would have started is called here, once, as the rank that this process is.
+A launcher of ranks (torchrun, `accelerate launch`, `torch.multiprocessing.spawn`) runs, but starts no process:
+what it would have started is called here, once, as the rank that this process is.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def _replace_launchers(rank: int, world_size: int) -> None:
             else:
                 _run([self._entrypoint, *arguments])
 
-    def spawn(function: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+    def spawn(
+        function: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, *_: Any, **__: Any
+    ) -> None:
         function(rank % nprocs, *args)
 
     replace(module("torch.distributed.launcher.api"), "elastic_launch", ElasticLaunch)

@@ -1,4 +1,4 @@
-"""A script dry: unmodified, as one rank of its world, up to the step that is counted. Worker side; imports torch."""
+"""A script dry: unmodified, as one rank of its world, up to the step that is counted. Imports torch."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ import importlib.util
 import os
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
-from torch.utils.data import dataloader, distributed, sampler
+from torch.utils.data import dataloader
 
 from perfsuite.dry import cuda, group, program, values
 from perfsuite.dry.rank import DryRank, Enough
-from perfsuite.errors import DryRunError, MismatchError, ScriptError
+from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError
 from perfsuite.frameworks.base import Ranks
 from perfsuite.frameworks.common import pretend as wrappers
-from perfsuite.frameworks.common.patches import module, nothing, replace, wrap
+from perfsuite.frameworks.common.patches import module, nothing, replace
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
 from perfsuite.worker.observe import owner
@@ -39,6 +36,8 @@ NEEDS_A_VALUE = (
 class DryScript(DryRank):
     """A rank that a script builds and trains: the clock attaches to it from outside, as in a launch."""
 
+    answers = values.WholeNumbersAreReal
+
     def _pretend(self) -> None:
         if self.device.type == "cuda":
             cuda.pretend(self._machine)
@@ -50,6 +49,7 @@ class DryScript(DryRank):
         wrappers.ddp()
         wrappers.fsdp1()
         _load_data_here()
+        _save_nothing()
         replace(torch, "compile", _uncompiled)
         replace(torch.nn.Module, "compile", nothing)
 
@@ -80,10 +80,8 @@ class DryScript(DryRank):
             raise _explained(error) from error
         assert self.recorder.counting is not None
         if self.recorder.counting.counts is None:
-            steps = self.recorder.steps
-            raise ScriptError(
-                f"the script ended after {steps} of {COUNTED_STEP} optimizer steps. {self._optimizers.summary()}"
-            )
+            made = f"{self.recorder.steps} of {COUNTED_STEP} optimizer steps"
+            raise ScriptError(f"the script ended after {made}. {self._optimizers.summary()}")
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._optimizers.takes_turn(optimizer):
@@ -98,18 +96,20 @@ class DryScript(DryRank):
             self.recorder.boundary()
 
     def _settings(self) -> dict[str, str]:
-        if not dist.is_initialized() and self.report.world_size > 1:
-            raise MismatchError(
-                f"world_size: the case asks for {self.report.world_size}, and the script opened no process group"
-            )
         if not dist.is_initialized():
+            if (asked := self.report.world_size) > 1:
+                raise MismatchError(
+                    f"world_size: the case asks for {asked}, and the script opened no process group"
+                )
             with _disable_current_modes():
                 dist.init_process_group()
         return super()._settings()
 
     def _check(self, settings: Any) -> None:
         if (found := settings["world_size"]) != str(self.case.topology.world_size):
-            raise MismatchError(f"world_size: the case asks for {self.case.topology.world_size}, the script has {found}")
+            raise MismatchError(
+                f"world_size: the case asks for {self.case.topology.world_size}, the script has {found}"
+            )
 
 
 def _explained(error: Exception) -> Exception:
@@ -117,7 +117,9 @@ def _explained(error: Exception) -> Exception:
     at = f" ({where})" if where else ""
     if isinstance(error, NEEDS_A_VALUE):
         return DryRunError(f"not by a dry run: a shape or a choice depends on the values of a tensor{at}")
-    return DryRunError(f"{type(error).__name__}: {error}{at}")
+    if isinstance(error, PerfsuiteError):
+        return error
+    return PerfsuiteError(f"{type(error).__name__}: {error}".splitlines()[0] + at)
 
 
 def _uncompiled(model: Any = None, **options: Any) -> Any:
@@ -125,11 +127,20 @@ def _uncompiled(model: Any = None, **options: Any) -> Any:
     return (lambda model: model) if model is None else model
 
 
+def _save_nothing() -> None:
+    """Write no checkpoint: there are no values, and a file of the user's may stand there."""
+    replace(torch, "save", nothing)
+    checkpoint = module("torch.distributed.checkpoint")
+    for name in ("save", "async_save", "save_state_dict"):
+        replace(checkpoint, name, nothing)
+    if importlib.util.find_spec("safetensors") is not None:
+        replace(module("safetensors.torch"), "save_file", nothing)
+
+
 def _load_data_here() -> None:
     """Load data in this process, where workers would: their work is no part of a step, and is not counted."""
-    inside = dataloader._SingleProcessDataLoaderIter
 
-    class _FromWorkers(inside):
+    class _FromWorkers(dataloader._SingleProcessDataLoaderIter):
         def __init__(self, loader: Any) -> None:
             here = copy.copy(loader)
             here.num_workers, here.timeout, here.prefetch_factor = 0, 0, None
@@ -143,21 +154,3 @@ def _load_data_here() -> None:
                 return super()._next_data()
 
     replace(dataloader, "_MultiProcessingDataLoaderIter", _FromWorkers)
-    for kind in (sampler.RandomSampler, sampler.WeightedRandomSampler, distributed.DistributedSampler):
-        wrap(kind, "__iter__", _with_values)
-
-
-def _with_values(method: Any) -> Any:
-    """Let a sampler draw real numbers: it is asked for one sample at a time, of as many as there may be."""
-
-    def drawn(self: Any) -> Any:
-        with _disable_current_modes():
-            numbers = iter(method(self))
-        while True:
-            with _disable_current_modes():
-                number = next(numbers, None)
-            if number is None:
-                return
-            yield number
-
-    return drawn

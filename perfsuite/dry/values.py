@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copyreg
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from perfsuite.frameworks.common import model, weights
 from perfsuite.frameworks.common.patches import module, nothing, replace
@@ -44,6 +46,42 @@ class NoValues(TorchDispatchMode):
         if func._overloadpacket in _ASK_FOR_NANS or (func._overloadpacket in _PASS_ON and _is_no(args[0])):
             out.is_no = True
         return out
+
+
+class WholeNumbersAreReal(NoValues):
+    """Keeps the values of whole numbers on the CPU, with which scripts draw samples and cut their batches.
+
+    What is made of whole numbers alone is computed; what meets a fake tensor is fake from there on.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _is_of_whole_numbers(func, args, kwargs or {}):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if func._overloadpacket is torch.ops.aten._pin_memory:  # for a device that is not there
+            return args[0]
+        with _disable_current_modes():
+            return func(*args, **kwargs or {})
+
+
+_MAKE_NUMBERS = (torch.ops.aten.randint, torch.ops.aten.randperm, torch.ops.aten.arange)
+
+
+def _is_of_whole_numbers(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    device, dtype = kwargs.get("device"), kwargs.get("dtype")
+    if func.namespace != "aten" or (device is not None and device.type != "cpu"):
+        return False
+    given = tree_leaves((args, kwargs))
+    if tensors := [each for each in given if isinstance(each, Tensor)]:
+        return all(
+            type(each) is Tensor and each.device.type == "cpu" and _is_whole(each.dtype) for each in tensors
+        )
+    if dtype is not None:
+        return _is_whole(dtype)
+    return func._overloadpacket in _MAKE_NUMBERS and not any(isinstance(each, float) for each in given)
+
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex
 
 
 _ASK_FOR_NANS = (torch.ops.aten.isnan, torch.ops.aten.isinf)
@@ -100,7 +138,8 @@ def _zeros(case: Case, data_rank: int) -> Tensor:
 def pretend_answers() -> None:
     """Answer what scripts ask of a tensor's values by other ways than operators."""
     replace(torch.utils, "swap_tensors", _swap)
-    replace(Tensor, "numpy", _numpy)
+    replace(FakeTensor, "__format__", _format)
+    replace(FakeTensor, "numpy", _numpy)
     replace(FakeTensor, "tolist", lambda self: _numpy(self).tolist())
 
 
@@ -110,9 +149,21 @@ def _numpy(self: Tensor, **options: Any) -> Any:
     return np.ones(tuple(self.shape), dtype=name)
 
 
+def _format(self: Any, spec: str) -> str:
+    return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
+
 def _swap(one: Any, other: Any) -> None:
-    """Stand in for `torch.utils.swap_tensors`, by which modules move: it refuses tensors that somebody knows by a weak
-    reference, as torch itself does those of fake parameters."""
+    """Stand in for `torch.utils.swap_tensors`, by which modules move.
+
+    torch's refuses tensors with weak references, and torch itself has some to fake parameters.
+    """
     torch._C._swap_tensor_impl(one, other)
-    one.__class__, other.__class__ = other.__class__, one.__class__
-    one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+    slots: Any = copyreg._slotnames  # type: ignore[attr-defined]
+    for name in ("__class__", "__dict__", *{*slots(type(one)), *slots(type(other))}):
+        values = [(tensor, getattr(tensor, name)) for tensor in (one, other) if hasattr(tensor, name)]
+        for tensor, _ in values:
+            if name not in ("__class__", "__dict__"):
+                delattr(tensor, name)
+        for tensor, value in values:
+            setattr(other if tensor is one else one, name, value)
