@@ -33,10 +33,14 @@ NEEDS_A_VALUE = (
 )
 
 
+NOT_COMPILED = "the script compiles its model, and a dry run counts the step that is not compiled"
+
+
 class DryScript(DryRank):
     """A rank that a script builds and trains: the clock attaches to it from outside, as in a launch."""
 
     answers = values.WholeNumbersAreReal
+    _asked_to_compile = False
 
     def _pretend(self) -> None:
         if self.device.type == "cuda":
@@ -50,8 +54,8 @@ class DryScript(DryRank):
         wrappers.fsdp1()
         _load_data_here()
         _save_nothing()
-        replace(torch, "compile", _uncompiled)
-        replace(torch.nn.Module, "compile", nothing)
+        replace(torch, "compile", self._not_compiled)
+        replace(torch.nn.Module, "compile", self._not_compiled)
 
     def _train(self) -> None:
         """Run the script until the step that is counted has ended."""
@@ -62,8 +66,9 @@ class DryScript(DryRank):
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         self.recorder.between_steps = self._end_when_counted
-        command = self.framework.plan(self.case).command
+        command, counting = self.framework.plan(self.case).command, self.recorder.counting
         assert command is not None
+        assert counting is not None
         files = RunDir(self._directory).files
         files.mkdir(exist_ok=True)
         os.environ[FILES] = str(files.resolve())
@@ -72,14 +77,15 @@ class DryScript(DryRank):
         try:
             program.run(words, rank=rank, world_size=world_size)
         except Enough:
+            if self._asked_to_compile:
+                counting.notes.append(NOT_COMPILED)
             return
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise ScriptError(f"the script ended with exit code {error.code}") from error
         except Exception as error:
             raise _explained(error) from error
-        assert self.recorder.counting is not None
-        if self.recorder.counting.counts is None:
+        if counting.counts is None:
             made = f"{self.recorder.steps} of {COUNTED_STEP} optimizer steps"
             raise ScriptError(f"the script ended after {made}. {self._optimizers.summary()}")
 
@@ -94,6 +100,10 @@ class DryScript(DryRank):
         self._optimizers.count(optimizer)
         if self._optimizers.is_clock(optimizer):
             self.recorder.boundary()
+
+    def _not_compiled(self, model: Any = None, *args: Any, **options: Any) -> Any:
+        self._asked_to_compile = True
+        return (lambda model: model) if model is None else model
 
     def _settings(self) -> dict[str, str]:
         if not dist.is_initialized():
@@ -122,11 +132,6 @@ def _explained(error: Exception) -> Exception:
     return PerfsuiteError(f"{type(error).__name__}: {error}".splitlines()[0] + at)
 
 
-def _uncompiled(model: Any = None, **options: Any) -> Any:
-    """Stand in for `torch.compile`: what is called runs uncompiled."""
-    return (lambda model: model) if model is None else model
-
-
 def _save_nothing() -> None:
     """Write no checkpoint: there are no values, and a file of the user's may stand there."""
     replace(torch, "save", nothing)
@@ -151,6 +156,6 @@ def _load_data_here() -> None:
             with _disable_current_modes(), contextlib.ExitStack() as stack:
                 for mode in kept:
                     stack.enter_context(mode)
-                return super()._next_data()
+                return super()._next_data()  # type: ignore[no-untyped-call]
 
     replace(dataloader, "_MultiProcessingDataLoaderIter", _FromWorkers)
