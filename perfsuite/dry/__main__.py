@@ -32,11 +32,14 @@ def main() -> None:
     if given.gpu:
         guard.load()
     from perfsuite.dry.rank import DryRank
+    from perfsuite.dry.script import DryScript
+    from perfsuite.frameworks.base import framework_of
     from perfsuite.worker.rank import empty_report, failure_of, write_failure
 
+    kind = DryRank if framework_of(case).promises.builds_model else DryScript
     report = empty_report(given.rank, case.topology.world_size)
     try:
-        documents.write(run_dir.rank(given.rank), DryRank(case, report, machine, run_dir.path).counted())
+        documents.write(run_dir.rank(given.rank), kind(case, report, machine, run_dir.path).counted())
     except BaseException as error:
         write_failure(run_dir, report, failure_of(error, given.rank))
         raise

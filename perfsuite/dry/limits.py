@@ -19,10 +19,6 @@ def why_not(case: Case, machine: Machine) -> str | None:
     framework = framework_of(case)
     if (problem := torch_build.wrong_build(pretended_cpu(case.topology))) is not None:
         raise CaseError(problem)
-    if not framework.promises.builds_model:
-        return (
-            "not by a dry run: a script makes its own process group, device and data, which are not pretended"
-        )
     if case.quantization != "none":
         return f"not by a dry run: bitsandbytes' {case.quantization} kernels do not know fake tensors"
     if case.compile:

@@ -42,6 +42,7 @@ class DryRank:
 
     workload: Workload
     """What is trained; there once it is built."""
+    answers: type[values.NoValues] = values.NoValues
 
     def __init__(self, case: Case, report: RankReport, machine: Machine, directory: Path) -> None:
         self.case = case
@@ -65,7 +66,7 @@ class DryRank:
             model = model_without_weights(plain, torch.device("meta"))
             self._built_bytes = sum(each.numel() * each.element_size() for each in model.parameters())
         self._pretend()
-        with FakeTensorMode(allow_non_fake_inputs=True), values.NoValues():
+        with FakeTensorMode(allow_non_fake_inputs=True), self.answers():
             counting = self.recorder.counting = Counting(self._model)
             self._train()
             settings = self._settings()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copyreg
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from perfsuite.frameworks.common import model, weights
 from perfsuite.frameworks.common.patches import module, nothing, replace
@@ -39,12 +42,60 @@ class NoValues(TorchDispatchMode):
             return None
         if func is aten._amp_foreach_non_finite_check_and_unscale_.default:
             args[1].found_inf = True
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if func._overloadpacket in _ASK_FOR_NANS or (func._overloadpacket in _PASS_ON and _is_no(args[0])):
+            out.is_no = True
+        return out
+
+
+class WholeNumbersAreReal(NoValues):
+    """Keeps the values of whole numbers on the CPU, with which scripts draw samples and cut their batches.
+
+    What is made of whole numbers alone is computed; what meets a fake tensor is fake from there on.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _is_of_whole_numbers(func, args, kwargs or {}):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if func._overloadpacket is torch.ops.aten._pin_memory:  # for a device that is not there
+            return args[0]
+        with _disable_current_modes():
+            return func(*args, **kwargs or {})
+
+
+_MAKE_NUMBERS = (torch.ops.aten.randint, torch.ops.aten.randperm, torch.ops.aten.arange)
+
+
+def _is_of_whole_numbers(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    device, dtype = kwargs.get("device"), kwargs.get("dtype")
+    if func.namespace != "aten" or (device is not None and device.type != "cpu"):
+        return False
+    given = tree_leaves((args, kwargs))
+    if tensors := [each for each in given if isinstance(each, Tensor)]:
+        return all(
+            type(each) is Tensor and each.device.type == "cpu" and _is_whole(each.dtype) for each in tensors
+        )
+    if dtype is not None:
+        return _is_whole(dtype)
+    return func._overloadpacket in _MAKE_NUMBERS and not any(isinstance(each, float) for each in given)
+
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex
+
+
+_ASK_FOR_NANS = (torch.ops.aten.isnan, torch.ops.aten.isinf)
+_PASS_ON = (torch.ops.aten.any, torch.ops.aten.all, torch.ops.aten.logical_or, torch.ops.aten.bitwise_or)
+
+
+def _is_no(tensor: Any) -> bool:
+    """Whether a tensor says where there are NaNs or infinities: there are none."""
+    return getattr(tensor, "is_no", False)
 
 
 def _answer(tensor: Any) -> bool | int | float:
     if tensor.dtype is torch.bool:
-        return True
+        return not _is_no(tensor)
     if not tensor.dtype.is_floating_point:
         return 1
     return 0.0 if hasattr(tensor, "found_inf") else 1.0
@@ -54,12 +105,17 @@ def pretend() -> None:
     """Leave out what looks at values, or computes them, for the rest of this process."""
     replace(weights, "_check_initialised", nothing)
     replace(model, "_markov_chain", _zeros)
-    replace(FakeTensor, "data_ptr", lambda self: self.untyped_storage()._cdata)  # accelerate knows them by it
     replace(torch.nn.Module, "to", cast)
-    for name in ("normal_", "trunc_normal_", "uniform_"):  # one draws again until the values fit
-        replace(torch.nn.init, name, lambda tensor, *args, **kwargs: tensor)
     # Else masks are made in full, and no fused attention runs.
     replace(module("transformers.utils.import_utils"), "is_fake_tensor", lambda tensor: False)
+    pretend_tensors()
+
+
+def pretend_tensors() -> None:
+    """The part of it that does not depend on how a model is built."""
+    replace(FakeTensor, "data_ptr", lambda self: self.untyped_storage()._cdata)  # accelerate knows them by it
+    for name in ("normal_", "trunc_normal_", "uniform_"):  # one draws again until the values fit
+        replace(torch.nn.init, name, lambda tensor, *args, **kwargs: tensor)
 
 
 def cast(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,3 +133,37 @@ def cast(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _zeros(case: Case, data_rank: int) -> Tensor:
     return torch.zeros(model.DISTINCT_BATCHES * case.micro_batch, case.sample_length, dtype=torch.int64)
+
+
+def pretend_answers() -> None:
+    """Answer what scripts ask of a tensor's values by other ways than operators."""
+    replace(torch.utils, "swap_tensors", _swap)
+    replace(FakeTensor, "__format__", _format)
+    replace(FakeTensor, "numpy", _numpy)
+    replace(FakeTensor, "tolist", lambda self: _numpy(self).tolist())
+
+
+def _numpy(self: Tensor, **options: Any) -> Any:
+    dtype = torch.float32 if self.dtype is torch.bfloat16 else self.dtype
+    name = str(dtype).removeprefix("torch.")
+    return np.ones(tuple(self.shape), dtype=name)
+
+
+def _format(self: Any, spec: str) -> str:
+    return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
+
+def _swap(one: Any, other: Any) -> None:
+    """Stand in for `torch.utils.swap_tensors`, by which modules move.
+
+    torch's refuses tensors with weak references, and torch itself has some to fake parameters.
+    """
+    torch._C._swap_tensor_impl(one, other)
+    slots: Any = copyreg._slotnames  # type: ignore[attr-defined]
+    for name in ("__class__", "__dict__", *{*slots(type(one)), *slots(type(other))}):
+        values = [(tensor, getattr(tensor, name)) for tensor in (one, other) if hasattr(tensor, name)]
+        for tensor, _ in values:
+            if name not in ("__class__", "__dict__"):
+                delattr(tensor, name)
+        for tensor, value in values:
+            setattr(other if tensor is one else one, name, value)

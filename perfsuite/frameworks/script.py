@@ -26,7 +26,7 @@ from perfsuite.case.case import Case
 from perfsuite.case.framework import LossRule, Promises, changed_fields
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError
-from perfsuite.frameworks.base import Command, Framework, LaunchPlan, Ranks, StepClock, Workload
+from perfsuite.frameworks.base import Command, DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
 from perfsuite.results.environment import secret_variable, secret_word
 
 Variables = Annotated[
@@ -179,6 +179,10 @@ class Script(Framework):
             words = (_found(self.command[0]) or self.command[0], *self.command[1:])
         command = Command(words=words, directory=self.cwd, starts_ranks=self.command is not None)
         return LaunchPlan(environment=self.env, command=command)
+
+    def dry(self, case: Case) -> DryPlan:
+        """Run as it is, as one rank (`perfsuite.dry.script`)."""
+        return DryPlan()
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """Fields of a case that can be neither set nor observed in a script."""

@@ -22,6 +22,7 @@ FailureKind = Literal[
     "missing_metric",
     "unlike",
     "no_baseline",
+    "not_dry",
     "error",
 ]
 

@@ -23,6 +23,7 @@ from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.case.fault import Fault
 from perfsuite.errors import (
+    DryRunError,
     ExtensionError,
     FileError,
     MismatchError,
@@ -321,6 +322,8 @@ def _kind(error: BaseException) -> FailureKind:
         return "error"
     if isinstance(error, MismatchError):
         return "mismatch"
+    if isinstance(error, DryRunError):
+        return "not_dry"
     # The CPU's allocator and the driver have no type of their own.
     is_told = isinstance(error, RuntimeError) and re.search(OUT_OF_MEMORY, message_of(error))
     if is_told or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Accelerate, Lightning, LoRA, Nanotron, Script, Topology, Trainer
+from perfsuite import DDP, FSDP, FSDP2, Accelerate, Lightning, LoRA, Nanotron, Topology, Trainer
 from perfsuite.case import torch_build
 from perfsuite.dry import limits
 from perfsuite.errors import CaseError
@@ -16,7 +16,6 @@ SIZES = {"hardware": "h100", "topology": Topology(processes_per_node=8)}
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"framework": Script(path="tests/samples.py")}, "a script makes its own process group"),
         ({"quantization": "4bit", "lora": LoRA(rank=8, alpha=16)}, "bitsandbytes' 4bit kernels"),
         ({"compile": True}, "torch.compile"),
         ({"framework": {"name": "fake"}}, "fake does not say how it builds on fake tensors"),

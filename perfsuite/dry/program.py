@@ -1,0 +1,112 @@
+"""Runs the Python program of a script's command in this process, as one rank. Worker side; imports torch.
+
+A launcher of ranks (torchrun, `accelerate launch`, `torch.multiprocessing.spawn`) runs, but starts no
+process: what it would have started is called here, once, as the rank that this process is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perfsuite.errors import DryRunError, MismatchError
+from perfsuite.frameworks.common.patches import module, replace
+
+PYTHON = re.compile(r"python[\d.]*")
+ONE_WORD = re.compile(r"-[bBdEiIOPqsSuvx]+")
+"""Options of the interpreter that take no word after them."""
+TWO_WORDS = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def run(words: Sequence[str], *, rank: int, world_size: int) -> None:
+    """Run a command in this process. Raises `DryRunError` for one that is not a Python program."""
+    _replace_launchers(rank, world_size)
+    _run(words)
+
+
+def _run(words: Sequence[str]) -> None:
+    program, *rest = words
+    if PYTHON.fullmatch(Path(program).name) is None:
+        _run_file(_python_file(program), rest)
+        return
+    while rest and (ONE_WORD.fullmatch(rest[0]) or rest[0] in TWO_WORDS):
+        del rest[: 2 if rest[0] in TWO_WORDS else 1]
+    if not rest or rest[0] == "-c":
+        raise DryRunError(f"a dry run needs a file or a module, and {' '.join(words)[:80]!r} names none")
+    if rest[0] == "-m":
+        _run_module(rest[1], rest[2:])
+    else:
+        _run_file(rest[0], rest[1:])
+
+
+def _python_file(program: str) -> str:
+    """Return a program that is a Python file, as pip installs those of packages."""
+    with Path(program).open("rb") as file:
+        first = file.readline(200)
+    if not first.startswith(b"#!") or b"python" not in first:
+        raise DryRunError(
+            f"a dry run follows Python programs only, and the command begins with {program!r}: give "
+            "path or module, or a command that starts with python, torchrun or accelerate"
+        )
+    return program
+
+
+def _run_file(file: str, arguments: Sequence[str]) -> None:
+    sys.argv = [file, *arguments]
+    sys.path[0] = str(Path(file).absolute().parent)
+    runpy.run_path(file, run_name="__main__")
+
+
+def _run_module(name: str, arguments: Sequence[str]) -> None:
+    sys.argv = [name, *arguments]
+    sys.path[0] = str(Path.cwd())
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _replace_launchers(rank: int, world_size: int) -> None:
+    class ElasticLaunch:
+        """Stands in for torchrun's own, which starts the ranks of a node."""
+
+        def __init__(self, config: Any, entrypoint: Any) -> None:
+            started = config.max_nodes * config.nproc_per_node
+            if started != world_size:
+                raise MismatchError(
+                    f"world_size: the case asks for {world_size} ranks, and the command starts {started} "
+                    f"({config.max_nodes} x {config.nproc_per_node}): give both the same number"
+                )
+            self._entrypoint = entrypoint
+
+        def __call__(self, *arguments: Any) -> None:
+            if callable(self._entrypoint):
+                self._entrypoint(*arguments)
+            else:
+                _run([self._entrypoint, *arguments])
+
+    def spawn(
+        function: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, *_: Any, **__: Any
+    ) -> None:
+        function(rank % nprocs, *args)
+
+    replace(module("torch.distributed.launcher.api"), "elastic_launch", ElasticLaunch)
+    replace(torch.multiprocessing, "spawn", spawn)
+
+
+def place(error: BaseException) -> str | None:
+    """Return the last line of the user's own code that an error passed, as `train.py:12: loss.item()`."""
+    found, trace = None, error.__traceback__
+    libraries = {sys.prefix, sys.base_prefix, str(Path(__file__).parents[2])}
+    while trace is not None:
+        frame = inspect.getframeinfo(trace)
+        if "site-packages" not in frame.filename and not frame.filename.startswith((*libraries, "<")):
+            code = (frame.code_context or [""])[0].strip()
+            found = f"{os.path.relpath(frame.filename)}:{frame.lineno}: {code}"
+        trace = trace.tb_next
+    return found

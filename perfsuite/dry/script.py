@@ -1,0 +1,161 @@
+"""A script dry: unmodified, as one rank of its world, up to the step that is counted. Imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import importlib.util
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses import fake_tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils.data import dataloader
+
+from perfsuite.dry import cuda, group, program, values
+from perfsuite.dry.rank import DryRank, Enough
+from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError
+from perfsuite.frameworks.base import Ranks
+from perfsuite.frameworks.common import pretend as wrappers
+from perfsuite.frameworks.common.patches import module, nothing, replace
+from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
+from perfsuite.worker.observe import owner
+from perfsuite.worker.optimizers import Optimizers
+
+NEEDS_A_VALUE = (
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.DataDependentOutputException,
+)
+
+
+NOT_COMPILED = "the script compiles its model, and a dry run counts the step that is not compiled"
+
+
+class DryScript(DryRank):
+    """A rank that a script builds and trains: the clock attaches to it from outside, as in a launch."""
+
+    answers = values.WholeNumbersAreReal
+    _asked_to_compile = False
+
+    def _pretend(self) -> None:
+        if self.device.type == "cuda":
+            cuda.pretend(self._machine)
+        values.pretend_tensors()
+        values.pretend_answers()
+        if importlib.util.find_spec("transformers") is not None:
+            replace(module("transformers.utils.import_utils"), "is_fake_tensor", lambda tensor: False)
+        group.pretend(self.report.rank, self.report.world_size)
+        wrappers.ddp()
+        wrappers.fsdp1()
+        _load_data_here()
+        _save_nothing()
+        replace(torch, "compile", self._not_compiled)
+        replace(torch.nn.Module, "compile", self._not_compiled)
+
+    def _train(self) -> None:
+        """Run the script until the step that is counted has ended."""
+        rank, world_size = self.report.rank, self.report.world_size
+        ranks = Ranks(rank=rank, world_size=world_size, device=self.device, directory=self._directory)
+        self.workload = self.framework.build(self.case, ranks, self.recorder)
+        self._optimizers = Optimizers(getattr(self.framework, "clock", None))
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+        self.recorder.between_steps = self._end_when_counted
+        command, counting = self.framework.plan(self.case).command, self.recorder.counting
+        assert command is not None
+        assert counting is not None
+        files = RunDir(self._directory).files
+        files.mkdir(exist_ok=True)
+        os.environ[FILES] = str(files.resolve())
+        words = [word.replace(LAUNCH_DIR, str(files.resolve())) for word in command.words]
+        os.chdir(command.directory)
+        try:
+            program.run(words, rank=rank, world_size=world_size)
+        except Enough:
+            if self._asked_to_compile:
+                counting.notes.append(NOT_COMPILED)
+            return
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise ScriptError(f"the script ended with exit code {error.code}") from error
+        except Exception as error:
+            raise _explained(error) from error
+        if counting.counts is None:
+            made = f"{self.recorder.steps} of {COUNTED_STEP} optimizer steps"
+            raise ScriptError(f"the script ended after {made}. {self._optimizers.summary()}")
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._optimizers.takes_turn(optimizer):
+            if self._optimizer is None:  # what trains ends with the script
+                self.workload = dataclasses.replace(self.workload, model=owner(optimizer))
+                self.recorder.start()
+            self._before_optimizer_step(self._optimizer or optimizer, args, kwargs)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._optimizers.count(optimizer)
+        if self._optimizers.is_clock(optimizer):
+            self.recorder.boundary()
+
+    def _not_compiled(self, model: Any = None, *args: Any, **options: Any) -> Any:
+        self._asked_to_compile = True
+        return (lambda model: model) if model is None else model
+
+    def _settings(self) -> dict[str, str]:
+        if not dist.is_initialized():
+            if (asked := self.report.world_size) > 1:
+                raise MismatchError(
+                    f"world_size: the case asks for {asked}, and the script opened no process group"
+                )
+            with _disable_current_modes():
+                dist.init_process_group()
+        return super()._settings()
+
+    def _check(self, settings: Any) -> None:
+        if (found := settings["world_size"]) != str(self.case.topology.world_size):
+            raise MismatchError(
+                f"world_size: the case asks for {self.case.topology.world_size}, the script has {found}"
+            )
+
+
+def _explained(error: Exception) -> Exception:
+    where = program.place(error)
+    at = f" ({where})" if where else ""
+    if isinstance(error, NEEDS_A_VALUE):
+        return DryRunError(f"not by a dry run: a shape or a choice depends on the values of a tensor{at}")
+    if isinstance(error, PerfsuiteError):
+        return error
+    return PerfsuiteError(f"{type(error).__name__}: {error}".splitlines()[0] + at)
+
+
+def _save_nothing() -> None:
+    """Write no checkpoint: there are no values, and a file of the user's may stand there."""
+    replace(torch, "save", nothing)
+    checkpoint = module("torch.distributed.checkpoint")
+    for name in ("save", "async_save", "save_state_dict"):
+        replace(checkpoint, name, nothing)
+    if importlib.util.find_spec("safetensors") is not None:
+        replace(module("safetensors.torch"), "save_file", nothing)
+
+
+def _load_data_here() -> None:
+    """Load data in this process, where workers would: their work is no part of a step, and is not counted."""
+
+    class _FromWorkers(dataloader._SingleProcessDataLoaderIter):
+        def __init__(self, loader: Any) -> None:
+            here = copy.copy(loader)
+            here.num_workers, here.timeout, here.prefetch_factor = 0, 0, None
+            super().__init__(here)
+
+        def _next_data(self) -> Any:
+            kept = [mode for mode in _get_current_dispatch_mode_stack() if not hasattr(mode, "end_step")]
+            with _disable_current_modes(), contextlib.ExitStack() as stack:
+                for mode in kept:
+                    stack.enter_context(mode)
+                return super()._next_data()  # type: ignore[no-untyped-call]
+
+    replace(dataloader, "_MultiProcessingDataLoaderIter", _FromWorkers)

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite import Case, Model, Script, Topology
+from perfsuite.dry.driver import dry_run
+from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect_cpu
+from perfsuite.results.counts import Counts, of_rank
+from perfsuite.results.run import Run
+
+pytestmark = pytest.mark.launch
+
+TRAIN = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group()
+device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+model = torch.nn.Sequential(torch.nn.Embedding(64, 32), torch.nn.Linear(32, 64)).to(device)
+model = DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters())
+data = TensorDataset(torch.randint(0, 64, (1024, 16)))
+loader = DataLoader(data, batch_size=2, sampler=DistributedSampler(data), num_workers=WORKERS)
+total = 0.0
+for epoch in range(20):
+    for (tokens,) in loader:
+        tokens = tokens[:, : 1 + int(tokens.size(1) - 1)].to(device)
+        loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        # here
+        optimizer.step()
+        optimizer.zero_grad()
+        total += loss.item()
+        print(f"loss {loss:.3f}")
+torch.save(model.state_dict(), "model.pt")
+"""
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+
+
+def case_of(directory: Path, text: str, *command: str, ranks: int = 2, **changes: Any) -> Case:
+    file = directory / "train.py"
+    file.write_text(text.replace("WORKERS", "0"))
+    how: dict[str, Any] = {"command": (*command, str(file))} if command else {"path": file}
+    nodes = max(1, ranks // 8)
+    made = Case(
+        model=Model.named("net"),
+        framework=Script(cwd=directory, loss="finite", **how),
+        sequence_length=16,
+        micro_batch=2,
+        topology=Topology(nodes=nodes, processes_per_node=ranks // nodes),
+        hardware="cpu",
+        max_warmup_steps=4,
+        steps=10,
+        timeout_s=600,
+    )
+    return made.replace(**changes)
+
+
+def counted(run: Run) -> Counts:
+    assert run.failure is None, run.failure
+    counts = of_rank(run.counts, 0)
+    assert counts is not None
+    return counts
+
+
+@pytest.mark.parametrize("command", [(), (*TORCHRUN, "--nproc-per-node=2")], ids=["path", "torchrun"])
+def test_a_dry_script_communicates_and_computes_as_launched(tmp_path: Path, command: tuple[str, ...]) -> None:
+    case = case_of(tmp_path, TRAIN, *command)
+    dry, launched = (
+        dry_run(case, tmp_path / "dry"),
+        launch_once(case, detect_cpu("pretended"), tmp_path / "run"),
+    )
+    for name in ("collectives", "flops"):
+        assert getattr(counted(dry), name) == getattr(counted(launched), name) != {}, name
+
+
+def test_at_64_ranks_on_gpus_it_is_the_same_training(tmp_path: Path) -> None:
+    """Loader workers stay in the process, whose batches are no part of a step."""
+    text = TRAIN.replace("WORKERS", "2")
+    text = text.replace("model = Dist", "model = torch.compile(model)\nmodel = Dist")
+    case = case_of(tmp_path, text, *TORCHRUN, "--nnodes=8", "--nproc-per-node=8", ranks=64, hardware="h100")
+    run = dry_run(case, tmp_path / "dry")
+    small = counted(dry_run(case_of(tmp_path, TRAIN), tmp_path / "small"))
+    assert run.machine.device_name == "NVIDIA H100 80GB HBM3"
+    assert {each.ranks for each in counted(run).collectives} == {64}
+    assert counted(run).flops == small.flops
+    assert run.notes == ("the script compiles its model, and a dry run counts the step that is not compiled",)
+    assert not (tmp_path / "model.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        (
+            TRAIN.replace("# here", "rows = (loss.expand(3) > 0).nonzero()"),
+            "not_dry",
+            "depends on the values of a tensor (train.py:21: rows = (loss.expand(3) > 0).nonzero())",
+        ),
+        (
+            TRAIN.replace("# here", "break"),
+            "crash",
+            "the script ended after 0 of 4 optimizer steps. None of torch",
+        ),
+        (TRAIN.replace("# here", "raise SystemExit(3)"), "crash", "the script ended with exit code 3"),
+        (
+            TRAIN.replace("# here", "open('tokens.bin')"),
+            "crash",
+            "'tokens.bin' (train.py:21: open('tokens.bin'))",
+        ),
+        (
+            TRAIN.replace("import torch\n", "import torch, no_such_thing\n", 1),
+            "crash",
+            "No module named 'no_such",
+        ),
+        (
+            TRAIN.replace("dist.init_process_group()\n", "").replace("model = Dist", "# "),
+            "crash",
+            "init_process_group",
+        ),
+    ],
+    ids=["value", "no step", "exit", "file", "module", "no group"],
+)
+def test_what_ends_a_dry_script_is_said_with_its_line(
+    tmp_path: Path, text: str, kind: str, said: str
+) -> None:
+    failure = dry_run(case_of(tmp_path, text), tmp_path / "dry").failure
+    assert failure is not None
+    assert failure.kind == kind
+    assert said in failure.message
