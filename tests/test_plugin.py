@@ -599,11 +599,11 @@ def test_two_sessions_measure_one_after_the_other(
     assert suite.runpytest("--collect-only").ret == 0
     assert run_cpu(suite, "--perf-busy=fail", "--perf-missing-baseline=fail").ret == 1, "it launches nothing"
 
-    def holder(descriptor: int) -> str:
+    def written(descriptor: int, length: int, offset: int) -> bytes:
         held.release()  # it ends just now
-        return "pid 7"
+        return b"pid 7 of somebody"
 
-    monkeypatch.setattr(lock, "_holder", holder)
+    monkeypatch.setattr(os, "pread", written)
     monkeypatch.setattr(lock, "POLL_S", 0)
     queued = run_cpu(suite)
     assert queued.ret == 0

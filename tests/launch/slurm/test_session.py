@@ -132,11 +132,13 @@ def test_both_arms_of_a_comparison_are_launched_on_all_nodes(allocation: Allocat
 
 
 SLOW_NODE = """
-import socket, time
+import socket
 
 if socket.gethostname() == "n2":
-    honest = time.perf_counter
-    time.perf_counter = lambda: 10 * honest()
+    from perfsuite.worker.timers import HostTimer
+
+    honest = HostTimer.seconds
+    HostTimer.seconds = lambda timer, start, end: 10 * honest(timer, start, end)
 """
 
 
