@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import importlib.util
 import os
+import signal
 from typing import Any
 
 import torch
@@ -74,6 +75,8 @@ class DryScript(DryRank):
         os.environ[FILES] = str(files.resolve())
         words = [word.replace(LAUNCH_DIR, str(files.resolve())) for word in command.words]
         os.chdir(command.directory)
+        signal.signal(signal.SIGALRM, self._late)
+        signal.setitimer(signal.ITIMER_REAL, self.case.timeout_s)
         try:
             program.run(words, rank=rank, world_size=world_size)
         except Enough:
@@ -86,8 +89,16 @@ class DryScript(DryRank):
         except Exception as error:
             raise _explained(error) from error
         if counting.counts is None:
-            made = f"{self.recorder.steps} of {COUNTED_STEP} optimizer steps"
-            raise ScriptError(f"the script ended after {made}. {self._optimizers.summary()}")
+            raise ScriptError(f"the script ended after {self._made()}")
+
+    def _made(self) -> str:
+        made = f"{self.recorder.steps} of {COUNTED_STEP} optimizer steps"
+        return f"{made}. {self._optimizers.summary()}"
+
+    def _late(self, *_: Any) -> None:
+        raise ScriptError(
+            f"the script was ended after {self.case.timeout_s} s (timeout_s) and {self._made()}"
+        )
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._optimizers.takes_turn(optimizer):
@@ -128,7 +139,7 @@ def _explained(error: Exception) -> Exception:
     if isinstance(error, NEEDS_A_VALUE):
         return DryRunError(f"not by a dry run: a shape or a choice depends on the values of a tensor{at}")
     if isinstance(error, PerfsuiteError):
-        return error
+        return type(error)(f"{error}{at}")
     return PerfsuiteError(f"{type(error).__name__}: {error}".splitlines()[0] + at)
 
 

@@ -105,6 +105,12 @@ def test_at_64_ranks_on_gpus_it_is_the_same_training(tmp_path: Path) -> None:
             "depends on the values of a tensor (train.py:21: rows = (loss.expand(3) > 0).nonzero())",
         ),
         (
+            TRAIN.replace("# here", "while True: loss + 1"),
+            "crash",
+            "the script was ended after 20.0 s (timeout_s) and 0 of 4 optimizer steps. None of torch stepped "
+            "(train.py:21: while True: loss + 1)",
+        ),
+        (
             TRAIN.replace("# here", "break"),
             "crash",
             "the script ended after 0 of 4 optimizer steps. None of torch",
@@ -126,12 +132,13 @@ def test_at_64_ranks_on_gpus_it_is_the_same_training(tmp_path: Path) -> None:
             "init_process_group",
         ),
     ],
-    ids=["value", "no step", "exit", "file", "module", "no group"],
+    ids=["value", "for ever", "no step", "exit", "file", "module", "no group"],
 )
 def test_what_ends_a_dry_script_is_said_with_its_line(
     tmp_path: Path, text: str, kind: str, said: str
 ) -> None:
-    failure = dry_run(case_of(tmp_path, text), tmp_path / "dry").failure
+    case = case_of(tmp_path, text, timeout_s=20 if "while" in text else 600)
+    failure = dry_run(case, tmp_path / "dry").failure
     assert failure is not None
     assert failure.kind == kind
     assert said in failure.message
