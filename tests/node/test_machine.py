@@ -64,23 +64,21 @@ def test_cuda_visible_devices(
     assert nvml.initialised == 0
 
 
-@pytest.mark.parametrize("visible", ["9", "GPU-9", "nonsense", "-1,0"])
+@pytest.mark.parametrize(
+    ("visible", "missing", "note"),
+    [
+        *((each, None, f"={each} names none of the 1 GPUs") for each in ("9", "GPU-9", "nonsense", "-1,0")),
+        *((each, "NVML is not asked then", " hides every GPU") for each in ("", "-1")),
+    ],
+)
 def test_cuda_visible_devices_that_names_no_gpu_leaves_the_processor(
-    monkeypatch: pytest.MonkeyPatch, visible: str
+    monkeypatch: pytest.MonkeyPatch, visible: str, missing: str | None, note: str
 ) -> None:
-    nvml = stand_in(monkeypatch, ["NVIDIA H200"])
+    nvml = stand_in(monkeypatch, ["NVIDIA H200"], missing=missing)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     machine = detect()
-    note = f"CUDA_VISIBLE_DEVICES={visible} names none of the 1 GPUs"
-    assert (machine.device, machine.note, nvml.initialised) == ("cpu", note, 0)
-
-
-@pytest.mark.parametrize("visible", ["", "-1"])
-def test_nvml_is_not_asked_for_gpus_that_are_hidden(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
-    stand_in(monkeypatch, ["NVIDIA H200"], missing="asked in vain")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    machine = detect()
-    assert (machine.device, machine.note) == ("cpu", "CUDA_VISIBLE_DEVICES hides every GPU")
+    assert (machine.device, machine.note) == ("cpu", f"CUDA_VISIBLE_DEVICES{note}")
+    assert nvml.initialised == 0
 
 
 @pytest.mark.parametrize("amd", [None, "/dev/null"])
