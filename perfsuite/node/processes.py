@@ -157,14 +157,14 @@ def wait_for(process: subprocess.Popen[bytes], seconds: float) -> bool:
     return wait_until(lambda: has_ended(process), seconds)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float, poll_s: float = POLL_S) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     """Wait until a condition holds, at most so long. Returns whether it does."""
     until = time.monotonic() + seconds
     while not condition():
         left_s = until - time.monotonic()
         if left_s <= 0:
             return False
-        time.sleep(min(poll_s, left_s))
+        time.sleep(min(POLL_S, left_s))
     return True
 
 

@@ -248,7 +248,7 @@ def _wait(job: AgentJob, processes: Mapping[int | None, Process]) -> list[Failur
     until = stay_until = float("inf")
 
     def failed(message: str, rank: int | None) -> None:
-        failures.append(_crash(message, rank))
+        failures.append(Failure(kind="crash", message=message, rank=rank, at=time.time()))
         job.tell(failures)
 
     while running and time.monotonic() < min(until, stay_until):
@@ -316,10 +316,6 @@ def _ended(job: AgentJob, what: str, code: int) -> str:
         return f"{ended}, before an optimizer step could be seen{why}"
     why = "" if code else ": not as Python ends, or perfsuite would have reported (os._exit?)"
     return f"{ended}, when rank 0 had finished at least {steps} of {total} optimizer steps{why}"
-
-
-def _crash(message: str, rank: int | None = None) -> Failure:
-    return Failure(kind="crash", message=message, rank=rank, at=time.time())
 
 
 def _exit_code(code: int) -> str:

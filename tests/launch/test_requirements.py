@@ -79,10 +79,7 @@ NAMED = {"model": Model.named("mine")}
     ("changes", "reason"),
     [
         ({"topology": Topology(processes_per_node=8)}, None),
-        (
-            {"topology": Topology(processes_per_node=9)},
-            "it needs 9 GPUs (one per process), this machine has 8",
-        ),
+        ({"topology": Topology(processes_per_node=9)}, NINE),
         ({"hardware": ("t4", "cpu")}, ELSEWHERE),
         ({"hardware": ("t4", "gpu")}, None),
         (NAMED, "ddp cannot build mine: it has a name only, no configuration"),

@@ -91,36 +91,22 @@ def test_who_sweeps_does_not_kill_itself(mark: str) -> None:
 def test_what_an_agent_has_started_is_killed_without_a_mark_and_the_agent_is_not(
     start: Start, mark: str
 ) -> None:
-    shell = subprocess.Popen(
-        ["sh", "-c", "env -i setsid sleep 1000 & sleep 1000 & echo; wait"], stdout=subprocess.PIPE
-    )
-    stranger = start()
-    try:
-        assert shell.stdout is not None
-        shell.stdout.readline()
-        first = psutil.Process(shell.pid).children(recursive=True)
-        assert len(first) >= 2
-        sweep(mark, shell.pid)
-        assert [process for process in first if process.is_running()] == []
-        assert stranger.poll() is None
-        assert shell.wait(20) == 0, "it has waited for both"
-        assert descendants(shell.pid) == []
-    finally:
-        shell.kill()
-        shell.communicate()
+    agent, stranger = start("sh", "-c", "env -i setsid sleep 1000 & sleep 1000 & echo; wait"), start()
+    first = psutil.Process(agent.pid).children(recursive=True)
+    assert len(first) >= 2
+    sweep(mark, agent.pid)
+    assert [process for process in first if process.is_running()] == []
+    assert stranger.poll() is None
+    assert agent.wait(20) == 0, "it has waited for both"
+    assert descendants(agent.pid) == []
 
 
-def test_who_is_spared_lives() -> None:
-    shell = subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000 & echo; wait"], stdout=subprocess.PIPE)
-    try:
-        assert shell.stdout is not None
-        shell.stdout.readline()
-        spared, other = psutil.Process(shell.pid).children()
-        sweep(None, shell.pid, spare={spared.pid})
-        assert (spared.is_running(), other.is_running()) == (True, False)
-    finally:
-        sweep(None, shell.pid)
-        shell.communicate(timeout=20)
+def test_who_is_spared_lives(start: Start) -> None:
+    agent = start("sh", "-c", "sleep 1000 & sleep 1000 & echo; wait")
+    spared, other = psutil.Process(agent.pid).children()
+    sweep(None, agent.pid, spare={spared.pid})
+    assert (spared.is_running(), other.is_running()) == (True, False)
+    sweep(None, agent.pid)
 
 
 def test_the_end_of_a_child_is_seen_though_an_interrupt_left_its_lock_held(start: Start) -> None:
@@ -219,25 +205,24 @@ def test_stacks_are_waited_for_until_they_grow_no_more(tmp_path: Path, file: Pat
 BURN = "import time\nwhile time.process_time() < 0.1: pass"
 
 
-def test_the_time_of_the_jobs_dead_is_not_lost() -> None:
-    words = ["sh", "-c", f"{sys.executable} -S -c '{BURN}'; echo; read word"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
-        job = JobProcesses(launcher.pid)
-        assert launcher.stdout is not None
-        launcher.stdout.readline()  # now the child is dead
-        job.scan()
-        assert job.cpu_s() >= 0.09
-        launcher.kill()
-        launcher.communicate()
-        job.scan()
-        assert job.cpu_s() == 0, "of one that is gone nothing is known"
+def test_the_time_of_the_jobs_dead_is_not_lost(start: Start) -> None:
+    agent = start("sh", "-c", f"{sys.executable} -S -c '{BURN}'; echo; read word")  # now the child is dead
+    job = JobProcesses(agent.pid)
+    job.scan()
+    assert job.cpu_s() >= 0.09
+    agent.kill()
+    agent.wait()
+    job.scan()
+    assert job.cpu_s() == 0, "of one that is gone nothing is known"
 
 
-def test_the_job_is_the_agent_and_its_descendants() -> None:
+def test_the_job_is_the_agent_and_its_descendants(start: Start) -> None:
     job = JobProcesses(os.getpid())
     assert job.pids == {os.getpid()}
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as stranger:
-        job.scan()
-        assert job.pids >= {os.getpid(), stranger.pid}
+    stranger = start()
+    job.scan()
+    assert job.pids >= {os.getpid(), stranger.pid}
+    stranger.kill()
+    stranger.wait()
     job.scan()
     assert stranger.pid in job.pids, "NVML lists the dead for a while"

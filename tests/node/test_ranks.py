@@ -47,13 +47,6 @@ def job(tmp_path: Path) -> AgentJob:
 
 
 @pytest.fixture
-def reported(job: AgentJob) -> None:
-    """Both ranks have."""
-    for rank in (0, 1):
-        documents.write(job.run_dir.rank(rank), REPORT.replace(rank=rank))
-
-
-@pytest.fixture
 def _untied(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is started does not die with the thread of the test."""
     monkeypatch.setattr(leash, "die_with_parent", lambda: None)
@@ -89,7 +82,7 @@ def test_a_rank_of_a_script_has_torchruns_variables(job: AgentJob, monkeypatch: 
 class Process(subprocess.Popen[bytes]):
     """A rank of a script that ends with a code when polled so many times; None: never by itself."""
 
-    def __init__(self, code: int | None, *, after: int = 0) -> None:
+    def __init__(self, code: int | None, after: int = 0) -> None:
         self.code, self.polls, self.was_killed = code, after, False
 
     def poll(self) -> int | None:
@@ -109,22 +102,36 @@ def wait(job: AgentJob, *started: Process) -> list[tuple[int | None, str]]:
     return [(failure.rank, failure.message) for failure in failures]
 
 
-@pytest.mark.usefixtures("reported")
-def test_ranks_that_have_reported_may_take_their_time(job: AgentJob, passing: Passing) -> None:
-    late = Process(0, after=400)
-    assert wait(job, Process(0), late) == []
-    assert not late.was_killed
-    assert passing.seconds > 3 * ranks.GRACE_S
+BOTH = (REPORT, REPORT.replace(rank=1))
+FAILED = REPORT.replace(failure=Failure(kind="mismatch", message="m"))
 
 
-def test_where_one_has_failed_the_others_have_some_seconds_to_say_why(
-    job: AgentJob, passing: Passing
+@pytest.mark.parametrize(
+    ("reports", "first", "second", "told", "seconds"),
+    [
+        (BOTH, (0,), (0, 400), [], 400 * POLL_S),
+        (BOTH, (0,), (-11,), [(1, "exit code -11 (SIGSEGV)")], POLL_S),
+        ((), (3,), (None,), [(0, f"the script ended with exit code 3, {UNSEEN}")], ranks.GRACE_S),
+        ((FAILED,), (0,), (None,), [], ranks.GRACE_S),  # its report says why
+        # It ignores the signal by which the kernel would end it.
+        pytest.param(
+            *(BOTH, (0,), (None,), [(1, f"it {ranks.STAYED}")], ranks.STAY_S),
+            marks=pytest.mark.fault("rank does not end"),
+        ),
+    ],
+    ids=["slow", "crashes at its end", "other fails", "other reports a failure", "stays"],
+)
+def test_a_rank_is_waited_for_as_long_as_it_may_take_and_then_killed(
+    job: AgentJob, passing: Passing, reports: Any, first: Any, second: Any, told: Any, seconds: float
 ) -> None:
-    hangs = Process(None)
+    """Where one has failed the others have some seconds to say why."""
     job.run_dir.progress.touch()  # as the driver makes it
-    assert wait(job, Process(3), hangs) == [(0, f"the script ended with exit code 3, {UNSEEN}")]
-    assert hangs.was_killed
-    assert passing.seconds == pytest.approx(ranks.GRACE_S, abs=2 * POLL_S)
+    for report in reports:
+        documents.write(job.run_dir.rank(report.rank), report)
+    other = Process(*second)
+    assert wait(job, Process(*first), other) == told
+    assert other.was_killed == (None in second)
+    assert passing.seconds == pytest.approx(seconds, abs=2 * POLL_S)
 
 
 @pytest.mark.usefixtures("passing")
@@ -142,14 +149,10 @@ def test_who_ends_without_a_report_is_told_with_the_steps_that_were_seen(job: Ag
         assert wait(job, Process(code)) == [(0, f"the script ended with {said}, {seen}{why}")]
 
 
-@pytest.mark.fault("rank does not end")
-@pytest.mark.usefixtures("reported")
-def test_a_rank_that_stays_after_every_report_is_killed_and_told(job: AgentJob, passing: Passing) -> None:
-    """It ignores the signal by which the kernel would end it."""
-    stays = Process(None)
-    assert wait(job, Process(0), stays) == [(1, f"it {ranks.STAYED}")]
-    assert stays.was_killed
-    assert passing.seconds == pytest.approx(ranks.STAY_S, abs=2 * POLL_S)
+@pytest.mark.usefixtures("passing")
+def test_a_command_that_stays_after_every_report_is_told(job: AgentJob) -> None:
+    for report in BOTH:
+        documents.write(job.run_dir.rank(report.rank), report)
     (failure,) = ranks._wait(job, {None: Process(None)})
     assert (failure.message, failure.rank) == (f"the command {ranks.STAYED}", None)
 
@@ -205,20 +208,6 @@ def test_how_a_rank_of_our_own_ended_is_told(job: AgentJob) -> None:
         assert ranks._failure(job, 0, 13, is_script=False) == "exit code 13"
         assert ranks._failure(job, 0, 0, is_script=False) is None
         documents.write(job.run_dir.rank(0), REPORT)
-
-
-@pytest.mark.usefixtures("reported", "passing")
-def test_a_rank_that_reported_and_then_failed_is_told_by_its_exit_code(job: AgentJob) -> None:
-    assert wait(job, Process(0), Process(-11)) == [(1, "exit code -11 (SIGSEGV)")]
-
-
-def test_a_rank_that_reported_a_failure_leaves_the_others_some_seconds(
-    job: AgentJob, passing: Passing
-) -> None:
-    documents.write(job.run_dir.rank(0), REPORT.replace(failure=Failure(kind="mismatch", message="m")))
-    hangs = Process(None)
-    assert wait(job, Process(0), hangs) == [], "its report says why"
-    assert hangs.was_killed
 
 
 def python(code: str, *words: str, starts_ranks: bool = True) -> Command:

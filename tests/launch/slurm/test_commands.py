@@ -78,6 +78,10 @@ WAITS = {"state": "PENDING", "reason": "PartitionDown", "queued_s": None, "ran_s
         (NEWER, {"state": "COMPLETING", "reason": None, "exit_status": 0, "is_completing": True}),
         (NEWER, {"is_over": True, "time_limit": "1-00:10:00", "left_s": 86993}),
         ("JobId=1 JobState=RUNNING\n", {"state": "RUNNING", **UNTOLD}),
+        ("JobState=RUNNING SubmitTime=2026-11-22T23:59:50 StartTime=2026-11-23T00:05:02", {"queued_s": 312}),
+        ("JobState=RUNNING SubmitTime=soon StartTime=2026-11-23T00:05:02", {"queued_s": None}),
+        ("JobState=RUNNING TimeLimit=UNLIMITED RunTime=00:00:07", {"left_s": None}),
+        ("JobState=RUNNING TimeLimit=1-00:10:00", {"left_s": None}),
         ("", {"state": "UNKNOWN", "is_over": False}),
     ],
 )
@@ -91,19 +95,6 @@ def test_fields_may_hold_spaces_and_those_that_tell_nothing_are_none() -> None:
     told = fields(NEWER)
     assert told["JobName"] == "two words"
     assert told["AllocTRES"] == "cpu=12,mem=30192M,node=2,gres/gpu=16"
-
-
-def test_the_time_in_the_queue_is_that_between_two_times_of_one_clock() -> None:
-    started = {"SubmitTime": "2026-11-22T23:59:50", "StartTime": "2026-11-23T00:05:02"}
-    assert in_state("RUNNING", **started).queued_s == 312
-    assert in_state("PENDING", SubmitTime="2026-11-22T06:56:09").queued_s is None
-    assert in_state("RUNNING", SubmitTime="soon", StartTime="2026-11-23T00:05:02").queued_s is None
-
-
-@pytest.mark.parametrize(("limit", "left_s"), [("1-00:10:00", 86993), ("UNLIMITED", None), ("", None)])
-def test_the_time_that_is_left_is_slurms(limit: str, left_s: int | None) -> None:
-    assert in_state("RUNNING", TimeLimit=limit, RunTime="00:00:07").left_s == left_s
-    assert in_state("RUNNING", TimeLimit=limit).left_s is None
 
 
 @pytest.mark.parametrize(
