@@ -13,7 +13,7 @@ from perfsuite.results.amounts import arrow
 from perfsuite.results.count_baseline import CountBaseline, unsteady, versions_of
 from perfsuite.results.counts import Counts, RankCounts, spans
 from perfsuite.results.outcome import WORST_FIRST, CountCheck, Finding
-from perfsuite.results.quantities import GRAPHS, Quantity, differing, quantities
+from perfsuite.results.quantities import GRAPHS, Group, Quantity, differing, quantities
 from perfsuite.results.run import Run
 from perfsuite.verdict.count_sentences import sentence
 
@@ -23,6 +23,9 @@ Launches = Sequence[Sequence[RankCounts]]
 _NOT_COUNTED, _NOT_IN_BASELINE = "not counted in these launches", "not in the baseline"
 GONE = 0.5
 """Share of the baseline's FLOPs, or bytes of collectives, below which they may have gone out of sight."""
+MANY_MORE = 2
+"""Times as many calls of a collective as in the baseline, above which the same bytes cost more: each call has a
+latency of its own."""
 _OUT_OF_SIGHT = (
     " a step: less than half, which may be done out of sight; if it is not done any more, accept the counts "
     "(perfsuite baseline accept --counts)"
@@ -199,6 +202,8 @@ def _finding(
         outcome = "regressed"
     elif all(each < -allowed for each in by):
         outcome = "improved"
+    if outcome == "passed" and _has_many_more_calls(quantity, before, launches):
+        outcome = "regressed"
     now = launches[min(range(len(by)), key=lambda at: abs(by[at]))]
     hidden = {*baseline.unsteady, *(differing(launches) if outcome == "passed" else ())}
     changes = [change for change in quantity.changes(before, now) if change.field not in hidden]
@@ -212,6 +217,12 @@ def _finding(
         ranks="",
         outcome=outcome,
         sentence=sentence(quantity, changes, before, now),
+    )
+
+
+def _has_many_more_calls(quantity: Quantity, before: Counts, launches: list[Counts]) -> bool:
+    return isinstance(quantity, Group) and all(
+        quantity.calls(counts) > MANY_MORE * quantity.calls(before) > 0 for counts in launches
     )
 
 

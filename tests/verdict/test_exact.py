@@ -45,6 +45,15 @@ def reads(forward: int, optimizer: int = 39) -> Counts:
     return counts(host_reads={"forward": forward, "optimizer": optimizer})
 
 
+CALLS = GATHERED.count + GATHERED_AGAIN.count
+
+
+def called(times: int) -> Counts:
+    """The same bytes gathered in so many calls."""
+    more = GATHERED.replace(count=times - GATHERED_AGAIN.count)
+    return counts(collectives=(more, GATHERED_AGAIN, REDUCED))
+
+
 WORSE: dict[str, Counts] = {
     "all_gather of 2 ranks: bytes": counts(
         collectives=(GATHERED, GATHERED_AGAIN.replace(count=6, bytes=BYTES + 2), REDUCED)
@@ -77,7 +86,7 @@ def test_more_is_regressed_and_fewer_improved(field: str, more: Counts) -> None:
 @pytest.mark.parametrize(
     "now",
     [
-        counts(collectives=(GATHERED.replace(count=20), GATHERED_AGAIN, REDUCED)),
+        called(2 * CALLS),
         counts(collectives=(GATHERED.replace(bytes=2 * BYTES), REDUCED)),
         counts(collectives=(GATHERED.replace(dtype="int32"), GATHERED_AGAIN, REDUCED)),
         counts(flops={"forward": 469_762_048 + 335_544_320, "backward": 956_301_312}),
@@ -89,6 +98,13 @@ def test_the_same_sum_otherwise_split_is_listed(now: Counts) -> None:
     check = judged(now)
     assert check.outcome == "passed"
     assert [finding.outcome for finding in check.findings] == ["passed"]
+
+
+def test_more_than_twice_as_many_calls_are_a_regression_though_they_move_the_same_bytes() -> None:
+    check = judged(called(2 * CALLS + 1))
+    assert (check.outcome, findings(check)) == ("regressed", [("regressed", "all_gather of 2 ranks: calls")])
+    assert "calls a step, the same bytes" in check.findings[0].sentence
+    assert judged(counts(), before=called(2 * CALLS + 1)).outcome == "passed", "fewer are no improvement"
 
 
 def test_what_only_explains_is_not_judged() -> None:
