@@ -24,8 +24,8 @@ _NOT_COUNTED, _NOT_IN_BASELINE = "not counted in these launches", "not in the ba
 GONE = 0.5
 """Share of the baseline's FLOPs, or bytes of collectives, below which they may have gone out of sight."""
 MANY_MORE = 2
-"""Times as many calls of a collective as in the baseline, above which the same bytes cost more: each call has a
-latency of its own."""
+"""Times as many calls of a collective as in the baseline, above which the same bytes cost more: a call has
+its latency."""
 _OUT_OF_SIGHT = (
     " a step: less than half, which may be done out of sight; if it is not done any more, accept the counts "
     "(perfsuite baseline accept --counts)"
