@@ -7,15 +7,27 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import FakeWork
 from torch.distributed import device_mesh
 from torch.distributed._tools import fake_collectives  # noqa: F401  the collectives of fake tensors
 from torch.distributed.device_mesh import DeviceMesh
+from torch.library import Library
 from torch.utils._python_dispatch import _disable_current_modes
 
 from perfsuite.frameworks.common.patches import module, nothing, replace, replace_everywhere, wrap
 
+COALESCED = (
+    "allreduce_coalesced_",
+    "allgather_coalesced_",
+    "allgather_into_tensor_coalesced_",
+    "reduce_scatter_tensor_coalesced_",
+)
+"""Collectives of c10d on several tensors at once: torch has no rule for them. Each returns a `Work` alone."""
 MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_concatenate")
 """Methods of `DeviceMesh` that look at the numbers of ranks in it."""
+
+
+_LIBRARY = Library("c10d", "IMPL")  # what is registered lives as long as it
 
 
 def pretend(rank: int, world_size: int) -> None:
@@ -43,6 +55,8 @@ def pretend(rank: int, world_size: int) -> None:
     replace_everywhere(dist, "new_group", group)
     replace_everywhere(dist, "broadcast_object_list", nothing)
     replace_everywhere(dist, "all_gather_object", all_gather_object)
+    for name in COALESCED:
+        _LIBRARY.impl(name, lambda *args, **kwargs: FakeWork().boxed(), "Meta")
     # DTensor tries operators on fake tensors to learn shapes, in a mode of its own: that is not counted.
     replace(module("torch.distributed.tensor._sharding_prop"), "detect_fake_mode", lambda *args: None)
     for name in MESH_METHODS:

@@ -10,6 +10,7 @@ from perfsuite.dry import limits
 from perfsuite.errors import CaseError
 from tests.samples import make_case, make_gpu_machine
 
+IN_FP32 = Nanotron(dp=8, accumulate_grad_in_fp32=True)
 SIZES = {"hardware": "h100", "topology": Topology(processes_per_node=8)}
 
 
@@ -21,6 +22,10 @@ SIZES = {"hardware": "h100", "topology": Topology(processes_per_node=8)}
         ({"framework": {"name": "fake"}}, "fake does not say how it builds on fake tensors"),
         ({"model": "llama-tiny", "framework": Nanotron(pp=8)}, "the stages of nanotron's pipeline"),
         ({"model": "llama-tiny", "framework": Nanotron(dp=8, resume=True)}, "a checkpoint holds values"),
+        (
+            {"model": "llama-tiny", "framework": IN_FP32, "precision": "bf16"},
+            "cuts gradients out of a storage",
+        ),
         ({"framework": FSDP(sharding_strategy="FULL_SHARD", cpu_offload=True)}, "offloading keeps shards"),
         ({"framework": Accelerate(strategy="fsdp2", cpu_offload=True)}, "offloading keeps shards"),
         ({"framework": Trainer(fsdp="full_shard offload", fsdp_version=1)}, "offloading keeps shards"),

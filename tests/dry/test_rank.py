@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite import DDP, FSDP2, Case, Topology, documents
+from perfsuite import DDP, FSDP2, Case, Nanotron, Topology, documents
 from perfsuite.dry import limits
 from perfsuite.dry.driver import dry_run
 from perfsuite.dry.machine import pretended
@@ -57,6 +57,8 @@ NEVER_REVIEWED = Case(
     timeout_s=600,
 )
 """Small buckets and accumulation, which no case of this repository has."""
+SCATTERS = Nanotron(tp=2, tp_mode="REDUCE_SCATTER")
+"""Its norms are tied: their gradients are reduced by one call for several tensors."""
 
 
 def launched(case: Case, directory: Path) -> tuple[RankCounts, ...]:
@@ -100,10 +102,18 @@ def test_a_dry_run_does_what_a_launch_of_the_twin_does(name: str, tmp_path: Path
 
 
 @pytest.mark.launch
-def test_a_dry_run_does_what_a_launch_does_now(tmp_path: Path) -> None:
-    dry = dry_run(NEVER_REVIEWED, tmp_path / "dry")
+@pytest.mark.parametrize(
+    "case",
+    [
+        NEVER_REVIEWED,
+        pytest.param(NEVER_REVIEWED.replace(framework=SCATTERS, precision="fp32"), marks=pytest.mark.nightly),
+    ],
+    ids=["ddp", "nanotron, REDUCE_SCATTER"],
+)
+def test_a_dry_run_does_what_a_launch_does_now(case: Case, tmp_path: Path) -> None:
+    dry = dry_run(case, tmp_path / "dry")
     assert dry.failure is None, dry.failure
-    check_ranks(dry, launched(NEVER_REVIEWED, tmp_path / "real"))
+    check_ranks(dry, launched(case, tmp_path / "real"))
 
 
 @pytest.mark.launch

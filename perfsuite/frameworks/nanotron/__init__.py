@@ -113,6 +113,10 @@ class Nanotron(Framework):
         if self.resume:
             return DryPlan(impossible="a checkpoint holds values, and there are none")
         config = self.configuration(case)
+        if get(config, "optimizer.accumulate_grad_in_fp32"):
+            return DryPlan(
+                impossible="accumulate_grad_in_fp32 cuts gradients out of a storage, which fake tensors lack"
+            )
         if get(config, "parallelism.pp") > 1:
             return DryPlan(
                 impossible="the stages of nanotron's pipeline tell each other shapes, and there is nobody to "
