@@ -16,12 +16,11 @@ from perfsuite.results.rank_report import Observed
 from perfsuite.testing import check_framework, make_baseline, make_case, make_run
 from tests.packages import Packages
 
-HEAD = """
+MINE = """
 from typing import Any, ClassVar
 from perfsuite.frameworks import LaunchPlan, Workload
 from perfsuite.frameworks.fake import Fake
-"""
-MINE = f"""{HEAD}
+
 class Mine(Fake):
     name: ClassVar[str] = "mine"
 """

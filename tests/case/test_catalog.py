@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from perfsuite.case.catalog import MODELS, find, mamba
-from perfsuite.errors import CaseError
+from perfsuite.case.catalog import MODELS, mamba
 from perfsuite.frameworks.common.model import blocks, transformers_config, transformers_model
 from perfsuite.worker.flops import count
 
@@ -57,11 +56,3 @@ def test_every_model_names_its_positions_and_blocks(name: str) -> None:
         built: Any = transformers_model(transformers_config(model), attention="sdpa")
     assert len(blocks(built)) == model.config.get("n_layer", model.config.get("num_hidden_layers"))
     assert model.max_sequence_length == getattr(built.config, "max_position_embeddings", None)
-
-
-def test_find() -> None:
-    assert find("llama-3.1-8b") is MODELS["llama-3.1-8b"]
-    with pytest.raises(CaseError, match=r"unknown model 'llama-3.1-8B'\. Did you mean 'llama-3.1-8b'\?"):
-        find("llama-3.1-8B")
-    with pytest.raises(CaseError, match=r"unknown model 'xyzzy'\. Known: gpt2-tiny, .*Model\.from_config"):
-        find("xyzzy")

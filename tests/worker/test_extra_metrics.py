@@ -46,16 +46,18 @@ CODE = """
     LENGTH = metric("length", read=lambda run: float(len(run.step_s)))
 """
 
+Asked = list[tuple[Any, ...]]
+
 
 @pytest.fixture
-def calls(packages: Packages) -> list[tuple[Any, ...]]:
+def calls(packages: Packages) -> Asked:
     """Installs the package above; what its recorders were asked."""
     names = ("called", "failing", "silent", "length")
     lines = [f"{name} = extra_calls:{name.upper()}" for name in names]
     packages.install("extra-calls", CODE, metrics="\n".join(lines))
     import extra_calls  # type: ignore[import-not-found]
 
-    calls: list[tuple[Any, ...]] = extra_calls.CALLS
+    calls: Asked = extra_calls.CALLS
     calls.clear()
     return calls
 
@@ -70,22 +72,16 @@ def after_steps(metrics: ExtraMetrics, steps: int) -> dict[str, float]:
     return metrics.result()
 
 
-def test_a_recorder_begins_after_the_first_step_and_looks_after_each_later_one(
-    calls: list[tuple[Any, ...]],
-) -> None:
+def test_a_recorder_begins_after_the_first_step_and_looks_after_each_later_one(calls: Asked) -> None:
     assert after_steps(made("called"), 3) == {"called": 3}
     assert calls == [("begin", "a model", 1, 2), ("boundary", 2), ("boundary", 3)]
 
 
-def test_a_recorder_without_a_value_and_what_is_read_on_the_driver_leave_none(
-    calls: list[tuple[Any, ...]],
-) -> None:
+def test_a_recorder_without_a_value_and_what_is_read_on_the_driver_leave_none(calls: Asked) -> None:
     assert after_steps(made("silent", "length", "called"), 1) == {"called": 2}
 
 
-def test_an_error_of_a_recorder_is_raised_at_the_end_and_names_the_metric(
-    calls: list[tuple[Any, ...]],
-) -> None:
+def test_an_error_of_a_recorder_is_raised_at_the_end_and_names_the_metric(calls: Asked) -> None:
     metrics = made("failing", "called")
     with pytest.raises(ExtensionError, match="recorder of metric 'failing' failed: RuntimeError: at step 2"):
         after_steps(metrics, 3)
@@ -99,7 +95,7 @@ def test_a_metric_that_the_rank_does_not_know_is_an_error() -> None:
 
 @pytest.mark.parametrize("metrics", [("called", "length"), ()])
 def test_a_rank_reports_the_metrics_that_its_case_file_names(
-    tmp_path: Path, calls: list[tuple[Any, ...]], metrics: tuple[str, ...]
+    tmp_path: Path, calls: Asked, metrics: tuple[str, ...]
 ) -> None:
     request = CaseFile(case=make_case(), device="cpu", metrics=metrics)
     rank = Rank(RunDir(tmp_path), request, empty_report(1, 2))

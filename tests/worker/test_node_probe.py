@@ -12,13 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from perfsuite import documents
-from perfsuite.analysis.collect import collect
-from perfsuite.results.run import Run
 from perfsuite.worker import node_probe
 from perfsuite.worker.node_probe import all_reduce_probe, device_probe, pair_rounds
 from perfsuite.worker.timers import HostTimer
-from tests.samples import make_machine, make_report, write_launch
 
 CPU = torch.device("cpu")
 
@@ -84,16 +80,6 @@ def test_the_workloads_random_numbers_and_memory_are_left_alone() -> None:
     device_probe(CPU)
     assert torch.equal(torch.get_rng_state(), state)
     assert psutil.Process().memory_info().rss - before < 8 * 2**20
-
-
-def test_a_run_keeps_the_slowest_ranks_rates(tmp_path: Path) -> None:
-    fast = make_report(0, device_probe={"matmul_tflops": 2.0, "copy_gb_s": 5.0})
-    slow = make_report(1, device_probe={"matmul_tflops": 3.0, "copy_gb_s": 4.0})
-    run_dir = write_launch(tmp_path, fast, slow)
-    run = collect(run_dir, make_machine(), started_at="now", duration_s=1.0, failure=None)
-    assert run.device_probe == {"matmul_tflops": 2.0, "copy_gb_s": 4.0}
-    documents.write(run_dir.run, run)
-    assert documents.read(run_dir.run, Run).device_probe == run.device_probe
 
 
 @pytest.mark.parametrize("nodes", range(2, 9))

@@ -220,9 +220,6 @@ def test_progress_is_written_beside_the_steps_and_a_slow_file_system_holds_nobod
         assert file == run_dir.progress
         written.append(text)
 
-    def wait_for_writer() -> None:
-        writers[-1].join(30)
-
     monkeypatch.setattr(Path, "write_text", write_text)
     rank = simulated(tmp_path)
     rank.start()
@@ -233,10 +230,10 @@ def test_progress_is_written_beside_the_steps_and_a_slow_file_system_holds_nobod
     recorder.on_progress(4)  # the writer is still at 3
     assert written == ["0 256"]
     quick.set()
-    wait_for_writer()
+    writers[-1].join(30)
     recorder.on_progress(9)
     assert begun.acquire(timeout=30)
-    wait_for_writer()
+    writers[-1].join(30)
     assert written == ["0 256", "3 256", "9 256"]
     quick.clear()
     recorder.on_progress(11)
