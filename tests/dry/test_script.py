@@ -99,10 +99,11 @@ def test_at_64_ranks_on_gpus_it_is_the_same_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "said"),
     [
-        (
+        pytest.param(
             TRAIN.replace("# here", "rows = (loss.expand(3) > 0).nonzero()"),
             "not_dry",
             "depends on the values of a tensor (train.py:21: rows = (loss.expand(3) > 0).nonzero())",
+            marks=pytest.mark.fault("a dry script depends on values"),
         ),
         (
             TRAIN.replace("# here", "while True: loss + 1"),
