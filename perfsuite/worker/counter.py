@@ -10,6 +10,7 @@ and knows FSDP2 alone. `FlopCounterMode` lacks attention on a CPU, and phases. O
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ from torch.utils.flop_counter import flop_registry
 
 from perfsuite.results.counts import COUNTED_STEP, Collective, Counts, Phase
 from perfsuite.worker.collectives import OPERATORS, call_of
-from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, resizes
+from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, resizes, waits
 from perfsuite.worker.replicas import local
 from perfsuite.worker.second_step import in_backward
 
@@ -132,8 +133,10 @@ class StepCounter(TorchDispatchMode):
         self._totals: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by the field of `Counts`
 
     def __enter__(self) -> Any:
-        self._resizes = resizes(lambda storage, size: self._guarded(self._note_resize, storage, size))
-        self._resizes.__enter__()
+        self._watching = contextlib.ExitStack()
+        self._watching.enter_context(waits(self.memory.waiting))
+        watched = resizes(lambda storage, size: self._guarded(self._note_resize, storage, size))
+        self._watching.enter_context(watched)
         self.is_entered = True
         self._computed.clear()
         self._unfilled.clear()
@@ -141,7 +144,7 @@ class StepCounter(TorchDispatchMode):
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> Any:
-        self._resizes.__exit__(None, None, None)
+        self._watching.close()
         self.is_entered = False
         return super().__exit__(*error)  # type: ignore[no-untyped-call]
 

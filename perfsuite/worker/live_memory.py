@@ -4,18 +4,21 @@ Each storage counts once, however many tensors share it. Which storages are grad
 known only at the end of a step; so the log of a step is replayed then, and its peak told with its parts.
 
 A batch from a worker of a `DataLoader` arrives when that is done, in this step or in another: rebuilt by
-`aten.set_` around shared memory. So what is in shared memory when it is first seen counts as no bytes.
+`aten.set_` around shared memory. So what is in shared memory when it is first seen counts as no bytes. Nor does
+a buffer of gloo's, which shows when a collective is waited for, and which its thread lets go at some later time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from perfsuite.results.counts import Phase, StepMemory
@@ -33,6 +36,7 @@ class LiveMemory:
     def __init__(self, phase: Callable[[], Phase]) -> None:
         self._phase = phase
         self.error: Exception | None = None  # when a storage was gone: Python itself would only print it
+        self._waits = False  # for a collective: what is new meanwhile is its backend's
         # By address, of each living storage: its number, and a weak reference that tells when it is gone.
         self._living: dict[int, tuple[int, Any]] = {}
         self._bytes: list[int] = []  # bytes now, by number
@@ -45,8 +49,17 @@ class LiveMemory:
     def see(self, tensor: Tensor, part: str, *, born: bool = False) -> None:
         """Note a tensor that an operator takes, or makes (`born`). `part` is used if it is new."""
         if (storage := _storage(tensor)) is not None:
-            is_received = storage.device.type == "cpu" and storage.is_shared()
-            self._see_storage(storage, RECEIVED if is_received else part, born=born)
+            is_shared = storage.device.type == "cpu" and storage.is_shared()
+            self._see_storage(storage, RECEIVED if is_shared or self._waits else part, born=born)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Say that a collective is waited for, inside of the `with`."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
 
     def resized(self, storage: Any, size: int) -> None:
         """Note that a storage is about to be resized to so many bytes."""
@@ -169,3 +182,23 @@ def resizes(see: Callable[[Any, int], None]) -> Iterator[None]:
         yield
     finally:
         del torch.UntypedStorage.resize_  # that of its base class is seen again
+
+
+@contextlib.contextmanager
+def waits(waiting: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Enter `waiting` around every `Work.wait` of torch's own process groups."""
+    if not dist.is_available():
+        yield
+        return
+    wait = dist.Work.wait
+
+    @functools.wraps(wait)
+    def wait_(work: Any, *args: Any, **kwargs: Any) -> Any:
+        with waiting():
+            return wait(work, *args, **kwargs)
+
+    dist.Work.wait = wait_  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        dist.Work.wait = wait  # type: ignore[method-assign]

@@ -240,6 +240,25 @@ def test_ddp_reduces_what_its_buckets_hold() -> None:
     assert (reduced.ranks, reduced.apart, reduced.dtype) == (1, 0, "float32")
 
 
+@pytest.mark.filterwarnings("ignore:.*reduce_scatter_tensor:FutureWarning")
+def test_a_buffer_of_the_backend_is_not_the_training_s_memory() -> None:
+    """gloo's reduce-scatter sums in a copy of its input, which its thread lets go whenever it comes to that."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        training = Training()
+        gradient, shard = torch.ones(1024), torch.zeros(1024)
+        training.after_backward = lambda: dist.reduce_scatter_tensor(shard, gradient)
+        wait = dist.Work.wait
+        counts = training.counted()
+    finally:
+        dist.destroy_process_group()
+    assert counts.ops["aten.copy_"] == 1, "the copy is seen"
+    at_peak = memory(counts).at_peak
+    assert at_peak["communication"] == 2 * 4096
+    assert at_peak["kept"] == BATCH * WIDTH * 4, "the batch"
+    assert dist.Work.wait is wait
+
+
 def test_an_error_of_the_counter_does_not_reach_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training()
     counter = StepCounter([training.optimizer])
