@@ -4,8 +4,8 @@ Each storage counts once, however many tensors share it. Which storages are grad
 known only at the end of a step; so the log of a step is replayed then, and its peak told with its parts.
 
 A batch from a worker of a `DataLoader` arrives when that is done, in this step or in another: rebuilt by
-`aten.set_` around shared memory. So what is in shared memory when it is first seen counts as no bytes. Nor does
-a buffer of gloo's, which shows when a collective is waited for, and which its thread lets go at some later time.
+`aten.set_` around shared memory. So what is in shared memory when it is first seen counts as no bytes. Nor
+does a buffer of gloo's, which shows while a collective is waited for: its thread lets it go some time later.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ def test_ddp_reduces_what_its_buckets_hold() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*reduce_scatter_tensor:FutureWarning")
 def test_a_buffer_of_the_backend_is_not_the_training_s_memory() -> None:
-    """gloo's reduce-scatter sums in a copy of its input, which its thread lets go whenever it comes to that."""
+    """gloo's reduce-scatter sums in a copy of its input, which its thread lets go some time later."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         training = Training()
