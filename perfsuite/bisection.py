@@ -8,12 +8,11 @@ search, started again, goes on where it was.
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Literal
@@ -25,8 +24,8 @@ from perfsuite.case.case import Case
 from perfsuite.documents import Data, Document
 from perfsuite.errors import CaseError, FileError, GitError, PackageError
 from perfsuite.git import git
-from perfsuite.launch.arm import Arm, here, resolve
-from perfsuite.launch.installed import once, pip
+from perfsuite.launch.arm import Arm, resolve
+from perfsuite.launch.installed import pip
 from perfsuite.report.text import plural
 from perfsuite.results.metric import TOKENS_PER_S, described
 from perfsuite.results.session_file import Measurement
@@ -192,6 +191,8 @@ def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
         raise CaseError(f"{root} is no git repository: name two versions of a package by --package")
     if last.dirty:
         raise CaseError("--bad has uncommitted changes, which no commit holds: commit them, or name a commit")
+    if first.packages or last.packages:
+        raise CaseError("a search of commits takes no PACKAGE==VERSION: name a lock file, or use --package")
     same_packages = first.lock == last.lock and (first.lock or first.python == last.python)
     if first.given != last.given or not same_packages:
         raise CaseError(
@@ -229,8 +230,7 @@ def of_versions(package: str, good: str, bad: str, *, root: Path, store: Path) -
         raise CaseError(f"pip finds no {package}=={bad}. The newest that it finds: {known}")
 
     def arm(version: str) -> Arm:
-        directory = _installed(f"{package}=={version}", store)
-        return replace(here(root), text=f"{package}=={version}", paths=(str(directory),))
+        return resolve("--bad", f"{package}=={version}", root=root, store=store)
 
     return History(good=str(first), candidates=tuple(map(str, between)), arm=arm)
 
@@ -240,20 +240,6 @@ def _version(option: str, text: str) -> Version:
         return Version(text)
     except InvalidVersion:
         raise CaseError(f"{option} {text!r} is no version: with --package give two, as 2.11.0") from None
-
-
-def _installed(requirement: str, store: Path) -> Path:
-    """Return the directory with a version of a package, and with those of its needs that differ here."""
-    directory = (store / "packages" / requirement).absolute()
-
-    def install() -> None:
-        planned = json.loads(pip("install", "--quiet", "--dry-run", "--report=-", requirement))
-        changes = [each["metadata"] for each in planned["install"]]
-        wanted = [f"{each['name']}=={each['version']}" for each in changes] or [requirement]
-        pip("install", "--quiet", "--no-deps", "--upgrade", "--target", str(directory), *wanted)
-
-    once(directory, install)
-    return directory
 
 
 def state_file(store: Path, case: Case, history: History, *others: object) -> Path:

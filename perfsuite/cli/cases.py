@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +22,9 @@ from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.report.progress import Progress
 from perfsuite.report.terminal import console
 from perfsuite.report.text import relative
-from perfsuite.results.session_file import Status
-from perfsuite.session import against_arm, dry, outputs
+from perfsuite.results.session_file import Measurement, Status
+from perfsuite.session import against_arm, by_counts, outputs
+from perfsuite.session import dry as dry_session
 from perfsuite.session.option_table import BY_NAME, fraction, options_of
 from perfsuite.session.session import Session, session_file
 from perfsuite.session.setup import Options
@@ -87,11 +89,19 @@ Inject = Annotated[str | None, option("inject")]
 Report = Annotated[str | None, option("report")]
 
 
+DryWay = Annotated[bool, typer.Option("--dry", help="by what a step does, in one dry run of each arm")]
+CountsWay = Annotated[bool, typer.Option("--counts", help="by what a step does, in one launch of each arm")]
+TimesWay = Annotated[bool, typer.Option("--times", help="by times and memory of pairs of launches (default)")]
+
+
 def compare(
     against: Annotated[str, option("against")],
     arm: Annotated[str, typer.Option(help="what may be slower; without it this environment, as it is")] = ".",
     case: Ids = None,
     k: Expression = None,
+    dry: DryWay = False,
+    counts: CountsWay = False,
+    times: TimesWay = False,
     cases: Cases = CASES,
     tolerance: Tolerance = None,
     max_pairs: MaxPairs = None,
@@ -102,24 +112,56 @@ def compare(
     launcher: Launcher = None,
     wait_quiet: WaitQuiet = None,
 ) -> None:
-    """Which of two environments is slower? Launches alternate between them; no baseline is needed.
+    """Which of two environments is slower, or does more in a step? No baseline is needed.
 
-    Exit status 1 if a case is slower or larger in arm B, or fails; 3 if none is, and one is not decided.
+    With several of --dry, --counts and --times each case takes the first of them that can tell.
+
+    Exit status 1 if a case is worse in arm B, or fails; 3 if none is, and one is not decided.
     """
     chosen = options(store=store, inject=inject, wait_quiet=wait_quiet, report=report)
     progress = Progress(line=say)
-    arms = ("--against", against), ("--arm", arm)
+    arms = against_arm.resolved(chosen, (("--against", against), ("--arm", arm)))
     pairs = read("max-pairs", max_pairs)
-    session = against_arm.session(chosen, progress, launcher_of(launcher), arms, pairs, tolerance)
-    fits = fitting(session, selected(cases, case, k))
-    if session.skipped and k is None:
-        raise CaseError(f"{session.skipped[0].case_id}: {session.skipped[0].reason}")
-    progress.cases = len(fits)
-    measure(session, fits, json_output=json_output)
-    if any(map(chosen.is_failing, session.results)):
+    launches = launcher_of(launcher)
+    ways: dict[str, Callable[[], Session]] = {
+        "dry runs": lambda: by_counts.session(chosen, progress, arms),
+        "counts of one launch of each arm": lambda: by_counts.session(chosen, progress, arms, launches),
+        "times": lambda: against_arm.session(chosen, progress, launches, arms, pairs, tolerance),
+    }
+    wanted = [way for way, is_wanted in zip(ways, (dry, counts, times), strict=True) if is_wanted] or [
+        "times"
+    ]
+    left, sessions = selected(cases, case, k), dict[str, Session]()
+    status: Status = "interrupted"
+    try:
+        for way in wanted:
+            session = ways[way]()
+            fits = fitting(session, left)
+            is_last = way == wanted[-1]
+            if is_last and session.skipped and k is None:
+                raise CaseError(f"{session.skipped[0].case_id}: {session.skipped[0].reason}")
+            sessions[way], progress.cases = session, len(fits)
+            _measure(session, fits)
+            if not is_last:  # the next way takes what this one cannot tell
+                session.skipped, session.results = [], list(filter(_tells, session.results))
+                told = {each.case_id for each in session.results}
+                left = [each for each in left if each.id not in told]
+        status = "complete"
+    finally:
+        if sessions:
+            _show(sessions, status, json_output=json_output)
+    results = [result for session in sessions.values() for result in session.results]
+    if any(map(chosen.is_failing, results)):
         raise typer.Exit(1)
-    is_decided = [result.outcome in ("passed", "improved") for result in session.results]
+    is_decided = [result.outcome in ("passed", "improved") for result in results]
     raise typer.Exit(0 if is_decided and all(is_decided) else UNDECIDED)
+
+
+def _tells(result: Measurement) -> bool:
+    """Whether nothing dearer is needed: a dry run that fails in arm A, too, is no verdict on arm B."""
+    if result.dry and (result.verdict.failure == "not_dry" or any(run.failure for run in result.before)):
+        return False
+    return result.outcome not in ("inconclusive", "unhealthy")
 
 
 def dry_run(
@@ -142,12 +184,18 @@ def dry_run(
     """
     chosen = selected(cases, case, k)
     progress = Progress(line=say, cases=len(chosen))
-    session = dry.session(
+    session = dry_session.session(
         options(store=store, baselines=baselines), progress, device, None if rank is None else (rank,)
     )
     fits = chosen if k is None else fitting(session, chosen)  # one that is named tells itself why not
     progress.cases = len(fits)
-    if measure(session, fits, json_output=json_output):
+    status: Status = "interrupted"
+    try:
+        refused = _measure(session, fits)
+        status = "complete"
+    finally:
+        _show({"dry runs": session}, status, json_output=json_output)
+    if refused:
         raise typer.Exit(2)
     if any(map(session.setup.options.is_failing, session.results)):
         raise typer.Exit(1)
@@ -173,12 +221,8 @@ def selected(directory: Path, ids: list[str] | None, expression: str | None) -> 
     return found.by_id(directory, ids) if ids else found.by_expression(directory, str(expression))
 
 
-def measure(session: Session, cases: list[Case], *, json_output: bool) -> int:
-    """Measure cases one after another, print and write what was found. Returns how many could not be.
-
-    An interrupt, or the end of an allocation, leaves what was found until then.
-    """
-    status: Status = "interrupted"
+def _measure(session: Session, cases: list[Case]) -> int:
+    """Measure cases one after another. Returns how many could not be."""
     refused = 0
     try:
         for case in cases:
@@ -190,10 +234,8 @@ def measure(session: Session, cases: list[Case], *, json_output: bool) -> int:
                 refused += 1
                 why = told(error)
                 say(why if case.id in why else f"{case.id}: {why}")
-        status = "complete"
     finally:
         session.setup.lock.release()
-        _show(session, status, json_output=json_output)
     return refused
 
 
@@ -207,12 +249,20 @@ def fitting(session: Session, cases: list[Case]) -> list[Case]:
     return [case for case, reason in reasons if reason is None]
 
 
-def _show(session: Session, status: Status, *, json_output: bool) -> None:
+def _show(sessions: Mapping[str, Session], status: Status, *, json_output: bool) -> None:
+    """Print and write what sessions found, each by its name if there are several.
+
+    An interrupt, or the end of an allocation, leaves what was found until then.
+    """
+    files = [documents.plain(session_file(session, status)) for session in sessions.values()]
     if json_output:
-        typer.echo(json.dumps(documents.plain(session_file(session, status)), indent=1))
+        typer.echo(json.dumps(files if len(files) > 1 else files[0], indent=1))
     else:
         out = console()
         width = max(out.width, 80) if out.is_terminal else None
-        for line in outputs.lines(session, whole=True, color=out.is_terminal, width=width):
-            typer.echo(relative(line, Path.cwd()))
-    outputs.write_files(session, status)
+        for name, session in sessions.items():
+            if len(sessions) > 1 and (session.results or session.skipped):
+                typer.echo(f"\nby {name}:")
+            for line in outputs.lines(session, whole=True, color=out.is_terminal, width=width):
+                typer.echo(relative(line, Path.cwd()))
+    outputs.write_files(list(sessions.values()), status)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event
 
 from perfsuite import documents
 from perfsuite.analysis.cause import with_log
@@ -20,9 +20,10 @@ from perfsuite.case.hardware import Machine
 from perfsuite.dry import limits
 from perfsuite.dry.fit import facts_of
 from perfsuite.dry.machine import Device, pretended
-from perfsuite.errors import DryRunError, FileError
+from perfsuite.errors import CaseError, DryRunError, FileError
 from perfsuite.frameworks.base import framework_of
-from perfsuite.node.processes import KILL_S, wait_for
+from perfsuite.launch.arm import HERE, Arm, ask
+from perfsuite.node.processes import KILL_S, has_ended, wait_for, wait_until
 from perfsuite.results.counts import merged
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run import Run
@@ -33,11 +34,17 @@ TIMEOUT_S = 3600
 
 
 def dry_run(
-    case: Case, directory: Path, *, ranks: Sequence[int] | None = None, device: Device | None = None
+    case: Case,
+    directory: Path,
+    *,
+    ranks: Sequence[int] | None = None,
+    device: Device | None = None,
+    arm: Arm = HERE,
+    stop: Event | None = None,
 ) -> Run:
     """Run `case` dry as each of `ranks` (default: those that tell what all do), one process after another.
 
-    All files are in `directory`, as those of a launch. What went wrong in a process is in the `failure` of
+    The processes run in the environment of `arm`; one that runs when `stop` is set is killed. All files are in `directory`, as those of a launch. What went wrong in a process is in the `failure` of
     the run. Raises `DryRunError` for a case or a rank that cannot be run dry, with the reason, and
     `CaseError` for a case that its framework refuses.
     """
@@ -54,7 +61,7 @@ def dry_run(
     run_dir = RunDir(directory)
     documents.write(run_dir.case, CaseFile(case=case, device=machine.device))
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    reports = [_report(run_dir, case, machine, rank) for rank in chosen]
+    reports = [_report(run_dir, case, machine, rank, arm, stop or Event()) for rank in chosen]
     run = Run(
         case=case,
         machine=machine,
@@ -72,9 +79,18 @@ def dry_run(
     return run
 
 
-def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int) -> RankReport:
+def why_no_cuda(arm: Arm) -> str | None:
+    """Why no CUDA can be pretended with the torch of `arm`, or None: its own interpreter is asked."""
+    try:
+        said = ask(arm, "from perfsuite.dry import guard; print(guard.why_not() or 'it can be')")
+    except CaseError as error:
+        return f"{arm.python} does not tell: {error}"
+    return None if said == "it can be" else said
+
+
+def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int, arm: Arm, stop: Event) -> RankReport:
     """Run one rank to its end and return its report; one with a failure if it left none."""
-    command = [sys.executable, "-m", "perfsuite.dry", str(run_dir.path.resolve()), "--rank", str(rank)]
+    command = [arm.python, "-m", "perfsuite.dry", str(run_dir.path.resolve()), "--rank", str(rank)]
     command += ["--gpu", machine.device_name] if machine.device == "cuda" else []
     with run_dir.rank_log(rank).open("wb") as log:
         process = subprocess.Popen(
@@ -82,11 +98,13 @@ def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int) -> RankRep
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(case, rank),
+            env={**_environment(case, rank), **arm.variables},
+            cwd=arm.directory,
             start_new_session=True,
         )
         try:
-            code = process.returncode if wait_for(process, TIMEOUT_S) else None
+            wait_until(lambda: has_ended(process) or stop.is_set(), TIMEOUT_S)
+            code = process.returncode if has_ended(process) else None
         finally:
             process.kill()
             wait_for(process, KILL_S)

@@ -23,6 +23,7 @@ from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptE
 from perfsuite.frameworks.base import Ranks
 from perfsuite.frameworks.common import pretend as wrappers
 from perfsuite.frameworks.common.patches import module, nothing, replace
+from perfsuite.node.ranks import moved
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
 from perfsuite.worker.observe import owner
@@ -73,8 +74,8 @@ class DryScript(DryRank):
         files = RunDir(self._directory).files
         files.mkdir(exist_ok=True)
         os.environ[FILES] = str(files.resolve())
-        words = [word.replace(LAUNCH_DIR, str(files.resolve())) for word in command.words]
-        os.chdir(command.directory)
+        words = [moved(word).replace(LAUNCH_DIR, str(files.resolve())) for word in command.words]
+        os.chdir(moved(command.directory))
         signal.signal(signal.SIGALRM, self._late)
         signal.setitimer(signal.ITIMER_REAL, self.case.timeout_s)
         try:

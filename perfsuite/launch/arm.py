@@ -7,6 +7,7 @@ An arm is written as words with spaces between them, as in a shell. A word is on
     path/to/venv/bin/python an interpreter; it needs a slash, and perfsuite installed
     main, v1.2, 0123abc     a commit, branch or tag of the repository: launches run in a worktree of it
     main:requirements.lock  the same, with the packages that this file of it names; also uv.lock
+    accelerate==1.10.0      a release of a package, with those of its needs that differ here
 
 so that `main NCCL_ALGO=Ring` is the branch main with one variable set.
 """
@@ -14,7 +15,6 @@ so that `main NCCL_ALGO=Ring` is the branch main with one variable set.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import shlex
@@ -29,17 +29,18 @@ from typing import Any
 from perfsuite import __version__
 from perfsuite.errors import CaseError, GitError, PackageError
 from perfsuite.git import git, revision
-from perfsuite.launch.installed import environment
+from perfsuite.launch.installed import environment, locked, release
 from perfsuite.results.environment import SECRET
 from perfsuite.results.run_dir import MOVED
 
 ANSWER_S = 60
 """Seconds after which an interpreter that does not say which perfsuite it has is given up."""
 WORDS = (
-    "give . for this environment, NAME=VALUE, path/to/python, a git commit or COMMIT:LOCKFILE, with spaces "
-    "between them"
+    "give . for this environment, NAME=VALUE, PACKAGE==VERSION, path/to/python, a git commit or "
+    "COMMIT:LOCKFILE, with spaces between them"
 )
-_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(?!=)(.*)", re.DOTALL)
+_RELEASE = re.compile(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,9 @@ class Arm:
     given: Mapping[str, str] = field(default_factory=dict)
     """The variables among its words."""
     paths: tuple[str, ...] = ()
-    """What comes first on PYTHONPATH: the worktree of its commit, or a directory with packages."""
+    """What comes first on PYTHONPATH: the worktree of its commit."""
+    packages: tuple[str, ...] = ()
+    """What comes after it: a directory for each release among its words."""
     moved: tuple[str, str] | None = None
     """The top of the repository, and the worktree that stands for it: for scripts that a case names."""
     directory: Path | None = None
@@ -70,11 +73,14 @@ class Arm:
     @property
     def variables(self) -> dict[str, str]:
         """Environment variables that win over those of this process, of the case and of perfsuite."""
-        if not self.paths:
+        if not (self.paths or self.packages):
             return dict(self.given)
         # With a lock file, what is on the path here would stand before what it names.
         others = self.given.get("PYTHONPATH", None if self.lock else os.environ.get("PYTHONPATH"))
-        found = {**self.given, "PYTHONPATH": os.pathsep.join(filter(None, [*self.paths, others]))}
+        found = {
+            **self.given,
+            "PYTHONPATH": os.pathsep.join(filter(None, [*self.paths, *self.packages, others])),
+        }
         return found if self.moved is None else {**found, MOVED: os.pathsep.join(self.moved)}
 
     @property
@@ -103,7 +109,7 @@ class Arm:
 
     @property
     def _packages(self) -> tuple[str, dict[str, str], tuple[str, ...]]:
-        return self.python, dict(self.given), () if self.moved else self.paths
+        return self.python, dict(self.given), self.packages
 
 
 HERE = Arm()
@@ -140,7 +146,10 @@ def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:
 def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path) -> Arm:
     """The arm of these words. No error of this and of what follows names a word that may hold a secret."""
     given = {match[1]: match[2] for word in words if (match := _VARIABLE.fullmatch(word))}
-    pythons, commits = _environments(itertools.filterfalse(_VARIABLE.fullmatch, words))
+    releases = [word for word in words if _RELEASE.fullmatch(word)]
+    pythons, commits = _environments(
+        word for word in words if not (word in releases or _VARIABLE.fullmatch(word))
+    )
     python = os.path.abspath(pythons[0]) if pythons else sys.executable  # a venv's link stays a link
     arm = replace(arm, python=python, given=given)
     if commits:
@@ -165,6 +174,7 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path) -> Arm:
             commit=commit,
             dirty=False,
         )
+    arm = replace(arm, packages=tuple(str(release(each, arm.python, store)) for each in releases))
     return replace(arm, perfsuite=_version(arm)) if pythons or commits else arm
 
 
@@ -196,14 +206,15 @@ def _commit(name: str, root: Path) -> str:
 def _worktree(commit: str, root: Path, store: Path) -> Path:
     """The worktree of a commit in the store; what was changed there is put right."""
     directory = (store / "arms" / commit[:12]).absolute()
-    try:
-        if (directory / ".git").exists():
-            git("reset", "--quiet", "--hard", commit, cwd=directory)
-            return directory
-    except GitError:  # the repository that it was of is gone
-        shutil.rmtree(directory)
-    git("worktree", "add", "--quiet", "--force", "--force", "--detach", str(directory), commit, cwd=root)
-    return directory
+    with locked(directory):  # the processes of pytest-xdist make the same arms
+        try:
+            if (directory / ".git").exists():
+                git("reset", "--quiet", "--hard", commit, cwd=directory)
+                return directory
+        except GitError:  # the repository that it was of is gone
+            shutil.rmtree(directory)
+        git("worktree", "add", "--quiet", "--force", "--force", "--detach", str(directory), commit, cwd=root)
+        return directory
 
 
 def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
@@ -237,18 +248,28 @@ def _place(worktree: Path, top: Path) -> Path:
 def _version(arm: Arm) -> str:
     """The version of the perfsuite that an arm has. Raises `CaseError` if it has none."""
     try:
-        code = "import perfsuite; print(perfsuite.__version__)"
+        return ask(arm, "import perfsuite; print(perfsuite.__version__)")
+    except CaseError as error:
+        install = f"Install it there: {arm.python} -m pip install perfsuite=={__version__}"
+        way_out = f"Name it in {arm.lock}" if arm.lock else install
+        raise CaseError(f"{arm.python} cannot import perfsuite ({error}). {way_out}") from None
+
+
+def ask(arm: Arm, code: str) -> str:
+    """Return the last line that `code` prints in the environment of an arm.
+
+    Raises `CaseError` with why the interpreter does not answer.
+    """
+    try:
         done = _ask(arm.python, code, cwd=arm.directory, env={**os.environ, **arm.variables})
         if done.returncode == 0 and done.stdout.strip():
-            return done.stdout.split()[-1]
+            return done.stdout.splitlines()[-1]
         said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
     except subprocess.TimeoutExpired:
         said = f"no answer in {ANSWER_S} s"
     except OSError as error:
         said = str(error.strerror)
-    install = f"Install it there: {arm.python} -m pip install perfsuite=={__version__}"
-    way_out = f"Name it in {arm.lock}" if arm.lock else install
-    raise CaseError(f"{arm.python} cannot import perfsuite ({said}). {way_out}")
+    raise CaseError(said)
 
 
 def _ask(python: str, code: str, **settings: Any) -> subprocess.CompletedProcess[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import json
 import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from perfsuite import documents
@@ -56,9 +58,7 @@ def once(directory: Path, install: Callable[[], object]) -> None:
     What an installation that did not end has left is deleted. Raises `PackageError`.
     """
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with directory.with_name(f"{directory.name}.lock").open("w") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
+        with locked(directory):
             if not (directory / DONE).exists():
                 if directory.exists():
                     shutil.rmtree(directory)
@@ -66,6 +66,35 @@ def once(directory: Path, install: Callable[[], object]) -> None:
                 (directory / DONE).touch()
     except OSError as error:
         raise PackageError(f"{directory}: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Have other commands, which make the same directory, wait until the end of the `with`."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with directory.with_name(f"{directory.name}.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def release(requirement: str, python: str, store: Path) -> Path:
+    """Return the directory with a release of a package, `accelerate==1.10.0`, for an interpreter.
+
+    It holds those of its needs, too, that the interpreter's environment has in another version. Raises
+    `PackageError` with what pip said.
+    """
+    of = "" if python == sys.executable else f"-{documents.digest([python])}"
+    directory = (store / "packages" / f"{requirement}{of}").absolute()
+
+    def install() -> None:
+        words = ("install", "--quiet", "--dry-run", "--report=-", requirement)
+        changes = [each["metadata"] for each in json.loads(pip(*words, python=python))["install"]]
+        wanted = [f"{each['name']}=={each['version']}" for each in changes] or [requirement]
+        words = ("install", "--quiet", "--no-deps", "--upgrade", "--target", str(directory))
+        pip(*words, *wanted, python=python)
+
+    once(directory, install)
+    return directory
 
 
 def _key(lock: Path, commit: str) -> str:

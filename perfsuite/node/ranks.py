@@ -189,8 +189,8 @@ def _start(
     """Start a process of `command`, with its output in `log`, or where this process's own output goes."""
     with contextlib.nullcontext() if log is None else log.open("ab") as output:
         return subprocess.Popen(
-            [_moved(word).replace(LAUNCH_DIR, str(job.run_dir.files)) for word in command.words],
-            cwd=_moved(command.directory),
+            [moved(word).replace(LAUNCH_DIR, str(job.run_dir.files)) for word in command.words],
+            cwd=moved(command.directory),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -199,7 +199,7 @@ def _start(
         )
 
 
-def _moved(word: str) -> str:
+def moved(word: str) -> str:
     """Where a file of the repository is in the worktree that stands for it, if one does.
 
     The environment of this process and the worktree itself may lie in the repository, too.

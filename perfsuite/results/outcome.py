@@ -98,6 +98,8 @@ class Finding(Data):
 
     field: str
     """What is counted, as `all_gather of 2 ranks: bytes`."""
+    quantity: str
+    """What is judged, as `all_gather of 2 ranks`: several fields may have changed."""
     unit: Literal["bytes", "FLOP", "calls"]
     before: int
     now: int

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch import driving
-from perfsuite.launch.arm import resolve
+from perfsuite.launch.arm import Arm, resolve
 from perfsuite.launch.base import Launcher, Listener
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import Launching, is_free, launch_watched, profile_once
@@ -28,6 +28,8 @@ from perfsuite.verdict.overall import with_unseen
 from perfsuite.verdict.paired_test import MAX_PAIRS, order
 from perfsuite.verdict.profiled import explained
 
+Pair = tuple[tuple[str, str], tuple[str, str]]
+
 
 @dataclass
 class AgainstArm(Way):
@@ -43,16 +45,7 @@ class AgainstArm(Way):
 
     def refused(self, trial: Trial) -> None:
         """Refuse nothing: no baseline is needed. Says if both arms are one environment."""
-        a, b = self.arms
-        device = trial.machine.device
-        usual = {**driving.usual(trial.case, device), **node_variables(trial.case, device)}
-        if self.setup.options.inject is None and a.acts_as(b, usual):
-            given = " and ".join(sorted({*a.given, *b.given}))
-            no_effect = f", {given} has no effect" if given else ""
-            self.setup.listener.say(
-                f"{trial.case.id}: arms A and B are the same environment{no_effect}: this comparison can "
-                "only show noise"
-            )
+        say_if_same(self, trial)
 
     def judge(self, trial: Trial) -> Verdict:
         """Launch pairs until they decide. A pair that is no evidence is made again, in the same order."""
@@ -117,18 +110,36 @@ class AgainstArm(Way):
         return result.replace(profile=now, profile_before=before, verdict=verdict)
 
 
+def say_if_same(way: Way, trial: Trial) -> None:
+    """Say if the two arms of a comparison are one environment for a case."""
+    a, b = way.arms
+    device = trial.machine.device
+    usual = {**driving.usual(trial.case, device), **node_variables(trial.case, device)}
+    if way.setup.options.inject is None and a.acts_as(b, usual):
+        given = " and ".join(sorted({*a.given, *b.given}))
+        no_effect = f", {given} has no effect" if given else ""
+        way.setup.listener.say(
+            f"{trial.case.id}: arms A and B are the same environment{no_effect}: this comparison can "
+            "only show noise"
+        )
+
+
+def resolved(options: Options, arms: Pair) -> tuple[Arm, ...]:
+    """The two arms, each given as the option that names it and its value.
+
+    Raises `CaseError` and `GitError` for an arm that there is not.
+    """
+    return tuple(resolve(option, text, root=options.root, store=options.store) for option, text in arms)
+
+
 def session(
     options: Options,
     listener: Listener,
     launcher: Launcher,
-    arms: tuple[tuple[str, str], tuple[str, str]],
+    arms: tuple[Arm, ...],
     max_pairs: int | None = None,
     tolerance: float | None = None,
 ) -> Session:
-    """A session that compares two arms, each given as the option that names it and its value.
-
-    Raises `CaseError` and `GitError` for an arm that there is not.
-    """
+    """A session that compares two arms by the times of launches."""
     setup = Setup(options, listener, Host(launcher, options.store))
-    found = tuple(resolve(option, text, root=options.root, store=options.store) for option, text in arms)
-    return Session(setup, AgainstArm(setup, found, max_pairs=max_pairs or MAX_PAIRS, tolerance=tolerance))
+    return Session(setup, AgainstArm(setup, arms, max_pairs=max_pairs or MAX_PAIRS, tolerance=tolerance))

@@ -381,9 +381,7 @@ EXCLUDING = {
         **dict.fromkeys(("inject", "no-counts", "explain"), "a dry run only counts"),
         "resume": "only launches are resumed",
     },
-    "against": dict.fromkeys(
-        ("dry", "resume", "cases"), "two arms can only be launched, in a session of their own"
-    ),
+    "against": dict.fromkeys(("resume", "cases"), "two arms are compared in a session of their own"),
 }
 """Options that do not go together, and why."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from perfsuite import documents
@@ -33,22 +33,26 @@ def lines(session: Session, *, whole: bool, color: bool, width: int | None) -> l
     return told if whole else [*told, *summary.in_short(measurements)]
 
 
-def write_files(session: Session, status: Status) -> None:
-    """Write `results.json` of a session that has begun, and the files that were asked for: as many as can be.
+def write_files(sessions: Sequence[Session], status: Status) -> None:
+    """Write `results.json` of each session that has begun, and the files that were asked for.
 
-    Raises `FileError` with all that cannot.
+    As many as can be written. Raises `FileError` with all that cannot.
     """
-    writes: list[tuple[Callable[[Path, SessionFile], object], Path]] = []
-    if session.results or session.launches or session.running is not None:
-        writes.append((documents.write, session.directory.results))
-    if (file := session.setup.options.json) is not None:
-        writes.append((documents.write, file))
-    if (directory := session.setup.options.report) is not None:
-        writes.append((write_report, directory))
+    contents = [session_file(session, status) for session in sessions]
+    writes: list[tuple[Callable[..., object], Path, Sequence[SessionFile]]] = [
+        (documents.write, session.directory.results, [content])
+        for session, content in zip(sessions, contents, strict=True)
+        if session.results or session.launches or session.running is not None
+    ]
+    options = sessions[-1].setup.options
+    if options.json is not None:
+        writes.append((documents.write, options.json, contents[-1:]))
+    if options.report is not None:
+        writes.append((write_report, options.report, contents))
     problems = []
-    for write, path in writes:
+    for write, path, told in writes:
         try:
-            write(path, session_file(session, status))
+            write(path, *told)
         except PerfsuiteError as error:  # another file may lie on another disk
             problems.append(str(error))
     if problems:

@@ -75,15 +75,8 @@ def judge_pairs(
     variables: on a CPU, what follows the probe is taken out of the ratios.
     """
     launches = len(a) + len(b)
-    failed = [
-        (run.failure.kind, f"{arm} failed: {'; '.join(why_failed(run))}")
-        for arm, runs in ((ARM_A, a), (ARM_B, b))
-        for run in runs
-        if run.failure is not None
-    ]
-    if failed:
-        (kind, *_), reasons = zip(*failed, strict=True)
-        return Verdict(outcome="failed", launches=launches, failure=kind, reasons=reasons, against=ARM_A)
+    if (failed := _failed(a, b)) is not None:
+        return failed
     problems = unhealthy_pairs(a, b)
     healthy_a, healthy_b = (
         [run for number, run in enumerate(runs, 1) if number not in problems] for runs in (a, b)
@@ -97,18 +90,61 @@ def judge_pairs(
             healthy_a, healthy_b, tolerance, metric, max_pairs, corrects, is_last=len(a) >= max_pairs
         )
     set_aside = [f"pair {number} set aside: {'; '.join(why)}" for number, why in problems.items()]
+    verdict = _with_differences(verdict, a, b)
+    return verdict.replace(
+        launches=launches,
+        unhealthy_launches=tuple(problems),
+        reasons=(*verdict.reasons, *set_aside),
+        changed=(*scaled(b, baselines.from_runs(a)), *verdict.changed),
+    )
+
+
+def judge_counts(a: Run, b: Run) -> Verdict:
+    """Judge what a step does in arm B by what it does in arm A: exactly, by one launch or dry run of each.
+
+    Kernels and memory are judged though versions differ: that may be the question. `inconclusive` where work
+    was done out of sight, or nothing was counted.
+    """
+    if (failed := _failed([a], [b])) is not None:
+        return failed
+    counts = _counts([a], [b], judges=True)
+    verdict = Verdict(outcome="inconclusive", launches=2, counts=counts)
+    if a.counts and exact.unlike([b], count_baseline.from_runs([a])) is not None:
+        reasons = (f"{ARM_A} and {ARM_B} count in different ways: give both the same perfsuite",)
+        verdict = verdict.replace(outcome="failed", failure="unlike", reasons=reasons)
+    elif counts is None:
+        verdict = verdict.replace(reasons=("nothing was counted", *a.notes, *b.notes))
+    elif counts.outcome in ("regressed", "improved", "passed"):
+        verdict = verdict.replace(outcome=counts.outcome)
+    else:
+        verdict = verdict.replace(reasons=counts.notes)
+    return _with_differences(verdict, [a], [b])
+
+
+def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:
+    """The verdict on launches of which some failed; None if none did."""
+    failed = [
+        (run.failure.kind, f"{arm} failed: {'; '.join(why_failed(run))}")
+        for arm, runs in ((ARM_A, a), (ARM_B, b))
+        for run in runs
+        if run.failure is not None
+    ]
+    if not failed:
+        return None
+    (kind, *_), reasons = zip(*failed, strict=True)
+    launches = len(a) + len(b)
+    return Verdict(outcome="failed", launches=launches, failure=kind, reasons=reasons, against=ARM_A)
+
+
+def _with_differences(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
+    """The verdict, with settings and environment that are not the same in both arms."""
     known = baselines.from_runs(a)
     other_settings = [
         f"settings differ: {name.removeprefix('observed ')} is {then!r} in {ARM_A} and {now!r} in {ARM_B}"
         for name, (then, now) in setting_differences(b[-1], known).items()
     ]
-    return verdict.replace(
-        launches=launches,
-        unhealthy_launches=tuple(problems),
-        reasons=(*verdict.reasons, *other_settings, *set_aside),
-        changed=(*scaled(b, known), *run_changes(b[-1], known)),
-        against=ARM_A,
-    )
+    reasons = (*verdict.reasons, *other_settings)
+    return verdict.replace(reasons=reasons, changed=tuple(run_changes(b[-1], known)), against=ARM_A)
 
 
 def _judge_healthy(
@@ -210,8 +246,8 @@ def _notes(decision: PairedDecision, check: Check, pairs: int) -> Iterator[str]:
             )
 
 
-def _counts(a: Sequence[Run], b: Sequence[Run]) -> CountCheck | None:
+def _counts(a: Sequence[Run], b: Sequence[Run], *, judges: bool = False) -> CountCheck | None:
     if hidden := exact.why_hidden([*a, *b]):
         return CountCheck(outcome="not counted", notes=hidden, compared=False)
     counted = exact.counted(a)
-    return exact.check(b, count_baseline.from_runs(counted)) if counted else None
+    return exact.check(b, count_baseline.from_runs(counted), of_arm=judges) if counted else None

@@ -26,10 +26,8 @@ GONE = 0.5
 MANY_MORE = 2
 """Times as many calls of a collective as in the baseline, above which the same bytes cost more: a call has
 its latency."""
-_OUT_OF_SIGHT = (
-    " a step: less than half, which may be done out of sight; if it is not done any more, accept the counts "
-    "(perfsuite baseline accept --counts)"
-)
+_OUT_OF_SIGHT = " a step: less than half, which may be done out of sight"
+_ACCEPT = "; if it is not done any more, accept the counts (perfsuite baseline accept --counts)"
 
 
 def counted(runs: Sequence[Run]) -> list[Run]:
@@ -54,10 +52,14 @@ def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
     )
 
 
-def check(runs: Sequence[Run], baseline: CountBaseline | None, file: str | None = None) -> CountCheck | None:
+def check(
+    runs: Sequence[Run], baseline: CountBaseline | None, file: str | None = None, *, of_arm: bool = False
+) -> CountCheck | None:
     """Judge the counts of launches. None where all of them failed, or neither they nor a baseline have any.
 
     `file` is where the baseline stands, or will. Counts that are `unlike` the baseline's are not compared.
+    `of_arm`: the baseline is another arm, whose versions may be the question: kernels and memory are judged,
+    too.
     """
     launches = [run.counts for run in counted(runs)]
     not_compared = CountCheck(outcome="not counted", compared=False, baseline_file=file)
@@ -71,9 +73,9 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, file: str | None 
         return not_compared.replace(notes=("no launch was counted",))
     if unlike(runs, baseline) is not None:
         return not_compared.replace(outcome="passed")
-    changed = changed_versions(baseline.versions, versions_of(counted(runs)[-1]))
+    changed = [] if of_arm else changed_versions(baseline.versions, versions_of(counted(runs)[-1]))
     found = _findings(baseline, launches, judges_versions=not changed)
-    doubts = _doubts(runs, baseline, launches)
+    doubts = _doubts(runs, baseline, launches, advice="" if of_arm else _ACCEPT)
     outcome: Judged = min((finding.outcome for finding in found), key=WORST_FIRST.index, default="passed")
     if doubts:
         found = tuple(
@@ -110,7 +112,7 @@ def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> list[
     ]
 
 
-def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches) -> list[str]:
+def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches, *, advice: str) -> list[str]:
     """Why less than in the baseline need not be less work, each reason once.
 
     Operators that are new and have no formula may do what is missing in FLOPs. FLOPs or bytes of which more
@@ -129,10 +131,10 @@ def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches) ->
                 f"FLOPs {arrow(then, today, 'FLOP')}: {', '.join(new)} may do the rest, without a formula"
             )
         elif today < GONE * then and not is_known:
-            found.append(f"FLOPs {arrow(then, today, 'FLOP')}{_OUT_OF_SIGHT}")
+            found.append(f"FLOPs {arrow(then, today, 'FLOP')}{_OUT_OF_SIGHT}{advice}")
         then, today = _bytes(before), max(map(_bytes, now))
         if today < GONE * then:
-            found.append(f"collectives {arrow(then, today, 'bytes')}{_OUT_OF_SIGHT}")
+            found.append(f"collectives {arrow(then, today, 'bytes')}{_OUT_OF_SIGHT}{advice}")
     return list(dict.fromkeys(found))
 
 
@@ -211,6 +213,7 @@ def _finding(
         return None
     return Finding(
         field=changes[0].field if len(changes) == 1 else quantity.name,
+        quantity=quantity.name,
         unit=changes[0].unit,
         before=sum(change.before for change in changes),
         now=sum(change.now for change in changes),
