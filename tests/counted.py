@@ -74,6 +74,7 @@ def make_finding(**changes: Any) -> Finding:
     """Gradients reduced in float32 in place of bfloat16."""
     return Finding(
         field="reduce_scatter of 64 ranks: bytes",
+        quantity="reduce_scatter of 64 ranks",
         unit="bytes",
         before=int(29.9 * GIB),
         now=int(59.8 * GIB),
@@ -85,10 +86,16 @@ def make_finding(**changes: Any) -> Finding:
 
 EXPLAINED = "reduce_scatter of 64 ranks 29.9 -> 59.8 GiB a step: float32 instead of bfloat16"
 HOST_READ = make_finding(
-    field="host reads in forward", unit="calls", before=1, now=2, sentence="host reads in forward 1 -> 2"
+    field="host reads in forward",
+    quantity="host reads",
+    unit="calls",
+    before=1,
+    now=2,
+    sentence="host reads in forward 1 -> 2",
 )
 BUCKETS = make_finding(
     field="all_reduce of 8 ranks: calls",
+    quantity="all_reduce of 8 ranks",
     unit="calls",
     before=4,
     now=1,

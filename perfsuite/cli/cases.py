@@ -128,9 +128,8 @@ def compare(
         "counts of one launch of each arm": lambda: by_counts.session(chosen, progress, arms, launches),
         "times": lambda: against_arm.session(chosen, progress, launches, arms, pairs, tolerance),
     }
-    wanted = [way for way, is_wanted in zip(ways, (dry, counts, times), strict=True) if is_wanted] or [
-        "times"
-    ]
+    asked = zip(ways, (dry, counts, times), strict=True)
+    wanted = [way for way, is_wanted in asked if is_wanted] or ["times"]
     left, sessions = selected(cases, case, k), dict[str, Session]()
     status: Status = "interrupted"
     try:

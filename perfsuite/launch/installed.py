@@ -87,11 +87,11 @@ def release(requirement: str, python: str, store: Path) -> Path:
     directory = (store / "packages" / f"{requirement}{of}").absolute()
 
     def install() -> None:
-        words = ("install", "--quiet", "--dry-run", "--report=-", requirement)
-        changes = [each["metadata"] for each in json.loads(pip(*words, python=python))["install"]]
+        said = pip("install", "--quiet", "--dry-run", "--report=-", requirement, python=python)
+        changes = [each["metadata"] for each in json.loads(said)["install"]]
         wanted = [f"{each['name']}=={each['version']}" for each in changes] or [requirement]
-        words = ("install", "--quiet", "--no-deps", "--upgrade", "--target", str(directory))
-        pip(*words, *wanted, python=python)
+        into = ("--upgrade", "--target", str(directory))
+        pip("install", "--quiet", "--no-deps", *into, *wanted, python=python)
 
     once(directory, install)
     return directory

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from perfsuite.case.case import Unit
 from perfsuite.report import counts, summary, text
-from perfsuite.results.amounts import amount
-from perfsuite.results.counts import Counts
+from perfsuite.results.amounts import amount, arrow
+from perfsuite.results.counts import Counts, RankCounts
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, extra_metrics
 from perfsuite.results.quantities import Unit as CountUnit
 from perfsuite.results.session_file import Measurement
@@ -67,10 +67,10 @@ def extras(results: Sequence[Measurement]) -> list[Column]:
 
 def of_cases(results: Sequence[Measurement], measured: Sequence[Column]) -> Sequence[Column]:
     """Return the columns for these cases: `measured`, or what is known of dry runs, or of two arms."""
-    if any(result.before for result in results):
-        return _compared(speed_in(summary.speed_unit(results)))
-    if not summary.only_dry(results):
-        return measured
+    is_counted = [result.by_counts or result.dry for result in results if result.runs]
+    if not (is_counted and all(is_counted)):
+        is_compared = any(result.before for result in results)
+        return _compared(speed_in(summary.speed_unit(results))) if is_compared else measured
     return [column for column in DRY if any(map(column.cell, results))]
 
 
@@ -104,9 +104,15 @@ def _change(heading: str, metric: Metric, *, interval: bool = False) -> Column:
 def _counted(heading: str, of: Callable[[Counts], int | None], unit: CountUnit) -> Column:
     """The column of what a step does, of the rank that does most of it."""
 
+    def most_of(counts: Iterable[RankCounts]) -> int | None:
+        return max((most for entry in counts if (most := of(entry.counts)) is not None), default=None)
+
     def cell(result: Measurement) -> Cell | None:
-        amounts = [most for entry in result.counts if (most := of(entry.counts)) is not None]
-        return _cell(max(amounts, default=None), lambda most: amount(int(most), unit))
+        then = most_of(result.before[-1].counts) if result.before else None
+        return _cell(
+            most_of(result.counts),
+            lambda now: amount(int(now), unit) if then in (None, now) else arrow(then or 0, int(now), unit),
+        )
 
     return Column(heading, cell)
 

@@ -87,8 +87,11 @@ def explained(result: Measurement) -> Explained:
 
 
 def _evidence(result: Measurement) -> str:
+    of_each = " of each arm" if result.before else ""
     if result.dry:
-        return f"by a dry run as if on {result.runs[-1].machine.device_name}"
+        return f"by a dry run{of_each} as if on {result.runs[-1].machine.device_name}"
+    if result.by_counts:
+        return f"by the counts of one launch{of_each}"
     pairs = f"{plural(len(result.runs), 'pair')} of launches"
     return f"after {pairs if result.before else plural(len(result.runs), 'launch')}"
 

@@ -71,6 +71,11 @@ class Measurement(Data):
         return any(run.dry for run in self.runs)
 
     @property
+    def by_counts(self) -> bool:
+        """Whether two arms were compared by what a step does, and by no time."""
+        return bool(self.before) and self.verdict.counts is not None and not self.verdict.checks
+
+    @property
     def counts(self) -> tuple[RankCounts, ...]:
         """What a step did, counted: of the newest healthy launch that was counted; empty if none was."""
         return next((run.counts for run in reversed(self.healthy_runs) if run.counts), ())

@@ -319,16 +319,16 @@ def test_a_file_of_the_repository_is_that_of_the_worktree(monkeypatch: pytest.Mo
         "/repo/.perfsuite/arms/abc",
         "/repo/.perfsuite/arms/abc/train.py",
     )
-    assert [ranks._moved(word) for word in words] == list(words), "without an arm of another commit"
+    assert [ranks.moved(word) for word in words] == list(words), "without an arm of another commit"
     monkeypatch.setenv("PERFSUITE_MOVED", "/repo:/repo/.perfsuite/arms/abc")
     monkeypatch.setattr(sys, "prefix", "/repo/.venv")
-    moved = [ranks._moved(word) for word in words]
+    moved = [ranks.moved(word) for word in words]
     assert moved == ["/repo/.perfsuite/arms/abc/train.py", *words[1:]]
-    assert ranks._moved("/repo") == "/repo/.perfsuite/arms/abc", "the directory that a script starts in"
+    assert ranks.moved("/repo") == "/repo/.perfsuite/arms/abc", "the directory that a script starts in"
 
 
 def test_a_repository_below_the_interpreters_own_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", "/usr")
     monkeypatch.setenv("PERFSUITE_MOVED", "/usr/src/app:/tmp/arms/abc")
-    assert ranks._moved("/usr/src/app/train.py") == "/tmp/arms/abc/train.py"
-    assert ranks._moved("/usr/bin/python") == "/usr/bin/python"
+    assert ranks.moved("/usr/src/app/train.py") == "/tmp/arms/abc/train.py"
+    assert ranks.moved("/usr/bin/python") == "/usr/bin/python"
