@@ -28,6 +28,7 @@ from perfsuite.launch.arm import Arm, resolve
 from perfsuite.launch.installed import pip
 from perfsuite.report.text import plural
 from perfsuite.results.metric import TOKENS_PER_S, described
+from perfsuite.results.outcome import Finding
 from perfsuite.results.session_file import Measurement
 
 Save = Callable[["BisectFile"], None]
@@ -51,7 +52,7 @@ class Step(Data):
     """99 % interval of `change`."""
     launches: int = 0
     why: str = ""
-    """Why it was skipped."""
+    """Why it was skipped, or what its counts tell."""
 
 
 class BisectFile(Document):
@@ -63,10 +64,11 @@ class BisectFile(Document):
     candidates: tuple[str, ...]
     """Everything after the good one up to the bad one, oldest first."""
     metric: str | None = None
-    """The metric that is worse in the bad arm: every step looks at it. None until the bad arm is tested."""
+    """The metric, or the count, that is worse in the bad arm: every step looks at it. None until the bad arm
+    is tested."""
     tolerance: float | None = None
-    """How much the cost of that metric (seconds per token, bytes) may grow in each step: half of what the bad
-    arm has lost (of the logarithm)."""
+    """How much it may grow in each step: half of what the bad arm has lost. Of a metric's cost (seconds per
+    token, bytes) half of the logarithm, of a count half of the number."""
     steps: tuple[Step, ...] = ()
 
     @property
@@ -126,6 +128,8 @@ def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
     """Return what the bad arm tells: which metric to look at, and how large a change is half of its own."""
     name, checks = known.candidates[-1], result.verdict.checks
     _check_measured(name, result)
+    if result.by_counts:
+        return _bad_counted(known, result)
     worse = [check for check in checks if check.outcome == "regressed" and check.change is not None]
     if not worse:
         raise _not_worse(name, known.good, result)
@@ -135,6 +139,26 @@ def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
     launches = result.verdict.launches
     step = Step(name=name, outcome="bad", change=check.change, interval=check.interval, launches=launches)
     return known.replace(metric=check.metric, tolerance=half, steps=(step,))
+
+
+def _bad_counted(known: BisectFile, result: Measurement) -> BisectFile:
+    """The same by counts: the one that grew most is looked at."""
+    name = known.candidates[-1]
+    if not (worse := _grown(result)):
+        why = "; ".join(result.verdict.reasons) or "search by times, without --dry and --counts"
+        raise CaseError(
+            f"{name} does no more in a step than {known.good}: {result.verdict.outcome}. There is nothing to "
+            f"search for: {why}"
+        )
+    step = Step(name=name, outcome="bad", launches=result.verdict.launches, why=worse[0].sentence)
+    half = abs(worse[0].now - worse[0].before) / 2
+    return known.replace(metric=worse[0].quantity, tolerance=half, steps=(step,))
+
+
+def _grown(result: Measurement) -> list[Finding]:
+    """The counts that are worse, the largest change first."""
+    counts = result.verdict.counts
+    return [] if counts is None else [each for each in counts.findings if each.outcome == "regressed"]
 
 
 def _not_worse(name: str, good: str, result: Measurement) -> CaseError:
@@ -165,12 +189,26 @@ def _tested(known: BisectFile, name: str, good: Arm, history: History, compare: 
     if verdict.outcome == "failed" and not any(run.failure for run in result.before):
         return skipped.replace(why="; ".join(verdict.reasons))
     _check_measured(name, result)
+    if result.by_counts:
+        return _counted(known, skipped, result)
     if check is None:
         return skipped.replace(why=f"it has no {known.metric}")
     told = skipped.replace(change=check.change, interval=check.interval)
     if check.outcome in ("passed", "improved", "regressed"):
         return told.replace(outcome="bad" if check.outcome == "regressed" else "good")
     return told.replace(why=f"{check.label}: {check.outcome} after {plural(verdict.launches, 'launch')}")
+
+
+def _counted(known: BisectFile, step: Step, result: Measurement) -> Step:
+    if result.verdict.outcome == "inconclusive":
+        return step.replace(why="; ".join(result.verdict.reasons))
+    assert known.tolerance is not None
+    grown = [
+        each.sentence
+        for each in _grown(result)
+        if each.quantity == known.metric and abs(each.now - each.before) > known.tolerance
+    ]
+    return step.replace(outcome="bad" if grown else "good", why=grown[0] if grown else "not more")
 
 
 def _check_measured(name: str, result: Measurement) -> None:

@@ -19,10 +19,12 @@ from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.report.progress import Progress
 from perfsuite.report.text import between, percent, plural
 from perfsuite.results.metric import described
+from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
+from perfsuite.session import by_counts
 from perfsuite.session.against_arm import AgainstArm
 from perfsuite.session.session import Session, session_file
-from perfsuite.session.setup import Host, Setup
+from perfsuite.session.setup import DryHost, Host, Setup
 from perfsuite.verdict.paired_test import MAX_PAIRS
 
 
@@ -33,6 +35,8 @@ def bisect(
     package: Annotated[
         str | None, typer.Option(help="search the versions of this package: --good and --bad are two of them")
     ] = None,
+    dry: shared.DryWay = False,
+    counts: shared.CountsWay = False,
     cases: shared.Cases = shared.CASES,
     tolerance: shared.Tolerance = None,
     max_pairs: shared.MaxPairs = None,
@@ -42,6 +46,8 @@ def bisect(
     wait_quiet: shared.WaitQuiet = None,
 ) -> None:
     """Since which commit, or which version of a package, is a case slower? Goes on where it was cut short.
+
+    With --dry or --counts: since when does a step of it do more? Each commit then takes one run.
 
     Exit status 0 if that is found; 3 if several are left, as the others could not be told apart, or if noise
     hides whether the bad arm is slower.
@@ -54,25 +60,35 @@ def bisect(
         history = searching.of_commits(good, bad, root=root, store=options.store)
     else:
         history = searching.of_versions(package, good, bad, root=root, store=options.store)
-    host = Host(launcher_of(launcher), options.store)
+    if dry and counts:
+        raise CaseError("--dry with --counts: a search goes one way; leave one of them out")
+    launches = None if dry else launcher_of(launcher)
+    host = DryHost() if launches is None else Host(launches, options.store)
     if (reason := host.why_not(chosen)) is not None:
         raise CaseError(f"{case}: {reason}")
     machine_class = host.machine_for(chosen).hardware_class
-    file = searching.state_file(options.store, chosen, history, machine_class, tolerance, most)
+    how = ["dry"] if dry else ["counts"] if counts else [tolerance, most]
+    file = searching.state_file(options.store, chosen, history, machine_class, *how)
     known = searching.begun(file, case, history)
     if known.steps:
         shared.say(f"{len(known.steps)} steps are known from {file}")
 
+    good_run: list[Run] = []
+
     def compare(a: Arm, b: Arm, tolerance: float | None, metric: str | None) -> Measurement:
-        setup = Setup(options, Progress(line=shared.say, cases=1), host)
+        progress = Progress(line=shared.say, cases=1)
+        setup = Setup(options, progress, host)
         way = AgainstArm(setup, (a, b), max_pairs=most, tolerance=tolerance, metric=metric, explains=False)
         session = Session(setup, way)
+        if dry or counts:
+            session = by_counts.session(options, progress, (a, b), launches, *good_run)
         try:
             result = session.measure(chosen, chosen.id)
             documents.write(session.directory.results, session_file(session, "complete"))
+            good_run[:] = result.before[:1]
             return result
         finally:
-            setup.lock.release()
+            session.setup.lock.release()
 
     def save(now: BisectFile) -> None:
         documents.write(file, now)
@@ -108,7 +124,9 @@ def result_lines(found: BisectFile, package: str | None, root: Path) -> list[str
     *others, first = found.suspects
     launches = sum(step.launches for step in found.steps)
     used = f"{plural(len(found.steps), 'step')}, {plural(launches, 'launch')}"
-    skipped = [f"  skipped: {_name(step.name)}: {step.why}" for step in found.steps if step.why]
+    skipped = [
+        f"  skipped: {_name(step.name)}: {step.why}" for step in found.steps if step.outcome == "skipped"
+    ]
     if others:
         names = ", ".join(map(_name, found.suspects))
         return [f"one of these is the first bad one: {names} ({used})", *skipped]
@@ -117,5 +135,6 @@ def result_lines(found: BisectFile, package: str | None, root: Path) -> list[str
     told = f"version of {package}: {first}"
     if package is None:
         told = "commit: " + git("log", "-1", "--format=%H %an %as%n    %s", first, cwd=root).rstrip()
-    change = f"{described(found.metric).label}: {as_text(step)}, compared with {_name(found.good)}"
+    label = f"{described(found.metric).label}: " if step.change is not None else ""
+    change = f"{label}{as_text(step)}, compared with {_name(found.good)}"
     return [f"the first bad {told}", f"  {change} ({used})", *skipped]

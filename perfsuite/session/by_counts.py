@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.dry.machine import Device
@@ -32,25 +32,33 @@ from perfsuite.verdict.arms import judge_counts
 class ByCounts(Way):
     """Launches each arm once, on the machine that the case is meant for, however busy it is."""
 
+    known_a: Run | None = None
+    """The run of arm A, if it was made already."""
+
     def refused(self, trial: Trial) -> None:
         """Refuse nothing. Says if both arms are one environment."""
         say_if_same(self, trial)
 
     def judge(self, trial: Trial) -> Verdict:
         """Run a case in both arms and judge what a step of arm B does by that of arm A."""
-        a, b = self._both(trial)
+        made = self._made(trial, "ab" if self.known_a is None else "b")
+        a, b = self.known_a or made["a"], made["b"]
         trial.before.append(a)
         trial.runs.append(b)
-        return judge_counts(a, b)
+        return judge_counts(a, b).replace(launches=len(made))
 
-    def _both(self, trial: Trial) -> tuple[Run, Run]:
-        return self._launched(trial, "a"), self._launched(trial, "b")
+    def _made(self, trial: Trial, names: str) -> dict[str, Run]:
+        """A run of each of these arms."""
+        runs = dict[str, Run]()
+        for number, name in enumerate(names, 1):
+            how = self.setup.launching
+            how = replace(how, arm=self._arm(name), inject=how.inject if name == "b" else None)
+            how.on_launch(trial.case, number)
+            runs[name] = launch_once(trial.case, trial.machine, _directory(trial, name), how)
+        return runs
 
-    def _launched(self, trial: Trial, arm: Literal["a", "b"]) -> Run:
-        how = self.setup.launching
-        how = replace(how, arm=self.arms["ab".index(arm)], inject=how.inject if arm == "b" else None)
-        how.on_launch(trial.case, 1 + "ab".index(arm))
-        return launch_once(trial.case, trial.machine, _directory(trial, arm), how)
+    def _arm(self, name: str) -> Arm:
+        return self.arms["ab".index(name)]
 
 
 @dataclass
@@ -61,21 +69,20 @@ class ByDryRuns(ByCounts):
     device: Device | None = None
     """What to pretend; None: what the case is meant for."""
 
-    def _both(self, trial: Trial) -> tuple[Run, Run]:
+    def _made(self, trial: Trial, names: str) -> dict[str, Run]:
         self.setup.listener.begin(trial.case.id, COUNTED_STEP, 1, trial.case.unit)
         stop = Event()
-        with ThreadPoolExecutor(len(self.arms)) as threads:
-            begun = [
-                threads.submit(
-                    dry_run, trial.case, _directory(trial, name), device=self.device, arm=arm, stop=stop
-                )
-                for name, arm in zip("ab", self.arms, strict=True)
-            ]
+
+        def run(name: str) -> Run:
+            directory = _directory(trial, name)
+            return dry_run(trial.case, directory, device=self.device, arm=self._arm(name), stop=stop)
+
+        with ThreadPoolExecutor(len(names)) as threads:
+            begun = {name: threads.submit(run, name) for name in names}
             try:
-                a, b = (each.result() for each in begun)
+                return {name: each.result() for name, each in begun.items()}
             finally:
-                stop.set()  # an interrupt, or one arm that cannot run the case, ends the other
-        return a, b
+                stop.set()  # an interrupt, or an arm that cannot run the case, ends the other
 
 
 def _directory(trial: Trial, arm: str) -> Path:
@@ -83,7 +90,11 @@ def _directory(trial: Trial, arm: str) -> Path:
 
 
 def session(
-    options: Options, listener: Listener, arms: tuple[Arm, ...], launcher: Launcher | None = None
+    options: Options,
+    listener: Listener,
+    arms: tuple[Arm, ...],
+    launcher: Launcher | None = None,
+    known_a: Run | None = None,
 ) -> Session:
     """A session that compares two arms by counts: of launches, or of dry runs without a `launcher`.
 
@@ -91,10 +102,10 @@ def session(
     """
     if launcher is not None:
         setup = Setup(options, listener, Host(launcher, options.store))
-        return Session(setup, ByCounts(setup, arms))
+        return Session(setup, ByCounts(setup, arms, known_a=known_a))
     why_not = {name: why for name, arm in zip("AB", arms, strict=True) if (why := why_no_cuda(arm))}
     device: Device | None = "cpu" if why_not else None
     for name, why in why_not.items():
         listener.say(f"a CPU is pretended in both arms, for arm {name}: {why}")
     setup = Setup(options, listener, DryHost(device=device))
-    return Session(setup, ByDryRuns(setup, arms, device=device))
+    return Session(setup, ByDryRuns(setup, arms, known_a=known_a, device=device))
