@@ -24,7 +24,7 @@ from perfsuite.case.case import Case
 from perfsuite.documents import Data, Document
 from perfsuite.errors import CaseError, FileError, GitError, PackageError
 from perfsuite.git import git
-from perfsuite.launch.arm import Arm, resolve
+from perfsuite.launch.arm import RELEASE, Arm, resolve
 from perfsuite.launch.installed import pip
 from perfsuite.report.text import plural
 from perfsuite.results.metric import TOKENS_PER_S, described
@@ -223,14 +223,14 @@ def _check_measured(name: str, result: Measurement) -> None:
 
 def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
     """The commits of the branch itself (first parents) between two arms that differ in nothing more."""
+    if any(map(RELEASE.fullmatch, f"{good} {bad}".split())):
+        raise CaseError("a search of commits takes no PACKAGE==VERSION: name a lock file, or use --package")
     first = resolve("--good", good, root=root, store=store)
     last = resolve("--bad", bad, root=root, store=store)
     if first.commit is None or last.commit is None:
         raise CaseError(f"{root} is no git repository: name two versions of a package by --package")
     if last.dirty:
         raise CaseError("--bad has uncommitted changes, which no commit holds: commit them, or name a commit")
-    if first.packages or last.packages:
-        raise CaseError("a search of commits takes no PACKAGE==VERSION: name a lock file, or use --package")
     same_packages = first.lock == last.lock and (first.lock or first.python == last.python)
     if first.given != last.given or not same_packages:
         raise CaseError(

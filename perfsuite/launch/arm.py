@@ -40,7 +40,7 @@ WORDS = (
     "COMMIT:LOCKFILE, with spaces between them"
 )
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(?!=)(.*)", re.DOTALL)
-_RELEASE = re.compile(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+")
+RELEASE = re.compile(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:
 def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path) -> Arm:
     """The arm of these words. No error of this and of what follows names a word that may hold a secret."""
     given = {match[1]: match[2] for word in words if (match := _VARIABLE.fullmatch(word))}
-    releases = [word for word in words if _RELEASE.fullmatch(word)]
+    releases = [word for word in words if RELEASE.fullmatch(word)]
     pythons, commits = _environments(
         word for word in words if not (word in releases or _VARIABLE.fullmatch(word))
     )

@@ -6,7 +6,7 @@ cannot be run dry. Neither says anything of speed.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
@@ -80,9 +80,10 @@ class ByDryRuns(ByCounts):
         with ThreadPoolExecutor(len(names)) as threads:
             begun = {name: threads.submit(run, name) for name in names}
             try:
-                return {name: each.result() for name, each in begun.items()}
+                wait(begun.values(), return_when=FIRST_EXCEPTION)
             finally:
                 stop.set()  # an interrupt, or an arm that cannot run the case, ends the other
+        return {name: each.result() for name, each in begun.items()}
 
 
 def _directory(trial: Trial, arm: str) -> Path:

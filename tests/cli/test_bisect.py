@@ -12,12 +12,16 @@ import pytest
 from perfsuite import measure
 from perfsuite.dry import cases
 from perfsuite.git import git
+from perfsuite.launch.arm import Arm
 from perfsuite.launch.lock import MachineLock
 from perfsuite.measure import Launching
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
+from perfsuite.session import by_counts
+from perfsuite.session.setup import DryHost
 from tests.cli import commands
 from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
+from tests.twin_counts import counts, launch
 
 CASE = make_case()
 FIRST_BAD = 9
@@ -28,10 +32,12 @@ class Launches:
 
     def __init__(self) -> None:
         self.count = 0
+        self.arms: list[Arm] = []
         self.is_disturbed = False
 
     def __call__(self, case: Any, machine: Any, directory: Path, how: Launching) -> Run:
         self.count += 1
+        self.arms.append(how.arm)
         where = how.arm.directory or Path()
         text = (where / "step_ms.txt").read_text()
         if text == "broken":
@@ -39,6 +45,15 @@ class Launches:
         speed = 1e6 / float(text) * (1 + 0.001 * (self.count % 3))
         figures = make_figures(tokens_per_s=speed, tokens_per_s_mean=0.99 * speed)
         return make_run(case=case, figures=figures, health=DISTURBED if self.is_disturbed else None)
+
+    def counted(self, case: Any, machine: Any, directory: Path, how: Launching) -> Run:
+        """As many kernels as the step has ms."""
+        self(case, machine, directory, how)
+        text = ((how.arm.directory or Path()) / "step_ms.txt").read_text()
+        return launch(counts(kernels={"forward": int(float(text))}))
+
+    def counted_dry(self, case: Any, directory: Path, *, arm: Arm, **options: Any) -> Run:
+        return self.counted(case, None, directory, Launching(arm=arm)).replace(dry=True)
 
 
 @pytest.fixture
@@ -55,6 +70,8 @@ def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
     monkeypatch.setattr(MachineLock, "take", lambda self, say, wait=True: None)
     stand_in = Launches()
     monkeypatch.setattr(measure, "launch_once", stand_in)
+    monkeypatch.setattr(by_counts, "launch_once", stand_in.counted)
+    monkeypatch.setattr(by_counts, "dry_run", stand_in.counted_dry)
     return stand_in
 
 
@@ -80,6 +97,35 @@ def test_the_first_bad_commit_is_named_with_its_change(launches: Launches) -> No
     assert change.startswith("  tokens/s: bad, -9.1% (99 % interval -")
     assert change.endswith(f" launches, compared with {every[0][:12]} (5 steps, {launches.count} launches)")
     assert "16 suspects left" in result.stderr
+
+
+@pytest.mark.parametrize("way", ["--counts", "--dry"])
+def test_by_counts_each_commit_takes_one_run_and_the_good_one_one_in_all(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(DryHost, "why_not", lambda self, case: None)
+    every = commits()
+    first, _, told = command(way, "--good", every[0]).stdout.splitlines()
+    assert first.startswith(f"the first bad commit: {every[FIRST_BAD]} ")
+    assert told == (
+        f"  bad (kernels in forward: 10 -> 11 a step), compared with {every[0][:12]} (5 steps, 6 launches)"
+    )
+    runs = [str(arm.commit) for arm in launches.arms]
+    assert sorted(runs) == sorted(every[at] for at in (0, 16, 8, 12, 10, 9))
+    again = command(way, "--good", every[0])
+    assert len(launches.arms) == 6, "every step is known"
+    assert again.stdout.splitlines()[2] == told
+
+
+def test_a_bad_arm_that_does_no_more_is_no_search(launches: Launches) -> None:
+    every = commits()
+    told = command("--counts", "--good", every[-2], status=2).stderr
+    assert "does no more in a step than" in told
+    assert "search by times, without --dry and --counts" in " ".join(told.split())
+    assert (
+        "--dry with --counts: a search goes one way"
+        in command("--dry", "--counts", "--good", every[0], status=2).stderr
+    )
 
 
 def test_it_goes_on_where_it_was_cut_short(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.dry import cases
+from perfsuite.dry import cases, guard, limits
 from perfsuite.errors import AllocationOverError, CaseError
 from perfsuite.git import git
 from perfsuite.launch.lock import MachineLock
 from perfsuite.results.outcome import Outcome, Verdict
+from perfsuite.results.rank_report import Failure, FailureKind
+from perfsuite.session import by_counts
 from perfsuite.session.against_arm import AgainstArm
-from perfsuite.session.way import Trial
+from perfsuite.session.by_counts import ByCounts, ByDryRuns
+from perfsuite.session.way import Trial, Way
 from tests.cli import commands
 from tests.samples import make_case, make_machine, make_run
 from tests.synthetic import make_repository
@@ -40,25 +43,41 @@ class Verdicts:
 
     def __init__(self) -> None:
         self.outcome: Outcome = "passed"
-        self.ways: list[AgainstArm] = []
+        self.ways: list[Way] = []
+        self.outcomes: dict[tuple[type, str], Outcome] = {}
+        """Of some cases, by the way and the case."""
+        self.failure: Failure | None = None
+        """Of both arms, where a case fails by a dry run."""
         self.errors: dict[str, Exception] = {}
 
-    def __call__(self, way: AgainstArm, trial: Trial) -> Verdict:
+    def __call__(self, way: Way, trial: Trial) -> Verdict:
         self.ways.append(way)
         if trial.case.id in self.errors:
             raise self.errors[trial.case.id]
         way.setup.listener.begin(trial.case.id, 20, 1)
-        trial.runs += [make_run()] * 3
-        trial.before += [make_run()] * 3
+        outcome = self.outcomes.get((type(way), trial.case.id), self.outcome)
+        run = make_run(dry=way.dry, failure=self.failure if way.dry and outcome == "failed" else None)
+        trial.runs += [run] * 3
+        trial.before += [run] * 3
         changed = ("torch: 2.13.0 -> 2.14.0",)
-        return Verdict(outcome=self.outcome, launches=6, against="arm A", changed=changed)
+        failure = None if run.failure is None else run.failure.kind
+        return Verdict(outcome=outcome, launches=6, against="arm A", changed=changed, failure=failure)
 
 
 @pytest.fixture
 def verdicts(monkeypatch: pytest.MonkeyPatch) -> Verdicts:
     stand_in = Verdicts()
-    monkeypatch.setattr(AgainstArm, "judge", lambda *arguments: stand_in(*arguments))
+    for way in (AgainstArm, ByCounts):
+        monkeypatch.setattr(way, "judge", lambda *arguments: stand_in(*arguments))
     return stand_in
+
+
+@pytest.fixture
+def dry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every case can be run dry here, on any device."""
+    monkeypatch.setattr(limits, "why_not", lambda case, machine: None)
+    monkeypatch.setattr(guard, "why_not", lambda: None)
+    monkeypatch.setattr(by_counts, "why_no_cuda", lambda arm: None)
 
 
 command = partial(commands.run, "compare")
@@ -79,6 +98,7 @@ def test_what_the_session_is_asked_for(verdicts: Verdicts) -> None:
     options = ("--tolerance", "3%", "--max-pairs", "5", "--inject", "slowdown=10%", "--wait-quiet", "7")
     command("--against", "main~1 X=1", "--arm", "Y=2", *options, CASE.id)
     (way,) = verdicts.ways
+    assert isinstance(way, AgainstArm)
     assert (way.tolerance, way.max_pairs) == (0.03, 5)
     assert (way.setup.options.inject, way.setup.options.wait_quiet_s) == ("slowdown=10%", 7)
     a, b = way.arms
@@ -148,6 +168,51 @@ def test_what_cannot_be_compared_is_refused(
     verdicts: Verdicts, arguments: tuple[str, ...], words: str
 ) -> None:
     assert words in " ".join(command(*arguments, status=2).stderr.split())
+    assert verdicts.ways == []
+
+
+EVERY_WAY = ("--dry", "--counts", "--times")
+
+
+def test_each_case_takes_the_cheapest_way_that_can_tell(verdicts: Verdicts, dry: None) -> None:
+    """CASE is counted only by a launch, OTHER not at all; GPU_CASE needs a GPU, and runs dry here."""
+    verdicts.outcomes = {
+        (ByDryRuns, CASE.id): "failed",
+        (ByDryRuns, OTHER.id): "inconclusive",
+        (ByCounts, OTHER.id): "inconclusive",
+    }
+    verdicts.failure = Failure(kind="not_dry", message="a shape depends on values")
+    result = command("--against", "main~1", "--report=out", "--json", *EVERY_WAY, "-k", "any")
+    taken = [[each["case_id"] for each in session["results"]] for session in json.loads(result.stdout)]
+    assert taken == [[GPU_CASE.id], [CASE.id], [OTHER.id]]
+    assert "3 passed" in Path("out/summary.md").read_text()
+    text = command("--against", "main~1", *EVERY_WAY, "-k", "any").stdout
+    headings = [text.index(f"by {way}:") for way in ("dry runs", "counts of one launch of each arm", "times")]
+    assert headings == sorted(headings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ways"), [("crash", [ByDryRuns, ByCounts]), (None, [ByDryRuns])], ids=["arm A, too", "arm B"]
+)
+def test_a_dry_run_that_fails_in_arm_a_too_says_nothing_of_arm_b(
+    verdicts: Verdicts, dry: None, kind: FailureKind | None, ways: list[type]
+) -> None:
+    verdicts.outcomes = {(ByDryRuns, CASE.id): "failed"}
+    verdicts.failure = None if kind is None else Failure(kind=kind, message="boom")
+    command("--against", "main~1", "--dry", "--counts", CASE.id, status=int(kind is None))
+    assert [type(way) for way in verdicts.ways] == ways
+
+
+def test_what_no_way_can_tell_is_not_decided(verdicts: Verdicts, dry: None) -> None:
+    verdicts.outcome = "inconclusive"
+    command("--against", "main~1", "--dry", "--counts", CASE.id, status=3)
+    command("--against", "main~1", "--dry", CASE.id, status=3)
+    assert [type(way) for way in verdicts.ways] == [ByDryRuns, ByCounts, ByDryRuns]
+
+
+def test_a_case_that_no_way_can_run_is_refused_after_what_others_found(verdicts: Verdicts) -> None:
+    told = command("--against", "main~1", "--counts", CASE.id, GPU_CASE.id, status=2)
+    assert f"{GPU_CASE.id}: it is meant for h100" in " ".join(told.stderr.split())
     assert verdicts.ways == []
 
 

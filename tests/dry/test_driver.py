@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from perfsuite import DDP, FSDP2, Nanotron, Topology
 from perfsuite.dry import driver
-from perfsuite.dry.driver import dry_run
+from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.errors import CaseError, DryRunError
+from perfsuite.launch.arm import Arm
 from perfsuite.results.run_dir import RunDir
 from tests.samples import make_case
 
@@ -37,19 +38,17 @@ def test_what_a_framework_refuses_is_its_own_error_but_why_not_is_asked_before(t
         dry_run(case.replace(framework=Nanotron(dp=2), precision="bf16-mixed"), tmp_path)
 
 
-def with_process(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this shell script stand in for the process of a dry run."""
+def with_process(script: str, tmp_path: Path) -> Arm:
+    """An arm in which this shell script stands in for the process of a dry run."""
     file = tmp_path / "python"
     file.write_text(f"#!/bin/sh\n{script}\n")
     file.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(file))
+    return Arm(python=str(file), given={"X": "1"}, directory=tmp_path)
 
 
-def test_a_process_without_a_report_is_a_crash_with_its_last_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_process("echo terminate called; exit 7", tmp_path, monkeypatch)
-    run = dry_run(CASE, tmp_path / "run")
+def test_a_process_without_a_report_is_a_crash_with_its_last_words(tmp_path: Path) -> None:
+    arm = with_process("echo terminate called; exit 7", tmp_path)
+    run = dry_run(CASE, tmp_path / "run", arm=arm)
     assert (run.dry, run.counts) == (True, ())
     assert run.failure is not None
     assert (run.failure.kind, run.failure.message) == ("crash", "no report: it ended with exit code 7")
@@ -58,18 +57,26 @@ def test_a_process_without_a_report_is_a_crash_with_its_last_words(
 
 
 def test_a_process_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_process("exec sleep 600", tmp_path, monkeypatch)
-    monkeypatch.setattr(driver, "TIMEOUT_S", 0.05)
-    run = dry_run(CASE, tmp_path / "run")
-    assert run.failure is not None
-    assert run.failure.kind == "timeout"
+    arm = with_process("exec sleep 600", tmp_path)
+    stop = Event()
+    stop.set()
+    for seconds, given in ((0.05, None), (600, stop)):
+        monkeypatch.setattr(driver, "TIMEOUT_S", seconds)
+        run = dry_run(CASE, tmp_path / f"run-{seconds}", arm=arm, stop=given)
+        assert run.failure is not None
+        assert run.failure.kind == "timeout"
 
 
-def test_a_rank_finds_its_place_in_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_process('env > "$3/environment"; echo "$@" > "$3/words"', tmp_path, monkeypatch)
+def test_a_rank_finds_its_place_in_the_environment_of_its_arm(tmp_path: Path) -> None:
+    arm = with_process('env > "$3/environment"; echo "$@" > "$3/words"', tmp_path)
     case = CASE.replace(topology=Topology(nodes=4, processes_per_node=2))
-    dry_run(case, tmp_path / "run", ranks=[5])
-    given = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "GROUP_RANK": "2"}
+    dry_run(case, tmp_path / "run", ranks=[5], arm=arm)
+    given = {"X": "1", "PWD": str(tmp_path)} | {
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "0",
+        "GROUP_RANK": "2",
+    }
     given |= {"PERFSUITE_ANCESTOR_PID": str(os.getpid())}
     variables = (tmp_path / "run" / "environment").read_text().splitlines()
     assert {f"{name}={value}" for name, value in given.items()} <= set(variables)
@@ -85,3 +92,18 @@ def test_what_goes_wrong_in_the_framework_is_told_with_its_traceback(tmp_path: P
     assert run.failure.rank == 0
     assert "nosuch" in run.failure.message
     assert "Traceback" in str(run.failure.traceback)
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo it can be", None),
+        ("echo torch 2.13.0 is built for CUDA 13.0", "torch 2.13.0 is built for CUDA 13.0"),
+        ("echo No module named perfsuite >&2; exit 1", "/python does not tell: No module named perfsuite"),
+    ],
+)
+def test_an_arm_is_asked_whether_its_torch_lets_cuda_be_pretended(
+    tmp_path: Path, script: str, why: str | None
+) -> None:
+    told = why_no_cuda(with_process(script, tmp_path))
+    assert told is None if why is None else str(told).endswith(why)

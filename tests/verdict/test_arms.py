@@ -11,7 +11,7 @@ from perfsuite.documents import plain
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Run
-from perfsuite.verdict.arms import judge_pairs, unhealthy_pairs
+from perfsuite.verdict.arms import judge_counts, judge_pairs, unhealthy_pairs
 from perfsuite.verdict.overall import THE_SAME
 from perfsuite.verdict.paired_test import MAX_PAIRS
 from tests.samples import DISTURBED, make_figures, make_launches, make_run
@@ -255,3 +255,41 @@ def test_counts_explain_a_change_and_are_none_by_themselves() -> None:
 def test_arms_that_were_not_counted_have_no_counts() -> None:
     assert compared(arm(), arm(B, 0.7)).counts is None
     assert compared(arm(), counted(0.7)).counts is None
+
+
+# By counts alone
+
+
+KERNEL_MORE = counts(kernels={"forward": 178, "backward": 327, "optimizer": 351})
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "outcome", "words"),
+    [
+        (launch(), launch(), "passed", ""),
+        (launch(), launch(KERNEL_MORE), "regressed", "kernels in forward: 177 -> 178"),
+        (launch(KERNEL_MORE), launch(), "improved", "kernels in forward: 178 -> 177"),
+        (launch(), launch(KERNEL_MORE, torch="2.14.0"), "regressed", "kernels in forward: 177 -> 178"),
+        (
+            launch(),
+            launch(counts(collectives=())),
+            "inconclusive",
+            "less than half, which may be done",
+        ),
+        (launch(), launch(counts=()), "inconclusive", "no launch was counted"),
+        (launch(counts=()), launch(), "inconclusive", "nothing was counted"),
+        (launch(), launch(counts(method="hooks-1")), "failed", "give both the same perfsuite"),
+        (launch(), launch(failure=Failure(kind="crash", message="boom")), "failed", "arm B failed: crash"),
+        (launch(), launch(hidden=("a CUDA graph",)), "inconclusive", "a CUDA graph"),
+    ],
+)
+def test_counts_alone_are_a_verdict_whatever_the_versions(a: Run, b: Run, outcome: str, words: str) -> None:
+    verdict = judge_counts(a, b)
+    assert (verdict.outcome, verdict.against) == (outcome, "arm A")
+    told = [each.sentence for each in verdict.counts.findings] if verdict.counts else []
+    assert words in "; ".join([*told, *verdict.reasons])
+
+
+def test_what_the_arms_were_set_to_is_told_with_their_counts() -> None:
+    a, b = (launch(observed=Observed(settings={"x": x}, environment={})) for x in ("1", "2"))
+    assert judge_counts(a, b).reasons == ("settings differ: x is '1' in arm A and '2' in arm B",)
