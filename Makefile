@@ -19,7 +19,7 @@ export BASE CASES HARDWARE OUT REASON TAG
 
 .PHONY: bench dry dry-ci comparisons quick unit smoke test test-all versions test-lowest test-newest check docs dist mutants selftest gpu-day \
 	format figures history-figures samples pictures browser slurm clean night summary history keep pages site drift issue \
-	compare refresh propose git-login
+	compare compare-dry refresh propose git-login
 
 bench: .venv/installed  ## measure a tiny model by every framework, compare with the last time
 	.venv/bin/pytest bench_cases/test_cpu.py $(ARGS)
@@ -187,6 +187,9 @@ compare: .venv/installed  ## BASE=main HARDWARE=h100: launch that commit and thi
 	$(MAKE) -f "$(CURDIR)/Makefile" -C .perfsuite/base .venv/installed
 	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-against="$$BASE .perfsuite/base/.venv/bin/python" \
 		--perf-report "$$OUT" $(ARGS)
+
+compare-dry: .venv/installed  ## BASE=main: what a step does at that commit and at this one, by dry runs (minutes, no GPU)
+	.venv/bin/perfsuite compare --dry --against "$$BASE" -k '$(DRY_CI)' --report "$$OUT" $(ARGS)
 
 refresh: .venv/installed  ## HARDWARE=h100 CASES='fsdp2 and not 8b' REASON='torch 2.14': new reviewed baselines
 	.venv/bin/perfsuite doctor --expect "$$HARDWARE" || [ $$? -ne 2 ]

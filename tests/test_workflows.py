@@ -29,6 +29,32 @@ from perfsuite import Case, Fake, Topology
 def test_it(bench, case):
     bench(case)
 """
+TRAINED = """
+import pytest
+from perfsuite import Case, Model, Script, Topology
+
+@pytest.mark.parametrize("case", [
+    Case(model=Model.named("tiny"), framework=Script(path="train.py"), sequence_length=8, micro_batch=4,
+         topology=Topology(nodes=8, processes_per_node=8), hardware="h100")
+])
+def test_it(bench, case):
+    bench(case)
+"""
+SCRIPT = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = torch.nn.Sequential(torch.nn.Linear(8, 8)).cuda()
+model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(100):
+    model(torch.randn(4, 8, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 SPEEDS = ("tokens_per_s", "tokens_per_s_mean")
 SELFTEST = "perfsuite selftest"
 DOCTOR, QUICK_DOCTOR = "perfsuite doctor --expect", "perfsuite doctor --quick --expect"
@@ -252,6 +278,24 @@ def test_a_pull_request_is_compared_with_its_base(repository: Path, tmp_path: Pa
     assert re.search(r"fake-llama-tiny\S+\s.* 3 of 3 +passed", said)  # a row may be wider than its line
     assert "1 passed" in (repository / "out" / "summary.md").read_text()
     assert not (repository / ".perfsuite" / "baselines").exists()
+
+
+def test_a_pull_request_is_compared_with_its_base_without_its_hardware(repository: Path) -> None:
+    """A model of one layer more, by the workflow of hosted runners."""
+    cases = repository / "bench_cases" / "test_cases.py"
+    cases.write_text(TRAINED)
+    (repository / "train.py").write_text(SCRIPT)
+    commit(repository, "a script")
+    (repository / "train.py").write_text(SCRIPT.replace("8, 8)", "8, 8), torch.nn.Linear(8, 8)"))
+    commit(repository, "deeper")
+    job = yaml.safe_load((ROOT / ".github" / "workflows" / "dry.yml").read_text())["jobs"]["compare"]
+    assert [step["run"] for step in job["steps"] if "run" in step] == ["make compare-dry", "make summary"]
+    said = make(repository, "compare-dry", BASE="HEAD~1", DRY_CI="script", OUT="out", status=2)
+    assert "regressed by a dry run of each arm as if on NVIDIA H100" in " ".join(said.split())
+    summary = (repository / "out" / "summary.md").read_text()
+    assert "all_reduce of 64 ranks: 288 -> 576 bytes" in summary
+    assert not list((repository / ".perfsuite").glob("*.lock")), "no machine is locked"
+    make(repository, "compare-dry", BASE="HEAD", DRY_CI="script", OUT="out")
 
 
 @pytest.mark.nightly
