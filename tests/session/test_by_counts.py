@@ -18,6 +18,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 from perfsuite.session import by_counts
 from perfsuite.session.by_counts import ByDryRuns
+from perfsuite.session.way import Trial
 from tests.samples import make_case, make_machine
 from tests.session.making import Unlocked, make_setup
 from tests.twin_counts import counts, launch
@@ -105,5 +106,5 @@ def test_cuda_is_pretended_in_both_arms_or_in_neither(arms: Arms) -> None:
 
 def test_one_environment_twice_is_said_to_be(arms: Arms) -> None:
     setup = make_setup(arms.root, arms.said)
-    ByDryRuns(setup, (B, replace(B))).refused(by_counts.Trial(make_case(), make_machine(), arms.root))
+    ByDryRuns(setup, (B, replace(B))).refused(Trial(make_case(), make_machine(), arms.root))
     assert "arms A and B are the same environment" in arms.said[0]
