@@ -139,7 +139,8 @@ def compare(
             is_last = way == wanted[-1]
             if is_last and session.skipped and k is None:
                 raise CaseError(f"{session.skipped[0].case_id}: {session.skipped[0].reason}")
-            sessions[way], progress.cases = session, len(fits)
+            sessions[way] = session
+            progress.cases += len(fits)
             _measure(session, fits)
             if not is_last:  # the next way takes what this one cannot tell
                 session.skipped, session.results = [], list(filter(_tells, session.results))
@@ -260,7 +261,9 @@ def _show(sessions: Mapping[str, Session], status: Status, *, json_output: bool)
         out = console()
         width = max(out.width, 80) if out.is_terminal else None
         for name, session in sessions.items():
-            if len(sessions) > 1 and (session.results or session.skipped):
+            if len(sessions) > 1:
+                if not (session.results or session.skipped):
+                    continue
                 typer.echo(f"\nby {name}:")
             for line in outputs.lines(session, whole=True, color=out.is_terminal, width=width):
                 typer.echo(relative(line, Path.cwd()))
