@@ -64,7 +64,7 @@ def _fields(case: Case, machine: Machine) -> str | None:
 
 
 def _finetuning(case: Case, machine: Machine) -> str | None:
-    if case.lora is not None and (missing := _needs("lora", "peft")):
+    if case.lora is not None and case.framework.promises.builds_model and (missing := _needs("lora", "peft")):
         return missing
     if case.quantization == "none":
         return None

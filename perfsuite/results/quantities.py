@@ -13,10 +13,11 @@ from typing import Any, Literal, NamedTuple
 from perfsuite.results.counts import PHASES, Collective, Counts, Phase, StepMemory, group_name
 
 Unit = Literal["bytes", "FLOP", "calls"]
-Tier = Literal["structure", "versions"]
-"""`structure` is what the code asks for, whatever the versions. `versions` is how torch and the framework of
-that version do it: they fuse and rename operators."""
 
+FLOOR = 64 * 2**10
+"""Bytes of memory by which a step may differ without being judged: some small tensors more or less."""
+FLOPS_FLOOR = 0.001
+"""Share of a step's FLOPs by which it may differ without being judged."""
 LOOSE = 0.005
 """Share by which memory may differ between launches: threads that communicate, or load data, free what they
 hold at times of their own."""
@@ -37,11 +38,13 @@ class Quantity:
 
     name: str
     unit: Unit
-    tier: Tier
     read: Callable[[Counts], Mapping[str, int] | None]
     """Its fields by name; None where these counts cannot say."""
     loose: Callable[[StepMemory], int] | None = None
     """Of what a difference of `LOOSE` says nothing, as asynchronous work makes it; None: every one counts."""
+
+    small: int = 0
+    """A difference up to this, in its unit, is listed and not judged."""
 
     @property
     def family(self) -> str:
@@ -57,6 +60,10 @@ class Quantity:
     def allowed(self, counts: Counts) -> float:
         """The difference from these counts that says nothing, in its unit."""
         return LOOSE * self.loose(counts.memory) if self.loose and counts.memory else 0
+
+    def floor(self, counts: Counts) -> float:
+        """The difference from these counts that is too small to be judged, in its unit: it is listed."""
+        return FLOPS_FLOOR * (self.value(counts) or 0) if self.unit == "FLOP" else self.small
 
     def changes(self, before: Counts, now: Counts) -> list[Change]:
         """Every field that differs."""
@@ -107,16 +114,16 @@ def _group(kind: str, ranks: int, apart: int) -> Group:
     def read(counts: Counts) -> Mapping[str, int]:
         return {f"{name}: {unit}": sum(row.count if unit == "calls" else row.bytes for row in rows(counts))}
 
-    return Group(name=name, unit=unit, tier="structure", read=read, rows=rows)
+    return Group(name=name, unit=unit, read=read, rows=rows)
 
 
-def _phased(name: str, unit: Unit, tier: Tier, read: Callable[[Counts], Mapping[Phase, int]]) -> Quantity:
+def _phased(name: str, unit: Unit, read: Callable[[Counts], Mapping[Phase, int]]) -> Quantity:
     """A quantity with a field for each phase, as `kernels in forward`."""
 
     def fields(counts: Counts) -> Mapping[str, int]:
         return {f"{name} in {phase}": read(counts).get(phase, 0) for phase in PHASES}
 
-    return Quantity(name=name, unit=unit, tier=tier, read=fields)
+    return Quantity(name=name, unit=unit, read=fields)
 
 
 def _of_part(
@@ -124,6 +131,7 @@ def _of_part(
     part: Literal["memory", "compiled"],
     read: Callable[[Any], int],
     loose: Callable[[StepMemory], int] | None = None,
+    small: int = 0,
 ) -> Quantity:
     """A quantity with one field: bytes of `Counts.memory`, or a number of `Counts.compiled`."""
 
@@ -132,28 +140,28 @@ def _of_part(
         return None if known is None else {name: read(known)}
 
     unit: Unit = "bytes" if part == "memory" else "calls"
-    return Quantity(name=name, unit=unit, tier="versions", read=fields, loose=loose)
+    return Quantity(name=name, unit=unit, read=fields, loose=loose, small=small)
 
 
-FLOPS = _phased("FLOPs", "FLOP", "structure", lambda counts: counts.flops)
-HOST_READS = _phased("host reads", "calls", "structure", lambda counts: counts.host_reads)
+FLOPS = _phased("FLOPs", "FLOP", lambda counts: counts.flops)
+HOST_READS = _phased("host reads", "calls", lambda counts: counts.host_reads)
 COPIES = Quantity(
     name="copies between devices",
     unit="calls",
-    tier="structure",
     read=lambda counts: {f"copies {way}": count for way, count in sorted(counts.device_copies.items())},
 )
-KERNELS = _phased("kernels", "calls", "versions", lambda counts: counts.kernels)
-PEAK = _of_part("peak of live tensors", "memory", attrgetter("peak"), attrgetter("peak"))
+KERNELS = _phased("kernels", "calls", lambda counts: counts.kernels)
+PEAK = _of_part("peak of live tensors", "memory", attrgetter("peak"), attrgetter("peak"), FLOOR)
 SAVED = _of_part(
-    "saved for backward", "memory", attrgetter("saved_for_backward"), attrgetter("saved_for_backward")
+    *("saved for backward", "memory", attrgetter("saved_for_backward"), attrgetter("saved_for_backward")),
+    small=FLOOR,
 )
 GROWTH = _of_part("growth in a step", "memory", lambda memory: max(memory.growth, 0), attrgetter("peak"))
-"""A step that frees more than it makes frees what the one before kept too long: that is no improvement."""
+"""A step that frees more than it makes frees what the one before kept too long: that is no improvement.
+However little a step leaves behind, thousands of them add up."""
 GRAPHS = Quantity(
     name="compiled graphs",
     unit="calls",
-    tier="versions",
     read=lambda counts: {"compiled graphs": counts.compiled.graphs if counts.compiled else 0},
 )
 """Without any, nothing is compiled: the only quantity of which none at all is worse than some."""

@@ -13,7 +13,7 @@ from perfsuite.results.amounts import arrow
 from perfsuite.results.count_baseline import CountBaseline, unsteady, versions_of
 from perfsuite.results.counts import Counts, RankCounts, spans
 from perfsuite.results.outcome import WORST_FIRST, CountCheck, Finding
-from perfsuite.results.quantities import GRAPHS, Group, Quantity, differing, quantities
+from perfsuite.results.quantities import GRAPHS, HOST_READS, Group, Quantity, differing, quantities
 from perfsuite.results.run import Run
 from perfsuite.verdict.count_sentences import sentence
 
@@ -58,8 +58,7 @@ def check(
     """Judge the counts of launches. None where all of them failed, or neither they nor a baseline have any.
 
     `file` is where the baseline stands, or will. Counts that are `unlike` the baseline's are not compared.
-    `of_arm`: the baseline is another arm, whose versions may be the question: kernels and memory are judged,
-    too.
+    `of_arm`: the baseline is another arm.
     """
     launches = [run.counts for run in counted(runs)]
     not_compared = CountCheck(outcome="not counted", compared=False, baseline_file=file)
@@ -73,28 +72,28 @@ def check(
         return not_compared.replace(notes=("no launch was counted",))
     if unlike(runs, baseline) is not None:
         return not_compared.replace(outcome="passed")
-    changed = [] if of_arm else changed_versions(baseline.versions, versions_of(counted(runs)[-1]))
-    found = _findings(baseline, launches, judges_versions=not changed)
+    found = _findings(baseline, launches)
     doubts = _doubts(runs, baseline, launches, advice="" if of_arm else _ACCEPT)
     outcome: Judged = min((finding.outcome for finding in found), key=WORST_FIRST.index, default="passed")
     if doubts:
         found = tuple(
             each.replace(outcome="passed") if each.outcome == "improved" else each for each in found
         )
-    listed = [f"kernels and memory are listed, not judged: {', '.join(changed)}"] if changed else []
+    changed = [] if of_arm else changed_versions(baseline.versions, versions_of(counted(runs)[-1]))
+    upgraded = [f"counted with other versions: {', '.join(changed)}"] if changed and found else []
     return CountCheck(
         outcome="not counted" if doubts and outcome != "regressed" else outcome,
         findings=found,
         unsteady=tuple(sorted({*baseline.unsteady, *unsteady(launches)})),
         compared=bool(_ranks(baseline.counts).intersection(*map(_ranks, launches))),
-        notes=(*doubts, *listed, *_not_judged(baseline, launches)),
+        notes=(*doubts, *upgraded, *_not_judged(baseline, launches)),
         baseline_file=file,
     )
 
 
 def count_differences(baseline: CountBaseline, now: CountBaseline) -> tuple[Finding, ...]:
-    """What differs in another baseline of the same case, judged whatever the versions."""
-    return _findings(baseline, [now.counts], judges_versions=True)
+    """What differs in another baseline of the same case."""
+    return _findings(baseline, [now.counts])
 
 
 def missing_ranks(baseline: CountBaseline, now: CountBaseline) -> str | None:
@@ -146,23 +145,27 @@ def _bytes(counts: Counts) -> int:
     return sum(each.bytes for each in counts.collectives)
 
 
-def _findings(baseline: CountBaseline, launches: Launches, *, judges_versions: bool) -> tuple[Finding, ...]:
-    """Every finding once, with the ranks of which it is true: regressions first, then by size."""
+def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...]:
+    """Every finding once, with the ranks of which it is true: regressions first, then what costs most.
+
+    That is the largest share of all FLOPs, bytes that are sent or memory. Calls come after it, and last what
+    the host reads where all tensors are its own, which makes no device wait.
+    """
     ranks_of: dict[Finding, list[int]] = {}
-    size_of: dict[Finding, float] = {}
+    size_of: dict[Finding, tuple[int, float]] = {}
     for ranks, before, now in _alike(baseline, launches):
         every = quantities((before, *now))
         for quantity in every:
             if (finding := _finding(quantity, before, now, baseline)) is None:
                 continue
-            if quantity.tier == "versions" and not judges_versions:
-                finding = finding.replace(outcome="passed")
             family = [each for each in every if each.family == quantity.family]
             whole = sum(abs(each.value(before) or 0) for each in family)
             size = abs(finding.now - finding.before) / max(whole, 1)
             ranks_of.setdefault(finding, []).extend(ranks)
-            size_of[finding] = max(size, size_of.get(finding, 0))
-    ordered = sorted(ranks_of, key=lambda each: (WORST_FIRST.index(each.outcome), -size_of[each]))
+            last = 2 * (quantity is HOST_READS and baseline.target == "cpu")
+            place = max(last, finding.unit == "calls"), -size
+            size_of[finding] = min(place, size_of.get(finding, place))
+    ordered = sorted(ranks_of, key=lambda each: (WORST_FIRST.index(each.outcome), size_of[each]))
     return tuple(finding.replace(ranks=spans(sorted(ranks_of[finding]))) for finding in ordered)
 
 
@@ -196,7 +199,8 @@ def _finding(
     if then is None or None in today:
         return None
     by = [value - then for value in today if value is not None]
-    allowed = 0 if baseline.is_dry else quantity.allowed(before)
+    noise = 0 if baseline.is_dry else quantity.allowed(before)
+    allowed = max(noise, quantity.floor(before))
     outcome: Judged | None = None  # they disagree
     if all(abs(each) <= allowed for each in by):
         outcome = "passed"
@@ -209,7 +213,8 @@ def _finding(
     now = launches[min(range(len(by)), key=lambda at: abs(by[at]))]
     hidden = {*baseline.unsteady, *(differing(launches) if outcome == "passed" else ())}
     changes = [change for change in quantity.changes(before, now) if change.field not in hidden]
-    if outcome is None or not changes or (outcome == "passed" and quantity.loose):
+    is_noise = outcome == "passed" and quantity.loose and all(abs(each) <= noise for each in by)
+    if outcome is None or not changes or is_noise:
         return None
     return Finding(
         field=changes[0].field if len(changes) == 1 else quantity.name,

@@ -18,6 +18,8 @@ from perfsuite.results.environment import variables
 
 PACKAGES = ("transformers", "triton", "peft", "bitsandbytes", "flash_attn", "mamba_ssm", "deepspeed")
 """Packages that are recorded if they are installed: libraries take kernels from them by themselves."""
+NOT_THEIRS = frozenset(("perfsuite", "pip", "setuptools", "wheel"))
+"""Distributions that no script depends on."""
 
 
 def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
@@ -37,6 +39,17 @@ def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
         seen["cudnn"] = str(torch.backends.cudnn.version())
         seen["cores"] = spans(sorted(os.sched_getaffinity(0)))  # of rank 0: perfsuite binds ranks to sockets
     return {**seen, **variables(os.environ)}
+
+
+def imported() -> dict[str, str]:
+    """Return the version of each distribution of which this process has imported a module, by its name.
+
+    Half a second: to be called once, after the steps.
+    """
+    modules = {name.partition(".")[0] for name in sys.modules}
+    providers = importlib.metadata.packages_distributions()
+    names = {name for module in modules for name in providers.get(module, ())}
+    return {name: importlib.metadata.version(name) for name in sorted(names - NOT_THEIRS)}
 
 
 def arithmetic(device: str) -> dict[str, str]:
