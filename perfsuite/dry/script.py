@@ -26,6 +26,7 @@ from perfsuite.frameworks.common.patches import module, nothing, replace
 from perfsuite.node.ranks import moved
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
+from perfsuite.worker import software
 from perfsuite.worker.observe import owner
 from perfsuite.worker.optimizers import Optimizers
 
@@ -126,6 +127,9 @@ class DryScript(DryRank):
             with _disable_current_modes():
                 dist.init_process_group()
         return super()._settings()
+
+    def _environment(self) -> dict[str, str]:
+        return {**software.imported(), **super()._environment()}
 
     def _check(self, settings: Any) -> None:
         if (found := settings["world_size"]) != str(self.case.topology.world_size):

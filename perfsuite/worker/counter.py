@@ -13,10 +13,11 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
@@ -26,7 +27,7 @@ from torch.utils.flop_counter import flop_registry
 
 from perfsuite.results.counts import COUNTED_STEP, Collective, Counts, Phase
 from perfsuite.worker.collectives import OPERATORS, call_of
-from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, resizes, waits
+from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, entered
 from perfsuite.worker.replicas import local
 from perfsuite.worker.second_step import in_backward
 
@@ -83,10 +84,13 @@ PRODUCTS = re.compile(
     r"(^|[._])(mm|bmm|matmul|gemm|mv|gemv|addmv|linear|attention|attn|fmha|rnn|lstm|gru|conv|convolution)(?![a-z])"
 )
 """Operators that multiply matrices, by their names: those without a formula are told."""
-HOST_READS = frozenset(
-    {"aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal", "aten.unique_dim"}
-)
+HOST_READS = frozenset({
+    "aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal", "aten.bincount",
+    "aten.unique_dim", "aten._unique2", "aten.unique_consecutive",
+})  # fmt: skip
 """Operators that make the host wait for a value, or for the shape of a result."""
+BY_A_MASK = frozenset({"aten.index", "aten.index_put", "aten.index_put_"})
+"""The same, if an index is a mask; but for one value that is written everywhere, which fills it in place."""
 COPIES = frozenset({"aten._to_copy", "aten.copy_"})
 NO_KERNEL = frozenset({
     "_c10d_functional._wrap_tensor_autograd", "_c10d_functional.wait_tensor",
@@ -134,14 +138,29 @@ class StepCounter(TorchDispatchMode):
 
     def __enter__(self) -> Any:
         self._watching = contextlib.ExitStack()
-        self._watching.enter_context(waits(self.memory.waiting))
-        watched = resizes(lambda storage, size: self._guarded(self._note_resize, storage, size))
-        self._watching.enter_context(watched)
+        for owner, name, context in self._unseen():
+            self._watching.enter_context(entered(owner, name, context))
         self.is_entered = True
         self._computed.clear()
         self._unfilled.clear()
         self.collectives.clear()
         return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def _unseen(self) -> Iterator[tuple[Any, str, Callable[..., contextlib.AbstractContextManager[Any]]]]:
+        """The methods that matter and that no dispatch mode sees, and inside of what each is called."""
+
+        def resize(storage: Any, size: int) -> contextlib.AbstractContextManager[None]:
+            self._guarded(self._note_resize, storage, size)  # FSDP frees and takes memory so
+            return contextlib.nullcontext()
+
+        def read(tensor: Tensor) -> contextlib.AbstractContextManager[None]:
+            self._totals["host_reads"][self._phase()] += 1
+            return contextlib.nullcontext()
+
+        yield torch.UntypedStorage, "resize_", resize
+        yield torch.Tensor, "tolist", read
+        if dist.is_available():
+            yield dist.Work, "wait", lambda *_, **__: self.memory.waiting()
 
     def __exit__(self, *error: Any) -> Any:
         self._watching.close()
@@ -241,7 +260,7 @@ class StepCounter(TorchDispatchMode):
             self._totals["ops"][operator] += 1
         for tensor in made:
             self.memory.see(tensor, COMMUNICATION if operator in OPERATORS else phase, born=True)
-        if operator in HOST_READS:
+        if operator in HOST_READS or _reads_a_shape(operator, args, kwargs):
             self._totals["host_reads"][phase] += 1
         if operator in COPIES:
             source, target = given[-1].device.type, made[0].device.type
@@ -309,6 +328,14 @@ def _written(func: Any, args: Sequence[Any]) -> list[Tensor]:
 
 def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _reads_a_shape(operator: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the shape of a result, or what is written, depends on values, as the host must then know."""
+    if operator in BY_A_MASK:
+        has_mask = any(index.dtype in (torch.bool, torch.uint8) for index in _tensors(args[1]))
+        return has_mask and (operator == "aten.index" or args[2].numel() != 1)
+    return operator == "aten.repeat_interleave" and kwargs.get("output_size") is None
 
 
 def _is_wrapper(kind: type) -> bool:

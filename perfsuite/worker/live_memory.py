@@ -17,8 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from perfsuite.results.counts import Phase, StepMemory
@@ -166,39 +164,22 @@ def _storage(tensor: Tensor) -> Any:
 
 
 @contextlib.contextmanager
-def resizes(see: Callable[[Any, int], None]) -> Iterator[None]:
-    """Call `see` with the storage and its new size before every `UntypedStorage.resize_`.
+def entered(
+    owner: Any, name: str, context: Callable[..., contextlib.AbstractContextManager[Any]]
+) -> Iterator[None]:
+    """Make each call of a method inside of what `context` returns for its arguments, within the `with`."""
+    method, own = getattr(owner, name), vars(owner).get(name)
 
-    FSDP frees and takes memory so, which no dispatch mode sees.
-    """
-    resize = torch.UntypedStorage.resize_
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with context(*args, **kwargs):
+            return method(*args, **kwargs)
 
-    def resize_(storage: Any, size: int) -> Any:
-        see(storage, size)
-        return resize(storage, size)
-
-    torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment, method-assign]
+    setattr(owner, name, call)
     try:
         yield
     finally:
-        del torch.UntypedStorage.resize_  # that of its base class is seen again
-
-
-@contextlib.contextmanager
-def waits(waiting: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """Enter `waiting` around every `Work.wait` of torch's own process groups."""
-    if not dist.is_available():
-        yield
-        return
-    wait = dist.Work.wait
-
-    @functools.wraps(wait)
-    def wait_(work: Any, *args: Any, **kwargs: Any) -> Any:
-        with waiting():
-            return wait(work, *args, **kwargs)
-
-    dist.Work.wait = wait_  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        dist.Work.wait = wait  # type: ignore[method-assign]
+        if own is None:
+            delattr(owner, name)  # that of its base class is seen again
+        else:
+            setattr(owner, name, own)

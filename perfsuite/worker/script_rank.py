@@ -18,7 +18,7 @@ from perfsuite.errors import FileError, MismatchError
 from perfsuite.frameworks.common import finetuning
 from perfsuite.results.rank_report import Observed, RankReport
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import memory, timers
+from perfsuite.worker import memory, software, timers
 from perfsuite.worker.claim import Claim
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.losses import Losses
@@ -92,7 +92,7 @@ class ScriptRank(Rank):
         report = self.finish()
         assert report.observed is not None
         assert self.observer is not None
-        report = report.replace(observed=_with_script(report.observed))
+        report = report.replace(observed=_with_script(report.observed, report.rank))
         if report.failure is not None:
             return report
         try:
@@ -133,10 +133,10 @@ def device_of(optimizer: Any) -> torch.device:
     return next(on_gpu, None) or torch.device("cuda", torch.cuda.current_device())
 
 
-def _with_script(observed: Observed) -> Observed:
-    """With a digest of the running script, so that a change of it is listed with a verdict."""
-    file = getattr(sys.modules["__main__"], "__file__", None)
-    if file is None:
-        return observed
-    digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
-    return observed.replace(environment={**observed.environment, "script": f"{Path(file).name} {digest}"})
+def _with_script(observed: Observed, rank: int) -> Observed:
+    """With what the script imported and a digest of it, so that a change of them is listed with a verdict."""
+    environment = {**(software.imported() if rank == 0 else {}), **observed.environment}
+    if (file := getattr(sys.modules["__main__"], "__file__", None)) is not None:
+        digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
+        environment["script"] = f"{Path(file).name} {digest}"
+    return observed.replace(environment=environment)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 from torch.nn.attention.flex_attention import _create_empty_block_mask
 from torch.nn.parallel import DistributedDataParallel
@@ -84,6 +84,40 @@ def test_reading_a_value_is_a_host_read() -> None:
     assert training.counted().host_reads == {}
     training.after_backward = lambda: training.batch.sum().item()
     assert training.counted().host_reads == {"forward": 1}
+
+
+MASK = torch.tensor([True, False, True, False])
+READS: dict[str, Callable[[Tensor], object]] = {
+    "item": lambda x: x[0].item(),
+    "bool": lambda x: bool(x[0]),
+    "tolist": lambda x: x.tolist(),
+    "nonzero": lambda x: x.nonzero(),
+    "masked_select": lambda x: x.masked_select(MASK),
+    "index": lambda x: x[MASK],
+    "index_put": lambda x: x.index_put_((MASK,), torch.ones(2)),
+    "repeat_interleave": lambda x: x.repeat_interleave(torch.tensor([1, 2, 1, 1])),
+    "unique": lambda x: x.unique(),
+    "unique_consecutive": lambda x: x.unique_consecutive(),
+    "bincount": lambda x: x.int().bincount(),
+}
+NO_READS: dict[str, Callable[[Tensor], object]] = {
+    "index": lambda x: x[torch.tensor([0, 2])],
+    "fill": lambda x: x.index_put_((MASK,), torch.tensor(0.0)),
+    "repeat_interleave": lambda x: x.repeat_interleave(torch.tensor([1, 2, 1, 1]), output_size=5),
+    "where": lambda x: torch.where(MASK, x, 0.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "reads"),
+    [*((each, 1) for each in READS.values()), *((each, 0) for each in NO_READS.values())],
+    ids=[*READS, *(f"no {name}" for name in NO_READS)],
+)
+def test_what_makes_a_device_wait_is_a_host_read(function: Callable[[Tensor], object], reads: int) -> None:
+    training = Training()
+    training.after_backward = lambda: function(torch.ones(4))
+    assert training.counted().host_reads.get("forward", 0) == reads
+    assert "tolist" not in vars(torch.Tensor)
 
 
 def test_optimizer_kernels_have_a_phase_of_their_own() -> None:

@@ -116,3 +116,11 @@ def test_what_runs_as_python_though_it_was_compiled_is_noted(monkeypatch: pytest
     assert recompiled.startswith(
         "torch.compile: recompile_limit (8) was hit, and what was compiled too often"
     )
+
+
+def test_every_distribution_that_is_imported_is_named_with_its_version() -> None:
+    found = software.imported()
+    assert found["torch"] == importlib.metadata.version("torch")
+    assert found["pytest"] == pytest.__version__
+    assert "perfsuite" not in found
+    assert "nanotron" not in found, "installed, and not imported"
