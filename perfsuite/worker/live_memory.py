@@ -6,6 +6,7 @@ known only at the end of a step; so the log of a step is replayed then, and its 
 A batch from a worker of a `DataLoader` arrives when that is done, in this step or in another: rebuilt by
 `aten.set_` around shared memory. So what is in shared memory when it is first seen counts as no bytes. Nor
 does a buffer of gloo's, which shows while a collective is waited for: its thread lets it go some time later.
+What such a thread lets go last of all, the training has let go before: it counts until it was last used.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from typing import Any
 
 from torch import Tensor
@@ -40,6 +42,8 @@ class LiveMemory:
         self._bytes: list[int] = []  # bytes now, by number
         self._part: list[str] = []  # what it is, as far as is known, by number
         self._start: list[int] = []  # bytes when this step began, by number
+        self._used: list[int] = []  # changes in this step before it was last used, by number
+        self._threads: set[int] = set()  # those of the training
         self._changes: list[MemoryChange] = []  # since then
         self._at_first: list[int] = []
         self._steps: list[list[MemoryChange]] = []
@@ -48,7 +52,9 @@ class LiveMemory:
         """Note a tensor that an operator takes, or makes (`born`). `part` is used if it is new."""
         if (storage := _storage(tensor)) is not None:
             is_shared = storage.device.type == "cpu" and storage.is_shared()
-            self._see_storage(storage, RECEIVED if is_shared or self._waits else part, born=born)
+            number = self._see_storage(storage, RECEIVED if is_shared or self._waits else part, born=born)
+            self._used[number] = len(self._changes)
+            self._threads.add(get_ident())
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -88,6 +94,7 @@ class LiveMemory:
             self._at_first = self._start
         self._steps.append(self._changes)
         self._start, self._changes = list(self._bytes), []
+        self._used = [0] * len(self._bytes)
         return told
 
     def log(self) -> MemoryLog:
@@ -110,6 +117,7 @@ class LiveMemory:
         number = len(self._bytes)
         self._part.append(part)
         self._bytes.append(0)
+        self._used.append(len(self._changes))
         if born or self._steps:  # after a whole step all that stayed is known: it was made out of sight
             self._change(number, size)
         else:
@@ -127,7 +135,13 @@ class LiveMemory:
         try:
             if address in self._living:
                 number, _ = self._living.pop(address)
-                self._change(number, 0)
+                if get_ident() in self._threads:
+                    self._change(number, 0)
+                    return
+                at, growth, self._bytes[number] = self._used[number], -self._bytes[number], 0
+                if growth:  # the phase of another thread is none
+                    phase = self._changes[at - 1].phase if at else "forward"
+                    self._changes.insert(at, MemoryChange(number, growth, phase))
         except Exception as error:
             self.error = error
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from threading import Thread
 
 import pytest
 import torch
@@ -75,6 +76,20 @@ def test_resizing_frees_and_takes_memory(memory: LiveMemory) -> None:
     assert step.at_peak == {"unsharded": 32}
     assert memory.log().steps == ((MemoryChange(0, -16, "forward"), MemoryChange(0, 32, "forward")),)
     assert "resize_" not in vars(torch.UntypedStorage)
+
+
+def test_what_another_thread_lets_go_last_counts_until_it_was_last_used(memory: LiveMemory) -> None:
+    held = [floats(100)]
+    memory.see(held[0], "forward", born=True)
+    memory.see(held[0], "kept")
+    later = floats(10)
+    memory.see(later, "forward", born=True)
+    thread = Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    step = memory.end_step()
+    assert (step.peak, step.growth) == (400, 40)
+    assert memory.error is None
 
 
 def test_a_sparse_tensor_has_no_storage(memory: LiveMemory) -> None:
