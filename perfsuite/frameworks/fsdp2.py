@@ -144,7 +144,7 @@ def _parallelize_llama(model: Any, mesh: Any) -> None:
     )
 
     attention, mlp, whole = "model.layers.*.self_attn", "model.layers.*.mlp", Replicate()
-    hidden = {"hidden_states": whole}
+    hidden: dict[str, Any] = {"hidden_states": whole}
     columns = [f"{attention}.{name}_proj" for name in "qkv"] + [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
     plan = {
         "model.embed_tokens": RowwiseParallel(input_layouts=whole),
