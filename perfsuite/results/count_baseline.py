@@ -28,6 +28,7 @@ _BUILD = re.compile(r"\+(cpu|cu\d+)$")
 class CountBaseline(BaselineDocument):
     """`counts/<target>/<case id>.json`: what a step of a case did."""
 
+    FOLDER = "target"
     schema_version: Literal[1] = 1
     target: str
     """See `target_of`."""
@@ -44,11 +45,6 @@ class CountBaseline(BaselineDocument):
     def as_json(self) -> str:
         """As other documents, but each collective, and what is counted by name, in one line."""
         return lines(plain(self)) + "\n"
-
-    @property
-    def folder(self) -> str:
-        """The target."""
-        return self.target
 
     @property
     def method(self) -> str:

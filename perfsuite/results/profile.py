@@ -174,11 +174,6 @@ class ProfileBaseline(BaselineDocument):
     of_baseline: str
     """When that baseline's launches were made, as it says itself: a newer one has another profile."""
 
-    @property
-    def folder(self) -> str:
-        """The hardware class."""
-        return self.hardware_class
-
     def as_json(self) -> str:
         """As other documents, but each operator in one line."""
         return lines(plain(self)) + "\n"

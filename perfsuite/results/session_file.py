@@ -50,11 +50,6 @@ class Measurement(Data):
         return self.verdict.healthy(self.runs) or list(self.runs)
 
     @property
-    def healthy_before(self) -> list[Run]:
-        """The same of arm A, where two arms were compared."""
-        return self.verdict.healthy(self.before) or list(self.before)
-
-    @property
     def no_evidence(self) -> str | None:
         """Why its figures say nothing about the speed of the code; None if they do."""
         if any(run.inject is not None for run in self.runs):

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perfsuite.results.counts import Phase
-from perfsuite.results.memory_log import MemoryChange
+from perfsuite.results.counts import MemoryChange, Phase
 from perfsuite.worker.live_memory import LiveMemory, resizes
 
 floats = torch.zeros
