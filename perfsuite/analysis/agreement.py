@@ -47,7 +47,6 @@ _WRAP = "Their gradients are not exchanged: wrap the whole model in DDP or FSDP,
 
 
 def _differ(norms: Sequence[tuple[float, float]]) -> bool:
-    """Whether a parameter differs between ranks, by its norm on each of them before and after training."""
     after = [end for _, end in norms]
     moved = max(abs(end - begin) for begin, end in norms)
     return max(after) - min(after) > max(OF_THE_MOVE * moved, ROUNDING * max(after))

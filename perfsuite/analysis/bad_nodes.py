@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from perfsuite.analysis.health import hardware_fault, machine_problems
 from perfsuite.case.hardware import Machine
-from perfsuite.results.preflight import NodePreflight, Preflight
 from perfsuite.results.run import Health
+from perfsuite.results.session_file import NodePreflight, Preflight
 
 GPU_SHARE = 0.75
 """Least rate of a node's slowest GPU, as a share of the best other node's. GPUs of one model differ by up to

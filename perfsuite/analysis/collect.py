@@ -106,7 +106,6 @@ def _cause(
 
 
 def _oom_kills(agents: Mapping[int, LaunchFile], cause: Failure, per_node: int) -> OomKills:
-    """The kills for want of memory on the node of a failure; on all nodes if it has none."""
     whose = agents if cause.rank is None else agents.keys() & {cause.rank // per_node}
     seen = [agents[node].oom_kills for node in whose]
     return OomKills(
@@ -147,13 +146,11 @@ def newest_profile(run_dirs: Iterable[RunDir]) -> LaunchProfile | None:
 
 
 def _agents(run_dir: RunDir, case: Case) -> dict[int, LaunchFile]:
-    """What the agents wrote, by the number of their node. Raises `FileError` for a bad file."""
     files = run_dir.all_launches(case.topology.nodes)
     return {node: documents.read(file, LaunchFile) for node, file in files.items()}
 
 
 def _reports(run_dir: RunDir, case: Case) -> dict[int, RankReport]:
-    """The reports that were written, by rank. Raises `FileError` for a bad one."""
     paths = [(rank, run_dir.rank(rank)) for rank in range(case.topology.world_size)]
     return {rank: documents.read(path, RankReport) for rank, path in paths if path.exists()}
 
@@ -169,7 +166,6 @@ def _notes_on_the_end(ended: Sequence[Failure], failure: Failure | None) -> list
 
 
 def _with_training_checked(run: Run, ranks: Sequence[RankReport]) -> Run:
-    """The run; failed if a clock, the ranks' models, their tokens or the loss are not as they should be."""
     case = run.case
     unlike = (
         agreement.clock_differs(ranks)
@@ -186,7 +182,8 @@ def _with_training_checked(run: Run, ranks: Sequence[RankReport]) -> Run:
 def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     """The run with what its ranks measured. Raises `ReportError` where they disagree."""
     case, peak_flops = bare.case, request.peak_flops
-    _check_agreement(reports, case)
+    for wrong in _disagreements(reports, case):
+        raise ReportError(wrong)
     if reports[0].clock == SIMULATED_CLOCK:
         bare = bare.replace(health=None)  # whatever the machine did, nothing was computed on it
     elif bare.health is None:
@@ -237,8 +234,8 @@ def _with_machine(observed: Observed | None, run: Run) -> Observed | None:
     return observed.replace(environment={**kept, **driver, **gpu_setup(run.health)})
 
 
-def _check_agreement(reports: list[RankReport], case: Case) -> None:
-    """Raise `ReportError` where the reports are not those of one job that ran this case."""
+def _disagreements(reports: list[RankReport], case: Case) -> Iterator[str]:
+    """How the reports are not those of one job that ran this case."""
     of_ranks: dict[str, Sequence[object]] = {
         "the number of steps": [len(report.step_s) for report in reports],
         "the number of losses": [len(report.loss) for report in reports],
@@ -251,12 +248,7 @@ def _check_agreement(reports: list[RankReport], case: Case) -> None:
     for what, values in of_ranks.items():
         if len(set(values)) > 1:
             each = ", ".join(f"rank {r.rank}: {value}" for r, value in zip(reports, values, strict=True))
-            raise ReportError(f"ranks disagree on {what} ({each})")
-    for wrong in _not_asked_for(reports, case):
-        raise ReportError(wrong)
-
-
-def _not_asked_for(reports: list[RankReport], case: Case) -> Iterator[str]:
+            yield f"ranks disagree on {what} ({each})"
     world, nodes, first = case.topology.world_size, case.topology.nodes, reports[0]
     if first.world_size != world:
         yield f"a world size of {world} was asked for, {first.world_size} ran"

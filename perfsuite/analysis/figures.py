@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, median, quantiles
 
 from perfsuite.analysis.health import UNKNOWN, known
-from perfsuite.analysis.roofline import roofline
 from perfsuite.analysis.window import SETTLED_WARMUP_S, SETTLED_WINDOW_S, UNMEASURED_STEPS
 from perfsuite.errors import ReportError
 from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.dry_facts import roofline
 from perfsuite.results.metric import Metric
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Figures, Health, Run
@@ -100,7 +100,6 @@ def extra_figures(run: Run, reports: Sequence[RankReport], metrics: Sequence[Met
 
 
 def _value(metric: Metric, run: Run, reports: Sequence[RankReport]) -> float | None:
-    """The value of a launch; None if no rank recorded one, or none can be read."""
     if metric.read is not None:
         try:
             value = metric.read(run)

@@ -69,8 +69,6 @@ class _Kernel(NamedTuple):
 
 
 class _Spans:
-    """Intervals of the host or of the GPU, by what they are."""
-
     def __init__(self, data: list[Span]) -> None:
         self.compute, self.optimizer, self.unseen = list[Span](), list[Span](), list[Span]()
         self.data = data
@@ -329,7 +327,6 @@ def _work(calls: Iterable[_Call], steps: int) -> tuple[Work, ...]:
 
 
 def _unsteady(calls: Iterable[_Call], steps: int) -> set[str]:
-    """The names that are not called as often in each step."""
     in_steps = {name: Counter(call.step for call in its) for name, its in _by_name(calls).items()}
     return {name for name, of in in_steps.items() if len({of[step] for step in range(steps)}) > 1}
 

@@ -21,10 +21,10 @@ from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch.base import Job, Launcher
-from perfsuite.results.preflight import NodePreflight, Preflight
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import RunDir
+from perfsuite.results.session_file import NodePreflight, Preflight
 
 TIMEOUT_S = 300.0
 """Seconds after which a preflight is ended: importing torch from a shared file system takes long."""

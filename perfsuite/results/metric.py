@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from perfsuite import extensions
@@ -37,7 +37,7 @@ class MetricRecorder(Protocol):
         """Return this rank's value, after the last step; None if there is none."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Metric:
     """One figure of a launch. Unit, direction and how it is judged have no default: nobody shall guess them.
 
@@ -54,7 +54,6 @@ class Metric:
     judged: Judged
     """`sequential`: by the statistics of several launches. `exact`: one launch is enough, every change beyond
     the tolerance counts. `shown`: never judged."""
-    _: KW_ONLY
     judged_on_cpu: Judged | None = None
     """How it is judged on a machine without accelerator; None: as `judged` says."""
     tolerances: Mapping[Device, float] = field(default_factory=dict)
@@ -128,10 +127,16 @@ class Metric:
         return low, high
 
 
-TOKENS_PER_S = Metric(
+def _metric(
+    name: str, label: str, unit: str, better: Literal["higher", "lower"], judged: Judged, **others: Any
+) -> Metric:
+    return Metric(name=name, label=label, unit=unit, better=better, judged=judged, **others)
+
+
+TOKENS_PER_S = _metric(
     "tokens_per_s", "tokens/s", "tokens/s", "higher", "sequential", tolerances={"cpu": 0.15, "cuda": 0.03}
 )
-TOKENS_PER_S_MEAN = Metric(
+TOKENS_PER_S_MEAN = _metric(
     "tokens_per_s_mean",
     "tokens/s with stalls",
     "tokens/s",
@@ -141,7 +146,7 @@ TOKENS_PER_S_MEAN = Metric(
 )
 """By the mean step, so that rare long steps count: it alone judges stalls. Noisier than the median, hence the
 wider tolerance; any measure of the slowest steps (p95/p50) jumps by more than the change to be found."""
-PEAK_MEMORY = Metric(
+PEAK_MEMORY = _metric(
     "peak_memory_bytes",
     "peak memory",
     "bytes",
@@ -153,7 +158,7 @@ PEAK_MEMORY = Metric(
 )
 GATED = (TOKENS_PER_S, TOKENS_PER_S_MEAN, PEAK_MEMORY)
 """What every verdict judges."""
-CPU_S_PER_STEP = Metric(
+CPU_S_PER_STEP = _metric(
     "cpu_s_per_step",
     "CPU time per step",
     "s",
@@ -168,25 +173,25 @@ it at all: it stands next to the speed, never in its place. On a GPU it is what 
 
 Against a baseline it is not corrected by the probe, whose seconds are those of a clock on the wall. A
 comparison of two arms estimates from its own launches how CPU time follows the probe."""
-TOKENS_PER_S_PER_DEVICE = Metric(
+TOKENS_PER_S_PER_DEVICE = _metric(
     "tokens_per_s_per_device", "tokens/s per device", "tokens/s", "higher", "shown", heading="per device"
 )
-REPORTED_TOKENS_PER_S = Metric(
+REPORTED_TOKENS_PER_S = _metric(
     "own_tokens_per_s", "tokens/s, reported by the framework", "tokens/s", "higher", "shown"
 )
-STEP_S_P50 = Metric("step_s_p50", "median step", "s", "lower", "shown", heading="p50")
-STEP_S_P95 = Metric("step_s_p95", "95th percentile of a step", "s", "lower", "shown", heading="p95")
-STEP_JITTER = Metric("step_jitter", "p95/p50 of a step", "ratio", "lower", "shown", heading="p95/p50")
-RESERVED_MEMORY = Metric(
+STEP_S_P50 = _metric("step_s_p50", "median step", "s", "lower", "shown", heading="p50")
+STEP_S_P95 = _metric("step_s_p95", "95th percentile of a step", "s", "lower", "shown", heading="p95")
+STEP_JITTER = _metric("step_jitter", "p95/p50 of a step", "ratio", "lower", "shown", heading="p95/p50")
+RESERVED_MEMORY = _metric(
     "reserved_memory_bytes", "reserved memory", "bytes", "lower", "shown", heading="reserved"
 )
-TFLOPS_PER_DEVICE = Metric("tflops_per_device", "TFLOP/s/GPU", "TFLOP/s", "higher", "shown")
-MFU = Metric("mfu", "MFU", "share", "higher", "shown")
-ROOFLINE_SHARE = Metric(
+TFLOPS_PER_DEVICE = _metric("tflops_per_device", "TFLOP/s/GPU", "TFLOP/s", "higher", "shown")
+MFU = _metric("mfu", "MFU", "share", "higher", "shown")
+ROOFLINE_SHARE = _metric(
     "roofline_share", "share of the roofline", "share", "higher", "shown", heading="of roofline"
 )
-GPU_UTILISATION = Metric("gpu_utilisation", "GPU utilisation", "%", "higher", "shown")
-ENERGY_PER_TOKEN = Metric("energy_per_token_j", "energy", "J per token", "lower", "shown")
+GPU_UTILISATION = _metric("gpu_utilisation", "GPU utilisation", "%", "higher", "shown")
+ENERGY_PER_TOKEN = _metric("energy_per_token_j", "energy", "J per token", "lower", "shown")
 
 _BUILT_IN = {metric.name: metric for metric in [*vars().values()] if isinstance(metric, Metric)}
 _TAKEN = frozenset(Figures.model_fields) | {
@@ -233,7 +238,7 @@ def _of_another_package(name: str) -> Metric | None:
 
 def described(name: str) -> Metric:
     """Return the metric of that name, or for one that is not installed any more, what can be said of it."""
-    return find(name) or Metric(
+    return find(name) or _metric(
         name, f"{name} (its package is not installed)", "", "lower", "shown", format="{:,}".format
     )
 

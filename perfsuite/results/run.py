@@ -141,7 +141,7 @@ class Figures(Data):
     tflops_per_device: float | None = None
     mfu: float | None = None
     roofline_share: float | None = None
-    """Share of the most tokens/s that the accelerator can do (`perfsuite.analysis.roofline`), 0 to 1."""
+    """Share of the most tokens/s that the accelerator can do (`perfsuite.results.dry_facts`), 0 to 1."""
     gpu_utilisation: float | None = None
     """Percent, mean over devices."""
     sm_clock_mhz: float | None = None

@@ -120,7 +120,7 @@ class RunDir:
         return self.path / f"rank-{rank}.json"
 
     def training(self, rank: int) -> Path:
-        """Which processes trained as that rank (`perfsuite.worker.claim`). Made empty by its agent."""
+        """Which processes trained as that rank (`perfsuite.worker.script_rank`). Made empty by its agent."""
         return self.path / f"training-{rank}"
 
     def all_ranks(self) -> list[Path]:

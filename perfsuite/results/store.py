@@ -215,13 +215,6 @@ def _first_free(paths: Iterator[Path]) -> Path:
     return next(path for path in paths if not path.exists())
 
 
-class StoredLaunch(NamedTuple):
-    """A launch in a local store."""
-
-    session: str
-    run_dir: RunDir
-
-
 @dataclass(frozen=True)
 class Store:
     """The local store: what this machine measured, and the baselines that it recorded."""
@@ -260,13 +253,14 @@ class Store:
                 if request.case.id == case_id and request.inject is None:
                     yield run_dir
 
-    def launches(self, case_ids: str = "*") -> list[StoredLaunch]:
-        """The launches of cases whose ids match a pattern of `fnmatch`: oldest session first, then by number.
+    def launches(self, case_ids: str = "*") -> list[tuple[str, RunDir]]:
+        """The launches of cases whose ids match a pattern of `fnmatch`, each with the name of its session.
 
-        Those of a case that a session measured again are among them, those that were interrupted are not.
+        The oldest session comes first, then by number. Those of a case that a session measured again are
+        among them, those that were interrupted are not.
         """
         return [
-            StoredLaunch(directory.parent.name, run_dir)
+            (directory.parent.name, run_dir)
             for session in sorted(self.sessions.glob("*"), key=_by_age)
             for directory in sorted(session.glob("*"))
             if fnmatchcase(_REPETITION.sub("", directory.name), case_ids)

@@ -91,7 +91,6 @@ class Injector:
 
 
 def _run_out_of_memory(recorder: Recorder) -> None:
-    """Raise an error; on a GPU a real one."""
     device = getattr(recorder.memory, "device", None)
     if device is None:
         raise MemoryError("injected: out of memory")

@@ -59,7 +59,6 @@ def forked(path: str, environment: Mapping[str, str]) -> None:
 
 
 def _simulate(rank: Rank) -> RankReport:
-    """Run a framework that trains nothing, under a clock that stands still until the framework moves it."""
     rank.build(SimulatedTimer())
     losses = _train(rank)
     return rank.finish().replace(loss=tuple(map(float, losses)))
@@ -67,6 +66,8 @@ def _simulate(rank: Rank) -> RankReport:
 
 def _measure(rank: Rank) -> RankReport:
     """Train and measure. What comes before `memory_for` must not count as the model's memory."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
     from perfsuite.worker import calls
     from perfsuite.worker.memory import memory_for
     from perfsuite.worker.node_probe import all_reduce_probe, device_probe
@@ -89,7 +90,10 @@ def _measure(rank: Rank) -> RankReport:
     if process_group == "library":  # until now there was none for an all-reduce
         rank.device_probe |= all_reduce_probe(device)
     rank.observe()
-    _hook_optimizers(rank)
+    register_optimizer_step_pre_hook(rank.before_optimizer_step)
+    if rank.plan.clock == "torch":
+        register_optimizer_step_post_hook(rank.recorder.after_optimizer_step)
+    register_optimizer_step_post_hook(rank.end_if_profiled)
     with contextlib.suppress(ProfileTaken):
         losses = _train(rank)
         rank.recorder.finish()
@@ -123,15 +127,6 @@ def _check_boundaries(rank: Rank) -> None:
             f"{rank.case.total_steps} steps: its plan has clock='framework', which asks for one call after "
             "each step of training"
         )
-
-
-def _hook_optimizers(rank: Rank) -> None:
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-    register_optimizer_step_pre_hook(rank.before_optimizer_step)
-    if rank.plan.clock == "torch":
-        register_optimizer_step_post_hook(rank.recorder.after_optimizer_step)
-    register_optimizer_step_post_hook(rank.end_if_profiled)
 
 
 def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> None:

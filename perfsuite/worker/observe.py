@@ -171,7 +171,6 @@ class Observer:
         return expected
 
     def _advice(self, key: str, settings: Mapping[str, str]) -> str:
-        """Return how to correct a case that describes a script wrongly."""
         if key == "world_size" and not self.case.framework.promises.builds_model:
             return (
                 " Start its processes so that they meet, by torchrun or accelerate as command=(...). Some "

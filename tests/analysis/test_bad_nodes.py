@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from perfsuite.analysis.bad_nodes import judged
-from perfsuite.results.preflight import NodePreflight, Preflight
 from perfsuite.results.run import DeviceHealth, Health
+from perfsuite.results.session_file import NodePreflight, Preflight
 from tests.samples import make_gpu_machine, make_machine
 
 GIB = 2**30

@@ -12,10 +12,10 @@ from perfsuite.case.hardware import Machine
 from perfsuite.errors import AllocationOverError
 from perfsuite.launch.base import Job, Launcher, OnProgress, no_progress
 from perfsuite.launch.preflight import preflight
-from perfsuite.results.preflight import Preflight
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import Health, LaunchFile
 from perfsuite.results.run_dir import RunDir
+from perfsuite.results.session_file import Preflight
 from tests.samples import make_gpu_machine, make_machine
 
 HEALTH = Health(samples=9, seconds=3, steps=9)

@@ -232,7 +232,7 @@ def test_sessions_are_found_oldest_first_and_one_of_a_wrong_clock_before_all(tmp
     (tmp_path / "runs" / "20260104").mkdir()
     assert Store(tmp_path).results() == [*files, now]
     assert Store(tmp_path / "nowhere").results() == []
-    assert [launch.run_dir.run for launch in Store(tmp_path).launches()] == runs
+    assert [run_dir.run for _, run_dir in Store(tmp_path).launches()] == runs
 
 
 def test_launches_of_a_store_are_found_by_session_case_and_number(tmp_path: Path) -> None:
@@ -249,10 +249,10 @@ def test_launches_of_a_store_are_found_by_session_case_and_number(tmp_path: Path
     write(tmp_path / "runs/1/llama/launch-11/case.json")  # interrupted
     write(tmp_path / "runs/1/llama/launch-old/run.json")
     launches = Store(tmp_path).launches()
-    assert [launch.run_dir.run for launch in launches] == [written[n] for n in (4, 2, 1, 3, 0)]
-    assert [launch.session for launch in launches] == ["1", "1", "1", "1", "2"]
-    assert [launch.run_dir.run for launch in Store(tmp_path).launches("g*")] == [written[4]]
-    again = [launch.run_dir.run for launch in Store(tmp_path).launches("llama")]
+    assert [run_dir.run for _, run_dir in launches] == [written[n] for n in (4, 2, 1, 3, 0)]
+    assert [session for session, _ in launches] == ["1", "1", "1", "1", "2"]
+    assert [run_dir.run for _, run_dir in Store(tmp_path).launches("g*")] == [written[4]]
+    again = [run_dir.run for _, run_dir in Store(tmp_path).launches("llama")]
     assert again == [written[n] for n in (2, 1, 3, 0)], "also those of a case that was measured again"
 
 

@@ -30,10 +30,9 @@ from perfsuite.results.rank_report import UNREPORTED, Evidence, Failure, RankRep
 from perfsuite.results.run_dir import ANCESTOR_PID
 from perfsuite.worker import memory, script_rank, timers
 from perfsuite.worker.attach import Attached, Measured
-from perfsuite.worker.claim import Claim
 from perfsuite.worker.observe import Observer
 from perfsuite.worker.recorder import Recorder
-from perfsuite.worker.script_rank import ScriptRank, device_of
+from perfsuite.worker.script_rank import Claim, ScriptRank, device_of
 from tests.worker.attaching import ALONE, Start, attaching
 
 TWO = ALONE.replace(topology=Topology(processes_per_node=2))
