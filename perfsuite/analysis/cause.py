@@ -100,7 +100,6 @@ def _earliest(causes: Sequence[Failure], case: Case) -> Failure:
 
 
 def _as_logged(failure: Failure, run_dir: RunDir) -> Failure:
-    """The failure of a process as its log tells it, where it could not write a report."""
     for log in _logs(failure, run_dir):
         if (said := UNREPORTED_FAILURE.search(_end(log))) is not None:
             return Failure.model_validate({**dict(failure), "kind": said[1], "message": said[2]})
@@ -230,16 +229,12 @@ def read_stacks(run_dir: RunDir) -> str:
         return where[0][0] is None, len(where), any("/torch/" in line for line in innermost)
 
     ordered = sorted(places, key=telling)
-    shown = [f"{_names(places[place])} stood here:\n{_cut(place)}" for place in ordered[:STACKS_SHOWN]]
+    shown = []
+    for place in ordered[:STACKS_SHOWN]:
+        who = [f"process {pid}" if rank is None else f"rank {rank}" for rank, pid in places[place]]
+        lines = place.splitlines()
+        cut = lines[:STACK_LINES] + ["  ..."] * (len(lines) > STACK_LINES)
+        shown.append("\n".join([f"{', '.join(who)} stood here:", *cut]))
     if len(ordered) > STACKS_SHOWN:
         shown.append(f"and {len(ordered) - STACKS_SHOWN} more places: see {run_dir.path}")
     return "\n".join(shown)
-
-
-def _names(processes: list[tuple[int | None, int]]) -> str:
-    return ", ".join(f"process {pid}" if rank is None else f"rank {rank}" for rank, pid in processes)
-
-
-def _cut(place: str) -> str:
-    lines = place.splitlines()
-    return "\n".join(lines[:STACK_LINES] + ["  ..."] * (len(lines) > STACK_LINES))

@@ -11,16 +11,18 @@ from perfsuite import documents
 from perfsuite.analysis import agreement
 from perfsuite.analysis.cause import first_cause, is_peer, with_log, with_oom_kills
 from perfsuite.analysis.figures import (
+    UNMEASURED_STEPS,
     extra_figures,
     figures_of,
+    find_window,
     in_tf32,
     job_steps,
     lowest_device_probe,
+    settled,
     settling_notes,
 )
 from perfsuite.analysis.health import UNKNOWN, gpu_setup, with_nodes
 from perfsuite.analysis.hidden import hidden
-from perfsuite.analysis.window import UNMEASURED_STEPS, find_window, settled
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.framework import LossRule
 from perfsuite.case.hardware import Machine

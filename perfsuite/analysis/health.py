@@ -142,7 +142,6 @@ def _few_cores(health: Health, whose: str) -> list[str]:
 
 
 def _lost_nvlinks(devices: Sequence[DeviceHealth]) -> list[str]:
-    """What is wrong with GPUs that have NVLink, and fewer links than another of the same node."""
     most = dict(sorted((device.node or "", device.nvlinks or 0) for device in devices))
     return [
         f"{device.name}: {device.nvlinks} of its NVLinks are up, of another GPU's {most[device.node or '']}"

@@ -51,11 +51,6 @@ class CountBaseline(BaselineDocument):
         """The way of counting."""
         return self.counts[0].counts.method
 
-    @property
-    def is_dry(self) -> bool:
-        """Whether nothing was computed when it was counted."""
-        return self.target.startswith(DRY)
-
 
 def target_of(machine: Machine, *, dry: bool) -> str:
     """What counts depend on in addition to the case: `cpu`, `sm90`; `dry-sm90` where nothing was computed."""

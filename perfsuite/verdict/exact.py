@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from perfsuite.results.amounts import arrow
-from perfsuite.results.count_baseline import CountBaseline, unsteady, versions_of
+from perfsuite.results.count_baseline import DRY, CountBaseline, unsteady, versions_of
 from perfsuite.results.counts import Counts, RankCounts, spans
 from perfsuite.results.outcome import WORST_FIRST, CountCheck, Finding
 from perfsuite.results.quantities import GRAPHS, Group, Quantity, differing, quantities
@@ -196,7 +196,7 @@ def _finding(
     if then is None or None in today:
         return None
     by = [value - then for value in today if value is not None]
-    allowed = 0 if baseline.is_dry else quantity.allowed(before)
+    allowed = 0 if baseline.target.startswith(DRY) else quantity.allowed(before)
     outcome: Judged | None = None  # they disagree
     if all(abs(each) <= allowed for each in by):
         outcome = "passed"

@@ -284,7 +284,6 @@ class StepCounter(TorchDispatchMode):
                 self.memory.assign(parameter.grad, "gradient")
 
     def _note_state(self) -> None:
-        """Between steps: gradients that are still there, parameters, the optimizer's state."""
         self._note_gradients()
         for parameter in self._all_parameters():
             self.memory.assign(parameter, "parameter")

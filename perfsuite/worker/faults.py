@@ -101,7 +101,6 @@ def _run_out_of_memory(recorder: Recorder) -> None:
 
 
 def _hold(share: float, recorder: Recorder) -> Any:
-    """Allocate and touch that share of the peak so far: of the peak that is judged."""
     if recorder.memory is None:
         return None  # a simulated run: its report is changed instead
     import torch

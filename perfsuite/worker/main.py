@@ -60,7 +60,8 @@ def forked(path: str, environment: Mapping[str, str]) -> None:
 
 def _simulate(rank: Rank) -> RankReport:
     rank.build(SimulatedTimer())
-    losses = _train(rank)
+    rank.start()
+    losses = rank.workload.run(rank.case.total_steps)
     return rank.finish().replace(loss=tuple(map(float, losses)))
 
 
@@ -95,7 +96,8 @@ def _measure(rank: Rank) -> RankReport:
         register_optimizer_step_post_hook(rank.recorder.after_optimizer_step)
     register_optimizer_step_post_hook(rank.end_if_profiled)
     with contextlib.suppress(ProfileTaken):
-        losses = _train(rank)
+        rank.start()
+        losses = rank.workload.run(case.total_steps)  # unread: to read one on a GPU is to wait for its step
         rank.recorder.finish()
     if rank.is_profiled:
         return rank.profiled()
@@ -112,12 +114,6 @@ def _preflight(rank: Rank) -> RankReport:
     rank.tell(0, 1)
     probed = node_probe(device, rank.case.topology.nodes, lambda rounds: rank.tell(rounds, 1))
     return rank.report.replace(device_probe=probed)
-
-
-def _train(rank: Rank) -> list[Any]:
-    """Make every step. Return the losses unread: to read one on a GPU is to wait for its step."""
-    rank.start()
-    return rank.workload.run(rank.case.total_steps)
 
 
 def _check_boundaries(rank: Rank) -> None:

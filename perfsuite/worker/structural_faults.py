@@ -126,7 +126,6 @@ def _forget_checkpointing(model: nn.Module, optimizer: Optimizer, *, blocks: int
 
 
 def _is_checkpointed(module: Any) -> bool:
-    """By `Case.activation_checkpointing`, by torch's wrapper, or by transformers."""
     forward = module.__dict__.get("forward")
     is_ours = isinstance(forward, partial) and forward.func is checkpoint
     by_transformers = hasattr(module, "_gradient_checkpointing_func") and module.gradient_checkpointing

@@ -8,8 +8,8 @@ import pytest
 
 from perfsuite import Script, documents
 from perfsuite.analysis.collect import LARGE_LOG_BYTES, collect_profile
+from perfsuite.analysis.figures import UNMEASURED_STEPS
 from perfsuite.analysis.health import NOT_SAMPLED
-from perfsuite.analysis.window import UNMEASURED_STEPS
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.errors import ReportError
 from perfsuite.results.counts import COUNTED_STEP, Counts, RankCounts
