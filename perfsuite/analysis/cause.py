@@ -40,8 +40,6 @@ KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
 """What is said of a process that was killed: by perfsuite's agent, torch's launcher and its `DataLoader`."""
 LEAST_FREE_BYTES = 2**16
 """Free bytes of a disk below which a report finds no room."""
-MOST_OF_ANOTHER = 300
-"""Characters that are shown of what the first failed rank of another node said."""
 LOG_TAIL_LINES = 60
 """Lines of each log that a failure shows."""
 LOG_TAIL_BYTES = 2**18
@@ -73,7 +71,7 @@ def first_cause(
     silent = [_as_logged(failure, run_dir) for failure in silent if failure not in by_watchdog]
     causes = [each for each in by_ranks + silent if not is_peer(each)]
     if causes:
-        return _earliest(causes, case)
+        return min(causes, key=lambda failure: failure.at)
     if (behind := _behind(reports, case)) is not None:
         return behind
     if hung:
@@ -82,21 +80,6 @@ def first_cause(
     if not missing:
         return min(by_ranks, key=lambda failure: failure.at, default=None)
     return _missing_ranks(missing, by_ranks, run_dir, case)
-
-
-def _earliest(causes: Sequence[Failure], case: Case) -> Failure:
-    """The earliest failure. With the first one of another node, if there is one: clocks may disagree."""
-    first, *others = sorted(causes, key=lambda failure: failure.at)
-
-    def node(failure: Failure) -> int | None:
-        return None if failure.rank is None else failure.rank // case.topology.processes_per_node
-
-    apart = (each for each in others if None not in (node(each), node(first)) and node(each) != node(first))
-    if (other := next(apart, None)) is None or other.message == first.message:
-        return first
-    said = (other.message.strip().splitlines() or [""])[0][:MOST_OF_ANOTHER]
-    known = f"{first.message} (by the clocks of two nodes, before rank {other.rank} of another one: {said})"
-    return first.replace(message=known)
 
 
 def _as_logged(failure: Failure, run_dir: RunDir) -> Failure:

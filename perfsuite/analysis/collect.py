@@ -22,12 +22,10 @@ from perfsuite.analysis.figures import (
     settling_notes,
 )
 from perfsuite.analysis.health import UNKNOWN, gpu_setup, with_nodes
-from perfsuite.analysis.hidden import hidden
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.framework import LossRule
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError, ReportError
-from perfsuite.results.amounts import amount
 from perfsuite.results.counts import COUNTED_STEP, merged
 from perfsuite.results.metric import find
 from perfsuite.results.profile import LaunchProfile, RankProfileFile
@@ -38,8 +36,6 @@ from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
 
 WALL_CLOCK_AGREES = 0.05
 """Relative difference of a rank's wall clock and the sum of its steps from which a note tells it."""
-LARGE_LOG_BYTES = 100 * 2**20
-"""Bytes of a log from which a note tells them."""
 NO_TF32_PEAK = "no MFU: matmuls in fp32 ran in TF32 here, and the peak that is known is that of fp32"
 LOSS_STEPS = 3
 """Fewest steps at each end whose mean losses are compared, to see whether the loss falls; a tenth of all
@@ -76,7 +72,6 @@ def collect(
     per_node = request.case.topology.processes_per_node
     bare = with_nodes(bare, agents, {rank // per_node: report.host for rank, report in reports.items()})
     ended = [each for agent in agents.values() for each in agent.failures]
-    bare = bare.replace(notes=(*bare.notes, *_log_notes(run_dir)))
     cause = _cause(reports, ended, run_dir, request.case, failure)
     if cause is not None:
         return bare.replace(failure=with_oom_kills(cause, _oom_kills(agents, cause, per_node)))
@@ -113,12 +108,6 @@ def _oom_kills(agents: Mapping[int, LaunchFile], cause: Failure, per_node: int) 
     return OomKills(
         of_group=sum(each.of_group for each in seen), of_machine=sum(each.of_machine for each in seen)
     )
-
-
-def _log_notes(run_dir: RunDir) -> list[str]:
-    logs = [*run_dir.all_rank_logs(), *run_dir.all_agent_logs()]
-    large = [(log, size) for log in logs if (size := log.stat().st_size) > LARGE_LOG_BYTES]
-    return [f"{log.name} has {amount(size, 'bytes')}, and is kept: {log}" for log, size in large]
 
 
 def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
@@ -192,7 +181,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         bare = bare.replace(health=UNKNOWN)
     series = job_steps([report.step_s for report in reports])
     counted = {report.rank: report.counts for report in reports if report.counts is not None}
-    why_hidden = hidden(reports, case)
+    why_hidden = agreement.hidden(reports, case)
     unmeasured = COUNTED_STEP if counted else UNMEASURED_STEPS
     if bare.machine.device == "cuda":
         unmeasured = settled(series, unmeasured)

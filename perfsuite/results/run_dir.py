@@ -102,11 +102,6 @@ class RunDir:
         """The `agent_log` of every node that has one, by the number of the node."""
         return _by_number(self.path.glob("agent-*.log"))
 
-    @property
-    def is_first(self) -> bool:
-        """Whether no launch of the same case came just before."""
-        return self.number in (None, 1)
-
     def steps_seen(self) -> int | None:
         """The steps of which `progress` tells, of at least as many; None before rank 0 trains."""
         try:

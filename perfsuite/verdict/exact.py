@@ -117,7 +117,7 @@ def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches, *,
 
     Operators that are new and have no formula may do what is missing in FLOPs. FLOPs or bytes of which more
     than half are gone may have gone out of sight. FLOPs of a model with a formula have been compared with
-    that (`perfsuite.analysis.hidden`).
+    that (`perfsuite.analysis.agreement`).
     """
     is_known = all(
         run.flops is not None and not run.case.framework.promises.tokens_vary for run in counted(runs)

@@ -295,18 +295,11 @@ class Attached:
                 f"clock={optimizers.wanted!r}: no such optimizer stepped. {optimizers.summary()}"
             )
         several = f". {optimizers.summary()}" if len(optimizers.seen) > 1 else ""
-        todo = (
-            ": lower max_warmup_steps or steps, or give it more data; or, where it goes on from files of an "
-            f"earlier run, have it keep them in {LAUNCH_DIR}, a new directory in each launch"
-        )
-        if not self.run_dir.is_first:
-            todo = (
-                ", but not so in the launch before: that may have left files which this one went on from. "
-                f"Have the script keep its files in {LAUNCH_DIR} (in its arguments, command or env), a new "
-                "directory in each launch"
-            )
         return ScriptError(
-            f"the script ended after {self.steps} of {self.case.total_steps} optimizer steps{todo}{several}"
+            f"the script ended after {self.steps} of {self.case.total_steps} optimizer steps: lower "
+            "max_warmup_steps or steps, or give it more data; or, where it goes on from files of an earlier "
+            f"launch, have it keep them in {LAUNCH_DIR} (in its arguments, command or env), a new directory "
+            f"in each launch{several}"
         )
 
     def give_up(self, error: Exception) -> None:

@@ -1,6 +1,6 @@
 """One rank whose training loop is ours: build the case, train under the clock, write `rank-N.json`.
 
-Forked by `perfsuite.node.ranks`, or `python -m perfsuite.worker RUNDIR`. Imports torch inside functions only.
+Forked by `perfsuite.node.ranks`. Imports torch inside functions only.
 """
 
 from __future__ import annotations
