@@ -153,11 +153,8 @@ class _Seen:
 
 
 def _tokens(reports: Sequence[RankReport], case: Case) -> _Seen | None:
-    """The tokens of the ranks that were given any; later stages of a pipeline are given none.
-
-    None where the case counts samples: integers that a model is given are not the samples.
-    """
-    if case.unit == "samples":
+    """The tokens of the ranks that were given any; later stages of a pipeline are given none."""
+    if case.unit == "samples":  # integers that a model is given are none
         return None
     given = [report.evidence for report in reports if report.evidence is not None and report.evidence.tokens]
     return _Seen(given, reports[0].world_size) if given else None

@@ -214,13 +214,11 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
 
 
 def _with_machine(observed: Observed | None, run: Run) -> Observed | None:
-    """What a worker observed, with the driver and how its GPUs are set up.
-
-    The directory of the flight recorder is left out, as every launch has another.
-    """
+    """What a worker observed, with the driver and how its GPUs are set up."""
     if observed is None:
         return None
-    kept = {name: value for name, value in observed.environment.items() if name != FLIGHT_RECORDER_FILE}
+    kept = dict(observed.environment)
+    kept.pop(FLIGHT_RECORDER_FILE, None)  # every launch has another
     driver = {"driver": run.machine.driver} if run.machine.driver is not None else {}
     return observed.replace(environment={**kept, **driver, **gpu_setup(run.health)})
 

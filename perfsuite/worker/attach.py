@@ -219,10 +219,8 @@ class Attached:
     def _stand(self) -> Standing:
         """How this process, which is about to train, stands to the others of its rank; no `second` may."""
         self._pid, self._at_first_step = os.getpid(), _empty_report()
-        claim = Claim(self.run_dir, self._empty.rank)
-        standing = claim.stand() if self._may_be_rank() else "child"
+        standing = Claim(self.run_dir, self._empty.rank).stand() if self._may_be_rank() else "child"
         if standing == "second":
-            claim.told_twice()
             raise MismatchError(TWICE.format(rank=self._empty.rank))
         return standing
 

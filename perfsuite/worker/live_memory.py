@@ -186,9 +186,6 @@ def resizes(see: Callable[[Any, int], None]) -> Iterator[None]:
 @contextlib.contextmanager
 def waits(waiting: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
     """Enter `waiting` around every `Work.wait` of torch's own process groups."""
-    if not dist.is_available():
-        yield
-        return
     wait = dist.Work.wait
 
     @functools.wraps(wait)

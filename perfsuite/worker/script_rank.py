@@ -61,7 +61,10 @@ class Claim:
             has_ended_by_itself = failure is not None and failure.kind in ("crash", "out_of_memory")
         except FileError:
             has_ended_by_itself = where == host and not leash.is_alive(int(pid))
-        return "next" if has_ended_by_itself else "second"
+        if has_ended_by_itself:
+            return "next"
+        self._add(TWICE)  # the first one has yet to hear of it
+        return "second"
 
     def give(self, evidence: Evidence) -> None:
         """Tell what the model was given in the second step."""
@@ -71,10 +74,6 @@ class Claim:
         """Return what the model was given, None if that is not told yet."""
         told = self._all(GIVEN)
         return Evidence.model_validate_json(told[-1]) if told else None
-
-    def told_twice(self) -> None:
-        """Say that two processes train as this rank: the first one has yet to hear of it."""
-        self._add(TWICE)
 
     def is_twice(self) -> bool:
         """Whether two processes have trained as this rank."""

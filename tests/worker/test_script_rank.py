@@ -112,11 +112,10 @@ def test_one_that_ended_by_itself_has_a_successor(run_dir: RunDir, kind: Any, st
 
 
 def test_what_one_process_tells_another_one_reads(run_dir: RunDir) -> None:
-    claim = Claim(run_dir, 0)
-    claim.stand()
-    assert not claim.is_over()
+    claim = trained(run_dir, dead(), host="another")
     assert not claim.is_twice()
-    claim.told_twice()
+    assert claim.stand() == "second"
+    assert not claim.is_over()
     claim.over()
     assert Claim(run_dir, 0).is_over()
     assert Claim(run_dir, 0).is_twice()
