@@ -128,11 +128,8 @@ def test_utilisation_and_energy_are_those_of_the_gpus_that_tell(
     figures = figures_of(make_run(health=make_health(**told)), [report], None)
     assert figures.gpu_utilisation == utilisation
     assert figures.energy_per_token_j == (None if energy is None else pytest.approx(energy))
-
-
-def test_without_health_there_is_neither_utilisation_nor_energy() -> None:
-    figures = figures_of(make_run(health=None), [make_report()], None)
-    assert (figures.gpu_utilisation, figures.energy_per_token_j) == (None, None)
+    unknown = figures_of(make_run(health=None), [report], None)
+    assert (unknown.gpu_utilisation, unknown.energy_per_token_j) == (None, None)
 
 
 def synchronous(work_s: list[list[float]], late_s: list[list[float]]) -> list[list[float]]:
@@ -282,11 +279,6 @@ def test_of_a_gpu_the_clock_in_the_window_and_the_memory_by_nvml_are_figures(tmp
     assert (run.figures.sm_clock_mhz, run.figures.device_memory_bytes) == (1720, 9)
     run = on_gpu(run_dir, health.replace(devices=(), sm_clocks_mhz=((1, 1980),)))
     assert (run.figures.sm_clock_mhz, run.figures.device_memory_bytes) == (None, None)
-
-
-def test_ranks_of_unequally_many_steps_are_an_error() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        job_steps([[0.1, 0.1], [0.1]])
 
 
 def test_of_the_device_probe_each_figure_is_that_of_the_slowest_rank_that_has_it() -> None:
