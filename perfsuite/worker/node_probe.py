@@ -1,7 +1,7 @@
 """Probes what the device can do before the workload is built: a matmul, a memory copy, an all-reduce.
 
 Always the same piece of work: compared with other launches it tells a slow machine from slow code, compared
-with other nodes a slow node (`perfsuite.analysis.bad_nodes`). Imports torch.
+with other nodes a slow node (`perfsuite.launch.preflight`). Imports torch.
 """
 
 from __future__ import annotations
