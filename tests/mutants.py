@@ -63,6 +63,7 @@ LEFT_OUT = {
     },
     "analysis/figures.py": {
         r".*in zip\(steps, (lag|behind), strict=False\).*": "both have one entry a rank",
+        r"middle = \(start - count\) // 2": "the same step, counted from the end",
     },
     "analysis/health.py": {
         r".*\.get\(name, -1\).*": "no share is below 0, and both are no throttling",
@@ -73,9 +74,6 @@ LEFT_OUT = {
     },
     "analysis/cause.py": {
         r"innermost = place\.splitlines\(\)\[ 0:2\]": "the head of a stack names no file",
-    },
-    "analysis/window.py": {
-        r"middle = \(start - count\) // 2": "the same step, counted from the end",
     },
     "verdict/loss.py": {
         r".*default= -1\)\)": "range(-1) is as empty as range(0)",

@@ -217,8 +217,8 @@ def test_the_worker_needs_no_more(rank: Path, tmp_path: Path) -> None:
     )
     run_dir = RunDir(tmp_path)
     documents.write(run_dir.case, CaseFile(case=case, device="cpu"))
-    words = (str(rank), "-m", "perfsuite.worker", str(tmp_path))
-    run(*words, cwd=tmp_path, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    words = ("-c", f"from perfsuite.worker.main import main; main({str(tmp_path)!r})")
+    run(str(rank), *words, cwd=tmp_path, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
     assert documents.read(run_dir.rank(0), RankReport).failure is None
     modules = ("perfsuite.node.agent", "perfsuite.worker.attach", "perfsuite.worker.observe")
     run(str(rank), "-c", f"import {', '.join(modules)}", cwd=tmp_path)

@@ -1,11 +1,15 @@
-"""Checks what only all ranks together show: that they train one model, on the tokens that the case claims."""
+"""Checks what only all ranks together show: that they train one model, on the tokens that the case claims.
+
+Also that a counted step hides nothing. Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from perfsuite.case.case import Case
+from perfsuite.results.counts import Counts, spans
 from perfsuite.results.rank_report import Evidence, RankReport
 
 OF_THE_MOVE = 0.01
@@ -19,6 +23,13 @@ TOKENS_OFF = 0.02
 CLOCK_OFF, CLOCK_SLACK_S = 0.05, 0.3
 """How much a clock may differ from the kernel's: a share, and what two readings that are interrupted between
 take."""
+OF_THE_FORMULA = 0.9
+"""Share of the forward's FLOPs by formula that must be counted. The counts in this repository's baselines
+have 1.00 or more of forward and backward together."""
+OF_THE_GRADIENTS = 1e-4
+"""Share of the gradients' bytes that ranks must exchange in a step. Compression sends more: PowerSGD of rank
+1 does so for matrices up to 20,000 wide. The norm of the gradients, or a loss, is less from 20,000 parameters
+on."""
 
 
 def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
@@ -47,7 +58,6 @@ _WRAP = "Their gradients are not exchanged: wrap the whole model in DDP or FSDP,
 
 
 def _differ(norms: Sequence[tuple[float, float]]) -> bool:
-    """Whether a parameter differs between ranks, by its norm on each of them before and after training."""
     after = [end for _, end in norms]
     moved = max(abs(end - begin) for begin, end in norms)
     return max(after) - min(after) > max(OF_THE_MOVE * moved, ROUNDING * max(after))
@@ -143,11 +153,72 @@ class _Seen:
 
 
 def _tokens(reports: Sequence[RankReport], case: Case) -> _Seen | None:
-    """The tokens of the ranks that were given any; later stages of a pipeline are given none.
-
-    None where the case counts samples: integers that a model is given are not the samples.
-    """
-    if case.unit == "samples":
+    """The tokens of the ranks that were given any; later stages of a pipeline are given none."""
+    if case.unit == "samples":  # integers that a model is given are none
         return None
     given = [report.evidence for report in reports if report.evidence is not None and report.evidence.tokens]
     return _Seen(given, reports[0].world_size) if given else None
+
+
+def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
+    """Why the counted step of a launch did more than was counted; empty where nothing shows that.
+
+    A count that is too low would look like an improvement, so such a step is not counted. What a rank finds
+    by itself is in its report (`perfsuite.worker.hidden`).
+    """
+    counts = [report.counts for report in reports if report.counts is not None]
+    if len(counts) < len(reports):
+        return ()  # what is missing is told otherwise
+    ranks_of: dict[str, list[int]] = {}
+    for report in reports:
+        for why in report.hidden:
+            ranks_of.setdefault(why, []).append(report.rank)
+    by_rank = {why: f"rank{'s' * (len(ranks) > 1)} {spans(sorted(ranks))}" for why, ranks in ranks_of.items()}
+    return (
+        *(why if len(ranks_of[why]) == len(reports) else f"{who}: {why}" for why, who in by_rank.items()),
+        *_less_than_the_formula(reports, counts, case),
+        *_less_than_the_gradients(reports, counts, case),
+    )
+
+
+def _less_than_the_formula(
+    reports: Sequence[RankReport], counts: Sequence[Counts], case: Case
+) -> Iterator[str]:
+    """Why, if all ranks together were seen to compute less than a forward of the model takes.
+
+    Operators without a formula explain that. Forward is 2 N + 4 L H Q S a token (`perfsuite.worker.flops`),
+    whatever is frozen and however ranks share it.
+    """
+    flops = reports[0].flops
+    if flops is None or case.framework.promises.tokens_vary or any(each.without_flops for each in counts):
+        return
+    trained = flops.matmul_parameters if flops.trained_parameters is None else flops.trained_parameters
+    per_token = (flops.per_token + 2 * (flops.matmul_parameters - trained)) / 3
+    takes = per_token * reports[0].tokens_per_step
+    seen = sum(each.flops.get("forward", 0) for each in counts)
+    if seen < OF_THE_FORMULA * takes:
+        yield (
+            f"all ranks together were seen to compute {seen:.4g} FLOP in forward, which takes {takes:.4g} by "
+            f"the formula {flops.formula}"
+        )
+
+
+def _less_than_the_gradients(
+    reports: Sequence[RankReport], counts: Sequence[Counts], case: Case
+) -> Iterator[str]:
+    """Why, if data-parallel ranks keep equal parameters that train, and sent next to nothing."""
+    evidence = [report.evidence for report in reports if report.evidence is not None]
+    replicas_differ = case.framework.promises.replicas_differ
+    if len(evidence) < len(reports) or evidence[0].data_parallel < 2 or replicas_differ:
+        return
+    moved = any(begin != end for each in evidence for begin, end in each.replicated.values())
+    intervals = len(reports[0].step_s) - 1  # fewer collectives: replicas that are averaged now and then
+    if not moved or any(each.collectives is None or each.collectives < intervals for each in evidence):
+        return
+    gradients = max(each.replicated_bytes for each in evidence)
+    sent = max(sum(each.bytes for each in its.collectives if each.ranks > 1) for its in counts)
+    if sent < OF_THE_GRADIENTS * gradients:
+        yield (
+            f"the ranks train one model, whose gradients have {gradients:,} bytes, and were seen to send "
+            f"{sent:,}: gradients were exchanged out of sight, or all ranks are given the same data"
+        )

@@ -40,8 +40,6 @@ KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
 """What is said of a process that was killed: by perfsuite's agent, torch's launcher and its `DataLoader`."""
 LEAST_FREE_BYTES = 2**16
 """Free bytes of a disk below which a report finds no room."""
-MOST_OF_ANOTHER = 300
-"""Characters that are shown of what the first failed rank of another node said."""
 LOG_TAIL_LINES = 60
 """Lines of each log that a failure shows."""
 LOG_TAIL_BYTES = 2**18
@@ -73,7 +71,7 @@ def first_cause(
     silent = [_as_logged(failure, run_dir) for failure in silent if failure not in by_watchdog]
     causes = [each for each in by_ranks + silent if not is_peer(each)]
     if causes:
-        return _earliest(causes, case)
+        return min(causes, key=lambda failure: failure.at)
     if (behind := _behind(reports, case)) is not None:
         return behind
     if hung:
@@ -84,23 +82,7 @@ def first_cause(
     return _missing_ranks(missing, by_ranks, run_dir, case)
 
 
-def _earliest(causes: Sequence[Failure], case: Case) -> Failure:
-    """The earliest failure. With the first one of another node, if there is one: clocks may disagree."""
-    first, *others = sorted(causes, key=lambda failure: failure.at)
-
-    def node(failure: Failure) -> int | None:
-        return None if failure.rank is None else failure.rank // case.topology.processes_per_node
-
-    apart = (each for each in others if None not in (node(each), node(first)) and node(each) != node(first))
-    if (other := next(apart, None)) is None or other.message == first.message:
-        return first
-    said = (other.message.strip().splitlines() or [""])[0][:MOST_OF_ANOTHER]
-    known = f"{first.message} (by the clocks of two nodes, before rank {other.rank} of another one: {said})"
-    return first.replace(message=known)
-
-
 def _as_logged(failure: Failure, run_dir: RunDir) -> Failure:
-    """The failure of a process as its log tells it, where it could not write a report."""
     for log in _logs(failure, run_dir):
         if (said := UNREPORTED_FAILURE.search(_end(log))) is not None:
             return Failure.model_validate({**dict(failure), "kind": said[1], "message": said[2]})
@@ -230,16 +212,12 @@ def read_stacks(run_dir: RunDir) -> str:
         return where[0][0] is None, len(where), any("/torch/" in line for line in innermost)
 
     ordered = sorted(places, key=telling)
-    shown = [f"{_names(places[place])} stood here:\n{_cut(place)}" for place in ordered[:STACKS_SHOWN]]
+    shown = []
+    for place in ordered[:STACKS_SHOWN]:
+        who = [f"process {pid}" if rank is None else f"rank {rank}" for rank, pid in places[place]]
+        lines = place.splitlines()
+        cut = lines[:STACK_LINES] + ["  ..."] * (len(lines) > STACK_LINES)
+        shown.append("\n".join([f"{', '.join(who)} stood here:", *cut]))
     if len(ordered) > STACKS_SHOWN:
         shown.append(f"and {len(ordered) - STACKS_SHOWN} more places: see {run_dir.path}")
     return "\n".join(shown)
-
-
-def _names(processes: list[tuple[int | None, int]]) -> str:
-    return ", ".join(f"process {pid}" if rank is None else f"rank {rank}" for rank, pid in processes)
-
-
-def _cut(place: str) -> str:
-    lines = place.splitlines()
-    return "\n".join(lines[:STACK_LINES] + ["  ..."] * (len(lines) > STACK_LINES))

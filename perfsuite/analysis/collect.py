@@ -11,21 +11,21 @@ from perfsuite import documents
 from perfsuite.analysis import agreement
 from perfsuite.analysis.cause import first_cause, is_peer, with_log, with_oom_kills
 from perfsuite.analysis.figures import (
+    UNMEASURED_STEPS,
     extra_figures,
     figures_of,
+    find_window,
     in_tf32,
     job_steps,
     lowest_device_probe,
+    settled,
     settling_notes,
 )
 from perfsuite.analysis.health import UNKNOWN, gpu_setup, with_nodes
-from perfsuite.analysis.hidden import hidden
-from perfsuite.analysis.window import UNMEASURED_STEPS, find_window, settled
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.framework import LossRule
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError, ReportError
-from perfsuite.results.amounts import amount
 from perfsuite.results.counts import COUNTED_STEP, merged
 from perfsuite.results.metric import find
 from perfsuite.results.profile import LaunchProfile, RankProfileFile
@@ -36,8 +36,6 @@ from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
 
 WALL_CLOCK_AGREES = 0.05
 """Relative difference of a rank's wall clock and the sum of its steps from which a note tells it."""
-LARGE_LOG_BYTES = 100 * 2**20
-"""Bytes of a log from which a note tells them."""
 NO_TF32_PEAK = "no MFU: matmuls in fp32 ran in TF32 here, and the peak that is known is that of fp32"
 LOSS_STEPS = 3
 """Fewest steps at each end whose mean losses are compared, to see whether the loss falls; a tenth of all
@@ -74,7 +72,6 @@ def collect(
     per_node = request.case.topology.processes_per_node
     bare = with_nodes(bare, agents, {rank // per_node: report.host for rank, report in reports.items()})
     ended = [each for agent in agents.values() for each in agent.failures]
-    bare = bare.replace(notes=(*bare.notes, *_log_notes(run_dir)))
     cause = _cause(reports, ended, run_dir, request.case, failure)
     if cause is not None:
         return bare.replace(failure=with_oom_kills(cause, _oom_kills(agents, cause, per_node)))
@@ -106,18 +103,11 @@ def _cause(
 
 
 def _oom_kills(agents: Mapping[int, LaunchFile], cause: Failure, per_node: int) -> OomKills:
-    """The kills for want of memory on the node of a failure; on all nodes if it has none."""
     whose = agents if cause.rank is None else agents.keys() & {cause.rank // per_node}
     seen = [agents[node].oom_kills for node in whose]
     return OomKills(
         of_group=sum(each.of_group for each in seen), of_machine=sum(each.of_machine for each in seen)
     )
-
-
-def _log_notes(run_dir: RunDir) -> list[str]:
-    logs = [*run_dir.all_rank_logs(), *run_dir.all_agent_logs()]
-    large = [(log, size) for log in logs if (size := log.stat().st_size) > LARGE_LOG_BYTES]
-    return [f"{log.name} has {amount(size, 'bytes')}, and is kept: {log}" for log, size in large]
 
 
 def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
@@ -147,13 +137,11 @@ def newest_profile(run_dirs: Iterable[RunDir]) -> LaunchProfile | None:
 
 
 def _agents(run_dir: RunDir, case: Case) -> dict[int, LaunchFile]:
-    """What the agents wrote, by the number of their node. Raises `FileError` for a bad file."""
     files = run_dir.all_launches(case.topology.nodes)
     return {node: documents.read(file, LaunchFile) for node, file in files.items()}
 
 
 def _reports(run_dir: RunDir, case: Case) -> dict[int, RankReport]:
-    """The reports that were written, by rank. Raises `FileError` for a bad one."""
     paths = [(rank, run_dir.rank(rank)) for rank in range(case.topology.world_size)]
     return {rank: documents.read(path, RankReport) for rank, path in paths if path.exists()}
 
@@ -169,7 +157,6 @@ def _notes_on_the_end(ended: Sequence[Failure], failure: Failure | None) -> list
 
 
 def _with_training_checked(run: Run, ranks: Sequence[RankReport]) -> Run:
-    """The run; failed if a clock, the ranks' models, their tokens or the loss are not as they should be."""
     case = run.case
     unlike = (
         agreement.clock_differs(ranks)
@@ -186,14 +173,15 @@ def _with_training_checked(run: Run, ranks: Sequence[RankReport]) -> Run:
 def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     """The run with what its ranks measured. Raises `ReportError` where they disagree."""
     case, peak_flops = bare.case, request.peak_flops
-    _check_agreement(reports, case)
+    for wrong in _disagreements(reports, case):
+        raise ReportError(wrong)
     if reports[0].clock == SIMULATED_CLOCK:
         bare = bare.replace(health=None)  # whatever the machine did, nothing was computed on it
     elif bare.health is None:
         bare = bare.replace(health=UNKNOWN)
     series = job_steps([report.step_s for report in reports])
     counted = {report.rank: report.counts for report in reports if report.counts is not None}
-    why_hidden = hidden(reports, case)
+    why_hidden = agreement.hidden(reports, case)
     unmeasured = COUNTED_STEP if counted else UNMEASURED_STEPS
     if bare.machine.device == "cuda":
         unmeasured = settled(series, unmeasured)
@@ -226,19 +214,17 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
 
 
 def _with_machine(observed: Observed | None, run: Run) -> Observed | None:
-    """What a worker observed, with the driver and how its GPUs are set up.
-
-    The directory of the flight recorder is left out, as every launch has another.
-    """
+    """What a worker observed, with the driver and how its GPUs are set up."""
     if observed is None:
         return None
-    kept = {name: value for name, value in observed.environment.items() if name != FLIGHT_RECORDER_FILE}
+    kept = dict(observed.environment)
+    kept.pop(FLIGHT_RECORDER_FILE, None)  # every launch has another
     driver = {"driver": run.machine.driver} if run.machine.driver is not None else {}
     return observed.replace(environment={**kept, **driver, **gpu_setup(run.health)})
 
 
-def _check_agreement(reports: list[RankReport], case: Case) -> None:
-    """Raise `ReportError` where the reports are not those of one job that ran this case."""
+def _disagreements(reports: list[RankReport], case: Case) -> Iterator[str]:
+    """How the reports are not those of one job that ran this case."""
     of_ranks: dict[str, Sequence[object]] = {
         "the number of steps": [len(report.step_s) for report in reports],
         "the number of losses": [len(report.loss) for report in reports],
@@ -251,12 +237,7 @@ def _check_agreement(reports: list[RankReport], case: Case) -> None:
     for what, values in of_ranks.items():
         if len(set(values)) > 1:
             each = ", ".join(f"rank {r.rank}: {value}" for r, value in zip(reports, values, strict=True))
-            raise ReportError(f"ranks disagree on {what} ({each})")
-    for wrong in _not_asked_for(reports, case):
-        raise ReportError(wrong)
-
-
-def _not_asked_for(reports: list[RankReport], case: Case) -> Iterator[str]:
+            yield f"ranks disagree on {what} ({each})"
     world, nodes, first = case.topology.world_size, case.topology.nodes, reports[0]
     if first.world_size != world:
         yield f"a world size of {world} was asked for, {first.world_size} ran"

@@ -142,7 +142,6 @@ def _few_cores(health: Health, whose: str) -> list[str]:
 
 
 def _lost_nvlinks(devices: Sequence[DeviceHealth]) -> list[str]:
-    """What is wrong with GPUs that have NVLink, and fewer links than another of the same node."""
     most = dict(sorted((device.node or "", device.nvlinks or 0) for device in devices))
     return [
         f"{device.name}: {device.nvlinks} of its NVLinks are up, of another GPU's {most[device.node or '']}"
@@ -215,8 +214,6 @@ def worst(nodes: Sequence[Node]) -> Health | None:
         job_cpu=known(min, (health.job_cpu for health in healths)),
         foreign_cpu=known(max, (health.foreign_cpu for health in healths)),
         steal=known(max, (health.steal for health in healths)),
-        load_average=known(max, (health.load_average for health in healths)),
-        cpu_pressure=known(max, (health.cpu_pressure for health in healths)),
         notes=(
             *(f"{name}: {note}" for name, health in seen.items() for note in health.notes),
             *(f"{node.name}: its health is unknown" for node in nodes if node.health is None),

@@ -69,8 +69,6 @@ class _Kernel(NamedTuple):
 
 
 class _Spans:
-    """Intervals of the host or of the GPU, by what they are."""
-
     def __init__(self, data: list[Span]) -> None:
         self.compute, self.optimizer, self.unseen = list[Span](), list[Span](), list[Span]()
         self.data = data
@@ -203,10 +201,7 @@ def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool)
 
 
 def _synchronisations(events: Iterable[dict[str, Any]], window: _Window) -> list[_Call]:
-    """Calls in which the host waits for the device, and reads of a value that do so.
-
-    A value that is on the host is read at once.
-    """
+    """Calls in which the host waits for the device, and reads of a value that is there."""
     waits = [event for event in events if event.get("cat") in LAUNCHES and _SYNC.fullmatch(event["name"])]
     begins = sorted((str(event.get("tid")), event["ts"]) for event in waits)
 
@@ -244,10 +239,7 @@ def _on_gpu(
 
 
 def _device_window(kernels: Sequence[_Kernel], ours: Sequence[_Kernel], window: _Window) -> Span:
-    """When the steps begin and end on the device: by the stream that computes most.
-
-    Others may be ahead of it: the next step's batch is often copied early.
-    """
+    """When the steps begin and end on the device: by the stream that computes most: copies may be ahead."""
     busy: defaultdict[Any, float] = defaultdict(float)
     for kernel in ours:
         if kernel.stream is not None:
@@ -260,10 +252,7 @@ def _device_window(kernels: Sequence[_Kernel], ours: Sequence[_Kernel], window: 
 
 
 def _kernels(events: Sequence[dict[str, Any]], window: _Window) -> list[_Kernel]:
-    """What the device did, with the moment when the host asked for it.
-
-    What it was asked for before the trace began, and did later, is of no step.
-    """
+    """What the device did, with the moment when the host asked for it: of no step, if before the trace."""
     launches = {
         event["args"]["correlation"]: event
         for event in events
@@ -329,7 +318,6 @@ def _work(calls: Iterable[_Call], steps: int) -> tuple[Work, ...]:
 
 
 def _unsteady(calls: Iterable[_Call], steps: int) -> set[str]:
-    """The names that are not called as often in each step."""
     in_steps = {name: Counter(call.step for call in its) for name, its in _by_name(calls).items()}
     return {name for name, of in in_steps.items() if len({of[step] for step in range(steps)}) > 1}
 

@@ -143,7 +143,7 @@ def _body(bad: Mapping[str, str], run_url: str) -> str:
 
 def _plain(text: str) -> str:
     """The text of a failed process without what GitHub would take for markup, mention or issue."""
-    shown = markdown.text(printable(text)[:500]).replace(" -&#62; ", " -> ")  # an arrow is no quotation
+    shown = markdown.text(printable(text)[:500])
     return shown.replace("&#64;", "@\u200b").replace("&#35;", "#\u200b")
 
 

@@ -28,7 +28,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ConfigDict, FailFast, Field, ValidationError
 
-from perfsuite.analysis.window import find_window
+from perfsuite.analysis.figures import find_window
 from perfsuite.cli.cases import tolerance as share
 from perfsuite.cli.judge_logs import LONGEST, check_comparable, check_readable, read_log
 from perfsuite.documents import Data, explain
@@ -86,7 +86,7 @@ class BadLine:
 def seconds_per_step(series: Sequence[float]) -> float:
     """Return the median of a launch's steps after warm-up, in seconds.
 
-    The end of warm-up is found as in a real launch (`perfsuite.analysis.window`), after at most 20 steps and
+    The end of warm-up is found as in a real launch (`perfsuite.analysis.figures`), after at most 20 steps and
     at most two sevenths of the steps. Under 15 steps it is not looked for, and the median is that of all
     steps.
     """

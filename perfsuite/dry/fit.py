@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfsuite.analysis.roofline import roofline
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.dry.allocator import replay
-from perfsuite.results.counts import Counts, merged
-from perfsuite.results.dry_facts import DryFacts, Fit, FitWord, MemoryPart
-from perfsuite.results.memory_log import MemoryLog
+from perfsuite.results.counts import Counts, MemoryLog, merged
+from perfsuite.results.dry_facts import DryFacts, Fit, FitWord, MemoryPart, roofline
 from perfsuite.results.rank_report import RankReport
 
 MIB = 1 << 20

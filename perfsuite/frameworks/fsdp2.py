@@ -2,8 +2,8 @@
 
 Tensor parallelism, for transformers' Llama, splits the matmuls of each block by columns and then by rows
 (Shoeybi et al. 2019, Megatron-LM), so that attention heads and MLP columns stay with their rank, and each
-half of a block needs one all-reduce. The embedding and the head are split by vocabulary; the logits are
-gathered. Norms are replicated.
+half of a block needs one all-reduce in forward and one in backward. The embedding and the head are split by
+vocabulary; the logits are gathered. Norms are replicated.
 """
 
 from __future__ import annotations
@@ -130,18 +130,30 @@ def _tensor_parallel_unsupported(case: Case, ranks: int) -> str | None:
 
 
 def _parallelize_llama(model: Any, mesh: Any) -> None:
-    """Split a transformers Llama, on the meta device or not, over a 1-D mesh."""
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    """Split a transformers Llama, on the meta device or not, over a 1-D mesh.
 
-    attention, mlp = "model.layers.*.self_attn", "model.layers.*.mlp"
+    Attention and MLP take their input as one DTensor, so that its gradients by q, k and v, or by gate and
+    up, are added before they are reduced: one all-reduce instead of one for each.
+    """
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    attention, mlp, whole = "model.layers.*.self_attn", "model.layers.*.mlp", Replicate()
+    hidden: dict[str, Any] = {"hidden_states": whole}
     columns = [f"{attention}.{name}_proj" for name in "qkv"] + [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
     plan = {
-        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
+        "model.embed_tokens": RowwiseParallel(input_layouts=whole),
+        attention: PrepareModuleInput(input_kwarg_layouts=hidden, desired_input_kwarg_layouts=hidden),
+        mlp: PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole),
         **{path: ColwiseParallel() for path in columns},
         f"{attention}.o_proj": RowwiseParallel(),
         f"{mlp}.down_proj": RowwiseParallel(),
-        "lm_head": ColwiseParallel(output_layouts=Replicate()),
+        "lm_head": ColwiseParallel(output_layouts=whole),
     }
     parallelize_module(model, mesh, plan)
     model.tie_weights()  # `parallelize_module` gives each tied weight a parameter of its own

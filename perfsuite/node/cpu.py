@@ -66,12 +66,3 @@ def read_cpu(stat: Path, cores: set[int]) -> Cpu | None:
         return None
     per_s = os.sysconf("SC_CLK_TCK")
     return Cpu(processes_s=processes / per_s, steal_s=steal / per_s, total_s=total / per_s)
-
-
-def read_pressure(file: Path) -> float | None:
-    """Read `some avg10` of /proc/pressure/cpu, in percent. Return None if the kernel does not tell it."""
-    try:
-        some = file.read_text().split("avg10=", 1)[1]
-        return float(some.split(maxsplit=1)[0])
-    except (OSError, ValueError, IndexError):
-        return None

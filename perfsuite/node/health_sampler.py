@@ -20,7 +20,7 @@ from statistics import fmean, median
 from typing import Any, Literal, TypeVar
 
 from perfsuite.analysis.health import FREE_S, HELD_BYTES
-from perfsuite.node.cpu import Cpu, read_cpu, read_pressure
+from perfsuite.node.cpu import Cpu, read_cpu
 from perfsuite.node.nvml import Gpu, Gpus
 from perfsuite.node.processes import JobProcesses
 from perfsuite.results.run import DeviceHealth, Health
@@ -49,8 +49,6 @@ class _Sample:
     cpu: Cpu | None
     job_s: float
     """CPU seconds of the job since its start."""
-    load: float
-    pressure: float | None
 
 
 class Sampler:
@@ -147,7 +145,7 @@ class Sampler:
             began = self._clock()
             if whole := rescan or not self._counted or began - self._whole_at >= WHOLE_EVERY_S:
                 self._whole_at = began
-            gpus = self._gpus.read(under_load=step > 0, whole=whole)
+            gpus = self._gpus.read(whole=whole)
             self._slowest_s = max(self._slowest_s, self._clock() - began)
         return _Sample(
             at=now,
@@ -155,8 +153,6 @@ class Sampler:
             gpus=gpus,
             cpu=read_cpu(self._proc / "stat", self._cores),
             job_s=self._job.cpu_s(),
-            load=os.getloadavg()[0],
-            pressure=read_pressure(self._proc / "pressure" / "cpu"),
         )
 
 
@@ -224,10 +220,8 @@ def _health(
         samples=len(samples),
         seconds=round(seconds, 3),
         steps=last.step - first.step,
-        devices=tuple(_device(card, readings, seconds) for card, readings in zip(cards, gpus, strict=True)),
+        devices=tuple(_device(card, readings) for card, readings in zip(cards, gpus, strict=True)),
         sm_clocks_mhz=tuple((step, median(clocks)) for step, clocks in slowest if clocks),
-        load_average=_mean(sample.load for sample in samples),
-        cpu_pressure=_mean(sample.pressure for sample in samples),
         notes=notes,
         **_cpu_shares(first, last),
     )
@@ -245,10 +239,11 @@ def _cpu_shares(first: _Sample, last: _Sample) -> dict[str, float | None]:
     return {name: round(min(max(share, 0.0), 1.0), 4) for name, share in shares.items()}
 
 
-def _device(card: DeviceHealth, readings: Sequence[Gpu], seconds: float) -> DeviceHealth:
+def _device(card: DeviceHealth, readings: Sequence[Gpu]) -> DeviceHealth:
     clocks = _known(reading.sm_clock_mhz for reading in readings)
     reasons = _known(reading.reasons for reading in readings)
-    power_w = _mean(reading.power_w for reading in readings)
+    before, after = readings[0].energy_j, readings[-1].energy_j
+    has_counted = before is not None and after is not None and after > before  # it may be reset
     used = max(_known(reading.used_bytes for reading in readings), default=None)
     held = card.held_before_bytes
     throttled = Counter(name for active in reasons for name in active)
@@ -256,8 +251,8 @@ def _device(card: DeviceHealth, readings: Sequence[Gpu], seconds: float) -> Devi
         sm_clock_mhz=median(clocks) if clocks else None,
         sm_clock_mhz_min=min(clocks, default=None),
         utilisation=_mean(reading.utilisation for reading in readings),
-        power_w=power_w,
-        energy_j=_energy_j(readings, power_w, seconds),
+        power_w=_mean(reading.power_w for reading in readings),
+        energy_j=round((after or 0) - (before or 0), 3) if has_counted else None,
         temperature_c=max(_known(reading.temperature_c for reading in readings), default=None),
         throttled={name: round(throttled[name] / len(reasons), 4) for name in sorted(throttled)}
         if reasons
@@ -265,14 +260,6 @@ def _device(card: DeviceHealth, readings: Sequence[Gpu], seconds: float) -> Devi
         foreign_memory_bytes=max(_known(reading.foreign_bytes for reading in readings), default=None),
         job_memory_bytes=None if used is None or held is None else max(0, used - held),
     )
-
-
-def _energy_j(readings: Sequence[Gpu], power_w: float | None, seconds: float) -> float | None:
-    """Return the joules by the device's counter; if it has none (before Volta), mean power times seconds."""
-    before, after = readings[0].energy_j, readings[-1].energy_j
-    if before is not None and after is not None and after > before:
-        return round(after - before, 3)
-    return None if power_w is None else round(power_w * seconds, 3)
 
 
 def _known(values: Iterable[T | None]) -> list[T]:

@@ -135,14 +135,9 @@ def _readable(pynvml: Any, gpu: str, handle: Any = None) -> Iterator[None]:
     try:
         yield
     except pynvml.NVMLError as error:
-        if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
-            others = [str(other) for other in range(pynvml.nvmlDeviceGetCount()) if str(other) != gpu]
-            without = f"CUDA_VISIBLE_DEVICES={','.join(others)}"
-        else:
-            without = f"take it out of CUDA_VISIBLE_DEVICES={visible}"
         raise MachineError(
             f"{_gpu_name(pynvml, gpu, handle)} cannot be read: {error}. Look at `nvidia-smi` and dmesg, then "
-            f"mend it, or measure without it: {without}"
+            "mend it, or measure without it: name the other GPUs in CUDA_VISIBLE_DEVICES"
         ) from error
 
 

@@ -14,10 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from perfsuite.analysis.health import HELD_BYTES
 from perfsuite.node.machine import pci_bus_id, visible_handles
 from perfsuite.node.processes import JobProcesses
-from perfsuite.results.amounts import amount
 from perfsuite.results.run import DeviceHealth
 
 
@@ -50,7 +48,6 @@ class Gpus:
         self._strangers: set[int] = set()
         self._own_seen: set[int] = set()
         self._listed: set[int] = set()
-        self._links_seen = False
 
     @cached_property
     def _handles(self) -> list[Any]:
@@ -130,11 +127,7 @@ class Gpus:
         )
 
     def cards(self, held: Sequence[int | None]) -> tuple[DeviceHealth, ...]:
-        """Return which cards these are and how they are set up; note memory that is held on other GPUs.
-
-        `held` bytes are in use before the job.
-        """
-        self._note_other_gpus()
+        """Return which cards these are and how they are set up; `held` bytes are in use before the job."""
         return tuple(self._card(index, size) for index, size in zip(self._indices, held, strict=True))
 
     def fabric_states(self) -> list[tuple[int, int] | None]:
@@ -146,41 +139,21 @@ class Gpus:
             for answer, info in zip(told, infos, strict=True)
         ]
 
-    def read(self, *, under_load: bool, whole: bool) -> tuple[Gpu, ...]:
-        """Read every GPU of the job; once under load also its PCIe link, which an idle card slows down.
+    def read(self, *, whole: bool) -> tuple[Gpu, ...]:
+        """Read every GPU of the job.
 
         Unless `whole`, only clocks and power are read, which change from step to step: each call takes a lock
         of the driver that the training takes, too.
         """
-        if under_load and not self._links_seen:
-            self._links_seen = True
-            for index in self._indices:
-                self._note_slow_link(index)
         gpus = [self._read(index) for index in self._indices]
         return tuple(map(self._read_rest, self._indices, gpus, self.used_bytes()) if whole else gpus)
 
-    def _note_other_gpus(self) -> None:
-        nvml = self._nvml
-        own = {pci_bus_id(nvml, handle) for handle in self._handles}
-        with contextlib.suppress(Exception):  # one that cannot be read is none of the job's
-            for index in range(nvml.nvmlDeviceGetCount() if own else 0):
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                if (bus_id := pci_bus_id(nvml, handle)) in own:
-                    continue
-                used = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used
-                if used > HELD_BYTES:
-                    self._notes[
-                        f"{amount(used, 'bytes')} held on {bus_id}, a GPU of this machine that is none of "
-                        "the job's: what runs there shares cores, power and PCIe with it"
-                    ] = None
-
     def _card(self, index: int, held: int | None) -> DeviceHealth:
         sm = self._nvml.NVML_CLOCK_SM
-        limits = self._ask(index, "PowerManagementLimitConstraints")
         ecc = self._ask(index, "EccMode")
         persistence = self._ask(index, "PersistenceMode")
         faults, pending = self._memory_faults(index)
-        up, down, errors = self._nvlinks(index)
+        up, down = self._nvlinks(index)
         for each in pending:
             self._note(index, each)
         processes = self._ask(index, "ComputeRunningProcesses") if held else None
@@ -191,7 +164,6 @@ class Gpus:
             serial=self._ask(index, "Serial"),
             power_limit_w=self._ask_thousandths(index, "EnforcedPowerLimit"),
             power_limit_default_w=self._ask_thousandths(index, "PowerManagementDefaultLimit"),
-            power_limit_max_w=None if limits is None else limits[1] / 1e3,
             sm_clock_limit_mhz=self._ask(index, "MaxClockInfo", sm),
             sm_clock_set_mhz=self._ask(index, "ApplicationsClock", sm),
             ecc=None if ecc is None else bool(ecc[0]),
@@ -200,7 +172,6 @@ class Gpus:
             memory_pending=pending,
             nvlinks=up,
             nvlinks_down=down,
-            nvlink_errors=errors,
             held_before_bytes=held,
             held_before_by=tuple(sorted(process.pid for process in processes or ())),
         )
@@ -221,30 +192,14 @@ class Gpus:
             pending.append("pages of its memory wait to be retired: reset the GPU")
         return tuple(faults), tuple(pending)
 
-    def _nvlinks(self, index: int) -> tuple[int | None, int | None, int | None]:
-        """How many NVLinks are up, how many down, and their errors; None without NVLink."""
+    def _nvlinks(self, index: int) -> tuple[int | None, int | None]:
+        """How many NVLinks are up, and how many down; None without NVLink."""
         nvml = self._nvml
         states: list[int] = []
         with contextlib.suppress(Exception):  # this product has no more of them, or none
             for link in range(nvml.NVML_NVLINK_MAX_LINKS):
                 states.append(int(nvml.nvmlDeviceGetNvLinkState(self._handles[index], link)))
-        if not any(states):
-            return None, None, None
-        errors = [
-            self._ask(index, "NvLinkErrorCounter", link, counter)
-            for link, state in enumerate(states)
-            if state
-            for counter in (nvml.NVML_NVLINK_ERROR_DL_REPLAY, nvml.NVML_NVLINK_ERROR_DL_RECOVERY)
-        ]
-        known = [count for count in errors if count is not None]
-        return sum(states), len(states) - sum(states), sum(known) if known else None
-
-    def _note_slow_link(self, index: int) -> None:
-        for what, prefix in (("Width", "x"), ("Generation", "")):
-            now, most = (self._ask(index, f"{which}PcieLink{what}") for which in ("Curr", "Max"))
-            if now is not None and most is not None and now < most:
-                speeds = f"PCIe {what.lower()} {prefix}{now}, it can have {prefix}{most}"
-                self._note(index, f"{speeds}: copies from and to the host are slower")
+        return (sum(states), len(states) - sum(states)) if any(states) else (None, None)
 
     def _read(self, index: int) -> Gpu:
         bits = self._ask(index, "CurrentClocksEventReasons")

@@ -297,10 +297,7 @@ def _is_measured(run_dir: RunDir, rank: int) -> bool:
 
 
 def _failure(job: AgentJob, rank: int | None, code: int, is_script: bool) -> str | None:
-    """How a rank failed, or the command that starts all of them (None), if it did.
-
-    That a rank of perfsuite's worker left no report the driver sees.
-    """
+    """How a rank, or the command that starts all (None), failed. The driver sees that a report is missing."""
     is_reported = bool(job.run_dir.all_ranks()) if rank is None else job.run_dir.rank(rank).exists()
     if is_script and not is_reported:
         return _ended(job, "the command" if rank is None else "the script", code)

@@ -88,7 +88,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     if count := len(session.only_shown):
         terminal.write_line(
             f"--perf-allow-shared: {plural(count, 'case')} measured while others used the "
-            "machine: figures to look at, of which nothing was judged or recorded; counts are"
+            "machine: figures are shown, and counts alone are judged and recorded"
         )
     if (why := config.stash.get(UNWRITTEN, None)) is not None:
         terminal.section("perfsuite: the results were not written", red=True, bold=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from perfsuite.report.text import NONE, Table, cut, plural
 from perfsuite.results.amounts import amount, signed
@@ -238,15 +238,20 @@ def not_counted(check: CountCheck) -> str:
 
 
 def sentences(check: CountCheck, *, judged: bool, by_rank: bool) -> list[str]:
-    """Return the findings that decided, or those not judged: each sentence once, behind what it means.
+    """Return the findings that decided, or those not judged, each behind what it means: `once`."""
+    of_these = [each for each in check.findings if (each.outcome != "passed") == judged]
+    told = ((f"{each.outcome if judged else 'not judged'}: {each.sentence}", each.ranks) for each in of_these)
+    return once(told, by_rank=by_rank)
 
-    `by_rank` names all the ranks of which it is true.
+
+def once(sentences: Iterable[tuple[str, str]], *, by_rank: bool) -> list[str]:
+    """Return each sentence once, of those with the ranks of which they are true.
+
+    The bytes behind a sentence may differ by rank. `by_rank` names all the ranks.
     """
     ranks_of: dict[str, set[int]] = {}
-    for each in check.findings:
-        if (each.outcome != "passed") == judged:
-            told = f"{each.outcome if judged else 'not judged'}: {each.sentence}"
-            ranks_of.setdefault(told, set()).update(numbers(each.ranks) if by_rank else ())
+    for told, ranks in sentences:
+        ranks_of.setdefault(told, set()).update(numbers(ranks) if by_rank else ())
     if not by_rank:
         return list(ranks_of)
     return [f"{told} (rank{'s' * (len(of) > 1)} {spans(sorted(of))})" for told, of in ranks_of.items()]

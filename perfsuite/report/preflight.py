@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfsuite.report.terminal import lines_of
 from perfsuite.report.text import NONE, Table, plural
-from perfsuite.results.preflight import Preflight
+from perfsuite.results.session_file import Preflight
 
 RATES = {
     "matmul_tflops": ("matmul", "TFLOP/s"),

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -47,12 +47,13 @@ class Acceptance(Data):
 class BaselineDocument(Document):
     """Something that later launches of a case are compared with: its file is `<folder>/<case id>.json`."""
 
+    FOLDER: ClassVar = "hardware_class"
     case: Case
 
     @property
     def folder(self) -> str:
-        """What it depends on apart from the case, as a name: a hardware class, or the target of counts."""
-        raise NotImplementedError
+        """What it depends on apart from the case: the value of the field that `FOLDER` names."""
+        return str(getattr(self, self.FOLDER))
 
 
 class Baseline(BaselineDocument):
@@ -65,11 +66,6 @@ class Baseline(BaselineDocument):
     observed: Observed | None = None
     recorded_at: str
     accepted: Acceptance | None = None
-
-    @property
-    def folder(self) -> str:
-        """The hardware class."""
-        return self.hardware_class
 
     def values(self, figure: str) -> list[float]:
         """A figure of each launch that has it, in the order of the launches."""

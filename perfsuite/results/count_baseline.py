@@ -28,6 +28,7 @@ _BUILD = re.compile(r"\+(cpu|cu\d+)$")
 class CountBaseline(BaselineDocument):
     """`counts/<target>/<case id>.json`: what a step of a case did."""
 
+    FOLDER = "target"
     schema_version: Literal[1] = 1
     target: str
     """See `target_of`."""
@@ -46,19 +47,9 @@ class CountBaseline(BaselineDocument):
         return lines(plain(self)) + "\n"
 
     @property
-    def folder(self) -> str:
-        """The target."""
-        return self.target
-
-    @property
     def method(self) -> str:
         """The way of counting."""
         return self.counts[0].counts.method
-
-    @property
-    def is_dry(self) -> bool:
-        """Whether nothing was computed when it was counted."""
-        return self.target.startswith(DRY)
 
 
 def target_of(machine: Machine, *, dry: bool) -> str:

@@ -6,8 +6,8 @@ A count has no noise: the same code does the same work in every launch. `perfsui
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, TypeVar, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import Field
 
@@ -63,6 +63,39 @@ class StepMemory(Data):
     growth: int
     """Bytes alive at the end of the step beyond those at its beginning."""
     allocations: int
+
+
+class MemoryChange(NamedTuple):
+    """A storage is born, dies, or takes another size."""
+
+    storage: int
+    """Its number, in the order in which storages were first seen."""
+    bytes: int
+    """Growth, or less than 0."""
+    phase: Phase
+
+
+class MemoryLog(NamedTuple):
+    """The storages of one rank on its device over one step, or several in a row: a dry run replays it."""
+
+    at_start: tuple[int, ...]
+    """Bytes of those that lived when the first of the steps began, by number; 0 for one that did not."""
+    steps: tuple[tuple[MemoryChange, ...], ...]
+    """What happened in each step, in this order."""
+
+    @property
+    def changes(self) -> Iterator[MemoryChange]:
+        """What happened in all steps."""
+        return (change for step in self.steps for change in step)
+
+    @property
+    def peak(self) -> int:
+        """The most bytes alive at once: each storage once, no allocator's rounding."""
+        live = peak = sum(self.at_start)
+        for change in self.changes:
+            live += change.bytes
+            peak = max(peak, live)
+        return peak
 
 
 class Compiled(Data):

@@ -174,11 +174,6 @@ class ProfileBaseline(BaselineDocument):
     of_baseline: str
     """When that baseline's launches were made, as it says itself: a newer one has another profile."""
 
-    @property
-    def folder(self) -> str:
-        """The hardware class."""
-        return self.hardware_class
-
     def as_json(self) -> str:
         """As other documents, but each operator in one line."""
         return lines(plain(self)) + "\n"
@@ -214,7 +209,7 @@ def merged(profiles: Mapping[int, Profile], method: str = METHOD) -> LaunchProfi
             RankProfile(ranks=tuple(group), profile=_mean([*group.values()], unsteady))
             for group in grouped(profiles, is_alike)
         ),
-        busy_us=tuple(_cut(profile.split.busy_us) for _, profile in sorted(profiles.items())),
+        busy_us=tuple(round(profile.split.busy_us, 1) for _, profile in sorted(profiles.items())),
     )
 
 
@@ -233,8 +228,9 @@ def _mean_split(splits: Sequence[StepSplit]) -> StepSplit:
     def mean(name: str) -> float | dict[str, float]:
         values = [getattr(split, name) for split in splits]
         if not isinstance(values[0], dict):
-            return _cut(fmean(values))
-        return {kind: _cut(fmean(each.get(kind, 0) for each in values)) for kind in sorted({*chain(*values)})}
+            return round(fmean(values), 1)
+        kinds = sorted({*chain(*values)})
+        return {kind: round(fmean(each.get(kind, 0) for each in values), 1) for kind in kinds}
 
     return splits[0].replace(**{name: mean(name) for name in StepSplit.model_fields})
 
@@ -246,14 +242,10 @@ def _mean_work(of_ranks: Sequence[Iterable[Work]]) -> tuple[Work, ...]:
         us[work.name] += work.us
     count = len(of_ranks)
     return longest_first(
-        Work(name=name, calls=round(calls[name] / count, 3), us=_cut(us[name] / count)) for name in calls
+        Work(name=name, calls=round(calls[name] / count, 3), us=round(us[name] / count, 1)) for name in calls
     )
 
 
 def longest_first(works: Iterable[Work]) -> tuple[Work, ...]:
     """Works by their time, the longest first; equal ones by name."""
     return tuple(sorted(works, key=lambda work: (-work.us, work.name)))
-
-
-def _cut(us: float) -> float:
-    return round(us, 1)

@@ -118,8 +118,6 @@ def _group(kind: str, ranks: int, apart: int) -> Group:
 
 
 def _phased(name: str, unit: Unit, read: Callable[[Counts], Mapping[Phase, int]]) -> Quantity:
-    """A quantity with a field for each phase, as `kernels in forward`."""
-
     def fields(counts: Counts) -> Mapping[str, int]:
         return {f"{name} in {phase}": read(counts).get(phase, 0) for phase in PHASES}
 

@@ -28,9 +28,8 @@ class DeviceHealth(Data):
     uuid: str | None = None
     serial: str | None = None
     power_limit_w: float | None = None
-    """That the driver enforces; the next two are the card's default and the most that it allows."""
+    """That the driver enforces."""
     power_limit_default_w: float | None = None
-    power_limit_max_w: float | None = None
     sm_clock_limit_mhz: float | None = None
     """The highest; `sm_clock_set_mhz` is what `nvidia-smi -ac` has set (applications clock)."""
     sm_clock_set_mhz: float | None = None
@@ -43,8 +42,6 @@ class DeviceHealth(Data):
     nvlinks: int | None = None
     """Its NVLinks that are up; `nvlinks_down` those that could be and are not. None without any."""
     nvlinks_down: int | None = None
-    nvlink_errors: int | None = None
-    """Replays and recoveries of its NVLinks since the driver was loaded."""
     held_before_bytes: int | None = None
     """Bytes of its memory in use just before the launch, by processes other than the job's."""
     held_before_by: tuple[int, ...] = ()
@@ -98,10 +95,6 @@ class Health(Data):
     """Used by processes that are not the job's."""
     steal: float | None = None
     """Taken by the hypervisor."""
-    load_average: float | None = None
-    """Mean of the load averages over one minute."""
-    cpu_pressure: float | None = None
-    """Percent of the last 10 s in which some process (the job's included) waited for a core, mean."""
     notes: tuple[str, ...] = ()
     """What could not be found out, and why."""
 
@@ -141,7 +134,7 @@ class Figures(Data):
     tflops_per_device: float | None = None
     mfu: float | None = None
     roofline_share: float | None = None
-    """Share of the most tokens/s that the accelerator can do (`perfsuite.analysis.roofline`), 0 to 1."""
+    """Share of the most tokens/s that the accelerator can do (`perfsuite.results.dry_facts`), 0 to 1."""
     gpu_utilisation: float | None = None
     """Percent, mean over devices."""
     sm_clock_mhz: float | None = None

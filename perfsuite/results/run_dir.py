@@ -102,11 +102,6 @@ class RunDir:
         """The `agent_log` of every node that has one, by the number of the node."""
         return _by_number(self.path.glob("agent-*.log"))
 
-    @property
-    def is_first(self) -> bool:
-        """Whether no launch of the same case came just before."""
-        return self.number in (None, 1)
-
     def steps_seen(self) -> int | None:
         """The steps of which `progress` tells, of at least as many; None before rank 0 trains."""
         try:
@@ -120,7 +115,7 @@ class RunDir:
         return self.path / f"rank-{rank}.json"
 
     def training(self, rank: int) -> Path:
-        """Which processes trained as that rank (`perfsuite.worker.claim`). Made empty by its agent."""
+        """Which processes trained as that rank (`perfsuite.worker.script_rank`). Made empty by its agent."""
         return self.path / f"training-{rank}"
 
     def all_ranks(self) -> list[Path]:

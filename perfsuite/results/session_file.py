@@ -12,9 +12,8 @@ from perfsuite.documents import Data, Document
 from perfsuite.results.counts import RankCounts
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.outcome import UNMEASURED, Excuse, Outcome, Verdict
-from perfsuite.results.preflight import Preflight
 from perfsuite.results.profile import TakenProfile
-from perfsuite.results.run import Figures, Run
+from perfsuite.results.run import Figures, Health, Run
 
 
 class Measurement(Data):
@@ -48,11 +47,6 @@ class Measurement(Data):
     def healthy_runs(self) -> list[Run]:
         """The launches that count; all of them if none does."""
         return self.verdict.healthy(self.runs) or list(self.runs)
-
-    @property
-    def healthy_before(self) -> list[Run]:
-        """The same of arm A, where two arms were compared."""
-        return self.verdict.healthy(self.before) or list(self.before)
 
     @property
     def no_evidence(self) -> str | None:
@@ -149,6 +143,39 @@ class ArmFacts(Data):
     """As it was given: `main NCCL_ALGO=Ring`."""
     facts: dict[str, str]
     """What tells it from another: its interpreter, commit, perfsuite and variables."""
+
+
+class NodePreflight(Data):
+    """One node in a preflight."""
+
+    name: str
+    rates: dict[str, float] = Field(default_factory=dict)
+    """Those of its slowest rank (`perfsuite.worker.node_probe`). Empty if a rank did not report."""
+    health: Health | None = None
+    """Its GPUs by NVML meanwhile."""
+    problems: tuple[str, ...] = ()
+    """What is wrong with it, with the readings."""
+
+
+class Preflight(Data):
+    """One preflight: what the first nodes of a session could do before they were used."""
+
+    started_at: str
+    """ISO 8601, with time zone."""
+    duration_s: float
+    machine: Machine
+    """What each of the nodes is."""
+    nodes: tuple[NodePreflight, ...]
+    """In the order of their ranks."""
+    failure: str | None = None
+    """Why it failed alike on every node, which says nothing against any of them; else None."""
+    directory: str
+    """The directory with its files."""
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with each node, behind its name."""
+        return [f"{node.name}: {problem}" for node in self.nodes for problem in node.problems]
 
 
 class Skipped(Data):

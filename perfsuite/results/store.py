@@ -27,7 +27,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
@@ -175,14 +175,8 @@ def is_there(file: Path) -> bool:
     return os.path.lexists(file)
 
 
-def _session_name(days: int = 0) -> str:
-    return (datetime.now(UTC) + timedelta(days=days)).strftime("%Y%m%d-%H%M%S-%f")
-
-
-def _by_age(session: Path) -> tuple[bool, Path]:
-    """Sorts directories of sessions, the oldest first. One that a wrong clock dated after tomorrow is taken
-    for older than all: it would stay the newest for ever."""
-    return session.name <= _session_name(days=1), session
+def _session_name() -> str:
+    return datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
 
 
 @dataclass(frozen=True)
@@ -215,13 +209,6 @@ def _first_free(paths: Iterator[Path]) -> Path:
     return next(path for path in paths if not path.exists())
 
 
-class StoredLaunch(NamedTuple):
-    """A launch in a local store."""
-
-    session: str
-    run_dir: RunDir
-
-
 @dataclass(frozen=True)
 class Store:
     """The local store: what this machine measured, and the baselines that it recorded."""
@@ -244,7 +231,7 @@ class Store:
 
     def results(self) -> list[Path]:
         """The `results.json` of every session, oldest first."""
-        return sorted(self.sessions.glob("*/results.json"), key=lambda file: _by_age(file.parent))
+        return sorted(self.sessions.glob("*/results.json"))
 
     def profiled(self, session: str, case_id: str) -> Iterator[RunDir]:
         """The launches that a session made for a profile of a case, newest first.
@@ -260,14 +247,15 @@ class Store:
                 if request.case.id == case_id and request.inject is None:
                     yield run_dir
 
-    def launches(self, case_ids: str = "*") -> list[StoredLaunch]:
-        """The launches of cases whose ids match a pattern of `fnmatch`: oldest session first, then by number.
+    def launches(self, case_ids: str = "*") -> list[tuple[str, RunDir]]:
+        """The launches of cases whose ids match a pattern of `fnmatch`, each with the name of its session.
 
-        Those of a case that a session measured again are among them, those that were interrupted are not.
+        The oldest session comes first, then by number. Those of a case that a session measured again are
+        among them, those that were interrupted are not.
         """
         return [
-            StoredLaunch(directory.parent.name, run_dir)
-            for session in sorted(self.sessions.glob("*"), key=_by_age)
+            (directory.parent.name, run_dir)
+            for session in sorted(self.sessions.glob("*"))
             for directory in sorted(session.glob("*"))
             if fnmatchcase(_REPETITION.sub("", directory.name), case_ids)
             for run_dir in launches_in(directory)

@@ -263,8 +263,8 @@ OPTIONS = (
     ),
     Option(
         name="allow-shared",
-        help="where others use the machine, do not wait but show the figures, marked: they are neither "
-        "judged nor recorded",
+        help="where others use the machine, do not wait but show the figures, marked: counts alone are "
+        "judged and recorded",
     ),
     Option(
         name="busy",

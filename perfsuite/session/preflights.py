@@ -12,7 +12,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.preflight import preflight
 from perfsuite.report import preflight as report
-from perfsuite.results.preflight import Preflight
+from perfsuite.results.session_file import Preflight
 from perfsuite.session.setup import Setup
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from perfsuite.results.amounts import arrow
-from perfsuite.results.count_baseline import CountBaseline, unsteady, versions_of
+from perfsuite.results.count_baseline import DRY, CountBaseline, unsteady, versions_of
 from perfsuite.results.counts import Counts, RankCounts, spans
 from perfsuite.results.outcome import WORST_FIRST, CountCheck, Finding
 from perfsuite.results.quantities import GRAPHS, HOST_READS, Group, Quantity, differing, quantities
@@ -116,7 +116,7 @@ def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches, *,
 
     Operators that are new and have no formula may do what is missing in FLOPs. FLOPs or bytes of which more
     than half are gone may have gone out of sight. FLOPs of a model with a formula have been compared with
-    that (`perfsuite.analysis.hidden`).
+    that (`perfsuite.analysis.agreement`).
     """
     is_known = all(
         run.flops is not None and not run.case.framework.promises.tokens_vary for run in counted(runs)
@@ -199,7 +199,7 @@ def _finding(
     if then is None or None in today:
         return None
     by = [value - then for value in today if value is not None]
-    noise = 0 if baseline.is_dry else quantity.allowed(before)
+    noise = 0 if baseline.target.startswith(DRY) else quantity.allowed(before)
     allowed = max(noise, quantity.floor(before))
     outcome: Judged | None = None  # they disagree
     if all(abs(each) <= allowed for each in by):

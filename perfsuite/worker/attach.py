@@ -30,11 +30,10 @@ from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RUN_DIR, RunDir
 from perfsuite.worker import calls, deepspeed, leash, memory
-from perfsuite.worker.claim import Claim, Standing
 from perfsuite.worker.losses import Losses, before_backward
 from perfsuite.worker.optimizers import Optimizers
 from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure
-from perfsuite.worker.script_rank import ScriptRank
+from perfsuite.worker.script_rank import Claim, ScriptRank, Standing
 from perfsuite.worker.second_step import in_backward
 
 with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
@@ -220,10 +219,8 @@ class Attached:
     def _stand(self) -> Standing:
         """How this process, which is about to train, stands to the others of its rank; no `second` may."""
         self._pid, self._at_first_step = os.getpid(), _empty_report()
-        claim = Claim(self.run_dir, self._empty.rank)
-        standing = claim.stand() if self._may_be_rank() else "child"
+        standing = Claim(self.run_dir, self._empty.rank).stand() if self._may_be_rank() else "child"
         if standing == "second":
-            claim.told_twice()
             raise MismatchError(TWICE.format(rank=self._empty.rank))
         return standing
 
@@ -296,18 +293,11 @@ class Attached:
                 f"clock={optimizers.wanted!r}: no such optimizer stepped. {optimizers.summary()}"
             )
         several = f". {optimizers.summary()}" if len(optimizers.seen) > 1 else ""
-        todo = (
-            ": lower max_warmup_steps or steps, or give it more data; or, where it goes on from files of an "
-            f"earlier run, have it keep them in {LAUNCH_DIR}, a new directory in each launch"
-        )
-        if not self.run_dir.is_first:
-            todo = (
-                ", but not so in the launch before: that may have left files which this one went on from. "
-                f"Have the script keep its files in {LAUNCH_DIR} (in its arguments, command or env), a new "
-                "directory in each launch"
-            )
         return ScriptError(
-            f"the script ended after {self.steps} of {self.case.total_steps} optimizer steps{todo}{several}"
+            f"the script ended after {self.steps} of {self.case.total_steps} optimizer steps: lower "
+            "max_warmup_steps or steps, or give it more data; or, where it goes on from files of an earlier "
+            f"launch, have it keep them in {LAUNCH_DIR} (in its arguments, command or env), a new directory "
+            f"in each launch{several}"
         )
 
     def give_up(self, error: Exception) -> None:

@@ -24,11 +24,7 @@ seen: Counter[str] = Counter()
 
 
 def watch() -> None:
-    """Notice, from now on, calls whose work passes the dispatcher unseen: CUDA graphs that are replayed.
-
-    To be called before a script takes a name of its own for the method. A call costs a tenth of a microsecond
-    more.
-    """
+    """Notice CUDA graphs that are replayed. To be called before a script takes the method by its own name."""
     _notice(torch.cuda.CUDAGraph, "replay", "a CUDA graph was replayed, whose operators are not seen")
 
 

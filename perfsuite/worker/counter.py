@@ -159,8 +159,7 @@ class StepCounter(TorchDispatchMode):
 
         yield torch.UntypedStorage, "resize_", resize
         yield torch.Tensor, "tolist", read
-        if dist.is_available():
-            yield dist.Work, "wait", lambda *_, **__: self.memory.waiting()
+        yield dist.Work, "wait", lambda *_, **__: self.memory.waiting()
 
     def __exit__(self, *error: Any) -> Any:
         self._watching.close()
@@ -206,7 +205,8 @@ class StepCounter(TorchDispatchMode):
 
     def _before(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the tensors that an operator is given; None: it does not count."""
-        if any(map(_is_wrapper, types)):  # a DTensor first becomes the operators on its shards
+        wrappers = filter(is_traceable_wrapper_subclass_type, types)
+        if not all(issubclass(kind, FakeTensor) for kind in wrappers):  # a DTensor becomes that on its shards
             return NotImplemented
         if not self._is_real():
             return None
@@ -302,7 +302,6 @@ class StepCounter(TorchDispatchMode):
                 self.memory.assign(parameter.grad, "gradient")
 
     def _note_state(self) -> None:
-        """Between steps: gradients that are still there, parameters, the optimizer's state."""
         self._note_gradients()
         for parameter in self._all_parameters():
             self.memory.assign(parameter, "parameter")
@@ -321,7 +320,6 @@ def parameters_of(optimizers: Iterable[Any]) -> list[Any]:
 
 
 def _written(func: Any, args: Sequence[Any]) -> list[Tensor]:
-    """The arguments that an operator writes into, by its schema."""
     pairs = zip(func._schema.arguments, args, strict=False)
     return _tensors([value for told, value in pairs if told.alias_info and told.alias_info.is_write])
 
@@ -338,10 +336,5 @@ def _reads_a_shape(operator: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     return operator == "aten.repeat_interleave" and kwargs.get("output_size") is None
 
 
-def _is_wrapper(kind: type) -> bool:
-    return not issubclass(kind, FakeTensor) and is_traceable_wrapper_subclass_type(kind)
-
-
 def _is_view(func: Any) -> bool:
-    """Whether an operator only returns another view of what it was given, by its schema."""
     return any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns)

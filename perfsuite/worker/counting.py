@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
-from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Counts
-from perfsuite.results.memory_log import MemoryLog
+from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Counts, MemoryLog
 from perfsuite.worker import software
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.hidden import Watch

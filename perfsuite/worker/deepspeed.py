@@ -84,9 +84,3 @@ def engine_of(optimizer: Any) -> Any:
         if optimizer in (zero, getattr(zero, "optimizer", None)):
             return engine
     return None
-
-
-def sharding(engine: Any) -> str | None:
-    """Return the ZeRO stage of an engine, which says what it partitions among ranks, or None."""
-    stage = int(engine.zero_optimization_stage())
-    return f"DeepSpeed ZeRO-{stage}" if stage else None

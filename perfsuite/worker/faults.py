@@ -91,7 +91,6 @@ class Injector:
 
 
 def _run_out_of_memory(recorder: Recorder) -> None:
-    """Raise an error; on a GPU a real one."""
     device = getattr(recorder.memory, "device", None)
     if device is None:
         raise MemoryError("injected: out of memory")
@@ -102,7 +101,6 @@ def _run_out_of_memory(recorder: Recorder) -> None:
 
 
 def _hold(share: float, recorder: Recorder) -> Any:
-    """Allocate and touch that share of the peak so far: of the peak that is judged."""
     if recorder.memory is None:
         return None  # a simulated run: its report is changed instead
     import torch

@@ -1,9 +1,8 @@
 """Finds work of the counted step that its dispatch mode did not see. Imports torch.
 
 The mode sees no CUDA graph that is replayed, no other thread or process, nothing that passes torch's
-dispatcher by. What the rules find is missing in the counts, which are then no evidence
-(`perfsuite.analysis.hidden` adds what only all ranks together show). No rule finds work that trains nothing,
-exchanges nothing and leaves no trace here: only a clock sees that.
+dispatcher by. What the rules find is missing in the counts, which are then no evidence. No rule finds work
+that trains nothing, exchanges nothing and leaves no trace here: only a clock sees that.
 """
 
 from __future__ import annotations

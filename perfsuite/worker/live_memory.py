@@ -21,8 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from perfsuite.results.counts import Phase, StepMemory
-from perfsuite.results.memory_log import MemoryChange, MemoryLog
+from perfsuite.results.counts import MemoryChange, MemoryLog, Phase, StepMemory
 from perfsuite.worker.replicas import local
 
 RECEIVED, UNSHARDED, COMMUNICATION, KEPT = "received", "unsharded", "communication", "kept"

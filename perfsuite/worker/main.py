@@ -1,6 +1,6 @@
 """One rank whose training loop is ours: build the case, train under the clock, write `rank-N.json`.
 
-Forked by `perfsuite.node.ranks`, or `python -m perfsuite.worker RUNDIR`. Imports torch inside functions only.
+Forked by `perfsuite.node.ranks`. Imports torch inside functions only.
 """
 
 from __future__ import annotations
@@ -59,14 +59,16 @@ def forked(path: str, environment: Mapping[str, str]) -> None:
 
 
 def _simulate(rank: Rank) -> RankReport:
-    """Run a framework that trains nothing, under a clock that stands still until the framework moves it."""
     rank.build(SimulatedTimer())
-    losses = _train(rank)
+    rank.start()
+    losses = rank.workload.run(rank.case.total_steps)
     return rank.finish().replace(loss=tuple(map(float, losses)))
 
 
 def _measure(rank: Rank) -> RankReport:
     """Train and measure. What comes before `memory_for` must not count as the model's memory."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
     from perfsuite.worker import calls
     from perfsuite.worker.memory import memory_for
     from perfsuite.worker.node_probe import all_reduce_probe, device_probe
@@ -89,9 +91,13 @@ def _measure(rank: Rank) -> RankReport:
     if process_group == "library":  # until now there was none for an all-reduce
         rank.device_probe |= all_reduce_probe(device)
     rank.observe()
-    _hook_optimizers(rank)
+    register_optimizer_step_pre_hook(rank.before_optimizer_step)
+    if rank.plan.clock == "torch":
+        register_optimizer_step_post_hook(rank.recorder.after_optimizer_step)
+    register_optimizer_step_post_hook(rank.end_if_profiled)
     with contextlib.suppress(ProfileTaken):
-        losses = _train(rank)
+        rank.start()
+        losses = rank.workload.run(case.total_steps)  # unread: to read one on a GPU is to wait for its step
         rank.recorder.finish()
     if rank.is_profiled:
         return rank.profiled()
@@ -110,12 +116,6 @@ def _preflight(rank: Rank) -> RankReport:
     return rank.report.replace(device_probe=probed)
 
 
-def _train(rank: Rank) -> list[Any]:
-    """Make every step. Return the losses unread: to read one on a GPU is to wait for its step."""
-    rank.start()
-    return rank.workload.run(rank.case.total_steps)
-
-
 def _check_boundaries(rank: Rank) -> None:
     if rank.plan.clock == "framework" and rank.recorder.steps != rank.case.total_steps:
         raise MismatchError(
@@ -123,15 +123,6 @@ def _check_boundaries(rank: Rank) -> None:
             f"{rank.case.total_steps} steps: its plan has clock='framework', which asks for one call after "
             "each step of training"
         )
-
-
-def _hook_optimizers(rank: Rank) -> None:
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-    register_optimizer_step_pre_hook(rank.before_optimizer_step)
-    if rank.plan.clock == "torch":
-        register_optimizer_step_post_hook(rank.recorder.after_optimizer_step)
-    register_optimizer_step_post_hook(rank.end_if_profiled)
 
 
 def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> None:

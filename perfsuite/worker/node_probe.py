@@ -1,7 +1,7 @@
 """Probes what the device can do before the workload is built: a matmul, a memory copy, an all-reduce.
 
 Always the same piece of work: compared with other launches it tells a slow machine from slow code, compared
-with other nodes a slow node (`perfsuite.results.preflight`). Imports torch.
+with other nodes a slow node (`perfsuite.launch.preflight`). Imports torch.
 """
 
 from __future__ import annotations
@@ -129,7 +129,6 @@ def _all_reduce_gb_s(device: torch.device, group: dist.ProcessGroup | None = Non
 
 @torch.no_grad()
 def _seconds(device: torch.device, work: Callable[[], object], times: int) -> list[float]:
-    """Time each call after some to warm up."""
     timer, warm_ups = (CudaTimer(device), 3) if device.type == "cuda" else (HostTimer(), 1)
     for _ in range(warm_ups):
         work()

@@ -145,7 +145,7 @@ class Observer:
             if asked is not None and settings.get(key) != asked and key not in later:
                 raise MismatchError(
                     f"{key}: the case asks for {asked!r}, but {settings.get(key)!r} ran. "
-                    f"Nothing measured this way would be what its name says.{self._advice(key, settings)}"
+                    f"Nothing measured this way would be what its name says.{self._advice(key)}"
                 )
 
     def _expected(self, settings: Mapping[str, str]) -> dict[str, str | None]:
@@ -170,8 +170,7 @@ class Observer:
                 expected["compute_dtype"] = dtype_name(COMPUTE_DTYPES[case.precision])
         return expected
 
-    def _advice(self, key: str, settings: Mapping[str, str]) -> str:
-        """Return how to correct a case that describes a script wrongly."""
+    def _advice(self, key: str) -> str:
         if key == "world_size" and not self.case.framework.promises.builds_model:
             return (
                 " Start its processes so that they meet, by torchrun or accelerate as command=(...). Some "
@@ -179,12 +178,7 @@ class Observer:
             )
         if self.case.framework.promises.builds_model or key not in FIELDS:
             return ""
-        told = f"another {FIELDS[key]}"
-        if key == "recomputing_blocks":
-            some, _, of, *_ = settings[key].split()
-            mode = {"0": "none", of: "full"}.get(some, "every-N")
-            told = f"activation_checkpointing={mode!r}"
-        return f" If the script is as it should be, say {told} in the case."
+        return f" If the script is as it should be, say another {FIELDS[key]} in the case."
 
     def _look(self) -> dict[str, str]:
         parameters = list(self.model.parameters())
@@ -258,7 +252,8 @@ def wrapping(model: nn.Module) -> dict[str, str]:
     shardings = {module.sharding_strategy.name for module in found["FullyShardedDataParallel"]}
     tensors = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
     shardings |= {", ".join(map(_placement, tensor.placements)) for tensor in tensors}
-    shardings |= {stage for engine in engines if (stage := deepspeed.sharding(engine))}
+    stages = {int(engine.zero_optimization_stage()) for engine in engines}  # what each partitions among ranks
+    shardings |= {f"DeepSpeed ZeRO-{stage}" for stage in stages if stage}
     return {
         "wrapper": " + ".join(name for name, instances in found.items() if instances) or "none",
         "sharding": " and ".join(sorted(shardings)) or "none",

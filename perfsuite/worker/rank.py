@@ -312,13 +312,10 @@ def report_error(error: BaseException) -> None:
     write_failure(RunDir(Path(os.environ[RUN_DIR])), report, failure_of_ours(error, report.rank))
 
 
-def _errno(error: BaseException) -> int | None:
-    cause = error.__cause__ if isinstance(error, FileError) else error
-    return cause.errno if isinstance(cause, OSError) else None
-
-
 def _kind(error: BaseException) -> FailureKind:
-    if isinstance(error, ExtensionError) or _errno(error) in NO_FAULT_OF_THE_CODE:
+    cause = error.__cause__ if isinstance(error, FileError) else error
+    is_of_the_system = isinstance(cause, OSError) and cause.errno in NO_FAULT_OF_THE_CODE
+    if is_of_the_system or isinstance(error, ExtensionError):
         return "error"
     if isinstance(error, MismatchError):
         return "mismatch"

@@ -121,14 +121,8 @@ class TokenCount:
     def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Take in a call, before it is made."""
         self._depth += 1
-        if self._depth == 1 and torch.is_grad_enabled() and not in_backward():
-            self._see(args, kwargs)
-
-    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """End a call, also one that failed."""
-        self._depth -= 1
-
-    def _see(self, args: Any, kwargs: dict[str, Any]) -> None:
+        if self._depth > 1 or not torch.is_grad_enabled() or in_backward():
+            return
         given = dict(_tensors(args, kwargs))
         tokens = given.get("input_ids", next(iter(given.values()), None))
         if tokens is None:
@@ -141,6 +135,10 @@ class TokenCount:
         mask = given.get("attention_mask")
         if mask is not None and mask.shape == tokens.shape:
             self._padding.append((mask == 0).sum())
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """End a call, also one that failed."""
+        self._depth -= 1
 
     def padding(self) -> int:
         """Return the tokens that the attention mask takes out. Waits for the device."""

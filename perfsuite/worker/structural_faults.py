@@ -77,7 +77,6 @@ def _misfit(kind: Structural, why: str) -> MismatchError:
 
 
 def _sharding(model: nn.Module) -> list[tuple[FSDPModule, Any]]:
-    """Modules with the group of parameters that FSDP2 shards in them."""
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     groups = [(unit, unit._get_fsdp_state()._fsdp_param_group) for unit in units]
     return [(unit, group) for unit, group in groups if group is not None]
@@ -114,7 +113,6 @@ def _all_reduced_in_fp32(group, bucket):  # type: ignore[no-untyped-def]  # noqa
 
 
 def _forget_checkpointing(model: nn.Module, optimizer: Optimizer, *, blocks: int | None = None) -> None:
-    """Run the first `blocks` checkpointed blocks plainly; None: all of them."""
     checkpointed: list[Any] = [module for module in model.modules() if _is_checkpointed(module)]
     if not checkpointed:
         raise _Misfit("no block is checkpointed")
@@ -128,7 +126,6 @@ def _forget_checkpointing(model: nn.Module, optimizer: Optimizer, *, blocks: int
 
 
 def _is_checkpointed(module: Any) -> bool:
-    """By `Case.activation_checkpointing`, by torch's wrapper, or by transformers."""
     forward = module.__dict__.get("forward")
     is_ours = isinstance(forward, partial) and forward.func is checkpoint
     by_transformers = hasattr(module, "_gradient_checkpointing_func") and module.gradient_checkpointing

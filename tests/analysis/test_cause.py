@@ -10,7 +10,6 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.analysis.cause import read_stacks
-from perfsuite.case.case import Topology
 from perfsuite.results.rank_report import UNREPORTED, Failure, RankReport
 from perfsuite.results.run import LaunchFile, OomKills
 from perfsuite.results.run_dir import RunDir
@@ -172,25 +171,6 @@ def test_a_rank_that_said_why_it_failed_is_the_cause_though_its_log_has_the_watc
 )
 def test_what_a_healthy_rank_says_when_another_died_is_never_the_cause(tmp_path: Path, said: str) -> None:
     assert cause(tmp_path, *failed(crash(0, 1.0, said), crash(1, 2.0))).rank == 1
-
-
-@pytest.mark.parametrize(
-    ("second", "told"),
-    [
-        (
-            "KeyError: 1\nmore",
-            "ValueError: x (by the clocks of two nodes, before rank 2 of another one: KeyError: 1)",
-        ),
-        ("ValueError: x", "ValueError: x"),
-        (PEER, "ValueError: x"),
-    ],
-)
-def test_a_cause_on_one_node_is_told_with_that_of_another_one_whose_clock_may_differ(
-    tmp_path: Path, second: str, told: str
-) -> None:
-    failures = [crash(1, 1.0, "ValueError: x"), crash(0, 2.0, "TypeError: same node"), crash(2, 3.0, second)]
-    case = make_case(topology=Topology(nodes=2, processes_per_node=2))
-    assert cause(tmp_path, *failed(*failures), case=case).message == told
 
 
 def test_without_a_traceback_the_end_of_that_ranks_log_is_shown(tmp_path: Path) -> None:

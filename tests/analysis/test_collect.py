@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from perfsuite import Script, documents
-from perfsuite.analysis.collect import LARGE_LOG_BYTES, collect_profile
+from perfsuite.analysis.collect import collect_profile
+from perfsuite.analysis.figures import UNMEASURED_STEPS
 from perfsuite.analysis.health import NOT_SAMPLED
-from perfsuite.analysis.window import UNMEASURED_STEPS
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.errors import ReportError
 from perfsuite.results.counts import COUNTED_STEP, Counts, RankCounts
@@ -410,13 +410,3 @@ def test_why_a_launch_has_no_profile_is_said(
 ) -> None:
     with pytest.raises(ReportError, match=said):
         collect_profile(write_launch(tmp_path, *reports), failure)
-
-
-def test_a_log_that_fills_the_disk_is_told(tmp_path: Path) -> None:
-    run_dir = both(tmp_path)
-    for rank, size in ((0, LARGE_LOG_BYTES), (1, LARGE_LOG_BYTES + 1)):
-        with run_dir.rank_log(rank).open("wb") as log:
-            log.truncate(size)
-    run = collected(run_dir)
-    told = [note for note in run.notes if "is kept" in note]
-    assert told == [f"rank-1.log has 100.0 MiB, and is kept: {run_dir.rank_log(1)}"]

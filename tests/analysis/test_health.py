@@ -207,8 +207,8 @@ def test_a_node_whose_agent_wrote_nothing_keeps_its_place() -> None:
 
 
 def test_the_worst_of_the_nodes_is_judged_and_named() -> None:
-    first = quiet(samples=10, job_cpu=0.9, load_average=1.0, notes=("a note",))
-    busy = {"seconds": 4.0, "foreign_cpu": 0.6, "steal": 0.2, "job_cpu": 0.3, "load_average": 4.0}
+    first = quiet(samples=10, job_cpu=0.9, notes=("a note",))
+    busy = {"seconds": 4.0, "foreign_cpu": 0.6, "steal": 0.2, "job_cpu": 0.3}
     agents = {0: LaunchFile(host="n1", health=first), 1: LaunchFile(host="n2", health=quiet(**busy))}
     run = health.with_nodes(OF_TWO_NODES, agents, {})
     assert [(node.name, node.health) for node in run.nodes] == [("n1", first), ("n2", quiet(**busy))]

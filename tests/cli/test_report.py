@@ -5,8 +5,7 @@ from pathlib import Path
 
 from perfsuite import documents
 from perfsuite.cli.report import stored
-from perfsuite.results.preflight import NodePreflight
-from perfsuite.results.session_file import SessionFile
+from perfsuite.results.session_file import NodePreflight, SessionFile
 from tests.cli import commands
 from tests.report.test_preflight import FOUND
 from tests.sessions import make_blind, make_session

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from perfsuite.dry import allocator
 from perfsuite.dry.allocator import Block, CachingAllocator, Replayed, replay
-from perfsuite.results.memory_log import MemoryChange, MemoryLog
+from perfsuite.results.counts import MemoryChange, MemoryLog
 from tests.samples import deterministic
 
 KIB, MIB = 1 << 10, 1 << 20

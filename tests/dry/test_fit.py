@@ -5,9 +5,8 @@ import pytest
 from perfsuite.case.hardware import Machine
 from perfsuite.dry.fit import facts_of, judge, predict, workspace_bytes
 from perfsuite.report.explained import prediction
-from perfsuite.results.counts import Collective, Counts
+from perfsuite.results.counts import Collective, Counts, MemoryChange, MemoryLog
 from perfsuite.results.dry_facts import DryFacts, Fit
-from perfsuite.results.memory_log import MemoryChange, MemoryLog
 from tests.samples import make_case, make_gpu_machine, make_machine, make_report
 
 MIB, GIB = 1 << 20, 1 << 30

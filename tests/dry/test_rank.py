@@ -60,6 +60,11 @@ NEVER_REVIEWED = Case(
 SCATTERS = Nanotron(tp=2, tp_mode="REDUCE_SCATTER")
 """Its norms are tied: their gradients are reduced by one call for several tensors."""
 
+HYBRID = NEVER_REVIEWED.replace(
+    framework=FSDP2(shard_group=2), gradient_accumulation=1, topology=Topology(processes_per_node=4)
+)
+"""Two groups of two ranks: each shards, and both hold the same."""
+
 
 def launched(case: Case, directory: Path) -> tuple[RankCounts, ...]:
     run = launch_once(case, detect_cpu("a twin"), directory)
@@ -107,8 +112,9 @@ def test_a_dry_run_does_what_a_launch_of_the_twin_does(name: str, tmp_path: Path
     [
         NEVER_REVIEWED,
         pytest.param(NEVER_REVIEWED.replace(framework=SCATTERS, precision="fp32"), marks=pytest.mark.nightly),
+        HYBRID,
     ],
-    ids=["ddp", "nanotron, REDUCE_SCATTER"],
+    ids=["ddp", "nanotron, REDUCE_SCATTER", "fsdp2, shard_group"],
 )
 def test_a_dry_run_does_what_a_launch_does_now(case: Case, tmp_path: Path) -> None:
     dry = dry_run(case, tmp_path / "dry")
@@ -119,11 +125,7 @@ def test_a_dry_run_does_what_a_launch_does_now(case: Case, tmp_path: Path) -> No
 @pytest.mark.launch
 def test_groups_that_shard_and_replicate_run_dry_as_on_a_gpu(tmp_path: Path) -> None:
     """Each rank reduces its shard of the gradients, in fp32, with its twin in the other group."""
-    hybrid = FSDP2(shard_group=2)
-    topology = Topology(processes_per_node=4)
-    case = NEVER_REVIEWED.replace(
-        framework=hybrid, gradient_accumulation=1, topology=topology, hardware="h100"
-    )
+    case = HYBRID.replace(hardware="h100")
     run = dry_run(case, tmp_path)
     assert run.failure is None, run.failure
     gradients = 4 * count(case.model, case.sample_length).parameters

@@ -1,20 +1,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed import destroy_process_group, init_process_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfsuite import FSDP2, Case, LoRA, Model, Topology
 from perfsuite.case.catalog import llama
-from perfsuite.frameworks.base import framework_of
+from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.frameworks.common.loop import data_parallel_workload
-from perfsuite.frameworks.common.model import build_model, model_without_weights
+from perfsuite.frameworks.common.model import build_model, model_without_weights, synthetic_batches
 from perfsuite.frameworks.fsdp2 import _no_sync, _parallelize_llama
+from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.observe import wrapping
 from perfsuite.worker.second_step import in_backward
 from tests.fake_group import CPU, fake_group
@@ -149,6 +152,56 @@ def test_the_parts_of_all_ranks_make_up_the_whole() -> None:
         else:  # by columns first, so a and c are one rank's half
             joined = torch.cat([a, c, b, d])
         assert torch.equal(joined, full), name
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning")  # the logits
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("layers", [1, 2, 5])
+def test_each_half_of_a_block_is_reduced_once_in_forward_and_once_in_backward(
+    layers: int, checkpointing: Any
+) -> None:
+    """Shoeybi et al. 2019, figure 4; and the embedding's output, and the gradient of the head's input.
+
+    A block computed anew needs what comes before its last matmul: the reduced output of its attention.
+    """
+    case = SPLIT.replace(
+        model=llama("x", **SHAPE | {"layers": layers}), activation_checkpointing=checkpointing
+    )
+    with fake_group(0, 2) as ranks:
+        workload = built(case, ranks)
+        with (counter := StepCounter([])):
+            workload.run(1)
+    sent = {each.phase: each for each in counter.end_step().collectives if each.kind == "all_reduce"}
+    anew = layers if checkpointing == "full" else 0
+    calls = {"forward": 2 * layers + 1, "backward": 2 * layers + 1 + anew}
+    hidden = case.micro_batch * case.sample_length * SHAPE["hidden"] * 4  # bytes of fp32
+    assert {phase: (each.count, each.bytes) for phase, each in sent.items()} == {
+        phase: (count, count * hidden) for phase, count in calls.items()
+    }
+
+
+def _as_rank(rank: int, directory: Path) -> None:
+    init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=2)
+    split = built(SPLIT, Ranks(rank=rank, world_size=2, device=CPU, directory=directory)).model
+    plain = build_model(SPLIT, CPU)
+    tokens = synthetic_batches(SPLIT, 0, CPU)[0]
+    losses = [model(input_ids=tokens, labels=tokens).loss for model in (split, plain)]
+    torch.testing.assert_close(*losses)
+    for loss in losses:
+        loss.backward()
+    whole = dict(plain.named_parameters())
+    for name, parameter in split.named_parameters():
+        gradient = whole[name].grad
+        assert gradient is not None
+        assert torch.allclose(parameter.grad.full_tensor(), gradient, rtol=1e-4, atol=1e-6), name
+    destroy_process_group()
+
+
+@pytest.mark.launch
+def test_loss_and_gradients_are_those_of_the_whole_model(tmp_path: Path) -> None:
+    """Adam takes the same step by gradients twice as large: losses over some steps would not show these."""
+    spawn: Any = torch.multiprocessing.spawn  # type: ignore[attr-defined]
+    spawn(_as_rank, args=(tmp_path,), nprocs=2)
 
 
 def test_ranks_that_split_a_layer_see_the_same_data() -> None:

@@ -59,7 +59,6 @@ TRAINING: dict[str, Any] = {
     "nvmlDeviceGetSerial": ("1654123000001",),
     "nvmlDeviceGetEnforcedPowerLimit": (700_000,),
     "nvmlDeviceGetPowerManagementDefaultLimit": (700_000,),
-    "nvmlDeviceGetPowerManagementLimitConstraints": ([200_000, 700_000],),
     "nvmlDeviceGetMaxClockInfo": (1980,),
     "nvmlDeviceGetApplicationsClock": (1980,),
     "nvmlDeviceGetEccMode": ([1, 1],),
@@ -68,11 +67,6 @@ TRAINING: dict[str, Any] = {
     "nvmlDeviceGetRemappedRows": ((0, 0, 0, 0),),
     "nvmlDeviceGetRetiredPagesPendingStatus": (0,),
     "nvmlDeviceGetNvLinkState": (1,),
-    "nvmlDeviceGetNvLinkErrorCounter": (0,),
-    "nvmlDeviceGetCurrPcieLinkWidth": (16,),
-    "nvmlDeviceGetMaxPcieLinkWidth": (16,),
-    "nvmlDeviceGetCurrPcieLinkGeneration": (5,),
-    "nvmlDeviceGetMaxPcieLinkGeneration": (5,),
 }
 CARD: dict[str, Any] = {
     "pci_bus_id": "00000000:1B:00.0",
@@ -80,14 +74,12 @@ CARD: dict[str, Any] = {
     "serial": "1654123000001",
     "power_limit_w": 700,
     "power_limit_default_w": 700,
-    "power_limit_max_w": 700,
     "sm_clock_limit_mhz": 1980,
     "sm_clock_set_mhz": 1980,
     "ecc": True,
     "persistence": True,
     "nvlinks": 18,
     "nvlinks_down": 0,
-    "nvlink_errors": 0,
     "held_before_bytes": 4 * 2**20,
     "held_before_by": (OWN,),
 }
@@ -114,8 +106,6 @@ class Nvml:
     NVML_TEMPERATURE_GPU = 0
     nvmlMemory_v2 = 33554472
     NVML_NVLINK_MAX_LINKS = 18
-    NVML_NVLINK_ERROR_DL_REPLAY = 0
-    NVML_NVLINK_ERROR_DL_RECOVERY = 1
     c_nvmlGpuFabricInfo_t = FabricInfo
 
     def __init__(self, *devices: dict[str, Any], init: Exception | None = None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perfsuite.node.cpu import Cpu, bind, read_cpu, read_pressure
+from perfsuite.node.cpu import Cpu, bind, read_cpu
 
 
 def stat(*cores: tuple[int, ...]) -> str:
@@ -50,25 +50,6 @@ def test_this_machine_is_read_as_psutil_reads_it(monkeypatch: pytest.MonkeyPatch
     busy = [times.user + times.nice + times.system for times in (before, after)]
     assert busy[0] - rounding_s <= cpu.processes_s <= busy[1] + rounding_s
     assert before.steal - rounding_s <= cpu.steal_s <= after.steal + rounding_s
-
-
-@pytest.mark.parametrize(
-    ("content", "percent"),
-    [
-        ("some avg10=12.50 avg60=6.84 avg300=6.67 total=24\nfull avg10=1.00 avg60=0\n", 12.5),
-        ("", None),
-        ("some avg60=1.0", None),
-        ("some avg10=", None),
-        ("some avg10=much", None),
-        (None, None),
-    ],
-)
-def test_pressure_is_that_of_the_last_ten_seconds(
-    tmp_path: Path, content: str | None, percent: float | None
-) -> None:
-    if content is not None:
-        (tmp_path / "cpu").write_text(content)
-    assert read_pressure(tmp_path / "cpu") == percent
 
 
 @pytest.fixture

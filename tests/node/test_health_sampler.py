@@ -115,14 +115,12 @@ def test_a_short_training_is_sampled_at_its_beginning_and_its_end(
         assert (found and (found.samples, found.steps)) == (between and (2, between))
 
 
-def test_a_gpu_is_not_read_before_the_job_is_on_it_nor_its_link_before_it_works() -> None:
-    idle = {"nvmlDeviceGetCurrPcieLinkGeneration": 1}
-    nvml, clock = Nvml(idle), Clock()
+def test_a_gpu_is_not_read_before_the_job_is_on_it() -> None:
+    nvml, clock = Nvml({}), Clock()
     sampler = Sampler(devices=1, nvml=nvml, clock=clock)
     sampler.sample(None)
     assert nvml.calls == []
     sampler.sample(0)
-    nvml.devices[0].update(nvmlDeviceGetCurrPcieLinkGeneration=5)
     clock.now += 0.1
     sampler.sample(25, is_last=True)
     found = seen(sampler.finish())
@@ -297,8 +295,6 @@ def test_the_clock_of_the_slowest_gpu_is_kept_by_step() -> None:
 def test_shares_of_the_cores_that_the_job_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
     monkeypatch.setattr(os, "sysconf", lambda name: 100)
-    (tmp_path / "pressure").mkdir()
-    (tmp_path / "pressure" / "cpu").write_text("some avg10=12.50 avg60=6.84 avg300=6.67 total=24\n")
     clock = Clock()
     sampler = Sampler(clock=clock, proc=tmp_path)
     job_s = iter((5.0, 8.0))
@@ -314,13 +310,11 @@ def test_shares_of_the_cores_that_the_job_may_use(tmp_path: Path, monkeypatch: p
     sampler.sample(2)
     found = seen(sampler.finish())
     assert (found.job_cpu, found.foreign_cpu, found.steal) == (0.3, 0.15, 0.12)
-    assert found.cpu_pressure == 12.5
-    assert found.load_average is not None
 
 
 def test_a_proc_that_does_not_tell_leaves_shares_unknown(tmp_path: Path) -> None:
     found = seen(sampled((1, 2), proc=tmp_path))
-    assert (found.job_cpu, found.foreign_cpu, found.steal, found.cpu_pressure) == (None,) * 4
+    assert (found.job_cpu, found.foreign_cpu, found.steal) == (None,) * 3
     assert machine_problems(found, make_machine()) == []
 
 
@@ -379,12 +373,6 @@ def test_a_sample_is_taken_each_quarter_of_a_second_and_sooner_when_the_step_mov
     assert taken == [0, 0, 0.25, 0.3125, 0.5625], "at the first, of the beginning"
 
 
-def test_the_load_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    loads = iter(((7, 5, 3), (8, 2, 1)))
-    monkeypatch.setattr(os, "getloadavg", lambda: next(loads))
-    assert seen(sampled((1, 2))).load_average == 7.5
-
-
 def test_new_processes_are_looked_for_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     sampler = Sampler(clock=clock)
@@ -399,7 +387,7 @@ def test_new_processes_are_looked_for_every_two_seconds(monkeypatch: pytest.Monk
 
 def a_sample(at: float, **changes: Any) -> health_sampler._Sample:
     cpu = Cpu(processes_s=at / 2, steal_s=0, total_s=at)
-    known = {"at": at, "step": int(at), "gpus": (), "cpu": cpu, "job_s": 0, "load": 1.0, "pressure": None}
+    known = {"at": at, "step": int(at), "gpus": (), "cpu": cpu, "job_s": 0}
     return health_sampler._Sample(**{**known, **changes})
 
 
@@ -430,16 +418,15 @@ def test_shares_are_of_the_time_between_the_first_and_the_last_sample(
     assert found == dict(zip(("job_cpu", "foreign_cpu", "steal"), shares, strict=False))
 
 
-def test_what_single_samples_lack_is_left_out_of_means() -> None:
-    samples = [a_sample(1), a_sample(2), a_sample(3.12345, load=2.5, pressure=7.0)]
+def test_seconds_are_told_to_the_millisecond() -> None:
+    samples = [a_sample(1), a_sample(2), a_sample(3.12345)]
     found = health_sampler._health(samples, (), ("noted",), 0)
-    assert (found.load_average, found.cpu_pressure) == (1.5, 7)
     assert (found.samples, found.seconds, found.steps, found.notes) == (3, 2.123, 2, ("noted",))
     assert (found.devices, found.sm_clocks_mhz) == ((), ())
 
 
 def device(*readings: Gpu, held: int | None = None) -> DeviceHealth:
-    return health_sampler._device(DeviceHealth(index=0, held_before_bytes=held), readings, seconds=10)
+    return health_sampler._device(DeviceHealth(index=0, held_before_bytes=held), readings)
 
 
 def test_a_gpu_that_tells_nothing_has_no_figures() -> None:
@@ -468,25 +455,16 @@ def test_the_jobs_memory_is_what_came_on_top(
 
 
 @pytest.mark.parametrize(
-    ("energy_j", "power_w", "expected"),
+    ("energy_j", "expected"),
     [
-        ((100.0, 350.5), (20.0, 30.0), 250.5),
-        ((100.0, 350.5679), (20.0, 30.0), 250.568),
-        ((100.0, 100.0), (20.0, 30.0), 250.0),
-        ((300.0, 100.0), (20.0, 30.0), 250.0),
-        ((None, 100.0), (20.0, 30.0), 250.0),
-        ((100.0, None), (20.0, 30.0), 250.0),
-        ((None, None), (20.0, None), 200.0),
-        ((None, None), (None, None), None),
+        ((100.0, 350.5679), 250.568),
+        *(
+            (each, None)
+            for each in ((100.0, 100.0), (300.0, 100.0), (None, 100.0), (100.0, None), (None, None))
+        ),
     ],
 )
-def test_energy_is_the_counters_or_else_power_times_time(
-    energy_j: tuple[float | None, ...], power_w: tuple[float | None, ...], expected: float | None
+def test_energy_is_that_of_a_counter_that_grows(
+    energy_j: tuple[float | None, ...], expected: float | None
 ) -> None:
-    """A counter that does not move, or was reset, counts nothing."""
-    readings = [Gpu(energy_j=e, power_w=p) for e, p in zip(energy_j, power_w, strict=True)]
-    assert device(*readings).energy_j == expected
-
-
-def test_energy_by_power_is_told_to_the_millijoule() -> None:
-    assert health_sampler._energy_j([Gpu(), Gpu()], 20.123, 1.23) == 24.751
+    assert device(*(Gpu(energy_j=each) for each in energy_j)).energy_j == expected

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,8 +24,6 @@ from tests.node.fake_nvml import (
 )
 from tests.samples import make_gpu_machine
 
-SLOW_COPIES = "copies from and to the host are slower"
-
 
 def test_other_processes_on_the_gpu_are_foreign() -> None:
     processes = [using(OWN, 60 * GIB), using(OTHER, 12 * GIB), using(OTHER + 1, 1 * GIB)]
@@ -42,10 +39,10 @@ def test_other_processes_on_the_gpu_are_foreign() -> None:
 def test_a_child_that_was_born_since_the_last_look_is_not_foreign() -> None:
     nvml = Nvml({"nvmlDeviceGetComputeRunningProcesses": ([using(OWN, GIB)],)})
     gpus = Gpus(nvml, 1, JobProcesses(OWN))
-    gpus.read(under_load=True, whole=True)
+    gpus.read(whole=True)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
         nvml.devices[0]["nvmlDeviceGetComputeRunningProcesses"] = ([using(OWN, GIB), using(child.pid, GIB)],)
-        (gpu,) = gpus.read(under_load=True, whole=True)
+        (gpu,) = gpus.read(whole=True)
     assert gpu.foreign_bytes == 0
 
 
@@ -63,7 +60,7 @@ FIELDS = {
     "nvmlDeviceGetClockInfo": {"sm_clock_mhz", "sm_clock_mhz_min"},
     "nvmlDeviceGetUtilizationRates": {"utilisation"},
     "nvmlDeviceGetPowerUsage": {"power_w"},
-    "nvmlDeviceGetTotalEnergyConsumption": set(),
+    "nvmlDeviceGetTotalEnergyConsumption": {"energy_j"},
     "nvmlDeviceGetTemperature": {"temperature_c"},
     "nvmlDeviceGetCurrentClocksEventReasons": {"throttled"},
     "nvmlDeviceGetComputeRunningProcesses": {"foreign_memory_bytes"},
@@ -72,16 +69,12 @@ FIELDS = {
     "nvmlDeviceGetSerial": {"serial"},
     "nvmlDeviceGetEnforcedPowerLimit": {"power_limit_w"},
     "nvmlDeviceGetPowerManagementDefaultLimit": {"power_limit_default_w"},
-    "nvmlDeviceGetPowerManagementLimitConstraints": {"power_limit_max_w"},
     "nvmlDeviceGetMaxClockInfo": {"sm_clock_limit_mhz"},
     "nvmlDeviceGetApplicationsClock": {"sm_clock_set_mhz"},
     "nvmlDeviceGetEccMode": {"ecc"},
     "nvmlDeviceGetPersistenceMode": {"persistence"},
-    "nvmlDeviceGetNvLinkErrorCounter": {"nvlink_errors"},
     "nvmlDeviceGetRemappedRows": set(),
     "nvmlDeviceGetRetiredPagesPendingStatus": set(),
-    "nvmlDeviceGetMaxPcieLinkWidth": set(),
-    "nvmlDeviceGetCurrPcieLinkGeneration": set(),
 }
 
 
@@ -156,8 +149,6 @@ PENDING = "of its memory wait to be"
     [
         ("RemappedRows", (0, 1, 1, 0), f"rows {PENDING} remapped: reset the GPU", None),
         ("RetiredPagesPendingStatus", 1, f"pages {PENDING} retired: reset the GPU", None),
-        ("CurrPcieLinkWidth", 4, f"PCIe width x4, it can have x16: {SLOW_COPIES}", None),
-        ("CurrPcieLinkGeneration", 1, f"PCIe generation 1, it can have 5: {SLOW_COPIES}", None),
         ("TotalEccErrors", 2, None, "2 errors of its memory that ECC could not correct: reset the GPU"),
         (
             *("RemappedRows", (0, 9, 0, 1), None),
@@ -194,21 +185,6 @@ def test_a_gpu_that_has_lost_an_nvlink_is_unhealthy(states: Any, links: list[Any
     assert len(said) == len(why)
     assert all(f"GPU 1 (00000000:1C:00.0): {each}" in told for each, told in zip(why, said, strict=True))
     assert seen.notes == ()
-
-
-def test_errors_of_nvlinks_are_counted() -> None:
-    (card,) = watched(Nvml({"nvmlDeviceGetNvLinkErrorCounter": (2, *(0,) * 34, 3)})).devices
-    assert card.nvlink_errors == 5
-
-
-def test_memory_that_is_held_on_gpus_beside_the_jobs_is_noted() -> None:
-    held = {"nvmlDeviceGetMemoryInfo": (SimpleNamespace(used=61 * GIB),)}
-    seen = watched(Nvml({}, held, {}), devices=1)
-    assert seen.notes == (
-        "61.0 GiB held on 00000000:1C:00.0, a GPU of this machine that is none of the job's: what runs there "
-        "shares cores, power and PCIe with it",
-    )
-    assert machine_problems(seen, make_gpu_machine(count=3)) == []
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from perfsuite.report.preflight import as_text, notes, table, title
 from perfsuite.report.text import NONE
-from perfsuite.results.preflight import NodePreflight, Preflight
 from perfsuite.results.run import Health
+from perfsuite.results.session_file import NodePreflight, Preflight
 from tests.samples import make_machine
 
 FOUND = Preflight(

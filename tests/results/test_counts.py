@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.results.counts import Counts, group_name, merged, of_rank, spans
+from perfsuite.results.counts import Counts, MemoryChange, MemoryLog, group_name, merged, of_rank, spans
 
 ONE, OTHER = Counts(flops={"forward": 1}), Counts(flops={"forward": 2})
 
@@ -40,3 +40,19 @@ def test_spans_name_every_number_once(numbers: set[int]) -> None:
 )
 def test_a_group_tells_its_distance_where_ranks_are_not_neighbours(ranks: int, apart: int, text: str) -> None:
     assert group_name(ranks, apart) == text
+
+
+def test_the_peak_is_over_all_steps() -> None:
+    first = (MemoryChange(1, 50, "forward"), MemoryChange(1, -50, "backward"))
+    second = (
+        MemoryChange(2, 20, "forward"),
+        MemoryChange(0, -100, "optimizer"),
+        MemoryChange(3, 90, "optimizer"),
+    )
+    assert MemoryLog((100,), (first, second)).peak == 150
+    assert MemoryLog((100,), (second,)).peak == 120
+    assert list(MemoryLog((), (first, second)).changes) == [*first, *second]
+
+
+def test_without_changes_the_peak_is_the_start() -> None:
+    assert MemoryLog((3, 0, 4), ()).peak == 7

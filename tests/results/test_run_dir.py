@@ -8,15 +8,9 @@ import pytest
 from perfsuite.results.run_dir import RunDir, launches_in
 
 
-@pytest.mark.parametrize(
-    ("name", "number", "is_first"),
-    [("launch-1", 1, True), ("launch-2", 2, False), ("launch-11", 11, False), ("run", None, True)],
-)
-def test_a_launch_is_numbered_by_its_directory(
-    tmp_path: Path, name: str, number: int | None, is_first: bool
-) -> None:
-    run_dir = RunDir(tmp_path / name)
-    assert (run_dir.number, run_dir.is_first) == (number, is_first)
+@pytest.mark.parametrize(("name", "number"), [("launch-2", 2), ("launch-11", 11), ("run", None)])
+def test_a_launch_is_numbered_by_its_directory(tmp_path: Path, name: str, number: int | None) -> None:
+    assert RunDir(tmp_path / name).number == number
 
 
 def test_launches_are_named_and_found_by_number(tmp_path: Path) -> None:

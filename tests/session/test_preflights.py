@@ -12,9 +12,8 @@ from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
 from perfsuite.errors import BusyError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.report.summary import reason
-from perfsuite.results.preflight import NodePreflight, Preflight
 from perfsuite.results.run import Run
-from perfsuite.results.session_file import SessionFile
+from perfsuite.results.session_file import NodePreflight, Preflight, SessionFile
 from perfsuite.session import preflights
 from perfsuite.session.session import session_file
 from tests.samples import make_case, make_machine, make_run

@@ -39,9 +39,9 @@ def attaching(directory: Path) -> Iterator[Start]:
     def hooking(register: Any) -> Any:
         return lambda hook: handles.append(register(hook))
 
-    def start(case: Case = ALONE, launch: int = 1) -> Attached:
+    def start(case: Case = ALONE) -> Attached:
         request = CaseFile(case=case, device="cpu", counts=case.max_warmup_steps >= COUNTED_STEP)
-        run_dir = RunDir(directory / f"launch-{launch}")
+        run_dir = RunDir(directory / "launch-1")
         run_dir.path.mkdir(parents=True, exist_ok=True)
         return Attached(run_dir, request)
 

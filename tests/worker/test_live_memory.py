@@ -6,8 +6,7 @@ from threading import Thread
 import pytest
 import torch
 
-from perfsuite.results.counts import Phase
-from perfsuite.results.memory_log import MemoryChange
+from perfsuite.results.counts import MemoryChange, Phase
 from perfsuite.worker.live_memory import LiveMemory, entered
 
 floats = torch.zeros

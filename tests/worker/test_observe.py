@@ -86,7 +86,9 @@ def test_of_what_recomputes_in_a_script_the_field_of_the_case_is_named() -> None
         observer.check(result)
     said = str(told.value)
     assert said.startswith("recomputing_blocks: the case asks for '0 of 4', but '4 of 4' ran. Nothing")
-    assert said.endswith("If the script is as it should be, say activation_checkpointing='full' in the case.")
+    assert said.endswith(
+        "If the script is as it should be, say another activation_checkpointing in the case."
+    )
 
 
 def test_adapters_in_a_script_are_checked_as_the_case_describes_them() -> None:

@@ -104,9 +104,8 @@ def _changes(before: CountBaseline | None, now: CountBaseline | None) -> list[st
     elif before and now:
         if versions := exact.changed_versions(before.versions, now.versions):
             lines.append(f"versions: {', '.join(versions)}")
-        findings, differ = exact.count_differences(before, now), len(now.counts) > 1
-        told = [each.sentence + (f" (ranks {each.ranks})" if differ else "") for each in findings]
-        lines += told or ["the counts are the same"]
+        found = [(each.sentence, each.ranks) for each in exact.count_differences(before, now)]
+        lines += told.once(found, by_rank=len(now.counts) > 1) or ["the counts are the same"]
     return lines + (_unsteady(now) if now else [])
 
 

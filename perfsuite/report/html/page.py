@@ -24,8 +24,7 @@ from perfsuite.report.html.case_view import case_view, overview
 from perfsuite.report.scaling import scalings
 from perfsuite.report.text import Table
 from perfsuite.results.outcome import STYLES, WORST_FIRST
-from perfsuite.results.preflight import Preflight
-from perfsuite.results.session_file import SessionFile
+from perfsuite.results.session_file import Preflight, SessionFile
 
 
 def render(sessions: Sequence[SessionFile]) -> str:

@@ -119,7 +119,7 @@ def health(runs: Sequence[Run]) -> list[Table]:
     seen = [(name, health) for name, health in healths if health is not None]
     cores = Table(
         caption="The cores while steps were made; shares are of all cores that the job may use.",
-        headers=("launch", "job", "others", "steal", "load average", "pressure", "samples", "over"),
+        headers=("launch", "job", "others", "steal", "samples", "over"),
         rows=[(number, *_cores(health)) for number, health in seen],
     )
     return [table for table in (gpus(seen, of="launch", when="while steps were made"), cores) if table]
@@ -159,8 +159,6 @@ def _throttled(shares: dict[str, float]) -> str:
 def _cores(health: Health) -> tuple[str, ...]:
     return (
         *(_known(share, "{:.0%}".format) for share in (health.job_cpu, health.foreign_cpu, health.steal)),
-        _known(health.load_average, "{:.2f}".format),
-        _known(health.cpu_pressure, "{:.0f} %".format),
         str(health.samples),
         f"{health.seconds:.1f} s",
     )

@@ -11,7 +11,7 @@ from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Failure
 from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, commit, measured, told
 from tests.samples import DISTURBED, make_gpu_machine
-from tests.twin_counts import BYTES, GATHERED, GATHERED_AGAIN, REDUCED, compiled, counts, launch
+from tests.twin_counts import BYTES, GATHERED, GATHERED_AGAIN, REDUCED, compiled, counts, launch, memory
 
 FILE = REVIEWED.counts.reviewed_file("cpu", CASE.id)
 MORE = counts(collectives=(GATHERED, GATHERED_AGAIN.replace(count=7, bytes=2 * BYTES), REDUCED))
@@ -216,6 +216,19 @@ def test_diff_says_in_words_what_a_branch_changes(repository: Path) -> None:
     )
     FILE.unlink()
     assert f"{CASE.id} counted on cpu\n  launches: 1 -> removed\n" in told("diff")
+
+
+def test_diff_says_once_what_is_true_of_several_ranks(repository: Path) -> None:
+    """Their bytes differ in a digit that is not shown."""
+    counted("1", 1, **seen(counts(), counts(host_reads={"forward": 2})))
+    commit()
+    larger = [counts(memory=memory(peak=memory().peak + 2**20 + more)) for more in (0, 8)]
+    larger[1] = larger[1].replace(host_reads={"forward": 3})
+    counted("2", 1, "--reason", "larger", **seen(*larger))
+    assert told("diff").splitlines()[2:] == [
+        "  host reads in forward: 2 -> 3 a step (rank 1)",
+        "  peak of live tensors: 12.3 -> 13.3 MiB (ranks 0-1)",
+    ]
 
 
 def test_diff_says_where_only_the_launches_changed_and_where_methods_differ(repository: Path) -> None:

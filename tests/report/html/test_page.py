@@ -17,10 +17,9 @@ from perfsuite.report.text import NONE
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.metric import GATED
 from perfsuite.results.outcome import WORST_FIRST
-from perfsuite.results.preflight import NodePreflight
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import DeviceHealth, Health
-from perfsuite.results.session_file import Measurement, SessionFile, Skipped
+from perfsuite.results.session_file import Measurement, NodePreflight, SessionFile, Skipped
 from tests.counted import (
     EXPLAINED,
     FULL_SIZE,
