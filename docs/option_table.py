@@ -22,7 +22,7 @@ def row(option: Option) -> str:
 
 def table() -> str:
     """The table of all options that people use."""
-    rows = [row(option) for option in OPTIONS if not option.hidden]
+    rows = [row(option) for option in OPTIONS]
     return "\n".join(["| option | ini key | default | meaning |", "| --- | --- | --- | --- |", *rows, ""])
 
 

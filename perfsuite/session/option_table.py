@@ -68,27 +68,16 @@ def strict(value: str) -> frozenset[str]:
     return found
 
 
-def path(value: str) -> Path:
-    """A path that can exist."""
-    try:
-        os.stat(value)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except (OSError, ValueError) as error:
-        raise ValueError(f"another path: {getattr(error, 'strerror', error)}") from None
-    return Path(value)
-
-
 def file(value: str) -> Path:
     """A file to write."""
-    if path(value).is_dir():
+    if os.path.isdir(value):
         raise ValueError("a file: this is a directory")
     return Path(value)
 
 
 def directory(value: str) -> Path:
     """A directory to write to."""
-    if path(value).is_file():
+    if os.path.isfile(value):
         raise ValueError("a directory: this is a file")
     return Path(value)
 
@@ -122,8 +111,6 @@ class Option:
     """Whether a repository can fix it in pytest's ini file."""
     of_verdict: bool = False
     """Whether a verdict depends on it: a session is resumed only with the same value."""
-    hidden: bool = False
-    """Whether it is left out of the help and of the page: tools use it."""
 
     @property
     def is_flag(self) -> bool:
@@ -336,16 +323,9 @@ OPTIONS = (
         page="See [Dry runs](dry-run.md). May be combined with `--numprocesses` of pytest-xdist",
     ),
     Option(
-        name="cases",
-        metavar="FILE",
-        parse=path,
-        hidden=True,
-        help="write the selected cases to FILE as JSON (with --collect-only)",
-    ),
-    Option(
         name="store",
         metavar="DIR",
-        parse=path,
+        parse=Path,
         default=str(STORE),
         ini=True,
         help="local baselines, and the files of each launch, from the root directory",
@@ -353,7 +333,7 @@ OPTIONS = (
     Option(
         name="baselines",
         metavar="DIR",
-        parse=path,
+        parse=Path,
         default=str(BASELINES),
         ini=True,
         of_verdict=True,
@@ -369,19 +349,12 @@ OPTIONS = (
     ),
 )
 BY_NAME = {option.name: option for option in OPTIONS}
-OLD = {
-    "no-baseline": "--perf-missing-baseline=fail",
-    "no-wait": "--perf-busy=fail",
-    "strict-improved": "--perf-strict=improved",
-    "strict-inconclusive": "--perf-strict=inconclusive",
-}
-"""Options that were, and what they are now."""
 EXCLUDING = {
     "dry": {
         **dict.fromkeys(("inject", "no-counts", "explain"), "a dry run only counts"),
         "resume": "only launches are resumed",
     },
-    "against": dict.fromkeys(("resume", "cases"), "two arms are compared in a session of their own"),
+    "against": {"resume": "two arms are compared in a session of their own"},
 }
 """Options that do not go together, and why."""
 

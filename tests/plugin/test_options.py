@@ -43,13 +43,9 @@ def test_what_is_given_reaches_the_session(
             (f"--perf-min-judged={share}", f"*={share}: give a share from 0% to 100%, or from 0 to 1")
             for share in ("1.1", "-1", "nan", "90%%", "all", "101%")
         ),
-        *((f"--perf-{name}=--", f"--perf-{name}=--: give a value*") for name in ("against", "json", "cases")),
+        *((f"--perf-{name}=--", f"--perf-{name}=--: give a value*") for name in ("against", "json")),
         ("--perf-min-launches=" + 5000 * "9", "--perf-min-launches=9999*: give a whole number, 1 or more*"),
         ("--perf-wait-quiet=" + 5000 * "9", "--perf-wait-quiet=9999*: give a whole number, 0 or more*"),
-        *(
-            (f"--perf-{name}={300 * 'a'}", f"--perf-{name}=aaaa*: give another path: File name too long")
-            for name in ("json", "report", "store", "baselines", "cases")
-        ),
     ],
     ids=lambda value: value[:24],
 )
@@ -73,7 +69,6 @@ def test_bad_options_are_usage_errors(suite: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["--perf-against=.", "--perf-dry"], "--perf-against with --perf-dry: two arms"),
         (["--perf-against=.", "--perf-resume"], "--perf-against with --perf-resume: two arms"),
         (["--perf-against=nosuch"], "--perf-against 'nosuch': 'nosuch' is no commit of"),
         (["--perf-max-pairs=5"], "--perf-max-pairs is for --perf-against: add that, or leave it out"),

@@ -9,7 +9,7 @@ import pytest
 
 from perfsuite.cli.cases import options
 from perfsuite.errors import CaseError
-from perfsuite.session.option_table import BY_NAME, OLD, OPTIONS, check_together, of_verdicts, options_of
+from perfsuite.session.option_table import BY_NAME, OPTIONS, check_together, of_verdicts, options_of
 from perfsuite.session.setup import Options
 from perfsuite.verdict.judge import Policy
 
@@ -78,7 +78,7 @@ def test_a_command_names_its_own_option() -> None:
     [
         ({"dry", "explain"}, "--perf-dry with --perf-explain: a dry run only counts"),
         ({"dry", "resume"}, "--perf-dry with --perf-resume: only launches are resumed"),
-        ({"against", "cases"}, "--perf-against with --perf-cases: two arms"),
+        ({"against", "resume"}, "--perf-against with --perf-resume: two arms"),
         ({"max-pairs"}, "--perf-max-pairs is for --perf-against"),
     ],
 )
@@ -108,12 +108,3 @@ def test_the_page_has_the_table_as_it_is() -> None:
     spec.loader.exec_module(writer)
     page = (DOCS / "options.md").read_text()
     assert writer.written(page) == page, "run python docs/option_table.py"
-
-
-@pytest.mark.parametrize("old", OLD)
-def test_an_old_spelling_names_the_new_one(pytester: pytest.Pytester, old: str) -> None:
-    said = f"ERROR: there is no --perf-{old} any more: it is {OLD[old]} now"
-    for given in ([f"--perf-{old}"], [f"--perf-{old}=fail"], ["-o", f"perf_{old.replace('-', '_')}=fail"]):
-        result = pytester.runpytest(*given)
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines([said])
