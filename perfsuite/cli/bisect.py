@@ -21,11 +21,9 @@ from perfsuite.report.text import between, percent, plural
 from perfsuite.results.metric import described
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
-from perfsuite.session import by_counts
-from perfsuite.session.against_arm import AgainstArm
-from perfsuite.session.session import Session, session_file
-from perfsuite.session.setup import DryHost, Host, Setup
-from perfsuite.verdict.paired_test import MAX_PAIRS
+from perfsuite.session.against_arm import by_counts, by_times
+from perfsuite.session.session import session_file
+from perfsuite.session.setup import DryHost, Host
 
 
 def bisect(
@@ -53,7 +51,7 @@ def bisect(
     hides whether the bad arm is slower.
     """
     root = Path.cwd()
-    most = shared.read("max-pairs", max_pairs) or MAX_PAIRS
+    most = shared.read("max-pairs", max_pairs)
     options = shared.options(store=store, wait_quiet=wait_quiet)
     [chosen] = shared.selected(cases, [case], None)
     if package is None:
@@ -67,8 +65,8 @@ def bisect(
     if (reason := host.why_not(chosen)) is not None:
         raise CaseError(f"{case}: {reason}")
     machine_class = host.machine_for(chosen).hardware_class
-    how = ["dry"] if dry else ["counts"] if counts else [tolerance, most]
-    file = searching.state_file(options.store, chosen, history, machine_class, *how)
+    way = ["dry"] if dry else ["counts"] if counts else [tolerance, most]
+    file = searching.state_file(options.store, chosen, history, machine_class, *way)
     known = searching.begun(file, case, history)
     if known.steps:
         shared.say(f"{len(known.steps)} steps are known from {file}")
@@ -77,11 +75,11 @@ def bisect(
 
     def compare(a: Arm, b: Arm, tolerance: float | None, metric: str | None) -> Measurement:
         progress = Progress(line=shared.say, cases=1)
-        setup = Setup(options, progress, host)
-        way = AgainstArm(setup, (a, b), max_pairs=most, tolerance=tolerance, metric=metric, explains=False)
-        session = Session(setup, way)
-        if dry or counts:
-            session = by_counts.session(options, progress, (a, b), launches, *good_run)
+        how = {"max_pairs": most, "tolerance": tolerance, "metric": metric, "explains": False}
+        if launches is None or counts:
+            session = by_counts(options, progress, launches, (a, b), *good_run)
+        else:
+            session = by_times(options, progress, launches, (a, b), **how)
         try:
             result = session.measure(chosen, chosen.id)
             documents.write(session.directory.results, session_file(session, "complete"))

@@ -5,8 +5,9 @@ They are `pytest --perf-against` and `pytest --perf-dry` without a test.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,8 +23,9 @@ from perfsuite.report.progress import Progress
 from perfsuite.report.terminal import console
 from perfsuite.report.text import relative
 from perfsuite.results.session_file import Measurement, Status
-from perfsuite.session import against_arm, by_counts, outputs
 from perfsuite.session import dry as dry_session
+from perfsuite.session import outputs
+from perfsuite.session.against_arm import by_counts, by_times, resolved
 from perfsuite.session.option_table import BY_NAME, fraction, options_of
 from perfsuite.session.session import Session, session_file
 from perfsuite.session.setup import Options
@@ -109,24 +111,23 @@ def compare(
     Exit status 1 if a case is worse in arm B, or fails; 3 if none is, and one is not decided.
     """
     chosen = options(store=store, inject=inject, wait_quiet=wait_quiet, report=report)
-    progress = Progress(line=say)
-    arms = against_arm.resolved(chosen, (("--against", against), ("--arm", arm)))
+    progress, launches = Progress(line=say), launcher_of(launcher)
+    arms = resolved(chosen, (("--against", against), ("--arm", arm)))
     pairs = read("max-pairs", max_pairs)
-    launches = launcher_of(launcher)
-    ways: dict[str, Callable[[], Session]] = {
-        "dry runs": lambda: by_counts.session(chosen, progress, arms),
-        "counts of one launch of each arm": lambda: by_counts.session(chosen, progress, arms, launches),
-        "times": lambda: against_arm.session(chosen, progress, launches, arms, pairs, tolerance),
-    }
-    asked = zip(ways, (dry, counts, times), strict=True)
-    wanted = [way for way, is_wanted in asked if is_wanted] or ["times"]
-    left, sessions = selected(cases, case, k), dict[str, Session]()
-    status: Status = "interrupted"
-    try:
-        for way in wanted:
-            session = ways[way]()
+    ways: dict[str, Callable[[], Session]] = {}
+    if dry:
+        ways["dry runs"] = lambda: by_counts(chosen, progress, None, arms)
+    if counts:
+        ways["counts of one launch of each arm"] = lambda: by_counts(chosen, progress, launches, arms)
+    if times or not ways:
+        ways["times"] = lambda: by_times(
+            chosen, progress, launches, arms, max_pairs=pairs, tolerance=tolerance
+        )
+    left = selected(cases, case, k)
+    with _shown(json_output=json_output) as sessions:
+        for way, begun in ways.items():
+            session, is_last = begun(), way == [*ways][-1]
             fits = fitting(session, left)
-            is_last = way == wanted[-1]
             if is_last and session.skipped and k is None:
                 raise CaseError(f"{session.skipped[0].case_id}: {session.skipped[0].reason}")
             sessions[way] = session
@@ -136,10 +137,6 @@ def compare(
                 session.skipped, session.results = [], list(filter(_tells, session.results))
                 told = {each.case_id for each in session.results}
                 left = [each for each in left if each.id not in told]
-        status = "complete"
-    finally:
-        if sessions:
-            _show(sessions, status, json_output=json_output)
     results = [result for session in sessions.values() for result in session.results]
     if any(map(chosen.is_failing, results)):
         raise typer.Exit(1)
@@ -179,12 +176,9 @@ def dry_run(
     )
     fits = chosen if k is None else fitting(session, chosen)  # one that is named tells itself why not
     progress.cases = len(fits)
-    status: Status = "interrupted"
-    try:
+    with _shown(json_output=json_output) as sessions:
+        sessions["dry runs"] = session
         refused = _measure(session, fits)
-        status = "complete"
-    finally:
-        _show({"dry runs": session}, status, json_output=json_output)
     if refused:
         raise typer.Exit(2)
     if any(map(session.setup.options.is_failing, session.results)):
@@ -239,13 +233,25 @@ def fitting(session: Session, cases: list[Case]) -> list[Case]:
     return [case for case, reason in reasons if reason is None]
 
 
-def _show(sessions: Mapping[str, Session], status: Status, *, json_output: bool) -> None:
-    """Print and write what sessions found, each by its name if there are several.
+@contextlib.contextmanager
+def _shown(*, json_output: bool) -> Iterator[dict[str, Session]]:
+    """Print and write at the end what the sessions found that were put in, by their names if several did.
 
     An interrupt, or the end of an allocation, leaves what was found until then.
     """
-    files = [documents.plain(session_file(session, status)) for session in sessions.values()]
+    sessions: dict[str, Session] = {}
+    status: Status = "interrupted"
+    try:
+        yield sessions
+        status = "complete"
+    finally:
+        if sessions:
+            _show(sessions, status, json_output=json_output)
+
+
+def _show(sessions: Mapping[str, Session], status: Status, *, json_output: bool) -> None:
     if json_output:
+        files = [documents.plain(session_file(session, status)) for session in sessions.values()]
         typer.echo(json.dumps(files if len(files) > 1 else files[0], indent=1))
     else:
         out = console()

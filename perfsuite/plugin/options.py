@@ -17,7 +17,7 @@ from perfsuite.plugin.ending import CollectsFromWorkers, HoldsInterrupts
 from perfsuite.plugin.keys import PROGRESS, SESSION, is_worker, terminal_of, usage_error
 from perfsuite.report.progress import Progress
 from perfsuite.report.text import printable
-from perfsuite.session import against_arm, by_counts, dry
+from perfsuite.session import against_arm, dry
 from perfsuite.session.against_baseline import AgainstBaseline
 from perfsuite.session.option_table import OPTIONS, Option, check_together, options_of
 from perfsuite.session.session import Session
@@ -97,13 +97,14 @@ def _session(config: pytest.Config, progress: Progress) -> Session:
     chosen = values(config)
     options = options_of(root_of(config), chosen)
     with usage_error():
-        against = chosen["against"]
-        arms = against_arm.resolved(options, (("--perf-against", against), ("", "."))) if against else ()
-        if chosen["dry"]:
-            return by_counts.session(options, progress, arms) if arms else dry.session(options, progress)
-        launches = launcher(chosen["launcher"])
-        if arms:
-            return against_arm.session(options, progress, launches, arms, chosen["max-pairs"])
+        launches = None if chosen["dry"] else launcher(chosen["launcher"])
+        if against := chosen["against"]:
+            arms = against_arm.resolved(options, (("--perf-against", against), ("", ".")))
+            if launches is None:
+                return against_arm.by_counts(options, progress, None, arms)
+            return against_arm.by_times(options, progress, launches, arms, max_pairs=chosen["max-pairs"])
+        if launches is None:
+            return dry.session(options, progress)
         setup = Setup(options, progress, Host(launches, options.store))
         return Session(setup, AgainstBaseline(setup))
 

@@ -1,39 +1,68 @@
-"""Compares two arms: launches them in turn. Neither needs a baseline, and none is written.
+"""Compares arm A with arm B, which may be slower. Neither needs a baseline, and none is written.
 
-    A B, B A, A B, ...  -->  pairs of launches  -->  judge_pairs: undecided: one more pair
-
-Arm A is what is compared with, arm B what may be slower.
+AgainstArm   by times: launches in turn, A B, B A, A B, ..., and one more pair while judge_pairs is undecided
+ByCounts     by what a step does: one launch of each, as counts have no noise; it says nothing of speed
+ByDryRuns    the same by a dry run of each, which needs no hardware
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Event
+from typing import Any, ClassVar
 
+from perfsuite.dry.driver import dry_run, why_no_cuda
+from perfsuite.dry.machine import Device
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch import driving
 from perfsuite.launch.arm import Arm, resolve
 from perfsuite.launch.base import Launcher, Listener
 from perfsuite.launch.quiet import Neighbours
-from perfsuite.measure import Launching, is_free, launch_watched, profile_once
+from perfsuite.measure import Launching, is_free, launch_once, launch_watched, profile_once
 from perfsuite.node.cpu import node_variables
+from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
 from perfsuite.session.session import Session
-from perfsuite.session.setup import Host, Options, Setup
+from perfsuite.session.setup import DryHost, Host, Options, Setup
 from perfsuite.session.way import Trial, Way, excused
-from perfsuite.verdict.arms import ARM_A, ARM_B, judge_pairs, unhealthy_pairs
+from perfsuite.verdict.arms import ARM_A, ARM_B, judge_counts, judge_pairs, unhealthy_pairs
 from perfsuite.verdict.overall import with_unseen
 from perfsuite.verdict.paired_test import MAX_PAIRS, order
 from perfsuite.verdict.profiled import explained
 
-Pair = tuple[tuple[str, str], tuple[str, str]]
+
+@dataclass
+class TwoArms(Way):
+    """Runs a case in arm A and in arm B. A fault is injected into arm B alone."""
+
+    def refused(self, trial: Trial) -> None:
+        """Refuse nothing: no baseline is needed. Says if both arms are one environment."""
+        a, b = self.arms
+        device = trial.machine.device
+        usual = {**driving.usual(trial.case, device), **node_variables(trial.case, device)}
+        if self.setup.options.inject is None and a.acts_as(b, usual):
+            given = " and ".join(sorted({*a.given, *b.given}))
+            no_effect = f", {given} has no effect" if given else ""
+            self.setup.listener.say(
+                f"{trial.case.id}: arms A and B are the same environment{no_effect}: this comparison can "
+                "only show noise"
+            )
+
+    def launching(self, arm: str) -> Launching:
+        """How `a` or `b` is launched."""
+        how = replace(self.setup.launching, arm=self.arms["ab".index(arm)])
+        return how if arm == "b" else replace(how, inject=None)
 
 
 @dataclass
-class AgainstArm(Way):
-    """Compares cases in two arms, A and B. A fault is injected into arm B alone."""
+class AgainstArm(TwoArms):
+    """Launches pairs until they decide."""
 
     max_pairs: int = MAX_PAIRS
     tolerance: float | None = None
@@ -42,10 +71,6 @@ class AgainstArm(Way):
     """Have both arms profiled, in one more launch of each, if they differ."""
     metric: str | None = None
     """Pairs are made until this one is decided; None: until tokens/s and all others are."""
-
-    def refused(self, trial: Trial) -> None:
-        """Refuse nothing: no baseline is needed. Says if both arms are one environment."""
-        say_if_same(self, trial)
 
     def judge(self, trial: Trial) -> Verdict:
         """Launch pairs until they decide. A pair that is no evidence is made again, in the same order."""
@@ -71,17 +96,12 @@ class AgainstArm(Way):
         for arm in order(len(trial.before) - len(unhealthy_pairs(trial.before, trial.runs))):
             directory = RunDir.of_launch(trial.directory / arm, pair).path
             number = 2 * (pair - 1) + len(made) + 1
-            made[arm], beside = launch_watched(
-                trial.case, trial.machine, directory, number, self._launching(arm)
-            )
+            how = self.launching(arm)
+            made[arm], beside = launch_watched(trial.case, trial.machine, directory, number, how)
             others = beside or others
         trial.before.append(made["a"])
         trial.runs.append(made["b"])
         return others
-
-    def _launching(self, arm: str) -> Launching:
-        how = replace(self.setup.launching, arm=self.arms["ab".index(arm)])
-        return how if arm == "b" else replace(how, inject=None)
 
     def _verdict(self, trial: Trial, **changes: int) -> Verdict:
         return judge_pairs(
@@ -103,28 +123,68 @@ class AgainstArm(Way):
         for arm, name in (("a", ARM_A), ("b", ARM_B)):
             self.setup.listener.say(f"{name} of {trial.case.id} is launched once more, for a profile")
             directory = RunDir.of_profile(trial.directory / arm).path
-            taken.append(profile_once(trial.case, trial.machine, directory, self._launching(arm)))
+            taken.append(profile_once(trial.case, trial.machine, directory, self.launching(arm)))
         before, now = taken
         verdict = with_unseen(result.verdict, {ARM_A: before, ARM_B: now})
         verdict = verdict.replace(profiled=explained(before, now, ARM_A))
         return result.replace(profile=now, profile_before=before, verdict=verdict)
 
 
-def say_if_same(way: Way, trial: Trial) -> None:
-    """Say if the two arms of a comparison are one environment for a case."""
-    a, b = way.arms
-    device = trial.machine.device
-    usual = {**driving.usual(trial.case, device), **node_variables(trial.case, device)}
-    if way.setup.options.inject is None and a.acts_as(b, usual):
-        given = " and ".join(sorted({*a.given, *b.given}))
-        no_effect = f", {given} has no effect" if given else ""
-        way.setup.listener.say(
-            f"{trial.case.id}: arms A and B are the same environment{no_effect}: this comparison can "
-            "only show noise"
-        )
+@dataclass
+class ByCounts(TwoArms):
+    """Launches each arm once, on the machine that the case is meant for, however busy it is."""
+
+    known_a: Run | None = None
+    """The run of arm A, if it was made already."""
+
+    def judge(self, trial: Trial) -> Verdict:
+        """Run a case in both arms and judge what a step of arm B does by that of arm A."""
+        made = self._made(trial, "ab" if self.known_a is None else "b")
+        a, b = self.known_a or made["a"], made["b"]
+        trial.before.append(a)
+        trial.runs.append(b)
+        return judge_counts(a, b).replace(launches=len(made))
+
+    def _made(self, trial: Trial, arms: str) -> dict[str, Run]:
+        """A run of each of these arms."""
+        runs = dict[str, Run]()
+        for number, arm in enumerate(arms, 1):
+            how = self.launching(arm)
+            how.on_launch(trial.case, number)
+            runs[arm] = launch_once(trial.case, trial.machine, _only_launch(trial, arm), how)
+        return runs
 
 
-def resolved(options: Options, arms: Pair) -> tuple[Arm, ...]:
+@dataclass
+class ByDryRuns(ByCounts):
+    """Runs both arms dry, at the same time. The host of its `setup` is a `DryHost`."""
+
+    dry: ClassVar[bool] = True
+    device: Device | None = None
+    """What to pretend; None: what the case is meant for."""
+
+    def _made(self, trial: Trial, arms: str) -> dict[str, Run]:
+        self.setup.listener.begin(trial.case.id, COUNTED_STEP, 1, trial.case.unit)
+        stop = Event()
+
+        def run(arm: str) -> Run:
+            directory, environment = _only_launch(trial, arm), self.arms["ab".index(arm)]
+            return dry_run(trial.case, directory, device=self.device, arm=environment, stop=stop)
+
+        with ThreadPoolExecutor(len(arms)) as threads:
+            begun = {arm: threads.submit(run, arm) for arm in arms}
+            try:
+                wait(begun.values(), return_when=FIRST_EXCEPTION)
+            finally:
+                stop.set()  # an interrupt, or an arm that cannot run the case, ends the other
+        return {arm: each.result() for arm, each in begun.items()}
+
+
+def _only_launch(trial: Trial, arm: str) -> Path:
+    return RunDir.of_launch(trial.directory / arm, 1).path
+
+
+def resolved(options: Options, arms: Sequence[tuple[str, str]]) -> tuple[Arm, ...]:
     """The two arms, each given as the option that names it and its value.
 
     Raises `CaseError` and `GitError` for an arm that there is not.
@@ -132,14 +192,31 @@ def resolved(options: Options, arms: Pair) -> tuple[Arm, ...]:
     return tuple(resolve(option, text, root=options.root, store=options.store) for option, text in arms)
 
 
-def session(
+def by_times(
+    options: Options, listener: Listener, launcher: Launcher, arms: tuple[Arm, ...], **how: Any
+) -> Session:
+    """A session that compares two arms by the times of launches; `how` has fields of `AgainstArm`."""
+    setup = Setup(options, listener, Host(launcher, options.store))
+    return Session(setup, AgainstArm(setup, arms, **how))
+
+
+def by_counts(
     options: Options,
     listener: Listener,
-    launcher: Launcher,
+    launcher: Launcher | None,
     arms: tuple[Arm, ...],
-    max_pairs: int | None = None,
-    tolerance: float | None = None,
+    known_a: Run | None = None,
 ) -> Session:
-    """A session that compares two arms by the times of launches."""
-    setup = Setup(options, listener, Host(launcher, options.store))
-    return Session(setup, AgainstArm(setup, arms, max_pairs=max_pairs or MAX_PAIRS, tolerance=tolerance))
+    """A session that compares two arms by counts: of launches, or of dry runs without a `launcher`.
+
+    Dry runs pretend CUDA in both arms or in neither: says so if the torch of an arm lets none be pretended.
+    """
+    if launcher is not None:
+        setup = Setup(options, listener, Host(launcher, options.store))
+        return Session(setup, ByCounts(setup, arms, known_a=known_a))
+    why_not = {name: why for name, arm in zip("AB", arms, strict=True) if (why := why_no_cuda(arm))}
+    for name, why in why_not.items():
+        listener.say(f"a CPU is pretended in both arms, for arm {name}: {why}")
+    device: Device | None = "cpu" if why_not else None
+    setup = Setup(options, listener, DryHost(device=device))
+    return Session(setup, ByDryRuns(setup, arms, known_a=known_a, device=device))

@@ -312,7 +312,7 @@ OPTIONS = (
         name="max-pairs",
         metavar="N",
         parse=whole(MIN_CHANGED, MAX_PAIRS),
-        default_told=str(MAX_PAIRS),
+        default=str(MAX_PAIRS),
         help=f"of two environments: pairs of launches of a case at most, {MIN_CHANGED} to {MAX_PAIRS}, with "
         "those that are set aside",
     ),

@@ -17,7 +17,7 @@ from perfsuite.launch.lock import MachineLock
 from perfsuite.measure import Launching
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
-from perfsuite.session import by_counts
+from perfsuite.session import against_arm
 from perfsuite.session.setup import DryHost
 from tests.cli import commands
 from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
@@ -70,8 +70,8 @@ def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
     monkeypatch.setattr(MachineLock, "take", lambda self, say, wait=True: None)
     stand_in = Launches()
     monkeypatch.setattr(measure, "launch_once", stand_in)
-    monkeypatch.setattr(by_counts, "launch_once", stand_in.counted)
-    monkeypatch.setattr(by_counts, "dry_run", stand_in.counted_dry)
+    monkeypatch.setattr(against_arm, "launch_once", stand_in.counted)
+    monkeypatch.setattr(against_arm, "dry_run", stand_in.counted_dry)
     return stand_in
 
 

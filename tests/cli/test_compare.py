@@ -14,9 +14,8 @@ from perfsuite.git import git
 from perfsuite.launch.lock import MachineLock
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.rank_report import Failure, FailureKind
-from perfsuite.session import by_counts
-from perfsuite.session.against_arm import AgainstArm
-from perfsuite.session.by_counts import ByCounts, ByDryRuns
+from perfsuite.session import against_arm
+from perfsuite.session.against_arm import AgainstArm, ByCounts, ByDryRuns
 from perfsuite.session.way import Trial, Way
 from tests.cli import commands
 from tests.samples import make_case, make_machine, make_run
@@ -77,7 +76,7 @@ def dry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every case can be run dry here, on any device."""
     monkeypatch.setattr(limits, "why_not", lambda case, machine: None)
     monkeypatch.setattr(guard, "why_not", lambda: None)
-    monkeypatch.setattr(by_counts, "why_no_cuda", lambda arm: None)
+    monkeypatch.setattr(against_arm, "why_no_cuda", lambda arm: None)
 
 
 command = partial(commands.run, "compare")

@@ -16,8 +16,8 @@ from perfsuite.launch.local import LocalLauncher
 from perfsuite.measure import Launching
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
-from perfsuite.session import by_counts
-from perfsuite.session.by_counts import ByDryRuns
+from perfsuite.session import against_arm
+from perfsuite.session.against_arm import ByDryRuns, by_counts
 from perfsuite.session.way import Trial
 from tests.samples import make_case, make_machine
 from tests.session.making import Unlocked, make_setup
@@ -58,7 +58,7 @@ class Arms:
     def measure(self, *, dry: bool, known_a: Run | None = None, **options: Any) -> Measurement:
         setup = make_setup(self.root, self.said, **options)
         launcher = None if dry else LocalLauncher()
-        ours = by_counts.session(setup.options, setup.listener, (A, B), launcher, known_a)
+        ours = by_counts(setup.options, setup.listener, launcher, (A, B), known_a)
         ours.setup.lock = Unlocked()
         if not dry:
             ours.setup.host.machine = make_machine()
@@ -68,9 +68,9 @@ class Arms:
 @pytest.fixture
 def arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Arms:
     made = Arms(tmp_path)
-    monkeypatch.setattr(by_counts, "launch_once", made.launch_once)
-    monkeypatch.setattr(by_counts, "dry_run", made.dry_run)
-    monkeypatch.setattr(by_counts, "why_no_cuda", lambda arm: made.no_cuda.get(arm.text))
+    monkeypatch.setattr(against_arm, "launch_once", made.launch_once)
+    monkeypatch.setattr(against_arm, "dry_run", made.dry_run)
+    monkeypatch.setattr(against_arm, "why_no_cuda", lambda arm: made.no_cuda.get(arm.text))
     return made
 
 
