@@ -19,11 +19,11 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 import typer
 from pydantic import ConfigDict, FailFast, Field, ValidationError
@@ -35,8 +35,6 @@ from perfsuite.documents import Data, explain
 from perfsuite.errors import CaseError
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 
-LONGEST_LINE = 64 * 2**20
-"""Bytes of the longest line that is read. A real trace has some 50,000."""
 SHORT_SERIES = 15
 """Fewest steps of a launch whose warm-up is looked for."""
 MAX_WARMUP = 20
@@ -128,10 +126,8 @@ def _noise(trace: Trace, baseline: list[float]) -> Noise:
     return pooled_noise([baseline])
 
 
-def answer(number: int, line: bytes | None) -> Decision | BadLine:
-    """Judge one line, counted from 1; None is a line that was too long to be read."""
-    if line is None:
-        return BadLine(error=f"longer than {LONGEST_LINE} bytes", line=number, field="(whole)")
+def answer(number: int, line: bytes) -> Decision | BadLine:
+    """Judge one line, counted from 1."""
     text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
     if not text.strip():
         return BadLine(error="blank, expected a trace as a JSON object", line=number, field="(whole)")
@@ -176,7 +172,7 @@ def judge(
         str | None,
         typer.Option(
             help="What of the logs to judge: a scalar that is a time (default: iteration-time, Megatron's), "
-            "or of MLPerf's train_step_time, throughput or block_stop (default: the first that is there)."
+            "or of MLPerf's train_step_time or throughput (default: the first that is there)."
         ),
     ] = None,
     tolerance: Annotated[
@@ -238,7 +234,7 @@ def _judge_lines(file: str, *, json_output: bool) -> None:
     with contextlib.nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as stream:
         if not json_output:
             typer.echo(f"{'line':>6}  {HEADINGS}")
-        for number, line in enumerate(_lines(stream), start=1):
+        for number, line in enumerate(stream, start=1):
             decision = answer(number, line)
             counts["bad" if isinstance(decision, BadLine) else decision.outcome] += 1
             typer.echo(as_json(decision) if json_output else f"{number:>6}  {_as_row(decision)}")
@@ -248,17 +244,6 @@ def _judge_lines(file: str, *, json_output: bool) -> None:
         typer.echo(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
     if counts["bad"]:
         raise typer.Exit(1)
-
-
-def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
-    """Yield each line, or None for a line longer than `LONGEST_LINE` bytes."""
-    while line := stream.readline(LONGEST_LINE + 1):
-        if len(line) <= LONGEST_LINE:
-            yield line
-            continue
-        while line and not line.endswith(b"\n"):
-            line = stream.readline(LONGEST_LINE)
-        yield None
 
 
 def as_json(decision: Decision | BadLine) -> str:

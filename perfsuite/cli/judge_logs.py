@@ -30,7 +30,7 @@ EVENT = re.compile(r" (\{.*\})[^}\"]*$")
 """What follows `MLLOG`: to the end of the line, or to what stands before the next, as a rank."""
 LONGEST = 1e15
 """Times are below it, whatever their unit."""
-MLPERF_KINDS = ("train_step_time", "throughput", "block_stop")
+MLPERF_KINDS = ("train_step_time", "throughput")
 """What an MLPerf log may tell, the best first. See `_mlperf`."""
 
 
@@ -123,13 +123,11 @@ def _known(tags: set[str]) -> str:
 
 
 def _mlperf(path: Path, kind: str | None) -> tuple[str, list[float]]:
-    """Read what an MLPerf log tells; without `kind` the first of `MLPERF_KINDS` that it has.
+    """Read what the statistics of an MLPerf log tell; without `kind` the first of `MLPERF_KINDS` it has.
 
-    - `train_step_time`: a statistic in logs of NVIDIA's code, in seconds per step.
-    - `throughput`: a statistic whose unit is not in the log (samples/s or tokens/s, of one GPU or of all).
-      Its inverse is read: seconds for one such unit.
-    - `block_stop`: seconds per step or sample between two evaluations, by the times of `block_start` and
-      `block_stop`, which the rules ask for.
+    - `train_step_time`: in logs of NVIDIA's code, in seconds per step.
+    - `throughput`: its unit is not in the log (samples/s or tokens/s, of one GPU or of all). Its inverse is
+      read: seconds for one such unit.
 
     Raises `FileError` naming what is missing.
 
@@ -143,22 +141,12 @@ def _mlperf(path: Path, kind: str | None) -> tuple[str, list[float]]:
             f"{path}: no line with :::MLLOG, and its name is no event file's ({EVENT_FILES}): expected an "
             "MLPerf log, a TensorBoard event file or a directory of them"
         )
-    stops = [event["metadata"] for event in events if event.get("key") == "block_stop"]
-    counts = "step" if any("step" in each for each in stops) else "samples_count"
-    inverses = [1 / value if value else math.inf for value in _statistic(events, "throughput")]
-    told = {
-        "train_step_time": ("train_step_time", _statistic(events, "train_step_time")),
-        "throughput": ("1/throughput", inverses),
-        "block_stop": (f"block_stop by {counts}", _blocks(events, counts)),
-    }
-    found = [told[name] for name in ([kind] if kind else MLPERF_KINDS) if told[name][1]]
-    if not found:
-        raise FileError(
-            f"{path}: no step times. Expected {kind or ' or '.join(MLPERF_KINDS[:2])} in 'tracked_stats', or "
-            "two or more pairs of 'block_start' and 'block_stop' without an evaluation between them, whose "
-            "'step' or 'samples_count' grows"
-        )
-    return found[0]
+    for name in [kind] if kind else MLPERF_KINDS:
+        if values := _statistic(events, name):
+            if name == "throughput":
+                return f"1/{name}", [1 / value if value else math.inf for value in values]
+            return name, values
+    raise FileError(f"{path}: no step times. Expected {kind or ' or '.join(MLPERF_KINDS)} in 'tracked_stats'")
 
 
 def _mllog_events(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -169,45 +157,15 @@ def _mllog_events(path: Path) -> Iterator[Mapping[str, Any]]:
                 if (match := EVENT.match(said)) is None or said.count("{") > said.count("}"):
                     continue  # cut off, as where a job was killed
                 try:
-                    event = json.loads(match[1], parse_int=float)  # float(10**400) would raise
+                    yield json.loads(match[1], parse_int=float)  # float(10**400) would raise
                 except (ValueError, RecursionError) as error:
                     raise FileError(f"{path}, line {number}: not JSON after {MLLOG} ({error})") from None
-                metadata = event.get("metadata")
-                yield {**event, "metadata": metadata if isinstance(metadata, dict) else {}}
 
 
 def _statistic(events: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     tracked = [event.get("value") for event in events if event.get("key") == "tracked_stats"]
-    values = [_number(each.get(name)) for each in tracked if isinstance(each, dict)]
-    return [value for value in values if not math.isnan(value)]
-
-
-def _blocks(events: Sequence[Mapping[str, Any]], counts: str) -> list[float]:
-    """Return the seconds of training per step, or per sample, of each block but the first.
-
-    `counts`: by what `block_stop` counts, `step` or `samples_count`. How much a block trained follows from
-    what `block_stop` has counted up to then, so the first is not known.
-    Left out are blocks with an evaluation inside, and those that count only their own samples.
-    """
-    seconds = []
-    started = before = math.nan
-    for event in events:
-        time_ms = _number(event.get("time_ms"))
-        match event.get("key"):
-            case "block_start":
-                started = time_ms
-            case "eval_start":
-                started = math.nan
-            case "block_stop":
-                count = _number(event["metadata"].get(counts))
-                if count > before and not math.isnan(time_ms - started):
-                    seconds.append((time_ms - started) / 1000 / (count - before))
-                started, before = math.nan, count
-    return seconds
-
-
-def _number(value: object) -> float:
-    return value if isinstance(value, float) else math.nan  # what is no number tells nothing
+    values = [each.get(name) for each in tracked if isinstance(each, dict)]
+    return [value for value in values if isinstance(value, float) and not math.isnan(value)]
 
 
 def check_readable(path: Path) -> None:

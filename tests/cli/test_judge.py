@@ -229,15 +229,6 @@ def test_each_line_is_answered_before_the_next_is_read(monkeypatch: pytest.Monke
     assert len(said) == 3
 
 
-def test_a_line_too_long_is_an_error_and_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    short = json.dumps(trace(launches=UNCHANGED[:3]))
-    monkeypatch.setattr(traces, "LONGEST_LINE", len(short) + 1)
-    answers = judged(short, json.dumps(trace(launches=UNCHANGED * 9)), short, status=1)
-    assert answers[0] == answers[2]
-    assert answers[1]["error"] == f"longer than {len(short) + 1} bytes"
-    assert len(run("judge", "-", "--json", text=short + " " * 10_000, status=1).stdout.splitlines()) == 1
-
-
 def test_the_table_for_people(tmp_path: Path) -> None:
     file = tmp_path / "traces.jsonl"
     slow = trace(launches=slower(UNCHANGED, 0.05))

@@ -132,52 +132,11 @@ def test_the_step_times_of_an_mlperf_log_come_before_its_throughput(tmp_path: Pa
     assert read_log(log, "throughput").series == [1 / 8, 1 / 4]
 
 
-def blocks(*, counts: Sequence[Mapping[str, int]], seconds: Sequence[float]) -> list[str]:
-    """Blocks of training, each with an evaluation of 9 s after it."""
-    lines, now = [], 1_721_026_606_541
-    for count, length in zip(counts, seconds, strict=True):
-        lines.append(line("block_start", time_ms=now, **count))
-        now += round(1000 * length)
-        lines += [line("block_stop", time_ms=now, **count), line("eval_start", time_ms=now)]
-        now += 9000
-        lines.append(line("eval_stop", time_ms=now))
-    return lines
-
-
-def test_blocks_are_times_of_training_without_evaluations(tmp_path: Path) -> None:
-    by_samples = [{"samples_count": count} for count in (384, 768, 960)]
-    log = write_log(tmp_path / "a.log", *blocks(counts=by_samples, seconds=[90, 192, 96]))
-    assert read_log(log, None) == StepLog(path=log, what="block_stop by samples_count", series=[0.5, 0.5])
-    by_steps = [{"samples_count": 384, "step": step} for step in (48, 96, 144)]
-    counted = write_log(tmp_path / "b.log", *blocks(counts=by_steps, seconds=[30, 24, 12]))
-    assert read_log(counted, None) == StepLog(path=counted, what="block_stop by step", series=[0.5, 0.25])
-    with pytest.raises(CaseError, match=r"tells 'block_stop by samples_count' and .* 'block_stop by step'"):
-        check_comparable([read_log(log, None), read_log(counted, None)])
-    with_statistic = write_log(
-        tmp_path / "c.log", tracked(throughput=8), *blocks(counts=by_steps, seconds=[30, 24, 12])
-    )
-    assert read_log(with_statistic, "block_stop").series == [0.5, 0.25]
-
-
 def test_two_ranks_may_write_into_one_line(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     one, other = tracked(train_step_time=0.5), tracked(train_step_time=0.25)
     log.write_text(f"0: {one}1: {other}\n0: {one[:-5]}\n0: {one[: one.index('},') + 2]}1: {other}\n")
     assert read_log(log, None).series == [0.5, 0.25, 0.25], "two lines are cut off"
-
-
-def test_blocks_that_do_not_tell_how_much_they_trained_are_no_times(tmp_path: Path) -> None:
-    same, uncounted = (blocks(counts=[each] * 3, seconds=[9, 9, 9]) for each in ({"samples_count": 384}, {}))
-    evaluated = [
-        line("block_start", time_ms=0),
-        line("block_stop", time_ms=1000, step=1),
-        line("block_start", time_ms=1000),
-        line("eval_start", time_ms=1500),
-        line("block_stop", time_ms=2000, step=2),
-    ]
-    for lines in (same, uncounted, evaluated):
-        with pytest.raises(FileError, match=r"no step times. Expected train_step_time or throughput in"):
-            read_log(write_log(tmp_path / "a.log", *lines), None)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +151,6 @@ def test_blocks_that_do_not_tell_how_much_they_trained_are_no_times(tmp_path: Pa
         (line("tracked_stats", {"train_step_time": "fast"}), "no step times"),
         (line("tracked_stats", 3), "no step times"),
         (line("block_stop").replace('"metadata": {', '"metadata": [').replace("7}}", "7]}"), "not JSON"),
-        (':::MLLOG {"key": "block_stop", "metadata": 3}', "no step times"),
     ],
 )
 def test_a_bad_mlperf_log_is_named_with_what_is_wrong(tmp_path: Path, content: str, message: str) -> None:
@@ -201,7 +159,7 @@ def test_a_bad_mlperf_log_is_named_with_what_is_wrong(tmp_path: Path, content: s
     with pytest.raises(FileError, match=message) as raised:
         read_log(log, None)
     assert str(log) in str(raised.value)
-    with pytest.raises(FileError, match="--tag may be train_step_time, throughput, block_stop"):
+    with pytest.raises(FileError, match="--tag may be train_step_time, throughput"):
         read_log(write_log(log, tracked(tokens_per_sec=3.0)), "tokens_per_sec")
 
 
