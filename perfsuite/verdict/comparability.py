@@ -15,7 +15,7 @@ from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.robust import clipped_variance, sorted_logs, squares, t_quantile
-from perfsuite.verdict.settings import A_LIBRARY, CHOSEN, NOT_OBSERVED, is_seen, is_unlike
+from perfsuite.verdict.settings import NOT_OBSERVED, is_seen, is_unlike
 
 SAME_MACHINE = (0.8, 1.25)
 """Lowest and highest speed of the machine by the probe, as a share of its speed at the baseline, at which a
@@ -152,7 +152,7 @@ def library_choices(run: Run, baseline: Baseline) -> list[str]:
     both = [(key, then, today.get(key)) for key, then in sorted(before.items())]
     return [
         f"{key}: {then} -> {NOT_OBSERVED if now is None else now}"
-        + (f" (chosen by {CHOSEN.get(key, A_LIBRARY)})" if is_seen(then) and is_seen(now) else "")
+        + (" (not asked for by the case)" if is_seen(then) and is_seen(now) else "")
         for key, then, now in both
         if then != now and not is_unlike(key, then, now)
     ]
