@@ -65,7 +65,6 @@ def _escaped(value: object) -> Markup:
 
 
 def _cases(results: Sequence[Measurement]) -> Table:
-    """The table of cases, a row for each."""
     measured = [speed_in(summary.speed_unit(results)), SPEED_CHANGE, figure(PEAK_MEMORY), *extras(results)]
     columns = of_cases(results, measured)
     rows = [
@@ -82,7 +81,6 @@ def _cases(results: Sequence[Measurement]) -> Table:
 
 
 def _explanation(result: Measurement) -> list[str]:
-    """Why a case has its verdict, in lines."""
     told = explained(result)
     found = [line[:MAX_FINDING] for line in cut(told.findings, MAX_FINDINGS)]
     since = [*told.not_counted, *told.changed, *told.traces, *told.notes]

@@ -115,7 +115,6 @@ class AgainstBaseline(Way):
         return framework_of(case).plan(case).needs_torch and (_is_worse(verdict) or may_be_accepted)
 
     def _profile_of(self, known: FoundBaseline) -> TakenProfile | None:
-        """The profile that belongs to a baseline; None without one."""
         try:
             profile = self.setup.baselines.profile_of(known)
         except FileError as error:

@@ -49,7 +49,6 @@ def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
 
 
 def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
-    """The reasons to discard a launch whose probes ran at another speed than at the baseline."""
     if not same_stack(run, baseline):  # a new NCCL with a slower all-reduce is no unhealthy machine
         return []
     reasons = []
@@ -105,7 +104,6 @@ def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
 
 
 def _less_power(run: Run, baseline: Baseline) -> list[str]:
-    """The reason to discard a launch one of whose GPUs may draw less power than at the baseline."""
     limits = [
         min(map(float, observed.environment[health.POWER_LIMIT].split(", ")))
         for observed in _observed(run, baseline)

@@ -127,6 +127,7 @@ def _command(result: Measurement, session: SessionFile) -> str:
     if session.arms:
         a, b = session.arms
         words = ["perfsuite", "compare", "--against", a.text, "--arm", b.text]
+        words += ["--dry"] if result.dry else ["--counts"] if result.by_counts else []
         words += ["--inject", inject] if inject else []
         check = result.verdict.check(TOKENS_PER_S.name)
         if check is not None and result.runs:

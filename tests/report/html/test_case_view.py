@@ -74,6 +74,8 @@ def test_the_command_measures_the_same_again() -> None:
     compared = make_compared(speed=0.93)
     again = "perfsuite compare --against 'main X=1' --arm ."
     assert view(compared, ARMS).command == f"{again} {compared.case_id}"
+    counted = compared.replace(verdict=make_counted().verdict.replace(checks=()))
+    assert view(counted, ARMS).command == f"{again} --counts {compared.case_id}"
     checks = tuple(each.replace(allowed=TOKENS_PER_S.bound(0.03)) for each in compared.verdict.checks)
     own = compared.replace(verdict=compared.verdict.replace(checks=checks))
     assert view(own, ARMS).command == f"{again} --tolerance 3% {compared.case_id}"
