@@ -22,7 +22,7 @@ from packaging.version import InvalidVersion, Version
 from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.documents import Data, Document
-from perfsuite.errors import CaseError, FileError, GitError, PackageError
+from perfsuite.errors import CaseError, GitError, PackageError
 from perfsuite.git import git
 from perfsuite.launch.arm import RELEASE, Arm, resolve
 from perfsuite.launch.installed import pip
@@ -166,9 +166,8 @@ def _not_worse(name: str, good: str, result: Measurement) -> CaseError:
     if vague := [check for check in checks if check.outcome == "inconclusive" and check.interval]:
         why = f", {vague[0].note}" if vague[0].note else ""
         return UndecidedError(
-            f"{name} compared with {good}: {vague[0].label} is inconclusive ({vague[0].change:+.1%}{why}). "
-            "The launches differ too much to tell whether it is worse: give the case more steps or use a "
-            "quieter machine. Nothing was searched"
+            f"{name} compared with {good}: {vague[0].label} is inconclusive ({vague[0].change:+.1%}{why}): "
+            "give the case more steps or use a quieter machine. Nothing was searched"
         )
     shown = result.verdict.check(TOKENS_PER_S.name)
     by = "" if shown is None or shown.change is None else f" ({shown.change:+.1%} {shown.label})"
@@ -290,11 +289,9 @@ def state_file(store: Path, case: Case, history: History, *others: object) -> Pa
 
 
 def begun(file: Path, case_id: str, history: History) -> BisectFile:
-    """The search that a file holds, or a new one. Raises `FileError` if it cannot be read."""
+    """The search that its `state_file` holds, or a new one. Raises `FileError` if it cannot be read."""
     if not file.exists():
         return BisectFile(case_id=case_id, good=history.good, candidates=history.candidates)
     found = documents.read(file, BisectFile)
-    if (found.case_id, found.candidates) != (case_id, history.candidates):
-        raise FileError(f"{file} is of another search: delete it")
     # What was skipped is tried again: a network may have been down.
     return found.replace(steps=tuple(step for step in found.steps if step.outcome != "skipped"))

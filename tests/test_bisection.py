@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from perfsuite import bisection, documents
 from perfsuite.bisection import BisectFile, History, UndecidedError, search
-from perfsuite.errors import CaseError, FileError, PackageError
+from perfsuite.errors import CaseError, PackageError
 from perfsuite.git import git
 from perfsuite.launch.arm import Arm
 from perfsuite.results.metric import described
@@ -303,8 +303,6 @@ def test_a_search_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert len({file, *others}) == 6
     documents.write(file, stand.search())
     assert bisection.begun(file, "case", stand.history) == stand.saved[-1]
-    with pytest.raises(FileError, match=r"is of another search"):
-        bisection.begun(file, "another", stand.history)
 
 
 def test_what_was_skipped_is_tried_again(tmp_path: Path) -> None:

@@ -49,7 +49,6 @@ NO_TEST_FILE = {
         (f"perfsuite.plugin.{name}" for name in ("ending", "keys", "run")),
         "run by test_plugin.py and test_plugin_resume.py, which run pytest",
     ),
-    "perfsuite.session.dry": "run by cli/test_dry_run.py",
     "perfsuite.session.outputs": "run by cli/test_compare.py, cli/test_dry_run.py and test_plugin.py",
     "perfsuite.session.way": "its subclasses are tested",
     "perfsuite.results.rank_report": "fields without code: every launch writes and reads them",

@@ -31,7 +31,7 @@ from perfsuite.results.counts import Counts, merged
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
-from perfsuite.session import against_baseline, dry, setup
+from perfsuite.session import against_baseline, setup
 from tests.processes import arguments
 from tests.samples import DISTURBED, make_run
 from tests.suite import CASES, OTHER, edit_baseline, local_baseline, read_json, run_cpu
@@ -857,7 +857,7 @@ def dry_flops(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         machine = pretended(case)[0]
         return make_run(case=case, machine=machine, dry=True, step_s=(), window=(0, 0), counts=counts)
 
-    monkeypatch.setattr(dry, "dry_run", dry_run)
+    monkeypatch.setattr(against_baseline, "dry_run", dry_run)
     monkeypatch.setattr(guard, "why_not", lambda: None)
     return flops
 

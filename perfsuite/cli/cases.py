@@ -23,9 +23,9 @@ from perfsuite.report.progress import Progress
 from perfsuite.report.terminal import console
 from perfsuite.report.text import relative
 from perfsuite.results.session_file import Measurement, Status
-from perfsuite.session import dry as dry_session
 from perfsuite.session import outputs
 from perfsuite.session.against_arm import by_counts, by_times, resolved
+from perfsuite.session.against_baseline import dry_session
 from perfsuite.session.option_table import BY_NAME, fraction, options_of
 from perfsuite.session.session import Session, session_file
 from perfsuite.session.setup import Options
@@ -171,7 +171,7 @@ def dry_run(
     """
     chosen = selected(cases, case, k)
     progress = Progress(line=say, cases=len(chosen))
-    session = dry_session.session(
+    session = dry_session(
         options(store=store, baselines=baselines), progress, device, None if rank is None else (rank,)
     )
     fits = chosen if k is None else fitting(session, chosen)  # one that is named tells itself why not

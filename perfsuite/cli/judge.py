@@ -204,7 +204,6 @@ def _judge_logs(
     *,
     json_output: bool,
 ) -> None:
-    """Judge the launches of logs. Raises `Exit` with status 1 if they regressed."""
     if len(baseline) < FEWEST_BASELINE:
         raise CaseError(
             f"--baseline is given {len(baseline)} times, which does not tell how launches scatter: "
@@ -227,7 +226,6 @@ def _judge_logs(
 
 
 def _judge_lines(file: str, *, json_output: bool) -> None:
-    """Judge the traces of a file. Raises `Exit` with status 1 if one could not be judged."""
     counts: Counter[str] = Counter()
     if file != "-":
         check_readable(Path(file))

@@ -7,7 +7,7 @@ does, are found by its counts: these have no noise, so that a launch is compared
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -15,21 +15,27 @@ from typing import Annotated, NamedTuple
 import typer
 
 from perfsuite.case.case import Case, Topology
+from perfsuite.case.fault import Structural
 from perfsuite.case.hardware import Machine
+from perfsuite.case.model import Model
 from perfsuite.cli.checks import Row, checked, end, failed, passed, show, unknown, worst
-from perfsuite.cli.selftest_counts import inject_structural
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import framework_of
+from perfsuite.frameworks.ddp import DDP
+from perfsuite.frameworks.fsdp2 import FSDP2
+from perfsuite.frameworks.script import Script
 from perfsuite.launch.lock import machine_lock
 from perfsuite.launch.requirements import unsupported, wrong_torch
-from perfsuite.measure import Launching, measure
+from perfsuite.measure import Launching, launch_once, measure
 from perfsuite.node.machine import detect
 from perfsuite.report.terminal import console
 from perfsuite.report.text import plural
-from perfsuite.results import baseline
+from perfsuite.results import baseline, count_baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
+from perfsuite.results.run import Run
+from perfsuite.verdict import exact
 from perfsuite.verdict.judge import MAX_UNHEALTHY, Policy
 from perfsuite.verdict.noise import class_noise
 from perfsuite.verdict.overall import Reference
@@ -165,3 +171,114 @@ def _judged(case: Case, machine: Machine, root: Path, expected: Expectation, rec
     advice = "; ".join((f"expected {wanted}", *verdict.reasons))
     found += f" after {plural(len(runs), 'launch')}"
     return checked(name, found, ok=expected.is_met(verdict), advice=advice)
+
+
+FUSED = """
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+on_gpu = torch.cuda.is_available()
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+if on_gpu:
+    torch.cuda.set_device(device)
+dist.init_process_group("nccl" if on_gpu else "gloo")
+model = DistributedDataParallel(nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 64)).to(device))
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+tokens = torch.arange(32, device=device).view(2, 16)
+while True:
+    nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+"""A script with an optimizer of one kernel: perfsuite's own frameworks have one on GPUs alone."""
+
+
+class Base(NamedTuple):
+    """A case, and what its counts must show of each fault."""
+
+    case: Case
+    faults: Mapping[Structural, str]
+    """The field of the finding that names the fault."""
+
+
+def bases(machine: Machine, directory: Path) -> tuple[Base, ...]:
+    """The cases, on two ranks where the machine has room; `directory` is for the script of one of them."""
+    script = directory / "fused.py"
+    script.write_text(FUSED)
+    replicated = Case(
+        model="llama-tiny",
+        framework=DDP(gradient_as_bucket_view=True),
+        sequence_length=32,
+        micro_batch=2,
+        activation_checkpointing="full",
+        topology=Topology(processes_per_node=min(2, machine.devices)),
+        hardware="gpu" if machine.device == "cuda" else "cpu",
+        max_warmup_steps=4,
+        steps=10,
+        timeout_s=300,
+    )
+    sharded = replicated.replace(framework=FSDP2(), precision="bf16", activation_checkpointing="none")
+    scripted = sharded.replace(
+        model=Model.named("fused-script"), framework=Script(path=script), sequence_length=16, precision="fp32"
+    )
+    recompute, optimizer = "FLOPs in recompute", "kernels in optimizer"
+    of_replicated: dict[Structural, str] = {
+        "checkpointing-lost": recompute,
+        "checkpointing-lost-in-one-block": recompute,
+        "host-read": "host reads in forward",
+        "loss-twice": "kernels in forward",
+        "gradient-copies": "kernels in backward",
+        "small-buckets": "all_reduce",
+        "eager-attention": "kernels",
+        "weight-copy": "peak",
+    }
+    return (
+        Base(replicated, of_replicated),
+        Base(sharded, {"reshard-toggled": "all_gather", "fp32-communication": "reduce_scatter"}),
+        Base(scripted, {"optimizer-loop": optimizer, "optimizer-foreach": optimizer}),
+    )
+
+
+def inject_structural(machine: Machine) -> Iterator[Row]:
+    """Try each fault, and each case without one, by one launch. Yields a row of each."""
+    with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
+        for base in bases(machine, Path(directory)):
+            if (reason := unsupported(base.case, machine)) is not None:
+                yield from (unknown(f"inject {kind}", "not tried here", reason) for kind in base.faults)
+            else:
+                yield from _counted(base, machine, Path(directory))
+
+
+def _counted(base: Base, machine: Machine, directory: Path) -> Iterator[Row]:
+    def launched(name: str, inject: str | None = None) -> Run:
+        return launch_once(base.case, machine, directory / f"{base.case.id}-{name}", Launching(inject=inject))
+
+    before, name = launched("before"), base.case.framework.name
+    if (why := _why_nothing_counted(before)) is not None:
+        yield failed(name, why)
+        return
+    for kind, field in base.faults.items():
+        yield _row(f"inject {kind}", launched(kind, kind), before, field)
+    yield _row(f"{name} without a fault", launched("clean"), before, None)
+
+
+def _row(name: str, run: Run, before: Run, field: str | None) -> Row:
+    """What the gate finds in a launch: it passes if that is `field`; for None, if it is nothing."""
+    expected = f"expected {field or 'no finding'}"
+    if (why := _why_nothing_counted(run)) is not None:
+        return failed(name, why, expected)
+    check = exact.check([run], count_baseline.from_runs([before]))
+    findings = check.findings if check is not None else ()
+    named = [finding for finding in findings if field is not None and field in finding.field]
+    found = "; ".join(each.sentence for each in (named[:1] or findings)) or "the counts are the same"
+    return checked(name, found, ok=bool(named) if field else not findings, advice=expected)
+
+
+def _why_nothing_counted(run: Run) -> str | None:
+    if run.failure is not None:
+        return run.failure.message
+    return None if run.counts else "; ".join(("nothing was counted", *run.notes))

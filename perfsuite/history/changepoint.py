@@ -12,11 +12,8 @@
 
 All on logarithms, so that changes are relative. A slow drift is found as several small steps.
 
-Why not asv's detector or Apache Otava: tests/benchmarks/drift.py prints their rates. Both have more false
-alarms or miss more, and Otava's pins (numpy 2.2.0, BigQuery) would change the very environment that is
-measured. Why not ruptures: it would replace step 3 alone, 25 lines, and bring scipy.
-
-Imports numpy inside functions.
+asv's detector and Apache Otava have more false alarms or miss more (tests/benchmarks/drift.py); ruptures
+would replace step 3 alone, and bring scipy. Imports numpy inside functions.
 """
 
 from __future__ import annotations

@@ -101,16 +101,8 @@ class Place(NamedTuple):
     """The day on which it was started, UTC, as YYYYMMDD."""
 
     def read(self, cases: Mapping[str, StoredCase]) -> StoredSession:
-        """Read the session, whose cases are among these.
-
-        Raises `FileError`, also if the file is not where its content says, or if the history lost a case.
-        """
+        """Read the session, whose cases are among these. Raises `FileError`, also if one of them is lost."""
         session = documents.read(self.file, StoredSession)
-        if (session.hardware_class, session.commit) != (self.hardware_class, self.commit):
-            raise FileError(
-                f"{self.file}: it holds a session on {session.hardware_class} at {session.commit}. "
-                "A file must stand where its content says; move it or delete it."
-            )
         for result in session.results:
             if result.case not in cases:
                 missing = _case_file(self.file.parents[2], result.case)
@@ -314,7 +306,6 @@ def _column(runs: Sequence[Run], figure: str) -> Column:
 
 
 def _tokens_per_step(run: Run) -> int | None:
-    """Return tokens or samples per step, from the speed and the seconds per step."""
     speed, step_s = run.figures.tokens_per_s, run.figures.step_s_p50
     product = speed * step_s if speed is not None and step_s is not None else math.nan
     return round(product) if math.isfinite(product) and product > 0 else None

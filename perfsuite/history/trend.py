@@ -118,8 +118,6 @@ class Trend(Document):
 
 
 class _Point(NamedTuple):
-    """A figure of one session."""
-
     value: float
     place: Place
     circumstances: Mapping[str, str]
@@ -127,8 +125,6 @@ class _Point(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """What a series is of."""
-
     hardware_class: str
     case: str
     metric: MetricName

@@ -74,7 +74,6 @@ def _is_complete(session: pytest.Session, exitstatus: int) -> bool:
 
 
 def _nothing_measured(config: pytest.Config) -> bool:
-    """Whether tests asked for measurements, and none says anything about the code."""
     is_asked = bool(config.stash.get(SELECTED, 0)) and not config.option.collectonly
     return is_asked and config.stash[SESSION].nothing_measured
 

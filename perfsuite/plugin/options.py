@@ -17,8 +17,8 @@ from perfsuite.plugin.ending import CollectsFromWorkers, HoldsInterrupts
 from perfsuite.plugin.keys import PROGRESS, SESSION, is_worker, terminal_of, usage_error
 from perfsuite.report.progress import Progress
 from perfsuite.report.text import printable
-from perfsuite.session import against_arm, dry
-from perfsuite.session.against_baseline import AgainstBaseline
+from perfsuite.session import against_arm
+from perfsuite.session.against_baseline import AgainstBaseline, dry_session
 from perfsuite.session.option_table import OPTIONS, Option, check_together, options_of
 from perfsuite.session.session import Session
 from perfsuite.session.setup import Host, Setup
@@ -104,13 +104,12 @@ def _session(config: pytest.Config, progress: Progress) -> Session:
                 return against_arm.by_counts(options, progress, None, arms)
             return against_arm.by_times(options, progress, launches, arms, max_pairs=chosen["max-pairs"])
         if launches is None:
-            return dry.session(options, progress)
+            return dry_session(options, progress)
         setup = Setup(options, progress, Host(launches, options.store))
         return Session(setup, AgainstBaseline(setup))
 
 
 def _progress(config: pytest.Config) -> Progress:
-    """The progress of a session, written past pytest's capturing."""
 
     def uncaptured() -> Any:
         capture: Any = config.pluginmanager.getplugin("capturemanager")

@@ -75,7 +75,6 @@ def of_cases(results: Sequence[Measurement], measured: Sequence[Column]) -> Sequ
 
 
 def _compared(speed: Column) -> list[Column]:
-    """The columns of cases of which two arms were compared."""
     return [
         Column(f"{speed.heading} A", lambda result: speed.cell(result.replace(runs=result.before))),
         Column("B", speed.cell),
@@ -89,7 +88,6 @@ def _compared(speed: Column) -> list[Column]:
 
 
 def _change(heading: str, metric: Metric, *, interval: bool = False) -> Column:
-    """The column of the judged change of a metric."""
 
     def cell(result: Measurement) -> Cell | None:
         check = result.verdict.check(metric.name)

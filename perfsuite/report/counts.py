@@ -197,6 +197,7 @@ def _work_table(counts: Counts) -> Table:
 def _memory_table(memory: StepMemory) -> Table:
     rows = [
         (f"peak, {_peak_in(memory)}", amount(memory.peak, "bytes")),
+        *((f"at the peak: {part}", amount(size, "bytes")) for part, size in peak_by_part(memory).items()),
         ("saved for backward", amount(memory.saved_for_backward, "bytes")),
         ("more after the step than before", amount(memory.growth, "bytes")),
         ("allocations", amount(memory.allocations, "calls")),

@@ -132,7 +132,6 @@ def _memory(fit: Fit) -> list[str]:
 
 
 def _speed(limit: Roofline, unit: Unit) -> list[str]:
-    """The two limits, and which of them counts."""
     compute = f"{limit.flops / 1e12:.3g} TFLOP at {limit.peak_flops / 1e12:.4g} TFLOP/s"
     wire = f"{_size(limit.wire_bytes)} between GPUs of a machine"
     if limit.link_bytes_per_s is None:

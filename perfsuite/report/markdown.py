@@ -7,7 +7,6 @@ becomes character references wherever Markdown or HTML would take it for more th
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 
 from markupsafe import Markup
@@ -43,7 +42,7 @@ def render(sessions: Sequence[SessionFile]) -> str:
         sessions,
         finalize=_escaped,
         machine_notes=summary.machine_notes(results),
-        urgent=_cases(urgent, linked=MAX_EXPLAINED),
+        urgent=_cases(urgent),
         explained=[(result.case_id, _explanation(result)) for result in urgent[:MAX_EXPLAINED]],
         unexplained=len(urgent[MAX_EXPLAINED:]),
         quiet=_cases(quiet),
@@ -61,43 +60,27 @@ def text(value: str) -> str:
 
 
 def _escaped(value: object) -> Markup:
-    """Escape whatever the template prints, but for what is Markdown already: links, and its own macros."""
+    """Escape whatever the template prints, but for what is Markdown already: its own macros."""
     return value if isinstance(value, Markup) else Markup(text(str(value)))
 
 
-def _cases(results: Sequence[Measurement], *, linked: int = 0) -> Table:
-    """The table of cases, a row for each; the first `linked` of them link to their explanation."""
+def _cases(results: Sequence[Measurement]) -> Table:
     measured = [speed_in(summary.speed_unit(results)), SPEED_CHANGE, figure(PEAK_MEMORY), *extras(results)]
     columns = of_cases(results, measured)
-    cases: list[str] = [result.case_id for result in results]
-    for number, anchor in enumerate(_anchors(cases[:linked])):
-        cases[number] = Markup("[{}](#{})").format(Markup(text(cases[number])), anchor)
     rows = [
         (
             summary.verdict(result) + "".join(f" ({mark})" for mark in summary.marks(result)),
-            case,
+            result.case_id,
             summary.reason(result),
             *(column.text(result) for column in columns),
         )
-        for case, result in zip(cases, results, strict=True)
+        for result in results
     ]
     headers = ("verdict", "case", "why", *(column.heading for column in columns))
     return Table(headers=headers, rows=rows, text_columns=3)
 
 
-def _anchors(headings: Sequence[str]) -> list[str]:
-    """The anchors of these headings, as GitHub makes them."""
-    taken: Counter[str] = Counter()
-    anchors = []
-    for heading in headings:
-        anchor = re.sub(r"[^\w\- ]", "", " ".join(heading.split()).lower()).replace(" ", "-")
-        anchors.append(f"{anchor}-{taken[anchor]}" if taken[anchor] else anchor)
-        taken[anchor] += 1
-    return anchors
-
-
 def _explanation(result: Measurement) -> list[str]:
-    """Why a case has its verdict, in lines."""
     told = explained(result)
     found = [line[:MAX_FINDING] for line in cut(told.findings, MAX_FINDINGS)]
     since = [*told.not_counted, *told.changed, *told.traces, *told.notes]

@@ -146,7 +146,6 @@ class ByCounts(TwoArms):
         return judge_counts(a, b).replace(launches=len(made))
 
     def _made(self, trial: Trial, arms: str) -> dict[str, Run]:
-        """A run of each of these arms."""
         runs = dict[str, Run]()
         for number, arm in enumerate(arms, 1):
             how = self.launching(arm)

@@ -6,6 +6,7 @@ from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError
+from perfsuite.report.text import cut
 from perfsuite.results.count_baseline import target_of
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.session_file import Measurement, PytestRun, SessionFile
@@ -31,9 +32,8 @@ def newest(store: Store, now: SessionFile) -> tuple[SessionDir, SessionFile]:
     else:
         raise FileError(f"no session in {store.sessions}")
     if reasons := differences(content, now):
-        if (more := len(reasons) - MOST_DIFFERENCES) > 0:
-            reasons[MOST_DIFFERENCES:] = [f"and {more} more"]
-        raise FileError(f"the newest session, {file.parent}, has {'; '.join(reasons)}")
+        told = "; ".join(cut(reasons, MOST_DIFFERENCES))
+        raise FileError(f"the newest session, {file.parent}, has {told}")
     return SessionDir(file.parent), content
 
 

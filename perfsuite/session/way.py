@@ -4,7 +4,7 @@ AgainstBaseline   launches a case and judges it by its baseline     perfsuite.se
 AgainstArm        launches a case in two environments, in turn      perfsuite.session.against_arm
 ByCounts          launches it once in each: what a step does        perfsuite.session.against_arm
 ByDryRuns         the same by dry runs                              perfsuite.session.against_arm
-Dry               runs a case dry and judges what a step does       perfsuite.session.dry
+Dry               runs a case dry and judges what a step does       perfsuite.session.against_baseline
 """
 
 from __future__ import annotations

@@ -122,7 +122,6 @@ def judge_counts(a: Run, b: Run) -> Verdict:
 
 
 def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:
-    """The verdict on launches of which some failed; None if none did."""
     failed = [
         (run.failure.kind, f"{arm} failed: {'; '.join(why_failed(run))}")
         for arm, runs in ((ARM_A, a), (ARM_B, b))

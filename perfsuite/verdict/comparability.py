@@ -15,7 +15,7 @@ from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.robust import clipped_variance, sorted_logs, squares, t_quantile
-from perfsuite.verdict.settings import A_LIBRARY, CHOSEN, NOT_OBSERVED, is_seen, is_unlike
+from perfsuite.verdict.settings import NOT_OBSERVED, is_seen, is_unlike
 
 SAME_MACHINE = (0.8, 1.25)
 """Lowest and highest speed of the machine by the probe, as a share of its speed at the baseline, at which a
@@ -49,7 +49,6 @@ def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
 
 
 def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
-    """The reasons to discard a launch whose probes ran at another speed than at the baseline."""
     if not same_stack(run, baseline):  # a new NCCL with a slower all-reduce is no unhealthy machine
         return []
     reasons = []
@@ -105,7 +104,6 @@ def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
 
 
 def _less_power(run: Run, baseline: Baseline) -> list[str]:
-    """The reason to discard a launch one of whose GPUs may draw less power than at the baseline."""
     limits = [
         min(map(float, observed.environment[health.POWER_LIMIT].split(", ")))
         for observed in _observed(run, baseline)
@@ -152,7 +150,7 @@ def library_choices(run: Run, baseline: Baseline) -> list[str]:
     both = [(key, then, today.get(key)) for key, then in sorted(before.items())]
     return [
         f"{key}: {then} -> {NOT_OBSERVED if now is None else now}"
-        + (f" (chosen by {CHOSEN.get(key, A_LIBRARY)})" if is_seen(then) and is_seen(now) else "")
+        + (" (not asked for by the case)" if is_seen(then) and is_seen(now) else "")
         for key, then, now in both
         if then != now and not is_unlike(key, then, now)
     ]

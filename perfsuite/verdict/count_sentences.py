@@ -107,7 +107,6 @@ def _moved(
     before: list[Collective],
     now: list[Collective],
 ) -> dict[str, int]:
-    """By how much a sum differs in each dtype or phase."""
     sums = Counter[str]()
     for sign, rows in ((-1, before), (1, now)):
         for row in rows:

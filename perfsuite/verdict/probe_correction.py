@@ -4,10 +4,6 @@ The probe is a fixed piece of work (a matmul) timed in the same launch, outside 
 slows down both, seconds / probe_seconds**exponent scatters less than seconds (9.4 % became 4.6 % on a shared
 CPU machine). Where it does not, the exponent is 0 and nothing is corrected. Pure functions.
 
-It earns its place: in a replay of 60 launches of two cases on a CPU under heavy load of others (noise 50 %,
-correlation with the probe 0.9, baselines of 5 launches), 31 % of slowdowns by 30 % were found with it and 7 %
-without, and unchanged code was called changed in 0 and in 7 %.
-
 Source: the exponent is the least-squares slope of log(seconds) on log(probe_seconds), shrunk towards 0 like
 Stein's positive-part estimator (James and Stein 1961; here F replaces its chi-squared).
 """

@@ -6,8 +6,6 @@ library decides by itself, in this version or on this machine, is what the gate 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 ASKED = frozenset(
     [
         # a field of the case
@@ -20,35 +18,18 @@ ASKED = frozenset(
     ]
 )
 """Settings that the case or its user asks for. One that differs makes launches `unlike`."""
-CHOSEN: Mapping[str, str] = {
-    # A launch whose dtypes or compilation are not those of the case is a `mismatch`: what is left is not
-    # asked for, as the dtype of adapters, or a loss that a library compiles.
-    "parameter_dtype": "the library that builds the model",
-    "compute_dtype": "the framework",
-    "compiled": "the framework, or the script",
-    "optimizer_parameters": "the framework, or the script",
-    "parameters_changed": "the training",
-    "adapters": "the library of the adapters",
-    "optimizer": "the framework, or the script",
-    "wrapped_modules": "the framework",
-    "backend": "the framework",
-    "attention_kernel": "torch, by device, shapes, dtype and cuDNN",
-    "mamba_ssm": "transformers, which takes the package where it finds it",
-    "reduce_dtype": "the framework",
-    "fabric_strategy": "Lightning",
-    "fabric_precision": "Lightning",
-    "gradient_norm": "the Trainer",
-    "gradient_clipping": "torchtitan",
-    "spmd_backend": "torchtitan",
-    "loss_chunks": "torchtitan",
-    "rope": "nanotron",
-    "forced": "perfsuite, as that version of the library needs it",
-    "patched": "perfsuite, as that version of the library needs it",
-}
-"""What chooses a setting that no case asks for. One that differs is a finding, and all is judged as ever."""
-A_LIBRARY = "a library"
-"""What chooses the settings that are not known here: those of other packages' frameworks, whose
-`Framework.expected` refuses a launch that is not as the case asks."""
+CHOSEN = frozenset(
+    [
+        # A launch whose dtypes or compilation are not those of the case is a `mismatch`: what is left is not
+        # asked for, as the dtype of adapters, or a loss that a library compiles.
+        *("parameter_dtype", "compute_dtype", "reduce_dtype", "compiled", "optimizer_parameters"),
+        *("parameters_changed", "adapters", "optimizer", "wrapped_modules", "backend", "attention_kernel"),
+        *("mamba_ssm", "fabric_strategy", "fabric_precision", "gradient_norm", "gradient_clipping"),
+        *("spmd_backend", "loss_chunks", "rope", "forced", "patched"),
+    ]
+)
+"""Settings that a library, or perfsuite for one of its versions, chooses. One that differs is a finding, and
+all is judged as ever; so is one of another package's framework, which stands in neither list."""
 NOT_OBSERVED = "not observed"
 """How a value begins that says that nothing could be seen."""
 

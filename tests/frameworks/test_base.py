@@ -53,7 +53,7 @@ def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
     if inject is None:
         assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
     if result.observed is not None:
-        assert result.observed.settings.keys() <= ASKED | CHOSEN.keys()
+        assert result.observed.settings.keys() <= ASKED | CHOSEN
     return result
 
 

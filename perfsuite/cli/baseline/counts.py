@@ -42,7 +42,6 @@ def can_be_accepted(run: Run) -> bool:
 
 
 def _is_whole(run: Run) -> bool:
-    """Whether a dry run holds the ranks that tell what all do."""
     needed: tuple[int, ...]
     try:
         needed = limits.ranks(run.case)

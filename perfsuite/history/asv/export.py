@@ -100,7 +100,6 @@ def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url
 
 
 def _file_name(commit: str, sessions: Sequence[Place]) -> str:
-    """Name a file of results by its commit and sessions: one of that name need not be read or rewritten."""
     names = "\n".join([VERSION, *sorted(place.file.name for place in sessions)])
     return f"{commit}-{hashlib.sha256(names.encode()).hexdigest()[:12]}.json"
 
@@ -166,7 +165,6 @@ def _pooled(
 
 
 def _listed(parameters: Mapping[str, list[list[str]]]) -> dict[str, Any]:
-    """Return the content of asv's benchmarks.json, without its version, from the values of parameters."""
     return {
         name: {
             "name": name,

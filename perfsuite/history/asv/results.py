@@ -112,7 +112,6 @@ def _row(
 
 @functools.cache
 def _product(present: frozenset[tuple[str, ...]]) -> tuple[list[list[str]], list[tuple[str, ...]]]:
-    """Return each parameter's values, and their combinations in asv's order."""
     params = [in_order(set(values)) for values in zip(*present, strict=True)]
     return params, list(itertools.product(*params))
 

@@ -17,8 +17,7 @@ from perfsuite.report.explained import explained
 from perfsuite.report.html import charts, tables
 from perfsuite.report.html.charts import Band, Figure
 from perfsuite.report.text import NONE
-from perfsuite.results.amounts import amount, duration
-from perfsuite.results.counts import RankCounts
+from perfsuite.results.amounts import duration
 from perfsuite.results.metric import MFU, PEAK_MEMORY, ROOFLINE_SHARE, STEP_S_P50, TOKENS_PER_S
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
@@ -36,7 +35,7 @@ def case_view(
     """
     runs, check = result.runs, result.verdict.counts
     band, loss = _band(result), charts.losses(runs, key=f"{anchor}:loss")
-    shown, others = enumerate(result.counts[:MOST_ENTRIES], 1), result.counts[MOST_ENTRIES:]
+    shown, others = result.counts[:MOST_ENTRIES], result.counts[MOST_ENTRIES:]
     return {
         "anchor": anchor,
         "result": result,
@@ -46,7 +45,7 @@ def case_view(
         "cells": {column.heading: column.cell(result) or Cell(NONE, None) for column in columns},
         "checks": tables.checks(result, anchor),
         "findings": None if check is None else counts.table_of_findings(check, result.verdict.against),
-        "ranks": [(entry, _bars(entry, f"{anchor}:counts-{number}")) for number, entry in shown],
+        "ranks": shown,
         "ranks_left_out": sum(len(entry.ranks) for entry in others),
         "profile": profile.tables(result),
         "launches": tables.launches(result, () if result.dry else runs),
@@ -65,19 +64,6 @@ def overview(unit: Unit, extra: Sequence[Column] = ()) -> list[Column]:
     columns = [*judged, figure(MFU), figure(ROOFLINE_SHARE), *extra, LAUNCHES]
     together = "vs\N{NO-BREAK SPACE}baseline"  # such a heading is not broken there
     return [column._replace(heading=column.heading.replace("vs baseline", together)) for column in columns]
-
-
-def _bars(entry: RankCounts, key: str) -> list[Figure]:
-    step, ranks = entry.counts, counts.ranks(entry)
-    drawn = [("messages", "Bytes of collectives in a step, by kind and dtype.", counts.bytes_by_kind(step))]
-    if step.memory is not None:
-        caption = f"Live tensors at the peak of {amount(step.memory.peak, 'bytes')}, by part."
-        drawn.append(("peak", caption, counts.peak_by_part(step.memory)))
-    return [
-        Figure(charts.parts(parts, key=f"{key}-{kind}", title=f"{ranks}: {caption}"), caption)
-        for kind, caption, amounts in drawn
-        if (parts := {part: size for part, size in amounts.items() if size})
-    ]
 
 
 def _band(result: Measurement) -> Band | None:
@@ -141,6 +127,7 @@ def _command(result: Measurement, session: SessionFile) -> str:
     if session.arms:
         a, b = session.arms
         words = ["perfsuite", "compare", "--against", a.text, "--arm", b.text]
+        words += ["--dry"] if result.dry else ["--counts"] if result.by_counts else []
         words += ["--inject", inject] if inject else []
         check = result.verdict.check(TOKENS_PER_S.name)
         if check is not None and result.runs:

@@ -10,7 +10,7 @@ Colours are left to the style sheet; nothing is told by colour alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from statistics import quantiles
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from perfsuite.report.text import between, percent
-from perfsuite.results.amounts import amount, duration
+from perfsuite.results.amounts import duration
 from perfsuite.results.metric import described
 from perfsuite.results.outcome import Check
 from perfsuite.results.run import Run
@@ -178,20 +178,6 @@ def interval(check: Check, *, key: str) -> Markup | None:
     ]
     told = f"{percent(check.change)}, 99 % interval {between((low, high))}, {check.allowed:.1%} allowed."
     return _image(key, f"Change of {check.label}", told, body, width=width, height=height)
-
-
-def parts(sizes: Mapping[str, int], *, key: str, title: str) -> Markup:
-    """Draw bytes by name, each as a bar with its name and its amount, in the given order."""
-    row, bar = 32, 9
-    x = Scale(0, max(sizes.values(), default=0) or 1, 0, WIDTH)
-    amounts = {name: amount(size, "bytes") for name, size in sizes.items()}
-    body = []
-    for y, (name, size) in zip(range(0, row * len(sizes), row), sizes.items(), strict=True):
-        body.append(_text("value", 0, y + 13, name))
-        body.append(_text("value end", WIDTH, y + 13, amounts[name]))
-        body.append(_rect("measured", 0, y + 18, max(x(size), 1), bar))
-    told = "; ".join(f"{name}: {size}" for name, size in amounts.items())
-    return _image(key, title, f"{told}.", body, height=row * len(sizes))
 
 
 def _image(

@@ -51,7 +51,6 @@ def render(sessions: Sequence[SessionFile]) -> str:
         several_classes=len({result.hardware_class for result in results}) > 1,
         summary=summary,
         counts=counts,
-        health_summary=tables.health_summary,
         styles=STYLES,
         style=Markup(style),
         script=Markup(script),

@@ -164,23 +164,6 @@ def _cores(health: Health) -> tuple[str, ...]:
     )
 
 
-def health_summary(runs: Sequence[Run]) -> str:
-    """Return the worst of each figure of GPUs and cores, in one line."""
-    seen = [run.health for run in runs if run.health is not None]
-    devices = [device for health in seen for device in health.devices]
-    parts = []
-    if clocks := [device.sm_clock_mhz_min for device in devices if device.sm_clock_mhz_min is not None]:
-        parts.append(f"SM clock at least {min(clocks):,.0f} MHz")
-    if temperatures := [device.temperature_c for device in devices if device.temperature_c is not None]:
-        parts.append(f"up to {max(temperatures):.0f} °C")
-    if shares := [device.throttled for device in devices if device.throttled is not None]:
-        worst = {name: max(share.get(name, 0) for share in shares) for share in shares for name in share}
-        parts.append(f"throttled: {_throttled(worst)}")
-    if foreign := [health.foreign_cpu for health in seen if health.foreign_cpu is not None]:
-        parts.append(f"other processes used up to {max(foreign):.0%} of the cores' time")
-    return "; ".join(parts) or "what was sampled"
-
-
 def settings(runs: Sequence[Run]) -> Table:
     """Return the table of what the workers observed in the last launch that has it."""
     observed = next((run.observed for run in reversed(runs) if run.observed is not None), None)

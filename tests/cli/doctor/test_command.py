@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from typing import Any
 
@@ -9,12 +10,13 @@ import pytest
 
 from perfsuite.cli.checks import Row, Status, passed
 from perfsuite.cli.doctor import command, machine, torch
-from perfsuite.cli.doctor.command import examine
+from perfsuite.cli.doctor.command import LAUNCHES, examine, noise_row, well_row
 from perfsuite.node.machine import detect
+from perfsuite.results.outcome import Verdict
 from perfsuite.worker.doctor_facts import DoctorFile
 from tests.cli.commands import run
 from tests.packages import Packages
-from tests.samples import make_gpu_machine, make_machine
+from tests.samples import make_gpu_machine, make_launches, make_machine, make_run
 
 
 @pytest.fixture(autouse=True)
@@ -114,3 +116,26 @@ def test_no_launch_is_tried_while_an_extension_is_broken(
     assert (launched in rows) is not broken
     [extensions] = [row for row in rows if row.check == "extensions"]
     assert extensions.status == ("fail" if broken else "pass")
+
+
+def test_launches_that_were_set_aside_fail() -> None:
+    runs, verdict = make_launches(*[1.0] * LAUNCHES), Verdict(outcome="recorded", launches=LAUNCHES)
+    assert well_row(runs, verdict).status == "pass"
+    aside = well_row(runs, verdict.replace(unhealthy_launches=(1,), reasons=("launch 1 set aside: hot",)))
+    assert (aside.status, aside.found) == ("fail", "launch 1 set aside: hot")
+
+
+@pytest.mark.parametrize(
+    ("speeds", "status"),
+    [((1.0, 1.01, 0.99, 1.005, 0.995), "pass"), ((1.0, 1.6, 0.7, 1.3, 0.8), "fail"), ((1.0, 1.0), "unknown")],
+)
+def test_noise_says_which_tolerance_the_machine_can_hold(speeds: tuple[float, ...], status: str) -> None:
+    """A failed launch is no evidence of it."""
+    runs = [*make_launches(*speeds), make_run(failure={"kind": "crash", "message": "x"})]
+    row = noise_row(runs, Verdict(outcome="recorded", launches=len(runs)), make_machine())
+    assert row.status == status
+    if status == "fail":
+        figure = r"(?:and by|drops below) ([\d.]+%)"
+        assert re.findall(figure, row.found) == re.findall(figure, str(row.advice)) != []
+    if status == "unknown":
+        assert row.found == "2 healthy launches cannot tell it"

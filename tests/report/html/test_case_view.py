@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +11,6 @@ from perfsuite.results.session_file import ArmFacts, Measurement
 from tests.counted import make_counted, make_counts, make_entries
 from tests.samples import ARMS, BEFORE, make_compared, make_result, never_run, now
 from tests.sessions import make_gpu_result, make_session
-
-PEAK = "Live tensors at the peak of 41.0 GiB, by part."
 
 
 def view(result: Measurement, arms: tuple[ArmFacts, ...] = ()) -> SimpleNamespace:
@@ -33,7 +30,7 @@ def test_the_overview_holds_text_and_the_number_to_sort_by_if_it_is_one() -> Non
 def test_a_case_that_was_never_launched() -> None:
     seen = view(never_run())
     assert not any((seen.steps, seen.health, seen.told.tracebacks, seen.checks, seen.launches, seen.before))
-    assert (seen.loss, seen.band, seen.findings, seen.ranks) == (None, None, None, [])
+    assert (seen.loss, seen.band, seen.findings, seen.ranks) == (None, None, None, ())
 
 
 def test_the_band_is_the_baselines_step_time_and_its_tolerance() -> None:
@@ -61,30 +58,11 @@ def test_captions_say_what_the_chart_cannot() -> None:
     assert "set aside, the machine was not well" in view(make_gpu_result(3, "throttled")).steps[0].caption
 
 
-def test_bars_show_bytes_by_kind_and_what_lived_at_the_peak() -> None:
-    [(_, [messages, peak])] = view(make_counted()).ranks
-    assert 'id="case-x:counts-1-messages-t"' in messages.chart
-    by_kind = "all_gather bfloat16: 30.0 GiB; reduce_scatter float32: 29.9 GiB; all_reduce float32: 4 bytes."
-    assert f">{by_kind}<" in messages.chart
-    assert "barrier" not in messages.chart
-    assert peak.caption == PEAK
-    assert "optimizer state: 1.00 GiB; " in peak.chart
-
-
-def test_what_there_is_not_has_no_bars() -> None:
-    messages = "Bytes of collectives in a step, by kind and dtype."
-    for counts, caption in ((make_counts(collectives=()), PEAK), (make_counts(memory=None), messages)):
-        [(_, bars)] = view(make_counted(counts=make_entries(counts))).ranks
-        assert [figure.caption for figure in bars] == [caption]
-
-
 def test_of_many_unlike_ranks_the_first_are_shown() -> None:
     unlike = [make_counts(host_reads={"forward": rank}) for rank in range(MOST_ENTRIES + 2)]
     seen = view(make_counted(counts=make_entries(*unlike)))
-    assert [entry.name for entry, _ in seen.ranks] == [str(rank) for rank in range(MOST_ENTRIES)]
+    assert [entry.name for entry in seen.ranks] == [str(rank) for rank in range(MOST_ENTRIES)]
     assert seen.ranks_left_out == 2
-    keys = [re.findall('title id="([^"]*)"', bar.chart)[0] for _, bars in seen.ranks for bar in bars]
-    assert len(keys) == len(set(keys)) == 2 * MOST_ENTRIES
     assert view(make_counted()).ranks_left_out == 0
 
 
@@ -96,6 +74,8 @@ def test_the_command_measures_the_same_again() -> None:
     compared = make_compared(speed=0.93)
     again = "perfsuite compare --against 'main X=1' --arm ."
     assert view(compared, ARMS).command == f"{again} {compared.case_id}"
+    counted = compared.replace(verdict=make_counted().verdict.replace(checks=()))
+    assert view(counted, ARMS).command == f"{again} --counts {compared.case_id}"
     checks = tuple(each.replace(allowed=TOKENS_PER_S.bound(0.03)) for each in compared.verdict.checks)
     own = compared.replace(verdict=compared.verdict.replace(checks=checks))
     assert view(own, ARMS).command == f"{again} --tolerance 3% {compared.case_id}"

@@ -186,15 +186,3 @@ def test_more_memory_is_drawn_on_the_other_side_and_what_has_no_end_reaches_the_
     assert (float(bar["x1"]), float(bar["x2"])) == (6, 174)
     for change in (None, math.nan):
         assert charts.interval(make_check(change=change, interval=None), key="k") is None
-
-
-def test_parts_are_as_long_as_their_bytes_and_named() -> None:
-    svg = charts.parts({"a <b>": 2**30, "c": 2**28, "d": 1}, key="k", title="T <1>")
-    bars = [float(bar["width"]) for bar in parts(svg, "measured")]
-    assert bars == [charts.WIDTH, charts.WIDTH / 4, 1]
-    assert told(svg) == ("T <1>", "a <b>: 1.00 GiB; c: 256.0 MiB; d: 1 bytes.")
-    texts = ("a &lt;b&gt;", "1.00 GiB", "c", "256.0 MiB", "d", "1 bytes")
-    assert all(f">{text}</text>" in svg for text in texts)
-    places = [float(bar["y"]) + float(bar["height"]) for bar in parts(svg, "measured")]
-    assert places == sorted(places)
-    assert places[-1] <= float(ElementTree.fromstring(svg).attrib["viewBox"].split()[-1])

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from perfsuite.report.html.tables import checks, health, health_summary, launches, settings
+from perfsuite.report.html.tables import checks, health, launches, settings
 from perfsuite.report.text import NONE, Table
 from perfsuite.results.rank_report import Memory, Observed
-from perfsuite.results.run import DeviceHealth, Health
 from tests.samples import BEFORE, make_result, make_run, now
 from tests.sessions import make_gpu_result
 
@@ -65,22 +64,6 @@ def test_health_of_gpus_and_cores() -> None:
     assert columns(gpus)[3]["throttled"] == "SwPowerCap 31%, HwThermalSlowdown 42% (bad)"
     assert columns(cores)[0]["others"] == "1%"
     assert health([make_run()]) == []
-
-
-def test_health_in_a_line_is_the_worst_of_each_and_what_nvml_does_not_tell_is_no_zero() -> None:
-    throttled = {"HwSlowdown": 0.2, "GpuIdle": 1}
-    devices = (
-        DeviceHealth(index=0, sm_clock_mhz_min=1900, temperature_c=60, throttled={}),
-        DeviceHealth(index=1, sm_clock_mhz_min=1400, temperature_c=81, throttled=throttled),
-    )
-    sampled = Health(samples=9, seconds=1, steps=9, devices=devices, foreign_cpu=0.3)
-    assert health_summary([make_run(health=sampled), make_run()]) == (
-        "SM clock at least 1,400 MHz; up to 81 °C; throttled: HwSlowdown 20% (bad); "
-        "other processes used up to 30% of the cores' time"
-    )
-    mute = [make_run(health=Health(samples=9, seconds=1, steps=9, devices=(DeviceHealth(index=0),)))]
-    assert set(health(mute)[0].rows[0][2:]) == {NONE}
-    assert health_summary(mute) == "what was sampled"
 
 
 def test_settings_are_those_of_the_last_launch_that_told() -> None:
