@@ -288,7 +288,6 @@ def _stored_part(
 
 
 def _index(table: list[dict[str, str]], entry: dict[str, str]) -> int:
-    """Return the index of an entry in a table of distinct ones; a new entry is added."""
     if entry not in table:
         table.append(entry)
     return table.index(entry)
@@ -314,7 +313,6 @@ def _column(runs: Sequence[Run], figure: str) -> Column:
 
 
 def _tokens_per_step(run: Run) -> int | None:
-    """Return tokens or samples per step, from the speed and the seconds per step."""
     speed, step_s = run.figures.tokens_per_s, run.figures.step_s_p50
     product = speed * step_s if speed is not None and step_s is not None else math.nan
     return round(product) if math.isfinite(product) and product > 0 else None

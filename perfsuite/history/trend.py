@@ -127,8 +127,6 @@ class _Point(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """What a series is of."""
-
     hardware_class: str
     case: str
     metric: MetricName
@@ -220,11 +218,8 @@ def _circumstances(session: StoredSession, result: StoredResult) -> Mapping[str,
     }
 
 
-Correlations = Mapping[tuple[str, MetricName], float]
-"""Of neighbouring sessions, by hardware class and metric: it is the machine's."""
-
-
-def _correlations(series: Series) -> Correlations:
+def _correlations(series: Series) -> dict[tuple[str, MetricName], float]:
+    """Those of neighbouring sessions, by hardware class and metric: it is the machine's."""
     known = defaultdict[tuple[str, MetricName], list[float]](list)
     for key, points in series.items():
         if len(points) >= MIN_FOR_CORRELATION:
@@ -237,7 +232,7 @@ def _findings(
     key: _Key,
     points: Sequence[_Point],
     *,
-    correlations: Correlations,
+    correlations: Mapping[tuple[str, MetricName], float],
     order: Mapping[str, int],
     baselines: BaselineStore,
     measured_since: date,
