@@ -60,9 +60,11 @@ def _initialise_modules(model: Any, names: dict[nn.Module, str], seed: int, devi
     on_meta = {parameter for module in names for parameter in module.parameters(recurse=False)}
     whole = {parameter: _whole(parameter, device) for parameter in on_meta}
     _replace(names, whole)
+    # Seeds one device only: `torch.manual_seed` takes 100 times as long where there is no GPU.
+    generator: Any = torch.cuda if device.type == "cuda" else torch.default_generator
     module: Any
     for module, name in reversed(names.items()):  # children first: a parent may have rules for their weights
-        _seed_device(device, f"{seed} {name}")
+        generator.manual_seed(int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:4]))
         if _is_adapter(module):
             for adapter in module.active_adapters:
                 module.reset_lora_parameters(adapter, init_lora_weights=True)
@@ -73,15 +75,6 @@ def _initialise_modules(model: Any, names: dict[nn.Module, str], seed: int, devi
 
 def _is_adapter(module: nn.Module) -> bool:
     return hasattr(module, "reset_lora_parameters")
-
-
-def _seed_device(device: torch.device, text: str) -> None:
-    """Seed one device only: `torch.manual_seed` takes 100 times as long where there is no GPU."""
-    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
 
 
 def _replace(modules: Iterable[nn.Module], by: Mapping[Any, nn.Parameter]) -> None:
