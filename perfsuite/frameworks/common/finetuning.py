@@ -204,15 +204,12 @@ def _not_pefts(model: nn.Module) -> dict[str, int | None]:
         for part in (parts[own] for own in ("lora_A", "lora_a", "lora_down") if own in parts):
             weight = getattr(part, "weight", part)
             if isinstance(weight, torch.Tensor):
-                ranks[name] = _rank(module, weight)
+                # As the layer says it (loralib's A may hold q, k and v), else by the shape of A.
+                said = (getattr(module, key, None) for key in ("r", "rank"))
+                rank = next((each for each in said if isinstance(each, int)), 0)
+                by_shape = min(weight.shape) if weight.dim() == 2 and weight.numel() else None
+                ranks[name] = rank if rank > 0 else by_shape
     return ranks
-
-
-def _rank(module: nn.Module, a: torch.Tensor) -> int | None:
-    """Return the rank as the layer says it (loralib's `a` may hold q, k and v), else by the shape of `a`."""
-    said = next((r for key in ("r", "rank") if isinstance(r := getattr(module, key, None), int)), 0)
-    by_shape = min(a.shape) if a.dim() == 2 and a.numel() else None
-    return said if said > 0 else by_shape
 
 
 def _ranks(others: Mapping[str, int | None]) -> list[int]:
