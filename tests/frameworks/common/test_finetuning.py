@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -167,6 +165,11 @@ def not_pefts(kind: Any) -> torch.nn.Module:
     return model
 
 
+def check_refused(case: Case, model: torch.nn.Module, said: str) -> None:
+    with pytest.raises(MismatchError, match=f"^{re.escape(said)}$"):
+        finetuning.check_asked(case, model, finetuning.observed(model))
+
+
 @pytest.mark.parametrize(
     ("kind", "count", "rank", "on"),
     [
@@ -187,46 +190,28 @@ def test_adapters_of_other_libraries_are_accepted_where_the_case_says_them(
     finetuning.check_asked(ADAPTED, model, told)
     if kind is DoRAOnly:
         finetuning.check_asked(TINY, model, told)  # only named like a LoRA, it need not be asked for
-
-
-def peft_on_two() -> torch.nn.Module:
-    return build_model(ADAPTED.replace(lora=LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj"))), CPU)
-
-
-OF_ANY_RANK = "alpha=...) in the case, with targets=(...) if not every linear layer of the blocks has one"
-
-
-@pytest.mark.parametrize(
-    ("model", "are", "say"),
-    [
-        (
-            peft_on_two,
-            "of rank 4, alpha 8, on q_proj v_proj",
-            "rank=4, alpha=8, targets=('q_proj', 'v_proj')) in the case",
-        ),
-        (partial(not_pefts, Loralib), "not peft's, rank 4, on qkv", f"rank=4, {OF_ANY_RANK}"),
-        (partial(not_pefts, Torchtune), "not peft's, rank 4, on qkv", f"rank=4, {OF_ANY_RANK}"),
-        (partial(not_pefts, Sharded), "not peft's, rank not seen, on qkv", f"rank=..., {OF_ANY_RANK}"),
-    ],
-    ids=["peft", "loralib", "torchtune", "sharded"],
-)
-def test_adapters_that_nobody_asked_for_are_refused_with_what_to_say(
-    model: Callable[[], torch.nn.Module], are: str, say: str
-) -> None:
-    built = model()
-    said = (
-        f"lora: the case says none, but only adapters are trained, {are}. Say lora=LoRA({say}: FLOPs go by it"
+        return
+    check_refused(
+        TINY,
+        model,
+        f"lora: the case says none, but only adapters are trained, not peft's, rank {rank}, on qkv. "
+        f"Say lora=LoRA(rank={rank if rank == '4' else '...'}, alpha=...) in the case, with targets=(...) if "
+        "not every linear layer of the blocks has one: FLOPs go by it",
     )
-    with pytest.raises(MismatchError, match=f"^{re.escape(said)}$"):
-        finetuning.check_asked(TINY, built, finetuning.observed(built))
+    if rank == "4":
+        check_refused(
+            TINY.replace(lora=LoRA(rank=8, alpha=8)),
+            model,
+            "lora: the case says rank 8, but the adapters that are trained are not peft's, rank 4, on qkv. "
+            "Correct the case or the script",
+        )
 
 
-@pytest.mark.parametrize("kind", [Loralib, Torchtune])
-def test_adapters_of_other_libraries_have_the_rank_that_is_asked_for(kind: Any) -> None:
-    model = not_pefts(kind)
-    said = (
-        "lora: the case says rank 8, but the adapters that are trained are not peft's, rank 4, on qkv. "
-        "Correct the case or the script"
+def test_adapters_of_peft_that_nobody_asked_for_are_refused_with_what_to_say() -> None:
+    on_two = ADAPTED.replace(lora=LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj")))
+    check_refused(
+        TINY,
+        build_model(on_two, CPU),
+        "lora: the case says none, but only adapters are trained, of rank 4, alpha 8, on q_proj v_proj. "
+        "Say lora=LoRA(rank=4, alpha=8, targets=('q_proj', 'v_proj')) in the case: FLOPs go by it",
     )
-    with pytest.raises(MismatchError, match=f"^{re.escape(said)}$"):
-        finetuning.check_asked(TINY.replace(lora=LoRA(rank=8, alpha=8)), model, finetuning.observed(model))

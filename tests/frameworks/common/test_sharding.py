@@ -6,8 +6,8 @@ import pytest
 from torch.distributed.fsdp import BackwardPrefetch
 
 from perfsuite import FSDP, FSDP2, LoRA, Topology
+from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.common.sharding import (
-    fsdp1_unsupported,
     hybrid_unsupported,
     hybrid_within_nodes_unsupported,
     offload_unsupported,
@@ -48,22 +48,25 @@ def test_what_needs_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "options", "processes", "reason"),
+    ("strategy", "options", "machine", "ranks", "reason"),
     [
-        ("FULL_SHARD", {}, 2, None),
-        ("SHARD_GRAD_OP", {}, 1, "SHARD_GRAD_OP needs at least 2 processes"),
-        ("NO_SHARD", {}, 1, None),
-        ("NO_SHARD", {"shard_group": 2}, 4, "shard_group=2 is for HYBRID_SHARD, not for NO_SHARD"),
-        ("NO_SHARD", {"cpu_offload": True}, 1, "cpu_offload copies from pinned memory"),
-        ("HYBRID_SHARD", {"shard_group": 2}, 4, None),
-        ("HYBRID_SHARD", {}, 4, "hybrid sharding in groups of 4 needs"),
+        ("FULL_SHARD", {}, CPU, (1, 2), None),
+        ("SHARD_GRAD_OP", {}, CPU, (1, 1), "SHARD_GRAD_OP needs at least 2 processes"),
+        ("NO_SHARD", {}, CPU, (1, 1), None),
+        ("NO_SHARD", {"shard_group": 2}, CPU, (1, 4), "shard_group=2 is for HYBRID_SHARD, not for NO_SHARD"),
+        ("NO_SHARD", {"cpu_offload": True}, CPU, (1, 1), "cpu_offload copies from pinned memory"),
+        ("HYBRID_SHARD", {"shard_group": 2}, CPU, (1, 4), None),
+        ("HYBRID_SHARD", {"cpu_offload": True}, GPUS, (2, 2), None),
+        ("HYBRID_SHARD", {}, GPUS, (1, 4), "hybrid sharding in groups of 4 needs"),
     ],
 )
 def test_what_fsdp1_cannot_shard(
-    strategy: Any, options: dict[str, Any], processes: int, reason: str | None
+    strategy: Any, options: dict[str, Any], machine: Machine, ranks: tuple[int, int], reason: str | None
 ) -> None:
-    case = make_case(topology=Topology(processes_per_node=processes))
-    result = fsdp1_unsupported(case, CPU, strategy, **options)
+    """`ranks`: the nodes, and the processes on each."""
+    topology = Topology(nodes=ranks[0], processes_per_node=ranks[1])
+    framework = FSDP(sharding_strategy=strategy, **options)
+    result = framework.unsupported(make_case(topology=topology), machine)
     assert result is None if reason is None else str(result).startswith(reason)
 
 
