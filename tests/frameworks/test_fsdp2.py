@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed import destroy_process_group, init_process_group
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,8 +14,7 @@ from perfsuite import FSDP2, Case, LoRA, Model, Topology
 from perfsuite.case.catalog import llama
 from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.frameworks.common.loop import data_parallel_workload
-from perfsuite.frameworks.common.model import build_model, model_without_weights, synthetic_batches
-from perfsuite.frameworks.fsdp2 import _parallelize_llama
+from perfsuite.frameworks.common.model import build_model, synthetic_batches
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.observe import wrapping
 from perfsuite.worker.second_step import in_backward
@@ -121,6 +119,11 @@ def test_what_is_resharded_is_gathered_again_and_gradients_are_reduced_when_aske
             {"framework": FSDP2(tensor_parallel=2, shard_group=2)},
             "tensor_parallel=2 does not go with shard_group (3-D mesh)",
         ),
+        (
+            {"framework": FSDP2(shard_group=4)},
+            "hybrid sharding in groups of 4 needs at least 2 groups of at least 2 processes: 4 processes "
+            "cannot be split so",
+        ),
     ],
 )
 def test_what_cannot_be_split_is_known_beforehand(changes: dict[str, Any], reason: str | None) -> None:
@@ -223,7 +226,6 @@ def test_ranks_that_split_a_layer_see_the_same_data() -> None:
 
 def test_a_tied_embedding_stays_tied() -> None:
     case = SPLIT.replace(model=llama("x", **SHAPE, tie_word_embeddings=True))
-    with fake_group(0, 2):
-        model: Any = model_without_weights(case, CPU)
-        _parallelize_llama(model, init_device_mesh("cpu", (2,)))
+    with fake_group(0, 2) as ranks:
+        model = built(case, ranks).model
         assert model.lm_head.weight is model.model.embed_tokens.weight

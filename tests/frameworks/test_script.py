@@ -96,6 +96,7 @@ def case_of(framework: Script, **changes: Any) -> Case:
 
 def script(directory: Path, text: str, name: str = "train.py") -> str:
     path = directory / name
+    path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     return str(path)
 
@@ -326,24 +327,11 @@ def test_a_process_without_torch_pays_nothing_and_a_shadowed_sitecustomize_runs(
 
 @pytest.mark.launch
 def test_where_perfsuite_is_not_installed_the_import_of_torch_says_so(tmp_path: Path) -> None:
-    (tmp_path / "torch").mkdir()
-    script(tmp_path / "torch", "", "__init__.py")
+    script(tmp_path, "", "torch/__init__.py")
     code = "import sys; sys.modules['perfsuite'] = None; import torch"
     done = started(tmp_path, code, PERFSUITE_RUN_DIR=str(tmp_path))
     assert "perfsuite measures this command and cannot be imported by" in done.stderr
     assert started(tmp_path, code).returncode == 0, "outside a launch nothing is hooked"
-
-
-@pytest.mark.launch
-def test_a_torch_that_lacks_a_module_is_reported_and_the_script_runs_on(tmp_path: Path) -> None:
-    (tmp_path / "torch").mkdir()
-    script(tmp_path / "torch", "", "__init__.py")
-    done = started(tmp_path, "import torch; print('goes on')", PERFSUITE_RUN_DIR=str(tmp_path))
-    assert (done.returncode, done.stdout) == (0, "goes on\n")
-    failure = documents.read(RunDir(tmp_path).rank(0), RankReport).failure
-    assert failure is not None
-    assert failure.kind == "error"
-    assert "No module named 'torch." in failure.message
 
 
 ASKS = {
@@ -385,28 +373,27 @@ sys.modules["perfsuite.worker.attach"] = attached
 @pytest.mark.parametrize("how", ASKS)
 def test_whoever_asks_for_torch_first_it_is_attached_to_once(tmp_path: Path, how: str) -> None:
     """A torch of one line, and a measurement of another."""
-    (tmp_path / "torch").mkdir()
     needs = "import fails\n" if how == "after a failure" else ""
-    script(tmp_path / "torch", f"{needs}attribute = 1\n", "__init__.py")
+    script(tmp_path, f"{needs}attribute = 1\n", "torch/__init__.py")
     done = started(tmp_path, ASKER + ASKS[how], PERFSUITE_RUN_DIR=str(tmp_path))
     assert (done.stdout, done.stderr) == ("attached 1\n", "")
 
 
 @pytest.mark.launch
 @pytest.mark.parametrize(
-    "fault",
+    ("fault", "said"),
     [
-        "import sitecustomize; sitecustomize._then_attach = fails",
-        "attached.attach = fails",
-        "del attached.attach",
+        ("import sitecustomize; sitecustomize._then_attach = fails", "a fault"),
+        ("attached.attach = fails", "a fault"),
+        ("del attached.attach", "cannot import name 'attach'"),
+        ("del sys.modules['perfsuite.worker.attach']", "No module named 'torch."),
     ],
-    ids=["found", "attached", "imported"],
+    ids=["found", "attached", "imported", "a torch that lacks a module"],
 )
 def test_a_fault_of_ours_at_the_import_of_torch_is_reported_and_the_script_runs_on(
-    tmp_path: Path, fault: str
+    tmp_path: Path, fault: str, said: str
 ) -> None:
-    (tmp_path / "torch").mkdir()
-    script(tmp_path / "torch", "attribute = 1\n", "__init__.py")
+    script(tmp_path, "attribute = 1\n", "torch/__init__.py")
     code = f"{ASKER}\ndef fails(*args): raise KeyError('a fault')\n{fault}\nimport torch; print('trains')"
     done = started(tmp_path, code, PERFSUITE_RUN_DIR=str(tmp_path))
     assert (done.stdout, done.returncode) == ("trains\n", 0)
@@ -416,6 +403,7 @@ def test_a_fault_of_ours_at_the_import_of_torch_is_reported_and_the_script_runs_
     assert failure.message.startswith(
         "perfsuite could not observe this script, which is an error in perfsuite"
     )
+    assert said in failure.message
 
 
 # --- launched ---------------------------------------------------------------------------------------------
@@ -501,22 +489,21 @@ def test_a_scripts_process_is_its_own_as_is_the_launchs_directory(tmp_path: Path
     assert told == (["None"] * 3 if how == "command" else ["0", "1", "perfsuite"])
 
 
+def trained(directory: Path, how: str, *arguments: str) -> Case:
+    """A case of `TRAIN` with these arguments, by its path or under torchrun."""
+    train = script(directory, TRAIN)
+    if how == "command":
+        return case_of(Script(command=(*TORCHRUN, train, *arguments), cwd=str(directory)))
+    return case_of(Script(path=train, arguments=arguments, cwd=str(directory)))
+
+
 @pytest.mark.launch
-def test_a_script_that_ends_early_has_its_steps_counted(tmp_path: Path) -> None:
-    case = case_of(Script(path=script(tmp_path, TRAIN), arguments=("--epochs", "1"), cwd=str(tmp_path)))
-    kind, said = failure_of(case, tmp_path)
+@pytest.mark.parametrize("how", ["path", "command"])
+def test_a_script_that_ends_early_has_its_steps_counted(tmp_path: Path, how: str) -> None:
+    kind, said = failure_of(trained(tmp_path, how, "--epochs", "1"), tmp_path)
     assert kind == "crash"
     assert "ended after 8 of 12 optimizer steps: lower max_warmup_steps or steps, or give it more" in said
     assert "cleaned up" in said, "what it wrote last"
-
-
-@pytest.mark.launch
-def test_under_its_own_launcher_an_early_end_is_told_the_same(tmp_path: Path) -> None:
-    train = script(tmp_path, TRAIN)
-    command = (*TORCHRUN, train, "--epochs", "1")
-    kind, said = failure_of(case_of(Script(command=command, cwd=str(tmp_path))), tmp_path)
-    assert kind == "crash"
-    assert "the script ended after 8 of 12 optimizer steps" in said
 
 
 @pytest.mark.launch
@@ -531,26 +518,27 @@ def test_a_script_that_never_trains_is_told_with_what_it_said(tmp_path: Path) ->
 
 @pytest.mark.launch
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "ended", "last"),
     [
-        ("", "exit code 0, before an optimizer step could be seen: it does not train"),
-        ("import sys; sys.exit('no config')", "the command ended with exit code 1"),
-        ("import sys; sys.exit('no config')", "last lines of agent-0.log:\nno config"),
+        ("", "exit code 0, before an optimizer step could be seen: it does not train", ""),
+        (
+            "import sys; sys.exit('no config')",
+            "the command ended with exit code 1",
+            "last lines of agent-0.log:\nno config",
+        ),
     ],
 )
-def test_a_command_that_never_trains(tmp_path: Path, code: str, said: str) -> None:
+def test_a_command_that_never_trains(tmp_path: Path, code: str, ended: str, last: str) -> None:
     kind, told = failure_of(case_of(Script(command=("python", "-c", code))), tmp_path)
     assert kind == "crash"
-    assert said in told
+    assert ended in told
+    assert last in told
 
 
 @pytest.mark.launch
 @pytest.mark.parametrize("how", ["path", "command"])
 def test_a_crash_shows_the_scripts_traceback(tmp_path: Path, how: str) -> None:
-    train = script(tmp_path, TRAIN)
-    by_path = Script(path=train, arguments=("--die-at", "0"))
-    framework = by_path if how == "path" else Script(command=(*TORCHRUN, train, "--die-at", "0"))
-    kind, said = failure_of(case_of(framework), tmp_path)
+    kind, said = failure_of(trained(tmp_path, how, "--die-at", "0"), tmp_path)
     assert kind == "crash"
     assert "elastic" not in said
     assert said.startswith("ValueError: bad batch\nTraceback")
