@@ -11,7 +11,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.accelerate import LaunchConfig
-from tests.frameworks.test_base import SMALL, measured
+from tests.frameworks.test_base import SMALL, measured, observed
 from tests.samples import make_case, make_gpu_machine, make_machine
 
 FSDP1 = """\
@@ -288,11 +288,10 @@ def test_a_users_own_file_runs(tmp_path: Path, config: Path) -> None:
         micro_batch=1,
     )
     run = measured(case, tmp_path / "run")
-    assert run.observed is not None
-    settings = run.observed.settings
+    settings = observed(run).settings
     assert settings["sharding"] == "SHARD_GRAD_OP"
     assert settings["recomputing_blocks"] == "4 of 4"
     assert settings["reduce_dtype"] == "torch.bfloat16"
     assert settings["forced"].startswith("FSDP on a CPU")
     assert len(settings["accelerate_config"]) == 16
-    assert run.observed.environment["accelerate"]
+    assert observed(run).environment["accelerate"]

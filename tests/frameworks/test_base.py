@@ -30,6 +30,7 @@ from perfsuite.frameworks.base import missing_package, optional_packages, requir
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect
+from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.settings import ASKED, CHOSEN
 from perfsuite.worker import flops
@@ -57,6 +58,11 @@ def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
     return result
 
 
+def observed(run: Run) -> Observed:
+    assert run.observed is not None
+    return run.observed
+
+
 @pytest.fixture(scope="module")
 def ddp(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return measured(SMALL, tmp_path_factory.mktemp("ddp"))
@@ -72,9 +78,8 @@ def test_a_run_is_complete(ddp: Run) -> None:
     assert f.peak_memory_bytes > 4 * 918_656 * 4, "parameters, gradients and two moments in fp32"
     assert f.mfu is None
     assert float(f.loss_last or 0) < float(f.loss_first or 0)
-    assert ddp.observed is not None
-    assert ddp.observed.settings["wrapper"] == "DistributedDataParallel"
-    assert ddp.observed.environment["torch"].startswith("2.")
+    assert observed(ddp).settings["wrapper"] == "DistributedDataParallel"
+    assert observed(ddp).environment["torch"].startswith("2.")
 
 
 @pytest.mark.launch
@@ -144,8 +149,7 @@ def test_tensor_parallel_ranks_train_as_one(ddp: Run, tmp_path: Path) -> None:
 def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
     """The worker itself refuses what is not as asked for; this checks that it looked."""
     result = measured(case, tmp_path)
-    assert result.observed is not None
-    settings = result.observed.settings
+    settings = observed(result).settings
     blocks = {"llama-tiny": 4, "gpt2-tiny": 2}[case.model.name]
     recomputing = {"none": 0, "every-2": 2, "full": 4, "selective-op": 4}[case.activation_checkpointing]
     assert settings["recomputing_blocks"] == f"{recomputing} of {blocks}"
@@ -160,10 +164,9 @@ def test_compiled_blocks_train_the_same_and_what_cannot_be_seen_in_them_is_said(
 ) -> None:
     compiled = measured(SMALL.replace(framework=FSDP2(), compile=True), tmp_path)
     assert compiled.loss == pytest.approx(ddp.loss, rel=1e-3)
-    assert compiled.observed is not None
-    assert compiled.observed.settings["recomputing_blocks"] == "not observed (compiled)"
-    assert compiled.observed.settings["attention_kernel"] == "not observed (compiled)"
-    assert compiled.observed.settings["compiled"] == "yes"
+    assert observed(compiled).settings["recomputing_blocks"] == "not observed (compiled)"
+    assert observed(compiled).settings["attention_kernel"] == "not observed (compiled)"
+    assert observed(compiled).settings["compiled"] == "yes"
 
 
 @pytest.mark.nightly
@@ -294,6 +297,5 @@ def test_adapters_train_the_same_sharded_or_not(tmp_path: Path) -> None:
     )
     assert [launch.loss for launch in sharded] == [pytest.approx(whole.loss, rel=1e-4)] * 2
     for launch in (whole, *sharded):
-        assert launch.observed is not None
-        assert launch.observed.settings["adapters"] == "28"
-        assert launch.observed.settings["quantised_layers"] == "28 4bit"
+        assert observed(launch).settings["adapters"] == "28"
+        assert observed(launch).settings["quantised_layers"] == "28 4bit"

@@ -18,7 +18,7 @@ from perfsuite.errors import CaseError
 from perfsuite.frameworks.common.model import blocks, build_model
 from perfsuite.frameworks.lightning import FABRIC_PRECISION
 from tests.fake_group import fake_group
-from tests.frameworks.test_base import SMALL, measured
+from tests.frameworks.test_base import SMALL, measured, observed
 from tests.samples import make_gpu_machine, make_machine
 
 CPU, GPUS = make_machine(), make_gpu_machine("Tesla V100-SXM2-16GB", count=4)
@@ -157,9 +157,7 @@ def test_it_trains_the_same_as_plain_ddp(tmp_path: Path) -> None:
     sharded = measured(fsdp2, tmp_path / "fsdp2")
     assert ddp.loss == pytest.approx(plain.loss, rel=1e-4)
     assert sharded.loss == pytest.approx(plain.loss, rel=1e-3)
-    assert ddp.observed is not None
-    assert ddp.observed.settings["fabric_precision"] == "MixedPrecision bf16-mixed"
-    assert "lightning" in ddp.observed.environment
+    assert observed(ddp).settings["fabric_precision"] == "MixedPrecision bf16-mixed"
+    assert "lightning" in observed(ddp).environment
     assert float(ddp.figures.peak_memory_bytes or 0) < 1.4 * float(plain.figures.peak_memory_bytes or 0)
-    assert sharded.observed is not None
-    assert sharded.observed.settings["fabric_strategy"] == "ModelParallelStrategy"
+    assert observed(sharded).settings["fabric_strategy"] == "ModelParallelStrategy"

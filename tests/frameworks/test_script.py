@@ -23,6 +23,7 @@ from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.frameworks import test_base as base
+from tests.frameworks.test_base import observed
 from tests.launch.test_local import driver, processes_of
 from tests.processes import arguments, wait_until
 from tests.samples import make_case, make_machine
@@ -428,11 +429,10 @@ def test_a_script_runs_unchanged_and_gives_figures(by_path: Run) -> None:
     assert figures.tokens_per_s == pytest.approx(2 * 4 * 16 / float(figures.step_s_p50 or 0))
     assert figures.peak_memory_bytes is not None
     assert by_path.flops is None
-    assert by_path.observed is not None
-    settings = by_path.observed.settings
+    settings = observed(by_path).settings
     assert (settings["wrapper"], settings["world_size"]) == ("DistributedDataParallel", "2")
     assert settings["compute_dtype"] == "float32"
-    assert by_path.observed.environment["script"].startswith("train.py ")
+    assert observed(by_path).environment["script"].startswith("train.py ")
     assert by_path.device_probe
 
 
@@ -483,8 +483,7 @@ def test_a_scripts_process_is_its_own_as_is_the_launchs_directory(tmp_path: Path
     }
     framework = Script(**ways[how], env={"OUT": "{launch_dir}", "OMP_NUM_THREADS": "3"})
     result = measured(case_of(framework, topology=Topology(processes_per_node=1)), tmp_path)
-    assert result.observed is not None
-    assert result.observed.environment["threads"] == "1"
+    assert observed(result).environment["threads"] == "1"
     told = (tmp_path / "run" / "files" / "checkpoint").read_text().split()
     assert told == (["None"] * 3 if how == "command" else ["0", "1", "perfsuite"])
 
@@ -635,8 +634,7 @@ def test_gradients_may_be_exchanged_by_hand(tmp_path: Path) -> None:
         "optimizer.step()", f"{by_hand}\n                optimizer.step()"
     )
     result = measured(case_of(Script(path=script(tmp_path, text))), tmp_path)
-    assert result.observed is not None
-    assert result.observed.settings["wrapper"] == "none"
+    assert observed(result).settings["wrapper"] == "none"
 
 
 @pytest.mark.launch
@@ -676,11 +674,9 @@ while True:
     as_framework = measured(ddp, tmp_path / "ddp")
     assert as_script.loss == pytest.approx(as_framework.loss, rel=1e-6)
     assert as_script.flops == as_framework.flops
-    assert as_script.observed is not None
-    assert as_framework.observed is not None
-    settings = dict(as_framework.observed.settings)
-    assert as_script.observed.environment["attention_kernel"] == settings.pop("attention_kernel")
-    assert as_script.observed.settings == settings
+    settings = dict(observed(as_framework).settings)
+    assert observed(as_script).environment["attention_kernel"] == settings.pop("attention_kernel")
+    assert observed(as_script).settings == settings
 
 
 @pytest.mark.launch

@@ -8,7 +8,7 @@ import pytest
 from perfsuite import Topology, Trainer
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError
-from tests.frameworks.test_base import SMALL, measured
+from tests.frameworks.test_base import SMALL, measured, observed
 from tests.samples import make_case, make_gpu_machine, make_machine
 
 CPU, GPUS = make_machine(), make_gpu_machine()
@@ -86,10 +86,10 @@ def test_its_own_checkpointing_accumulation_and_log(tmp_path: Path) -> None:
         gradient_accumulation=2,
     )
     run = measured(case, tmp_path)
-    assert run.observed is not None
-    assert run.observed.settings["recomputing_blocks"] == "2 of 4"
-    assert run.observed.settings["compute_dtype"] == "bfloat16"
-    assert run.observed.settings["forced"].endswith("without sync_module_states, which broadcasts from a GPU")
+    settings = observed(run).settings
+    assert settings["recomputing_blocks"] == "2 of 4"
+    assert settings["compute_dtype"] == "bfloat16"
+    assert settings["forced"].endswith("without sync_module_states, which broadcasts from a GPU")
     assert len(run.loss) == len(run.step_s) == 12
     assert run.figures.own_tokens_per_s is not None
     assert 0 < run.figures.own_tokens_per_s < 12 * 2 * 2 * 2 * 32 / min(run.step_s), (
