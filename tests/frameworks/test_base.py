@@ -46,6 +46,7 @@ SMALL = Case(
     steps=10,
     timeout_s=240,
 )
+FOUR = Topology(processes_per_node=4)
 FULL = FSDP(sharding_strategy="FULL_SHARD")
 
 
@@ -107,8 +108,7 @@ def test_strategies_train_the_same(ddp: Run, tmp_path: Path, framework: Framewor
 @pytest.mark.launch
 def test_tensor_parallel_ranks_train_as_one(ddp: Run, tmp_path: Path) -> None:
     """Four ranks, of which two and two split each layer: the same global batch as two of DDP."""
-    topology = Topology(processes_per_node=4)
-    split = measured(SMALL.replace(framework=FSDP2(tensor_parallel=2), topology=topology), tmp_path)
+    split = measured(SMALL.replace(framework=FSDP2(tensor_parallel=2), topology=FOUR), tmp_path)
     assert split.loss == pytest.approx(ddp.loss, rel=1e-4)
     assert split.figures.tokens_per_s == pytest.approx(2 * 2 * 32 / float(split.figures.step_s_p50 or 0))
 
@@ -138,11 +138,8 @@ def test_tensor_parallel_ranks_train_as_one(ddp: Run, tmp_path: Path) -> None:
         SMALL.replace(framework=DDP(), precision="bf16-mixed"),
         SMALL.replace(framework=FULL, precision="fp16-mixed"),
         SMALL.replace(framework=FSDP2(), precision="bf16", model="gpt2-tiny"),
-        SMALL.replace(
-            framework=FSDP(sharding_strategy="HYBRID_SHARD", shard_group=2),
-            topology=Topology(processes_per_node=4),
-        ),
-        SMALL.replace(framework=FSDP2(shard_group=2), topology=Topology(processes_per_node=4)),
+        SMALL.replace(framework=FSDP(sharding_strategy="HYBRID_SHARD", shard_group=2), topology=FOUR),
+        SMALL.replace(framework=FSDP2(shard_group=2), topology=FOUR),
     ],
     ids=lambda case: case.id,
 )

@@ -28,6 +28,7 @@ def units(framework: FSDP, **changes: Any) -> list[FullyShardedDataParallel]:
     [
         ("FULL_SHARD", {}, BackwardPrefetch.BACKWARD_PRE),
         ("SHARD_GRAD_OP", {"backward_prefetch": "none"}, None),
+        ("SHARD_GRAD_OP", {"backward_prefetch": "BACKWARD_POST"}, BackwardPrefetch.BACKWARD_POST),
     ],
 )
 def test_options_reach_every_unit(strategy: Any, options: dict[str, Any], prefetch: Any) -> None:

@@ -50,7 +50,7 @@ def test_bad_options_are_named_with_what_is_allowed(options: dict[str, Any], sai
         (Trainer(), CPU, {"activation_checkpointing": "selective-op"}, "of whole blocks: none, full"),
         (Trainer(), CPU, {"topology": Topology(processes_per_node=1)}, "wraps nothing on 1 process"),
         (Trainer(fsdp="full_shard offload"), CPU, {}, "to a GPU, this machine has none"),
-        (HYBRID, CPU, {}, "hybrid_shard shards among the GPUs of a node"),
+        (HYBRID, CPU, {}, "hybrid_shard shards among the GPUs of a node, this machine has none"),
         (Trainer(fsdp="full_shard offload"), GPUS, {"topology": EIGHT}, "take fsdp_version=1"),
         (Trainer(fsdp="full_shard offload", fsdp_version=1), GPUS, {"topology": EIGHT}, None),
         (HYBRID, GPUS, {"topology": EIGHT}, "8 processes cannot be split so"),
