@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     BeforeValidator,
     Field,
     PlainSerializer,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
     field_validator,
     model_validator,
 )
@@ -21,7 +18,7 @@ from perfsuite.case.catalog import find
 from perfsuite.case.framework import FrameworkOptions, as_json, changed_fields, parse
 from perfsuite.case.hardware import ACCELERATORS, hardware_error
 from perfsuite.case.model import Model
-from perfsuite.documents import Data, Document, digest, plain
+from perfsuite.documents import Data, Document, digest
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
@@ -105,15 +102,6 @@ class Case(Data):
     may_run_out_of_memory: bool = Field(default=False, strict=True)
     """Whether running out of memory is a result, not a failure, as in a batch sweep; unless a baseline says
     that the case fits."""
-
-    @field_validator("sequence_length", mode="wrap")
-    @classmethod
-    def _tokens_or_none(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-        try:
-            return check(value)
-        except ValidationError as error:
-            problem = error.errors(include_url=False)[0]["msg"]
-            raise ValueError(f"{problem}; None where a Script counts samples and no tokens") from None
 
     @field_validator("hardware")
     @classmethod
@@ -242,11 +230,3 @@ class CaseFile(Document):
     (`perfsuite.results.profile`): nothing of such a launch is judged."""
     metrics: tuple[str, ...] = ()
     """Metrics of other packages that every rank records: entry points of `perfsuite.metrics`."""
-
-    def as_json(self) -> str:
-        """As other documents, without what is as usual: an older perfsuite, as of an arm, may not know it."""
-        fields = type(self).model_fields
-        told = {
-            name: value for name, value in plain(self).items() if getattr(self, name) != fields[name].default
-        }
-        return json.dumps({"schema_version": self.schema_version, **told}, sort_keys=True, indent=1) + "\n"

@@ -6,9 +6,7 @@ Imports neither torch nor pytest.
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -25,6 +23,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, fi
 from perfsuite.case.case import Case
 from perfsuite.case.framework import LossRule, Promises, changed_fields
 from perfsuite.case.hardware import Machine
+from perfsuite.documents import digest
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import Command, DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
 from perfsuite.results.environment import secret_variable, secret_word
@@ -119,14 +118,6 @@ class Script(Framework):
                 )
         return self
 
-    @field_validator("loss", mode="before")
-    @classmethod
-    def _no_flag(cls, value: Any) -> Any:
-        if isinstance(value, bool):
-            told = '"finite", or "falls" where it has to fall' if value else "None, which does not observe it"
-            raise ValueError(f"say loss={told}")
-        return value
-
     @property
     def promises(self) -> Promises:
         return Promises(
@@ -140,11 +131,10 @@ class Script(Framework):
     def slug(self) -> str:
         """The name of what runs, options, and a digest of arguments, directories and variables."""
         what = self.label or _name(self.command or (self.path or self.module or "",))
-        fields = {name: getattr(self, name) for name in _IN_DIGEST}
+        fields = self.model_dump(include=set(_IN_DIGEST))
         fields |= {name: _from_here(fields[name]) for name in ("path", "cwd")}
-        text = json.dumps(fields, default=dict, sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:6]
-        return "-".join([self.name, what, *changed_fields(self, skip=_IN_DIGEST | {"label"}), digest])
+        changed = changed_fields(self, skip=_IN_DIGEST | {"label"})
+        return "-".join([self.name, what, *changed, digest(fields, 6)])
 
     def check(self, case: Case) -> None:
         """Raise `CaseError` if the file, module, command or directory does not exist."""

@@ -14,7 +14,7 @@ so that `main NCCL_ALGO=Ring` is the branch main with one variable set.
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
 import re
 import shlex
@@ -24,7 +24,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from perfsuite import __version__
 from perfsuite.errors import CaseError, GitError, PackageError
@@ -222,13 +221,11 @@ def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
 
     An interpreter whose editable installs lie in the repository has their directories on its path.
     """
-    said = ""
     try:
-        with contextlib.suppress(OSError):  # `_version` tells of it
-            said = _ask(python, "import sys; print(sys.prefix, *sys.path, sep='\\n')").stdout
-    except subprocess.TimeoutExpired:
-        raise CaseError(f"{python} does not answer in {ANSWER_S} s") from None
-    prefix, *paths = [Path(line) for line in said.splitlines() if line] or [top]
+        said = ask(Arm(python=python), "import json, sys; print(json.dumps([sys.prefix, *sys.path]))")
+    except CaseError as error:
+        raise CaseError(f"{python} is no interpreter that can be used ({error})") from None
+    prefix, *paths = map(Path, filter(None, json.loads(said)))
     is_inside = prefix.is_relative_to(top)  # else the repository may lie below it, as /usr/src below /usr
     ours = [
         each for each in paths if each.is_relative_to(top) and not (is_inside and each.is_relative_to(prefix))
@@ -261,7 +258,16 @@ def ask(arm: Arm, code: str) -> str:
     Raises `CaseError` with why the interpreter does not answer.
     """
     try:
-        done = _ask(arm.python, code, cwd=arm.directory, env={**os.environ, **arm.variables})
+        done = subprocess.run(
+            [arm.python, "-c", code],
+            cwd=arm.directory,
+            env={**os.environ, **arm.variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_S,
+            check=False,
+        )
         if done.returncode == 0 and done.stdout.strip():
             return done.stdout.splitlines()[-1]
         said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
@@ -270,15 +276,3 @@ def ask(arm: Arm, code: str) -> str:
     except OSError as error:
         said = str(error.strerror)
     raise CaseError(said)
-
-
-def _ask(python: str, code: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [python, "-c", code],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=ANSWER_S,
-        check=False,
-        **settings,
-    )

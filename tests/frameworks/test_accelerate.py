@@ -68,9 +68,7 @@ def read(directory: Path, text: str) -> LaunchConfig:
     ("strategy", "sharding"),
     [
         ("fsdp_sharding_strategy: SHARD_GRAD_OP", "SHARD_GRAD_OP"),
-        ("fsdp_sharding_strategy: 3", "NO_SHARD"),
         ("fsdp_sharding_strategy: hybrid_shard", "HYBRID_SHARD"),
-        ("sharding_strategy: SHARD_GRAD_OP", "SHARD_GRAD_OP"),
         ("fsdp_reshard_after_forward: SHARD_GRAD_OP", "SHARD_GRAD_OP"),
         ("fsdp_offload_params: false", "FULL_SHARD"),
     ],
@@ -94,7 +92,7 @@ PREFETCH, TYPE = "fsdp_forward_prefetch: false", "distributed_type"
         ("debug:", "debugg:", "debugg: unknown field.*got False.* Known fields: distributed_type, num_proc"),
         ("fsdp_use_orig", "fsdp_orig", "fsdp_config.fsdp_orig_params: unknown field.*fsdp_use_orig_params"),
         ("SHARD_GRAD_OP", "SHARD", "fsdp_config.fsdp_sharding_strategy: .*'HYBRID_SHARD'.*got 'SHARD'"),
-        ("SHARD_GRAD_OP", "6", "fsdp_config.fsdp_sharding_strategy: .*'HYBRID_SHARD'.*got 6"),
+        ("SHARD_GRAD_OP", "1", "fsdp_config.fsdp_sharding_strategy: .*'HYBRID_SHARD'.*got 1"),
         ("SHARD_GRAD_OP", "true", "fsdp_config.fsdp_sharding_strategy: .*'HYBRID_SHARD'.*got True"),
         ("type: FSDP", "type: DEEPSPEED", "distributed_type: .*'MULTI_GPU'.*'FSDP'.*got 'DEEPSPEED'"),
         ("type: FSDP", "type: MULTI_GPU", "distributed_type is MULTI_GPU, fsdp_config is given"),

@@ -11,7 +11,7 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
@@ -235,18 +235,6 @@ def steps(job_id: str, name: str) -> list[str]:
 def cancel(id_: str, *options: str) -> None:
     """Cancel a job or a step, which may have ended. `options` are those of scancel."""
     _ask_unless(f"already completing or completed|{_UNKNOWN_JOB}", "scancel", *options, id_)
-
-
-def switches(nodes: Iterable[str]) -> dict[str, str]:
-    """The lowest switch or block above each node, of those nodes for which Slurm tells one."""
-    printed = _ask_unless("No topology information", "scontrol", "show", "topology", "--oneliner") or ""
-    wanted = set(nodes)
-    found: dict[str, str] = {}
-    for told in map(fields, printed.splitlines()):
-        name = told.get("SwitchName", told.get("BlockName"))
-        if name is not None and told.get("Level", "0") == "0" and "Nodes" in told:
-            found |= {node: name for node in hostnames(told["Nodes"]) if node in wanted}
-    return found
 
 
 def _seconds_between(began: str | None, ended: str | None) -> float | None:

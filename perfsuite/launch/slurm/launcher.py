@@ -122,10 +122,7 @@ class SlurmLauncher:
                 "command, --store)"
             )
         refuse_other_gpus(told)
-        switches: dict[str, str] = {}
-        with contextlib.suppress(SlurmError):  # nothing depends on them
-            switches = commands.switches(self.nodes)
-        nodes = (AllocatedNode(name=n.name, switch=switches.get(n.name), interface=n.interface) for n in told)
+        nodes = (AllocatedNode(name=each.name, interface=each.interface) for each in told)
         network = {n: value for n, value in variables(os.environ).items() if n.startswith(("NCCL_", "GLOO_"))}
         allocation = Allocation(
             job_id=self.job_id, nodes=tuple(nodes), queued_s=self._allocated.queued_s, variables=network
