@@ -6,17 +6,16 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, Field, JsonValue, PlainSerializer, field_validator
 
 from perfsuite.documents import Data
 from perfsuite.errors import CaseError, FileError
 
+V = TypeVar("V")
 FrozenMapping = Annotated[
-    Mapping[str, JsonValue],
-    AfterValidator(lambda value: MappingProxyType(dict(value))),
-    PlainSerializer(dict),
+    Mapping[str, V], AfterValidator(lambda value: MappingProxyType(dict(value))), PlainSerializer(dict)
 ]
 
 
@@ -28,7 +27,7 @@ class Model(Data):
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)
-    config: FrozenMapping
+    config: FrozenMapping[JsonValue]
     """The transformers configuration. Empty for a model that only a training script can build: its FLOPs, and
     so its MFU, are not known."""
 

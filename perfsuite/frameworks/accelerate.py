@@ -27,7 +27,6 @@ from perfsuite.frameworks.common.sharding import (
 )
 
 Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
-"""FSDP1's strategies."""
 Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"]
 
 MIXED_PRECISION = {"fp32": "no", "bf16-mixed": "bf16", "bf16": "no"}
@@ -164,7 +163,6 @@ class LaunchConfig(ConfigFile):
     kind: ClassVar[str] = "a YAML file that `accelerate config` wrote"
 
     file: str
-    """Name of the file, without directory."""
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -33,7 +33,6 @@ from perfsuite.results.environment import SECRET
 from perfsuite.results.run_dir import MOVED
 
 ANSWER_S = 60
-"""Seconds after which an interpreter that does not say which perfsuite it has is given up."""
 WORDS = (
     "give . for this environment, NAME=VALUE, PACKAGE==VERSION, path/to/python, a git commit or "
     "COMMIT:LOCKFILE, with spaces between them"
@@ -47,9 +46,7 @@ class Arm:
     """How the launches of an arm differ from those of any other case."""
 
     text: str = "."
-    """As it was given."""
     python: str = sys.executable
-    """The interpreter of the agents and ranks."""
     given: Mapping[str, str] = field(default_factory=dict)
     """The variables among its words."""
     paths: tuple[str, ...] = ()
@@ -65,9 +62,7 @@ class Arm:
     lock: str = ""
     """The file of the commit, from its top on, whose packages the interpreter has; empty: none was named."""
     dirty: bool = False
-    """Whether tracked files have uncommitted changes."""
     perfsuite: str = __version__
-    """The version that the interpreter has."""
 
     @property
     def variables(self) -> dict[str, str]:
@@ -178,7 +173,6 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path) -> Arm:
 
 
 def _environments(words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The interpreters and the commits among words: at most one of each."""
     pythons, commits = [], []
     for word in words:
         if "/" in word and (path := Path(word).expanduser()).is_file():
@@ -243,7 +237,6 @@ def _place(worktree: Path, top: Path) -> Path:
 
 
 def _version(arm: Arm) -> str:
-    """The version of the perfsuite that an arm has. Raises `CaseError` if it has none."""
     try:
         return ask(arm, "import perfsuite; print(perfsuite.__version__)")
     except CaseError as error:

@@ -3,8 +3,6 @@
 The lock is flock(2) on a file, which the kernel lets go when its holder ends, however that ends. Who holds
 it stands in the file. Sessions on other GPUs of the machine queue, too: they would share its cores, its
 memory bandwidth, its PCIe links and its power.
-
-Why not filelock: its older versions empty the file whenever another session tries.
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ from perfsuite.results.amounts import amount
 QUIET_S = 5.0
 """Seconds without any other user after which the machine counts as quiet."""
 LOOK_EVERY_S = 1.0
-"""Seconds between two looks at the machine."""
 WAIT_S = 120.0
 """Seconds that quiet is waited for at the most, by default: a compiler or a run of tests often ends by then,
 a neighbour's training takes hours."""
@@ -38,7 +37,6 @@ NAMED = 3
 WORTH_NAMING = 0.02
 """The share of the cores' time from which on a process is named."""
 LONGEST_NAME = 40
-"""Characters of a process's name that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +160,6 @@ class Neighbours:
     say: Callable[[str], None]
     show: Callable[[str], None]
     most_s: float = WAIT_S
-    """Seconds to wait at the most."""
     see_cores: Callable[[], Cores] = cores
     see_gpus: Callable[[int], list[str]] = see_gpus
     """Who holds memory of the first so many GPUs."""

@@ -52,7 +52,6 @@ AC = ("activation_checkpointing:", "none", "full", "selective-op", "every-")
         bad("sharding_strategy:", "'FULL_SHARD'", "got 'FULL'", framework=of("fsdp", **STEP)),
         bad("micro_batch:", "greater than or equal to 1", "got 0", micro_batch=0),
         bad("steps:", "less than or equal to 100000000", steps=10**30),
-        bad("steps:", "less than or equal to", "got a number too long to be shown", steps=10**5000),
         bad("learning_rate:", "less than or equal to 1000", learning_rate=1e308),
         bad("seed:", "less than 9223372036854775808", seed=2**63),
         bad("timeout_s:", "less than or equal to 100000000", timeout_s=1e300),

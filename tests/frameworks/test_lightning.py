@@ -40,7 +40,7 @@ RECOMPUTED = {"activation_checkpointing": "selective-op"}
         (BY_FSDP, GPUS, {**FP16, "activation_checkpointing": "every-2"}, None),
         (HYBRID, GPUS, {"topology": Topology(nodes=2, processes_per_node=4)}, None),
         (BY_FSDP, CPU, {}, "Fabric's FSDPStrategy runs on GPUs only"),
-        (BY_FSDP, GPUS, RECOMPUTED, "recomputes whole blocks: no activation_checkpointing selective-op"),
+        (BY_FSDP, GPUS, RECOMPUTED, "recomputes whole blocks: no checkpointing 'selective-op'"),
         (BY_FSDP, GPUS, {"topology": ALONE}, "FULL_SHARD needs at least 2 processes"),
         (HYBRID, GPUS, {}, "needs at least 2 groups of at least 2 processes"),
         (

@@ -47,7 +47,12 @@ def test_bad_options_are_named_with_what_is_allowed(options: dict[str, Any], sai
     [
         (Trainer(), CPU, {}, None),
         (Trainer(), CPU, {"activation_checkpointing": "every-2"}, None),
-        (Trainer(), CPU, {"activation_checkpointing": "selective-op"}, "of whole blocks: none, full"),
+        (
+            Trainer(),
+            CPU,
+            {"activation_checkpointing": "selective-op"},
+            "whole blocks (none, full, every-N)",
+        ),
         (Trainer(), CPU, {"topology": Topology(processes_per_node=1)}, "wraps nothing on 1 process"),
         (Trainer(fsdp="full_shard offload"), CPU, {}, "to a GPU, this machine has none"),
         (HYBRID, CPU, {}, "hybrid_shard shards among the GPUs of a node, this machine has none"),

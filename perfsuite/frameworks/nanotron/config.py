@@ -19,7 +19,6 @@ from perfsuite.frameworks.common.config_file import ConfigFile
 from perfsuite.results.run_dir import RunDir
 
 VERSION = "0.4"
-"""The release of nanotron that perfsuite measures."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 """Precision of a case -> nanotron's dtype of parameters and of computing."""
@@ -89,7 +88,7 @@ def from_case(case: Case, options: Mapping[str, Any], *, files: Path, fused_adam
         "logging": {
             "log_level": "warning",
             "log_level_replica": "warning",
-            "iteration_step_info_interval": options["log_interval"] or UNREACHED_STEPS,
+            "iteration_step_info_interval": UNREACHED_STEPS,
         },
         "tokens": {
             "sequence_length": case.sequence_length,
@@ -122,7 +121,6 @@ class TrainingConfig(ConfigFile):
     kind: ClassVar[str] = "a configuration file of nanotron, in YAML"
 
     name: str
-    """Name of the file, without directory and suffix."""
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -27,14 +27,12 @@ FORGOTTEN = "FORGOTTEN"
 WAITING = frozenset(
     ["PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"]
 )
-"""States of a job that does not run yet."""
 ENDED = frozenset(
     [
         *("COMPLETED", "BOOT_FAIL", "CANCELLED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
         *("PREEMPTED", "REVOKED", "TIMEOUT", FORGOTTEN),
     ]
 )
-"""States of a job that ended, well or not."""
 NOTHING = ("", "(null)", "N/A", "None", "Unknown")
 """What Slurm prints where there is nothing to tell."""
 T = TypeVar("T")
@@ -56,7 +54,6 @@ class SlurmJob:
     state_words: str
     """Its state as it was printed: `CANCELLED by 0`."""
     reason: str | None = None
-    """Why it waits, or why it ended."""
     nodes: tuple[str, ...] = ()
     """Its nodes in Slurm's order; none while it waits."""
     exit_status: int | None = None
