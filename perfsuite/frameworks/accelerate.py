@@ -1,7 +1,4 @@
-"""Hugging Face accelerate: DDP, FSDP1 and FSDP2 through `Accelerator`, or by a user's own YAML file.
-
-The file is read on the driver's side, so that a bad one is known before anything is launched.
-"""
+"""Hugging Face accelerate: DDP, FSDP1 and FSDP2 through `Accelerator`, or by a user's own YAML file."""
 
 from __future__ import annotations
 

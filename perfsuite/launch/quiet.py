@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +103,8 @@ def name_of(pid: int) -> str:
         program, *words = process.cmdline() or [process.name()]
     except psutil.Error:
         program, words = "a process", []
-    options = list(takewhile(lambda word: word.startswith("-"), words))
-    is_code = any(re.fullmatch("-[A-Za-z]*c", option) for option in options)
-    first = [] if is_code else words[len(options) : len(options) + 1]
+    is_code = any(re.fullmatch("-[A-Za-z]*c", word) for word in words)
+    first = [] if is_code else [word for word in words if not word.startswith("-")][:1]
     told = " ".join(word.rstrip("/").rsplit("/", 1)[-1] for word in [program, *first])
     name = "".join(letter if letter.isprintable() else "?" for letter in told)
     return f"{name[:LONGEST_NAME]} (pid {pid})"
