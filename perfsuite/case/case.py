@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cached_property
 from typing import Annotated, Literal
@@ -18,7 +19,7 @@ from perfsuite.case.catalog import find
 from perfsuite.case.framework import FrameworkOptions, as_json, changed_fields, parse
 from perfsuite.case.hardware import ACCELERATORS, hardware_error
 from perfsuite.case.model import Model
-from perfsuite.documents import Data, Document, digest
+from perfsuite.documents import Data, Document, digest, plain
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
@@ -230,3 +231,11 @@ class CaseFile(Document):
     (`perfsuite.results.profile`): nothing of such a launch is judged."""
     metrics: tuple[str, ...] = ()
     """Metrics of other packages that every rank records: entry points of `perfsuite.metrics`."""
+
+    def as_json(self) -> str:
+        """As other documents, without what is as usual: an older perfsuite, as of an arm, may not know it."""
+        fields = type(self).model_fields
+        told = {
+            name: value for name, value in plain(self).items() if getattr(self, name) != fields[name].default
+        }
+        return json.dumps({"schema_version": self.schema_version, **told}, sort_keys=True, indent=1) + "\n"

@@ -27,7 +27,6 @@ Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "H
 Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"]
 
 MIXED_PRECISION = {"fp32": "no", "bf16-mixed": "bf16", "bf16": "no"}
-"""Precision of a case -> accelerate's `mixed_precision`."""
 _FSDP1_ONLY = (
     *("fsdp_sharding_strategy", "fsdp_backward_prefetch", "fsdp_forward_prefetch"),
     *("fsdp_use_orig_params", "fsdp_sync_module_states"),

@@ -119,10 +119,7 @@ def observed(model: nn.Module) -> dict[str, str]:
 def expected(
     case: Case, blocks: Sequence[nn.Module], lora_observed: str | None = None
 ) -> dict[str, str | None]:
-    """Return what `observed` must say of a model with these blocks; None: any value.
-
-    `lora_observed`: what it says of `lora`.
-    """
+    """Return what `observed` must say of a model with these blocks; None: any value."""
     if case.lora is None:
         return {}
     names = [name for name, _ in linear_layers(blocks)]

@@ -24,7 +24,6 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 """Precision of a case -> nanotron's dtype of parameters and of computing."""
 
 PARALLELISM = ("dp", "tp", "pp", "tp_mode", "tp_linear_async_communication", "pp_engine")
-"""Options that stand in nanotron's section `parallelism`."""
 SHAPE = (
     *("hidden_act", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
     *("num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "vocab_size"),
