@@ -53,9 +53,7 @@ class Trainer(Framework):
     @model_validator(mode="after")
     def _version_knows_it(self) -> Trainer:
         if self.fsdp_version == 2 and self._sharding not in (None, "full_shard", "shard_grad_op"):
-            raise ValueError(
-                f"{self._sharding} is of FSDP1: give fsdp_version=1, full_shard or shard_grad_op"
-            )
+            raise ValueError(f"{self._sharding} is of FSDP1: fsdp_version=1, or full_shard, shard_grad_op")
         if self.fsdp_version == 1 and not self.fsdp:
             raise ValueError("fsdp_version=1 without fsdp; name what to shard, for example fsdp='full_shard'")
         return self

@@ -30,7 +30,7 @@ def test_the_id_tells_the_options() -> None:
         ({"fsdp": "full_shard no_shard"}, "leave it empty for DDP, got 'full_shard no_shard'"),
         (
             {"fsdp": "no_shard"},
-            "no_shard is of FSDP1: give fsdp_version=1, full_shard or shard_grad_op",
+            "no_shard is of FSDP1: fsdp_version=1, or full_shard, shard_grad_op",
         ),
         ({"fsdp_version": 1}, "fsdp_version=1 without fsdp; name what to shard"),
         ({"fsdp_version": 3}, "fsdp_version: Input should be 1 or 2, got 3"),
