@@ -173,12 +173,11 @@ def _check_json(case: Case) -> None:
         back = Case.model_validate_json(text)
     except ValueError as error:
         raise AssertionError(
-            f"{case.framework!r} cannot be read back from its JSON {text}: {error}. "
-            "Ranks read their case from a file: give options types that pydantic writes and reads"
+            f"{case.framework!r} cannot be read back from its JSON {text}, as ranks do: {error}"
         ) from error
     assert back == case, (
-        f"{case.framework!r} comes back from its JSON as {back.framework!r}. Ranks read their case from a "
-        "file: give options types that survive it, such as tuples in place of lists"
+        f"{case.framework!r} comes back from its JSON, which ranks read, as {back.framework!r}: give options "
+        "types that survive it, such as tuples in place of lists"
     )
 
 

@@ -78,7 +78,10 @@ SHARED_ID = """
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("    seen: Any = (1, 2)\n", r"comes back from its JSON as Mine\(.*\[1, 2\].*such as tuples"),
+        (
+            "    seen: Any = (1, 2)\n",
+            r"comes back from its JSON, which ranks read, as Mine\(.*\[1, 2\].*as tuples",
+        ),
         (SHARED_ID, r"both have the id mine-llama-tiny-.*let slug\(\) tell"),
     ],
 )

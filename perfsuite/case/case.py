@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     BeforeValidator,
     Field,
     PlainSerializer,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
     field_validator,
     model_validator,
 )
@@ -105,15 +103,6 @@ class Case(Data):
     may_run_out_of_memory: bool = Field(default=False, strict=True)
     """Whether running out of memory is a result, not a failure, as in a batch sweep; unless a baseline says
     that the case fits."""
-
-    @field_validator("sequence_length", mode="wrap")
-    @classmethod
-    def _tokens_or_none(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-        try:
-            return check(value)
-        except ValidationError as error:
-            problem = error.errors(include_url=False)[0]["msg"]
-            raise ValueError(f"{problem}; None where a Script counts samples and no tokens") from None
 
     @field_validator("hardware")
     @classmethod

@@ -52,9 +52,9 @@ def llama(
 
 def mamba(name: str, *, layers: int, hidden: int, vocab: int) -> Model:
     """A Mamba shape (Gu and Dao 2023): state 16, expansion 2, convolution over 4, tied embeddings."""
-    shape: dict[str, JsonValue] = {"num_hidden_layers": layers, "hidden_size": hidden, "vocab_size": vocab}
-    usual: dict[str, JsonValue] = {"model_type": "mamba", "state_size": 16, "expand": 2, "conv_kernel": 4}
-    return Model(name=name, config={**usual, **shape, "tie_word_embeddings": True})
+    shape = {"num_hidden_layers": layers, "hidden_size": hidden, "vocab_size": vocab}
+    usual = {"state_size": 16, "expand": 2, "conv_kernel": 4, "tie_word_embeddings": True}
+    return Model(name=name, config={"model_type": "mamba", **usual, **shape})
 
 
 def _llama3(name: str, **shape: Any) -> Model:

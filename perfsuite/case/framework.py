@@ -81,9 +81,8 @@ class MissingFramework(FrameworkOptions):
     promises: ClassVar[Promises] = Promises(builds_model=False, ignores=frozenset())
 
     def slug(self) -> str:
-        """The slug in the file; without one, the name and every option, as no default is known here."""
-        options = [f"{key}{value}".lower() for key, value in sorted((self.model_extra or {}).items())]
-        return self.written_slug or "-".join([self.name, *options])
+        """The slug in the file, as no default of an option is known here."""
+        return self.written_slug or self.name
 
 
 def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
@@ -151,16 +150,11 @@ def load(extension: Extension) -> type[FrameworkOptions]:
     """The class that another package brings. Raises `ExtensionError` if it is no framework of that name."""
     kind = extension.load()
     if not (isinstance(kind, type) and issubclass(kind, FrameworkOptions)):
-        raise extension.error(
-            f"{kind!r} is not a subclass of perfsuite.frameworks.Framework: derive it from that"
-        )
+        raise extension.error(f"{kind!r} is no perfsuite.frameworks.Framework: derive it from that")
     if _name(kind) != extension.name:
         raise extension.error(f"{kind.__name__}.name is {_name(kind)!r}: set it to {extension.name!r}")
     if reserved := sorted(RESERVED & kind.model_fields.keys()):
-        raise extension.error(
-            f"{kind.__name__} has an option called {reserved[0]!r}, which stands for another "
-            "thing in files: rename it"
-        )
+        raise extension.error(f"rename its option {reserved[0]!r}, which is a key of files")
     return kind
 
 

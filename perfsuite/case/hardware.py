@@ -131,8 +131,6 @@ class AllocatedNode(Data):
     """One node of an allocation."""
 
     name: str
-    switch: str | None = None
-    """The switch or block that it hangs on, if the scheduler tells."""
     interface: str | None = None
     """The network interface that its host name leads to: gloo's, unless GLOO_SOCKET_IFNAME names another."""
 

@@ -6,17 +6,16 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, Field, JsonValue, PlainSerializer, field_validator
 
-from perfsuite.documents import Data, read_text
+from perfsuite.documents import Data
 from perfsuite.errors import CaseError, FileError
 
+V = TypeVar("V")
 FrozenMapping = Annotated[
-    Mapping[str, JsonValue],
-    AfterValidator(lambda value: MappingProxyType(dict(value))),
-    PlainSerializer(dict),
+    Mapping[str, V], AfterValidator(lambda value: MappingProxyType(dict(value))), PlainSerializer(dict)
 ]
 
 
@@ -28,7 +27,7 @@ class Model(Data):
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)
-    config: FrozenMapping
+    config: FrozenMapping[JsonValue]
     """The transformers configuration. Empty for a model that only a training script can build: its FLOPs, and
     so its MFU, are not known."""
 
@@ -83,7 +82,7 @@ class Model(Data):
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(read_text(path))
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}. Give a transformers config.json.") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -39,10 +39,8 @@ def summary() -> str:
 
 def wrong_build(machine: Machine) -> str | None:
     """Why the installed torch, which pip does not look after, cannot train on `machine`, or None."""
-    if importlib.util.find_spec("torch") is None:
-        return f"torch is not installed, {_OR_NEWER}"
     if not (build := installed()):
-        return None
+        return f"torch is not installed, {_OR_NEWER}"
     version = build["__version__"]
     if release() < MIN_TORCH:
         return f"torch {version} is too old, {_OR_NEWER}"

@@ -1,7 +1,4 @@
-"""Hugging Face accelerate: DDP, FSDP1 and FSDP2 through `Accelerator`, or by a user's own YAML file.
-
-The file is read on the driver's side, so that a bad one is known before anything is launched.
-"""
+"""Hugging Face accelerate: DDP, FSDP1 and FSDP2 through `Accelerator`, or by a user's own YAML file."""
 
 from __future__ import annotations
 
@@ -27,11 +24,9 @@ from perfsuite.frameworks.common.sharding import (
 )
 
 Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
-"""FSDP1's strategies. Older files have numbers, from 1 in this order."""
 Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"]
 
 MIXED_PRECISION = {"fp32": "no", "bf16-mixed": "bf16", "bf16": "no"}
-"""Precision of a case -> accelerate's `mixed_precision`."""
 _FSDP1_ONLY = (
     *("fsdp_sharding_strategy", "fsdp_backward_prefetch", "fsdp_forward_prefetch"),
     *("fsdp_use_orig_params", "fsdp_sync_module_states"),
@@ -47,11 +42,6 @@ def _upper(value: Any) -> Any:
     return value.upper() if isinstance(value, str) else value
 
 
-def _named(value: Any) -> Any:
-    is_number = type(value) is int and 1 <= value <= 5
-    return get_args(Sharding)[value - 1] if is_number else _upper(value)
-
-
 def _unused(value: Any) -> Any:
     if value:
         raise ValueError("perfsuite drives accelerate's DDP and FSDP alone; remove it")
@@ -65,7 +55,7 @@ class FsdpFields(Data):
     """The section `fsdp_config` of a file, with the defaults of `accelerate launch`."""
 
     fsdp_version: Literal[1, 2] = 1
-    fsdp_sharding_strategy: Annotated[Sharding | None, BeforeValidator(_named)] = None
+    fsdp_sharding_strategy: Annotated[Sharding | None, BeforeValidator(_upper)] = None
     fsdp_reshard_after_forward: Annotated[bool | Sharding | None, BeforeValidator(_upper)] = None
     fsdp_backward_prefetch: Annotated[Prefetch | None, BeforeValidator(_upper)] = None
     fsdp_forward_prefetch: bool = False
@@ -81,14 +71,6 @@ class FsdpFields(Data):
     fsdp_activation_checkpointing: bool = False
     fsdp_activation_checkpointing_offload: bool = False
     fsdp_state_dict_type: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _prefixed(cls, fields: Any) -> Any:
-        """Add the prefix `fsdp_` to names without it, which accelerate accepts, too."""
-        if not isinstance(fields, dict):
-            return fields
-        return {key if str(key).startswith("fsdp") else f"fsdp_{key}": fields[key] for key in fields}
 
     @model_validator(mode="after")
     def _agree(self) -> FsdpFields:
@@ -177,7 +159,6 @@ class LaunchConfig(ConfigFile):
     kind: ClassVar[str] = "a YAML file that `accelerate config` wrote"
 
     file: str
-    """Name of the file, without directory."""
 
     @classmethod
     def read(cls, path: Path) -> Self:

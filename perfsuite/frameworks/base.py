@@ -176,10 +176,7 @@ def framework_of(case: Case) -> Framework:
         framework_class(framework.name)  # raises the error of a broken one
         raise CaseError(not_installed(framework.name, framework.package))
     if not isinstance(framework, Framework):
-        raise CaseError(
-            f"{type(framework).__name__} has the options of the framework {framework.name!r}, but cannot run "
-            "it: derive it from perfsuite.frameworks.Framework, not from FrameworkOptions"
-        )
+        raise CaseError(f"{type(framework)} cannot be run: derive it from perfsuite.frameworks.Framework")
     return framework
 
 

@@ -30,7 +30,6 @@ FABRIC_PRECISION = {
     "bf16": "bf16-true",
     "fp16-mixed": "16-mixed",
 }
-"""Precision of a case -> Fabric's name for it."""
 
 
 class Lightning(Framework):
@@ -53,9 +52,7 @@ class Lightning(Framework):
             if machine.device == "cpu":
                 return "Fabric's FSDPStrategy runs on GPUs only"
             if case.activation_checkpointing == "selective-op":
-                return (
-                    "Fabric's FSDPStrategy recomputes whole blocks: no activation_checkpointing selective-op"
-                )
+                return "Fabric's FSDPStrategy recomputes whole blocks: no checkpointing 'selective-op'"
             return fsdp1_unsupported(case, machine, self.sharding_strategy, cpu_offload=self.cpu_offload)
         if options := changed_fields(self, skip=frozenset({"strategy"})):
             return f"{', '.join(options)}: for strategy 'fsdp' only, not for {self.strategy!r}"

@@ -6,39 +6,32 @@ Imports neither torch nor pytest.
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib.util
-import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from perfsuite.case.case import Case
 from perfsuite.case.framework import LossRule, Promises, changed_fields
 from perfsuite.case.hardware import Machine
+from perfsuite.case.model import FrozenMapping
+from perfsuite.documents import digest
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import Command, DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
 from perfsuite.results.environment import secret_variable, secret_word
 
-Variables = Annotated[
-    Mapping[str, str], AfterValidator(lambda value: MappingProxyType(dict(value))), PlainSerializer(dict)
-]
-
 
 def _text(value: Any) -> Any:
-    value = str(value) if isinstance(value, Path) else value
-    if isinstance(value, str) and "\0" in value:
-        raise ValueError("no process can be given a NUL character: leave it out")
-    return value
+    return str(value) if isinstance(value, Path) else value
 
 
 Text = Annotated[str, BeforeValidator(_text)]
@@ -64,7 +57,7 @@ class Script(Framework):
     arguments: tuple[Text, ...] = ()
     cwd: Text = "."
     """The directory that it runs in."""
-    env: Variables = Field(default_factory=lambda: MappingProxyType({}))
+    env: FrozenMapping[str] = Field(default_factory=lambda: MappingProxyType({}))
     """Environment variables that it needs in addition to those of pytest."""
     label: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)
     """The name in ids in place of the script's own, for two scripts that are both called `main.py`."""
@@ -112,20 +105,7 @@ class Script(Framework):
                 f"{where} looks like a secret, and a case is kept in clear in results, baselines and reports."
                 " Set it in the environment of pytest, which the script inherits and nobody writes down"
             )
-        for name, value in self.env.items():
-            if not name or "=" in name or "\0" in name + value:
-                raise ValueError(
-                    f"env: {name!r} cannot be set: a name has neither '=' nor NUL, and a value no NUL"
-                )
         return self
-
-    @field_validator("loss", mode="before")
-    @classmethod
-    def _no_flag(cls, value: Any) -> Any:
-        if isinstance(value, bool):
-            told = '"finite", or "falls" where it has to fall' if value else "None, which does not observe it"
-            raise ValueError(f"say loss={told}")
-        return value
 
     @property
     def promises(self) -> Promises:
@@ -140,11 +120,10 @@ class Script(Framework):
     def slug(self) -> str:
         """The name of what runs, options, and a digest of arguments, directories and variables."""
         what = self.label or _name(self.command or (self.path or self.module or "",))
-        fields = {name: getattr(self, name) for name in _IN_DIGEST}
+        fields = self.model_dump(include=set(_IN_DIGEST))
         fields |= {name: _from_here(fields[name]) for name in ("path", "cwd")}
-        text = json.dumps(fields, default=dict, sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:6]
-        return "-".join([self.name, what, *changed_fields(self, skip=_IN_DIGEST | {"label"}), digest])
+        changed = changed_fields(self, skip=_IN_DIGEST | {"label"})
+        return "-".join([self.name, what, *changed, digest(fields, 6)])
 
     def check(self, case: Case) -> None:
         """Raise `CaseError` if the file, module, command or directory does not exist."""

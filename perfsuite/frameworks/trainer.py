@@ -53,9 +53,7 @@ class Trainer(Framework):
     @model_validator(mode="after")
     def _version_knows_it(self) -> Trainer:
         if self.fsdp_version == 2 and self._sharding not in (None, "full_shard", "shard_grad_op"):
-            raise ValueError(
-                f"{self._sharding} is of FSDP1: fsdp_version=1; FSDP2 has full_shard and shard_grad_op"
-            )
+            raise ValueError(f"{self._sharding} is of FSDP1: fsdp_version=1, or full_shard, shard_grad_op")
         if self.fsdp_version == 1 and not self.fsdp:
             raise ValueError("fsdp_version=1 without fsdp; name what to shard, for example fsdp='full_shard'")
         return self
@@ -68,18 +66,14 @@ class Trainer(Framework):
         if case.precision not in ("fp32", "bf16-mixed", "bf16"):
             return f"precision {case.precision!r} is not one of fp32, bf16-mixed, bf16"
         if case.activation_checkpointing == "selective-op":
-            own = "the Trainer's own gradient checkpointing is of whole blocks: none, full, every-N"
-            return f"activation_checkpointing 'selective-op': {own}"
+            return "the Trainer checkpoints whole blocks (none, full, every-N): no 'selective-op'"
         if case.topology.world_size < 2:
             return "the Trainer wraps nothing on 1 process: it needs at least 2"
         if "offload" in self.fsdp.split():
             if (reason := offload_unsupported("offload", machine)) is not None:
                 return reason
             if self.fsdp_version == 2:
-                return (
-                    "the Trainer's gradient norm of offloaded FSDP2 shards needs a backend for the CPU "
-                    "next to NCCL, which this process group has not; take fsdp_version=1"
-                )
+                return "the gradient norm of offloaded FSDP2 shards needs gloo, too; take fsdp_version=1"
         if self._sharding is not None and self._sharding.startswith("hybrid_shard"):
             return hybrid_within_nodes_unsupported(self._sharding, case, machine)
         return None

@@ -280,7 +280,6 @@ def _stored_part(
 
 
 def _index(table: list[dict[str, str]], entry: dict[str, str]) -> int:
-    """Return the index of an entry in a table of distinct ones; a new entry is added."""
     if entry not in table:
         table.append(entry)
     return table.index(entry)

@@ -216,11 +216,8 @@ def _circumstances(session: StoredSession, result: StoredResult) -> Mapping[str,
     }
 
 
-Correlations = Mapping[tuple[str, MetricName], float]
-"""Of neighbouring sessions, by hardware class and metric: it is the machine's."""
-
-
-def _correlations(series: Series) -> Correlations:
+def _correlations(series: Series) -> dict[tuple[str, MetricName], float]:
+    """Those of neighbouring sessions, by hardware class and metric: it is the machine's."""
     known = defaultdict[tuple[str, MetricName], list[float]](list)
     for key, points in series.items():
         if len(points) >= MIN_FOR_CORRELATION:
@@ -233,7 +230,7 @@ def _findings(
     key: _Key,
     points: Sequence[_Point],
     *,
-    correlations: Correlations,
+    correlations: Mapping[tuple[str, MetricName], float],
     order: Mapping[str, int],
     baselines: BaselineStore,
     measured_since: date,

@@ -14,7 +14,7 @@ so that `main NCCL_ALGO=Ring` is the branch main with one variable set.
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
 import re
 import shlex
@@ -24,7 +24,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from perfsuite import __version__
 from perfsuite.errors import CaseError, GitError, PackageError
@@ -34,7 +33,6 @@ from perfsuite.results.environment import SECRET
 from perfsuite.results.run_dir import MOVED
 
 ANSWER_S = 60
-"""Seconds after which an interpreter that does not say which perfsuite it has is given up."""
 WORDS = (
     "give . for this environment, NAME=VALUE, PACKAGE==VERSION, path/to/python, a git commit or "
     "COMMIT:LOCKFILE, with spaces between them"
@@ -48,9 +46,7 @@ class Arm:
     """How the launches of an arm differ from those of any other case."""
 
     text: str = "."
-    """As it was given."""
     python: str = sys.executable
-    """The interpreter of the agents and ranks."""
     given: Mapping[str, str] = field(default_factory=dict)
     """The variables among its words."""
     paths: tuple[str, ...] = ()
@@ -66,9 +62,7 @@ class Arm:
     lock: str = ""
     """The file of the commit, from its top on, whose packages the interpreter has; empty: none was named."""
     dirty: bool = False
-    """Whether tracked files have uncommitted changes."""
     perfsuite: str = __version__
-    """The version that the interpreter has."""
 
     @property
     def variables(self) -> dict[str, str]:
@@ -179,7 +173,6 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path) -> Arm:
 
 
 def _environments(words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The interpreters and the commits among words: at most one of each."""
     pythons, commits = [], []
     for word in words:
         if "/" in word and (path := Path(word).expanduser()).is_file():
@@ -222,13 +215,11 @@ def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
 
     An interpreter whose editable installs lie in the repository has their directories on its path.
     """
-    said = ""
     try:
-        with contextlib.suppress(OSError):  # `_version` tells of it
-            said = _ask(python, "import sys; print(sys.prefix, *sys.path, sep='\\n')").stdout
-    except subprocess.TimeoutExpired:
-        raise CaseError(f"{python} does not answer in {ANSWER_S} s") from None
-    prefix, *paths = [Path(line) for line in said.splitlines() if line] or [top]
+        said = ask(Arm(python=python), "import json, sys; print(json.dumps([sys.prefix, *sys.path]))")
+    except CaseError as error:
+        raise CaseError(f"{python} is no interpreter that can be used ({error})") from None
+    prefix, *paths = map(Path, filter(None, json.loads(said)))
     is_inside = prefix.is_relative_to(top)  # else the repository may lie below it, as /usr/src below /usr
     ours = [
         each for each in paths if each.is_relative_to(top) and not (is_inside and each.is_relative_to(prefix))
@@ -246,7 +237,6 @@ def _place(worktree: Path, top: Path) -> Path:
 
 
 def _version(arm: Arm) -> str:
-    """The version of the perfsuite that an arm has. Raises `CaseError` if it has none."""
     try:
         return ask(arm, "import perfsuite; print(perfsuite.__version__)")
     except CaseError as error:
@@ -261,7 +251,16 @@ def ask(arm: Arm, code: str) -> str:
     Raises `CaseError` with why the interpreter does not answer.
     """
     try:
-        done = _ask(arm.python, code, cwd=arm.directory, env={**os.environ, **arm.variables})
+        done = subprocess.run(
+            [arm.python, "-c", code],
+            cwd=arm.directory,
+            env={**os.environ, **arm.variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_S,
+            check=False,
+        )
         if done.returncode == 0 and done.stdout.strip():
             return done.stdout.splitlines()[-1]
         said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
@@ -270,15 +269,3 @@ def ask(arm: Arm, code: str) -> str:
     except OSError as error:
         said = str(error.strerror)
     raise CaseError(said)
-
-
-def _ask(python: str, code: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [python, "-c", code],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=ANSWER_S,
-        check=False,
-        **settings,
-    )

@@ -42,10 +42,7 @@ def agent_command(job: Job) -> list[str]:
 def started(
     command: Sequence[str], log: Path, environment: Mapping[str, str], directory: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command in a session of its own inside of a `with`, holding its stdin open.
-
-    It runs in `directory`, or where this process does.
-    """
+    """Run a command in a session of its own inside of a `with`, in `directory`, holding its stdin open."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,

@@ -18,7 +18,6 @@ from perfsuite import documents
 from perfsuite.errors import PackageError
 
 INSTALL_S = 3600
-"""Seconds after which an installation is given up."""
 UV_LOCK = "uv.lock"
 DONE = ".installed"
 NO_REQUIREMENTS = frozenset(

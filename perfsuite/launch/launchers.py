@@ -11,13 +11,10 @@ from perfsuite.launch.base import Launcher
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.slurm.launcher import JOB_ID, SlurmLauncher
 
-NODE_COUNTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
-"""Slurm's variables for the number of nodes of an allocation: the second is the older name."""
-
 
 def usual() -> str:
     """Return the launcher that is used where none is asked for: Slurm's in an allocation of several nodes."""
-    nodes = next((os.environ[name] for name in NODE_COUNTS if name in os.environ), "1")
+    nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
     is_several = nodes.isdigit() and int(nodes) > 1
     return SlurmLauncher.name if JOB_ID in os.environ and is_several else LocalLauncher.name
 

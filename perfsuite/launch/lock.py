@@ -3,8 +3,6 @@
 The lock is flock(2) on a file, which the kernel lets go when its holder ends, however that ends. Who holds
 it stands in the file. Sessions on other GPUs of the machine queue, too: they would share its cores, its
 memory bandwidth, its PCIe links and its power.
-
-Why not filelock: its older versions empty the file whenever another session tries.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import contextlib
 import fcntl
 import os
 import re
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,15 +20,12 @@ from pathlib import Path
 import psutil
 
 from perfsuite.errors import BusyError, FileError
-from perfsuite.results.environment import SECRET
 
 LOCK_FILE = "PERFSUITE_LOCK"
 """Environment variable with another lock file: its sessions do not wait for those of the usual one."""
 USUAL = Path("/tmp/perfsuite.lock")
 """The usual lock file, the same for every user: `tempfile.gettempdir()` may be a user's own."""
 POLL_S = 1.0
-_SECRET = re.compile(rf"(\w*({SECRET.pattern})\w*[= ])[^\s'\"]+", re.IGNORECASE)
-"""The value of a variable or an option that looks like a secret: every user may read the file."""
 LONGEST = 4096
 """Most bytes that are read of the file: another user may have written it."""
 
@@ -123,9 +117,9 @@ def _open(file: Path) -> int:
 
 
 def _ourselves() -> str:
+    """Without the arguments of the command, which may hold a secret: every user may read the file."""
     path = Path(sys.argv[0])
     name = path.parent.name if path.name == "__main__.py" else path.name
-    command = _SECRET.sub(r"\1...", shlex.join([name, *sys.argv[1:]]))[:500]
     since = datetime.now().isoformat(sep=" ", timespec="seconds")
     user = psutil.Process().username()
-    return f"pid {os.getpid()} of {user}, since {since}: {command} in {os.getcwd()[:500]}"
+    return f"pid {os.getpid()} of {user}, since {since}: {name} in {os.getcwd()[:500]}"

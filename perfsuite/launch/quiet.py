@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from perfsuite.results.amounts import amount
 QUIET_S = 5.0
 """Seconds without any other user after which the machine counts as quiet."""
 LOOK_EVERY_S = 1.0
-"""Seconds between two looks at the machine."""
 WAIT_S = 120.0
 """Seconds that quiet is waited for at the most, by default: a compiler or a run of tests often ends by then,
 a neighbour's training takes hours."""
@@ -38,7 +36,6 @@ NAMED = 3
 WORTH_NAMING = 0.02
 """The share of the cores' time from which on a process is named."""
 LONGEST_NAME = 40
-"""Characters of a process's name that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +103,8 @@ def name_of(pid: int) -> str:
         program, *words = process.cmdline() or [process.name()]
     except psutil.Error:
         program, words = "a process", []
-    options = list(takewhile(lambda word: word.startswith("-"), words))
-    is_code = any(re.fullmatch("-[A-Za-z]*c", option) for option in options)
-    first = [] if is_code else words[len(options) : len(options) + 1]
+    is_code = any(re.fullmatch("-[A-Za-z]*c", word) for word in words)
+    first = [] if is_code else [word for word in words if not word.startswith("-")][:1]
     told = " ".join(word.rstrip("/").rsplit("/", 1)[-1] for word in [program, *first])
     name = "".join(letter if letter.isprintable() else "?" for letter in told)
     return f"{name[:LONGEST_NAME]} (pid {pid})"
@@ -162,7 +158,6 @@ class Neighbours:
     say: Callable[[str], None]
     show: Callable[[str], None]
     most_s: float = WAIT_S
-    """Seconds to wait at the most."""
     see_cores: Callable[[], Cores] = cores
     see_gpus: Callable[[int], list[str]] = see_gpus
     """Who holds memory of the first so many GPUs."""

@@ -56,7 +56,6 @@ def _attention(case: Case, machine: Machine) -> str | None:
 
 
 def _fields(case: Case, machine: Machine) -> str | None:
-    """Refuse a case that sets a field which its framework does not look at."""
     for field in sorted(case.framework.promises.ignores):
         if (value := getattr(case, field)) != Case.model_fields[field].default:
             return f"{case.framework.name} knows no {field}, and the case asks for {value!r}"
@@ -103,7 +102,6 @@ CHECKS: tuple[Callable[[Case, Machine], str | None], ...] = (
     _transformers,
     lambda case, machine: framework_of(case).unsupported(case, machine),
 )
-"""Each returns why a case cannot run on a machine, or None."""
 OF_THE_MACHINE = frozenset({_hardware, _topology})
 """Those that ask what a machine has, not what it can do: where it is pretended, it has enough."""
 

@@ -157,7 +157,6 @@ def _is_over(run_dir: RunDir, node: int) -> bool:
 
 
 def _sweep() -> None:
-    """Kill every process of the job, whatever its session and its environment."""
     tracker = getattr(resource_tracker, "_resource_tracker", None)  # it cleans up, and ends with this process
     sweep(os.environ.get(JOB_MARK), os.getpid(), spare={getattr(tracker, "_pid", None)})
 

@@ -26,24 +26,20 @@ def meeting(run_dir: RunDir, node: int, nodes: int) -> Iterator[dict[str, str]]:
     to nobody who asks for any free port until the `with` ends.
     Raises `LaunchError` if node 0 tells the other nodes nothing in time.
     """
+    file = run_dir.endpoint
     if node > 0:
-        yield _read_endpoint(run_dir)
+        if not wait_until(lambda: file.exists() and file.read_text().endswith("\n"), MEET_S):
+            raise LaunchError(
+                f"node 0 has not told within {MEET_S} s where ranks meet ({file}): did its agent start, "
+                "and is the directory the same on every node?"
+            )
+        host, _, port = file.read_text().strip().rpartition(":")
+        yield {"MASTER_ADDR": host, "MASTER_PORT": port}
         return
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("", 0))
         host = "127.0.0.1" if nodes == 1 else socket.gethostname()  # by which the other nodes reach this one
         port = str(reserved.getsockname()[1])
-        run_dir.endpoint.write_text(f"{host}:{port}\n")
+        file.write_text(f"{host}:{port}\n")
         yield {"MASTER_ADDR": host, "MASTER_PORT": port}
-
-
-def _read_endpoint(run_dir: RunDir) -> dict[str, str]:
-    file = run_dir.endpoint
-    if not wait_until(lambda: file.exists() and file.read_text().endswith("\n"), MEET_S):
-        raise LaunchError(
-            f"node 0 has not told within {MEET_S} s where ranks meet ({file}): did its agent start, "
-            "and is the directory the same on every node?"
-        )
-    host, _, port = file.read_text().strip().rpartition(":")
-    return {"MASTER_ADDR": host, "MASTER_PORT": port}

@@ -195,17 +195,12 @@ def arms_told(arms: Sequence[ArmFacts]) -> dict[str, str]:
 
 
 def _allocated(allocation: Allocation) -> dict[str, str]:
-    switches = defaultdict[str, list[str]](list)
-    for node in allocation.nodes:
-        if node.switch is not None:
-            switches[node.switch].append(node.name)
     interfaces = {node.interface for node in allocation.nodes if node.interface is not None}
     queued = allocation.queued_s
     told = {
         "nodes": ", ".join(node.name for node in allocation.nodes),
         "job": allocation.job_id,
         "queued": "" if queued is None else f"{queued:,.0f} s, before it began to run",
-        "switches": "; ".join(f"{switch}: {', '.join(nodes)}" for switch, nodes in sorted(switches.items())),
         "interface": ", ".join(sorted(interfaces)),
         "network": ", ".join(f"{name}={value}" for name, value in sorted(allocation.variables.items())),
     }

@@ -70,22 +70,13 @@ def test_a_build_is_told_and_judged_by_its_version_and_its_cuda(
     assert torch_build.wrong_build(make_machine()) == on_cpus
 
 
-@pytest.mark.parametrize(
-    ("spec", "problem"),
-    [
-        (None, "torch is not installed, perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"),
-        (ModuleSpec("torch", None), None),
-    ],
-    ids=["missing", "unreadable"],
-)
-def test_a_missing_torch_is_an_error_and_nothing_is_said_of_one_that_cannot_be_read(
-    monkeypatch: pytest.MonkeyPatch, spec: ModuleSpec | None, problem: str | None
-) -> None:
+@pytest.mark.parametrize("spec", [None, ModuleSpec("torch", None)], ids=["missing", "unreadable"])
+def test_a_missing_torch_is_an_error(monkeypatch: pytest.MonkeyPatch, spec: ModuleSpec | None) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     assert torch_build.summary() == "not installed"
     assert torch_build.release() == (0, 0)
-    assert torch_build.wrong_build(make_gpu_machine()) == problem
-    assert torch_build.wrong_build(make_machine()) == problem
+    problem = "torch is not installed, perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"
+    assert torch_build.wrong_build(make_gpu_machine()) == torch_build.wrong_build(make_machine()) == problem
 
 
 def test_the_oldest_torch_is_the_one_that_the_extra_allows() -> None:

@@ -7,10 +7,8 @@ import torch
 from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, ShardingStrategy
 
 from perfsuite import FSDP, Topology
-from perfsuite.frameworks.base import framework_of
 from tests.fake_group import fake_group
 from tests.frameworks.common.test_model import TINY
-from tests.samples import make_gpu_machine, make_machine
 
 TWO = Topology(processes_per_node=2)
 FULL = TINY.replace(framework=FSDP(sharding_strategy="FULL_SHARD"), topology=TWO)
@@ -30,6 +28,7 @@ def units(framework: FSDP, **changes: Any) -> list[FullyShardedDataParallel]:
     [
         ("FULL_SHARD", {}, BackwardPrefetch.BACKWARD_PRE),
         ("SHARD_GRAD_OP", {"backward_prefetch": "none"}, None),
+        ("SHARD_GRAD_OP", {"backward_prefetch": "BACKWARD_POST"}, BackwardPrefetch.BACKWARD_POST),
     ],
 )
 def test_options_reach_every_unit(strategy: Any, options: dict[str, Any], prefetch: Any) -> None:
@@ -47,13 +46,3 @@ def test_mixed_precision_computes_low_and_reduces_in_fp32(precision: str, comput
         policy = unit.mixed_precision
         assert policy.param_dtype == compute
         assert policy.reduce_dtype == (None if compute is None else torch.float32)
-
-
-def test_what_cannot_run_and_what_can() -> None:
-    framework = FSDP(sharding_strategy="HYBRID_SHARD", cpu_offload=True)
-    case = FULL.replace(framework=framework, topology=Topology(nodes=2, processes_per_node=2))
-    assert "this machine has none" in str(framework_of(case).unsupported(case, make_machine()))
-    assert framework.unsupported(case, make_gpu_machine()) is None
-    assert "4 processes cannot be split so" in str(
-        framework.unsupported(case.replace(topology=Topology(processes_per_node=4)), make_gpu_machine())
-    )

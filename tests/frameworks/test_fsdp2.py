@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed import destroy_process_group, init_process_group
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,8 +14,7 @@ from perfsuite import FSDP2, Case, LoRA, Model, Topology
 from perfsuite.case.catalog import llama
 from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.frameworks.common.loop import data_parallel_workload
-from perfsuite.frameworks.common.model import build_model, model_without_weights, synthetic_batches
-from perfsuite.frameworks.fsdp2 import _no_sync, _parallelize_llama
+from perfsuite.frameworks.common.model import build_model, synthetic_batches
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.observe import wrapping
 from perfsuite.worker.second_step import in_backward
@@ -56,20 +54,8 @@ def test_what_is_built_is_what_is_expected(framework: FSDP2, world_size: int, da
             assert attention.o_proj.weight.to_local().shape == (2 * part, 64)
 
 
-def test_gradients_are_not_reduced_inside_no_sync() -> None:
-    syncs: list[bool] = []
-
-    class Model:
-        def set_requires_gradient_sync(self, is_reduced: bool) -> None:
-            syncs.append(is_reduced)
-
-    with _no_sync(Model()):
-        assert syncs == [False]
-    assert syncs == [False, True]
-
-
-class _Gathers(TorchDispatchMode):
-    """Counts all-gathers in forward and in backward."""
+class _Collectives(TorchDispatchMode):
+    """Counts all-gathers in forward and in backward, and reductions of gradients."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -78,22 +64,29 @@ class _Gathers(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if "allgather" in func.name():
             self.seen["backward" if in_backward() else "forward"] += 1
+        elif "reduce_scatter" in func.name():
+            self.seen["reduced"] += 1
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(
-    ("framework", "gathered"),
+    ("framework", "micro_batches", "seen"),
     [
-        (FSDP2(), {"forward": 5, "backward": 4}),  # four blocks and the root
-        (FSDP2(reshard_root=True), {"forward": 5, "backward": 5}),
-        (FSDP2(reshard_after_forward=False), {"forward": 5}),
+        (FSDP2(), 1, {"forward": 5, "backward": 4, "reduced": 5}),  # four blocks and the root
+        (FSDP2(reshard_root=True), 1, {"forward": 5, "backward": 5, "reduced": 5}),
+        (FSDP2(reshard_after_forward=False), 1, {"forward": 5, "reduced": 5}),
+        (FSDP2(), 2, {"forward": 10, "backward": 8, "reduced": 10}),
+        (FSDP2(sync_each_micro_batch=False), 2, {"forward": 10, "backward": 8, "reduced": 5}),
     ],
     ids=lambda value: value.slug() if isinstance(value, FSDP2) else "",
 )
-def test_what_is_resharded_is_gathered_again(framework: FSDP2, gathered: dict[str, int]) -> None:
-    with fake_group(0, 4) as ranks, _Gathers() as gathers:
-        built(TINY.replace(framework=framework, topology=FOUR), ranks).run(1)
-    assert gathers.seen == gathered
+def test_what_is_resharded_is_gathered_again_and_gradients_are_reduced_when_asked(
+    framework: FSDP2, micro_batches: int, seen: dict[str, int]
+) -> None:
+    case = TINY.replace(framework=framework, topology=FOUR, gradient_accumulation=micro_batches)
+    with fake_group(0, 4) as ranks, _Collectives() as collectives:
+        built(case, ranks).run(2)
+    assert collectives.seen == {name: 2 * count for name, count in seen.items()}
 
 
 # --- tensor parallelism -----------------------------------------------------------------------------------
@@ -125,6 +118,11 @@ def test_what_is_resharded_is_gathered_again(framework: FSDP2, gathered: dict[st
         (
             {"framework": FSDP2(tensor_parallel=2, shard_group=2)},
             "tensor_parallel=2 does not go with shard_group (3-D mesh)",
+        ),
+        (
+            {"framework": FSDP2(shard_group=4)},
+            "hybrid sharding in groups of 4 needs at least 2 groups of at least 2 processes: 4 processes "
+            "cannot be split so",
         ),
     ],
 )
@@ -228,7 +226,6 @@ def test_ranks_that_split_a_layer_see_the_same_data() -> None:
 
 def test_a_tied_embedding_stays_tied() -> None:
     case = SPLIT.replace(model=llama("x", **SHAPE, tie_word_embeddings=True))
-    with fake_group(0, 2):
-        model: Any = model_without_weights(case, CPU)
-        _parallelize_llama(model, init_device_mesh("cpu", (2,)))
+    with fake_group(0, 2) as ranks:
+        model = built(case, ranks).model
         assert model.lm_head.weight is model.model.embed_tokens.weight

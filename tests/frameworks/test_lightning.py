@@ -18,64 +18,50 @@ from perfsuite.errors import CaseError
 from perfsuite.frameworks.common.model import blocks, build_model
 from perfsuite.frameworks.lightning import FABRIC_PRECISION
 from tests.fake_group import fake_group
-from tests.frameworks.test_base import SMALL, measured
+from tests.frameworks.test_base import SMALL, measured, observed
 from tests.samples import make_gpu_machine, make_machine
 
 CPU, GPUS = make_machine(), make_gpu_machine("Tesla V100-SXM2-16GB", count=4)
-FSDP_CASE = SMALL.replace(framework=Lightning(strategy="fsdp"), hardware="v100")
+BY_DDP, BY_FSDP, BY_FSDP2 = Lightning(strategy="ddp"), Lightning(strategy="fsdp"), Lightning(strategy="fsdp2")
+HYBRID = BY_FSDP.replace(sharding_strategy="HYBRID_SHARD")
+FSDP_CASE = SMALL.replace(framework=BY_FSDP, hardware="v100")
 FP16 = {"precision": "fp16-mixed"}
-ON_NODES = {"topology": Topology(nodes=2, processes_per_node=4)}
+ALONE = Topology(processes_per_node=1)
 RECOMPUTED = {"activation_checkpointing": "selective-op"}
 
 
 @pytest.mark.parametrize(
-    ("options", "machine", "changes", "reason"),
+    ("framework", "machine", "changes", "reason"),
     [
-        ({"strategy": "ddp"}, CPU, {}, None),
-        ({"strategy": "ddp"}, GPUS, FP16, None),
-        ({"strategy": "fsdp2"}, CPU, {"precision": "bf16-mixed", **RECOMPUTED}, None),
-        ({"strategy": "fsdp", "cpu_offload": True, "backward_prefetch": "none"}, GPUS, {}, None),
-        ({"strategy": "fsdp"}, GPUS, {**FP16, "activation_checkpointing": "every-2"}, None),
-        ({"strategy": "fsdp", "sharding_strategy": "HYBRID_SHARD"}, GPUS, ON_NODES, None),
-        ({"strategy": "fsdp"}, CPU, {}, "Fabric's FSDPStrategy runs on GPUs only"),
+        (BY_DDP, CPU, {}, None),
+        (BY_DDP, GPUS, FP16, None),
+        (BY_FSDP2, CPU, {"precision": "bf16-mixed", **RECOMPUTED}, None),
+        (BY_FSDP.replace(cpu_offload=True, backward_prefetch="none"), GPUS, {}, None),
+        (BY_FSDP, GPUS, {**FP16, "activation_checkpointing": "every-2"}, None),
+        (HYBRID, GPUS, {"topology": Topology(nodes=2, processes_per_node=4)}, None),
+        (BY_FSDP, CPU, {}, "Fabric's FSDPStrategy runs on GPUs only"),
+        (BY_FSDP, GPUS, RECOMPUTED, "recomputes whole blocks: no checkpointing 'selective-op'"),
+        (BY_FSDP, GPUS, {"topology": ALONE}, "FULL_SHARD needs at least 2 processes"),
+        (HYBRID, GPUS, {}, "needs at least 2 groups of at least 2 processes"),
         (
-            {"strategy": "fsdp"},
-            GPUS,
-            RECOMPUTED,
-            "recomputes whole blocks: no activation_checkpointing selective-op",
-        ),
-        (
-            {"strategy": "fsdp"},
-            GPUS,
-            {"topology": Topology(processes_per_node=1)},
-            "FULL_SHARD needs at least 2 processes",
-        ),
-        (
-            {"strategy": "fsdp", "sharding_strategy": "HYBRID_SHARD"},
-            GPUS,
-            {},
-            "needs at least 2 groups of at least 2 processes",
-        ),
-        (
-            {"strategy": "ddp", "sharding_strategy": "SHARD_GRAD_OP"},
+            BY_DDP.replace(sharding_strategy="SHARD_GRAD_OP"),
             GPUS,
             {},
             "shard_grad_op: for strategy 'fsdp' only, not for 'ddp'",
         ),
         (
-            {"strategy": "fsdp2", "cpu_offload": True, "backward_prefetch": "BACKWARD_POST"},
+            BY_FSDP2.replace(cpu_offload=True, backward_prefetch="BACKWARD_POST"),
             GPUS,
             {},
             "backward_post, cpu_offload: for strategy 'fsdp' only, not for 'fsdp2'",
         ),
-        ({"strategy": "fsdp2"}, GPUS, FP16, "ModelParallelStrategy has no fp16-mixed"),
-        ({"strategy": "ddp"}, CPU, FP16, "turns fp16-mixed into bf16-mixed on a CPU"),
+        (BY_FSDP2, GPUS, FP16, "ModelParallelStrategy has no fp16-mixed"),
+        (BY_DDP, CPU, FP16, "turns fp16-mixed into bf16-mixed on a CPU"),
     ],
 )
 def test_what_fabric_refuses_or_would_change(
-    options: dict[str, Any], machine: Machine, changes: dict[str, Any], reason: str | None
+    framework: Lightning, machine: Machine, changes: dict[str, Any], reason: str | None
 ) -> None:
-    framework = Lightning(**options)
     case = SMALL.model_copy(update={"framework": framework, **changes})
     said = framework.unsupported(case, machine)
     assert said is None if reason is None else reason in str(said)
@@ -91,19 +77,11 @@ def test_options_that_cannot_be(options: dict[str, Any]) -> None:
         SMALL.replace(framework={"name": "lightning", **options})
 
 
-@pytest.mark.parametrize(
-    ("framework", "settings"),
-    [
-        (Lightning(strategy="ddp"), {"wrapper": "DistributedDataParallel"}),
-        (
-            Lightning(strategy="fsdp", sharding_strategy="SHARD_GRAD_OP"),
-            {"wrapper": "FullyShardedDataParallel", "sharding": "SHARD_GRAD_OP"},
-        ),
-        (Lightning(strategy="fsdp2"), {"wrapper": "FSDPModule", "sharding": "Shard(0)"}),
-    ],
-)
-def test_what_must_be_observed(framework: Lightning, settings: dict[str, str]) -> None:
-    assert framework.expected(SMALL) == settings
+def test_what_must_be_observed() -> None:
+    sharded = {"wrapper": "FullyShardedDataParallel", "sharding": "SHARD_GRAD_OP"}
+    assert BY_DDP.expected(SMALL) == {"wrapper": "DistributedDataParallel"}
+    assert BY_FSDP.replace(sharding_strategy="SHARD_GRAD_OP").expected(SMALL) == sharded
+    assert BY_FSDP2.expected(SMALL) == {"wrapper": "FSDPModule", "sharding": "Shard(0)"}
 
 
 def units(case: Case) -> list[FullyShardedDataParallel]:
@@ -144,7 +122,7 @@ def test_fsdp_shards_each_block_and_recomputes_those_asked_for(
 def test_fsdp_options_reach_every_unit(
     options: dict[str, Any], prefetch: str | None, sharding: str, offload: bool
 ) -> None:
-    wrapped = units(FSDP_CASE.replace(framework=Lightning(strategy="fsdp", **options)))
+    wrapped = units(FSDP_CASE.replace(framework=BY_FSDP.replace(**options)))
     assert len(wrapped) == 5
     for unit in wrapped:
         assert (None if unit.backward_prefetch is None else unit.backward_prefetch.name) == prefetch
@@ -159,14 +137,12 @@ ACCUMULATED = SMALL.replace(precision="bf16-mixed", gradient_accumulation=2)
 def test_it_trains_the_same_as_plain_ddp(tmp_path: Path) -> None:
     """Same weights, data and seed. Plain DDP casts by autocast, too; FSDP2 sums in another order."""
     plain = measured(ACCUMULATED.replace(framework=DDP()), tmp_path / "plain")
-    ddp = measured(ACCUMULATED.replace(framework=Lightning(strategy="ddp")), tmp_path / "ddp")
-    fsdp2 = ACCUMULATED.replace(framework=Lightning(strategy="fsdp2"), activation_checkpointing="every-2")
+    ddp = measured(ACCUMULATED.replace(framework=BY_DDP), tmp_path / "ddp")
+    fsdp2 = ACCUMULATED.replace(framework=BY_FSDP2, activation_checkpointing="every-2")
     sharded = measured(fsdp2, tmp_path / "fsdp2")
     assert ddp.loss == pytest.approx(plain.loss, rel=1e-4)
     assert sharded.loss == pytest.approx(plain.loss, rel=1e-3)
-    assert ddp.observed is not None
-    assert ddp.observed.settings["fabric_precision"] == "MixedPrecision bf16-mixed"
-    assert "lightning" in ddp.observed.environment
+    assert observed(ddp).settings["fabric_precision"] == "MixedPrecision bf16-mixed"
+    assert "lightning" in observed(ddp).environment
     assert float(ddp.figures.peak_memory_bytes or 0) < 1.4 * float(plain.figures.peak_memory_bytes or 0)
-    assert sharded.observed is not None
-    assert sharded.observed.settings["fabric_strategy"] == "ModelParallelStrategy"
+    assert observed(sharded).settings["fabric_strategy"] == "ModelParallelStrategy"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from perfsuite import Case, Script, Topology
+from tests.frameworks.test_base import observed
 from tests.frameworks.test_script import case_of, failure_of, measured
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -37,8 +38,7 @@ def test_torchrun(tmp_path: Path) -> None:
     )
     run = measured(case_of(Script(command=command), sequence_length=64), tmp_path)
     assert run.case.id.startswith("script-train_copy-")
-    assert run.observed is not None
-    assert run.observed.settings["wrapper"] == "DistributedDataParallel"
+    assert observed(run).settings["wrapper"] == "DistributedDataParallel"
 
 
 def by_accelerate(**env: str) -> Case:
@@ -52,8 +52,7 @@ def by_accelerate(**env: str) -> Case:
 def test_accelerate_launch(tmp_path: Path) -> None:
     run = measured(by_accelerate(ACCELERATE_USE_CPU="true"), tmp_path)
     assert run.case.id.startswith("script-train_accelerate-")
-    assert run.observed is not None
-    assert run.observed.settings["wrapper"] == "DistributedDataParallel"
+    assert observed(run).settings["wrapper"] == "DistributedDataParallel"
 
 
 def test_accelerate_on_cpus_that_it_was_not_told_of_exchanges_nothing(tmp_path: Path) -> None:

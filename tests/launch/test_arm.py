@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from dataclasses import replace
@@ -122,8 +123,8 @@ def test_a_worktree_is_used_again_and_put_right_or_made_anew_if_its_repository_i
 
 
 def test_what_is_imported_from_the_repository_is_imported_from_the_worktree(repo: Path) -> None:
-    paths = "\\n".join(map(str, (repo / ".venv", repo / "packages" / "a", repo / ".venv" / "lib", "/usr")))
-    python(repo, f'printf "{paths}\\n"')
+    below = [".venv", "packages/a", ".venv/lib"]
+    python(repo, f"echo '{json.dumps([*(str(repo / each) for each in below), '/usr'])}'")
     first = arm("first ./python", repo)
     worktree = str(first.directory)
     assert first.paths == (worktree, f"{worktree}/src", f"{worktree}/packages/a")
@@ -131,7 +132,7 @@ def test_what_is_imported_from_the_repository_is_imported_from_the_worktree(repo
 
 
 def test_a_repository_below_the_prefix_of_its_interpreter_is_imported_from_the_worktree(repo: Path) -> None:
-    python(repo, f'printf "{repo.parent}\\n{repo}/packages/a\\n"')
+    python(repo, f"echo '{json.dumps([str(repo.parent), f'{repo}/packages/a'])}'")
     first = arm("first ./python", repo)
     assert first.paths[-1] == f"{first.directory}/packages/a"
 
@@ -147,7 +148,7 @@ def test_it_runs_at_the_same_place_below_the_top(repo: Path, monkeypatch: pytest
 
 
 def test_another_interpreter_says_which_perfsuite_it_has(repo: Path) -> None:
-    file = python(repo, "echo 0.0.7")
+    file = python(repo, 'case $2 in *json*) echo \'["/", "/lib"]\';; *) echo 0.0.7;; esac')
     other = arm("./python", repo)
     assert (other.python, other.perfsuite) == (str(file), "0.0.7")
     assert worktree_of(f"first {file}", repo)
@@ -167,7 +168,7 @@ def test_an_interpreter_that_answers_too_late_is_refused(repo: Path, monkeypatch
     """Its second answer may come in time: without its paths an arm would import this checkout's code."""
     python(repo, "[ -e warm ] || { touch warm; exec sleep 60; }; echo 1.0")
     monkeypatch.setattr(arms, "ANSWER_S", 0)
-    assert "does not answer in 0 s" in refused("./python HEAD", repo)
+    assert "(no answer in 0 s)" in refused("./python HEAD", repo)
 
 
 @pytest.mark.parametrize(

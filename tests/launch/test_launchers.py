@@ -22,7 +22,7 @@ class Half:
 
 @pytest.fixture(autouse=True)
 def _no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"):
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -31,11 +31,10 @@ def _no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({}, "local"),
         ({"SLURM_JOB_ID": "7"}, "local"),
-        ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "1"}, "local"),
-        ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}, "slurm"),
-        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "8", "SLURM_NNODES": "1"}, "slurm"),
-        ({"SLURM_NNODES": "2"}, "local"),
-        ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "2-4"}, "local"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}, "local"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, "slurm"),
+        ({"SLURM_JOB_NUM_NODES": "2"}, "local"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2-4"}, "local"),
     ],
 )
 def test_slurm_is_usual_in_an_allocation_of_several_nodes(

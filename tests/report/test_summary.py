@@ -56,25 +56,24 @@ def test_provenance_is_that_of_the_launches_as_far_as_it_is_known() -> None:
 
 def test_the_nodes_of_an_allocation_their_network_and_its_queue_are_told() -> None:
     nodes = (
-        AllocatedNode(name="n1", switch="s1", interface="ib0"),
-        AllocatedNode(name="n2", switch="s1", interface="ib0"),
-        AllocatedNode(name="n3", switch="s2", interface="eth0"),
+        AllocatedNode(name="n1", interface="ib0"),
+        AllocatedNode(name="n2", interface="ib0"),
+        AllocatedNode(name="n3", interface="eth0"),
     )
     variables = {"NCCL_IB_HCA": "mlx5", "GLOO_SOCKET_IFNAME": "ib0"}
     allocation = Allocation(job_id="4711", nodes=nodes, queued_s=3120, variables=variables)
     session = make_session(0)
     told = summary.provenance(session.replace(machine=make_machine().replace(nodes=3, allocation=allocation)))
-    assert list(told.items())[1:7] == [
+    assert list(told.items())[1:6] == [
         ("nodes", "n1, n2, n3"),
         ("job", "4711"),
         ("queued", "3,120 s, before it began to run"),
-        ("switches", "s1: n1, n2; s2: n3"),
         ("interface", "eth0, ib0"),
         ("network", "GLOO_SOCKET_IFNAME=ib0, NCCL_IB_HCA=mlx5"),
     ]
     bare = Allocation(job_id="4711", nodes=(AllocatedNode(name="n1"),))
     told = summary.provenance(session.replace(machine=make_machine().replace(allocation=bare)))
-    assert not told.keys() & {"queued", "switches", "interface", "network"}
+    assert not told.keys() & {"queued", "interface", "network"}
 
 
 def test_an_interrupted_session_names_what_was_lost() -> None:

@@ -1,7 +1,4 @@
-"""Model, optimizer and data, the same for every framework that takes ours. Worker side; imports torch.
-
-transformers is imported by the functions that build its models, not with this module.
-"""
+"""Model, optimizer and data, the same for every framework that takes ours. Worker side; imports torch."""
 
 from __future__ import annotations
 

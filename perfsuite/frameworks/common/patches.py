@@ -1,7 +1,6 @@
 """Replaces private names of torch and of other packages, for a dry run. Imports neither torch nor pytest.
 
-A release may rename what is private. Each name is looked up when it is replaced, so that its end is one clear
-error, and not a dry run that counts something else.
+Each name is looked up when it is replaced: a release may have renamed it.
 """
 
 from __future__ import annotations

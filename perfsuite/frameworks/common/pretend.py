@@ -61,8 +61,6 @@ def _as_rebuilt(assign: Any, limits: Any, parameters: Any, at_first: Any, sparse
 
 
 class _NoLog:
-    """Stands in for a logger: every method does nothing."""
-
     def __getattr__(self, name: str) -> Any:
         return nothing
 

@@ -9,9 +9,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan
 
 ShardingStrategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"]
-"""What FSDP1 shards: all; gradients and optimizer state; nothing; all, but within groups of ranks only."""
 Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "none"]
-"""When FSDP1 gathers the next block's parameters in backward: before this block's gradients, after, never."""
 
 
 def dry_plan(*, ranks_differ: bool = False, offloads: bool = False, builds_whole: bool = True) -> DryPlan:

@@ -58,11 +58,16 @@ def initialise(model: Any, units: Sequence[nn.Module], *, seed: int, device: tor
 
 def _initialise_modules(model: Any, names: dict[nn.Module, str], seed: int, device: torch.device) -> None:
     on_meta = {parameter for module in names for parameter in module.parameters(recurse=False)}
-    whole = {parameter: _whole(parameter, device) for parameter in on_meta}
+    whole = {}
+    for parameter in on_meta:  # filled with NaN until it is initialised
+        full = torch.full(parameter.shape, torch.nan, dtype=parameter.dtype, device=device)
+        whole[parameter] = nn.Parameter(full, requires_grad=parameter.requires_grad)
     _replace(names, whole)
+    # Seeds one device only: `torch.manual_seed` takes 100 times as long where there is no GPU.
+    generator: Any = torch.cuda if device.type == "cuda" else torch.default_generator
     module: Any
     for module, name in reversed(names.items()):  # children first: a parent may have rules for their weights
-        _seed_device(device, f"{seed} {name}")
+        generator.manual_seed(int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:4]))
         if _is_adapter(module):
             for adapter in module.active_adapters:
                 module.reset_lora_parameters(adapter, init_lora_weights=True)
@@ -75,15 +80,6 @@ def _is_adapter(module: nn.Module) -> bool:
     return hasattr(module, "reset_lora_parameters")
 
 
-def _seed_device(device: torch.device, text: str) -> None:
-    """Seed one device only: `torch.manual_seed` takes 100 times as long where there is no GPU."""
-    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
-
-
 def _replace(modules: Iterable[nn.Module], by: Mapping[Any, nn.Parameter]) -> None:
     for module in modules:
         for name, parameter in module._parameters.items():
@@ -91,27 +87,17 @@ def _replace(modules: Iterable[nn.Module], by: Mapping[Any, nn.Parameter]) -> No
                 module._parameters[name] = by[parameter]
 
 
-def _whole(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
-    """Return the unsharded parameter on `device`, filled with NaN until it is initialised."""
-    full = torch.full(parameter.shape, torch.nan, dtype=parameter.dtype, device=device)
-    return nn.Parameter(full, requires_grad=parameter.requires_grad)
-
-
 def _kept(on_meta: Any, full: nn.Parameter) -> nn.Parameter:
     """Return what this rank keeps of a parameter: all, its shard, or all of it quantised."""
     from torch.distributed.tensor import DTensor
 
-    _check_initialised(full)
+    if bool(full.isnan().any()):
+        raise MismatchError(f"a parameter of shape {tuple(full.shape)} has no rule that initialises it")
     if not isinstance(on_meta, DTensor):
         return full if type(on_meta) is type(full) else quantised(on_meta, full)
     shard: Any = torch.empty_like(on_meta, device=full.device)
     shard.to_local().copy_(_local(full, on_meta))
     return nn.Parameter(shard, requires_grad=full.requires_grad)
-
-
-def _check_initialised(full: Tensor) -> None:
-    if bool(full.isnan().any()):
-        raise MismatchError(f"a parameter of shape {tuple(full.shape)} has no rule that initialises it")
 
 
 def _local(full: Tensor, like: Any) -> Tensor:

@@ -8,7 +8,6 @@ to run it.
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -55,9 +54,6 @@ class Nanotron(Framework):
     """1: each data parallel process keeps its share of the optimizer's state."""
     accumulate_grad_in_fp32: bool = False
     """Keep gradients and the optimizer's copy of the bf16 parameters in fp32."""
-    log_interval: int | None = Field(default=None, ge=1, strict=True)
-    """Steps between two lines that nanotron logs. Each line costs a barrier and a synchronisation.
-    None: no line in the measured steps."""
     resume: bool = False
     """Train two steps, save, build everything anew from the checkpoint, and measure from there."""
     config: TrainingConfig | None = None
@@ -87,10 +83,7 @@ class Nanotron(Framework):
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         if case.precision not in DTYPES:
-            return (
-                f"nanotron has no precision {case.precision}: choose fp32 or bf16 (with "
-                "accumulate_grad_in_fp32, parameters are kept in fp32 as well)"
-            )
+            return f"nanotron has no precision {case.precision}: choose fp32 or bf16"
         if case.activation_checkpointing != "none":
             return f"nanotron {VERSION} recomputes nothing: no activation_checkpointing"
         if case.attention == "eager":
@@ -114,14 +107,9 @@ class Nanotron(Framework):
             return DryPlan(impossible="a checkpoint holds values, and there are none")
         config = self.configuration(case)
         if get(config, "optimizer.accumulate_grad_in_fp32"):
-            return DryPlan(
-                impossible="accumulate_grad_in_fp32 cuts gradients out of a storage, which fake tensors lack"
-            )
+            return DryPlan(impossible="accumulate_grad_in_fp32 cuts a storage, which fake tensors lack")
         if get(config, "parallelism.pp") > 1:
-            return DryPlan(
-                impossible="the stages of nanotron's pipeline tell each other shapes, and there is nobody to "
-                "tell them"
-            )
+            return DryPlan(impossible="the stages of a pipeline tell each other shapes, and here is only one")
         # ZeRO 1: each rank keeps its own share of the optimizer's state.
         return DryPlan(pretend=_pretend, ranks_differ=bool(get(config, "optimizer.zero_stage")))
 
@@ -155,17 +143,11 @@ class Nanotron(Framework):
         else:
             config = self.from_options(case, ranks.directory, fused_adam=ranks.device.type == "cuda")
             trainer, batches = (own.resumed if self.resume else own.started)(case, config, ranks)
-        begun_at = trainer.start_iteration_step
-        trainer.config.tokens.train_steps = begun_at + case.total_steps
+        trainer.config.tokens.train_steps = trainer.start_iteration_step + case.total_steps
 
         def run(steps: int) -> list[Tensor]:
             trainer.train(batches)
             return own.losses_on_every_rank(trainer, ranks)
-
-        def own_tokens_per_s() -> float | None:
-            first = begun_at + case.max_warmup_steps
-            measured = [tokens_per_s for step, tokens_per_s in trainer.tokens_per_s if step > first]
-            return median(measured) if measured else None
 
         settings = {**own.settings_of(trainer), "patched": patched}
         if self.config is not None:
@@ -175,7 +157,6 @@ class Nanotron(Framework):
             data_parallel=trainer.parallel_context.dp_pg.size(),
             model=trainer.model,
             settings=settings,
-            own_tokens_per_s=own_tokens_per_s,
         )
 
     def configuration(self, case: Case) -> Config:

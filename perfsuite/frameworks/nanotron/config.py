@@ -19,13 +19,11 @@ from perfsuite.frameworks.common.config_file import ConfigFile
 from perfsuite.results.run_dir import RunDir
 
 VERSION = "0.4"
-"""The release of nanotron that perfsuite measures."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 """Precision of a case -> nanotron's dtype of parameters and of computing."""
 
 PARALLELISM = ("dp", "tp", "pp", "tp_mode", "tp_linear_async_communication", "pp_engine")
-"""Options that stand in nanotron's section `parallelism`."""
 SHAPE = (
     *("hidden_act", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
     *("num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "vocab_size"),
@@ -89,7 +87,7 @@ def from_case(case: Case, options: Mapping[str, Any], *, files: Path, fused_adam
         "logging": {
             "log_level": "warning",
             "log_level_replica": "warning",
-            "iteration_step_info_interval": options["log_interval"] or UNREACHED_STEPS,
+            "iteration_step_info_interval": UNREACHED_STEPS,
         },
         "tokens": {
             "sequence_length": case.sequence_length,
@@ -122,7 +120,6 @@ class TrainingConfig(ConfigFile):
     kind: ClassVar[str] = "a configuration file of nanotron, in YAML"
 
     name: str
-    """Name of the file, without directory and suffix."""
 
     @classmethod
     def read(cls, path: Path) -> Self:

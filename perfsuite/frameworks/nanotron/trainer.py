@@ -28,7 +28,6 @@ from perfsuite.frameworks.common.patches import module, replace
 from perfsuite.frameworks.nanotron.config import Config, layout_text
 
 STEPS_BEFORE_RESUME = 2
-"""Steps before the checkpoint that `resume` starts from."""
 
 
 def started(case: Case, config: Config | str, ranks: Ranks) -> tuple[Any, Iterator[dict[str, Any]]]:
@@ -59,15 +58,11 @@ def _new_trainer(config: Config | str, ranks: Ranks, name: str = "nanotron.yaml"
     from nanotron.trainer import DistributedTrainer
 
     class Trainer(DistributedTrainer):  # type: ignore[misc]
-        """Keeps each step's loss, on the device, and the tokens/s that nanotron logs."""
+        """Keeps each step's loss, on the device."""
 
-        def setup_log_writers(self) -> Any:
+        def __init__(self, file: str) -> None:
+            super().__init__(file)
             self.losses: list[Tensor | None] = []
-            self.tokens_per_s: list[tuple[int, float]] = []
-            return None if super().setup_log_writers() is None else self
-
-        def add_scalars_from_list(self, items: list[Any], step: int) -> None:
-            self.tokens_per_s += [(step, item.scalar_value) for item in items if item.tag == "tokens_per_sec"]
 
         def training_step(self, dataloader: Any) -> Any:
             outputs, loss = super().training_step(dataloader)

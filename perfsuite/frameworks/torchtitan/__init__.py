@@ -19,7 +19,6 @@ PRECISIONS = ("fp32", "bf16-mixed", "bf16")
 HAS_ONLY = {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "hidden_act": "silu"}
 """Options of transformers' Llama for which torchtitan's has one value."""
 ROPES = ("default", "llama3")
-"""Values of `rope_type` that torchtitan's Llama 3 computes."""
 
 
 class TorchTitan(Framework):
@@ -114,7 +113,6 @@ class TorchTitan(Framework):
 
 
 def _unsupported_shape(model: Model, tensor_parallel: int) -> str | None:
-    """Return why torchtitan's Llama 3 cannot be `model`, or cannot be split over `tensor_parallel` ranks."""
     config: Any = model.config
     if config["model_type"] != "llama":
         return f"torchtitan's llama3 builds Llama models, {model.name} is a {config['model_type']}"

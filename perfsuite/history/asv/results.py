@@ -103,7 +103,6 @@ def _error(metric: str, groups: Sequence[Sequence[float]]) -> float | None:
 def _row(
     by_values: Mapping[tuple[str, ...], Sequence[float]], error: float | None, started_at_ms: int
 ) -> list[Any]:
-    """Return the row of one benchmark from the launches of each combination of parameters."""
     params, combinations = _product(frozenset(by_values))
     statistics = [_statistics(by_values.get(values), error) for values in combinations]
     middle, *others = map(list, zip(*statistics, strict=True))

@@ -11,7 +11,7 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
@@ -24,17 +24,13 @@ ANSWER_S = 60
 """Seconds after which a command that has not answered is given up."""
 FORGOTTEN = "FORGOTTEN"
 """The state of a job that Slurm does not know, or no longer."""
-WAITING = frozenset(
-    ["PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"]
-)
-"""States of a job that does not run yet."""
+WAITING = frozenset(["PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"])
 ENDED = frozenset(
     [
         *("COMPLETED", "BOOT_FAIL", "CANCELLED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
         *("PREEMPTED", "REVOKED", "TIMEOUT", FORGOTTEN),
     ]
 )
-"""States of a job that ended, well or not."""
 NOTHING = ("", "(null)", "N/A", "None", "Unknown")
 """What Slurm prints where there is nothing to tell."""
 T = TypeVar("T")
@@ -56,7 +52,6 @@ class SlurmJob:
     state_words: str
     """Its state as it was printed: `CANCELLED by 0`."""
     reason: str | None = None
-    """Why it waits, or why it ended."""
     nodes: tuple[str, ...] = ()
     """Its nodes in Slurm's order; none while it waits."""
     exit_status: int | None = None
@@ -235,18 +230,6 @@ def steps(job_id: str, name: str) -> list[str]:
 def cancel(id_: str, *options: str) -> None:
     """Cancel a job or a step, which may have ended. `options` are those of scancel."""
     _ask_unless(f"already completing or completed|{_UNKNOWN_JOB}", "scancel", *options, id_)
-
-
-def switches(nodes: Iterable[str]) -> dict[str, str]:
-    """The lowest switch or block above each node, of those nodes for which Slurm tells one."""
-    printed = _ask_unless("No topology information", "scontrol", "show", "topology", "--oneliner") or ""
-    wanted = set(nodes)
-    found: dict[str, str] = {}
-    for told in map(fields, printed.splitlines()):
-        name = told.get("SwitchName", told.get("BlockName"))
-        if name is not None and told.get("Level", "0") == "0" and "Nodes" in told:
-            found |= {node: name for node in hostnames(told["Nodes"]) if node in wanted}
-    return found
 
 
 def _seconds_between(began: str | None, ended: str | None) -> float | None:

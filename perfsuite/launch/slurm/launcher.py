@@ -26,7 +26,7 @@ from typing import ClassVar
 
 from perfsuite import documents
 from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
-from perfsuite.errors import AllocationOverError, FileError, LaunchError, MachineError, SlurmError
+from perfsuite.errors import AllocationOverError, LaunchError, MachineError, SlurmError
 from perfsuite.ini import read_ini, split
 from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
@@ -48,7 +48,6 @@ WAIT_S = 120
 """Seconds after the end of the first agent in which the others must end, or `srun` ends them: the ranks of a
 script may end at different times."""
 DESCRIBE_S = 300.0
-"""Seconds in which every node must have said what it is."""
 SHORTEST_S = 60.0
 """Seconds that a launch takes at the least, as long as no launch has told how long one takes."""
 ENDED_BY_SLURM = re.compile(r"\*\*\* (STEP|JOB) .*? \*\*\*")
@@ -94,7 +93,6 @@ class SlurmLauncher:
 
     @cached_property
     def _allocated(self) -> commands.SlurmJob:
-        """What Slurm told of the allocation when it was first asked."""
         return patiently(time.monotonic() + END_S, commands.job, self.job_id)
 
     @cached_property
@@ -122,10 +120,7 @@ class SlurmLauncher:
                 "command, --store)"
             )
         refuse_other_gpus(told)
-        switches: dict[str, str] = {}
-        with contextlib.suppress(SlurmError):  # nothing depends on them
-            switches = commands.switches(self.nodes)
-        nodes = (AllocatedNode(name=n.name, switch=switches.get(n.name), interface=n.interface) for n in told)
+        nodes = (AllocatedNode(name=each.name, interface=each.interface) for each in told)
         network = {n: value for n, value in variables(os.environ).items() if n.startswith(("NCCL_", "GLOO_"))}
         allocation = Allocation(
             job_id=self.job_id, nodes=tuple(nodes), queued_s=self._allocated.queued_s, variables=network
@@ -192,7 +187,6 @@ class SlurmLauncher:
         ]
 
     def _refuse_if_over(self, most_s: float = 0.0) -> None:
-        """Raise `AllocationOverError` if the allocation is over, or ends before a launch would."""
         until = time.monotonic() + END_S
         job = patiently(until, commands.job, self.job_id)
         while job.is_completing and time.monotonic() < until:  # its last state says why
@@ -281,7 +275,7 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     if first is None:
         return None
     task = None if str(first["task"]).endswith(SIGNALLED) else first["task"]
-    told = [_told(file) for file in run_dir.all_launches(nodes).values()]
+    told = [documents.read(file, LaunchFile) for file in run_dir.all_launches(nodes).values()]
     if any(each.failures and (each.is_over or task) for each in told):
         return None
     if task:
@@ -289,13 +283,6 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     logs = [said, *(log.read_text(errors="replace") for log in run_dir.all_agent_logs())]
     why = next((found[0] for log in logs if (found := ENDED_BY_SLURM.search(log))), "somebody cancelled it")
     return Failure(kind="cancelled", message=f"Slurm ended the step: {why}", at=time.time())
-
-
-def _told(file: Path) -> LaunchFile:
-    try:
-        return documents.read(file, LaunchFile)
-    except FileError:
-        return LaunchFile()
 
 
 def _for_srun(variables: Mapping[str, str]) -> dict[str, str]:

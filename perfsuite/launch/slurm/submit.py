@@ -3,8 +3,7 @@
 The job runs `python -m pytest` on the first node of its allocation, in the current directory and by this
 interpreter: both have to be on a file system that the nodes share.
 
-Why not `sbatch --wait`: it ends up to 32 s after the job and before all of its processes are gone, with 1 for
-a job that a signal ended, as pytest does for a failed test. Slurm would have to be asked all the same.
+`sbatch --wait` ends up to 32 s later, before all processes are gone, and with 1 for a job that was killed.
 """
 
 from __future__ import annotations
@@ -136,8 +135,6 @@ def follow(
 
 
 class _Follower:
-    """Asks Slurm about a job, and shows its log meanwhile."""
-
     def __init__(self, submitted: Submitted, say: Say, show: Say) -> None:
         self.id, self._log, self._say, self._show = submitted.id, submitted.log, say, show
         self._read_bytes, self._decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")

@@ -3,24 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torch.distributed.fsdp import BackwardPrefetch
 
 from perfsuite import FSDP, FSDP2, LoRA, Topology
-from perfsuite.frameworks.common.sharding import (
-    fsdp1_unsupported,
-    hybrid_unsupported,
-    hybrid_within_nodes_unsupported,
-    offload_unsupported,
-    prefetch,
-)
+from perfsuite.case.hardware import Machine
+from perfsuite.frameworks.common.sharding import hybrid_unsupported
 from tests.samples import make_case, make_gpu_machine, make_machine
 
 CPU, GPUS = make_machine(), make_gpu_machine()
-
-
-def test_a_prefetch_is_torchs() -> None:
-    assert prefetch("BACKWARD_POST") is BackwardPrefetch.BACKWARD_POST
-    assert prefetch("none") is None
 
 
 @pytest.mark.parametrize(("group", "fits"), [(2, True), (4, True), (8, False), (1, False), (3, False)])
@@ -33,37 +22,32 @@ def test_groups_that_shard_are_two_or_more_of_two_or_more(group: int, fits: bool
     assert reason == (None if fits else refused)
 
 
-def test_what_needs_gpus() -> None:
-    two_nodes = make_case(topology=Topology(nodes=2, processes_per_node=2))
-    one_node = make_case(topology=Topology(processes_per_node=2))
-    assert offload_unsupported("offload", GPUS) is None
-    assert offload_unsupported("offload", CPU) == (
-        "offload copies from pinned memory to a GPU, this machine has none"
-    )
-    assert hybrid_within_nodes_unsupported("HYBRID", two_nodes, GPUS) is None
-    assert "2 processes cannot be split so" in str(hybrid_within_nodes_unsupported("HYBRID", one_node, GPUS))
-    assert hybrid_within_nodes_unsupported("HYBRID", two_nodes, CPU) == (
-        "HYBRID shards among the GPUs of a node, this machine has none"
-    )
-
-
 @pytest.mark.parametrize(
-    ("strategy", "options", "processes", "reason"),
+    ("strategy", "options", "machine", "ranks", "reason"),
     [
-        ("FULL_SHARD", {}, 2, None),
-        ("SHARD_GRAD_OP", {}, 1, "SHARD_GRAD_OP needs at least 2 processes"),
-        ("NO_SHARD", {}, 1, None),
-        ("NO_SHARD", {"shard_group": 2}, 4, "shard_group=2 is for HYBRID_SHARD, not for NO_SHARD"),
-        ("NO_SHARD", {"cpu_offload": True}, 1, "cpu_offload copies from pinned memory"),
-        ("HYBRID_SHARD", {"shard_group": 2}, 4, None),
-        ("HYBRID_SHARD", {}, 4, "hybrid sharding in groups of 4 needs"),
+        ("FULL_SHARD", {}, CPU, (1, 2), None),
+        ("SHARD_GRAD_OP", {}, CPU, (1, 1), "SHARD_GRAD_OP needs at least 2 processes"),
+        ("NO_SHARD", {}, CPU, (1, 1), None),
+        ("NO_SHARD", {"shard_group": 2}, CPU, (1, 4), "shard_group=2 is for HYBRID_SHARD, not for NO_SHARD"),
+        (
+            "NO_SHARD",
+            {"cpu_offload": True},
+            CPU,
+            (1, 1),
+            "cpu_offload copies from pinned memory to a GPU, this machine has none",
+        ),
+        ("HYBRID_SHARD", {"shard_group": 2}, CPU, (1, 4), None),
+        ("HYBRID_SHARD", {"cpu_offload": True}, GPUS, (2, 2), None),
+        ("HYBRID_SHARD", {}, GPUS, (1, 4), "hybrid sharding in groups of 4 needs"),
     ],
 )
 def test_what_fsdp1_cannot_shard(
-    strategy: Any, options: dict[str, Any], processes: int, reason: str | None
+    strategy: Any, options: dict[str, Any], machine: Machine, ranks: tuple[int, int], reason: str | None
 ) -> None:
-    case = make_case(topology=Topology(processes_per_node=processes))
-    result = fsdp1_unsupported(case, CPU, strategy, **options)
+    """`ranks`: the nodes, and the processes on each."""
+    topology = Topology(nodes=ranks[0], processes_per_node=ranks[1])
+    framework = FSDP(sharding_strategy=strategy, **options)
+    result = framework.unsupported(make_case(topology=topology), machine)
     assert result is None if reason is None else str(result).startswith(reason)
 
 

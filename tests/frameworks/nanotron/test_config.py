@@ -44,7 +44,7 @@ def test_the_configuration_of_a_case() -> None:
         "pp_engine": "afab",
     }
     in_optimizer: dict[str, Any] = {"zero_stage": 1, "accumulate_grad_in_fp32": True}
-    options = Nanotron(**parallelism, **in_optimizer, log_interval=5)
+    options = Nanotron(**parallelism, **in_optimizer)
     config = made(options, 8, precision="bf16", gradient_accumulation=4, learning_rate=3e-4, seed=7)
     assert config["parallelism"] == parallelism
     assert config["tokens"] == {
@@ -76,7 +76,6 @@ def test_the_configuration_of_a_case() -> None:
         },
     }
     assert config["general"]["seed"] == 7
-    assert config["logging"]["iteration_step_info_interval"] == 5
     assert config["checkpoints"]["checkpoints_path"] == "/launch/checkpoints"
 
 

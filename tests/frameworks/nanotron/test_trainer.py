@@ -7,7 +7,7 @@ import pytest
 from perfsuite import Nanotron
 from perfsuite.results.run import Run
 from tests.frameworks.nanotron.test_adapter import SMALL
-from tests.frameworks.test_base import measured
+from tests.frameworks.test_base import measured, observed
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +21,8 @@ def test_a_pipeline_of_split_batches_trains_the_same(pipeline: Run, tmp_path: Pa
     case = SMALL.replace(framework=Nanotron(pp=2), micro_batch=1, gradient_accumulation=4, max_warmup_steps=4)
     split = measured(case, tmp_path)
     assert split.loss[:4] == pytest.approx(pipeline.loss[:4], rel=1e-4)
-    assert split.observed is not None
-    assert split.observed.settings["parallelism"] == "dp 1 x tp 1 x pp 2"
-    assert split.observed.settings["pp_engine"] == "1f1b"
+    assert observed(split).settings["parallelism"] == "dp 1 x tp 1 x pp 2"
+    assert observed(split).settings["pp_engine"] == "1f1b"
     activation = 1 * 32 * 128 * 4
     growth = {entry.name: entry.counts.memory.growth for entry in split.counts if entry.counts.memory}
     assert set(growth) == {"0", "1"}

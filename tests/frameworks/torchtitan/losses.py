@@ -1,4 +1,4 @@
-"""Run by `test_adapter.py` under torchrun: what torchtitan learns from the weights of our own model."""
+"""Run by `test_trainer.py` under torchrun: what torchtitan learns from the weights of our own model."""
 
 from __future__ import annotations
 

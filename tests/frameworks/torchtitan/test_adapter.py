@@ -13,7 +13,7 @@ from perfsuite.launch.requirements import unsupported
 from perfsuite.node.machine import detect, detect_cpu
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
-from tests.frameworks.test_base import measured
+from tests.frameworks.test_base import measured, observed
 from tests.frameworks.torchtitan.samples import LLAMAS, MARKS, SMALL, changed
 from tests.samples import make_gpu_machine, make_machine
 
@@ -40,8 +40,7 @@ pytestmark = MARKS
 def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
     """The worker itself refuses what is not as asked for; this checks that it looked."""
     result = measured(case, tmp_path)
-    assert result.observed is not None
-    settings = result.observed.settings
+    settings = observed(result).settings
     recomputing = {"every-2": 2, "full": 4, "selective-op": 4}[case.activation_checkpointing]
     assert settings["recomputing_blocks"] == f"{recomputing} of 4"
     assert settings["compute_dtype"] == ("float32" if case.precision == "fp32" else "bfloat16")
@@ -49,7 +48,7 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
     assert settings["attention"] == "sdpa"
     assert settings["spmd_backend"] == "partial_dtensor"
     assert "torchtitan.tools.utils.device_module" in settings["patched"]
-    assert result.observed.environment["torchtitan"] == "0.3.0"
+    assert observed(result).environment["torchtitan"] == "0.3.0"
     assert set(result.device_probe) == {"matmul_tflops", "copy_gb_s", "all_reduce_gb_s"}
 
     f = result.figures

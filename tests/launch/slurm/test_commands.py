@@ -163,9 +163,8 @@ def test_an_error_names_the_command_and_slurms_words(fake: Any) -> None:
     with pytest.raises(SlurmError, match=r"^scancel 7: exit status 3$"):
         commands.cancel("7")
     fake("scontrol", "echo 'Access denied' >&2; exit 1")
-    for ask in (lambda: commands.job("7"), lambda: commands.switches(["n1"])):
-        with pytest.raises(SlurmError, match=r"^scontrol show .*: Access denied$"):
-            ask()
+    with pytest.raises(SlurmError, match=r"^scontrol show .*: Access denied$"):
+        commands.job("7")
 
 
 def test_a_command_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,23 +179,6 @@ def test_a_command_that_does_not_answer(fake: Any) -> None:
         SlurmError, match=r"^scontrol show: no answer in 0.01 s. `scontrol ping` tells whether"
     ):
         commands.ask("scontrol", "show", answer_s=0.01)
-
-
-@pytest.mark.parametrize(
-    "printed",
-    [
-        "SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n1,n2\n"
-        "SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n3\n"
-        "SwitchName=top Level=1 LinkSpeed=1 Nodes=n1,n2,n3 Switches=s0,s1\n",
-        "BlockName=s0 BlockIndex=0 Nodes=n1,n2 BlockSize=2\nBlockName=s1 BlockIndex=1 Nodes=n3 BlockSize=2\n",
-    ],
-    ids=["tree", "block"],
-)
-def test_switches(fake: Any, tmp_path: Path, printed: str) -> None:
-    (tmp_path / "printed").write_text(printed)
-    expand = 'if [ "$2" = hostnames ]; then echo "$3" | tr , "\\n"'
-    fake("scontrol", f"{expand}; else cat {tmp_path / 'printed'}; fi")
-    assert commands.switches(["n1", "n3", "n4"]) == {"n1": "s0", "n3": "s1"}
 
 
 @pytest.fixture
@@ -243,4 +225,3 @@ def test_a_real_job_that_is_cancelled_and_one_that_is_unknown(slurm: Cluster) ->
     assert (unknown.is_over, unknown.why_over) == (True, "no longer known to Slurm")
     assert commands.steps("99999", "x") == []
     commands.cancel("99999")
-    assert commands.switches(["n1"]) == {}, "this Slurm tells none"

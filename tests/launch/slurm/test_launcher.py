@@ -97,10 +97,7 @@ def test_both_nodes_are_described(
     told = found.allocation
     assert told is not None
     assert (told.job_id, told.variables) == (allocation.job_id, {"NCCL_SOCKET_IFNAME": "eth0"})
-    assert [(node.name, node.interface, node.switch) for node in told.nodes] == [
-        ("n1", "eth0", None),
-        ("n2", "eth0", None),
-    ]
+    assert [(node.name, node.interface) for node in told.nodes] == [("n1", "eth0"), ("n2", "eth0")]
     assert told.queued_s is not None
     assert 0 <= told.queued_s < 600
     assert list(tmp_path.iterdir()) == []
