@@ -156,8 +156,8 @@ def test_what_the_host_reads_of_its_own_tensors_comes_last() -> None:
     """On a CPU no device waits for it; a kernel more costs its launch."""
     now = counts(host_reads={"forward": 400}, kernels={"forward": 900})
     assert [field for _, field in findings(judged(now))] == ["kernels", "host reads"]
-    gpu = {"machine": make_gpu_machine()}
-    check = exact.check([launch(now, **gpu)], from_runs([launch(**gpu)]))
+    gpu = make_gpu_machine()
+    check = exact.check([launch(now, machine=gpu)], from_runs([launch(machine=gpu)]))
     assert check is not None
     assert [field for _, field in findings(check)] == ["host reads", "kernels"]
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from threading import Thread
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +68,12 @@ def test_what_was_sent_is_communication_and_a_permanent_part_stays(memory: LiveM
 def test_resizing_frees_and_takes_memory(memory: LiveMemory) -> None:
     flat = floats(4)
     memory.see(flat, "kept")
-    with entered(torch.UntypedStorage, "resize_", lambda *given: nullcontext(memory.resized(*given))):
+
+    def seen(storage: Any, size: int) -> AbstractContextManager[None]:
+        memory.resized(storage, size)
+        return nullcontext()
+
+    with entered(torch.UntypedStorage, "resize_", seen):
         flat.untyped_storage().resize_(0)
         flat.untyped_storage().resize_(32)
     assert flat.untyped_storage().nbytes() == 32
