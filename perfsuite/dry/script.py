@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import os
 import signal
+import sys
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from perfsuite.node.ranks import moved
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
 from perfsuite.worker.observe import owner
-from perfsuite.worker.optimizers import Optimizers
+from perfsuite.worker.optimizers import Optimizers, living
 
 NEEDS_A_VALUE = (
     fake_tensor.DynamicOutputShapeException,
@@ -93,7 +94,7 @@ class DryScript(DryRank):
         except Exception as error:
             raise _explained(error) from error
         if counting.counts is None:
-            raise ScriptError(f"the script ended after {self._made()}")
+            raise _explained(ScriptError(f"the script ended after {self._made()}"))
 
     def _made(self) -> str:
         made = f"{self.recorder.steps} of {COUNTED_STEP} optimizer steps"
@@ -156,9 +157,15 @@ def _explained(error: Exception) -> Exception:
             f"not by a dry run: a shape or a choice depends on the values of a tensor{at}. "
             "Launch the case, or choose options of the script by which it does not"
         )
+    said = f"{type(error).__name__}: {error}".splitlines()[0]
+    engine = sys.modules.get("deepspeed.runtime.engine")
+    if engine is not None and (isinstance(error, ScriptError) or living(engine.DeepSpeedEngine)):
+        return DryRunError(
+            "not by a dry run: DeepSpeed decides by the values of gradients and of other ranks whether it "
+            f"steps, and a dry run has none. Launch the case. {said}{at}"
+        )
     if isinstance(error, PerfsuiteError):
         return type(error)(f"{error}{at}")
-    said = f"{type(error).__name__}: {error}".splitlines()[0]
     if _asks_the_hub(error):
         said += (
             ". HF_HUB_OFFLINE=1: a dry run asks no hub. Download it before, or name a directory in its place"

@@ -188,3 +188,15 @@ def test_what_ends_a_dry_script_is_said_with_its_line(
     assert failure is not None
     assert failure.kind == kind
     assert said in failure.message
+
+
+def test_deepspeed_is_refused_as_values_decide_whether_it_steps(tmp_path: Path) -> None:
+    package = tmp_path / "deepspeed" / "runtime"
+    package.mkdir(parents=True)
+    (package / "engine.py").write_text("class DeepSpeedEngine: ...")
+    text = "from deepspeed.runtime.engine import DeepSpeedEngine\nengine = DeepSpeedEngine()\n"
+    failure = dry_run(case_of(tmp_path, text), tmp_path / "dry").failure
+    assert failure is not None
+    assert failure.kind == "not_dry"
+    assert "DeepSpeed decides by the values of gradients" in failure.message
+    assert "ended after 0 of 4 optimizer steps" in failure.message
