@@ -22,6 +22,8 @@ ONE_KERNEL = ("_fused_rms_norm", "_fused_rms_norm_backward", "mish_backward", "s
 """Operators of torch's `native_functions.yaml` that are one kernel for CUDA. Where that kernel is missing, as
 in a build for CPUs, torch makes most of them of other operators."""
 
+NCCL = (2, 27, 7)
+"""The version that is pretended: scripts ask for bf16, which came with 2.10."""
 _kept: list[Any] = []
 """What is registered stays so as long as its library lives."""
 
@@ -67,6 +69,10 @@ def pretend(machine: Machine) -> None:
     replace(torch.Tensor, "pin_memory", lambda self, *args: self)
     replace(torch.optim.Optimizer, "_cuda_graph_capture_health_check", nothing)
     setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)  # noqa: B010  a CPU build may lack it
+    for name in ("range_push", "range_pop", "mark"):
+        replace(torch.cuda.nvtx, name, nothing)
+    replace(torch.distributed, "is_nccl_available", _constant(True))
+    replace(torch.cuda.nccl, "version", _constant(NCCL))
     attention.pretend(machine)
     _register_kernels()
 

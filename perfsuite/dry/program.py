@@ -6,6 +6,7 @@ process: what it would have started is called here, once, as the rank that this 
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 import re
@@ -13,12 +14,12 @@ import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from perfsuite.errors import DryRunError, MismatchError
-from perfsuite.frameworks.common.patches import module, replace
+from perfsuite.frameworks.common.patches import found, module, replace
 
 PYTHON = re.compile(r"python[\d.]*")
 ONE_WORD = re.compile(r"-[bBdEiIOPqsSuvx]+")
@@ -95,18 +96,35 @@ def _replace_launchers(rank: int, world_size: int) -> None:
     ) -> None:
         function(rank % nprocs, *args)
 
+    def one_process(args: Any) -> NoReturn:
+        """Stand in for what prepares the only process of `accelerate launch`, which it then starts."""
+        words, environment = prepare(args)
+        os.environ.update(environment)
+        _run(words)
+        raise SystemExit
+
+    if importlib.util.find_spec("accelerate") is not None:
+        accelerate = module("accelerate.utils")
+        prepare = found(accelerate, "prepare_simple_launcher_cmd_env")
+        replace(accelerate, "prepare_simple_launcher_cmd_env", one_process)
     replace(module("torch.distributed.launcher.api"), "elastic_launch", ElasticLaunch)
     replace(torch.multiprocessing, "spawn", spawn)
 
 
 def place(error: BaseException) -> str | None:
-    """Return the last line of the user's own code that an error passed, as `train.py:12: loss.item()`."""
-    found, trace = None, error.__traceback__
-    libraries = {sys.prefix, sys.base_prefix, str(Path(__file__).parents[2])}
+    """Return the last line of the user's own code that an error passed, as `train.py:12: loss.item()`.
+
+    If that line called a library other than torch, the library's own line follows.
+    """
+    own, library, trace = None, None, error.__traceback__
+    not_own = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), "<")
     while trace is not None:
         frame = inspect.getframeinfo(trace)
-        if "site-packages" not in frame.filename and not frame.filename.startswith((*libraries, "<")):
-            code = (frame.code_context or [""])[0].strip()
-            found = f"{os.path.relpath(frame.filename)}:{frame.lineno}: {code}"
+        code = (frame.code_context or [""])[0].strip()
+        _, installed, inside = frame.filename.rpartition("site-packages/")
+        if installed and not inside.startswith("torch/"):
+            library = f", in {inside}:{frame.lineno}: {code}"
+        elif not installed and not frame.filename.startswith(not_own):
+            own, library = f"{os.path.relpath(frame.filename)}:{frame.lineno}: {code}", None
         trace = trace.tb_next
-    return found
+    return own and own + (library or "")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import importlib.util
 import os
 import signal
+import sys
 from typing import Any
 
 import torch
@@ -22,13 +24,13 @@ from perfsuite.dry.rank import DryRank, Enough
 from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError
 from perfsuite.frameworks.base import Ranks
 from perfsuite.frameworks.common import pretend as wrappers
-from perfsuite.frameworks.common.patches import module, nothing, replace
+from perfsuite.frameworks.common.patches import found, module, nothing, replace, wrap
 from perfsuite.node.ranks import moved
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
 from perfsuite.worker import software
 from perfsuite.worker.observe import owner
-from perfsuite.worker.optimizers import Optimizers
+from perfsuite.worker.optimizers import Optimizers, living
 
 NEEDS_A_VALUE = (
     fake_tensor.DynamicOutputShapeException,
@@ -53,6 +55,8 @@ class DryScript(DryRank):
         if importlib.util.find_spec("transformers") is not None:
             replace(module("transformers.utils.import_utils"), "is_fake_tensor", lambda tensor: False)
         group.pretend(self.report.rank, self.report.world_size)
+        if importlib.util.find_spec("accelerate") is not None:
+            wrap(module("accelerate.utils.random"), "synchronize_rng_state", _keep_own_state)
         wrappers.ddp()
         wrappers.fsdp1()
         _load_data_here()
@@ -91,7 +95,7 @@ class DryScript(DryRank):
         except Exception as error:
             raise _explained(error) from error
         if counting.counts is None:
-            raise ScriptError(f"the script ended after {self._made()}")
+            raise _explained(ScriptError(f"the script ended after {self._made()}"))
 
     def _made(self) -> str:
         made = f"{self.recorder.steps} of {COUNTED_STEP} optimizer steps"
@@ -115,8 +119,19 @@ class DryScript(DryRank):
             self.recorder.boundary()
 
     def _not_compiled(self, model: Any = None, *args: Any, **options: Any) -> Any:
-        self._asked_to_compile = True
-        return (lambda model: model) if model is None else model
+        """Return what is to be compiled as it is. Libraries compile functions that nobody calls."""
+        if model is None:
+            return self._not_compiled
+        if isinstance(model, torch.nn.Module):
+            self._asked_to_compile = True
+            return model
+
+        @functools.wraps(model)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            self._asked_to_compile = True
+            return model(*args, **kwargs)
+
+        return called
 
     def _settings(self) -> dict[str, str]:
         if not dist.is_initialized():
@@ -142,10 +157,43 @@ def _explained(error: Exception) -> Exception:
     where = program.place(error)
     at = f" ({where})" if where else ""
     if isinstance(error, NEEDS_A_VALUE):
-        return DryRunError(f"not by a dry run: a shape or a choice depends on the values of a tensor{at}")
+        return DryRunError(
+            f"not by a dry run: a shape or a choice depends on the values of a tensor{at}. "
+            "Launch the case, or choose options of the script by which it does not"
+        )
+    said = f"{type(error).__name__}: {error}".splitlines()[0]
+    engine = sys.modules.get("deepspeed.runtime.engine")
+    if engine is not None and (isinstance(error, ScriptError) or living(engine.DeepSpeedEngine)):
+        return DryRunError(
+            "not by a dry run: DeepSpeed decides by the values of gradients and of other ranks whether it "
+            f"steps, and a dry run has none. Launch the case. {said}{at}"
+        )
     if isinstance(error, PerfsuiteError):
         return type(error)(f"{error}{at}")
-    return PerfsuiteError(f"{type(error).__name__}: {error}".splitlines()[0] + at)
+    if _asks_the_hub(error):
+        said += (
+            ". HF_HUB_OFFLINE=1: a dry run asks no hub. Download it before, or name a directory in its place"
+        )
+    return PerfsuiteError(said + at)
+
+
+def _asks_the_hub(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, is one of `huggingface_hub` that finds nothing without network."""
+    while error is not None:
+        if type(error).__name__ in ("LocalEntryNotFoundError", "OfflineModeIsEnabled"):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _keep_own_state(synchronize: Any) -> Any:
+    """Go on with the random state of this rank: what it is sent has no values."""
+
+    def synchronized(*args: Any, **kwargs: Any) -> None:
+        with contextlib.suppress(RuntimeError):
+            synchronize(*args, **kwargs)
+
+    return synchronized
 
 
 def _save_nothing() -> None:
@@ -159,7 +207,15 @@ def _save_nothing() -> None:
 
 
 def _load_data_here() -> None:
-    """Load data in this process, where workers would: their work is no part of a step, and is not counted."""
+    """Load data in this process, with their values. What workers would do is no part of a step."""
+    load = found(dataloader._SingleProcessDataLoaderIter, "_next_data")
+
+    def with_values(self: Any) -> Any:
+        values.WholeNumbersAreReal.loads_data = True
+        try:
+            return load(self)
+        finally:
+            values.WholeNumbersAreReal.loads_data = False
 
     class _FromWorkers(dataloader._SingleProcessDataLoaderIter):
         def __init__(self, loader: Any) -> None:
@@ -174,4 +230,5 @@ def _load_data_here() -> None:
                     stack.enter_context(mode)
                 return super()._next_data()  # type: ignore[no-untyped-call]
 
+    replace(dataloader._SingleProcessDataLoaderIter, "_next_data", with_values)
     replace(dataloader, "_MultiProcessingDataLoaderIter", _FromWorkers)

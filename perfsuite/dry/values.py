@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import copyreg
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from perfsuite.frameworks.common import model, weights
-from perfsuite.frameworks.common.patches import module, nothing, replace
+from perfsuite.frameworks.common.patches import module, nothing, replace, wrap
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
@@ -51,11 +53,14 @@ class NoValues(TorchDispatchMode):
 class WholeNumbersAreReal(NoValues):
     """Keeps the values of whole numbers on the CPU, with which scripts draw samples and cut their batches.
 
-    What is made of whole numbers alone is computed; what meets a fake tensor is fake from there on.
+    What is made of whole numbers alone is computed; what meets a fake tensor is fake from there on. While
+    data are loaded, this is true of every number.
     """
 
+    loads_data = False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not _is_of_whole_numbers(func, args, kwargs or {}):
+        if not _is_real(func, args, kwargs or {}, whole=not self.loads_data):
             return super().__torch_dispatch__(func, types, args, kwargs)
         if func._overloadpacket is torch.ops.aten._pin_memory:  # for a device that is not there
             return args[0]
@@ -66,15 +71,19 @@ class WholeNumbersAreReal(NoValues):
 _MAKE_NUMBERS = (torch.ops.aten.randint, torch.ops.aten.randperm, torch.ops.aten.arange)
 
 
-def _is_of_whole_numbers(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+def _is_real(func: Any, args: Any, kwargs: dict[str, Any], *, whole: bool) -> bool:
+    """Whether an operator works on real tensors of the CPU alone, and if `whole`, of whole numbers alone."""
     device, dtype = kwargs.get("device"), kwargs.get("dtype")
     if func.namespace != "aten" or (device is not None and device.type != "cpu"):
         return False
     given = tree_leaves((args, kwargs))
     if tensors := [each for each in given if isinstance(each, Tensor)]:
         return all(
-            type(each) is Tensor and each.device.type == "cpu" and _is_whole(each.dtype) for each in tensors
+            type(each) is Tensor and each.device.type == "cpu" and (not whole or _is_whole(each.dtype))
+            for each in tensors
         )
+    if not whole:
+        return True
     if dtype is not None:
         return _is_whole(dtype)
     return func._overloadpacket in _MAKE_NUMBERS and not any(isinstance(each, float) for each in given)
@@ -113,6 +122,7 @@ def pretend() -> None:
 
 def pretend_tensors() -> None:
     """The part of it that does not depend on how a model is built."""
+    torch.backends.mha.set_fastpath_enabled(False)  # the kernel of evaluation knows no fake tensors
     replace(FakeTensor, "data_ptr", lambda self: self.untyped_storage()._cdata)  # accelerate knows them by it
     for name in ("normal_", "trunc_normal_", "uniform_"):  # one draws again until the values fit
         replace(torch.nn.init, name, lambda tensor, *args, **kwargs: tensor)
@@ -141,6 +151,45 @@ def pretend_answers() -> None:
     replace(FakeTensor, "__format__", _format)
     replace(FakeTensor, "numpy", _numpy)
     replace(FakeTensor, "tolist", lambda self: _numpy(self).tolist())
+    replace(FakeTensor, "__deepcopy__", _deepcopy)
+    wrap(torch, "tensor", _of_tensors)
+    replace(torch, "inference_mode", _inference_mode)
+
+
+def _inference_mode(mode: Any = True) -> Any:
+    """Stand in for `torch.inference_mode`, in which operators come whole and no mode can answer for them."""
+    if callable(mode):
+        return torch.no_grad()(mode)
+    return torch.no_grad() if mode else contextlib.nullcontext()
+
+
+def _deepcopy(self: Any, memo: Any) -> Any:
+    """Copy by an operator: torch copies the bytes of what has an address, and a fake tensor has none."""
+    if id(self) in memo:
+        return memo[id(self)]
+    copied = memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
+    for name in vars(self).keys() - vars(copied).keys():
+        setattr(copied, name, copy.deepcopy(getattr(self, name), memo))
+    if self.grad is not None:
+        copied.grad = copy.deepcopy(self.grad, memo)
+    return copied
+
+
+def _of_tensors(tensor: Any) -> Any:
+    """Let `torch.tensor` take lists of fake tensors, whose values it reads by no operator."""
+
+    def answered(data: Any) -> Any:
+        if isinstance(data, list | tuple):
+            return [answered(each) for each in data]
+        return _answer(data) if isinstance(data, FakeTensor) and data.dim() == 0 else data
+
+    def made(data: Any, **options: Any) -> Any:
+        holds = isinstance(data, list | tuple) and any(
+            isinstance(each, FakeTensor) for each in tree_leaves(data)
+        )
+        return tensor(answered(data) if holds else data, **options)
+
+    return made
 
 
 def _numpy(self: Tensor, **options: Any) -> Any:

@@ -267,7 +267,10 @@ class StepCounter(TorchDispatchMode):
             if source != target:
                 self._totals["device_copies"][f"{source} to {target}"] += 1
         if (formula := FLOPS.get(func._overloadpacket)) is not None:
-            self._totals["flops"][phase] += int(formula(*args, **kwargs, out_val=out))
+            given_in_order = (
+                each for each in args if not isinstance(each, torch.dtype)
+            )  # that of the result
+            self._totals["flops"][phase] += int(formula(*given_in_order, **kwargs, out_val=out))
         elif PRODUCTS.search(operator) is not None and operator in self._totals["ops"]:
             self._totals["without_flops"][operator] += 1
         if operator.startswith(ALLOCATIONS):

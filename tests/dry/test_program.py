@@ -33,3 +33,10 @@ def test_a_command_that_cannot_be_followed_is_named(
     failure = dry_run(case, tmp_path / "dry").failure
     assert failure is not None
     assert (failure.kind, said in failure.message) == (kind, True), failure.message
+
+
+def test_the_only_process_of_accelerate_is_followed(tmp_path: Path) -> None:
+    launcher = ("-m", "accelerate.commands.launch", "--num_processes=1", "--num_machines=1")
+    settings = ("--mixed_precision=no", "--dynamo_backend=no")
+    case = case_of(tmp_path, TRAIN, sys.executable, *launcher, *settings, ranks=1)
+    assert dry_run(case, tmp_path / "dry").failure is None

@@ -96,6 +96,41 @@ def test_at_64_ranks_on_gpus_it_is_the_same_training(tmp_path: Path) -> None:
     assert not (tmp_path / "model.pt").exists()
 
 
+USED = """
+        import accelerate, copy
+        accelerate.Accelerator()
+        copied = copy.deepcopy([torch.tensor(0.0), model.module])[1]
+        assert [type(each) for each in copied.parameters()] == [type(each) for each in model.parameters()]
+        torch.tensor([loss.detach(), 1.0])
+        with torch.inference_mode():
+            assert bool((model(tokens) > 0).all())
+        from accelerate.utils.random import synchronize_rng_states
+        synchronize_rng_states(["torch"])
+        torch.cuda.nvtx.range_push("step")
+        assert torch.distributed.is_nccl_available() and torch.cuda.nccl.version() >= (2, 10)
+        torch.compile(len)
+"""
+COLLATE = """
+def collate(rows):
+    assert not (torch.tensor([0.5]) == 0.0).any()
+    return torch.utils.data.default_collate(rows)
+"""
+
+
+def test_what_scripts_ask_of_torch_is_answered(tmp_path: Path) -> None:
+    run = dry_run(case_of(tmp_path, TRAIN.replace("        # here", USED), hardware="h100"), tmp_path / "dry")
+    assert run.failure is None, run.failure
+    assert run.notes == ()  # what is compiled and never called changes nothing
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_data_are_loaded_with_their_values(tmp_path: Path, workers: str) -> None:
+    text = TRAIN.replace("dist.init_process_group()", COLLATE + "dist.init_process_group()", 1)
+    text = text.replace("num_workers=WORKERS", f"num_workers={workers}, collate_fn=collate")
+    run = dry_run(case_of(tmp_path, text), tmp_path / "dry")
+    assert run.failure is None, run.failure
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "said"),
     [
@@ -123,6 +158,16 @@ def test_at_64_ranks_on_gpus_it_is_the_same_training(tmp_path: Path) -> None:
             "'tokens.bin' (train.py:21: open('tokens.bin'))",
         ),
         (
+            TRAIN.replace("# here", "__import__('yaml').safe_load('[')"),
+            "crash",
+            "(train.py:21: __import__('yaml').safe_load('['), in yaml/",
+        ),
+        (
+            TRAIN.replace("# here", "__import__('transformers').AutoConfig.from_pretrained('no/such')"),
+            "crash",
+            "HF_HUB_OFFLINE=1: a dry run asks no hub",
+        ),
+        (
             TRAIN.replace("import torch\n", "import torch, no_such_thing\n", 1),
             "crash",
             "No module named 'no_such",
@@ -133,7 +178,7 @@ def test_at_64_ranks_on_gpus_it_is_the_same_training(tmp_path: Path) -> None:
             "init_process_group",
         ),
     ],
-    ids=["value", "for ever", "no step", "exit", "file", "module", "no group"],
+    ids=["value", "for ever", "no step", "exit", "file", "library", "hub", "module", "no group"],
 )
 def test_what_ends_a_dry_script_is_said_with_its_line(
     tmp_path: Path, text: str, kind: str, said: str
@@ -143,3 +188,15 @@ def test_what_ends_a_dry_script_is_said_with_its_line(
     assert failure is not None
     assert failure.kind == kind
     assert said in failure.message
+
+
+def test_deepspeed_is_refused_as_values_decide_whether_it_steps(tmp_path: Path) -> None:
+    package = tmp_path / "deepspeed" / "runtime"
+    package.mkdir(parents=True)
+    (package / "engine.py").write_text("class DeepSpeedEngine: ...")
+    text = "from deepspeed.runtime.engine import DeepSpeedEngine\nengine = DeepSpeedEngine()\n"
+    failure = dry_run(case_of(tmp_path, text), tmp_path / "dry").failure
+    assert failure is not None
+    assert failure.kind == "not_dry"
+    assert "DeepSpeed decides by the values of gradients" in failure.message
+    assert "ended after 0 of 4 optimizer steps" in failure.message

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import _create_empty_block_mask
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import flop_counter
@@ -339,6 +340,14 @@ def test_grouped_products_have_the_flops_of_their_rows(
     """However many groups there are: each row meets one matrix."""
     formula = FLOPS[torch.ops.aten._grouped_mm]
     assert formula(torch.empty(a), torch.empty(b), offs=torch.tensor([1, 2, 3, 4]), out_val=None) == flops
+
+
+def test_the_dtype_of_a_result_changes_no_flops() -> None:
+    """`torch.mm(a, b, out_dtype)` gives it in third place, and no CPU has the kernel."""
+    with FakeTensorMode():
+        a, b, total = torch.empty(4, 8).bfloat16(), torch.empty(8, 2).bfloat16(), torch.empty(4, 2)
+        assert counted(lambda: torch.mm(a, b, torch.float32)).flops == {"forward": 2 * 4 * 8 * 2}
+        assert counted(lambda: torch.addmm(total, a, b, torch.float32)).flops == {"forward": 2 * 4 * 8 * 2}
 
 
 def test_experts_of_a_grouped_product_are_counted() -> None:
