@@ -58,6 +58,7 @@ class DryRank:
 
     def counted(self) -> RankReport:
         """Build, make the steps, and return the report with what they did."""
+        environment = software.environment(self.case.framework.packages)  # before anything is pretended
         flops = count_known(self.case)
         if self.plan.builds_whole:
             # Other attention has the same parameters, and may ask for a GPU, which is not pretended yet.
@@ -79,7 +80,7 @@ class DryRank:
             counts=counting.counts,
             fit=predict(counting.log, counting.counts, self._machine, rank, built=built),
             flops=flops,
-            observed=Observed(settings=settings, environment=self._environment()),
+            observed=Observed(settings=settings, environment={**self._imported(), **environment}),
             tokens_per_step=self.workload.tokens_per_step(self.case),
             notes=tuple(counting.notes),
         )
@@ -121,8 +122,9 @@ class DryRank:
     def _model(self) -> Any:
         return self.workload.model or owner(self._optimizer)
 
-    def _environment(self) -> dict[str, str]:
-        return software.environment(self.case.framework.packages)
+    def _imported(self) -> dict[str, str]:
+        """Return the versions of what was imported, where perfsuite does not know it before."""
+        return {}
 
     def _settings(self) -> dict[str, str]:
         """Return what was built, as far as it can be seen without values."""

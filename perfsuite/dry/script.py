@@ -143,8 +143,8 @@ class DryScript(DryRank):
                 dist.init_process_group()
         return super()._settings()
 
-    def _environment(self) -> dict[str, str]:
-        return {**software.imported(), **super()._environment()}
+    def _imported(self) -> dict[str, str]:
+        return software.imported()
 
     def _check(self, settings: Any) -> None:
         if (found := settings["world_size"]) != str(self.case.topology.world_size):
