@@ -91,13 +91,17 @@ def _kept(on_meta: Any, full: nn.Parameter) -> nn.Parameter:
     """Return what this rank keeps of a parameter: all, its shard, or all of it quantised."""
     from torch.distributed.tensor import DTensor
 
-    if bool(full.isnan().any()):
-        raise MismatchError(f"a parameter of shape {tuple(full.shape)} has no rule that initialises it")
+    _check_initialised(full)
     if not isinstance(on_meta, DTensor):
         return full if type(on_meta) is type(full) else quantised(on_meta, full)
     shard: Any = torch.empty_like(on_meta, device=full.device)
     shard.to_local().copy_(_local(full, on_meta))
     return nn.Parameter(shard, requires_grad=full.requires_grad)
+
+
+def _check_initialised(full: Tensor) -> None:
+    if bool(full.isnan().any()):
+        raise MismatchError(f"a parameter of shape {tuple(full.shape)} has no rule that initialises it")
 
 
 def _local(full: Tensor, like: Any) -> Tensor:
