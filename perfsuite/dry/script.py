@@ -31,6 +31,7 @@ from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
 from perfsuite.worker import software
 from perfsuite.worker.observe import owner
 from perfsuite.worker.optimizers import Optimizers, living
+from perfsuite.worker.rank import failure_of, write_failure
 
 NEEDS_A_VALUE = (
     fake_tensor.DynamicOutputShapeException,
@@ -102,9 +103,11 @@ class DryScript(DryRank):
         return f"{made}. {self._optimizers.summary()}"
 
     def _late(self, *_: Any) -> None:
-        raise ScriptError(
-            f"the script was ended after {self.case.timeout_s} s (timeout_s) and {self._made()}"
-        )
+        """End this process: an error that left C++ code here would end it without a report."""
+        why = f"the script was ended after {self.case.timeout_s} s (timeout_s) and {self._made()}"
+        failure = failure_of(ScriptError(why), self.report.rank)
+        write_failure(RunDir(self._directory), self.report, failure)
+        os._exit(1)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._optimizers.takes_turn(optimizer):
