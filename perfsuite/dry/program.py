@@ -7,13 +7,14 @@ process: what it would have started is called here, once, as the rank that this 
 from __future__ import annotations
 
 import importlib.util
-import inspect
+import linecache
 import os
 import re
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -111,20 +112,19 @@ def _replace_launchers(rank: int, world_size: int) -> None:
     replace(torch.multiprocessing, "spawn", spawn)
 
 
-def place(error: BaseException) -> str | None:
-    """Return the last line of the user's own code that an error passed, as `train.py:12: loss.item()`.
+def place(passed: Iterable[tuple[FrameType, int]]) -> str | None:
+    """Return the last line of the user's own code among frames and their lines, as `train.py:12: loss.item()`.
 
     If that line called a library other than torch, the library's own line follows.
     """
-    own, library, trace = None, None, error.__traceback__
+    own, library = None, None
     not_own = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), "<")
-    while trace is not None:
-        frame = inspect.getframeinfo(trace)
-        code = (frame.code_context or [""])[0].strip()
-        _, installed, inside = frame.filename.rpartition("site-packages/")
+    for frame, line in passed:
+        file = frame.f_code.co_filename
+        code = linecache.getline(file, line).strip()
+        _, installed, inside = file.rpartition("site-packages/")
         if installed and not inside.startswith("torch/"):
-            library = f", in {inside}:{frame.lineno}: {code}"
-        elif not installed and not frame.filename.startswith(not_own):
-            own, library = f"{os.path.relpath(frame.filename)}:{frame.lineno}: {code}", None
-        trace = trace.tb_next
+            library = f", in {inside}:{line}: {code}"
+        elif not installed and not file.startswith(not_own):
+            own, library = f"{os.path.relpath(file)}:{line}: {code}", None
     return own and own + (library or "")

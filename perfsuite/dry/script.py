@@ -10,6 +10,8 @@ import importlib.util
 import os
 import signal
 import sys
+import traceback
+from types import FrameType
 from typing import Any
 
 import torch
@@ -102,9 +104,11 @@ class DryScript(DryRank):
         made = f"{self.recorder.steps} of {COUNTED_STEP} optimizer steps"
         return f"{made}. {self._optimizers.summary()}"
 
-    def _late(self, *_: Any) -> None:
+    def _late(self, number: int, frame: FrameType | None) -> None:
         """End this process: an error that left C++ code here would end it without a report."""
-        why = f"the script was ended after {self.case.timeout_s} s (timeout_s) and {self._made()}"
+        where = program.place(reversed([*traceback.walk_stack(frame)]))
+        at = f" ({where})" if where else ""
+        why = f"the script was ended after {self.case.timeout_s} s (timeout_s) and {self._made()}{at}"
         failure = failure_of(ScriptError(why), self.report.rank)
         write_failure(RunDir(self._directory), self.report, failure)
         os._exit(1)
@@ -157,7 +161,7 @@ class DryScript(DryRank):
 
 
 def _explained(error: Exception) -> Exception:
-    where = program.place(error)
+    where = program.place(traceback.walk_tb(error.__traceback__))
     at = f" ({where})" if where else ""
     if isinstance(error, NEEDS_A_VALUE):
         return DryRunError(

@@ -226,8 +226,8 @@ def test_diff_says_once_what_is_true_of_several_ranks(repository: Path) -> None:
     larger[1] = larger[1].replace(host_reads={"forward": 3})
     counted("2", 1, "--reason", "larger", **seen(*larger))
     assert told("diff").splitlines()[2:] == [
-        "  host reads in forward: 2 -> 3 a step (rank 1)",
         "  peak of live tensors: 12.3 -> 13.3 MiB (ranks 0-1)",
+        "  host reads in forward: 2 -> 3 a step (rank 1)",
     ]
 
 
