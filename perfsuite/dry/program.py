@@ -113,7 +113,7 @@ def _replace_launchers(rank: int, world_size: int) -> None:
 
 
 def place(passed: Iterable[tuple[FrameType, int]]) -> str | None:
-    """Return the last line of the user's own code among frames and their lines, as `train.py:12: loss.item()`.
+    """Return the last line of the user's own code among frames with their lines: `train.py:12: loss.item()`.
 
     If that line called a library other than torch, the library's own line follows.
     """
