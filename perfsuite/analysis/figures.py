@@ -149,6 +149,7 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
         sm_clock_mhz=known(median, (clock for step, clock in health.sm_clocks_mhz if first < step <= end)),
         device_memory_bytes=known(max, (device.job_memory_bytes for device in health.devices)),
         energy_per_token_j=_energy_per_token_j(health, tokens_per_step),
+        gradient_norm=_gradient_norm([report.gradient_squares for report in reports]),
         loss_first=run.loss[0] if run.loss else None,
         loss_last=known(fmean, run.loss[-tail:]),
     )
@@ -207,6 +208,14 @@ def settling_notes(run: Run) -> list[str]:
         f"the measured window is {measured_s:.0f} s, after {warmup_s:.0f} s of warm-up: a GPU's "
         f"clocks and temperature settle in 30 to 60 s; set {' and '.join(wanted)}, or more"
     ]
+
+
+def _gradient_norm(squares: Sequence[float | None]) -> float | None:
+    known = [each for each in squares if each is not None and math.isfinite(each)]
+    if len(known) < len(squares):
+        return None
+    is_replicated = max(known) - min(known) <= 1e-6 * max(known)
+    return math.sqrt(known[0] if is_replicated else sum(known))
 
 
 def _energy_per_token_j(health: Health, tokens_per_step: int) -> float | None:

@@ -142,6 +142,9 @@ class RankReport(Document):
     """What the recorders of other packages' metrics returned in this rank, by the metric's name."""
     counts: Counts | None = None
     """What a step did, counted; None where it was not."""
+    gradient_squares: float | None = None
+    """Sum of the squares of the gradients that the rank holds, just before its clock's step `COUNTED_STEP`;
+    None where they are not known."""
     hidden: tuple[str, ...] = ()
     """Why the counted step did more than `counts` tells; empty where nothing shows that."""
     fit: Fit | None = None

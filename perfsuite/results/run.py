@@ -144,6 +144,9 @@ class Figures(Data):
     Never judged."""
     energy_per_token_j: float | None = None
     """Joules of all GPUs together, per token of the steps that were made while energy was measured."""
+    gradient_norm: float | None = None
+    """Of the gradients just before step 4: the root of the sum of their squares over all ranks, or over one
+    where all have the same. Judged with the loss."""
     loss_first: float | None = None
     loss_last: float | None = None
     extra: dict[str, float] = Field(default_factory=dict)

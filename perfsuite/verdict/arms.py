@@ -24,7 +24,7 @@ from perfsuite.verdict.judge import (
     why_failed,
     worst,
 )
-from perfsuite.verdict.loss import loss_differs, scaled
+from perfsuite.verdict.loss import loss_differs, other_gradients, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
 from perfsuite.verdict.overall import explained
 from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, PairedDecision, PairedOutcome, decided
@@ -114,6 +114,8 @@ def judge_counts(a: Run, b: Run) -> Verdict:
         verdict = verdict.replace(outcome="failed", failure="unlike", reasons=reasons)
     elif counts is None:
         verdict = verdict.replace(reasons=("nothing was counted", *a.notes, *b.notes))
+    elif counts.outcome == "improved" and (gradients := other_gradients(a, b)) is not None:
+        verdict = verdict.replace(reasons=(f"{gradients}: what does less may compute something else",))
     elif counts.outcome in ("regressed", "improved", "passed"):
         verdict = verdict.replace(outcome=counts.outcome)
     else:

@@ -38,7 +38,35 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the base
                     return f"{share}, {whose}'s highest {highest:.4f} + {above:.4f}"
             elif not abs(now / scale - then) <= allowed:
                 return f"{share}, {whose}'s {then:.4f} +- {allowed:.4f}"
+    return _gradients_differ(runs, baseline, whose, scale)
+
+
+def _gradients_differ(runs: Sequence[Run], baseline: Baseline, whose: str, scale: float) -> str | None:
+    """The norm of a run's gradients if it is not the baseline's. Wrong ones may have an equal loss for long.
+
+    What scales the loss may scale them, too. Fewer than three launches of a baseline do not tell how the
+    gradients of a script without a seed scatter.
+    """
+    usual = baseline.values("gradient_norm")
+    if len(usual) < 3:
+        return None
+    then, sigmas = fmean(usual), t_quantile(LOSS_SIGMAS, len(usual) - 1) * math.sqrt(1 + 1 / len(usual))
+    allowed = max(LOSS_FLOOR * then, sigmas * stdev(usual))
+    for run in runs:
+        now = run.figures.gradient_norm
+        if now is not None and not min(abs(now - then), abs(now / scale - then)) <= allowed:
+            return (
+                f"the norm of the gradients before step 4 is {now:.4g}, {whose}'s {then:.4g} +- {allowed:.2g}"
+            )
     return None
+
+
+def other_gradients(before: Run, now: Run) -> str | None:
+    """That two launches of the same start have gradients of another norm; None if not, or if unknown."""
+    then, today = before.figures.gradient_norm, now.figures.gradient_norm
+    if then is None or today is None or abs(today - then) <= LOSS_FLOOR * then:
+        return None
+    return f"the norm of the gradients before step 4: {then:.4g} -> {today:.4g}"
 
 
 def _spike(curve: Sequence[float]) -> int:

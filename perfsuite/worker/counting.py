@@ -18,8 +18,9 @@ from torch.utils._python_dispatch import (
 
 from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Counts, MemoryLog
 from perfsuite.worker import software
-from perfsuite.worker.counter import StepCounter
+from perfsuite.worker.counter import StepCounter, parameters_of
 from perfsuite.worker.hidden import Watch
+from perfsuite.worker.replicas import squares
 from perfsuite.worker.second_step import in_backward
 
 IN_BACKWARD = "the optimizer steps in backward"
@@ -51,6 +52,9 @@ class Counting:
         self.counts: Counts | None = None  # of step `COUNTED_STEP`, if it could be counted
         self.log: MemoryLog | None = None  # births and deaths in the counted steps; there when `counts` is
         self.notes: list[str] = []  # why the step was not counted
+        self.gradient_squares: float | None = (
+            None  # of this rank, just before the clock makes step `COUNTED_STEP`
+        )
         self.hidden: tuple[str, ...] = ()  # why the step did more than was counted
         self._model = model
         self._watch: Watch | None = None
@@ -70,8 +74,10 @@ class Counting:
         if self._watch is not None:
             self._watch.stepped.append(optimizer)
         if self._counter is not None and optimizer is self._optimizers[0]:
-            given = (*args[1:], *(kwargs or {}).values())
-            self._counter.before_optimizer(runs_closure=any(map(callable, given)))
+            runs_closure = any(map(callable, (*args[1:], *(kwargs or {}).values())))
+            self._counter.before_optimizer(runs_closure=runs_closure)
+            if self._ended == COUNTED_STEP - 1 and not runs_closure and active_fake_mode() is None:
+                self.gradient_squares = squares(each.grad for each in parameters_of([optimizer]))
 
     def rebuilt(self) -> None:
         """Another optimizer has taken the place of the first: its state is not known as such."""

@@ -207,6 +207,7 @@ class Rank:
 
         if (counting := self.recorder.counting) is not None:
             report = report.replace(counts=counting.result(), hidden=counting.hidden)
+            report = report.replace(gradient_squares=counting.gradient_squares)
             self.notes += counting.notes
         observed = observer.result()  # before `evidence`, which compares with its fingerprint
         report = report.replace(

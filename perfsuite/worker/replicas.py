@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 def fingerprint(model: nn.Module) -> dict[str, float]:
@@ -26,6 +28,17 @@ def local(tensor: Any) -> torch.Tensor:
     """Return what this rank holds of a tensor: a DTensor's shard, ZeRO 3's partition, or all of it."""
     held: torch.Tensor = getattr(tensor, "ds_tensor", getattr(tensor, "_local_tensor", tensor))
     return held
+
+
+def squares(gradients: Iterable[Any]) -> float | None:
+    """Return the sum of the squares of what this rank holds of gradients; None without any.
+
+    No operator of this is seen by a mode that counts, and no other rank is asked.
+    """
+    with _disable_current_modes(), torch.no_grad():
+        held = [local(gradient) for gradient in gradients if gradient is not None]
+        norms = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in held if each.numel()]
+        return float(torch.stack(norms).square().sum()) if norms else None
 
 
 def replicated(model: nn.Module) -> set[str]:

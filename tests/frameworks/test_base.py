@@ -42,7 +42,7 @@ SMALL = Case(
     micro_batch=2,
     topology=Topology(processes_per_node=2),
     hardware="cpu",
-    max_warmup_steps=2,
+    max_warmup_steps=4,
     steps=10,
     timeout_s=240,
 )
@@ -72,7 +72,7 @@ def ddp(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.smoke("ddp")
 def test_a_run_is_complete(ddp: Run) -> None:
     f = ddp.figures
-    assert len(ddp.step_s) == len(ddp.probe_s) == len(ddp.loss) == 12
+    assert len(ddp.step_s) == len(ddp.probe_s) == len(ddp.loss) == 14
     assert f.tokens_per_s == pytest.approx(2 * 2 * 32 / float(f.step_s_p50 or 0))
     assert f.tokens_per_s_per_device == pytest.approx(float(f.tokens_per_s or 0) / 2)
     assert f.peak_memory_bytes
@@ -103,6 +103,7 @@ def test_strategies_train_the_same(ddp: Run, tmp_path: Path, framework: Framewor
     """Same weights, data and seed: sharding must not change what is learnt."""
     sharded = measured(SMALL.replace(framework=framework), tmp_path)
     assert sharded.loss == pytest.approx(ddp.loss, rel=1e-4)
+    assert sharded.figures.gradient_norm == pytest.approx(ddp.figures.gradient_norm, rel=1e-4)
 
 
 @pytest.mark.launch

@@ -290,6 +290,15 @@ def test_counts_alone_are_a_verdict_whatever_the_versions(a: Run, b: Run, outcom
     assert words in "; ".join([*told, *verdict.reasons])
 
 
+@pytest.mark.parametrize(("norm", "outcome"), [(1.0, "improved"), (0.36, "inconclusive"), (None, "improved")])
+def test_what_does_less_and_has_other_gradients_is_no_improvement(norm: float | None, outcome: str) -> None:
+    a = launch(KERNEL_MORE, figures=make_figures(gradient_norm=1.0))
+    verdict = judge_counts(a, launch(figures=make_figures(gradient_norm=norm)))
+    assert verdict.outcome == outcome
+    told = "the norm of the gradients before step 4: 1 -> 0.36"
+    assert any(told in why for why in verdict.reasons) == (outcome == "inconclusive")
+
+
 def test_what_the_arms_were_set_to_is_told_with_their_counts() -> None:
     a, b = (launch(observed=Observed(settings={"x": x}, environment={})) for x in ("1", "2"))
     assert judge_counts(a, b).reasons == ("settings differ: x is '1' in arm A and '2' in arm B",)

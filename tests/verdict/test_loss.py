@@ -46,6 +46,34 @@ def test_a_loss_that_is_the_same_multiple_in_every_step_is_scaled_elsewhere(fact
     assert verdict.changed == (f"the loss is x {said} in every step: scaled elsewhere",)
 
 
+def with_norm(norm: float | None, scale: float = 1) -> Run:
+    run = with_loss(scale)
+    return run.replace(figures=run.figures.replace(gradient_norm=norm))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "differs"),
+    [
+        ([1.0] * 3, with_norm(1.019), False),
+        ([1.0] * 3, with_norm(1.03), True),
+        ([1.0] * 3, with_norm(0.36), True),
+        ([1.0] * 3, with_norm(math.nan), True),
+        ([1.0] * 3, with_norm(None), False),
+        ([1.0] * 3, with_norm(4.0, scale=4), False),
+        ([1.0] * 3, with_norm(1.0, scale=4), False),
+        ([1.0] * 3, with_norm(2.0, scale=4), True),
+        ([1.0] * 2, with_norm(0.36), False),
+        ([0.9, 1.0, 1.1, 0.8, 1.2], with_norm(1.5), False),
+    ],
+)
+def test_gradients_of_another_norm_fail_though_the_loss_is_equal(
+    before: list[float], now: Run, differs: bool
+) -> None:
+    verdict = judged([now], from_runs([with_norm(norm) for norm in before]))
+    assert (verdict.failure == "loss") == differs
+    assert any("norm of the gradients before step 4" in why for why in verdict.reasons) == differs
+
+
 @pytest.mark.parametrize(
     "runs",
     [

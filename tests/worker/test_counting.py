@@ -78,6 +78,20 @@ def told(counting: Counting) -> str:
     return note.removeprefix("what a step does was not counted: ")
 
 
+def test_the_gradients_of_the_counted_step_are_squared_out_of_sight() -> None:
+    loop = Loop()
+    seen: list[float] = []
+
+    def squared(optimizer: Any, *_: Any) -> None:
+        seen.append(float(loop.model.weight.grad.square().sum()))  # type: ignore[union-attr]
+
+    loop.optimizer.register_step_pre_hook(squared)
+    counting = loop.run(inside=lambda number: loop.model.weight.data.fill_(number))
+    assert counting.gradient_squares == pytest.approx(seen[COUNTED_STEP - 1])
+    assert counting.counts is not None
+    assert "aten.linalg_vector_norm" not in counting.counts.ops
+
+
 def test_the_first_optimizer_that_steps_is_the_one_that_counts() -> None:
     loop = Loop()
     other = torch.optim.SGD([nn.Parameter(torch.ones(1))])
