@@ -296,9 +296,9 @@ PAIRS: tuple[Pair, ...] = (
         thread="DeepSpeed#5868",
         good="deepspeed==0.14.5",
         bad="deepspeed==0.14.4",
-        what="all-reduces of empty tensors",
+        what="ZeRO-2 with small buckets all-reduces empty tensors",
         names="all_reduce",
-        script="deepspeed_zero 1 1",
+        script="deepspeed_zero 2 1 buckets",
         ranks=2,
     ),
     Pair(

@@ -1,4 +1,4 @@
-"""ZeRO by DeepSpeed: `python deepspeed_zero.py STAGE ACCUMULATION [empty|tied]`."""
+"""ZeRO by DeepSpeed: `python deepspeed_zero.py STAGE ACCUMULATION [twice|buckets]`."""
 
 import itertools
 import sys
@@ -21,6 +21,7 @@ class Twice(Net):
         return torch.nn.functional.cross_entropy(self.head(hidden).flatten(0, 1).float(), tokens.flatten())
 
 
+buckets = {"reduce_bucket_size": 10_000, "reduce_scatter": False} if kind == "buckets" else {}
 deepspeed.init_distributed("gloo")
 torch.manual_seed(0)
 model = Twice() if kind == "twice" else Net(depth=8)
@@ -30,7 +31,7 @@ engine, *_ = deepspeed.initialize(
     config={
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": accumulation,
-        "zero_optimization": {"stage": stage, "overlap_comm": False},
+        "zero_optimization": {"stage": stage, "overlap_comm": False, **buckets},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": kind == "twice"},
