@@ -34,7 +34,6 @@ class Pair:
     dry: bool = False
     """Whether only a GPU shows it: both arms are run dry, as if on one."""
     tokens: Literal["fixed", "vary"] = "fixed"
-    loss: Literal["finite"] | None = "finite"
     case: Mapping[str, Any] = field(default_factory=dict)
     """Other fields of the case."""
     why_missed: str = ""
@@ -51,9 +50,7 @@ class Pair:
         """The case of its script."""
         stem, *arguments = self.script.split()
         path = str(SCRIPTS / f"{stem}.py")
-        script = Script(
-            path=path, arguments=tuple(arguments), label=self.name, tokens=self.tokens, loss=self.loss
-        )
+        script = Script(path=path, arguments=tuple(arguments), label=self.name, tokens=self.tokens)
         fields = {"sequence_length": 32, "micro_batch": 2, "max_warmup_steps": 4, "steps": 10, **self.case}
         return Case(
             model=Model.named("tiny"),
