@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,49 +41,57 @@ def write(results: Mapping[str, Result]) -> None:
 
 
 def tables(results: Mapping[str, Result]) -> str:
-    """The tables of the page, in Markdown."""
+    """The part of the page that a run writes, in Markdown."""
     regressions = [pair for pair in PAIRS if pair.is_regression]
-    unchanged = [pair for pair in PAIRS if not pair.is_regression]
-    outcomes = [results[pair.name].outcome for pair in regressions if pair.name in results]
-    ran = [each for each in outcomes if each != "cannot run"]
-    silent = [results[pair.name].outcome for pair in unchanged if pair.name in results]
+    tried = [pair for pair in regressions if not pair.cannot]
+    grades = [results[pair.name].outcome for pair in tried if pair.name in results]
+    unchanged = [pair for pair in PAIRS if not pair.is_regression and pair.name in results]
+    silent = [results[pair.name].outcome for pair in unchanged].count("silent")
     return "\n".join(
         [
-            f"{len(regressions)} regressions, of which {len(ran)} ran: {ran.count('found')} were found, with "
-            f"the cause in the first line, {ran.count('found, cause later')} with the cause in a later line, "
-            f"{ran.count('missed')} were missed. {len(silent)} unchanged pairs: "
-            f"{silent.count('false finding')} false findings.\n",
-            "| thread | good, bad | what a step of the bad one does more | verdict | first line | s |",
+            f"Of {len(regressions)} regressions {len(tried)} can be run here: {grades.count('found')} were "
+            f"found, {grades.count('found, cause later')} were found with the cause in a later line, "
+            f"{grades.count('missed')} were missed.\n",
+            "| thread | good, bad | what a step does more | verdict | first line | s |",
             "| --- | --- | --- | --- | --- | --- |",
-            *(_row(pair, results.get(pair.name)) for pair in regressions),
-            "\n| unchanged pair | script | verdict | s |",
-            "| --- | --- | --- | --- |",
-            *(_unchanged_row(pair, results.get(pair.name)) for pair in unchanged),
+            *(_row(pair, results.get(pair.name)) for pair in tried),
+            "\nNot run here:\n",
+            *(f"- {pair.thread}: {pair.cannot}." for pair in regressions if pair.cannot),
+            f"\n{silent} of {len(unchanged)} unchanged pairs were silent:\n",
+            *(f"- {script}: {'; '.join(pairs)}" for script, pairs in _by_script(unchanged, results).items()),
             "",
         ]
     )
 
 
 def _row(pair: Pair, result: Result | None) -> str:
-    outcome, first, seconds = "not run", pair.cannot, ""
-    if result is not None and not pair.cannot:
-        outcome, first, seconds = result.outcome, f"`{result.first}`", str(result.seconds)
-        if pair.why_missed and outcome != "found":
-            first = f"{first}. {pair.why_missed}"
-    elif pair.cannot:
-        outcome = "cannot run here"
-    return _line(pair.thread, f"{pair.good}, {pair.bad}", pair.what, outcome, first, seconds)
-
-
-def _unchanged_row(pair: Pair, result: Result | None) -> str:
     if result is None:
-        return _line(f"{pair.good}, {pair.bad}", pair.script, f"not run {pair.cannot}".strip(), "")
-    said = "" if result.outcome == "silent" else f": `{result.first}`"
-    return _line(f"{pair.good}, {pair.bad}", pair.script, f"{result.outcome}{said}", str(result.seconds))
+        cells = ("not run", "", "")
+    else:
+        missed = f". {pair.why_missed}" if pair.why_missed and result.outcome == "missed" else ""
+        cells = (result.outcome, f"`{result.first.removeprefix('regressed: ')}`{missed}", str(result.seconds))
+    return f"| {' | '.join((pair.thread, _arms(pair), pair.what, *cells))} |"
 
 
-def _line(*cells: str) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+def _by_script(unchanged: Sequence[Pair], results: Mapping[str, Result]) -> dict[str, list[str]]:
+    """The unchanged pairs of each script, with what was said of those that were not silent."""
+    found: dict[str, list[str]] = {}
+    for pair in unchanged:
+        result = results[pair.name]
+        said = "" if result.outcome == "silent" else f" ({result.outcome}: `{result.first}`)"
+        found.setdefault(f"`{pair.script}`", []).append(f"{_arms(pair)}{said}")
+    return found
+
+
+def _arms(pair: Pair) -> str:
+    """The releases that differ, and in brackets those that both arms have: `trl 0.23.0, 0.22.2 (...)`."""
+    good, bad = ([word.replace("==", " ") for word in arm.split()] for arm in (pair.good, pair.bad))
+    if good == bad:
+        return f"{' '.join(good)} twice"
+    shared = [word for word in good if word in bad]
+    others = [word.split()[-1] for word in bad if word not in shared]
+    end = f" ({', '.join(shared)})" if shared else ""
+    return f"{', '.join([*(word for word in good if word not in shared), *others])}{end}"
 
 
 def write_page(results: Mapping[str, Result]) -> None:

@@ -251,7 +251,7 @@ PAIRS: tuple[Pair, ...] = (
         good="transformers==4.53.3 peft==0.16.0 accelerate==1.9.0",
         bad="transformers==4.54.1 peft==0.16.0 accelerate==1.9.0",
         what="FSDP with LoRA needs far more memory",
-        cannot="not reproduced: FSDP1 on two CPUs needs no more memory, and the thread names no cause",
+        cannot="not reproduced: FSDP1 on two CPUs needs no more memory",
     ),
     Pair(
         name="transformers-30010",
@@ -268,7 +268,7 @@ PAIRS: tuple[Pair, ...] = (
         good="transformers==4.46.3",
         bad="transformers==4.47.0",
         what="the same training runs out of memory in its first step",
-        cannot="not reproduced: a plain step is equal in both, and the thread names no cause",
+        cannot="not reproduced: a plain step is equal in both",
     ),
     Pair(
         name="deepspeed-7885",
@@ -279,7 +279,7 @@ PAIRS: tuple[Pair, ...] = (
         names="Python",
         script="deepspeed_zero 2 1",
         ranks=2,
-        why_missed="No count of the host's own work (M1)",
+        why_missed="What Python does is not counted",
     ),
     Pair(
         name="deepspeed-7718",
@@ -291,7 +291,7 @@ PAIRS: tuple[Pair, ...] = (
         script="deepspeed_zero 2 4",
         ranks=2,
         case={"gradient_accumulation": 4},
-        why_missed="It does less, and the norm of its gradients is not looked at (M2)",
+        why_missed="It does less, and the norm of its gradients is not looked at",
     ),
     Pair(
         name="deepspeed-8224",
@@ -302,7 +302,7 @@ PAIRS: tuple[Pair, ...] = (
         names="gradient",
         script="deepspeed_zero 2 1 twice",
         ranks=2,
-        why_missed="The norm of the gradients is not looked at (M2)",
+        why_missed="The norm of the gradients is not looked at",
     ),
     Pair(
         name="deepspeed-5868",
@@ -376,7 +376,7 @@ PAIRS: tuple[Pair, ...] = (
         good="a commit",
         bad="a commit",
         what="gradients are scaled one by one",
-        cannot="needs torchao, whose releases for this torch cannot run this recipe",
+        cannot="needs two commits and torchao",
     ),
     Pair(
         name="torchmetrics-2876",
