@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from perfsuite.errors import CaseError
 from perfsuite.results.outcome import CountCheck, Finding, Verdict
-from tests.benchmarks.hindsight.__main__ import judged
+from perfsuite.session import against_arm
+from tests.benchmarks.hindsight.__main__ import judged, main, run
 from tests.benchmarks.hindsight.pairs import SCRIPTS, Pair
 from tests.benchmarks.hindsight.results import PAGE, Result, read, tables
 from tests.benchmarks.hindsight.table import PAIRS
@@ -58,6 +60,23 @@ def test_any_finding_on_an_unchanged_pair_is_a_false_one(outcome: Any) -> None:
 def test_an_arm_that_fails_is_told() -> None:
     result = grade(BAD, "failed", failure="crash", reasons=("arm A failed: no module x",))
     assert (result.outcome, result.first) == ("cannot run", "arm A failed: no module x")
+
+
+def test_a_release_that_cannot_be_had_is_told_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Any:
+        raise CaseError("--arm 'x==2': pip finds none\nmore")
+
+    monkeypatch.setattr(against_arm, "resolved", refused)
+    assert run(BAD) == Result(name="x", outcome="cannot run", first="--arm 'x==2': pip finds none", seconds=0)
+
+
+def test_a_pair_that_there_is_not_is_refused_with_those_that_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["hindsight", "trl-1"])
+    with pytest.raises(SystemExit):
+        main()
+    assert f"there is no pair trl-1; known are {PAIRS[0].name}, " in capsys.readouterr().err
 
 
 def test_the_page_has_the_tables_of_these_results() -> None:

@@ -71,10 +71,10 @@ def main() -> None:
     parser.add_argument("pairs", nargs="*", metavar="PAIR")
     parser.add_argument("--again", action="store_true", help="also pairs that have a result")
     arguments = parser.parse_args()
-    os.environ.setdefault(LOCK_FILE, str(STORE.absolute() / "hindsight.lock"))  # no machine must be quiet
     by_name = {pair.name: pair for pair in PAIRS}
     if unknown := set(arguments.pairs) - set(by_name):
         parser.error(f"there is no pair {', '.join(sorted(unknown))}; known are {', '.join(by_name)}")
+    os.environ.setdefault(LOCK_FILE, str(STORE.absolute() / "hindsight.lock"))  # no machine must be quiet
     results = read()
     names = arguments.pairs or [name for name in by_name if arguments.again or name not in results]
     for name in names:
