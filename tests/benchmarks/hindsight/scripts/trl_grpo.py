@@ -15,8 +15,13 @@ def reward(completions: list[str], **_: Any) -> list[float]:
 
 words = tokenizer()
 words.padding_side = "left"
-model = llama()
+where = f"{os.environ['PERFSUITE_LAUNCH_DIR']}/model"  # from which it loads the reference, too
+llama().save_pretrained(where)
+words.save_pretrained(where)
 rows = Dataset.from_dict({"prompt": [text(at, 8) for at in range(64)]})
 given = {**settings(os.environ["PERFSUITE_LAUNCH_DIR"]), "per_device_train_batch_size": 4}
 config = GRPOConfig(num_generations=4, max_completion_length=8, beta=0.1, **given)
-GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=rows, processing_class=words).train()
+trainer = GRPOTrainer(
+    model=where, reward_funcs=reward, args=config, train_dataset=rows, processing_class=words
+)
+trainer.train()
