@@ -246,6 +246,16 @@ PAIRS: tuple[Pair, ...] = (
         case={"sequence_length": None, "micro_batch": 16},
     ),
     Pair(
+        name="transformers-39395",
+        thread="transformers#39395",
+        good="transformers==4.53.3 peft==0.16.0 accelerate==1.9.0",
+        bad="transformers==4.54.1 peft==0.16.0 accelerate==1.9.0",
+        what="the Trainer gathers the number of tokens in each step, by default",
+        names="all_gather",
+        script="trainer",
+        ranks=2,
+    ),
+    Pair(
         name="transformers-39795",
         thread="transformers#39795",
         good="transformers==4.53.3 peft==0.16.0 accelerate==1.9.0",
