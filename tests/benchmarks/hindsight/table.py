@@ -312,6 +312,7 @@ PAIRS: tuple[Pair, ...] = (
         names="gradient",
         script="deepspeed_zero 2 1 twice",
         ranks=2,
+        case={"precision": "bf16"},
         why_missed="The norm of the gradients is not looked at",
     ),
     Pair(

@@ -21,7 +21,7 @@ class Twice(Net):
         return torch.nn.functional.cross_entropy(self.head(hidden).flatten(0, 1).float(), tokens.flatten())
 
 
-buckets = {"reduce_bucket_size": 10_000, "reduce_scatter": False} if kind == "buckets" else {}
+buckets = {"reduce_bucket_size": 50, "reduce_scatter": False} if kind == "buckets" else {}
 deepspeed.init_distributed("gloo")
 torch.manual_seed(0)
 model = Twice() if kind == "twice" else Net(depth=8)
