@@ -4,6 +4,7 @@ PYTHON ?= python3
 ARGS ?=
 HARDWARE ?= cpu
 OUT ?= out
+PAIR ?=
 SAMPLE ?= 0
 SEED ?= 0
 MEASURED ?=
@@ -18,7 +19,7 @@ AS_PERFSUITE = -c user.name=perfsuite -c user.email=perfsuite@users.noreply.gith
 export BASE CASES HARDWARE OUT REASON TAG
 
 .PHONY: bench dry dry-ci comparisons quick unit smoke test test-all versions test-lowest test-newest check docs dist mutants selftest gpu-day \
-	format figures history-figures samples pictures browser slurm clean night summary history keep pages site drift issue \
+	format figures hindsight history-figures samples pictures browser slurm clean night summary history keep pages site drift issue \
 	compare compare-dry refresh propose git-login
 
 bench: .venv/installed  ## measure a tiny model by every framework, compare with the last time
@@ -94,6 +95,9 @@ figures: .venv/installed  ## what perfsuite itself costs
 	.venv/bin/python -m tests.benchmarks.collection
 	.venv/bin/python -m tests.benchmarks.overhead
 	.venv/bin/python -m tests.benchmarks.report
+
+hindsight: .venv/installed  ## PAIR=accelerate-3762: releases with a known regression, and unchanged ones (an hour)
+	.venv/bin/python -m tests.benchmarks.hindsight $(PAIR) $(ARGS)
 
 samples: .venv/installed  ## the samples of reports on the pages, and the pages of commands and options, by today's code
 	.venv/bin/python -m tests.sample_reports

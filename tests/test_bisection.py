@@ -260,7 +260,7 @@ def test_released_versions_are_the_candidates_each_in_its_directory(releases: No
     history = of_versions("1.0", "2.0", tmp_path)
     assert (history.good, history.candidates) == ("1.0", ("1.1", "2.0"))
     arm = history.arm("1.1")
-    (directory,) = map(Path, arm.packages)
+    directory = Path(arm.packages)
     assert (directory / "slow_thing.py").read_text() == "VERSION = '1.1'\n"
     assert arm.variables["PYTHONPATH"].startswith(str(directory))
 

@@ -51,8 +51,8 @@ class Arm:
     """The variables among its words."""
     paths: tuple[str, ...] = ()
     """What comes first on PYTHONPATH: the worktree of its commit."""
-    packages: tuple[str, ...] = ()
-    """What comes after it: a directory for each release among its words."""
+    packages: str = ""
+    """What comes after it: the directory with the releases among its words; empty: it names none."""
     moved: tuple[str, str] | None = None
     """The top of the repository, and the worktree that stands for it: for scripts that a case names."""
     directory: Path | None = None
@@ -73,7 +73,7 @@ class Arm:
         others = self.given.get("PYTHONPATH", None if self.lock else os.environ.get("PYTHONPATH"))
         found = {
             **self.given,
-            "PYTHONPATH": os.pathsep.join(filter(None, [*self.paths, *self.packages, others])),
+            "PYTHONPATH": os.pathsep.join(filter(None, [*self.paths, self.packages, others])),
         }
         return found if self.moved is None else {**found, MOVED: os.pathsep.join(self.moved)}
 
@@ -102,7 +102,7 @@ class Arm:
         return code == others and mine == theirs
 
     @property
-    def _packages(self) -> tuple[str, dict[str, str], tuple[str, ...]]:
+    def _packages(self) -> tuple[str, dict[str, str], str]:
         return self.python, dict(self.given), self.packages
 
 
@@ -168,7 +168,8 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path) -> Arm:
             commit=commit,
             dirty=False,
         )
-    arm = replace(arm, packages=tuple(str(release(each, arm.python, store)) for each in releases))
+    if releases:
+        arm = replace(arm, packages=str(release(releases, arm.python, store)))
     return replace(arm, perfsuite=_version(arm)) if pythons or commits else arm
 
 

@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from perfsuite import documents
@@ -76,19 +76,23 @@ def locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def release(requirement: str, python: str, store: Path) -> Path:
-    """Return the directory with a release of a package, `accelerate==1.10.0`, for an interpreter.
+def release(requirements: Sequence[str], python: str, store: Path) -> Path:
+    """Return the directory with releases of packages, `accelerate==1.10.0`, for an interpreter.
 
-    It holds those of its needs, too, that the interpreter's environment has in another version. Raises
-    `PackageError` with what pip said.
+    It holds those of their needs, too, that the interpreter's environment has in another version. Its torch
+    stays, unless that is named: releases that need another one are refused. Raises `PackageError` with what
+    pip said.
     """
     of = "" if python == sys.executable else f"-{documents.digest([python])}"
-    directory = (store / "packages" / f"{requirement}{of}").absolute()
+    directory = (store / "packages" / f"{','.join(requirements)}{of}").absolute()
 
     def install() -> None:
-        said = pip("install", "--quiet", "--dry-run", "--report=-", requirement, python=python)
+        listed = pip("list", "--format=freeze", python=python).splitlines()
+        torch = [each for each in listed if each.startswith("torch==")]
+        held = [] if any(each.startswith("torch==") for each in requirements) else torch
+        said = pip("install", "--quiet", "--dry-run", "--report=-", *requirements, *held, python=python)
         changes = [each["metadata"] for each in json.loads(said)["install"]]
-        wanted = [f"{each['name']}=={each['version']}" for each in changes] or [requirement]
+        wanted = [f"{each['name']}=={each['version']}" for each in changes] or requirements
         into = ("--upgrade", "--target", str(directory))
         pip("install", "--quiet", "--no-deps", *into, *wanted, python=python)
 

@@ -15,7 +15,7 @@ The classes here, and the modules that are named, alone know the names of direct
     .perfsuite/compare/<session>/                           the same of two arms: <case id>/<arm>/launch-N/
     .perfsuite/arms/<commit>/                               the worktree of an arm (`perfsuite.launch.arm`)
     .perfsuite/environments/<digest>/                       the packages of a lock file (`launch.installed`)
-    .perfsuite/packages/<name==version>/                    a version that bisect tries (`bisection`)
+    .perfsuite/packages/<name==version>/                    the releases of an arm (`launch.installed`)
     .perfsuite/bisect/<digest>/search.json                  how far a bisect has come (`perfsuite.bisection`)
 """
 

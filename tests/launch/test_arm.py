@@ -77,7 +77,7 @@ def test_arms_that_differ_by_the_commit_alone_have_the_same_packages(repo: Path)
     assert not here.has_packages_of(arm("X=1", repo))
     assert arm("X=1", repo).has_packages_of(arm("first X=1", repo))
     assert not here.has_packages_of(arm("./python", repo))
-    assert not here.has_packages_of(replace(here, packages=("/some/packages",))), "one release of a package"
+    assert not here.has_packages_of(replace(here, packages="/some/packages")), "one release of a package"
 
 
 def test_a_secret_is_used_and_not_shown(repo: Path) -> None:

@@ -18,11 +18,12 @@ from perfsuite.launch.arm import Arm, resolve
 LOCK = "requirements.lock"
 
 
-def write_wheel(index: Path, name: str, version: str, code: str) -> None:
+def write_wheel(index: Path, name: str, version: str, code: str, *needs: str) -> None:
     with zipfile.ZipFile(index / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         info = f"{name}-{version}.dist-info"
         wheel.writestr(f"{name}.py", code)
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        metadata = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {need}" for need in needs)]
+        wheel.writestr(f"{info}/METADATA", "\n".join(["Metadata-Version: 2.1", *metadata, ""]))
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
 
@@ -186,3 +187,38 @@ def test_a_lock_of_uv_is_of_a_commit_where_it_names_packages_of_the_repository(t
     own, other = '{ editable = "." }', '{ directory = "libs/net" }'
     assert key(own, "a") == key(own, "b")
     assert key(other, "a") != key(other, "b")
+
+
+@pytest.fixture
+def library(repo: Path, tmp_path: Path) -> Path:
+    """A library that needs vision; its newest release needs another torch than the one here."""
+    index = tmp_path / "index"
+    for version, torch in (("1.0", "torch"), ("2.0", "torch==99")):
+        write_wheel(index, "vision", version, f"VERSION = {version!r}\n", torch)
+    write_wheel(index, "torch", "99", "")
+    write_wheel(index, "library", "1.0", "", "vision")
+    write_wheel(index, "library", "2.0", "", "vision>=2")
+    return repo
+
+
+@pytest.mark.launch
+def test_a_release_brings_its_needs_and_leaves_torch_as_it_is(library: Path) -> None:
+    packages = Path(arm("library==1.0", library).packages)
+    assert (packages / "vision.py").read_text() == "VERSION = '1.0'\n"
+    assert not list(packages.glob("torch*"))
+
+
+@pytest.mark.launch
+def test_a_release_that_needs_another_torch_is_refused_unless_it_is_named(library: Path) -> None:
+    with pytest.raises(CaseError, match=r"pip install .* library==2\.0 torch==.*: ERROR: "):
+        arm("library==2.0", library)
+    packages = Path(arm("library==2.0 torch==99", library).packages)
+    assert {each.name for each in packages.glob("*.py")} == {"library.py", "vision.py", "torch.py"}
+
+
+@pytest.mark.launch
+def test_several_releases_of_an_arm_fit_each_other(library: Path, tmp_path: Path) -> None:
+    """The needs of one do not hide the release of another."""
+    write_wheel(tmp_path / "index", "vision", "0.9", "VERSION = '0.9'\n")
+    packages = arm("library==1.0 vision==0.9", library).packages
+    assert (Path(packages) / "vision.py").read_text() == "VERSION = '0.9'\n"

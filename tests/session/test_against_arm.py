@@ -123,7 +123,7 @@ SAME_AS = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2)), "H
         (Arm(given={"OMP_NUM_THREADS": "1000"}), Arm(), None, None),
         (Arm(commit="1" * 40), Arm(commit="1" * 40, dirty=True), None, None),
         (Arm(commit="1" * 40), Arm(commit="2" * 40), None, None),
-        (Arm(packages=("/packages",)), Arm(), None, None),
+        (Arm(packages="/packages"), Arm(), None, None),
         (Arm(python="/old/bin/python"), Arm(), None, None),
     ],
 )

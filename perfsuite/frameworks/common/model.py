@@ -77,7 +77,8 @@ def transformers_model(config: Any, *, attention: str, dtype: torch.dtype = torc
 
 def has_attention(config: Any) -> bool:
     """Return whether a transformers configuration is of a model with attention; Mamba has none."""
-    return hasattr(config.get_text_config(), "num_attention_heads")
+    text = getattr(config, "get_text_config", lambda: config)()  # a script may use transformers before 4.45
+    return hasattr(text, "num_attention_heads")
 
 
 def build_model(case: Case, device: torch.device) -> nn.Module:

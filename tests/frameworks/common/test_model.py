@@ -3,13 +3,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from perfsuite.case.case import Case, Topology
 from perfsuite.frameworks.base import Ranks
-from perfsuite.frameworks.common.model import DISTINCT_BATCHES, synthetic_batches
+from perfsuite.frameworks.common.model import DISTINCT_BATCHES, has_attention, synthetic_batches
 from perfsuite.frameworks.ddp import DDP
 
 CPU = torch.device("cpu")
@@ -42,3 +43,9 @@ def test_each_data_rank_has_tokens_of_its_own_whatever_the_micro_batch() -> None
     assert not torch.equal(first[0], second[0])
     larger = synthetic_batches(case.replace(micro_batch=4), 0, CPU)
     assert torch.equal(larger[0][:2], first[0])
+
+
+def test_attention_is_seen_in_configurations_of_older_transformers() -> None:
+    """A script may bring transformers before 4.45, whose configurations have no `get_text_config`."""
+    assert has_attention(SimpleNamespace(num_attention_heads=4))
+    assert not has_attention(SimpleNamespace(state_size=16))

@@ -1,0 +1,91 @@
+"""Runs pairs, and writes what was found into results.json and the page: `make hindsight PAIR=name`.
+
+Each arm is launched once (`perfsuite compare --counts --against GOOD --arm BAD`). Without a name all pairs
+run that have no result yet, or with --again all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+from perfsuite.errors import PerfsuiteError, told
+from perfsuite.launch.launchers import launcher
+from perfsuite.launch.lock import LOCK_FILE
+from perfsuite.report.progress import Progress
+from perfsuite.results.session_file import Measurement
+from perfsuite.session import against_arm, by_counts
+from perfsuite.session.setup import Options
+from tests.benchmarks.hindsight.pairs import Pair
+from tests.benchmarks.hindsight.results import Result, read, write, write_page
+from tests.benchmarks.hindsight.table import PAIRS
+
+STORE = Path(".perfsuite")
+
+
+def run(pair: Pair) -> Result:
+    """Compare the two arms of a pair by the counts of one launch each."""
+    options = Options(root=Path.cwd(), store=STORE, baselines=STORE / "hindsight")
+    began = time.monotonic()
+    try:
+        arms = against_arm.resolved(options, (("--against", pair.good), ("--arm", pair.bad)))
+        began = time.monotonic()  # what pip takes is not counted
+        session = by_counts.session(
+            options, Progress(line=print, cases=1), arms, None if pair.dry else launcher()
+        )
+        case = pair.measured()
+        try:
+            measured = session.measure(case, case.id)
+        finally:
+            session.setup.lock.release()
+    except PerfsuiteError as error:
+        return Result(name=pair.name, outcome="cannot run", first=told(error).splitlines()[0], seconds=0)
+    return judged(pair, measured, round(time.monotonic() - began))
+
+
+def judged(pair: Pair, measured: Measurement, seconds: int) -> Result:
+    """What a comparison is worth: `found` needs the cause in the first line."""
+    verdict = measured.verdict
+    if verdict.outcome == "failed":
+        why = next(iter(verdict.reasons), "")
+        return Result(name=pair.name, outcome="cannot run", first=why, seconds=seconds)
+    counts = verdict.counts
+    said = [each.sentence for each in (counts.findings if counts else ()) if each.outcome != "passed"]
+    first, *others = said or ("; ".join(verdict.reasons) or "as in arm A",)
+    if not pair.is_regression:
+        outcome = "silent" if verdict.outcome == "passed" and not said else "false finding"
+    elif verdict.outcome != "regressed":
+        outcome = "missed"
+    elif pair.names_cause(first):
+        outcome = "found"
+    else:
+        outcome = "found, cause later" if any(map(pair.names_cause, others)) else "missed"
+    return Result(name=pair.name, outcome=outcome, first=f"{verdict.outcome}: {first}", seconds=seconds)
+
+
+def main() -> None:
+    """Run pairs one after another; each result is written at once."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pairs", nargs="*", metavar="PAIR")
+    parser.add_argument("--again", action="store_true", help="also pairs that have a result")
+    arguments = parser.parse_args()
+    by_name = {pair.name: pair for pair in PAIRS}
+    if unknown := set(arguments.pairs) - set(by_name):
+        parser.error(f"there is no pair {', '.join(sorted(unknown))}; known are {', '.join(by_name)}")
+    os.environ.setdefault(LOCK_FILE, str(STORE.absolute() / "hindsight.lock"))  # no machine must be quiet
+    results = read()
+    names = arguments.pairs or [name for name in by_name if arguments.again or name not in results]
+    for name in names:
+        pair = by_name[name]
+        if pair.cannot:
+            continue
+        results[name] = result = run(pair)
+        print(f"{result.name}: {result.outcome}, {result.seconds} s; {result.first}", flush=True)
+        write(results)
+    write_page(results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""The pairs: two releases of a library, and what the gate must say of the second."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from perfsuite import Case, LoRA, Model, Script, Topology
+
+SCRIPTS = Path(__file__).with_name("scripts")
+LORA = LoRA(rank=8, alpha=16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two arms of one script. A fix is read backwards: `good` is the release that has it."""
+
+    name: str
+    good: str
+    """Words of an arm, as `accelerate==1.11.0`."""
+    bad: str
+    script: str = ""
+    """The name of a file in `scripts/`, without its end, and its arguments."""
+    thread: str = ""
+    """`repository#number`; empty of an unchanged pair."""
+    what: str = ""
+    """What a step of `bad` does more."""
+    names: str = ""
+    """What the first line must name, as a regular expression. Empty: nothing may be found."""
+    ranks: int = 1
+    dry: bool = False
+    """Whether only a GPU shows it: both arms are run dry, as if on one."""
+    tokens: Literal["fixed", "vary"] = "fixed"
+    case: Mapping[str, Any] = field(default_factory=dict)
+    """Other fields of the case."""
+    why_missed: str = ""
+    """Why the gate does not find it, if it does not."""
+    cannot: str = ""
+    """Why it cannot run here; empty if it can."""
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether something must be found."""
+        return bool(self.thread)
+
+    def measured(self) -> Case:
+        """The case of its script."""
+        stem, *arguments = self.script.split()
+        path = str(SCRIPTS / f"{stem}.py")
+        script = Script(path=path, arguments=tuple(arguments), label=self.name, tokens=self.tokens)
+        fields = {"sequence_length": 32, "micro_batch": 2, "max_warmup_steps": 4, "steps": 10, **self.case}
+        return Case(
+            model=Model.named("tiny"),
+            framework=script,
+            topology=Topology(processes_per_node=self.ranks),
+            hardware="h100" if self.dry else "cpu",
+            **fields,
+        )
+
+    def names_cause(self, sentence: str) -> bool:
+        """Whether a line says what this pair is about."""
+        return re.search(self.names, sentence) is not None

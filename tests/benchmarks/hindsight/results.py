@@ -1,0 +1,102 @@
+"""What came of the pairs, as a file and as the table of the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.benchmarks.hindsight.pairs import Pair
+from tests.benchmarks.hindsight.table import PAIRS
+
+FILE = Path(__file__).with_name("results.json")
+PAGE = Path("docs/evidence/hindsight.md")
+BEGIN, END = "<!-- made by: make hindsight -->\n", "<!-- end of what make hindsight made -->\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What the gate said of a pair."""
+
+    name: str
+    outcome: str
+    """`found`, `found, cause later`, `missed` or `cannot run`; if unchanged `silent` or `false finding`."""
+    first: str
+    """The first line that it said."""
+    seconds: int
+    """Of both launches, without what pip took."""
+
+
+def read() -> dict[str, Result]:
+    """The results so far, by the name of the pair."""
+    found = json.loads(FILE.read_text()) if FILE.exists() else []
+    return {each["name"]: Result(**each) for each in found}
+
+
+def write(results: Mapping[str, Result]) -> None:
+    """Write the results, in the order of the pairs; those of pairs that are gone are left out."""
+    found = [asdict(results[pair.name]) for pair in PAIRS if pair.name in results]
+    FILE.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def tables(results: Mapping[str, Result]) -> str:
+    """The part of the page that a run writes, in Markdown."""
+    regressions = [pair for pair in PAIRS if pair.is_regression]
+    tried = [pair for pair in regressions if not pair.cannot]
+    grades = [results[pair.name].outcome for pair in tried if pair.name in results]
+    unchanged = [pair for pair in PAIRS if not pair.is_regression and pair.name in results]
+    silent = [results[pair.name].outcome for pair in unchanged].count("silent")
+    return "\n".join(
+        [
+            f"Of {len(regressions)} regressions {len(tried)} can be run here: {grades.count('found')} were "
+            f"found, {grades.count('found, cause later')} were found with the cause in a later line, "
+            f"{grades.count('missed')} were missed.\n",
+            "| thread | good, bad | what a step does more | verdict | first line | s |",
+            "| --- | --- | --- | --- | --- | --- |",
+            *(_row(pair, results.get(pair.name)) for pair in tried),
+            "\nNot run here:\n",
+            *(f"- {pair.thread}: {pair.cannot}." for pair in regressions if pair.cannot),
+            f"\n{silent} of {len(unchanged)} unchanged pairs were silent:\n",
+            *(f"- {script}: {'; '.join(pairs)}" for script, pairs in _by_script(unchanged, results).items()),
+            "",
+        ]
+    )
+
+
+def _row(pair: Pair, result: Result | None) -> str:
+    if result is None:
+        cells = ("not run", "", "")
+    else:
+        missed = f". {pair.why_missed}" if pair.why_missed and result.outcome == "missed" else ""
+        cells = (result.outcome, f"`{result.first.removeprefix('regressed: ')}`{missed}", str(result.seconds))
+    return f"| {' | '.join((pair.thread, _arms(pair), pair.what, *cells))} |"
+
+
+def _by_script(unchanged: Sequence[Pair], results: Mapping[str, Result]) -> dict[str, list[str]]:
+    """The unchanged pairs of each script, with what was said of those that were not silent."""
+    found: dict[str, list[str]] = {}
+    for pair in unchanged:
+        result = results[pair.name]
+        said = "" if result.outcome == "silent" else f" ({result.outcome}: `{result.first}`)"
+        found.setdefault(f"`{pair.script}`", []).append(f"{_arms(pair)}{said}")
+    return found
+
+
+def _arms(pair: Pair) -> str:
+    """The releases that differ, and in brackets those that both arms have: `trl 0.23.0, 0.22.2 (...)`."""
+    good, bad = ([word.replace("==", " ") for word in arm.split()] for arm in (pair.good, pair.bad))
+    if good == bad:
+        return f"{' '.join(good)} twice"
+    shared = [word for word in good if word in bad]
+    others = [word.split()[-1] for word in bad if word not in shared]
+    end = f" ({', '.join(shared)})" if shared else ""
+    return f"{', '.join([*(word for word in good if word not in shared), *others])}{end}"
+
+
+def write_page(results: Mapping[str, Result]) -> None:
+    """Put the tables into the page, between its two marks."""
+    text = PAGE.read_text()
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}\n{tables(results)}\n{END}{after}")

@@ -1,0 +1,83 @@
+"""The list of pairs, how a comparison is graded, and the page of what was found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from perfsuite.errors import CaseError
+from perfsuite.results.outcome import CountCheck, Finding, Verdict
+from perfsuite.session import against_arm
+from tests.benchmarks.hindsight.__main__ import judged, main, run
+from tests.benchmarks.hindsight.pairs import SCRIPTS, Pair
+from tests.benchmarks.hindsight.results import PAGE, Result, read, tables
+from tests.benchmarks.hindsight.table import PAIRS
+from tests.samples import make_result, make_run
+
+BAD = Pair(name="x", thread="x#1", good="x==1", bad="x==2", names="reduce_scatter", script="s")
+SAME = Pair(name="x", good="x==1", bad="x==2", script="s")
+
+
+def finding(sentence: str, outcome: Any = "regressed") -> Finding:
+    return Finding(
+        field="x", quantity="x", unit="calls", before=1, now=2, ranks="0", outcome=outcome, sentence=sentence
+    )
+
+
+def grade(pair: Pair, outcome: Any, *findings: Finding, **more: Any) -> Result:
+    counted = CountCheck(outcome=outcome, findings=findings) if outcome != "failed" else None
+    verdict = Verdict(outcome=outcome, launches=2, counts=counted, **more)
+    return judged(pair, make_result(make_run(), before=None).replace(verdict=verdict), 3)
+
+
+def test_every_pair_has_a_name_of_its_own_a_script_and_what_must_be_named() -> None:
+    assert [name for name, count in Counter(pair.name for pair in PAIRS).items() if count > 1] == []
+    for pair in PAIRS:
+        if not pair.cannot:
+            assert (SCRIPTS / f"{pair.script.split()[0]}.py").is_file(), pair.name
+            assert bool(pair.names) == pair.is_regression, pair.name
+            assert pair.measured().id
+
+
+def test_a_regression_is_found_if_the_first_line_names_it() -> None:
+    cause, other = finding("reduce_scatter 1 -> 4"), finding("kernels 3 -> 4")
+    assert grade(BAD, "regressed", cause, other).outcome == "found"
+    assert grade(BAD, "regressed", other, cause).outcome == "found, cause later"
+    assert grade(BAD, "regressed", other).outcome == "missed"
+    assert grade(BAD, "regressed", finding("reduce_scatter", "passed"), other).outcome == "missed"
+    assert grade(BAD, "improved", finding("reduce_scatter", "improved")).outcome == "missed"
+    assert grade(BAD, "passed").first == "passed: as in arm A"
+
+
+@pytest.mark.parametrize("outcome", ["regressed", "improved"])
+def test_any_finding_on_an_unchanged_pair_is_a_false_one(outcome: Any) -> None:
+    assert grade(SAME, "passed").outcome == "silent"
+    assert grade(SAME, outcome, finding("kernels 3 -> 4", outcome)).outcome == "false finding"
+
+
+def test_an_arm_that_fails_is_told() -> None:
+    result = grade(BAD, "failed", failure="crash", reasons=("arm A failed: no module x",))
+    assert (result.outcome, result.first) == ("cannot run", "arm A failed: no module x")
+
+
+def test_a_release_that_cannot_be_had_is_told_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Any:
+        raise CaseError("--arm 'x==2': pip finds none\nmore")
+
+    monkeypatch.setattr(against_arm, "resolved", refused)
+    assert run(BAD) == Result(name="x", outcome="cannot run", first="--arm 'x==2': pip finds none", seconds=0)
+
+
+def test_a_pair_that_there_is_not_is_refused_with_those_that_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["hindsight", "trl-1"])
+    with pytest.raises(SystemExit):
+        main()
+    assert f"there is no pair trl-1; known are {PAIRS[0].name}, " in capsys.readouterr().err
+
+
+def test_the_page_has_the_tables_of_these_results() -> None:
+    assert tables(read()) in PAGE.read_text()
