@@ -54,7 +54,7 @@ class Promises:
 class FrameworkOptions(Data):
     """The name and the options of a framework: fields are options. Two equal ones measure the same."""
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
     """The name in cases, files and ids: that of its file in `perfsuite/frameworks/` or of its entry point."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Packages that it imports beyond torch and transformers: a case is skipped without them, and their
@@ -140,7 +140,7 @@ def framework_class(name: str) -> type[FrameworkOptions] | None:
         return None if extension is None else load(extension)
     module = importlib.import_module(f"perfsuite.frameworks.{name}")
     for value in vars(module).values():
-        if isinstance(value, type) and issubclass(value, FrameworkOptions) and _name(value) == name:
+        if isinstance(value, type) and issubclass(value, FrameworkOptions) and value.name == name:
             return value
     raise CaseError(f"{module.__file__} holds no Framework with name = {name!r}")
 
@@ -151,8 +151,8 @@ def load(extension: Extension) -> type[FrameworkOptions]:
     kind = extension.load()
     if not (isinstance(kind, type) and issubclass(kind, FrameworkOptions)):
         raise extension.error(f"{kind!r} is no perfsuite.frameworks.Framework: derive it from that")
-    if _name(kind) != extension.name:
-        raise extension.error(f"{kind.__name__}.name is {_name(kind)!r}: set it to {extension.name!r}")
+    if kind.name != extension.name:
+        raise extension.error(f"{kind.__name__}.name is {kind.name!r}: set it to {extension.name!r}")
     if reserved := sorted(RESERVED & kind.model_fields.keys()):
         raise extension.error(f"rename its option {reserved[0]!r}, which is a key of files")
     return kind
@@ -194,18 +194,14 @@ def changed_fields(data: Data, skip: Set[str] = frozenset()) -> list[str]:
     return parts
 
 
-def _name(kind: type[FrameworkOptions]) -> str:
-    return getattr(kind, "name", "")
-
-
 def _is_built_in(kind: type[FrameworkOptions]) -> bool:
-    return f"{kind.__module__}.".startswith(f"perfsuite.frameworks.{_name(kind)}.")
+    return f"{kind.__module__}.".startswith(f"perfsuite.frameworks.{kind.name}.")
 
 
 @functools.cache
 def _check_findable(kind: type[FrameworkOptions]) -> None:
     """Raises an error for a class that a rank, which reads only its name, would not find."""
-    name = _name(kind)
+    name = kind.name
     if _is_built_in(kind) or issubclass(kind, MissingFramework):
         return
     extension = extensions.find(FRAMEWORKS, name, built_in=built_in())
@@ -222,7 +218,7 @@ def _check_findable(kind: type[FrameworkOptions]) -> None:
 def _package(kind: type[FrameworkOptions]) -> str | None:
     if issubclass(kind, MissingFramework):
         return kind.package
-    extension = None if _is_built_in(kind) else extensions.find(FRAMEWORKS, _name(kind))
+    extension = None if _is_built_in(kind) else extensions.find(FRAMEWORKS, kind.name)
     return None if extension is None else extension.package
 
 
