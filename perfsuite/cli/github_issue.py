@@ -80,7 +80,9 @@ def steps(
     though there is a baseline of its counts, keeps it open. One whose list cannot be read is never closed,
     and gets a new list as soon as something is bad.
     """
-    bad = {result.case_id: _of_result(result) for result in results if _is_bad(result)}
+    failed = [each for each in results if each.outcome == "failed" and each.excused is None]
+    regressed = [each for each in results if each.outcome == "regressed"]
+    bad = {each.case_id: _of_result(each) for each in (*failed, *regressed)}
     bad |= {f"{_DRIFT}{each.case}, {each.metric}": _of_drift(each) for each in drifts or ()}
     good = {result.case_id for result in results if _is_good(result)}
     known = None if issue is None else issue.subjects
@@ -98,10 +100,6 @@ def steps(
     gone = f"Gone: all that this issue was open for is good again ({run_url})."
     close = Step(("issue", "close", str(issue.number), "--comment", gone))
     return [] if known is None else [close]
-
-
-def _is_bad(result: Measurement) -> bool:
-    return result.outcome == "regressed" or (result.outcome == "failed" and result.excused is None)
 
 
 def _is_good(result: Measurement) -> bool:

@@ -80,7 +80,7 @@ class DryRank:
             counts=counting.counts,
             fit=predict(counting.log, counting.counts, self._machine, rank, built=built),
             flops=flops,
-            observed=Observed(settings=settings, environment={**self._imported(), **environment}),
+            observed=Observed(settings=settings, environment={**software.imported(), **environment}),
             tokens_per_step=self.workload.tokens_per_step(self.case),
             notes=tuple(counting.notes),
         )
@@ -121,10 +121,6 @@ class DryRank:
 
     def _model(self) -> Any:
         return self.workload.model or owner(self._optimizer)
-
-    def _imported(self) -> dict[str, str]:
-        """Return the versions of what was imported, where perfsuite does not know it before."""
-        return {}
 
     def _settings(self) -> dict[str, str]:
         """Return what was built, as far as it can be seen without values."""

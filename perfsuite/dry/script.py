@@ -30,7 +30,6 @@ from perfsuite.frameworks.common.patches import found, module, nothing, replace,
 from perfsuite.node.ranks import moved
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
-from perfsuite.worker import software
 from perfsuite.worker.observe import owner
 from perfsuite.worker.optimizers import Optimizers, living
 from perfsuite.worker.rank import failure_of, write_failure
@@ -149,9 +148,6 @@ class DryScript(DryRank):
             with _disable_current_modes():
                 dist.init_process_group()
         return super()._settings()
-
-    def _imported(self) -> dict[str, str]:
-        return software.imported()
 
     def _check(self, settings: Any) -> None:
         if (found := settings["world_size"]) != str(self.case.topology.world_size):
