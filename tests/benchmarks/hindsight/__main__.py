@@ -16,7 +16,7 @@ from perfsuite.launch.launchers import launcher
 from perfsuite.launch.lock import LOCK_FILE
 from perfsuite.report.progress import Progress
 from perfsuite.results.session_file import Measurement
-from perfsuite.session import against_arm, by_counts
+from perfsuite.session import against_arm
 from perfsuite.session.setup import Options
 from tests.benchmarks.hindsight.pairs import Pair
 from tests.benchmarks.hindsight.results import Result, read, write, write_page
@@ -32,9 +32,8 @@ def run(pair: Pair) -> Result:
     try:
         arms = against_arm.resolved(options, (("--against", pair.good), ("--arm", pair.bad)))
         began = time.monotonic()  # what pip takes is not counted
-        session = by_counts.session(
-            options, Progress(line=print, cases=1), arms, None if pair.dry else launcher()
-        )
+        launches = None if pair.dry else launcher()
+        session = against_arm.by_counts(options, Progress(line=print, cases=1), launches, arms)
         case = pair.measured()
         try:
             measured = session.measure(case, case.id)

@@ -26,7 +26,12 @@ _unchanged: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("torchmetrics==1.8.1", "torchmetrics==1.8.2", "torchmetrics_accuracy", {}),
     ("kornia==0.9.0", "kornia==0.9.0", "kornia_images RandomChannelShuffle", IMAGES),
     ("kornia==0.8.1", "kornia==0.8.2", "kornia_images RandomChannelShuffle", IMAGES),
-    ("litgpt==0.5.11", "litgpt==0.5.12", "litgpt_lora", {"case": {"lora": LORA}}),
+    (
+        "litgpt==0.4.0 setuptools==80.9.0",
+        "litgpt==0.4.0 setuptools==80.9.0",
+        "litgpt_lora",
+        {"case": {"lora": LORA}},
+    ),
     (
         "litgpt==0.5.0 setuptools==80.9.0",
         "litgpt==0.5.1 setuptools==80.9.0",
@@ -37,7 +42,7 @@ _unchanged: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("lightning==2.5.5", "lightning==2.5.6", "fabric_ddp", {"ranks": 2}),
     ("peft==0.18.0", "peft==0.18.1", "peft_train lora", {"case": {"lora": PEFT}}),
     ("peft==0.19.0", "peft==0.19.1", "peft_train dora", {"case": {"lora": PEFT}}),
-    ("peft==0.17.0", "peft==0.17.1", "peft_train oft", {}),
+    ("peft==0.18.0", "peft==0.18.1", "peft_train oft", {}),
     ("peft==0.21.1", "peft==0.21.2", "peft_train vera", {}),
     ("trl==1.7.0", "trl==1.7.1", "trl_sft", {"tokens": "vary"}),
     ("trl==1.5.0", "trl==1.5.1", "trl_dpo", {"tokens": "vary", "case": {"sequence_length": 64}}),
