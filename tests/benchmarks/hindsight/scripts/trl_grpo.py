@@ -20,7 +20,7 @@ llama().save_pretrained(where)
 words.save_pretrained(where)
 rows = Dataset.from_dict({"prompt": [text(at, 8) for at in range(64)]})
 given = {**settings(os.environ["PERFSUITE_LAUNCH_DIR"]), "per_device_train_batch_size": 4}
-config = GRPOConfig(num_generations=4, max_completion_length=8, beta=0.1, **given)
+config = GRPOConfig(num_generations=4, num_iterations=2, max_completion_length=8, beta=0.1, **given)
 trainer = GRPOTrainer(
     model=where, reward_funcs=reward, args=config, train_dataset=rows, processing_class=words
 )
