@@ -35,8 +35,8 @@ def read() -> dict[str, Result]:
 
 
 def write(results: Mapping[str, Result]) -> None:
-    """Write the results, in the order of the pairs; those of pairs that are gone are left out."""
-    found = [asdict(results[pair.name]) for pair in PAIRS if pair.name in results]
+    """Write the results, in the order of the pairs that can be run; others are left out."""
+    found = [asdict(results[pair.name]) for pair in PAIRS if pair.name in results and not pair.cannot]
     FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 
