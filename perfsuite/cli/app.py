@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,15 +23,41 @@ from perfsuite.errors import PerfsuiteError
 from perfsuite.ini import read_ini
 from perfsuite.report.terminal import console
 
+GONE = {
+    "compare --a": "write --against",
+    "compare --b": "write --arm",
+    "report --html": "write --report DIR",
+    "report --markdown": "write --report DIR, which has a summary.md",
+    "hardware": "perfsuite doctor --quick says what machine this is; --expect MARKER is its option",
+    "power": "each report states the smallest change that the gate of a case can find",
+    "history export-asv": "perfsuite history publish OUT --no-pages writes asv's files alone",
+    "report --comparison": "python -m bench_cases.published shows published comparisons",
+    "report --published": "python -m bench_cases.published shows published comparisons",
+}
+"""Commands and options that were, and what is in their place."""
+
 
 class _Commands(TyperGroup):
     """All commands. A `PerfsuiteError` becomes a line on standard error and exit status 2."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        given = [word.partition("=")[0] for word in args]
+        for gone, instead in GONE.items():
+            command, *options = gone.split()
+            if given[0] == command and set(options) <= set(given):
+                ctx.fail(f"there is no `perfsuite {gone}` any more: {instead}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except PerfsuiteError as error:
-            console(stderr=True).print(f"perfsuite {ctx.invoked_subcommand}: {error}", style="red")
+            said = str(error)
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            said = f"{str(error.filename)[:80]}...: {error.strerror}: give another path"
+        console(stderr=True).print(f"perfsuite {ctx.invoked_subcommand}: {said}", style="red")
         raise typer.Exit(2)
 
 

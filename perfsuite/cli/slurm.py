@@ -19,6 +19,8 @@ from perfsuite.report.terminal import console
 
 app = typer.Typer(help="Sessions on the nodes of a Slurm cluster.")
 
+OF_SBATCH = ("partition", "account", "qos", "nodes", "time", "exclude")
+"""Settings that were, each of them an option of sbatch."""
 _NO_NODES = re.compile(r"(?:^| )(?:--nodes[= ]|-N[= ]?)(-\S*)")
 
 
@@ -63,9 +65,15 @@ def submit(
 
 
 def _options(ini: Ini, given: list[str]) -> list[str]:
-    """Return the options of sbatch. Raises `CaseError` for negative numbers of nodes."""
+    """Return the options of sbatch. Raises `CaseError` for settings of old, and negative numbers of nodes."""
     variable = f"{ENVIRONMENT}OPTIONS"
+    for name in OF_SBATCH:
+        for old, new in ((f"{ENVIRONMENT}{name.upper()}", variable), (PREFIX + name, f"{PREFIX}options")):
+            if old in os.environ or ini.values.get(old):
+                raise CaseError(f"there is no setting {old} any more: write --{name}=... into {new}")
     options = [*ini.words(f"{PREFIX}options"), *split(variable, os.environ.get(variable, "")), *given]
+    if "--option" in {word.partition("=")[0] for word in options}:
+        raise CaseError("there is no --option any more: write the options of sbatch themselves")
     if match := _NO_NODES.search(" ".join(options)):  # Slurm takes it for 1
         raise CaseError(f"--nodes is {match[1]!r}, expected a number of nodes, or a range such as 2-4")
     return options

@@ -68,16 +68,27 @@ def strict(value: str) -> frozenset[str]:
     return found
 
 
+def path(value: str) -> Path:
+    """A path that can exist."""
+    try:
+        os.stat(value)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        raise ValueError(f"another path: {getattr(error, 'strerror', error)}") from None
+    return Path(value)
+
+
 def file(value: str) -> Path:
     """A file to write."""
-    if os.path.isdir(value):
+    if path(value).is_dir():
         raise ValueError("a file: this is a directory")
     return Path(value)
 
 
 def directory(value: str) -> Path:
     """A directory to write to."""
-    if os.path.isfile(value):
+    if path(value).is_file():
         raise ValueError("a directory: this is a file")
     return Path(value)
 
@@ -325,7 +336,7 @@ OPTIONS = (
     Option(
         name="store",
         metavar="DIR",
-        parse=Path,
+        parse=path,
         default=str(STORE),
         ini=True,
         help="local baselines, and the files of each launch, from the root directory",
@@ -333,7 +344,7 @@ OPTIONS = (
     Option(
         name="baselines",
         metavar="DIR",
-        parse=Path,
+        parse=path,
         default=str(BASELINES),
         ini=True,
         of_verdict=True,
@@ -349,6 +360,13 @@ OPTIONS = (
     ),
 )
 BY_NAME = {option.name: option for option in OPTIONS}
+OLD = {
+    "no-baseline": "--perf-missing-baseline=fail",
+    "no-wait": "--perf-busy=fail",
+    "strict-improved": "--perf-strict=improved",
+    "strict-inconclusive": "--perf-strict=inconclusive",
+}
+"""Options that were, and what they are now."""
 EXCLUDING = {
     "dry": {
         **dict.fromkeys(("inject", "no-counts", "explain"), "a dry run only counts"),

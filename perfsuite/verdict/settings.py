@@ -17,19 +17,8 @@ ASKED = frozenset(
         *("fp32_matmul", "fp32_convolution", "deterministic"),
     ]
 )
-"""Settings that the case or its user asks for. One that differs makes launches `unlike`."""
-CHOSEN = frozenset(
-    [
-        # A launch whose dtypes or compilation are not those of the case is a `mismatch`: what is left is not
-        # asked for, as the dtype of adapters, or a loss that a library compiles.
-        *("parameter_dtype", "compute_dtype", "reduce_dtype", "compiled", "optimizer_parameters"),
-        *("parameters_changed", "adapters", "optimizer", "wrapped_modules", "backend", "attention_kernel"),
-        *("mamba_ssm", "fabric_strategy", "fabric_precision", "gradient_norm", "gradient_clipping"),
-        *("spmd_backend", "loss_chunks", "rope", "forced", "patched"),
-    ]
-)
-"""Settings that a library, or perfsuite for one of its versions, chooses. One that differs is a finding, and
-all is judged as ever; so is one of another package's framework, which stands in neither list."""
+"""Settings that the case or its user asks for. One that differs makes launches `unlike`; any other is a
+finding, and all is judged as ever."""
 NOT_OBSERVED = "not observed"
 """How a value begins that says that nothing could be seen."""
 

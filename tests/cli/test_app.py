@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite.cli.app import GONE
 from perfsuite.results import baseline
 from perfsuite.results.store import BaselineStore
 from tests.cli.commands import run
@@ -30,6 +31,16 @@ def test_commands_look_where_pytests_ini_file_says(tmp_path: Path, monkeypatch: 
     assert make_case(micro_batch=5).id in shown.stdout
     shown = run("baseline", "list", "--baselines", "baselines", "--store", "other")
     assert make_case().id not in shown.stdout, "an option wins"
+
+
+@pytest.mark.parametrize(
+    "command", ["report --store", "baseline list --baselines", "history trend --history"]
+)
+def test_a_path_that_no_file_can_have_is_one_line(command: str) -> None:
+    done = run(*command.split(), 300 * "a", status=2)
+    assert done.output.count("\n") == 1
+    assert f"{60 * 'a'}" in done.output
+    assert done.output.endswith("...: File name too long: give another path\n")
 
 
 def test_a_link_to_itself_is_no_store(tmp_path: Path) -> None:
@@ -59,3 +70,10 @@ def test_a_command_whose_package_is_missing_names_its_extra(
         f"perfsuite {words[0]}: {purpose}: it needs the package {package}, which is not installed: "
         "pip install 'perfsuite[history]'\n"
     )
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_what_is_gone_says_what_replaces_it(gone: str) -> None:
+    done = run(*gone.split(), "thing", status=2)
+    assert done.stdout == ""
+    assert f"there is no `perfsuite {gone}` any more: {GONE[gone]}" in done.stderr

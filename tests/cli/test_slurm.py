@@ -262,6 +262,21 @@ def test_options_of_sbatch_come_from_the_ini_file_the_environment_and_the_comman
     assert "-m pytest --perf-launcher=slurm -k a\n" in (refusing / "words").read_text()
 
 
+@pytest.mark.parametrize("setting", ["PERFSUITE_SLURM_PARTITION", "perf_slurm_partition"])
+def test_a_setting_of_old_says_what_replaces_it(
+    refusing: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    monkeypatch.setenv(setting, "gpu")
+    (refusing / "pytest.ini").write_text(f"[pytest]\n{setting} = gpu\n")
+    new = setting.replace("PARTITION", "OPTIONS").replace("partition", "options")
+    assert f"no setting {setting} any more: write --partition=... into {new}" in submit()[2]
+    assert not (refusing / "words").exists()
+
+
+def test_the_option_of_old_says_what_replaces_it(refusing: Path) -> None:
+    assert "write the options of sbatch themselves" in submit("--option=--mem=0", "--", "x")[2]
+
+
 def test_a_reader_of_the_log_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     os.close(reading)

@@ -32,8 +32,9 @@ from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
-from perfsuite.verdict.settings import ASKED, CHOSEN
+from perfsuite.verdict.settings import ASKED
 from perfsuite.worker import flops
+from tests.verdict.judging import CHOSEN
 
 SMALL = Case(
     model="llama-tiny",

@@ -46,6 +46,10 @@ def test_what_is_given_reaches_the_session(
         *((f"--perf-{name}=--", f"--perf-{name}=--: give a value*") for name in ("against", "json")),
         ("--perf-min-launches=" + 5000 * "9", "--perf-min-launches=9999*: give a whole number, 1 or more*"),
         ("--perf-wait-quiet=" + 5000 * "9", "--perf-wait-quiet=9999*: give a whole number, 0 or more*"),
+        *(
+            (f"--perf-{name}={300 * 'a'}", f"--perf-{name}=aaaa*: give another path: File name too long")
+            for name in ("json", "report", "store", "baselines")
+        ),
     ],
     ids=lambda value: value[:24],
 )

@@ -120,3 +120,16 @@ def with_stack(run: Run, **versions: str) -> Run:
 
 
 SICK_GPU = on_gpu(600)
+
+CHOSEN = frozenset(
+    [
+        # A launch whose dtypes or compilation are not those of the case is a `mismatch`: what is left is not
+        # asked for, as the dtype of adapters, or a loss that a library compiles.
+        *("parameter_dtype", "compute_dtype", "reduce_dtype", "compiled", "optimizer_parameters"),
+        *("parameters_changed", "adapters", "optimizer", "wrapped_modules", "backend", "attention_kernel"),
+        *("mamba_ssm", "fabric_strategy", "fabric_precision", "gradient_norm", "gradient_clipping"),
+        *("spmd_backend", "loss_chunks", "rope", "forced", "patched"),
+    ]
+)
+"""Settings that a library, or perfsuite for one of its versions, chooses: whoever adds one decides whether it
+is asked for (`perfsuite.verdict.settings.ASKED`), or stands here."""

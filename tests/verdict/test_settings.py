@@ -8,9 +8,9 @@ from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.comparability import UNEXPLAINED
 from perfsuite.verdict.overall import with_counts
-from perfsuite.verdict.settings import ASKED, CHOSEN, is_unlike
+from perfsuite.verdict.settings import ASKED, is_unlike
 from tests.twin_counts import baseline_of, counts
-from tests.verdict.judging import judged, session, usual
+from tests.verdict.judging import CHOSEN, judged, session, usual
 
 OLD, NEW = {"torch": "2.13.0"}, {"torch": "2.14.0"}
 
