@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite import Model, Script
 from perfsuite.dry import cases, guard, limits
 from perfsuite.errors import AllocationOverError, CaseError
 from perfsuite.git import git
@@ -223,3 +224,15 @@ def test_simulated_training_in_a_worktree_is_compared(tmp_path: Path) -> None:
     told = " ".join(result.stdout.split())
     assert "28.6% fewer" in told
     assert "regressed" in told
+
+
+@pytest.mark.launch
+def test_a_script_that_one_arm_lacks_is_told_with_the_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The case is of this environment; the commit that is compared with has no such file."""
+    Path("train.py").write_text("raise SystemExit(3)\n")
+    script = Script(path="train.py", loss="finite")
+    case = make_case(model=Model.named("tiny"), framework=script, hardware="cpu")
+    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [case])
+    told = " ".join(command("--dry", "--against", "main~1", case.id, status=1).stdout.split())
+    assert "arm A failed: crash: FileNotFoundError" in told
+    assert "arm B failed: crash: the script ended with exit code 3" in told
