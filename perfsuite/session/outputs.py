@@ -38,21 +38,19 @@ def write_files(sessions: Sequence[Session], status: Status) -> None:
 
     As many as can be written. Raises `FileError` with all that cannot.
     """
-    contents = [session_file(session, status) for session in sessions]
-    writes: list[tuple[Callable[..., object], Path, Sequence[SessionFile]]] = [
-        (documents.write, session.directory.results, [content])
-        for session, content in zip(sessions, contents, strict=True)
-        if session.results or session.launches or session.running is not None
-    ]
     options = sessions[-1].setup.options
+    begun = [each for each in sessions if each.results or each.launches or each.running is not None]
+    writes: list[tuple[Callable[..., object], Path, Sequence[Session]]] = [
+        (documents.write, each.directory.results, [each]) for each in begun
+    ]
     if options.json is not None:
-        writes.append((documents.write, options.json, contents[-1:]))
+        writes.append((documents.write, options.json, sessions[-1:]))
     if options.report is not None:
-        writes.append((write_report, options.report, contents))
+        writes.append((write_report, options.report, sessions))
     problems = []
     for write, path, told in writes:
         try:
-            write(path, *told)
+            write(path, *(session_file(each, status) for each in told))
         except PerfsuiteError as error:  # another file may lie on another disk
             problems.append(str(error))
     if problems:

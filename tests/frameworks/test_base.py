@@ -43,10 +43,12 @@ SMALL = Case(
     micro_batch=2,
     topology=Topology(processes_per_node=2),
     hardware="cpu",
-    max_warmup_steps=4,
+    max_warmup_steps=2,
     steps=10,
     timeout_s=240,
 )
+COUNTED = SMALL.replace(max_warmup_steps=4)
+"""The same, with a step that is counted before those that are measured."""
 FOUR = Topology(processes_per_node=4)
 FULL = FSDP(sharding_strategy="FULL_SHARD")
 
@@ -67,7 +69,7 @@ def observed(run: Run) -> Observed:
 
 @pytest.fixture(scope="module")
 def ddp(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return measured(SMALL, tmp_path_factory.mktemp("ddp"))
+    return measured(COUNTED, tmp_path_factory.mktemp("ddp"))
 
 
 @pytest.mark.smoke("ddp")
@@ -102,7 +104,7 @@ def test_a_run_is_complete(ddp: Run) -> None:
 )
 def test_strategies_train_the_same(ddp: Run, tmp_path: Path, framework: Framework) -> None:
     """Same weights, data and seed: sharding must not change what is learnt."""
-    sharded = measured(SMALL.replace(framework=framework), tmp_path)
+    sharded = measured(COUNTED.replace(framework=framework), tmp_path)
     assert sharded.loss == pytest.approx(ddp.loss, rel=1e-4)
     assert sharded.figures.gradient_norm == pytest.approx(ddp.figures.gradient_norm, rel=1e-4)
 
@@ -110,7 +112,7 @@ def test_strategies_train_the_same(ddp: Run, tmp_path: Path, framework: Framewor
 @pytest.mark.launch
 def test_tensor_parallel_ranks_train_as_one(ddp: Run, tmp_path: Path) -> None:
     """Four ranks, of which two and two split each layer: the same global batch as two of DDP."""
-    split = measured(SMALL.replace(framework=FSDP2(tensor_parallel=2), topology=FOUR), tmp_path)
+    split = measured(COUNTED.replace(framework=FSDP2(tensor_parallel=2), topology=FOUR), tmp_path)
     assert split.loss == pytest.approx(ddp.loss, rel=1e-4)
     assert split.figures.tokens_per_s == pytest.approx(2 * 2 * 32 / float(split.figures.step_s_p50 or 0))
 
@@ -161,7 +163,7 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
 def test_compiled_blocks_train_the_same_and_what_cannot_be_seen_in_them_is_said(
     ddp: Run, tmp_path: Path
 ) -> None:
-    compiled = measured(SMALL.replace(framework=FSDP2(), compile=True), tmp_path)
+    compiled = measured(COUNTED.replace(framework=FSDP2(), compile=True), tmp_path)
     assert compiled.loss == pytest.approx(ddp.loss, rel=1e-3)
     assert observed(compiled).settings["recomputing_blocks"] == "not observed (compiled)"
     assert observed(compiled).settings["attention_kernel"] == "not observed (compiled)"
