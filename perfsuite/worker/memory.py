@@ -66,6 +66,7 @@ class CudaMemory:
     def __init__(self, device: Any) -> None:
         self.device = device
         self._peak = self._reserved = 0
+        self._error: Exception | None = None
         keep_peaks()
         self.counting.add(self)
         self.reset_peak()
@@ -89,13 +90,18 @@ class CudaMemory:
         self.reset_peak()
 
     def fold(self) -> None:
-        """Keep the peaks so far: a script is about to reset them."""
-        self._peak = max(self._peak, self._stat("allocated_bytes.all.peak"))
-        self._reserved = max(self._reserved, self._stat("reserved_bytes.all.peak"))
+        """Keep the peaks so far: a script is about to reset them. An error is raised by `read`, not here."""
+        try:
+            self._peak = max(self._peak, self._stat("allocated_bytes.all.peak"))
+            self._reserved = max(self._reserved, self._stat("reserved_bytes.all.peak"))
+        except Exception as error:
+            self._error = error
 
     def read(self) -> Memory:
         """Return the peaks and retries since construction or `reset_peak`."""
         self.fold()
+        if self._error is not None:
+            raise self._error
         return Memory(
             peak=self._peak,
             reserved=self._reserved,

@@ -218,6 +218,24 @@ def test_what_cannot_be_judged_is_named(launches: list[float], settings: dict[st
         judge(launches, **settings)
 
 
+NO_SIZES = (0.0, -0.01, math.nan, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "words"),
+    [
+        *((name, bad, "expected above 0") for name in ("sigma", "degrees_of_freedom") for bad in NO_SIZES),
+        ("sigma", 1e6 + 1, r"expected above 0 and at most 1e\+06"),
+        ("degrees_of_freedom", 2e9, r"expected above 0 and at most 1e\+09"),
+        ("session_sigma", -0.1, "expected 0 or more"),
+        ("session_sigma", math.inf, "expected 0 or more"),
+    ],
+)
+def test_a_noise_is_checked(name: str, bad: float, words: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} is {bad!r}, ".replace("+", r"\+") + words):
+        Noise(**{"sigma": 0.01, "degrees_of_freedom": 4, name: bad})
+
+
 @pytest.mark.parametrize("outlier", [1.1, 2.0, 1000.0, 0.1])
 def test_one_outlier_in_five_neither_blinds_nor_excites(outlier: float) -> None:
     clean = pooled_noise([BASELINE[:5]]).sigma

@@ -43,6 +43,21 @@ def test_a_script_that_resets_the_peaks_does_not_lose_ours(allocator: FakeAlloca
     assert (memory.read().peak, memory.read().reserved) == (100, 120)
 
 
+def test_peaks_that_cannot_be_read_end_no_training_that_resets_them(
+    allocator: FakeAllocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_peaks()
+    memory = CudaMemory(GPU)
+
+    def fail(name: str) -> int:
+        raise RuntimeError(f"no {name}")
+
+    monkeypatch.setattr(memory, "_stat", fail)
+    torch.cuda.reset_peak_memory_stats()
+    with pytest.raises(RuntimeError, match=r"no allocated_bytes\.all\.peak"):
+        memory.read()
+
+
 def test_what_counting_keeps_is_in_no_peak_of_a_gpu(allocator: FakeAllocator) -> None:
     memory = CudaMemory(GPU)
     memory.begin_counting()

@@ -73,6 +73,8 @@ def load(*, cpu: bool, flash_attn: bool) -> str:
 
 
 class _Finder(MetaPathFinder):
+    """Finder of nanotron's modules, which gives them a loader that changes their text."""
+
     def __init__(self, changes: Sequence[Change]) -> None:
         self.changes = changes
 
@@ -151,6 +153,8 @@ def flash_attn_varlen_func(
     v: Tensor,
     *,
     cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
     dropout_p: float,
     softmax_scale: float | None,
     causal: bool,
@@ -158,6 +162,8 @@ def flash_attn_varlen_func(
 ) -> Tensor:
     """Compute attention over sequences of equal length: [sequences * length, heads, size] in and out."""
     sequences = cu_seqlens_q.numel() - 1
+    assert q.shape[0] == sequences * max_seqlen_q, "only sequences without padding"
+    assert k.shape[0] == sequences * max_seqlen_k, "only sequences without padding"
     query, key, value = (t.view(sequences, -1, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
     shares_heads = q.shape[1] != k.shape[1]
     out = functional.scaled_dot_product_attention(
@@ -166,8 +172,13 @@ def flash_attn_varlen_func(
     return out.transpose(1, 2).reshape(q.shape)
 
 
-def layer_norm_fn(x: Tensor, weight: Tensor, bias: None, *, eps: float, **_: Any) -> Tensor:
+def layer_norm_fn(
+    x: Tensor, weight: Tensor, bias: None, *, eps: float, is_rms_norm: bool, residual: None, **_: Any
+) -> Tensor:
     """Compute RMSNorm over the last dimension."""
+    assert is_rms_norm, "Llama has no other norm"
+    assert bias is None, "RMSNorm has no bias"
+    assert residual is None, "nanotron's Llama adds the residual itself"
     return functional.rms_norm(x, x.shape[-1:], weight, eps)
 
 
@@ -176,6 +187,7 @@ class RotaryEmbedding(torch.nn.Module):
 
     def __init__(self, dim: int, *, interleaved: bool, base: float = 10000.0) -> None:
         super().__init__()
+        assert interleaved, "nanotron's Llama interleaves"
         self.inverse = base ** -(torch.arange(0, dim, 2, device="cpu", dtype=torch.float32) / dim)
         self.rotation: tuple[Tensor, Tensor] | None = None
 
