@@ -21,7 +21,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass_type,
+)
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
@@ -154,7 +158,8 @@ class StepCounter(TorchDispatchMode):
             return contextlib.nullcontext()
 
         def read(tensor: Tensor) -> contextlib.AbstractContextManager[None]:
-            self._totals["host_reads"][self._phase()] += 1
+            if any(mode is self for mode in _get_current_dispatch_mode_stack()):  # and no thread of others
+                self._totals["host_reads"][self._phase()] += 1
             return contextlib.nullcontext()
 
         yield torch.UntypedStorage, "resize_", resize
@@ -269,10 +274,8 @@ class StepCounter(TorchDispatchMode):
             if source != target:
                 self._totals["device_copies"][f"{source} to {target}"] += 1
         if (formula := FLOPS.get(func._overloadpacket)) is not None:
-            given_in_order = (
-                each for each in args if not isinstance(each, torch.dtype)
-            )  # that of the result
-            self._totals["flops"][phase] += int(formula(*given_in_order, **kwargs, out_val=out))
+            operands = [each for each in args if not isinstance(each, torch.dtype)]  # without the result's
+            self._totals["flops"][phase] += int(formula(*operands, **kwargs, out_val=out))
         elif PRODUCTS.search(operator) is not None and operator in self._totals["ops"]:
             self._totals["without_flops"][operator] += 1
         if operator.startswith(ALLOCATIONS):

@@ -52,9 +52,7 @@ class Counting:
         self.counts: Counts | None = None  # of step `COUNTED_STEP`, if it could be counted
         self.log: MemoryLog | None = None  # births and deaths in the counted steps; there when `counts` is
         self.notes: list[str] = []  # why the step was not counted
-        self.gradient_squares: float | None = (
-            None  # of this rank, just before the clock makes step `COUNTED_STEP`
-        )
+        self.gradient_squares: float | None = None  # of this rank, as `RankReport` has it
         self.hidden: tuple[str, ...] = ()  # why the step did more than was counted
         self._model = model
         self._watch: Watch | None = None

@@ -35,7 +35,7 @@ class LiveMemory:
     def __init__(self, phase: Callable[[], Phase]) -> None:
         self._phase = phase
         self.error: Exception | None = None  # when a storage was gone: Python itself would only print it
-        self._waits = False  # for a collective: what is new meanwhile is its backend's
+        self._waiting: set[int] = set()  # threads, for a collective: what is new meanwhile is its backend's
         # By address, of each living storage: its number, and a weak reference that tells when it is gone.
         self._living: dict[int, tuple[int, Any]] = {}
         self._bytes: list[int] = []  # bytes now, by number
@@ -50,19 +50,21 @@ class LiveMemory:
     def see(self, tensor: Tensor, part: str, *, born: bool = False) -> None:
         """Note a tensor that an operator takes, or makes (`born`). `part` is used if it is new."""
         if (storage := _storage(tensor)) is not None:
+            thread = get_ident()
             is_shared = storage.device.type == "cpu" and storage.is_shared()
-            number = self._see_storage(storage, RECEIVED if is_shared or self._waits else part, born=born)
+            is_received = is_shared or thread in self._waiting
+            number = self._see_storage(storage, RECEIVED if is_received else part, born=born)
             self._used[number] = len(self._changes)
-            self._threads.add(get_ident())
+            self._threads.add(thread)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Say that a collective is waited for, inside of the `with`."""
-        self._waits = True
+        """Say that this thread waits for a collective, inside of the `with`."""
+        self._waiting.add(get_ident())
         try:
             yield
         finally:
-            self._waits = False
+            self._waiting.discard(get_ident())
 
     def resized(self, storage: Any, size: int) -> None:
         """Note that a storage is about to be resized to so many bytes."""

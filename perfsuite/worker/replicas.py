@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,14 +32,17 @@ def local(tensor: Any) -> torch.Tensor:
 
 
 def squares(gradients: Iterable[Any]) -> float | None:
-    """Return the sum of the squares of what this rank holds of gradients; None without any.
+    """Return the sum of the squares of what this rank holds of gradients; None without any, or if unknown.
 
     No operator of this is seen by a mode that counts, and no other rank is asked.
     """
-    with _disable_current_modes(), torch.no_grad():
+    with _disable_current_modes(), torch.no_grad(), contextlib.suppress(RuntimeError):
         held = [local(gradient) for gradient in gradients if gradient is not None]
-        norms = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in held if each.numel()]
-        return float(torch.stack(norms).square().sum()) if norms else None
+        dense = [each.coalesce().values() if each.is_sparse else each for each in held]
+        norms = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in dense if each.numel()]
+        of_devices = ([n for n in norms if n.device == device] for device in {norm.device for norm in norms})
+        return sum(float(torch.stack(its).square().sum()) for its in of_devices) if norms else None
+    return None  # as of complex numbers
 
 
 def replicated(model: nn.Module) -> set[str]:

@@ -48,8 +48,12 @@ def imported() -> dict[str, str]:
     """
     modules = {name.partition(".")[0] for name in sys.modules}
     providers = importlib.metadata.packages_distributions()
-    names = {name for module in modules for name in providers.get(module, ())}
-    return {name: importlib.metadata.version(name) for name in sorted(names - NOT_THEIRS)}
+    names = {name for module in modules for name in providers.get(module, ()) if name}
+    found = dict[str, str]()
+    for name in sorted(names - NOT_THEIRS):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # its metadata are incomplete
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def arithmetic(device: str) -> dict[str, str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import runpy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -117,8 +118,21 @@ NO_READS: dict[str, Callable[[Tensor], object]] = {
 def test_what_makes_a_device_wait_is_a_host_read(function: Callable[[Tensor], object], reads: int) -> None:
     training = Training()
     training.after_backward = lambda: function(torch.ones(4))
-    assert training.counted().host_reads.get("forward", 0) == reads
+    counts = training.counted()
+    assert counts.host_reads.get("forward", 0) == reads
     assert "tolist" not in vars(torch.Tensor)
+
+
+def test_what_another_thread_reads_is_no_read_of_the_step() -> None:
+    training = Training()
+
+    def log() -> None:
+        thread = threading.Thread(target=torch.ones(4).tolist)
+        thread.start()
+        thread.join()
+
+    training.after_backward = log
+    assert training.counted().host_reads.get("forward", 0) == 0
 
 
 def test_optimizer_kernels_have_a_phase_of_their_own() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -95,6 +95,27 @@ def test_what_another_thread_lets_go_last_counts_until_it_was_last_used(memory: 
     step = memory.end_step()
     assert (step.peak, step.growth) == (400, 40)
     assert memory.error is None
+
+
+def test_what_another_thread_makes_while_one_waits_for_a_collective_is_the_training_s(
+    memory: LiveMemory,
+) -> None:
+    buffer, activation = floats(100), floats(10)
+
+    def wait() -> None:
+        with memory.waiting():
+            memory.see(buffer, "kept")
+            begun.set()
+            seen.wait(10)
+
+    begun, seen = Event(), Event()
+    thread = Thread(target=wait)
+    thread.start()
+    assert begun.wait(10)
+    memory.see(activation, "forward", born=True)
+    seen.set()
+    thread.join()
+    assert memory.end_step().at_peak == {"forward": 40}
 
 
 def test_a_sparse_tensor_has_no_storage(memory: LiveMemory) -> None:

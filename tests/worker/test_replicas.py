@@ -73,3 +73,12 @@ def test_a_torch_without_private_names_does_not_count(monkeypatch: pytest.Monkey
     torch_has = SimpleNamespace(is_initialized=lambda: True, distributed_c10d=c10d)
     monkeypatch.setattr(replicas, "dist", torch_has)
     assert replicas.collectives_begun() is None
+
+
+def test_gradients_of_every_kind_are_squared_and_what_has_none_is_unknown() -> None:
+    table = torch.nn.Embedding(8, 2, sparse=True)
+    table(torch.tensor([1, 1, 3])).sum().backward()
+    dense, empty = torch.full((3,), 2.0), torch.zeros(0)
+    assert replicas.squares([None, dense, table.weight.grad, empty]) == pytest.approx(12 + 2 * 4 + 2 * 1)
+    assert replicas.squares([None]) is None
+    assert replicas.squares([torch.zeros(2, dtype=torch.complex64)]) is None

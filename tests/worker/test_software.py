@@ -124,3 +124,9 @@ def test_every_distribution_that_is_imported_is_named_with_its_version() -> None
     assert found["pytest"] == pytest.__version__
     assert "perfsuite" not in found
     assert "nanotron" not in found, "installed, and not imported"
+
+
+def test_a_distribution_without_its_metadata_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    provided = {"torch": ["torch"], "pytest": [None, "no-such-distribution"]}
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: provided)
+    assert software.imported() == {"torch": importlib.metadata.version("torch")}
