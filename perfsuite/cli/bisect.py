@@ -50,6 +50,8 @@ def bisect(
     Exit status 0 if that is found; 3 if several are left, as the others could not be told apart, or if noise
     hides whether the bad arm is slower.
     """
+    if dry and counts:
+        raise CaseError("--dry with --counts: a search goes one way; leave one of them out")
     root = Path.cwd()
     most = shared.read("max-pairs", max_pairs)
     options = shared.options(store=store, wait_quiet=wait_quiet)
@@ -58,8 +60,6 @@ def bisect(
         history = searching.of_commits(good, bad, root=root, store=options.store)
     else:
         history = searching.of_versions(package, good, bad, root=root, store=options.store)
-    if dry and counts:
-        raise CaseError("--dry with --counts: a search goes one way; leave one of them out")
     launches = None if dry else launcher_of(launcher)
     host = DryHost() if launches is None else Host(launches, options.store)
     if (reason := host.why_not(chosen)) is not None:

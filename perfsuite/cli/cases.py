@@ -120,6 +120,8 @@ def compare(
 
     Exit status 1 if a case is worse in arm B, or fails; 3 if none is, and one is not decided.
     """
+    if dry and inject is not None:
+        raise CaseError("--dry with --inject: a dry run only counts; leave one of them out")
     chosen = options(store=store, inject=inject, wait_quiet=wait_quiet, report=report)
     progress, launches = Progress(line=say), launcher_of(launcher)
     arms = resolved(chosen, (("--against", against), ("--arm", arm)))

@@ -116,6 +116,7 @@ def _session(config: pytest.Config, progress: Progress) -> Session:
 
 
 def _progress(config: pytest.Config) -> Progress:
+    """The progress of a session, written past pytest's capturing."""
 
     def uncaptured() -> Any:
         capture: Any = config.pluginmanager.getplugin("capturemanager")

@@ -54,6 +54,12 @@ class TwoArms(Way):
                 "only show noise"
             )
 
+    def excuse(self, trial: Trial, verdict: Verdict) -> None:
+        """Note why a failure is no surprise, if all launches of both arms have it."""
+        before, now = ({run.failure.kind for run in arm if run.failure} for arm in (trial.before, trial.runs))
+        if before == {verdict.failure} and now <= before:
+            trial.excused = excused(trial, verdict, None)
+
     def launching(self, arm: str) -> Launching:
         """How `a` or `b` is launched."""
         how = replace(self.setup.launching, arm=self.arms["ab".index(arm)])
@@ -82,11 +88,7 @@ class AgainstArm(TwoArms):
                 # While others stay, more launches would be in vain: one pair is enough for a verdict.
                 verdict = self._verdict(trial, max_unhealthy=1)
             if verdict.outcome != "undecided":
-                before, now = (
-                    {run.failure.kind for run in arm if run.failure} for arm in (trial.before, trial.runs)
-                )
-                if before == {verdict.failure} and now <= before:  # arm A has it, too
-                    trial.excused = excused(trial, verdict, None)
+                self.excuse(trial, verdict)
                 return verdict
 
     def _launch_pair(self, trial: Trial) -> Neighbours | None:
@@ -143,7 +145,10 @@ class ByCounts(TwoArms):
         a, b = self.known_a or made["a"], made["b"]
         trial.before.append(a)
         trial.runs.append(b)
-        return judge_counts(a, b).replace(launches=len(made))
+        verdict = judge_counts(a, b).replace(launches=len(made))
+        if not self.dry:  # nothing that a dry run does shows a known issue
+            self.excuse(trial, verdict)
+        return verdict
 
     def _made(self, trial: Trial, arms: str) -> dict[str, Run]:
         runs = dict[str, Run]()

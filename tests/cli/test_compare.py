@@ -162,6 +162,10 @@ def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:
         (("--against", ".", "--tolerance", "0", CASE.id), "for '--tolerance': '0', expected above 0%"),
         (("--against", ".", "--inject", "nosuch", CASE.id), "nosuch"),
         (("--against", ".", "--launcher", "nosuch", CASE.id), "there is no launcher 'nosuch'"),
+        (
+            ("--against", ".", "--dry", "--inject", "slowdown=10%", CASE.id),
+            "--dry with --inject: a dry run only",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused(

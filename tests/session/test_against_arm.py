@@ -12,7 +12,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite import measure as flow
-from perfsuite.case.case import Case
+from perfsuite.case.case import Case, KnownIssue
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.ddp import DDP
@@ -310,13 +310,15 @@ class Arms:
         self.injected: list[str | None] = []
         self.begun = threading.Barrier(2)
         self.error: Exception | None = None
+        self.failing: set[str] = set()
         self.no_cuda: dict[str, str] = {}
         self.devices: set[str | None] = set()
 
     def launch_once(self, case: Case, machine: Any, directory: Path, how: Launching) -> Run:
         self.made.append("/".join(directory.parts[-2:]))
         self.injected.append(how.inject)
-        return launch(LESS if how.arm == A else MORE)
+        failure = Failure(kind="timeout", message="boom") if how.arm.text in self.failing else None
+        return launch(LESS if how.arm == A else MORE, failure=failure)
 
     def dry_run(self, case: Case, directory: Path, *, device: Any, arm: Arm, stop: threading.Event) -> Run:
         self.made.append("/".join(directory.parts[-2:]))
@@ -328,14 +330,16 @@ class Arms:
             assert stop.wait(30), "the other arm failed"
         return launch(LESS if arm == A else MORE, dry=True)
 
-    def measure(self, *, dry: bool, known_a: Run | None = None, **options: Any) -> Measurement:
+    def measure(
+        self, *, dry: bool, known_a: Run | None = None, case: Case = SIMULATED, **options: Any
+    ) -> Measurement:
         setup = make_setup(self.root, self.said, **options)
         launcher = None if dry else LocalLauncher()
         ours = by_counts(setup.options, setup.listener, launcher, (A, B), known_a)
         ours.setup.lock = Unlocked()
         if not dry:
             ours.setup.host.machine = make_machine()
-        return ours.measure(make_case(), "test")
+        return ours.measure(case, "test")
 
 
 @pytest.fixture
@@ -356,6 +360,16 @@ def test_each_arm_is_launched_once_and_the_fault_is_in_arm_b(arms: Arms) -> None
 def test_arm_a_that_has_run_is_not_launched_again(arms: Arms) -> None:
     result = arms.measure(dry=False, known_a=launch(MORE))
     assert (arms.made, result.outcome, result.verdict.launches) == (["b/launch-1"], "passed", 1)
+
+
+@pytest.mark.parametrize(
+    ("failing", "excused"), [({"main", "."}, "known issue"), ({"main"}, "known issue"), ({"."}, None)]
+)
+def test_a_known_issue_of_arm_a_excuses_a_failure(arms: Arms, failing: set[str], excused: str | None) -> None:
+    issue = KnownIssue(failure="timeout", url="https://example.org/1")
+    arms.failing = failing
+    result = arms.measure(dry=False, case=SIMULATED.replace(known_issue=issue))
+    assert (result.outcome, result.excused) == ("failed", excused)
 
 
 def test_arms_run_dry_at_the_same_time_and_need_no_quiet_machine(arms: Arms) -> None:
