@@ -101,8 +101,16 @@ class Place(NamedTuple):
     """The day on which it was started, UTC, as YYYYMMDD."""
 
     def read(self, cases: Mapping[str, StoredCase]) -> StoredSession:
-        """Read the session, whose cases are among these. Raises `FileError`, also if one of them is lost."""
+        """Read the session, whose cases are among these.
+
+        Raises `FileError`, also if the file is not where its content says, or if the history lost a case.
+        """
         session = documents.read(self.file, StoredSession)
+        if (session.hardware_class, session.commit) != (self.hardware_class, self.commit):
+            raise FileError(
+                f"{self.file}: it holds a session on {session.hardware_class} at {session.commit}. "
+                "A file must stand where its content says; move it or delete it."
+            )
         for result in session.results:
             if result.case not in cases:
                 missing = _case_file(self.file.parents[2], result.case)

@@ -77,6 +77,16 @@ class Noise:
     whole machine), in log(seconds per step); 0 if unknown. Launches of one session cannot show it: `noise`
     estimates it from baselines of several sessions."""
 
+    def __post_init__(self) -> None:
+        """Check the ranges. Raises ValueError naming the value."""
+        for name, most in (("sigma", 1e6), ("degrees_of_freedom", 1e9)):
+            if not 0 < getattr(self, name) <= most:
+                raise ValueError(
+                    f"noise: {name} is {getattr(self, name)!r}, expected above 0 and at most {most:g}"
+                )
+        if not 0 <= self.session_sigma < math.inf:
+            raise ValueError(f"noise: session_sigma is {self.session_sigma!r}, expected 0 or more")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:

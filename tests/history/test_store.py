@@ -219,15 +219,20 @@ def test_a_commit_or_a_hardware_class_that_is_none_is_an_error_that_names_the_fi
 # Reading
 
 
-def test_a_lost_case_is_named_and_other_files_are_left_alone(tmp_path: Path) -> None:
-    add_one(tmp_path, kept(RUN))
+def test_a_file_must_stand_where_its_content_says_and_other_files_are_left_alone(tmp_path: Path) -> None:
+    [written] = add_one(tmp_path, kept(RUN)).written
     settings = tmp_path / "history/.github/workflows/settings.json"
-    settings.parent.mkdir(parents=True)
+    moved = written.parents[1] / ("f" * 40) / written.name
+    for file in (settings, moved):
+        file.parent.mkdir(parents=True)
     settings.write_text("{}")
     name = only_session(tmp_path / "history").results[0].case
     [place] = store.places(tmp_path / "history")
     with pytest.raises(FileError, match=rf"its case is missing, restore .*/cases/{name}\.json"):
         place.read({})
+    written.rename(moved)
+    with pytest.raises(FileError, match="it holds a session on cpu-test-2c at 0123abcd"):
+        store.places(tmp_path / "history")[0].read({})
 
 
 def test_cases_and_sessions_can_be_chosen(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from perfsuite.documents import Data, digest
+from perfsuite.documents import Data, digest, read_text
 from perfsuite.errors import FileError
 
 
@@ -52,7 +52,7 @@ class ConfigFile(Data):
         import yaml
 
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_text(path)
             yaml.safe_load(text)
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", error)

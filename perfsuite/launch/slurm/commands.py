@@ -24,7 +24,9 @@ ANSWER_S = 60
 """Seconds after which a command that has not answered is given up."""
 FORGOTTEN = "FORGOTTEN"
 """The state of a job that Slurm does not know, or no longer."""
-WAITING = frozenset(["PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"])
+WAITING = frozenset(
+    ["PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"]
+)
 ENDED = frozenset(
     [
         *("COMPLETED", "BOOT_FAIL", "CANCELLED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),

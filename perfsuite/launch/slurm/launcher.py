@@ -26,7 +26,7 @@ from typing import ClassVar
 
 from perfsuite import documents
 from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
-from perfsuite.errors import AllocationOverError, LaunchError, MachineError, SlurmError
+from perfsuite.errors import AllocationOverError, FileError, LaunchError, MachineError, SlurmError
 from perfsuite.ini import read_ini, split
 from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
@@ -275,7 +275,7 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     if first is None:
         return None
     task = None if str(first["task"]).endswith(SIGNALLED) else first["task"]
-    told = [documents.read(file, LaunchFile) for file in run_dir.all_launches(nodes).values()]
+    told = [_told(file) for file in run_dir.all_launches(nodes).values()]
     if any(each.failures and (each.is_over or task) for each in told):
         return None
     if task:
@@ -283,6 +283,13 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     logs = [said, *(log.read_text(errors="replace") for log in run_dir.all_agent_logs())]
     why = next((found[0] for log in logs if (found := ENDED_BY_SLURM.search(log))), "somebody cancelled it")
     return Failure(kind="cancelled", message=f"Slurm ended the step: {why}", at=time.time())
+
+
+def _told(file: Path) -> LaunchFile:
+    try:
+        return documents.read(file, LaunchFile)
+    except FileError:
+        return LaunchFile()
 
 
 def _for_srun(variables: Mapping[str, str]) -> dict[str, str]:
