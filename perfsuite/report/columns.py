@@ -88,7 +88,6 @@ def _compared(speed: Column) -> list[Column]:
 
 
 def _change(heading: str, metric: Metric, *, interval: bool = False) -> Column:
-
     def cell(result: Measurement) -> Cell | None:
         check = result.verdict.check(metric.name)
         if check is None:
