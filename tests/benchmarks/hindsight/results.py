@@ -49,7 +49,7 @@ def tables(results: Mapping[str, Result]) -> str:
     silent = [results[pair.name].outcome for pair in unchanged].count("silent")
     return "\n".join(
         [
-            f"Of {len(regressions)} regressions {len(tried)} can be run here: {grades.count('found')} were "
+            f"{len(tried)} of {len(regressions)} regressions can be run here. {grades.count('found')} were "
             f"found, {grades.count('found, cause later')} were found with the cause in a later line, "
             f"{grades.count('missed')} were missed.\n",
             "| thread | good, bad | what a step does more | verdict | first line | s |",
