@@ -611,7 +611,7 @@ def test_two_sessions_measure_one_after_the_other(
     queued.stdout.fnmatch_lines(
         [
             "perfsuite: waiting for another session on this machine: pid * (--perf-busy=fail fails instead)",
-            "perfsuite: [[]1/1] fake-* launched",
+            "perfsuite: [[]1/1] fake-* begins",
         ]
     )
     held.take(print, wait=False)  # the session let go
@@ -674,7 +674,7 @@ def test_a_corrupt_baseline_is_said(recorded: pytest.Pytester) -> None:
 def test_without_a_terminal_progress_is_plain_lines(suite: pytest.Pytester) -> None:
     run_cpu(suite).stdout.fnmatch_lines(
         [
-            "perfsuite: [[]1/1] fake-llama-tiny-s64-b4-fp32-1x2 launched",
+            "perfsuite: [[]1/1] fake-llama-tiny-s64-b4-fp32-1x2 begins",
             "perfsuite: [[]1/1] fake-llama-tiny-s64-b4-fp32-1x2 recorded: 3 launches in * s",
         ]
     )

@@ -42,6 +42,8 @@ class DryRank:
 
     workload: Workload
     """What is trained; there once it is built."""
+    environment: dict[str, str]
+    """Versions and variables of this process."""
     answers: type[values.NoValues] = values.NoValues
 
     def __init__(self, case: Case, report: RankReport, machine: Machine, directory: Path) -> None:
@@ -58,7 +60,7 @@ class DryRank:
 
     def counted(self) -> RankReport:
         """Build, make the steps, and return the report with what they did."""
-        environment = software.environment(self.case.framework.packages)  # before anything is pretended
+        self.environment = software.environment(self.case.framework.packages)  # before anything is pretended
         flops = count_known(self.case)
         if self.plan.builds_whole:
             # Other attention has the same parameters, and may ask for a GPU, which is not pretended yet.
@@ -80,7 +82,7 @@ class DryRank:
             counts=counting.counts,
             fit=predict(counting.log, counting.counts, self._machine, rank, built=built),
             flops=flops,
-            observed=Observed(settings=settings, environment={**software.imported(), **environment}),
+            observed=Observed(settings=settings, environment={**software.imported(), **self.environment}),
             tokens_per_step=self.workload.tokens_per_step(self.case),
             notes=tuple(counting.notes),
         )

@@ -30,6 +30,7 @@ from perfsuite.frameworks.common.patches import found, module, nothing, replace,
 from perfsuite.node.ranks import moved
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
+from perfsuite.worker import software
 from perfsuite.worker.observe import owner
 from perfsuite.worker.optimizers import Optimizers, living
 from perfsuite.worker.rank import failure_of, write_failure
@@ -116,6 +117,7 @@ class DryScript(DryRank):
         if self._optimizers.takes_turn(optimizer):
             if self._optimizer is None:  # what trains ends with the script
                 self.workload = dataclasses.replace(self.workload, model=owner(optimizer))
+                self.environment |= software.program()
                 self.recorder.start()
             self._before_optimizer_step(self._optimizer or optimizer, args, kwargs)
 

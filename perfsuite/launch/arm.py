@@ -111,9 +111,14 @@ HERE = Arm()
 
 
 def here(root: Path) -> Arm:
-    """Make the arm of this environment, with the commit of the repository in which `root` lies."""
+    """Make the arm of this environment, with the commit of the repository in which `root` lies.
+
+    A new file of Python that git does not ignore is an uncommitted change, too: cases may run it.
+    """
     now = revision(root)
-    return Arm(commit=now.commit, dirty=now.dirty)
+    others = ("ls-files", "--others", "--exclude-standard", "--", "*.py")
+    is_new = now.commit is not None and not now.dirty and bool(git(*others, cwd=root))
+    return Arm(commit=now.commit, dirty=now.dirty or is_new)
 
 
 def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:

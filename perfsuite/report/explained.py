@@ -16,6 +16,8 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 
 SHARED = "shared: others used the machine; its figures are shown, and counts alone are judged"
+LEAST_TOLD_S = 1e-4
+"""Seconds of a roofline below which a step is bound by the host that launches its kernels."""
 _size = partial(amount, unit="bytes")
 
 
@@ -133,16 +135,22 @@ def _memory(fit: Fit) -> list[str]:
 
 def _speed(limit: Roofline, unit: Unit) -> list[str]:
     compute = f"{limit.flops / 1e12:.3g} TFLOP at {limit.peak_flops / 1e12:.4g} TFLOP/s"
-    wire = f"{_size(limit.wire_bytes)} between GPUs of a machine"
-    if limit.link_bytes_per_s is None:
-        wire += ", whose link is unknown: not counted"
-    elif limit.wire_bytes:
-        wire += f" at {limit.link_bytes_per_s / 1e9:.0f} GB/s take {duration(limit.wire_s)}"
+    if limit.step_s < LEAST_TOLD_S:
+        return ["a step has less than 0.1 ms of work for this card: the host that launches it takes longer"]
+    wires = []
+    if limit.wire_bytes:
+        wire = f"{_size(limit.wire_bytes)} between GPUs of a machine"
+        if limit.link_bytes_per_s is None:
+            wires = [f"{wire}, whose link is unknown: not counted"]
+        else:
+            link = f"{limit.link_bytes_per_s / 1e9:.0f} GB/s"
+            wires = [f"{wire} at {link} take {duration(limit.wire_s)}"]
     if limit.between_machines_bytes:
-        wire += f"; {_size(limit.between_machines_bytes)} between machines are not counted"
+        size = _size(limit.between_machines_bytes)
+        wires.append(f"{size} between machines, whose link is unknown: not counted")
     return [
         f"a step takes {duration(limit.step_s)} at least, by {limit.bound_by}: at most "
         f"{rate(limit.tokens_per_s)} {unit}/s",
         f"{compute} take {duration(limit.compute_s)}",
-        wire,
+        *wires,
     ]

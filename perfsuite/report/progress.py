@@ -47,7 +47,7 @@ class Progress:
             self._case_began = self._began
         self._case_id, self._total, self._launch, self._unit = case_id, total_steps, launch, unit
         if not self.is_live:
-            self.say(f"{self._where()} launched")
+            self.say(f"{self._where()} begins")
 
     def step(self, step: int, tokens_per_step: int) -> None:
         """Show that rank 0 has finished `step` steps; 0: it is still starting."""
@@ -85,9 +85,9 @@ class Progress:
         """Print the outcome of the case, and how long the rest may take."""
         spent = self.clock() - self._case_began
         self._finished_s.append(spent)
-        launches = plural(self._launch, "launch")
+        launches = f"after {self._launch} launches " if self._launch > 1 else ""
         which = f"[{self._number}/{self.cases}] {self._case_id}"
-        self.say(f"{which} {outcome}: {launches} in {spent:.1f} s{self._time_left()}")
+        self.say(f"{which} {outcome} {launches}in {spent:.1f} s{self._time_left()}")
 
     def _where(self) -> str:
         """The number and the id of the case; on the live line a long id is cut short, for the figures."""

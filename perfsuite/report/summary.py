@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +11,7 @@ from perfsuite.case.hardware import Allocation, Machine
 from perfsuite.report import counts as told_counts
 from perfsuite.report.scaling import scalings
 from perfsuite.report.text import detectable, percent, plural
-from perfsuite.results.amounts import arrow, rate
+from perfsuite.results.amounts import rate
 from perfsuite.results.metric import in_unit
 from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
@@ -20,6 +21,8 @@ MARKS = ("shared", "blind", "not counted", "dry run")
 """What may stand next to a verdict: see `marks`."""
 NOTES_SHOWN = 5
 """Number of different notes that are shown of the cases that nobody needs to look at."""
+LONGEST_SENTENCE = 160
+"""Letters of a finding in a table, which has a few words for it."""
 JUDGED_ALL_THE_SAME = ("unlike", "loss")
 """Failures of launches that ended: their figures are judged, and say which of them regressed."""
 IF_MEANT = "; if that is meant, accept a new one, or delete it if it is not reviewed"
@@ -85,8 +88,8 @@ def _counts_that_tell(judged: Verdict, outcome: Outcome) -> list[str]:
     if not telling:
         return []
     largest, *others = telling
-    more = f" and {plural(len(others), 'count')} more" if others else ""
-    return [f"{largest.field} {arrow(largest.before, largest.now, largest.unit)}{more}"]
+    told = textwrap.shorten(largest.sentence, LONGEST_SENTENCE, placeholder=" ...")
+    return [told + (f"; and {plural(len(others), 'count')} more" if others else "")]
 
 
 def marks(result: Measurement) -> list[str]:

@@ -41,6 +41,9 @@ from perfsuite.verdict.profiled import explained
 class TwoArms(Way):
     """Runs a case in arm A and in arm B. A fault is injected into arm B alone."""
 
+    of_equals: ClassVar[str] = "only show noise"
+    """What a comparison of two equal arms can do."""
+
     def refused(self, trial: Trial) -> None:
         """Refuse nothing: no baseline is needed. Says if both arms are one environment."""
         a, b = self.arms
@@ -50,8 +53,8 @@ class TwoArms(Way):
             given = " and ".join(sorted({*a.given, *b.given}))
             no_effect = f", {given} has no effect" if given else ""
             self.setup.listener.say(
-                f"{trial.case.id}: arms A and B are the same environment{no_effect}: this comparison can "
-                "only show noise"
+                f"{trial.case.id}: arms A and B are the same environment{no_effect}: "
+                f"this comparison can {self.of_equals}"
             )
 
     def excuse(self, trial: Trial, verdict: Verdict) -> None:
@@ -136,6 +139,7 @@ class AgainstArm(TwoArms):
 class ByCounts(TwoArms):
     """Launches each arm once, on the machine that the case is meant for, however busy it is."""
 
+    of_equals: ClassVar[str] = "only find what differs from run to run"
     known_a: Run | None = None
     """The run of arm A, if it was made already."""
 

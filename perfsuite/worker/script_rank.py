@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import socket
-import sys
 import time
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -208,8 +205,5 @@ def device_of(optimizer: Any) -> torch.device:
 
 def _with_script(observed: Observed, rank: int) -> Observed:
     """With what the script imported and a digest of it, so that a change of them is listed with a verdict."""
-    environment = {**(software.imported() if rank == 0 else {}), **observed.environment}
-    if (file := getattr(sys.modules["__main__"], "__file__", None)) is not None:
-        digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
-        environment["script"] = f"{Path(file).name} {digest}"
-    return observed.replace(environment=environment)
+    imported = software.imported() if rank == 0 else {}
+    return observed.replace(environment={**imported, **observed.environment, **software.program()})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.metadata
 import os
 import platform
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,6 +56,16 @@ def imported() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # its metadata are incomplete
             found[name] = importlib.metadata.version(name)
     return found
+
+
+def program() -> dict[str, str]:
+    """Return the name of the file that runs as `__main__` with a digest of it; empty if there is none."""
+    file = getattr(sys.modules["__main__"], "__file__", None) or ""
+    try:
+        digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
+    except OSError:  # a directory, as there is none, or gone meanwhile
+        return {}
+    return {"script": f"{Path(file).name} {digest}"}
 
 
 def arithmetic(device: str) -> dict[str, str]:

@@ -80,6 +80,8 @@ def test_a_dry_script_communicates_and_computes_as_launched(tmp_path: Path, comm
     )
     for name in ("collectives", "flops"):
         assert getattr(counted(dry), name) == getattr(counted(launched), name) != {}, name
+    scripts = {run.observed and run.observed.environment["script"] for run in (dry, launched)}
+    assert len(scripts) == 1, "both say which script ran"
 
 
 def test_at_64_ranks_on_gpus_it_is_the_same_training(tmp_path: Path) -> None:

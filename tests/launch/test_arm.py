@@ -192,3 +192,13 @@ def test_outside_of_git_there_is_this_environment_and_no_commit(tmp_path: Path) 
     assert resolve("--a", "X=1", root=tmp_path, store=tmp_path).facts["commit"] == "not known to git"
     with pytest.raises(CaseError, match="'main' is no commit of"):
         resolve("--a", "main", root=tmp_path, store=tmp_path)
+
+
+def test_a_new_file_of_python_is_an_uncommitted_change_of_this_environment(repo: Path) -> None:
+    assert not arm(".", repo).dirty
+    (repo / "notes.txt").write_text("")
+    assert not arm(".", repo).dirty, "no case runs it"
+    (repo / "train.py").write_text("")
+    assert arm(".", repo).dirty
+    (repo / ".git/info/exclude").write_text("train.py\n")
+    assert not arm(".", repo).dirty

@@ -60,19 +60,25 @@ def test_the_least_time_of_a_step_in_words() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"wire_bytes": 0}, "0 bytes between GPUs of a machine"),
+        ({"wire_bytes": 0}, "551 TFLOP at 989.5 TFLOP/s take 556.8 ms"),
         (
             {"link_bytes_per_s": None},
             "45.0 GiB between GPUs of a machine, whose link is unknown: not counted",
         ),
         (
             {"wire_bytes": 0, "between_machines_bytes": 63 * GIB},
-            "0 bytes between GPUs of a machine; 63.0 GiB between machines are not counted",
+            "63.0 GiB between machines, whose link is unknown: not counted",
         ),
     ],
 )
 def test_what_is_not_counted_is_said(changes: dict[str, Any], line: str) -> None:
     assert prediction(DryFacts(roofline=limit(**changes)))[-1] == line
+
+
+def test_a_step_of_next_to_nothing_has_no_speed_of_light() -> None:
+    assert prediction(DryFacts(roofline=limit(flops=10**6, wire_bytes=0))) == [
+        "a step has less than 0.1 ms of work for this card: the host that launches it takes longer"
+    ]
 
 
 def test_what_decided_stands_apart_from_all_that_was_judged() -> None:

@@ -191,7 +191,7 @@ def test_a_regression_of_counts_is_explained() -> None:
 
 
 def test_dry_runs_have_a_table_of_what_was_counted() -> None:
-    why = "reduce_scatter of 64 ranks: bytes 29.9 -> 59.8 GiB and 1 count more"
+    why = f"{make_finding().sentence}; and 1 count more"
     assert of(make_dry()).rows[:2] == [
         ["verdict", "case", "why", "computed", "collectives", "live peak"],
         ["regressed (dry run)", FULL_SIZE.id, why, "551.0 TFLOP", "59.9 GiB", "41.0 GiB"],

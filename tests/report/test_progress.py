@@ -37,11 +37,11 @@ def test_a_log_gets_a_line_when_a_launch_begins_and_when_it_ends() -> None:
     screen.progress.end("recorded")
     screen.launch("case-b", 1.25)
     assert screen.lines == [
-        "perfsuite: [1/2] case-a launched",
-        "perfsuite: [1/2] case-a launch 2 launched",
-        "perfsuite: [1/2] case-a recorded: 2 launches in 15.0 s; about 15 s for 1 more case",
-        "perfsuite: [2/2] case-b launched",
-        "perfsuite: [2/2] case-b passed: 1 launch in 1.2 s",
+        "perfsuite: [1/2] case-a begins",
+        "perfsuite: [1/2] case-a launch 2 begins",
+        "perfsuite: [1/2] case-a recorded after 2 launches in 15.0 s; about 15 s for 1 more case",
+        "perfsuite: [2/2] case-b begins",
+        "perfsuite: [2/2] case-b passed in 1.2 s",
     ]
 
 
@@ -55,7 +55,7 @@ def test_a_terminal_gets_a_live_line_and_one_that_stays() -> None:
     screen.now += 2
     screen.progress.step(8, 256)
     screen.progress.end("passed")
-    assert screen.lines == ["perfsuite: [1/2] case-a passed: 1 launch in 6.0 s; about 6 s for 1 more case"]
+    assert screen.lines == ["perfsuite: [1/2] case-a passed in 6.0 s; about 6 s for 1 more case"]
     assert screen.lives == [
         "[1/2] case-a starting for 3 s",
         "[1/2] case-a step 4 of 20",
@@ -117,7 +117,7 @@ def test_long_times_are_in_minutes_and_the_last_case_has_none() -> None:
     screen.launch("case-a", 300)
     screen.launch("case-b", 60)
     screen.launch("case-c", 60)
-    assert [line.split(" launch in ")[1] for line in screen.lines if " launch in " in line] == [
+    assert [line.split(" passed in ")[1] for line in screen.lines if " passed in " in line] == [
         "300.0 s; about 10 min for 2 more cases",
         "60.0 s; about 3 min for 1 more case",
         "60.0 s",

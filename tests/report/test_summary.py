@@ -12,7 +12,7 @@ from perfsuite.results.run import Health
 from perfsuite.results.session_file import PytestRun
 from perfsuite.verdict.comparability import UNEXPLAINED
 from perfsuite.verdict.noise import ClassNoise
-from tests.counted import BUCKETS, HOST_READ, make_check, make_counted, make_dry
+from tests.counted import BUCKETS, HOST_READ, make_check, make_counted, make_dry, make_finding
 from tests.samples import (
     ARMS,
     make_compared,
@@ -26,7 +26,7 @@ from tests.samples import (
 )
 from tests.sessions import make_blind, make_explained, make_gpu_result, make_session
 
-LARGEST = "reduce_scatter of 64 ranks: bytes 29.9 -> 59.8 GiB and 1 count more"
+LARGEST = f"{make_finding().sentence}; and 1 count more"
 SLOWER = "tokens/s -7.3%, tokens/s with stalls -7.2%"
 UNKNOWN = Health(samples=2, seconds=1, steps=2, notes=("GPU health is unknown",))
 
@@ -228,7 +228,7 @@ def test_a_known_issue_excuses_a_failure_and_is_told_whether_it_is_gone() -> Non
 
 def test_the_largest_count_that_regressed_is_the_reason_and_stands_behind_a_failure_to_compare() -> None:
     assert summary.reason(make_counted()) == LARGEST
-    assert summary.reason(make_counted(make_check(HOST_READ, BUCKETS))) == "host reads in forward 1 -> 2"
+    assert summary.reason(make_counted(make_check(HOST_READ, BUCKETS))) == HOST_READ.sentence
     slower = make_explained(make_gpu_result(2, "regressed"))
     unlike = {"outcome": "failed", "failure": "unlike", "checks": ()}
     for changes, told in (

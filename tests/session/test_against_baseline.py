@@ -288,7 +288,7 @@ def test_who_used_the_machine_is_said_after_the_launch_and_waited_for(sessions: 
         f"perfsuite: launch 1 of {name} is no evidence: other processes used 60% of the cores' time "
         "(at most 20% is healthy); seen: train (pid 4711) 45%"
     )
-    assert sessions.said[2] == f"perfsuite: [1/0] {name} launch 2 launched"
+    assert sessions.said[2] == f"perfsuite: [1/0] {name} launch 2 begins"
     assert result.runs[0].notes == ("seen during launch 1: train (pid 4711) 45%",)
     assert result.runs[1].notes == ()
 

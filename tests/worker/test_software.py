@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,3 +131,16 @@ def test_a_distribution_without_its_metadata_is_left_out(monkeypatch: pytest.Mon
     provided = {"torch": ["torch"], "pytest": [None, "no-such-distribution"]}
     monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: provided)
     assert software.imported() == {"torch": importlib.metadata.version("torch")}
+
+
+def test_the_script_that_runs_is_named_with_a_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "train.py"
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(file), raising=False)
+    assert software.program() == {}, "it deleted itself"
+    file.write_text("first")
+    first = software.program()
+    assert first["script"].startswith("train.py ")
+    file.write_text("second")
+    assert software.program() != first
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    assert software.program() == {}
