@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from perfsuite.errors import DryRunError, MismatchError
+from perfsuite.errors import DryRunError, MismatchError, ScriptError
 from perfsuite.frameworks.common.patches import found, module, replace
 
 PYTHON = re.compile(r"python[\d.]*")
@@ -62,6 +62,8 @@ def _python_file(program: str) -> str:
 
 
 def _run_file(file: str, arguments: Sequence[str]) -> None:
+    if not Path(file).is_file():
+        raise ScriptError(f"there is no script {file}")
     sys.argv = [file, *arguments]
     sys.path[0] = str(Path(file).absolute().parent)
     runpy.run_path(file, run_name="__main__")
