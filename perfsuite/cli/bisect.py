@@ -52,6 +52,9 @@ def bisect(
     """
     if dry and counts:
         raise CaseError("--dry with --counts: a search goes one way; leave one of them out")
+    if dry or counts:
+        of_times = {"tolerance": tolerance, "max-pairs": max_pairs}
+        shared.refuse_without_times(of_times, "search by times")
     root = Path.cwd()
     most = shared.read("max-pairs", max_pairs)
     options = shared.options(store=store, wait_quiet=wait_quiet)

@@ -122,6 +122,8 @@ def compare(
     """
     if dry and inject is not None:
         raise CaseError("--dry with --inject: a dry run only counts; leave one of them out")
+    if (dry or counts) and not times:
+        refuse_without_times({"tolerance": tolerance, "max-pairs": max_pairs}, "add --times")
     chosen = options(store=store, inject=inject, wait_quiet=wait_quiet, report=report)
     progress, launches = Progress(line=say), launcher_of(launcher)
     arms = resolved(chosen, (("--against", against), ("--arm", arm)))
@@ -154,6 +156,15 @@ def compare(
         raise typer.Exit(1)
     is_decided = [result.outcome in ("passed", "improved") for result in results]
     raise typer.Exit(0 if is_decided and all(is_decided) else UNDECIDED)
+
+
+def refuse_without_times(of_times: Mapping[str, object], instead: str) -> None:
+    """Raise `CaseError` if an option that only times have was given, by its name, for counts alone."""
+    for name, value in of_times.items():
+        if value is not None:
+            raise CaseError(
+                f"--{name} is for times, and counts are compared exactly: {instead}, or leave it out"
+            )
 
 
 def _tells(result: Measurement) -> bool:

@@ -126,6 +126,8 @@ def test_a_bad_arm_that_does_no_more_is_no_search(launches: Launches) -> None:
         "--dry with --counts: a search goes one way"
         in command("--dry", "--counts", "--good", every[0], status=2).stderr
     )
+    told = command("--counts", "--max-pairs", "3", "--good", every[0], status=2).stderr
+    assert "counts are compared exactly: search by times, or leave it out" in " ".join(told.split())
 
 
 def test_it_goes_on_where_it_was_cut_short(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:

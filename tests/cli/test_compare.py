@@ -167,6 +167,11 @@ def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:
             ("--against", ".", "--dry", "--inject", "slowdown=10%", CASE.id),
             "--dry with --inject: a dry run only",
         ),
+        (
+            ("--against", ".", "--dry", "--tolerance", "3%", CASE.id),
+            "--tolerance is for times, and counts are compared exactly: add --times, or leave it out",
+        ),
+        (("--against", ".", "--counts", "--max-pairs", "3", CASE.id), "--max-pairs is for times, and"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(
