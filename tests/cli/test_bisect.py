@@ -85,7 +85,8 @@ def commits() -> list[str]:
     return git("rev-list", "--reverse", "HEAD", cwd=Path()).split()
 
 
-command = partial(commands.run, "bisect", CASE.id, "--wait-quiet=0", "--tolerance=3%")
+by_counts = partial(commands.run, "bisect", CASE.id, "--wait-quiet=0")
+command = partial(by_counts, "--tolerance=3%")
 
 
 def test_the_first_bad_commit_is_named_with_its_change(launches: Launches) -> None:
@@ -105,28 +106,28 @@ def test_by_counts_each_commit_takes_one_run_and_the_good_one_one_in_all(
 ) -> None:
     monkeypatch.setattr(DryHost, "why_not", lambda self, case: None)
     every = commits()
-    first, _, told = command(way, "--good", every[0]).stdout.splitlines()
+    first, _, told = by_counts(way, "--good", every[0]).stdout.splitlines()
     assert first.startswith(f"the first bad commit: {every[FIRST_BAD]} ")
     assert told == (
         f"  bad (kernels in forward: 10 -> 11 a step), compared with {every[0][:12]} (5 steps, 6 launches)"
     )
     runs = [str(arm.commit) for arm in launches.arms]
     assert sorted(runs) == sorted(every[at] for at in (0, 16, 8, 12, 10, 9))
-    again = command(way, "--good", every[0])
+    again = by_counts(way, "--good", every[0])
     assert len(launches.arms) == 6, "every step is known"
     assert again.stdout.splitlines()[2] == told
 
 
 def test_a_bad_arm_that_does_no_more_is_no_search(launches: Launches) -> None:
     every = commits()
-    told = command("--counts", "--good", every[-2], status=2).stderr
+    told = by_counts("--counts", "--good", every[-2], status=2).stderr
     assert "does no more in a step than" in told
     assert "search by times, without --dry and --counts" in " ".join(told.split())
     assert (
         "--dry with --counts: a search goes one way"
-        in command("--dry", "--counts", "--good", every[0], status=2).stderr
+        in by_counts("--dry", "--counts", "--good", every[0], status=2).stderr
     )
-    told = command("--counts", "--max-pairs", "3", "--good", every[0], status=2).stderr
+    told = command("--counts", "--good", every[0], status=2).stderr
     assert "counts are compared exactly: search by times, or leave it out" in " ".join(told.split())
 
 
