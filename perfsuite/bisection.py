@@ -102,8 +102,7 @@ class History:
 
     good: str
     candidates: tuple[str, ...]
-    arm: Callable[[str], Arm]
-    """Makes the arm of a candidate, or of the good one."""
+    arm: Callable[[str], Arm]  # makes the arm of a candidate, or of the good one
 
 
 def search(

@@ -74,8 +74,7 @@ class SlurmError(PerfsuiteError):
     """Slurm refused or failed, with its words and the command; or a job was ended from outside."""
 
 
-MAX_TOLD = 20_000
-"""Most characters that are kept of the message or the traceback of an error."""
+MAX_TOLD = 20_000  # most characters that are kept of the message or the traceback of an error
 
 
 def told(error: BaseException) -> str:

@@ -33,8 +33,7 @@ class Extension:
 
     group: Group
     name: str
-    package: str
-    """The distribution's name, as pip installs it."""
+    package: str  # the distribution's name, as pip installs it
     version: str
     entry_point: EntryPoint
 

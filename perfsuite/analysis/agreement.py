@@ -15,8 +15,7 @@ from perfsuite.results.rank_report import Evidence, RankReport
 OF_THE_MOVE = 0.01
 """Difference between two replicas of a parameter's norm, as a share of what training changed that norm by,
 from which the ranks train two models."""
-ROUNDING = 5e-7
-"""Relative difference of norms that rounding explains, where devices sum in another order."""
+ROUNDING = 5e-7  # relative difference of norms that rounding explains, where devices sum in another order
 TOKENS_OFF = 0.02
 """Share by which the tokens that a model was given may differ from those that the case claims."""
 

@@ -38,16 +38,11 @@ UNREPORTED_FAILURE = re.compile(rf"{UNREPORTED} ({'|'.join(get_args(FailureKind)
 """What a rank writes into its log that failed and could not write its report."""
 KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
 """What is said of a process that was killed: by perfsuite's agent, torch's launcher and its `DataLoader`."""
-LEAST_FREE_BYTES = 2**16
-"""Free bytes of a disk below which a report finds no room."""
-LOG_TAIL_LINES = 60
-"""Lines of each log that a failure shows."""
-LOG_TAIL_BYTES = 2**18
-"""Bytes from the end of a log in which these lines are looked for."""
-STACK_LINES = 40
-"""Lines that are shown of the stacks of one process."""
-STACKS_SHOWN = 8
-"""Different stacks that are shown of one job; processes with equal stacks count once."""
+LEAST_FREE_BYTES = 2**16  # free bytes of a disk below which a report finds no room
+LOG_TAIL_LINES = 60  # lines of each log that a failure shows
+LOG_TAIL_BYTES = 2**18  # bytes from the end of a log in which these lines are looked for
+STACK_LINES = 40  # lines that are shown of the stacks of one process
+STACKS_SHOWN = 8  # different stacks that are shown of one job; processes with equal stacks count once
 
 
 def first_cause(

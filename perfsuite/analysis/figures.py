@@ -16,8 +16,7 @@ from perfsuite.results.metric import Metric
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Figures, Health, Run
 
-ROLL = 5
-"""Steps of the rolling median: one slow step moves it little, and five steps are soon past."""
+ROLL = 5  # steps of the rolling median: one slow step moves it little, and five steps are soon past
 FLAT = 0.05
 """Relative difference that is allowed between a rolling median and the level on which the series ends."""
 

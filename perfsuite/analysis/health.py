@@ -9,8 +9,7 @@ from perfsuite.results.amounts import amount
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import DeviceHealth, Health, LaunchFile, Node, Run
 
-THROTTLED_SHARE = 0.05
-"""Largest share of samples in which a healthy GPU may be throttled."""
+THROTTLED_SHARE = 0.05  # largest share of samples in which a healthy GPU may be throttled
 FOREIGN_MEMORY_BYTES = 256 * 2**20
 """Most GPU memory of other processes: a monitor holds less, a program that computes holds more."""
 FOREIGN_CPU_SHARE = 0.20
@@ -19,8 +18,7 @@ HELD_BYTES = 2**30
 """Most memory of a GPU in use before a launch: a desktop holds less, a job that did not end holds more."""
 FREE_S = 30.0
 """Most seconds to wait before a launch until the GPUs' memory is free: a driver cleans up after a process."""
-STEAL_SHARE = 0.10
-"""Largest share of the cores' time that the hypervisor may take."""
+STEAL_SHARE = 0.10  # largest share of the cores' time that the hypervisor may take
 SETTINGS = ("power_limit_w", "sm_clock_limit_mhz", "sm_clock_set_mhz", "ecc", "persistence", "nvlinks")
 """The fields of `DeviceHealth` that tell how a GPU is set up."""
 POWER_LIMIT = "gpu_power_limit_w"
@@ -33,8 +31,7 @@ DEVICE_LAG = 0.10
 NOT_SAMPLED = "the machine's health is unknown: no sample was taken while steps were made"
 NO_FABRIC = "system not yet initialized"
 """CUDA's error 802: of GPUs with NVSwitch, the Fabric Manager does not run."""
-UNKNOWN = Health(samples=0, seconds=0, steps=0)
-"""The health of a machine that was not sampled."""
+UNKNOWN = Health(samples=0, seconds=0, steps=0)  # the health of a machine that was not sampled
 HARDWARE_FAULTS = (
     "uncorrectable ecc",
     "uncorrectable nvlink",

@@ -30,8 +30,7 @@ OPERATORS = frozenset({OPERATOR, "user_annotation"})
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 HOST_READ = "aten::_local_scalar_dense"
-GRAPH_LAUNCH = "GraphLaunch"
-"""Part of the names of the calls by which the host has a CUDA graph replayed."""
+GRAPH_LAUNCH = "GraphLaunch"  # part of the names of the calls by which the host has a CUDA graph replayed
 LONGEST_NAME = 160
 """Characters that are kept of a kernel's name, whose template arguments may be thousands. One that is cut
 ends in a digest of the whole name."""
@@ -62,10 +61,8 @@ class _Kernel(NamedTuple):
     step: int
     span: Span
     launched_at: float
-    stream: Any
-    """None of what computes nothing: of copies, and of collectives."""
-    is_seen: bool
-    """Whether an operator launched it, or what launched it is not in the trace."""
+    stream: Any  # none of what computes nothing: of copies, and of collectives
+    is_seen: bool  # whether an operator launched it, or what launched it is not in the trace
 
 
 class _Spans:

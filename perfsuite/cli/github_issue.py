@@ -26,14 +26,11 @@ from perfsuite.report.text import cut, printable
 from perfsuite.results.session_file import Measurement, SessionFile
 
 LABEL = "perfsuite"
-MOST_CAUSES = 3
-"""Lines that say why a case is slower: the surest ones."""
-LONGEST = 60_000
-"""Most characters of an issue's text: GitHub allows 65,536."""
+MOST_CAUSES = 3  # lines that say why a case is slower: the surest ones
+LONGEST = 60_000  # most characters of an issue's text: GitHub allows 65,536
 _LISTED = re.compile(r"^<!-- perfsuite: (.*) -->\s*\Z", re.MULTILINE)
 """The hidden line of an issue's text that lists its subjects: the last one."""
-_DRIFT = "drift of "
-"""Beginning of a subject that is a drift and not a case."""
+_DRIFT = "drift of "  # beginning of a subject that is a drift and not a case
 
 
 class Issue(NamedTuple):

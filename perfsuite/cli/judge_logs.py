@@ -17,8 +17,7 @@ from typing import Any
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.base import require
 
-EVENT_FILES = "*tfevents*"
-"""The names of TensorBoard's event files."""
+EVENT_FILES = "*tfevents*"  # the names of TensorBoard's event files
 MEGATRON_TAG = "iteration-time"
 """The scalar of Megatron-LM: seconds of an iteration, the mean over `--log-interval` of them. Megatron writes
 it with `--log-timers-to-tensorboard`."""
@@ -28,10 +27,8 @@ MLLOG = ":::MLLOG"
 several ranks write one file, two such lines may meet in one."""
 EVENT = re.compile(r" (\{.*\})[^}\"]*$")
 """What follows `MLLOG`: to the end of the line, or to what stands before the next, as a rank."""
-LONGEST = 1e15
-"""Times are below it, whatever their unit."""
-MLPERF_KINDS = ("train_step_time", "throughput")
-"""What an MLPerf log may tell, the best first. See `_mlperf`."""
+LONGEST = 1e15  # times are below it, whatever their unit
+MLPERF_KINDS = ("train_step_time", "throughput")  # what an MLPerf log may tell, the best first. See `_mlperf`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +36,8 @@ class StepLog:
     """What one launch logged about its steps."""
 
     path: Path
-    what: str
-    """The tag of a scalar, or what an MLPerf log's times are: one of `MLPERF_KINDS`, with its unit."""
-    series: Sequence[float]
-    """In the order of training; above 0."""
+    what: str  # the tag of a scalar, or what an MLPerf log's times are: one of `MLPERF_KINDS`, with its unit
+    series: Sequence[float]  # in the order of training; above 0
 
 
 def read_log(path: Path, tag: str | None) -> StepLog:

@@ -43,8 +43,7 @@ class Block:
     size: int
     pool: _Pool
     is_free: bool = False
-    previous: Block | None = None
-    """Its neighbour in the same segment, as `next`."""
+    previous: Block | None = None  # its neighbour in the same segment, as `next`
     next: Block | None = None
 
 

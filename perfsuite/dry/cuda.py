@@ -22,10 +22,8 @@ ONE_KERNEL = ("_fused_rms_norm", "_fused_rms_norm_backward", "mish_backward", "s
 """Operators of torch's `native_functions.yaml` that are one kernel for CUDA. Where that kernel is missing, as
 in a build for CPUs, torch makes most of them of other operators."""
 
-NCCL = (2, 27, 7)
-"""The version that is pretended: scripts ask for bf16, which came with 2.10."""
-_kept: list[Any] = []
-"""What is registered stays so as long as its library lives."""
+NCCL = (2, 27, 7)  # the version that is pretended: scripts ask for bf16, which came with 2.10
+_kept: list[Any] = []  # what is registered stays so as long as its library lives
 
 
 class _Idle:

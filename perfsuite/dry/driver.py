@@ -29,8 +29,7 @@ from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import ANCESTOR_PID, RunDir
 
-TIMEOUT_S = 3600
-"""Seconds after which the process of a dry run is killed."""
+TIMEOUT_S = 3600  # seconds after which the process of a dry run is killed
 
 
 def dry_run(

@@ -18,8 +18,7 @@ from perfsuite.errors import DryRunError
 
 SOURCE = Path(__file__).with_name("guard.cpp")
 COMPILER = "g++"
-BUILD_S = 300
-"""Most seconds that a build may take: it takes 3 to 10."""
+BUILD_S = 300  # most seconds that a build may take: it takes 3 to 10
 
 
 def why_not() -> str | None:

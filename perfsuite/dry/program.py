@@ -23,8 +23,7 @@ from perfsuite.errors import DryRunError, MismatchError
 from perfsuite.frameworks.common.patches import found, module, replace
 
 PYTHON = re.compile(r"python[\d.]*")
-ONE_WORD = re.compile(r"-[bBdEiIOPqsSuvx]+")
-"""Options of the interpreter that take no word after them."""
+ONE_WORD = re.compile(r"-[bBdEiIOPqsSuvx]+")  # options of the interpreter that take no word after them
 TWO_WORDS = ("-W", "-X", "--check-hash-based-pycs")
 
 

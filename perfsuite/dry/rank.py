@@ -40,8 +40,7 @@ class Enough(BaseException):
 class DryRank:
     """One rank that is pretended. `report` names it and holds nothing yet."""
 
-    workload: Workload
-    """What is trained; there once it is built."""
+    workload: Workload  # what is trained; there once it is built
     answers: type[values.NoValues] = values.NoValues
 
     def __init__(self, case: Case, report: RankReport, machine: Machine, directory: Path) -> None:

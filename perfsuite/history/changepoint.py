@@ -35,14 +35,11 @@ if TYPE_CHECKING:
 
 SIGNIFICANT = 4.4
 """Standard errors by which a change must differ from 0; tuned to no false alarm in 100 series of a year."""
-MIN_NIGHTS = 3
-"""Fewest points of a level: fewer may be one bad night and its repetition."""
+MIN_NIGHTS = 3  # fewest points of a level: fewer may be one bad night and its repetition
 NOISE_FLOOR = 0.0005
 """Smallest noise that is believed, relative: values that repeat to the digit, as memory does, need one."""
-_NEIGHBOURS = 2
-"""Points on either side of one whose median it is compared with."""
-_CLIP = 3.5
-"""Standard deviations from that median to which a point is clipped."""
+_NEIGHBOURS = 2  # points on either side of one whose median it is compared with
+_CLIP = 3.5  # standard deviations from that median to which a point is clipped
 _MAD_OF_DIFFERENCES = round(NormalDist().inv_cdf(0.75), 4) * math.sqrt(2)
 """Median absolute difference of two normal values of standard deviation 1."""
 
@@ -50,20 +47,13 @@ _MAD_OF_DIFFERENCES = round(NormalDist().inv_cdf(0.75), 4) * math.sqrt(2)
 class ChangePoint(Data):
     """A change of level between two neighbouring points of a series."""
 
-    index: int
-    """Index of the first point of the new level."""
-    earliest: int
-    """Smallest index at which the change may be, at 99 % confidence."""
-    latest: int
-    """Largest such index."""
-    before: float
-    """Level before the change, in the unit of the series."""
-    after: float
-    """Level after it."""
-    relative: float
-    """Size of the change: +0.05 is 5 % more."""
-    interval: tuple[float, float]
-    """99 % confidence interval of `relative`."""
+    index: int  # index of the first point of the new level
+    earliest: int  # smallest index at which the change may be, at 99 % confidence
+    latest: int  # largest such index
+    before: float  # level before the change, in the unit of the series
+    after: float  # level after it
+    relative: float  # size of the change: +0.05 is 5 % more
+    interval: tuple[float, float]  # 99 % confidence interval of `relative`
 
 
 class _Step(NamedTuple):
@@ -72,24 +62,18 @@ class _Step(NamedTuple):
     start: int
     middle: int
     end: int
-    before: float
-    """Mean of the points from `start` to before `middle`."""
-    size: float
-    """Mean of the points from `middle` to before `end`, minus `before`."""
-    error: float
-    """Standard error of `size`."""
+    before: float  # mean of the points from `start` to before `middle`
+    size: float  # mean of the points from `middle` to before `end`, minus `before`
+    error: float  # standard error of `size`
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Fit:
     """Sums of a series, and the noise by which its levels are judged."""
 
-    sums: Floats
-    """Cumulative sums of the logarithms, beginning with 0: one more than there are points."""
-    noise: float
-    """Standard deviation of a point, enlarged for the correlation of neighbours."""
-    degrees: int
-    """Degrees of freedom of `noise`."""
+    sums: Floats  # cumulative sums of the logarithms, beginning with 0: one more than there are points
+    noise: float  # standard deviation of a point, enlarged for the correlation of neighbours
+    degrees: int  # degrees of freedom of `noise`
 
     def steps(self, bounds: Sequence[int]) -> list[_Step]:
         """Return the change at each inner bound."""

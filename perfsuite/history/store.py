@@ -45,8 +45,7 @@ class StoredCase(Document):
 
     schema_version: Literal[1] = 1
     id: str
-    parameters: dict[str, str]
-    """`Case.parameters`: what distinguishes it from other cases."""
+    parameters: dict[str, str]  # `Case.parameters`: what distinguishes it from other cases
     case: dict[str, Any]
 
     @property
@@ -97,8 +96,7 @@ class Place(NamedTuple):
     file: Path
     hardware_class: str
     commit: str
-    day: str
-    """The day on which it was started, UTC, as YYYYMMDD."""
+    day: str  # the day on which it was started, UTC, as YYYYMMDD
 
     def read(self, cases: Mapping[str, StoredCase]) -> StoredSession:
         """Read the session, whose cases are among these.
@@ -122,14 +120,10 @@ class Place(NamedTuple):
 class Added:
     """The result of adding one `results.json` to a history."""
 
-    written: Sequence[Path]
-    """New files. Empty if it had been added before, or if nothing of it can be kept."""
-    known: bool
-    """Whether any of its parts had been added before."""
-    kept: int
-    """Number of results of it that the history holds now."""
-    left_out: Sequence[str]
-    """Results that cannot be kept, and why."""
+    written: Sequence[Path]  # new files. Empty if it had been added before, or if nothing of it can be kept
+    known: bool  # whether any of its parts had been added before
+    kept: int  # number of results of it that the history holds now
+    left_out: Sequence[str]  # results that cannot be kept, and why
 
 
 def add(history: Path, file: Path) -> Added:

@@ -34,8 +34,7 @@ METRICS: Mapping[MetricName, Metric] = {
 }
 PERIOD = timedelta(days=90)
 """How far back changes are reported without `since`: a slow one is found weeks after it began."""
-MIN_CHANGE = 0.005
-"""Smallest change that is reported, relative."""
+MIN_CHANGE = 0.005  # smallest change that is reported, relative
 MIN_FOR_CORRELATION = 30
 """Fewest sessions of a series from which the correlation of neighbouring sessions is estimated."""
 UNKNOWN_CORRELATION: Mapping[MetricName, float] = {"tokens/s": 0.3, "samples/s": 0.3, "peak memory": 0.0}
@@ -120,8 +119,7 @@ class Trend(Document):
 class _Point(NamedTuple):
     value: float
     place: Place
-    circumstances: Mapping[str, str]
-    """What may explain a change, by name."""
+    circumstances: Mapping[str, str]  # what may explain a change, by name
 
 
 class _Key(NamedTuple):

@@ -26,8 +26,7 @@ LOCK_FILE = "PERFSUITE_LOCK"
 USUAL = Path("/tmp/perfsuite.lock")
 """The usual lock file, the same for every user: `tempfile.gettempdir()` may be a user's own."""
 POLL_S = 1.0
-LONGEST = 4096
-"""Most bytes that are read of the file: another user may have written it."""
+LONGEST = 4096  # most bytes that are read of the file: another user may have written it
 
 
 class MachineLock:

@@ -25,16 +25,13 @@ from perfsuite.node.cpu import Cpu, read_cpu
 from perfsuite.node.machine import visible_handles
 from perfsuite.results.amounts import amount
 
-QUIET_S = 5.0
-"""Seconds without any other user after which the machine counts as quiet."""
+QUIET_S = 5.0  # seconds without any other user after which the machine counts as quiet
 LOOK_EVERY_S = 1.0
 WAIT_S = 120.0
 """Seconds that quiet is waited for at the most, by default: a compiler or a run of tests often ends by then,
 a neighbour's training takes hours."""
-NAMED = 3
-"""Processes that a line names at the most."""
-WORTH_NAMING = 0.02
-"""The share of the cores' time from which on a process is named."""
+NAMED = 3  # processes that a line names at the most
+WORTH_NAMING = 0.02  # the share of the cores' time from which on a process is named
 LONGEST_NAME = 40
 
 
@@ -159,13 +156,11 @@ class Neighbours:
     show: Callable[[str], None]
     most_s: float = WAIT_S
     see_cores: Callable[[], Cores] = cores
-    see_gpus: Callable[[int], list[str]] = see_gpus
-    """Who holds memory of the first so many GPUs."""
+    see_gpus: Callable[[int], list[str]] = see_gpus  # who holds memory of the first so many GPUs
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _before: Cores | None = None
-    _in_vain: bool = False
-    """After a wait in vain there is a single look, until one finds quiet."""
+    _in_vain: bool = False  # after a wait in vain there is a single look, until one finds quiet
 
     def launch_begins(self, machine: Machine) -> None:
         """Begin to see who uses `machine`."""

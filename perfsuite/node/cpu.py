@@ -15,10 +15,8 @@ from perfsuite.case.case import Case
 class Cpu:
     """What the cores that a job may use have done, all together, in seconds since boot."""
 
-    processes_s: float
-    """In processes of anybody, without interrupts, which are nobody's."""
-    steal_s: float
-    """Taken by the hypervisor."""
+    processes_s: float  # in processes of anybody, without interrupts, which are nobody's
+    steal_s: float  # taken by the hypervisor
     total_s: float
 
 

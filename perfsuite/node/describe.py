@@ -17,8 +17,7 @@ from perfsuite.documents import Data
 from perfsuite.node.machine import detect
 
 SYS = Path("/sys/class")
-GRANTED_GPUS = "SLURM_GPUS_ON_NODE"
-"""Slurm's variable for the GPUs that a step has on this node."""
+GRANTED_GPUS = "SLURM_GPUS_ON_NODE"  # Slurm's variable for the GPUs that a step has on this node
 
 
 class Described(Data):

@@ -31,14 +31,10 @@ EVERY_S = 0.25
 end of a step: rank 0 tells its steps at most twice a second."""
 WHOLE_EVERY_S = 1.0
 """Seconds between samples of what changes slowly: utilisation, temperature, memory and processes."""
-LOOK_S = 0.06
-"""Seconds between looks at how many steps are finished."""
-RESCAN_S = 2.0
-"""Seconds between looks for new processes of the job."""
-FREE_POLL_S = 0.5
-"""Seconds between looks at the memory of the GPUs, until it is free before a launch."""
-SILENT_S = 5.0
-"""Seconds in which NVML should have answered: it does in milliseconds."""
+LOOK_S = 0.06  # seconds between looks at how many steps are finished
+RESCAN_S = 2.0  # seconds between looks for new processes of the job
+FREE_POLL_S = 0.5  # seconds between looks at the memory of the GPUs, until it is free before a launch
+SILENT_S = 5.0  # seconds in which NVML should have answered: it does in milliseconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +43,7 @@ class _Sample:
     step: int
     gpus: tuple[Gpu, ...]
     cpu: Cpu | None
-    job_s: float
-    """CPU seconds of the job since its start."""
+    job_s: float  # CPU seconds of the job since its start
 
 
 class Sampler:

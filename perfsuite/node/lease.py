@@ -20,12 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-BEAT_S = 1.0
-"""Seconds between two texts of the driver."""
-LOOK_S = 0.25
-"""Seconds between two looks of an agent at the text."""
-LOST_S = 30.0
-"""Seconds without a new text after which the driver is taken for dead."""
+BEAT_S = 1.0  # seconds between two texts of the driver
+LOOK_S = 0.25  # seconds between two looks of an agent at the text
+LOST_S = 30.0  # seconds without a new text after which the driver is taken for dead
 LEASE_S = "PERFSUITE_LEASE_S"
 """Environment variable of an agent whose driver is on another machine: its `LOST_S`. Where the driver is on
 the agent's machine, the kernel tells that it died, and one that is only stopped keeps its job."""

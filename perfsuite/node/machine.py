@@ -18,12 +18,9 @@ from perfsuite.case.hardware import AND, PRODUCTS, Machine
 from perfsuite.errors import MachineError
 from perfsuite.node import nvml_process
 
-AMD_DRIVER = Path("/dev/kfd")
-"""A device file that exists where Linux drives an AMD GPU."""
-HIDDEN = ("", "-1")
-"""Values of CUDA_VISIBLE_DEVICES that hide every GPU."""
-CUDA_ORDER = "PCI_BUS_ID"
-"""The value of CUDA_DEVICE_ORDER with which CUDA numbers GPUs as NVML does."""
+AMD_DRIVER = Path("/dev/kfd")  # a device file that exists where Linux drives an AMD GPU
+HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that hide every GPU
+CUDA_ORDER = "PCI_BUS_ID"  # the value of CUDA_DEVICE_ORDER with which CUDA numbers GPUs as NVML does
 
 
 def detect() -> Machine:

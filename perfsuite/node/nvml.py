@@ -25,14 +25,12 @@ class Gpu:
 
     sm_clock_mhz: float | None = None
     power_w: float | None = None
-    energy_j: float | None = None
-    """Since the driver was loaded."""
+    energy_j: float | None = None  # since the driver was loaded
     reasons: frozenset[str] | None = None
     utilisation: float | None = None
     temperature_c: float | None = None
     foreign_bytes: int | None = None
-    used_bytes: int | None = None
-    """Memory in use, by whomever; without what the driver reserves."""
+    used_bytes: int | None = None  # memory in use, by whomever; without what the driver reserves
 
 
 class Gpus:

@@ -16,8 +16,7 @@ from typing import Any
 
 from perfsuite.errors import MachineError
 
-LIBRARY = "libnvidia-ml.so.1"
-"""NVML: without it there is no driver, and nothing to wait for."""
+LIBRARY = "libnvidia-ml.so.1"  # NVML: without it there is no driver, and nothing to wait for
 ANSWER_S = 30.0
 """Seconds in which NVML must have answered: it does in milliseconds, and Python starts in a second."""
 

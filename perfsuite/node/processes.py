@@ -21,12 +21,9 @@ from perfsuite.results.run_dir import STACKS_SIGNAL, RunDir
 if TYPE_CHECKING:
     import psutil
 
-POLL_S = 0.05
-"""Seconds between two looks at whether a child has ended."""
-KILL_S = 60
-"""Seconds in which a killed process has to be gone."""
-STACKS_S = 5
-"""Seconds that the stacks are waited for, if a process does not write any."""
+POLL_S = 0.05  # seconds between two looks at whether a child has ended
+KILL_S = 60  # seconds in which a killed process has to be gone
+STACKS_S = 5  # seconds that the stacks are waited for, if a process does not write any
 STACKS_POLL_S = 0.1
 JOB_MARK = "PERFSUITE_JOB"
 """Environment variable that every process of a job inherits: a value of its own for each job."""

@@ -22,12 +22,9 @@ from perfsuite.results.session_file import Measurement, SessionFile
 
 MAX_EXPLAINED = 50
 MAX_ROWS = 500
-MAX_FINDINGS = 5
-"""Counts of a case that are explained."""
-MAX_FINDING = 300
-"""Characters of one."""
-MAX_NOTE = 200
-"""Characters of a note in a table."""
+MAX_FINDINGS = 5  # counts of a case that are explained
+MAX_FINDING = 300  # characters of one
+MAX_NOTE = 200  # characters of a note in a table
 
 
 def render(sessions: Sequence[SessionFile]) -> str:

@@ -11,8 +11,7 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.overall import THE_SAME
 from perfsuite.verdict.profiled import NOT_IN_EACH_STEP, most_different
 
-MOST_ROWS = 20
-"""Kernels or operators of a table: those that take longest on either side."""
+MOST_ROWS = 20  # kernels or operators of a table: those that take longest on either side
 
 
 def split(shown: StepSplit) -> str:

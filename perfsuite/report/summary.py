@@ -16,10 +16,8 @@ from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdic
 from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
 from perfsuite.verdict.comparability import UNEXPLAINED
 
-MARKS = ("shared", "blind", "not counted", "dry run")
-"""What may stand next to a verdict: see `marks`."""
-NOTES_SHOWN = 5
-"""Number of different notes that are shown of the cases that nobody needs to look at."""
+MARKS = ("shared", "blind", "not counted", "dry run")  # what may stand next to a verdict: see `marks`
+NOTES_SHOWN = 5  # number of different notes that are shown of the cases that nobody needs to look at
 JUDGED_ALL_THE_SAME = ("unlike", "loss")
 """Failures of launches that ended: their figures are judged, and say which of them regressed."""
 IF_MEANT = "; if that is meant, accept a new one, or delete it if it is not reviewed"

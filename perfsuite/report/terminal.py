@@ -34,14 +34,10 @@ from perfsuite.results.metric import (
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement
 
-PIPED = 200
-"""Columns of a table that goes into a file or another program."""
-MOST_LINES = 12
-"""Lines about a case that did not pass, unless all of them are asked for."""
-MOST_COUNTS = 10
-"""Counts of one kind, judged or not, that are told in words."""
-WIDEST = 10_000
-"""Columns of a table that nothing limits; no table needs so many."""
+PIPED = 200  # columns of a table that goes into a file or another program
+MOST_LINES = 12  # lines about a case that did not pass, unless all of them are asked for
+MOST_COUNTS = 10  # counts of one kind, judged or not, that are told in words
+WIDEST = 10_000  # columns of a table that nothing limits; no table needs so many
 SHOWN = (
     *(TOKENS_PER_S_PER_DEVICE, STEP_S_P95, STEP_JITTER, ROOFLINE_SHARE),
     *(CPU_S_PER_STEP, GPU_UTILISATION, ENERGY_PER_TOKEN),

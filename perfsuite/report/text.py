@@ -12,15 +12,12 @@ from perfsuite.results.amounts import amount
 from perfsuite.results.metric import Metric, described, find
 from perfsuite.results.outcome import Check
 
-NONE = "\N{EN DASH}"
-"""Stands where a figure is not known."""
-SPEEDS = ("tokens/s", "samples/s")
-"""Units of which there are fewer, and not less."""
+NONE = "\N{EN DASH}"  # stands where a figure is not known
+SPEEDS = ("tokens/s", "samples/s")  # units of which there are fewer, and not less
 UNKNOWN = (-0.9, 9.0)
 """A change is not known where its interval reaches a tenth or ten times of what it is compared with."""
 
-WIDTH = 100
-"""Columns of what reports write in words, on a terminal and in a log."""
+WIDTH = 100  # columns of what reports write in words, on a terminal and in a log
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _PARTED = re.compile(r"(?<=[\d%BPs]) (?:->|to) (?=[-+\d])|(?<=[\d%]) (?=[A-Za-zµ%°])")
 """Blanks next to a number at which no line may end: `7.0 MiB`, `99 %`, `29.9 -> 59.8`, `-27.0% to -8.0%`."""

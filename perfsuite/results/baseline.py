@@ -15,8 +15,7 @@ from perfsuite.documents import Data, Document
 from perfsuite.results.rank_report import Flops, Observed
 from perfsuite.results.run import Figures, Run
 
-MIN_ACCEPTED = 5
-"""Fewest healthy launches of a reviewed baseline."""
+MIN_ACCEPTED = 5  # fewest healthy launches of a reviewed baseline
 
 
 class BaselineLaunch(Data):
@@ -39,8 +38,7 @@ class Acceptance(Data):
 
     by: str
     date: str
-    commit: str | None
-    """The commit of the repository that holds the baseline, at that time."""
+    commit: str | None  # the commit of the repository that holds the baseline, at that time
     reason: str | None = None
 
 

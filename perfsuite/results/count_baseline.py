@@ -18,10 +18,8 @@ from perfsuite.results.counts import RankCounts, of_rank
 from perfsuite.results.quantities import differing
 from perfsuite.results.run import Run
 
-DRY = "dry-"
-"""How the target of a dry run begins."""
-OF_A_GPU = ["cuda", "cudnn", "triton"]
-"""What else decides which kernels a step calls on a GPU."""
+DRY = "dry-"  # how the target of a dry run begins
+OF_A_GPU = ["cuda", "cudnn", "triton"]  # what else decides which kernels a step calls on a GPU
 _BUILD = re.compile(r"\+(cpu|cu\d+)$")
 
 

@@ -24,8 +24,7 @@ class MemoryPart(Data):
     name: str
     low: int
     high: int
-    source: str
-    """Where the range comes from."""
+    source: str  # where the range comes from
 
 
 class Fit(Data):
@@ -155,7 +154,5 @@ def _passed(each: Collective) -> float:
 class DryFacts(Data):
     """What a dry run says of a case, by the ranks that were run."""
 
-    fit: Fit | None = None
-    """Of the rank that needs most. None on a CPU, which has no caching allocator."""
-    roofline: Roofline | None = None
-    """None where the accelerator's peak is unknown."""
+    fit: Fit | None = None  # of the rank that needs most. None on a CPU, which has no caching allocator
+    roofline: Roofline | None = None  # none where the accelerator's peak is unknown

@@ -156,8 +156,7 @@ PEAK_MEMORY = _metric(
     judged_on_cpu="sequential",
     tolerances={"cpu": 0.20, "cuda": 0.01},
 )
-GATED = (TOKENS_PER_S, TOKENS_PER_S_MEAN, PEAK_MEMORY)
-"""What every verdict judges."""
+GATED = (TOKENS_PER_S, TOKENS_PER_S_MEAN, PEAK_MEMORY)  # what every verdict judges
 CPU_S_PER_STEP = _metric(
     "cpu_s_per_step",
     "CPU time per step",

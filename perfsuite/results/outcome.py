@@ -96,19 +96,14 @@ class Check(Data):
 class Finding(Data):
     """One count that is not what it is in the baseline."""
 
-    field: str
-    """What is counted, as `all_gather of 2 ranks: bytes`."""
-    quantity: str
-    """What is judged, as `all_gather of 2 ranks`: several fields may have changed."""
+    field: str  # what is counted, as `all_gather of 2 ranks: bytes`
+    quantity: str  # what is judged, as `all_gather of 2 ranks`: several fields may have changed
     unit: Literal["bytes", "FLOP", "calls"]
     before: int
     now: int
-    ranks: str
-    """The ranks of which this is true, as `0-3`."""
-    outcome: Literal["regressed", "improved", "passed"]
-    """`passed`: listed, not judged."""
-    sentence: str
-    """What changed, in words: `all_gather 7.0 -> 14.0 MiB a step: float32 instead of bfloat16`."""
+    ranks: str  # the ranks of which this is true, as `0-3`
+    outcome: Literal["regressed", "improved", "passed"]  # `passed`: listed, not judged
+    sentence: str  # what changed, in words: `all_gather 7.0 -> 14.0 MiB a step: float32 instead of bfloat16`
 
 
 class CountCheck(Data):

@@ -19,11 +19,9 @@ from perfsuite.documents import Data, Document, lines, plain
 from perfsuite.results.baseline import Baseline, BaselineDocument
 from perfsuite.results.counts import OfRanks, grouped
 
-METHOD = "profile-2"
-"""The way of reducing a trace. Profiles of another method are not compared."""
+METHOD = "profile-2"  # the way of reducing a trace. Profiles of another method are not compared
 PROFILED_STEPS = 3
-STRAGGLES = 1.2
-"""A rank that computes so many times as long as the median of the others is named."""
+STRAGGLES = 1.2  # a rank that computes so many times as long as the median of the others is named
 UNSEEN = 0.1
 """Share of what the GPU computes that kernels may compute that no operator launched. In eager and in compiled
 training operators and nodes of autograd launch all of them; this leaves room for a package's own kernels."""
@@ -33,10 +31,8 @@ class Work(Data):
     """All calls of one name."""
 
     name: str
-    calls: float
-    """A step."""
-    us: float
-    """Time a step: of an operator without what it calls, of a kernel on the GPU."""
+    calls: float  # a step
+    us: float  # time a step: of an operator without what it calls, of a kernel on the GPU
 
 
 class StepSplit(Data):
@@ -118,8 +114,7 @@ class LaunchProfile(Data):
 
     method: str = METHOD
     ranks: tuple[RankProfile, ...] = Field(min_length=1)
-    busy_us: tuple[float, ...]
-    """What each rank computes, by its number."""
+    busy_us: tuple[float, ...]  # what each rank computes, by its number
 
     @property
     def straggler(self) -> int | None:
@@ -150,18 +145,15 @@ class TakenProfile(Data):
     """What came of a launch that was made for a profile."""
 
     profile: LaunchProfile | None = None
-    why_none: str | None = None
-    """Why there is no profile."""
-    traces: tuple[str, ...] = ()
-    """The trace of each rank, by its number: a file that opens in Perfetto."""
+    why_none: str | None = None  # why there is no profile
+    traces: tuple[str, ...] = ()  # the trace of each rank, by its number: a file that opens in Perfetto
 
 
 class RankProfileFile(Document):
     """`profile-N.json`: what one rank made of its trace."""
 
     schema_version: Literal[1] = 1
-    method: str = METHOD
-    """The way in which it was reduced, by the perfsuite that launched it."""
+    method: str = METHOD  # the way in which it was reduced, by the perfsuite that launched it
     profile: Profile
 
 

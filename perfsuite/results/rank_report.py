@@ -35,13 +35,10 @@ class Failure(Data):
     """Why a launch gave no measurement."""
 
     kind: FailureKind
-    message: str
-    """One line: what happened."""
+    message: str  # one line: what happened
     rank: int | None = None
-    traceback: str | None = None
-    """The traceback of that rank, or what it wrote last."""
-    at: float = 0
-    """When it happened, in seconds since the epoch."""
+    traceback: str | None = None  # the traceback of that rank, or what it wrote last
+    at: float = 0  # when it happened, in seconds since the epoch
 
 
 class Memory(Data):
@@ -63,8 +60,7 @@ class Flops(Data):
     per_token: float
     parameters: int
     matmul_parameters: int
-    trained_parameters: int | None = None
-    """Parameters that are trained; None: all of them."""
+    trained_parameters: int | None = None  # parameters that are trained; None: all of them
 
 
 class Observed(Data):
@@ -100,8 +96,7 @@ class Evidence(Data):
     """Bytes of these parameters."""
 
 
-SIMULATED_CLOCK = "simulated"
-"""The `clock` of ranks that trained nothing."""
+SIMULATED_CLOCK = "simulated"  # the `clock` of ranks that trained nothing
 
 
 class RankReport(Document):

@@ -182,8 +182,7 @@ class Figures(Data):
         return fields if self.extra else {name: value for name, value in fields.items() if name != "extra"}
 
 
-_FIELDS = tuple(name for name in Figures.model_fields if name != "extra")
-"""perfsuite's own figures."""
+_FIELDS = tuple(name for name in Figures.model_fields if name != "extra")  # perfsuite's own figures
 
 
 class Run(Document):
@@ -239,8 +238,7 @@ class Run(Document):
 class OomKills(Data):
     """How many processes the kernel killed during a launch because memory had run out."""
 
-    of_group: int = 0
-    """Of the control group that the agent is in."""
+    of_group: int = 0  # of the control group that the agent is in
     of_machine: int = 0
 
 
@@ -248,10 +246,8 @@ class LaunchFile(Document):
     """`launch-NODE.json`: how the processes of one node ended and how the node was, as its agent saw it."""
 
     schema_version: Literal[1] = 1
-    host: str = ""
-    """The node's name."""
-    is_over: bool = True
-    """False in a file that is written while ranks of the node still run."""
+    host: str = ""  # the node's name
+    is_over: bool = True  # false in a file that is written while ranks of the node still run
     failures: tuple[Failure, ...] = ()
     health: Health | None = None
     oom_kills: OomKills = OomKills()

@@ -118,31 +118,24 @@ Status = Literal["complete", "interrupted", "running"]
 class PytestRun(Data):
     """One run of pytest. A session has several where `--perf-resume` went on with it."""
 
-    started_at: str
-    """ISO 8601, with time zone."""
+    started_at: str  # ISO 8601, with time zone
     status: Status
-    cases: int
-    """How many cases it measured."""
+    cases: int  # how many cases it measured
 
 
 class Conditions(Data):
     """What the verdicts of a session hold for, in addition to its commit and its machine: `--perf-resume`."""
 
-    changes: str | None
-    """A digest of the uncommitted changes; None without any."""
-    options: dict[str, str]
-    """The options that a verdict depends on, with their values."""
-    environment: dict[str, str]
-    """Versions and variables, as pytest saw them."""
+    changes: str | None  # a digest of the uncommitted changes; None without any
+    options: dict[str, str]  # the options that a verdict depends on, with their values
+    environment: dict[str, str]  # versions and variables, as pytest saw them
 
 
 class ArmFacts(Data):
     """One of the two arms of a comparison."""
 
-    text: str
-    """As it was given: `main NCCL_ALGO=Ring`."""
-    facts: dict[str, str]
-    """What tells it from another: its interpreter, commit, perfsuite and variables."""
+    text: str  # as it was given: `main NCCL_ALGO=Ring`
+    facts: dict[str, str]  # what tells it from another: its interpreter, commit, perfsuite and variables
 
 
 class NodePreflight(Data):

@@ -40,14 +40,10 @@ from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.profile import LaunchProfile, ProfileBaseline
 from perfsuite.results.run_dir import Below, RunDir, launches_in
 
-STORE = Path(".perfsuite")
-"""The local store, unless the user names another."""
-BASELINES = Path("baselines")
-"""The reviewed baselines, unless the user names another directory."""
-COUNTS = "counts"
-"""The folder of the baselines of counts, next to those of hardware classes."""
-PROFILES = "profiles"
-"""The folder of the profiles that belong to baselines."""
+STORE = Path(".perfsuite")  # the local store, unless the user names another
+BASELINES = Path("baselines")  # the reviewed baselines, unless the user names another directory
+COUNTS = "counts"  # the folder of the baselines of counts, next to those of hardware classes
+PROFILES = "profiles"  # the folder of the profiles that belong to baselines
 _REPETITION = re.compile(r"\.\d+$")
 """At the end of a directory's name: that of a case measured again in one session. No id ends so."""
 
@@ -70,8 +66,7 @@ class BaselineFiles(Generic[B]):
     """Baselines of one kind, each in a folder. A reviewed one is found before one recorded here."""
 
     reviewed: Path
-    local: Path | None = None
-    """None: only reviewed ones are looked at."""
+    local: Path | None = None  # none: only reviewed ones are looked at
     kind: type[B] = field(kw_only=True)
 
     def __str__(self) -> str:
@@ -184,8 +179,7 @@ class SessionDir:
     """The directory of one session; its name is the session's."""
 
     path: Path
-    results = Below("results.json")
-    """`SessionFile`."""
+    results = Below("results.json")  # `SessionFile`
 
     @property
     def name(self) -> str:
@@ -214,12 +208,9 @@ class Store:
     """The local store: what this machine measured, and the baselines that it recorded."""
 
     path: Path = STORE
-    baselines = Below("baselines")
-    """Baselines that were recorded because there was none."""
-    history = Below("history")
-    """The history, unless the user names another directory."""
-    sessions = Below("runs")
-    """One directory a session."""
+    baselines = Below("baselines")  # baselines that were recorded because there was none
+    history = Below("history")  # the history, unless the user names another directory
+    sessions = Below("runs")  # one directory a session
 
     def new_session(self) -> SessionDir:
         """The directory of a session that begins now. It is not made yet."""

@@ -31,8 +31,7 @@ from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.overall import Reference, with_counts, with_unseen
 from perfsuite.verdict.profiled import explained
 
-MIN_RECORDED = 3
-"""Fewest launches of a usable local baseline; one with fewer is recorded again."""
+MIN_RECORDED = 3  # fewest launches of a usable local baseline; one with fewer is recorded again
 
 
 @dataclass

@@ -22,10 +22,8 @@ from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_CHANGED
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
 
-MOST_DIGITS = 9
-"""Of a whole number: with more it is a slip, and with some thousands Python does not read it."""
-STRICT = ("improved", "inconclusive")
-"""Outcomes that fail a test only on request."""
+MOST_DIGITS = 9  # of a whole number: with more it is a slip, and with some thousands Python does not read it
+STRICT = ("improved", "inconclusive")  # outcomes that fail a test only on request
 
 Parse = Callable[[str], Any]
 """Reads a value. Raises `ValueError` with what is allowed, as it stands after `give`."""

@@ -15,8 +15,7 @@ from perfsuite.results.store import BaselineStore, SessionDir, Store
 FAILURES_OF_THE_MACHINE: tuple[FailureKind, ...] = ("cancelled", "error", "missing_report", "no_baseline")
 """A step that somebody cancelled, a file that cannot be written, a launcher that was killed, a baseline that
 may be there by now: nothing says that the code failed."""
-MOST_DIFFERENCES = 5
-"""Differences between two sessions that are told."""
+MOST_DIFFERENCES = 5  # differences between two sessions that are told
 
 
 def newest(store: Store, now: SessionFile) -> tuple[SessionDir, SessionFile]:

@@ -47,10 +47,8 @@ class Way(ABC):
     """A way to measure cases."""
 
     setup: Setup
-    arms: tuple[Arm, ...] = ()
-    """The two arms of a comparison; none where cases are judged by baselines."""
-    dry: ClassVar[bool] = False
-    """Whether nothing is launched: no machine is locked or looked at."""
+    arms: tuple[Arm, ...] = ()  # the two arms of a comparison; none where cases are judged by baselines
+    dry: ClassVar[bool] = False  # whether nothing is launched: no machine is locked or looked at
 
     def refused(self, trial: Trial) -> Verdict | None:
         """The verdict on a case for which nothing is to be launched; None for others."""

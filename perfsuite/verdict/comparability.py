@@ -26,11 +26,9 @@ More is allowed where the launches of the baseline scatter more."""
 DEVICE_PROBE_SIGMAS = 2.0
 """Standard deviations of the baseline's launches by which the same may be slower. One healthy launch in 44 is
 slower still; a case ends only after three unhealthy launches."""
-OBSERVED = "observed "
-"""How the name of a setting begins that workers observed, among `setting_differences`."""
+OBSERVED = "observed "  # how the name of a setting begins that workers observed, among `setting_differences`
 UNEXPLAINED = "settings differ, though no version or variable that is recorded does"
-POWER_LIMIT_LOWER = 0.01
-"""Share by which the power limit of the GPUs may be lower than at the baseline."""
+POWER_LIMIT_LOWER = 0.01  # share by which the power limit of the GPUs may be lower than at the baseline
 CLOCK_DIFFERS = 0.02
 """Share by which the median SM clock in the window may differ from the baseline's without being listed."""
 DEVICE_MEMORY_GREW = 256 * 2**20

@@ -22,8 +22,7 @@ from perfsuite.results.quantities import (
     Unit,
 )
 
-MOST_NAMED = 4
-"""Operators, parts of memory or reasons that a sentence names: those that changed most."""
+MOST_NAMED = 4  # operators, parts of memory or reasons that a sentence names: those that changed most
 _IN_A_STEP = (HOST_READS, COPIES, KERNELS)
 """What is counted in a step: compiled graphs are those of the whole launch."""
 

@@ -30,10 +30,8 @@ from perfsuite.verdict.sequential import Noise, pooled_noise
 LaunchesBySession = Mapping[str | None, Sequence[float]]
 """The costs of one baseline's launches, by the session that made them; None: a session without a name."""
 
-MIN_DEGREES = 2
-"""Fewest degrees of freedom (launches minus groups) from which a noise is estimated."""
-MIN_DEGREES_OF_EXPONENT = 20
-"""Degrees of freedom from which an estimated probe exponent of 0 is believed."""
+MIN_DEGREES = 2  # fewest degrees of freedom (launches minus groups) from which a noise is estimated
+MIN_DEGREES_OF_EXPONENT = 20  # degrees of freedom from which an estimated probe exponent of 0 is believed
 PROBE_CORRECTED = (TOKENS_PER_S, TOKENS_PER_S_MEAN)
 """Metrics that follow the machine's own speed, and are corrected by the probe."""
 _UPPER_LIMIT = (40.4, 7.49, 4.33, 3.28, 2.77, 2.46, 2.25, 2.11, 2.0)

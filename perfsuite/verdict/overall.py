@@ -28,14 +28,10 @@ NOTHING_TO_COMPARE = (
 class Reference:
     """What the launches of a case are judged by."""
 
-    baseline: Baseline | None = None
-    """None: there is none to compare with, and the launches may become one."""
-    counts: CountBaseline | None = None
-    """What a step did when that was accepted or recorded."""
-    noise: ClassNoise = field(default_factory=ClassNoise)
-    """The noise between launches on this hardware class."""
-    policy: Policy = field(default_factory=Policy)
-    """How many launches the verdict may cost."""
+    baseline: Baseline | None = None  # none: there is none to compare with, and the launches may become one
+    counts: CountBaseline | None = None  # what a step did when that was accepted or recorded
+    noise: ClassNoise = field(default_factory=ClassNoise)  # the noise between launches on this hardware class
+    policy: Policy = field(default_factory=Policy)  # how many launches the verdict may cost
 
 
 def with_counts(

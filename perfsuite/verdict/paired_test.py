@@ -54,13 +54,10 @@ PairedOutcome = Literal["slower", "faster", "same", "inconclusive", "undecided"]
 MAX_PAIRS = 12
 """Most pairs of a comparison. The thresholds below were chosen for it: more looks would raise more false
 alarms."""
-MIN_PAIRS = 3
-"""Fewest pairs that can decide anything: with two, one slow launch would decide."""
-MIN_CHANGED = 5
-"""Fewest pairs that can tell a change: 2 / 4^5 is 0.2 %."""
+MIN_PAIRS = 3  # fewest pairs that can decide anything: with two, one slow launch would decide
+MIN_CHANGED = 5  # fewest pairs that can tell a change: 2 / 4^5 is 0.2 %
 
-_PAIR_FLOOR = SIGMA_FLOOR * math.sqrt(2)
-"""Smallest noise of a pair that is believed: that of two launches."""
+_PAIR_FLOOR = SIGMA_FLOOR * math.sqrt(2)  # smallest noise of a pair that is believed: that of two launches
 _SHARED_LAUNCH = 1.5
 """How many differences of launches in a row tell as much as one that shares no launch with another: two
 neighbouring ones correlate by -1/2, and 1 + 2 (1/2)^2 is 1.5."""

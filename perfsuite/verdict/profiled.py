@@ -12,15 +12,12 @@ from collections.abc import Iterable, Mapping
 from perfsuite.results.outcome import Profiled
 from perfsuite.results.profile import LaunchProfile, Profile, RankProfile, TakenProfile, Work
 
-MOST_CALLS = 5
-"""Names whose calls differ that are told: those most likely to be the cause."""
+MOST_CALLS = 5  # names whose calls differ that are told: those most likely to be the cause
 MOST_TIMES = 3
 NOT_IN_EACH_STEP = "new, but not in each step, so that calls cannot be compared"
 """Begins a note on what is called now and then."""
-LEAST_SHARE = 0.03
-"""Share of the step below which a difference of times is not told."""
-UNCHANGED = 0.05
-"""Relative difference below which a family of kernels counts as unchanged."""
+LEAST_SHARE = 0.03  # share of the step below which a difference of times is not told
+UNCHANGED = 0.05  # relative difference below which a family of kernels counts as unchanged
 _FAMILIES: Mapping[str, re.Pattern[str]] = {
     "matmuls": re.compile(
         r"^(?!.*(flash|fmha|attention)).*(gemm|cutlass|cublas|nvjet|xmma|gemv|splitK|aten::(mm|bmm|addmm|baddbmm)$)",

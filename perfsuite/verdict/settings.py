@@ -19,8 +19,7 @@ ASKED = frozenset(
 )
 """Settings that the case or its user asks for. One that differs makes launches `unlike`; any other is a
 finding, and all is judged as ever."""
-NOT_OBSERVED = "not observed"
-"""How a value begins that says that nothing could be seen."""
+NOT_OBSERVED = "not observed"  # how a value begins that says that nothing could be seen
 
 
 def is_unlike(setting: str, then: str | None, now: str | None) -> bool:

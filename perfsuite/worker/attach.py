@@ -39,8 +39,7 @@ from perfsuite.worker.second_step import in_backward
 with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
     import perfsuite.worker.counting  # noqa: F401  before the level of memory is taken
 
-TOLD_AFTER = 3
-"""Steps after which a mismatch that the first ones show ends the launch."""
+TOLD_AFTER = 3  # steps after which a mismatch that the first ones show ends the launch
 PASSES_WITHOUT_A_STEP = 100
 """Backward passes (or those of ten steps, if more) without an optimizer step, after which none will come."""
 

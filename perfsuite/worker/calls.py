@@ -19,8 +19,7 @@ BUFFERS = ("Buffer", "HybridEPBuffer", "ElasticBuffer")
 """Classes of DeepEP, and the beginnings of their methods that send."""
 SENDS = ("dispatch", "combine", "low_latency_dispatch", "low_latency_combine")
 
-seen: Counter[str] = Counter()
-"""What was called in this process since `watch`, by what is said of it."""
+seen: Counter[str] = Counter()  # what was called in this process since `watch`, by what is said of it
 
 
 def watch() -> None:

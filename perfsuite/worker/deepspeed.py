@@ -15,8 +15,7 @@ from typing import Any
 from perfsuite.errors import MismatchError
 from perfsuite.worker.optimizers import living
 
-STEP = "_take_model_step"
-"""The method of an engine that makes one training step."""
+STEP = "_take_model_step"  # the method of an engine that makes one training step
 NAME = "DeepSpeedEngine"
 
 

@@ -25,13 +25,9 @@ class DoctorFile(Document):
     """What the process writes: of a training only if one was asked for and could be made."""
 
     schema_version: Literal[1] = 1
-    devices: int = 0
-    """GPUs that torch reaches."""
+    devices: int = 0  # GPUs that torch reaches
     nccl: str | None = None
-    error: str | None = None
-    """Why it reaches none, in the words of torch or the driver."""
+    error: str | None = None  # why it reaches none, in the words of torch or the driver
     clock: ClockFacts | None = None
-    memory: Memory | None = None
-    """The peak that perfsuite reads."""
-    expected_peak: int = 0
-    """The peak after what was allocated, in bytes."""
+    memory: Memory | None = None  # the peak that perfsuite reads
+    expected_peak: int = 0  # the peak after what was allocated, in bytes

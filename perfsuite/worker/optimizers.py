@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-TOLD = 6
-"""Optimizers that a message names; the others it counts."""
+TOLD = 6  # optimizers that a message names; the others it counts
 
 
 class Optimizers:

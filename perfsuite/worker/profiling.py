@@ -18,8 +18,7 @@ from perfsuite.errors import ReportError
 from perfsuite.results.profile import PROFILED_STEPS, RankProfileFile
 from perfsuite.results.run_dir import RunDir
 
-WARM_STEPS = 1
-"""Steps in which the profiler is there and records nothing: its own start takes time."""
+WARM_STEPS = 1  # steps in which the profiler is there and records nothing: its own start takes time
 LARGEST_TRACE = 1 << 30
 """Characters of a trace that is reduced: more would take a rank many times that in memory, and minutes."""
 

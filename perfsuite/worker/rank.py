@@ -53,8 +53,7 @@ WAIT_S = 60
 NO_FAULT_OF_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 """Errors of the system that the machine has to answer for: a disk that is full or may not be written."""
 OUT_OF_MEMORY = "can't allocate memory|out of memory"
-LEAVE_S = 30
-"""Seconds in which a rank has to end when everything is measured; then the kernel ends it."""
+LEAVE_S = 30  # seconds in which a rank has to end when everything is measured; then the kernel ends it
 
 
 class Rank:

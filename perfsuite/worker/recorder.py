@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 GC_EVERY = 50
 """Steps between collections: at the same step on every rank, so that no rank waits for another's."""
 PROGRESS_EVERY_S = 0.5
-UNSETTLED_STEPS = 2
-"""Steps at the start of a launch whose times say nothing about later steps."""
-USUAL_OF_STEPS = 20
-"""Finished steps whose median is taken for the length of the running step."""
+UNSETTLED_STEPS = 2  # steps at the start of a launch whose times say nothing about later steps
+USUAL_OF_STEPS = 20  # finished steps whose median is taken for the length of the running step
 
 
 class Recorder:

@@ -19,12 +19,9 @@ from perfsuite.frameworks.common.model import dtype_name
 
 NOT_OBSERVED = "not observed (compiled)"
 NO_LINEAR = "not observed (no linear layer)"
-NO_KERNEL = "none seen"
-"""The attention kernel, if no autograd node of the blocks looks like one."""
-UNFUSED = "math"
-"""torch's name for attention by matmuls and a softmax."""
-NODES_NEAR = 300
-"""Autograd nodes that are searched at most: attention is some nodes before a linear layer."""
+NO_KERNEL = "none seen"  # the attention kernel, if no autograd node of the blocks looks like one
+UNFUSED = "math"  # torch's name for attention by matmuls and a softmax
+NODES_NEAR = 300  # autograd nodes that are searched at most: attention is some nodes before a linear layer
 
 
 class SecondStep:

@@ -18,8 +18,7 @@ from perfsuite.results.environment import variables
 
 PACKAGES = ("transformers", "triton", "peft", "bitsandbytes", "flash_attn", "mamba_ssm", "deepspeed")
 """Packages that are recorded if they are installed: libraries take kernels from them by themselves."""
-NOT_THEIRS = frozenset(("perfsuite", "pip", "setuptools", "wheel"))
-"""Distributions that no script depends on."""
+NOT_THEIRS = frozenset(("perfsuite", "pip", "setuptools", "wheel"))  # distributions that no script depends on
 
 
 def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:

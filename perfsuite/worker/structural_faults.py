@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from perfsuite.frameworks.base import Framework
 
 SMALL_BUCKET_MB = 1.0
-AVERAGED = 0.999
-"""The share of the moving average that a step leaves."""
+AVERAGED = 0.999  # the share of the moving average that a step leaves
 FSDP2_SHARDS = "what FSDP2 shards"
 TRANSFORMERS = "models of transformers"
 

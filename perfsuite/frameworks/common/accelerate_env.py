@@ -6,8 +6,7 @@ import os
 import tempfile
 from typing import Any
 
-VARIABLES = ("ACCELERATE_", "FSDP_")
-"""How the names of the variables begin that accelerate reads."""
+VARIABLES = ("ACCELERATE_", "FSDP_")  # how the names of the variables begin that accelerate reads
 
 
 def clear_environment() -> None:

@@ -18,8 +18,7 @@ from perfsuite.errors import FileError
 class ConfigFile(Data):
     """A YAML file as text: the case carries it, so that ranks and later readers need no copy of the file."""
 
-    kind: ClassVar[str]
-    """What a user should give, for error messages: "a YAML file that ... wrote"."""
+    kind: ClassVar[str]  # what a user should give, for error messages: "a YAML file that ... wrote"
 
     text: str = Field(repr=False)
 

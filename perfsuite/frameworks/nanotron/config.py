@@ -253,8 +253,7 @@ def _unknown(section: Config, kind: str, path: str) -> list[str]:
     return problems + [f"{path}{name}: missing, nanotron has no default for it" for name in missing]
 
 
-REQUIRED = object()
-"""Stands in `_schema` in place of a default where nanotron has none."""
+REQUIRED = object()  # stands in `_schema` in place of a default where nanotron has none
 PLAIN = {"bool": (bool,), "float": (int, float), "int": (int,), "str": (str,)}
 """Annotation -> types of a value that fits it; other annotations are left to nanotron."""
 

@@ -37,8 +37,7 @@ from perfsuite.history.asv.results import (
 from perfsuite.history.store import Place, StoredCase, StoredSession
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
 
-CHUNK = 16
-"""Nights that a process is given at a time."""
+CHUNK = 16  # nights that a process is given at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +48,7 @@ class Exported:
     unchanged: int
     removed: int
     commits: frozenset[str]
-    unplaced: dict[str, str]
-    """Commits that asv cannot show, and why; their sessions are left out."""
+    unplaced: dict[str, str]  # commits that asv cannot show, and why; their sessions are left out
 
 
 def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url: str = "#") -> Exported:

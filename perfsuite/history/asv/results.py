@@ -32,8 +32,7 @@ METRICS = {
 }
 """Unit of each metric, as asv shows it: "bytes" would become MB. A case has the first or the second, by what
 it counts."""
-VERSION = "2"
-"""Version of names, parameters and statistics. With another one, every export begins anew."""
+VERSION = "2"  # version of names, parameters and statistics. With another one, every export begins anew
 COLUMNS = (
     *("result", "params", "version", "started_at", "duration", "stats_ci_99_a", "stats_ci_99_b"),
     *("stats_q_25", "stats_q_75", "stats_number", "stats_repeat", "samples"),
@@ -43,10 +42,8 @@ COLUMNS = (
 class Slot(NamedTuple):
     """Where a case stands among asv's benchmarks."""
 
-    group: str
-    """Name without the metric. asv groups benchmarks by the parts between dots."""
-    values: tuple[str, ...]
-    """Value of each of `PARAMETERS`."""
+    group: str  # name without the metric. asv groups benchmarks by the parts between dots
+    values: tuple[str, ...]  # value of each of `PARAMETERS`
 
 
 Launches = Mapping[str, Mapping[str, Mapping[tuple[str, ...], Sequence[float]]]]

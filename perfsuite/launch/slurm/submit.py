@@ -27,14 +27,10 @@ from perfsuite.launch.slurm.commands import SlurmJob
 from perfsuite.results.store import STORE
 
 LAUNCHER = "--perf-launcher"
-POLL_S = 2.0
-"""Seconds between two questions to Slurm's controller."""
-TICK_S = 0.2
-"""Seconds between two looks at the job's log."""
-CANCEL_S = 30
-"""Seconds for which Slurm may fail to cancel a job."""
-SILENCE_S = 600
-"""Seconds for which Slurm may fail to answer, as while its controller is restarted."""
+POLL_S = 2.0  # seconds between two questions to Slurm's controller
+TICK_S = 0.2  # seconds between two looks at the job's log
+CANCEL_S = 30  # seconds for which Slurm may fail to cancel a job
+SILENCE_S = 600  # seconds for which Slurm may fail to answer, as while its controller is restarted
 
 Say = Callable[[str], None]
 
@@ -43,8 +39,7 @@ class Submitted(NamedTuple):
     """A job that Slurm has accepted."""
 
     id: str
-    log: Path
-    """The file with all that it writes; it is not there before the job starts."""
+    log: Path  # the file with all that it writes; it is not there before the job starts
 
 
 @contextlib.contextmanager

@@ -25,8 +25,7 @@ from perfsuite.results.outcome import Check
 from perfsuite.results.run import Run
 
 WIDTH, HEIGHT = 360, 160
-LEFT, RIGHT, TOP, BOTTOM = 46, 8, 14, 30
-"""Margins, for the axes' figures."""
+LEFT, RIGHT, TOP, BOTTOM = 46, 8, 14, 30  # margins, for the axes' figures
 BUCKETS = 150
 """A series of more than twice as many points is drawn as the lowest and the highest of each bucket."""
 ROOM = 0.35
