@@ -1,8 +1,6 @@
 """Finds what made a case slower: the first bad commit, or the first bad version of a package.
 
-    good  c1  c2  ...  bad     the one in the middle is compared with the good arm, then the next middle, ...
-
-Each step is a comparison of two arms (`session.against_arm`). Every step is written down at once: the same
+Each step compares the middle one of the suspects with the good arm, and is written down at once: the same
 search, started again, goes on where it was.
 """
 

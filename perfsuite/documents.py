@@ -1,7 +1,4 @@
-"""The base of every value object, and JSON files of them. Imports neither torch nor pytest.
-
-A file is written whole or not at all, and read with errors that name the file and the field.
-"""
+"""The base of every value object, and JSON files of them, written whole or not at all."""
 
 from __future__ import annotations
 

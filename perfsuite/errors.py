@@ -1,8 +1,6 @@
 """Every error that perfsuite raises on purpose, and how any error is told. Imports nothing.
 
-What goes wrong with a *run* (out of memory, a crash, a hang) is not an exception on the driver's side
-but data: `perfsuite.results.rank_report.Failure`. MismatchError, ReportError and ScriptError reach the
-driver's user as such a `Failure`.
+What goes wrong with a *run* is data on the driver's side: `perfsuite.results.rank_report.Failure`.
 """
 
 

@@ -4,9 +4,7 @@
       ^                                                                                           |
       +------------------- undecided: one more launch, in fresh processes ------------------------+
 
-`measure` launches a case until its launches decide, `launch_once` makes one of these launches. A session
-(`perfsuite.session`) finds the baseline before, and records one afterwards where there is none.
-Driver side; imports neither torch nor pytest.
+A session (`perfsuite.session`) finds the baseline before, and records one where there is none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Checks what only all ranks together show: that they train one model, on the tokens that the case claims.
-
-Also that a counted step hides nothing. Pure.
-"""
+"""Checks what only all ranks together show: one model, on the tokens that the case claims, nothing hidden."""
 
 from __future__ import annotations
 
@@ -183,11 +180,7 @@ def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
 def _less_than_the_formula(
     reports: Sequence[RankReport], counts: Sequence[Counts], case: Case
 ) -> Iterator[str]:
-    """Why, if all ranks together were seen to compute less than a forward of the model takes.
-
-    Operators without a formula explain that. Forward is 2 N + 4 L H Q S a token (`perfsuite.worker.flops`),
-    whatever is frozen and however ranks share it.
-    """
+    """Why, if all ranks together were seen to compute less than a forward takes: 2 N + 4 L H Q S a token."""
     flops = reports[0].flops
     if flops is None or case.framework.promises.tokens_vary or any(each.without_flops for each in counts):
         return

@@ -55,10 +55,7 @@ class Window(NamedTuple):
 
 
 def settled(step_s: Sequence[float], first: int) -> int:
-    """The first step that begins `SETTLED_WARMUP_S` after step `first`, both from 0 on.
-
-    It is the number of steps if none does.
-    """
+    """The first step that begins `SETTLED_WARMUP_S` after step `first`; the number of steps if none does."""
     passed = 0.0
     for step in range(first, len(step_s)):
         if passed >= SETTLED_WARMUP_S:

@@ -1,9 +1,8 @@
 """Reduces the events of torch's profiler to a `Profile`: intervals, calls and times. Pure.
 
-A trace is a list of events as Chrome's format has them, with times in microseconds. On a CPU operators say
-what is computed, and each collective of gloo has a thread of its own. On a GPU kernels say it: each belongs
-to the step in which the host launched it, and the steps last from their first kernel to the next step's.
-Imports neither torch nor pytest.
+They have Chrome's format, in microseconds. On a CPU operators say what is computed, and each collective of
+gloo has a thread of its own. On a GPU kernels say it: each belongs to the step in which the host launched it,
+and the steps last from their first kernel to the next step's.
 """
 
 from __future__ import annotations

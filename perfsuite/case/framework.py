@@ -1,8 +1,4 @@
-"""A framework as a case names it: its options, as plain data.
-
-Its behaviour is the subclass `perfsuite.frameworks.base.Framework`. Built-in frameworks are the files and
-folders in `perfsuite/frameworks/`, others come from installed packages (`perfsuite.extensions`).
-"""
+"""A framework as a case names it: its options, as plain data. `frameworks.base` has what it does."""
 
 from __future__ import annotations
 

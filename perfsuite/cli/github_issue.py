@@ -1,8 +1,4 @@
-"""`perfsuite github-issue`: keeps one GitHub issue per hardware class while cases regress or drift there.
-
-The issue is opened, updated, and closed when all of its cases are good. GitHub is called through its command
-line, `gh`, which runners have and which takes its token from the environment.
-"""
+"""`perfsuite github-issue`: keeps an issue for each hardware class while cases regress or drift, by `gh`."""
 
 from __future__ import annotations
 
@@ -119,10 +115,7 @@ def _of_drift(finding: Drift) -> str:
 
 
 def _body(bad: Mapping[str, str], run_url: str) -> str:
-    """Return the text of an issue from a text for each subject; what is too long for an issue is counted.
-
-    The hidden line lists all subjects: `Issue.subjects` reads it the next night.
-    """
+    """Return an issue's text from one for each subject; its hidden line lists all for `Issue.subjects`."""
     listed = json.dumps(sorted(bad)).replace(">", "\\u003e")  # it ends no comment
     hidden = f"<!-- perfsuite: {listed} -->"
     lines, space = [f"As of {run_url}:", ""], LONGEST - len(hidden)

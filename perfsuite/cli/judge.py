@@ -1,14 +1,7 @@
-"""`perfsuite judge`: judges step times that somebody else measured, by the same engine as the plugin.
+"""`perfsuite judge`: judges step times that somebody else measured, by the engine of the plugin.
 
-It reads traces, one on each line, and writes one decision on each line. A trace is a JSON object:
-
-    {"tolerance": 0.03, "baseline": [[step seconds ...], ...], "launches": [[step seconds ...], ...]}
-
-with the launches in the order in which they would be made; as many are used as the engine asks for. Optional
-are `"noise": {"sigma": 0.01, "degrees_of_freedom": 30}`, if it is known from elsewhere (by default it is
-estimated from the baseline's own launches), and `"max_launches": n`.
-
-With `--baseline` it reads logs (`perfsuite.cli.judge_logs`), one a launch, and makes one trace of them.
+A line is a trace, an object of JSON with the fields of `Trace`, or with `--baseline` there are logs of
+launches (`cli.judge_logs`). The docs' page on existing jobs explains both.
 """
 
 from __future__ import annotations

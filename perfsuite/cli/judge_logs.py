@@ -1,7 +1,6 @@
 """Reads the step times of jobs that perfsuite did not launch: TensorBoard event files, MLPerf logs.
 
-What a log tells is proportional to the time of a step, and often a mean over several steps. The engine
-compares ratios, so that is enough, as long as every log tells the same (`StepLog.what`).
+What a log tells is proportional to the time of a step: enough for ratios, if every log tells the same.
 """
 
 from __future__ import annotations
@@ -118,15 +117,10 @@ def _known(tags: set[str]) -> str:
 
 
 def _mlperf(path: Path, kind: str | None) -> tuple[str, list[float]]:
-    """Read what the statistics of an MLPerf log tell; without `kind` the first of `MLPERF_KINDS` it has.
+    """Read what the statistics of an MLPerf log tell, by default the first of `MLPERF_KINDS` that it has.
 
-    - `train_step_time`: in logs of NVIDIA's code, in seconds per step.
-    - `throughput`: its unit is not in the log (samples/s or tokens/s, of one GPU or of all). Its inverse is
-      read: seconds for one such unit.
-
-    Raises `FileError` naming what is missing.
-
-    Formats: github.com/mlcommons/logging (keys and rules), github.com/NVIDIA/mlperf-common (statistics).
+    `train_step_time` is NVIDIA's, in seconds per step. `throughput`, whose unit the log does not say, is
+    inverted. Formats: github.com/mlcommons/logging, github.com/NVIDIA/mlperf-common.
     """
     if kind is not None and kind not in MLPERF_KINDS:
         raise FileError(f"{path}: an MLPerf log has no {kind!r}: --tag may be {', '.join(MLPERF_KINDS)}")

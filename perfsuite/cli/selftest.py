@@ -1,8 +1,4 @@
-"""`perfsuite selftest`: checks that the gate catches every fault. Nightly jobs run it first.
-
-A gate that was never seen to fail a case is not known to work. Structural faults, which change what a step
-does, are found by its counts: these have no noise, so that a launch is compared with one other.
-"""
+"""`perfsuite selftest`: checks that the gate catches every fault, structural ones by their counts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""`torch.cuda` as on a machine with GPUs, in a process whose tensors are all fake. Worker side; imports
-torch.
-
-`guard.load` must come before: it makes autograd believe in the device.
-"""
+"""`torch.cuda` as on a machine with GPUs, for fake tensors, after `guard.load`. Imports torch."""
 
 from __future__ import annotations
 

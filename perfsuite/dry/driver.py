@@ -1,7 +1,4 @@
-"""Runs a case dry in processes of its own, and makes a `Run` of what they count.
-
-Driver side; imports neither torch nor pytest. Takes no lock and needs no quiet machine: nothing is timed.
-"""
+"""Runs a case dry in processes of its own, and makes a `Run` of what they count. Nothing is timed."""
 
 from __future__ import annotations
 
@@ -119,10 +116,7 @@ def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int, arm: Arm, 
 
 
 def _environment(case: Case, rank: int) -> dict[str, str]:
-    """Return this process's environment, with the variables that torchrun gives a rank.
-
-    But every rank is the first of its node: there is one pretended device, number 0.
-    """
+    """Return this process's environment with torchrun's variables of a rank, on the one pretended device."""
     topology = case.topology
     return {
         **os.environ,

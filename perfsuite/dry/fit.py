@@ -1,7 +1,6 @@
 """Predicts the memory that a rank needs on its GPU, and says whether the card has it. Pure.
 
-What the log of a step cannot see is added from sources: the workspaces of cuBLAS, which lie in the caching
-allocator, and CUDA's context and NCCL's buffers, which lie outside of it.
+To the log of a step are added cuBLAS's workspaces, CUDA's context and NCCL's buffers, from sources.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Runs the Python program of a script's command in this process, as one rank. Worker side; imports torch.
 
-A launcher of ranks (torchrun, `accelerate launch`, `torch.multiprocessing.spawn`) runs, but starts no
-process: what it would have started is called here, once, as the rank that this process is.
+A launcher of ranks, such as torchrun, runs, but starts no process: its target is called here, once.
 """
 
 from __future__ import annotations

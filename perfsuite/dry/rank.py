@@ -1,7 +1,4 @@
-"""The process of a dry run: builds a case as one rank of its world, makes a few steps of it, counts them.
-
-Worker side; imports torch. `perfsuite.dry.__main__` loads the guard before this module.
-"""
+"""The process of a dry run: builds a case as one rank of its world, makes a few steps, counts them."""
 
 from __future__ import annotations
 

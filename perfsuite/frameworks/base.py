@@ -1,7 +1,4 @@
-"""What a framework does: how its ranks are started, what it cannot do, and how it builds a training step.
-
-Imports neither torch nor pytest; `build` imports torch when called.
-"""
+"""What a framework does: how its ranks are started, what it cannot do, and how it builds a training step."""
 
 from __future__ import annotations
 
@@ -199,10 +196,7 @@ def missing_package(*packages: str) -> str | None:
 
 @functools.cache
 def optional_packages() -> Mapping[str, tuple[str, SpecifierSet]]:
-    """Packages that are not installed with perfsuite: the extra that installs each, and its versions.
-
-    By perfsuite's own metadata; none from a source tree on the path, which has none.
-    """
+    """Return the extra and versions of each package that is not installed with perfsuite, by its metadata."""
     from packaging.requirements import Requirement
 
     lines: list[str] = []

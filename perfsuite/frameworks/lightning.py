@@ -1,7 +1,6 @@
 """Lightning Fabric: its own strategies and precision plugins, in ranks that perfsuite starts.
 
-FSDP1 shards per transformer block and recomputes by the strategy's own activation checkpointing. DDP and
-FSDP2 have none of their own: blocks are checkpointed as everywhere else.
+Its FSDP1 strategy checkpoints blocks itself; for its DDP and FSDP2 they are checkpointed as everywhere else.
 """
 
 from __future__ import annotations

@@ -1,19 +1,14 @@
 """Finds where the level of a series changed: optimal segmentation, then a t-test of each change. Pure.
 
-1. The noise is estimated from the differences of neighbours, which a step changes little. Where neighbouring
-   nights are correlated (a machine has good and bad weeks), the standard error of a mean is larger than its
-   number of nights says.
-2. Single outliers are clipped to near the median of their neighbours, so that one bad night is no change.
-3. The piecewise constant fit with the smallest cost (squared residuals in units of the noise, plus a penalty
-   for each level) is found exactly: optimal partitioning, Jackson et al., IEEE Signal Processing Letters
-   12(2), 2005.
-4. A change is kept if it is large enough and significant by Student's t of its two sides; the weakest change
-   is removed first, and its two levels are joined.
+1. The noise is estimated from the differences of neighbours, which a step changes little, and the correlation
+of neighbouring nights is taken into account. 2. Single outliers are clipped to near the median of their
+neighbours, so that one bad night is no change. 3. The piecewise constant fit of the smallest cost (squared
+residuals in units of the noise, and a penalty for each level) is found exactly: Jackson et al., IEEE Signal
+Processing Letters 12(2), 2005. 4. A change is kept if it is large enough and significant by Student's t of
+its two sides.
 
-All on logarithms, so that changes are relative. A slow drift is found as several small steps.
-
-asv's detector and Apache Otava have more false alarms or miss more (tests/benchmarks/drift.py); ruptures
-would replace step 3 alone, and bring scipy. Imports numpy inside functions.
+All on logarithms, so that changes are relative. A slow drift is found as several small steps. By hand, as
+asv's detector and Apache Otava err more (tests/benchmarks/drift.py), and ruptures brings scipy for step 3.
 """
 
 from __future__ import annotations
@@ -97,10 +92,7 @@ class _Fit:
         return steps
 
     def change(self, step: _Step, origin: float) -> ChangePoint:
-        """Convert a step to the unit of the series. `origin` is the logarithm that was subtracted from all.
-
-        At 99 %, the change is at one of the indices where the fit costs little more.
-        """
+        """Convert a step to the unit of the series; `origin` is the logarithm subtracted from all."""
         import numpy as np
 
         sums, start, end = self.sums, step.start, step.end
@@ -170,8 +162,7 @@ def _without_outliers(logs: Floats, noise: float) -> Floats:
 def _cheapest(sums: Floats) -> list[int]:
     """Return the bounds of the levels of the cheapest fit: 0, the index of each change, the length.
 
-    `sums` are in units of the noise. The sum of all squares is the same for every fit and left out: a level
-    costs the penalty minus (sum of its points)^2 / length.
+    `sums` are in units of the noise. The sum of all squares, the same for every fit, is left out.
     """
     import numpy as np
 

@@ -3,9 +3,7 @@
     DIR/cases/<case id>.<digest>.json                      a case in full, once
     DIR/<hardware class>/<commit>/<time>-<digest>.json     what one session measured there
 
-No file is ever rewritten, and a session's file name follows from its content: two machines may add to the
-same history at once, git merges it without conflict, and adding a session again changes nothing. The step
-times are not kept: those of a night are a hundred times as large as all the rest.
+No file is rewritten, and its name follows from its content: several machines may add to one history.
 """
 
 from __future__ import annotations

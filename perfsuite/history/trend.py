@@ -1,8 +1,4 @@
-"""Finds changes of level in a history: when, by how much, between which commits, and what else changed there.
-
-A gate that compares with one baseline does not see a slow drift. Here every session counts, in the order of
-time or, with a repository, of its commits.
-"""
+"""Finds changes of level in a history: when, how large, between which commits, what else changed there."""
 
 from __future__ import annotations
 
@@ -271,11 +267,7 @@ def _findings(
 
 
 def _accepts(file: Path, metric: Metric, levels: tuple[float, float], day: date) -> bool:
-    """Tell whether a baseline was measured on that day (UTC) or later, at the new of two levels.
-
-    `levels` are the costs (before, after); the border is their geometric mean. A baseline that cannot be read
-    accepts nothing here: it is an error where its case is judged.
-    """
+    """Tell whether a baseline was measured on that day (UTC) or later, at the new of two levels of cost."""
     try:
         baseline = documents.read(file, Baseline)
         measured_on = datetime.fromisoformat(baseline.recorded_at).astimezone(UTC).date()

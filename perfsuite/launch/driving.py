@@ -1,7 +1,6 @@
-"""Starts the agents of a job by one command and watches the job. Imports neither torch nor pytest.
+"""Starts the agents of a job by one command, and watches the job: the same for every launcher.
 
-This is the same for every launcher. What differs is the command: on one machine it is the agent, on several
-nodes a command of the scheduler that starts an agent on each. The command's stdin must be that of the agents.
+On one machine the command is the agent, on several a scheduler's; its stdin must be that of the agents.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Looks at nodes before the first launch of a session on them: what each of them can do, and their links.
 
-A preflight is a job like a launch, with `CaseFile.preflight` set: its ranks only probe (`worker.node_probe`).
-Nodes are judged by comparing them: what all of them share is not seen. Driver side; imports neither torch nor
-pytest.
+It is a job whose ranks only probe. Nodes are compared: what all of them share is not seen.
 """
 
 from __future__ import annotations
@@ -169,11 +167,7 @@ def _slow(node: NodePreflight, nodes: Sequence[NodePreflight], machine: Machine)
 
 
 def _slow_links(node: int, links: dict[tuple[int, int], float]) -> list[str]:
-    """What is wrong if all-reduces with both neighbours are far slower than between other nodes. `links` are
-    in GB/s, by the numbers of two neighbours.
-
-    One slow link alone says nothing against either of its ends; of two nodes there is no other to compare.
-    """
+    """What is wrong if all-reduces with both neighbours are far slower, in GB/s, than between other nodes."""
     own = [rate for pair, rate in links.items() if node in pair]
     others = [rate for pair, rate in links.items() if node not in pair]
     if len(own) < 2 or not others or max(own) >= LINK_SHARE * max(others):

@@ -1,7 +1,6 @@
-"""Sees who else uses the machine between two launches, and waits until nobody does. Driver side.
+"""Sees who else uses the machine between two launches, and waits until nobody does.
 
-Imports neither torch nor pytest, and pynvml only inside functions. Quiet is what `perfsuite.analysis.health`
-calls healthy. Nothing of a job runs meanwhile, so whoever is seen, but for this process, is another.
+Quiet is what `analysis.health` calls healthy. Nothing of a job runs, so whoever is seen is another.
 """
 
 from __future__ import annotations

@@ -21,10 +21,7 @@ def unsupported(case: Case, machine: Machine) -> str | None:
 
 
 def wrong_torch(case: Case, machine: Machine) -> str | None:
-    """Return why `case`, which `machine` can run, cannot be trained there with the installed torch, or None.
-
-    An error, not a reason to skip: the machine has the GPUs.
-    """
+    """Return why the installed torch cannot train `case` on `machine`, which has the GPUs, or None."""
     plan = framework_of(case).plan(case)
     if not plan.needs_torch:
         return None

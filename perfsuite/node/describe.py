@@ -1,6 +1,4 @@
-"""Says what this node is, for `SlurmLauncher.machine`: run on every node as
-`python -m perfsuite.node.describe PROBE`. Imports neither torch nor pytest.
-"""
+"""`python -m perfsuite.node.describe PROBE`: says what this node is, for `SlurmLauncher.machine`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Samples the health of the machine during a run: clocks, power, memory, other processes.
+"""Samples the health of the machine during a run, for `analysis.health`: clocks, power, memory, others.
 
-Runs in the agent of each node; imports neither torch nor pytest, and pynvml only inside functions. A reading
-that a device does not give is None, never 0. Samples count while steps are being made: from the first
-finished step that is seen to the last one, warm-up included. Where that is too short, from the beginning of
-the training on, or on a CPU of the launch. `perfsuite.analysis.health` judges them.
+Runs in the agent of each node. What a device does not give is None, never 0. Samples count while steps are
+being made; where that is too short, from the beginning of the training on, or on a CPU of the launch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Reads the job's GPUs through NVML, one moment at a time. Imports neither torch nor pytest.
+"""Reads the job's GPUs through NVML, one moment at a time. What a device does not give is None, never 0.
 
-A reading that a device does not give is None, never 0. The NVML module itself is handed in. Any call may wait
-for a driver that no longer answers: `perfsuite.node.health_sampler` makes them in a thread.
+Any call may wait for a driver that no longer answers: `node.health_sampler` makes them in a thread.
 """
 
 from __future__ import annotations

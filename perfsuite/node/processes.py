@@ -1,9 +1,6 @@
 """The processes of a job: how they are found, asked for their stacks, waited for and killed.
 
-A process of a job is found by the job's mark, which it inherits unless it is given an environment of its own,
-or as a descendant of the agent, which adopts those whose parent has ended (`leash.adopt_orphans`).
-
-Imports neither torch nor pytest, and psutil only inside functions: ranks load this module without it.
+They have the job's mark, or descend from the agent, which adopts those whose parent has ended.
 """
 
 from __future__ import annotations

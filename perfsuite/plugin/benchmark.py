@@ -1,7 +1,6 @@
 """Recorded step times become an ordinary pytest-benchmark benchmark, through its public API only.
 
-pytest-benchmark reads its timer once, when its fixture is built, so the clock must be in the marker before
-that. `pedantic` never calibrates, so each round is exactly one replayed step.
+It reads its timer once, when its fixture is built; `pedantic` never calibrates: a round is a replayed step.
 """
 
 from __future__ import annotations

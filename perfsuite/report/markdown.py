@@ -1,7 +1,6 @@
-"""Sessions as short Markdown, for the summary of a CI job. Pure; imports neither torch nor pytest.
+"""Sessions as short Markdown, for the summary of a CI job, by the template `summary.md.j2`.
 
-GitHub takes at most 1 MiB: long tables are cut, and say so. The template is `summary.md.j2`. Text from data
-becomes character references wherever Markdown or HTML would take it for more than text.
+GitHub takes at most 1 MiB: long tables are cut, and say so.
 """
 
 from __future__ import annotations

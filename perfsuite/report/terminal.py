@@ -153,10 +153,7 @@ def _all(result: Measurement, told: Explained) -> list[str]:
 
 
 def _in_short(result: Measurement, told: Explained) -> list[str]:
-    """The verdict, what decided it and what changed, as much as there is room for.
-
-    Never left out: what makes the verdict worth less, and where the files are.
-    """
+    """The verdict, what decided it and what changed; always with what makes it worth less, and the files."""
     lines = _title(result, told)
     *others, (name, directory) = told.files.items()
     worth_less = [*told.not_counted, *told.excuses]

@@ -70,10 +70,7 @@ class Baseline(BaselineDocument):
         return [value for launch in self.launches if (value := launch.figures.get(figure)) is not None]
 
     def by_session(self) -> Iterator[tuple[str | None, BaselineLaunch]]:
-        """Yield each launch with the name of its session.
-
-        The sets of nodes of a session that was resumed in another allocation count as a session each.
-        """
+        """Yield each launch with the name of its session; if that was resumed, with its nodes, too."""
         for launch in self.launches:
             others = [each for each in self.launches if each.session == launch.session]
             is_one = all(each.nodes == launch.nodes for each in others)

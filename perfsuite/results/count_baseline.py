@@ -1,7 +1,4 @@
-"""Baselines of counts: what a step of a case did when that was accepted or recorded. Pure.
-
-They belong to no machine: the same code does the same work on every GPU of one architecture.
-"""
+"""Baselines of counts: what a step of a case did when accepted or recorded. They belong to no machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What is known of each figure of a launch: label, unit, direction, format, tolerance.
 
-perfsuite's own figures are fields of `Figures`; those that are judged or shown have a `Metric` below. A
-metric of another package (entry point group `perfsuite.metrics`) has its value in `Figures.extra`.
+Those of perfsuite are fields of `Figures`; those of other packages (`perfsuite.metrics`) are in its `extra`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """What a profile of a few steps comes to: where a step's time goes, and every call that it makes. Pure data.
 
-A launch of its own is profiled, and nothing of it is judged (`perfsuite.worker.profiling`). Of a trace of
-many megabytes remain some kilobytes (`perfsuite.analysis.trace`), which are kept with a baseline. Times are
-in microseconds a step.
+It is reduced from the trace of a launch that is not judged. Times are in microseconds a step.
 """
 
 from __future__ import annotations

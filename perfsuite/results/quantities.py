@@ -1,7 +1,4 @@
-"""What of the counts of a step is judged: quantities, each by one number. Pure.
-
-`perfsuite.verdict.exact` compares them, `perfsuite.verdict.count_sentences` says what changed.
-"""
+"""What of the counts of a step is judged, each quantity by one number, for `exact` and `count_sentences`."""
 
 from __future__ import annotations
 

@@ -87,10 +87,7 @@ class BaselineFiles(Generic[B]):
         return self.local / folder / f"{case_id}.json"
 
     def files(self, folder: str | None = None, case_ids: str = "*") -> list[Path]:
-        """The files of a folder (None: of all) for cases whose ids match a pattern of `fnmatch`.
-
-        Reviewed ones come first.
-        """
+        """The files of a folder (None: of all) whose ids match a pattern, reviewed ones first."""
         return [
             file
             for directory in self._directories
@@ -239,11 +236,7 @@ class Store:
                     yield run_dir
 
     def launches(self, case_ids: str = "*") -> list[tuple[str, RunDir]]:
-        """The launches of cases whose ids match a pattern of `fnmatch`, each with the name of its session.
-
-        The oldest session comes first, then by number. Those of a case that a session measured again are
-        among them, those that were interrupted are not.
-        """
+        """The launches of cases whose ids match a pattern, each with its session, the oldest first."""
         return [
             (directory.parent.name, run_dir)
             for session in sorted(self.sessions.glob("*"))

@@ -121,10 +121,7 @@ class AgainstBaseline(Way):
         return None if profile is None else TakenProfile(profile=profile)
 
     def _baseline_of(self, trial: Trial) -> tuple[FoundBaseline | None, Verdict | None]:
-        """The baseline to compare with; and without one the failure, where the options require one.
-
-        A local one of too few launches to tell their noise does not count: it is recorded anew.
-        """
+        """The baseline to compare with, or the failure without; not a local one of too few launches."""
         found = self.setup.baselines.find(trial.machine.hardware_class, trial.case)
         options = self.setup.options
         fewest = min(MIN_RECORDED, options.policy.record_launches)

@@ -386,10 +386,7 @@ def check_together(given: set[str]) -> None:
 
 
 def options_of(root: Path, values: Mapping[str, Any]) -> Options:
-    """The options of a session in a repository, of what was read of each option, by name.
-
-    An option that is not among `values` has its default.
-    """
+    """The options of a session in a repository: the values that were read, by name, else the defaults."""
     fields = {
         option.sets_field: values.get(option.name, option.read(option.spelled, None))
         for option in OPTIONS

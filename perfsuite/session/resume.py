@@ -37,10 +37,7 @@ def newest(store: Store, now: SessionFile) -> tuple[SessionDir, SessionFile]:
 
 
 def differences(then: SessionFile, now: SessionFile) -> list[str]:
-    """Return why the verdicts of one session do not hold for another; empty if they do.
-
-    Each names both values.
-    """
+    """Return why the verdicts of one session do not hold for another, with both values; empty if they do."""
     if now.commit is None:
         return ["cases outside of git, where no commit says whether they are the same"]
     before, today = (
@@ -72,10 +69,7 @@ def ended(parts: tuple[PytestRun, ...]) -> tuple[PytestRun, ...]:
 
 
 def holds(result: Measurement, case: Case, machine: Machine, baselines: BaselineStore) -> bool:
-    """Whether a case keeps its result of an earlier part of its session.
-
-    It does where its code was judged, by the baselines that count now.
-    """
+    """Whether a case keeps its earlier result: its code was judged, by the baselines that count now."""
     is_of_case = all(documents.plain(run.case) == documents.plain(case) for run in result.runs)
     if not is_decided(result) or not is_of_case:
         return False

@@ -1,7 +1,6 @@
 """Judges times and memory of the launches of a case against its baseline. Pure: no clock, no disk.
 
-`exact.check` judges their counts, `overall.with_counts` brings both together. Each launch is one piece of
-evidence. Until it suffices the verdict is `undecided`, which asks for one more launch in fresh processes.
+Each launch is one piece of evidence; until it suffices the verdict is `undecided`: launch once more.
 """
 
 from __future__ import annotations
@@ -121,11 +120,7 @@ def why_failed(run: Run) -> tuple[str, ...]:
 
 
 def _unhealthy(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, policy: Policy) -> Verdict:
-    """The verdict on too many unhealthy launches: `unhealthy`, but for what no unhealthy machine explains.
-
-    Other settings, another loss and more of what a device repeats to the digit (memory of a GPU) are the
-    code's, whatever the machine does.
-    """
+    """The verdict on too many unhealthy launches: `unhealthy`, unless only the code explains the change."""
     verdict = Verdict(outcome="unhealthy", launches=len(runs))
     if baseline is None:
         return verdict
@@ -193,9 +188,8 @@ def _check(
 ) -> Check:
     """The check of one metric: exact where a device repeats it to the digit, else by the sequential test.
 
-    The machine's own drift, which the probe of each launch tells, is taken out of a metric that follows the
-    probe, unless a launch has none. With and without that the outcome must be the same where the probe's own
-    software changed, and for a regression while it is unknown how launches follow the probe.
+    The machine's drift, by the probe of each launch, is taken out. With and without that the outcome must be
+    the same where the probe's software changed, and for a regression while its exponent is unknown.
     """
     check = _unjudged(metric, runs, baseline)
     if check.outcome == "failed" or check.measured is None:

@@ -59,10 +59,7 @@ def with_counts(
 
 
 def with_unseen(verdict: Verdict, taken: Mapping[str, TakenProfile]) -> Verdict:
-    """The verdict after profiles, each by the name of its arm: counts that lack work say nothing.
-
-    What grew, did so in what was seen: it stays `regressed`.
-    """
+    """The verdict after profiles, by the arm's name: counts that lack work tell of growth alone."""
     found = {name: each.profile.unseen for name, each in taken.items() if each.profile is not None}
     why = tuple(f"{name}: {unseen}" if name else unseen for name, unseen in found.items() if unseen)
     counts = verdict.counts

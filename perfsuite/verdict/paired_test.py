@@ -1,9 +1,9 @@
 """Decides which of two arms is slower, from launches that alternate between them. Pure functions.
 
 Arms A and B are launched in the order A B B A A B B A ... Neighbouring launches form pairs, (1, 2), (3, 4),
-..., so that what the machine does to both launches of a pair cancels in their ratio. Between the pairs there
-are neighbours of one arm, (2, 3), (4, 5), ..., which differ by noise alone. All arithmetic is on logarithms
-of costs (seconds per step, bytes; lower is better). A look at the pairs so far has one of the outcomes
+..., so that what the machine does to both cancels in their ratio. Between the pairs there are neighbours of
+one arm, (2, 3), (4, 5), ..., which differ by noise alone: both tell the noise, and no baseline is needed. All
+arithmetic is on logarithms of costs (lower is better). A look at the pairs so far has one of the outcomes
 
     slower        B is significantly slower than A; a slowdown by the tolerance is not excluded
     faster        the same for a speed-up
@@ -11,23 +11,14 @@ of costs (seconds per step, bytes; lower is better). A look at the pairs so far 
     undecided     launch one more pair
     inconclusive  `max_pairs` are used up, or more of them would hardly decide
 
-Neither a baseline nor a noise known from elsewhere is needed: the noise is estimated from the ratios of the
-pairs, and from neighbouring launches of one arm, which differ by noise alone.
-
-That is too small an estimate on a machine that has two speeds, as where some launches get the better cores:
-all launches of A may be fast and all of B slow by chance, and each arm agrees with itself. If each launch
-has either speed with probability 1/2, the launches of n pairs do so with probability 2 / 4^n. A change is
-therefore called from `MIN_CHANGED` pairs on, and nearly all pairs must show it (`_is_shown_by_all`).
-
-Pairs take out what the machine does for longer than a launch. For what comes and goes faster, each launch
-may have the seconds of a probe (`perfsuite.verdict.probe_correction`): by how much the differences follow
-those of the probe is estimated from themselves, and that is taken out, too. This costs degrees of freedom
-and a stricter threshold. An arm may slow its whole process and the probe with it: where the probe surely
-differs between the arms, nothing is corrected; where it may, what is decided must hold with and without the
-correction; and `same` must be likely without it, too.
+On a machine with two speeds, all launches of A may be fast and all of B slow by chance: those of n pairs are
+so with probability 2 / 4^n. A change is therefore called from `MIN_CHANGED` pairs on, and nearly all pairs
+must show it. What follows a probe (`verdict.probe_correction`) faster than pairs take it out is corrected, at
+the cost of degrees of freedom and a stricter threshold: not where the probe surely differs between the arms;
+where it may, what is decided must hold with and without the correction.
 
 Source of paired differences: Student, Biometrika 6 (1908) 1; of the rest see `robust`. The constants were
-chosen by simulation; tests/verdict/test_simulated_pairs.py checks what they achieve.
+chosen by simulation: tests/verdict/test_simulated_pairs.py.
 """
 
 import math
@@ -298,10 +289,7 @@ def _without_the_most(toward: list[float], seen: _Evidence) -> bool:
 
 
 def _is_shown_by_all(toward: list[float], size: float) -> bool:
-    """Tell whether so many pairs show the change that a machine with two speeds hardly makes it by chance.
-
-    From 8 pairs on one may not show it, from 10 on two, at 12 three.
-    """
+    """Tell whether all pairs show the change; from 8 pairs on but one, from 10 on two, at 12 three."""
     count = len(toward)
     missing = sum(value < _SHOWN * size for value in toward)
     return count >= MIN_CHANGED and missing <= max(0, (count - 6) // 2)

@@ -1,8 +1,7 @@
 """Estimates of location and scale that one outlying launch changes little, and quantiles of Student's t.
 
-Pure functions on logarithms of seconds. Clipped means and variances: Huber, Robust Statistics (1981); for the
-location, one clipped step from the median replaces the full iteration. Student's t: Wallace, Annals of
-Mathematical Statistics 30 (1959) 1121.
+On logarithms of seconds. Clipped: Huber, Robust Statistics (1981), one step from the median for the location.
+Student's t: Wallace, Annals of Mathematical Statistics 30 (1959) 1121.
 """
 
 import math

@@ -1,8 +1,4 @@
-"""Who decided each setting that a worker observed: whoever wrote the case, or a library. Pure.
-
-What the case or its user asks for makes other work of a launch, which is then `unlike` its baseline. What a
-library decides by itself, in this version or on this machine, is what the gate is there to judge.
-"""
+"""Who decided each observed setting: whoever wrote the case, or a library, which the gate judges."""
 
 from __future__ import annotations
 

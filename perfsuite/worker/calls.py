@@ -1,8 +1,4 @@
-"""Notices calls whose work torch's dispatcher does not see, for `perfsuite.worker.hidden`. Worker side.
-
-Imports torch, and nothing that is private to it: every launch calls `watch`, also on a torch that lacks what
-counting needs.
-"""
+"""Notices calls whose work torch's dispatcher does not see, for `worker.hidden`, by public names alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Measures DeepSpeed: its engine's step is the clock, and the engine owns what it partitions.
 
-ZeRO steps an optimizer of torch over flat partitions, once for each group of parameters and also when it is
-built. `DeepSpeedEngine._take_model_step` runs once for each step of training. Imports neither of the two.
+ZeRO steps an optimizer of torch over flat partitions, several times in a step of training.
 """
 
 from __future__ import annotations
@@ -30,10 +29,7 @@ class Engines:
         self._after = after
 
     def take(self, optimizer: Any) -> bool:
-        """Whether the step that `optimizer` makes just now is part of a step of DeepSpeed.
-
-        Raises `MismatchError` for a DeepSpeed that steps it elsewhere.
-        """
+        """Whether this step is part of one of DeepSpeed. Raises `MismatchError` if it is made elsewhere."""
         callers = _callers() if "deepspeed" in sys.modules else []
         if not callers:
             return False

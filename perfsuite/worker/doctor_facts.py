@@ -1,4 +1,4 @@
-"""What `perfsuite.worker.doctor_probe` measures, as a file for the driver. Imports no torch."""
+"""What `worker.doctor_probe` measures, as a file for the driver."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Observes what really runs: wrapper, sharding, dtypes, attention, versions. Imports torch.
+"""Observes what really runs: wrapper, sharding, dtypes, attention, versions. Refuses what was not asked for.
 
-Asked-for and observed can differ without an error (a library that falls back from FSDP to DDP on a CPU, an
-optimizer that steps parameters nobody uses), so the worker looks, and refuses a run that is not the one asked
-for. What only all ranks together can tell is reported as `Evidence`.
+What only all ranks together can tell is reported as `Evidence`.
 """
 
 from __future__ import annotations

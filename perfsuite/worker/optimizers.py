@@ -127,10 +127,7 @@ class Stepping:
 
 
 def living(kind: type[T]) -> list[T]:
-    """Return every living object of a class, also those that `gc.freeze` hides from Python's collector.
-
-    What was frozen is frozen again, with what came after it.
-    """
+    """Return every living object of a class, also those that `gc.freeze` hides; these are frozen again."""
     is_frozen = gc.get_freeze_count() > 0
     if is_frozen:
         gc.unfreeze()

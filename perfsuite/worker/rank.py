@@ -1,7 +1,4 @@
-"""One rank of a job: assembles its measurement and writes its report. Imports no torch.
-
-`perfsuite.worker.main` and `perfsuite.worker.attach` call `build`, `observe`, `start`, `finish`, `write`.
-"""
+"""One rank of a job: assembles its measurement, writes its report, for `worker.main` and `worker.attach`."""
 
 from __future__ import annotations
 
@@ -175,9 +172,9 @@ class Rank:
         return (None, None) if self.observer is None else (self.observer.model, self.observer.optimizer)
 
     def finish(self) -> RankReport:
-        """Stop the clock and collect what was measured, all but loss and FLOPs, which the caller adds.
+        """Stop the clock and collect what was measured, with a failure if it was not what was asked for.
 
-        A run that is not the one asked for is reported with all its figures and a failure.
+        Loss and FLOPs are left to the caller.
         """
         self.recorder.finish()
         memory: Any = None  # read first: the observer's fingerprint and the losses take memory, too

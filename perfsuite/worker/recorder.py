@@ -1,7 +1,6 @@
-"""Times every optimizer step of one process, whatever the framework. Imports no torch.
+"""Times every optimizer step of one process, whatever the framework; not what perfsuite does between steps.
 
-What perfsuite itself does between steps (probe, garbage collection, progress) is not timed. On a GPU the
-stamps are events: nothing waits for the device until `Recorder.finish`.
+On a GPU the stamps are events: nothing waits for the device until `Recorder.finish`.
 """
 
 from __future__ import annotations
@@ -128,10 +127,7 @@ class Recorder:
             self.memory.end_counting()
 
     def finish(self) -> None:
-        """Stop the clock after the last step: wait for the device, once. Only the first call counts.
-
-        The worker calls it; a framework whose library goes on after its last step calls it earlier.
-        """
+        """Stop the clock after the last step: wait for the device, once. Only the first call counts."""
         if self._is_finished:
             return
         self._is_finished = True

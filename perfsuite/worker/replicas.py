@@ -1,7 +1,4 @@
-"""What a rank tells so that the driver sees whether data-parallel ranks train one model. Imports torch.
-
-`perfsuite.analysis.agreement` compares it, in the driver.
-"""
+"""What a rank tells so that `analysis.agreement` sees whether data-parallel ranks train one model."""
 
 from __future__ import annotations
 
@@ -63,10 +60,7 @@ def _is_whole(parameter: Any) -> bool:
 
 
 def collectives_begun() -> int | None:
-    """Return how many collectives the backends of groups of several ranks began; None if they do not count.
-
-    A cross-check alone: `StepCounter` counts them.
-    """
+    """Return how many collectives backends began in groups of several ranks; None if they do not count."""
     if not dist.is_initialized():
         return None
     try:

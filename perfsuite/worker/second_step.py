@@ -1,7 +1,4 @@
-"""Observes one step by hooks: blocks, dtypes, the attention kernel, tokens. Imports torch.
-
-The second step is never measured, so its hooks may cost time, and one of them may read a value on the host.
-"""
+"""Observes the second step, which is not measured, by hooks: blocks, dtypes, attention kernel, tokens."""
 
 from __future__ import annotations
 

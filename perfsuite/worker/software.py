@@ -41,10 +41,7 @@ def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def imported() -> dict[str, str]:
-    """Return the version of each distribution of which this process has imported a module, by its name.
-
-    Half a second: to be called once, after the steps.
-    """
+    """Return the version of each distribution of which a module is imported here. It takes half a second."""
     modules = {name.partition(".")[0] for name in sys.modules}
     providers = importlib.metadata.packages_distributions()
     names = {name for module in modules for name in providers.get(module, ()) if name}

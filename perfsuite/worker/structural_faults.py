@@ -1,8 +1,6 @@
 """Changes what a training step does, as a mistake in its code would (docs/evidence/faults.md has a table).
 
-Each fault begins with the third step, the first that is counted: the second is the one in which the worker
-sees what runs (`perfsuite.worker.observe`). Two cannot be switched while training runs: they are options of
-DDP from the start. Imports torch.
+A fault begins with the first counted step, or is an option of DDP from the start.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def launcher_environment(config: str) -> dict[str, str]:
 
 
 def force_fsdp(accelerator: Any, plugin: Any) -> str:
-    """Turn FSDP on for a CPU, where accelerate silently trains DDP instead. Returns what to record.
+    """Turn FSDP on for a CPU, where accelerate trains DDP instead. Returns what to record.
 
     FSDP1's plugin must be without `sync_module_states`; each rank makes the same weights anyway.
     """

@@ -1,7 +1,4 @@
-"""A library's own YAML file of the user, read once and kept in the case. Imports neither torch nor pytest.
-
-It imports yaml when used: a rank of another framework must not need it.
-"""
+"""A library's own YAML file of the user, read once and kept in the case. Imports yaml when used."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The training loop of adapters whose library has none: micro-batches, gradient accumulation, loss scale.
-
-Worker side; imports torch. Nothing in a step waits for the device.
-"""
+"""The training loop of adapters whose library has none. Nothing in a step waits for the device."""
 
 from __future__ import annotations
 

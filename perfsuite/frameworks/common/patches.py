@@ -1,7 +1,4 @@
-"""Replaces private names of torch and of other packages, for a dry run. Imports neither torch nor pytest.
-
-Each name is looked up when it is replaced: a release may have renamed it.
-"""
+"""Replaces private names of torch and others, for a dry run; each is looked up when it is replaced."""
 
 from __future__ import annotations
 

@@ -105,11 +105,7 @@ class _Loader(SourceFileLoader):
 
 
 def _send_without_waiting() -> None:
-    """Make sends return at once, as NCCL's do. A tensor is kept until the end of the step's last backward.
-
-    There the stage waits until all of them were received: of gloo's sends none is known to have arrived
-    before somebody waits for it.
-    """
+    """Make sends return at once, as NCCL's do; each tensor is kept until all were received."""
     distributed: Any = importlib.import_module("nanotron.distributed")
     p2p: Any = importlib.import_module("nanotron.parallel.pipeline_parallel.p2p")
     engine: Any = importlib.import_module("nanotron.parallel.pipeline_parallel.engine")

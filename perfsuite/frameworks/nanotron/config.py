@@ -1,7 +1,4 @@
-"""nanotron's configuration file: made from a case, or a user's own, checked against nanotron and the case.
-
-Imports neither torch nor nanotron: the fields are read from the source text of nanotron's classes.
-"""
+"""nanotron's configuration file: made from a case, or a user's own, checked by nanotron's source text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Writes a history as the files that asv (airspeed velocity) reads: one machine per hardware class.
+"""Writes a history as the files that asv reads (its docs/source/dev.rst, results version 2).
 
-The format is the one that asv documents (docs/source/dev.rst there), results version 2. The files are written
-directly, because asv's own classes rewrite all of them.
+They are written directly, because asv's own classes rewrite all of them.
 """
 
 from __future__ import annotations

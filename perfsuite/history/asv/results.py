@@ -1,9 +1,7 @@
 """Converts launches to asv's results: names, parameters and statistics. Pure.
 
-An asv benchmark is here a metric of a model on a topology in a precision. Its parameters are what else
-distinguishes cases, so that they can be compared on one page, and few combinations are without a case. Names
-depend on the case alone: a new case never renames an old series. All metrics are costs (more is worse),
-because asv takes every increase for a regression.
+A benchmark is here a metric, a cost, of a model on a topology in a precision; its parameters are what else
+tells cases apart. Names depend on the case alone: a new case never renames an old series.
 """
 
 from __future__ import annotations
@@ -83,11 +81,7 @@ def in_order(values: set[str]) -> list[str]:
 
 
 def _error(metric: str, groups: Sequence[Sequence[float]]) -> float | None:
-    """Return half the 99 % interval of one launch, in logarithms; asv weights points by their intervals.
-
-    Two or three launches tell little about their noise, so it is pooled over all cases of the night. Memory
-    has hardly any noise: None says that the interval is from the smallest to the largest value.
-    """
+    """Return half the 99 % interval of a launch, in logarithms, pooled over the night; None for memory."""
     if metric == "peak_memory":
         return None
     try:

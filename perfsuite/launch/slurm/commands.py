@@ -1,8 +1,7 @@
-"""Asks Slurm's commands about jobs, and reads what they print. Driver side; imports neither torch nor pytest.
+"""Asks Slurm's commands about jobs, and reads what they print. Whatever asks raises `SlurmError`.
 
 No accounting is needed: the controller answers for jobs that live, and for some minutes afterwards (Slurm's
-MinJobAge). Versions of Slurm print other fields: those that are missing are None. Every function that asks
-raises `SlurmError`, which names the command and holds Slurm's words.
+MinJobAge). Fields that a version of Slurm does not print are None.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Runs each job as one step of the Slurm allocation that this process is in: one agent on every node, by one
-`srun`. Driver side; imports neither torch nor pytest.
+"""Runs each job as one step of the Slurm allocation that this process is in: an agent on each node.
 
-What ends whom: `srun` passes its stdin on to the agents, which end their part of the job when it closes; if
-`srun` was killed with this process, the text in `RunDir.lease` changes no more (`perfsuite.node.lease`).
-While this process lives, it asks Slurm for the step by name and cancels it, until Slurm knows of none:
-`srun` may have been killed, and its exit status says nothing for certain.
+`srun` passes its stdin on to the agents, which end their part when it closes; if it was killed with this
+process, the text in `RunDir.lease` changes no more. While this process lives, it cancels the step by name
+until Slurm knows of none, as the exit status of `srun` says nothing for certain.
 """
 
 from __future__ import annotations

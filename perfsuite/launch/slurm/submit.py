@@ -1,7 +1,4 @@
-"""Runs a pytest session as one batch job of Slurm, and follows it. Imports neither torch nor pytest.
-
-The job runs `python -m pytest` on the first node of its allocation, in the current directory and by this
-interpreter: both have to be on a file system that the nodes share.
+"""Runs a pytest session as one batch job of Slurm, in this directory, by this interpreter, and follows it.
 
 `sbatch --wait` ends up to 32 s later, before all processes are gone, and with 1 for a job that was killed.
 """

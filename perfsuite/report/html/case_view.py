@@ -1,7 +1,4 @@
-"""Prepares one case of the HTML page: its figures as tables of text, its series as charts. Pure.
-
-Text is escaped where it becomes HTML: in the template and in the charts.
-"""
+"""Prepares one case of the HTML page: its figures as tables of text, its series as charts."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
-"""Draws charts as inline SVG: numbers in, markup out. Imports neither torch nor pytest.
+"""Draws charts as inline SVG, by hand: the page works offline, for screen readers, in light or dark colours.
 
-By hand, because the page must work offline without any script but its own, say its figures to screen readers,
-and follow the reader's light or dark colours: pygal and plotly draw with scripts or fixed colours.
-
-Each chart is an image with a title and a description that holds its key figures, for those who do not see it.
-Colours are left to the style sheet; nothing is told by colour alone.
+Each chart has a title and a description with its key figures; nothing is told by colour alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Makes one HTML page of sessions, which works offline. Imports neither torch nor pytest.
+"""Makes one HTML page of sessions, which works offline. Everything from data is escaped.
 
-Everything from data is escaped. Beyond that, the page's own policy (CSP) forbids every script and style but
-its own, and every request.
+The page's own policy (CSP) also forbids every script and style but its own, and every request.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Run by every Python process of a measured script, because its directory leads PYTHONPATH there.
 
-It runs the environment's own `sitecustomize`, which it shadows. Processes that never import torch pay for the
-standard library alone; when torch has been imported, `perfsuite.worker.attach` follows.
+It runs the environment's own, which it shadows; after torch is imported, `perfsuite.worker.attach`.
 """
 
 from __future__ import annotations
