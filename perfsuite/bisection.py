@@ -40,17 +40,14 @@ MOST_TOLERANCE = 0.5
 class Step(Data):
     """One candidate, compared with the good arm."""
 
-    name: str
-    """The commit, or the version."""
+    name: str  # the commit, or the version
+    # As `git bisect` has it. `skipped`: it cannot be told whether it is good.
     outcome: Literal["good", "bad", "skipped"]
-    """As `git bisect` has it. `skipped`: it cannot be told whether it is good."""
+    # Relative change of the metric since the good arm: -0.05 is 5 % fewer tokens/s, +0.05 is more memory.
     change: float | None = None
-    """Relative change of the metric since the good arm: -0.05 is 5 % fewer tokens/s, +0.05 is more memory."""
-    interval: tuple[float, float] | None = None
-    """99 % interval of `change`."""
+    interval: tuple[float, float] | None = None  # 99 % interval of `change`
     launches: int = 0
-    why: str = ""
-    """Why it was skipped, or what its counts tell."""
+    why: str = ""  # why it was skipped, or what its counts tell
 
 
 class BisectFile(Document):

@@ -47,19 +47,15 @@ at once, or `stop` and show what was measured."""
 class Launching:
     """How launches are made, of whatever case."""
 
+    # What starts them: on this machine, unless another is given.
     launcher: Launcher = field(default_factory=LocalLauncher)
-    """What starts them: on this machine, unless another is given."""
-    arm: Arm = HERE
-    """The environment of their processes."""
-    inject: str | None = None
-    """A fault to inject."""
-    counts: bool = True
-    """Count what a step does."""
-    neighbours: Neighbours | None = None
-    """Names who else used the machine in a launch, and waits for them."""
+    arm: Arm = HERE  # the environment of their processes
+    inject: str | None = None  # a fault to inject
+    counts: bool = True  # count what a step does
+    neighbours: Neighbours | None = None  # names who else used the machine in a launch, and waits for them
     when_shared: WhenShared = "again"
+    # Is called with the number of each launch of a case, from 1 on, before it.
     on_launch: Callable[[Case, int], None] = lambda case, number: None
-    """Is called with the number of each launch of a case, from 1 on, before it."""
     on_progress: OnProgress = no_progress
 
 

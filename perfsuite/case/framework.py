@@ -70,10 +70,9 @@ class MissingFramework(FrameworkOptions):
     """A framework of a file that is not installed here, or broken: readable, but not to be run."""
 
     model_config = ConfigDict(extra="allow")
-    package: ClassVar[str | None] = None
-    """The package that brought it when the file was written."""
+    package: ClassVar[str | None] = None  # the package that brought it when the file was written
+    # What `slug` was when the file was written, so that ids stay what they were.
     written_slug: ClassVar[str | None] = None
-    """What `slug` was when the file was written, so that ids stay what they were."""
     promises: ClassVar[Promises] = Promises(builds_model=False, ignores=frozenset())
 
     def slug(self) -> str:

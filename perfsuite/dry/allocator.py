@@ -173,10 +173,9 @@ def _rounded(size: int, unit: int) -> int:
 class Replayed(NamedTuple):
     """What the allocator would have told of a log, in bytes."""
 
+    # As `torch.cuda.max_memory_allocated`: the most that blocks in use held, rounding included.
     allocated: int
-    """As `torch.cuda.max_memory_allocated`: the most that blocks in use held, rounding included."""
-    reserved: int
-    """As `torch.cuda.max_memory_reserved`: the most that was taken from CUDA."""
+    reserved: int  # as `torch.cuda.max_memory_reserved`: the most that was taken from CUDA
 
 
 def replay(log: MemoryLog, *, workspaces: Iterable[int] = (), expandable_segments: bool = False) -> Replayed:

@@ -55,21 +55,17 @@ class StoredCase(Document):
 class StoredResult(Data):
     """The figures of one case in a session: the median of each launch, in seconds or bytes."""
 
-    case: str
-    """The name of its file in `cases/`, without `.json`."""
+    case: str  # the name of its file in `cases/`, without `.json`
     outcome: str
     step_s_p50: Column
     step_s_mean: Column
-    probe_s_p50: Column
-    """Seconds that a fixed piece of work took between the steps, on a CPU."""
+    probe_s_p50: Column  # seconds that a fixed piece of work took between the steps, on a CPU
     peak_memory_bytes: Column
     tokens_per_step: int | None
-    settings: int
-    """Index in `StoredSession.settings`."""
-    environment: int
-    """Index in `StoredSession.environments`."""
+    settings: int  # index in `StoredSession.settings`
+    environment: int  # index in `StoredSession.environments`
+    # Rates of the device in the last launch, before the workload was built.
     device_probe: dict[str, float] = Field(default_factory=dict)
-    """Rates of the device in the last launch, before the workload was built."""
 
 
 class StoredSession(Document):
@@ -81,10 +77,9 @@ class StoredSession(Document):
     commit: str = Field(pattern=r"^[0-9a-f]{40,64}$")
     started_at: datetime
     machine: Machine
+    # Distinct settings of the cases; most cases of a session share a few.
     settings: tuple[dict[str, str], ...]
-    """Distinct settings of the cases; most cases of a session share a few."""
-    environments: tuple[dict[str, str], ...]
-    """Distinct environments of the cases."""
+    environments: tuple[dict[str, str], ...]  # distinct environments of the cases
     results: tuple[StoredResult, ...]
 
 

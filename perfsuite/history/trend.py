@@ -45,27 +45,19 @@ class Drift(Data):
     hardware_class: str
     case: str
     metric: MetricName
-    change: ChangePoint
-    """Its indices count the sessions of this series."""
-    first_day: date
-    """Day of the last session before the change, at 99 % confidence."""
-    last_day: date
-    """Day of the first session after it."""
-    first_commit: str
-    """Commit of the last session before the change."""
-    last_commit: str
-    """Commit of the first session after it."""
-    commits_between: int | None
-    """Number of commits that may have made it; None without a repository."""
+    change: ChangePoint  # its indices count the sessions of this series
+    first_day: date  # day of the last session before the change, at 99 % confidence
+    last_day: date  # day of the first session after it
+    first_commit: str  # commit of the last session before the change
+    last_commit: str  # commit of the first session after it
+    commits_between: int | None  # number of commits that may have made it; None without a repository
+    # The differences between these sessions: versions, settings, driver, the case itself.
     environment: tuple[str, ...]
-    """The differences between these sessions: versions, settings, driver, the case itself."""
-    worse: bool
-    """Whether it costs more since."""
-    accepted: bool
-    """Whether the reviewed baseline of this case was measured after it, at the new level."""
+    worse: bool  # whether it costs more since
+    accepted: bool  # whether the reviewed baseline of this case was measured after it, at the new level
+    # Whether somebody must look: worse, not accepted, and the newest level is still worse than that before
+    # this change. What was not measured for 90 days has no open findings.
     open: bool
-    """Whether somebody must look: worse, not accepted, and the newest level is still worse than that before
-    this change. What was not measured for 90 days has no open findings."""
 
     @property
     def state(self) -> str:
@@ -95,16 +87,12 @@ class Trend(Document):
     """The changes of a history, as `perfsuite history trend --json` prints them."""
 
     schema_version: Literal[1] = 1
-    since: date
-    """The day from which changes are reported."""
-    sessions: int
-    """Number of sessions that were read."""
-    series: int
-    """Number of series: metrics of cases on hardware classes."""
+    since: date  # the day from which changes are reported
+    sessions: int  # number of sessions that were read
+    series: int  # number of series: metrics of cases on hardware classes
+    # Changes since that day and, without `--since`, older ones that are open; the worst first.
     findings: tuple[Drift, ...]
-    """Changes since that day and, without `--since`, older ones that are open; the worst first."""
-    unplaced: dict[str, str]
-    """Commits whose sessions are left out, and why."""
+    unplaced: dict[str, str]  # commits whose sessions are left out, and why
 
     @property
     def failing(self) -> list[Drift]:

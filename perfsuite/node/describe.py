@@ -21,15 +21,13 @@ GRANTED_GPUS = "SLURM_GPUS_ON_NODE"  # Slurm's variable for the GPUs that a step
 class Described(Data):
     """What one node says."""
 
-    name: str
-    """By Slurm."""
+    name: str  # by Slurm
     machine: Machine
     interconnect: str | None
     interface: str | None = None
+    # GPUs of this node that Slurm gave the step; None if it gave none, or does not manage them.
     granted_gpus: int | None = None
-    """GPUs of this node that Slurm gave the step; None if it gave none, or does not manage them."""
-    probe: str | None
-    """The content of the probe file; None if this node does not see it."""
+    probe: str | None  # the content of the probe file; None if this node does not see it
 
 
 def interconnect(sys_class: Path = SYS) -> str | None:

@@ -17,20 +17,9 @@ from perfsuite.report import counts, summary
 from perfsuite.report.columns import SPEED_CHANGE, figure, of_cases, speed_in
 from perfsuite.report.explained import Explained, explained
 from perfsuite.report.text import WIDTH, Table, cut, printable, relative, value, wrapped
+from perfsuite.results import metric as metrics
 from perfsuite.results.amounts import rate
-from perfsuite.results.metric import (
-    CPU_S_PER_STEP,
-    ENERGY_PER_TOKEN,
-    GPU_UTILISATION,
-    MFU,
-    PEAK_MEMORY,
-    ROOFLINE_SHARE,
-    STEP_JITTER,
-    STEP_S_P50,
-    STEP_S_P95,
-    TOKENS_PER_S_PER_DEVICE,
-    extra_metrics,
-)
+from perfsuite.results.metric import MFU, PEAK_MEMORY, STEP_S_P50, extra_metrics
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement
 
@@ -39,8 +28,8 @@ MOST_LINES = 12  # lines about a case that did not pass, unless all of them are 
 MOST_COUNTS = 10  # counts of one kind, judged or not, that are told in words
 WIDEST = 10_000  # columns of a table that nothing limits; no table needs so many
 SHOWN = (
-    *(TOKENS_PER_S_PER_DEVICE, STEP_S_P95, STEP_JITTER, ROOFLINE_SHARE),
-    *(CPU_S_PER_STEP, GPU_UTILISATION, ENERGY_PER_TOKEN),
+    *(metrics.TOKENS_PER_S_PER_DEVICE, metrics.STEP_S_P95, metrics.STEP_JITTER, metrics.ROOFLINE_SHARE),
+    *(metrics.CPU_S_PER_STEP, metrics.GPU_UTILISATION, metrics.ENERGY_PER_TOKEN),
 )
 """Metrics that are told though nothing judges them."""
 

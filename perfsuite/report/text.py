@@ -31,12 +31,10 @@ class Table:
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
-    caption: str = ""
-    """What it shows, where no heading stands above it."""
-    text_columns: int = 1
-    """Number of leading columns that hold text."""
+    caption: str = ""  # what it shows, where no heading stands above it
+    text_columns: int = 1  # number of leading columns that hold text
+    # Number of columns at the end that hold text or charts. Those between hold figures.
     last_text_columns: int = 0
-    """Number of columns at the end that hold text or charts. Those between hold figures."""
 
     def __bool__(self) -> bool:
         return bool(self.rows)

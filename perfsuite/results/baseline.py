@@ -21,16 +21,13 @@ MIN_ACCEPTED = 5  # fewest healthy launches of a reviewed baseline
 class BaselineLaunch(Data):
     """One launch of a baseline."""
 
-    figures: Figures
-    """Rounded to 6 significant digits."""
-    loss: tuple[float, ...] = ()
-    """The loss curve, see `loss_curve`."""
+    figures: Figures  # rounded to 6 significant digits
+    loss: tuple[float, ...] = ()  # the loss curve, see `loss_curve`
+    # What the device could do before the workload was built.
     device_probe: dict[str, float] = Field(default_factory=dict)
-    """What the device could do before the workload was built."""
+    # The session that measured it. Launches without one count as launches of the same session.
     session: str | None = None
-    """The session that measured it. Launches without one count as launches of the same session."""
-    nodes: tuple[str, ...] = ()
-    """The nodes that it ran on; none of a launch on one machine."""
+    nodes: tuple[str, ...] = ()  # the nodes that it ran on; none of a launch on one machine
 
 
 class Acceptance(Data):

@@ -25,14 +25,11 @@ class CountBaseline(BaselineDocument):
 
     FOLDER = "target"
     schema_version: Literal[1] = 1
-    target: str
-    """See `target_of`."""
-    counts: tuple[RankCounts, ...] = Field(min_length=1)
-    """Of the newest launch."""
+    target: str  # see `target_of`
+    counts: tuple[RankCounts, ...] = Field(min_length=1)  # of the newest launch
+    # Fields that were not the same in all launches: they are shown and never judged.
     unsteady: tuple[str, ...] = ()
-    """Fields that were not the same in all launches: they are shown and never judged."""
-    versions: dict[str, str]
-    """Of torch and of the packages whose code makes a step."""
+    versions: dict[str, str]  # of torch and of the packages whose code makes a step
     launches: int = Field(ge=1)
     recorded_at: str
     accepted: Acceptance | None = None

@@ -174,9 +174,6 @@ comparison of two arms estimates from its own launches how CPU time follows the 
 TOKENS_PER_S_PER_DEVICE = _metric(
     "tokens_per_s_per_device", "tokens/s per device", "tokens/s", "higher", "shown", heading="per device"
 )
-REPORTED_TOKENS_PER_S = _metric(
-    "own_tokens_per_s", "tokens/s, reported by the framework", "tokens/s", "higher", "shown"
-)
 STEP_S_P50 = _metric("step_s_p50", "median step", "s", "lower", "shown", heading="p50")
 STEP_S_P95 = _metric("step_s_p95", "95th percentile of a step", "s", "lower", "shown", heading="p95")
 STEP_JITTER = _metric("step_jitter", "p95/p50 of a step", "ratio", "lower", "shown", heading="p95/p50")

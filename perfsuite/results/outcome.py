@@ -22,14 +22,12 @@ class OutcomeStyle:
     """How one outcome, or one excuse for a failure, is shown in every report."""
 
     word: Outcome | Excuse
-    sign: str
-    """Stands before the word on the HTML page."""
+    sign: str  # stands before the word on the HTML page
+    # In the terminal; the HTML page has a style sheet of its own.
     colour: Literal["green", "cyan", "yellow", "red"]
-    """In the terminal; the HTML page has a style sheet of its own."""
+    # pytest's letter for a test with this outcome; None where pytest's own (`.`, `F`, `x`) says it.
     letter: str | None = None
-    """pytest's letter for a test with this outcome; None where pytest's own (`.`, `F`, `x`) says it."""
-    quiet: bool = False
-    """Whether nobody needs to act upon it."""
+    quiet: bool = False  # whether nobody needs to act upon it
 
 
 STYLES: dict[str, OutcomeStyle] = {
@@ -125,12 +123,10 @@ class CountCheck(Data):
 class Profiled(Data):
     """What a profile of some steps says of why a case is slower than the baseline or arm A."""
 
+    # What a step calls more or less often, the likeliest cause first: `aten::bmm 0 -> 24 calls a step`.
     calls: tuple[str, ...] = ()
-    """What a step calls more or less often, the likeliest cause first: `aten::bmm 0 -> 24 calls a step`."""
-    hints: tuple[str, ...] = ()
-    """What takes longer: times of one launch a side, which is no proof."""
-    notes: tuple[str, ...] = ()
-    """What could not be compared, and why."""
+    hints: tuple[str, ...] = ()  # what takes longer: times of one launch a side, which is no proof
+    notes: tuple[str, ...] = ()  # what could not be compared, and why
 
 
 class Verdict(Data):

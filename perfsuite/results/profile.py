@@ -37,21 +37,15 @@ class StepSplit(Data):
     """Where the time of a step goes. All but `hidden_us` and `unseen_us` add up to `step_us`."""
 
     step_us: float
-    compute_us: float
-    """Kernels, on a GPU; operators, on a CPU. Without the optimizer's."""
+    compute_us: float  # kernels, on a GPU; operators, on a CPU. Without the optimizer's
     optimizer_us: float
+    # Communication during which nothing is computed, by kind: `all_gather`.
     exposed_us: dict[str, float] = Field(default_factory=dict)
-    """Communication during which nothing is computed, by kind: `all_gather`."""
-    hidden_us: dict[str, float] = Field(default_factory=dict)
-    """Communication behind computation."""
-    data_wait_us: float = 0
-    """Waiting for the data loader; on a GPU, that meanwhile does nothing."""
-    idle_us: float = 0
-    """On a GPU: it does nothing, and no data are waited for."""
-    other_us: float = 0
-    """On a CPU: everything else."""
-    unseen_us: float = 0
-    """On a GPU: of what is computed, that by kernels that no operator of torch launched."""
+    hidden_us: dict[str, float] = Field(default_factory=dict)  # communication behind computation
+    data_wait_us: float = 0  # waiting for the data loader; on a GPU, that meanwhile does nothing
+    idle_us: float = 0  # on a GPU: it does nothing, and no data are waited for
+    other_us: float = 0  # on a CPU: everything else
+    unseen_us: float = 0  # on a GPU: of what is computed, that by kernels that no operator of torch launched
 
     @property
     def busy_us(self) -> float:
@@ -82,14 +76,12 @@ class Profile(Data):
     device: Literal["cpu", "cuda"]
     steps: int
     split: StepSplit
-    operators: tuple[Work, ...]
-    """All of them, the longest first."""
-    kernels: tuple[Work, ...] = ()
-    """All kernels and copies of the GPU, the longest first; none on a CPU."""
+    operators: tuple[Work, ...]  # all of them, the longest first
+    kernels: tuple[Work, ...] = ()  # all kernels and copies of the GPU, the longest first; none on a CPU
+    # Calls in which the host waits for the device: a value that it reads, a synchronisation, a copy.
     host_syncs: tuple[Work, ...] = ()
-    """Calls in which the host waits for the device: a value that it reads, a synchronisation, a copy."""
+    # Names whose calls are not the same in each of the steps: they are not compared.
     unsteady: tuple[str, ...] = ()
-    """Names whose calls are not the same in each of the steps: they are not compared."""
 
     @property
     def every(self) -> tuple[Work, ...]:

@@ -156,10 +156,9 @@ ONE_RANK = "not recorded: --rank looks at one rank, and a baseline has all that 
 class Dry(Way):
     """Runs cases dry, whatever this machine is. The host of its `setup` is a `DryHost`."""
 
-    device: Device | None = None
-    """What to pretend; None: what the case is meant for."""
+    device: Device | None = None  # what to pretend; None: what the case is meant for
+    # The ranks to run. None: those that tell what all do; only these are recorded.
     ranks: tuple[int, ...] | None = None
-    """The ranks to run. None: those that tell what all do; only these are recorded."""
     dry: ClassVar[bool] = True
 
     def judge(self, trial: Trial) -> Verdict:

@@ -102,24 +102,19 @@ class Option:
     """An option: `--perf-NAME` of pytest, the ini key `perf_NAME`, and `--NAME` of commands that have it."""
 
     name: str
-    help: str
-    """What it does, in pytest's help, in that of the commands, and on the page."""
-    page: str = ""
-    """What the page says besides, in Markdown."""
+    help: str  # what it does, in pytest's help, in that of the commands, and on the page
+    page: str = ""  # what the page says besides, in Markdown
+    # How its value is shown; nothing for a flag. The second of two words, with a `|` between, is True.
     metavar: str = ""
-    """How its value is shown; nothing for a flag. The second of two words, with a `|` between, is True."""
     parse: Parse = str
+    # The value without it, as text. It is parsed like any other, unless it is empty: then it is None.
     default: str = ""
-    """The value without it, as text. It is parsed like any other, unless it is empty: then it is None."""
-    default_told: str = ""
-    """The default in words, where a value does not say it."""
+    default_told: str = ""  # the default in words, where a value does not say it
+    # The field of `Options` that it sets, if not the one of its name; `policy.` begins one of its policy. A
+    # flag whose name begins with `no-` sets it to False.
     sets: str = ""
-    """The field of `Options` that it sets, if not the one of its name; `policy.` begins one of its policy.
-    A flag whose name begins with `no-` sets it to False."""
-    ini: bool = False
-    """Whether a repository can fix it in pytest's ini file."""
-    of_verdict: bool = False
-    """Whether a verdict depends on it: a session is resumed only with the same value."""
+    ini: bool = False  # whether a repository can fix it in pytest's ini file
+    of_verdict: bool = False  # whether a verdict depends on it: a session is resumed only with the same value
 
     @property
     def is_flag(self) -> bool:

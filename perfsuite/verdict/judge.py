@@ -16,14 +16,7 @@ from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, judged
 from perfsuite.results.outcome import WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
-from perfsuite.verdict.comparability import (
-    launch_problems,
-    library_choices,
-    run_changes,
-    same_stack,
-    unexplained,
-    unlike,
-)
+from perfsuite.verdict import comparability
 from perfsuite.verdict.loss import loss_differs, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs
 from perfsuite.verdict.probe_correction import probe_corrected
@@ -74,7 +67,11 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
             return Verdict(
                 outcome="failed", launches=len(runs), failure=run.failure.kind, reasons=why_failed(run)
             )
-    problems = {number: why for number, run in enumerate(runs, 1) if (why := launch_problems(run, baseline))}
+    problems = {
+        number: why
+        for number, run in enumerate(runs, 1)
+        if (why := comparability.launch_problems(run, baseline))
+    }
     healthy = [run for number, run in enumerate(runs, 1) if number not in problems]
     if len(problems) >= max(policy.max_unhealthy, len(healthy)):
         verdict = _unhealthy(runs, baseline, noise, policy)
@@ -91,11 +88,11 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     changed: list[str] = []
     if baseline is not None:
         newest = runs[-1]
-        reasons = [*unexplained(newest, baseline), *reasons]
+        reasons = [*comparability.unexplained(newest, baseline), *reasons]
         changed = [
-            *library_choices(newest, baseline),
+            *comparability.library_choices(newest, baseline),
             *scaled(runs, baseline),
-            *run_changes(newest, baseline),
+            *comparability.run_changes(newest, baseline),
         ]
     return verdict.replace(
         launches=len(runs),
@@ -166,7 +163,7 @@ def _metrics(runs: Sequence[Run], baseline: Baseline | None) -> Sequence[Metric]
 
 
 def _unlike(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
-    why = tuple(unlike(runs[-1], baseline))
+    why = tuple(comparability.unlike(runs[-1], baseline))
     return Verdict(outcome="failed", launches=len(runs), failure="unlike", reasons=why) if why else None
 
 
@@ -216,7 +213,7 @@ def _check(
     if not noise.probe_exponent:
         is_certain = noise.knows_exponent or raw.outcome != "regressed"
         return raw if is_certain else _agreed(raw, corrected, UNKNOWN_EXPONENT)
-    if same_stack(runs[-1], baseline):
+    if comparability.same_stack(runs[-1], baseline):
         return corrected
     return _agreed(corrected, raw, OTHER_SOFTWARE)
 

@@ -72,28 +72,24 @@ class PairedDecision:
     """The outcome after the pairs so far. Changes are those of the cost: +0.03 is B 3 % slower than A."""
 
     outcome: PairedOutcome
-    change: float
-    """Estimated relative change from A to B."""
-    interval: tuple[float, float]
-    """99 % confidence interval of `change` at this look."""
+    change: float  # estimated relative change from A to B
+    interval: tuple[float, float]  # 99 % confidence interval of `change` at this look
     pairs: int
-    pair_sigma: float
-    """Estimated standard deviation of the logarithm of a pair's ratio."""
+    pair_sigma: float  # estimated standard deviation of the logarithm of a pair's ratio
+    # `minimum_detectable_difference` with this noise and the pairs that are allowed.
     minimum_detectable: float
-    """`minimum_detectable_difference` with this noise and the pairs that are allowed."""
+    # Exponent of the correction by the probe (`perfsuite.verdict.probe_correction`); 0: not corrected.
     exponent: float = 0.0
-    """Exponent of the correction by the probe (`perfsuite.verdict.probe_correction`); 0: not corrected."""
+    # The outcomes without the correction and with it, where both are needed and differ at the last pair.
     disputed: tuple[PairedOutcome, PairedOutcome] | None = None
-    """The outcomes without the correction and with it, where both are needed and differ at the last pair."""
 
 
 class Differences(NamedTuple):
     """Differences of logarithms between neighbouring launches, in the order of the launches."""
 
-    pairs: list[float]
-    """log(B / A) of each pair."""
+    pairs: list[float]  # log(B / A) of each pair
+    # log(later / earlier) of two neighbouring launches of one arm: one fewer than pairs.
     neighbours: list[float]
-    """log(later / earlier) of two neighbouring launches of one arm: one fewer than pairs."""
 
 
 class _Evidence(NamedTuple):
@@ -101,15 +97,12 @@ class _Evidence(NamedTuple):
 
     ordered: list[float]
     change: float
-    sigma: float
-    """Estimated noise of a pair."""
+    sigma: float  # estimated noise of a pair
+    # Standard error of `change`, as a share of that of a mean of as many pairs: 1, or more where a fitted
+    # exponent adds its own.
     error: float
-    """Standard error of `change`, as a share of that of a mean of as many pairs: 1, or more where a fitted
-    exponent adds its own."""
-    degrees: float
-    """Degrees of freedom of that estimate."""
-    z: float
-    """Threshold of a change."""
+    degrees: float  # degrees of freedom of that estimate
+    z: float  # threshold of a change
 
 
 def order(pair: int) -> tuple[Literal["a", "b"], Literal["a", "b"]]:

@@ -62,14 +62,12 @@ _DISAGREEMENT = 0.5  # this share of the standard deviation of today's launches,
 class Noise:
     """The standard deviation between launches of unchanged code, and how well it is known."""
 
-    sigma: float
-    """Standard deviation of log(seconds per step) between launches of one session."""
-    degrees_of_freedom: float
-    """Degrees of freedom of the estimate `sigma`, not necessarily a whole number."""
+    sigma: float  # standard deviation of log(seconds per step) between launches of one session
+    degrees_of_freedom: float  # degrees of freedom of the estimate `sigma`, not necessarily a whole number
+    # Standard deviation of the shift that all launches of a session share against the baseline (drift of the
+    # whole machine), in log(seconds per step); 0 if unknown. Launches of one session cannot show it: `noise`
+    # estimates it from baselines of several sessions.
     session_sigma: float = 0.0
-    """Standard deviation of the shift that all launches of a session share against the baseline (drift of the
-    whole machine), in log(seconds per step); 0 if unknown. Launches of one session cannot show it: `noise`
-    estimates it from baselines of several sessions."""
 
     def __post_init__(self) -> None:
         """Check the ranges. Raises ValueError naming the value."""
@@ -87,14 +85,12 @@ class Decision:
     """The outcome after the launches so far. Changes are relative: +0.03 is 3 % more seconds per step."""
 
     outcome: Outcome
-    estimate: float
-    """Estimated change."""
+    estimate: float  # estimated change
+    # 99 % confidence interval of the change at this look, the baseline's uncertainty included.
     interval: tuple[float, float]
-    """99 % confidence interval of the change at this look, the baseline's uncertainty included."""
     tolerance: float
     launches_used: int
-    minimum_detectable_drop: float
-    """`minimum_detectable_drop` with the noise that this decision used."""
+    minimum_detectable_drop: float  # `minimum_detectable_drop` with the noise that this decision used
 
     @property
     def blind(self) -> bool:

@@ -11,14 +11,12 @@ from perfsuite.results.rank_report import Memory
 class ClockFacts(Data):
     """One training loop, timed in several ways: in seconds per step, or as ratios of neighbouring blocks."""
 
-    overhead: tuple[float, ...]
-    """Mean step under the clock over the mean bare step, one ratio a pair."""
+    overhead: tuple[float, ...]  # mean step under the clock over the mean bare step, one ratio a pair
+    # Sum of the steps that the clock saw over the host's clock for the same steps, one ratio a pair.
     wall: tuple[float, ...]
-    """Sum of the steps that the clock saw over the host's clock for the same steps, one ratio a pair."""
-    step_s: float
-    """Median step under the clock."""
+    step_s: float  # median step under the clock
+    # On a GPU: from the first kernel's start to the last one's end by torch's profiler, per step.
     profiler_s: float | None = None
-    """On a GPU: from the first kernel's start to the last one's end by torch's profiler, per step."""
 
 
 class DoctorFile(Document):

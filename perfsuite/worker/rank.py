@@ -16,20 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfsuite import documents
+from perfsuite import documents, errors
 from perfsuite.case.case import CaseFile
 from perfsuite.case.fault import Fault
-from perfsuite.errors import (
-    DryRunError,
-    ExtensionError,
-    FileError,
-    MismatchError,
-    PerfsuiteError,
-    ScriptError,
-    message_of,
-    readable,
-    told,
-)
 from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import UNREPORTED, Failure, FailureKind, RankReport
@@ -213,7 +202,7 @@ class Rank:
         )
         try:
             observer.check(observed)
-        except MismatchError as error:  # an error of every rank: none waits for another
+        except errors.MismatchError as error:  # an error of every rank: none waits for another
             return report.replace(failure=failure_of(error, report.rank))
         return report
 
@@ -275,21 +264,21 @@ def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None
     try:
         documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
     except Exception as error:
-        line = f"{UNREPORTED} {failure.kind}: {failure.message} ({told(error)})"
+        line = f"{UNREPORTED} {failure.kind}: {failure.message} ({errors.told(error)})"
         with contextlib.suppress(Exception):
             print(line, file=sys.stderr, flush=True)
 
 
 def failure_of(error: BaseException, rank: int) -> Failure:
     """Return what a report says of an error. A `ScriptError` is a script's end, which has no traceback."""
-    is_end, message = isinstance(error, ScriptError), message_of(error)
-    if not isinstance(error, PerfsuiteError):
+    is_end, message = isinstance(error, errors.ScriptError), errors.message_of(error)
+    if not isinstance(error, errors.PerfsuiteError):
         message = f"{type(error).__name__}: {message}"
     return Failure(
         kind=_kind(error),
         message=message if is_end else message.splitlines()[0],
         rank=rank,
-        traceback=None if is_end else readable("".join(traceback.format_exception(error))),
+        traceback=None if is_end else errors.readable("".join(traceback.format_exception(error))),
         at=time.time(),
     )
 
@@ -310,16 +299,16 @@ def report_error(error: BaseException) -> None:
 
 
 def _kind(error: BaseException) -> FailureKind:
-    cause = error.__cause__ if isinstance(error, FileError) else error
+    cause = error.__cause__ if isinstance(error, errors.FileError) else error
     is_of_the_system = isinstance(cause, OSError) and cause.errno in NO_FAULT_OF_THE_CODE
-    if is_of_the_system or isinstance(error, ExtensionError):
+    if is_of_the_system or isinstance(error, errors.ExtensionError):
         return "error"
-    if isinstance(error, MismatchError):
+    if isinstance(error, errors.MismatchError):
         return "mismatch"
-    if isinstance(error, DryRunError):
+    if isinstance(error, errors.DryRunError):
         return "not_dry"
     # The CPU's allocator and the driver have no type of their own.
-    is_told = isinstance(error, RuntimeError) and re.search(OUT_OF_MEMORY, message_of(error))
+    is_told = isinstance(error, RuntimeError) and re.search(OUT_OF_MEMORY, errors.message_of(error))
     if is_told or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out_of_memory"
     return "crash"
