@@ -59,10 +59,7 @@ class Data(BaseModel):
 
 
 def explain(error: ValidationError, known: Sequence[str] = ()) -> str:
-    """Each problem as `field: what is allowed, got the value`, the value once.
-
-    `known` are the fields that there are, of which one may be near an unknown one.
-    """
+    """Each problem as `field: what is allowed, got the value`, or the `known` one that was meant."""
     problems = []
     for problem in error.errors(include_url=False):
         field = ".".join(str(part) for part in problem["loc"])

@@ -90,10 +90,7 @@ def message_of(error: BaseException) -> str:
 
 
 def readable(text: str) -> str:
-    """Return text that can be written into a file: without lone surrogates, at most `MAX_TOLD` characters.
-
-    What is left out is the middle.
-    """
+    """Return text as a file can hold it: no lone surrogates, the middle left out beyond `MAX_TOLD`."""
     text = text.encode("utf-8", "backslashreplace").decode()
     if len(text) <= MAX_TOLD:
         return text

@@ -90,10 +90,7 @@ def measure(
 
 
 def needs_another(case: Case, runs: list[Run], verdict: Verdict, reference: Reference) -> bool:
-    """Whether counts that differ from the baseline's have to differ in a second launch, too.
-
-    So it is for a case that runs a program of the user's, which may take other data in each launch.
-    """
+    """Whether counts of a user's program, whose data may vary, have to differ in a second launch, too."""
     is_script = framework_of(case).plan(case).command is not None
     if not is_script or verdict.outcome == "failed" or len(runs) > 1 or reference.policy.most == 1:
         return False

@@ -60,10 +60,7 @@ def _differ(norms: Sequence[tuple[float, float]]) -> bool:
 
 
 def clock_differs(reports: Sequence[RankReport]) -> str | None:
-    """Why the times of a rank are no times, or None: the message of a `mismatch`.
-
-    The kernel's uptime is read from a file. What replaces clocks in a process does not reach it.
-    """
+    """Why the times of a rank are no times, by the kernel's uptime, or None: the message of a `mismatch`."""
     for report in reports:
         if report.uptime_s is None:
             continue

@@ -48,10 +48,9 @@ STACKS_SHOWN = 8  # different stacks that are shown of one job; processes with e
 def first_cause(
     reports: Mapping[int, RankReport], ended: Sequence[Failure], run_dir: RunDir, case: Case
 ) -> Failure | None:
-    """The cause of a failed launch; None if every rank reported a measurement.
+    """The cause of a failed launch: its earliest failure that reports no other rank's death; None without.
 
-    It is the earliest failure that does not merely report the death of another rank. `ended` says how
-    processes ended, by the launcher.
+    `ended` says how processes ended, by the launcher.
     """
     by_ranks = [report.failure for report in reports.values() if report.failure is not None]
     missing = [rank for rank in range(case.topology.world_size) if rank not in reports]
@@ -155,11 +154,7 @@ def _watchdog_line(text: str) -> str | None:
 
 
 def with_log(failure: Failure, run_dir: RunDir) -> Failure:
-    """The failure; where it has no traceback, with what the processes wrote.
-
-    That is the stacks of a job that hung, and the last lines of the failed rank's log, or of every rank's
-    where none is named.
-    """
+    """The failure; one without a traceback gets stacks, and the end of its rank's log, or of every log."""
     if failure.traceback and "\n" in failure.traceback:
         return failure
     logs = run_dir.all_rank_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]

@@ -108,10 +108,7 @@ def in_tf32(run: Run) -> bool:
 
 
 def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) -> Figures:
-    """The figures of a run whose steps are known.
-
-    `peak_flops` is the peak of one device in FLOP/s; without it MFU and share of the roofline are unknown.
-    """
+    """The figures of a run whose steps are known; MFU and roofline by `peak_flops` of a device, in FLOP/s."""
     steps = run.measured_steps
     tokens_per_step = reports[0].tokens_per_step
     ranks = run.case.topology.world_size
@@ -152,10 +149,7 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
 
 
 def extra_figures(run: Run, reports: Sequence[RankReport], metrics: Sequence[Metric]) -> dict[str, float]:
-    """Return the values of other packages' metrics by name, out of a run with figures and its rank reports.
-
-    Raises `ReportError` where ranks differ that must not, or where a metric's `read` fails.
-    """
+    """Return other packages' metrics of a run, by name. Raises `ReportError` if ranks or a `read` err."""
     values = {metric.name: _value(metric, run, reports) for metric in metrics}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -93,10 +93,7 @@ def unknown_health(health: Health | None) -> list[str]:
 
 
 def laggard(rates: Mapping[int, float]) -> tuple[int, int, float] | None:
-    """The slowest rank, the fastest, and the share by which it is slower, if that is beyond `DEVICE_LAG`.
-
-    `rates` are those of the ranks' GPUs in one piece of work, by rank.
-    """
+    """The slowest rank, the fastest, and the share that it lacks, if above `DEVICE_LAG`; `rates` by rank."""
     slowest, fastest = (choose(rates, key=rates.__getitem__) for choose in (min, max))
     lag = 1 - rates[slowest] / rates[fastest]
     return (slowest, fastest, lag) if lag > DEVICE_LAG else None
@@ -171,10 +168,7 @@ def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
 
 
 def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, str]) -> Run:
-    """Return the run with the health of its machines, as their agents saw it, in the order of the nodes.
-
-    `agents` and `hosts` are by the number of the node: what its agent wrote, and its name by its ranks.
-    """
+    """Return the run with the health of its machines by their agents; `agents` and `hosts` by node number."""
     count = run.case.topology.nodes
     if count == 1:
         return run.replace(health=agents[0].health if agents else None)
@@ -188,11 +182,7 @@ def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, s
 
 
 def worst(nodes: Sequence[Node]) -> Health | None:
-    """Return one health for all nodes: of each reading that tells trouble, the worst; None if none has any.
-
-    GPUs of all nodes stand in it by the name of their node. A node without a reading is noted, and there are
-    no samples of all of them.
-    """
+    """Return one health for all nodes: the worst of each reading, and all GPUs; None if no node has any."""
     seen = {node.name: node.health for node in nodes if node.health is not None}
     if not seen:
         return None

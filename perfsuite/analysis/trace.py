@@ -91,11 +91,7 @@ class _Window:
 
 
 def reduced(events: Sequence[dict[str, Any]], device: Literal["cpu", "cuda"]) -> Profile:
-    """What a trace of a rank comes to.
-
-    Steps after the first `PROFILED_STEPS` only say where these end: one more is worth recording. Raises
-    `ReportError` for a trace without steps, or, of a GPU, without kernels.
-    """
+    """What a trace of a rank comes to. Raises `ReportError` without steps, or, of a GPU, without kernels."""
     done = [event for event in events if event.get("ph") == "X" and "dur" in event]
     window = _Window(done)
     operators, spans = _operators(done, window)

@@ -126,10 +126,7 @@ def built_in() -> frozenset[str]:
 
 
 def framework_class(name: str) -> type[FrameworkOptions] | None:
-    """The class of a framework, imported now; None if it is not installed.
-
-    A broken file of perfsuite's raises its own error; of another package, `ExtensionError`.
-    """
+    """The class of a framework, None if not installed. Raises a broken one's error, or `ExtensionError`."""
     if name not in built_in():
         extension = extensions.find(FRAMEWORKS, name)
         return None if extension is None else load(extension)

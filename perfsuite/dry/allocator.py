@@ -179,10 +179,9 @@ class Replayed(NamedTuple):
 
 
 def replay(log: MemoryLog, *, workspaces: Iterable[int] = (), expandable_segments: bool = False) -> Replayed:
-    """Let an empty allocator live through a log: first what is there at the start, in the order of numbers.
+    """Let an empty allocator live through a log, with `workspaces` of so many bytes that it does not see.
 
-    `workspaces`: bytes of what libraries allocate for good, unseen by the log. A storage that is resized
-    takes its new block before it gives the old one back, as in torch.
+    A storage that is resized takes its new block before it gives the old one back, as in torch.
     """
     allocator = CachingAllocator(expandable_segments=expandable_segments)
     for size in workspaces:

@@ -40,10 +40,9 @@ def dry_run(
 ) -> Run:
     """Run `case` dry as each of `ranks` (default: those that tell what all do), one process after another.
 
-    The processes run in the environment of `arm`; one that runs when `stop` is set is killed. All files are
-    in `directory`, as those of a launch. What went wrong in a process is in the `failure` of the run. Raises
-    `DryRunError` for a case or a rank that cannot be run dry, with the reason, and `CaseError` for a case
-    that its framework refuses.
+    `arm` is their environment; `stop` kills the one that runs. `directory` is as a launch's. What went wrong
+    in a process is in the `failure` of the run. Raises `DryRunError` for what cannot be run dry, and
+    `CaseError` for what the framework refuses.
     """
     last = case.topology.world_size - 1
     for rank in ranks or ():

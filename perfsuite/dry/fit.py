@@ -37,10 +37,7 @@ MATMUL_THREADS = 2
 
 
 def predict(log: MemoryLog, counts: Counts, machine: Machine, rank: int, *, built: int = 0) -> Fit | None:
-    """Predict the memory of the rank that `log` and `counts` are of; None on a CPU.
-
-    `built`: bytes of the whole model's parameters, where the rank has them before they are sharded.
-    """
+    """Predict a rank's memory by `log` and `counts`; None on a CPU. `built`: bytes of the whole model."""
     if machine.device == "cpu":
         return None
     workspaces = [workspace_bytes(machine)] * MATMUL_THREADS

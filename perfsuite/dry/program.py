@@ -111,10 +111,7 @@ def _replace_launchers(rank: int, world_size: int) -> None:
 
 
 def place(passed: Iterable[tuple[FrameType, int]]) -> str | None:
-    """Return the last line of the user's own code among frames with their lines: `train.py:12: loss.item()`.
-
-    If that line called a library other than torch, the library's own line follows.
-    """
+    """Return the last line of the user's code among frames, and the line of a library that it called."""
     own, library = None, None
     not_own = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), "<")
     for frame, line in passed:

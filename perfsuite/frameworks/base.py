@@ -178,10 +178,7 @@ def framework_of(case: Case) -> Framework:
 
 
 def missing_package(*packages: str) -> str | None:
-    """Which of these packages is not installed and how to get it, or None. A broken one is not missing.
-
-    A version that perfsuite's own metadata excludes counts as missing, too.
-    """
+    """Which of these is not installed in a version that perfsuite takes, and how to get it, or None."""
     for package in packages:
         extra, wanted = optional_packages().get(package, (None, None))
         what = package if extra is None else f"'perfsuite[{extra}]'"

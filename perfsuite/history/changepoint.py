@@ -127,10 +127,7 @@ def correlation(series: Sequence[float]) -> float:
 
 
 def change_points(series: Sequence[float], *, min_change: float, correlation: float = 0) -> list[ChangePoint]:
-    """Find changes of level by at least `min_change` (relative), oldest first. Values must be above 0.
-
-    `correlation` is that of neighbours, as the function `correlation` estimates it, from 0 to 0.9.
-    """
+    """Find changes of level by `min_change` or more (relative), oldest first, in values above 0."""
     import numpy as np
 
     if len(series) < 2 * MIN_NIGHTS:

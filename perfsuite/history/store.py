@@ -92,10 +92,7 @@ class Place(NamedTuple):
     day: str  # the day on which it was started, UTC, as YYYYMMDD
 
     def read(self, cases: Mapping[str, StoredCase]) -> StoredSession:
-        """Read the session, whose cases are among these.
-
-        Raises `FileError`, also if the file is not where its content says, or if the history lost a case.
-        """
+        """Read the session. Raises `FileError` if it is another's, or the history lost one of its `cases`."""
         session = documents.read(self.file, StoredSession)
         if (session.hardware_class, session.commit) != (self.hardware_class, self.commit):
             raise FileError(
@@ -186,10 +183,9 @@ def places(
 def on_branch(
     places: Sequence[Place], history: Path, repo: Path, branch: str
 ) -> tuple[list[Place], dict[str, int], dict[str, str]]:
-    """Return the sessions of a branch's commits, the times of all its commits, and the commits left out.
+    """Return a branch's sessions, its commits' times in seconds, oldest first, and why others are left out.
 
-    The times are in seconds, by commit, the oldest first; each commit that is left out has the reason. Raises
-    `GitError`, and `FileError` if no session is left.
+    Raises `GitError`, and `FileError` if no session is left.
     """
     dates = git.dates(repo, branch)
     unplaced = git.unplaced({place.commit for place in places} - dates.keys(), repo, branch)

@@ -35,10 +35,7 @@ class MachineLock:
         self._descriptor: int | None = None
 
     def take(self, say: Callable[[str], None], *, wait: bool = True) -> None:
-        """Take the lock. While another session holds it, wait, however long, and say for whom.
-
-        Raises `BusyError` instead of waiting unless `wait`, and `FileError` if the lock cannot be opened.
-        """
+        """Take the lock, or wait and say for whom. Raises `BusyError` unless `wait`, and `FileError`."""
         if self._descriptor is not None:
             return
         file = Path(os.environ.get(LOCK_FILE) or self._file or USUAL)

@@ -44,10 +44,9 @@ JUDGED = {"matmul_tflops": "matmul {:.3g} TFLOP/s", "copy_gb_s": "copy {:.3g} GB
 def preflight(
     launcher: Launcher, machine: Machine, nodes: int, directory: Path, *, names: Sequence[str] = ()
 ) -> Preflight:
-    """Probe the first nodes, each with one rank per GPU, or one on all its cores.
+    """Probe the first nodes, each with one rank per GPU, or one on all its cores, in `directory`.
 
-    `names` are those of the nodes, if they are known before. All files of the preflight are in `directory`.
-    What goes wrong is a problem of the nodes, and no error, but for what `Launcher.launch` raises.
+    What goes wrong is a problem of the nodes, called `names`, but for what `Launcher.launch` raises.
     """
     run_dir = RunDir(directory)
     case = _case(machine, nodes)

@@ -146,10 +146,7 @@ def _see_gpus_here(devices: int) -> list[str]:
 
 @dataclass
 class Neighbours:
-    """What a session does about others on its machine: it says who they are, and waits until they are quiet.
-
-    `say` keeps a line, `show` is a live one.
-    """
+    """Names the others on a session's machine and waits until they are quiet; `show` has a live line."""
 
     say: Callable[[str], None]
     show: Callable[[str], None]

@@ -11,10 +11,7 @@ from perfsuite.frameworks.base import framework_of, missing_package
 
 
 def unsupported(case: Case, machine: Machine) -> str | None:
-    """Return why `case` cannot run on `machine`, or None: the first reason that one of `CHECKS` gives.
-
-    Needs no launch and no torch. Raises `CaseError` if the case's framework is not installed.
-    """
+    """Return the first reason of `CHECKS` why `case` cannot run on `machine`, or None. Raises `CaseError`."""
     framework_of(case)
     reasons = (check(case, machine) for check in CHECKS)
     return next((reason for reason in reasons if reason is not None), None)

@@ -33,10 +33,7 @@ def node_variables(case: Case, device: str) -> dict[str, str]:
 
 
 def bind(pid: int, cores: frozenset[int]) -> None:
-    """Let a process that has just begun run on these cores alone, with all that it starts.
-
-    Nothing is done if this process is bound itself: a user or Slurm has chosen for the job.
-    """
+    """Bind a process that has just begun to these cores, unless this process is bound itself."""
     allowed = os.sched_getaffinity(0)
     if not cores & allowed or len(allowed) < (os.cpu_count() or 1):
         return
@@ -45,10 +42,7 @@ def bind(pid: int, cores: frozenset[int]) -> None:
 
 
 def read_cpu(stat: Path, cores: set[int]) -> Cpu | None:
-    """Read /proc/stat (proc_stat(5)). Return None if there is none, or it has another format.
-
-    `psutil.cpu_times(percpu=True)` does not tell the numbers of the cores, of which one may be offline.
-    """
+    """Read /proc/stat, which tells the numbers of the cores, unlike psutil; None if it has another format."""
     processes = steal = total = 0
     try:
         with stat.open() as file:

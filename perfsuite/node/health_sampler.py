@@ -45,11 +45,7 @@ class _Sample:
 
 
 class Sampler:
-    """Samples the machine during one launch. The first `devices` visible GPUs are the job's.
-
-    `nvml` is the module `pynvml`, or None on a machine without GPU. The job is the process `pid`, by default
-    this one, with its descendants.
-    """
+    """Samples the machine while `pid` and its descendants run, on the first `devices` GPUs by `nvml`."""
 
     def __init__(
         self,

@@ -79,10 +79,7 @@ def _detect_gpu() -> Machine:
 
 
 def visible_handles(pynvml: Any) -> list[Any]:
-    """Return NVML's handles of the GPUs that CUDA_VISIBLE_DEVICES leaves; NVML itself sees every GPU.
-
-    Raises `MachineError` if NVML cannot read one of them.
-    """
+    """Return NVML's handles of the GPUs that CUDA_VISIBLE_DEVICES leaves. Raises `MachineError`."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = pynvml.nvmlDeviceGetCount()
     if visible is None:

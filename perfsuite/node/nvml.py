@@ -33,10 +33,7 @@ class Gpu:
 
 
 class Gpus:
-    """Reads the job's GPUs through NVML. What NVML cannot tell is None and, unless that is normal, noted.
-
-    NVML is asked for the first time when something is read.
-    """
+    """Reads the job's GPUs through NVML, from the first call on; what it cannot tell is None, and noted."""
 
     def __init__(self, nvml: Any, count: int, job: JobProcesses) -> None:
         self._nvml, self._count, self._job = nvml, count, job
@@ -137,11 +134,7 @@ class Gpus:
         ]
 
     def read(self, *, whole: bool) -> tuple[Gpu, ...]:
-        """Read every GPU of the job.
-
-        Unless `whole`, only clocks and power are read, which change from step to step: each call takes a lock
-        of the driver that the training takes, too.
-        """
+        """Read every GPU of the job; unless `whole`, clocks and power alone, as each call takes a lock."""
         gpus = [self._read(index) for index in self._indices]
         return tuple(map(self._read_rest, self._indices, gpus, self.used_bytes()) if whole else gpus)
 

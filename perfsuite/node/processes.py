@@ -84,10 +84,7 @@ class JobProcesses:
 
 
 def ask_for_stacks(run_dir: RunDir, processes: Iterable[psutil.Process], node: int = 0) -> None:
-    """Have those of a node's processes that listen write their stacks. Return when the files grow no more.
-
-    A process that became a rank after it began to listen has two files: it writes into that of its rank.
-    """
+    """Have a node's listening processes write their stacks. Return when these files grow no more."""
     import psutil
 
     files = {pid: file for _, pid, file in run_dir.all_stacks(node)}  # ranks come last, so that theirs stays
@@ -108,11 +105,7 @@ def ask_for_stacks(run_dir: RunDir, processes: Iterable[psutil.Process], node: i
 
 
 def sweep(mark: str | None, agent: int | None = None, spare: Collection[int | None] = ()) -> None:
-    """Kill every process of a job but this one. Raises `LaunchError` if one cannot be killed.
-
-    They are those of the `mark` and the descendants of `agent`, where these are given, but not the `agent`
-    itself, which adopts what is left, and not the processes to `spare`.
-    """
+    """Kill a job's processes but `agent`, this one and `spare`, by mark or descent. Raises `LaunchError`."""
     import psutil
 
     kept = {os.getpid(), agent, *spare}
@@ -131,11 +124,7 @@ def sweep(mark: str | None, agent: int | None = None, spare: Collection[int | No
 
 
 def has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a child has ended; its `returncode` is then set.
-
-    `Popen.wait` and `Popen.poll` are not asked: an interrupt in them may leave their lock held for ever, and
-    they then never see the end.
-    """
+    """Whether a child has ended, not by `Popen.poll`: an interrupt there may leave its lock held for ever."""
     if process.returncode is None:
         try:
             pid, status = os.waitpid(process.pid, os.WNOHANG)

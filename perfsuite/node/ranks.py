@@ -190,10 +190,7 @@ def _start(
 
 
 def moved(word: str) -> str:
-    """Where a file of the repository is in the worktree that stands for it, if one does.
-
-    The environment of this process and the worktree itself may lie in the repository, too.
-    """
+    """Where a file of the repository, not of this environment, is in the worktree that stands for it."""
     top, _, worktree = os.environ.get(MOVED, "").partition(os.pathsep)
     inside, path = top + os.sep, word + os.sep
     stay = tuple(each + os.sep for each in (sys.prefix, worktree) if (each + os.sep).startswith(inside))

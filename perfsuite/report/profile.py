@@ -21,10 +21,7 @@ def split(shown: StepSplit) -> str:
 
 
 def because(verdict: Verdict) -> list[str]:
-    """Return why a case is slower, the surest first: calls that differ, what was counted, then times.
-
-    That the counts are the same is left out where calls are not.
-    """
+    """Return why a case is slower, the surest first: other calls, or else the counts, then times."""
     found = verdict.profiled
     counted = [verdict.explained] if verdict.explained is not None else []
     if found is None:

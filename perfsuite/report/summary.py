@@ -109,10 +109,7 @@ def blind_to(result: Measurement) -> str:
 
 
 def properties(result: Measurement) -> dict[str, str | float]:
-    """Return a case in short for other tools: JUnit's properties, pytest-benchmark's extra info.
-
-    Where a case counts samples, the names say so: `samples_per_s`.
-    """
+    """Return a case in short, as for JUnit and pytest-benchmark; names say samples where it counts these."""
     values: dict[str, str | float] = {
         "case_id": result.case_id,
         "framework": result.framework,
@@ -273,10 +270,7 @@ def quiet_notes(result: Measurement) -> list[str]:
 
 
 def known_issue(result: Measurement) -> str | None:
-    """Return whether the known issue of a case is still there.
-
-    None: no such issue, or another failure, or a dry run, which trains nothing.
-    """
+    """Return whether a case's known issue is there; None without one, or if it cannot be told."""
     issue = next((run.case.known_issue for run in result.runs), None)
     if issue is None or result.dry or (result.excused is None and result.outcome == "failed"):
         return None

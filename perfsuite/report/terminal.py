@@ -63,7 +63,7 @@ def plain_table(headings: Iterable[str] = ()) -> RichTable:
 def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> str:
     """Return the cases as a table of at most `width` columns, 80 or more; None: `WIDTH`.
 
-    A row begins with the case. If that is too wide, each case has a line of its own above its figures.
+    Where rows that begin with the case are too wide, the case has a line of its own.
     """
     measured = [
         speed_in(summary.speed_unit(results)),

@@ -45,10 +45,7 @@ class Table:
 
 
 def sentence(check: Check, against: str | None = None) -> str:
-    """Return a check in words: the figure, the baseline's, the change, how certain it is, what is allowed.
-
-    `against` is what the baseline is, where it is not a stored one: `arm A`.
-    """
+    """Return a check in words, certainty and limit included; `against`: as `arm A` in place of a baseline."""
     text = f"{check.label}: {written(check, check.measured)}"
     if check.baseline is not None:
         text += f", {against or 'baseline'} {written(check, check.baseline)}"

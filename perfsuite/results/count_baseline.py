@@ -73,10 +73,7 @@ def unsteady(launches: Iterable[Sequence[RankCounts]]) -> tuple[str, ...]:
 
 
 def versions_of(run: Run) -> dict[str, str]:
-    """The versions of torch and of the packages whose code makes a step, as far as they were observed.
-
-    On a GPU also of what torch takes kernels from. What a build is for (`+cpu`, `+cu130`) is left out.
-    """
+    """The observed versions of torch, of what makes a step, and, on a GPU, of what brings kernels."""
     case, seen = run.case, run.observed.environment if run.observed is not None else {}
     packages = ["torch", "transformers", *case.framework.packages]
     packages += ["peft"] if case.lora is not None else []

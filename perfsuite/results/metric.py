@@ -205,10 +205,7 @@ def recorded() -> tuple[Metric, ...]:
 
 
 def find(name: str) -> Metric | None:
-    """Return the metric of that name; None if the package that had it is not installed.
-
-    Raises `ExtensionError` as `recorded` does, for this name alone.
-    """
+    """Return the metric of that name, None if its package is gone. Raises `ExtensionError` as `recorded`."""
     return _BUILT_IN.get(name) or _of_another_package(name)
 
 

@@ -154,10 +154,7 @@ class Verdict(Data):
 
     @property
     def is_recorded(self) -> bool:
-        """Whether nothing was there to compare times with, so that these launches become a baseline.
-
-        Counts that improved on a baseline of theirs change the outcome, and not this.
-        """
+        """Whether there were no times to compare with: these launches become a baseline, counts or not."""
         is_new = bool(self.checks) and all(check.outcome == "recorded" for check in self.checks)
         return self.outcome == "recorded" or (self.outcome == "improved" and is_new)
 

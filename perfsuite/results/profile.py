@@ -172,10 +172,7 @@ def of_baseline(known: Baseline, profile: LaunchProfile) -> ProfileBaseline:
 
 
 def merged(profiles: Mapping[int, Profile], method: str = METHOD) -> LaunchProfile:
-    """The profiles of every rank as few entries: ranks that make the same calls share one, by the mean.
-
-    What is unsteady in one rank is not compared in any.
-    """
+    """The profiles of all ranks: alike ones share their mean; what is unsteady in one is not compared."""
     unsteady = {name for profile in profiles.values() for name in profile.unsteady}
 
     def is_alike(one: Profile, other: Profile) -> bool:

@@ -148,10 +148,7 @@ class BaselineStore(BaselineFiles[Baseline]):
         return known.profile if known and known.of_baseline == found.baseline.recorded_at else None
 
     def of_class(self, hardware_class: str) -> list[Baseline]:
-        """Every readable baseline of a hardware class, each case's reviewed one rather than its local one.
-
-        A file that cannot be read is left out here; it is an error where its own case is judged.
-        """
+        """Every baseline of a class that can be read: each case's reviewed one rather than its local one."""
         first_files: dict[str, Path] = {}
         for file in self.files(hardware_class):
             first_files.setdefault(file.name, file)
@@ -222,10 +219,7 @@ class Store:
         return sorted(self.sessions.glob("*/results.json"))
 
     def profiled(self, session: str, case_id: str) -> Iterator[RunDir]:
-        """The launches that a session made for a profile of a case, newest first.
-
-        One with an injected fault is none of the case's. Raises `FileError` for a bad file.
-        """
+        """The launches for a profile of a case, without a fault, newest first. Raises `FileError`."""
         of_session = SessionDir(self.sessions / session)
         every = (of_session.case(case_id, repetition) for repetition in itertools.count())
         for directory in reversed([*itertools.takewhile(Path.exists, every)]):

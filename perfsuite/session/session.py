@@ -84,10 +84,7 @@ class Session:
         return self._noted
 
     def resume(self) -> None:
-        """Go on with the newest session of the store if its verdicts hold here; say so, or why not.
-
-        Takes the machine's lock first, as that session may still be running. Raises `BusyError`.
-        """
+        """Go on with the newest session, once none runs, if its verdicts hold. Raises `BusyError`."""
         self.setup.take_lock()
         say = self.setup.listener.say
         try:

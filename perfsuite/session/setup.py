@@ -78,10 +78,7 @@ class Host:
         return self.machine.for_nodes(case.topology.nodes)
 
     def why_not(self, case: Case) -> str | None:
-        """Why this machine cannot run `case`, or None.
-
-        Raises `CaseError` where the machine could, but the installed torch cannot use its GPUs.
-        """
+        """Why this machine cannot run `case`, or None. Raises `CaseError` if only the torch is wrong."""
         machine = self.machine_for(case)
         reason = unsupported(case, machine)
         if reason is None and (problem := wrong_torch(case, machine)) is not None:

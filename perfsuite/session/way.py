@@ -59,10 +59,7 @@ class Way(ABC):
         """Launch a case, or run it dry, until it is decided. Its launches are added to the trial's."""
 
     def profile(self, result: Measurement, trial: Trial) -> Measurement | None:
-        """The result with a profile and what that says of it; None where none is wanted.
-
-        An error is told in the result, and changes no verdict.
-        """
+        """The result with a profile, or with why there is none; None where none is wanted."""
         return None
 
     def record(self, result: Measurement) -> None:  # noqa: B027  # a comparison writes none

@@ -137,11 +137,7 @@ def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
 
 
 def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
-    """The verdict on healthy launches against the baseline.
-
-    What a device repeats to the digit is known after one launch, and so is another loss. That it is worse
-    hides nothing of the rest: launches go on until the speed is decided, too.
-    """
+    """The verdict on healthy launches against the baseline; what is worse at once hides nothing else."""
     if (failed := _unlike(runs, baseline)) is not None:
         return failed
     device, metrics = runs[0].machine.device, _metrics(runs, baseline)

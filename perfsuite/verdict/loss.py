@@ -76,11 +76,7 @@ def _spike(curve: Sequence[float]) -> int:
 
 
 def loss_scale(runs: Sequence[Run], baseline: Baseline) -> float | None:
-    """How many times the baseline's loss the runs' losses are, if that is the same in every step; None else.
-
-    What backward is called on may be a mean where it was a sum, over micro-batches or ranks, or what a
-    gradient scaler multiplied: a whole number of times the loss, or one part of so many.
-    """
+    """How many times the baseline's loss the runs' is, or one part of so many, in each step; else None."""
     usual = _usual_loss(baseline)
     both = [
         (now, then, allowed)

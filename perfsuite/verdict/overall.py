@@ -82,11 +82,7 @@ def explained(
     run: Run,
     outcomes: Sequence[Literal["regressed", "improved"]] = ("regressed",),
 ) -> str | None:
-    """Why checks have the first of these outcomes that any has, as far as the counts of the launch tell.
-
-    The largest change of that kind, else of any: other buckets may be slower, too. None if no check has one
-    of the outcomes, or no counts were compared.
-    """
+    """Why checks have the first of these outcomes that any has, by the counts' largest change, or None."""
     found = [outcome for outcome in outcomes if any(check.outcome == outcome for check in checks)]
     if counts is None or not counts.compared or not found:
         return None

@@ -111,10 +111,7 @@ def order(pair: int) -> tuple[Literal["a", "b"], Literal["a", "b"]]:
 
 
 def pair_differences(a: Sequence[float], b: Sequence[float]) -> Differences:
-    """Return the differences between launches of which `a[k]` and `b[k]` are pair k, in `order(k)`.
-
-    `a` and `b` are costs above 0, in one unit.
-    """
+    """Return the differences between launches; costs `a[k]` and `b[k]` are pair k, in `order(k)`."""
     pairs = [math.log(after) - math.log(before) for before, after in zip(a, b, strict=True)]
     last = [b if order(pair)[1] == "b" else a for pair in range(len(pairs) - 1)]
     neighbours = [math.log(arm[pair + 1]) - math.log(arm[pair]) for pair, arm in enumerate(last)]
@@ -122,11 +119,7 @@ def pair_differences(a: Sequence[float], b: Sequence[float]) -> Differences:
 
 
 def paired_exponent(costs: Differences, probes: Differences) -> float:
-    """Estimate how strongly differences of launches follow those of their probes, 0 to 1.
-
-    The mean of the pairs is the effect of an arm, that of neighbours is 0. The least-squares slope, shrunk
-    like that of `probe_exponent`. 0 with fewer than four pairs.
-    """
+    """Estimate how differences of launches follow those of their probes, 0 to 1, as `probe_exponent` does."""
     x, y = (
         [value - fmean(found.pairs) for value in found.pairs] + found.neighbours for found in (probes, costs)
     )

@@ -19,10 +19,7 @@ _SCALE_CLIPPED_SQUARE = 0.7784655  # E[min(z^2, SCALE_CLIP^2)] of a standard nor
 
 
 def sorted_logs(what: str, seconds: Sequence[float]) -> list[float]:
-    """Return the logarithms in ascending order, so that the order of launches cannot matter.
-
-    Raises ValueError if there are none, or for a value that is not above 0 and finite; `what` names them.
-    """
+    """Return the logarithms in ascending order. Raises ValueError, with `what`, unless all are sizes."""
     if not seconds:
         raise ValueError(f"{what}: no launches")
     for index, value in enumerate(seconds):

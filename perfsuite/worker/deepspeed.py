@@ -19,10 +19,7 @@ NAME = "DeepSpeedEngine"
 
 
 class Engines:
-    """Calls `before` and `after` around the steps of each engine, with the optimizer in it.
-
-    From the second step on: the first step shows which optimizer is in an engine, when half of it is over.
-    """
+    """Calls `before` and `after` around an engine's steps, from the second on, with the optimizer in it."""
 
     def __init__(self, before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
         self._before = before

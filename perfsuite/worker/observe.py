@@ -48,10 +48,7 @@ FIELDS = {
 
 
 class Observer:
-    """Looks at what trains: before the first optimizer step, through the second step, after the last.
-
-    Its hooks on modules are there during the second step alone; the other steps run untouched.
-    """
+    """Looks at what trains before the first step, through the second, by hooks on modules, after the last."""
 
     def __init__(self, case: Case, workload: Workload) -> None:
         self.case = case

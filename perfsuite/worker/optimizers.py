@@ -58,10 +58,7 @@ class Optimizers:
         stepping.at.append(self._ticks)
 
     def begin(self, there: Iterable[Any] = ()) -> None:
-        """Begin with the clock's first step: `notes` compares only steps from here on.
-
-        `there`: all optimizers that the script has built so far.
-        """
+        """Begin with the clock's first step, as `notes` do; `there`: all optimizers built so far."""
         self._there.update(there)
         for each in self.seen:
             each.at.clear()

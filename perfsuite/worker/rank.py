@@ -257,10 +257,7 @@ def empty_report(rank: int | None = None, world_size: int | None = None) -> Rank
 
 
 def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None:
-    """Write why a rank has measured nothing; `report` is an empty one. Raises nothing.
-
-    Where no report can be written (a full disk, too many open files) its log tells it to `analysis.cause`.
-    """
+    """Write why a rank has measured nothing, into its report or, if there can be none, its log."""
     try:
         documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
     except Exception as error:

@@ -156,8 +156,8 @@ class Recorder:
     def lengthen(self, share: float) -> None:
         """Make the running step longer by a share of itself: an injected fault.
 
-        On a GPU, which nothing may wait for, the share is of the median of the last finished steps. Before a
-        step after the first two has finished, nothing is added.
+        On a GPU it is a share of the median of the last finished steps, as soon as there is one after the
+        first two.
         """
         seconds = self.timer.since(self._starts[-1])
         added = share * (self._usual_s() if seconds is None else seconds)

@@ -29,10 +29,7 @@ def local(tensor: Any) -> torch.Tensor:
 
 
 def squares(gradients: Iterable[Any]) -> float | None:
-    """Return the sum of the squares of what this rank holds of gradients; None without any, or if unknown.
-
-    No operator of this is seen by a mode that counts, and no other rank is asked.
-    """
+    """Return the sum of squares of this rank's gradients, unseen by a mode that counts; None if unknown."""
     with _disable_current_modes(), torch.no_grad(), contextlib.suppress(RuntimeError):
         held = [local(gradient) for gradient in gradients if gradient is not None]
         dense = [each.coalesce().values() if each.is_sparse else each for each in held]

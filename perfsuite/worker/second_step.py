@@ -22,10 +22,7 @@ NODES_NEAR = 300  # autograd nodes that are searched at most: attention is some 
 
 
 class SecondStep:
-    """Hooks for the length of one step, on the outermost module, and with `inside` on all modules in it.
-
-    A hook inside of what is compiled would not run, or change what is compiled.
-    """
+    """Hooks for one step on the outermost module, and on all in it if `inside`: not if it is compiled."""
 
     def __init__(self, model: nn.Module, *, inside: bool) -> None:
         self.compute_dtype = NO_LINEAR if inside else NOT_OBSERVED
@@ -154,10 +151,7 @@ def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor
 
 
 def attention_kernel(value: Tensor) -> str | None:
-    """Return the attention that made `value`, by the autograd nodes near it; None if there is none.
-
-    Torch names a node after its kernel: `ScaledDotProductFlashAttentionBackward0` is `FlashAttention`.
-    """
+    """Return the attention that made `value`, by the names of the autograd nodes near it, or None."""
     found = None
     ahead, seen = deque([value.grad_fn]), set[Any]()
     while ahead and len(seen) < NODES_NEAR:

@@ -42,10 +42,7 @@ class _Fault(NamedTuple):
 
 
 def built_with(kind: Structural, framework: Framework) -> Framework:
-    """Return the framework to build with: with the fault, if that is an option of DDP.
-
-    Raises `MismatchError` where the case's framework does not have it, or has no more to lose.
-    """
+    """Return the framework with the fault, if an option of DDP. Raises `MismatchError` if it lacks that."""
     if _FAULTS[kind].begin is not None:
         return framework
     options = framework.model_dump() if framework.name == "ddp" else {}

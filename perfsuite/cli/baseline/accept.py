@@ -33,10 +33,7 @@ T = TypeVar("T")
 def measured(
     store: Store, hardware_class: str | None, pattern: str, sessions: int
 ) -> dict[str, list[Launch]]:
-    """The launches of each case on one hardware class, or on all classes of the newest session.
-
-    Raises `FileError` if there are none.
-    """
+    """The launches of each case on one class, or those of the newest session. Raises `FileError`."""
 
     def case_and_class(run: Run) -> str | None:
         measured_on = run.machine.hardware_class

@@ -16,10 +16,7 @@ def clear_environment() -> None:
 
 
 def launcher_environment(config: str) -> dict[str, str]:
-    """Return the variables that `accelerate launch --config_file` would set, by accelerate's own code.
-
-    Variables for threads, ports and GPUs are left out: perfsuite's launch sets them.
-    """
+    """Return the variables of `accelerate launch --config_file`, but those for threads, ports and GPUs."""
     from accelerate.commands import launch
     from accelerate.utils import launch as prepare
 

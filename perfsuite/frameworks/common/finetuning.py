@@ -37,10 +37,7 @@ def is_linear(module: nn.Module) -> bool:
 def quantise_layers(
     kind: Quantization, blocks: Sequence[nn.Module], dtype: torch.dtype, compute: torch.dtype
 ) -> None:
-    """Replace linear layers by quantised ones without values: `quantised` makes these.
-
-    `dtype`: that of the other parameters, which 4-bit weights are packed in, as wrappers that shard need it.
-    """
+    """Replace linear layers by quantised ones, without values; 4-bit weights are packed in `dtype`."""
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
     for block in blocks:

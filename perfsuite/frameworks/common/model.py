@@ -62,10 +62,7 @@ def transformers_config(model: Model) -> Any:
 
 
 def transformers_model(config: Any, *, attention: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Build a randomly initialised model on the current default device.
-
-    A model without attention is built with `eager`, the only value that transformers accepts for it.
-    """
+    """Build a model with random weights on the default device; one without attention takes only `eager`."""
     from transformers import AutoModelForCausalLM
 
     attention = attention if has_attention(config) else "eager"

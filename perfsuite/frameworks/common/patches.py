@@ -24,10 +24,7 @@ def found(owner: Any, name: str) -> Any:
 
 
 def replace(owner: Any, name: str, by: Any) -> None:
-    """Set `owner.name` (of a module, a class or an object) for the rest of this process.
-
-    This and the next two raise `DryRunError` if there is no such name.
-    """
+    """Set `owner.name` in this process. As the next two, raises `DryRunError` without such a name."""
     found(owner, name)
     setattr(owner, name, by)
 

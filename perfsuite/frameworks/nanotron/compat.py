@@ -54,10 +54,7 @@ _CPU: tuple[Change, ...] = (
 
 @functools.cache
 def load(*, cpu: bool, flash_attn: bool) -> str:
-    """Import nanotron, changed for this device and attention, once; return in a few words what was changed.
-
-    Raise `MismatchError` for another nanotron than 0.4: the changes are to the text of that release.
-    """
+    """Import nanotron, changed, once; return what was changed. Raise `MismatchError` if it is not 0.4."""
     if (version := importlib.metadata.version("nanotron")) != VERSION:
         raise MismatchError(
             f"nanotron {version} is installed, this works with {VERSION}: pip install nanotron=={VERSION}"

@@ -205,10 +205,7 @@ def _write(file: Path, content: dict[str, Any], indent: int | None = None) -> No
 
 
 def publish(out: Path, *, commits: frozenset[str]) -> Path:
-    """Run `asv publish` on an export of `commits`, and return the directory of the pages.
-
-    Raises `PublishError` if asv fails or leaves out a commit.
-    """
+    """Run `asv publish` on an export; return the pages. Raises `PublishError`, also for a commit left out."""
     done = subprocess.run(
         [sys.executable, "-m", "asv", "publish", "--no-pull", "--config", "asv.conf.json"],
         cwd=out,

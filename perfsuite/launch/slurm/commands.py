@@ -183,11 +183,7 @@ def gpus_option(job_id: str) -> list[str]:
 
 
 def fields(line: str) -> dict[str, str]:
-    """The fields of a line that `scontrol --oneliner` printed, without those that tell nothing.
-
-    A value may hold spaces. Of several fields of one name the first counts: later ones may stand in the words
-    of the job's command.
-    """
+    """The fields of a line of `scontrol --oneliner` that tell anything; of one name the first counts."""
     found: dict[str, str] = {}
     for name, value in _FIELD.findall(line):
         found.setdefault(name, value.strip())

@@ -199,8 +199,7 @@ class SlurmLauncher:
             )
 
     def _end(self, job: Job, srun: subprocess.Popen[bytes], mark: str) -> None:
-        """End the job's step and its `srun`. Raises as `_end_step`, but not for a job that is measured: then
-        the next launch does."""
+        """End the job's step and its `srun`; of a measured job the next launch raises `_end_step`'s error."""
         assert srun.stdin is not None
         try:
             with contextlib.suppress(BrokenPipeError):
@@ -218,8 +217,7 @@ class SlurmLauncher:
             wait_for(srun, KILL_S)
 
     def _end_step(self, mark: str) -> None:
-        """End a step on every node. Raises `LaunchError` if Slurm still knows of it after `END_S`, and
-        `SlurmError` if it does not answer."""
+        """End a step on every node. Raises `LaunchError` after `END_S`, `SlurmError` without an answer."""
 
         def kill(mark: str) -> list[str]:
             left = commands.steps(self.job_id, mark)

@@ -26,10 +26,7 @@ MOST_ENTRIES = 8
 def case_view(
     result: Measurement, session: SessionFile, *, anchor: str, columns: Sequence[Column]
 ) -> dict[str, Any]:
-    """Return what the template shows of one case.
-
-    `anchor` is unique in the page, whose overview has `columns`.
-    """
+    """Return what the template shows of a case. `anchor` is its own; the overview has `columns`."""
     runs, check = result.runs, result.verdict.counts
     band, loss = _band(result), charts.losses(runs, key=f"{anchor}:loss")
     shown, others = result.counts[:MOST_ENTRIES], result.counts[MOST_ENTRIES:]

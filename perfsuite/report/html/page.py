@@ -64,10 +64,7 @@ def rendered(
     finalize: Callable[[object], Markup] | None = None,
     **content: Any,
 ) -> str:
-    """Return a template with its own content, and what every report says of sessions.
-
-    `finalize` escapes what the template prints; without it, it is escaped as HTML.
-    """
+    """Return a template with its content and what all reports say; `finalize` escapes it (default: HTML)."""
     environment = Environment(
         loader=PackageLoader("perfsuite.report.html"),
         autoescape=True,

@@ -15,10 +15,7 @@ from typing import Any
 
 
 class AfterTorch:
-    """Finds torch as the other finders do, and attaches the measurement when it has been executed.
-
-    Until then it stays: many only ask whether there is a torch, and import it later, or never.
-    """
+    """Finds torch as other finders do, and stays until it was executed: then it attaches the measurement."""
 
     _asking = threading.local()
 
