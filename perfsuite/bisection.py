@@ -1,8 +1,6 @@
 """Finds what made a case slower: the first bad commit, or the first bad version of a package.
 
-    good  c1  c2  ...  bad     the one in the middle is compared with the good arm, then the next middle, ...
-
-Each step is a comparison of two arms (`session.against_arm`). Every step is written down at once: the same
+Each step compares the middle one of the suspects with the good arm, and is written down at once: the same
 search, started again, goes on where it was.
 """
 
@@ -42,17 +40,14 @@ MOST_TOLERANCE = 0.5
 class Step(Data):
     """One candidate, compared with the good arm."""
 
-    name: str
-    """The commit, or the version."""
+    name: str  # the commit, or the version
+    # As `git bisect` has it. `skipped`: it cannot be told whether it is good.
     outcome: Literal["good", "bad", "skipped"]
-    """As `git bisect` has it. `skipped`: it cannot be told whether it is good."""
+    # Relative change of the metric since the good arm: -0.05 is 5 % fewer tokens/s, +0.05 is more memory.
     change: float | None = None
-    """Relative change of the metric since the good arm: -0.05 is 5 % fewer tokens/s, +0.05 is more memory."""
-    interval: tuple[float, float] | None = None
-    """99 % interval of `change`."""
+    interval: tuple[float, float] | None = None  # 99 % interval of `change`
     launches: int = 0
-    why: str = ""
-    """Why it was skipped, or what its counts tell."""
+    why: str = ""  # why it was skipped, or what its counts tell
 
 
 class BisectFile(Document):
@@ -102,8 +97,7 @@ class History:
 
     good: str
     candidates: tuple[str, ...]
-    arm: Callable[[str], Arm]
-    """Makes the arm of a candidate, or of the good one."""
+    arm: Callable[[str], Arm]  # makes the arm of a candidate, or of the good one
 
 
 def search(

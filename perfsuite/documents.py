@@ -1,7 +1,4 @@
-"""The base of every value object, and JSON files of them. Imports neither torch nor pytest.
-
-A file is written whole or not at all, and read with errors that name the file and the field.
-"""
+"""The base of every value object, and JSON files of them, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -62,10 +59,7 @@ class Data(BaseModel):
 
 
 def explain(error: ValidationError, known: Sequence[str] = ()) -> str:
-    """Each problem as `field: what is allowed, got the value`, the value once.
-
-    `known` are the fields that there are, of which one may be near an unknown one.
-    """
+    """Each problem as `field: what is allowed, got the value`, or the `known` one that was meant."""
     problems = []
     for problem in error.errors(include_url=False):
         field = ".".join(str(part) for part in problem["loc"])

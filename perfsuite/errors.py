@@ -1,8 +1,6 @@
 """Every error that perfsuite raises on purpose, and how any error is told. Imports nothing.
 
-What goes wrong with a *run* (out of memory, a crash, a hang) is not an exception on the driver's side
-but data: `perfsuite.results.rank_report.Failure`. MismatchError, ReportError and ScriptError reach the
-driver's user as such a `Failure`.
+What goes wrong with a *run* is data on the driver's side: `perfsuite.results.rank_report.Failure`.
 """
 
 
@@ -74,8 +72,7 @@ class SlurmError(PerfsuiteError):
     """Slurm refused or failed, with its words and the command; or a job was ended from outside."""
 
 
-MAX_TOLD = 20_000
-"""Most characters that are kept of the message or the traceback of an error."""
+MAX_TOLD = 20_000  # most characters that are kept of the message or the traceback of an error
 
 
 def told(error: BaseException) -> str:
@@ -93,10 +90,7 @@ def message_of(error: BaseException) -> str:
 
 
 def readable(text: str) -> str:
-    """Return text that can be written into a file: without lone surrogates, at most `MAX_TOLD` characters.
-
-    What is left out is the middle.
-    """
+    """Return text as a file can hold it: no lone surrogates, the middle left out beyond `MAX_TOLD`."""
     text = text.encode("utf-8", "backslashreplace").decode()
     if len(text) <= MAX_TOLD:
         return text

@@ -1,9 +1,4 @@
-"""What other packages add to perfsuite, found by name through entry points. Imports nothing heavy.
-
-A package adds a framework, a metric or a launcher by a line in its `pyproject.toml`:
-
-    [project.entry-points."perfsuite.frameworks"]
-    deepspeed = "perfsuite_deepspeed:DeepSpeed"
+"""What other packages add to perfsuite by entry points (docs/develop/extending.md), found by name.
 
 Nothing of another package is imported before its name is asked for; if that fails, the error names it.
 """
@@ -33,8 +28,7 @@ class Extension:
 
     group: Group
     name: str
-    package: str
-    """The distribution's name, as pip installs it."""
+    package: str  # the distribution's name, as pip installs it
     version: str
     entry_point: EntryPoint
 

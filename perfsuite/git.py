@@ -39,12 +39,9 @@ def git(*arguments: str, cwd: Path) -> str:
 class Revision(NamedTuple):
     """What is checked out in a repository."""
 
-    commit: str | None
-    """None outside of git."""
-    dirty: bool
-    """Whether tracked files have uncommitted changes."""
-    problem: str | None = None
-    """Why git could not tell, inside of a repository."""
+    commit: str | None  # none outside of git
+    dirty: bool  # whether tracked files have uncommitted changes
+    problem: str | None = None  # why git could not tell, inside of a repository
 
 
 def revision(directory: Path) -> Revision:

@@ -22,8 +22,7 @@ FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.
 class Ini:
     """pytest's settings of a project."""
 
-    root: Path
-    """The directory of the file that holds them; pytest's root directory."""
+    root: Path  # the directory of the file that holds them; pytest's root directory
     values: Mapping[str, Any]
 
     def text(self, key: str) -> str | None:

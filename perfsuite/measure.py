@@ -4,9 +4,7 @@
       ^                                                                                           |
       +------------------- undecided: one more launch, in fresh processes ------------------------+
 
-`measure` launches a case until its launches decide, `launch_once` makes one of these launches. A session
-(`perfsuite.session`) finds the baseline before, and records one afterwards where there is none.
-Driver side; imports neither torch nor pytest.
+A session (`perfsuite.session`) finds the baseline before, and records one where there is none.
 """
 
 from __future__ import annotations
@@ -49,19 +47,15 @@ at once, or `stop` and show what was measured."""
 class Launching:
     """How launches are made, of whatever case."""
 
+    # What starts them: on this machine, unless another is given.
     launcher: Launcher = field(default_factory=LocalLauncher)
-    """What starts them: on this machine, unless another is given."""
-    arm: Arm = HERE
-    """The environment of their processes."""
-    inject: str | None = None
-    """A fault to inject."""
-    counts: bool = True
-    """Count what a step does."""
-    neighbours: Neighbours | None = None
-    """Names who else used the machine in a launch, and waits for them."""
+    arm: Arm = HERE  # the environment of their processes
+    inject: str | None = None  # a fault to inject
+    counts: bool = True  # count what a step does
+    neighbours: Neighbours | None = None  # names who else used the machine in a launch, and waits for them
     when_shared: WhenShared = "again"
+    # Is called with the number of each launch of a case, from 1 on, before it.
     on_launch: Callable[[Case, int], None] = lambda case, number: None
-    """Is called with the number of each launch of a case, from 1 on, before it."""
     on_progress: OnProgress = no_progress
 
 
@@ -96,10 +90,7 @@ def measure(
 
 
 def needs_another(case: Case, runs: list[Run], verdict: Verdict, reference: Reference) -> bool:
-    """Whether counts that differ from the baseline's have to differ in a second launch, too.
-
-    So it is for a case that runs a program of the user's, which may take other data in each launch.
-    """
+    """Whether counts of a user's program, whose data may vary, have to differ in a second launch, too."""
     is_script = framework_of(case).plan(case).command is not None
     if not is_script or verdict.outcome == "failed" or len(runs) > 1 or reference.policy.most == 1:
         return False

@@ -1,7 +1,4 @@
-"""Checks what only all ranks together show: that they train one model, on the tokens that the case claims.
-
-Also that a counted step hides nothing. Pure.
-"""
+"""Checks what only all ranks together show: one model, on the tokens that the case claims, nothing hidden."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ from perfsuite.results.rank_report import Evidence, RankReport
 OF_THE_MOVE = 0.01
 """Difference between two replicas of a parameter's norm, as a share of what training changed that norm by,
 from which the ranks train two models."""
-ROUNDING = 5e-7
-"""Relative difference of norms that rounding explains, where devices sum in another order."""
+ROUNDING = 5e-7  # relative difference of norms that rounding explains, where devices sum in another order
 TOKENS_OFF = 0.02
 """Share by which the tokens that a model was given may differ from those that the case claims."""
 
@@ -64,10 +60,7 @@ def _differ(norms: Sequence[tuple[float, float]]) -> bool:
 
 
 def clock_differs(reports: Sequence[RankReport]) -> str | None:
-    """Why the times of a rank are no times, or None: the message of a `mismatch`.
-
-    The kernel's uptime is read from a file. What replaces clocks in a process does not reach it.
-    """
+    """Why the times of a rank are no times, by the kernel's uptime, or None: the message of a `mismatch`."""
     for report in reports:
         if report.uptime_s is None:
             continue
@@ -184,11 +177,7 @@ def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
 def _less_than_the_formula(
     reports: Sequence[RankReport], counts: Sequence[Counts], case: Case
 ) -> Iterator[str]:
-    """Why, if all ranks together were seen to compute less than a forward of the model takes.
-
-    Operators without a formula explain that. Forward is 2 N + 4 L H Q S a token (`perfsuite.worker.flops`),
-    whatever is frozen and however ranks share it.
-    """
+    """Why, if all ranks together were seen to compute less than a forward takes: 2 N + 4 L H Q S a token."""
     flops = reports[0].flops
     if flops is None or case.framework.promises.tokens_vary or any(each.without_flops for each in counts):
         return

@@ -38,25 +38,19 @@ UNREPORTED_FAILURE = re.compile(rf"{UNREPORTED} ({'|'.join(get_args(FailureKind)
 """What a rank writes into its log that failed and could not write its report."""
 KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
 """What is said of a process that was killed: by perfsuite's agent, torch's launcher and its `DataLoader`."""
-LEAST_FREE_BYTES = 2**16
-"""Free bytes of a disk below which a report finds no room."""
-LOG_TAIL_LINES = 60
-"""Lines of each log that a failure shows."""
-LOG_TAIL_BYTES = 2**18
-"""Bytes from the end of a log in which these lines are looked for."""
-STACK_LINES = 40
-"""Lines that are shown of the stacks of one process."""
-STACKS_SHOWN = 8
-"""Different stacks that are shown of one job; processes with equal stacks count once."""
+LEAST_FREE_BYTES = 2**16  # free bytes of a disk below which a report finds no room
+LOG_TAIL_LINES = 60  # lines of each log that a failure shows
+LOG_TAIL_BYTES = 2**18  # bytes from the end of a log in which these lines are looked for
+STACK_LINES = 40  # lines that are shown of the stacks of one process
+STACKS_SHOWN = 8  # different stacks that are shown of one job; processes with equal stacks count once
 
 
 def first_cause(
     reports: Mapping[int, RankReport], ended: Sequence[Failure], run_dir: RunDir, case: Case
 ) -> Failure | None:
-    """The cause of a failed launch; None if every rank reported a measurement.
+    """The cause of a failed launch: its earliest failure that reports no other rank's death; None without.
 
-    It is the earliest failure that does not merely report the death of another rank. `ended` says how
-    processes ended, by the launcher.
+    `ended` says how processes ended, by the launcher.
     """
     by_ranks = [report.failure for report in reports.values() if report.failure is not None]
     missing = [rank for rank in range(case.topology.world_size) if rank not in reports]
@@ -160,11 +154,7 @@ def _watchdog_line(text: str) -> str | None:
 
 
 def with_log(failure: Failure, run_dir: RunDir) -> Failure:
-    """The failure; where it has no traceback, with what the processes wrote.
-
-    That is the stacks of a job that hung, and the last lines of the failed rank's log, or of every rank's
-    where none is named.
-    """
+    """The failure; one without a traceback gets stacks, and the end of its rank's log, or of every log."""
     if failure.traceback and "\n" in failure.traceback:
         return failure
     logs = run_dir.all_rank_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]

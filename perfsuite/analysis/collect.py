@@ -111,10 +111,7 @@ def _oom_kills(agents: Mapping[int, LaunchFile], cause: Failure, per_node: int) 
 
 
 def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
-    """What the profiles of a launch's ranks come to; `failure` as for `collect`.
-
-    Raises `ReportError`, which says why, if a rank has none, and `FileError` for a bad file.
-    """
+    """What the profiles of a launch's ranks come to. Raises `ReportError` and `FileError` if one has none."""
     case = documents.read(run_dir.case, CaseFile).case
     files = [run_dir.profile(rank) for rank in range(case.topology.world_size)]
     if all(file.exists() for file in files):

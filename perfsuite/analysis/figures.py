@@ -16,8 +16,7 @@ from perfsuite.results.metric import Metric
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Figures, Health, Run
 
-ROLL = 5
-"""Steps of the rolling median: one slow step moves it little, and five steps are soon past."""
+ROLL = 5  # steps of the rolling median: one slow step moves it little, and five steps are soon past
 FLAT = 0.05
 """Relative difference that is allowed between a rolling median and the level on which the series ends."""
 
@@ -56,10 +55,7 @@ class Window(NamedTuple):
 
 
 def settled(step_s: Sequence[float], first: int) -> int:
-    """The first step that begins `SETTLED_WARMUP_S` after step `first`, both from 0 on.
-
-    It is the number of steps if none does.
-    """
+    """The first step that begins `SETTLED_WARMUP_S` after step `first`; the number of steps if none does."""
     passed = 0.0
     for step in range(first, len(step_s)):
         if passed >= SETTLED_WARMUP_S:
@@ -112,10 +108,7 @@ def in_tf32(run: Run) -> bool:
 
 
 def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) -> Figures:
-    """The figures of a run whose steps are known.
-
-    `peak_flops` is the peak of one device in FLOP/s; without it MFU and share of the roofline are unknown.
-    """
+    """The figures of a run whose steps are known; MFU and roofline by `peak_flops` of a device, in FLOP/s."""
     steps = run.measured_steps
     tokens_per_step = reports[0].tokens_per_step
     ranks = run.case.topology.world_size
@@ -156,10 +149,7 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
 
 
 def extra_figures(run: Run, reports: Sequence[RankReport], metrics: Sequence[Metric]) -> dict[str, float]:
-    """Return the values of other packages' metrics by name, out of a run with figures and its rank reports.
-
-    Raises `ReportError` where ranks differ that must not, or where a metric's `read` fails.
-    """
+    """Return other packages' metrics of a run, by name. Raises `ReportError` if ranks or a `read` err."""
     values = {metric.name: _value(metric, run, reports) for metric in metrics}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -9,8 +9,7 @@ from perfsuite.results.amounts import amount
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import DeviceHealth, Health, LaunchFile, Node, Run
 
-THROTTLED_SHARE = 0.05
-"""Largest share of samples in which a healthy GPU may be throttled."""
+THROTTLED_SHARE = 0.05  # largest share of samples in which a healthy GPU may be throttled
 FOREIGN_MEMORY_BYTES = 256 * 2**20
 """Most GPU memory of other processes: a monitor holds less, a program that computes holds more."""
 FOREIGN_CPU_SHARE = 0.20
@@ -19,8 +18,7 @@ HELD_BYTES = 2**30
 """Most memory of a GPU in use before a launch: a desktop holds less, a job that did not end holds more."""
 FREE_S = 30.0
 """Most seconds to wait before a launch until the GPUs' memory is free: a driver cleans up after a process."""
-STEAL_SHARE = 0.10
-"""Largest share of the cores' time that the hypervisor may take."""
+STEAL_SHARE = 0.10  # largest share of the cores' time that the hypervisor may take
 SETTINGS = ("power_limit_w", "sm_clock_limit_mhz", "sm_clock_set_mhz", "ecc", "persistence", "nvlinks")
 """The fields of `DeviceHealth` that tell how a GPU is set up."""
 POWER_LIMIT = "gpu_power_limit_w"
@@ -33,8 +31,7 @@ DEVICE_LAG = 0.10
 NOT_SAMPLED = "the machine's health is unknown: no sample was taken while steps were made"
 NO_FABRIC = "system not yet initialized"
 """CUDA's error 802: of GPUs with NVSwitch, the Fabric Manager does not run."""
-UNKNOWN = Health(samples=0, seconds=0, steps=0)
-"""The health of a machine that was not sampled."""
+UNKNOWN = Health(samples=0, seconds=0, steps=0)  # the health of a machine that was not sampled
 HARDWARE_FAULTS = (
     "uncorrectable ecc",
     "uncorrectable nvlink",
@@ -96,10 +93,7 @@ def unknown_health(health: Health | None) -> list[str]:
 
 
 def laggard(rates: Mapping[int, float]) -> tuple[int, int, float] | None:
-    """The slowest rank, the fastest, and the share by which it is slower, if that is beyond `DEVICE_LAG`.
-
-    `rates` are those of the ranks' GPUs in one piece of work, by rank.
-    """
+    """The slowest rank, the fastest, and the share that it lacks, if above `DEVICE_LAG`; `rates` by rank."""
     slowest, fastest = (choose(rates, key=rates.__getitem__) for choose in (min, max))
     lag = 1 - rates[slowest] / rates[fastest]
     return (slowest, fastest, lag) if lag > DEVICE_LAG else None
@@ -174,10 +168,7 @@ def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
 
 
 def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, str]) -> Run:
-    """Return the run with the health of its machines, as their agents saw it, in the order of the nodes.
-
-    `agents` and `hosts` are by the number of the node: what its agent wrote, and its name by its ranks.
-    """
+    """Return the run with the health of its machines by their agents; `agents` and `hosts` by node number."""
     count = run.case.topology.nodes
     if count == 1:
         return run.replace(health=agents[0].health if agents else None)
@@ -191,11 +182,7 @@ def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, s
 
 
 def worst(nodes: Sequence[Node]) -> Health | None:
-    """Return one health for all nodes: of each reading that tells trouble, the worst; None if none has any.
-
-    GPUs of all nodes stand in it by the name of their node. A node without a reading is noted, and there are
-    no samples of all of them.
-    """
+    """Return one health for all nodes: the worst of each reading, and all GPUs; None if no node has any."""
     seen = {node.name: node.health for node in nodes if node.health is not None}
     if not seen:
         return None

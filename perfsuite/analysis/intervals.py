@@ -5,8 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
-Span = tuple[float, float]
-"""Begin and end of an interval."""
+Span = tuple[float, float]  # begin and end of an interval
 
 
 def union(spans: Iterable[Span]) -> list[Span]:

@@ -1,9 +1,8 @@
 """Reduces the events of torch's profiler to a `Profile`: intervals, calls and times. Pure.
 
-A trace is a list of events as Chrome's format has them, with times in microseconds. On a CPU operators say
-what is computed, and each collective of gloo has a thread of its own. On a GPU kernels say it: each belongs
-to the step in which the host launched it, and the steps last from their first kernel to the next step's.
-Imports neither torch nor pytest.
+They have Chrome's format, in microseconds. On a CPU operators say what is computed, and each collective of
+gloo has a thread of its own. On a GPU kernels say it: each belongs to the step in which the host launched it,
+and the steps last from their first kernel to the next step's.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ OPERATORS = frozenset({OPERATOR, "user_annotation"})
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 HOST_READ = "aten::_local_scalar_dense"
-GRAPH_LAUNCH = "GraphLaunch"
-"""Part of the names of the calls by which the host has a CUDA graph replayed."""
+GRAPH_LAUNCH = "GraphLaunch"  # part of the names of the calls by which the host has a CUDA graph replayed
 LONGEST_NAME = 160
 """Characters that are kept of a kernel's name, whose template arguments may be thousands. One that is cut
 ends in a digest of the whole name."""
@@ -62,10 +60,8 @@ class _Kernel(NamedTuple):
     step: int
     span: Span
     launched_at: float
-    stream: Any
-    """None of what computes nothing: of copies, and of collectives."""
-    is_seen: bool
-    """Whether an operator launched it, or what launched it is not in the trace."""
+    stream: Any  # none of what computes nothing: of copies, and of collectives
+    is_seen: bool  # whether an operator launched it, or what launched it is not in the trace
 
 
 class _Spans:
@@ -95,11 +91,7 @@ class _Window:
 
 
 def reduced(events: Sequence[dict[str, Any]], device: Literal["cpu", "cuda"]) -> Profile:
-    """What a trace of a rank comes to.
-
-    Steps after the first `PROFILED_STEPS` only say where these end: one more is worth recording. Raises
-    `ReportError` for a trace without steps, or, of a GPU, without kernels.
-    """
+    """What a trace of a rank comes to. Raises `ReportError` without steps, or, of a GPU, without kernels."""
     done = [event for event in events if event.get("ph") == "X" and "dur" in event]
     window = _Window(done)
     operators, spans = _operators(done, window)

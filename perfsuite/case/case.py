@@ -199,8 +199,7 @@ class Case(Data):
 
 MAX_ID = 200
 """Most characters of an id: with what is added to it, it is the name of a file, of which 255 are allowed."""
-NO_TOKENS = "none"
-"""In `Case.parameters`, the sequence length of a case that counts samples."""
+NO_TOKENS = "none"  # in `Case.parameters`, the sequence length of a case that counts samples
 NOT_IN_ID = frozenset({"hardware", "timeout_s", "known_issue", "may_run_out_of_memory"})
 """Fields that say where a case runs, how long it may take and how it may fail, but not what is measured."""
 

@@ -27,8 +27,7 @@ Structural = Literal[
 """What a step does is another: the counts show it (`perfsuite.worker.structural_faults`)."""
 STRUCTURAL: tuple[Structural, ...] = get_args(Structural)
 
-AT_STEP = 5
-"""The step, counted from 0, at which a fault that breaks down does so."""
+AT_STEP = 5  # the step, counted from 0, at which a fault that breaks down does so
 
 
 class Fault(Data):

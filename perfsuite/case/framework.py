@@ -1,8 +1,4 @@
-"""A framework as a case names it: its options, as plain data.
-
-Its behaviour is the subclass `perfsuite.frameworks.base.Framework`. Built-in frameworks are the files and
-folders in `perfsuite/frameworks/`, others come from installed packages (`perfsuite.extensions`).
-"""
+"""A framework as a case names it: its options, as plain data. `frameworks.base` has what it does."""
 
 from __future__ import annotations
 
@@ -74,10 +70,9 @@ class MissingFramework(FrameworkOptions):
     """A framework of a file that is not installed here, or broken: readable, but not to be run."""
 
     model_config = ConfigDict(extra="allow")
-    package: ClassVar[str | None] = None
-    """The package that brought it when the file was written."""
+    package: ClassVar[str | None] = None  # the package that brought it when the file was written
+    # What `slug` was when the file was written, so that ids stay what they were.
     written_slug: ClassVar[str | None] = None
-    """What `slug` was when the file was written, so that ids stay what they were."""
     promises: ClassVar[Promises] = Promises(builds_model=False, ignores=frozenset())
 
     def slug(self) -> str:
@@ -131,10 +126,7 @@ def built_in() -> frozenset[str]:
 
 
 def framework_class(name: str) -> type[FrameworkOptions] | None:
-    """The class of a framework, imported now; None if it is not installed.
-
-    A broken file of perfsuite's raises its own error; of another package, `ExtensionError`.
-    """
+    """The class of a framework, None if not installed. Raises a broken one's error, or `ExtensionError`."""
     if name not in built_in():
         extension = extensions.find(FRAMEWORKS, name)
         return None if extension is None else load(extension)

@@ -147,8 +147,7 @@ class Allocation(Data):
     """What is set for NCCL and gloo in the environment of the session, which its ranks have, too."""
 
 
-AND = " + "
-"""Between the names of unlike devices in `Machine.device_name`."""
+AND = " + "  # between the names of unlike devices in `Machine.device_name`
 
 
 class Machine(Data):

@@ -9,8 +9,7 @@ from typing import Any
 
 from perfsuite.case.hardware import Machine
 
-MIN_TORCH = (2, 11)
-"""The oldest release that perfsuite measures."""
+MIN_TORCH = (2, 11)  # the oldest release that perfsuite measures
 _OR_NEWER = "perfsuite needs {0}.{1} or newer: pip install 'torch>={0}.{1}'".format(*MIN_TORCH)
 
 

@@ -23,8 +23,7 @@ class Row(Data):
     check: str
     status: Status
     found: str
-    advice: str | None = None
-    """What to do if it did not pass."""
+    advice: str | None = None  # what to do if it did not pass
 
 
 def passed(check: str, found: str) -> Row:

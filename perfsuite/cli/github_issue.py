@@ -1,8 +1,4 @@
-"""`perfsuite github-issue`: keeps one GitHub issue per hardware class while cases regress or drift there.
-
-The issue is opened, updated, and closed when all of its cases are good. GitHub is called through its command
-line, `gh`, which runners have and which takes its token from the environment.
-"""
+"""`perfsuite github-issue`: keeps an issue for each hardware class while cases regress or drift, by `gh`."""
 
 from __future__ import annotations
 
@@ -26,14 +22,11 @@ from perfsuite.report.text import cut, printable
 from perfsuite.results.session_file import Measurement, SessionFile
 
 LABEL = "perfsuite"
-MOST_CAUSES = 3
-"""Lines that say why a case is slower: the surest ones."""
-LONGEST = 60_000
-"""Most characters of an issue's text: GitHub allows 65,536."""
+MOST_CAUSES = 3  # lines that say why a case is slower: the surest ones
+LONGEST = 60_000  # most characters of an issue's text: GitHub allows 65,536
 _LISTED = re.compile(r"^<!-- perfsuite: (.*) -->\s*\Z", re.MULTILINE)
 """The hidden line of an issue's text that lists its subjects: the last one."""
-_DRIFT = "drift of "
-"""Beginning of a subject that is a drift and not a case."""
+_DRIFT = "drift of "  # beginning of a subject that is a drift and not a case
 
 
 class Issue(NamedTuple):
@@ -122,10 +115,7 @@ def _of_drift(finding: Drift) -> str:
 
 
 def _body(bad: Mapping[str, str], run_url: str) -> str:
-    """Return the text of an issue from a text for each subject; what is too long for an issue is counted.
-
-    The hidden line lists all subjects: `Issue.subjects` reads it the next night.
-    """
+    """Return an issue's text from one for each subject; its hidden line lists all for `Issue.subjects`."""
     listed = json.dumps(sorted(bad)).replace(">", "\\u003e")  # it ends no comment
     hidden = f"<!-- perfsuite: {listed} -->"
     lines, space = [f"As of {run_url}:", ""], LONGEST - len(hidden)

@@ -1,14 +1,7 @@
-"""`perfsuite judge`: judges step times that somebody else measured, by the same engine as the plugin.
+"""`perfsuite judge`: judges step times that somebody else measured, by the engine of the plugin.
 
-It reads traces, one on each line, and writes one decision on each line. A trace is a JSON object:
-
-    {"tolerance": 0.03, "baseline": [[step seconds ...], ...], "launches": [[step seconds ...], ...]}
-
-with the launches in the order in which they would be made; as many are used as the engine asks for. Optional
-are `"noise": {"sigma": 0.01, "degrees_of_freedom": 30}`, if it is known from elsewhere (by default it is
-estimated from the baseline's own launches), and `"max_launches": n`.
-
-With `--baseline` it reads logs (`perfsuite.cli.judge_logs`), one a launch, and makes one trace of them.
+A line is a trace, an object of JSON with the fields of `Trace`, or with `--baseline` there are logs of
+launches (`cli.judge_logs`). The docs' page on existing jobs explains both.
 """
 
 from __future__ import annotations
@@ -35,13 +28,11 @@ from perfsuite.documents import Data, explain
 from perfsuite.errors import CaseError
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 
-SHORT_SERIES = 15
-"""Fewest steps of a launch whose warm-up is looked for."""
+SHORT_SERIES = 15  # fewest steps of a launch whose warm-up is looked for
 MAX_WARMUP = 20
 """Most steps of warm-up. That is 2/7 of the 70 steps of a real launch, and the same share of fewer steps."""
 
-FEWEST_BASELINE = 3
-"""Fewest launches of a baseline that tell how launches scatter."""
+FEWEST_BASELINE = 3  # fewest launches of a baseline that tell how launches scatter
 HEADINGS = f"{'outcome':<12}  {'change':>8}  {'99 % interval':^20}  launches  detects"
 
 # The upper bound keeps sums finite: no step takes 30 million years.

@@ -1,7 +1,6 @@
 """Reads the step times of jobs that perfsuite did not launch: TensorBoard event files, MLPerf logs.
 
-What a log tells is proportional to the time of a step, and often a mean over several steps. The engine
-compares ratios, so that is enough, as long as every log tells the same (`StepLog.what`).
+What a log tells is proportional to the time of a step: enough for ratios, if every log tells the same.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from typing import Any
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.base import require
 
-EVENT_FILES = "*tfevents*"
-"""The names of TensorBoard's event files."""
+EVENT_FILES = "*tfevents*"  # the names of TensorBoard's event files
 MEGATRON_TAG = "iteration-time"
 """The scalar of Megatron-LM: seconds of an iteration, the mean over `--log-interval` of them. Megatron writes
 it with `--log-timers-to-tensorboard`."""
@@ -28,10 +26,8 @@ MLLOG = ":::MLLOG"
 several ranks write one file, two such lines may meet in one."""
 EVENT = re.compile(r" (\{.*\})[^}\"]*$")
 """What follows `MLLOG`: to the end of the line, or to what stands before the next, as a rank."""
-LONGEST = 1e15
-"""Times are below it, whatever their unit."""
-MLPERF_KINDS = ("train_step_time", "throughput")
-"""What an MLPerf log may tell, the best first. See `_mlperf`."""
+LONGEST = 1e15  # times are below it, whatever their unit
+MLPERF_KINDS = ("train_step_time", "throughput")  # what an MLPerf log may tell, the best first. See `_mlperf`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +35,8 @@ class StepLog:
     """What one launch logged about its steps."""
 
     path: Path
-    what: str
-    """The tag of a scalar, or what an MLPerf log's times are: one of `MLPERF_KINDS`, with its unit."""
-    series: Sequence[float]
-    """In the order of training; above 0."""
+    what: str  # the tag of a scalar, or what an MLPerf log's times are: one of `MLPERF_KINDS`, with its unit
+    series: Sequence[float]  # in the order of training; above 0
 
 
 def read_log(path: Path, tag: str | None) -> StepLog:
@@ -123,15 +117,10 @@ def _known(tags: set[str]) -> str:
 
 
 def _mlperf(path: Path, kind: str | None) -> tuple[str, list[float]]:
-    """Read what the statistics of an MLPerf log tell; without `kind` the first of `MLPERF_KINDS` it has.
+    """Read what the statistics of an MLPerf log tell, by default the first of `MLPERF_KINDS` that it has.
 
-    - `train_step_time`: in logs of NVIDIA's code, in seconds per step.
-    - `throughput`: its unit is not in the log (samples/s or tokens/s, of one GPU or of all). Its inverse is
-      read: seconds for one such unit.
-
-    Raises `FileError` naming what is missing.
-
-    Formats: github.com/mlcommons/logging (keys and rules), github.com/NVIDIA/mlperf-common (statistics).
+    `train_step_time` is NVIDIA's, in seconds per step. `throughput`, whose unit the log does not say, is
+    inverted. Formats: github.com/mlcommons/logging, github.com/NVIDIA/mlperf-common.
     """
     if kind is not None and kind not in MLPERF_KINDS:
         raise FileError(f"{path}: an MLPerf log has no {kind!r}: --tag may be {', '.join(MLPERF_KINDS)}")

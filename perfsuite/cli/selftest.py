@@ -1,8 +1,4 @@
-"""`perfsuite selftest`: checks that the gate catches every fault. Nightly jobs run it first.
-
-A gate that was never seen to fail a case is not known to work. Structural faults, which change what a step
-does, are found by its counts: these have no noise, so that a launch is compared with one other.
-"""
+"""`perfsuite selftest`: checks that the gate catches every fault, structural ones by their counts."""
 
 from __future__ import annotations
 
@@ -40,8 +36,7 @@ from perfsuite.verdict.judge import MAX_UNHEALTHY, Policy
 from perfsuite.verdict.noise import class_noise
 from perfsuite.verdict.overall import Reference
 
-WIDTH = 40
-"""Columns of the name of a fault."""
+WIDTH = 40  # columns of the name of a fault
 ANSWERS = {
     "pass": ("every fault was caught, and a clean run was not", "green"),
     "fail": ("the gate does not catch what it must: do not trust its verdicts here", "red"),
@@ -82,12 +77,10 @@ def selftest(
 class Expectation(NamedTuple):
     """A fault, and the verdicts that are right for it."""
 
-    inject: str | None
-    """The fault as `perfsuite.case.fault.Fault` reads it; None injects nothing."""
+    inject: str | None  # the fault as `perfsuite.case.fault.Fault` reads it; None injects nothing
     outcomes: tuple[Outcome, ...] = ("failed",)
     failure: FailureKind | None = None
-    metric: str | None = None
-    """A metric that must have regressed."""
+    metric: str | None = None  # a metric that must have regressed
 
     def is_met(self, verdict: Verdict) -> bool:
         """Whether the verdict is right."""
@@ -111,8 +104,7 @@ EXPECTED = (
 )
 CLEAN = Expectation(None, ("passed", "improved", "inconclusive"))
 """Without a fault the case must neither regress nor fail; the rest depends on the machine's noise."""
-BASELINE_LAUNCHES = 5
-"""Launches of the baseline that is recorded first."""
+BASELINE_LAUNCHES = 5  # launches of the baseline that is recorded first
 HANG_TIMEOUT_S = {"cpu": 45, "cuda": 120}
 """Deadline of the launch that hangs, by device: GPUs take longer to start, the more of them the longer."""
 UNHEALTHY_LAUNCHES = 3 * MAX_UNHEALTHY
@@ -201,8 +193,7 @@ class Base(NamedTuple):
     """A case, and what its counts must show of each fault."""
 
     case: Case
-    faults: Mapping[Structural, str]
-    """The field of the finding that names the fault."""
+    faults: Mapping[Structural, str]  # the field of the finding that names the fault
 
 
 def bases(machine: Machine, directory: Path) -> tuple[Base, ...]:

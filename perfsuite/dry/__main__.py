@@ -1,7 +1,4 @@
-"""`python -m perfsuite.dry RUNDIR --rank R`: one rank of a dry run, as `perfsuite.dry.driver` starts it.
-
-Imports torch late: whoever asks torch first decides whether there is CUDA.
-"""
+"""`python -m perfsuite.dry RUNDIR --rank R`: one rank of a dry run. Imports torch late, after the guard."""
 
 from __future__ import annotations
 

@@ -43,8 +43,7 @@ class Block:
     size: int
     pool: _Pool
     is_free: bool = False
-    previous: Block | None = None
-    """Its neighbour in the same segment, as `next`."""
+    previous: Block | None = None  # its neighbour in the same segment, as `next`
     next: Block | None = None
 
 
@@ -174,17 +173,15 @@ def _rounded(size: int, unit: int) -> int:
 class Replayed(NamedTuple):
     """What the allocator would have told of a log, in bytes."""
 
+    # As `torch.cuda.max_memory_allocated`: the most that blocks in use held, rounding included.
     allocated: int
-    """As `torch.cuda.max_memory_allocated`: the most that blocks in use held, rounding included."""
-    reserved: int
-    """As `torch.cuda.max_memory_reserved`: the most that was taken from CUDA."""
+    reserved: int  # as `torch.cuda.max_memory_reserved`: the most that was taken from CUDA
 
 
 def replay(log: MemoryLog, *, workspaces: Iterable[int] = (), expandable_segments: bool = False) -> Replayed:
-    """Let an empty allocator live through a log: first what is there at the start, in the order of numbers.
+    """Let an empty allocator live through a log, with `workspaces` of so many bytes that it does not see.
 
-    `workspaces`: bytes of what libraries allocate for good, unseen by the log. A storage that is resized
-    takes its new block before it gives the old one back, as in torch.
+    A storage that is resized takes its new block before it gives the old one back, as in torch.
     """
     allocator = CachingAllocator(expandable_segments=expandable_segments)
     for size in workspaces:

@@ -1,9 +1,8 @@
 """Which attention kernel a GPU would run, where no kernel is there to ask. Worker side; imports torch.
 
-`torch.nn.functional.scaled_dot_product_attention` chooses in C++, among the kernels of its build. The choice
-here follows `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp` of torch 2.13: cuDNN's kernel first on
-Hopper and Blackwell, as with a cuDNN after 9.15; then flash attention, from Ampere on; both for 16 bits
-without a mask. Else the memory-efficient kernel, or plain operations where key-value heads are shared.
+After aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of torch 2.13: cuDNN's kernel first on Hopper and
+Blackwell, as with a cuDNN after 9.15; then flash attention, from Ampere on; both for 16 bits without a mask.
+Else the memory-efficient kernel, or plain operations where key-value heads are shared.
 """
 
 from __future__ import annotations
@@ -62,10 +61,7 @@ def pretend(machine: Machine) -> None:
 
 
 def chosen(capability: tuple[int, int], query: Tensor, *, is_masked: bool, shares_heads: bool) -> str:
-    """Return the kernel for such a query: `cudnn`, `flash`, `efficient` or `plain`.
-
-    Of those that are allowed now: `torch.nn.attention.sdpa_kernel` takes some away for a time.
-    """
+    """Return the kernel, of those allowed now, for such a query: `cudnn`, `flash`, `efficient` or `plain`."""
     allowed = torch.backends.cuda
     if query.device.type != "cuda":
         return "plain"

@@ -13,8 +13,7 @@ from perfsuite import documents
 from perfsuite.case.case import Case, CaseList
 from perfsuite.errors import CaseError
 
-NO_TESTS_COLLECTED = 5
-"""pytest's exit status where a selection is empty."""
+NO_TESTS_COLLECTED = 5  # pytest's exit status where a selection is empty
 
 
 def by_id(directory: Path, ids: Sequence[str]) -> list[Case]:

@@ -1,8 +1,4 @@
-"""`torch.cuda` as on a machine with GPUs, in a process whose tensors are all fake. Worker side; imports
-torch.
-
-`guard.load` must come before: it makes autograd believe in the device.
-"""
+"""`torch.cuda` as on a machine with GPUs, for fake tensors, after `guard.load`. Imports torch."""
 
 from __future__ import annotations
 
@@ -22,10 +18,8 @@ ONE_KERNEL = ("_fused_rms_norm", "_fused_rms_norm_backward", "mish_backward", "s
 """Operators of torch's `native_functions.yaml` that are one kernel for CUDA. Where that kernel is missing, as
 in a build for CPUs, torch makes most of them of other operators."""
 
-NCCL = (2, 27, 7)
-"""The version that is pretended: scripts ask for bf16, which came with 2.10."""
-_kept: list[Any] = []
-"""What is registered stays so as long as its library lives."""
+NCCL = (2, 27, 7)  # the version that is pretended: scripts ask for bf16, which came with 2.10
+_kept: list[Any] = []  # what is registered stays so as long as its library lives
 
 
 class _Idle:

@@ -1,7 +1,4 @@
-"""Runs a case dry in processes of its own, and makes a `Run` of what they count.
-
-Driver side; imports neither torch nor pytest. Takes no lock and needs no quiet machine: nothing is timed.
-"""
+"""Runs a case dry in processes of its own, and makes a `Run` of what they count. Nothing is timed."""
 
 from __future__ import annotations
 
@@ -29,8 +26,7 @@ from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import ANCESTOR_PID, RunDir
 
-TIMEOUT_S = 3600
-"""Seconds after which the process of a dry run is killed."""
+TIMEOUT_S = 3600  # seconds after which the process of a dry run is killed
 
 
 def dry_run(
@@ -44,10 +40,9 @@ def dry_run(
 ) -> Run:
     """Run `case` dry as each of `ranks` (default: those that tell what all do), one process after another.
 
-    The processes run in the environment of `arm`; one that runs when `stop` is set is killed. All files are
-    in `directory`, as those of a launch. What went wrong in a process is in the `failure` of the run. Raises
-    `DryRunError` for a case or a rank that cannot be run dry, with the reason, and `CaseError` for a case
-    that its framework refuses.
+    `arm` is their environment; `stop` kills the one that runs. `directory` is as a launch's. What went wrong
+    in a process is in the `failure` of the run. Raises `DryRunError` for what cannot be run dry, and
+    `CaseError` for what the framework refuses.
     """
     last = case.topology.world_size - 1
     for rank in ranks or ():
@@ -120,10 +115,7 @@ def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int, arm: Arm, 
 
 
 def _environment(case: Case, rank: int) -> dict[str, str]:
-    """Return this process's environment, with the variables that torchrun gives a rank.
-
-    But every rank is the first of its node: there is one pretended device, number 0.
-    """
+    """Return this process's environment with torchrun's variables of a rank, on the one pretended device."""
     topology = case.topology
     return {
         **os.environ,

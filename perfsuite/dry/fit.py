@@ -1,7 +1,6 @@
 """Predicts the memory that a rank needs on its GPU, and says whether the card has it. Pure.
 
-What the log of a step cannot see is added from sources: the workspaces of cuBLAS, which lie in the caching
-allocator, and CUDA's context and NCCL's buffers, which lie outside of it.
+To the log of a step are added cuBLAS's workspaces, CUDA's context and NCCL's buffers, from sources.
 """
 
 from __future__ import annotations
@@ -38,10 +37,7 @@ MATMUL_THREADS = 2
 
 
 def predict(log: MemoryLog, counts: Counts, machine: Machine, rank: int, *, built: int = 0) -> Fit | None:
-    """Predict the memory of the rank that `log` and `counts` are of; None on a CPU.
-
-    `built`: bytes of the whole model's parameters, where the rank has them before they are sharded.
-    """
+    """Predict a rank's memory by `log` and `counts`; None on a CPU. `built`: bytes of the whole model."""
     if machine.device == "cpu":
         return None
     workspaces = [workspace_bytes(machine)] * MATMUL_THREADS

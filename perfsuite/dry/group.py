@@ -31,11 +31,7 @@ _LIBRARY = Library("c10d", "IMPL")  # what is registered lives as long as it
 
 
 def pretend(rank: int, world_size: int) -> None:
-    """Make this process `rank` of `world_size`: whoever makes a process group, of any backend, gets a fake
-    one.
-
-    To be called when every library is loaded that has imported these functions under names of its own.
-    """
+    """Make this process `rank` of `world_size`, with fake process groups. Call it when all is imported."""
     fake_store = module("torch.testing._internal.distributed.fake_pg").FakeStore
     init, new_group = dist.init_process_group, dist.new_group
 

@@ -18,8 +18,7 @@ from perfsuite.errors import DryRunError
 
 SOURCE = Path(__file__).with_name("guard.cpp")
 COMPILER = "g++"
-BUILD_S = 300
-"""Most seconds that a build may take: it takes 3 to 10."""
+BUILD_S = 300  # most seconds that a build may take: it takes 3 to 10
 
 
 def why_not() -> str | None:
@@ -36,10 +35,7 @@ def why_not() -> str | None:
 
 
 def library() -> Path:
-    """Return the file of the built guard, in the user's cache: another for each torch, source and Python.
-
-    Another for each environment, too: it is linked with the torch of that one, which may be deleted later.
-    """
+    """Return the file of the built guard in the user's cache: for this torch, source, Python, environment."""
     torch = f"{torch_build.installed().get('__version__')} {_torch()}"
     key = f"{torch} {sys.version} {sys.platform}".encode() + SOURCE.read_bytes()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -47,10 +43,7 @@ def library() -> Path:
 
 
 def load() -> None:
-    """Have torch believe in CUDA, for the rest of this process, in which torch must not be loaded yet.
-
-    Builds the guard if nobody has. Raises `DryRunError` if that fails.
-    """
+    """Have torch, not loaded yet, believe in CUDA in this process. Raises `DryRunError` if that fails."""
     assert "torch" not in sys.modules, "whoever asks first decides whether there is CUDA"
     file = library()
     if not file.exists():
@@ -61,10 +54,7 @@ def load() -> None:
 
 
 def build(file: Path) -> None:
-    """Compile the guard. Two processes may do so at once: each moves a whole file into place.
-
-    Raises `DryRunError` with what the compiler said.
-    """
+    """Compile the guard, and move it into place whole. Raises `DryRunError` with the compiler's words."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=file.parent, suffix=".so")

@@ -12,10 +12,7 @@ from perfsuite.launch.requirements import CHECKS, OF_THE_MACHINE
 
 
 def why_not(case: Case, machine: Machine) -> str | None:
-    """Return why `case` cannot be run dry on the pretended `machine`, or None.
-
-    Raises `CaseError` if its framework or torch is not installed.
-    """
+    """Return why `case` cannot be run dry on `machine`, or None. Raises `CaseError` without its packages."""
     framework = framework_of(case)
     if (problem := torch_build.wrong_build(pretended_cpu(case.topology))) is not None:
         raise CaseError(problem)

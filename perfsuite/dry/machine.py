@@ -16,11 +16,9 @@ ANY_GPU = "NVIDIA H100 80GB HBM3"
 
 
 def pretended(case: Case, device: Device | None = None) -> tuple[Machine, str | None]:
-    """Return the machine on which `case` is run dry, and why it is another than the case is meant for, or
-    None.
+    """Return the machine on which `case` is run dry, and why it is none that the case is meant for, or None.
 
-    It has the first GPU of `case.hardware`; a CPU if that is what the case is meant for, or where no CUDA can
-    be pretended. Raises `DryRunError` if `device` asks for CUDA all the same.
+    Raises `DryRunError` if `device` asks for CUDA where none can be pretended.
     """
     wanted = device or ("cpu" if case.hardware[0] == "cpu" else "cuda")
     reason = guard.why_not() if wanted == "cuda" else None

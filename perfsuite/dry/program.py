@@ -1,7 +1,6 @@
 """Runs the Python program of a script's command in this process, as one rank. Worker side; imports torch.
 
-A launcher of ranks (torchrun, `accelerate launch`, `torch.multiprocessing.spawn`) runs, but starts no
-process: what it would have started is called here, once, as the rank that this process is.
+A launcher of ranks, such as torchrun, runs, but starts no process: its target is called here, once.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from perfsuite.errors import DryRunError, MismatchError, ScriptError
 from perfsuite.frameworks.common.patches import found, module, replace
 
 PYTHON = re.compile(r"python[\d.]*")
-ONE_WORD = re.compile(r"-[bBdEiIOPqsSuvx]+")
-"""Options of the interpreter that take no word after them."""
+ONE_WORD = re.compile(r"-[bBdEiIOPqsSuvx]+")  # options of the interpreter that take no word after them
 TWO_WORDS = ("-W", "-X", "--check-hash-based-pycs")
 
 
@@ -115,10 +113,7 @@ def _replace_launchers(rank: int, world_size: int) -> None:
 
 
 def place(passed: Iterable[tuple[FrameType, int]]) -> str | None:
-    """Return the last line of the user's own code among frames with their lines: `train.py:12: loss.item()`.
-
-    If that line called a library other than torch, the library's own line follows.
-    """
+    """Return the last line of the user's code among frames, and the line of a library that it called."""
     own, library = None, None
     not_own = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), "<")
     for frame, line in passed:

@@ -1,7 +1,4 @@
-"""The process of a dry run: builds a case as one rank of its world, makes a few steps of it, counts them.
-
-Worker side; imports torch. `perfsuite.dry.__main__` loads the guard before this module.
-"""
+"""The process of a dry run: builds a case as one rank of its world, makes a few steps, counts them."""
 
 from __future__ import annotations
 
@@ -40,10 +37,8 @@ class Enough(BaseException):
 class DryRank:
     """One rank that is pretended. `report` names it and holds nothing yet."""
 
-    workload: Workload
-    """What is trained; there once it is built."""
-    environment: dict[str, str]
-    """Versions and variables of this process."""
+    workload: Workload  # what is trained; there once it is built
+    environment: dict[str, str]  # versions and variables of this process
     answers: type[values.NoValues] = values.NoValues
 
     def __init__(self, case: Case, report: RankReport, machine: Machine, directory: Path) -> None:

@@ -203,10 +203,7 @@ def _format(self: Any, spec: str) -> str:
 
 
 def _swap(one: Any, other: Any) -> None:
-    """Stand in for `torch.utils.swap_tensors`, by which modules move.
-
-    torch's refuses tensors with weak references, and torch itself has some to fake parameters.
-    """
+    """Stand in for `torch.utils.swap_tensors`, by which modules move: torch's refuses weak references."""
     torch._C._swap_tensor_impl(one, other)
     slots: Any = copyreg._slotnames  # type: ignore[attr-defined]
     for name in ("__class__", "__dict__", *{*slots(type(one)), *slots(type(other))}):

@@ -100,10 +100,7 @@ class FsdpFields(Data):
 
     @property
     def sharding(self) -> str:
-        """Sharding strategy that the file gives to FSDP1.
-
-        accelerate 1.15 takes FULL_SHARD where the file has the newer name alone; a worker refuses that run.
-        """
+        """The strategy of FSDP1. accelerate 1.15 ignores the newer name alone; a worker refuses that run."""
         return str(self.fsdp_sharding_strategy or self.fsdp_reshard_after_forward or "FULL_SHARD")
 
 

@@ -1,7 +1,4 @@
-"""What a framework does: how its ranks are started, what it cannot do, and how it builds a training step.
-
-Imports neither torch nor pytest; `build` imports torch when called.
-"""
+"""What a framework does: how its ranks are started, what it cannot do, and how it builds a training step."""
 
 from __future__ import annotations
 
@@ -181,10 +178,7 @@ def framework_of(case: Case) -> Framework:
 
 
 def missing_package(*packages: str) -> str | None:
-    """Which of these packages is not installed and how to get it, or None. A broken one is not missing.
-
-    A version that perfsuite's own metadata excludes counts as missing, too.
-    """
+    """Which of these is not installed in a version that perfsuite takes, and how to get it, or None."""
     for package in packages:
         extra, wanted = optional_packages().get(package, (None, None))
         what = package if extra is None else f"'perfsuite[{extra}]'"
@@ -199,10 +193,7 @@ def missing_package(*packages: str) -> str | None:
 
 @functools.cache
 def optional_packages() -> Mapping[str, tuple[str, SpecifierSet]]:
-    """Packages that are not installed with perfsuite: the extra that installs each, and its versions.
-
-    By perfsuite's own metadata; none from a source tree on the path, which has none.
-    """
+    """Return the extra and versions of each package that is not installed with perfsuite, by its metadata."""
     from packaging.requirements import Requirement
 
     lines: list[str] = []

@@ -1,7 +1,4 @@
-"""DistributedDataParallel: every rank holds the whole model; gradients are all-reduced in buckets.
-
-The shortest framework that trains: read it first.
-"""
+"""DistributedDataParallel: the whole model in every rank. The shortest framework: read it first."""
 
 from __future__ import annotations
 

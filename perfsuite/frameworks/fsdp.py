@@ -10,13 +10,7 @@ from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises
 from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
-from perfsuite.frameworks.common.sharding import (
-    Prefetch,
-    ShardingStrategy,
-    dry_plan,
-    fsdp1_unsupported,
-    prefetch,
-)
+from perfsuite.frameworks.common import sharding
 
 
 class FSDP(Framework):
@@ -25,11 +19,11 @@ class FSDP(Framework):
     name: ClassVar[str] = "fsdp"
     promises: ClassVar[Promises] = Promises(ignores=frozenset())
 
-    sharding_strategy: ShardingStrategy
+    sharding_strategy: sharding.ShardingStrategy
     """What is sharded: all; gradients and optimizer state; nothing; all, but within groups only."""
     shard_group: int | None = Field(default=None, ge=2)
     """For HYBRID_SHARD: ranks in a group that shards; groups replicate. None: the ranks of one node."""
-    backward_prefetch: Prefetch = "BACKWARD_PRE"
+    backward_prefetch: sharding.Prefetch = "BACKWARD_PRE"
     """When the next block's parameters are gathered in backward."""
     cpu_offload: bool = False
     """Keep parameters, gradients and optimizer state in host memory."""
@@ -38,11 +32,13 @@ class FSDP(Framework):
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         strategy, group = self.sharding_strategy, self.shard_group
-        return fsdp1_unsupported(case, machine, strategy, shard_group=group, cpu_offload=self.cpu_offload)
+        return sharding.fsdp1_unsupported(
+            case, machine, strategy, shard_group=group, cpu_offload=self.cpu_offload
+        )
 
     def dry(self, case: Case) -> DryPlan:
         # Flat parameters are cut where ranks end, within parameters or between.
-        return dry_plan(ranks_differ=True, offloads=self.cpu_offload)
+        return sharding.dry_plan(ranks_differ=True, offloads=self.cpu_offload)
 
     def expected(self, case: Case) -> dict[str, str]:
         return {"wrapper": "FullyShardedDataParallel", "sharding": self.sharding_strategy}
@@ -70,7 +66,7 @@ class FSDP(Framework):
             device_mesh=mesh,
             sharding_strategy=fsdp.ShardingStrategy[self.sharding_strategy],
             auto_wrap_policy=ModuleWrapPolicy({type(block) for block in blocks(inner)}),
-            backward_prefetch=prefetch(self.backward_prefetch),
+            backward_prefetch=sharding.prefetch(self.backward_prefetch),
             cpu_offload=fsdp.CPUOffload(offload_params=self.cpu_offload),
             mixed_precision=mixed_precision,
             device_id=ranks.device,

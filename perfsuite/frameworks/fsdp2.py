@@ -1,9 +1,6 @@
 """FSDP2, `fully_shard`: every parameter a DTensor, sharded on its first dimension, gathered per block.
 
-Tensor parallelism, for transformers' Llama, splits the matmuls of each block by columns and then by rows
-(Shoeybi et al. 2019, Megatron-LM), so that attention heads and MLP columns stay with their rank, and each
-half of a block needs one all-reduce in forward and one in backward. The embedding and the head are split by
-vocabulary; the logits are gathered. Norms are replicated.
+Tensor parallelism, for transformers' Llama alone, is that of Megatron-LM (Shoeybi et al. 2019).
 """
 
 from __future__ import annotations
@@ -130,11 +127,7 @@ def _tensor_parallel_unsupported(case: Case, ranks: int) -> str | None:
 
 
 def _parallelize_llama(model: Any, mesh: Any) -> None:
-    """Split a transformers Llama, on the meta device or not, over a 1-D mesh.
-
-    Attention and MLP take their input as one DTensor, so that its gradients by q, k and v, or by gate and
-    up, are added before they are reduced: one all-reduce instead of one for each.
-    """
+    """Split a transformers Llama over a 1-D mesh. One DTensor is the input of q, k, v: it is reduced once."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,

@@ -1,7 +1,6 @@
 """Lightning Fabric: its own strategies and precision plugins, in ranks that perfsuite starts.
 
-FSDP1 shards per transformer block and recomputes by the strategy's own activation checkpointing. DDP and
-FSDP2 have none of their own: blocks are checkpointed as everywhere else.
+Its FSDP1 strategy checkpoints blocks itself; for its DDP and FSDP2 they are checkpointed as everywhere else.
 """
 
 from __future__ import annotations
@@ -13,13 +12,7 @@ from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises, changed_fields
 from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
-from perfsuite.frameworks.common.sharding import (
-    Prefetch,
-    ShardingStrategy,
-    dry_plan,
-    fsdp1_unsupported,
-    prefetch,
-)
+from perfsuite.frameworks.common import sharding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,9 +34,9 @@ class Lightning(Framework):
 
     strategy: Literal["ddp", "fsdp", "fsdp2"]
     """`DDPStrategy`, `FSDPStrategy` (on GPUs only), or `ModelParallelStrategy` with FSDP2 in all ranks."""
-    sharding_strategy: ShardingStrategy = "FULL_SHARD"
+    sharding_strategy: sharding.ShardingStrategy = "FULL_SHARD"
     """For `fsdp`, as the next two. HYBRID_SHARD shards within a node."""
-    backward_prefetch: Prefetch = "BACKWARD_PRE"
+    backward_prefetch: sharding.Prefetch = "BACKWARD_PRE"
     cpu_offload: bool = False
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
@@ -53,7 +46,9 @@ class Lightning(Framework):
                 return "Fabric's FSDPStrategy runs on GPUs only"
             if case.activation_checkpointing == "selective-op":
                 return "Fabric's FSDPStrategy recomputes whole blocks: no checkpointing 'selective-op'"
-            return fsdp1_unsupported(case, machine, self.sharding_strategy, cpu_offload=self.cpu_offload)
+            return sharding.fsdp1_unsupported(
+                case, machine, self.sharding_strategy, cpu_offload=self.cpu_offload
+            )
         if options := changed_fields(self, skip=frozenset({"strategy"})):
             return f"{', '.join(options)}: for strategy 'fsdp' only, not for {self.strategy!r}"
         if fp16 and self.strategy == "fsdp2":
@@ -63,7 +58,7 @@ class Lightning(Framework):
         return None
 
     def dry(self, case: Case) -> DryPlan:
-        return dry_plan(ranks_differ=self.strategy == "fsdp", offloads=self.cpu_offload)
+        return sharding.dry_plan(ranks_differ=self.strategy == "fsdp", offloads=self.cpu_offload)
 
     def expected(self, case: Case) -> dict[str, str]:
         return {
@@ -151,7 +146,7 @@ class Lightning(Framework):
             "device_mesh": (topology.nodes, topology.processes_per_node) if hybrid else None,
             "auto_wrap_policy": {type(block) for block in blocks},
             "activation_checkpointing_policy": is_recomputed if recomputed else None,
-            "backward_prefetch": prefetch(self.backward_prefetch),
+            "backward_prefetch": sharding.prefetch(self.backward_prefetch),
             "cpu_offload": self.cpu_offload,
         }
         return FSDPStrategy(**options)

@@ -1,7 +1,4 @@
-"""Any training script, unmodified: the clock attaches to it from outside (`perfsuite.worker.attach`).
-
-Imports neither torch nor pytest.
-"""
+"""Any training script, unmodified: the clock attaches to it from outside (`perfsuite.worker.attach`)."""
 
 from __future__ import annotations
 
@@ -194,10 +191,7 @@ class Script(Framework):
 
 
 def _name(words: Sequence[str]) -> str:
-    """The stem of the first Python file, else the module after `-m`, else the program and its first word.
-
-    Words after the first Python file are its arguments, such as a configuration.
-    """
+    """The stem of the first Python file, else the module after `-m`, else the program and its first word."""
     if (file := next((word for word in words if word.endswith(".py")), None)) is not None:
         return Path(file).stem
     if modules := [word for flag, word in pairwise(words) if flag == "-m"]:

@@ -1,19 +1,14 @@
 """Finds where the level of a series changed: optimal segmentation, then a t-test of each change. Pure.
 
-1. The noise is estimated from the differences of neighbours, which a step changes little. Where neighbouring
-   nights are correlated (a machine has good and bad weeks), the standard error of a mean is larger than its
-   number of nights says.
-2. Single outliers are clipped to near the median of their neighbours, so that one bad night is no change.
-3. The piecewise constant fit with the smallest cost (squared residuals in units of the noise, plus a penalty
-   for each level) is found exactly: optimal partitioning, Jackson et al., IEEE Signal Processing Letters
-   12(2), 2005.
-4. A change is kept if it is large enough and significant by Student's t of its two sides; the weakest change
-   is removed first, and its two levels are joined.
+1. The noise is estimated from the differences of neighbours, which a step changes little, and the correlation
+of neighbouring nights is taken into account. 2. Single outliers are clipped to near the median of their
+neighbours, so that one bad night is no change. 3. The piecewise constant fit of the smallest cost (squared
+residuals in units of the noise, and a penalty for each level) is found exactly: Jackson et al., IEEE Signal
+Processing Letters 12(2), 2005. 4. A change is kept if it is large enough and significant by Student's t of
+its two sides.
 
-All on logarithms, so that changes are relative. A slow drift is found as several small steps.
-
-asv's detector and Apache Otava have more false alarms or miss more (tests/benchmarks/drift.py); ruptures
-would replace step 3 alone, and bring scipy. Imports numpy inside functions.
+All on logarithms, so that changes are relative. A slow drift is found as several small steps. By hand, as
+asv's detector and Apache Otava err more (tests/benchmarks/drift.py), and ruptures brings scipy for step 3.
 """
 
 from __future__ import annotations
@@ -35,14 +30,11 @@ if TYPE_CHECKING:
 
 SIGNIFICANT = 4.4
 """Standard errors by which a change must differ from 0; tuned to no false alarm in 100 series of a year."""
-MIN_NIGHTS = 3
-"""Fewest points of a level: fewer may be one bad night and its repetition."""
+MIN_NIGHTS = 3  # fewest points of a level: fewer may be one bad night and its repetition
 NOISE_FLOOR = 0.0005
 """Smallest noise that is believed, relative: values that repeat to the digit, as memory does, need one."""
-_NEIGHBOURS = 2
-"""Points on either side of one whose median it is compared with."""
-_CLIP = 3.5
-"""Standard deviations from that median to which a point is clipped."""
+_NEIGHBOURS = 2  # points on either side of one whose median it is compared with
+_CLIP = 3.5  # standard deviations from that median to which a point is clipped
 _MAD_OF_DIFFERENCES = round(NormalDist().inv_cdf(0.75), 4) * math.sqrt(2)
 """Median absolute difference of two normal values of standard deviation 1."""
 
@@ -50,20 +42,13 @@ _MAD_OF_DIFFERENCES = round(NormalDist().inv_cdf(0.75), 4) * math.sqrt(2)
 class ChangePoint(Data):
     """A change of level between two neighbouring points of a series."""
 
-    index: int
-    """Index of the first point of the new level."""
-    earliest: int
-    """Smallest index at which the change may be, at 99 % confidence."""
-    latest: int
-    """Largest such index."""
-    before: float
-    """Level before the change, in the unit of the series."""
-    after: float
-    """Level after it."""
-    relative: float
-    """Size of the change: +0.05 is 5 % more."""
-    interval: tuple[float, float]
-    """99 % confidence interval of `relative`."""
+    index: int  # index of the first point of the new level
+    earliest: int  # smallest index at which the change may be, at 99 % confidence
+    latest: int  # largest such index
+    before: float  # level before the change, in the unit of the series
+    after: float  # level after it
+    relative: float  # size of the change: +0.05 is 5 % more
+    interval: tuple[float, float]  # 99 % confidence interval of `relative`
 
 
 class _Step(NamedTuple):
@@ -72,24 +57,18 @@ class _Step(NamedTuple):
     start: int
     middle: int
     end: int
-    before: float
-    """Mean of the points from `start` to before `middle`."""
-    size: float
-    """Mean of the points from `middle` to before `end`, minus `before`."""
-    error: float
-    """Standard error of `size`."""
+    before: float  # mean of the points from `start` to before `middle`
+    size: float  # mean of the points from `middle` to before `end`, minus `before`
+    error: float  # standard error of `size`
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Fit:
     """Sums of a series, and the noise by which its levels are judged."""
 
-    sums: Floats
-    """Cumulative sums of the logarithms, beginning with 0: one more than there are points."""
-    noise: float
-    """Standard deviation of a point, enlarged for the correlation of neighbours."""
-    degrees: int
-    """Degrees of freedom of `noise`."""
+    sums: Floats  # cumulative sums of the logarithms, beginning with 0: one more than there are points
+    noise: float  # standard deviation of a point, enlarged for the correlation of neighbours
+    degrees: int  # degrees of freedom of `noise`
 
     def steps(self, bounds: Sequence[int]) -> list[_Step]:
         """Return the change at each inner bound."""
@@ -113,10 +92,7 @@ class _Fit:
         return steps
 
     def change(self, step: _Step, origin: float) -> ChangePoint:
-        """Convert a step to the unit of the series. `origin` is the logarithm that was subtracted from all.
-
-        At 99 %, the change is at one of the indices where the fit costs little more.
-        """
+        """Convert a step to the unit of the series; `origin` is the logarithm subtracted from all."""
         import numpy as np
 
         sums, start, end = self.sums, step.start, step.end
@@ -151,10 +127,7 @@ def correlation(series: Sequence[float]) -> float:
 
 
 def change_points(series: Sequence[float], *, min_change: float, correlation: float = 0) -> list[ChangePoint]:
-    """Find changes of level by at least `min_change` (relative), oldest first. Values must be above 0.
-
-    `correlation` is that of neighbours, as the function `correlation` estimates it, from 0 to 0.9.
-    """
+    """Find changes of level by `min_change` or more (relative), oldest first, in values above 0."""
     import numpy as np
 
     if len(series) < 2 * MIN_NIGHTS:
@@ -186,8 +159,7 @@ def _without_outliers(logs: Floats, noise: float) -> Floats:
 def _cheapest(sums: Floats) -> list[int]:
     """Return the bounds of the levels of the cheapest fit: 0, the index of each change, the length.
 
-    `sums` are in units of the noise. The sum of all squares is the same for every fit and left out: a level
-    costs the penalty minus (sum of its points)^2 / length.
+    `sums` are in units of the noise. The sum of all squares, the same for every fit, is left out.
     """
     import numpy as np
 

@@ -3,9 +3,7 @@
     DIR/cases/<case id>.<digest>.json                      a case in full, once
     DIR/<hardware class>/<commit>/<time>-<digest>.json     what one session measured there
 
-No file is ever rewritten, and a session's file name follows from its content: two machines may add to the
-same history at once, git merges it without conflict, and adding a session again changes nothing. The step
-times are not kept: those of a night are a hundred times as large as all the rest.
+No file is rewritten, and its name follows from its content: several machines may add to one history.
 """
 
 from __future__ import annotations
@@ -45,8 +43,7 @@ class StoredCase(Document):
 
     schema_version: Literal[1] = 1
     id: str
-    parameters: dict[str, str]
-    """`Case.parameters`: what distinguishes it from other cases."""
+    parameters: dict[str, str]  # `Case.parameters`: what distinguishes it from other cases
     case: dict[str, Any]
 
     @property
@@ -58,21 +55,17 @@ class StoredCase(Document):
 class StoredResult(Data):
     """The figures of one case in a session: the median of each launch, in seconds or bytes."""
 
-    case: str
-    """The name of its file in `cases/`, without `.json`."""
+    case: str  # the name of its file in `cases/`, without `.json`
     outcome: str
     step_s_p50: Column
     step_s_mean: Column
-    probe_s_p50: Column
-    """Seconds that a fixed piece of work took between the steps, on a CPU."""
+    probe_s_p50: Column  # seconds that a fixed piece of work took between the steps, on a CPU
     peak_memory_bytes: Column
     tokens_per_step: int | None
-    settings: int
-    """Index in `StoredSession.settings`."""
-    environment: int
-    """Index in `StoredSession.environments`."""
+    settings: int  # index in `StoredSession.settings`
+    environment: int  # index in `StoredSession.environments`
+    # Rates of the device in the last launch, before the workload was built.
     device_probe: dict[str, float] = Field(default_factory=dict)
-    """Rates of the device in the last launch, before the workload was built."""
 
 
 class StoredSession(Document):
@@ -84,10 +77,9 @@ class StoredSession(Document):
     commit: str = Field(pattern=r"^[0-9a-f]{40,64}$")
     started_at: datetime
     machine: Machine
+    # Distinct settings of the cases; most cases of a session share a few.
     settings: tuple[dict[str, str], ...]
-    """Distinct settings of the cases; most cases of a session share a few."""
-    environments: tuple[dict[str, str], ...]
-    """Distinct environments of the cases."""
+    environments: tuple[dict[str, str], ...]  # distinct environments of the cases
     results: tuple[StoredResult, ...]
 
 
@@ -97,14 +89,10 @@ class Place(NamedTuple):
     file: Path
     hardware_class: str
     commit: str
-    day: str
-    """The day on which it was started, UTC, as YYYYMMDD."""
+    day: str  # the day on which it was started, UTC, as YYYYMMDD
 
     def read(self, cases: Mapping[str, StoredCase]) -> StoredSession:
-        """Read the session, whose cases are among these.
-
-        Raises `FileError`, also if the file is not where its content says, or if the history lost a case.
-        """
+        """Read the session. Raises `FileError` if it is another's, or the history lost one of its `cases`."""
         session = documents.read(self.file, StoredSession)
         if (session.hardware_class, session.commit) != (self.hardware_class, self.commit):
             raise FileError(
@@ -122,14 +110,10 @@ class Place(NamedTuple):
 class Added:
     """The result of adding one `results.json` to a history."""
 
-    written: Sequence[Path]
-    """New files. Empty if it had been added before, or if nothing of it can be kept."""
-    known: bool
-    """Whether any of its parts had been added before."""
-    kept: int
-    """Number of results of it that the history holds now."""
-    left_out: Sequence[str]
-    """Results that cannot be kept, and why."""
+    written: Sequence[Path]  # new files. Empty if it had been added before, or if nothing of it can be kept
+    known: bool  # whether any of its parts had been added before
+    kept: int  # number of results of it that the history holds now
+    left_out: Sequence[str]  # results that cannot be kept, and why
 
 
 def add(history: Path, file: Path) -> Added:
@@ -199,10 +183,9 @@ def places(
 def on_branch(
     places: Sequence[Place], history: Path, repo: Path, branch: str
 ) -> tuple[list[Place], dict[str, int], dict[str, str]]:
-    """Return the sessions of a branch's commits, the times of all its commits, and the commits left out.
+    """Return a branch's sessions, its commits' times in seconds, oldest first, and why others are left out.
 
-    The times are in seconds, by commit, the oldest first; each commit that is left out has the reason. Raises
-    `GitError`, and `FileError` if no session is left.
+    Raises `GitError`, and `FileError` if no session is left.
     """
     dates = git.dates(repo, branch)
     unplaced = git.unplaced({place.commit for place in places} - dates.keys(), repo, branch)

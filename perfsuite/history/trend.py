@@ -1,8 +1,4 @@
-"""Finds changes of level in a history: when, by how much, between which commits, and what else changed there.
-
-A gate that compares with one baseline does not see a slow drift. Here every session counts, in the order of
-time or, with a repository, of its commits.
-"""
+"""Finds changes of level in a history: when, how large, between which commits, what else changed there."""
 
 from __future__ import annotations
 
@@ -34,8 +30,7 @@ METRICS: Mapping[MetricName, Metric] = {
 }
 PERIOD = timedelta(days=90)
 """How far back changes are reported without `since`: a slow one is found weeks after it began."""
-MIN_CHANGE = 0.005
-"""Smallest change that is reported, relative."""
+MIN_CHANGE = 0.005  # smallest change that is reported, relative
 MIN_FOR_CORRELATION = 30
 """Fewest sessions of a series from which the correlation of neighbouring sessions is estimated."""
 UNKNOWN_CORRELATION: Mapping[MetricName, float] = {"tokens/s": 0.3, "samples/s": 0.3, "peak memory": 0.0}
@@ -50,27 +45,19 @@ class Drift(Data):
     hardware_class: str
     case: str
     metric: MetricName
-    change: ChangePoint
-    """Its indices count the sessions of this series."""
-    first_day: date
-    """Day of the last session before the change, at 99 % confidence."""
-    last_day: date
-    """Day of the first session after it."""
-    first_commit: str
-    """Commit of the last session before the change."""
-    last_commit: str
-    """Commit of the first session after it."""
-    commits_between: int | None
-    """Number of commits that may have made it; None without a repository."""
+    change: ChangePoint  # its indices count the sessions of this series
+    first_day: date  # day of the last session before the change, at 99 % confidence
+    last_day: date  # day of the first session after it
+    first_commit: str  # commit of the last session before the change
+    last_commit: str  # commit of the first session after it
+    commits_between: int | None  # number of commits that may have made it; None without a repository
+    # The differences between these sessions: versions, settings, driver, the case itself.
     environment: tuple[str, ...]
-    """The differences between these sessions: versions, settings, driver, the case itself."""
-    worse: bool
-    """Whether it costs more since."""
-    accepted: bool
-    """Whether the reviewed baseline of this case was measured after it, at the new level."""
+    worse: bool  # whether it costs more since
+    accepted: bool  # whether the reviewed baseline of this case was measured after it, at the new level
+    # Whether somebody must look: worse, not accepted, and the newest level is still worse than that before
+    # this change. What was not measured for 90 days has no open findings.
     open: bool
-    """Whether somebody must look: worse, not accepted, and the newest level is still worse than that before
-    this change. What was not measured for 90 days has no open findings."""
 
     @property
     def state(self) -> str:
@@ -100,16 +87,12 @@ class Trend(Document):
     """The changes of a history, as `perfsuite history trend --json` prints them."""
 
     schema_version: Literal[1] = 1
-    since: date
-    """The day from which changes are reported."""
-    sessions: int
-    """Number of sessions that were read."""
-    series: int
-    """Number of series: metrics of cases on hardware classes."""
+    since: date  # the day from which changes are reported
+    sessions: int  # number of sessions that were read
+    series: int  # number of series: metrics of cases on hardware classes
+    # Changes since that day and, without `--since`, older ones that are open; the worst first.
     findings: tuple[Drift, ...]
-    """Changes since that day and, without `--since`, older ones that are open; the worst first."""
-    unplaced: dict[str, str]
-    """Commits whose sessions are left out, and why."""
+    unplaced: dict[str, str]  # commits whose sessions are left out, and why
 
     @property
     def failing(self) -> list[Drift]:
@@ -120,8 +103,7 @@ class Trend(Document):
 class _Point(NamedTuple):
     value: float
     place: Place
-    circumstances: Mapping[str, str]
-    """What may explain a change, by name."""
+    circumstances: Mapping[str, str]  # what may explain a change, by name
 
 
 class _Key(NamedTuple):
@@ -273,11 +255,7 @@ def _findings(
 
 
 def _accepts(file: Path, metric: Metric, levels: tuple[float, float], day: date) -> bool:
-    """Tell whether a baseline was measured on that day (UTC) or later, at the new of two levels.
-
-    `levels` are the costs (before, after); the border is their geometric mean. A baseline that cannot be read
-    accepts nothing here: it is an error where its case is judged.
-    """
+    """Tell whether a baseline was measured on that day (UTC) or later, at the new of two levels of cost."""
     try:
         baseline = documents.read(file, Baseline)
         measured_on = datetime.fromisoformat(baseline.recorded_at).astimezone(UTC).date()

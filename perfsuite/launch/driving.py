@@ -1,7 +1,6 @@
-"""Starts the agents of a job by one command and watches the job. Imports neither torch nor pytest.
+"""Starts the agents of a job by one command, and watches the job: the same for every launcher.
 
-This is the same for every launcher. What differs is the command: on one machine it is the agent, on several
-nodes a command of the scheduler that starts an agent on each. The command's stdin must be that of the agents.
+On one machine the command is the agent, on several a scheduler's; its stdin must be that of the agents.
 """
 
 from __future__ import annotations
@@ -25,12 +24,10 @@ from perfsuite.node.processes import POLL_S, wait_for
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, JOB_VARIABLES, RunDir
 
-REPORTS_S = 1.0
-"""Seconds between two listings of the directory, to see which ranks have reported."""
+REPORTS_S = 1.0  # seconds between two listings of the directory, to see which ranks have reported
 END_S = 20.0
 """Seconds in which agents that were told to end the job do so: stacks, NVML, peers take up to 5 each."""
-NCCL_HEARTBEAT_S = 480
-"""torch's default of TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC."""
+NCCL_HEARTBEAT_S = 480  # torch's default of TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC
 
 
 def agent_command(job: Job) -> list[str]:

@@ -14,10 +14,7 @@ LONGEST_WARM_UPS = 3
 
 
 class HangDetector:
-    """Tells a job that hangs by the absence of signs of life: steps, and at the end the reports of ranks.
-
-    A job hangs if no sign comes for max(`HANG_S`, `LONGEST_STEPS` times the longest step), in seconds.
-    """
+    """Tells a job that hangs: no sign of life for max(`HANG_S`, `LONGEST_STEPS` times the longest step)."""
 
     def __init__(self) -> None:
         self._longest_s = 0.0

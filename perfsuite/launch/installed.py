@@ -52,10 +52,7 @@ def environment(lock: Path, commit: str, store: Path) -> str:
 
 
 def once(directory: Path, install: Callable[[], object]) -> None:
-    """Have `install` fill a directory, unless it did so before; other commands wait for its end meanwhile.
-
-    What an installation that did not end has left is deleted. Raises `PackageError`.
-    """
+    """Have `install` fill a directory, once and whole; other commands wait. Raises `PackageError`."""
     try:
         with locked(directory):
             if not (directory / DONE).exists():

@@ -1,9 +1,8 @@
-"""Starts a job on this machine and leaves no process behind. Driver side; imports neither torch nor pytest.
+"""Starts a job on this machine and leaves no process behind.
 
-What ends whom: on every way out, this process kills the agent's descendants, its process group, and what
-carries the job's mark in its environment. If this process is killed itself, the kernel tells the agent
-(parent-death signal), which kills the same processes and ends. If both are killed, the kernel kills the fork
-server and every rank in the same way.
+On every way out, this process kills the agent's descendants, its process group, and what carries the job's
+mark. If it is killed itself, the kernel tells the agent, which kills the same and ends; if both are, the
+kernel kills the fork server and every rank.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Lets one session at a time measure on a machine; others queue. Imports neither torch nor pytest.
+"""Lets one session at a time measure on a machine, whatever its GPUs: they share cores, links and power.
 
-The lock is flock(2) on a file, which the kernel lets go when its holder ends, however that ends. Who holds
-it stands in the file. Sessions on other GPUs of the machine queue, too: they would share its cores, its
-memory bandwidth, its PCIe links and its power.
+The lock is flock(2) on a file, which holds who has it; the kernel lets it go when its holder ends.
 """
 
 from __future__ import annotations
@@ -26,25 +24,18 @@ LOCK_FILE = "PERFSUITE_LOCK"
 USUAL = Path("/tmp/perfsuite.lock")
 """The usual lock file, the same for every user: `tempfile.gettempdir()` may be a user's own."""
 POLL_S = 1.0
-LONGEST = 4096
-"""Most bytes that are read of the file: another user may have written it."""
+LONGEST = 4096  # most bytes that are read of the file: another user may have written it
 
 
 class MachineLock:
-    """The lock of this machine: taken before the first launch of a session, released at its end.
-
-    `file` is another than the usual one, for nodes that are not shared with other users of this machine.
-    """
+    """The lock of this machine, or `file`, for nodes that are not shared with its other users."""
 
     def __init__(self, file: str | None = None, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._file, self._sleep = file, sleep
         self._descriptor: int | None = None
 
     def take(self, say: Callable[[str], None], *, wait: bool = True) -> None:
-        """Take the lock. While another session holds it, wait, however long, and say for whom.
-
-        Raises `BusyError` instead of waiting unless `wait`, and `FileError` if the lock cannot be opened.
-        """
+        """Take the lock, or wait and say for whom. Raises `BusyError` unless `wait`, and `FileError`."""
         if self._descriptor is not None:
             return
         file = Path(os.environ.get(LOCK_FILE) or self._file or USUAL)

@@ -1,8 +1,6 @@
 """Looks at nodes before the first launch of a session on them: what each of them can do, and their links.
 
-A preflight is a job like a launch, with `CaseFile.preflight` set: its ranks only probe (`worker.node_probe`).
-Nodes are judged by comparing them: what all of them share is not seen. Driver side; imports neither torch nor
-pytest.
+It is a job whose ranks only probe. Nodes are compared: what all of them share is not seen.
 """
 
 from __future__ import annotations
@@ -46,10 +44,9 @@ JUDGED = {"matmul_tflops": "matmul {:.3g} TFLOP/s", "copy_gb_s": "copy {:.3g} GB
 def preflight(
     launcher: Launcher, machine: Machine, nodes: int, directory: Path, *, names: Sequence[str] = ()
 ) -> Preflight:
-    """Probe the first nodes, each with one rank per GPU, or one on all its cores.
+    """Probe the first nodes, each with one rank per GPU, or one on all its cores, in `directory`.
 
-    `names` are those of the nodes, if they are known before. All files of the preflight are in `directory`.
-    What goes wrong is a problem of the nodes, and no error, but for what `Launcher.launch` raises.
+    What goes wrong is a problem of the nodes, called `names`, but for what `Launcher.launch` raises.
     """
     run_dir = RunDir(directory)
     case = _case(machine, nodes)
@@ -169,11 +166,7 @@ def _slow(node: NodePreflight, nodes: Sequence[NodePreflight], machine: Machine)
 
 
 def _slow_links(node: int, links: dict[tuple[int, int], float]) -> list[str]:
-    """What is wrong if all-reduces with both neighbours are far slower than between other nodes. `links` are
-    in GB/s, by the numbers of two neighbours.
-
-    One slow link alone says nothing against either of its ends; of two nodes there is no other to compare.
-    """
+    """What is wrong if all-reduces with both neighbours are far slower, in GB/s, than between other nodes."""
     own = [rate for pair, rate in links.items() if node in pair]
     others = [rate for pair, rate in links.items() if node not in pair]
     if len(own) < 2 or not others or max(own) >= LINK_SHARE * max(others):

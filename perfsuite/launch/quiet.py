@@ -1,7 +1,6 @@
-"""Sees who else uses the machine between two launches, and waits until nobody does. Driver side.
+"""Sees who else uses the machine between two launches, and waits until nobody does.
 
-Imports neither torch nor pytest, and pynvml only inside functions. Quiet is what `perfsuite.analysis.health`
-calls healthy. Nothing of a job runs meanwhile, so whoever is seen, but for this process, is another.
+Quiet is what `analysis.health` calls healthy. Nothing of a job runs, so whoever is seen is another.
 """
 
 from __future__ import annotations
@@ -25,16 +24,13 @@ from perfsuite.node.cpu import Cpu, read_cpu
 from perfsuite.node.machine import visible_handles
 from perfsuite.results.amounts import amount
 
-QUIET_S = 5.0
-"""Seconds without any other user after which the machine counts as quiet."""
+QUIET_S = 5.0  # seconds without any other user after which the machine counts as quiet
 LOOK_EVERY_S = 1.0
 WAIT_S = 120.0
 """Seconds that quiet is waited for at the most, by default: a compiler or a run of tests often ends by then,
 a neighbour's training takes hours."""
-NAMED = 3
-"""Processes that a line names at the most."""
-WORTH_NAMING = 0.02
-"""The share of the cores' time from which on a process is named."""
+NAMED = 3  # processes that a line names at the most
+WORTH_NAMING = 0.02  # the share of the cores' time from which on a process is named
 LONGEST_NAME = 40
 
 
@@ -150,22 +146,17 @@ def _see_gpus_here(devices: int) -> list[str]:
 
 @dataclass
 class Neighbours:
-    """What a session does about others on its machine: it says who they are, and waits until they are quiet.
-
-    `say` keeps a line, `show` is a live one.
-    """
+    """Names the others on a session's machine and waits until they are quiet; `show` has a live line."""
 
     say: Callable[[str], None]
     show: Callable[[str], None]
     most_s: float = WAIT_S
     see_cores: Callable[[], Cores] = cores
-    see_gpus: Callable[[int], list[str]] = see_gpus
-    """Who holds memory of the first so many GPUs."""
+    see_gpus: Callable[[int], list[str]] = see_gpus  # who holds memory of the first so many GPUs
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _before: Cores | None = None
-    _in_vain: bool = False
-    """After a wait in vain there is a single look, until one finds quiet."""
+    _in_vain: bool = False  # after a wait in vain there is a single look, until one finds quiet
 
     def launch_begins(self, machine: Machine) -> None:
         """Begin to see who uses `machine`."""

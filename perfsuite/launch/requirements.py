@@ -11,20 +11,14 @@ from perfsuite.frameworks.base import framework_of, missing_package
 
 
 def unsupported(case: Case, machine: Machine) -> str | None:
-    """Return why `case` cannot run on `machine`, or None: the first reason that one of `CHECKS` gives.
-
-    Needs no launch and no torch. Raises `CaseError` if the case's framework is not installed.
-    """
+    """Return the first reason of `CHECKS` why `case` cannot run on `machine`, or None. Raises `CaseError`."""
     framework_of(case)
     reasons = (check(case, machine) for check in CHECKS)
     return next((reason for reason in reasons if reason is not None), None)
 
 
 def wrong_torch(case: Case, machine: Machine) -> str | None:
-    """Return why `case`, which `machine` can run, cannot be trained there with the installed torch, or None.
-
-    An error, not a reason to skip: the machine has the GPUs.
-    """
+    """Return why the installed torch cannot train `case` on `machine`, which has the GPUs, or None."""
     plan = framework_of(case).plan(case)
     if not plan.needs_torch:
         return None

@@ -1,8 +1,6 @@
 """The agent: runs one node's part of a job, as long as the driver lives and wants it, and leaves nothing.
 
-Run as `python -m perfsuite.node.agent RUNDIR`. Imports neither torch nor pytest; `perfsuite.node.ranks`
-starts the ranks. Processes of the job whose parent has ended become children of this one, which kills every
-process of the job before it ends, whoever started it.
+Run as `python -m perfsuite.node.agent RUNDIR`. It adopts the job's processes whose parent has ended.
 """
 
 from __future__ import annotations
@@ -59,13 +57,9 @@ def main(path: str) -> int:
 def _watched(job: AgentJob) -> list[Failure]:
     """Run the job and a sampler of the node's health, as long as the driver lives and wants it.
 
-    There are three ways to the end, and each writes the file of this node's launch once:
-
-        thread of the agent   all ranks have ended ---> acquire --> write --> return --+
-        thread of the agent   they cannot be started -> acquire --> write --> raise ---+-> sweep, exit status
-        thread of the lease   the driver ends the job > acquire --> stacks, write --> sweep, os._exit(0)
-
-    A driver that is gone for good is a fourth, which writes nothing: `_end`, by the lease or a signal.
+    Whoever is first to acquire the latch writes the file of this node's launch, once: the thread of the
+    agent, when all ranks have ended or cannot be started, or that of the lease, when the driver ends the job.
+    A driver that is gone for good has nothing written: see `_end`.
     """
     # psutil is not imported above: ranks load this module and must not need it
     from perfsuite.node.health_sampler import HealthWatch, sampler

@@ -15,10 +15,8 @@ from perfsuite.case.case import Case
 class Cpu:
     """What the cores that a job may use have done, all together, in seconds since boot."""
 
-    processes_s: float
-    """In processes of anybody, without interrupts, which are nobody's."""
-    steal_s: float
-    """Taken by the hypervisor."""
+    processes_s: float  # in processes of anybody, without interrupts, which are nobody's
+    steal_s: float  # taken by the hypervisor
     total_s: float
 
 
@@ -35,10 +33,7 @@ def node_variables(case: Case, device: str) -> dict[str, str]:
 
 
 def bind(pid: int, cores: frozenset[int]) -> None:
-    """Let a process that has just begun run on these cores alone, with all that it starts.
-
-    Nothing is done if this process is bound itself: a user or Slurm has chosen for the job.
-    """
+    """Bind a process that has just begun to these cores, unless this process is bound itself."""
     allowed = os.sched_getaffinity(0)
     if not cores & allowed or len(allowed) < (os.cpu_count() or 1):
         return
@@ -47,10 +42,7 @@ def bind(pid: int, cores: frozenset[int]) -> None:
 
 
 def read_cpu(stat: Path, cores: set[int]) -> Cpu | None:
-    """Read /proc/stat (proc_stat(5)). Return None if there is none, or it has another format.
-
-    `psutil.cpu_times(percpu=True)` does not tell the numbers of the cores, of which one may be offline.
-    """
+    """Read /proc/stat, which tells the numbers of the cores, unlike psutil; None if it has another format."""
     processes = steal = total = 0
     try:
         with stat.open() as file:

@@ -1,6 +1,4 @@
-"""Says what this node is, for `SlurmLauncher.machine`: run on every node as
-`python -m perfsuite.node.describe PROBE`. Imports neither torch nor pytest.
-"""
+"""`python -m perfsuite.node.describe PROBE`: says what this node is, for `SlurmLauncher.machine`."""
 
 from __future__ import annotations
 
@@ -17,22 +15,19 @@ from perfsuite.documents import Data
 from perfsuite.node.machine import detect
 
 SYS = Path("/sys/class")
-GRANTED_GPUS = "SLURM_GPUS_ON_NODE"
-"""Slurm's variable for the GPUs that a step has on this node."""
+GRANTED_GPUS = "SLURM_GPUS_ON_NODE"  # Slurm's variable for the GPUs that a step has on this node
 
 
 class Described(Data):
     """What one node says."""
 
-    name: str
-    """By Slurm."""
+    name: str  # by Slurm
     machine: Machine
     interconnect: str | None
     interface: str | None = None
+    # GPUs of this node that Slurm gave the step; None if it gave none, or does not manage them.
     granted_gpus: int | None = None
-    """GPUs of this node that Slurm gave the step; None if it gave none, or does not manage them."""
-    probe: str | None
-    """The content of the probe file; None if this node does not see it."""
+    probe: str | None  # the content of the probe file; None if this node does not see it
 
 
 def interconnect(sys_class: Path = SYS) -> str | None:

@@ -1,9 +1,7 @@
-"""Samples the health of the machine during a run: clocks, power, memory, other processes.
+"""Samples the health of the machine during a run, for `analysis.health`: clocks, power, memory, others.
 
-Runs in the agent of each node; imports neither torch nor pytest, and pynvml only inside functions. A reading
-that a device does not give is None, never 0. Samples count while steps are being made: from the first
-finished step that is seen to the last one, warm-up included. Where that is too short, from the beginning of
-the training on, or on a CPU of the launch. `perfsuite.analysis.health` judges them.
+Runs in the agent of each node. What a device does not give is None, never 0. Samples count while steps are
+being made; where that is too short, from the beginning of the training on, or on a CPU of the launch.
 """
 
 from __future__ import annotations
@@ -31,14 +29,10 @@ EVERY_S = 0.25
 end of a step: rank 0 tells its steps at most twice a second."""
 WHOLE_EVERY_S = 1.0
 """Seconds between samples of what changes slowly: utilisation, temperature, memory and processes."""
-LOOK_S = 0.06
-"""Seconds between looks at how many steps are finished."""
-RESCAN_S = 2.0
-"""Seconds between looks for new processes of the job."""
-FREE_POLL_S = 0.5
-"""Seconds between looks at the memory of the GPUs, until it is free before a launch."""
-SILENT_S = 5.0
-"""Seconds in which NVML should have answered: it does in milliseconds."""
+LOOK_S = 0.06  # seconds between looks at how many steps are finished
+RESCAN_S = 2.0  # seconds between looks for new processes of the job
+FREE_POLL_S = 0.5  # seconds between looks at the memory of the GPUs, until it is free before a launch
+SILENT_S = 5.0  # seconds in which NVML should have answered: it does in milliseconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +41,11 @@ class _Sample:
     step: int
     gpus: tuple[Gpu, ...]
     cpu: Cpu | None
-    job_s: float
-    """CPU seconds of the job since its start."""
+    job_s: float  # CPU seconds of the job since its start
 
 
 class Sampler:
-    """Samples the machine during one launch. The first `devices` visible GPUs are the job's.
-
-    `nvml` is the module `pynvml`, or None on a machine without GPU. The job is the process `pid`, by default
-    this one, with its descendants.
-    """
+    """Samples the machine while `pid` and its descendants run, on the first `devices` GPUs by `nvml`."""
 
     def __init__(
         self,

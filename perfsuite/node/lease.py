@@ -1,12 +1,8 @@
-"""How the agents of a job know that its driver lives, and what it wants. Imports neither torch nor pytest.
+"""How the agents of a job know that its driver lives, and what it wants: by two leases, as each may be lost.
 
-There are two leases, because each can be lost without the other. An agent's stdin is a pipe that the driver
-holds open, in a Slurm step through `srun`: it ends when the driver dies. And the driver writes a changing
-text into `RunDir.lease`: if it dies together with `srun`, stdin stays open, but the text changes no more.
-Texts are compared, not times: clocks of two machines need not agree.
-
-The same text tells the agents to end the job. It is written over itself: that works on a full disk, and
-another machine sees it at once, while a file that is new may stay unseen on NFS for a minute.
+An agent's stdin is a pipe that ends with the driver, in a Slurm step through `srun`. And the driver writes a
+changing text into `RunDir.lease`, which stands still if it dies together with `srun`, and which also tells to
+end the job. It is written over itself: that works on a full disk, and is seen at once on NFS.
 """
 
 from __future__ import annotations
@@ -20,12 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-BEAT_S = 1.0
-"""Seconds between two texts of the driver."""
-LOOK_S = 0.25
-"""Seconds between two looks of an agent at the text."""
-LOST_S = 30.0
-"""Seconds without a new text after which the driver is taken for dead."""
+BEAT_S = 1.0  # seconds between two texts of the driver
+LOOK_S = 0.25  # seconds between two looks of an agent at the text
+LOST_S = 30.0  # seconds without a new text after which the driver is taken for dead
 LEASE_S = "PERFSUITE_LEASE_S"
 """Environment variable of an agent whose driver is on another machine: its `LOST_S`. Where the driver is on
 the agent's machine, the kernel tells that it died, and one that is only stopped keeps its job."""
@@ -34,10 +27,7 @@ Wish = Literal["go", "end"]
 
 
 class Beats:
-    """The driver's side: writes the text from a thread of its own, so that nothing else delays it.
-
-    The file is there already. Errors in writing are passed over: where the disk is gone, ranks say so.
-    """
+    """The driver's side: writes the text from a thread of its own. Errors in writing are passed over."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -18,12 +18,9 @@ from perfsuite.case.hardware import AND, PRODUCTS, Machine
 from perfsuite.errors import MachineError
 from perfsuite.node import nvml_process
 
-AMD_DRIVER = Path("/dev/kfd")
-"""A device file that exists where Linux drives an AMD GPU."""
-HIDDEN = ("", "-1")
-"""Values of CUDA_VISIBLE_DEVICES that hide every GPU."""
-CUDA_ORDER = "PCI_BUS_ID"
-"""The value of CUDA_DEVICE_ORDER with which CUDA numbers GPUs as NVML does."""
+AMD_DRIVER = Path("/dev/kfd")  # a device file that exists where Linux drives an AMD GPU
+HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that hide every GPU
+CUDA_ORDER = "PCI_BUS_ID"  # the value of CUDA_DEVICE_ORDER with which CUDA numbers GPUs as NVML does
 
 
 def detect() -> Machine:
@@ -82,10 +79,7 @@ def _detect_gpu() -> Machine:
 
 
 def visible_handles(pynvml: Any) -> list[Any]:
-    """Return NVML's handles of the GPUs that CUDA_VISIBLE_DEVICES leaves; NVML itself sees every GPU.
-
-    Raises `MachineError` if NVML cannot read one of them.
-    """
+    """Return NVML's handles of the GPUs that CUDA_VISIBLE_DEVICES leaves. Raises `MachineError`."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = pynvml.nvmlDeviceGetCount()
     if visible is None:

@@ -1,7 +1,6 @@
-"""Reads the job's GPUs through NVML, one moment at a time. Imports neither torch nor pytest.
+"""Reads the job's GPUs through NVML, one moment at a time. What a device does not give is None, never 0.
 
-A reading that a device does not give is None, never 0. The NVML module itself is handed in. Any call may wait
-for a driver that no longer answers: `perfsuite.node.health_sampler` makes them in a thread.
+Any call may wait for a driver that no longer answers: `node.health_sampler` makes them in a thread.
 """
 
 from __future__ import annotations
@@ -25,21 +24,16 @@ class Gpu:
 
     sm_clock_mhz: float | None = None
     power_w: float | None = None
-    energy_j: float | None = None
-    """Since the driver was loaded."""
+    energy_j: float | None = None  # since the driver was loaded
     reasons: frozenset[str] | None = None
     utilisation: float | None = None
     temperature_c: float | None = None
     foreign_bytes: int | None = None
-    used_bytes: int | None = None
-    """Memory in use, by whomever; without what the driver reserves."""
+    used_bytes: int | None = None  # memory in use, by whomever; without what the driver reserves
 
 
 class Gpus:
-    """Reads the job's GPUs through NVML. What NVML cannot tell is None and, unless that is normal, noted.
-
-    NVML is asked for the first time when something is read.
-    """
+    """Reads the job's GPUs through NVML, from the first call on; what it cannot tell is None, and noted."""
 
     def __init__(self, nvml: Any, count: int, job: JobProcesses) -> None:
         self._nvml, self._count, self._job = nvml, count, job
@@ -140,11 +134,7 @@ class Gpus:
         ]
 
     def read(self, *, whole: bool) -> tuple[Gpu, ...]:
-        """Read every GPU of the job.
-
-        Unless `whole`, only clocks and power are read, which change from step to step: each call takes a lock
-        of the driver that the training takes, too.
-        """
+        """Read every GPU of the job; unless `whole`, clocks and power alone, as each call takes a lock."""
         gpus = [self._read(index) for index in self._indices]
         return tuple(map(self._read_rest, self._indices, gpus, self.used_bytes()) if whole else gpus)
 

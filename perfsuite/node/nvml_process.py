@@ -1,8 +1,4 @@
-"""Asks NVML in a process of its own, with a deadline. Driver side; imports neither torch nor pytest.
-
-A call may stay in the kernel where a GPU has fallen off the bus. No signal ends it, and a process with a
-thread in it cannot exit: so the driver itself never calls NVML. The child prints one line of JSON.
-"""
+"""Asks NVML in a process of its own, with a deadline: the driver never does, as a call may never return."""
 
 from __future__ import annotations
 
@@ -16,8 +12,7 @@ from typing import Any
 
 from perfsuite.errors import MachineError
 
-LIBRARY = "libnvidia-ml.so.1"
-"""NVML: without it there is no driver, and nothing to wait for."""
+LIBRARY = "libnvidia-ml.so.1"  # NVML: without it there is no driver, and nothing to wait for
 ANSWER_S = 30.0
 """Seconds in which NVML must have answered: it does in milliseconds, and Python starts in a second."""
 

@@ -1,7 +1,6 @@
 """Imported by the fork server alone: loads once what every rank needs, and ties the server to the agent.
 
-The ranks are the fork server's children and die with it; the server must die with the agent. That its pipe
-is closed is not enough, because the ranks have that pipe open, too.
+Its pipe is closed too late for that: the ranks, which die with the server, have it open, too.
 """
 
 import contextlib

@@ -1,9 +1,6 @@
 """The processes of a job: how they are found, asked for their stacks, waited for and killed.
 
-A process of a job is found by the job's mark, which it inherits unless it is given an environment of its own,
-or as a descendant of the agent, which adopts those whose parent has ended (`leash.adopt_orphans`).
-
-Imports neither torch nor pytest, and psutil only inside functions: ranks load this module without it.
+They have the job's mark, or descend from the agent, which adopts those whose parent has ended.
 """
 
 from __future__ import annotations
@@ -21,12 +18,9 @@ from perfsuite.results.run_dir import STACKS_SIGNAL, RunDir
 if TYPE_CHECKING:
     import psutil
 
-POLL_S = 0.05
-"""Seconds between two looks at whether a child has ended."""
-KILL_S = 60
-"""Seconds in which a killed process has to be gone."""
-STACKS_S = 5
-"""Seconds that the stacks are waited for, if a process does not write any."""
+POLL_S = 0.05  # seconds between two looks at whether a child has ended
+KILL_S = 60  # seconds in which a killed process has to be gone
+STACKS_S = 5  # seconds that the stacks are waited for, if a process does not write any
 STACKS_POLL_S = 0.1
 JOB_MARK = "PERFSUITE_JOB"
 """Environment variable that every process of a job inherits: a value of its own for each job."""
@@ -90,10 +84,7 @@ class JobProcesses:
 
 
 def ask_for_stacks(run_dir: RunDir, processes: Iterable[psutil.Process], node: int = 0) -> None:
-    """Have those of a node's processes that listen write their stacks. Return when the files grow no more.
-
-    A process that became a rank after it began to listen has two files: it writes into that of its rank.
-    """
+    """Have a node's listening processes write their stacks. Return when these files grow no more."""
     import psutil
 
     files = {pid: file for _, pid, file in run_dir.all_stacks(node)}  # ranks come last, so that theirs stays
@@ -114,11 +105,7 @@ def ask_for_stacks(run_dir: RunDir, processes: Iterable[psutil.Process], node: i
 
 
 def sweep(mark: str | None, agent: int | None = None, spare: Collection[int | None] = ()) -> None:
-    """Kill every process of a job but this one. Raises `LaunchError` if one cannot be killed.
-
-    They are those of the `mark` and the descendants of `agent`, where these are given, but not the `agent`
-    itself, which adopts what is left, and not the processes to `spare`.
-    """
+    """Kill a job's processes but `agent`, this one and `spare`, by mark or descent. Raises `LaunchError`."""
     import psutil
 
     kept = {os.getpid(), agent, *spare}
@@ -137,11 +124,7 @@ def sweep(mark: str | None, agent: int | None = None, spare: Collection[int | No
 
 
 def has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a child has ended; its `returncode` is then set.
-
-    `Popen.wait` and `Popen.poll` are not asked: an interrupt in them may leave their lock held for ever, and
-    they then never see the end.
-    """
+    """Whether a child has ended, not by `Popen.poll`: an interrupt there may leave its lock held for ever."""
     if process.returncode is None:
         try:
             pid, status = os.waitpid(process.pid, os.WNOHANG)

@@ -1,13 +1,9 @@
-"""Starts the ranks of a job on this node, and waits for them. Imports neither torch nor pytest.
+"""Starts the ranks of a job on this node, and waits for them.
 
-There are three ways to start ranks:
-
-- Ranks of perfsuite's own worker are forked by a server that has imported torch once, and on a CPU the
-  model's code, too (`perfsuite.node.preload`). They stay in this process's group, so that one `killpg` ends
-  them all; the subprocesses of torchrun, each in a session of its own, would survive that.
-- The ranks of a script are plain processes, or a command starts them by itself. The Python processes among
-  them measure themselves (`perfsuite.worker.startup`).
-- Ranks that train nothing are forked from this process.
+Ranks of perfsuite's own worker are forked by a server that has imported torch once (`node.preload`), in this
+process's group, so that one `killpg` ends them all. Those of a script are plain processes, or a command
+starts them; they measure themselves (`worker.startup`). Ranks that train nothing are forked from this
+process.
 """
 
 from __future__ import annotations
@@ -39,10 +35,8 @@ from perfsuite.worker.rank import LEAVE_S
 
 ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 """torch's environment variable that torchrun sets to 1, unless the user has set it."""
-GRACE_S = 5
-"""Seconds in which the other ranks may end by themselves, and say why, when one has failed."""
-SERVER_S = 1.0
-"""Seconds in which the end of the fork server is known after its connections are closed."""
+GRACE_S = 5  # seconds in which the other ranks may end by themselves, and say why, when one has failed
+SERVER_S = 1.0  # seconds in which the end of the fork server is known after its connections are closed
 STAY_S = LEAVE_S + GRACE_S
 """Seconds in which ranks have ended when all of them have reported: the kernel ends them sooner, unless they
 ignore its signal."""
@@ -50,8 +44,7 @@ STAYED = f"was killed: it had not ended {STAY_S} s after every rank had reported
 NO_EXIT_CODE = "exit code 255"
 """What multiprocessing tells of a rank whose fork server is gone; a rank may also end so by itself."""
 
-Process = BaseProcess | subprocess.Popen[bytes]
-"""A rank of perfsuite's worker, or of a script."""
+Process = BaseProcess | subprocess.Popen[bytes]  # a rank of perfsuite's worker, or of a script
 
 
 @dataclass(frozen=True)
@@ -101,10 +94,7 @@ def run(job: AgentJob) -> list[Failure]:
 
 
 def _model_code(request: CaseFile) -> dict[str, str]:
-    """`MODEL_CODE` where each rank would import transformers (seconds each), and a fork may have it.
-
-    On a GPU it may not: what touches the GPU when it is imported would break it for all forks.
-    """
+    """`MODEL_CODE` where each rank would import transformers, but not on a GPU, which an import may touch."""
     model_type = request.case.model.config.get("model_type")
     if request.device == "cuda" or request.preflight or model_type is None:
         return {}
@@ -200,10 +190,7 @@ def _start(
 
 
 def moved(word: str) -> str:
-    """Where a file of the repository is in the worktree that stands for it, if one does.
-
-    The environment of this process and the worktree itself may lie in the repository, too.
-    """
+    """Where a file of the repository, not of this environment, is in the worktree that stands for it."""
     top, _, worktree = os.environ.get(MOVED, "").partition(os.pathsep)
     inside, path = top + os.sep, word + os.sep
     stay = tuple(each + os.sep for each in (sys.prefix, worktree) if (each + os.sep).startswith(inside))
@@ -212,10 +199,7 @@ def moved(word: str) -> str:
 
 
 def _variables(job: AgentJob, rank: int) -> dict[str, str]:
-    """torchrun's environment variables (torch's docs, "torchrun", "Environment Variables").
-
-    Those that say where ranks meet are `rendezvous.meeting`'s; there rank 0 listens, and no agent.
-    """
+    """torchrun's environment variables, but those that say where ranks meet: see `rendezvous.meeting`."""
     world = str(job.topology.world_size)
     return {
         "LOCAL_RANK": str(rank - job.ranks.start),
@@ -238,9 +222,7 @@ def _variables(job: AgentJob, rank: int) -> dict[str, str]:
 def _wait(job: AgentJob, processes: Mapping[int | None, Process]) -> list[Failure]:
     """Wait for ranks, or for the command that starts all of them (None), to end; kill who stays.
 
-    They may stay `GRACE_S` after one has failed, and `STAY_S` after every rank of the job has reported. A
-    failure is told at once: if the ranks of another node fail by it, and that node's agent ends first, `srun`
-    ends this one.
+    That is `GRACE_S` after one has failed, told at once, or `STAY_S` after all of the job have reported.
     """
     running, ours = dict(processes), _children()
     missing = [job.run_dir.rank(rank) for rank in range(job.topology.world_size)]

@@ -1,7 +1,6 @@
 """Where the ranks of a job meet: the agent of node 0 chooses a port and tells it to the others by a file.
 
-Rank 0 listens there. The order of ranks is that of the nodes' numbers: torch's "c10d" rendezvous sorts nodes
-by the text of their addresses instead, by which n10 comes before n2.
+Ranks are in the order of the nodes' numbers; torch's "c10d" rendezvous would put n10 before n2.
 """
 
 from __future__ import annotations

@@ -1,13 +1,4 @@
-"""The pytest plugin: markers, the `bench` fixture, skips, statuses and reports.
-
-    options     what pytest accepts, and the session that it describes
-    collection  which tests measure which case
-    run         the fixture, and what becomes of a test
-    benchmark   steps as those of pytest-benchmark
-    ending      what is shown and written, and the exit status
-
-pytest looks for its hooks here. Only this package imports pytest.
-"""
+"""The pytest plugin: markers, the `bench` fixture, skips, statuses and reports. It holds the hooks."""
 
 from __future__ import annotations
 

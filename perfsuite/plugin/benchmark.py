@@ -1,7 +1,6 @@
 """Recorded step times become an ordinary pytest-benchmark benchmark, through its public API only.
 
-pytest-benchmark reads its timer once, when its fixture is built, so the clock must be in the marker before
-that. `pedantic` never calibrates, so each round is exactly one replayed step.
+It reads its timer once, when its fixture is built; `pedantic` never calibrates: a round is a replayed step.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ def replay_nothing(benchmark: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """Add hardware and framework versions to pytest-benchmark's JSON. A machine that cannot be told is left
-    out: other benchmarks than ours may run there."""
+    """Add versions and hardware, if it can be told, to the JSON, which may be of other benchmarks alone."""
     with contextlib.suppress(PerfsuiteError):
         machine_info["hardware"] = documents.plain(config.stash[SESSION].setup.host.machine)
     versions = {}

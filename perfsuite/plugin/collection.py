@@ -22,8 +22,7 @@ from perfsuite.session.setup import Host
 
 LETTERS = ", ".join(f"{style.letter} {style.word}" for style in STYLES.values() if style.letter)
 """pytest's letters for verdicts."""
-EMPTY = pytest.StashKey[bool]()
-"""Of a test: whether its parametrization found no case. pytest would skip it."""
+EMPTY = pytest.StashKey[bool]()  # of a test: whether its parametrization found no case. pytest would skip it
 NO_CASE = (
     "bench measures a case that is a parameter of the test, so that -m and -k can select it. Write "
     '@pytest.mark.parametrize("case", [Case(...)]) above def test_it(bench, case)'

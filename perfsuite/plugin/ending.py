@@ -34,10 +34,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
-    """Write the results as files. Fail the session where nothing was measured.
-
-    Before all others: an error of another plugin here, as of one whose file cannot be written, loses nothing.
-    """
+    """Write the results before other plugins can fail. Fail the session where nothing was measured."""
     try:
         _finish(session, exitstatus)
     finally:
@@ -155,10 +152,7 @@ class CollectsFromWorkers:
 
 
 class HoldsInterrupts:
-    """Has a second Ctrl-C wait until the results are written, which takes pytest and perfsuite a second.
-
-    Else it hits pytest while it takes note of the first one, and its exit status says that all is well.
-    """
+    """Has a second Ctrl-C wait until results are written: else pytest's exit status says that all is well."""
 
     KEY = pytest.StashKey[Any]()
 

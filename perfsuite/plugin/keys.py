@@ -15,21 +15,16 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.session.session import Session
 
 # Of a test:
-PASSED = pytest.StashKey[bool]()
-"""Whether the test itself had no complaint."""
+PASSED = pytest.StashKey[bool]()  # whether the test itself had no complaint
 MEASUREMENT = pytest.StashKey[Measurement]()
-ENDED = pytest.StashKey[bool]()
-"""Whether the test came to its end: not where an interrupt cut it short."""
+ENDED = pytest.StashKey[bool]()  # whether the test came to its end: not where an interrupt cut it short
 
 # Of the session:
 SESSION = pytest.StashKey[Session]()
 PROGRESS = pytest.StashKey[Progress]()
-SELECTED = pytest.StashKey[int]()
-"""How many tests ask for a measurement."""
-UNDECIDED = pytest.StashKey[list[str]]()
-"""The cases that were left when nothing more could be launched."""
-UNWRITTEN = pytest.StashKey[str]()
-"""Why the results could not be written as files."""
+SELECTED = pytest.StashKey[int]()  # how many tests ask for a measurement
+UNDECIDED = pytest.StashKey[list[str]]()  # the cases that were left when nothing more could be launched
+UNWRITTEN = pytest.StashKey[str]()  # why the results could not be written as files
 
 
 def is_worker(config: pytest.Config) -> bool:

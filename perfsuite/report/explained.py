@@ -25,39 +25,23 @@ _size = partial(amount, unit="bytes")
 class Explained:
     """Why one case has its verdict. Each line is a sentence; a medium shows all of them or the first."""
 
-    verdict: str
-    """The outcome and its evidence: `regressed after 3 launches`."""
-    why: Sequence[str]
-    """Why a slower case is slower, the surest cause first."""
-    reasons: Sequence[str]
-    """Why it failed, where no metric says it, and why launches were set aside."""
-    decisive: Sequence[str]
-    """The checks that decided the verdict."""
+    verdict: str  # the outcome and its evidence: `regressed after 3 launches`
+    why: Sequence[str]  # why a slower case is slower, the surest cause first
+    reasons: Sequence[str]  # why it failed, where no metric says it, and why launches were set aside
+    decisive: Sequence[str]  # the checks that decided the verdict
     checks: Sequence[str]
-    counts: str | None
-    """The verdict of the counts; None where they were not judged."""
-    findings: Sequence[str]
-    """The counts that decided."""
-    listed: Sequence[str]
-    """Counts that changed and are not judged."""
-    remarks: Sequence[str]
-    """What else of the counts was not judged, and why."""
-    not_counted: Sequence[str]
-    """Why counts say nothing, though there is a baseline of them."""
-    excuses: Sequence[str]
-    """What else the verdict depends on: a machine that others used, a known issue."""
-    predicted: Sequence[str]
-    """What a dry run predicts."""
-    changed: Sequence[str]
-    """What differs in the environment since the baseline, in one line."""
-    notes: Sequence[str]
-    """What a reader should know of the launches."""
-    files: Mapping[str, str]
-    """Where the baselines and the files of the launches are, by what they are."""
-    traces: Sequence[str]
-    """Which profiles to open, and with what."""
-    tracebacks: Sequence[tuple[str, str]]
-    """Each traceback behind the launch and the rank that it is of."""
+    counts: str | None  # the verdict of the counts; None where they were not judged
+    findings: Sequence[str]  # the counts that decided
+    listed: Sequence[str]  # counts that changed and are not judged
+    remarks: Sequence[str]  # what else of the counts was not judged, and why
+    not_counted: Sequence[str]  # why counts say nothing, though there is a baseline of them
+    excuses: Sequence[str]  # what else the verdict depends on: a machine that others used, a known issue
+    predicted: Sequence[str]  # what a dry run predicts
+    changed: Sequence[str]  # what differs in the environment since the baseline, in one line
+    notes: Sequence[str]  # what a reader should know of the launches
+    files: Mapping[str, str]  # where the baselines and the files of the launches are, by what they are
+    traces: Sequence[str]  # which profiles to open, and with what
+    tracebacks: Sequence[tuple[str, str]]  # each traceback behind the launch and the rank that it is of
 
 
 def explained(result: Measurement) -> Explained:

@@ -1,8 +1,6 @@
-"""Writes what a session measured as other programs read it: `FORMATS`.
+"""Writes what a session measured as other programs read it: `FORMATS`. What was not measured is left out.
 
-Each format holds the tokens/s and the peak memory of every case. All but Bencher's, which knows numbers only,
-also hold its outcome and that of its counts: `passed` with `not counted` is half a verdict. What was not
-measured is left out and is never 0. A case that is no evidence of its speed has no figures.
+All but Bencher's, which knows numbers alone, hold the outcomes of the case and of its counts, too.
 """
 
 from __future__ import annotations
@@ -74,10 +72,7 @@ def hud(session: SessionFile) -> str:
 
 
 def _hud_case(session: SessionFile, result: Measurement) -> dict[str, Any]:
-    """Return what the records of a case share; of one that was never launched its id, framework, outcome.
-
-    Memory is in GiB, of all GPUs of a machine together, as the database has it.
-    """
+    """Return what the records of a case share; memory is in GiB, of all GPUs of a machine together."""
     labels = {"hardware_class": _class(session, result), **outcomes(result)}
     extra_info = {"perfsuite": session.perfsuite, **labels}
     benchmark = {"name": "perfsuite", "mode": "training", "extra_info": extra_info}

@@ -1,7 +1,6 @@
-"""Sessions as short Markdown, for the summary of a CI job. Pure; imports neither torch nor pytest.
+"""Sessions as short Markdown, for the summary of a CI job, by the template `summary.md.j2`.
 
-GitHub takes at most 1 MiB: long tables are cut, and say so. The template is `summary.md.j2`. Text from data
-becomes character references wherever Markdown or HTML would take it for more than text.
+GitHub takes at most 1 MiB: long tables are cut, and say so.
 """
 
 from __future__ import annotations
@@ -22,12 +21,9 @@ from perfsuite.results.session_file import Measurement, SessionFile
 
 MAX_EXPLAINED = 50
 MAX_ROWS = 500
-MAX_FINDINGS = 5
-"""Counts of a case that are explained."""
-MAX_FINDING = 300
-"""Characters of one."""
-MAX_NOTE = 200
-"""Characters of a note in a table."""
+MAX_FINDINGS = 5  # counts of a case that are explained
+MAX_FINDING = 300  # characters of one
+MAX_NOTE = 200  # characters of a note in a table
 
 
 def render(sessions: Sequence[SessionFile]) -> str:

@@ -11,8 +11,7 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.overall import THE_SAME
 from perfsuite.verdict.profiled import NOT_IN_EACH_STEP, most_different
 
-MOST_ROWS = 20
-"""Kernels or operators of a table: those that take longest on either side."""
+MOST_ROWS = 20  # kernels or operators of a table: those that take longest on either side
 
 
 def split(shown: StepSplit) -> str:
@@ -22,10 +21,7 @@ def split(shown: StepSplit) -> str:
 
 
 def because(verdict: Verdict) -> list[str]:
-    """Return why a case is slower, the surest first: calls that differ, what was counted, then times.
-
-    That the counts are the same is left out where calls are not.
-    """
+    """Return why a case is slower, the surest first: other calls, or else the counts, then times."""
     found = verdict.profiled
     counted = [verdict.explained] if verdict.explained is not None else []
     if found is None:

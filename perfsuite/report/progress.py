@@ -11,8 +11,7 @@ from perfsuite.report.text import plural
 from perfsuite.results.amounts import rate
 
 ID_WIDTH = 30
-WAITING_EVERY_S = 30
-"""Seconds between two lines about a wait where no line is live."""
+WAITING_EVERY_S = 30  # seconds between two lines about a wait where no line is live
 
 
 def silent(text: str | None) -> None:

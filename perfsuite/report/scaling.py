@@ -16,10 +16,8 @@ from perfsuite.results.session_file import Measurement
 class Scaling:
     """Cases that differ in the number of nodes alone, the fewest first."""
 
-    name: str
-    """What they share: the id, without the topology."""
-    cases: Sequence[tuple[Case, float]]
-    """Each case with its speed."""
+    name: str  # what they share: the id, without the topology
+    cases: Sequence[tuple[Case, float]]  # each case with its speed
 
     @property
     def efficiencies(self) -> list[float]:

@@ -17,12 +17,9 @@ from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdic
 from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
 from perfsuite.verdict.comparability import UNEXPLAINED
 
-MARKS = ("shared", "blind", "not counted", "dry run")
-"""What may stand next to a verdict: see `marks`."""
-NOTES_SHOWN = 5
-"""Number of different notes that are shown of the cases that nobody needs to look at."""
-LONGEST_SENTENCE = 160
-"""Letters of a finding in a table, which has a few words for it."""
+MARKS = ("shared", "blind", "not counted", "dry run")  # what may stand next to a verdict: see `marks`
+NOTES_SHOWN = 5  # number of different notes that are shown of the cases that nobody needs to look at
+LONGEST_SENTENCE = 160  # letters of a finding in a table, which has a few words for it
 JUDGED_ALL_THE_SAME = ("unlike", "loss")
 """Failures of launches that ended: their figures are judged, and say which of them regressed."""
 IF_MEANT = "; if that is meant, accept a new one, or delete it if it is not reviewed"
@@ -114,10 +111,7 @@ def blind_to(result: Measurement) -> str:
 
 
 def properties(result: Measurement) -> dict[str, str | float]:
-    """Return a case in short for other tools: JUnit's properties, pytest-benchmark's extra info.
-
-    Where a case counts samples, the names say so: `samples_per_s`.
-    """
+    """Return a case in short, as for JUnit and pytest-benchmark; names say samples where it counts these."""
     values: dict[str, str | float] = {
         "case_id": result.case_id,
         "framework": result.framework,
@@ -278,10 +272,7 @@ def quiet_notes(result: Measurement) -> list[str]:
 
 
 def known_issue(result: Measurement) -> str | None:
-    """Return whether the known issue of a case is still there.
-
-    None: no such issue, or another failure, or a dry run, which trains nothing.
-    """
+    """Return whether a case's known issue is there; None without one, or if it cannot be told."""
     issue = next((run.case.known_issue for run in result.runs), None)
     if issue is None or result.dry or (result.excused is None and result.outcome == "failed"):
         return None

@@ -17,34 +17,19 @@ from perfsuite.report import counts, summary
 from perfsuite.report.columns import SPEED_CHANGE, figure, of_cases, speed_in
 from perfsuite.report.explained import Explained, explained
 from perfsuite.report.text import WIDTH, Table, cut, printable, relative, value, wrapped
+from perfsuite.results import metric as metrics
 from perfsuite.results.amounts import rate
-from perfsuite.results.metric import (
-    CPU_S_PER_STEP,
-    ENERGY_PER_TOKEN,
-    GPU_UTILISATION,
-    MFU,
-    PEAK_MEMORY,
-    ROOFLINE_SHARE,
-    STEP_JITTER,
-    STEP_S_P50,
-    STEP_S_P95,
-    TOKENS_PER_S_PER_DEVICE,
-    extra_metrics,
-)
+from perfsuite.results.metric import MFU, PEAK_MEMORY, STEP_S_P50, extra_metrics
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement
 
-PIPED = 200
-"""Columns of a table that goes into a file or another program."""
-MOST_LINES = 12
-"""Lines about a case that did not pass, unless all of them are asked for."""
-MOST_COUNTS = 10
-"""Counts of one kind, judged or not, that are told in words."""
-WIDEST = 10_000
-"""Columns of a table that nothing limits; no table needs so many."""
+PIPED = 200  # columns of a table that goes into a file or another program
+MOST_LINES = 12  # lines about a case that did not pass, unless all of them are asked for
+MOST_COUNTS = 10  # counts of one kind, judged or not, that are told in words
+WIDEST = 10_000  # columns of a table that nothing limits; no table needs so many
 SHOWN = (
-    *(TOKENS_PER_S_PER_DEVICE, STEP_S_P95, STEP_JITTER, ROOFLINE_SHARE),
-    *(CPU_S_PER_STEP, GPU_UTILISATION, ENERGY_PER_TOKEN),
+    *(metrics.TOKENS_PER_S_PER_DEVICE, metrics.STEP_S_P95, metrics.STEP_JITTER, metrics.ROOFLINE_SHARE),
+    *(metrics.CPU_S_PER_STEP, metrics.GPU_UTILISATION, metrics.ENERGY_PER_TOKEN),
 )
 """Metrics that are told though nothing judges them."""
 
@@ -78,7 +63,7 @@ def plain_table(headings: Iterable[str] = ()) -> RichTable:
 def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> str:
     """Return the cases as a table of at most `width` columns, 80 or more; None: `WIDTH`.
 
-    A row begins with the case. If that is too wide, each case has a line of its own above its figures.
+    Where rows that begin with the case are too wide, the case has a line of its own.
     """
     measured = [
         speed_in(summary.speed_unit(results)),
@@ -157,10 +142,7 @@ def _all(result: Measurement, told: Explained) -> list[str]:
 
 
 def _in_short(result: Measurement, told: Explained) -> list[str]:
-    """The verdict, what decided it and what changed, as much as there is room for.
-
-    Never left out: what makes the verdict worth less, and where the files are.
-    """
+    """The verdict, what decided it and what changed; always with what makes it worth less, and the files."""
     lines = _title(result, told)
     *others, (name, directory) = told.files.items()
     worth_less = [*told.not_counted, *told.excuses]

@@ -12,15 +12,12 @@ from perfsuite.results.amounts import amount
 from perfsuite.results.metric import Metric, described, find
 from perfsuite.results.outcome import Check
 
-NONE = "\N{EN DASH}"
-"""Stands where a figure is not known."""
-SPEEDS = ("tokens/s", "samples/s")
-"""Units of which there are fewer, and not less."""
+NONE = "\N{EN DASH}"  # stands where a figure is not known
+SPEEDS = ("tokens/s", "samples/s")  # units of which there are fewer, and not less
 UNKNOWN = (-0.9, 9.0)
 """A change is not known where its interval reaches a tenth or ten times of what it is compared with."""
 
-WIDTH = 100
-"""Columns of what reports write in words, on a terminal and in a log."""
+WIDTH = 100  # columns of what reports write in words, on a terminal and in a log
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _PARTED = re.compile(r"(?<=[\d%BPs]) (?:->|to) (?=[-+\d])|(?<=[\d%]) (?=[A-Za-zµ%°])")
 """Blanks next to a number at which no line may end: `7.0 MiB`, `99 %`, `29.9 -> 59.8`, `-27.0% to -8.0%`."""
@@ -34,12 +31,10 @@ class Table:
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
-    caption: str = ""
-    """What it shows, where no heading stands above it."""
-    text_columns: int = 1
-    """Number of leading columns that hold text."""
+    caption: str = ""  # what it shows, where no heading stands above it
+    text_columns: int = 1  # number of leading columns that hold text
+    # Number of columns at the end that hold text or charts. Those between hold figures.
     last_text_columns: int = 0
-    """Number of columns at the end that hold text or charts. Those between hold figures."""
 
     def __bool__(self) -> bool:
         return bool(self.rows)
@@ -50,10 +45,7 @@ class Table:
 
 
 def sentence(check: Check, against: str | None = None) -> str:
-    """Return a check in words: the figure, the baseline's, the change, how certain it is, what is allowed.
-
-    `against` is what the baseline is, where it is not a stored one: `arm A`.
-    """
+    """Return a check in words, certainty and limit included; `against`: as `arm A` in place of a baseline."""
     text = f"{check.label}: {written(check, check.measured)}"
     if check.baseline is not None:
         text += f", {against or 'baseline'} {written(check, check.baseline)}"

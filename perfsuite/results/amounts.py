@@ -13,10 +13,7 @@ _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
 
 
 def amount(value: float | None, unit: str) -> str:
-    """Return a figure with its unit, to three digits at least: `7.00 MiB`, `335.5 MFLOP`, `12.3 ms`.
-
-    A speed goes without its unit: the label or the heading next to it has it.
-    """
+    """Return a figure with its unit, to three digits at least: `7.00 MiB`, `12.3 ms`; a speed without it."""
     if value is None:
         return "not measured"
     if unit in _SCALES:

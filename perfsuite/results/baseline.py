@@ -15,23 +15,19 @@ from perfsuite.documents import Data, Document
 from perfsuite.results.rank_report import Flops, Observed
 from perfsuite.results.run import Figures, Run
 
-MIN_ACCEPTED = 5
-"""Fewest healthy launches of a reviewed baseline."""
+MIN_ACCEPTED = 5  # fewest healthy launches of a reviewed baseline
 
 
 class BaselineLaunch(Data):
     """One launch of a baseline."""
 
-    figures: Figures
-    """Rounded to 6 significant digits."""
-    loss: tuple[float, ...] = ()
-    """The loss curve, see `loss_curve`."""
+    figures: Figures  # rounded to 6 significant digits
+    loss: tuple[float, ...] = ()  # the loss curve, see `loss_curve`
+    # What the device could do before the workload was built.
     device_probe: dict[str, float] = Field(default_factory=dict)
-    """What the device could do before the workload was built."""
+    # The session that measured it. Launches without one count as launches of the same session.
     session: str | None = None
-    """The session that measured it. Launches without one count as launches of the same session."""
-    nodes: tuple[str, ...] = ()
-    """The nodes that it ran on; none of a launch on one machine."""
+    nodes: tuple[str, ...] = ()  # the nodes that it ran on; none of a launch on one machine
 
 
 class Acceptance(Data):
@@ -39,8 +35,7 @@ class Acceptance(Data):
 
     by: str
     date: str
-    commit: str | None
-    """The commit of the repository that holds the baseline, at that time."""
+    commit: str | None  # the commit of the repository that holds the baseline, at that time
     reason: str | None = None
 
 
@@ -72,10 +67,7 @@ class Baseline(BaselineDocument):
         return [value for launch in self.launches if (value := launch.figures.get(figure)) is not None]
 
     def by_session(self) -> Iterator[tuple[str | None, BaselineLaunch]]:
-        """Yield each launch with the name of its session.
-
-        The sets of nodes of a session that was resumed in another allocation count as a session each.
-        """
+        """Yield each launch with the name of its session; if that was resumed, with its nodes, too."""
         for launch in self.launches:
             others = [each for each in self.launches if each.session == launch.session]
             is_one = all(each.nodes == launch.nodes for each in others)

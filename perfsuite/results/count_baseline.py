@@ -1,7 +1,4 @@
-"""Baselines of counts: what a step of a case did when that was accepted or recorded. Pure.
-
-They belong to no machine: the same code does the same work on every GPU of one architecture.
-"""
+"""Baselines of counts: what a step of a case did when accepted or recorded. They belong to no machine."""
 
 from __future__ import annotations
 
@@ -18,10 +15,8 @@ from perfsuite.results.counts import RankCounts, of_rank
 from perfsuite.results.quantities import differing
 from perfsuite.results.run import Run
 
-DRY = "dry-"
-"""How the target of a dry run begins."""
-OF_A_GPU = ["cuda", "cudnn", "triton"]
-"""What else decides which kernels a step calls on a GPU."""
+DRY = "dry-"  # how the target of a dry run begins
+OF_A_GPU = ["cuda", "cudnn", "triton"]  # what else decides which kernels a step calls on a GPU
 _BUILD = re.compile(r"\+(cpu|cu\d+)$")
 
 
@@ -30,14 +25,11 @@ class CountBaseline(BaselineDocument):
 
     FOLDER = "target"
     schema_version: Literal[1] = 1
-    target: str
-    """See `target_of`."""
-    counts: tuple[RankCounts, ...] = Field(min_length=1)
-    """Of the newest launch."""
+    target: str  # see `target_of`
+    counts: tuple[RankCounts, ...] = Field(min_length=1)  # of the newest launch
+    # Fields that were not the same in all launches: they are shown and never judged.
     unsteady: tuple[str, ...] = ()
-    """Fields that were not the same in all launches: they are shown and never judged."""
-    versions: dict[str, str]
-    """Of torch and of the packages whose code makes a step."""
+    versions: dict[str, str]  # of torch and of the packages whose code makes a step
     launches: int = Field(ge=1)
     recorded_at: str
     accepted: Acceptance | None = None
@@ -81,10 +73,7 @@ def unsteady(launches: Iterable[Sequence[RankCounts]]) -> tuple[str, ...]:
 
 
 def versions_of(run: Run) -> dict[str, str]:
-    """The versions of torch and of the packages whose code makes a step, as far as they were observed.
-
-    On a GPU also of what torch takes kernels from. What a build is for (`+cpu`, `+cu130`) is left out.
-    """
+    """The observed versions of torch, of what makes a step, and, on a GPU, of what brings kernels."""
     case, seen = run.case, run.observed.environment if run.observed is not None else {}
     packages = ["torch", "transformers", *case.framework.packages]
     packages += ["peft"] if case.lora is not None else []

@@ -19,8 +19,7 @@ Phase = Literal["forward", "recompute", "backward", "optimizer"]
 `recompute` is the forward that activation checkpointing makes again in backward."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
-METHOD = "dispatch-1"
-"""The way of counting. Counts of another method are not compared."""
+METHOD = "dispatch-1"  # the way of counting. Counts of another method are not compared
 FIRST_COUNTED, COUNTED_STEP = 3, 4
 """The steps, from 1 on, that are counted; the counts of the second are reported. A storage that is first seen
 there was made out of sight: what is there before the first counted step is not known."""
@@ -68,10 +67,8 @@ class StepMemory(Data):
 class MemoryChange(NamedTuple):
     """A storage is born, dies, or takes another size."""
 
-    storage: int
-    """Its number, in the order in which storages were first seen."""
-    bytes: int
-    """Growth, or less than 0."""
+    storage: int  # its number, in the order in which storages were first seen
+    bytes: int  # growth, or less than 0
     phase: Phase
 
 
@@ -102,13 +99,10 @@ class Compiled(Data):
     """What torch.compile made of the model, over the whole launch: dynamo's and inductor's counters."""
 
     graphs: int
-    breaks: dict[str, int] = Field(default_factory=dict)
-    """Graph breaks by reason."""
+    breaks: dict[str, int] = Field(default_factory=dict)  # graph breaks by reason
     recompilations: int
-    kernels: int
-    """Kernels that inductor generated."""
-    extern_calls: int
-    """Calls of kernels that inductor did not generate, such as matrix products."""
+    kernels: int  # kernels that inductor generated
+    extern_calls: int  # calls of kernels that inductor did not generate, such as matrix products
 
 
 class Counts(Data):

@@ -24,28 +24,22 @@ class MemoryPart(Data):
     name: str
     low: int
     high: int
-    source: str
-    """Where the range comes from."""
+    source: str  # where the range comes from
 
 
 class Fit(Data):
     """The memory that a rank is predicted to need, and what it has, in bytes."""
 
     rank: int
-    live: int
-    """Peak of live tensors."""
+    live: int  # peak of live tensors
+    # Peak of the caching allocator's blocks in use: rounding and the workspaces of cuBLAS are in it.
     allocated: int
-    """Peak of the caching allocator's blocks in use: rounding and the workspaces of cuBLAS are in it."""
-    reserved: int
-    """Peak of what the caching allocator holds."""
-    reserved_expandable: int
-    """The same with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`."""
+    reserved: int  # peak of what the caching allocator holds
+    reserved_expandable: int  # the same with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
+    # The parameters of the whole model, where a rank has them on its device before they are sharded.
     built: int = 0
-    """The parameters of the whole model, where a rank has them on its device before they are sharded."""
-    outside: tuple[MemoryPart, ...]
-    """What the process holds outside of the caching allocator."""
-    card: int
-    """The memory of the device."""
+    outside: tuple[MemoryPart, ...]  # what the process holds outside of the caching allocator
+    card: int  # the memory of the device
     verdict: FitWord
 
     @property
@@ -62,18 +56,14 @@ class Fit(Data):
 class Roofline(Data):
     """What one step takes at least, on the rank that needs most; bytes and FLOPs are that rank's."""
 
-    flops: int
-    """Recomputation included."""
-    peak_flops: float
-    """Dense, at the case's precision, per second."""
-    wire_bytes: float
-    """Over the link between GPUs of one machine, in one direction."""
+    flops: int  # recomputation included
+    peak_flops: float  # dense, at the case's precision, per second
+    wire_bytes: float  # over the link between GPUs of one machine, in one direction
+    # Of that link in one direction; None where no datasheet gives it: then the wire takes no time here.
     link_bytes_per_s: float | None
-    """Of that link in one direction; None where no datasheet gives it: then the wire takes no time here."""
+    # Of groups that span machines, whose link is unknown: they take no time here.
     between_machines_bytes: float
-    """Of groups that span machines, whose link is unknown: they take no time here."""
-    tokens: int
-    """Of all ranks in one step; samples where the case has no tokens."""
+    tokens: int  # of all ranks in one step; samples where the case has no tokens
 
     @property
     def compute_s(self) -> float:
@@ -155,7 +145,5 @@ def _passed(each: Collective) -> float:
 class DryFacts(Data):
     """What a dry run says of a case, by the ranks that were run."""
 
-    fit: Fit | None = None
-    """Of the rank that needs most. None on a CPU, which has no caching allocator."""
-    roofline: Roofline | None = None
-    """None where the accelerator's peak is unknown."""
+    fit: Fit | None = None  # of the rank that needs most. None on a CPU, which has no caching allocator
+    roofline: Roofline | None = None  # none where the accelerator's peak is unknown

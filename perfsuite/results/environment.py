@@ -73,10 +73,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_this_process() -> dict[str, str]:
-    """Return the versions of Python, the kernel and every installed package, and the variables, by name.
-
-    A launch records what it used of this (`perfsuite.worker.software`). This is what it will find.
-    """
+    """Return what a launch will find: versions of Python, kernel and packages, and variables, by name."""
     packages = {each.name.lower(): each.version for each in importlib.metadata.distributions()}
     own = {"python": platform.python_version(), "kernel": platform.release()}
     return {**packages, **own, **variables(os.environ)}

@@ -1,7 +1,6 @@
 """What is known of each figure of a launch: label, unit, direction, format, tolerance.
 
-perfsuite's own figures are fields of `Figures`; those that are judged or shown have a `Metric` below. A
-metric of another package (entry point group `perfsuite.metrics`) has its value in `Figures.extra`.
+Those of perfsuite are fields of `Figures`; those of other packages (`perfsuite.metrics`) are in its `extra`.
 """
 
 from __future__ import annotations
@@ -156,8 +155,7 @@ PEAK_MEMORY = _metric(
     judged_on_cpu="sequential",
     tolerances={"cpu": 0.20, "cuda": 0.01},
 )
-GATED = (TOKENS_PER_S, TOKENS_PER_S_MEAN, PEAK_MEMORY)
-"""What every verdict judges."""
+GATED = (TOKENS_PER_S, TOKENS_PER_S_MEAN, PEAK_MEMORY)  # what every verdict judges
 CPU_S_PER_STEP = _metric(
     "cpu_s_per_step",
     "CPU time per step",
@@ -175,9 +173,6 @@ Against a baseline it is not corrected by the probe, whose seconds are those of 
 comparison of two arms estimates from its own launches how CPU time follows the probe."""
 TOKENS_PER_S_PER_DEVICE = _metric(
     "tokens_per_s_per_device", "tokens/s per device", "tokens/s", "higher", "shown", heading="per device"
-)
-REPORTED_TOKENS_PER_S = _metric(
-    "own_tokens_per_s", "tokens/s, reported by the framework", "tokens/s", "higher", "shown"
 )
 STEP_S_P50 = _metric("step_s_p50", "median step", "s", "lower", "shown", heading="p50")
 STEP_S_P95 = _metric("step_s_p95", "95th percentile of a step", "s", "lower", "shown", heading="p95")
@@ -210,10 +205,7 @@ def recorded() -> tuple[Metric, ...]:
 
 
 def find(name: str) -> Metric | None:
-    """Return the metric of that name; None if the package that had it is not installed.
-
-    Raises `ExtensionError` as `recorded` does, for this name alone.
-    """
+    """Return the metric of that name, None if its package is gone. Raises `ExtensionError` as `recorded`."""
     return _BUILT_IN.get(name) or _of_another_package(name)
 
 

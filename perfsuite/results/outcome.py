@@ -22,14 +22,12 @@ class OutcomeStyle:
     """How one outcome, or one excuse for a failure, is shown in every report."""
 
     word: Outcome | Excuse
-    sign: str
-    """Stands before the word on the HTML page."""
+    sign: str  # stands before the word on the HTML page
+    # In the terminal; the HTML page has a style sheet of its own.
     colour: Literal["green", "cyan", "yellow", "red"]
-    """In the terminal; the HTML page has a style sheet of its own."""
+    # pytest's letter for a test with this outcome; None where pytest's own (`.`, `F`, `x`) says it.
     letter: str | None = None
-    """pytest's letter for a test with this outcome; None where pytest's own (`.`, `F`, `x`) says it."""
-    quiet: bool = False
-    """Whether nobody needs to act upon it."""
+    quiet: bool = False  # whether nobody needs to act upon it
 
 
 STYLES: dict[str, OutcomeStyle] = {
@@ -96,19 +94,14 @@ class Check(Data):
 class Finding(Data):
     """One count that is not what it is in the baseline."""
 
-    field: str
-    """What is counted, as `all_gather of 2 ranks: bytes`."""
-    quantity: str
-    """What is judged, as `all_gather of 2 ranks`: several fields may have changed."""
+    field: str  # what is counted, as `all_gather of 2 ranks: bytes`
+    quantity: str  # what is judged, as `all_gather of 2 ranks`: several fields may have changed
     unit: Literal["bytes", "FLOP", "calls"]
     before: int
     now: int
-    ranks: str
-    """The ranks of which this is true, as `0-3`."""
-    outcome: Literal["regressed", "improved", "passed"]
-    """`passed`: listed, not judged."""
-    sentence: str
-    """What changed, in words: `all_gather 7.0 -> 14.0 MiB a step: float32 instead of bfloat16`."""
+    ranks: str  # the ranks of which this is true, as `0-3`
+    outcome: Literal["regressed", "improved", "passed"]  # `passed`: listed, not judged
+    sentence: str  # what changed, in words: `all_gather 7.0 -> 14.0 MiB a step: float32 instead of bfloat16`
 
 
 class CountCheck(Data):
@@ -130,12 +123,10 @@ class CountCheck(Data):
 class Profiled(Data):
     """What a profile of some steps says of why a case is slower than the baseline or arm A."""
 
+    # What a step calls more or less often, the likeliest cause first: `aten::bmm 0 -> 24 calls a step`.
     calls: tuple[str, ...] = ()
-    """What a step calls more or less often, the likeliest cause first: `aten::bmm 0 -> 24 calls a step`."""
-    hints: tuple[str, ...] = ()
-    """What takes longer: times of one launch a side, which is no proof."""
-    notes: tuple[str, ...] = ()
-    """What could not be compared, and why."""
+    hints: tuple[str, ...] = ()  # what takes longer: times of one launch a side, which is no proof
+    notes: tuple[str, ...] = ()  # what could not be compared, and why
 
 
 class Verdict(Data):
@@ -163,10 +154,7 @@ class Verdict(Data):
 
     @property
     def is_recorded(self) -> bool:
-        """Whether nothing was there to compare times with, so that these launches become a baseline.
-
-        Counts that improved on a baseline of theirs change the outcome, and not this.
-        """
+        """Whether there were no times to compare with: these launches become a baseline, counts or not."""
         is_new = bool(self.checks) and all(check.outcome == "recorded" for check in self.checks)
         return self.outcome == "recorded" or (self.outcome == "improved" and is_new)
 

@@ -1,8 +1,6 @@
 """What a profile of a few steps comes to: where a step's time goes, and every call that it makes. Pure data.
 
-A launch of its own is profiled, and nothing of it is judged (`perfsuite.worker.profiling`). Of a trace of
-many megabytes remain some kilobytes (`perfsuite.analysis.trace`), which are kept with a baseline. Times are
-in microseconds a step.
+It is reduced from the trace of a launch that is not judged. Times are in microseconds a step.
 """
 
 from __future__ import annotations
@@ -19,11 +17,9 @@ from perfsuite.documents import Data, Document, lines, plain
 from perfsuite.results.baseline import Baseline, BaselineDocument
 from perfsuite.results.counts import OfRanks, grouped
 
-METHOD = "profile-2"
-"""The way of reducing a trace. Profiles of another method are not compared."""
+METHOD = "profile-2"  # the way of reducing a trace. Profiles of another method are not compared
 PROFILED_STEPS = 3
-STRAGGLES = 1.2
-"""A rank that computes so many times as long as the median of the others is named."""
+STRAGGLES = 1.2  # a rank that computes so many times as long as the median of the others is named
 UNSEEN = 0.1
 """Share of what the GPU computes that kernels may compute that no operator launched. In eager and in compiled
 training operators and nodes of autograd launch all of them; this leaves room for a package's own kernels."""
@@ -33,31 +29,23 @@ class Work(Data):
     """All calls of one name."""
 
     name: str
-    calls: float
-    """A step."""
-    us: float
-    """Time a step: of an operator without what it calls, of a kernel on the GPU."""
+    calls: float  # a step
+    us: float  # time a step: of an operator without what it calls, of a kernel on the GPU
 
 
 class StepSplit(Data):
     """Where the time of a step goes. All but `hidden_us` and `unseen_us` add up to `step_us`."""
 
     step_us: float
-    compute_us: float
-    """Kernels, on a GPU; operators, on a CPU. Without the optimizer's."""
+    compute_us: float  # kernels, on a GPU; operators, on a CPU. Without the optimizer's
     optimizer_us: float
+    # Communication during which nothing is computed, by kind: `all_gather`.
     exposed_us: dict[str, float] = Field(default_factory=dict)
-    """Communication during which nothing is computed, by kind: `all_gather`."""
-    hidden_us: dict[str, float] = Field(default_factory=dict)
-    """Communication behind computation."""
-    data_wait_us: float = 0
-    """Waiting for the data loader; on a GPU, that meanwhile does nothing."""
-    idle_us: float = 0
-    """On a GPU: it does nothing, and no data are waited for."""
-    other_us: float = 0
-    """On a CPU: everything else."""
-    unseen_us: float = 0
-    """On a GPU: of what is computed, that by kernels that no operator of torch launched."""
+    hidden_us: dict[str, float] = Field(default_factory=dict)  # communication behind computation
+    data_wait_us: float = 0  # waiting for the data loader; on a GPU, that meanwhile does nothing
+    idle_us: float = 0  # on a GPU: it does nothing, and no data are waited for
+    other_us: float = 0  # on a CPU: everything else
+    unseen_us: float = 0  # on a GPU: of what is computed, that by kernels that no operator of torch launched
 
     @property
     def busy_us(self) -> float:
@@ -88,14 +76,12 @@ class Profile(Data):
     device: Literal["cpu", "cuda"]
     steps: int
     split: StepSplit
-    operators: tuple[Work, ...]
-    """All of them, the longest first."""
-    kernels: tuple[Work, ...] = ()
-    """All kernels and copies of the GPU, the longest first; none on a CPU."""
+    operators: tuple[Work, ...]  # all of them, the longest first
+    kernels: tuple[Work, ...] = ()  # all kernels and copies of the GPU, the longest first; none on a CPU
+    # Calls in which the host waits for the device: a value that it reads, a synchronisation, a copy.
     host_syncs: tuple[Work, ...] = ()
-    """Calls in which the host waits for the device: a value that it reads, a synchronisation, a copy."""
+    # Names whose calls are not the same in each of the steps: they are not compared.
     unsteady: tuple[str, ...] = ()
-    """Names whose calls are not the same in each of the steps: they are not compared."""
 
     @property
     def every(self) -> tuple[Work, ...]:
@@ -118,8 +104,7 @@ class LaunchProfile(Data):
 
     method: str = METHOD
     ranks: tuple[RankProfile, ...] = Field(min_length=1)
-    busy_us: tuple[float, ...]
-    """What each rank computes, by its number."""
+    busy_us: tuple[float, ...]  # what each rank computes, by its number
 
     @property
     def straggler(self) -> int | None:
@@ -150,18 +135,15 @@ class TakenProfile(Data):
     """What came of a launch that was made for a profile."""
 
     profile: LaunchProfile | None = None
-    why_none: str | None = None
-    """Why there is no profile."""
-    traces: tuple[str, ...] = ()
-    """The trace of each rank, by its number: a file that opens in Perfetto."""
+    why_none: str | None = None  # why there is no profile
+    traces: tuple[str, ...] = ()  # the trace of each rank, by its number: a file that opens in Perfetto
 
 
 class RankProfileFile(Document):
     """`profile-N.json`: what one rank made of its trace."""
 
     schema_version: Literal[1] = 1
-    method: str = METHOD
-    """The way in which it was reduced, by the perfsuite that launched it."""
+    method: str = METHOD  # the way in which it was reduced, by the perfsuite that launched it
     profile: Profile
 
 
@@ -190,10 +172,7 @@ def of_baseline(known: Baseline, profile: LaunchProfile) -> ProfileBaseline:
 
 
 def merged(profiles: Mapping[int, Profile], method: str = METHOD) -> LaunchProfile:
-    """The profiles of every rank as few entries: ranks that make the same calls share one, by the mean.
-
-    What is unsteady in one rank is not compared in any.
-    """
+    """The profiles of all ranks: alike ones share their mean; what is unsteady in one is not compared."""
     unsteady = {name for profile in profiles.values() for name in profile.unsteady}
 
     def is_alike(one: Profile, other: Profile) -> bool:

@@ -1,7 +1,4 @@
-"""What of the counts of a step is judged: quantities, each by one number. Pure.
-
-`perfsuite.verdict.exact` compares them, `perfsuite.verdict.count_sentences` says what changed.
-"""
+"""What of the counts of a step is judged, each quantity by one number, for `exact` and `count_sentences`."""
 
 from __future__ import annotations
 
@@ -16,8 +13,7 @@ Unit = Literal["bytes", "FLOP", "calls"]
 
 FLOOR = 64 * 2**10
 """Bytes of memory by which a step may differ without being judged: some small tensors more or less."""
-FLOPS_FLOOR = 0.001
-"""Share of a step's FLOPs by which it may differ without being judged."""
+FLOPS_FLOOR = 0.001  # share of a step's FLOPs by which it may differ without being judged
 LOOSE = 0.005
 """Share by which memory may differ between launches: threads that communicate, or load data, free what they
 hold at times of their own."""
@@ -79,8 +75,7 @@ class Quantity:
 class Group(Quantity):
     """The collectives of one kind in groups of one shape: judged by bytes, barriers by calls."""
 
-    rows: Callable[[Counts], list[Collective]]
-    """Its calls by dtype and phase."""
+    rows: Callable[[Counts], list[Collective]]  # its calls by dtype and phase
 
     @property
     def family(self) -> str:

@@ -35,25 +35,20 @@ class Failure(Data):
     """Why a launch gave no measurement."""
 
     kind: FailureKind
-    message: str
-    """One line: what happened."""
+    message: str  # one line: what happened
     rank: int | None = None
-    traceback: str | None = None
-    """The traceback of that rank, or what it wrote last."""
-    at: float = 0
-    """When it happened, in seconds since the epoch."""
+    traceback: str | None = None  # the traceback of that rank, or what it wrote last
+    at: float = 0  # when it happened, in seconds since the epoch
 
 
 class Memory(Data):
     """Memory of one rank, in bytes. On a GPU by the caching allocator's counters; on CPU only `peak`."""
 
-    peak: int
-    """Peak allocated. On CPU: peak resident set above its level before the model was built."""
+    peak: int  # peak allocated. On CPU: peak resident set above its level before the model was built
     reserved: int | None = None
+    # How often the allocator had to free its cache to serve a request: each time stalls a step.
     alloc_retries: int | None = None
-    """How often the allocator had to free its cache to serve a request: each time stalls a step."""
-    method: str
-    """How it was read."""
+    method: str  # how it was read
 
 
 class Flops(Data):
@@ -63,45 +58,38 @@ class Flops(Data):
     per_token: float
     parameters: int
     matmul_parameters: int
-    trained_parameters: int | None = None
-    """Parameters that are trained; None: all of them."""
+    trained_parameters: int | None = None  # parameters that are trained; None: all of them
 
 
 class Observed(Data):
     """What a worker found to be running, as opposed to what was asked for."""
 
+    # World size, wrapper, sharding, dtypes and so on. `perfsuite.verdict.settings` says which of them keep
+    # runs from being compared.
     settings: dict[str, str]
-    """World size, wrapper, sharding, dtypes and so on. `perfsuite.verdict.settings` says which of them keep
-    runs from being compared."""
-    environment: dict[str, str]
-    """Versions and variables: differences are listed with a verdict."""
+    environment: dict[str, str]  # versions and variables: differences are listed with a verdict
 
 
 class Evidence(Data):
     """What one rank observed for questions that need all ranks (`perfsuite.analysis.agreement`)."""
 
-    data_parallel: int = Field(ge=1)
-    """Ranks that see different data."""
+    data_parallel: int = Field(ge=1)  # ranks that see different data
+    # Elements of the model's first integer input in the second step; None if it was given no integers.
     tokens: int | None = None
-    """Elements of the model's first integer input in the second step; None if it was given no integers."""
-    padding: int = 0
-    """How many of these tokens the attention mask takes out."""
-    forwards: int = 0
-    """How many calls of the model these tokens came with."""
+    padding: int = 0  # how many of these tokens the attention mask takes out
+    forwards: int = 0  # how many calls of the model these tokens came with
+    # First dimension of the model's first input in the second step, summed over its calls; None: unknown.
     samples: int | None = None
-    """First dimension of the model's first input in the second step, summed over its calls; None: unknown."""
+    # Number of collectives in groups of several ranks, from the first optimizer step to the last; None if
+    # they were not counted.
     collectives: int | None = None
-    """Number of collectives in groups of several ranks, from the first optimizer step to the last; None if
-    they were not counted."""
+    # L1 norms before the first optimizer step and after the last, by the name of each trained parameter that
+    # data-parallel ranks hold whole.
     replicated: dict[str, tuple[float, float]] = Field(default_factory=dict)
-    """L1 norms before the first optimizer step and after the last, by the name of each trained parameter that
-    data-parallel ranks hold whole."""
-    replicated_bytes: int = 0
-    """Bytes of these parameters."""
+    replicated_bytes: int = 0  # bytes of these parameters
 
 
-SIMULATED_CLOCK = "simulated"
-"""The `clock` of ranks that trained nothing."""
+SIMULATED_CLOCK = "simulated"  # the `clock` of ranks that trained nothing
 
 
 class RankReport(Document):

@@ -19,51 +19,42 @@ from perfsuite.results.rank_report import Failure, Flops, Memory, Observed
 class DeviceHealth(Data):
     """One GPU while steps were being made. A field is None where NVML does not know it."""
 
-    index: int = Field(ge=0)
-    """Its number among the GPUs that the job may see."""
-    node: str | None = None
-    """The node that it is in; None on one machine."""
+    index: int = Field(ge=0)  # its number among the GPUs that the job may see
+    node: str | None = None  # the node that it is in; None on one machine
+    # As `nvidia-smi` prints it: with it, `uuid` or `serial` a card is found again.
     pci_bus_id: str | None = None
-    """As `nvidia-smi` prints it: with it, `uuid` or `serial` a card is found again."""
     uuid: str | None = None
     serial: str | None = None
-    power_limit_w: float | None = None
-    """That the driver enforces."""
+    power_limit_w: float | None = None  # that the driver enforces
     power_limit_default_w: float | None = None
+    # The highest; `sm_clock_set_mhz` is what `nvidia-smi -ac` has set (applications clock).
     sm_clock_limit_mhz: float | None = None
-    """The highest; `sm_clock_set_mhz` is what `nvidia-smi -ac` has set (applications clock)."""
     sm_clock_set_mhz: float | None = None
     ecc: bool | None = None
     persistence: bool | None = None
+    # What NVML says against its memory: errors that ECC did not correct, a row that was not remapped.
     memory_faults: tuple[str, ...] = ()
-    """What NVML says against its memory: errors that ECC did not correct, a row that was not remapped."""
-    memory_pending: tuple[str, ...] = ()
-    """Rows or pages of its memory that wait to be replaced."""
+    memory_pending: tuple[str, ...] = ()  # rows or pages of its memory that wait to be replaced
+    # Its NVLinks that are up; `nvlinks_down` those that could be and are not. None without any.
     nvlinks: int | None = None
-    """Its NVLinks that are up; `nvlinks_down` those that could be and are not. None without any."""
     nvlinks_down: int | None = None
+    # Bytes of its memory in use just before the launch, by processes other than the job's.
     held_before_bytes: int | None = None
-    """Bytes of its memory in use just before the launch, by processes other than the job's."""
-    held_before_by: tuple[int, ...] = ()
-    """The processes that NVML listed then."""
-    sm_clock_mhz: float | None = None
-    """Median; `sm_clock_mhz_min` the lowest."""
+    held_before_by: tuple[int, ...] = ()  # the processes that NVML listed then
+    sm_clock_mhz: float | None = None  # median; `sm_clock_mhz_min` the lowest
     sm_clock_mhz_min: float | None = None
+    # Percent of the time in which a kernel ran, mean: NVML's figure, which does not say how full it was.
     utilisation: float | None = None
-    """Percent of the time in which a kernel ran, mean: NVML's figure, which does not say how full it was."""
-    power_w: float | None = None
-    """The mean of the samples."""
-    energy_j: float | None = None
-    """Joules over `Health.seconds`."""
-    temperature_c: float | None = None
-    """The highest sample."""
+    power_w: float | None = None  # the mean of the samples
+    energy_j: float | None = None  # joules over `Health.seconds`
+    temperature_c: float | None = None  # the highest sample
+    # Share of samples, 0 to 1, in which each reason for a lower clock was active, by NVML's names.
     throttled: dict[str, float] | None = None
-    """Share of samples, 0 to 1, in which each reason for a lower clock was active, by NVML's names."""
+    # Most that processes not of the job held. None also where they cannot be told from the job's.
     foreign_memory_bytes: int | None = None
-    """Most that processes not of the job held. None also where they cannot be told from the job's."""
+    # Most that was used beyond `held_before_bytes`: the allocator's, and what NCCL, the CUDA context and
+    # libraries hold in addition.
     job_memory_bytes: int | None = None
-    """Most that was used beyond `held_before_bytes`: the allocator's, and what NCCL, the CUDA context and
-    libraries hold in addition."""
 
     @property
     def name(self) -> str:
@@ -75,28 +66,21 @@ class DeviceHealth(Data):
 class Health(Data):
     """The machine while steps were being made, warm-up included (`perfsuite.node.health_sampler`)."""
 
+    # Of several nodes the one that others used most: `foreign_cpu` and `steal` are its own. Else None.
     node: str | None = None
-    """Of several nodes the one that others used most: `foreign_cpu` and `steal` are its own. Else None."""
+    # 0 where none was taken: then only what was read before the run is known, and nothing on a CPU.
     samples: int = Field(ge=0)
-    """0 where none was taken: then only what was read before the run is known, and nothing on a CPU."""
-    seconds: float
-    """From the first sample to the last."""
-    steps: int
-    """Finished in these seconds."""
-    devices: tuple[DeviceHealth, ...] = ()
-    """The job's GPUs; empty on a CPU."""
+    seconds: float  # from the first sample to the last
+    steps: int  # finished in these seconds
+    devices: tuple[DeviceHealth, ...] = ()  # the job's GPUs; empty on a CPU
+    # Samples of the GPU with the slowest SM clock: steps finished by then, and the clock.
     sm_clocks_mhz: tuple[tuple[int, float], ...] = ()
-    """Samples of the GPU with the slowest SM clock: steps finished by then, and the clock."""
-    cores: int | None = None
-    """That the job may use: of `node`."""
+    cores: int | None = None  # that the job may use: of `node`
+    # Share, 0 to 1, of the time of all cores that the job may use, as the next two.
     job_cpu: float | None = None
-    """Share, 0 to 1, of the time of all cores that the job may use, as the next two."""
-    foreign_cpu: float | None = None
-    """Used by processes that are not the job's."""
-    steal: float | None = None
-    """Taken by the hypervisor."""
-    notes: tuple[str, ...] = ()
-    """What could not be found out, and why."""
+    foreign_cpu: float | None = None  # used by processes that are not the job's
+    steal: float | None = None  # taken by the hypervisor
+    notes: tuple[str, ...] = ()  # what could not be found out, and why
 
 
 class Node(Data):
@@ -182,8 +166,7 @@ class Figures(Data):
         return fields if self.extra else {name: value for name, value in fields.items() if name != "extra"}
 
 
-_FIELDS = tuple(name for name in Figures.model_fields if name != "extra")
-"""perfsuite's own figures."""
+_FIELDS = tuple(name for name in Figures.model_fields if name != "extra")  # perfsuite's own figures
 
 
 class Run(Document):
@@ -239,8 +222,7 @@ class Run(Document):
 class OomKills(Data):
     """How many processes the kernel killed during a launch because memory had run out."""
 
-    of_group: int = 0
-    """Of the control group that the agent is in."""
+    of_group: int = 0  # of the control group that the agent is in
     of_machine: int = 0
 
 
@@ -248,10 +230,8 @@ class LaunchFile(Document):
     """`launch-NODE.json`: how the processes of one node ended and how the node was, as its agent saw it."""
 
     schema_version: Literal[1] = 1
-    host: str = ""
-    """The node's name."""
-    is_over: bool = True
-    """False in a file that is written while ranks of the node still run."""
+    host: str = ""  # the node's name
+    is_over: bool = True  # false in a file that is written while ranks of the node still run
     failures: tuple[Failure, ...] = ()
     health: Health | None = None
     oom_kills: OomKills = OomKills()

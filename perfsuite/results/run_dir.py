@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LAUNCH_DIR = "{launch_dir}"
-"""In the words and variables of a script: replaced by the path of `RunDir.files`."""
-FILES = "PERFSUITE_LAUNCH_DIR"
-"""Environment variable of every process of a job: the path of `RunDir.files`."""
+LAUNCH_DIR = "{launch_dir}"  # in the words and variables of a script: replaced by the path of `RunDir.files`
+FILES = "PERFSUITE_LAUNCH_DIR"  # environment variable of every process of a job: the path of `RunDir.files`
 RUN_DIR = "PERFSUITE_RUN_DIR"
 """Environment variable of a script's processes: the path of `RunDir`, where they find the case."""
 ANCESTOR_PID = "PERFSUITE_ANCESTOR_PID"
@@ -22,12 +20,10 @@ MOVED = "PERFSUITE_MOVED"
 """Environment variable of an arm of another commit: the top of the repository, `:`, and its worktree."""
 JOB_VARIABLES = "PERFSUITE_JOB_VARIABLES"
 """Environment variable of an agent: names of the variables that the job has been given, which it leaves."""
-NODE = "PERFSUITE_NODE"
-"""Environment variable of every process of a job: the number of its node, from 0 on."""
+NODE = "PERFSUITE_NODE"  # environment variable of every process of a job: the number of its node, from 0 on
 MODEL_CODE = "PERFSUITE_MODEL_CODE"
 """Environment variable of an agent: the modules with the model's code, which its fork server imports."""
-STACKS_SIGNAL = signal.SIGUSR1
-"""Makes a process write its stacks into `RunDir.stacks`."""
+STACKS_SIGNAL = signal.SIGUSR1  # makes a process write its stacks into `RunDir.stacks`
 FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"
 """torch's environment variable: where its flight recorder is written, the rank appended."""
 

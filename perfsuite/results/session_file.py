@@ -118,59 +118,46 @@ Status = Literal["complete", "interrupted", "running"]
 class PytestRun(Data):
     """One run of pytest. A session has several where `--perf-resume` went on with it."""
 
-    started_at: str
-    """ISO 8601, with time zone."""
+    started_at: str  # ISO 8601, with time zone
     status: Status
-    cases: int
-    """How many cases it measured."""
+    cases: int  # how many cases it measured
 
 
 class Conditions(Data):
     """What the verdicts of a session hold for, in addition to its commit and its machine: `--perf-resume`."""
 
-    changes: str | None
-    """A digest of the uncommitted changes; None without any."""
-    options: dict[str, str]
-    """The options that a verdict depends on, with their values."""
-    environment: dict[str, str]
-    """Versions and variables, as pytest saw them."""
+    changes: str | None  # a digest of the uncommitted changes; None without any
+    options: dict[str, str]  # the options that a verdict depends on, with their values
+    environment: dict[str, str]  # versions and variables, as pytest saw them
 
 
 class ArmFacts(Data):
     """One of the two arms of a comparison."""
 
-    text: str
-    """As it was given: `main NCCL_ALGO=Ring`."""
-    facts: dict[str, str]
-    """What tells it from another: its interpreter, commit, perfsuite and variables."""
+    text: str  # as it was given: `main NCCL_ALGO=Ring`
+    facts: dict[str, str]  # what tells it from another: its interpreter, commit, perfsuite and variables
 
 
 class NodePreflight(Data):
     """One node in a preflight."""
 
     name: str
+    # Those of its slowest rank (`perfsuite.worker.node_probe`). Empty if a rank did not report.
     rates: dict[str, float] = Field(default_factory=dict)
-    """Those of its slowest rank (`perfsuite.worker.node_probe`). Empty if a rank did not report."""
-    health: Health | None = None
-    """Its GPUs by NVML meanwhile."""
-    problems: tuple[str, ...] = ()
-    """What is wrong with it, with the readings."""
+    health: Health | None = None  # its GPUs by NVML meanwhile
+    problems: tuple[str, ...] = ()  # what is wrong with it, with the readings
 
 
 class Preflight(Data):
     """One preflight: what the first nodes of a session could do before they were used."""
 
-    started_at: str
-    """ISO 8601, with time zone."""
+    started_at: str  # ISO 8601, with time zone
     duration_s: float
-    machine: Machine
-    """What each of the nodes is."""
-    nodes: tuple[NodePreflight, ...]
-    """In the order of their ranks."""
+    machine: Machine  # what each of the nodes is
+    nodes: tuple[NodePreflight, ...]  # in the order of their ranks
+    # Why it failed alike on every node, which says nothing against any of them; else None.
     failure: str | None = None
-    """Why it failed alike on every node, which says nothing against any of them; else None."""
-    directory: str
-    """The directory with its files."""
+    directory: str  # the directory with its files
 
     @property
     def problems(self) -> list[str]:
@@ -191,29 +178,20 @@ class SessionFile(Document):
     """`results.json` of a session, and what `--perf-json` writes: every verdict, figure and step."""
 
     schema_version: Literal[1] = 1
-    perfsuite: str
-    """The version that measured."""
-    status: Status
-    """Of its newest part."""
-    started_at: str
-    """ISO 8601, with time zone: when its first part began."""
-    parts: tuple[PytestRun, ...] = Field(min_length=1)
-    """The oldest first."""
-    dry: bool = False
-    """Whether it launches nothing: all of its runs are dry."""
+    perfsuite: str  # the version that measured
+    status: Status  # of its newest part
+    started_at: str  # ISO 8601, with time zone: when its first part began
+    parts: tuple[PytestRun, ...] = Field(min_length=1)  # the oldest first
+    dry: bool = False  # whether it launches nothing: all of its runs are dry
     conditions: Conditions
-    commit: str | None = None
-    """The commit of the repository that holds the cases; None outside of git."""
-    dirty: bool = False
-    """Whether that repository had uncommitted changes to tracked files."""
+    commit: str | None = None  # the commit of the repository that holds the cases; None outside of git
+    dirty: bool = False  # whether that repository had uncommitted changes to tracked files
+    # Arms A and B where two were compared; none of a session that judges by baselines.
     arms: tuple[ArmFacts, ...] = ()
-    """Arms A and B where two were compared; none of a session that judges by baselines."""
     machine: Machine
+    # What was found out about several nodes before the first launches on them, the oldest first.
     preflights: tuple[Preflight, ...] = ()
-    """What was found out about several nodes before the first launches on them, the oldest first."""
     results: tuple[Measurement, ...]
     skipped: tuple[Skipped, ...]
-    interrupted_case: str | None = None
-    """The case that an interrupt cut short."""
-    interrupted_launches: tuple[Run, ...] = ()
-    """The launches of that case that had ended by then."""
+    interrupted_case: str | None = None  # the case that an interrupt cut short
+    interrupted_launches: tuple[Run, ...] = ()  # the launches of that case that had ended by then

@@ -40,14 +40,10 @@ from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.profile import LaunchProfile, ProfileBaseline
 from perfsuite.results.run_dir import Below, RunDir, launches_in
 
-STORE = Path(".perfsuite")
-"""The local store, unless the user names another."""
-BASELINES = Path("baselines")
-"""The reviewed baselines, unless the user names another directory."""
-COUNTS = "counts"
-"""The folder of the baselines of counts, next to those of hardware classes."""
-PROFILES = "profiles"
-"""The folder of the profiles that belong to baselines."""
+STORE = Path(".perfsuite")  # the local store, unless the user names another
+BASELINES = Path("baselines")  # the reviewed baselines, unless the user names another directory
+COUNTS = "counts"  # the folder of the baselines of counts, next to those of hardware classes
+PROFILES = "profiles"  # the folder of the profiles that belong to baselines
 _REPETITION = re.compile(r"\.\d+$")
 """At the end of a directory's name: that of a case measured again in one session. No id ends so."""
 
@@ -70,8 +66,7 @@ class BaselineFiles(Generic[B]):
     """Baselines of one kind, each in a folder. A reviewed one is found before one recorded here."""
 
     reviewed: Path
-    local: Path | None = None
-    """None: only reviewed ones are looked at."""
+    local: Path | None = None  # none: only reviewed ones are looked at
     kind: type[B] = field(kw_only=True)
 
     def __str__(self) -> str:
@@ -92,10 +87,7 @@ class BaselineFiles(Generic[B]):
         return self.local / folder / f"{case_id}.json"
 
     def files(self, folder: str | None = None, case_ids: str = "*") -> list[Path]:
-        """The files of a folder (None: of all) for cases whose ids match a pattern of `fnmatch`.
-
-        Reviewed ones come first.
-        """
+        """The files of a folder (None: of all) whose ids match a pattern, reviewed ones first."""
         return [
             file
             for directory in self._directories
@@ -156,10 +148,7 @@ class BaselineStore(BaselineFiles[Baseline]):
         return known.profile if known and known.of_baseline == found.baseline.recorded_at else None
 
     def of_class(self, hardware_class: str) -> list[Baseline]:
-        """Every readable baseline of a hardware class, each case's reviewed one rather than its local one.
-
-        A file that cannot be read is left out here; it is an error where its own case is judged.
-        """
+        """Every baseline of a class that can be read: each case's reviewed one rather than its local one."""
         first_files: dict[str, Path] = {}
         for file in self.files(hardware_class):
             first_files.setdefault(file.name, file)
@@ -184,8 +173,7 @@ class SessionDir:
     """The directory of one session; its name is the session's."""
 
     path: Path
-    results = Below("results.json")
-    """`SessionFile`."""
+    results = Below("results.json")  # `SessionFile`
 
     @property
     def name(self) -> str:
@@ -214,12 +202,9 @@ class Store:
     """The local store: what this machine measured, and the baselines that it recorded."""
 
     path: Path = STORE
-    baselines = Below("baselines")
-    """Baselines that were recorded because there was none."""
-    history = Below("history")
-    """The history, unless the user names another directory."""
-    sessions = Below("runs")
-    """One directory a session."""
+    baselines = Below("baselines")  # baselines that were recorded because there was none
+    history = Below("history")  # the history, unless the user names another directory
+    sessions = Below("runs")  # one directory a session
 
     def new_session(self) -> SessionDir:
         """The directory of a session that begins now. It is not made yet."""
@@ -234,10 +219,7 @@ class Store:
         return sorted(self.sessions.glob("*/results.json"))
 
     def profiled(self, session: str, case_id: str) -> Iterator[RunDir]:
-        """The launches that a session made for a profile of a case, newest first.
-
-        One with an injected fault is none of the case's. Raises `FileError` for a bad file.
-        """
+        """The launches for a profile of a case, without a fault, newest first. Raises `FileError`."""
         of_session = SessionDir(self.sessions / session)
         every = (of_session.case(case_id, repetition) for repetition in itertools.count())
         for directory in reversed([*itertools.takewhile(Path.exists, every)]):
@@ -248,11 +230,7 @@ class Store:
                     yield run_dir
 
     def launches(self, case_ids: str = "*") -> list[tuple[str, RunDir]]:
-        """The launches of cases whose ids match a pattern of `fnmatch`, each with the name of its session.
-
-        The oldest session comes first, then by number. Those of a case that a session measured again are
-        among them, those that were interrupted are not.
-        """
+        """The launches of cases whose ids match a pattern, each with its session, the oldest first."""
         return [
             (directory.parent.name, run_dir)
             for session in sorted(self.sessions.glob("*"))

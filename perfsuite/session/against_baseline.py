@@ -31,8 +31,7 @@ from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.overall import Reference, with_counts, with_unseen
 from perfsuite.verdict.profiled import explained
 
-MIN_RECORDED = 3
-"""Fewest launches of a usable local baseline; one with fewer is recorded again."""
+MIN_RECORDED = 3  # fewest launches of a usable local baseline; one with fewer is recorded again
 
 
 @dataclass
@@ -122,10 +121,7 @@ class AgainstBaseline(Way):
         return None if profile is None else TakenProfile(profile=profile)
 
     def _baseline_of(self, trial: Trial) -> tuple[FoundBaseline | None, Verdict | None]:
-        """The baseline to compare with; and without one the failure, where the options require one.
-
-        A local one of too few launches to tell their noise does not count: it is recorded anew.
-        """
+        """The baseline to compare with, or the failure without; not a local one of too few launches."""
         found = self.setup.baselines.find(trial.machine.hardware_class, trial.case)
         options = self.setup.options
         fewest = min(MIN_RECORDED, options.policy.record_launches)
@@ -160,10 +156,9 @@ ONE_RANK = "not recorded: --rank looks at one rank, and a baseline has all that 
 class Dry(Way):
     """Runs cases dry, whatever this machine is. The host of its `setup` is a `DryHost`."""
 
-    device: Device | None = None
-    """What to pretend; None: what the case is meant for."""
+    device: Device | None = None  # what to pretend; None: what the case is meant for
+    # The ranks to run. None: those that tell what all do; only these are recorded.
     ranks: tuple[int, ...] | None = None
-    """The ranks to run. None: those that tell what all do; only these are recorded."""
     dry: ClassVar[bool] = True
 
     def judge(self, trial: Trial) -> Verdict:

@@ -22,10 +22,8 @@ from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_CHANGED
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
 
-MOST_DIGITS = 9
-"""Of a whole number: with more it is a slip, and with some thousands Python does not read it."""
-STRICT = ("improved", "inconclusive")
-"""Outcomes that fail a test only on request."""
+MOST_DIGITS = 9  # of a whole number: with more it is a slip, and with some thousands Python does not read it
+STRICT = ("improved", "inconclusive")  # outcomes that fail a test only on request
 
 Parse = Callable[[str], Any]
 """Reads a value. Raises `ValueError` with what is allowed, as it stands after `give`."""
@@ -104,24 +102,19 @@ class Option:
     """An option: `--perf-NAME` of pytest, the ini key `perf_NAME`, and `--NAME` of commands that have it."""
 
     name: str
-    help: str
-    """What it does, in pytest's help, in that of the commands, and on the page."""
-    page: str = ""
-    """What the page says besides, in Markdown."""
+    help: str  # what it does, in pytest's help, in that of the commands, and on the page
+    page: str = ""  # what the page says besides, in Markdown
+    # How its value is shown; nothing for a flag. The second of two words, with a `|` between, is True.
     metavar: str = ""
-    """How its value is shown; nothing for a flag. The second of two words, with a `|` between, is True."""
     parse: Parse = str
+    # The value without it, as text. It is parsed like any other, unless it is empty: then it is None.
     default: str = ""
-    """The value without it, as text. It is parsed like any other, unless it is empty: then it is None."""
-    default_told: str = ""
-    """The default in words, where a value does not say it."""
+    default_told: str = ""  # the default in words, where a value does not say it
+    # The field of `Options` that it sets, if not the one of its name; `policy.` begins one of its policy. A
+    # flag whose name begins with `no-` sets it to False.
     sets: str = ""
-    """The field of `Options` that it sets, if not the one of its name; `policy.` begins one of its policy.
-    A flag whose name begins with `no-` sets it to False."""
-    ini: bool = False
-    """Whether a repository can fix it in pytest's ini file."""
-    of_verdict: bool = False
-    """Whether a verdict depends on it: a session is resumed only with the same value."""
+    ini: bool = False  # whether a repository can fix it in pytest's ini file
+    of_verdict: bool = False  # whether a verdict depends on it: a session is resumed only with the same value
 
     @property
     def is_flag(self) -> bool:
@@ -388,10 +381,7 @@ def check_together(given: set[str]) -> None:
 
 
 def options_of(root: Path, values: Mapping[str, Any]) -> Options:
-    """The options of a session in a repository, of what was read of each option, by name.
-
-    An option that is not among `values` has its default.
-    """
+    """The options of a session in a repository: the values that were read, by name, else the defaults."""
     fields = {
         option.sets_field: values.get(option.name, option.read(option.spelled, None))
         for option in OPTIONS

@@ -34,10 +34,7 @@ def lines(session: Session, *, whole: bool, color: bool, width: int | None) -> l
 
 
 def write_files(sessions: Sequence[Session], status: Status) -> None:
-    """Write `results.json` of each session that has begun, and the files that were asked for.
-
-    As many as can be written. Raises `FileError` with all that cannot.
-    """
+    """Write what was asked for, and `results.json` of each begun session. Raises `FileError` at the end."""
     options = sessions[-1].setup.options
     begun = [each for each in sessions if each.results or each.launches or each.running is not None]
     writes: list[tuple[Callable[..., object], Path, Sequence[Session]]] = [

@@ -22,17 +22,13 @@ class Preflights:
 
     setup: Setup
     new_directory: Callable[[], Path]
-    save: Callable[[], None]
-    """Writes what the session knows so far."""
+    save: Callable[[], None]  # writes what the session knows so far
     made: list[Preflight] = field(default_factory=list)
+    # What is wrong with each node that two preflights in a row found bad, by its number from 0 on.
     _bad: dict[int, str] = field(default_factory=dict)
-    """What is wrong with each node that two preflights in a row found bad, by its number from 0 on."""
 
     def problems(self, case: Case, machine: Machine) -> tuple[str, ...]:
-        """What is wrong with the nodes that a case would use; empty if it may be launched.
-
-        A case that trains nothing takes any node.
-        """
+        """What is wrong with the nodes that a case would use; none for one that trains nothing."""
         nodes = case.topology.nodes
         if nodes == 1 or not self.setup.options.preflight or not torch_build.installed():
             return ()

@@ -15,8 +15,7 @@ from perfsuite.results.store import BaselineStore, SessionDir, Store
 FAILURES_OF_THE_MACHINE: tuple[FailureKind, ...] = ("cancelled", "error", "missing_report", "no_baseline")
 """A step that somebody cancelled, a file that cannot be written, a launcher that was killed, a baseline that
 may be there by now: nothing says that the code failed."""
-MOST_DIFFERENCES = 5
-"""Differences between two sessions that are told."""
+MOST_DIFFERENCES = 5  # differences between two sessions that are told
 
 
 def newest(store: Store, now: SessionFile) -> tuple[SessionDir, SessionFile]:
@@ -38,10 +37,7 @@ def newest(store: Store, now: SessionFile) -> tuple[SessionDir, SessionFile]:
 
 
 def differences(then: SessionFile, now: SessionFile) -> list[str]:
-    """Return why the verdicts of one session do not hold for another; empty if they do.
-
-    Each names both values.
-    """
+    """Return why the verdicts of one session do not hold for another, with both values; empty if they do."""
     if now.commit is None:
         return ["cases outside of git, where no commit says whether they are the same"]
     before, today = (
@@ -73,10 +69,7 @@ def ended(parts: tuple[PytestRun, ...]) -> tuple[PytestRun, ...]:
 
 
 def holds(result: Measurement, case: Case, machine: Machine, baselines: BaselineStore) -> bool:
-    """Whether a case keeps its result of an earlier part of its session.
-
-    It does where its code was judged, by the baselines that count now.
-    """
+    """Whether a case keeps its earlier result: its code was judged, by the baselines that count now."""
     is_of_case = all(documents.plain(run.case) == documents.plain(case) for run in result.runs)
     if not is_decided(result) or not is_of_case:
         return False

@@ -8,18 +8,9 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
-from perfsuite import __version__, documents, git
+from perfsuite import __version__, documents, errors, git
 from perfsuite.analysis.health import all_shared
 from perfsuite.case.case import Case
-from perfsuite.errors import (
-    AllocationOverError,
-    BusyError,
-    CaseError,
-    FileError,
-    PerfsuiteError,
-    readable,
-    told,
-)
 from perfsuite.report.text import plural
 from perfsuite.results import environment
 from perfsuite.results.outcome import UNJUDGED, UNMEASURED, Verdict
@@ -49,24 +40,20 @@ class Session:
 
     setup: Setup
     way: Way
-    saves: bool = True
-    """Write `results.json` when a case begins, and when it has its verdict."""
+    saves: bool = True  # write `results.json` when a case begins, and when it has its verdict
     results: list[Measurement] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    # The session that this one goes on with, as its earlier parts left it; None: it is a new one.
     earlier: SessionFile | None = None
-    """The session that this one goes on with, as its earlier parts left it; None: it is a new one."""
-    measured: int = 0
-    """How many cases this part of the session has measured, or could not measure."""
-    trial: Trial | None = None
-    """The case that is being measured, or was measured last."""
+    measured: int = 0  # how many cases this part of the session has measured, or could not measure
+    trial: Trial | None = None  # the case that is being measured, or was measured last
+    # The id of the case that is being measured: at the end of an interrupted session, the lost one.
     running: str | None = None
-    """The id of the case that is being measured: at the end of an interrupted session, the lost one."""
     _cases: dict[str, Case] = field(default_factory=dict)
+    # The results of earlier parts that are still in `results`, by test and case.
     _earlier: dict[tuple[str, str], Measurement] = field(default_factory=dict)
-    """The results of earlier parts that are still in `results`, by test and case."""
-    _unsaved: str | None = None
-    """Why `results.json` could not be written last."""
+    _unsaved: str | None = None  # why `results.json` could not be written last
     _noted: tuple[git.Revision, Conditions] | None = None
 
     @cached_property
@@ -97,15 +84,12 @@ class Session:
         return self._noted
 
     def resume(self) -> None:
-        """Go on with the newest session of the store if its verdicts hold here; say so, or why not.
-
-        Takes the machine's lock first, as that session may still be running. Raises `BusyError`.
-        """
+        """Go on with the newest session, once none runs, if its verdicts hold. Raises `BusyError`."""
         self.setup.take_lock()
         say = self.setup.listener.say
         try:
             self.directory, earlier = resume.newest(self.setup.store, session_file(self, "running"))
-        except FileError as error:
+        except errors.FileError as error:
             say(f"--perf-resume: a new session begins: {error}")
             return
         self.earlier, self.results, self.skipped = earlier, [*earlier.results], [*earlier.skipped]
@@ -131,7 +115,7 @@ class Session:
         if reason is None or not self.setup.options.fail_without_baseline:
             return reason
         if is_there(file := self.way.reviewed_file(case)):
-            raise CaseError(f"{reason}; but there is {file}, and {MISSING_FAILS}")
+            raise errors.CaseError(f"{reason}; but there is {file}, and {MISSING_FAILS}")
         return reason
 
     def record_skip(self, case: Case, nodeid: str, reason: str) -> None:
@@ -144,8 +128,8 @@ class Session:
         """Keep a case that could not be measured as a failed one, with the launches that it had."""
         trial = self.trial if self.trial is not None and self.trial.case is case else None
         trial = trial or Trial(case, self.setup.host.machine, self.directory.case(case.id))
-        where = "" if isinstance(error, PerfsuiteError) else f" ({_traceback(error, trial.directory)})"
-        reasons = (f"{told(error)}{where}",)
+        where = "" if isinstance(error, errors.PerfsuiteError) else f" ({_traceback(error, trial.directory)})"
+        reasons = (f"{errors.told(error)}{where}",)
         verdict = Verdict(outcome="failed", launches=len(trial.runs), failure="error", reasons=reasons)
         self.keep(_result(trial, nodeid, verdict))
 
@@ -165,7 +149,7 @@ class Session:
             self.trial = trial = Trial(case, self.setup.host.machine_for(case), directory)
             check_same(self._cases.setdefault(case.id, case), case)
             verdict = self.way.refused(trial) or self._judge(trial)
-        except (BusyError, AllocationOverError):
+        except (errors.BusyError, errors.AllocationOverError):
             raise
         except Exception as error:
             self.running = None
@@ -197,7 +181,7 @@ class Session:
         try:
             profiled = self.way.profile(result, trial)
         except Exception as error:
-            why = TakenProfile(why_none=told(error))
+            why = TakenProfile(why_none=errors.told(error))
             verdict = result.verdict.replace(profiled=explained(None, why, ""))
             profiled = result.replace(profile=why, verdict=verdict)
         if profiled is not None:
@@ -218,7 +202,7 @@ class Session:
         try:
             documents.write(self.directory.results, session_file(self, "running"))
             problem = None
-        except FileError as error:
+        except errors.FileError as error:
             problem = f"{error} The session goes on; what it measures is shown at its end"
             if problem != self._unsaved:
                 self.setup.listener.say(problem)
@@ -297,8 +281,8 @@ def _traceback(error: Exception, directory: Path) -> str:
     """Keep the traceback of an error that perfsuite did not raise on purpose. Returns where it is."""
     file = directory / "traceback.txt"
     try:
-        documents.write_text(file, readable("".join(traceback.format_exception(error))))
-    except FileError as unwritten:
+        documents.write_text(file, errors.readable("".join(traceback.format_exception(error))))
+    except errors.FileError as unwritten:
         return f"its traceback was not kept: {unwritten}"
     return f"its traceback: {file}"
 
@@ -307,7 +291,7 @@ def check_same(first: Case, case: Case) -> None:
     """Raise `CaseError` for two different cases of one id, which would share a baseline."""
     if first != case:
         names = [name for name in Case.model_fields if getattr(first, name) != getattr(case, name)]
-        raise CaseError(
+        raise errors.CaseError(
             f"two different cases have the id {case.id}: they differ in {', '.join(names)}, "
             "which the id does not show. Make these equal, or give their models different names"
         )

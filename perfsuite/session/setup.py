@@ -29,8 +29,7 @@ MISSING_FAILS = "--perf-missing-baseline=fail"
 class Options:
     """What a user may choose. `perfsuite.session.option_table` says what each field does."""
 
-    root: Path
-    """The directory of the repository that holds the cases."""
+    root: Path  # the directory of the repository that holds the cases
     store: Path
     baselines: Path
     policy: Policy = field(default_factory=Policy)
@@ -39,8 +38,7 @@ class Options:
     explain: bool = False
     fail_without_baseline: bool = False
     strict: frozenset[str] = frozenset()
-    min_judged: float = 0
-    """Share of the cases, from 0 to 1."""
+    min_judged: float = 0  # share of the cases, from 0 to 1
     wait_quiet_s: float = WAIT_S
     allow_shared: bool = False
     fail_if_busy: bool = False
@@ -66,8 +64,7 @@ class Host:
     """The machine or nodes that cases are launched on, and which cases they can run."""
 
     launcher: Launcher = field(default_factory=LocalLauncher)
-    shared: Path = STORE
-    """A directory that every node must see."""
+    shared: Path = STORE  # a directory that every node must see
 
     @cached_property
     def machine(self) -> Machine:
@@ -81,10 +78,7 @@ class Host:
         return self.machine.for_nodes(case.topology.nodes)
 
     def why_not(self, case: Case) -> str | None:
-        """Why this machine cannot run `case`, or None.
-
-        Raises `CaseError` where the machine could, but the installed torch cannot use its GPUs.
-        """
+        """Why this machine cannot run `case`, or None. Raises `CaseError` if only the torch is wrong."""
         machine = self.machine_for(case)
         reason = unsupported(case, machine)
         if reason is None and (problem := wrong_torch(case, machine)) is not None:
@@ -96,8 +90,7 @@ class Host:
 class DryHost(Host):
     """The machines that dry runs pretend, and which cases can be run dry on them."""
 
-    device: Device | None = None
-    """What to pretend; None: what a case is meant for."""
+    device: Device | None = None  # what to pretend; None: what a case is meant for
 
     @cached_property
     def machine(self) -> Machine:

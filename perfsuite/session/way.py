@@ -47,10 +47,8 @@ class Way(ABC):
     """A way to measure cases."""
 
     setup: Setup
-    arms: tuple[Arm, ...] = ()
-    """The two arms of a comparison; none where cases are judged by baselines."""
-    dry: ClassVar[bool] = False
-    """Whether nothing is launched: no machine is locked or looked at."""
+    arms: tuple[Arm, ...] = ()  # the two arms of a comparison; none where cases are judged by baselines
+    dry: ClassVar[bool] = False  # whether nothing is launched: no machine is locked or looked at
 
     def refused(self, trial: Trial) -> Verdict | None:
         """The verdict on a case for which nothing is to be launched; None for others."""
@@ -61,10 +59,7 @@ class Way(ABC):
         """Launch a case, or run it dry, until it is decided. Its launches are added to the trial's."""
 
     def profile(self, result: Measurement, trial: Trial) -> Measurement | None:
-        """The result with a profile and what that says of it; None where none is wanted.
-
-        An error is told in the result, and changes no verdict.
-        """
+        """The result with a profile, or with why there is none; None where none is wanted."""
         return None
 
     def record(self, result: Measurement) -> None:  # noqa: B027  # a comparison writes none

@@ -1,7 +1,6 @@
-"""Judges the launches of arm B against those of arm A. Pure: no clock, no disk.
+"""Judges the launches of arm B against those of arm A: launch k of both arms is one pair. Pure.
 
-Launch k of both arms is one pair. Nothing that differs between the arms is refused: other versions and other
-settings are why they are compared.
+Nothing that differs between the arms is refused: other versions and settings are why they are compared.
 """
 
 from __future__ import annotations
@@ -196,10 +195,7 @@ def _check(
     max_pairs: int,
     corrects: bool,
 ) -> Check:
-    """The check of one metric: by the medians where a device repeats it to the digit, else pair by pair.
-
-    Pairs that are made for another metric after one is decided pair by pair change nothing of it.
-    """
+    """The check of one metric: by the medians where a device repeats it to the digit, else pair by pair."""
     before, now = ([metric.of(run.figures) for run in runs] for runs in (a, b))
     device = b[0].machine.device
     tolerance = metric.tolerance(device) if tolerance is None else tolerance

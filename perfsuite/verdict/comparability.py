@@ -26,11 +26,9 @@ More is allowed where the launches of the baseline scatter more."""
 DEVICE_PROBE_SIGMAS = 2.0
 """Standard deviations of the baseline's launches by which the same may be slower. One healthy launch in 44 is
 slower still; a case ends only after three unhealthy launches."""
-OBSERVED = "observed "
-"""How the name of a setting begins that workers observed, among `setting_differences`."""
+OBSERVED = "observed "  # how the name of a setting begins that workers observed, among `setting_differences`
 UNEXPLAINED = "settings differ, though no version or variable that is recorded does"
-POWER_LIMIT_LOWER = 0.01
-"""Share by which the power limit of the GPUs may be lower than at the baseline."""
+POWER_LIMIT_LOWER = 0.01  # share by which the power limit of the GPUs may be lower than at the baseline
 CLOCK_DIFFERS = 0.02
 """Share by which the median SM clock in the window may differ from the baseline's without being listed."""
 DEVICE_MEMORY_GREW = 256 * 2**20
@@ -71,10 +69,7 @@ def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _slow_gpus(run: Run) -> list[str]:
-    """The reasons to discard a launch one of whose GPUs is slower than the others, which wait for it.
-
-    GPUs of several products are unlike by themselves, and on a CPU all ranks share the cores.
-    """
+    """The reasons to discard a launch one of whose GPUs, all alike, is slower than the others."""
     if run.machine.device == "cpu" or AND in run.machine.device_name:
         return []
     found = []
@@ -116,11 +111,7 @@ def _less_power(run: Run, baseline: Baseline) -> list[str]:
 
 
 def setting_differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
-    """Settings that differ from a baseline's: the baseline's value and the run's, by name.
-
-    A setting that the baseline lacks was not looked at when it was recorded, as that of a framework's newer
-    version: it is listed as a change of the environment.
-    """
+    """Settings that differ from a baseline's, by name: its value and the run's. What it lacks is left out."""
     settings = {"hardware class": (baseline.hardware_class, run.machine.hardware_class)}
     if run.flops is not None and baseline.flops is not None:
         settings["FLOP formula"] = (baseline.flops.formula, run.flops.formula)
@@ -176,10 +167,7 @@ def run_changes(run: Run, baseline: Baseline) -> tuple[str, ...]:
 
 
 def environment_changes(run: Run, baseline: Baseline) -> list[str]:
-    """Versions and variables that differ from the baseline's, with both values.
-
-    Also settings that were not observed yet when the baseline was recorded.
-    """
+    """Versions, variables and newly observed settings that differ from the baseline's, with both values."""
     then, today = _observed(run, baseline)
     before, now = then.environment, today.environment
     changed = [

@@ -6,25 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Literal
 
+from perfsuite.results import quantities
 from perfsuite.results.amounts import arrow, signed
 from perfsuite.results.counts import Collective, Counts
-from perfsuite.results.quantities import (
-    BREAKS,
-    COPIES,
-    FLOPS,
-    GRAPHS,
-    HOST_READS,
-    KERNELS,
-    PEAK,
-    Change,
-    Group,
-    Quantity,
-    Unit,
-)
+from perfsuite.results.quantities import Change, Group, Quantity, Unit
 
-MOST_NAMED = 4
-"""Operators, parts of memory or reasons that a sentence names: those that changed most."""
-_IN_A_STEP = (HOST_READS, COPIES, KERNELS)
+MOST_NAMED = 4  # operators, parts of memory or reasons that a sentence names: those that changed most
+_IN_A_STEP = (quantities.HOST_READS, quantities.COPIES, quantities.KERNELS)
 """What is counted in a step: compiled graphs are those of the whole launch."""
 
 
@@ -32,9 +20,9 @@ def sentence(quantity: Quantity, changes: list[Change], before: Counts, now: Cou
     """What changed in one quantity. `changes` are its fields that differ, at least one."""
     if isinstance(quantity, Group):
         return _group(quantity, changes[0], before, now)
-    if quantity is GRAPHS and not changes[0].now:
+    if quantity is quantities.GRAPHS and not changes[0].now:
         return f"nothing is compiled any more, {changes[0].before} graphs before"
-    if quantity is FLOPS:
+    if quantity is quantities.FLOPS:
         changes = [change._replace(field=change.field.removeprefix("FLOPs in ")) for change in changes]
     first, *others = (
         f"{change.field}: {arrow(change.before, change.now, change.unit)}" for change in changes
@@ -45,11 +33,11 @@ def sentence(quantity: Quantity, changes: list[Change], before: Counts, now: Cou
 
 def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
     """The parts of a quantity that explain its change, as ` (kept +3.5 MiB)`; nothing where none is known."""
-    if quantity is KERNELS:
+    if quantity is quantities.KERNELS:
         return _parts(before.ops, now.ops, "calls")
-    if quantity is PEAK and before.memory is not None and now.memory is not None:
+    if quantity is quantities.PEAK and before.memory is not None and now.memory is not None:
         return _parts(before.memory.at_peak, now.memory.at_peak, "bytes")
-    if quantity is BREAKS and before.compiled is not None and now.compiled is not None:
+    if quantity is quantities.BREAKS and before.compiled is not None and now.compiled is not None:
         return _parts(before.compiled.breaks, now.compiled.breaks, "calls")
     return ""
 

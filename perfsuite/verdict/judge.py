@@ -1,7 +1,6 @@
 """Judges times and memory of the launches of a case against its baseline. Pure: no clock, no disk.
 
-`exact.check` judges their counts, `overall.with_counts` brings both together. Each launch is one piece of
-evidence. Until it suffices the verdict is `undecided`, which asks for one more launch in fresh processes.
+Each launch is one piece of evidence; until it suffices the verdict is `undecided`: launch once more.
 """
 
 from __future__ import annotations
@@ -17,14 +16,7 @@ from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, judged
 from perfsuite.results.outcome import WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
-from perfsuite.verdict.comparability import (
-    launch_problems,
-    library_choices,
-    run_changes,
-    same_stack,
-    unexplained,
-    unlike,
-)
+from perfsuite.verdict import comparability
 from perfsuite.verdict.loss import loss_differs, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs
 from perfsuite.verdict.probe_correction import probe_corrected
@@ -75,7 +67,11 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
             return Verdict(
                 outcome="failed", launches=len(runs), failure=run.failure.kind, reasons=why_failed(run)
             )
-    problems = {number: why for number, run in enumerate(runs, 1) if (why := launch_problems(run, baseline))}
+    problems = {
+        number: why
+        for number, run in enumerate(runs, 1)
+        if (why := comparability.launch_problems(run, baseline))
+    }
     healthy = [run for number, run in enumerate(runs, 1) if number not in problems]
     if len(problems) >= max(policy.max_unhealthy, len(healthy)):
         verdict = _unhealthy(runs, baseline, noise, policy)
@@ -92,11 +88,11 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     changed: list[str] = []
     if baseline is not None:
         newest = runs[-1]
-        reasons = [*unexplained(newest, baseline), *reasons]
+        reasons = [*comparability.unexplained(newest, baseline), *reasons]
         changed = [
-            *library_choices(newest, baseline),
+            *comparability.library_choices(newest, baseline),
             *scaled(runs, baseline),
-            *run_changes(newest, baseline),
+            *comparability.run_changes(newest, baseline),
         ]
     return verdict.replace(
         launches=len(runs),
@@ -121,11 +117,7 @@ def why_failed(run: Run) -> tuple[str, ...]:
 
 
 def _unhealthy(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, policy: Policy) -> Verdict:
-    """The verdict on too many unhealthy launches: `unhealthy`, but for what no unhealthy machine explains.
-
-    Other settings, another loss and more of what a device repeats to the digit (memory of a GPU) are the
-    code's, whatever the machine does.
-    """
+    """The verdict on too many unhealthy launches: `unhealthy`, unless only the code explains the change."""
     verdict = Verdict(outcome="unhealthy", launches=len(runs))
     if baseline is None:
         return verdict
@@ -145,11 +137,7 @@ def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
 
 
 def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
-    """The verdict on healthy launches against the baseline.
-
-    What a device repeats to the digit is known after one launch, and so is another loss. That it is worse
-    hides nothing of the rest: launches go on until the speed is decided, too.
-    """
+    """The verdict on healthy launches against the baseline; what is worse at once hides nothing else."""
     if (failed := _unlike(runs, baseline)) is not None:
         return failed
     device, metrics = runs[0].machine.device, _metrics(runs, baseline)
@@ -171,7 +159,7 @@ def _metrics(runs: Sequence[Run], baseline: Baseline | None) -> Sequence[Metric]
 
 
 def _unlike(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
-    why = tuple(unlike(runs[-1], baseline))
+    why = tuple(comparability.unlike(runs[-1], baseline))
     return Verdict(outcome="failed", launches=len(runs), failure="unlike", reasons=why) if why else None
 
 
@@ -193,9 +181,8 @@ def _check(
 ) -> Check:
     """The check of one metric: exact where a device repeats it to the digit, else by the sequential test.
 
-    The machine's own drift, which the probe of each launch tells, is taken out of a metric that follows the
-    probe, unless a launch has none. With and without that the outcome must be the same where the probe's own
-    software changed, and for a regression while it is unknown how launches follow the probe.
+    The machine's drift, by the probe of each launch, is taken out. With and without that the outcome must be
+    the same where the probe's software changed, and for a regression while its exponent is unknown.
     """
     check = _unjudged(metric, runs, baseline)
     if check.outcome == "failed" or check.measured is None:
@@ -222,7 +209,7 @@ def _check(
     if not noise.probe_exponent:
         is_certain = noise.knows_exponent or raw.outcome != "regressed"
         return raw if is_certain else _agreed(raw, corrected, UNKNOWN_EXPONENT)
-    if same_stack(runs[-1], baseline):
+    if comparability.same_stack(runs[-1], baseline):
         return corrected
     return _agreed(corrected, raw, OTHER_SOFTWARE)
 

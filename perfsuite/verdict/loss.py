@@ -42,11 +42,7 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the base
 
 
 def _gradients_differ(runs: Sequence[Run], baseline: Baseline, whose: str, scale: float) -> str | None:
-    """The norm of a run's gradients if it is not the baseline's. Wrong ones may have an equal loss for long.
-
-    What scales the loss may scale them, too. Fewer than three launches of a baseline do not tell how the
-    gradients of a script without a seed scatter.
-    """
+    """The norm of a run's gradients if it is not the baseline's: a wrong one may long have an equal loss."""
     usual = baseline.values("gradient_norm")
     if len(usual) < 3:
         return None
@@ -70,10 +66,9 @@ def other_gradients(before: Run, now: Run) -> str | None:
 
 
 def _spike(curve: Sequence[float]) -> int:
-    """The place of the highest mean, if it is above the first by more than `LOSS_FLOOR`; else their number.
+    """The place of the highest mean, if above the first by more than `LOSS_FLOOR`; else their number.
 
-    A training that throws itself back, as one of a large model at a high learning rate does, goes on from
-    there by how its sums were rounded: by another kernel it learns as well, along another curve.
+    A training that throws itself back goes on from there by how its sums were rounded, along another curve.
     """
     if not curve or not max(curve) - curve[0] > LOSS_FLOOR * abs(curve[0]):
         return len(curve)
@@ -81,11 +76,7 @@ def _spike(curve: Sequence[float]) -> int:
 
 
 def loss_scale(runs: Sequence[Run], baseline: Baseline) -> float | None:
-    """How many times the baseline's loss the runs' losses are, if that is the same in every step; None else.
-
-    What backward is called on may be a mean where it was a sum, over micro-batches or ranks, or what a
-    gradient scaler multiplied: a whole number of times the loss, or one part of so many.
-    """
+    """How many times the baseline's loss the runs' is, or one part of so many, in each step; else None."""
     usual = _usual_loss(baseline)
     both = [
         (now, then, allowed)
@@ -111,10 +102,9 @@ def scaled(runs: Sequence[Run], baseline: Baseline) -> list[str]:
 def _usual_loss(baseline: Baseline) -> list[tuple[float, float]]:
     """The baseline's mean loss over each tenth of the steps, and the difference from it that is allowed.
 
-    Allowed is the largest of: Student's t quantile times the spread of that tenth with its neighbours; the
-    same times the median relative spread of all tenths, times the mean (of no use where a loss crosses zero);
-    `LOSS_FLOOR` times the mean. Few launches estimate the spread of one tenth badly, hence the first two. The
-    t quantile is for a new launch against a mean that is estimated itself, hence sqrt(1 + 1 / launches).
+    That is the largest of: Student's t quantile times the spread of that tenth with its neighbours; the same
+    times the median relative spread of all tenths, times the mean; `LOSS_FLOOR` times the mean. The quantile
+    is for a new launch against an estimated mean, hence sqrt(1 + 1 / launches).
     """
     curves = [launch.loss for launch in baseline.launches if launch.loss]
     count = len(curves)

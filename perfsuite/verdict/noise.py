@@ -1,14 +1,8 @@
 """Estimates how much launches of unchanged code scatter on a hardware class, from its baselines. Pure.
 
-A case has few launches and its hardware class has many, so noise is pooled over all baselines of the class.
-Two standard deviations are estimated, both of log(cost), so that they are relative (0.01 is 1 %):
-
-    sigma          between launches of one session
-    session_sigma  between sessions, of what all launches of a session share (the machine's day);
-                   more launches in the same session do not reduce it
-
-Source: analysis of variance. Each variance component is a mean square minus the part of it that the levels
-below explain, and at least 0 (Searle, Casella, McCulloch, Variance Components, 1992, chapters 3 and 4).
+Two standard deviations of log(cost), which are relative: `sigma`, between launches of one session, and
+`session_sigma`, between sessions, of what all launches of one share. Each variance component is a mean square
+minus what the levels below explain, and at least 0 (Searle, Casella, McCulloch, Variance Components, 1992).
 """
 
 from __future__ import annotations
@@ -30,10 +24,8 @@ from perfsuite.verdict.sequential import Noise, pooled_noise
 LaunchesBySession = Mapping[str | None, Sequence[float]]
 """The costs of one baseline's launches, by the session that made them; None: a session without a name."""
 
-MIN_DEGREES = 2
-"""Fewest degrees of freedom (launches minus groups) from which a noise is estimated."""
-MIN_DEGREES_OF_EXPONENT = 20
-"""Degrees of freedom from which an estimated probe exponent of 0 is believed."""
+MIN_DEGREES = 2  # fewest degrees of freedom (launches minus groups) from which a noise is estimated
+MIN_DEGREES_OF_EXPONENT = 20  # degrees of freedom from which an estimated probe exponent of 0 is believed
 PROBE_CORRECTED = (TOKENS_PER_S, TOKENS_PER_S_MEAN)
 """Metrics that follow the machine's own speed, and are corrected by the probe."""
 _UPPER_LIMIT = (40.4, 7.49, 4.33, 3.28, 2.77, 2.46, 2.25, 2.11, 2.0)
@@ -65,10 +57,7 @@ class ClassNoise:
 
 
 def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
-    """Pool the launches of all baselines of one hardware class.
-
-    A launch counts for a metric only if it has a figure above 0 and finite.
-    """
+    """Pool the launches of all baselines of one hardware class, by each metric that is above 0 and finite."""
     by_baseline = [[launch.figures for launch in baseline.launches] for baseline in baselines]
     probed = [group for figures in by_baseline if (group := pairs(figures, TOKENS_PER_S))]
     exponent = probe_exponent(probed)
@@ -109,9 +98,8 @@ def pooled_over_sessions(baselines: Sequence[LaunchesBySession], *, fitted: int 
 def _between_sessions(baselines: Sequence[LaunchesBySession], sigma: float) -> float:
     """Return the standard deviation between sessions, at its upper limit; 0 if no baseline has two sessions.
 
-    `sigma` is the noise within sessions, 0 if unknown. Cases measured in the same sessions share one session
-    effect, so they count once: the degrees of freedom are sessions - 1, not cases x (sessions - 1). What
-    varies between sessions for one case alone is added without the factor.
+    `sigma` is the noise within sessions, 0 if unknown. Cases of the same sessions share one session effect,
+    so the degrees of freedom are sessions - 1, not cases x (sessions - 1).
     """
     cases_of: dict[frozenset[str | None], list[LaunchesBySession]] = {}
     for baseline in baselines:
@@ -132,11 +120,7 @@ def _between_sessions(baselines: Sequence[LaunchesBySession], sigma: float) -> f
 
 
 def _components(cases: Sequence[LaunchesBySession], sigma: float) -> tuple[float, float, float]:
-    """Return three variances between sessions that all these cases were measured in.
-
-    They are: of the mean of the cases (observed); the part of it that the noise of launches and of cases is
-    expected to make; and of one case beyond both, the excess that each case has for itself.
-    """
+    """Return three variances between sessions: observed, expected of launches and cases, a case's excess."""
     rows = []  # a row for each case: its deviation in each session from its own mean
     for case in cases:
         means = [location(sorted_logs("session", case[name]), sigma or math.inf) for name in cases[0]]

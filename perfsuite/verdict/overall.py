@@ -28,14 +28,10 @@ NOTHING_TO_COMPARE = (
 class Reference:
     """What the launches of a case are judged by."""
 
-    baseline: Baseline | None = None
-    """None: there is none to compare with, and the launches may become one."""
-    counts: CountBaseline | None = None
-    """What a step did when that was accepted or recorded."""
-    noise: ClassNoise = field(default_factory=ClassNoise)
-    """The noise between launches on this hardware class."""
-    policy: Policy = field(default_factory=Policy)
-    """How many launches the verdict may cost."""
+    baseline: Baseline | None = None  # none: there is none to compare with, and the launches may become one
+    counts: CountBaseline | None = None  # what a step did when that was accepted or recorded
+    noise: ClassNoise = field(default_factory=ClassNoise)  # the noise between launches on this hardware class
+    policy: Policy = field(default_factory=Policy)  # how many launches the verdict may cost
 
 
 def with_counts(
@@ -63,10 +59,7 @@ def with_counts(
 
 
 def with_unseen(verdict: Verdict, taken: Mapping[str, TakenProfile]) -> Verdict:
-    """The verdict after profiles, each by the name of its arm: counts that lack work say nothing.
-
-    What grew, did so in what was seen: it stays `regressed`.
-    """
+    """The verdict after profiles, by the arm's name: counts that lack work tell of growth alone."""
     found = {name: each.profile.unseen for name, each in taken.items() if each.profile is not None}
     why = tuple(f"{name}: {unseen}" if name else unseen for name, unseen in found.items() if unseen)
     counts = verdict.counts
@@ -89,11 +82,7 @@ def explained(
     run: Run,
     outcomes: Sequence[Literal["regressed", "improved"]] = ("regressed",),
 ) -> str | None:
-    """Why checks have the first of these outcomes that any has, as far as the counts of the launch tell.
-
-    The largest change of that kind, else of any: other buckets may be slower, too. None if no check has one
-    of the outcomes, or no counts were compared.
-    """
+    """Why checks have the first of these outcomes that any has, by the counts' largest change, or None."""
     found = [outcome for outcome in outcomes if any(check.outcome == outcome for check in checks)]
     if counts is None or not counts.compared or not found:
         return None

@@ -1,9 +1,9 @@
 """Decides which of two arms is slower, from launches that alternate between them. Pure functions.
 
 Arms A and B are launched in the order A B B A A B B A ... Neighbouring launches form pairs, (1, 2), (3, 4),
-..., so that what the machine does to both launches of a pair cancels in their ratio. Between the pairs there
-are neighbours of one arm, (2, 3), (4, 5), ..., which differ by noise alone. All arithmetic is on logarithms
-of costs (seconds per step, bytes; lower is better). A look at the pairs so far has one of the outcomes
+..., so that what the machine does to both cancels in their ratio. Between the pairs there are neighbours of
+one arm, (2, 3), (4, 5), ..., which differ by noise alone: both tell the noise, and no baseline is needed. All
+arithmetic is on logarithms of costs (lower is better). A look at the pairs so far has one of the outcomes
 
     slower        B is significantly slower than A; a slowdown by the tolerance is not excluded
     faster        the same for a speed-up
@@ -11,23 +11,14 @@ of costs (seconds per step, bytes; lower is better). A look at the pairs so far 
     undecided     launch one more pair
     inconclusive  `max_pairs` are used up, or more of them would hardly decide
 
-Neither a baseline nor a noise known from elsewhere is needed: the noise is estimated from the ratios of the
-pairs, and from neighbouring launches of one arm, which differ by noise alone.
-
-That is too small an estimate on a machine that has two speeds, as where some launches get the better cores:
-all launches of A may be fast and all of B slow by chance, and each arm agrees with itself. If each launch
-has either speed with probability 1/2, the launches of n pairs do so with probability 2 / 4^n. A change is
-therefore called from `MIN_CHANGED` pairs on, and nearly all pairs must show it (`_is_shown_by_all`).
-
-Pairs take out what the machine does for longer than a launch. For what comes and goes faster, each launch
-may have the seconds of a probe (`perfsuite.verdict.probe_correction`): by how much the differences follow
-those of the probe is estimated from themselves, and that is taken out, too. This costs degrees of freedom
-and a stricter threshold. An arm may slow its whole process and the probe with it: where the probe surely
-differs between the arms, nothing is corrected; where it may, what is decided must hold with and without the
-correction; and `same` must be likely without it, too.
+On a machine with two speeds, all launches of A may be fast and all of B slow by chance: those of n pairs are
+so with probability 2 / 4^n. A change is therefore called from `MIN_CHANGED` pairs on, and nearly all pairs
+must show it. What follows a probe (`verdict.probe_correction`) faster than pairs take it out is corrected, at
+the cost of degrees of freedom and a stricter threshold: not where the probe surely differs between the arms;
+where it may, what is decided must hold with and without the correction.
 
 Source of paired differences: Student, Biometrika 6 (1908) 1; of the rest see `robust`. The constants were
-chosen by simulation; tests/verdict/test_simulated_pairs.py checks what they achieve.
+chosen by simulation: tests/verdict/test_simulated_pairs.py.
 """
 
 import math
@@ -54,13 +45,10 @@ PairedOutcome = Literal["slower", "faster", "same", "inconclusive", "undecided"]
 MAX_PAIRS = 12
 """Most pairs of a comparison. The thresholds below were chosen for it: more looks would raise more false
 alarms."""
-MIN_PAIRS = 3
-"""Fewest pairs that can decide anything: with two, one slow launch would decide."""
-MIN_CHANGED = 5
-"""Fewest pairs that can tell a change: 2 / 4^5 is 0.2 %."""
+MIN_PAIRS = 3  # fewest pairs that can decide anything: with two, one slow launch would decide
+MIN_CHANGED = 5  # fewest pairs that can tell a change: 2 / 4^5 is 0.2 %
 
-_PAIR_FLOOR = SIGMA_FLOOR * math.sqrt(2)
-"""Smallest noise of a pair that is believed: that of two launches."""
+_PAIR_FLOOR = SIGMA_FLOOR * math.sqrt(2)  # smallest noise of a pair that is believed: that of two launches
 _SHARED_LAUNCH = 1.5
 """How many differences of launches in a row tell as much as one that shares no launch with another: two
 neighbouring ones correlate by -1/2, and 1 + 2 (1/2)^2 is 1.5."""
@@ -84,28 +72,24 @@ class PairedDecision:
     """The outcome after the pairs so far. Changes are those of the cost: +0.03 is B 3 % slower than A."""
 
     outcome: PairedOutcome
-    change: float
-    """Estimated relative change from A to B."""
-    interval: tuple[float, float]
-    """99 % confidence interval of `change` at this look."""
+    change: float  # estimated relative change from A to B
+    interval: tuple[float, float]  # 99 % confidence interval of `change` at this look
     pairs: int
-    pair_sigma: float
-    """Estimated standard deviation of the logarithm of a pair's ratio."""
+    pair_sigma: float  # estimated standard deviation of the logarithm of a pair's ratio
+    # `minimum_detectable_difference` with this noise and the pairs that are allowed.
     minimum_detectable: float
-    """`minimum_detectable_difference` with this noise and the pairs that are allowed."""
+    # Exponent of the correction by the probe (`perfsuite.verdict.probe_correction`); 0: not corrected.
     exponent: float = 0.0
-    """Exponent of the correction by the probe (`perfsuite.verdict.probe_correction`); 0: not corrected."""
+    # The outcomes without the correction and with it, where both are needed and differ at the last pair.
     disputed: tuple[PairedOutcome, PairedOutcome] | None = None
-    """The outcomes without the correction and with it, where both are needed and differ at the last pair."""
 
 
 class Differences(NamedTuple):
     """Differences of logarithms between neighbouring launches, in the order of the launches."""
 
-    pairs: list[float]
-    """log(B / A) of each pair."""
+    pairs: list[float]  # log(B / A) of each pair
+    # log(later / earlier) of two neighbouring launches of one arm: one fewer than pairs.
     neighbours: list[float]
-    """log(later / earlier) of two neighbouring launches of one arm: one fewer than pairs."""
 
 
 class _Evidence(NamedTuple):
@@ -113,15 +97,12 @@ class _Evidence(NamedTuple):
 
     ordered: list[float]
     change: float
-    sigma: float
-    """Estimated noise of a pair."""
+    sigma: float  # estimated noise of a pair
+    # Standard error of `change`, as a share of that of a mean of as many pairs: 1, or more where a fitted
+    # exponent adds its own.
     error: float
-    """Standard error of `change`, as a share of that of a mean of as many pairs: 1, or more where a fitted
-    exponent adds its own."""
-    degrees: float
-    """Degrees of freedom of that estimate."""
-    z: float
-    """Threshold of a change."""
+    degrees: float  # degrees of freedom of that estimate
+    z: float  # threshold of a change
 
 
 def order(pair: int) -> tuple[Literal["a", "b"], Literal["a", "b"]]:
@@ -130,10 +111,7 @@ def order(pair: int) -> tuple[Literal["a", "b"], Literal["a", "b"]]:
 
 
 def pair_differences(a: Sequence[float], b: Sequence[float]) -> Differences:
-    """Return the differences between launches of which `a[k]` and `b[k]` are pair k, in `order(k)`.
-
-    `a` and `b` are costs above 0, in one unit.
-    """
+    """Return the differences between launches; costs `a[k]` and `b[k]` are pair k, in `order(k)`."""
     pairs = [math.log(after) - math.log(before) for before, after in zip(a, b, strict=True)]
     last = [b if order(pair)[1] == "b" else a for pair in range(len(pairs) - 1)]
     neighbours = [math.log(arm[pair + 1]) - math.log(arm[pair]) for pair, arm in enumerate(last)]
@@ -141,11 +119,7 @@ def pair_differences(a: Sequence[float], b: Sequence[float]) -> Differences:
 
 
 def paired_exponent(costs: Differences, probes: Differences) -> float:
-    """Estimate how strongly differences of launches follow those of their probes, 0 to 1.
-
-    The mean of the pairs is the effect of an arm, that of neighbours is 0. The least-squares slope, shrunk
-    like that of `probe_exponent`. 0 with fewer than four pairs.
-    """
+    """Estimate how differences of launches follow those of their probes, 0 to 1, as `probe_exponent` does."""
     x, y = (
         [value - fmean(found.pairs) for value in found.pairs] + found.neighbours for found in (probes, costs)
     )
@@ -301,10 +275,7 @@ def _without_the_most(toward: list[float], seen: _Evidence) -> bool:
 
 
 def _is_shown_by_all(toward: list[float], size: float) -> bool:
-    """Tell whether so many pairs show the change that a machine with two speeds hardly makes it by chance.
-
-    From 8 pairs on one may not show it, from 10 on two, at 12 three.
-    """
+    """Tell whether all pairs show the change; from 8 pairs on but one, from 10 on two, at 12 three."""
     count = len(toward)
     missing = sum(value < _SHOWN * size for value in toward)
     return count >= MIN_CHANGED and missing <= max(0, (count - 6) // 2)

@@ -1,11 +1,8 @@
-"""Removes the machine's own drift from launches, by a probe timed between their steps.
+"""Removes the machine's own drift from launches, by a probe timed between their steps. Pure functions.
 
-The probe is a fixed piece of work (a matmul) timed in the same launch, outside the steps. Where the machine
-slows down both, seconds / probe_seconds**exponent scatters less than seconds (9.4 % became 4.6 % on a shared
-CPU machine). Where it does not, the exponent is 0 and nothing is corrected. Pure functions.
-
-Source: the exponent is the least-squares slope of log(seconds) on log(probe_seconds), shrunk towards 0 like
-Stein's positive-part estimator (James and Stein 1961; here F replaces its chi-squared).
+The probe is a fixed piece of work. Where the machine slows down both, seconds / probe_seconds**exponent
+scatters less than seconds. The exponent is the least-squares slope of log(seconds) on log(probe_seconds),
+shrunk towards 0 like Stein's positive-part estimator (James and Stein 1961; here F replaces chi-squared).
 """
 
 import math

@@ -1,8 +1,4 @@
-"""Says in words why a step takes longer, by two profiles of some steps. Pure.
-
-Calls are the same in every launch of the same code: one that differs is a cause. Times of single launches are
-no more than a hint.
-"""
+"""Says in words why a step takes longer, by two profiles: other calls are a cause, times only a hint."""
 
 from __future__ import annotations
 
@@ -12,15 +8,12 @@ from collections.abc import Iterable, Mapping
 from perfsuite.results.outcome import Profiled
 from perfsuite.results.profile import LaunchProfile, Profile, RankProfile, TakenProfile, Work
 
-MOST_CALLS = 5
-"""Names whose calls differ that are told: those most likely to be the cause."""
+MOST_CALLS = 5  # names whose calls differ that are told: those most likely to be the cause
 MOST_TIMES = 3
 NOT_IN_EACH_STEP = "new, but not in each step, so that calls cannot be compared"
 """Begins a note on what is called now and then."""
-LEAST_SHARE = 0.03
-"""Share of the step below which a difference of times is not told."""
-UNCHANGED = 0.05
-"""Relative difference below which a family of kernels counts as unchanged."""
+LEAST_SHARE = 0.03  # share of the step below which a difference of times is not told
+UNCHANGED = 0.05  # relative difference below which a family of kernels counts as unchanged
 _FAMILIES: Mapping[str, re.Pattern[str]] = {
     "matmuls": re.compile(
         r"^(?!.*(flash|fmha|attention)).*(gemm|cutlass|cublas|nvjet|xmma|gemv|splitK|aten::(mm|bmm|addmm|baddbmm)$)",
@@ -92,8 +85,7 @@ def _changed_calls(before: Profile, now: Profile) -> list[tuple[str, tuple[float
     """The names whose calls differ, with the calls of both, the likeliest cause first.
 
     Operators and synchronisations come before kernels, which follow from them, and views last. Of each, what
-    is new or gone comes first, then what changed most for its number; of equal ones synchronisations, then
-    the most calls, then what takes longest.
+    is new or gone comes first, then what changed most for its number, has most calls, or takes longest.
     """
     times = _both(_times(before.every), _times(now.every))
     waits = _waits(before, now)
@@ -143,8 +135,7 @@ def _most(times: Mapping[str, tuple[float, float]], least: float) -> list[tuple[
 
 
 def _arrow(name: str, then: float, today: float, step: float | None = None) -> str:
-    """`all_gather exposed 12.1 -> 31.8 ms (+19.7 of +21.0 ms)`; just `+19.7 ms` without a step, or if that
-    changed the other way or hardly at all."""
+    """`all_gather exposed 12.1 -> 31.8 ms (+19.7 of +21.0 ms)`; without the step if it changed otherwise."""
     by = today - then
     of = "" if step is None or step * by <= 0 or abs(by) > 2 * abs(step) else f" of {step / 1e3:+.1f}"
     return f"{name} {then / 1e3:.1f} -> {today / 1e3:.1f} ms ({by / 1e3:+.1f}{of} ms)"

@@ -1,8 +1,7 @@
 """Estimates of location and scale that one outlying launch changes little, and quantiles of Student's t.
 
-Pure functions on logarithms of seconds. Clipped means and variances: Huber, Robust Statistics (1981); for the
-location, one clipped step from the median replaces the full iteration. Student's t: Wallace, Annals of
-Mathematical Statistics 30 (1959) 1121.
+On logarithms of seconds. Clipped: Huber, Robust Statistics (1981), one step from the median for the location.
+Student's t: Wallace, Annals of Mathematical Statistics 30 (1959) 1121.
 """
 
 import math
@@ -12,8 +11,7 @@ from statistics import NormalDist, median
 Z_99 = round(NormalDist().inv_cdf(0.995), 3)
 """Half width of a two-sided 99 % interval of a normal, in standard errors: 2.576. Three digits, because all
 published tables were simulated with them."""
-Z_95_ONE_SIDED = round(NormalDist().inv_cdf(0.95), 3)
-"""One-sided 95 % quantile of a normal: 1.645."""
+Z_95_ONE_SIDED = round(NormalDist().inv_cdf(0.95), 3)  # one-sided 95 % quantile of a normal: 1.645
 LOCATION_CLIP = 2.0  # in sigmas; 99 % as efficient as the mean on normal data
 SCALE_CLIP = 1.5  # in sigmas; tolerates one outlier among five launches
 SCALE_EFFICIENCY = 0.8  # efficiency of the clipped variance relative to the plain one, by simulation
@@ -21,10 +19,7 @@ _SCALE_CLIPPED_SQUARE = 0.7784655  # E[min(z^2, SCALE_CLIP^2)] of a standard nor
 
 
 def sorted_logs(what: str, seconds: Sequence[float]) -> list[float]:
-    """Return the logarithms in ascending order, so that the order of launches cannot matter.
-
-    Raises ValueError if there are none, or for a value that is not above 0 and finite; `what` names them.
-    """
+    """Return the logarithms in ascending order. Raises ValueError, with `what`, unless all are sizes."""
     if not seconds:
         raise ValueError(f"{what}: no launches")
     for index, value in enumerate(seconds):

@@ -1,10 +1,7 @@
-"""Decides whether a case is slower than its baseline, by a sequential test on whole launches.
+"""Decides whether a case is slower than its baseline, by a sequential test on whole launches. Pure.
 
-Pure functions of the standard library: simulations run them a million times.
-
-One launch (fresh processes, some 50 steps) is one observation: one positive number of seconds per
-step, lower is better. All arithmetic is on logarithms, so units cancel and changes are relative.
-`decide` looks at the launches so far and returns one of
+A launch is one observation: seconds per step, lower is better. All arithmetic is on logarithms, so changes
+are relative. `decide` looks at the launches so far and returns one of
 
     regressed     significantly slower than the baseline; a slowdown by the tolerance is not excluded
     improved      significantly faster than the baseline; a speed-up by the tolerance is not excluded
@@ -12,14 +9,11 @@ step, lower is better. All arithmetic is on logarithms, so units cancel and chan
     undecided     launch once more
     inconclusive  `max_launches` are used up, or more of them would hardly decide
 
-Sources:
-- The test: Wald, Sequential Analysis (1947). The mean of n launches minus the mean of K baseline
-  launches has variance sigma^2 (1/K + 1/n). As a function of the information 1/variance it is a
-  Brownian motion, so Wald's boundary holds although the baseline itself is uncertain.
-- Sigma is estimated, so Student's t replaces the normal. The class's noise and today's spread are
-  combined as in Smyth's moderated t: Statistical Applications in Genetics and Molecular Biology 3
-  (2004), article 3. Clipped means and variances, and Student's t: see `robust`.
-The constants were chosen by simulation; tests/verdict/test_simulated_gate.py checks what they achieve.
+The test: Wald, Sequential Analysis (1947). The mean of n launches minus that of K baseline launches has
+variance sigma^2 (1/K + 1/n): as a function of 1/variance a Brownian motion, so Wald's boundary holds though
+the baseline is uncertain. Sigma is estimated, so Student's t replaces the normal; the class's noise and
+today's are combined as in Smyth's moderated t (Statistical Applications in Genetics and Molecular Biology 3,
+2004, article 3). The constants were chosen by simulation: tests/verdict/test_simulated_gate.py.
 """
 
 import math
@@ -68,14 +62,12 @@ _DISAGREEMENT = 0.5  # this share of the standard deviation of today's launches,
 class Noise:
     """The standard deviation between launches of unchanged code, and how well it is known."""
 
-    sigma: float
-    """Standard deviation of log(seconds per step) between launches of one session."""
-    degrees_of_freedom: float
-    """Degrees of freedom of the estimate `sigma`, not necessarily a whole number."""
+    sigma: float  # standard deviation of log(seconds per step) between launches of one session
+    degrees_of_freedom: float  # degrees of freedom of the estimate `sigma`, not necessarily a whole number
+    # Standard deviation of the shift that all launches of a session share against the baseline (drift of the
+    # whole machine), in log(seconds per step); 0 if unknown. Launches of one session cannot show it: `noise`
+    # estimates it from baselines of several sessions.
     session_sigma: float = 0.0
-    """Standard deviation of the shift that all launches of a session share against the baseline (drift of the
-    whole machine), in log(seconds per step); 0 if unknown. Launches of one session cannot show it: `noise`
-    estimates it from baselines of several sessions."""
 
     def __post_init__(self) -> None:
         """Check the ranges. Raises ValueError naming the value."""
@@ -93,14 +85,12 @@ class Decision:
     """The outcome after the launches so far. Changes are relative: +0.03 is 3 % more seconds per step."""
 
     outcome: Outcome
-    estimate: float
-    """Estimated change."""
+    estimate: float  # estimated change
+    # 99 % confidence interval of the change at this look, the baseline's uncertainty included.
     interval: tuple[float, float]
-    """99 % confidence interval of the change at this look, the baseline's uncertainty included."""
     tolerance: float
     launches_used: int
-    minimum_detectable_drop: float
-    """`minimum_detectable_drop` with the noise that this decision used."""
+    minimum_detectable_drop: float  # `minimum_detectable_drop` with the noise that this decision used
 
     @property
     def blind(self) -> bool:
@@ -202,11 +192,7 @@ def minimum_detectable_drop(
 
 
 def _noise_of_case(reference: list[float], logs: list[float], noise: Noise) -> Noise:
-    """Combine the class's noise with the spread of this case's own launches: sorted logarithms.
-
-    Today's variance is averaged with the class's, weighted by degrees of freedom. Sigma is at least
-    `_OWN_SPREAD` times the case's own, over today's launches and the baseline's.
-    """
+    """Average the variances of the class and of today, by degrees of freedom; not below `_OWN_SPREAD`."""
     today = squares(logs)
     degrees = SCALE_EFFICIENCY * (len(logs) - 1)
     variance = clipped_variance(today, degrees, noise.sigma**2, noise.degrees_of_freedom)
@@ -239,10 +225,10 @@ def _surely_above(logs: list[float], centre: float, baseline_launches: int, nois
 
 
 def _wald_margin(slow: float, error: float, noise: Noise) -> float:
-    """Return how far below the tolerance a change must lie to pass, in logarithms.
+    """Return how far below the tolerance a change must lie to pass, in logarithms: z * error of Wald's test.
 
-    Wald accepts "no change" if (slow * change - slow^2 / 2) / error^2 <= -_WALD_PASS. That is
-    change + z * error <= slow with z = slow / (2 error) + _WALD_PASS error / slow.
+    Wald accepts "no change" if (slow * change - slow^2 / 2) / error^2 <= -_WALD_PASS, with z = slow / (2
+    error) + _WALD_PASS error / slow.
     """
     z = slow / (2 * error) + _WALD_PASS * error / slow
     return t_quantile(min(z, _Z_PASS_MAX), noise.degrees_of_freedom) * error
@@ -251,10 +237,7 @@ def _wald_margin(slow: float, error: float, noise: Noise) -> float:
 def _hopeless(
     change: float, slow: float, noise: Noise, baseline_launches: int, launches: int, most: int
 ) -> bool:
-    """Tell whether all launches still allowed, `most` in the end, would almost surely not decide.
-
-    The mean may still shift by `_Z_HOPELESS` standard deviations of its difference from the final mean.
-    """
+    """Tell whether all launches still allowed, `most` in the end, would almost surely not decide."""
     if launches < FEWEST_LAUNCHES:
         return False
     final = _later(noise, most - launches)

@@ -1,8 +1,4 @@
-"""Who decided each setting that a worker observed: whoever wrote the case, or a library. Pure.
-
-What the case or its user asks for makes other work of a launch, which is then `unlike` its baseline. What a
-library decides by itself, in this version or on this machine, is what the gate is there to judge.
-"""
+"""Who decided each observed setting: whoever wrote the case, or a library, which the gate judges."""
 
 from __future__ import annotations
 
@@ -19,8 +15,7 @@ ASKED = frozenset(
 )
 """Settings that the case or its user asks for. One that differs makes launches `unlike`; any other is a
 finding, and all is judged as ever."""
-NOT_OBSERVED = "not observed"
-"""How a value begins that says that nothing could be seen."""
+NOT_OBSERVED = "not observed"  # how a value begins that says that nothing could be seen
 
 
 def is_unlike(setting: str, then: str | None, now: str | None) -> bool:

@@ -1,9 +1,6 @@
-"""Measures a training loop that is not ours, from inside its process. Imports torch.
+"""Measures a training loop that is not ours from inside its process. Hooks on optimizers are the clock.
 
-Hooks on torch's optimizers are the clock, and a wrapper around `torch.autograd.backward` sees the loss. No
-hook touches a device before the script makes a step there. After the last step that the case asks for, the
-report is written and `Measured` ends the script, on every rank at the same step. An error in a hook never
-reaches the script: it is reported, and the script trains on.
+No hook touches a device before the script makes a step there. An error in one never reaches the script.
 """
 
 from __future__ import annotations
@@ -39,8 +36,7 @@ from perfsuite.worker.second_step import in_backward
 with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
     import perfsuite.worker.counting  # noqa: F401  before the level of memory is taken
 
-TOLD_AFTER = 3
-"""Steps after which a mismatch that the first ones show ends the launch."""
+TOLD_AFTER = 3  # steps after which a mismatch that the first ones show ends the launch
 PASSES_WITHOUT_A_STEP = 100
 """Backward passes (or those of ten steps, if more) without an optimizer step, after which none will come."""
 
@@ -63,11 +59,7 @@ class Measured(SystemExit):
 
 
 def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep an error of a hook from the script that runs it: it is reported, and the hook returns None.
-
-    Two errors pass, as none of perfsuite's: an injected fault, and what a device says late of the script's
-    own work. A script that is not as the case says is ended: the launch has failed then.
-    """
+    """Report an error of a hook, which then returns None. Faults, misfits and a device's late errors pass."""
 
     @functools.wraps(hook)
     def guarded(attached: Attached, *args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,4 @@
-"""Notices calls whose work torch's dispatcher does not see, for `perfsuite.worker.hidden`. Worker side.
-
-Imports torch, and nothing that is private to it: every launch calls `watch`, also on a torch that lacks what
-counting needs.
-"""
+"""Notices calls whose work torch's dispatcher does not see, for `worker.hidden`, by public names alone."""
 
 from __future__ import annotations
 
@@ -19,8 +15,7 @@ BUFFERS = ("Buffer", "HybridEPBuffer", "ElasticBuffer")
 """Classes of DeepEP, and the beginnings of their methods that send."""
 SENDS = ("dispatch", "combine", "low_latency_dispatch", "low_latency_combine")
 
-seen: Counter[str] = Counter()
-"""What was called in this process since `watch`, by what is said of it."""
+seen: Counter[str] = Counter()  # what was called in this process since `watch`, by what is said of it
 
 
 def watch() -> None:

@@ -1,9 +1,6 @@
-"""Reads collectives off torch's dispatcher: kind, group, dtype, bytes. Imports torch.
+"""Reads collectives off torch's dispatcher: kind, group, dtype, bytes.
 
-Every collective of torch passes the dispatcher, also those that C++ calls (DDP's reducer), as an operator of
-`c10d`; DTensor's as one of `_c10d_functional`, which calls c10d where no dispatch mode looks. This module is
-the one place that knows it: a torch whose process groups tell of their collectives by hooks, which serves
-compiled code, too, needs another `call_of` and nothing else.
+Every collective passes it, also those that C++ calls: as an operator of `c10d`, or of `_c10d_functional`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Measures DeepSpeed: its engine's step is the clock, and the engine owns what it partitions.
 
-ZeRO steps an optimizer of torch over flat partitions, once for each group of parameters and also when it is
-built. `DeepSpeedEngine._take_model_step` runs once for each step of training. Imports neither of the two.
+ZeRO steps an optimizer of torch over flat partitions, several times in a step of training.
 """
 
 from __future__ import annotations
@@ -15,26 +14,19 @@ from typing import Any
 from perfsuite.errors import MismatchError
 from perfsuite.worker.optimizers import living
 
-STEP = "_take_model_step"
-"""The method of an engine that makes one training step."""
+STEP = "_take_model_step"  # the method of an engine that makes one training step
 NAME = "DeepSpeedEngine"
 
 
 class Engines:
-    """Calls `before` and `after` around the steps of each engine, with the optimizer in it.
-
-    From the second step on: the first step shows which optimizer is in an engine, when half of it is over.
-    """
+    """Calls `before` and `after` around an engine's steps, from the second on, with the optimizer in it."""
 
     def __init__(self, before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
         self._before = before
         self._after = after
 
     def take(self, optimizer: Any) -> bool:
-        """Whether the step that `optimizer` makes just now is part of a step of DeepSpeed.
-
-        Raises `MismatchError` for a DeepSpeed that steps it elsewhere.
-        """
+        """Whether this step is part of one of DeepSpeed. Raises `MismatchError` if it is made elsewhere."""
         callers = _callers() if "deepspeed" in sys.modules else []
         if not callers:
             return False

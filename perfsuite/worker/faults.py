@@ -1,8 +1,4 @@
-"""Carries out a fault on request, to test the gate: `--perf-inject` (docs/evidence/faults.md has a table).
-
-Faults that change what a step does are in `perfsuite.worker.structural_faults`. Imports torch only inside
-functions.
-"""
+"""Carries out a fault on request, to test the gate: `--perf-inject` (docs/evidence/faults.md has a table)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Finds work of the counted step that its dispatch mode did not see. Imports torch.
+"""Finds work of the counted step that its dispatch mode did not see; the counts are then no evidence.
 
-The mode sees no CUDA graph that is replayed, no other thread or process, nothing that passes torch's
-dispatcher by. What the rules find is missing in the counts, which are then no evidence. No rule finds work
-that trains nothing, exchanges nothing and leaves no trace here: only a clock sees that.
+No rule finds work that trains nothing, exchanges nothing and leaves no trace here: only a clock sees that.
 """
 
 from __future__ import annotations
@@ -43,10 +41,7 @@ class Watch:
         self.stepped: list[Any] = []  # the optimizers
 
     def found(self, counter: StepCounter, counts: Counts, model: nn.Module) -> tuple[str, ...]:
-        """Return why the step that has just ended did more than `counts` tells; empty if nothing shows that.
-
-        To be called when `counter` is left, before anything else is done.
-        """
+        """Return why the step did more than `counts` tells. Call it first of all when `counter` is left."""
         one_sided = [name for name in counts.ops if name.startswith(ONE_SIDED)]
         gradients = _gradients(self.stepped)
         return (
@@ -89,11 +84,7 @@ def _other_gradients(counter: StepCounter, model: nn.Module, gradients: Gradient
 def _too_few_flops(
     counter: StepCounter, counts: Counts, model: nn.Module, gradients: Gradients
 ) -> Iterator[str]:
-    """The gradient of a weight of a linear layer is a product of matrices: 2 FLOPs an element at least.
-
-    Those of forward and of the inputs' gradients come on top: a weight that got its gradient otherwise, as by
-    a penalty, or from another rank's tokens, does not matter.
-    """
+    """The gradient of a weight of a linear layer takes 2 FLOPs an element at least; forward comes on top."""
     if counts.without_flops:  # explains that less is seen
         return
     weights = {id(layer.weight) for layer in filter(finetuning.is_linear, model.modules())}

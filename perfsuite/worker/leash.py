@@ -52,10 +52,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def listen(run_dir: RunDir, rank: int | None) -> None:
-    """Write the stacks of this process's threads into a file whenever it receives `STACKS_SIGNAL`.
-
-    The signal would end a process that does not listen. `rank`: None if it may be no rank.
-    """
+    """Write this process's stacks into a file at each `STACKS_SIGNAL`. `rank`: None if it may be none."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     file = os.open(run_dir.stacks(rank, os.getpid(), int(os.environ.get(NODE, "0"))), flags, 0o644)
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)

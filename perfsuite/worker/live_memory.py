@@ -1,12 +1,8 @@
-"""Follows the tensors that live in one process: births, deaths, changes of size. Imports torch.
+"""Follows the tensors that live in one process: births, deaths, changes of size. Each storage counts once.
 
-Each storage counts once, however many tensors share it. Which storages are gradients or optimizer state is
-known only at the end of a step; so the log of a step is replayed then, and its peak told with its parts.
-
-A batch from a worker of a `DataLoader` arrives when that is done, in this step or in another: rebuilt by
-`aten.set_` around shared memory. So what is in shared memory when it is first seen counts as no bytes. Nor
-does a buffer of gloo's, which shows while a collective is waited for: its thread lets it go some time later.
-What such a thread lets go last of all, the training has let go before: it counts until it was last used.
+What is in shared memory when it is first seen, as a batch from a `DataLoader`, and what is new while a
+collective is waited for, as gloo's buffers, count as no bytes: when they come and go is not the training's
+doing. What another thread lets go last of all counts until it was last used.
 """
 
 from __future__ import annotations

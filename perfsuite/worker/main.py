@@ -1,7 +1,4 @@
-"""One rank whose training loop is ours: build the case, train under the clock, write `rank-N.json`.
-
-Forked by `perfsuite.node.ranks`. Imports torch inside functions only.
-"""
+"""One rank whose training loop is ours: build the case, train under the clock, write `rank-N.json`."""
 
 from __future__ import annotations
 

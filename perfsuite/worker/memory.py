@@ -12,10 +12,7 @@ from perfsuite.results.rank_report import Memory
 
 
 class HostMemory:
-    """The peak of the resident set (VmHWM) above the resident set (VmRSS) at construction.
-
-    Linux resets the peak when a process writes 5 to its `clear_refs` (proc_pid_clear_refs(5)).
-    """
+    """The peak of the resident set (VmHWM, reset by clear_refs) above VmRSS at construction, see proc(5)."""
 
     def __init__(self, level_at: str = "before the model") -> None:
         self.method = f"VmHWM above VmRSS {level_at}"
@@ -55,10 +52,7 @@ def _status_bytes(key: str) -> int:
 
 
 class CudaMemory:
-    """The caching allocator's counters of one device since construction or `reset_peak`.
-
-    A training loop may call `reset_peak_memory_stats` itself: `keep_peaks` keeps that from losing a peak.
-    """
+    """The caching allocator's counters since construction or `reset_peak`; `keep_peaks` guards the peaks."""
 
     method = "torch.cuda.memory_stats"
     counting: ClassVar[weakref.WeakSet[CudaMemory]] = weakref.WeakSet()
@@ -119,10 +113,7 @@ def memory_for(device: Any) -> HostMemory | CudaMemory:
 
 
 def keep_peaks() -> None:
-    """Make every `CudaMemory` fold its peaks before torch's public functions reset them.
-
-    Must be called before a script imports torch's function under a name of its own.
-    """
+    """Make each `CudaMemory` fold its peaks before torch's functions, which no script has yet, reset them."""
     for owner in (torch.cuda.memory, torch.cuda, torch.accelerator.memory, torch.accelerator):
         if not hasattr(original := owner.reset_peak_memory_stats, "folds"):
             owner.reset_peak_memory_stats = _folding(original)  # type: ignore[attr-defined]

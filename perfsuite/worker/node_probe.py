@@ -1,7 +1,6 @@
 """Probes what the device can do before the workload is built: a matmul, a memory copy, an all-reduce.
 
-Always the same piece of work: compared with other launches it tells a slow machine from slow code, compared
-with other nodes a slow node (`perfsuite.launch.preflight`). Imports torch.
+Always the same work: compared with other launches or nodes, it tells a slow machine from slow code.
 """
 
 from __future__ import annotations

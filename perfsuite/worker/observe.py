@@ -1,8 +1,6 @@
-"""Observes what really runs: wrapper, sharding, dtypes, attention, versions. Imports torch.
+"""Observes what really runs: wrapper, sharding, dtypes, attention, versions. Refuses what was not asked for.
 
-Asked-for and observed can differ without an error (a library that falls back from FSDP to DDP on a CPU, an
-optimizer that steps parameters nobody uses), so the worker looks, and refuses a run that is not the one asked
-for. What only all ranks together can tell is reported as `Evidence`.
+What only all ranks together can tell is reported as `Evidence`.
 """
 
 from __future__ import annotations
@@ -50,10 +48,7 @@ FIELDS = {
 
 
 class Observer:
-    """Looks at what trains: before the first optimizer step, through the second step, after the last.
-
-    Its hooks on modules are there during the second step alone; the other steps run untouched.
-    """
+    """Looks at what trains before the first step, through the second, by hooks on modules, after the last."""
 
     def __init__(self, case: Case, workload: Workload) -> None:
         self.case = case

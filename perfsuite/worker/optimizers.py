@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-TOLD = 6
-"""Optimizers that a message names; the others it counts."""
+TOLD = 6  # optimizers that a message names; the others it counts
 
 
 class Optimizers:
@@ -59,10 +58,7 @@ class Optimizers:
         stepping.at.append(self._ticks)
 
     def begin(self, there: Iterable[Any] = ()) -> None:
-        """Begin with the clock's first step: `notes` compares only steps from here on.
-
-        `there`: all optimizers that the script has built so far.
-        """
+        """Begin with the clock's first step, as `notes` do; `there`: all optimizers built so far."""
         self._there.update(there)
         for each in self.seen:
             each.at.clear()
@@ -128,10 +124,7 @@ class Stepping:
 
 
 def living(kind: type[T]) -> list[T]:
-    """Return every living object of a class, also those that `gc.freeze` hides from Python's collector.
-
-    What was frozen is frozen again, with what came after it.
-    """
+    """Return every living object of a class, also those that `gc.freeze` hides; these are frozen again."""
     is_frozen = gc.get_freeze_count() > 0
     if is_frozen:
         gc.unfreeze()

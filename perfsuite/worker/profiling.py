@@ -1,8 +1,4 @@
-"""Has torch's profiler record a few steps of a launch that is made for that.
-
-The profiler begins when the warm-up has ended. Nothing of such a launch is judged, and it ends when its steps
-are recorded. Imports torch only inside functions.
-"""
+"""Has torch's profiler record some steps, after the warm-up, of a launch that is made for that."""
 
 from __future__ import annotations
 
@@ -18,8 +14,7 @@ from perfsuite.errors import ReportError
 from perfsuite.results.profile import PROFILED_STEPS, RankProfileFile
 from perfsuite.results.run_dir import RunDir
 
-WARM_STEPS = 1
-"""Steps in which the profiler is there and records nothing: its own start takes time."""
+WARM_STEPS = 1  # steps in which the profiler is there and records nothing: its own start takes time
 LARGEST_TRACE = 1 << 30
 """Characters of a trace that is reduced: more would take a rank many times that in memory, and minutes."""
 
@@ -29,11 +24,7 @@ class ProfileTaken(BaseException):
 
 
 class Profiling:
-    """Records the steps that come after the first `warmup` ones.
-
-    The rank calls `boundary` between steps. An error of the profiler never reaches the training: it becomes a
-    note, and the launch ends where it would have ended, so that no other rank waits for this one.
-    """
+    """Records the steps after the first `warmup` ones. An error of the profiler becomes a note."""
 
     def __init__(self, *, warmup: int, device: Literal["cpu", "cuda"]) -> None:
         self.notes: list[str] = []  # why there is no profile

@@ -1,7 +1,4 @@
-"""One rank of a job: assembles its measurement and writes its report. Imports no torch.
-
-`perfsuite.worker.main` and `perfsuite.worker.attach` call `build`, `observe`, `start`, `finish`, `write`.
-"""
+"""One rank of a job: assembles its measurement, writes its report, for `worker.main` and `worker.attach`."""
 
 from __future__ import annotations
 
@@ -19,20 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfsuite import documents
+from perfsuite import documents, errors
 from perfsuite.case.case import CaseFile
 from perfsuite.case.fault import Fault
-from perfsuite.errors import (
-    DryRunError,
-    ExtensionError,
-    FileError,
-    MismatchError,
-    PerfsuiteError,
-    ScriptError,
-    message_of,
-    readable,
-    told,
-)
 from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import UNREPORTED, Failure, FailureKind, RankReport
@@ -53,8 +39,7 @@ WAIT_S = 60
 NO_FAULT_OF_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 """Errors of the system that the machine has to answer for: a disk that is full or may not be written."""
 OUT_OF_MEMORY = "can't allocate memory|out of memory"
-LEAVE_S = 30
-"""Seconds in which a rank has to end when everything is measured; then the kernel ends it."""
+LEAVE_S = 30  # seconds in which a rank has to end when everything is measured; then the kernel ends it
 
 
 class Rank:
@@ -176,9 +161,9 @@ class Rank:
         return (None, None) if self.observer is None else (self.observer.model, self.observer.optimizer)
 
     def finish(self) -> RankReport:
-        """Stop the clock and collect what was measured, all but loss and FLOPs, which the caller adds.
+        """Stop the clock and collect what was measured, with a failure if it was not what was asked for.
 
-        A run that is not the one asked for is reported with all its figures and a failure.
+        Loss and FLOPs are left to the caller.
         """
         self.recorder.finish()
         memory: Any = None  # read first: the observer's fingerprint and the losses take memory, too
@@ -217,7 +202,7 @@ class Rank:
         )
         try:
             observer.check(observed)
-        except MismatchError as error:  # an error of every rank: none waits for another
+        except errors.MismatchError as error:  # an error of every rank: none waits for another
             return report.replace(failure=failure_of(error, report.rank))
         return report
 
@@ -272,28 +257,25 @@ def empty_report(rank: int | None = None, world_size: int | None = None) -> Rank
 
 
 def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None:
-    """Write why a rank has measured nothing; `report` is an empty one. Raises nothing.
-
-    Where no report can be written (a full disk, too many open files) its log tells it to `analysis.cause`.
-    """
+    """Write why a rank has measured nothing, into its report or, if there can be none, its log."""
     try:
         documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
     except Exception as error:
-        line = f"{UNREPORTED} {failure.kind}: {failure.message} ({told(error)})"
+        line = f"{UNREPORTED} {failure.kind}: {failure.message} ({errors.told(error)})"
         with contextlib.suppress(Exception):
             print(line, file=sys.stderr, flush=True)
 
 
 def failure_of(error: BaseException, rank: int) -> Failure:
     """Return what a report says of an error. A `ScriptError` is a script's end, which has no traceback."""
-    is_end, message = isinstance(error, ScriptError), message_of(error)
-    if not isinstance(error, PerfsuiteError):
+    is_end, message = isinstance(error, errors.ScriptError), errors.message_of(error)
+    if not isinstance(error, errors.PerfsuiteError):
         message = f"{type(error).__name__}: {message}"
     return Failure(
         kind=_kind(error),
         message=message if is_end else message.splitlines()[0],
         rank=rank,
-        traceback=None if is_end else readable("".join(traceback.format_exception(error))),
+        traceback=None if is_end else errors.readable("".join(traceback.format_exception(error))),
         at=time.time(),
     )
 
@@ -314,16 +296,16 @@ def report_error(error: BaseException) -> None:
 
 
 def _kind(error: BaseException) -> FailureKind:
-    cause = error.__cause__ if isinstance(error, FileError) else error
+    cause = error.__cause__ if isinstance(error, errors.FileError) else error
     is_of_the_system = isinstance(cause, OSError) and cause.errno in NO_FAULT_OF_THE_CODE
-    if is_of_the_system or isinstance(error, ExtensionError):
+    if is_of_the_system or isinstance(error, errors.ExtensionError):
         return "error"
-    if isinstance(error, MismatchError):
+    if isinstance(error, errors.MismatchError):
         return "mismatch"
-    if isinstance(error, DryRunError):
+    if isinstance(error, errors.DryRunError):
         return "not_dry"
     # The CPU's allocator and the driver have no type of their own.
-    is_told = isinstance(error, RuntimeError) and re.search(OUT_OF_MEMORY, message_of(error))
+    is_told = isinstance(error, RuntimeError) and re.search(OUT_OF_MEMORY, errors.message_of(error))
     if is_told or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out_of_memory"
     return "crash"

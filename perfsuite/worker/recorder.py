@@ -1,7 +1,6 @@
-"""Times every optimizer step of one process, whatever the framework. Imports no torch.
+"""Times every optimizer step of one process, whatever the framework; not what perfsuite does between steps.
 
-What perfsuite itself does between steps (probe, garbage collection, progress) is not timed. On a GPU the
-stamps are events: nothing waits for the device until `Recorder.finish`.
+On a GPU the stamps are events: nothing waits for the device until `Recorder.finish`.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ if TYPE_CHECKING:
 GC_EVERY = 50
 """Steps between collections: at the same step on every rank, so that no rank waits for another's."""
 PROGRESS_EVERY_S = 0.5
-UNSETTLED_STEPS = 2
-"""Steps at the start of a launch whose times say nothing about later steps."""
-USUAL_OF_STEPS = 20
-"""Finished steps whose median is taken for the length of the running step."""
+UNSETTLED_STEPS = 2  # steps at the start of a launch whose times say nothing about later steps
+USUAL_OF_STEPS = 20  # finished steps whose median is taken for the length of the running step
 
 
 class Recorder:
@@ -130,10 +127,7 @@ class Recorder:
             self.memory.end_counting()
 
     def finish(self) -> None:
-        """Stop the clock after the last step: wait for the device, once. Only the first call counts.
-
-        The worker calls it; a framework whose library goes on after its last step calls it earlier.
-        """
+        """Stop the clock after the last step: wait for the device, once. Only the first call counts."""
         if self._is_finished:
             return
         self._is_finished = True
@@ -162,8 +156,8 @@ class Recorder:
     def lengthen(self, share: float) -> None:
         """Make the running step longer by a share of itself: an injected fault.
 
-        On a GPU, which nothing may wait for, the share is of the median of the last finished steps. Before a
-        step after the first two has finished, nothing is added.
+        On a GPU it is a share of the median of the last finished steps, as soon as there is one after the
+        first two.
         """
         seconds = self.timer.since(self._starts[-1])
         added = share * (self._usual_s() if seconds is None else seconds)

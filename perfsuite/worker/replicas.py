@@ -1,7 +1,4 @@
-"""What a rank tells so that the driver sees whether data-parallel ranks train one model. Imports torch.
-
-`perfsuite.analysis.agreement` compares it, in the driver.
-"""
+"""What a rank tells so that `analysis.agreement` sees whether data-parallel ranks train one model."""
 
 from __future__ import annotations
 
@@ -32,10 +29,7 @@ def local(tensor: Any) -> torch.Tensor:
 
 
 def squares(gradients: Iterable[Any]) -> float | None:
-    """Return the sum of the squares of what this rank holds of gradients; None without any, or if unknown.
-
-    No operator of this is seen by a mode that counts, and no other rank is asked.
-    """
+    """Return the sum of squares of this rank's gradients, unseen by a mode that counts; None if unknown."""
     with _disable_current_modes(), torch.no_grad(), contextlib.suppress(RuntimeError):
         held = [local(gradient) for gradient in gradients if gradient is not None]
         dense = [each.coalesce().values() if each.is_sparse else each for each in held]
@@ -63,10 +57,7 @@ def _is_whole(parameter: Any) -> bool:
 
 
 def collectives_begun() -> int | None:
-    """Return how many collectives the backends of groups of several ranks began; None if they do not count.
-
-    A cross-check alone: `StepCounter` counts them.
-    """
+    """Return how many collectives backends began in groups of several ranks; None if they do not count."""
     if not dist.is_initialized():
         return None
     try:

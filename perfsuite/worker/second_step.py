@@ -1,7 +1,4 @@
-"""Observes one step by hooks: blocks, dtypes, the attention kernel, tokens. Imports torch.
-
-The second step is never measured, so its hooks may cost time, and one of them may read a value on the host.
-"""
+"""Observes the second step, which is not measured, by hooks: blocks, dtypes, attention kernel, tokens."""
 
 from __future__ import annotations
 
@@ -19,19 +16,13 @@ from perfsuite.frameworks.common.model import dtype_name
 
 NOT_OBSERVED = "not observed (compiled)"
 NO_LINEAR = "not observed (no linear layer)"
-NO_KERNEL = "none seen"
-"""The attention kernel, if no autograd node of the blocks looks like one."""
-UNFUSED = "math"
-"""torch's name for attention by matmuls and a softmax."""
-NODES_NEAR = 300
-"""Autograd nodes that are searched at most: attention is some nodes before a linear layer."""
+NO_KERNEL = "none seen"  # the attention kernel, if no autograd node of the blocks looks like one
+UNFUSED = "math"  # torch's name for attention by matmuls and a softmax
+NODES_NEAR = 300  # autograd nodes that are searched at most: attention is some nodes before a linear layer
 
 
 class SecondStep:
-    """Hooks for the length of one step, on the outermost module, and with `inside` on all modules in it.
-
-    A hook inside of what is compiled would not run, or change what is compiled.
-    """
+    """Hooks for one step on the outermost module, and on all in it if `inside`: not if it is compiled."""
 
     def __init__(self, model: nn.Module, *, inside: bool) -> None:
         self.compute_dtype = NO_LINEAR if inside else NOT_OBSERVED
@@ -160,10 +151,7 @@ def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor
 
 
 def attention_kernel(value: Tensor) -> str | None:
-    """Return the attention that made `value`, by the autograd nodes near it; None if there is none.
-
-    Torch names a node after its kernel: `ScaledDotProductFlashAttentionBackward0` is `FlashAttention`.
-    """
+    """Return the attention that made `value`, by the names of the autograd nodes near it, or None."""
     found = None
     ahead, seen = deque([value.grad_fn]), set[Any]()
     while ahead and len(seen) < NODES_NEAR:

@@ -20,8 +20,7 @@ from perfsuite.results.environment import variables
 
 PACKAGES = ("transformers", "triton", "peft", "bitsandbytes", "flash_attn", "mamba_ssm", "deepspeed")
 """Packages that are recorded if they are installed: libraries take kernels from them by themselves."""
-NOT_THEIRS = frozenset(("perfsuite", "pip", "setuptools", "wheel"))
-"""Distributions that no script depends on."""
+NOT_THEIRS = frozenset(("perfsuite", "pip", "setuptools", "wheel"))  # distributions that no script depends on
 
 
 def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
@@ -44,10 +43,7 @@ def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def imported() -> dict[str, str]:
-    """Return the version of each distribution of which this process has imported a module, by its name.
-
-    Half a second: to be called once, after the steps.
-    """
+    """Return the version of each distribution of which a module is imported here. It takes half a second."""
     modules = {name.partition(".")[0] for name in sys.modules}
     providers = importlib.metadata.packages_distributions()
     names = {name for module in modules for name in providers.get(module, ()) if name}

@@ -1,8 +1,6 @@
 """Changes what a training step does, as a mistake in its code would (docs/evidence/faults.md has a table).
 
-Each fault begins with the third step, the first that is counted: the second is the one in which the worker
-sees what runs (`perfsuite.worker.observe`). Two cannot be switched while training runs: they are options of
-DDP from the start. Imports torch.
+A fault begins with the first counted step, or is an option of DDP from the start.
 """
 
 from __future__ import annotations
@@ -28,8 +26,7 @@ if TYPE_CHECKING:
     from perfsuite.frameworks.base import Framework
 
 SMALL_BUCKET_MB = 1.0
-AVERAGED = 0.999
-"""The share of the moving average that a step leaves."""
+AVERAGED = 0.999  # the share of the moving average that a step leaves
 FSDP2_SHARDS = "what FSDP2 shards"
 TRANSFORMERS = "models of transformers"
 
@@ -45,10 +42,7 @@ class _Fault(NamedTuple):
 
 
 def built_with(kind: Structural, framework: Framework) -> Framework:
-    """Return the framework to build with: with the fault, if that is an option of DDP.
-
-    Raises `MismatchError` where the case's framework does not have it, or has no more to lose.
-    """
+    """Return the framework with the fault, if an option of DDP. Raises `MismatchError` if it lacks that."""
     if _FAULTS[kind].begin is not None:
         return framework
     options = framework.model_dump() if framework.name == "ddp" else {}

@@ -45,10 +45,7 @@ class HostTimer:
         return float(_time.clock_gettime(_time.CLOCK_MONOTONIC_RAW))
 
     def uptime(self) -> float | None:
-        """Return the seconds since the machine started, in hundredths (proc_uptime(5)); None if unknown.
-
-        It is read from a file: no function of this process, nor of a library before libc, can change it.
-        """
+        """Return the seconds since the start of the machine, from proc_uptime(5); None if unknown."""
         try:
             with open("/proc/uptime") as file:
                 return float(file.read().split()[0])

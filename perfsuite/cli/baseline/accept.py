@@ -33,10 +33,7 @@ T = TypeVar("T")
 def measured(
     store: Store, hardware_class: str | None, pattern: str, sessions: int
 ) -> dict[str, list[Launch]]:
-    """The launches of each case on one hardware class, or on all classes of the newest session.
-
-    Raises `FileError` if there are none.
-    """
+    """The launches of each case on one class, or those of the newest session. Raises `FileError`."""
 
     def case_and_class(run: Run) -> str | None:
         measured_on = run.machine.hardware_class
@@ -75,8 +72,7 @@ def counted(store: Store, pattern: str, sessions: int) -> dict[str, list[Launch]
 def _runs(
     store: Store, pattern: str, sessions: int, key_of: Callable[[Run], str | None]
 ) -> dict[str, list[Launch]]:
-    """Read the launches of matching cases in the newest sessions of each key, oldest first; those without a
-    key are left out."""
+    """Read matching launches in the newest sessions of each key, oldest first; not those without a key."""
     by_key: dict[str, dict[str, list[tuple[RunDir, Run]]]] = {}
     for session, run_dir in store.launches(pattern):
         run = _unless_bad(partial(documents.read, run_dir.run, Run))
@@ -94,11 +90,7 @@ def _runs(
 
 
 def _healthy_in(store: Store, session: str) -> set[Path]:
-    """The directories of the launches that a session judged, and did not set aside.
-
-    None of a case in which a launch failed: then the others were not judged. None of a session whose
-    `results.json` cannot be read: it is named.
-    """
+    """The directories of launches that a session judged and did not set aside; none of a failed case."""
     of_session = SessionDir(store.sessions / session)
     content = _unless_bad(partial(documents.read, of_session.results, SessionFile))
     return {

@@ -33,10 +33,7 @@ def _cells(known: CountBaseline) -> list[str]:
 
 
 def can_be_accepted(run: Run) -> bool:
-    """Whether a launch was counted and did what its case asks for.
-
-    A dry run of other ranks than the first, by --rank, only looks at them.
-    """
+    """Whether a launch was counted and did what its case asks for; a dry run with --rank only looks."""
     only_looks = run.dry and of_rank(run.counts, 0) is None
     return bool(exact.counted([run])) and run.inject is None and not only_looks
 

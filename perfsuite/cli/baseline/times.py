@@ -27,8 +27,7 @@ from perfsuite.verdict.noise import class_noise
 from perfsuite.verdict.profiled import compared
 
 B = TypeVar("B", bound=BaselineDocument)
-MAX_WORSENING = 0.005
-"""Largest worsening of a baseline that needs no reason, relative."""
+MAX_WORSENING = 0.005  # largest worsening of a baseline that needs no reason, relative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +61,7 @@ class Launch(NamedTuple):
 
     run: Run
     session: str
-    is_healthy: bool
-    """Whether its own session judged it and did not set it aside."""
+    is_healthy: bool  # whether its own session judged it and did not set it aside
 
 
 class Refused(PerfsuiteError):

@@ -100,8 +100,7 @@ def examine(found: Machine, *, quick: bool, say: Callable[[str], None] = lambda 
     return rows
 
 
-LAUNCHES = 5
-"""Launches from which the noise is estimated."""
+LAUNCHES = 5  # launches from which the noise is estimated
 REVIEWED_LAUNCHES, REVIEWED_DEGREES = 10, 30
 """Launches of a usual reviewed baseline, and degrees of freedom of the noise that a few of them give."""
 

@@ -6,8 +6,7 @@ import os
 import tempfile
 from typing import Any
 
-VARIABLES = ("ACCELERATE_", "FSDP_")
-"""How the names of the variables begin that accelerate reads."""
+VARIABLES = ("ACCELERATE_", "FSDP_")  # how the names of the variables begin that accelerate reads
 
 
 def clear_environment() -> None:
@@ -17,10 +16,7 @@ def clear_environment() -> None:
 
 
 def launcher_environment(config: str) -> dict[str, str]:
-    """Return the variables that `accelerate launch --config_file` would set, by accelerate's own code.
-
-    Variables for threads, ports and GPUs are left out: perfsuite's launch sets them.
-    """
+    """Return the variables of `accelerate launch --config_file`, but those for threads, ports and GPUs."""
     from accelerate.commands import launch
     from accelerate.utils import launch as prepare
 
@@ -38,7 +34,7 @@ def launcher_environment(config: str) -> dict[str, str]:
 
 
 def force_fsdp(accelerator: Any, plugin: Any) -> str:
-    """Turn FSDP on for a CPU, where accelerate silently trains DDP instead. Returns what to record.
+    """Turn FSDP on for a CPU, where accelerate trains DDP instead. Returns what to record.
 
     FSDP1's plugin must be without `sync_module_states`; each rank makes the same weights anyway.
     """

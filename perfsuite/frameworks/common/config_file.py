@@ -1,7 +1,4 @@
-"""A library's own YAML file of the user, read once and kept in the case. Imports neither torch nor pytest.
-
-It imports yaml when used: a rank of another framework must not need it.
-"""
+"""A library's own YAML file of the user, read once and kept in the case. Imports yaml when used."""
 
 from __future__ import annotations
 
@@ -18,8 +15,7 @@ from perfsuite.errors import FileError
 class ConfigFile(Data):
     """A YAML file as text: the case carries it, so that ranks and later readers need no copy of the file."""
 
-    kind: ClassVar[str]
-    """What a user should give, for error messages: "a YAML file that ... wrote"."""
+    kind: ClassVar[str]  # what a user should give, for error messages: "a YAML file that ... wrote"
 
     text: str = Field(repr=False)
 

@@ -1,7 +1,6 @@
 """Low-rank adapters (peft) on a frozen, perhaps quantised (bitsandbytes) model. Worker side; imports torch.
 
-LoRA: Hu et al. 2021. `4bit` is QLoRA's (Dettmers et al. 2023): NF4, with quantised constants. `8bit` is
-LLM.int8() (Dettmers et al. 2022), outliers above 6 in 16 bits. Embeddings, norms and the head stay whole.
+LoRA: Hu et al. 2021. `4bit`: QLoRA's NF4 (Dettmers et al. 2023). `8bit`: LLM.int8() (Dettmers et al. 2022).
 """
 
 from __future__ import annotations
@@ -38,10 +37,7 @@ def is_linear(module: nn.Module) -> bool:
 def quantise_layers(
     kind: Quantization, blocks: Sequence[nn.Module], dtype: torch.dtype, compute: torch.dtype
 ) -> None:
-    """Replace linear layers by quantised ones without values: `quantised` makes these.
-
-    `dtype`: that of the other parameters, which 4-bit weights are packed in, as wrappers that shard need it.
-    """
+    """Replace linear layers by quantised ones, without values; 4-bit weights are packed in `dtype`."""
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
     for block in blocks:
@@ -194,10 +190,7 @@ def _adapted(model: nn.Module) -> dict[str, Any]:
 
 
 def _not_pefts(model: nn.Module) -> dict[str, int | None]:
-    """Return the LoRA rank by layer name for adapters of others than peft (loralib, litgpt, torchtune).
-
-    None where the rank cannot be seen, as in a shard.
-    """
+    """Return the LoRA rank by layer name for adapters of others than peft; None where it cannot be seen."""
     ranks = {}
     for name, module in model.named_modules():
         parts = {**dict(module.named_parameters(recurse=False)), **dict(module.named_children())}

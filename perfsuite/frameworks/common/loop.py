@@ -1,7 +1,4 @@
-"""The training loop of adapters whose library has none: micro-batches, gradient accumulation, loss scale.
-
-Worker side; imports torch. Nothing in a step waits for the device.
-"""
+"""The training loop of adapters whose library has none. Nothing in a step waits for the device."""
 
 from __future__ import annotations
 
@@ -85,10 +82,10 @@ def data_parallel_workload(
     no_sync: Callable[[], AbstractContextManager[None]] | None = None,
     tensor_parallel: int = 1,
 ) -> Workload:
-    """Return the `training` of a model that torch itself has wrapped, by AdamW.
+    """Return the `training`, by AdamW, of a model that torch itself has wrapped.
 
-    `autocast`: torch's autocast computes a mixed precision, not the wrapper. `no_sync`, if given, is the
-    context of each micro-batch but the last: gradients are not reduced there.
+    `autocast`: torch's autocast, not the wrapper, mixes precisions. `no_sync`: of all micro-batches but the
+    last.
     """
     optimizer = build_optimizer(case, model)
     kind = ShardedGradScaler if isinstance(model, FullyShardedDataParallel) else torch.amp.GradScaler

@@ -20,10 +20,8 @@ DTYPES = {**dict.fromkeys(("fp32", "bf16-mixed", "fp16-mixed"), torch.float32), 
 """Precision of a case -> dtype of the parameters."""
 COMPUTE_DTYPES = {**DTYPES, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 """Precision of a case -> dtype of the matmuls."""
-DISTINCT_BATCHES = 16
-"""Number of batches, made before the clock starts; the loop takes them round and round."""
-ALPHABET = 64
-"""Number of different tokens in the synthetic text."""
+DISTINCT_BATCHES = 16  # number of batches, made before the clock starts; the loop takes them round and round
+ALPHABET = 64  # number of different tokens in the synthetic text
 
 _NOT_OF_THE_MODEL = frozenset(
     "architectures auto_map _name_or_path torch_dtype dtype transformers_version use_cache".split()  # noqa: SIM905
@@ -64,10 +62,7 @@ def transformers_config(model: Model) -> Any:
 
 
 def transformers_model(config: Any, *, attention: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Build a randomly initialised model on the current default device.
-
-    A model without attention is built with `eager`, the only value that transformers accepts for it.
-    """
+    """Build a model with random weights on the default device; one without attention takes only `eager`."""
     from transformers import AutoModelForCausalLM
 
     attention = attention if has_attention(config) else "eager"

@@ -1,7 +1,4 @@
-"""Replaces private names of torch and of other packages, for a dry run. Imports neither torch nor pytest.
-
-Each name is looked up when it is replaced: a release may have renamed it.
-"""
+"""Replaces private names of torch and others, for a dry run; each is looked up when it is replaced."""
 
 from __future__ import annotations
 
@@ -27,10 +24,7 @@ def found(owner: Any, name: str) -> Any:
 
 
 def replace(owner: Any, name: str, by: Any) -> None:
-    """Set `owner.name` (of a module, a class or an object) for the rest of this process.
-
-    This and the next two raise `DryRunError` if there is no such name.
-    """
+    """Set `owner.name` in this process. As the next two, raises `DryRunError` without such a name."""
     found(owner, name)
     setattr(owner, name, by)
 

@@ -1,8 +1,6 @@
-"""DDP, its C++ reducer included, and FSDP1 around fake tensors. For a dry run; imports torch.
+"""DDP, its C++ reducer included, and FSDP1 around fake tensors, for a dry run. Imports torch.
 
-DDP's reducer makes its buckets, copies gradients and calls all-reduce by way of the dispatcher: all of it is
-seen. What it does with values and with other ranks is left out: no shapes are compared, and buckets are made
-at once as real ones are from step 2 on.
+What the reducer does by way of the dispatcher is seen; what it does with values and other ranks is left out.
 """
 
 from __future__ import annotations
@@ -50,10 +48,7 @@ def ddp() -> None:
 
 
 def _as_rebuilt(assign: Any, limits: Any, parameters: Any, at_first: Any, sparse: Any, *more: Any) -> Any:
-    """Return the buckets that DDP makes in step 2, where it knows the order of gradients.
-
-    It begins with one bucket. The reverse order of parameters stands in for that of gradients.
-    """
+    """Return the buckets that DDP makes in step 2; the reverse order of parameters is that of gradients."""
     last = len(parameters) - 1
     buckets, sizes = assign(parameters[::-1], limits, sparse[::-1])
     in_order = [[last - index for index in bucket] for bucket in buckets]

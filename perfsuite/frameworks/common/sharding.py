@@ -45,10 +45,7 @@ def fsdp1_unsupported(
     shard_group: int | None = None,
     cpu_offload: bool = False,
 ) -> str | None:
-    """Return why FSDP1 cannot shard `case` so on `machine`, or None.
-
-    `shard_group`: ranks in a group of HYBRID_SHARD; None: the ranks of one node.
-    """
+    """Return why FSDP1 cannot shard `case` so, or None; a `shard_group` of None is the ranks of a node."""
     offload = offload_unsupported("cpu_offload", machine) if cpu_offload else None
     if (reason := offload or sharded_quantization_unsupported(case)) is not None:
         return reason

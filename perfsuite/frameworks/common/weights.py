@@ -1,8 +1,7 @@
 """Weights that are the same in every framework, made shard by shard. Worker side; imports torch.
 
-A model is first built with its parameters on the meta device, where they take no memory; a framework that
-shards may shard them there. `initialise` then makes the values, one block at a time: the whole block, by
-transformers' own rules, each module from a seed of its own; of it only this rank's shard is kept.
+A model is built on the meta device and may be sharded there; `initialise` makes the values, a block at a
+time.
 """
 
 from __future__ import annotations
@@ -105,11 +104,7 @@ def _check_initialised(full: Tensor) -> None:
 
 
 def _local(full: Tensor, like: Any) -> Tensor:
-    """Return this rank's part of `full`.
-
-    Placements are applied from the innermost mesh dimension outwards, as FSDP2 shards an already split
-    tensor.
-    """
+    """Return this rank's part of `full`: placements apply from the innermost mesh dimension outwards."""
     mesh = like.device_mesh
     dimensions = list(zip(like.placements, mesh.shape, mesh.get_coordinate(), strict=True))
     for placement, size, rank in reversed(dimensions):

@@ -1,8 +1,6 @@
 """nanotron 0.4: data, tensor and pipeline parallelism, its own Llama, trainer and configuration file.
 
-nanotron draws the initial weights itself, differently in each layout. It is fed our tokens, and its loss is
-the mean over the same positions as everywhere. `perfsuite.frameworks.nanotron.compat` says what is changed
-to run it.
+It draws initial weights itself, another set in each layout. `compat` says what is changed to run it.
 """
 
 from __future__ import annotations

@@ -54,10 +54,7 @@ _CPU: tuple[Change, ...] = (
 
 @functools.cache
 def load(*, cpu: bool, flash_attn: bool) -> str:
-    """Import nanotron, changed for this device and attention, once; return in a few words what was changed.
-
-    Raise `MismatchError` for another nanotron than 0.4: the changes are to the text of that release.
-    """
+    """Import nanotron, changed, once; return what was changed. Raise `MismatchError` if it is not 0.4."""
     if (version := importlib.metadata.version("nanotron")) != VERSION:
         raise MismatchError(
             f"nanotron {version} is installed, this works with {VERSION}: pip install nanotron=={VERSION}"
@@ -105,11 +102,7 @@ class _Loader(SourceFileLoader):
 
 
 def _send_without_waiting() -> None:
-    """Make sends return at once, as NCCL's do. A tensor is kept until the end of the step's last backward.
-
-    There the stage waits until all of them were received: of gloo's sends none is known to have arrived
-    before somebody waits for it.
-    """
+    """Make sends return at once, as NCCL's do; each tensor is kept until all were received."""
     distributed: Any = importlib.import_module("nanotron.distributed")
     p2p: Any = importlib.import_module("nanotron.parallel.pipeline_parallel.p2p")
     engine: Any = importlib.import_module("nanotron.parallel.pipeline_parallel.engine")

@@ -1,7 +1,4 @@
-"""nanotron's configuration file: made from a case, or a user's own, checked against nanotron and the case.
-
-Imports neither torch nor nanotron: the fields are read from the source text of nanotron's classes.
-"""
+"""nanotron's configuration file: made from a case, or a user's own, checked by nanotron's source text."""
 
 from __future__ import annotations
 
@@ -62,11 +59,7 @@ Config = dict[str, Any]
 
 
 def from_case(case: Case, options: Mapping[str, Any], *, files: Path, fused_adam: bool) -> Config:
-    """Return the configuration of a case with the options of `Nanotron`; `files`: the launch's directory.
-
-    AdamW has the same options as in the other frameworks, at a constant learning rate and without clipping.
-    Nothing is saved.
-    """
+    """Return the configuration of a case with `Nanotron`'s options: the usual AdamW, and nothing is saved."""
     return {
         "general": {"project": "perfsuite", "run": case.id, "seed": case.seed, "ignore_sanity_checks": True},
         "parallelism": {name: options[name] for name in PARALLELISM},
@@ -123,10 +116,7 @@ class TrainingConfig(ConfigFile):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file. Raise `FileError` if it cannot be read, `CaseError` for fields that nanotron lacks.
-
-        Without nanotron the fields cannot be checked; the case is then skipped.
-        """
+        """Read a file, and check its fields if nanotron is there. Raise `FileError` or `CaseError`."""
         config = cls(name=path.stem, text=cls.read_text(path))
         fields = config.content
         if not isinstance(fields, dict):
@@ -140,10 +130,7 @@ class TrainingConfig(ConfigFile):
 
 
 def conflicts(config: Config, expected: Config, case: Case) -> list[str]:
-    """Return where a user's file contradicts the case, or asks for what a measurement cannot have.
-
-    `expected` is the configuration that perfsuite makes of the case.
-    """
+    """Return where a user's file contradicts the case (`expected`), or what has no place in a measurement."""
     problems = [
         f"{path}: {has!r}, but the case's {field} says {needs!r}"
         for path, field in DECIDED_BY_THE_CASE.items()
@@ -253,8 +240,7 @@ def _unknown(section: Config, kind: str, path: str) -> list[str]:
     return problems + [f"{path}{name}: missing, nanotron has no default for it" for name in missing]
 
 
-REQUIRED = object()
-"""Stands in `_schema` in place of a default where nanotron has none."""
+REQUIRED = object()  # stands in `_schema` in place of a default where nanotron has none
 PLAIN = {"bool": (bool,), "float": (int, float), "int": (int,), "str": (str,)}
 """Annotation -> types of a value that fits it; other annotations are left to nanotron."""
 

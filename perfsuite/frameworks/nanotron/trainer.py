@@ -1,7 +1,4 @@
-"""nanotron's own trainer for a case: its file, our tokens, its losses. Worker side; imports torch.
-
-It imports nanotron when used, after `perfsuite.frameworks.nanotron.compat.load`.
-"""
+"""nanotron's own trainer for a case: its file, our tokens, its losses. To be used after `compat.load`."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, Ste
 
 MIN_TORCH = (2, 13)
 """The first torch on which torchtitan 0.3 trains: it cannot be imported on 2.11; on 2.12 backward fails."""
-PRECISIONS = ("fp32", "bf16-mixed", "bf16")
-"""Of a case. Gradients are reduced in fp32."""
+PRECISIONS = ("fp32", "bf16-mixed", "bf16")  # of a case. Gradients are reduced in fp32
 HAS_ONLY = {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "hidden_act": "silu"}
 """Options of transformers' Llama for which torchtitan's has one value."""
 ROPES = ("default", "llama3")

@@ -1,8 +1,4 @@
-"""Patches that torchtitan 0.3.0 needs for a released torch, and for a CPU. Worker side; torch when used.
-
-torchtitan 0.3.0 is written for a nightly torch on an accelerator. Nothing of the installed package is edited:
-the worker patches its own process, and the result names each patch.
-"""
+"""Patches that torchtitan 0.3.0 needs for a released torch and for a CPU, in the worker's process alone."""
 
 from __future__ import annotations
 
@@ -51,11 +47,7 @@ def before_import(device_type: str) -> None:
 
 
 def after_build(trainer: Any) -> None:
-    """Patch a Trainer; to be called after it is built and before it trains.
-
-    torchtitan sets FSDP's gradient divisor to 1, which torch hands to the reduction as a factor. Gloo has
-    plain sums only.
-    """
+    """Patch a Trainer before it trains: torchtitan sets a gradient divisor, and gloo has plain sums only."""
     from torch.distributed.fsdp import FSDPModule
 
     trainer.metrics_processor.device_memory_monitor.reset_peak_stats = nothing
@@ -71,11 +63,7 @@ def patches(device_type: str) -> str:
 
 
 def without_triton() -> None:
-    """Let torchtitan's Trainer be imported where Triton is not installed; to be called before that import.
-
-    torch for CPUs brings no Triton, and torchtitan imports its Triton kernels whatever the model. They are
-    for mixtures of experts. Here each kernel is None, and fails if it is called.
-    """
+    """Let torchtitan's Trainer be imported without Triton, whose kernels only mixtures of experts need."""
     if importlib.util.find_spec("triton") is None:
         kernels = ModuleType("torchtitan.distributed.minimal_async_ep.kernels")
         kernels.__getattr__ = _none  # type: ignore[method-assign]

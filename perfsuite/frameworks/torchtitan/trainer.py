@@ -1,7 +1,4 @@
-"""torchtitan's own Trainer for a case: configuration, model, data. Worker side; imports torchtitan.
-
-To train on a CPU, call `perfsuite.frameworks.torchtitan.compat.before_import` before importing this module.
-"""
+"""torchtitan's own Trainer for a case: configuration, model, data. On a CPU after `compat.before_import`."""
 
 # ruff: noqa: E402  compat.without_triton comes before the imports of torchtitan
 

@@ -1,7 +1,6 @@
-"""Writes a history as the files that asv (airspeed velocity) reads: one machine per hardware class.
+"""Writes a history as the files that asv reads (its docs/source/dev.rst, results version 2).
 
-The format is the one that asv documents (docs/source/dev.rst there), results version 2. The files are written
-directly, because asv's own classes rewrite all of them.
+They are written directly, because asv's own classes rewrite all of them.
 """
 
 from __future__ import annotations
@@ -23,22 +22,11 @@ from perfsuite import documents, git
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError, PublishError
 from perfsuite.history import store
-from perfsuite.history.asv.results import (
-    COLUMNS,
-    METRICS,
-    PARAMETERS,
-    VERSION,
-    Slot,
-    costs,
-    in_order,
-    results,
-    slot,
-)
+from perfsuite.history.asv import results as asv
 from perfsuite.history.store import Place, StoredCase, StoredSession
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
 
-CHUNK = 16
-"""Nights that a process is given at a time."""
+CHUNK = 16  # nights that a process is given at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +37,7 @@ class Exported:
     unchanged: int
     removed: int
     commits: frozenset[str]
-    unplaced: dict[str, str]
-    """Commits that asv cannot show, and why; their sessions are left out."""
+    unplaced: dict[str, str]  # commits that asv cannot show, and why; their sessions are left out
 
 
 def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url: str = "#") -> Exported:
@@ -87,8 +74,10 @@ def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         for written in pool.map(write, new, [wanted[file] for file in new], chunksize=CHUNK):
             for name, values in written.items():
-                known = parameters.get(name, [[]] * len(PARAMETERS))
-                parameters[name] = [in_order({*old, *new}) for old, new in zip(known, values, strict=True)]
+                known = parameters.get(name, [[]] * len(asv.PARAMETERS))
+                parameters[name] = [
+                    asv.in_order({*old, *new}) for old, new in zip(known, values, strict=True)
+                ]
     _write(listing, {"version": 2, **_listed(parameters)}, indent=1)
     return Exported(
         written=len(new),
@@ -100,13 +89,13 @@ def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url
 
 
 def _file_name(commit: str, sessions: Sequence[Place]) -> str:
-    names = "\n".join([VERSION, *sorted(place.file.name for place in sessions)])
+    names = "\n".join([asv.VERSION, *sorted(place.file.name for place in sessions)])
     return f"{commit}-{hashlib.sha256(names.encode()).hexdigest()[:12]}.json"
 
 
-def _slots(cases: Mapping[str, StoredCase]) -> dict[str, Slot]:
+def _slots(cases: Mapping[str, StoredCase]) -> dict[str, asv.Slot]:
     """Return the slot of each case. Raises `FileError` if two models have the same name in asv."""
-    slots = {name: slot(case.parameters) for name, case in cases.items()}
+    slots = {name: asv.slot(case.parameters) for name, case in cases.items()}
     models: dict[str, str] = {}
     for name, one in slots.items():
         model = cases[name].parameters["model"]
@@ -123,7 +112,7 @@ def _write_night(
     places: Sequence[Place],
     *,
     cases: Mapping[str, StoredCase],
-    slots: Mapping[str, Slot],
+    slots: Mapping[str, asv.Slot],
     dates: Mapping[str, int],
 ) -> dict[str, list[list[str]]]:
     """Write the results of one hardware class at one commit. Returns each benchmark's parameter values."""
@@ -140,28 +129,30 @@ def _write_night(
         "python": "",
         "requirements": {},
         "durations": {},
-        "result_columns": COLUMNS,
+        "result_columns": asv.COLUMNS,
         "results": rows,
     }
     _write(file, content)
     if not (machine := file.with_name("machine.json")).exists():
         _write(machine, _machine(sessions[-1].machine))
-    return {name: row[COLUMNS.index("params")] for name, row in rows.items()}
+    return {name: row[asv.COLUMNS.index("params")] for name, row in rows.items()}
 
 
 def _pooled(
-    sessions: Sequence[StoredSession], cases: Mapping[str, StoredCase], slots: Mapping[str, Slot]
+    sessions: Sequence[StoredSession], cases: Mapping[str, StoredCase], slots: Mapping[str, asv.Slot]
 ) -> dict[str, list[Any]]:
     """Pool the launches of all sessions of one hardware class at one commit into asv's results."""
-    launches: dict[str, dict[str, dict[tuple[str, ...], list[float]]]] = {metric: {} for metric in METRICS}
+    launches: dict[str, dict[str, dict[tuple[str, ...], list[float]]]] = {
+        metric: {} for metric in asv.METRICS
+    }
     for session in sessions:
         for result in session.results:
             group, values = slots[result.case]
-            for metric, figures in costs(result, cases[result.case].unit).items():
+            for metric, figures in asv.costs(result, cases[result.case].unit).items():
                 if figures:
                     launches[metric].setdefault(group, {}).setdefault(values, []).extend(figures)
     newest = max(session.started_at for session in sessions)
-    return results(launches, round(1000 * newest.timestamp()))
+    return asv.results(launches, round(1000 * newest.timestamp()))
 
 
 def _listed(parameters: Mapping[str, list[list[str]]]) -> dict[str, Any]:
@@ -169,11 +160,11 @@ def _listed(parameters: Mapping[str, list[list[str]]]) -> dict[str, Any]:
         name: {
             "name": name,
             "code": "",
-            "param_names": PARAMETERS,
+            "param_names": asv.PARAMETERS,
             "params": params,
             "type": "memory" if name.endswith("memory") else "time",
-            "unit": METRICS[name.rpartition(".")[2]],
-            "version": VERSION,
+            "unit": asv.METRICS[name.rpartition(".")[2]],
+            "version": asv.VERSION,
         }
         for name, params in sorted(parameters.items())
     }
@@ -214,10 +205,7 @@ def _write(file: Path, content: dict[str, Any], indent: int | None = None) -> No
 
 
 def publish(out: Path, *, commits: frozenset[str]) -> Path:
-    """Run `asv publish` on an export of `commits`, and return the directory of the pages.
-
-    Raises `PublishError` if asv fails or leaves out a commit.
-    """
+    """Run `asv publish` on an export; return the pages. Raises `PublishError`, also for a commit left out."""
     done = subprocess.run(
         [sys.executable, "-m", "asv", "publish", "--no-pull", "--config", "asv.conf.json"],
         cwd=out,

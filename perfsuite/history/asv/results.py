@@ -1,9 +1,7 @@
 """Converts launches to asv's results: names, parameters and statistics. Pure.
 
-An asv benchmark is here a metric of a model on a topology in a precision. Its parameters are what else
-distinguishes cases, so that they can be compared on one page, and few combinations are without a case. Names
-depend on the case alone: a new case never renames an old series. All metrics are costs (more is worse),
-because asv takes every increase for a regression.
+A benchmark is here a metric, a cost, of a model on a topology in a precision; its parameters are what else
+tells cases apart. Names depend on the case alone: a new case never renames an old series.
 """
 
 from __future__ import annotations
@@ -32,8 +30,7 @@ METRICS = {
 }
 """Unit of each metric, as asv shows it: "bytes" would become MB. A case has the first or the second, by what
 it counts."""
-VERSION = "2"
-"""Version of names, parameters and statistics. With another one, every export begins anew."""
+VERSION = "2"  # version of names, parameters and statistics. With another one, every export begins anew
 COLUMNS = (
     *("result", "params", "version", "started_at", "duration", "stats_ci_99_a", "stats_ci_99_b"),
     *("stats_q_25", "stats_q_75", "stats_number", "stats_repeat", "samples"),
@@ -43,10 +40,8 @@ COLUMNS = (
 class Slot(NamedTuple):
     """Where a case stands among asv's benchmarks."""
 
-    group: str
-    """Name without the metric. asv groups benchmarks by the parts between dots."""
-    values: tuple[str, ...]
-    """Value of each of `PARAMETERS`."""
+    group: str  # name without the metric. asv groups benchmarks by the parts between dots
+    values: tuple[str, ...]  # value of each of `PARAMETERS`
 
 
 Launches = Mapping[str, Mapping[str, Mapping[tuple[str, ...], Sequence[float]]]]
@@ -86,11 +81,7 @@ def in_order(values: set[str]) -> list[str]:
 
 
 def _error(metric: str, groups: Sequence[Sequence[float]]) -> float | None:
-    """Return half the 99 % interval of one launch, in logarithms; asv weights points by their intervals.
-
-    Two or three launches tell little about their noise, so it is pooled over all cases of the night. Memory
-    has hardly any noise: None says that the interval is from the smallest to the largest value.
-    """
+    """Return half the 99 % interval of a launch, in logarithms, pooled over the night; None for memory."""
     if metric == "peak_memory":
         return None
     try:

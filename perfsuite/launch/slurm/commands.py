@@ -1,8 +1,7 @@
-"""Asks Slurm's commands about jobs, and reads what they print. Driver side; imports neither torch nor pytest.
+"""Asks Slurm's commands about jobs, and reads what they print. Whatever asks raises `SlurmError`.
 
 No accounting is needed: the controller answers for jobs that live, and for some minutes afterwards (Slurm's
-MinJobAge). Versions of Slurm print other fields: those that are missing are None. Every function that asks
-raises `SlurmError`, which names the command and holds Slurm's words.
+MinJobAge). Fields that a version of Slurm does not print are None.
 """
 
 from __future__ import annotations
@@ -18,12 +17,9 @@ from typing import TypeVar
 
 from perfsuite.errors import MachineError, SlurmError
 
-POLL_S = 0.2
-"""Seconds between two questions until there is an answer."""
-ANSWER_S = 60
-"""Seconds after which a command that has not answered is given up."""
-FORGOTTEN = "FORGOTTEN"
-"""The state of a job that Slurm does not know, or no longer."""
+POLL_S = 0.2  # seconds between two questions until there is an answer
+ANSWER_S = 60  # seconds after which a command that has not answered is given up
+FORGOTTEN = "FORGOTTEN"  # the state of a job that Slurm does not know, or no longer
 WAITING = frozenset(
     ["PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"]
 )
@@ -33,8 +29,7 @@ ENDED = frozenset(
         *("PREEMPTED", "REVOKED", "TIMEOUT", FORGOTTEN),
     ]
 )
-NOTHING = ("", "(null)", "N/A", "None", "Unknown")
-"""What Slurm prints where there is nothing to tell."""
+NOTHING = ("", "(null)", "N/A", "None", "Unknown")  # what Slurm prints where there is nothing to tell
 T = TypeVar("T")
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=(.*?)(?=\s+[A-Za-z][\w:/]*=|\s*$)")
 _OF_NODES = re.compile(r"\bNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
@@ -49,24 +44,16 @@ class SlurmJob:
     """What Slurm tells of a job. Seconds are by its controller's clock, None if it does not tell them."""
 
     id: str
-    state: str
-    """Its state in one word: PENDING, RUNNING, TIMEOUT."""
-    state_words: str
-    """Its state as it was printed: `CANCELLED by 0`."""
+    state: str  # its state in one word: PENDING, RUNNING, TIMEOUT
+    state_words: str  # its state as it was printed: `CANCELLED by 0`
     reason: str | None = None
-    nodes: tuple[str, ...] = ()
-    """Its nodes in Slurm's order; none while it waits."""
-    exit_status: int | None = None
-    """That of its script; 0 while it runs."""
-    exit_signal: int | None = None
-    """The signal that ended its script, or 0."""
-    queued_s: float | None = None
-    """From its submission to its start."""
-    ran_s: float | None = None
-    """From its start to its end, or to its time limit if it is not over."""
+    nodes: tuple[str, ...] = ()  # its nodes in Slurm's order; none while it waits
+    exit_status: int | None = None  # that of its script; 0 while it runs
+    exit_signal: int | None = None  # the signal that ended its script, or 0
+    queued_s: float | None = None  # from its submission to its start
+    ran_s: float | None = None  # from its start to its end, or to its time limit if it is not over
     time_limit: str | None = None
-    left_s: int | None = None
-    """Seconds until its time limit; None without a limit."""
+    left_s: int | None = None  # seconds until its time limit; None without a limit
 
     @property
     def is_waiting(self) -> bool:
@@ -196,11 +183,7 @@ def gpus_option(job_id: str) -> list[str]:
 
 
 def fields(line: str) -> dict[str, str]:
-    """The fields of a line that `scontrol --oneliner` printed, without those that tell nothing.
-
-    A value may hold spaces. Of several fields of one name the first counts: later ones may stand in the words
-    of the job's command.
-    """
+    """The fields of a line of `scontrol --oneliner` that tell anything; of one name the first counts."""
     found: dict[str, str] = {}
     for name, value in _FIELD.findall(line):
         found.setdefault(name, value.strip())

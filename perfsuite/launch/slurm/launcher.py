@@ -1,10 +1,8 @@
-"""Runs each job as one step of the Slurm allocation that this process is in: one agent on every node, by one
-`srun`. Driver side; imports neither torch nor pytest.
+"""Runs each job as one step of the Slurm allocation that this process is in: an agent on each node.
 
-What ends whom: `srun` passes its stdin on to the agents, which end their part of the job when it closes; if
-`srun` was killed with this process, the text in `RunDir.lease` changes no more (`perfsuite.node.lease`).
-While this process lives, it asks Slurm for the step by name and cancels it, until Slurm knows of none:
-`srun` may have been killed, and its exit status says nothing for certain.
+`srun` passes its stdin on to the agents, which end their part when it closes; if it was killed with this
+process, the text in `RunDir.lease` changes no more. While this process lives, it cancels the step by name
+until Slurm knows of none, as the exit status of `srun` says nothing for certain.
 """
 
 from __future__ import annotations
@@ -201,8 +199,7 @@ class SlurmLauncher:
             )
 
     def _end(self, job: Job, srun: subprocess.Popen[bytes], mark: str) -> None:
-        """End the job's step and its `srun`. Raises as `_end_step`, but not for a job that is measured: then
-        the next launch does."""
+        """End the job's step and its `srun`; of a measured job the next launch raises `_end_step`'s error."""
         assert srun.stdin is not None
         try:
             with contextlib.suppress(BrokenPipeError):
@@ -220,8 +217,7 @@ class SlurmLauncher:
             wait_for(srun, KILL_S)
 
     def _end_step(self, mark: str) -> None:
-        """End a step on every node. Raises `LaunchError` if Slurm still knows of it after `END_S`, and
-        `SlurmError` if it does not answer."""
+        """End a step on every node. Raises `LaunchError` after `END_S`, `SlurmError` without an answer."""
 
         def kill(mark: str) -> list[str]:
             left = commands.steps(self.job_id, mark)

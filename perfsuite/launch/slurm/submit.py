@@ -1,7 +1,4 @@
-"""Runs a pytest session as one batch job of Slurm, and follows it. Imports neither torch nor pytest.
-
-The job runs `python -m pytest` on the first node of its allocation, in the current directory and by this
-interpreter: both have to be on a file system that the nodes share.
+"""Runs a pytest session as one batch job of Slurm, in this directory, by this interpreter, and follows it.
 
 `sbatch --wait` ends up to 32 s later, before all processes are gone, and with 1 for a job that was killed.
 """
@@ -27,14 +24,10 @@ from perfsuite.launch.slurm.commands import SlurmJob
 from perfsuite.results.store import STORE
 
 LAUNCHER = "--perf-launcher"
-POLL_S = 2.0
-"""Seconds between two questions to Slurm's controller."""
-TICK_S = 0.2
-"""Seconds between two looks at the job's log."""
-CANCEL_S = 30
-"""Seconds for which Slurm may fail to cancel a job."""
-SILENCE_S = 600
-"""Seconds for which Slurm may fail to answer, as while its controller is restarted."""
+POLL_S = 2.0  # seconds between two questions to Slurm's controller
+TICK_S = 0.2  # seconds between two looks at the job's log
+CANCEL_S = 30  # seconds for which Slurm may fail to cancel a job
+SILENCE_S = 600  # seconds for which Slurm may fail to answer, as while its controller is restarted
 
 Say = Callable[[str], None]
 
@@ -43,8 +36,7 @@ class Submitted(NamedTuple):
     """A job that Slurm has accepted."""
 
     id: str
-    log: Path
-    """The file with all that it writes; it is not there before the job starts."""
+    log: Path  # the file with all that it writes; it is not there before the job starts
 
 
 @contextlib.contextmanager

@@ -1,7 +1,4 @@
-"""Prepares one case of the HTML page: its figures as tables of text, its series as charts. Pure.
-
-Text is escaped where it becomes HTML: in the template and in the charts.
-"""
+"""Prepares one case of the HTML page: its figures as tables of text, its series as charts."""
 
 from __future__ import annotations
 
@@ -29,10 +26,7 @@ MOST_ENTRIES = 8
 def case_view(
     result: Measurement, session: SessionFile, *, anchor: str, columns: Sequence[Column]
 ) -> dict[str, Any]:
-    """Return what the template shows of one case.
-
-    `anchor` is unique in the page, whose overview has `columns`.
-    """
+    """Return what the template shows of a case. `anchor` is its own; the overview has `columns`."""
     runs, check = result.runs, result.verdict.counts
     band, loss = _band(result), charts.losses(runs, key=f"{anchor}:loss")
     shown, others = result.counts[:MOST_ENTRIES], result.counts[MOST_ENTRIES:]

@@ -1,10 +1,6 @@
-"""Draws charts as inline SVG: numbers in, markup out. Imports neither torch nor pytest.
+"""Draws charts as inline SVG, by hand: the page works offline, for screen readers, in light or dark colours.
 
-By hand, because the page must work offline without any script but its own, say its figures to screen readers,
-and follow the reader's light or dark colours: pygal and plotly draw with scripts or fixed colours.
-
-Each chart is an image with a title and a description that holds its key figures, for those who do not see it.
-Colours are left to the style sheet; nothing is told by colour alone.
+Each chart has a title and a description with its key figures; nothing is told by colour alone.
 """
 
 from __future__ import annotations
@@ -25,8 +21,7 @@ from perfsuite.results.outcome import Check
 from perfsuite.results.run import Run
 
 WIDTH, HEIGHT = 360, 160
-LEFT, RIGHT, TOP, BOTTOM = 46, 8, 14, 30
-"""Margins, for the axes' figures."""
+LEFT, RIGHT, TOP, BOTTOM = 46, 8, 14, 30  # margins, for the axes' figures
 BUCKETS = 150
 """A series of more than twice as many points is drawn as the lowest and the highest of each bucket."""
 ROOM = 0.35

@@ -1,7 +1,6 @@
-"""Makes one HTML page of sessions, which works offline. Imports neither torch nor pytest.
+"""Makes one HTML page of sessions, which works offline. Everything from data is escaped.
 
-Everything from data is escaped. Beyond that, the page's own policy (CSP) forbids every script and style but
-its own, and every request.
+The page's own policy (CSP) also forbids every script and style but its own, and every request.
 """
 
 from __future__ import annotations
@@ -65,10 +64,7 @@ def rendered(
     finalize: Callable[[object], Markup] | None = None,
     **content: Any,
 ) -> str:
-    """Return a template with its own content, and what every report says of sessions.
-
-    `finalize` escapes what the template prints; without it, it is escaped as HTML.
-    """
+    """Return a template with its content and what all reports say; `finalize` escapes it (default: HTML)."""
     environment = Environment(
         loader=PackageLoader("perfsuite.report.html"),
         autoescape=True,

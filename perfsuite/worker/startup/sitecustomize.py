@@ -1,7 +1,6 @@
 """Run by every Python process of a measured script, because its directory leads PYTHONPATH there.
 
-It runs the environment's own `sitecustomize`, which it shadows. Processes that never import torch pay for the
-standard library alone; when torch has been imported, `perfsuite.worker.attach` follows.
+It runs the environment's own, which it shadows; after torch is imported, `perfsuite.worker.attach`.
 """
 
 from __future__ import annotations
@@ -16,10 +15,7 @@ from typing import Any
 
 
 class AfterTorch:
-    """Finds torch as the other finders do, and attaches the measurement when it has been executed.
-
-    Until then it stays: many only ask whether there is a torch, and import it later, or never.
-    """
+    """Finds torch as other finders do, and stays until it was executed: then it attaches the measurement."""
 
     _asking = threading.local()
 
