@@ -125,42 +125,24 @@ format: .venv/installed
 	.venv/bin/ruff format .
 
 night: .venv/installed  ## HARDWARE=h100 OUT=out: doctor, self-test, every case of that hardware, report
-	.venv/bin/perfsuite doctor --quick --expect "$$HARDWARE" || [ $$? -eq 3 ]
-	.venv/bin/perfsuite selftest || [ $$? -eq 3 ]
-	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-missing-baseline=fail --perf-explain --perf-max-launches=6 \
-		--perf-min-judged=90% --perf-report="$$OUT" --perf-json="$$OUT/results.json" $(ARGS)
+	.venv/bin/perfsuite night --hardware "$$HARDWARE" --out "$$OUT" -- $(ARGS)
 
-summary:  ## OUT: what is shown on the job's own page; of a night that was cut short, what it had measured
-	newest=$$(ls -d .perfsuite/runs/*/results.json 2>/dev/null | tail -1); \
-	if [ -n "$$newest" ] && [ ! -e "$$OUT/summary.md" ]; then \
-		mkdir -p "$$OUT" && cp "$$newest" "$$OUT/results.json" && .venv/bin/perfsuite report "$$newest" \
-			--report "$$OUT"; fi
-	if [ -e "$$OUT/summary.md" ]; then cat "$$OUT/summary.md"; \
-	else echo "Nothing was measured: see the log."; fi >> "$$GITHUB_STEP_SUMMARY"
+summary: .venv/installed  ## OUT: on the job's own page, what a night that was cut short had measured
+	.venv/bin/perfsuite night --hardware "$$HARDWARE" --out "$$OUT" --only-summary
 
 git-login:  ## git pushes with the token in GH_TOKEN
 	gh auth setup-git
 
-history:  ## the branch perfsuite-history in history/, empty if there is no such branch yet
-	rm -rf history
-	git worktree prune
-	if git rev-parse --quiet --verify origin/perfsuite-history; then \
-		git worktree add --force -B perfsuite-history history origin/perfsuite-history; \
-	else \
-		git worktree add --force --detach history && \
-		git -C history checkout --quiet --orphan perfsuite-history && git -C history rm -rfq .; \
-	fi
+history: .venv/installed  ## the branch perfsuite-history in history/, empty if there is no such branch yet
+	.venv/bin/perfsuite history pull
 
 # A single artifact is downloaded into nights/ itself, several of them into folders there.
 NIGHTS = $(wildcard nights/results.json nights/*/results.json)
 NEEDS_NIGHTS = test -n "$(NIGHTS)" || { echo "nights/ holds no results.json: no machine delivered any"; exit 1; }
 
-keep: .venv/installed history  ## the results in nights/ into the branch perfsuite-history, which is pushed
+keep: .venv/installed  ## the results in nights/ into the branch perfsuite-history, which is pushed
 	$(NEEDS_NIGHTS)
-	.venv/bin/perfsuite history add $(NIGHTS) --history history; status=$$?; \
-	git -C history add --all && \
-	{ git -C history diff --cached --quiet || git -C history $(AS_PERFSUITE) commit --quiet -m "Results of a night"; } && \
-	git -C history push --quiet origin perfsuite-history && exit $$status
+	.venv/bin/perfsuite history push $(NIGHTS)
 
 pages: .venv/installed  ## OUT=site: asv pages of history/ in site/html
 	.venv/bin/perfsuite history publish "$$OUT" --history history \

@@ -36,8 +36,8 @@ class Ini:
         return list(map(str, value)) if isinstance(value, list) else split(key, str(value))
 
     def directories(self) -> dict[str, str]:
-        """The local store (`store`) and the reviewed baselines (`baselines`), where the file fixes them."""
-        known = {name: self.values.get(f"perf_{name}") for name in ("store", "baselines")}
+        """The local store, the reviewed baselines and the cases, those of them that the file fixes."""
+        known = {name: self.values.get(f"perf_{name}") for name in ("store", "baselines", "cases")}
         return {name: str(self.root / value) for name, value in known.items() if value}
 
 

@@ -16,7 +16,9 @@ from perfsuite.cli.bisect import bisect
 from perfsuite.cli.cases import compare, dry_run
 from perfsuite.cli.doctor.command import doctor
 from perfsuite.cli.github_issue import issue
+from perfsuite.cli.init import init
 from perfsuite.cli.judge import judge
+from perfsuite.cli.night import night
 from perfsuite.cli.report import export, report
 from perfsuite.cli.selftest import selftest
 from perfsuite.errors import PerfsuiteError
@@ -83,7 +85,7 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Take defaults of --store and --baselines from pytest's ini file, as pytest itself does."""
+    """Take defaults of --store, --baselines and --cases from pytest's ini file, as pytest itself does."""
     known = read_ini(Path.cwd()).directories()
 
     def below(command: Any) -> dict[str, Any]:
@@ -96,6 +98,6 @@ def _options(
 app.add_typer(baseline.app, name="baseline", no_args_is_help=True)
 app.add_typer(history.app, name="history", no_args_is_help=True)
 app.add_typer(slurm.app, name="slurm", no_args_is_help=True)
-for command in (selftest, doctor, compare, bisect, dry_run, report, export, judge):
+for command in (init, night, selftest, doctor, compare, bisect, dry_run, report, export, judge):
     app.command()(command)
 app.command("github-issue")(issue)

@@ -1,4 +1,4 @@
-"""`perfsuite history add | list | publish | trend`: keep what sessions measured, for years."""
+"""`perfsuite history add | pull | push | list | publish | trend`: keep what sessions measured, for years."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from perfsuite.cli.cases import directory
 from perfsuite.cli.report import LocalStore, stored
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import require
+from perfsuite.git import git
 from perfsuite.history import store as history
 from perfsuite.history import trend as trends
 from perfsuite.history.asv import export as asv
@@ -37,6 +38,10 @@ History = Annotated[
 ]
 HardwareClass = Annotated[str, typer.Option("--hardware-class", help="Only these classes; * and ? match.")]
 CaseGlob = Annotated[str, typer.Option("--case", help="Only cases with such an id; * and ? match.")]
+Worktree = Annotated[Path, directory("history", "Directory for the branch of the history.")]
+HistoryBranch = Annotated[str, typer.Option("--branch", help="The branch of the history.")]
+BRANCH, WORKTREE = "perfsuite-history", Path("history")
+COMMITTER = ("-c", "user.name=perfsuite", "-c", "user.email=perfsuite@users.noreply.github.com")
 Branch = Annotated[
     str, typer.Option("--branch", help="The branch whose commits are shown; that which is checked out.")
 ]
@@ -75,6 +80,48 @@ def add(
     if results and not kept:
         console(stderr=True).print("nothing to keep in " + ", ".join(map(str, results)), style="red")
         raise typer.Exit(1)
+
+
+@app.command()
+def pull(history_dir: Worktree = WORKTREE, branch: HistoryBranch = BRANCH) -> None:
+    """Check out the branch of the history into a directory; an empty one if origin has no such branch."""
+    here = Path()
+    if (history_dir / ".git").exists():
+        if git("status", "--porcelain", cwd=history_dir):
+            raise FileError(f"{history_dir} has changes that are in no commit: keep or delete them first")
+        git("worktree", "remove", "--force", str(history_dir), cwd=here)
+    elif history_dir.exists() and any(history_dir.iterdir()):
+        raise FileError(f"{history_dir} is no worktree of the history: name an empty directory (--history)")
+    git("worktree", "prune", cwd=here)
+    known = git("ls-remote", "--heads", "origin", branch, cwd=here)
+    if known:
+        git("fetch", "--quiet", "origin", f"+refs/heads/{branch}:refs/remotes/origin/{branch}", cwd=here)
+        git("worktree", "add", "--force", "-B", branch, str(history_dir), f"origin/{branch}", cwd=here)
+    else:
+        git("worktree", "add", "--force", "--detach", str(history_dir), cwd=here)
+        git("checkout", "--quiet", "--orphan", branch, cwd=history_dir)
+        git("rm", "-r", "--force", "--quiet", "--ignore-unmatch", ".", cwd=history_dir)
+    typer.echo(f"{branch} is in {history_dir}" + ("" if known else ", and new"))
+
+
+@app.command()
+def push(
+    results: Annotated[list[Path], typer.Argument(help="results.json of sessions.")],
+    history_dir: Worktree = WORKTREE,
+    branch: HistoryBranch = BRANCH,
+) -> None:
+    """Pull the branch of the history, add sessions, and push it. Exit status as that of `add`."""
+    pull(history_dir, branch)
+    status = 0
+    try:
+        add(results, history_dir)
+    except typer.Exit as ended:  # what could be added is pushed all the same
+        status = ended.exit_code
+    git("add", "--all", cwd=history_dir)
+    if git("status", "--porcelain", cwd=history_dir):
+        git(*COMMITTER, "commit", "--quiet", "-m", "Results of a night", cwd=history_dir)
+    git("push", "--quiet", "origin", branch, cwd=history_dir)
+    raise typer.Exit(status)
 
 
 @app.command("list")

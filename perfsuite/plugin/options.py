@@ -44,6 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         group.addoption(f"--perf-{old}", nargs="?", const="", help="==SUPPRESS==")
         parser.addini(f"perf_{old.replace('-', '_')}", f"is {new} now", default="")
     group.addoption("--perf-cases", help="==SUPPRESS==")  # a file for the selected cases: tools use it
+    parser.addini(
+        "perf_cases", "directory of the cases, for the commands of perfsuite", default="bench_cases"
+    )
     for name, told in SLURM_KEYS.items():
         parser.addini(f"{PREFIX}{name}", told, default="")
 

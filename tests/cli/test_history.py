@@ -120,3 +120,52 @@ def test_what_a_pytest_session_leaves_goes_all_the_way(here: Path) -> None:
     assert "1 recorded" in invoke("list").output
     assert "2 series in 1 sessions" in invoke("trend", "--repo=.").output
     assert "results in pages: 1 written" in invoke("publish", "pages", "--no-pages").output
+
+
+def git(*arguments: str) -> str:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+    done = subprocess.run(["git", *identity, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def clone(here: Path) -> Path:
+    git("init", "--quiet", "--initial-branch=main", "clone")
+    git("init", "--quiet", "--bare", "origin")
+    git("-C", "clone", "commit", "--allow-empty", "--quiet", "-m", "first")
+    git("-C", "clone", "remote", "add", "origin", str(here / "origin"))
+    return here / "clone"
+
+
+def test_a_history_is_pushed_to_a_branch_of_its_own_and_pulled(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(clone)
+    first, none, second = (in_store("01"), in_store("02", commit=None), in_store("03"))
+    assert invoke("pull").output == "perfsuite-history is in history, and new\n"
+    assert [each.name for each in Path("history").iterdir()] == [".git"]
+    invoke("push", first)
+    invoke("push", first)
+    assert git("rev-list", "--count", "origin/perfsuite-history") == "1", "nothing was new"
+    invoke("push", none, status=1)
+    invoke("push", second)
+    assert git("rev-parse", "--abbrev-ref", "HEAD") == "main"
+    git("worktree", "remove", "history")
+    git("branch", "-D", "perfsuite-history")
+    assert invoke("pull").output == "perfsuite-history is in history\n"
+    assert "2 recorded" in invoke("list", "--history", "history").output
+
+
+def test_nothing_that_lies_where_a_history_is_pulled_is_lost(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(clone)
+    invoke("pull")
+    Path("history/mine").write_text("")
+    told = " ".join(invoke("pull", status=2).stderr.split())
+    assert "history has changes that are in no commit: keep or delete them first" in told
+    Path("other").mkdir()
+    Path("other/mine").write_text("")
+    told = " ".join(invoke("pull", "--history", "other", status=2).stderr.split())
+    assert "other is no worktree of the history: name an empty directory" in told
+    assert Path("other/mine").exists()

@@ -1,0 +1,200 @@
+"""`perfsuite init`: the first files of a repository that measures its training. It overwrites nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+from string import Template
+from typing import Annotated
+
+import typer
+
+from perfsuite import documents
+from perfsuite.case.hardware import hardware_error
+from perfsuite.cli.cases import CASES, Cases
+from perfsuite.cli.night import GATE
+from perfsuite.errors import CaseError
+from perfsuite.ini import read_ini
+
+IGNORED = (".perfsuite/", "out/")
+FRAMEWORKS = {
+    "FSDP2": ("transformers", "FSDP2()"),
+    "Accelerate": ("accelerate", 'Accelerate(strategy="fsdp2")'),
+    "Trainer": ("accelerate", 'Trainer(fsdp="full_shard auto_wrap")'),
+    "Lightning": ("lightning", 'Lightning(strategy="fsdp2")'),
+}
+"""What a first case file measures next to DDP: the package that must be there, and the framework."""
+SCRIPT = Template('''\
+"""$script, measured as it is."""
+
+import pytest
+from perfsuite import Case, Model, Script, Topology
+
+SMALL = Case(
+    model=Model.named("$stem"),
+    framework=Script(path="$script", arguments=()),
+    sequence_length=None,  # tokens in a sequence; None for images or audio: speeds are then in samples/s
+    micro_batch=1,  # what the script does: perfsuite checks it
+    topology=Topology(processes_per_node=1),
+    hardware="cpu",
+)
+${large}CASES = [$cases]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_$stem(bench, case):
+    bench(case)
+''')
+LLAMA = Template('''\
+"""A tiny Llama on two processes, by every framework that is installed."""
+
+import pytest
+from perfsuite import $names
+
+SMALL = Case(
+    model="llama-tiny",
+    framework=DDP(),
+    sequence_length=64,
+    micro_batch=4,
+    topology=Topology(processes_per_node=2),
+    hardware="cpu",
+)
+${large}CASES = [
+    $cases,
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_llama(bench, case):
+    bench(case)
+''')
+WORKFLOW = Template("""\
+name: Performance
+on:
+  schedule:
+    - cron: "17 1 * * *"
+  workflow_dispatch:
+permissions:
+  contents: read
+jobs:
+  night:
+    runs-on: $runs_on
+$container    timeout-minutes: 600
+    steps:
+      - uses: actions/checkout@v5
+        with:
+          persist-credentials: false
+      - run: python -m perfsuite.cli night --hardware $hardware
+      - if: always() # also if the night takes longer than the job may
+        run: python -m perfsuite.cli night --hardware $hardware --only-summary
+      - if: always()
+        uses: actions/upload-artifact@v7
+        with:
+          name: night-$hardware
+          path: out
+""")
+LARGE = (
+    'LARGE = SMALL.replace(topology=Topology(processes_per_node=8), hardware="{hardware}")\n',
+    'LARGE = SMALL.replace(\n    model="llama-3.2-1b",\n    sequence_length=2048,\n    micro_batch=1,\n'
+    '    topology=Topology(processes_per_node=8),  # GPUs\n    hardware="{hardware}",\n)\n',
+)
+"""A case for GPUs, of a script and of a Llama."""
+
+
+def init(
+    script: Annotated[
+        Path | None, typer.Option(help="measure this training script, in place of a tiny Llama")
+    ] = None,
+    hardware: Annotated[str, typer.Option(help="a marker, as h100: cases for it, too")] = "cpu",
+    github: Annotated[
+        bool, typer.Option("--github", help="also a workflow that measures each night")
+    ] = False,
+    runs_on: Annotated[str, typer.Option(help="its runner as YAML: a label, [labels] or {group: name}")] = "",
+    container: Annotated[str, typer.Option(help="its image; without it, the runner itself")] = "",
+    slurm: Annotated[bool, typer.Option("--slurm", help="also a script for each night on a cluster")] = False,
+    cases: Cases = CASES,
+) -> None:
+    """Write a first case file, what git ignores and pytest's settings; with options a night, too.
+
+    A file that is there stays as it is.
+    """
+    if (error := hardware_error(hardware)) is not None:
+        raise CaseError(f"--hardware {hardware}: {error}")
+    if script is not None and not script.is_file():
+        raise CaseError(f"--script {script}: there is no such file")
+    if script is None and find_spec("transformers") is None:
+        raise CaseError("transformers is not installed, which a Llama needs: name your own --script")
+    if not github and (runs_on or container):
+        raise CaseError("--runs-on and --container are for --github: add that, or leave them out")
+    for path, text in {
+        **_case_file(script, hardware, cases),
+        **(_workflow(hardware, runs_on, container) if github else {}),
+        **(_slurm(hardware, cases) if slurm else {}),
+    }.items():
+        _write(path, text)
+    _ignore(Path(".gitignore"))
+    _settings(cases)
+    small = "cpu" if hardware == "cpu" else f"'cpu or {hardware}'"
+    typer.echo(
+        f"\nNext:\n  perfsuite doctor --quick\n  pytest {shlex.quote(str(cases))} -m {small}\n"
+        '  perfsuite baseline accept --reason "the first"'
+    )
+
+
+def _case_file(script: Path | None, hardware: str, cases: Path) -> dict[Path, str]:
+    large = LARGE[script is None].format(hardware=hardware) if hardware != "cpu" else ""
+    every = ["SMALL", *(["LARGE"] if large else [])]
+    if script is not None:
+        stem = re.sub(r"\W", "_", script.stem)
+        text = SCRIPT.substitute(script=script.as_posix(), stem=stem, large=large, cases=", ".join(every))
+        return {cases / f"test_{stem}.py": text}
+    there = {name: made for name, (package, made) in FRAMEWORKS.items() if find_spec(package)}
+    every += [f"{case}.replace(framework={made})" for made in there.values() for case in every]
+    names = ", ".join(sorted(["DDP", "Case", "Topology", *there]))
+    return {cases / "test_llama.py": LLAMA.substitute(names=names, large=large, cases=",\n    ".join(every))}
+
+
+def _workflow(hardware: str, runs_on: str, container: str) -> dict[Path, str]:
+    image = f"    container: {json.dumps(container)}\n" if container else ""
+    runner = runs_on or f"[self-hosted, {hardware}]"
+    text = WORKFLOW.substitute(hardware=hardware, runs_on=runner, container=image)
+    return {Path(".github/workflows/performance.yml"): text}
+
+
+def _slurm(hardware: str, cases: Path) -> dict[Path, str]:
+    session = f"{shlex.quote(str(cases))} -m {hardware} {' '.join(GATE)}"
+    submit = "perfsuite slurm submit --nodes=1 --time=10:00:00 --gres=gpu:8 --mem=0"
+    text = f"#!/bin/sh -e\n{submit} -- {session} --perf-report=out --perf-json=out/results.json\n"
+    return {Path("performance-night.sh"): text}
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that is not there yet, and say so; or say that it stays."""
+    if path.exists():
+        typer.echo(f"kept: {path}, which was there")
+        return
+    documents.write_text(path, text)
+    typer.echo(f"written: {path}")
+
+
+def _ignore(path: Path) -> None:
+    """Add what git is to ignore at the end of its file."""
+    text = path.read_text() if path.exists() else ""
+    if missing := [name for name in IGNORED if name not in text.splitlines()]:
+        ended = text if text.endswith("\n") or not text else f"{text}\n"
+        documents.write_text(path, ended + "".join(f"{name}\n" for name in missing))
+        typer.echo(f"added to {path}: {' '.join(missing)}")
+
+
+def _settings(cases: Path) -> None:
+    """Tell commands where cases are, if it is not where they look, in pytest's settings."""
+    key = f"perf_cases = {cases}"
+    if cases == CASES or "perf_cases" in (known := read_ini(Path.cwd()).values):
+        return
+    if known:
+        typer.echo(f"add to pytest's settings, for the commands of perfsuite: {key}")
+    else:
+        _write(Path("pytest.ini"), f"[pytest]\n{key}\n")

@@ -1,0 +1,107 @@
+"""`perfsuite night`: all of a night in one command, which works the same in any CI, in cron and in a job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfsuite import documents
+from perfsuite.case.hardware import hardware_error
+from perfsuite.cli.cases import CASES, Cases, directory, say
+from perfsuite.cli.report import LocalStore
+from perfsuite.errors import CaseError
+from perfsuite.results.session_file import SessionFile
+from perfsuite.results.store import STORE, Store
+from perfsuite.session.outputs import write_report
+
+CANNOT_TELL = 3  # exit status of doctor and selftest on a busy machine: the night goes on
+GATE = (
+    "--perf-missing-baseline=fail",
+    "--perf-explain",
+    "--perf-max-launches=6",
+    "--perf-min-judged=90%",
+)
+
+
+def night(
+    hardware: Annotated[str, typer.Option(help="the marker of the cases to measure: h100")],
+    pytest_options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- PYTEST OPTIONS]...", help="more options of pytest, which win over a night's own"
+        ),
+    ] = None,
+    selftest: Annotated[
+        str, typer.Option(help="what the self-test trains: ddp, fake, ... (default: ddp with transformers)")
+    ] = "",
+    out: Annotated[Path, directory("out", "directory of the report and results.json")] = Path("out"),
+    cases: Cases = CASES,
+    store: LocalStore = STORE,
+    only_summary: Annotated[
+        bool, typer.Option("--only-summary", help="measure nothing: report a night that was cut short")
+    ] = False,
+) -> None:
+    """Check the machine and the gate, measure every case of that hardware, and report.
+
+    The summary is appended to the file that GITHUB_STEP_SUMMARY names, if it is set. Exit status 1 if a case
+    is worse, fails or lacks its baseline, if fewer than 90 % were judged, or if the self-test missed a fault;
+    2 if nothing was measured.
+    """
+    if (error := hardware_error(hardware)) is not None:
+        raise CaseError(f"--hardware {hardware}: {error}")
+    if not cases.is_dir():
+        raise CaseError(f"--cases {cases}: no such directory. Name the one that holds your cases")
+    known = Store(store).results()
+    if only_summary:
+        _summarise(out, known, again=False)
+        return
+    # torch alone has no model for the self-test
+    trains = selftest or ("fake" if find_spec("transformers") is None else "ddp")
+    checks = (("doctor", "--quick", f"--expect={hardware}"), ("selftest", f"--framework={trains}"))
+    try:
+        for command, bad in zip(checks, (2, 1), strict=True):
+            status = _run("perfsuite.cli", *command)
+            if status not in (0, CANNOT_TELL):
+                say(f"perfsuite night: nothing was measured, as perfsuite {command[0]} ended with {status}")
+                raise typer.Exit(bad)
+        options = [
+            *GATE,
+            f"--perf-report={out}",
+            f"--perf-json={out / 'results.json'}",
+            f"--perf-store={store}",
+        ]
+        status = _run("pytest", str(cases), "-m", hardware, *options, *(pytest_options or ()))
+    finally:
+        _summarise(out, [each for each in Store(store).results() if each not in known])
+    raise typer.Exit(status if status in (0, 1) else 2)
+
+
+def _run(module: str, *arguments: str) -> int:
+    say(f"$ {module} {' '.join(arguments)}")
+    return subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
+
+
+def _summarise(out: Path, sessions: Sequence[Path], *, again: bool = True) -> None:
+    """Show the newest of these sessions on the job's own page; if its report is missing, write it.
+
+    `again` is False if the page may have it: it has that of a session whose report is there.
+    """
+    text = "Nothing was measured: see the log.\n"
+    for session in sessions[-1:]:
+        written = out / "results.json"
+        if not (written.is_file() and written.read_bytes() == session.read_bytes()):
+            write_report(out, documents.read(session, SessionFile))
+            documents.write_text(written, session.read_text())
+        elif not again:
+            return
+        text = (out / "summary.md").read_text()
+    if page := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with Path(page).open("a") as shown:
+            shown.write(text)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from perfsuite.dry.cases import by_expression
+from tests.cli.commands import run
+
+
+@pytest.fixture(autouse=True)
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_first_case_file_has_a_small_case_for_every_framework_here_and_one_for_gpus() -> None:
+    told = run("init", "--hardware", "h100").stdout
+    assert told.splitlines()[0] == "written: bench_cases/test_llama.py"
+    assert "pytest bench_cases -m 'cpu or h100'" in told
+    ids = {case.id for case in by_expression(Path("bench_cases"), "test_llama")}
+    assert {each for each in ids if "1x2" in each} == {
+        "ddp-llama-tiny-s64-b4-fp32-1x2",
+        "fsdp2-llama-tiny-s64-b4-fp32-1x2",
+        "accelerate-fsdp2-llama-tiny-s64-b4-fp32-1x2",
+        "trainer-full_shard_auto_wrap-llama-tiny-s64-b4-fp32-1x2",
+        "lightning-fsdp2-llama-tiny-s64-b4-fp32-1x2",
+    }
+    assert {each.replace("llama-3.2-1b-s2048-b1-fp32-1x8", "") for each in ids if "1x8" in each} == {
+        "ddp-",
+        "fsdp2-",
+        "accelerate-fsdp2-",
+        "trainer-full_shard_auto_wrap-",
+        "lightning-fsdp2-",
+    }
+    assert Path(".gitignore").read_text() == ".perfsuite/\nout/\n"
+
+
+def test_a_script_is_measured_as_it_is_where_cases_lie_that_commands_then_find(repository: Path) -> None:
+    Path("train-it.py").write_text("")
+    run("init", "--script", "train-it.py", "--hardware", "h100", "--cases", "perf")
+    ids = [case.id for case in by_expression(Path("perf"), "test_train_it")]
+    assert [each.split("-my")[0].startswith("script-train-it-") for each in ids] == [True, True]
+    assert Path("pytest.ini").read_text() == "[pytest]\nperf_cases = perf\n"
+    assert (
+        f"no case in {repository / 'perf'} is called 'x': there are 2 others"
+        in run("dry-run", "x", status=2).stderr
+    )
+
+
+def test_what_is_there_stays(repository: Path) -> None:
+    Path("bench_cases").mkdir()
+    Path("bench_cases/test_llama.py").write_text("mine")
+    Path(".gitignore").write_text("out/\n*.log")
+    Path("pytest.ini").write_text("[pytest]\naddopts = -q\n")
+    told = run("init").stdout
+    assert "kept: bench_cases/test_llama.py, which was there" in told
+    assert Path("bench_cases/test_llama.py").read_text() == "mine"
+    assert Path(".gitignore").read_text() == "out/\n*.log\n.perfsuite/\n"
+    assert "added to .gitignore: .perfsuite/\n" in told
+    told = run("init", "--cases", "perf").stdout
+    assert "add to pytest's settings, for the commands of perfsuite: perf_cases = perf" in told
+    assert Path("pytest.ini").read_text() == "[pytest]\naddopts = -q\n"
+
+
+def test_a_workflow_runs_where_it_is_told_and_a_script_submits_to_slurm() -> None:
+    where = ("--runs-on", "{group: gpus}", "--container", "ghcr.io/me/it@sha256:0")
+    run("init", "--hardware", "a100", "--github", *where, "--slurm")
+    job = yaml.safe_load(Path(".github/workflows/performance.yml").read_text())["jobs"]["night"]
+    assert (job["runs-on"], job["container"]) == ({"group": "gpus"}, "ghcr.io/me/it@sha256:0")
+    assert job["steps"][1]["run"] == "python -m perfsuite.cli night --hardware a100"
+    script = Path("performance-night.sh").read_text()
+    assert " -- bench_cases -m a100 --perf-missing-baseline=fail " in script
+    Path(".github/workflows/performance.yml").unlink()
+    run("init", "--hardware", "a100", "--github")
+    job = yaml.safe_load(Path(".github/workflows/performance.yml").read_text())["jobs"]["night"]
+    assert job["runs-on"] == ["self-hosted", "a100"]
+    assert "container" not in job
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--hardware", "h1000"), "--hardware h1000: did you mean 'h100'?"),
+        (("--script", "nosuch.py"), "--script nosuch.py: there is no such file"),
+        (("--container", "image"), "--runs-on and --container are for --github: add that"),
+    ],
+)
+def test_what_cannot_be_begun_is_refused(arguments: tuple[str, ...], words: str) -> None:
+    assert words in " ".join(run("init", *arguments, status=2).stderr.split())
+    assert not any(Path().iterdir())
+
+
+def test_without_transformers_a_script_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["perfsuite.cli.init"], "find_spec", lambda name: None)
+    assert "name your own --script" in run("init", status=2).stderr
+
+
+@pytest.mark.launch
+def test_what_it_wrote_runs_at_once() -> None:
+    run("init")
+    ours = ("-m", "cpu", "-k", "ddp", "--perf-record-launches=1", "--perf-allow-shared", "-q")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "bench_cases", *ours], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfsuite import documents
+from perfsuite.cli import night
+from tests.cli.commands import run
+from tests.sessions import make_session
+
+
+class Night:
+    """Stands in for the commands of a night: what they end with, and what pytest leaves."""
+
+    def __init__(self) -> None:
+        self.statuses: dict[str, int] = {}
+        self.commands: list[list[str]] = []
+        self.measured = 1
+        self.reports = True
+
+    def run(self, module: str, *arguments: str) -> int:
+        self.commands.append([module, *arguments])
+        if module == "pytest" and self.measured:
+            session = make_session(self.measured)
+            documents.write(Path(".perfsuite/runs/20260101-000000-000000/results.json"), session)
+            if self.reports:
+                night.write_report(Path("out"), session)
+                documents.write(Path("out/results.json"), session)
+        return self.statuses.get(arguments[0] if module == "perfsuite.cli" else module, 0)
+
+
+@pytest.fixture
+def tonight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Night:
+    monkeypatch.chdir(tmp_path)
+    Path("bench_cases").mkdir()
+    made = Night()
+    monkeypatch.setattr(night, "_run", made.run)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "page"))
+    return made
+
+
+def test_a_night_looks_at_the_machine_and_the_gate_and_then_measures(tonight: Night) -> None:
+    tonight.statuses = {"doctor": 3, "selftest": 3}  # a busy machine cannot tell, which ends no night
+    run("night", "--hardware", "h100", "--", "-k", "fsdp2", "--perf-min-judged=50%")
+    doctor, selftest, pytest_ = tonight.commands
+    assert doctor == ["perfsuite.cli", "doctor", "--quick", "--expect=h100"]
+    assert selftest == ["perfsuite.cli", "selftest", "--framework=ddp"]
+    assert pytest_[:4] == ["pytest", "bench_cases", "-m", "h100"]
+    assert pytest_[-3:] == ["-k", "fsdp2", "--perf-min-judged=50%"], "they win over what comes before"
+    assert "--perf-report=out" in pytest_
+    assert "## perfsuite: 1 " in Path("page").read_text()
+
+
+@pytest.mark.parametrize(("ended", "status"), [(0, 0), (1, 1), (2, 2), (4, 2), (5, 2), (-9, 2)])
+def test_a_night_ends_as_pytest_does_and_with_2_where_nothing_was_judged(
+    tonight: Night, ended: int, status: int
+) -> None:
+    tonight.statuses = {"pytest": ended}
+    run("night", "--hardware", "cpu", status=status)
+
+
+@pytest.mark.parametrize(
+    ("command", "ended", "status"), [("doctor", 1, 2), ("doctor", 2, 2), ("selftest", 1, 1)]
+)
+def test_nothing_is_measured_on_a_bad_machine_or_by_a_blind_gate(
+    tonight: Night, command: str, ended: int, status: int
+) -> None:
+    tonight.statuses = {command: ended}
+    told = run("night", "--hardware", "cpu", "--selftest", "fake", status=status)
+    assert f"nothing was measured, as perfsuite {command} ended with {ended}" in told.stderr
+    assert tonight.commands[-1][:2] == ["perfsuite.cli", command]
+    assert Path("page").read_text() == "Nothing was measured: see the log.\n"
+
+
+def test_a_night_that_was_cut_short_is_reported_once(tonight: Night) -> None:
+    run("night", "--hardware", "cpu", "--only-summary")
+    assert Path("page").read_text() == "Nothing was measured: see the log.\n"
+    tonight.reports = False
+    tonight.run("pytest")
+    run("night", "--hardware", "cpu", "--only-summary")
+    assert Path("page").read_text().count("## perfsuite: 1 ") == 1
+    assert documents.read(Path("out/results.json"), type(make_session(1))) == make_session(1)
+    run("night", "--hardware", "cpu", "--only-summary")
+    assert Path("page").read_text().count("## perfsuite: 1 ") == 1, "its page has it"
+
+
+def test_an_older_session_is_not_told_as_tonight_s(tonight: Night) -> None:
+    tonight.run("pytest")
+    tonight.measured = 0
+    run("night", "--hardware", "cpu")
+    assert Path("page").read_text() == "Nothing was measured: see the log.\n"
+
+
+def test_without_transformers_the_self_test_trains_nothing(
+    tonight: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(night, "find_spec", lambda name: None)
+    run("night", "--hardware", "cpu")
+    assert tonight.commands[1] == ["perfsuite.cli", "selftest", "--framework=fake"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--hardware", "h1000"), "--hardware h1000: did you mean 'h100'?"),
+        (("--hardware", "cpu", "--cases", "nosuch"), "--cases nosuch: no such directory"),
+    ],
+)
+def test_what_cannot_be_a_night_is_refused(tonight: Night, arguments: tuple[str, ...], words: str) -> None:
+    assert words in " ".join(run("night", *arguments, status=2).stderr.split())
+    assert tonight.commands == []
