@@ -63,16 +63,15 @@ def collect(
         inject=request.inject,
     )
     try:
-        agents = _agents(run_dir, request.case)
+        agents = agents_of(run_dir, request.case)
         bare = with_nodes(bare, agents, {})
-        reports = _reports(run_dir, request.case)
+        reports = reports_of(run_dir, request.case)
     except FileError as error:
         unread = Failure(kind="missing_report", message=str(error))
         return bare.replace(failure=unread if failure is None else with_log(failure, run_dir))
     per_node = request.case.topology.processes_per_node
     bare = with_nodes(bare, agents, {rank // per_node: report.host for rank, report in reports.items()})
-    ended = [each for agent in agents.values() for each in agent.failures]
-    cause = _cause(reports, ended, run_dir, request.case, failure)
+    cause = cause_of(reports, agents, run_dir, request.case, failure)
     if cause is not None:
         return bare.replace(failure=with_oom_kills(cause, _oom_kills(agents, cause, per_node)))
     ranks = [reports[rank] for rank in sorted(reports)]
@@ -80,19 +79,22 @@ def collect(
         run = _measured(bare, ranks, request)
     except ReportError as error:
         return bare.replace(failure=Failure(kind="ranks_disagree", message=str(error)))
-    run = run.replace(notes=(*run.notes, *_notes_on_the_end(ended, failure)))
+    run = run.replace(notes=(*run.notes, *_notes_on_the_end(_ended(agents), failure)))
     return _with_training_checked(run, ranks)
 
 
-def _cause(
+def cause_of(
     reports: Mapping[int, RankReport],
-    ended: Sequence[Failure],
+    agents: Mapping[int, LaunchFile],
     run_dir: RunDir,
     case: Case,
     failure: Failure | None,
 ) -> Failure | None:
-    """Why a launch failed, with the end of the log; None if every rank has reported without a failure."""
-    cause = first_cause(reports, ended, run_dir, case)
+    """Why a launch failed, with the end of the log; None if every rank has reported without a failure.
+
+    `failure` is why the launch was killed, or None.
+    """
+    cause = first_cause(reports, _ended(agents), run_dir, case)
     if cause is None:
         return None
     by_ranks = [report.failure for report in reports.values() if report.failure is not None]
@@ -100,6 +102,10 @@ def _cause(
         # Ranks report secondary errors when they are killed; prefer the reason for killing.
         cause = failure
     return with_log(cause, run_dir)
+
+
+def _ended(agents: Mapping[int, LaunchFile]) -> list[Failure]:
+    return [each for agent in agents.values() for each in agent.failures]
 
 
 def _oom_kills(agents: Mapping[int, LaunchFile], cause: Failure, per_node: int) -> OomKills:
@@ -117,9 +123,9 @@ def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
     if all(file.exists() for file in files):
         found = [documents.read(file, RankProfileFile) for file in files]
         return merged_profiles(dict(enumerate(each.profile for each in found)), method=found[0].method)
-    reports = _reports(run_dir, case)
-    ended = [each for agent in _agents(run_dir, case).values() for each in agent.failures]
-    if (cause := _cause(reports, ended, run_dir, case, failure) or failure) is not None:
+    reports = reports_of(run_dir, case)
+    agents = agents_of(run_dir, case)
+    if (cause := cause_of(reports, agents, run_dir, case, failure) or failure) is not None:
         raise ReportError(f"{cause.kind}: {cause.message}")
     notes = list(dict.fromkeys(note for report in reports.values() for note in report.notes))
     raise ReportError("; ".join(notes) or "no rank wrote a profile")
@@ -133,12 +139,14 @@ def newest_profile(run_dirs: Iterable[RunDir]) -> LaunchProfile | None:
     return None
 
 
-def _agents(run_dir: RunDir, case: Case) -> dict[int, LaunchFile]:
+def agents_of(run_dir: RunDir, case: Case) -> dict[int, LaunchFile]:
+    """What the agents wrote, by node. Raises `FileError`."""
     files = run_dir.all_launches(case.topology.nodes)
     return {node: documents.read(file, LaunchFile) for node, file in files.items()}
 
 
-def _reports(run_dir: RunDir, case: Case) -> dict[int, RankReport]:
+def reports_of(run_dir: RunDir, case: Case) -> dict[int, RankReport]:
+    """The reports that there are, by rank. Raises `FileError`."""
     paths = [(rank, run_dir.rank(rank)) for rank in range(case.topology.world_size)]
     return {rank: documents.read(path, RankReport) for rank, path in paths if path.exists()}
 

@@ -35,12 +35,7 @@ from perfsuite.worker.observe import owner
 from perfsuite.worker.optimizers import Optimizers, living
 from perfsuite.worker.rank import failure_of, write_failure
 
-NEEDS_A_VALUE = (
-    fake_tensor.DynamicOutputShapeException,
-    fake_tensor.DataDependentOutputException,
-)
-
-
+NEEDS_A_VALUE = (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException)
 NOT_COMPILED = "the script compiles its model, and a dry run counts the step that is not compiled"
 
 

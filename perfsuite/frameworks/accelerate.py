@@ -15,13 +15,9 @@ from perfsuite.case.hardware import Machine
 from perfsuite.documents import Data, explain
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
+from perfsuite.frameworks.common import sharding
 from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp, launcher_environment
 from perfsuite.frameworks.common.config_file import ConfigFile
-from perfsuite.frameworks.common.sharding import (
-    dry_plan,
-    hybrid_within_nodes_unsupported,
-    offload_unsupported,
-)
 
 Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
 Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"]
@@ -236,14 +232,14 @@ class Accelerate(Framework):
             return f"{self.config.file}: use_cpu is true, but this machine trains on its GPUs"
         fsdp = self._fsdp
         is_offloaded = fsdp is not None and fsdp.fsdp_offload_params
-        if is_offloaded and (reason := offload_unsupported("cpu_offload", machine)) is not None:
+        if is_offloaded and (reason := sharding.offload_unsupported("cpu_offload", machine)) is not None:
             return reason
         if fsdp is not None and fsdp.fsdp_version == 2:
             return None
         if case.topology.world_size < 2:
             return "accelerate wraps nothing in DDP, and torch shards nothing in FSDP1, on 1 process: needs 2"
         if fsdp is not None and fsdp.sharding.startswith("HYBRID"):
-            return hybrid_within_nodes_unsupported(fsdp.sharding, case, machine)
+            return sharding.hybrid_within_nodes_unsupported(fsdp.sharding, case, machine)
         return None
 
     def check(self, case: Case) -> None:
@@ -252,9 +248,9 @@ class Accelerate(Framework):
 
     def dry(self, case: Case) -> DryPlan:
         if (fsdp := self._fsdp) is None:
-            return dry_plan()
+            return sharding.dry_plan()
         offloads = fsdp.fsdp_offload_params or fsdp.fsdp_activation_checkpointing_offload
-        return dry_plan(ranks_differ=fsdp.fsdp_version == 1, offloads=offloads)
+        return sharding.dry_plan(ranks_differ=fsdp.fsdp_version == 1, offloads=offloads)
 
     def expected(self, case: Case) -> dict[str, str]:
         if (fsdp := self._fsdp) is None:

@@ -12,12 +12,8 @@ from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises
 from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
+from perfsuite.frameworks.common import sharding
 from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp
-from perfsuite.frameworks.common.sharding import (
-    dry_plan,
-    hybrid_within_nodes_unsupported,
-    offload_unsupported,
-)
 
 SHARDINGS = {
     "full_shard": "FULL_SHARD",
@@ -70,16 +66,16 @@ class Trainer(Framework):
         if case.topology.world_size < 2:
             return "the Trainer wraps nothing on 1 process: it needs at least 2"
         if "offload" in self.fsdp.split():
-            if (reason := offload_unsupported("offload", machine)) is not None:
+            if (reason := sharding.offload_unsupported("offload", machine)) is not None:
                 return reason
             if self.fsdp_version == 2:
                 return "the gradient norm of offloaded FSDP2 shards needs gloo, too; take fsdp_version=1"
         if self._sharding is not None and self._sharding.startswith("hybrid_shard"):
-            return hybrid_within_nodes_unsupported(self._sharding, case, machine)
+            return sharding.hybrid_within_nodes_unsupported(self._sharding, case, machine)
         return None
 
     def dry(self, case: Case) -> DryPlan:
-        return dry_plan(ranks_differ=self.fsdp_version == 1, offloads="offload" in self.fsdp.split())
+        return sharding.dry_plan(ranks_differ=self.fsdp_version == 1, offloads="offload" in self.fsdp.split())
 
     def expected(self, case: Case) -> dict[str, str]:
         if self._sharding is None:

@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from perfsuite import documents
-from perfsuite.analysis.cause import first_cause, is_peer
+from perfsuite.analysis.cause import is_peer
+from perfsuite.analysis.collect import agents_of, cause_of, reports_of
 from perfsuite.analysis.figures import lowest_device_probe
 from perfsuite.analysis.health import hardware_fault, machine_problems
 from perfsuite.case.case import Case, CaseFile, Topology
@@ -21,8 +22,8 @@ from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch.base import Job, Launcher
-from perfsuite.results.rank_report import Failure, RankReport
-from perfsuite.results.run import Health, LaunchFile
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import Health
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import NodePreflight, Preflight
 
@@ -85,20 +86,14 @@ def _nodes(
     """What each node left, and a failure that is no node's fault. `ended` is what the launcher says."""
     count, per_node = case.topology.nodes, case.topology.processes_per_node
     try:
-        agents = {n: documents.read(file, LaunchFile) for n, file in run_dir.all_launches(count).items()}
-        ranks = {rank: run_dir.rank(rank) for rank in range(case.topology.world_size)}
-        reports = {n: documents.read(file, RankReport) for n, file in ranks.items() if file.exists()}
+        agents, reports = agents_of(run_dir, case), reports_of(run_dir, case)
     except FileError as error:
         agents, reports, ended = {}, {}, Failure(kind="missing_report", message=str(error))
     names = names or [agents[node].host if node in agents else f"node {node}" for node in range(count)]
-    by_ranks = {rank: report.failure for rank, report in reports.items() if report.failure is not None}
-    cause = first_cause(
-        reports, [each for agent in agents.values() for each in agent.failures], run_dir, case
-    )
-    if cause is not None and ended is not None and (cause not in by_ranks.values() or is_peer(cause)):
-        cause = ended  # ranks that are killed report secondary errors
+    cause = cause_of(reports, agents, run_dir, case, ended)
     why = None if cause is None else f"{cause.kind} in the preflight: {cause.message} (see {run_dir.path})"
-    failed_nodes = {rank // per_node for rank, failure in by_ranks.items() if not is_peer(failure)}
+    failed = [rank for rank, each in reports.items() if each.failure and not is_peer(each.failure)]
+    failed_nodes = {rank // per_node for rank in failed}
     failed_alike = len(failed_nodes) == count  # then it is the software
     bad = [] if cause is None or failed_alike else _to_blame(cause, run_dir, case, names)
     nodes = []

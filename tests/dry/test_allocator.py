@@ -16,7 +16,7 @@ from perfsuite.dry.allocator import Block, CachingAllocator, Replayed, replay
 from perfsuite.results.counts import MemoryChange, MemoryLog
 from tests.samples import deterministic
 
-KIB, MIB = 1 << 10, 1 << 20
+MIB = 1 << 20
 
 
 def log(*changes: tuple[int, int], at_start: tuple[int, ...] = ()) -> MemoryLog:

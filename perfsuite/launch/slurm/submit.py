@@ -99,12 +99,7 @@ def script(arguments: Sequence[str], directory: Path) -> str:
 
 
 def follow(
-    submitted: Submitted,
-    came: Sequence[int],
-    *,
-    say: Say,
-    show: Say,
-    wait_start_s: float | None = None,
+    submitted: Submitted, came: Sequence[int], *, say: Say, show: Say, wait_start_s: float | None = None
 ) -> int:
     """Follow a job to its end and return the exit status of pytest, or that of a signal among `interrupts`.
 
