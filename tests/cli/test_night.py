@@ -6,6 +6,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.cli import night
+from perfsuite.session.outputs import write_report
 from tests.cli.commands import run
 from tests.sessions import make_session
 
@@ -25,7 +26,7 @@ class Night:
             session = make_session(self.measured)
             documents.write(Path(".perfsuite/runs/20260101-000000-000000/results.json"), session)
             if self.reports:
-                night.write_report(Path("out"), session)
+                write_report(Path("out"), session)
                 documents.write(Path("out/results.json"), session)
         return self.statuses.get(arguments[0] if module == "perfsuite.cli" else module, 0)
 
