@@ -15,7 +15,7 @@ from perfsuite.results.counts import Phase, PythonCalls
 T = TypeVar("T")
 
 OURS = str(Path(__file__).parents[1])
-HOOKS = str(Path(__file__).with_name("counting.py"))
+COUNTING = str(Path(__file__).with_name("counting.py"))
 """The file whose functions are not counted, nor what they call."""
 NOT_SEEN = ("find_torch_dispatch_rule", "__eq__")
 """Functions that are not counted, nor what they call: torch's, which is called for each operator under a
@@ -118,7 +118,7 @@ class PythonCounter:
 
     def _call(self, frame: FrameType) -> None:
         code, caller = frame.f_code, frame.f_back
-        if code.co_name in NOT_SEEN or code.co_filename == HOOKS:
+        if code.co_name in NOT_SEEN or code.co_filename == COUNTING:
             self._ours = frame
         elif not _is_ours(frame) and not (caller is not None and _is_ours(caller)):
             self._calls[frame.f_globals.get("__name__", ""), code.co_qualname, self._phase()] += 1
