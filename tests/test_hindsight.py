@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,7 +28,8 @@ def finding(sentence: str, outcome: Any = "regressed") -> Finding:
 
 
 def grade(pair: Pair, outcome: Any, *findings: Finding, **more: Any) -> Result:
-    counted = CountCheck(outcome=outcome, findings=findings) if outcome != "failed" else None
+    judged_so = "improved" if outcome == "failed" else outcome
+    counted = CountCheck(outcome=judged_so, findings=findings) if findings or outcome != "failed" else None
     verdict = Verdict(outcome=outcome, launches=2, counts=counted, **more)
     return judged(pair, make_result(make_run(), before=None).replace(verdict=verdict), 3)
 
@@ -55,6 +57,15 @@ def test_a_regression_is_found_if_the_first_line_names_it() -> None:
 def test_any_finding_on_an_unchanged_pair_is_a_false_one(outcome: Any) -> None:
     assert grade(SAME, "passed").outcome == "silent"
     assert grade(SAME, outcome, finding("kernels 3 -> 4", outcome)).outcome == "false finding"
+
+
+def test_other_gradients_fail_and_are_told_before_what_a_step_does() -> None:
+    less = finding("kernels 4 -> 3", "improved")
+    more: dict[str, Any] = {"failure": "loss", "reasons": ("the norm of the gradients: 1 -> 2",)}
+    result = grade(BAD, "failed", less, **more)
+    assert (result.outcome, result.first) == ("missed", "failed: the norm of the gradients: 1 -> 2")
+    assert grade(replace(BAD, names="gradients"), "failed", less, **more).outcome == "found"
+    assert grade(SAME, "failed", **more).outcome == "false finding"
 
 
 def test_an_arm_that_fails_is_told() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from perfsuite.results.count_baseline import CountBaseline, from_runs
-from perfsuite.results.counts import Collective, Compiled, Counts, StepMemory, merged
+from perfsuite.results.counts import Collective, Compiled, Counts, PythonCalls, StepMemory, merged
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from tests.counted import make_collective, make_counts, make_memory
@@ -41,9 +41,17 @@ def counts(**changes: Any) -> Counts:
         "kernels": {"forward": 177, "backward": 327, "optimizer": 351},
         "host_reads": {"forward": 1, "optimizer": 39},
         "device_copies": {},
+        "blocking_copies": {},
         "ops": {"aten.mm": 87, "aten.add": 40},
     }
     return make_counts(memory=memory(), **told).replace(**changes)
+
+
+def python(*, version: str = "3.11", **calls: int) -> Counts:
+    """A step that calls 10,000 functions of Python, or so many by phase."""
+    calls = calls or {"forward": 6_000, "backward": 4_000}
+    functions = {f"library.module.in_{phase}": count for phase, count in calls.items()}
+    return counts(python=PythonCalls(version=version, calls=calls, functions=functions))
 
 
 def compiled(**changes: Any) -> Counts:

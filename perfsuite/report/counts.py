@@ -125,8 +125,20 @@ def _without_flops(counts: Counts) -> str:
 
 def _calls(counts: Counts) -> str:
     kernels, reads = sum(counts.kernels.values()), sum(counts.host_reads.values())
-    copies = [f"copied {way} {plural(count, 'time')}" for way, count in counts.device_copies.items()]
-    return ", ".join([f"called: {plural(kernels, 'kernel')}", plural(reads, "host read"), *copies])
+    python = [] if counts.python is None else [plural(sum(counts.python.calls.values()), "Python function")]
+    did = [f"called: {plural(kernels, 'kernel')}", *python, plural(reads, "host read")]
+    did += [f"copied {each}" for each in _copies(counts)]
+    return ", ".join(did)
+
+
+def _copies(counts: Counts) -> list[str]:
+    """As `cpu to cuda 3 times, 1 of them blocking`."""
+    blocking = counts.blocking_copies or {}
+    return [
+        f"{way} {plural(count, 'time')}"
+        + (f", {blocking[way]:,} of them blocking" if way in blocking else "")
+        for way, count in counts.device_copies.items()
+    ]
 
 
 def _memory(memory: StepMemory) -> str:
@@ -176,22 +188,22 @@ def _calls_table(counts: Counts) -> Table:
 
 
 def _work_table(counts: Counts) -> Table:
-    work = (counts.flops, counts.kernels, counts.host_reads)
-    done: dict[str, list[int]] = {phase: [each.get(phase, 0) for each in work] for phase in PHASES}
-    done["step"] = [sum(each.values()) for each in work]
+    work = {"FLOPs": counts.flops, "kernels": counts.kernels, "host reads": counts.host_reads}
+    work |= {} if counts.python is None else {"Python calls": counts.python.calls}
+    done: dict[str, list[int]] = {phase: [each.get(phase, 0) for each in work.values()] for phase in PHASES}
+    done["step"] = [sum(each.values()) for each in work.values()]
     rows = [
-        (name, amount(computed, "FLOP"), amount(kernels, "calls"), amount(reads, "calls"))
-        for name, (computed, kernels, reads) in done.items()
-        if computed or kernels or reads or name == "step"
+        (name, amount(computed, "FLOP"), *(amount(each, "calls") for each in called))
+        for name, (computed, *called) in done.items()
+        if any((computed, *called)) or name == "step"
     ]
     caption = "FLOPs of matrix products, convolutions and attention. A host read waits for the device."
     if counts.compiled is not None:
         caption += " Kernels are those outside of compiled code."
     if counts.without_flops:
         caption += f" FLOPs are {_without_flops(counts)}."
-    for way, count in counts.device_copies.items():
-        caption += f" Copied {way}: {plural(count, 'time')}."
-    return Table(caption=caption, headers=("phase", "FLOPs", "kernels", "host reads"), rows=rows)
+    caption += "".join(f" Copied {each}." for each in _copies(counts))
+    return Table(caption=caption, headers=("phase", *work), rows=rows)
 
 
 def _memory_table(memory: StepMemory) -> Table:

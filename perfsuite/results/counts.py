@@ -26,7 +26,7 @@ there was made out of sight: what is there before the first counted step is not 
 
 
 class Collective(Data):
-    """The calls of one kind in one group, dtype and phase."""
+    """The calls of one kind in one group, dtype and phase; those that move nothing apart from the others."""
 
     kind: str
     """As `all_gather`, `reduce_scatter`, `all_reduce`, `broadcast`, `all_to_all`, `send`, `barrier`."""
@@ -105,6 +105,16 @@ class Compiled(Data):
     extern_calls: int  # calls of kernels that inductor did not generate, such as matrix products
 
 
+class PythonCalls(Data):
+    """Calls of Python functions, by the thread that trains."""
+
+    version: str
+    """Of Python, as `3.11`: another one calls otherwise for the same code."""
+    calls: dict[Phase, int]
+    functions: dict[str, int]
+    """Those of the functions that are called most, as `torch.nn.modules.module.Module.__getattr__`."""
+
+
 class Counts(Data):
     """One optimizer step of one rank."""
 
@@ -119,6 +129,8 @@ class Counts(Data):
     """Times the host reads a value of a tensor: of one on a GPU, each is a synchronisation."""
     device_copies: dict[str, int] = Field(default_factory=dict)
     """Copies between devices, as `cpu to cuda`."""
+    blocking_copies: dict[str, int] | None = None
+    """Those of them that the host waits for: without `non_blocking=True`. None where it was not counted."""
     memory: StepMemory | None = None
     """None for a compiled model, whose buffers are not seen."""
     ops: dict[str, int] = Field(default_factory=dict)
@@ -128,6 +140,8 @@ class Counts(Data):
     their FLOPs are missing in `flops`."""
     compiled: Compiled | None = None
     """None where nothing was compiled."""
+    python: PythonCalls | None = None
+    """None in a dry run, next to a profiler of the user's, and where it was not counted then."""
 
 
 class OfRanks(Data):

@@ -14,6 +14,10 @@ Unit = Literal["bytes", "FLOP", "calls"]
 FLOOR = 64 * 2**10
 """Bytes of memory by which a step may differ without being judged: some small tensors more or less."""
 FLOPS_FLOOR = 0.001  # share of a step's FLOPs by which it may differ without being judged
+PYTHON_FLOOR, PYTHON_SHARE = 1000, 0.2
+"""Calls of Python functions, and their share, by which a step may differ without being judged: each release
+of a library has some more or less, and 1,000 take some tenths of a millisecond."""
+PYTHON_LOOSE = 0.02  # share by which they may differ between launches: a progress bar is drawn by time
 LOOSE = 0.005
 """Share by which memory may differ between launches: threads that communicate, or load data, free what they
 hold at times of their own."""
@@ -57,6 +61,10 @@ class Quantity:
         """The difference from these counts that says nothing, in its unit."""
         return LOOSE * self.loose(counts.memory) if self.loose and counts.memory else 0
 
+    def scatter(self, counts: Counts) -> float:
+        """The difference between launches of the same code that does not make it unsteady, in its unit."""
+        return self.allowed(counts)
+
     def floor(self, counts: Counts) -> float:
         """The difference from these counts that is too small to be judged, in its unit: it is listed."""
         return FLOPS_FLOOR * (self.value(counts) or 0) if self.unit == "FLOP" else self.small
@@ -99,12 +107,55 @@ class Group(Quantity):
         return []
 
 
+def _of_group(counts: Counts, *shape: Any) -> list[Collective]:
+    return [row for row in counts.collectives if (row.kind, row.ranks, row.apart) == shape]
+
+
+def _empty(kind: str, ranks: int, apart: int) -> Quantity:
+    """Collectives of tensors without elements: each is a message all the same."""
+    name = f"empty {kind} of {group_name(ranks, apart)}"
+
+    def read(counts: Counts) -> Mapping[str, int]:
+        return {name: sum(row.count for row in _of_group(counts, kind, ranks, apart) if not row.bytes)}
+
+    return Quantity(name=name, unit="calls", read=read)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Python(Quantity):
+    """Calls of Python functions by one version of Python."""
+
+    def floor(self, counts: Counts) -> float:
+        """The difference from these counts that is too small to be judged, in its unit: it is listed."""
+        return max(self.small, PYTHON_SHARE * (self.value(counts) or 0))
+
+    def allowed(self, counts: Counts) -> float:
+        """The difference from these counts that says nothing, in its unit."""
+        return PYTHON_LOOSE * (self.value(counts) or 0)
+
+    def scatter(self, counts: Counts) -> float:
+        """That which is not judged: what a progress bar calls more now and then hides nothing else."""
+        return self.floor(counts)
+
+
+def _python(version: str) -> Python:
+    """Counts of another Python, which calls otherwise for the same code, cannot say."""
+    name = f"Python {version} calls"
+
+    def read(counts: Counts) -> Mapping[str, int] | None:
+        if counts.python is None or counts.python.version != version:
+            return None
+        return {f"{name} in {phase}": counts.python.calls.get(phase, 0) for phase in PHASES}
+
+    return Python(name=name, unit="calls", read=read, small=PYTHON_FLOOR)
+
+
 def _group(kind: str, ranks: int, apart: int) -> Group:
     name = f"{kind} of {group_name(ranks, apart)}"
     unit: Unit = "calls" if kind == "barrier" else "bytes"
 
     def rows(counts: Counts) -> list[Collective]:
-        return [row for row in counts.collectives if (row.kind, row.ranks, row.apart) == (kind, ranks, apart)]
+        return [row for row in _of_group(counts, kind, ranks, apart) if row.bytes or unit == "calls"]
 
     def read(counts: Counts) -> Mapping[str, int]:
         return {f"{name}: {unit}": sum(row.count if unit == "calls" else row.bytes for row in rows(counts))}
@@ -143,6 +194,14 @@ COPIES = Quantity(
     unit="calls",
     read=lambda counts: {f"copies {way}": count for way, count in sorted(counts.device_copies.items())},
 )
+
+
+def _waits(counts: Counts) -> Mapping[str, int] | None:
+    known = counts.blocking_copies if counts.device_copies else {}  # older counts say nothing of copies
+    return None if known is None else {f"blocking copies {way}": known[way] for way in sorted(known)}
+
+
+BLOCKING = Quantity(name="blocking copies between devices", unit="calls", read=_waits)
 KERNELS = _phased("kernels", "calls", lambda counts: counts.kernels)
 PEAK = _of_part("peak of live tensors", "memory", attrgetter("peak"), attrgetter("peak"), FLOOR)
 SAVED = _of_part(
@@ -159,18 +218,26 @@ GRAPHS = Quantity(
 )
 """Without any, nothing is compiled: the only quantity of which none at all is worse than some."""
 BREAKS = _of_part("graph breaks", "compiled", lambda compiled: sum(compiled.breaks.values()))
-_OTHERS = (
-    *(FLOPS, HOST_READS, COPIES, KERNELS, PEAK, SAVED, GROWTH, GRAPHS, BREAKS),
+COMPILED = (
+    *(GRAPHS, BREAKS),
     _of_part("recompilations", "compiled", attrgetter("recompilations")),
     _of_part("generated kernels", "compiled", attrgetter("kernels")),
     _of_part("extern calls of compiled code", "compiled", attrgetter("extern_calls")),
 )
+"""What is counted over the whole launch."""
+_OTHERS = (FLOPS, HOST_READS, BLOCKING, COPIES, KERNELS, PEAK, SAVED, GROWTH, *COMPILED)
 
 
 def quantities(every: Iterable[Counts]) -> list[Quantity]:
     """Every quantity that any of these counts has, collectives first."""
+    every = list(every)
     groups = dict.fromkeys((row.kind, row.ranks, row.apart) for counts in every for row in counts.collectives)
-    return [*(_group(*shape) for shape in groups), *_OTHERS]
+    none = dict.fromkeys(
+        (row.kind, row.ranks, row.apart) for counts in every for row in counts.collectives if not row.bytes
+    )
+    empty = [_empty(*shape) for shape in none if shape[0] != "barrier"]
+    versions = dict.fromkeys(counts.python.version for counts in every if counts.python is not None)
+    return [*(_group(*shape) for shape in groups), *empty, *_OTHERS, *map(_python, versions)]
 
 
 def differing(launches: Iterable[Counts]) -> set[str]:
@@ -181,5 +248,5 @@ def differing(launches: Iterable[Counts]) -> set[str]:
         for other in others
         for quantity in quantities((first, other))
         for change in quantity.changes(first, other)
-        if abs(change.now - change.before) > quantity.allowed(first) or not quantity.loose
+        if not (scatter := quantity.scatter(first)) or abs(change.now - change.before) > scatter
     }

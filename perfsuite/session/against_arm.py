@@ -31,7 +31,8 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host, Options, Setup
 from perfsuite.session.way import Trial, Way, excused
-from perfsuite.verdict.arms import ARM_A, ARM_B, judge_counts, judge_pairs, unhealthy_pairs
+from perfsuite.verdict.arms import ARM_A, ARM_B, judge_counts, judge_gradients, judge_pairs, unhealthy_pairs
+from perfsuite.verdict.loss import other_gradients
 from perfsuite.verdict.overall import with_unseen
 from perfsuite.verdict.paired_test import MAX_PAIRS, order
 from perfsuite.verdict.profiled import explained
@@ -137,7 +138,10 @@ class AgainstArm(TwoArms):
 
 @dataclass
 class ByCounts(TwoArms):
-    """Launches each arm once, on the machine that the case is meant for, however busy it is."""
+    """Launches each arm once, on the machine that the case is meant for, however busy it is.
+
+    Twice if the gradients of the arms have another norm, to learn whether they always have.
+    """
 
     of_equals: ClassVar[str] = "only find what differs from run to run"
     known_a: Run | None = None
@@ -150,16 +154,21 @@ class ByCounts(TwoArms):
         trial.before.append(a)
         trial.runs.append(b)
         verdict = judge_counts(a, b).replace(launches=len(made))
+        if verdict.outcome not in ("regressed", "failed") and other_gradients(a, b) is not None:
+            again = self._made(trial, "ab", 2)
+            trial.before.append(again["a"])
+            trial.runs.append(again["b"])
+            verdict = judge_gradients(verdict, trial.before, trial.runs).replace(launches=len(made) + 2)
         if not self.dry:  # nothing that a dry run does shows a known issue
             self.excuse(trial, verdict)
         return verdict
 
-    def _made(self, trial: Trial, arms: str) -> dict[str, Run]:
+    def _made(self, trial: Trial, arms: str, launch: int = 1) -> dict[str, Run]:
         runs = dict[str, Run]()
-        for number, arm in enumerate(arms, 1):
+        for number, arm in enumerate(arms, 2 * launch - 1):
             how = self.launching(arm)
             how.on_launch(trial.case, number)
-            runs[arm] = launch_once(trial.case, trial.machine, _only_launch(trial, arm), how)
+            runs[arm] = launch_once(trial.case, trial.machine, _launch(trial, arm, launch), how)
         return runs
 
 
@@ -171,12 +180,12 @@ class ByDryRuns(ByCounts):
     device: Device | None = None
     """What to pretend; None: what the case is meant for."""
 
-    def _made(self, trial: Trial, arms: str) -> dict[str, Run]:
+    def _made(self, trial: Trial, arms: str, launch: int = 1) -> dict[str, Run]:
         self.setup.listener.begin(trial.case.id, COUNTED_STEP, 1, trial.case.unit)
         stop = Event()
 
         def run(arm: str) -> Run:
-            directory, environment = _only_launch(trial, arm), self.arms["ab".index(arm)]
+            directory, environment = _launch(trial, arm, launch), self.arms["ab".index(arm)]
             return dry_run(trial.case, directory, device=self.device, arm=environment, stop=stop)
 
         with ThreadPoolExecutor(len(arms)) as threads:
@@ -188,8 +197,8 @@ class ByDryRuns(ByCounts):
         return {arm: each.result() for arm, each in begun.items()}
 
 
-def _only_launch(trial: Trial, arm: str) -> Path:
-    return RunDir.of_launch(trial.directory / arm, 1).path
+def _launch(trial: Trial, arm: str, number: int) -> Path:
+    return RunDir.of_launch(trial.directory / arm, number).path
 
 
 def resolved(options: Options, arms: Sequence[tuple[str, str]]) -> tuple[Arm, ...]:

@@ -23,7 +23,13 @@ from perfsuite.verdict.judge import (
     why_failed,
     worst,
 )
-from perfsuite.verdict.loss import loss_differs, other_gradients, scaled
+from perfsuite.verdict.loss import (
+    loss_differs,
+    loss_scale,
+    other_gradients,
+    scaled,
+    steadily_other_gradients,
+)
 from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
 from perfsuite.verdict.overall import explained
 from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, PairedDecision, PairedOutcome, decided
@@ -120,6 +126,16 @@ def judge_counts(a: Run, b: Run) -> Verdict:
     else:
         verdict = verdict.replace(reasons=counts.notes)
     return _with_differences(verdict, [a], [b])
+
+
+def judge_gradients(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
+    """The verdict of `judge_counts` after more launches: `failed` if the arms always have other gradients."""
+    scale = loss_scale(b, baselines.from_runs(a)) or 1
+    if (told := steadily_other_gradients(a, b, scale)) is None:
+        return verdict
+    others = [reason for reason in verdict.reasons if not reason.startswith(told)]
+    reasons = (f"{told}, in {len(b)} launches of each arm", *others)
+    return verdict.replace(outcome="failed", failure="loss", reasons=reasons)
 
 
 def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:

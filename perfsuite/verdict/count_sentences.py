@@ -9,11 +9,9 @@ from typing import Literal
 from perfsuite.results import quantities
 from perfsuite.results.amounts import arrow, signed
 from perfsuite.results.counts import Collective, Counts
-from perfsuite.results.quantities import Change, Group, Quantity, Unit
+from perfsuite.results.quantities import Change, Group, Python, Quantity, Unit
 
 MOST_NAMED = 4  # operators, parts of memory or reasons that a sentence names: those that changed most
-_IN_A_STEP = (quantities.HOST_READS, quantities.COPIES, quantities.KERNELS)
-"""What is counted in a step: compiled graphs are those of the whole launch."""
 
 
 def sentence(quantity: Quantity, changes: list[Change], before: Counts, now: Counts) -> str:
@@ -28,13 +26,16 @@ def sentence(quantity: Quantity, changes: list[Change], before: Counts, now: Cou
         f"{change.field}: {arrow(change.before, change.now, change.unit)}" for change in changes
     )
     fields = ", ".join([first, *(other.removeprefix(quantity.name).lstrip() for other in others)])
-    return fields + (" a step" if quantity in _IN_A_STEP else "") + _because(quantity, before, now)
+    in_a_step = quantity.unit == "calls" and quantity not in quantities.COMPILED
+    return fields + (" a step" if in_a_step else "") + _because(quantity, before, now)
 
 
 def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
     """The parts of a quantity that explain its change, as ` (kept +3.5 MiB)`; nothing where none is known."""
     if quantity is quantities.KERNELS:
         return _parts(before.ops, now.ops, "calls")
+    if isinstance(quantity, Python) and before.python is not None and now.python is not None:
+        return _parts(before.python.functions, now.python.functions, "calls")
     if quantity is quantities.PEAK and before.memory is not None and now.memory is not None:
         return _parts(before.memory.at_peak, now.memory.at_peak, "bytes")
     if quantity is quantities.BREAKS and before.compiled is not None and now.compiled is not None:

@@ -13,7 +13,20 @@ from perfsuite.results.amounts import arrow
 from perfsuite.results.count_baseline import DRY, CountBaseline, unsteady, versions_of
 from perfsuite.results.counts import Counts, RankCounts, spans
 from perfsuite.results.outcome import WORST_FIRST, CountCheck, Finding
-from perfsuite.results.quantities import GRAPHS, HOST_READS, Group, Quantity, differing, quantities
+from perfsuite.results.quantities import (
+    BLOCKING,
+    COPIES,
+    GRAPHS,
+    GROWTH,
+    HOST_READS,
+    PEAK,
+    SAVED,
+    Group,
+    Python,
+    Quantity,
+    differing,
+    quantities,
+)
 from perfsuite.results.run import Run
 from perfsuite.verdict.count_sentences import sentence
 
@@ -148,8 +161,7 @@ def _bytes(counts: Counts) -> int:
 def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...]:
     """Every finding once, with the ranks of which it is true: regressions first, then what costs most.
 
-    That is the largest share of all FLOPs, bytes that are sent or memory. Calls come after it, and last what
-    the host reads where all tensors are its own, which makes no device wait.
+    See `_place`; of two in one place the first is that which changed by the larger share of the whole.
     """
     ranks_of: dict[Finding, list[int]] = {}
     size_of: dict[Finding, tuple[int, float]] = {}
@@ -162,11 +174,25 @@ def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...
             whole = sum(abs(each.value(before) or 0) for each in family)
             size = abs(finding.now - finding.before) / max(whole, 1)
             ranks_of.setdefault(finding, []).extend(ranks)
-            last = 2 * (quantity is HOST_READS and baseline.target == "cpu")
-            place = max(last, finding.unit == "calls"), -size
+            place = _place(quantity, finding, baseline), -size
             size_of[finding] = min(place, size_of.get(finding, place))
     ordered = sorted(ranks_of, key=lambda each: (WORST_FIRST.index(each.outcome), size_of[each]))
     return tuple(finding.replace(ranks=spans(sorted(ranks_of[finding]))) for finding in ordered)
+
+
+def _place(quantity: Quantity, finding: Finding, baseline: CountBaseline) -> int:
+    """Where a finding stands: causes before what follows from them, what takes time before what takes memory.
+
+    First what is sent and computed, then what a device waits for, memory, calls, and those of Python, which
+    make the others. What the host reads where all tensors are its own makes no device wait: it comes last.
+    """
+    if quantity is HOST_READS and baseline.target == "cpu":
+        return 5
+    if quantity in (HOST_READS, COPIES, BLOCKING):
+        return 1
+    if finding.unit == "calls":
+        return 4 if isinstance(quantity, Python) else 3
+    return 2 if quantity in (PEAK, SAVED, GROWTH) else 0
 
 
 def _alike(
@@ -213,7 +239,7 @@ def _finding(
     now = launches[min(range(len(by)), key=lambda at: abs(by[at]))]
     hidden = {*baseline.unsteady, *(differing(launches) if outcome == "passed" else ())}
     changes = [change for change in quantity.changes(before, now) if change.field not in hidden]
-    is_noise = outcome == "passed" and quantity.loose and all(abs(each) <= noise for each in by)
+    is_noise = outcome == "passed" and noise and all(abs(each) <= noise for each in by)
     if outcome is None or not changes or is_noise:
         return None
     return Finding(

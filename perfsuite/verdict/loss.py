@@ -18,6 +18,9 @@ LOSS_DEGREES = 3
 are correlated (found by simulation)."""
 LOSS_FLOOR = 0.02
 """Relative difference of a loss curve that is always allowed: sums in another order drift apart."""
+CLEAR = 30
+"""Times the largest difference within two sides, of two launches each, by which they must differ: by chance
+they do in 1 of 3,000 cases, where gradients scatter at all."""
 
 
 def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the baseline") -> str | None:
@@ -63,6 +66,22 @@ def other_gradients(before: Run, now: Run) -> str | None:
     if then is None or today is None or abs(today - then) <= LOSS_FLOOR * then:
         return None
     return f"the norm of the gradients before step 4: {then:.4g} -> {today:.4g}"
+
+
+def steadily_other_gradients(before: Sequence[Run], now: Sequence[Run], scale: float) -> str | None:
+    """`other_gradients` of several launches of each side, where each side agrees with itself.
+
+    Without a seed it does not: the sides must lie `CLEAR` times as far apart as launches of one of them.
+    `scale`: how many times the loss of `before` that of `now` is, by which gradients may differ, too.
+    """
+    sides = [[run.figures.gradient_norm for run in runs] for runs in (before, now)]
+    first, second = ([norm for norm in side if norm is not None] for side in sides)
+    if len(first) < len(before) or len(second) < len(now):
+        return None
+    within = max(max(side) - min(side) for side in (first, second))
+    apart = max(min(first) - max(second), min(second) - max(first))
+    is_scaled = abs(second[0] / scale - first[0]) <= LOSS_FLOOR * first[0]
+    return other_gradients(before[0], now[0]) if apart > CLEAR * within and not is_scaled else None
 
 
 def _spike(curve: Sequence[float]) -> int:

@@ -11,6 +11,7 @@ and knows FSDP2 alone. `FlopCounterMode` lacks attention on a CPU, and phases. O
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from torch.utils.flop_counter import flop_registry
 from perfsuite.results.counts import COUNTED_STEP, Collective, Counts, Phase
 from perfsuite.worker.collectives import OPERATORS, call_of
 from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, entered
+from perfsuite.worker.python_calls import PythonCounter
 from perfsuite.worker.replicas import local
 from perfsuite.worker.second_step import in_backward
 
@@ -133,6 +135,8 @@ class StepCounter(TorchDispatchMode):
         self._in_optimizer = False
         self._runs_closure = False  # in its step, with forward and backward: as by Lightning's `fit`
         self._fake_mode = active_fake_mode()
+        self.python = PythonCounter(self._phase)
+        _keep_from_dynamo()
         self._begin()
         self._note_state()
 
@@ -148,7 +152,10 @@ class StepCounter(TorchDispatchMode):
         self._computed.clear()
         self._unfilled.clear()
         self.collectives.clear()
-        return super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        if self._fake_mode is None:  # whose own Python would count
+            self.python.start()
+        return self
 
     def _unseen(self) -> Iterator[tuple[Any, str, Callable[..., contextlib.AbstractContextManager[Any]]]]:
         """The methods that matter and that no dispatch mode sees, and inside of what each is called."""
@@ -169,6 +176,8 @@ class StepCounter(TorchDispatchMode):
         yield dist.Work, "wait", lambda *_, **__: self.memory.waiting()
 
     def __exit__(self, *error: Any) -> Any:
+        if self._fake_mode is None:
+            self.python.stop()
         self._watching.close()
         self.is_entered = False
         return super().__exit__(*error)  # type: ignore[no-untyped-call]
@@ -182,10 +191,12 @@ class StepCounter(TorchDispatchMode):
         """Return what the step that ends here did, and begin the next one."""
         self._in_optimizer = False
         self._guarded(self._note_state)
-        alike = defaultdict[tuple[str, int, int, str, str], list[Collective]](list)
+        alike = defaultdict[tuple[str, int, int, str, str, bool], list[Collective]](list)
         for call in self._calls:
-            alike[call.kind, call.ranks, call.apart, call.dtype, call.phase].append(call)
+            of_none = call.bytes == 0
+            alike[call.kind, call.ranks, call.apart, call.dtype, call.phase, of_none].append(call)
         totals: dict[str, Any] = {name: dict(sorted(total.items())) for name, total in self._totals.items()}
+        totals.setdefault("blocking_copies", {})
         counts = Counts(
             step=step,
             collectives=tuple(
@@ -193,6 +204,7 @@ class StepCounter(TorchDispatchMode):
                 for _, calls in sorted(alike.items())
             ),
             memory=self.memory.end_step(),
+            python=self.python.result(),
             **totals,
         )
         self._begin()
@@ -273,6 +285,8 @@ class StepCounter(TorchDispatchMode):
             source, target = given[-1].device.type, made[0].device.type
             if source != target:
                 self._totals["device_copies"][f"{source} to {target}"] += 1
+                if not kwargs.get("non_blocking", any(args[2:])):
+                    self._totals["blocking_copies"][f"{source} to {target}"] += 1
         if (formula := FLOPS.get(func._overloadpacket)) is not None:
             operands = [each for each in args if not isinstance(each, torch.dtype)]  # without the result's
             self._totals["flops"][phase] += int(formula(*operands, **kwargs, out_val=out))
@@ -320,6 +334,26 @@ class StepCounter(TorchDispatchMode):
 
     def _all_parameters(self) -> list[Tensor]:
         return [*parameters_of(self._optimizers), *self._parameters]
+
+
+_dispatch = StepCounter.__torch_dispatch__
+
+
+def _unseen_dispatch(self: StepCounter, *args: Any) -> Any:
+    """Dispatch, without that our Python, or what torch puts around a mode's method, is one of the step's."""
+    return self.python.unseen(_dispatch, self, *args)
+
+
+StepCounter.__torch_dispatch__ = _unseen_dispatch  # type: ignore[method-assign,assignment]
+
+
+@functools.cache
+def _keep_from_dynamo() -> None:
+    """Let dynamo not compile what runs at each call of Python, also at those around a compiled function."""
+    from torch._dynamo.eval_frame import skip_code  # no name of the module: importing it takes a second
+
+    for function in (_unseen_dispatch, StepCounter._phase, in_backward, *PythonCounter.HOOKS):
+        skip_code(function.__code__)
 
 
 def parameters_of(optimizers: Iterable[Any]) -> list[Any]:

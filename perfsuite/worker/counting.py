@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import (
 )
 
 from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Counts, MemoryLog
-from perfsuite.worker import software
+from perfsuite.worker import deepspeed, software
 from perfsuite.worker.counter import StepCounter, parameters_of
 from perfsuite.worker.hidden import Watch
 from perfsuite.worker.replicas import squares
@@ -98,6 +98,8 @@ class Counting:
             raise error
         if self._ended == COUNTED_STEP:
             self.counts, self.log = counts, self._counter.memory.log()
+            if (norm := deepspeed.gradient_norm(self._optimizers[0])) is not None:  # it keeps no gradients
+                self.gradient_squares = norm**2
             if self._watch is not None:
                 self.hidden = self._watch.found(self._counter, counts, self._model())
             self.abandon()

@@ -66,6 +66,15 @@ def _callers() -> list[tuple[str, Any]]:
     return found
 
 
+def gradient_norm(optimizer: Any) -> float | None:
+    """Return the norm of the gradients of all ranks in the last step of the engine that has `optimizer`.
+
+    Before clipping, without the scale of fp16; None without an engine, or if that does not know it.
+    """
+    norm = getattr(engine_of(optimizer), "get_global_grad_norm", lambda: None)()
+    return None if norm is None else float(norm)
+
+
 def engine_of(optimizer: Any) -> Any:
     """Return the living engine that `optimizer` is in, None if there is none."""
     module: Any = sys.modules.get("deepspeed.runtime.engine")

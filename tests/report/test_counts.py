@@ -6,7 +6,7 @@ import pytest
 
 from perfsuite.report import counts
 from perfsuite.report.text import NONE
-from perfsuite.results.counts import Counts
+from perfsuite.results.counts import Counts, PythonCalls
 from perfsuite.results.outcome import CountCheck
 from tests.counted import (
     BUCKETS,
@@ -22,6 +22,7 @@ from tests.counted import (
 )
 
 NO_FINDINGS = make_check(outcome="passed").replace(findings=())
+PYTHON = PythonCalls(version="3.11", calls={"forward": 1_000, "backward": 200}, functions={"a.b": 9})
 NOT_COUNTED = CountCheck(outcome="not counted", compared=False, notes=("a", "b"))
 
 
@@ -94,6 +95,19 @@ def test_a_step_says_what_it_keeps_what_was_compiled_and_what_has_no_formula() -
     assert f"FLOPs are {told}." in counts.tables(make_counts(without_flops=missing))[1].caption
 
 
+def test_a_step_says_which_copies_wait_and_what_python_calls() -> None:
+    told = line("called", blocking_copies={"cpu to cuda": 1}, python=PYTHON)
+    assert told == (
+        "called: 11,891 kernels, 1,200 Python functions, 1 host read, "
+        "copied cpu to cuda 2 times, 1 of them blocking"
+    )
+    work = counts.tables(make_counts(blocking_copies={"cpu to cuda": 1}, python=PYTHON))[1]
+    assert work.caption.endswith(" Copied cpu to cuda 2 times, 1 of them blocking.")
+    assert work.headers == ("phase", "FLOPs", "kernels", "host reads", "Python calls")
+    assert work.rows[0] == ("forward", "158.0 TFLOP", "3,907", "1", "1,000")
+    assert work.rows[-1][-1] == "1,200"
+
+
 def test_a_step_that_did_nothing_has_no_empty_lists() -> None:
     assert counts.lines(make_entries(Counts())) == [
         "step 4 of ranks 0-63, counted:",
@@ -127,7 +141,7 @@ def test_a_step_in_tables() -> None:
         ("optimizer", "0 FLOP", "2", "0"),
         ("step", "551.0 TFLOP", "11,891", "1"),
     ]
-    assert "Copied cpu to cuda: 2 times." in tables[1].caption
+    assert "Copied cpu to cuda 2 times." in tables[1].caption
     assert memory[:2] == [("peak, in backward", "41.0 GiB"), ("at the peak: made in forward", "29.0 GiB")]
     assert {row[0]: row[1] for row in memory if "peak" not in row[0]} == {
         "saved for backward": "30.0 GiB",
@@ -139,7 +153,7 @@ def test_a_step_in_tables() -> None:
 
 def test_a_compiled_step_has_a_table_of_what_was_compiled_and_none_of_memory() -> None:
     _, work, compiled = counts.tables(make_counts(memory=None, compiled=make_compiled()))
-    assert work.caption.endswith("Kernels are those outside of compiled code. Copied cpu to cuda: 2 times.")
+    assert work.caption.endswith("Kernels are those outside of compiled code. Copied cpu to cuda 2 times.")
     made = {"graphs": "2", "recompilations": "1", "generated kernels": "31", "calls of other kernels": "28"}
     shown = {row[0]: row[1] for row in compiled.rows}
     assert shown == {**made, "graph break: data-dependent branch": "1"}

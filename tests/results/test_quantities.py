@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from perfsuite.results.counts import Counts
 from perfsuite.results.quantities import (
+    BLOCKING,
     COPIES,
     FLOPS,
     GRAPHS,
@@ -29,6 +30,7 @@ from tests.twin_counts import (
     compiled,
     counts,
     memory,
+    python,
 )
 
 BARRIER = collective("barrier", dtype="", bytes=0, count=2)
@@ -50,7 +52,7 @@ def test_collectives_come_first_a_quantity_for_each_shape_of_group() -> None:
         "all_gather of 2 ranks, 8 apart",
         "barrier of 2 ranks",
     ]
-    assert names[4:8] == ["FLOPs", "host reads", "copies between devices", "kernels"]
+    assert names[4:8] == ["FLOPs", "host reads", "blocking copies between devices", "copies between devices"]
     assert group(GATHERED.replace(ranks=1, apart=0)).name == "all_gather of 1 rank"
 
 
@@ -90,12 +92,16 @@ def test_a_phase_is_a_field_and_their_sum_is_judged() -> None:
         Change("FLOPs in recompute", "FLOP", 335_544_320, 0),
         Change("FLOPs in backward", "FLOP", 956_301_312, 0),
     ]
+    blocking = counts(device_copies={"cuda to cpu": 2}, blocking_copies={"cuda to cpu": 1})
+    assert BLOCKING.read(blocking) == {"blocking copies cuda to cpu": 1}
     assert COPIES.read(counts(device_copies={"cuda to cpu": 2})) == {"copies cuda to cpu": 2}
 
 
 def test_what_counts_cannot_say_is_none_and_not_0() -> None:
     assert (PEAK.value(counts()), PEAK.value(compiled())) == (12_900_000, None)
     assert (GRAPHS.value(counts()), GRAPHS.value(compiled())) == (0, 2)
+    assert BLOCKING.value(counts(blocking_copies=None)) == 0, "no copy at all"
+    assert BLOCKING.value(counts(blocking_copies=None, device_copies={"cuda to cpu": 2})) is None
     by_name = {each.name: each.value(compiled(breaks={"print": 2})) for each in quantities([])}
     assert [by_name[name] for name in ("graph breaks", "recompilations", "generated kernels")] == [2, 0, 31]
 
@@ -106,6 +112,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     "FLOPs in forward": {"flops": {**counts().flops, "forward": 1}},
     "kernels in optimizer": {"kernels": {**counts().kernels, "optimizer": 2}},
     "host reads in forward": {"host_reads": {"forward": 2, "optimizer": 39}},
+    "blocking copies cpu to cuda": {
+        "blocking_copies": {"cpu to cuda": 1},
+        "device_copies": {"cpu to cuda": 0},
+    },
+    "empty all_gather of 2 ranks": {
+        "collectives": (GATHERED, GATHERED_AGAIN, REDUCED, GATHERED.replace(bytes=0, count=1))
+    },
     "copies cpu to cuda": {"device_copies": {"cpu to cuda": 1}},
     "peak of live tensors": {"memory": memory(peak=13_000_000)},
     "saved for backward": {"memory": memory(saved_for_backward=4_100_000)},
@@ -116,6 +129,23 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(("field", "changes"), CHANGES.items(), ids=list(CHANGES))
 def test_each_field_that_differs_between_launches_is_named(field: str, changes: dict[str, Any]) -> None:
     assert differing([counts(), counts(), counts(**changes)]) == {field}
+
+
+def test_calls_of_two_pythons_are_not_compared() -> None:
+    every = [python(), python(version="3.12")]
+    old, new = quantities(every)[-2:]
+    assert (old.name, new.name) == ("Python 3.11 calls", "Python 3.12 calls")
+    assert [old.value(each) for each in (*every, counts())] == [10_000, None, None]
+    assert old.changes(python(), python(forward=7_000)) == [
+        Change("Python 3.11 calls in forward", "calls", 6_000, 7_000),
+        Change("Python 3.11 calls in backward", "calls", 4_000, 0),
+    ]
+
+
+@pytest.mark.parametrize(("calls", "floor"), [(1_000, 1_000), (5_000, 1_000), (10_000, 2_000)])
+def test_a_fifth_of_python_s_calls_or_a_thousand_are_too_few_to_be_judged(calls: int, floor: int) -> None:
+    before = python(forward=calls)
+    assert quantities([before])[-1].floor(before) == floor
 
 
 def test_what_only_explains_is_no_field() -> None:

@@ -19,6 +19,7 @@ from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch.arm import Arm
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.measure import Launching, launch_once
+from perfsuite.results.counts import Counts
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.rank_report import Failure, FailureKind
@@ -313,12 +314,15 @@ class Arms:
         self.failing: set[str] = set()
         self.no_cuda: dict[str, str] = {}
         self.devices: set[str | None] = set()
+        self.norms: dict[str, float] = {}
+        self.more = MORE
 
     def launch_once(self, case: Case, machine: Any, directory: Path, how: Launching) -> Run:
         self.made.append("/".join(directory.parts[-2:]))
         self.injected.append(how.inject)
         failure = Failure(kind="timeout", message="boom") if how.arm.text in self.failing else None
-        return launch(LESS if how.arm == A else MORE, failure=failure)
+        figures = make_figures(gradient_norm=self.norms.get(how.arm.text))
+        return launch(LESS if how.arm == A else self.more, failure=failure, figures=figures)
 
     def dry_run(self, case: Case, directory: Path, *, device: Any, arm: Arm, stop: threading.Event) -> Run:
         self.made.append("/".join(directory.parts[-2:]))
@@ -360,6 +364,20 @@ def test_each_arm_is_launched_once_and_the_fault_is_in_arm_b(arms: Arms) -> None
 def test_arm_a_that_has_run_is_not_launched_again(arms: Arms) -> None:
     result = arms.measure(dry=False, known_a=launch(MORE))
     assert (arms.made, result.outcome, result.verdict.launches) == (["b/launch-1"], "passed", 1)
+
+
+@pytest.mark.parametrize(
+    ("norm", "more", "outcome", "launches"),
+    [(1.0, LESS, "passed", 2), (0.5, LESS, "failed", 4), (0.5, MORE, "regressed", 2)],
+)
+def test_arms_with_other_gradients_are_launched_once_more_unless_one_does_more(
+    arms: Arms, norm: float, more: Counts, outcome: str, launches: int
+) -> None:
+    arms.norms, arms.more = {A.text: 1.0, B.text: norm}, more
+    result = arms.measure(dry=False)
+    assert arms.made == ["a/launch-1", "b/launch-1", "a/launch-2", "b/launch-2"][:launches]
+    assert (result.outcome, result.verdict.launches) == (outcome, launches)
+    assert len(result.runs) == len(result.before) == launches // 2
 
 
 @pytest.mark.parametrize(

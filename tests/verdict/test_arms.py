@@ -11,7 +11,7 @@ from perfsuite.documents import plain
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Run
-from perfsuite.verdict.arms import judge_counts, judge_pairs, unhealthy_pairs
+from perfsuite.verdict.arms import judge_counts, judge_gradients, judge_pairs, unhealthy_pairs
 from perfsuite.verdict.overall import THE_SAME
 from perfsuite.verdict.paired_test import MAX_PAIRS
 from tests.samples import DISTURBED, make_figures, make_launches, make_run
@@ -297,6 +297,40 @@ def test_what_does_less_and_has_other_gradients_is_no_improvement(norm: float | 
     assert verdict.outcome == outcome
     told = "the norm of the gradients before step 4: 1 -> 0.36"
     assert any(told in why for why in verdict.reasons) == (outcome == "inconclusive")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "losses", "outcome"),
+    [
+        ((1.0, 1.0), (0.36, 0.36), 1.0, "failed"),
+        ((1.0, 1.001), (0.36, 0.36), 1.0, "failed"),
+        ((1.0, 1.0), (0.99, 0.99), 1.0, "passed"),  # sums in another order
+        ((1.0, 1.1), (0.5, 0.5), 1.0, "passed"),  # without a seed
+        ((1.0, 1.0), (0.5, None), 1.0, "passed"),
+        ((1.0, 1.0), (4.0, 4.0), 4.0, "passed"),  # the loss is a sum of four in place of their mean
+    ],
+)
+def test_other_gradients_in_every_launch_fail(
+    a: tuple[float, float], b: tuple[float, float], losses: float, outcome: str
+) -> None:
+    """Where the launches of one arm scatter, too, they say nothing."""
+    loss = [5 - step / 10 for step in range(20)]
+    before = [launch(loss=tuple(loss), figures=make_figures(gradient_norm=norm)) for norm in a]
+    scaled = tuple(losses * each for each in loss)
+    now = [launch(loss=scaled, figures=make_figures(gradient_norm=norm)) for norm in b]
+    verdict = judge_gradients(judge_counts(before[0], now[0]), before, now)
+    assert verdict.outcome == outcome
+    told = "the norm of the gradients before step 4: 1 -> 0.36, in 2 launches of each arm"
+    assert verdict.reasons == ((told,) if outcome == "failed" else ())
+    assert verdict.failure == ("loss" if outcome == "failed" else None)
+
+
+def test_the_reason_for_doubt_becomes_that_of_the_failure() -> None:
+    a = launch(KERNEL_MORE, figures=make_figures(gradient_norm=1.0))
+    b = launch(figures=make_figures(gradient_norm=0.5))
+    verdict = judge_gradients(judge_counts(a, b), [a, a], [b, b])
+    told = "the norm of the gradients before step 4: 1 -> 0.5, in 2 launches of each arm"
+    assert verdict.reasons == (told,)
 
 
 def test_what_the_arms_were_set_to_is_told_with_their_counts() -> None:

@@ -7,7 +7,7 @@ import pytest
 from perfsuite.results.counts import Collective, Counts
 from perfsuite.results.quantities import quantities
 from perfsuite.verdict.count_sentences import sentence
-from tests.twin_counts import BYTES, GATHERED, GATHERED_AGAIN, collective, compiled, counts, memory
+from tests.twin_counts import BYTES, GATHERED, GATHERED_AGAIN, collective, compiled, counts, memory, python
 
 BIG = collective("reduce_scatter", ranks=64, phase="backward", count=33, bytes=32_105_113_190)
 HALF = BIG.replace(dtype="bfloat16", bytes=BIG.bytes // 2)
@@ -69,6 +69,10 @@ def test_collectives(before: list[Collective], now: list[Collective], said: str)
         ),
         ({"device_copies": {"cpu to cuda": 2}}, "copies cpu to cuda: 0 -> 2 a step"),
         (
+            {"blocking_copies": {"a to b": 2}, "device_copies": {"a to b": 0}},
+            "blocking copies a to b: 0 -> 2 a step",
+        ),
+        (
             {
                 "kernels": {**counts().kernels, "forward": 181},
                 "ops": {"aten.mm": 87, "aten.add": 41, "aten._log_softmax": 2, "a": 1, "b": 1, "c": 1},
@@ -87,6 +91,19 @@ def test_collectives(before: list[Collective], now: list[Collective], said: str)
 )
 def test_other_quantities(changes: dict[str, Any], expected: str) -> None:
     assert told(counts(), counts(**changes)) == [expected]
+
+
+def test_calls_of_python_name_the_functions_that_are_called_more() -> None:
+    assert told(python(), python(forward=66_000, backward=4_000)) == [
+        "Python 3.11 calls in forward: 6,000 -> 66,000 a step (library.module.in_forward +60,000)"
+    ]
+
+
+def test_calls_that_send_nothing_are_told_apart() -> None:
+    before, now = (
+        counts(collectives=(GATHERED, *[GATHERED.replace(count=n, bytes=0)] * bool(n))) for n in (0, 2)
+    )
+    assert told(before, now) == ["empty all_gather of 2 ranks: 0 -> 2 a step"]
 
 
 def test_compiled_models() -> None:

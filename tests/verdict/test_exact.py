@@ -25,6 +25,7 @@ from tests.twin_counts import (
     counts,
     launch,
     memory,
+    python,
 )
 
 
@@ -64,6 +65,10 @@ WORSE: dict[str, Counts] = {
     "FLOPs in recompute": counts(flops={**counts().flops, "recompute": 337_544_321}),
     "host reads in forward": reads(2),
     "copies cpu to cuda": counts(device_copies={"cpu to cuda": 1}),
+    "empty all_gather of 2 ranks": counts(
+        collectives=(*counts().collectives, GATHERED.replace(count=1, bytes=0))
+    ),
+    "Python 3.11 calls in forward": python(forward=9_000, backward=4_000),
     "kernels in forward": counts(kernels={**counts().kernels, "forward": 178}),
     "peak of live tensors": counts(memory=memory(peak=12_970_000)),
     "saved for backward": counts(memory=memory(saved_for_backward=4_100_000)),
@@ -73,13 +78,14 @@ WORSE: dict[str, Counts] = {
 
 @pytest.mark.parametrize(("field", "more"), WORSE.items(), ids=list(WORSE))
 def test_more_is_regressed_and_fewer_improved(field: str, more: Counts) -> None:
-    check = judged(more, more)
+    same = counts() if more.python is None else python()
+    check = judged(more, more, before=same)
     assert (check.outcome, check.compared) == ("regressed", True)
     assert findings(check) == [("regressed", field)]
     (finding,) = check.findings
     assert finding.now > finding.before
     assert (finding.ranks, check.unsteady, check.notes) == ("0-1", (), ())
-    better = judged(counts(), before=more)
+    better = judged(same, before=more)
     assert (better.outcome, findings(better)) == ("improved", [("improved", field)])
 
 
@@ -430,6 +436,59 @@ def test_findings_are_sorted_by_outcome_and_by_their_share_of_the_whole() -> Non
         ("improved", "FLOPs"),
         ("passed", "host reads"),
     ]
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_what_costs_time_comes_before_what_costs_memory_and_causes_before_what_follows(on_gpu: bool) -> None:
+    """Memory and calls change by far larger shares here than what is sent and computed."""
+    now = python(forward=60_000).replace(
+        collectives=(*counts().collectives, GATHERED.replace(count=1, bytes=0)),
+        flops={**counts().flops, "forward": 480_000_000},
+        kernels={"forward": 900},
+        host_reads={"forward": 400},
+        device_copies={"cuda to cpu": 1},
+        blocking_copies={"cuda to cpu": 1},
+        memory=memory(peak=40_000_000, saved_for_backward=20_000_000),
+    )
+    machine = make_gpu_machine() if on_gpu else launch().machine
+    check = exact.check([launch(now, machine=machine)], from_runs([launch(python(), machine=machine)]))
+    assert check is not None
+    waits = ["host reads"] if on_gpu else []
+    assert [each.quantity for each in check.findings] == [
+        "FLOPs",
+        *waits,
+        "blocking copies between devices",
+        "copies between devices",
+        "saved for backward",
+        "peak of live tensors",
+        "empty all_gather of 2 ranks",
+        "kernels",
+        "Python 3.11 calls",
+        *(["host reads"] if not on_gpu else []),
+    ]
+
+
+def test_python_s_calls_are_listed_up_to_a_fifth_and_unknown_ones_are_no_difference() -> None:
+    """By less than 2 % they may differ, as a progress bar is drawn by time."""
+    assert judged(python(forward=6_200, backward=4_000), before=python()).findings == ()
+    check = judged(python(forward=8_000, backward=4_000), before=python())
+    assert (check.outcome, findings(check)) == ("passed", [("passed", "Python 3.11 calls in forward")])
+    assert judged(python(forward=7_000, backward=4_000), python(), before=python()).unsteady == ()
+    assert judged(python(forward=9_000, backward=4_000), python(), before=python()).unsteady == (
+        "Python 3.11 calls in forward",
+    )
+    for now, before, note in (
+        (python(), counts(), "Python 3.11 calls: not judged, not in the baseline"),
+        (counts(), python(), "Python 3.11 calls: not judged, not counted in these launches"),
+    ):
+        check = judged(now, before=before)
+        assert (check.outcome, check.findings, check.notes) == ("passed", (), (note,))
+    others = judged(python(version="3.12", forward=99_999), before=python())
+    assert (others.outcome, others.findings) == ("passed", ())
+    assert others.notes == (
+        "Python 3.11 calls: not judged, not counted in these launches",
+        "Python 3.12 calls: not judged, not in the baseline",
+    )
 
 
 def test_two_baselines_are_compared_whatever_their_versions() -> None:

@@ -221,7 +221,7 @@ def test_when_batches_of_a_loader_s_workers_arrive_changes_no_count(arriving: tu
             training.batch = queue.pop(0)
             training.step(counter)
 
-        return training.counted(step)
+        return training.counted(step).replace(python=None)  # receiving is the test's own
 
     counts = counts_of(*arriving)
     assert counts == counts_of(2, 0, 0)
@@ -287,6 +287,15 @@ def test_ddp_reduces_what_its_buckets_hold() -> None:
     (reduced,) = (each for each in counts.collectives if each.kind == "all_reduce")
     assert (reduced.bytes, reduced.phase) == (2 * WIDTH * WIDTH * 4, "backward")
     assert (reduced.ranks, reduced.apart, reduced.dtype) == (1, 0, "float32")
+
+
+def test_collectives_of_nothing_are_told_apart() -> None:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        counts = counted(lambda: [dist.all_reduce(torch.zeros(size)) for size in (4, 0, 2, 0, 0)])
+    finally:
+        dist.destroy_process_group()
+    assert [(each.count, each.bytes) for each in counts.collectives] == [(2, 24), (3, 0)]
 
 
 @pytest.mark.filterwarnings("ignore:.*reduce_scatter_tensor:FutureWarning")
@@ -362,6 +371,16 @@ def test_the_dtype_of_a_result_changes_no_flops() -> None:
         a, b, total = torch.empty(4, 8).bfloat16(), torch.empty(8, 2).bfloat16(), torch.empty(4, 2)
         assert counted(lambda: torch.mm(a, b, torch.float32)).flops == {"forward": 2 * 4 * 8 * 2}
         assert counted(lambda: torch.addmm(total, a, b, torch.float32)).flops == {"forward": 2 * 4 * 8 * 2}
+
+
+def test_copies_that_the_host_waits_for_are_those_without_non_blocking() -> None:
+    """Of a device that this torch lacks: fake tensors can be copied to it all the same."""
+    with FakeTensorMode():
+        made = torch.empty(2)
+        counts = counted(lambda: [made.to("hpu:0", non_blocking=each) for each in (True, False, True)])
+    assert counts.device_copies == {"cpu to hpu": 3}
+    assert counts.blocking_copies == {"cpu to hpu": 1}
+    assert counted(lambda: None).blocking_copies == {}
 
 
 def test_experts_of_a_grouped_product_are_counted() -> None:

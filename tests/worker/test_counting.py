@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode
 
 from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Compiled
-from perfsuite.worker import hidden, software
+from perfsuite.worker import deepspeed, hidden, software
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.counting import Counting, warm_up
 from perfsuite.worker.live_memory import LiveMemory
@@ -90,6 +90,11 @@ def test_the_gradients_of_the_counted_step_are_squared_out_of_sight() -> None:
     assert counting.gradient_squares == pytest.approx(seen[COUNTED_STEP - 1])
     assert counting.counts is not None
     assert "aten.linalg_vector_norm" not in counting.counts.ops
+
+
+def test_an_engine_that_keeps_its_gradients_tells_their_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deepspeed, "gradient_norm", lambda optimizer: 3.0)
+    assert Loop().run().gradient_squares == 9
 
 
 def test_the_first_optimizer_that_steps_is_the_one_that_counts() -> None:

@@ -179,6 +179,10 @@ class DeepSpeedEngine(Module):
         self.module = module
         self.optimizer = ZeRO(optimizer)
         self.stage = stage
+        self.norm = None
+
+    def get_global_grad_norm(self):
+        return self.norm
 
     def zero_optimization_stage(self):
         return self.stage
@@ -239,6 +243,15 @@ def test_the_clock_is_told_of_each_step_of_the_engine_from_the_second_on(stand_i
         "sharding": "DeepSpeed ZeRO-3",
         "wrapped_modules": "1",
     }
+
+
+def test_the_engine_tells_the_norm_of_gradients_that_it_keeps_to_itself(stand_in: Any, flat: Any) -> None:
+    optimizer, _ = flat
+    assert deepspeed.gradient_norm(optimizer) is None, "in no engine"
+    engine = stand_in.DeepSpeedEngine(torch.nn.Linear(2, 2), optimizer, 2)
+    assert deepspeed.gradient_norm(optimizer) is None, "none yet"
+    engine.norm = torch.tensor(1.5)
+    assert deepspeed.gradient_norm(optimizer) == 1.5
 
 
 def test_a_deepspeed_that_steps_elsewhere_is_refused_by_name(stand_in: Any, flat: Any) -> None:

@@ -47,15 +47,16 @@ def run(pair: Pair) -> Result:
 def judged(pair: Pair, measured: Measurement, seconds: int) -> Result:
     """What a comparison is worth: `found` needs the cause in the first line."""
     verdict = measured.verdict
-    if verdict.outcome == "failed":
-        why = next(iter(verdict.reasons), "")
+    why = next(iter(verdict.reasons), "")
+    if verdict.outcome == "failed" and verdict.failure != "loss":
         return Result(name=pair.name, outcome="cannot run", first=why, seconds=seconds)
     counts = verdict.counts
     said = [each.sentence for each in (counts.findings if counts else ()) if each.outcome != "passed"]
+    said = [why, *said] if verdict.outcome == "failed" else said
     first, *others = said or ("; ".join(verdict.reasons) or "as in arm A",)
     if not pair.is_regression:
         outcome = "silent" if verdict.outcome == "passed" and not said else "false finding"
-    elif verdict.outcome != "regressed":
+    elif verdict.outcome not in ("regressed", "failed"):
         outcome = "missed"
     elif pair.names_cause(first):
         outcome = "found"

@@ -272,7 +272,7 @@ PAIRS: tuple[Pair, ...] = (
         bad="transformers==4.38.2",
         what="Llama needs more memory: a causal mask of the longest length",
         names="peak|saved|memory",
-        script="llama_train",
+        script="llama_train 4096",
     ),
     Pair(
         name="transformers-35108",

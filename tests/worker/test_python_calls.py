@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from perfsuite.results.counts import PythonCalls
+from perfsuite.worker import software
+from perfsuite.worker.counter import StepCounter
+from perfsuite.worker.counting import Counting
+from perfsuite.worker.python_calls import PythonCounter
+
+Step = Callable[[], object]
+
+
+@pytest.fixture(autouse=True)
+def no_profiler() -> Iterator[None]:
+    """A test that fails leaves no profiler behind, and the suite's own comes back."""
+    before = sys.getprofile()
+    sys.setprofile(None)
+    yield
+    sys.setprofile(before)
+
+
+def training() -> tuple[list[nn.Parameter], Step, torch.optim.Optimizer]:
+    """A small model, a step of it, and its optimizer. Two steps have been made."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    step()
+    return list(model.parameters()), step, optimizer
+
+
+def called(*steps: Step) -> PythonCalls | None:
+    """What each of some steps, in which no phase changes, has called."""
+    counter = PythonCounter(lambda: "forward")
+    for step in steps:
+        counter.start()
+        step()
+        counter.stop()
+    return counter.result()
+
+
+def names(*steps: Step) -> dict[str, int]:
+    """The same by the name of each function of this file."""
+    told = called(*steps)
+    assert told is not None
+    return {
+        name.rpartition(".")[2]: count for name, count in told.functions.items() if name.startswith(__name__)
+    }
+
+
+def helper() -> None:
+    """Something that a step calls."""
+
+
+def test_counting_operators_adds_no_call_of_python() -> None:
+    parameters, step, optimizer = training()
+    plain = Counter[str]()
+
+    def see(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_name != "__eq__":
+            plain[f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}"] += 1
+
+    sys.setprofile(see)
+    step()
+    sys.setprofile(None)
+    counter = StepCounter([optimizer], parameters)
+    for _ in range(2):
+        with counter:
+            step()
+        told = counter.end_step().python
+        assert told is not None
+        assert told.functions == dict(sorted(plain.items()))
+        assert sum(told.calls.values()) == plain.total()
+
+
+def test_calls_have_the_phase_of_the_step_in_which_they_are_made() -> None:
+    parameters, _, optimizer = training()
+    parameters[0].register_hook(lambda gradient: helper())
+    optimizer.register_step_pre_hook(lambda *_: counter.before_optimizer())
+    counter = StepCounter([optimizer], parameters)
+    with counter:
+        parameters[0].sum().backward()
+        for _ in range(3):
+            helper()
+        optimizer.step()
+    told = counter.end_step().python
+    assert told is not None
+    assert told.version == "{}.{}".format(*sys.version_info)
+    assert told.functions[f"{__name__}.helper"] == 4
+    assert told.calls["backward"] == 2  # the hook, and what it calls
+    assert told.calls["forward"] > 3
+    assert told.calls["optimizer"] > 0
+
+
+def test_what_one_of_the_steps_alone_calls_is_not_counted() -> None:
+    def more() -> None:
+        helper()
+        helper()
+
+    assert names(more, helper) == {"helper": 1}
+    assert names(helper, more) == {"helper": 1}
+    assert names(more, more) == {"more": 1, "helper": 2}
+
+
+def test_neither_finalizers_nor_comparisons_of_keys_nor_other_threads_are_seen() -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            helper()
+
+    class Key:
+        def __hash__(self) -> int:
+            return 1
+
+        def __eq__(self, other: object) -> bool:
+            helper()
+            return self is other
+
+    def step() -> None:
+        Cycle()
+        gc.collect()
+        assert len({Key(), Key()}) == 2
+        thread = threading.Thread(target=helper)
+        thread.start()
+        thread.join()
+
+    seen = names(step)
+    assert (seen["step"], seen["__init__"], seen["__hash__"]) == (1, 1, 2)
+    assert not {"__del__", "__eq__", "helper"} & set(seen)
+    assert not any(each.__name__ == "_collecting" for each in gc.callbacks)
+
+
+def test_a_profiler_of_the_user_keeps_its_place_and_nothing_is_counted() -> None:
+    seen = list[str]()
+
+    def theirs(frame: Any, event: str, _: Any) -> None:
+        seen.append(frame.f_code.co_name)
+
+    sys.setprofile(theirs)
+    result = called(helper)
+    assert sys.getprofile() is theirs
+    sys.setprofile(None)
+    assert result is None
+    assert "helper" in seen
+
+    assert called(helper, lambda: sys.setprofile(theirs)) is None, "one that comes in a step"
+    assert sys.getprofile() is theirs
+    sys.setprofile(None)
+    assert called(lambda: sys.setprofile(None)) is None, "one that goes in a step"
+
+
+def test_an_error_in_counting_reaches_no_training() -> None:
+    def phase() -> Any:
+        raise RuntimeError
+
+    counter = PythonCounter(phase)
+    counter.start()
+    helper()
+    counter.stop()
+    assert counter.result() is None
+    assert sys.getprofile() is None
+
+
+def test_a_dry_run_whose_tensors_have_python_of_their_own_counts_none() -> None:
+    with FakeTensorMode():
+        counter = StepCounter([])
+        with counter:
+            torch.ones(2)
+        assert counter.end_step().python is None
+
+
+def test_what_perfsuite_does_in_a_step_is_not_seen() -> None:
+    """It squares the gradients before the optimizer's step, which no step did before."""
+    parameters, step, optimizer = training()
+    counter = StepCounter([optimizer], parameters)
+    for _ in range(2):
+        with counter:
+            step()
+        alone = counter.end_step().python
+    counting = Counting(lambda: nn.ParameterList(parameters))
+    handle = optimizer.register_step_pre_hook(counting.before_optimizer_step)
+    for _ in range(5):
+        step()
+        counting.end_step()
+        counting.begin_step()
+    handle.remove()
+    assert alone is not None
+    told = counting.counts
+    assert told is not None
+    assert told.python is not None
+    assert counting.gradient_squares is not None
+    assert told.python.functions == alone.functions
+
+
+def test_what_is_compiled_stays_as_it_is() -> None:
+    """Dynamo is on at calls around a compiled function, and would compile what sees them."""
+    parameters, _, optimizer = training()
+    model = torch.compile(nn.Linear(4, 4), backend="eager")
+    model(torch.ones(2, 4))
+    before = software.compiled_counts()
+    counter = StepCounter([optimizer], parameters)
+    for _ in range(2):
+        with counter:
+            model(torch.ones(2, 4))
+        told = counter.end_step().python
+    assert told is not None
+    assert told.calls["forward"] > 0
+    assert before is not None
+    assert software.compiled_counts() == before
