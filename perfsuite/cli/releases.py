@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
@@ -23,27 +23,18 @@ from perfsuite.launch.arm import Arm, resolve
 from perfsuite.launch.installed import versions
 from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.measure import launch_once
-from perfsuite.report import counts as report
+from perfsuite.report.columns import STEP
+from perfsuite.report.explained import explained
 from perfsuite.report.markdown import grid, text
 from perfsuite.report.progress import Progress
-from perfsuite.report.text import NONE, Table, plural, relative
-from perfsuite.results.amounts import amount, arrow
-from perfsuite.results.counts import Counts
+from perfsuite.report.text import Table, plural, relative
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
+from perfsuite.results.session_file import Measurement
 from perfsuite.session.setup import Host, Setup
 from perfsuite.verdict.arms import ARM_A, ARM_B, judge_counts
 from perfsuite.verdict.judge import why_failed
 from perfsuite.verdict.loss import other_gradients
-
-AMOUNTS: Mapping[str, tuple[str, Callable[[Counts], int | None]]] = {
-    "collectives": ("calls", lambda counts: sum(each.count for each in counts.collectives)),
-    "bytes": ("bytes", report.moved),
-    "FLOPs": ("FLOP", report.flops),
-    "kernels": ("calls", lambda counts: sum(counts.kernels.values())),
-    "host reads": ("calls", lambda counts: sum(counts.host_reads.values())),
-    "memory": ("bytes", report.peak),
-}
 
 
 def releases(
@@ -81,8 +72,8 @@ def releases(
 def released(package: str, first: str | None, last: str | None, *, minors: bool) -> list[str]:
     """The releases from `first` to `last`, oldest first: these two even if pip lists no such release.
 
-    Others are neither pre-releases nor yanked, and have a wheel for this Python. Raises `PackageError` for a
-    package that pip does not find, and `CaseError` for bad ends or fewer than two releases.
+    Others are for this Python, and neither pre-releases nor yanked. Raises `PackageError` for a package that
+    pip does not find, and `CaseError` for bad ends or fewer than two releases.
     """
     try:
         start, end = Version(first or version(package)), Version(last) if last else None
@@ -116,34 +107,22 @@ class Step:
     unknown: list[str] = field(default_factory=list)
     """What could not be run, and why."""
 
-    def compare(self, case_id: str, since: str, before: Run, release: str, now: Run) -> None:
-        """Add what differs between the runs of a case under two releases."""
-        verdict, gradients = judge_counts(before, now), other_gradients(before, now)
-        found = [*verdict.reasons, *filter(None, [gradients])]
-        if (check := verdict.counts) is not None:
-            by_rank = len(now.counts) > 1
-            told = (report.sentences(check, judged=judged, by_rank=by_rank) for judged in (True, False))
-            found = [*(line for lines in told for line in lines), *report.remarks(check), *found]
-        if not found:
-            self.same += 1
-            return
-        norms = [run.figures.gradient_norm for run in ((before, now) if gradients else (now,))]
-        norm = " -> ".join(NONE if each is None else f"{each:.4g}" for each in norms)
-        self.rows.append([case_id, *(_cell(before, now, *of) for of in AMOUNTS.values()), norm])
-        since_when = "" if self.title.startswith(f"{since} ") else f" since {since}"
-        self.lines.append(f"- {text(case_id)}{since_when}")
-        for line in dict.fromkeys(found):
-            self.lines.append(f"  - {text(line.replace(ARM_A, since).replace(ARM_B, release))}")
-
-
-def _cell(before: Run, now: Run, unit: str, read: Callable[[Counts], int | None]) -> str:
-    then, today = (
-        max((value for each in run.counts if (value := read(each.counts)) is not None), default=None)
-        for run in (before, now)
-    )
-    if then is None or today is None or then == today:
-        return NONE if today is None else amount(today, unit)
-    return arrow(then, today, unit)
+    def compare(self, before: Run, now: Run, since: str, name: str) -> None:
+        """Add what differs between the runs of a case under the release `since` and under this one."""
+        case, verdict = now.case, judge_counts(before, now)
+        of_case = {"nodeid": case.id, "case_id": case.id, "framework": case.framework.name}
+        result = Measurement(
+            **of_case, runs=(now,), before=(before,), verdict=verdict, baseline_file=None, directory=""
+        )
+        told, gradients = explained(result), filter(None, [other_gradients(before, now)])
+        found = (*told.findings, *told.listed, *told.remarks, *told.reasons, *gradients)
+        self.same += not found
+        if found:
+            self.rows.append([case.id, *(column.text(result) for column in STEP)])
+            when = "" if self.title.startswith(f"{since} ") else f", since {since}"
+            self.lines.append(f"- {text(case.id)}{when}")
+            named = (line.replace(ARM_A, since).replace(ARM_B, name) for line in dict.fromkeys(found))
+            self.lines += [f"  - {text(line)}" for line in named]
 
 
 @dataclass
@@ -177,7 +156,7 @@ class _Runs:
                 else:
                     before[case.id] = name, arm
                     if earlier:
-                        step.compare(case.id, since, found[0], name, found[1])
+                        step.compare(found[0], found[1], since, name)
             if not left:
                 raise CaseError(f"none of these cases uses {self.package}: name one that imports it")
             last = name
@@ -218,7 +197,7 @@ class _Runs:
             raise CaseError(f"under {arm.text}: {'; '.join(why)}")
         used = _used(run, self.package)
         if used is not None and Version(used).public != arm.text.partition("==")[2]:
-            raise CaseError(f"{self.package} {used} comes before {arm.text} on its path")
+            raise CaseError(f"under {arm.text}: it used {self.package} {used}, which comes first on its path")
         return run
 
     def _made(self, case: Case, arm: Arm, way: str, directory: Path) -> Run:
@@ -242,11 +221,10 @@ def _used(run: Run, package: str) -> str | None:
 def page(package: str, steps: Sequence[Step], ways: Mapping[str, str]) -> str:
     """What the releases changed, as Markdown; `ways` in which each case ran."""
     parts = [f"# Releases of {package}", "\n".join(f"- {text(name)}: {way}" for name, way in ways.items())]
+    headers = ("case", *(column.heading for column in STEP))
     changed = [step for step in steps if step.rows or step.unknown]
     for step in changed:
-        table = (
-            [grid(Table(headers=("case", *AMOUNTS, "gradient norm"), rows=step.rows))] if step.rows else []
-        )
+        table = [grid(Table(headers=headers, rows=step.rows))] if step.rows else []
         same = [f"- the same in {plural(step.same, 'other case')}"] if step.same else []
         parts += [f"## {step.title}", *table, "\n".join([*step.lines, *step.unknown, *same])]
     same = [f"- {step.title}" for step in steps if step.same and step not in changed]
