@@ -18,8 +18,9 @@ from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.cli import cases as shared
 from perfsuite.dry.driver import dry_run, why_no_cuda
+from perfsuite.dry.machine import Device
 from perfsuite.errors import CaseError, FileError, PerfsuiteError
-from perfsuite.launch.arm import Arm, resolve
+from perfsuite.launch.arm import HERE, Arm, resolve
 from perfsuite.launch.installed import versions
 from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.measure import launch_once
@@ -35,6 +36,8 @@ from perfsuite.session.setup import Host, Setup
 from perfsuite.verdict.arms import ARM_A, ARM_B, judge_counts
 from perfsuite.verdict.judge import why_failed
 from perfsuite.verdict.loss import other_gradients
+
+DRY, LAUNCH = "dry run", "launch"
 
 
 def releases(
@@ -59,13 +62,12 @@ def releases(
     shared.say(f"{plural(len(names), 'release')} of {package}: {', '.join(names)}")
     options = shared.options(store=store)
     setup = Setup(options, Progress(line=shared.say), Host(launcher_of(launcher), options.store))
-    runs, steps = _Runs(setup, package, ["dry run", "launch"][counts:]), list[Step]()
+    runs = _Runs(setup, package, (LAUNCH,) if counts else (DRY, LAUNCH), "cpu" if why_no_cuda(HERE) else None)
     try:
-        steps.extend(runs.steps(chosen, names))
-    finally:  # an interrupt leaves what was found until then
+        steps = list(runs.steps(chosen, names))
+    finally:
         setup.lock.release()
-        if steps:
-            typer.echo(relative(page(package, steps, runs.way_of), Path.cwd()))
+    typer.echo(relative(page(package, steps, runs.way_of), Path.cwd()))
     raise typer.Exit(shared.UNDECIDED if any(step.unknown for step in steps) else 0)
 
 
@@ -109,11 +111,9 @@ class Step:
 
     def compare(self, before: Run, now: Run, since: str, name: str) -> None:
         """Add what differs between the runs of a case under the release `since` and under this one."""
-        case, verdict = now.case, judge_counts(before, now)
-        of_case = {"nodeid": case.id, "case_id": case.id, "framework": case.framework.name}
-        result = Measurement(
-            **of_case, runs=(now,), before=(before,), verdict=verdict, baseline_file=None, directory=""
-        )
+        case, arms = now.case, {"before": (before,), "runs": (now,), "verdict": judge_counts(before, now)}
+        names = {"nodeid": "", "case_id": case.id, "framework": case.framework.name}
+        result = Measurement(**names, **arms, baseline_file=None, directory="")
         told, gradients = explained(result), filter(None, [other_gradients(before, now)])
         found = (*told.findings, *told.listed, *told.remarks, *told.reasons, *gradients)
         self.same += not found
@@ -132,6 +132,9 @@ class _Runs:
     setup: Setup
     package: str
     ways: Sequence[str]
+    """The cheapest first."""
+    device: Device | None
+    """What dry runs pretend; None: what a case is meant for."""
     way_of: dict[str, str] = field(default_factory=dict)
     """The first of the ways in which a case ran: it keeps to that as long as it can."""
 
@@ -196,13 +199,13 @@ class _Runs:
             why = why_failed(run) if run.failure else run.hidden or ("nothing was counted",)
             raise CaseError(f"under {arm.text}: {'; '.join(why)}")
         used = _used(run, self.package)
-        if used is not None and Version(used).public != arm.text.partition("==")[2]:
+        if used is not None and Version(used).public != Version(arm.text.partition("==")[2]).public:
             raise CaseError(f"under {arm.text}: it used {self.package} {used}, which comes first on its path")
         return run
 
     def _made(self, case: Case, arm: Arm, way: str, directory: Path) -> Run:
-        if way == "dry run":
-            return dry_run(case, directory, device="cpu" if why_no_cuda(arm) else None, arm=arm)
+        if way == DRY:
+            return dry_run(case, directory, device=self.device, arm=arm)
         host = self.setup.host
         if (reason := host.why_not(case)) is not None:
             raise CaseError(reason)
