@@ -46,7 +46,9 @@ def releases(
     k: shared.Expression = None,
     first: Annotated[str | None, typer.Option("--from", help="oldest release (default: installed)")] = None,
     last: Annotated[str | None, typer.Option("--to", help="newest release (default: of all)")] = None,
-    minors: Annotated[bool, typer.Option("--minors", help="between them the last of each minor")] = False,
+    minors: Annotated[
+        bool, typer.Option("--minors", help="after the oldest only the last of each minor")
+    ] = False,
     counts: Annotated[bool, typer.Option("--counts", help="launch also what can be run dry")] = False,
     cases: shared.Cases = shared.CASES,
     store: shared.LocalStore = None,
@@ -86,10 +88,10 @@ def released(package: str, first: str | None, last: str | None, *, minors: bool)
     if end and start > end:
         raise CaseError(f"--from {start} is newer than --to {end}: exchange them")
     found = [each for each in versions(package) if each > start and not each.is_prerelease]
-    between = [each for each in found if not end or each < end]
+    later = found if end is None else [*(each for each in found if each < end), end]
     if minors:
-        between = list({each.release[:2]: each for each in between}.values())
-    names = list(dict.fromkeys(str(each) for each in (start, *between, end) if each))
+        later = list({each.release[:2]: each for each in later}.values())
+    names = list(dict.fromkeys(map(str, (start, *later))))
     if len(names) < 2:
         raise CaseError(f"{package} has no release after {start}: name an older one by --from")
     return names

@@ -136,10 +136,14 @@ def test_another_script_is_run_anew(runs: Runs, monkeypatch: pytest.MonkeyPatch)
     assert runs.released == ["1.2", "2.0"] * 2
 
 
-def test_with_minors_the_last_of_each_minor_and_both_ends_are_run(runs: Runs) -> None:
+def test_with_minors_the_last_of_each_minor_up_to_the_end_is_run_after_the_first(runs: Runs) -> None:
     assert "4 releases of some_thing: 1.0, 1.1.1, 1.2, 2.0" in command("--from", "1.0", "--minors").stderr
-    few = command("--from", "1.0", "--to", "1.1", "--minors").stderr
-    assert "2 releases of some_thing: 1.0, 1.1\n" in few
+    assert "3 releases of some_thing: 1.0, 1.1.1, 1.2\n" in (
+        command("--from", "1.0", "--to", "1.2", "--minors").stderr
+    )
+    assert "2 releases of some_thing: 1.0, 1.1.1\n" in (
+        command("--from", "1.0", "--to", "1.1.1", "--minors").stderr
+    )
 
 
 def test_a_pre_release_is_run_if_it_is_named(runs: Runs) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from perfsuite import Accelerate, Case, Lightning, LoRA, Topology, Trainer
-from tests.benchmarks.hindsight.pairs import Pair
+from perfsuite import Accelerate, Case, Lightning, Topology, Trainer
+from tests.benchmarks.hindsight.pairs import LORA, Pair
 from tests.benchmarks.hindsight.table import ACCUMULATED, PEFT
 
 VARY: dict[str, Any] = {"tokens": "vary"}
@@ -43,7 +43,7 @@ CASES = [
     LLAMA,
     LLAMA.replace(framework=Trainer(fsdp="full_shard auto_wrap")),
     LLAMA.replace(framework=Lightning(strategy="fsdp2")),
-    LLAMA.replace(framework=Trainer(), lora=LoRA(rank=16, alpha=32)),
+    LLAMA.replace(lora=LORA),
 ]
 
 
