@@ -103,9 +103,9 @@ releases: release-accelerate release-transformers release-peft release-lightning
 
 release-accelerate: WHAT = --from 1.10.0 -k "accelerate or trainer"
 release-transformers: WHAT = --from 5.0.0 --minors -k "llama_train or trainer"
-release-peft: WHAT = --from 0.17.0 -k "peft or lora"
+release-peft: WHAT = --from 0.18.0 -k "peft or lora"
 release-lightning: WHAT = --from 2.5.0 -k "lightning or fabric"
-release-trl: WHAT = --from 1.0.0 --minors -k trl
+release-trl: WHAT = --from 1.4.0 --minors -k trl
 release-%: .venv/installed  # the lock is its own, as no machine must be quiet
 	PERFSUITE_LOCK=$(CURDIR)/.perfsuite/releases.lock .venv/bin/perfsuite releases $* $(WHAT) \
 		--cases tests/benchmarks/hindsight/cases.py > docs/releases/$*.new || [ $$? -eq 3 ]

@@ -64,7 +64,7 @@ def releases(
     shared.say(f"{plural(len(names), 'release')} of {package}: {', '.join(names)}")
     options = shared.options(store=store)
     setup = Setup(options, Progress(line=shared.say), Host(launcher_of(launcher), options.store))
-    runs = _Runs(setup, package, (LAUNCH,) if counts else (DRY, LAUNCH), "cpu" if why_no_cuda(HERE) else None)
+    runs = _Runs(setup, package, (LAUNCH,) if counts else (DRY, LAUNCH))
     try:
         steps = list(runs.steps(chosen, names))
     finally:
@@ -135,8 +135,6 @@ class _Runs:
     package: str
     ways: Sequence[str]
     """The cheapest first."""
-    device: Device | None
-    """What dry runs pretend; None: what a case is meant for."""
     way_of: dict[str, str] = field(default_factory=dict)
     """The first of the ways in which a case ran: it keeps to that as long as it can."""
 
@@ -168,10 +166,15 @@ class _Runs:
 
     def _run(self, case: Case, arms: Sequence[Arm]) -> list[Run] | str:
         """The runs of a case in these arms, in the first way that they all allow; or why there is none."""
-        why = []
+        # A CPU in all of them where one torch lets no CUDA be pretended.
+        asked = arms if self.package == "torch" else (HERE,)
+        device: Device | None = "cpu" if any(map(why_no_cuda, asked)) else None
+        why: list[str] = []
         for way in self.ways[self.ways.index(self.way_of.get(case.id, self.ways[0])) :]:
+            if why and self.setup.host.why_not(case):
+                break  # meant for another machine: that it cannot be run dry is what matters
             try:
-                runs = [self._kept(case, arm, way) for arm in arms]
+                runs = [self._kept(case, arm, way, device) for arm in arms]
             except PerfsuiteError as error:
                 why.append(f"{way}: {error}")
                 continue
@@ -179,7 +182,7 @@ class _Runs:
             return runs
         return "; ".join(why)
 
-    def _kept(self, case: Case, arm: Arm, way: str) -> Run:
+    def _kept(self, case: Case, arm: Arm, way: str, device: Device | None) -> Run:
         """The run of an earlier command, or a new one in place of what failed or was cut short.
 
         Raises `PerfsuiteError` with why it tells nothing.
@@ -187,7 +190,9 @@ class _Runs:
         here = sorted(f"{each.name}=={each.version}" for each in distributions())
         path = getattr(case.framework, "path", None)
         code = [each.read_text() for each in sorted(Path(path).parent.glob("*.py"))] if path else []
-        key = documents.digest([documents.plain(case), arm.text, arm.python, here, way, code])
+        key = documents.digest(
+            [documents.plain(case), arm.text, arm.python, here, f"{way}{device or ''}", code]
+        )
         run_dir = RunDir((self.setup.options.store / "releases" / key).absolute())
         try:
             run = documents.read(run_dir.run, Run)
@@ -196,7 +201,10 @@ class _Runs:
         if run is None or run.failure is not None:
             shutil.rmtree(run_dir.path, ignore_errors=True)
             self.setup.listener.say(f"{arm.text}: {way} of {case.id}")
-            run = self._made(case, arm, way, run_dir.path)
+            if way == DRY:
+                run = dry_run(case, run_dir.path, device=device, arm=arm)
+            else:
+                run = self._launched(case, arm, run_dir.path)
         if run.failure is not None or run.hidden or not run.counts:
             why = why_failed(run) if run.failure else run.hidden or ("nothing was counted",)
             raise CaseError(f"under {arm.text}: {'; '.join(why)}")
@@ -205,9 +213,7 @@ class _Runs:
             raise CaseError(f"under {arm.text}: it used {self.package} {used}, which comes first on its path")
         return run
 
-    def _made(self, case: Case, arm: Arm, way: str, directory: Path) -> Run:
-        if way == DRY:
-            return dry_run(case, directory, device=self.device, arm=arm)
+    def _launched(self, case: Case, arm: Arm, directory: Path) -> Run:
         host = self.setup.host
         if (reason := host.why_not(case)) is not None:
             raise CaseError(reason)

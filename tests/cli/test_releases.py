@@ -28,6 +28,8 @@ from tests.twin_counts import counts, launch
 CASE, OTHER = make_case(), make_case(steps=21)
 INDEX = ("1.0", "1.1", "1.1.1", "1.2rc1", "1.2", "2.0")
 YANKED = 'data-yanked=""'
+NAMES = {"some_thing": "Some-Thing"}
+"""What distributions call themselves."""
 NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null", "PIP_ONLY_BINARY": ":all:"}
 
 
@@ -36,6 +38,8 @@ class Runs:
 
     def __init__(self) -> None:
         self.made: list[tuple[str, str, str]] = []
+        self.devices: list[str | None] = []
+        """What the dry runs pretended."""
         self.kernels: dict[str, int] = {}
         self.norms: dict[str, float] = {}
         self.refused: set[tuple[str, str]] = set()
@@ -45,7 +49,7 @@ class Runs:
         """The version that a run observes, by case or release, if it is not that of the arm."""
 
     def _run(self, case: Any, directory: Path, arm: Arm, way: str) -> Run:
-        release = arm.text.partition("==")[2]
+        package, _, release = arm.text.partition("==")
         self.made.append((way, release, case.id))
         if (way, release) in self.refused:
             raise DryRunError("a shape depends on values")
@@ -55,14 +59,17 @@ class Runs:
             step,
             case=case,
             dry=way == "dry",
-            observed=Observed(settings={}, environment={} if used is None else {"Some-Thing": used}),
+            observed=Observed(
+                settings={}, environment={} if used is None else {NAMES.get(package, package): used}
+            ),
             figures=make_figures(gradient_norm=self.norms.get(release, 1.0)),
             failure=Failure(kind="crash", message="boom", at=0.0) if release in self.failing else None,
         )
         documents.write(RunDir(directory).run, run)
         return run
 
-    def dry(self, case: Any, directory: Path, *, device: str, arm: Arm) -> Run:
+    def dry(self, case: Any, directory: Path, *, device: str | None, arm: Arm) -> Run:
+        self.devices.append(device)
         return self._run(case, directory, arm, "dry")
 
     def launch(self, case: Any, machine: Any, directory: Path, how: Launching) -> Run:
@@ -87,7 +94,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     monkeypatch.setattr(MachineLock, "take", lambda self, say, wait=True: None)
     monkeypatch.setattr(command_of, "dry_run", stand_in.dry)
     monkeypatch.setattr(command_of, "launch_once", stand_in.launch)
-    monkeypatch.setattr(command_of, "why_no_cuda", lambda arm: "no")
+    monkeypatch.setattr(command_of, "why_no_cuda", lambda arm: None)
     monkeypatch.setattr(command_of, "versions", lambda package: [*map(Version, INDEX)])
     monkeypatch.setattr(command_of, "resolve", lambda option, text, root, store: Arm(text=text))
     return stand_in
@@ -156,6 +163,29 @@ def test_what_cannot_be_run_dry_is_launched_under_both_releases(runs: Runs) -> N
     ways = [("dry", "1.1.1"), ("dry", "1.2"), ("launch", "1.1.1"), ("launch", "1.2"), ("launch", "2.0")]
     assert [made[:2] for made in runs.made] == ways
     assert f"- {CASE.id}: launch" in told
+
+
+def test_a_cpu_is_pretended_under_both_releases_if_one_torch_lets_no_cuda_be_pretended(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        command_of, "why_no_cuda", lambda arm: "built for CUDA" if "2.0" in arm.text else None
+    )
+    commands.run("releases", "torch", "--from", "1.1.1", CASE.id)
+    assert runs.released == ["1.1.1", "1.2", "1.2", "2.0"]
+    assert runs.devices == [None, None, "cpu", "cpu"]
+
+
+def test_a_case_for_another_machine_that_cannot_be_run_dry_says_only_that(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = make_case(hardware="h100")
+    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [gpu])
+    runs.refused = {("dry", "2.0")}
+    told = command("--from", "1.2", ids=(gpu.id,), status=3).stdout
+    assert f"\n## 1.2 -> 2.0\n\n- {gpu.id}: dry run: a shape depends on values\n" in told
+    said = command("--from", "1.2", "--counts", ids=(gpu.id,), status=3).stdout
+    assert f"- {gpu.id}: launch: it is meant for h100, this machine is " in said
 
 
 def test_with_counts_all_is_launched_and_the_norm_of_gradients_is_told(runs: Runs) -> None:
