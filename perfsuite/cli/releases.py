@@ -103,11 +103,9 @@ class Step:
 
     title: str
     same: int = 0
-    """How many cases it did not change."""
+    """How many cases it did not change. `rows` and `lines` tell of those that it did."""
     rows: list[list[str]] = field(default_factory=list)
-    """The figures of the others."""
     lines: list[str] = field(default_factory=list)
-    """What changed in them, in words."""
     unknown: list[str] = field(default_factory=list)
     """What could not be run, and why."""
 
@@ -138,6 +136,11 @@ class _Runs:
     way_of: dict[str, str] = field(default_factory=dict)
     """The first of the ways in which a case ran: it keeps to that as long as it can."""
 
+    here: Sequence[str] = field(
+        default_factory=lambda: sorted(f"{each.name}=={each.version}" for each in distributions())
+    )
+    """What is installed."""
+
     def steps(self, cases: Sequence[Case], names: Sequence[str]) -> Iterator[Step]:
         """Compare each release with the last one under which a case ran. `CaseError` if none uses it."""
         left, before, options, last = [*cases], dict[str, tuple[str, Arm]](), self.setup.options, ""
@@ -166,13 +169,13 @@ class _Runs:
 
     def _run(self, case: Case, arms: Sequence[Arm]) -> list[Run] | str:
         """The runs of a case in these arms, in the first way that they all allow; or why there is none."""
-        # A CPU in all of them where one torch lets no CUDA be pretended.
+        # Only torch lets CUDA be pretended or not, and then in all arms or in none.
         asked = arms if self.package == "torch" else (HERE,)
         device: Device | None = "cpu" if any(map(why_no_cuda, asked)) else None
         why: list[str] = []
         for way in self.ways[self.ways.index(self.way_of.get(case.id, self.ways[0])) :]:
-            if why and self.setup.host.why_not(case):
-                break  # meant for another machine: that it cannot be run dry is what matters
+            if way == LAUNCH and (reason := self.setup.host.why_not(case)):
+                return "; ".join(why or [reason])
             try:
                 runs = [self._kept(case, arm, way, device) for arm in arms]
             except PerfsuiteError as error:
@@ -187,13 +190,10 @@ class _Runs:
 
         Raises `PerfsuiteError` with why it tells nothing.
         """
-        here = sorted(f"{each.name}=={each.version}" for each in distributions())
         path = getattr(case.framework, "path", None)
         code = [each.read_text() for each in sorted(Path(path).parent.glob("*.py"))] if path else []
-        key = documents.digest(
-            [documents.plain(case), arm.text, arm.python, here, f"{way}{device or ''}", code]
-        )
-        run_dir = RunDir((self.setup.options.store / "releases" / key).absolute())
+        key = [documents.plain(case), arm.text, arm.python, self.here, f"{way}{device or ''}", code]
+        run_dir = RunDir((self.setup.options.store / "releases" / documents.digest(key)).absolute())
         try:
             run = documents.read(run_dir.run, Run)
         except FileError:
@@ -204,7 +204,9 @@ class _Runs:
             if way == DRY:
                 run = dry_run(case, run_dir.path, device=device, arm=arm)
             else:
-                run = self._launched(case, arm, run_dir.path)
+                self.setup.take_lock()
+                machine, how = self.setup.host.machine_for(case), replace(self.setup.launching, arm=arm)
+                run = launch_once(case, machine, run_dir.path, how)
         if run.failure is not None or run.hidden or not run.counts:
             why = why_failed(run) if run.failure else run.hidden or ("nothing was counted",)
             raise CaseError(f"under {arm.text}: {'; '.join(why)}")
@@ -213,20 +215,11 @@ class _Runs:
             raise CaseError(f"under {arm.text}: it used {self.package} {used}, which comes first on its path")
         return run
 
-    def _launched(self, case: Case, arm: Arm, directory: Path) -> Run:
-        host = self.setup.host
-        if (reason := host.why_not(case)) is not None:
-            raise CaseError(reason)
-        self.setup.take_lock()
-        return launch_once(case, host.machine_for(case), directory, replace(self.setup.launching, arm=arm))
-
 
 def _used(run: Run, package: str) -> str | None:
     """The version of a package that a run found; None if it used none."""
     found = {} if run.observed is None else run.observed.environment
-    return next(
-        (found[name] for name in found if canonicalize_name(name) == canonicalize_name(package)), None
-    )
+    return {canonicalize_name(name): found[name] for name in found}.get(canonicalize_name(package))
 
 
 def page(package: str, steps: Sequence[Step], ways: Mapping[str, str]) -> str:

@@ -185,7 +185,7 @@ def test_a_case_for_another_machine_that_cannot_be_run_dry_says_only_that(
     told = command("--from", "1.2", ids=(gpu.id,), status=3).stdout
     assert f"\n## 1.2 -> 2.0\n\n- {gpu.id}: dry run: a shape depends on values\n" in told
     said = command("--from", "1.2", "--counts", ids=(gpu.id,), status=3).stdout
-    assert f"- {gpu.id}: launch: it is meant for h100, this machine is " in said
+    assert f"- {gpu.id}: it is meant for h100, this machine is " in said
 
 
 def test_with_counts_all_is_launched_and_the_norm_of_gradients_is_told(runs: Runs) -> None:
