@@ -19,7 +19,7 @@ AS_PERFSUITE = -c user.name=perfsuite -c user.email=perfsuite@users.noreply.gith
 export BASE CASES HARDWARE OUT REASON TAG
 
 .PHONY: bench dry dry-ci comparisons quick unit smoke test test-all versions test-lowest test-newest check docs dist mutants selftest gpu-day \
-	format figures hindsight history-figures samples pictures browser slurm clean night summary history keep pages site drift issue \
+	format figures hindsight releases history-figures samples pictures browser slurm clean night summary history keep pages site drift issue \
 	compare compare-dry refresh propose git-login
 
 bench: .venv/installed  ## measure a tiny model by every framework, compare with the last time
@@ -98,6 +98,18 @@ figures: .venv/installed  ## what perfsuite itself costs
 
 hindsight: .venv/installed  ## PAIR=accelerate-3762: releases with a known regression, and unchanged ones (an hour)
 	.venv/bin/python -m tests.benchmarks.hindsight $(PAIR) $(ARGS)
+
+releases: release-accelerate release-transformers release-peft release-lightning release-trl  ## docs/releases (an hour)
+
+release-accelerate: WHAT = --from 1.10.0 -k "accelerate or trainer"
+release-transformers: WHAT = --from 5.0.0 --minors -k "llama_train or trainer"
+release-peft: WHAT = --from 0.18.0 -k "peft or lora"
+release-lightning: WHAT = --from 2.5.0 -k "lightning or fabric"
+release-trl: WHAT = --from 1.4.0 --minors -k trl
+release-%: .venv/installed  # the lock is its own, as no machine must be quiet
+	PERFSUITE_LOCK=$(CURDIR)/.perfsuite/releases.lock .venv/bin/perfsuite releases $* $(WHAT) \
+		--cases tests/benchmarks/hindsight/cases.py > docs/releases/$*.new || [ $$? -eq 3 ]
+	mv docs/releases/$*.new docs/releases/$*.md
 
 samples: .venv/installed  ## the samples of reports on the pages, and the pages of commands and options, by today's code
 	.venv/bin/python -m tests.sample_reports

@@ -16,9 +16,9 @@ HEAD = """# Commands
 <!-- Made by `python docs/command_page.py` from the commands themselves. -->
 
 A command ends with exit status 0, with 1 for a finding (a worsening, a check that failed, a case that was
-not accepted), or with 2 and a message for an error. `compare`, `bisect`, `doctor` and `selftest` end with 3
-if they cannot tell. pytest's ini keys `perf_store`, `perf_baselines` and `perf_cases` are the defaults of
-`--store`, `--baselines` and `--cases`. `--help` says more.
+not accepted), or with 2 and a message for an error. `compare`, `bisect`, `releases`, `doctor` and `selftest`
+end with 3 if they cannot tell. pytest's ini keys `perf_store`, `perf_baselines` and `perf_cases` are the
+defaults of `--store`, `--baselines` and `--cases`. `--help` says more.
 """
 
 

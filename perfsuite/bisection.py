@@ -23,7 +23,7 @@ from perfsuite.documents import Data, Document
 from perfsuite.errors import CaseError, GitError, PackageError
 from perfsuite.git import git
 from perfsuite.launch.arm import RELEASE, Arm, resolve
-from perfsuite.launch.installed import pip
+from perfsuite.launch.installed import versions
 from perfsuite.report.text import plural
 from perfsuite.results.metric import TOKENS_PER_S, described
 from perfsuite.results.outcome import Finding
@@ -252,9 +252,7 @@ def of_versions(package: str, good: str, bad: str, *, root: Path, store: Path) -
     first, last = _version("--good", good), _version("--bad", bad)
     if first >= last:
         raise CaseError(f"--good {good} is no older version of {package} than --bad {bad}")
-    said = pip("index", "versions", "--pre", package).splitlines()
-    listed = next((line for line in said if line.startswith("Available versions:")), "").partition(":")[2]
-    found = sorted(Version(each.strip()) for each in listed.split(",") if each.strip())
+    found = versions(package)
     between = [each for each in found if first < each <= last and (each == last or not each.is_prerelease)]
     if not between or between[-1] != last:
         known = ", ".join(map(str, found[-10:]))

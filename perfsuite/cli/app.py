@@ -19,6 +19,7 @@ from perfsuite.cli.github_issue import issue
 from perfsuite.cli.init import init
 from perfsuite.cli.judge import judge
 from perfsuite.cli.night import night
+from perfsuite.cli.releases import releases
 from perfsuite.cli.report import export, report
 from perfsuite.cli.selftest import selftest
 from perfsuite.errors import PerfsuiteError
@@ -66,7 +67,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     help="Performance regression tests for distributed training.\n\nExit status: 0, or 1 for a finding (a "
     "worsening, a fault that was not caught, a check that failed), or 2 for an error; compare, bisect, "
-    "doctor and selftest end with 3 where they cannot tell.",
+    "releases, doctor and selftest end with 3 where they cannot tell.",
     no_args_is_help=True,
     cls=_Commands,
 )
@@ -98,6 +99,6 @@ def _options(
 app.add_typer(baseline.app, name="baseline", no_args_is_help=True)
 app.add_typer(history.app, name="history", no_args_is_help=True)
 app.add_typer(slurm.app, name="slurm", no_args_is_help=True)
-for command in (init, night, selftest, doctor, compare, bisect, dry_run, report, export, judge):
+for command in (init, night, selftest, doctor, compare, bisect, releases, dry_run, report, export, judge):
     app.command()(command)
 app.command("github-issue")(issue)

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from packaging.version import Version
+
 from perfsuite import documents
 from perfsuite.errors import PackageError
 
@@ -97,6 +99,19 @@ def release(requirements: Sequence[str], python: str, store: Path) -> Path:
     return directory
 
 
+def versions(package: str) -> list[Version]:
+    """Return the versions of a package that pip finds, oldest first: no yanked one, but pre-releases.
+
+    Raises `PackageError` where it finds none.
+    """
+    try:
+        said = pip("index", "versions", "--pre", package).splitlines()
+    except PackageError as error:
+        raise PackageError(f"there is no package {package!r}, or no index can be reached: {error}") from None
+    listed = next((line for line in said if line.startswith("Available versions:")), "").partition(":")[2]
+    return sorted(Version(each.strip()) for each in listed.split(",") if each.strip())
+
+
 def _key(lock: Path, commit: str) -> str:
     """What tells environments apart: the requirements, Python and, where they name files, the commit."""
     text = lock.read_text(errors="backslashreplace")
@@ -128,12 +143,12 @@ def _make(lock: Path, directory: Path, python: Path, uv: str | None) -> None:
 
 
 def pip(*words: str, python: str = sys.executable, cwd: Path | None = None) -> str:
-    """Return what pip says. Raises `PackageError` with its last line if it fails."""
+    """Return what pip says. Raises `PackageError` with the line that says why if it fails."""
     return run(python, "-m", "pip", *words, cwd=cwd)
 
 
 def run(*command: str, cwd: Path | None = None, variables: Mapping[str, str] | None = None) -> str:
-    """Return what an installer says. Raises `PackageError` with its last line if it fails."""
+    """Return what an installer says. Raises `PackageError` with the line that says why if it fails."""
     said = " ".join(command)
     kept = {name: value for name, value in os.environ.items() if name not in OF_ANOTHER_ENVIRONMENT}
     # Safe: a module of the repository, in whose directory this runs, is none of the installer's.
@@ -153,5 +168,7 @@ def run(*command: str, cwd: Path | None = None, variables: Mapping[str, str] | N
         raise PackageError(f"{said}: no end after {INSTALL_S} s") from None
     if done.returncode:
         why = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
-        raise PackageError(f"{said}: {why.splitlines()[-1]}")
+        lines = why.splitlines()  # pip's last one may only name a page of its manual
+        told = next((line for line in lines if line.startswith("ERROR: Cannot install")), lines[-1])
+        raise PackageError(f"{said}: {told}")
     return done.stdout

@@ -134,4 +134,14 @@ DRY = (
     Column("most tokens/s", _most_speed),
 )
 """What a dry run has to show: what a step does, how much of the card it needs, the most that it can reach."""
+STEP = (
+    _counted("collectives", lambda step: sum(each.count for each in step.collectives), "calls"),
+    _counted("bytes", counts.moved, "bytes"),
+    _counted("FLOPs", counts.flops, "FLOP"),
+    _counted("kernels", lambda step: sum(step.kernels.values()), "calls"),
+    _counted("host reads", lambda step: sum(step.host_reads.values()), "calls"),
+    _counted("memory", counts.peak, "bytes"),
+    Column("gradient norm", lambda result: _cell(result.figures.gradient_norm, "{:.4g}".format)),
+)
+"""What a step does, by counts and by the norm of its gradients."""
 LAUNCHES = Column("launches", lambda result: None if result.dry else _cell(len(result.runs), str))

@@ -55,6 +55,13 @@ def text(value: str) -> str:
     return re.sub(r"[&<|*`~\[\]\\@#$]|^>|(?<=\S)_(?!\w)|_(?=_)", lambda match: f"&#{ord(match[0])};", flat)
 
 
+def grid(table: Table) -> str:
+    """Return a table as Markdown, without its caption."""
+    rules = ["---:" if table.is_figure(column) else "---" for column in range(len(table.headers))]
+    rows = (table.headers, rules, *([text(cell) for cell in row] for row in table.rows))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def _escaped(value: object) -> Markup:
     """Escape whatever the template prints, but for what is Markdown already: its own macros."""
     return value if isinstance(value, Markup) else Markup(text(str(value)))

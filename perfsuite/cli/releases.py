@@ -1,0 +1,235 @@
+"""`perfsuite releases`: what each release of a package changed in a step, as a page of Markdown."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, distributions, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from perfsuite import documents
+from perfsuite.case.case import Case
+from perfsuite.cli import cases as shared
+from perfsuite.dry.driver import dry_run, why_no_cuda
+from perfsuite.dry.machine import Device
+from perfsuite.errors import CaseError, FileError, PerfsuiteError
+from perfsuite.launch.arm import HERE, Arm, resolve
+from perfsuite.launch.installed import versions
+from perfsuite.launch.launchers import launcher as launcher_of
+from perfsuite.measure import launch_once
+from perfsuite.report.columns import STEP
+from perfsuite.report.explained import explained
+from perfsuite.report.markdown import grid, text
+from perfsuite.report.progress import Progress
+from perfsuite.report.text import Table, plural, relative
+from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir
+from perfsuite.results.session_file import Measurement
+from perfsuite.session.setup import Host, Setup
+from perfsuite.verdict.arms import ARM_A, ARM_B, judge_counts
+from perfsuite.verdict.judge import why_failed
+from perfsuite.verdict.loss import other_gradients
+
+DRY, LAUNCH = "dry run", "launch"
+
+
+def releases(
+    package: Annotated[str, typer.Argument(help="its name on the package index")],
+    case: shared.Ids = None,
+    k: shared.Expression = None,
+    first: Annotated[str | None, typer.Option("--from", help="oldest release (default: installed)")] = None,
+    last: Annotated[str | None, typer.Option("--to", help="newest release (default: of all)")] = None,
+    minors: Annotated[
+        bool, typer.Option("--minors", help="after the oldest only the last of each minor")
+    ] = False,
+    counts: Annotated[bool, typer.Option("--counts", help="launch also what can be run dry")] = False,
+    cases: shared.Cases = shared.CASES,
+    store: shared.LocalStore = None,
+    launcher: shared.Launcher = None,
+) -> None:
+    """What did each release of a package change in a step? Prints a page of Markdown.
+
+    Each case is run once under each release: dry if it can be, else launched. Only wheels are installed. Runs
+    are kept, and the same command goes on. Exit status 3 if a release, or a case under it, could not be run.
+    """
+    os.environ.setdefault("PIP_ONLY_BINARY", ":all:")  # also for what a release needs
+    chosen, names = shared.selected(cases, case, k), released(package, first, last, minors=minors)
+    shared.say(f"{plural(len(names), 'release')} of {package}: {', '.join(names)}")
+    options = shared.options(store=store)
+    setup = Setup(options, Progress(line=shared.say), Host(launcher_of(launcher), options.store))
+    runs = _Runs(setup, package, (LAUNCH,) if counts else (DRY, LAUNCH))
+    try:
+        steps = list(runs.steps(chosen, names))
+    finally:
+        setup.lock.release()
+    typer.echo(relative(page(package, steps, runs.way_of), Path.cwd()))
+    raise typer.Exit(shared.UNDECIDED if any(step.unknown for step in steps) else 0)
+
+
+def released(package: str, first: str | None, last: str | None, *, minors: bool) -> list[str]:
+    """The releases from `first` to `last`, oldest first: these two even if pip lists no such release.
+
+    Others are for this Python, and neither pre-releases nor yanked. Raises `PackageError` for a package that
+    pip does not find, and `CaseError` for bad ends or fewer than two releases.
+    """
+    try:
+        start, end = Version(first or version(package)), Version(last) if last else None
+    except PackageNotFoundError:
+        raise CaseError(f"{package} is not installed here: name the oldest release by --from") from None
+    except InvalidVersion as error:
+        raise CaseError(f"--from or --to: {error}: give a version as 2.11.0") from None
+    if end and start > end:
+        raise CaseError(f"--from {start} is newer than --to {end}: exchange them")
+    found = [each for each in versions(package) if each > start and not each.is_prerelease]
+    later = found if end is None else [*(each for each in found if each < end), end]
+    if minors:
+        later = list({each.release[:2]: each for each in later}.values())
+    names = list(dict.fromkeys(map(str, (start, *later))))
+    if len(names) < 2:
+        raise CaseError(f"{package} has no release after {start}: name an older one by --from")
+    return names
+
+
+@dataclass
+class Step:
+    """What a release changed."""
+
+    title: str
+    same: int = 0
+    """How many cases it did not change. `rows` and `lines` tell of those that it did."""
+    rows: list[list[str]] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    """What could not be run, and why."""
+
+    def compare(self, before: Run, now: Run, since: str, name: str) -> None:
+        """Add what differs between the runs of a case under the release `since` and under this one."""
+        case, arms = now.case, {"before": (before,), "runs": (now,), "verdict": judge_counts(before, now)}
+        names = {"nodeid": "", "case_id": case.id, "framework": case.framework.name}
+        result = Measurement(**names, **arms, baseline_file=None, directory="")
+        told, gradients = explained(result), filter(None, [other_gradients(before, now)])
+        found = (*told.findings, *told.listed, *told.remarks, *told.reasons, *gradients)
+        self.same += not found
+        if found:
+            self.rows.append([case.id, *(column.text(result) for column in STEP)])
+            when = "" if self.title.startswith(f"{since} ") else f", since {since}"
+            self.lines.append(f"- {text(case.id)}{when}")
+            named = (line.replace(ARM_A, since).replace(ARM_B, name) for line in dict.fromkeys(found))
+            self.lines += [f"  - {text(line)}" for line in named]
+
+
+@dataclass
+class _Runs:
+    """Runs cases under the releases of a package, and keeps the runs."""
+
+    setup: Setup
+    package: str
+    ways: Sequence[str]
+    """The cheapest first."""
+    way_of: dict[str, str] = field(default_factory=dict)
+    """The first of the ways in which a case ran: it keeps to that as long as it can."""
+
+    here: Sequence[str] = field(
+        default_factory=lambda: sorted(f"{each.name}=={each.version}" for each in distributions())
+    )
+    """What is installed."""
+
+    def steps(self, cases: Sequence[Case], names: Sequence[str]) -> Iterator[Step]:
+        """Compare each release with the last one under which a case ran. `CaseError` if none uses it."""
+        left, before, options, last = [*cases], dict[str, tuple[str, Arm]](), self.setup.options, ""
+        for name in names:
+            yield (step := Step(f"{last} -> {name}" if last else name))
+            try:
+                arm = resolve("", f"{self.package}=={name}", root=options.root, store=options.store)
+            except CaseError as error:
+                step.unknown.append(f"- not installed: {text(str(error).rpartition('ERROR: ')[2])}")
+                continue
+            for case in tuple(left):
+                since, *earlier = before.get(case.id, ("",))
+                found = self._run(case, [*earlier, arm])
+                if isinstance(found, str):
+                    step.unknown.append(f"- {text(case.id)}: {text(found)}")
+                elif _used(found[-1], self.package) is None:
+                    self.setup.listener.say(f"{case.id} does not use {self.package}, and is left out")
+                    left.remove(case)
+                else:
+                    before[case.id] = name, arm
+                    if earlier:
+                        step.compare(found[0], found[1], since, name)
+            if not left:
+                raise CaseError(f"none of these cases uses {self.package}: name one that imports it")
+            last = name
+
+    def _run(self, case: Case, arms: Sequence[Arm]) -> list[Run] | str:
+        """The runs of a case in these arms, in the first way that they all allow; or why there is none."""
+        # Only torch lets CUDA be pretended or not, and then in all arms or in none.
+        asked = arms if self.package == "torch" else (HERE,)
+        device: Device | None = "cpu" if any(map(why_no_cuda, asked)) else None
+        why: list[str] = []
+        for way in self.ways[self.ways.index(self.way_of.get(case.id, self.ways[0])) :]:
+            if way == LAUNCH and (reason := self.setup.host.why_not(case)):
+                return "; ".join(why or [reason])
+            try:
+                runs = [self._kept(case, arm, way, device) for arm in arms]
+            except PerfsuiteError as error:
+                why.append(f"{way}: {error}")
+                continue
+            self.way_of[case.id] = way
+            return runs
+        return "; ".join(why)
+
+    def _kept(self, case: Case, arm: Arm, way: str, device: Device | None) -> Run:
+        """The run of an earlier command, or a new one in place of what failed or was cut short.
+
+        Raises `PerfsuiteError` with why it tells nothing.
+        """
+        path = getattr(case.framework, "path", None)
+        code = [each.read_text() for each in sorted(Path(path).parent.glob("*.py"))] if path else []
+        key = [documents.plain(case), arm.text, arm.python, self.here, f"{way}{device or ''}", code]
+        run_dir = RunDir((self.setup.options.store / "releases" / documents.digest(key)).absolute())
+        try:
+            run = documents.read(run_dir.run, Run)
+        except FileError:
+            run = None
+        if run is None or run.failure is not None:
+            shutil.rmtree(run_dir.path, ignore_errors=True)
+            self.setup.listener.say(f"{arm.text}: {way} of {case.id}")
+            if way == DRY:
+                run = dry_run(case, run_dir.path, device=device, arm=arm)
+            else:
+                self.setup.take_lock()
+                machine, how = self.setup.host.machine_for(case), replace(self.setup.launching, arm=arm)
+                run = launch_once(case, machine, run_dir.path, how)
+        if run.failure is not None or run.hidden or not run.counts:
+            why = why_failed(run) if run.failure else run.hidden or ("nothing was counted",)
+            raise CaseError(f"under {arm.text}: {'; '.join(why)}")
+        used = _used(run, self.package)
+        if used is not None and Version(used).public != Version(arm.text.partition("==")[2]).public:
+            raise CaseError(f"under {arm.text}: it used {self.package} {used}, which comes first on its path")
+        return run
+
+
+def _used(run: Run, package: str) -> str | None:
+    """The version of a package that a run found; None if it used none."""
+    found = {} if run.observed is None else run.observed.environment
+    return {canonicalize_name(name): found[name] for name in found}.get(canonicalize_name(package))
+
+
+def page(package: str, steps: Sequence[Step], ways: Mapping[str, str]) -> str:
+    """What the releases changed, as Markdown; `ways` in which each case ran."""
+    parts = [f"# Releases of {package}", "\n".join(f"- {text(name)}: {way}" for name, way in ways.items())]
+    headers = ("case", *(column.heading for column in STEP))
+    changed = [step for step in steps if step.rows or step.unknown]
+    for step in changed:
+        table = [grid(Table(headers=headers, rows=step.rows))] if step.rows else []
+        same = [f"- the same in {plural(step.same, 'other case')}"] if step.same else []
+        parts += [f"## {step.title}", *table, "\n".join([*step.lines, *step.unknown, *same])]
+    same = [f"- {step.title}" for step in steps if step.same and step not in changed]
+    return "\n\n".join([*parts, *(["## The same in every case", "\n".join(same)] if same else [])])

@@ -1,0 +1,52 @@
+"""What `make releases` runs under each release of a package: scripts of pairs, and a Llama on 8 GPUs."""
+
+from typing import Any
+
+import pytest
+
+from perfsuite import Accelerate, Case, Lightning, Topology, Trainer
+from tests.benchmarks.hindsight.pairs import LORA, Pair
+from tests.benchmarks.hindsight.table import ACCUMULATED, PEFT
+
+VARY: dict[str, Any] = {"tokens": "vary"}
+SCRIPTS: dict[str, dict[str, Any]] = {
+    "accelerate_ddp": {"ranks": 2},
+    "accelerate_accumulate": ACCUMULATED,
+    "fabric_ddp": {"ranks": 2},
+    "lightning_ddp": {"ranks": 2},
+    "llama_train": {},
+    "trainer": {"ranks": 2},
+    "peft_train lora": {"case": {"lora": PEFT}},
+    "peft_train dora": {"case": {"lora": PEFT}},
+    "peft_train oft": {},
+    "peft_train vera": {},
+    "trl_sft": VARY,
+    "trl_sft nll": VARY,
+    "trl_dpo": {**VARY, "case": {"sequence_length": 64}},
+}
+LLAMA = Case(
+    model="llama-3.2-1b",
+    framework=Accelerate(strategy="fsdp2"),
+    sequence_length=2048,
+    micro_batch=1,
+    precision="bf16-mixed",
+    topology=Topology(processes_per_node=8),
+    hardware="h100",
+)
+CASES = [
+    *(
+        Pair(name=script.replace(" ", "_"), good="", bad="", script=script, **more)
+        .measured()
+        .replace(max_warmup_steps=LLAMA.max_warmup_steps, steps=LLAMA.steps)  # for a shorter id
+        for script, more in SCRIPTS.items()
+    ),
+    LLAMA,
+    LLAMA.replace(framework=Trainer(fsdp="full_shard auto_wrap")),
+    LLAMA.replace(framework=Lightning(strategy="fsdp2")),
+    LLAMA.replace(lora=LORA),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_releases(bench: Any, case: Case) -> None:
+    bench(case)
