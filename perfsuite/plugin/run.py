@@ -97,7 +97,7 @@ def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
     else:
         replay_nothing(benchmark)
     if measurement.excused is not None:
-        reasons = printable("; ".join(measurement.verdict.reasons))
+        reasons = printable("; ".join(measurement.waivers or measurement.verdict.reasons))
         raise pytest.xfail.Exception(f"{measurement.excused}: {reasons}")
     has_nothing = not (measurement.measured_steps or measurement.dry)
     if has_nothing or session.setup.options.is_failing(measurement):

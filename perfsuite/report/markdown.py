@@ -23,7 +23,7 @@ MAX_EXPLAINED = 50
 MAX_ROWS = 500
 MAX_FINDINGS = 5  # counts of a case that are explained
 MAX_FINDING = 300  # characters of one
-MAX_NOTE = 200  # characters of a note in a table
+MAX_NOTE = 400  # characters of a note in a table
 
 
 def render(sessions: Sequence[SessionFile]) -> str:
@@ -32,7 +32,11 @@ def render(sessions: Sequence[SessionFile]) -> str:
     results.sort(key=lambda result: WORST_FIRST.index(summary.verdict(result)))
     urgent = [result for result in results if summary.needs_words(result)]
     quiet = [result for result in results if not summary.needs_words(result)]
-    notes = [(result.case_id, note[:MAX_NOTE]) for result in quiet for note in summary.quiet_notes(result)]
+    notes = [
+        (each.case_id, note[:MAX_NOTE])
+        for each in quiet
+        for note in (*summary.excuses(each), *summary.quiet_notes(each))
+    ]
     return rendered(
         "summary.md.j2",
         sessions,
@@ -80,4 +84,4 @@ def _explanation(result: Measurement) -> list[str]:
     told = explained(result)
     found = [line[:MAX_FINDING] for line in cut(told.findings, MAX_FINDINGS)]
     since = [*told.not_counted, *told.changed, *told.traces, *told.notes]
-    return [*told.why, *told.reasons, *told.decisive, *found, *since]
+    return [*told.why, *told.reasons, *told.decisive, *found, *told.excuses, *since]

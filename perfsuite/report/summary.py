@@ -116,6 +116,7 @@ def properties(result: Measurement) -> dict[str, str | float]:
         "case_id": result.case_id,
         "framework": result.framework,
         "outcome": result.outcome,
+        **({"excused": result.excused} if result.excused else {}),
         "launches": len(result.runs),
         **result.figures.by_name(),
     }
@@ -135,6 +136,8 @@ def properties(result: Measurement) -> dict[str, str | float]:
         values |= {f"{check.metric}_{name}": each for name, each in of_check.items() if each is not None}
     if result.shared:
         values["shared"] = "others used the machine"
+    if result.waivers:
+        values["waivers"] = "; ".join(result.waivers)
     if blind_metrics := [check.metric for check in result.verdict.checks if check.blind]:
         values["blind"] = in_unit(", ".join(blind_metrics), result.unit)
     if (told := not_counted(result)) is not None:
@@ -243,7 +246,7 @@ def needs_words(result: Measurement) -> bool:
 def in_short(results: Sequence[Measurement]) -> list[str]:
     """Return a few lines about the cases that nobody needs to act upon, however many they are."""
     quiet = [result for result in results if not needs_words(result)]
-    lines = [f"{result.case_id}: {told}" for result in quiet if (told := known_issue(result)) is not None]
+    lines = [f"{result.case_id}: {told}" for result in quiet for told in excuses(result)]
     lines += map(str, scalings(results))
     by_note = defaultdict[str, list[str]](list)
     for result in quiet:
@@ -271,14 +274,14 @@ def quiet_notes(result: Measurement) -> list[str]:
     return [*filter(None, [not_counted(result)]), *unexplained, *launch_notes(result)]
 
 
-def known_issue(result: Measurement) -> str | None:
-    """Return whether a case's known issue is there; None without one, or if it cannot be told."""
+def excuses(result: Measurement) -> list[str]:
+    """Return what waivers say of a case, and whether its known issue is there, if that can be told."""
     issue = next((run.case.known_issue for run in result.runs), None)
     if issue is None or result.dry or (result.excused is None and result.outcome == "failed"):
-        return None
-    if result.excused is not None:
-        return f"known issue still there: {issue.url}"
-    return f"known issue gone: {issue.url}: take known_issue from the case"
+        return [*result.waivers]
+    if result.outcome == "failed":
+        return [f"known issue still there: {issue.url}"]
+    return [*result.waivers, f"known issue gone: {issue.url}: take known_issue from the case"]
 
 
 def notes(result: Measurement) -> list[str]:

@@ -35,6 +35,8 @@ class Measurement(Data):
     profile_before: TakenProfile | None = None
     """What it was compared with: the profile of the baseline, or of arm A."""
     excused: Excuse | None = None
+    waivers: tuple[str, ...] = ()
+    """What `perf-waivers.toml` says of each of its regressions."""
     shared: bool = False
     """Whether others used the machine in the launches that are shown: their figures prove nothing."""
 
@@ -193,5 +195,6 @@ class SessionFile(Document):
     preflights: tuple[Preflight, ...] = ()
     results: tuple[Measurement, ...]
     skipped: tuple[Skipped, ...]
+    waivers: tuple[str, ...] = ()  # what is to be said of waivers that match nothing, or are not needed
     interrupted_case: str | None = None  # the case that an interrupt cut short
     interrupted_launches: tuple[Run, ...] = ()  # the launches of that case that had ended by then

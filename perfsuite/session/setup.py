@@ -55,8 +55,7 @@ class Options:
 
     def is_failing(self, measurement: Measurement) -> bool:
         """Whether a test fails with this measurement."""
-        is_excused = measurement.outcome == "failed" and measurement.excused is not None
-        return measurement.outcome in {"failed", "regressed", *self.strict} and not is_excused
+        return measurement.excused is None and measurement.outcome in {"failed", "regressed", *self.strict}
 
 
 @dataclass
