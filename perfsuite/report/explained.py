@@ -49,7 +49,7 @@ def explained(result: Measurement) -> Explained:
     verdict, by_rank = result.verdict, len(result.counts) > 1
     counted = verdict.counts or CountCheck(outcome="not counted", compared=False)
     return Explained(
-        verdict=f"{verdict.outcome} {'(waived) ' if result.excused == 'waived' else ''}{_evidence(result)}",
+        verdict=f"{verdict.outcome} {_unfailing(result)}{_evidence(result)}",
         why=profile.because(verdict),
         reasons=verdict.reasons,
         decisive=[sentence(check, verdict.against) for check in summary.decisive(verdict)],
@@ -70,6 +70,10 @@ def explained(result: Measurement) -> Explained:
             *_tracebacks(result.runs, "arm B, launch" if result.before else "launch"),
         ],
     )
+
+
+def _unfailing(result: Measurement) -> str:
+    return "(waived) " if result.excused == "waived" else "(shadow) " if result.shadow else ""
 
 
 def _evidence(result: Measurement) -> str:

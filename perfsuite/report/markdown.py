@@ -23,7 +23,7 @@ MAX_EXPLAINED = 50
 MAX_ROWS = 500
 MAX_FINDINGS = 5  # counts of a case that are explained
 MAX_FINDING = 300  # characters of one
-MAX_NOTE = 400  # characters of a note in a table
+MAX_NOTE = 200  # characters of a note in a table
 
 
 def render(sessions: Sequence[SessionFile]) -> str:
@@ -33,9 +33,9 @@ def render(sessions: Sequence[SessionFile]) -> str:
     urgent = [result for result in results if summary.needs_words(result)]
     quiet = [result for result in results if not summary.needs_words(result)]
     notes = [
-        (each.case_id, note[:MAX_NOTE])
+        (each.case_id, note)
         for each in quiet
-        for note in (*summary.excuses(each), *summary.quiet_notes(each))
+        for note in (*summary.excuses(each), *(told[:MAX_NOTE] for told in summary.quiet_notes(each)))
     ]
     return rendered(
         "summary.md.j2",

@@ -17,7 +17,13 @@ from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdic
 from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
 from perfsuite.verdict.comparability import UNEXPLAINED
 
-MARKS = ("shared", "blind", "not counted", "dry run")  # what may stand next to a verdict: see `marks`
+MARKS = (
+    "shadow",
+    "shared",
+    "blind",
+    "not counted",
+    "dry run",
+)  # what may stand next to a verdict: see `marks`
 NOTES_SHOWN = 5  # number of different notes that are shown of the cases that nobody needs to look at
 LONGEST_SENTENCE = 160  # letters of a finding in a table, which has a few words for it
 JUDGED_ALL_THE_SAME = ("unlike", "loss")
@@ -90,10 +96,11 @@ def _counts_that_tell(judged: Verdict, outcome: Outcome) -> list[str]:
 
 
 def marks(result: Measurement) -> list[str]:
-    """Return the marks of a verdict: `shared` figures prove nothing, a `blind` gate may miss a change, a
-    step that was `not counted` did work out of sight, a `dry run` computed nothing."""
+    """Return the marks of a verdict: it fails no test in `shadow` mode, `shared` figures prove nothing, a
+    `blind` gate may miss a change, a step that was `not counted` did work out of sight, a `dry run` computed
+    nothing."""
     is_blind = any(check.blind for check in result.verdict.checks)
-    holding = (result.shared, is_blind, not_counted(result) is not None, result.dry)
+    holding = (result.shadow, result.shared, is_blind, not_counted(result) is not None, result.dry)
     return [mark for mark, holds in zip(MARKS, holding, strict=True) if holds]
 
 
@@ -134,6 +141,8 @@ def properties(result: Measurement) -> dict[str, str | float]:
             "probe_exponent": check.probe_exponent,
         }
         values |= {f"{check.metric}_{name}": each for name, each in of_check.items() if each is not None}
+    if result.shadow:
+        values["shadow"] = "it would have failed"
     if result.shared:
         values["shared"] = "others used the machine"
     if result.waivers:

@@ -37,6 +37,8 @@ class Measurement(Data):
     excused: Excuse | None = None
     waivers: tuple[str, ...] = ()
     """What `perf-waivers.toml` says of each of its regressions."""
+    shadow: bool = False
+    """Whether its test would have failed, were it not for `--perf-shadow`."""
     shared: bool = False
     """Whether others used the machine in the launches that are shown: their figures prove nothing."""
 
@@ -65,6 +67,11 @@ class Measurement(Data):
     def dry(self) -> bool:
         """Whether nothing was computed: its runs are dry runs."""
         return any(run.dry for run in self.runs)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was measured, no step and no dry run."""
+        return not (self.measured_steps or self.dry)
 
     @property
     def by_counts(self) -> bool:

@@ -28,7 +28,7 @@ def lines(session: Session, *, whole: bool, color: bool, width: int | None) -> l
     if measurements:
         told.append(table(measurements, color=color, width=width))
     for each in measurements:
-        told_by_its_test = each.outcome == "failed" and each.excused is None
+        told_by_its_test = each.outcome == "failed" and each.excused is None and not each.shadow
         if whole or (summary.needs_words(each) and not told_by_its_test):
             told += ["", explanation(each, whole=whole)]
     return told if whole else [*told, *summary.in_short(measurements)]

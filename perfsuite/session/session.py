@@ -202,7 +202,10 @@ class Session:
     def _keep(self, trial: Trial, nodeid: str, verdict: Verdict) -> None:
         result = _result(trial, nodeid, verdict)
         is_waived, told = waive(result, self.waivers, self.today)
-        self.keep(result.replace(excused="waived" if is_waived else result.excused, waivers=told))
+        result = result.replace(excused="waived" if is_waived else result.excused, waivers=told)
+        options = self.setup.options
+        fails = options.is_failing(result) or (result.excused is None and result.is_empty)
+        self.keep(result.replace(shadow=options.shadow and fails))
 
     def keep(self, measurement: Measurement) -> None:
         """Take a result in, in place of what an earlier part of this session had for it, and save it."""
