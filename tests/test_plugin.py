@@ -820,6 +820,131 @@ def test_a_known_issue_is_still_there_or_gone(suite: pytest.Pytester) -> None:
     assert read_json(suite)["results"][0]["excused"] == "known issue"
 
 
+WAIVERS = """
+[[waiver]]
+case = "fake-*"
+metric = "tokens*"
+tolerated = "{tolerated}"
+issue = "https://example.org/1"
+owner = "@me"
+until = 2999-12-31
+"""
+
+
+def test_a_waived_regression_passes_and_is_shown_as_such_everywhere(recorded: pytest.Pytester) -> None:
+    waivers = recorded.path / "perf-waivers.toml"
+    waivers.write_text(WAIVERS.format(tolerated="40%"))
+    files = ("--junitxml=j.xml", "--perf-json=out.json", "--perf-report=out")
+    slow = run_cpu(recorded, "-rx", "--perf-inject", "slowdown=30%", *files)
+    assert slow.ret == 0
+    told = "waived: tokens/s -2*%: 40% tolerated until 2999-12-31, @me, https://example.org/1"
+    slow.stdout.fnmatch_lines(
+        [f"*fake-llama-tiny-s64-b4-fp32-1x2: {told}*", "*XFAIL*waived: *", "*1 xfailed*"]
+    )
+    (result,) = read_json(recorded)["results"]
+    assert (result["outcome"], result["excused"]) == ("regressed", "waived")
+    (case,) = ElementTree.parse(recorded.path / "j.xml").iter("testcase")
+    skipped = case.find("skipped")
+    assert skipped is not None
+    assert "40% tolerated until 2999-12-31, @me" in str(skipped.get("message"))
+    page, summary = ((recorded.path / "out" / name).read_text() for name in ("index.html", "summary.md"))
+    assert "<h1>1 waived</h1>" in page
+    assert "40% tolerated until 2999-12-31, @me, https://example.org/1" in page
+    assert summary.startswith("## perfsuite: 1 waived")
+    assert "40% tolerated until 2999-12-31, &#64;me, https://example.org/1" in summary
+
+    waivers.write_text(WAIVERS.format(tolerated="10%"))
+    beyond = run_cpu(recorded, "--perf-inject", "slowdown=30%", "--perf-report=out")
+    assert beyond.ret == 1
+    beyond.stdout.fnmatch_lines(["*not waived: tokens/s -2*%: beyond the waiver of tokens* for fake-*: 10%*"])
+    assert "not waived: tokens/s" in (recorded.path / "out" / "summary.md").read_text()
+
+    again = run_cpu(recorded)
+    assert again.ret == 0
+    again.stdout.fnmatch_lines(
+        ["note: perf-waivers.toml: the waiver of tokens?* for fake-?* is not needed any*"]
+    )
+    waivers.write_text(WAIVERS.format(tolerated="10%").replace("fake-*", "fsdp-*"))
+    run_cpu(recorded).stdout.fnmatch_lines(
+        ["note: perf-waivers.toml: *fsdp-?* matches none of the 2 cases here"]
+    )
+    waivers.write_text("[[waiver]]")
+    bad = run_cpu(recorded)
+    assert bad.ret == pytest.ExitCode.USAGE_ERROR
+    bad.stderr.fnmatch_lines(["ERROR: *perf-waivers.toml: waiver 1 (case missing): case: Field required*"])
+
+
+def test_in_shadow_mode_nothing_fails_and_the_end_says_what_would_have(recorded: pytest.Pytester) -> None:
+    recorded.makeini("[pytest]\nperf_shadow = true")
+    files = ("--junitxml=j.xml", "--perf-json=out.json", "--perf-report=out")
+    slow = run_cpu(recorded, "-rx", "--perf-inject", "slowdown=30%", *files)
+    assert slow.ret == 0
+    slow.stdout.fnmatch_lines(
+        [
+            "*fake-llama-tiny-s64-b4-fp32-1x2*regressed (shadow)*",
+            "*fake-llama-tiny-s64-b4-fp32-1x2: regressed (shadow) after*",
+            "--perf-shadow: 1 of 1 case would have failed",
+            "XFAIL * regressed (shadow): tokens/s -2*",
+            "*1 xfailed*",
+        ]
+    )
+    (result,) = read_json(recorded)["results"]
+    assert (result["outcome"], result["excused"], result["shadow"]) == ("regressed", None, True)
+    assert read_json(recorded)["conditions"]["options"]["--perf-shadow"] == "yes"
+    (case,) = ElementTree.parse(recorded.path / "j.xml").iter("testcase")
+    assert case.find("failure") is None
+    skipped = case.find("skipped")
+    assert skipped is not None
+    assert str(skipped.get("message")).startswith("regressed (shadow)")
+    page, summary = ((recorded.path / "out" / name).read_text() for name in ("index.html", "summary.md"))
+    assert "<h1>1 regressed (1 shadow)</h1>" in page
+    assert "| regressed (shadow) |" in summary
+
+    good = run_cpu(recorded)
+    assert good.ret == 0
+    good.stdout.fnmatch_lines(["--perf-shadow: 0 of 1 case would have failed", "*1 passed*"])
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--perf-inject=crash", "XFAIL * failed (shadow): crash*"),
+        ("--perf-missing-baseline=fail", "XFAIL * failed (shadow): no baseline*"),
+        ("--perf-min-judged=100%", "perfsuite: too few*"),
+    ],
+)
+def test_in_shadow_mode_a_failed_case_and_a_session_without_verdicts_fail_nothing(
+    suite: pytest.Pytester, option: str, said: str
+) -> None:
+    if "crash" in option:
+        run_cpu(suite)
+    first = run_cpu(suite, "-rx", "--perf-shadow", option)
+    assert first.ret == 0
+    first.stdout.fnmatch_lines([f"*{said}"])
+    would = 0 if "judged" in option else 1
+    first.stdout.fnmatch_lines([f"--perf-shadow: {would} of 1 case would have failed"])
+
+
+def test_in_shadow_mode_what_cannot_be_measured_fails_nothing_and_a_wrong_test_does(
+    recorded: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, said in ((MachineError("no machine"), "no machine"), (ValueError("bug"), "ValueError: bug*")):
+
+        def broken(*args: object, error: Exception = error, **options: object) -> Any:
+            raise error
+
+        monkeypatch.setattr(against_baseline, "measure", broken)
+        shadow = run_cpu(recorded, "-rx", "--perf-shadow")
+        assert shadow.ret == 0
+        shadow.stdout.fnmatch_lines(
+            ["--perf-shadow: 1 of 1 case would have failed", f"XFAIL * failed (shadow): {said}"]
+        )
+    recorded.makepyfile(test_cases=CASES.replace("bench(case)", "assert not case"))
+    wrong = run_cpu(recorded, "--perf-shadow")
+    assert wrong.ret == 1
+    wrong.stdout.fnmatch_lines(["*1 failed*"])
+
+
 @pytest.mark.smoke
 def test_another_repository_needs_only_the_package(tmp_path: Path) -> None:
     """A fresh interpreter, another directory, no conftest: the entry point alone brings the fixture."""

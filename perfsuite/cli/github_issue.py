@@ -74,10 +74,11 @@ def steps(
     and gets a new list as soon as something is bad.
     """
     failed = [each for each in results if each.outcome == "failed" and each.excused is None]
-    regressed = [each for each in results if each.outcome == "regressed"]
+    regressed = [each for each in results if each.outcome == "regressed" and each.excused is None]
     bad = {each.case_id: _of_result(each) for each in (*failed, *regressed)}
     bad |= {f"{_DRIFT}{each.case}, {each.metric}": _of_drift(each) for each in drifts or ()}
     good = {result.case_id for result in results if _is_good(result)}
+    waived = [_of_result(each) for each in results if each.excused == "waived"]
     known = None if issue is None else issue.subjects
     for subject in known or ():
         is_gone = subject in good or (drifts is not None and subject.startswith(_DRIFT))
@@ -87,10 +88,10 @@ def steps(
     if issue is None:
         label = Step(("label", "create", LABEL, "--force", "--description", "Opened by perfsuite"))
         create = ("issue", "create", "--title", title(hardware_class), "--label", LABEL, "--body-file", "-")
-        return [label, Step(create, _body(bad, run_url))] if bad else []
+        return [label, Step(create, _body(bad, waived, run_url))] if bad else []
     if bad:
-        return [Step(("issue", "edit", str(issue.number), "--body-file", "-"), _body(bad, run_url))]
-    gone = f"Gone: all that this issue was open for is good again ({run_url})."
+        return [Step(("issue", "edit", str(issue.number), "--body-file", "-"), _body(bad, waived, run_url))]
+    gone = f"Gone: all that this issue was open for is good again or waived ({run_url})."
     close = Step(("issue", "close", str(issue.number), "--comment", gone))
     return [] if known is None else [close]
 
@@ -98,13 +99,13 @@ def steps(
 def _is_good(result: Measurement) -> bool:
     counts = result.verdict.counts
     is_hidden = counts is not None and counts.outcome == "not counted" and counts.baseline_file is not None
-    return result.outcome in ("passed", "improved") and not is_hidden
+    return result.excused == "waived" or (result.outcome in ("passed", "improved") and not is_hidden)
 
 
 def _of_result(result: Measurement) -> str:
     told = explained(result)
     lines = [*told.why[:MOST_CAUSES], *told.reasons, *told.decisive, *cut(told.findings, MOST_CAUSES)]
-    lines += [*told.not_counted, *told.changed]
+    lines += [*told.excuses, *told.not_counted, *told.changed]
     outcome, _, evidence = told.verdict.partition(" ")
     return "\n  - ".join([f"- {_code(result.case_id)}: **{outcome}** {evidence}", *map(_plain, lines)])
 
@@ -114,15 +115,16 @@ def _of_drift(finding: Drift) -> str:
     return "\n  - ".join([f"- {_code(finding.case)}: {told}", *map(_plain, finding.sentences())])
 
 
-def _body(bad: Mapping[str, str], run_url: str) -> str:
-    """Return an issue's text from one for each subject; its hidden line lists all for `Issue.subjects`."""
+def _body(bad: Mapping[str, str], waived: Sequence[str], run_url: str) -> str:
+    """Return an issue's text from one for each subject; its hidden line lists them for `Issue.subjects`."""
     listed = json.dumps(sorted(bad)).replace(">", "\\u003e")  # it ends no comment
     hidden = f"<!-- perfsuite: {listed} -->"
     lines, space = [f"As of {run_url}:", ""], LONGEST - len(hidden)
-    for number, text in enumerate(bad.values()):
+    texts = [*bad.values(), *waived]
+    for number, text in enumerate(texts):
         space -= len(text) + 1
         if space < 0:
-            lines.append(f"- and {len(bad) - number} more")
+            lines.append(f"- and {len(texts) - number} more")
             break
         lines.append(text)
     lines += ["", "perfsuite keeps this text up to date, and closes the issue when all of them are good."]

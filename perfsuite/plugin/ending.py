@@ -47,7 +47,8 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
     config, ours = session.config, session.config.stash[SESSION]
     if is_worker(config):
         return  # the controller has all
-    if (_nothing_measured(config) or ours.too_few_judged) and exitstatus in NO_ERROR:
+    too_little = (_nothing_measured(config) or ours.too_few_judged) and not ours.setup.options.shadow
+    if too_little and exitstatus in NO_ERROR:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR:
         return
@@ -99,6 +100,11 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         terminal.write_line(f"interrupted, not judged: {session.running}")
     if exitstatus == pytest.ExitCode.USAGE_ERROR:
         return  # its message says all
+    if session.setup.options.shadow:
+        would = sum(each.shadow for each in session.results)
+        terminal.write_line(
+            f"--perf-shadow: {would} of {plural(len(session.results), 'case')} would have failed"
+        )
     if _nothing_measured(config):
         _write_nothing_measured(terminal, config, session)
     elif session.judged < len(session.results):

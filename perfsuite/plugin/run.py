@@ -9,7 +9,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.case.case import Case
-from perfsuite.errors import AllocationOverError, BusyError, PerfsuiteError
+from perfsuite.errors import AllocationOverError, BusyError, PerfsuiteError, told
 from perfsuite.plugin.benchmark import CLOCK, replay, replay_nothing, set_clock
 from perfsuite.plugin.collection import EMPTY, NO_CASE, case_of, uses_bench
 from perfsuite.plugin.keys import ENDED, MEASUREMENT, PASSED, SESSION, UNDECIDED, is_worker, shown
@@ -43,8 +43,8 @@ def _skip_if_impossible(item: pytest.Item, case: Case) -> None:
         reason = session.skip_reason(case)
     except Exception as error:
         session.record_error(case, item.nodeid, error)
-        if isinstance(error, PerfsuiteError):
-            raise _failed(item, str(error)) from None
+        if isinstance(error, PerfsuiteError) or _is_shadow(item):
+            raise _failed(item, told(error)) from None
         raise
     if reason is not None:
         session.record_skip(case, item.nodeid, reason)
@@ -85,8 +85,8 @@ def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
             item.config.stash[UNDECIDED] = [case.id, *(each.id for each in left if each is not None)]
         if isinstance(error, (AllocationOverError, BusyError)):
             raise pytest.exit.Exception(f"perfsuite: {error}") from None
-        if isinstance(error, PerfsuiteError):
-            raise _failed(item, str(error)) from None
+        if isinstance(error, PerfsuiteError) or (isinstance(error, Exception) and _is_shadow(item)):
+            raise _failed(item, told(error)) from None
         raise
     item.stash[MEASUREMENT] = measurement
     properties = summary.properties(measurement)
@@ -97,15 +97,22 @@ def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
     else:
         replay_nothing(benchmark)
     if measurement.excused is not None:
-        reasons = printable("; ".join(measurement.verdict.reasons))
+        reasons = printable("; ".join(measurement.waivers or measurement.verdict.reasons))
         raise pytest.xfail.Exception(f"{measurement.excused}: {reasons}")
-    has_nothing = not (measurement.measured_steps or measurement.dry)
-    if has_nothing or session.setup.options.is_failing(measurement):
+    if measurement.shadow:
+        raise _failed(item, summary.reason(measurement) or "no step was measured", measurement.outcome)
+    if measurement.is_empty or session.setup.options.is_failing(measurement):
         raise _failed(item, report.explanation(measurement, whole=item.config.get_verbosity() > 0))
     return measurement
 
 
-def _failed(item: pytest.Item, text: str) -> BaseException:
+def _is_shadow(item: pytest.Item) -> bool:
+    return item.config.stash[SESSION].setup.options.shadow
+
+
+def _failed(item: pytest.Item, text: str, outcome: str = "failed") -> BaseException:
+    if _is_shadow(item):
+        return pytest.xfail.Exception(f"{outcome} (shadow): {printable(text)}")
     return pytest.fail.Exception(shown(item.config, text), pytrace=False)
 
 

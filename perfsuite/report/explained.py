@@ -35,7 +35,7 @@ class Explained:
     listed: Sequence[str]  # counts that changed and are not judged
     remarks: Sequence[str]  # what else of the counts was not judged, and why
     not_counted: Sequence[str]  # why counts say nothing, though there is a baseline of them
-    excuses: Sequence[str]  # what else the verdict depends on: a machine that others used, a known issue
+    excuses: Sequence[str]  # what else the verdict depends on: others, a known issue, waivers
     predicted: Sequence[str]  # what a dry run predicts
     changed: Sequence[str]  # what differs in the environment since the baseline, in one line
     notes: Sequence[str]  # what a reader should know of the launches
@@ -49,7 +49,7 @@ def explained(result: Measurement) -> Explained:
     verdict, by_rank = result.verdict, len(result.counts) > 1
     counted = verdict.counts or CountCheck(outcome="not counted", compared=False)
     return Explained(
-        verdict=f"{verdict.outcome} {_evidence(result)}",
+        verdict=f"{verdict.outcome} {_unfailing(result)}{_evidence(result)}",
         why=profile.because(verdict),
         reasons=verdict.reasons,
         decisive=[sentence(check, verdict.against) for check in summary.decisive(verdict)],
@@ -59,7 +59,7 @@ def explained(result: Measurement) -> Explained:
         listed=counts.sentences(counted, judged=False, by_rank=by_rank),
         remarks=counts.remarks(counted),
         not_counted=[] if (hidden := summary.not_counted(result)) is None else [f"counts: {hidden}"],
-        excuses=list(filter(None, (SHARED if result.shared else None, summary.known_issue(result)))),
+        excuses=[*([SHARED] if result.shared else []), *summary.excuses(result)],
         predicted=prediction(result.dry_facts, result.unit),
         changed=[f"{summary.since(verdict)}: {'; '.join(verdict.changed)}"] if verdict.changed else [],
         notes=[f"note: {note}" for note in summary.launch_notes(result)],
@@ -70,6 +70,10 @@ def explained(result: Measurement) -> Explained:
             *_tracebacks(result.runs, "arm B, launch" if result.before else "launch"),
         ],
     )
+
+
+def _unfailing(result: Measurement) -> str:
+    return "(waived) " if result.excused == "waived" else "(shadow) " if result.shadow else ""
 
 
 def _evidence(result: Measurement) -> str:

@@ -32,7 +32,11 @@ def render(sessions: Sequence[SessionFile]) -> str:
     results.sort(key=lambda result: WORST_FIRST.index(summary.verdict(result)))
     urgent = [result for result in results if summary.needs_words(result)]
     quiet = [result for result in results if not summary.needs_words(result)]
-    notes = [(result.case_id, note[:MAX_NOTE]) for result in quiet for note in summary.quiet_notes(result)]
+    notes = [
+        (each.case_id, note)
+        for each in quiet
+        for note in (*summary.excuses(each), *(told[:MAX_NOTE] for told in summary.quiet_notes(each)))
+    ]
     return rendered(
         "summary.md.j2",
         sessions,
@@ -87,4 +91,4 @@ def _explanation(result: Measurement) -> list[str]:
     told = explained(result)
     found = [line[:MAX_FINDING] for line in cut(told.findings, MAX_FINDINGS)]
     since = [*told.not_counted, *told.changed, *told.traces, *told.notes]
-    return [*told.why, *told.reasons, *told.decisive, *found, *since]
+    return [*told.why, *told.reasons, *told.decisive, *found, *told.excuses, *since]

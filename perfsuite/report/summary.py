@@ -17,7 +17,13 @@ from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdic
 from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
 from perfsuite.verdict.comparability import UNEXPLAINED
 
-MARKS = ("shared", "blind", "not counted", "dry run")  # what may stand next to a verdict: see `marks`
+MARKS = (
+    "shadow",
+    "shared",
+    "blind",
+    "not counted",
+    "dry run",
+)  # what may stand next to a verdict: see `marks`
 NOTES_SHOWN = 5  # number of different notes that are shown of the cases that nobody needs to look at
 LONGEST_SENTENCE = 160  # letters of a finding in a table, which has a few words for it
 JUDGED_ALL_THE_SAME = ("unlike", "loss")
@@ -90,10 +96,11 @@ def _counts_that_tell(judged: Verdict, outcome: Outcome) -> list[str]:
 
 
 def marks(result: Measurement) -> list[str]:
-    """Return the marks of a verdict: `shared` figures prove nothing, a `blind` gate may miss a change, a
-    step that was `not counted` did work out of sight, a `dry run` computed nothing."""
+    """Return the marks of a verdict: it fails no test in `shadow` mode, `shared` figures prove nothing, a
+    `blind` gate may miss a change, a step that was `not counted` did work out of sight, a `dry run` computed
+    nothing."""
     is_blind = any(check.blind for check in result.verdict.checks)
-    holding = (result.shared, is_blind, not_counted(result) is not None, result.dry)
+    holding = (result.shadow, result.shared, is_blind, not_counted(result) is not None, result.dry)
     return [mark for mark, holds in zip(MARKS, holding, strict=True) if holds]
 
 
@@ -116,6 +123,7 @@ def properties(result: Measurement) -> dict[str, str | float]:
         "case_id": result.case_id,
         "framework": result.framework,
         "outcome": result.outcome,
+        **({"excused": result.excused} if result.excused else {}),
         "launches": len(result.runs),
         **result.figures.by_name(),
     }
@@ -133,8 +141,12 @@ def properties(result: Measurement) -> dict[str, str | float]:
             "probe_exponent": check.probe_exponent,
         }
         values |= {f"{check.metric}_{name}": each for name, each in of_check.items() if each is not None}
+    if result.shadow:
+        values["shadow"] = "it would have failed"
     if result.shared:
         values["shared"] = "others used the machine"
+    if result.waivers:
+        values["waivers"] = "; ".join(result.waivers)
     if blind_metrics := [check.metric for check in result.verdict.checks if check.blind]:
         values["blind"] = in_unit(", ".join(blind_metrics), result.unit)
     if (told := not_counted(result)) is not None:
@@ -243,7 +255,7 @@ def needs_words(result: Measurement) -> bool:
 def in_short(results: Sequence[Measurement]) -> list[str]:
     """Return a few lines about the cases that nobody needs to act upon, however many they are."""
     quiet = [result for result in results if not needs_words(result)]
-    lines = [f"{result.case_id}: {told}" for result in quiet if (told := known_issue(result)) is not None]
+    lines = [f"{result.case_id}: {told}" for result in quiet for told in excuses(result)]
     lines += map(str, scalings(results))
     by_note = defaultdict[str, list[str]](list)
     for result in quiet:
@@ -271,14 +283,14 @@ def quiet_notes(result: Measurement) -> list[str]:
     return [*filter(None, [not_counted(result)]), *unexplained, *launch_notes(result)]
 
 
-def known_issue(result: Measurement) -> str | None:
-    """Return whether a case's known issue is there; None without one, or if it cannot be told."""
+def excuses(result: Measurement) -> list[str]:
+    """Return what waivers say of a case, and whether its known issue is there, if that can be told."""
     issue = next((run.case.known_issue for run in result.runs), None)
     if issue is None or result.dry or (result.excused is None and result.outcome == "failed"):
-        return None
-    if result.excused is not None:
-        return f"known issue still there: {issue.url}"
-    return f"known issue gone: {issue.url}: take known_issue from the case"
+        return [*result.waivers]
+    if result.outcome == "failed":
+        return [f"known issue still there: {issue.url}"]
+    return [*result.waivers, f"known issue gone: {issue.url}: take known_issue from the case"]
 
 
 def notes(result: Measurement) -> list[str]:

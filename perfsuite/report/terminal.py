@@ -82,7 +82,7 @@ def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> 
         style = STYLES[summary.verdict(result)]
         verdict = Text.assemble((style.word, style.colour))
         for mark in summary.marks(result):
-            if mark in ("shared", "not counted") or (mark == "dry run" and not only_dry):
+            if mark in ("shadow", "shared", "not counted") or (mark == "dry run" and not only_dry):
                 verdict.append(f" ({mark})", "" if mark == "dry run" else "yellow")
         grid.add_row(*(column.text(result) for column in columns), verdict)
     ids = ["case", *(printable(result.case_id) for result in results)]

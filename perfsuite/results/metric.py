@@ -190,7 +190,8 @@ ENERGY_PER_TOKEN = _metric("energy_per_token_j", "energy", "J per token", "lower
 
 _BUILT_IN = {metric.name: metric for metric in [*vars().values()] if isinstance(metric, Metric)}
 _TAKEN = frozenset(Figures.model_fields) | {
-    *("case_id", "framework", "outcome", "launches", "hardware_class", "reason", "shared", "blind")
+    *("case_id", "framework", "outcome", "launches", "hardware_class", "reason", "shared", "blind"),
+    *("excused", "waivers", "shadow"),
 }
 """Names that no other package may give to a metric: fields of `Figures`, properties of a case in reports."""
 

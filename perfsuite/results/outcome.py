@@ -13,13 +13,14 @@ from perfsuite.results.run import Run
 Outcome = Literal[
     "passed", "improved", "regressed", "inconclusive", "recorded", "unhealthy", "failed", "undecided"
 ]
-Excuse = Literal["known issue", "out of memory"]
-"""Why a failure is no surprise: `Case.known_issue`, `Case.may_run_out_of_memory`."""
+Excuse = Literal["known issue", "out of memory", "waived"]
+"""Why a failure is no surprise (`Case.known_issue`, `Case.may_run_out_of_memory`), or a
+regression that is tolerated: `perf-waivers.toml`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutcomeStyle:
-    """How one outcome, or one excuse for a failure, is shown in every report."""
+    """How one outcome, or one excuse, is shown in every report."""
 
     word: Outcome | Excuse
     sign: str  # stands before the word on the HTML page
@@ -39,6 +40,7 @@ STYLES: dict[str, OutcomeStyle] = {
         OutcomeStyle(word="undecided", sign="?", colour="yellow"),
         OutcomeStyle(word="inconclusive", sign="?", colour="yellow", letter="I"),
         OutcomeStyle(word="improved", sign="▲", colour="green", letter="i"),
+        OutcomeStyle(word="waived", sign="○", colour="yellow", quiet=True),
         OutcomeStyle(word="known issue", sign="○", colour="yellow", quiet=True),
         OutcomeStyle(word="out of memory", sign="○", colour="yellow", quiet=True),
         OutcomeStyle(word="recorded", sign="●", colour="cyan", letter="r", quiet=True),

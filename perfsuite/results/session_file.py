@@ -35,6 +35,10 @@ class Measurement(Data):
     profile_before: TakenProfile | None = None
     """What it was compared with: the profile of the baseline, or of arm A."""
     excused: Excuse | None = None
+    waivers: tuple[str, ...] = ()
+    """What `perf-waivers.toml` says of each of its regressions."""
+    shadow: bool = False
+    """Whether its test would have failed, were it not for `--perf-shadow`."""
     shared: bool = False
     """Whether others used the machine in the launches that are shown: their figures prove nothing."""
 
@@ -63,6 +67,11 @@ class Measurement(Data):
     def dry(self) -> bool:
         """Whether nothing was computed: its runs are dry runs."""
         return any(run.dry for run in self.runs)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was measured, no step and no dry run."""
+        return not (self.measured_steps or self.dry)
 
     @property
     def by_counts(self) -> bool:
@@ -193,5 +202,6 @@ class SessionFile(Document):
     preflights: tuple[Preflight, ...] = ()
     results: tuple[Measurement, ...]
     skipped: tuple[Skipped, ...]
+    waivers: tuple[str, ...] = ()  # what is to be said of waivers that match nothing, or are not needed
     interrupted_case: str | None = None  # the case that an interrupt cut short
     interrupted_launches: tuple[Run, ...] = ()  # the launches of that case that had ended by then

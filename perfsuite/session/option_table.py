@@ -245,6 +245,13 @@ OPTIONS = (
         help="fail a case that is improved or inconclusive, too: --perf-strict=improved,inconclusive",
     ),
     Option(
+        name="shadow",
+        ini=True,
+        of_verdict=True,
+        help="measure and judge, but fail no test for it: the end says how many cases would have failed",
+        page="See [Shadow mode](your-repository.md#shadow-mode)",
+    ),
+    Option(
         name="min-judged",
         metavar="SHARE",
         parse=share,

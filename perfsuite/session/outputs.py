@@ -23,11 +23,12 @@ def lines(session: Session, *, whole: bool, color: bool, width: int | None) -> l
     """
     measurements = session.results
     told = [f"note: {note}" for note in summary.machine_notes(measurements)]
+    told += [f"note: {each}" for each in session_file(session, "running").waivers]
     told += [f"{name}: {arm}" for name, arm in summary.arms_told(session.arm_facts).items()]
     if measurements:
         told.append(table(measurements, color=color, width=width))
     for each in measurements:
-        told_by_its_test = each.outcome == "failed" and each.excused is None
+        told_by_its_test = each.outcome == "failed" and each.excused is None and not each.shadow
         if whole or (summary.needs_words(each) and not told_by_its_test):
             told += ["", explanation(each, whole=whole)]
     return told if whole else [*told, *summary.in_short(measurements)]

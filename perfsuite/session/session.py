@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from functools import cached_property
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from perfsuite import __version__, documents, errors, git
 from perfsuite.analysis.health import all_shared
 from perfsuite.case.case import Case
 from perfsuite.report.text import plural
-from perfsuite.results import environment
+from perfsuite.results import environment, waivers
 from perfsuite.results.outcome import UNJUDGED, UNMEASURED, Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
@@ -32,6 +32,7 @@ from perfsuite.session.preflights import Preflights
 from perfsuite.session.setup import MISSING_FAILS, Setup
 from perfsuite.session.way import Trial, Way
 from perfsuite.verdict.profiled import explained
+from perfsuite.verdict.waivers import remarks, waive
 
 
 @dataclass
@@ -50,11 +51,21 @@ class Session:
     trial: Trial | None = None  # the case that is being measured, or was measured last
     # The id of the case that is being measured: at the end of an interrupted session, the lost one.
     running: str | None = None
+    collected: frozenset[str] = frozenset()  # the ids of all cases, selected or not; empty: not known
     _cases: dict[str, Case] = field(default_factory=dict)
     # The results of earlier parts that are still in `results`, by test and case.
     _earlier: dict[tuple[str, str], Measurement] = field(default_factory=dict)
     _unsaved: str | None = None  # why `results.json` could not be written last
     _noted: tuple[git.Revision, Conditions] | None = None
+
+    def __post_init__(self) -> None:
+        """Read which regressions are tolerated: none of two arms. Raises `FileError` for a bad file."""
+        self.waivers = () if self.way.arms else waivers.read(self.setup.options.root / waivers.FILE)
+
+    @property
+    def today(self) -> date:
+        """The day for which waivers hold or not."""
+        return datetime.fromisoformat(self.started_at).date()
 
     @cached_property
     def directory(self) -> SessionDir:
@@ -131,7 +142,7 @@ class Session:
         where = "" if isinstance(error, errors.PerfsuiteError) else f" ({_traceback(error, trial.directory)})"
         reasons = (f"{errors.told(error)}{where}",)
         verdict = Verdict(outcome="failed", launches=len(trial.runs), failure="error", reasons=reasons)
-        self.keep(_result(trial, nodeid, verdict))
+        self._keep(trial, nodeid, verdict)
 
     def measure(self, case: Case, nodeid: str) -> Measurement:
         """Launch a case and judge it until decided; record a baseline where there is none.
@@ -156,7 +167,7 @@ class Session:
             self.record_error(case, nodeid, error)
             raise
         self.running = None
-        self.keep(_result(trial, nodeid, verdict))
+        self._keep(trial, nodeid, verdict)
         try:
             self._profile(trial)  # it may be interrupted, or fail
         finally:
@@ -187,6 +198,14 @@ class Session:
         if profiled is not None:
             self.results[-1] = profiled
             self.save()
+
+    def _keep(self, trial: Trial, nodeid: str, verdict: Verdict) -> None:
+        result = _result(trial, nodeid, verdict)
+        is_waived, told = waive(result, self.waivers, self.today)
+        result = result.replace(excused="waived" if is_waived else result.excused, waivers=told)
+        options = self.setup.options
+        fails = options.is_failing(result) or (result.excused is None and result.is_empty)
+        self.keep(result.replace(shadow=options.shadow and fails))
 
     def keep(self, measurement: Measurement) -> None:
         """Take a result in, in place of what an earlier part of this session had for it, and save it."""
@@ -229,7 +248,8 @@ class Session:
     @property
     def judged(self) -> int:
         """How many of the results are a verdict on the code."""
-        return sum(each.outcome not in UNJUDGED and each.excused is None for each in self.results)
+        judged = [each for each in self.results if each.outcome not in UNJUDGED]
+        return sum(each.excused in (None, "waived") for each in judged)
 
     @property
     def too_few_judged(self) -> bool:
@@ -256,6 +276,7 @@ def session_file(session: Session, status: Status) -> SessionFile:
         preflights=(*(() if earlier is None else earlier.preflights), *session.nodes.made),
         results=tuple(session.results),
         skipped=tuple(session.skipped),
+        waivers=remarks(session.waivers, session.results, session.collected, session.today),
         interrupted_case=session.running,
         interrupted_launches=tuple(session.launches) if session.running is not None else (),
     )

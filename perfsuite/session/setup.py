@@ -38,6 +38,7 @@ class Options:
     explain: bool = False
     fail_without_baseline: bool = False
     strict: frozenset[str] = frozenset()
+    shadow: bool = False
     min_judged: float = 0  # share of the cases, from 0 to 1
     wait_quiet_s: float = WAIT_S
     allow_shared: bool = False
@@ -54,9 +55,8 @@ class Options:
         return "wait" if self.wait_quiet_s else "again"
 
     def is_failing(self, measurement: Measurement) -> bool:
-        """Whether a test fails with this measurement."""
-        is_excused = measurement.outcome == "failed" and measurement.excused is not None
-        return measurement.outcome in {"failed", "regressed", *self.strict} and not is_excused
+        """Whether a test fails with this measurement, or would without `shadow`."""
+        return measurement.excused is None and measurement.outcome in {"failed", "regressed", *self.strict}
 
 
 @dataclass

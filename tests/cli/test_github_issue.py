@@ -111,9 +111,20 @@ def test_an_issue_says_first_what_is_likely_to_be_the_cause() -> None:
     assert "aten::op3" not in create.text
 
 
+def test_a_waived_regression_opens_no_issue_and_is_told_where_one_is_open() -> None:
+    why = "waived: tokens/s -49.4%: 60% tolerated until 2026-12-31, @me, https://example.org/1"
+    waived = SLOW.replace(excused="waived", waivers=(why,))
+    assert told(waived) == []
+    _, create = told(waived, crashed("x", case_id="other"))
+    assert Issue(1, create.text).subjects == ["other"]
+    assert f"- `{CASE}`: **regressed** (waived) after 3 launches" in create.text
+    assert "60% tolerated until 2026-12-31, @\u200bme, https://example.org/1" in create.text
+
+
 @pytest.mark.parametrize(
     ("night", "call"),
     [
+        pytest.param((SLOW.replace(excused="waived"),), "close", id="waived"),
         pytest.param((GOOD,), "close", id="good"),
         pytest.param((), "edit", id="not measured"),
         pytest.param((NOISY,), "edit", id="inconclusive"),

@@ -208,16 +208,31 @@ def test_what_counts_samples_says_so_for_machines_too() -> None:
     assert [name for name in told if "token" in name] == []
 
 
+def test_a_waived_regression_is_told_in_few_words_and_says_who_tolerates_it() -> None:
+    why = "waived: tokens/s -49.4%: 60% tolerated until 2026-12-31, @me, https://example.org/1"
+    slow = make_result(*[now(tokens_per_s=50_000)] * 3, excused="waived", waivers=(why,))
+    assert summary.tally([slow]) == ["1 waived"]
+    assert summary.in_short([slow]) == [f"{slow.case_id}: {why}"]
+    assert (summary.verdict(slow), summary.needs_words(slow)) == ("waived", False)
+    assert summary.reason(slow).startswith("tokens/s -49.4%")
+    told = summary.properties(slow)
+    assert (told["outcome"], told["excused"], told["waivers"]) == ("regressed", "waived", why)
+    issue = KnownIssue(url="https://example.org/1", failure="crash")
+    known = tuple(run.replace(case=run.case.replace(known_issue=issue)) for run in slow.runs)
+    gone = "known issue gone: https://example.org/1: take known_issue from the case"
+    assert summary.excuses(slow.replace(runs=known)) == [why, gone]
+
+
 def test_a_known_issue_excuses_a_failure_and_is_told_whether_it_is_gone() -> None:
     run = now()
     issue = KnownIssue(url="https://example.org/1", failure="crash")
     known = run.replace(case=run.case.replace(known_issue=issue))
-    assert summary.known_issue(make_result(run)) is None
+    assert summary.excuses(make_result(run)) == []
     gone = "known issue gone: https://example.org/1: take known_issue from the case"
     recorded = make_result(known, before=None)
     assert summary.in_short([recorded]) == [f"{recorded.case_id}: {gone}"]
     crash = known.replace(failure=Failure(kind="crash", message="x"))
-    assert summary.known_issue(make_result(crash)) is None
+    assert summary.excuses(make_result(crash)) == []
     excused = make_result(crash, excused="known issue")
     there = f"{excused.case_id}: known issue still there: https://example.org/1"
     assert summary.in_short([excused]) == [there]

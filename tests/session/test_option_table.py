@@ -94,6 +94,7 @@ def test_a_verdict_depends_on_these_alone() -> None:
         "--perf-min-launches": "1",
         "--perf-record-launches": "3",
         "--perf-missing-baseline": "fail",
+        "--perf-shadow": "no",
         "--perf-no-counts": "no",
         "--perf-baselines": "/repo/baselines",
         "--perf-inject": "nan",

@@ -9,16 +9,29 @@ from perfsuite import documents, git
 from perfsuite import measure as running
 from perfsuite.case.case import Case
 from perfsuite.documents import plain
-from perfsuite.errors import BusyError, PerfsuiteError
+from perfsuite.errors import BusyError, FileError, PerfsuiteError
+from perfsuite.launch.arm import HERE
 from perfsuite.report.summary import interruption
 from perfsuite.results import baseline
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile, Skipped
 from perfsuite.results.store import SessionDir, Store
-from perfsuite.session.session import session_file
-from tests.samples import COMMIT, DISTURBED, make_case, make_run, make_shared, never_run
-from tests.session.making import PASSED, RECORDED, Held, Sessions
+from perfsuite.session.against_arm import AgainstArm
+from perfsuite.session.outputs import lines
+from perfsuite.session.session import Session, session_file
+from tests.samples import (
+    BEFORE,
+    COMMIT,
+    DISTURBED,
+    make_case,
+    make_result,
+    make_run,
+    make_shared,
+    never_run,
+    now,
+)
+from tests.session.making import PASSED, RECORDED, Held, Sessions, make_setup
 from tests.twin_counts import launch
 
 
@@ -295,3 +308,70 @@ def test_a_session_that_launches_nothing_takes_no_lock(sessions: Sessions) -> No
     ours = sessions.make(fail_without_baseline=True)
     ours.setup.lock = Held()
     assert ours.measure(make_case(), "test").verdict.failure == "no_baseline"
+
+
+WAIVER = """
+[[waiver]]
+case = "fake-*"
+metric = "{metric}"
+tolerated = "{tolerated}"
+issue = "https://example.org/1"
+owner = "@me"
+until = {until}
+"""
+
+
+def waived_session(sessions: Sessions, **fields: str) -> Session:
+    """A session of a slow case with a file of one waiver."""
+    values = {"metric": "tokens/s", "tolerated": "60%", "until": "2999-12-31", **fields}
+    (sessions.directory / "perf-waivers.toml").write_text(WAIVER.format(**values))
+    slow = make_result(*[now(tokens_per_s=50_000)] * 3)
+    sessions.launch(*slow.runs, verdict=slow.verdict)
+    ours = sessions.make()
+    ours.measure(BEFORE.case, "test")
+    return ours
+
+
+def test_a_waived_regression_is_judged_and_fails_nothing(sessions: Sessions) -> None:
+    ours = waived_session(sessions)
+    (result,) = documents.read(ours.directory.results, SessionFile).results
+    assert (result.outcome, result.excused) == ("regressed", "waived")
+    assert result.waivers == (
+        "waived: tokens/s -49.4%: 60% tolerated until 2999-12-31, @me, https://example.org/1",
+    )
+    assert not ours.setup.options.is_failing(result)
+    assert (ours.judged, ours.nothing_measured) == (1, False)
+    assert session_file(ours, "complete").waivers == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [({"tolerated": "20%"}, "beyond the waiver"), ({"until": "2026-01-31"}, "ended on 2026-01-31")],
+)
+def test_a_waiver_that_does_not_hold_leaves_a_regression_red(
+    sessions: Sessions, fields: dict[str, str], why: str
+) -> None:
+    ours = waived_session(sessions, **fields)
+    (result,) = ours.results
+    assert (result.excused, ours.setup.options.is_failing(result)) == (None, True)
+    assert why in result.waivers[0]
+
+
+def test_a_waiver_that_matches_nothing_is_said_at_the_end_and_in_the_file(sessions: Sessions) -> None:
+    ours = waived_session(sessions, metric="tokens")
+    ours.collected = frozenset({BEFORE.case.id})
+    (said,) = session_file(ours, "complete").waivers
+    assert "the waiver of tokens for fake-* matches no metric and no count" in said
+    assert f"note: {said}" in lines(ours, whole=False, color=False, width=None)
+
+
+def test_a_bad_file_of_waivers_is_an_error_before_anything_is_measured(sessions: Sessions) -> None:
+    (sessions.directory / "perf-waivers.toml").write_text("[[waiver]]\ncase = 'x'")
+    with pytest.raises(FileError, match=r"perf-waivers.toml: waiver 1 \(case x\): metric: Field required"):
+        sessions.make()
+
+
+def test_two_arms_are_compared_without_waivers(tmp_path: Path) -> None:
+    (tmp_path / "perf-waivers.toml").write_text("not TOML")
+    made = make_setup(tmp_path, [])
+    assert Session(made, AgainstArm(made, (HERE, HERE))).waivers == ()

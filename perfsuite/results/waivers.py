@@ -1,0 +1,79 @@
+"""Reads `perf-waivers.toml`: regressions that a project tolerates for a while, and how much of each."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from datetime import date, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from perfsuite.documents import Data, explain, read_text
+from perfsuite.errors import FileError
+
+FILE = "perf-waivers.toml"  # in the root directory of the cases
+_SHARE = re.compile(r"\d{1,6}(\.\d+)?\s*%")
+
+
+def _day(value: Any) -> date:
+    try:
+        day = date.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        day = None
+    if not isinstance(day, date) or isinstance(day, datetime):
+        raise ValueError("give a day, as 2026-12-31")
+    return day
+
+
+def _tolerated(value: Any) -> str | int:
+    is_share = isinstance(value, str) and _SHARE.fullmatch(value) and float(value.rstrip("% ")) > 0
+    if not is_share and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):
+        raise ValueError('give a share, as "22%", or for a count its growth in calls, bytes or FLOP, as 24')
+    return value  # type: ignore[no-any-return]
+
+
+class Waiver(Data):
+    """What one regression may cost until when, and who sees to it."""
+
+    case: str = Field(min_length=1)  # an id; `*` and `?` match
+    metric: str = Field(min_length=1)  # a metric's name or label, or what of the counts; `*` and `?` match
+    tolerated: Annotated[str | int, BeforeValidator(_tolerated)]
+    """The largest change: a share of the figure, or by how much a count may grow."""
+    issue: str = Field(pattern=r"^https?://\S+$")
+    owner: str = Field(min_length=1)
+    until: Annotated[date, BeforeValidator(_day)]
+    """The last day on which it holds."""
+
+    @property
+    def name(self) -> str:
+        """It, in an explanation."""
+        return f"the waiver of {self.metric} for {self.case}"
+
+    @property
+    def told(self) -> str:
+        """What it tolerates, until when, who sees to it and where."""
+        return f"{self.tolerated} tolerated until {self.until}, {self.owner}, {self.issue}"
+
+
+def read(file: Path) -> tuple[Waiver, ...]:
+    """The waivers of a file, none without such a file. Raises `FileError`, which names the entry."""
+    try:
+        content = tomllib.loads(read_text(file))
+    except FileNotFoundError:
+        return ()
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise FileError(f"{file} cannot be read: {error}; it is TOML, with a [[waiver]] for each") from error
+    entries = content.pop("waiver", [])
+    if content or not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
+        raise FileError(f"{file}: {', '.join(content) or 'waiver'}: it may hold [[waiver]] tables alone")
+    waivers = []
+    for number, entry in enumerate(entries, 1):
+        try:
+            waivers.append(Waiver.model_validate(entry))
+        except ValidationError as error:
+            fields = tuple(Waiver.model_fields)
+            told = f"waiver {number} (case {entry.get('case', 'missing')}): {explain(error, fields)}"
+            raise FileError(f"{file}: {told}; a waiver has {', '.join(fields)}") from None
+    return tuple(waivers)

@@ -1,0 +1,130 @@
+"""Says which regressions are waived, and which waivers nobody needs. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Sequence
+from datetime import date
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from perfsuite.results.metric import in_unit
+from perfsuite.results.outcome import Check
+from perfsuite.results.quantities import quantities
+from perfsuite.results.session_file import Measurement
+from perfsuite.results.waivers import FILE, Waiver
+
+_KIND = re.compile(r"(\w+) of \d+ rank")  # of a collective, whatever its group
+
+
+class Regression(NamedTuple):
+    """A metric or a count that is worse."""
+
+    names: set[str]  # what a waiver may call it
+    told: str
+    share: float  # size of its change, relative
+    growth: int | None  # of a count, in its unit
+
+
+def waive(result: Measurement, waivers: Sequence[Waiver], today: date) -> tuple[bool, tuple[str, ...]]:
+    """Whether all that regressed in a case is waived, and what waivers say of each regression."""
+    if result.outcome != "regressed":
+        return False, ()
+    told, is_waived = list[str](), True
+    for found in _regressions(result):
+        own = [each for each in _of_case(waivers, result) if _matches(each, found.names)]
+        why_not = {each: _why_not(each, found, today) for each in own}
+        holds = [f"waived: {found.told}: {each.told}" for each, why in why_not.items() if why is None]
+        told += holds[:1] or [f"not waived: {found.told}: {why}" for why in why_not.values()]
+        is_waived = is_waived and bool(holds)
+    return is_waived, tuple(told)
+
+
+def remarks(
+    waivers: Sequence[Waiver], results: Sequence[Measurement], collected: Collection[str], today: date
+) -> tuple[str, ...]:
+    """The waivers that match nothing, or are not needed any more; `collected` are ids, empty if not known."""
+    told = [(each, _remark(each, results, collected)) for each in waivers]
+    ended = {each: f", and ended on {each.until}" if each.until < today else "" for each in waivers}
+    return tuple(f"{FILE}: {each.name} {remark}{ended[each]}" for each, remark in told if remark)
+
+
+def _remark(waiver: Waiver, results: Sequence[Measurement], collected: Collection[str]) -> str | None:
+    if collected and not any(fnmatchcase(case, waiver.case) for case in collected):
+        return f"matches none of the {len(collected)} cases here"
+    judged = [each for each in results if each.runs and _of_case([waiver], each)]
+    known = dict.fromkeys(name for each in judged for name in (*_of_checks(each), *sorted(_counted(each))))
+    if known and not _matches(waiver, known):
+        return f"matches no metric and no count of them, which are {', '.join(known)}"
+    is_gone = judged and all(_is_good(waiver, each) for each in judged)
+    return "is not needed any more: take it out" if is_gone else None
+
+
+def _is_good(waiver: Waiver, result: Measurement) -> bool:
+    """Whether a case was judged by all that a waiver names, and nothing of that is worse."""
+    checks = [check for check in result.verdict.checks if _matches(waiver, _called(check, result))]
+    good = [check.outcome in ("passed", "improved") for check in checks]
+    if _matches(waiver, _counted(result)):
+        counts = result.verdict.counts
+        good.append(counts is not None and counts.compared and counts.outcome != "not counted")
+    is_worse = any(_matches(waiver, each.names) for each in _regressions(result))
+    return result.outcome != "failed" and bool(good) and all(good) and not is_worse
+
+
+def _why_not(waiver: Waiver, found: Regression, today: date) -> str | None:
+    """Why a waiver does not hold for a regression that it names; None if it does."""
+    if waiver.until < today:
+        return f"{waiver.name} ended on {waiver.until}, {waiver.owner}, {waiver.issue}"
+    if isinstance(waiver.tolerated, str):
+        is_within = round(found.share, 6) <= float(waiver.tolerated.rstrip("% ")) / 100
+    elif found.growth is None:
+        return f'{waiver.name} tolerates {waiver.tolerated}, a growth of counts: give a share, as "22%"'
+    else:
+        is_within = found.growth <= waiver.tolerated
+    return None if is_within else f"beyond {waiver.name}: {waiver.told}"
+
+
+def _regressions(result: Measurement) -> list[Regression]:
+    found = []
+    for check in result.verdict.checks:
+        if check.outcome == "regressed":
+            share = math.inf if check.change is None else abs(check.change)
+            told = check.label + ("" if check.change is None else f" {check.change:+.1%}")
+            found.append(Regression(_called(check, result), told, share, None))
+    counts = result.verdict.counts
+    for each in counts.findings if counts is not None else ():
+        if each.outcome == "regressed":
+            growth = abs(each.now - each.before)
+            share = growth / each.before if each.before else math.inf
+            found.append(Regression(_of_counts(each.quantity, each.field), each.sentence, share, growth))
+    return found
+
+
+def _of_case(waivers: Sequence[Waiver], result: Measurement) -> list[Waiver]:
+    return [each for each in waivers if fnmatchcase(result.case_id, each.case)]
+
+
+def _matches(waiver: Waiver, names: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, waiver.metric) for name in names)
+
+
+def _called(check: Check, result: Measurement) -> set[str]:
+    return {check.metric, in_unit(check.metric, result.unit), check.label}
+
+
+def _of_checks(result: Measurement) -> list[str]:
+    return [name for check in result.verdict.checks for name in sorted(_called(check, result))]
+
+
+def _of_counts(*names: str) -> set[str]:
+    return {*names, *(kind[1] for name in names if (kind := _KIND.match(name)))}
+
+
+def _counted(result: Measurement) -> set[str]:
+    """What a waiver may call the counts of a case."""
+    every = [entry.counts for entry in result.counts]
+    fields = (name for each in quantities(every) for one in every for name in each.read(one) or ())
+    findings = () if result.verdict.counts is None else result.verdict.counts.findings
+    names = (*(each.name for each in quantities(every)), *(each.quantity for each in findings))
+    return _of_counts(*names, *fields)

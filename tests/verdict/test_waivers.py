@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+from datetime import date
+from typing import Any
+
+import pytest
+
+from perfsuite.results.counts import RankCounts
+from perfsuite.results.outcome import CountCheck, Finding
+from perfsuite.results.session_file import Measurement
+from perfsuite.results.waivers import Waiver
+from perfsuite.verdict.waivers import remarks, waive
+from tests.counted import make_counts, make_finding
+from tests.samples import BEFORE, make_image_result, make_result, never_run, now
+
+TODAY = date(2026, 11, 24)
+ISSUE = "https://example.org/1"
+CASE = BEFORE.case.id
+SLOW = make_result(*[now(tokens_per_s=80_000)] * 3)  # -19.0 %
+GOOD = make_result(BEFORE)
+
+
+def waiver(**changes: Any) -> Waiver:
+    values = {"case": "fake-*", "metric": "tokens_per_s", "tolerated": "22%", "owner": "@me", **changes}
+    return Waiver(**{"issue": ISSUE, "until": date(2026, 12, 31), **values})
+
+
+def counted(
+    *findings: Finding, outcome: Any = "regressed", timed: Any = None, counts: Any = None
+) -> Measurement:
+    """A case whose counts changed, and whose times did not unless told otherwise."""
+    run = BEFORE.replace(counts=(RankCounts(ranks=(0, 1), counts=make_counts()),))
+    checks = (timed or GOOD).verdict.checks
+    counts = CountCheck(outcome=counts or outcome, findings=findings)
+    verdict = GOOD.verdict.replace(outcome=outcome, counts=counts, checks=checks)
+    return make_result(run, verdict=verdict)
+
+
+GATHER = make_finding(
+    quantity="all_gather of 64 ranks", field="all_gather of 64 ranks: bytes", before=100, now=114
+)
+NEW = make_finding(quantity="host reads", field="host reads in backward", unit="calls", before=0, now=24)
+
+
+@pytest.mark.parametrize(
+    ("result", "fields"),
+    [
+        pytest.param(SLOW, {}, id="by a metric's name"),
+        pytest.param(SLOW, {"metric": "tokens/s"}, id="by its label"),
+        pytest.param(SLOW, {"metric": "tokens*", "case": CASE}, id="by patterns"),
+        pytest.param(SLOW, {"tolerated": "19.1 %"}, id="just"),
+        pytest.param(SLOW, {"until": TODAY}, id="on its last day"),
+        pytest.param(
+            make_image_result(), {"case": "*", "metric": "samples_*", "tolerated": "60%"}, id="of samples"
+        ),
+        pytest.param(counted(GATHER), {"metric": "all_gather of 64 ranks"}, id="a quantity"),
+        pytest.param(counted(GATHER), {"metric": "all_gather"}, id="a kind of collective"),
+        pytest.param(counted(GATHER), {"metric": "all_gather", "tolerated": 14}, id="its growth"),
+        pytest.param(counted(NEW), {"metric": "host reads", "tolerated": 24}, id="from none"),
+        pytest.param(counted(NEW), {"metric": "host reads in backward", "tolerated": 24}, id="a field"),
+    ],
+)
+def test_a_regression_within_the_bound_is_waived(result: Measurement, fields: dict[str, Any]) -> None:
+    mine = waiver(**fields)
+    is_waived, told = waive(result, [waiver(metric="peak memory"), mine], TODAY)
+    assert is_waived
+    assert [line.startswith("waived: ") and line.endswith(f": {mine.told}") for line in told] == [True] * len(
+        told
+    )
+    assert told
+
+
+@pytest.mark.parametrize(
+    ("result", "fields", "why"),
+    [
+        pytest.param(
+            SLOW, {"tolerated": "18.9%"}, "beyond the waiver of tokens_per_s for fake-*: 18.9%", id="bound"
+        ),
+        pytest.param(
+            SLOW,
+            {"until": date(2026, 11, 23)},
+            f"the waiver of tokens_per_s for fake-* ended on 2026-11-23, @me, {ISSUE}",
+            id="past",
+        ),
+        pytest.param(
+            SLOW, {"tolerated": 22}, 'tolerates 22, a growth of counts: give a share, as "22%"', id="growth"
+        ),
+        pytest.param(
+            counted(NEW), {"metric": "host reads", "tolerated": "999%"}, "beyond the waiver", id="no share"
+        ),
+        pytest.param(
+            counted(NEW), {"metric": "host reads", "tolerated": 23}, "beyond the waiver", id="growth beyond"
+        ),
+        pytest.param(
+            counted(GATHER), {"metric": "all_gather", "tolerated": "13.9%"}, "beyond", id="count beyond"
+        ),
+    ],
+)
+def test_beyond_the_bound_or_past_the_date_it_is_red_and_says_why(
+    result: Measurement, fields: dict[str, Any], why: str
+) -> None:
+    is_waived, (told,) = waive(result, [waiver(**fields)], TODAY)
+    assert not is_waived
+    assert told.startswith("not waived: ")
+    assert why in told
+
+
+@pytest.mark.parametrize(
+    "fields", [{"case": "ddp-*"}, {"metric": "peak memory"}, {"metric": "tokens_per_second"}]
+)
+def test_a_waiver_of_something_else_says_nothing(fields: dict[str, Any]) -> None:
+    assert waive(SLOW, [waiver(**fields)], TODAY) == (False, ())
+    assert waive(SLOW, [], TODAY) == (False, ())
+
+
+def test_every_regression_of_a_case_needs_a_waiver() -> None:
+    both = counted(GATHER, NEW, timed=SLOW)
+    one = [waiver(), waiver(metric="all_gather")]
+    is_waived, told = waive(both, one, TODAY)
+    assert (is_waived, len(told)) == (False, 2)
+    assert waive(both, [*one, waiver(metric="host reads", tolerated=24)], TODAY)[0]
+
+
+def test_the_widest_of_two_waivers_counts_and_is_told_alone() -> None:
+    is_waived, told = waive(SLOW, [waiver(tolerated="5%"), waiver()], TODAY)
+    assert is_waived
+    assert told == (f"waived: tokens/s -19.0%: {waiver().told}",)
+
+
+def test_only_what_regressed_is_waived() -> None:
+    failed = SLOW.replace(verdict=SLOW.verdict.replace(outcome="failed", failure="loss"))
+    for result in (failed, never_run(), GOOD):
+        assert waive(result, [waiver()], TODAY) == (False, ())
+
+
+OF = "perf-waivers.toml: the waiver of tokens_per_s for"
+GONE = f"{OF} fake-* is not needed any more: take it out"
+
+
+def test_a_waiver_that_matches_no_case_is_said_if_all_cases_are_known() -> None:
+    mine = waiver(case="ddp-*")
+    assert remarks([mine], [GOOD], {CASE, "other"}, TODAY) == (
+        f"{OF} ddp-* matches none of the 2 cases here",
+    )
+    assert remarks([mine], [GOOD], (), TODAY) == ()
+    assert remarks([waiver()], [], {CASE}, TODAY) == ()  # there, and not selected
+
+
+def test_a_waiver_that_matches_no_metric_is_said_with_those_that_there_are() -> None:
+    (told,) = remarks([waiver(metric="tokens")], [counted(GATHER)], {CASE}, TODAY)
+    begin = (
+        f"{OF.replace('tokens_per_s', 'tokens')} fake-* matches no metric and no count of them, which are "
+    )
+    assert told.startswith(begin)
+    for name in (
+        "tokens_per_s",
+        "peak memory",
+        "kernels in forward",
+        "reduce_scatter",
+        "all_gather of 64 ranks",
+    ):
+        assert name in told.removeprefix(begin).split(", ") or f", {name}" in told
+    assert remarks([waiver(metric="tokens")], [never_run()], {CASE}, TODAY) == ()  # nothing is known of it
+
+
+@pytest.mark.parametrize(
+    ("results", "fields", "is_gone"),
+    [
+        pytest.param([GOOD], {}, True, id="passed"),
+        pytest.param([GOOD, SLOW], {}, False, id="another case needs it"),
+        pytest.param([], {}, False, id="not measured"),
+        pytest.param([SLOW], {"metric": "peak memory"}, True, id="something else regressed"),
+        pytest.param([make_result(BEFORE, before=None)], {}, False, id="recorded"),
+        pytest.param([counted(outcome="passed")], {"metric": "reduce_scatter"}, True, id="counts passed"),
+        pytest.param([counted(GATHER)], {"metric": "reduce_scatter"}, True, id="another count regressed"),
+        pytest.param([counted(GATHER)], {"metric": "all_gather"}, False, id="count regressed"),
+        pytest.param(
+            [counted(outcome="passed", counts="not counted")],
+            {"metric": "reduce_scatter"},
+            False,
+            id="not counted",
+        ),
+    ],
+)
+def test_a_waiver_that_no_case_needs_says_so(
+    results: list[Measurement], fields: dict[str, Any], is_gone: bool
+) -> None:
+    mine = waiver(**fields)
+    said = remarks([mine], results, {CASE}, TODAY)
+    assert said == ((GONE.replace("tokens_per_s", mine.metric),) if is_gone else ())
+    ended = remarks([mine.replace(until=date(2026, 11, 1))], results, {CASE}, TODAY)
+    assert ended == tuple(f"{line}, and ended on 2026-11-01" for line in said)
