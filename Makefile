@@ -154,7 +154,7 @@ NEEDS_NIGHTS = test -n "$(NIGHTS)" || { echo "nights/ holds no results.json: no 
 
 keep: .venv/installed  ## the results in nights/ into the branch perfsuite-history, which is pushed
 	$(NEEDS_NIGHTS)
-	.venv/bin/perfsuite history push $(NIGHTS)
+	.venv/bin/perfsuite history push $(NIGHTS) $(if $(PERFSUITE_NOTIFY_URL),--notify PERFSUITE_NOTIFY_URL)
 
 pages: .venv/installed  ## OUT=site: asv pages of history/ in site/html
 	.venv/bin/perfsuite history publish "$$OUT" --history history \

@@ -84,7 +84,7 @@ def steps(
         is_gone = subject in good or (drifts is not None and subject.startswith(_DRIFT))
         if not is_gone and subject not in bad:
             why = "not measured or not counted again, or not known"
-            bad[subject] = f"- {_code(subject)}: {why}; if this case is gone, close this issue by hand"
+            bad[subject] = f"- {code(subject)}: {why}; if this case is gone, close this issue by hand"
     if issue is None:
         label = Step(("label", "create", LABEL, "--force", "--description", "Opened by perfsuite"))
         create = ("issue", "create", "--title", title(hardware_class), "--label", LABEL, "--body-file", "-")
@@ -107,12 +107,12 @@ def _of_result(result: Measurement) -> str:
     lines = [*told.why[:MOST_CAUSES], *told.reasons, *told.decisive, *cut(told.findings, MOST_CAUSES)]
     lines += [*told.excuses, *told.not_counted, *told.changed]
     outcome, _, evidence = told.verdict.partition(" ")
-    return "\n  - ".join([f"- {_code(result.case_id)}: **{outcome}** {evidence}", *map(_plain, lines)])
+    return "\n  - ".join([f"- {code(result.case_id)}: **{outcome}** {evidence}", *map(_plain, lines)])
 
 
 def _of_drift(finding: Drift) -> str:
     told = "**worse** over many nights; a baseline measured since would accept it"
-    return "\n  - ".join([f"- {_code(finding.case)}: {told}", *map(_plain, finding.sentences())])
+    return "\n  - ".join([f"- {code(finding.case)}: {told}", *map(_plain, finding.sentences())])
 
 
 def _body(bad: Mapping[str, str], waived: Sequence[str], run_url: str) -> str:
@@ -137,7 +137,8 @@ def _plain(text: str) -> str:
     return shown.replace("&#64;", "@\u200b").replace("&#35;", "#\u200b")
 
 
-def _code(text: str) -> str:
+def code(text: str) -> str:
+    """Return text as Markdown code on one line."""
     flat = " ".join(printable(text)[:500].replace("`", "'").split())
     return f"`{flat}`"
 

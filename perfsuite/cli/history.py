@@ -1,4 +1,4 @@
-"""`perfsuite history add | pull | push | list | publish | trend`: keep what sessions measured, for years."""
+"""`perfsuite history add | pull | push | failures | list | publish | trend`: results of years."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import typer
 from rich.text import Text
 
 from perfsuite import documents
+from perfsuite.cli import notify as webhook
 from perfsuite.cli.cases import directory
 from perfsuite.cli.report import LocalStore, stored
 from perfsuite.errors import FileError
@@ -22,10 +23,12 @@ from perfsuite.frameworks.base import require
 from perfsuite.git import git
 from perfsuite.history import store as history
 from perfsuite.history import trend as trends
+from perfsuite.history import verdicts
 from perfsuite.history.asv import export as asv
-from perfsuite.history.store import StoredResult
+from perfsuite.history.store import Place, StoredResult
 from perfsuite.history.trend import Trend
 from perfsuite.report.terminal import console, plain_table
+from perfsuite.report.text import plural
 from perfsuite.results.amounts import amount
 from perfsuite.results.store import BASELINES, STORE, Store
 
@@ -42,6 +45,15 @@ Worktree = Annotated[Path, directory("history", "Directory for the branch of the
 HistoryBranch = Annotated[str, typer.Option("--branch", help="The branch of the history.")]
 BRANCH, WORKTREE = "perfsuite-history", Path("history")
 COMMITTER = ("-c", "user.name=perfsuite", "-c", "user.email=perfsuite@users.noreply.github.com")
+Since = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Only sessions from this day on.")]
+Notify = Annotated[
+    str | None,
+    typer.Option(
+        metavar="VARIABLE",
+        help="Post which cases turned red, green or undecided since the last night, to the webhook of Slack "
+        "or Mattermost whose address is in this environment variable.",
+    ),
+]
 Branch = Annotated[
     str, typer.Option("--branch", help="The branch whose commits are shown; that which is checked out.")
 ]
@@ -52,6 +64,7 @@ def add(
     results: Annotated[list[Path] | None, typer.Argument(help="results.json of sessions.")] = None,
     history_dir: History = HISTORY,
     store: LocalStore = STORE,
+    notify: Notify = None,
 ) -> None:
     """Add sessions to a history; without arguments all of the local store. Adding one again changes nothing.
 
@@ -59,8 +72,10 @@ def add(
     with uncommitted changes. Exit status 1 if nothing can be kept of all that was asked for by name, 2 if a
     file cannot be read; the others are added all the same.
     """
+    if notify is not None:
+        webhook.check_name(notify)
     out = console()
-    kept, bad = 0, False
+    kept, bad, files = 0, False, list[Path]()
     for file in results or stored(store):
         try:
             added = history.add(history_dir, file)
@@ -75,6 +90,9 @@ def add(
         if added.known:
             out.print(f"there already: {file}")
         kept += added.kept
+        files += added.written
+    if notify is not None:
+        out.print(webhook.announce(notify, history_dir, files, results or stored(store)))
     if bad:
         raise typer.Exit(2)
     if results and not kept:
@@ -109,12 +127,13 @@ def push(
     results: Annotated[list[Path], typer.Argument(help="results.json of sessions.")],
     history_dir: Worktree = WORKTREE,
     branch: HistoryBranch = BRANCH,
+    notify: Notify = None,
 ) -> None:
     """Pull the branch of the history, add sessions, and push it. Exit status as that of `add`."""
     pull(history_dir, branch)
     status = 0
     try:
-        add(results, history_dir)
+        add(results, history_dir, notify=notify)
     except typer.Exit as ended:  # what could be added is pushed all the same
         status = ended.exit_code
     git("add", "--all", cwd=history_dir)
@@ -124,15 +143,42 @@ def push(
     raise typer.Exit(status)
 
 
+@app.command()
+def failures(
+    history_dir: History = HISTORY,
+    hardware_class: HardwareClass = "*",
+    case: CaseGlob = "*",
+    since: Since = None,
+) -> None:
+    """What failed, or would have in shadow mode, and what passed on a later night by the same baseline."""
+    nights = verdicts.by_case(history_dir, hardware_class=hardware_class, case=case, since=since)
+    found = [failure for each in nights for failure in verdicts.failures(each)]
+    grid = plain_table(("hardware class", "case", "night", "verdict", "taken back"))
+    for night, back in found:
+        later = "no" if back is None else _day(back.place)
+        grid.add_row(night.place.hardware_class, night.case, _day(night.place), night.word, later)
+    if found:
+        console().print(grid)
+    backs = [night.place.commit == back.place.commit for night, back in found if back is not None]
+    shadows = sum(night.verdict.shadow for night, _ in found)
+    sessions = plural(len({night.place.file for each in nights for night in each}), "session")
+    console().print(
+        f"{shadows} would have failed and {len(found) - shadows} failed in {sessions}: {len(backs)} taken "
+        f"back by a later one, {sum(backs)} of them at the same commit"
+    )
+
+
+def _day(place: Place) -> str:
+    return f"{place.day[:4]}-{place.day[4:6]}-{place.day[6:]} {place.commit[:8]}"
+
+
 @app.command("list")
 def list_history(
     history_dir: History = HISTORY,
     hardware_class: HardwareClass = "*",
     case: CaseGlob = "*",
     commit: Annotated[str, typer.Option(help="Only the commit whose hash begins so.")] = "",
-    since: Annotated[
-        datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Only sessions from this day on.")
-    ] = None,
+    since: Since = None,
 ) -> None:
     """What a history holds: for each hardware class and case its sessions and the newest figures."""
     rows = defaultdict[tuple[str, str], list[tuple[str, StoredResult]]](list)

@@ -68,6 +68,14 @@ class StoredResult(Data):
     device_probe: dict[str, float] = Field(default_factory=dict)
 
 
+class StoredVerdict(Data):
+    """What was said of a case in a session."""
+
+    word: str  # the outcome, or what excuses it
+    shadow: bool = False  # whether its test would have failed, but for `--perf-shadow`
+    baselines: str | None = None  # a digest of those that it was judged by
+
+
 class StoredSession(Document):
     """The results of one session on one hardware class at one commit."""
 
@@ -81,6 +89,8 @@ class StoredSession(Document):
     settings: tuple[dict[str, str], ...]
     environments: tuple[dict[str, str], ...]  # distinct environments of the cases
     results: tuple[StoredResult, ...]
+    # By case, also of those that measured nothing and have no result. Older files have none.
+    verdicts: dict[str, StoredVerdict] = Field(default_factory=dict)
 
 
 class Place(NamedTuple):
@@ -146,9 +156,11 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase])
     there = [documents.read(file, StoredSession) for file in directory.glob(f"{time}-*.json")]
     known = [_resolved(each, result) for each in there for result in each.results]
     new = tuple(result for result in session.results if _resolved(session, result) not in known)
-    if not new:
+    told = {(case, verdict) for each in there for case, verdict in each.verdicts.items()}
+    verdicts = {case: verdict for case, verdict in session.verdicts.items() if (case, verdict) not in told}
+    if not new and not verdicts:
         return None
-    session = session.replace(results=new)
+    session = session.replace(results=new, verdicts=verdicts)
     target = directory / f"{time}-{documents.digest(documents.plain(session), 12)}.json"
     for name in {result.case for result in session.results}:
         if not (case_file := _case_file(history, name)).exists():
@@ -215,16 +227,19 @@ def _stored(session: SessionFile) -> tuple[list[StoredSession], dict[str, Stored
     by_part: dict[tuple[datetime, str], list[Measurement]] = {}
     left_out = []
     for result in session.results:
-        if result.no_evidence is not None:
-            left_out.append(f"{result.case_id}: {result.no_evidence}")
-        elif not any(_column(result.healthy_runs, "step_s_p50")):
-            left_out.append(f"{result.case_id}: no launch has a step time")
-        else:
-            part = (_began(session, result), result.runs[0].machine.hardware_class)
+        if (why := _why_no_figures(result)) is not None:
+            left_out.append(f"{result.case_id}: {why}")
+        if not result.dry and all(run.inject is None for run in result.runs):
+            part = (_began(session, result), (result.hardware_class or session.machine.hardware_class))
             by_part.setdefault(part, []).append(result)
     cases: dict[str, StoredCase] = {}
     sessions = [_stored_part(session, *part, results, cases) for part, results in sorted(by_part.items())]
     return sessions, cases, left_out
+
+
+def _why_no_figures(result: Measurement) -> str | None:
+    has_time = any(_column(result.healthy_runs, "step_s_p50"))
+    return result.no_evidence or (None if has_time else "no launch has a step time")
 
 
 def _stored_part(
@@ -240,6 +255,8 @@ def _stored_part(
     environments: list[dict[str, str]] = []
     stored = []
     for result in results:
+        if _why_no_figures(result) is not None:
+            continue
         runs = result.healthy_runs
         last, observed = runs[-1], runs[-1].observed
         name, case = stored_case(last.case)
@@ -263,7 +280,13 @@ def _stored_part(
         hardware_class=hardware_class,
         commit=session.commit,
         started_at=started_at,
-        machine=results[0].healthy_runs[0].machine,
+        machine=next((run.machine for each in results for run in each.runs), session.machine),
+        verdicts={
+            each.case_id: StoredVerdict(
+                word=each.excused or each.outcome, shadow=each.shadow, baselines=each.judged_by
+            )
+            for each in results
+        },
         results=tuple(stored),
         settings=tuple(settings),
         environments=tuple(environments),
@@ -279,8 +302,8 @@ def _index(table: list[dict[str, str]], entry: dict[str, str]) -> int:
 def _began(session: SessionFile, result: Measurement) -> datetime:
     """When the part of the session began that measured a case. Raises ValueError for a bad time."""
     parts = [datetime.fromisoformat(part.started_at).astimezone(UTC) for part in session.parts]
-    launched = datetime.fromisoformat(result.runs[0].started_at).astimezone(UTC)
-    return max(began for began in parts if began <= max(launched, parts[0]))
+    launched = [datetime.fromisoformat(run.started_at).astimezone(UTC) for run in result.runs[:1]]
+    return max(began for began in parts if began <= max([*launched, parts[0]])) if launched else parts[-1]
 
 
 def stored_case(case: Case) -> tuple[str, StoredCase]:

@@ -26,6 +26,8 @@ class Measurement(Data):
     """Its launches, in the order they were made."""
     verdict: Verdict
     baseline_file: str | None
+    judged_by: str | None = None
+    """A digest of the baselines of times and of counts; None if there was none."""
     directory: str
     """The directory with the files of its launches."""
     before: tuple[Run, ...] = ()

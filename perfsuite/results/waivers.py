@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from datetime import date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,24 +14,13 @@ from perfsuite.documents import Data, explain, read_text
 from perfsuite.errors import FileError
 
 FILE = "perf-waivers.toml"  # in the root directory of the cases
-_SHARE = re.compile(r"\d{1,6}(\.\d+)?\s*%")
 
 
-def _day(value: Any) -> date:
-    try:
-        day = date.fromisoformat(value) if isinstance(value, str) else value
-    except ValueError:
-        day = None
-    if not isinstance(day, date) or isinstance(day, datetime):
-        raise ValueError("give a day, as 2026-12-31")
-    return day
-
-
-def _tolerated(value: Any) -> str | int:
-    is_share = isinstance(value, str) and _SHARE.fullmatch(value) and float(value.rstrip("% ")) > 0
+def _tolerated(value: Any) -> Any:
+    is_share = isinstance(value, str) and re.fullmatch(r"\d{1,6}(\.\d+)?\s*%", value) and value.strip("0.% ")
     if not is_share and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):
         raise ValueError('give a share, as "22%", or for a count its growth in calls, bytes or FLOP, as 24')
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 class Waiver(Data):
@@ -40,11 +29,9 @@ class Waiver(Data):
     case: str = Field(min_length=1)  # an id; `*` and `?` match
     metric: str = Field(min_length=1)  # a metric's name or label, or what of the counts; `*` and `?` match
     tolerated: Annotated[str | int, BeforeValidator(_tolerated)]
-    """The largest change: a share of the figure, or by how much a count may grow."""
     issue: str = Field(pattern=r"^https?://\S+$")
     owner: str = Field(min_length=1)
-    until: Annotated[date, BeforeValidator(_day)]
-    """The last day on which it holds."""
+    until: date = Field(strict=True)  # the last day on which it holds
 
     @property
     def name(self) -> str:
@@ -73,7 +60,11 @@ def read(file: Path) -> tuple[Waiver, ...]:
         try:
             waivers.append(Waiver.model_validate(entry))
         except ValidationError as error:
-            fields = tuple(Waiver.model_fields)
-            told = f"waiver {number} (case {entry.get('case', 'missing')}): {explain(error, fields)}"
-            raise FileError(f"{file}: {told}; a waiver has {', '.join(fields)}") from None
+            told = f"waiver {number} (case {entry.get('case', 'missing')}): {explain(error, FIELDS)}"
+            raise FileError(
+                f"{file}: {told}; a waiver has {', '.join(FIELDS)} (without quotes: 2026-12-31)"
+            ) from None
     return tuple(waivers)
+
+
+FIELDS = tuple(Waiver.model_fields)

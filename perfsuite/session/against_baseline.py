@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.dry.driver import dry_run
 from perfsuite.dry.machine import Device
@@ -67,6 +68,8 @@ class AgainstBaseline(Way):
             verdict = required.replace(**seen)
         verdict = with_counts(verdict, trial.runs, reference.counts, str(file))
         trial.baseline_file = known.file if known else None
+        found = [documents.plain(each.baseline) for each in (known, counts) if each is not None]
+        trial.judged_by = documents.digest(found) if found else None
         if verdict.is_recorded:
             hardware_class = trial.runs[-1].machine.hardware_class
             trial.baseline_file = self.setup.baselines.local_file(hardware_class, trial.case.id)

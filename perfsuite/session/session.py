@@ -292,6 +292,7 @@ def _result(trial: Trial, nodeid: str, verdict: Verdict) -> Measurement:
         before=tuple(trial.before[: len(runs)]),
         verdict=verdict,
         baseline_file=None if trial.baseline_file is None else str(trial.baseline_file),
+        judged_by=trial.judged_by,
         directory=str(trial.directory),
         excused=trial.excused,
         shared=all_shared(verdict, runs),

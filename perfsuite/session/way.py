@@ -38,6 +38,8 @@ class Trial:
     """The launches of arm A where two arms are compared: `runs` are those of arm B."""
     baseline_file: Path | None = None
     """The baseline of times that it was judged by, or that its launches become."""
+    judged_by: str | None = None
+    """A digest of the baselines that it was judged by."""
     excused: Excuse | None = None
     """Why its failure is no surprise."""
 

@@ -32,9 +32,9 @@ def waive(result: Measurement, waivers: Sequence[Waiver], today: date) -> tuple[
     if result.outcome != "regressed":
         return False, ()
     told, is_waived = list[str](), True
+    own = [each for each in waivers if fnmatchcase(result.case_id, each.case)]
     for found in _regressions(result):
-        own = [each for each in _of_case(waivers, result) if _matches(each, found.names)]
-        why_not = {each: _why_not(each, found, today) for each in own}
+        why_not = {each: _why_not(each, found, today) for each in own if _matches(each, found.names)}
         holds = [f"waived: {found.told}: {each.told}" for each, why in why_not.items() if why is None]
         told += holds[:1] or [f"not waived: {found.told}: {why}" for why in why_not.values()]
         is_waived = is_waived and bool(holds)
@@ -53,12 +53,14 @@ def remarks(
 def _remark(waiver: Waiver, results: Sequence[Measurement], collected: Collection[str]) -> str | None:
     if collected and not any(fnmatchcase(case, waiver.case) for case in collected):
         return f"matches none of the {len(collected)} cases here"
-    judged = [each for each in results if each.runs and _of_case([waiver], each)]
-    known = dict.fromkeys(name for each in judged for name in (*_of_checks(each), *sorted(_counted(each))))
+    own = [each for each in results if each.runs and fnmatchcase(each.case_id, waiver.case)]
+    known = {name: None for each in own for check in each.verdict.checks for name in _called(check, each)}
+    known |= {name: None for each in own for name in _counted(each)}
     if known and not _matches(waiver, known):
-        return f"matches no metric and no count of them, which are {', '.join(known)}"
-    is_gone = judged and all(_is_good(waiver, each) for each in judged)
-    return "is not needed any more: take it out" if is_gone else None
+        return f"matches no metric and no count of them, which are {', '.join(sorted(known))}"
+    return (
+        "is not needed any more: take it out" if own and all(_is_good(waiver, each) for each in own) else None
+    )
 
 
 def _is_good(waiver: Waiver, result: Measurement) -> bool:
@@ -88,21 +90,16 @@ def _why_not(waiver: Waiver, found: Regression, today: date) -> str | None:
 def _regressions(result: Measurement) -> list[Regression]:
     found = []
     for check in result.verdict.checks:
-        if check.outcome == "regressed":
-            share = math.inf if check.change is None else abs(check.change)
-            told = check.label + ("" if check.change is None else f" {check.change:+.1%}")
-            found.append(Regression(_called(check, result), told, share, None))
-    counts = result.verdict.counts
-    for each in counts.findings if counts is not None else ():
+        if check.outcome == "regressed" and check.change is not None:
+            told = f"{check.label} {check.change:+.1%}"
+            found.append(Regression(_called(check, result), told, abs(check.change), None))
+    for each in result.verdict.counts.findings if result.verdict.counts is not None else ():
         if each.outcome == "regressed":
             growth = abs(each.now - each.before)
             share = growth / each.before if each.before else math.inf
-            found.append(Regression(_of_counts(each.quantity, each.field), each.sentence, share, growth))
+            names = _with_kinds({each.quantity, each.field})
+            found.append(Regression(names, each.sentence, share, growth))
     return found
-
-
-def _of_case(waivers: Sequence[Waiver], result: Measurement) -> list[Waiver]:
-    return [each for each in waivers if fnmatchcase(result.case_id, each.case)]
 
 
 def _matches(waiver: Waiver, names: Iterable[str]) -> bool:
@@ -113,18 +110,13 @@ def _called(check: Check, result: Measurement) -> set[str]:
     return {check.metric, in_unit(check.metric, result.unit), check.label}
 
 
-def _of_checks(result: Measurement) -> list[str]:
-    return [name for check in result.verdict.checks for name in sorted(_called(check, result))]
-
-
-def _of_counts(*names: str) -> set[str]:
-    return {*names, *(kind[1] for name in names if (kind := _KIND.match(name)))}
-
-
 def _counted(result: Measurement) -> set[str]:
-    """What a waiver may call the counts of a case."""
     every = [entry.counts for entry in result.counts]
-    fields = (name for each in quantities(every) for one in every for name in each.read(one) or ())
-    findings = () if result.verdict.counts is None else result.verdict.counts.findings
-    names = (*(each.name for each in quantities(every)), *(each.quantity for each in findings))
-    return _of_counts(*names, *fields)
+    known = quantities(every)
+    return _with_kinds(
+        {name for each in known for one in every for name in (each.name, *(each.read(one) or ()))}
+    )
+
+
+def _with_kinds(names: set[str]) -> set[str]:
+    return names | {kind[1] for name in names if (kind := _KIND.match(name))}

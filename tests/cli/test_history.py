@@ -70,6 +70,31 @@ def test_add_of_a_broken_file_names_it_and_takes_the_others() -> None:
     assert "there already: [bold]x.json" in invoke("add", "[bold]x.json", "--history", "[h]").output
 
 
+def test_failures_shows_what_would_have_failed_and_what_a_later_night_took_back() -> None:
+    good = make_result(RUN, before=None, judged_by="a")
+    good = good.replace(verdict=good.verdict.replace(outcome="passed"))
+    slow = good.replace(verdict=good.verdict.replace(outcome="regressed"))
+    for day, result in enumerate((slow.replace(shadow=True), good, slow, good.replace(judged_by="b")), 1):
+        directory = Path(f"night-{day}")
+        directory.mkdir()
+        file = write_session(directory, result, started_at=f"2026-01-0{day}T00:00:00+00:00")
+        invoke("add", str(file))
+    shown = invoke("failures").output.splitlines()
+    assert [line.split() for line in shown[1:3]] == [
+        [
+            "cpu-test-2c",
+            make_case().id,
+            *["2026-01-01", "0123abcd", "regressed", "(shadow)", "2026-01-02", "0123abcd"],
+        ],
+        ["cpu-test-2c", make_case().id, "2026-01-03", "0123abcd", "regressed", "no"],
+    ]
+    assert shown[3].startswith(
+        "1 would have failed and 1 failed in 4 sessions: 1 taken back by a later one, 1 of"
+    )
+    none = invoke("failures", "--since", "2026-01-04").output.splitlines()
+    assert none[0].startswith("0 would have failed and 0 failed in 1 session: 0 taken back")
+
+
 def test_list_shows_each_case_with_its_newest_figures() -> None:
     for day in ("01", "02"):
         in_store(day)

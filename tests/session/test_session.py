@@ -310,6 +310,23 @@ def test_a_session_that_launches_nothing_takes_no_lock(sessions: Sessions) -> No
     assert ours.measure(make_case(), "test").verdict.failure == "no_baseline"
 
 
+def test_a_result_names_the_baselines_that_it_was_judged_by(sessions: Sessions) -> None:
+    def judged_by() -> str | None:
+        ours = sessions.make()
+        ours.measure(make_case(), "test")
+        return ours.results[-1].judged_by
+
+    setup = sessions.make().setup
+    run = make_run(machine=setup.host.machine_for(make_case()))
+    sessions.launch(run)
+    assert judged_by() is None
+    setup.baselines.write_local(baseline.from_runs([run] * 3))
+    first = judged_by()
+    assert (first is None, judged_by() == first) == (False, True)
+    setup.baselines.write_local(baseline.from_runs([run] * 4))
+    assert judged_by() not in (None, first)
+
+
 WAIVER = """
 [[waiver]]
 case = "fake-*"

@@ -1,0 +1,91 @@
+"""Posts to a webhook of Slack or Mattermost which cases changed their state in a night."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from perfsuite import documents
+from perfsuite.cli.github_issue import code
+from perfsuite.errors import CaseError, PerfsuiteError
+from perfsuite.history import verdicts
+from perfsuite.history.verdicts import Night
+from perfsuite.report import summary
+from perfsuite.report.text import cut
+from perfsuite.results.session_file import SessionFile
+
+TIMEOUT_S = 10
+MOST = 40  # lines about cases: services cut a longer text
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """Takes a redirect for an error: nobody reads what is posted to a page for logging in."""
+
+    def redirect_request(self, *args: Any) -> None:
+        return None
+
+
+def check_name(variable: str) -> None:
+    """Raise `CaseError` for what is no name of a variable, without showing it: it may be a secret."""
+    if not variable.isidentifier():
+        raise CaseError("--notify: give the name of a variable that holds the address, not the address")
+
+
+def announce(variable: str, history: Path, added: Sequence[Path], results: Sequence[Path]) -> str:
+    """Post what added sessions changed. Returns a line on that: nothing of it is an error."""
+    try:
+        if not (changed := verdicts.changed(history, added) if added else []):
+            return "--notify: no case changed its state, nothing was posted"
+        read = [each for file in results for each in documents.read(file, SessionFile).results]
+        reasons = {(each.hardware_class or "", each.case_id): summary.reason(each) for each in read}
+        problem = post(variable, message(changed, reasons, os.environ.get("RUN_URL", "")))
+    except PerfsuiteError as error:
+        problem = str(error)
+    return (
+        f"--notify: nothing was posted: {problem}" if problem else f"--notify: posted, {len(changed)} changed"
+    )
+
+
+def message(changed: Sequence[Night], reasons: Mapping[tuple[str, str], str], link: str) -> str:
+    """The text on cases that changed their state; `reasons` by hardware class and case."""
+    lines = ["perfsuite: cases changed since the night before"]
+    for state in ("red", "undecided", "green"):
+        for night in (each for each in changed if each.state == state):
+            why = reasons.get((night.place.hardware_class, night.case))
+            told = f"newly {state}: {_safe(night.case)} on {_safe(night.place.hardware_class)}: {night.word}"
+            lines.append(told + (f": {_safe(why)}" if why else ""))
+    return "\n".join([*cut(lines, MOST + 1), *filter(None, [_escaped(link)])])
+
+
+def _safe(text: str) -> str:
+    """Text of others as code, in which neither service looks for markup; it mentions nobody."""
+    return _escaped(code(text.replace("->", "→")).replace("@", "@\u200b"))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def post(variable: str, text: str) -> str | None:
+    """Post a text to the address in a variable. Returns why it could not, without the address; else None."""
+    address = os.environ.get(variable, "").strip()
+    if not address.startswith(("https://", "http://")):
+        return (
+            f"{variable} holds no address that begins with https://" if address else f"{variable} is not set"
+        )
+    try:
+        content = {"Content-Type": "application/json"}
+        request = Request(address, json.dumps({"text": text}).encode(), content)
+        build_opener(_NoRedirect).open(request, timeout=TIMEOUT_S).close()
+    except HTTPError as error:
+        return f"the answer was {error.code}"
+    except (OSError, HTTPException, ValueError) as error:  # their texts may have the address
+        why = getattr(error, "reason", error)
+        return getattr(why, "strerror", None) or type(why).__name__
+    return None
