@@ -173,7 +173,8 @@ def test_a_history_is_pushed_to_a_branch_of_its_own_and_pulled(
     invoke("push", first)
     assert git("rev-list", "--count", "origin/perfsuite-history") == "1", "nothing was new"
     invoke("push", none, status=1)
-    invoke("push", second)
+    told = invoke("push", second, "--notify", "NOT_SET").output
+    assert "--notify: no case changed its state, nothing was posted" in told
     assert git("rev-parse", "--abbrev-ref", "HEAD") == "main"
     git("worktree", "remove", "history")
     git("branch", "-D", "perfsuite-history")
