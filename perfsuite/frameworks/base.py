@@ -69,7 +69,7 @@ class Workload:
     flops: Flops | None = None
     """FLOPs by the library's own formula, where it builds a model of its own."""
     notes: tuple[str, ...] = ()
-    """What a reader of the figures has to know."""
+    """What a reader of a dry run has to know."""
     memory: Callable[[], Memory] | None = None
     """Return the peak memory, if it is not that of this process."""
 

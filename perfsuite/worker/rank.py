@@ -90,7 +90,6 @@ class Rank:
         report, directory = self.report, self.run_dir.path
         ranks = Ranks(rank=report.rank, world_size=report.world_size, device=device, directory=directory)
         self.workload = framework.build(self.case, ranks, self.recorder)
-        self.notes += self.workload.notes
 
     def observe(self) -> None:
         """Make the observer of what `build` returned. `before_optimizer_step` must see every step."""

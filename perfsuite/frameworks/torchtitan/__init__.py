@@ -67,10 +67,8 @@ class TorchTitan(Framework):
         if self.config is None or self.module is None:
             return super().slug()
         module = [] if self.config.startswith(self.module) else [self.module]
-        changed = changed_fields(self, skip=OF_REGISTRY)
-        return "-".join(
-            [self.name, *module, self.config, *(word.lstrip("-") for word in self.overrides), *changed]
-        )
+        words = [self.config, *(word.lstrip("-") for word in self.overrides)]
+        return "-".join([self.name, *module, *words, *changed_fields(self, skip=OF_REGISTRY)])
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         if torch_build.release() < MIN_TORCH:
@@ -103,7 +101,7 @@ class TorchTitan(Framework):
 
     def dry(self, case: Case) -> DryPlan:
         if self.disable_cuda_graphs:
-            return DryPlan(pretend=_pretend if self.config is not None else lambda: None)
+            return DryPlan() if self.config is None else DryPlan(pretend=_pretend)
         return DryPlan(impossible="a dry run captures no CUDA graph: leave disable_cuda_graphs as it is")
 
     def expected(self, case: Case) -> dict[str, str]:

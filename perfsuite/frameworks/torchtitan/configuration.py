@@ -1,4 +1,6 @@
-"""A configuration of torchtitan's registry for a case, as its command line makes it. After `compat`."""
+"""A configuration of torchtitan's registry for a case, as its command line makes it."""
+
+# ruff: noqa: E402  compat.without_triton comes before the imports of torchtitan
 
 from __future__ import annotations
 
@@ -12,6 +14,11 @@ from difflib import get_close_matches
 from typing import Any
 
 import torch
+
+from perfsuite.frameworks.torchtitan import compat
+
+compat.without_triton()
+
 from torchtitan.config import ConfigManager
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention, VarlenAttention
@@ -63,10 +70,9 @@ def expected(case: Case) -> dict[str, str]:
     try:
         dims = ParallelDims.from_config(config.parallelism, world_size)
     except AssertionError:
-        told = {name: value for name, value in asdict(config.parallelism).items() if name.endswith("_degree")}
-        told.pop("expert_parallel_degree")
-        of_all = ", ".join(f"{name} {value}" for name, value in told.items())
-        raise MismatchError(f"{of_all}: these do not multiply to the case's {world_size} processes") from None
+        degrees = ((name, value) for name, value in asdict(config.parallelism).items() if "_degree" in name)
+        told = ", ".join(f"{name} {value}" for name, value in degrees if "expert" not in name)
+        raise MismatchError(f"{told}: these do not multiply to the case's {world_size} processes") from None
     model = config.model_spec.model
     experts = [moe.num_experts for _, moe, *_ in model.traverse(MoE.Config)]
     if problems := [*_conflicts(config, dims, case), *_impossible(dims, experts)]:

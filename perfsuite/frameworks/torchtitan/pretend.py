@@ -12,10 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from perfsuite.frameworks.common.patches import module, nothing, replace, wrap
 
-PRETENDED = {
-    "experts": "routing is pretended to be balanced: every expert gets its share of the tokens",
-    "attention": "attention is counted as one fused kernel that masks nothing, in place of torchtitan's own",
-}
+ROUTING = "routing is pretended to be balanced: every expert gets its share of the tokens"
+FUSED = "attention is counted as one fused kernel that masks nothing, in place of torchtitan's own"
 
 
 def pretend() -> None:
@@ -25,7 +23,8 @@ def pretend() -> None:
     takes values of another size than queries. Its memory is alike, and nothing is masked.
     """
     attention = module("torchtitan.models.common.attention")
-    for kind in (attention.FlexAttention, attention.VarlenAttention):
+    told = dict.fromkeys((attention.FlexAttention, attention.VarlenAttention), FUSED)
+    for kind in told:
         replace(kind, "forward", _one_kernel)
     decoder = module("torchtitan.models.common.decoder").Decoder
     for kind in (decoder, *decoder.__subclasses__()):
@@ -35,7 +34,8 @@ def pretend() -> None:
     dispatcher = module("torchtitan.models.common.token_dispatcher")
     wrap(dispatcher.AllToAllTokenDispatcher, "_dispatch_token_exchange", _balanced)
     replace(FakeTensor, "tolist", lambda self: [1] * self.numel())  # one read of the host, not one a number
-    replace(module("perfsuite.frameworks.torchtitan.trainer"), "PRETENDED", PRETENDED)
+    told = {module("torchtitan.models.common.moe").GroupedExperts: ROUTING, **told}
+    replace(module("perfsuite.frameworks.torchtitan.trainer"), "PRETENDED", told)
 
 
 def _one_kernel(

@@ -1,6 +1,6 @@
 """torchtitan's own Trainer for a case: configuration, model, data. On a CPU after `compat.before_import`."""
 
-# ruff: noqa: E402  compat.without_triton comes before the imports of torchtitan
+# ruff: noqa: I001  configuration, which lets torchtitan be imported without Triton, comes first
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from perfsuite.frameworks.torchtitan import compat
-
-compat.without_triton()
+from perfsuite.frameworks.torchtitan import compat, configuration
+from perfsuite.frameworks.torchtitan.configuration import ATTENTION, low_precision
 
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader
@@ -40,11 +40,9 @@ from perfsuite.errors import DryRunError
 from perfsuite.frameworks.base import NCCL_AFTER_S, StepClock
 from perfsuite.frameworks.common.model import COMPUTE_DTYPES, DTYPES, synthetic_batches, transformers_config
 from perfsuite.frameworks.common.patches import nothing
-from perfsuite.frameworks.torchtitan import configuration
-from perfsuite.frameworks.torchtitan.configuration import ATTENTION, low_precision
 from perfsuite.results.rank_report import Flops
 
-PRETENDED: dict[str, str] = {}  # in a dry run: what it says of experts, and of attention
+PRETENDED: dict[type, str] = {}  # in a dry run: what it says of a kind of module
 FORMULA = "torchtitan-0.3"
 """`get_nparams_and_flops` of torchtitan 0.3.0's models, per token: 6 N + 6 L H (Q + V) S for L layers with H
 heads, whose queries have size Q and values V, and S tokens in a sequence. N: parameters but the embedding,
@@ -120,10 +118,8 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         modules = list(self.model.modules())
         if PRETENDED and (lower := low_precision(modules)) != "none":
             raise DryRunError(f"not by a dry run: {lower}, whose peak and kernels are not known")
-        told = {"experts": GroupedExperts, "attention": FlexAttention | VarlenAttention}
-        return tuple(
-            why for what, why in PRETENDED.items() if any(isinstance(each, told[what]) for each in modules)
-        )
+        kinds = {kind for each in modules for kind in type(each).__mro__}
+        return tuple(why for kind, why in PRETENDED.items() if kind in kinds)
 
     def flops(self) -> Flops | None:
         """Return torchtitan's own FLOPs of a token for a registered model: of the experts that it passes."""
@@ -159,18 +155,13 @@ def trainer_config(case: Case) -> Trainer.Config:
     config = _from_options(case) if options.config is None else configuration.read(case)
     watchdog_s = math.ceil(case.timeout_s) + NCCL_AFTER_S
     config.tokenizer = SimpleNamespace(build=nothing)  # there is no text
-    config.dataloader = SyntheticData.Config(
-        batches=lambda rank: synthetic_batches(case, rank, torch.device("cpu")),
-        positions=options.config is not None,
-    )
+    batches = partial(synthetic_batches, case, device=torch.device("cpu"))
+    config.dataloader = SyntheticData.Config(batches=batches, positions=options.config is not None)
     config.checkpoint = CheckpointManager.Config(enable=False, initial_load_model_only=False)
     config.validator, config.profiler = Validator.Config(enable=False), Profiler.Config()
     config.metrics = MetricsProcessor.Config(log_freq=case.total_steps)
-    config.comm = CommConfig(
-        init_timeout_seconds=watchdog_s,
-        train_timeout_seconds=watchdog_s,
-        trace_buf_size=0,  # or it makes a folder
-    )
+    timeouts = dict.fromkeys(("init_timeout_seconds", "train_timeout_seconds"), watchdog_s)
+    config.comm = CommConfig(**timeouts, trace_buf_size=0)  # or it makes a folder
     config.training.gc_freq = case.total_steps + 1  # the clock collects garbage, between steps
     config.debug.enable_structured_logging = False
     # Its default wants a `fully_shard` that torch 2.13 does not have.
@@ -311,9 +302,8 @@ class SyntheticData(BaseDataLoader):  # type: ignore[misc]
         self._pairs = [(tokens, tokens.roll(-1, dims=1)) for tokens in config.batches(dp_rank)]
         for _, labels in self._pairs:  # the token after each one
             labels[:, -1] = IGNORE_INDEX  # the last has none, as in transformers' own loss
-        self._more: dict[str, Tensor] = {}
-        if config.positions:
-            self._more["positions"] = torch.arange(labels.shape[1]).expand_as(labels).contiguous()
+        positions = torch.arange(labels.shape[1]).expand_as(labels).contiguous()
+        self._more = {"positions": positions} if config.positions else {}
 
     def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         for tokens, labels in itertools.cycle(self._pairs):
