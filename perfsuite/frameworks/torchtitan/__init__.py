@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
@@ -23,10 +24,9 @@ OF_REGISTRY = frozenset({"module", "config", "overrides"})
 
 
 class TorchTitan(Framework):
-    """Degrees of parallelism of torchtitan's Trainer. Over the ranks that these leave it shards (FSDP2).
+    """Degrees of parallelism of torchtitan's Trainer, which shards over the ranks that these leave (FSDP2).
 
-    Or `module` and `config` name a configuration of its registry, which decides everything but data,
-    tokenizer, checkpoints and logging.
+    Or a configuration of its registry decides everything but data, tokenizer, checkpoints and logging.
     """
 
     name: ClassVar[str] = "torchtitan"
@@ -53,10 +53,7 @@ class TorchTitan(Framework):
             raise ValueError("module and config name a configuration together, which overrides change")
         others = changed_fields(self, skip=frozenset({*OF_REGISTRY, "disable_cuda_graphs"}))
         if self.config is not None and others:
-            raise ValueError(
-                f"config {self.config} decides everything: leave out {', '.join(others)}, and give degrees "
-                'as "--parallelism.*_degree=..." in overrides'
-            )
+            raise ValueError(f"config {self.config} decides everything: leave out {', '.join(others)}")
         return self
 
     @property
@@ -101,7 +98,8 @@ class TorchTitan(Framework):
 
     def dry(self, case: Case) -> DryPlan:
         if self.disable_cuda_graphs:
-            return DryPlan() if self.config is None else DryPlan(pretend=_pretend)
+            pretend = f"{__name__}.pretend"
+            return DryPlan(pretend=lambda: importlib.import_module(pretend).pretend())
         return DryPlan(impossible="a dry run captures no CUDA graph: leave disable_cuda_graphs as it is")
 
     def expected(self, case: Case) -> dict[str, str]:
@@ -153,12 +151,6 @@ class TorchTitan(Framework):
             notes=trainer.notes(),
             own_tokens_per_s=lambda: trainer.last_metrics["throughput(tps)"] * ranks.world_size,
         )
-
-
-def _pretend() -> None:
-    from perfsuite.frameworks.torchtitan import pretend
-
-    pretend.pretend()
 
 
 def _unsupported_shape(model: Model, tensor_parallel: int) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict
@@ -58,8 +59,7 @@ def read(case: Case) -> Any:
         raise MismatchError(f"torchtitan refuses {' '.join(words)}: {text}{advice}") from error
     sees = getattr(getattr(config.model_spec, "model", None), "vision_encoder", None)
     if getattr(config, "_owner", None) is not Trainer or sees is not None:
-        why = "trains images, or by a trainer of its own: only text by torchtitan's own is measured"
-        raise MismatchError(f"{options.config} {why}")
+        raise MismatchError(f"{options.config} trains images, or by a trainer of its own: choose one of text")
     return config
 
 
@@ -93,9 +93,9 @@ def expected(case: Case) -> dict[str, str]:
 def low_precision(things: Iterable[Any]) -> str:
     """Return how many modules, or configurations of modules, multiply in fewer than 16 bits, by class."""
     names = (type(each).__qualname__.removesuffix(".Config").rpartition(".")[2] for each in things)
-    found = sorted(name for name in names if name.removeprefix("FSDP").startswith(LOW_PRECISION))
-    kinds = dict.fromkeys(found)
-    return ", ".join(f"{found.count(name)} {name.removeprefix('FSDP')}" for name in kinds) or "none"
+    found = Counter(name.removeprefix("FSDP") for name in names)
+    kinds = sorted(name for name in found if name.startswith(LOW_PRECISION))
+    return ", ".join(f"{found[name]} {name}" for name in kinds) or "none"
 
 
 def _mesh(dims: ParallelDims) -> str:
@@ -117,7 +117,7 @@ def _conflicts(config: Any, dims: ParallelDims, case: Case) -> Iterator[str]:
         ("training.seq_len", "sequence_length"): training.seq_len,
         ("training.local_batch_size", "micro_batch"): training.local_batch_size,
         ("training.global_batch_size over the sequences of all ranks", "gradient_accumulation"): (
-            training.global_batch_size / sequences if training.global_batch_size > 0 else 1
+            max(training.global_batch_size, sequences) / sequences
         ),
         ("training.dtype, mixed_precision_param", "precision"): PRECISIONS.get(dtypes, dtypes),
         ("activation_checkpoint", "activation_checkpointing"): RECOMPUTED.get(recomputed, recomputed),
@@ -135,19 +135,14 @@ def _conflicts(config: Any, dims: ParallelDims, case: Case) -> Iterator[str]:
     if training.disable_cuda_graphs is not options.disable_cuda_graphs:  # type: ignore[attr-defined]
         yield "training.disable_cuda_graphs: give TorchTitan(disable_cuda_graphs=...) in place of an override"
     if training.steps < case.total_steps:
-        yield (
-            f"training.steps: {training.steps}, but the case's max_warmup_steps + steps says "
-            f"{case.total_steps}: add --training.steps={case.total_steps} to overrides"
-        )
+        more = f"add --training.steps={case.total_steps} to overrides"
+        yield f"training.steps: {training.steps}, but the case has {case.total_steps}: {more}"
 
 
 def _impossible(dims: ParallelDims, experts: list[int]) -> Iterator[str]:
     """Yield what torch or this machine cannot do, or the model cannot share."""
     if dims.pp > 1:
-        yield (
-            f"pipeline_parallel_degree {dims.pp}: torchtitan 0.3 hands its schedules micro-batches, as torch "
-            f"{torch.__version__} does not take them: choose 1"
-        )
+        yield f"pipeline_parallel_degree {dims.pp}: torchtitan's schedules need a torch after 2.13: choose 1"
     if dims.cp > 1 and not torch.cuda.is_available():
         yield f"context_parallel_degree {dims.cp}: a CPU has no kernel: run it dry as on a GPU"
     shared = dims.dp_shard * dims.cp * dims.tp

@@ -164,7 +164,6 @@ def trainer_config(case: Case) -> Trainer.Config:
     config.comm = CommConfig(**timeouts, trace_buf_size=0)  # or it makes a folder
     config.training.gc_freq = case.total_steps + 1  # the clock collects garbage, between steps
     config.debug.enable_structured_logging = False
-    # Its default wants a `fully_shard` that torch 2.13 does not have.
     config.parallelism.spmd_backend = "partial_dtensor"
     if torch.cuda.is_available():
         return config
@@ -286,17 +285,14 @@ def activation_checkpoint(mode: str) -> Any:
 
 
 class SyntheticData(BaseDataLoader):  # type: ignore[misc]
-    """The tokens that every framework is given, by data-parallel rank, round and round without end.
-
-    With `positions` each sequence is a document, as torchtitan's own data loader tells it.
-    """
+    """The tokens that every framework is given, by data-parallel rank, round and round without end."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):  # type: ignore[misc]
         """`batches`: data-parallel rank -> its `perfsuite.frameworks.common.model.synthetic_batches`."""
 
         batches: Callable[[int], list[Tensor]]
-        positions: bool
+        positions: bool  # tell that each sequence is a document, as torchtitan's own data loader does
 
     def __init__(self, config: Config, *, dp_rank: int, **unused: Any) -> None:
         self._pairs = [(tokens, tokens.roll(-1, dims=1)) for tokens in config.batches(dp_rank)]
