@@ -107,6 +107,11 @@ def in_tf32(run: Run) -> bool:
     return run.case.precision == "fp32" and run.machine.device == "cuda" and is_lower
 
 
+def in_few_bits(run: Run) -> bool:
+    """Whether modules were seen that multiply in fewer than 16 bits, as float8."""
+    return run.observed is not None and run.observed.settings.get("low_precision_modules", "none") != "none"
+
+
 def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) -> Figures:
     """The figures of a run whose steps are known; MFU and roofline by `peak_flops` of a device, in FLOP/s."""
     steps = run.measured_steps

@@ -33,7 +33,7 @@ def main() -> None:
     from perfsuite.frameworks.base import framework_of
     from perfsuite.worker.rank import empty_report, failure_of, write_failure
 
-    kind = DryRank if framework_of(case).promises.builds_model else DryScript
+    kind = DryRank if framework_of(case).plan(case).command is None else DryScript
     report = empty_report(given.rank, case.topology.world_size)
     try:
         documents.write(run_dir.rank(given.rank), kind(case, report, machine, run_dir.path).counted())

@@ -76,10 +76,10 @@ class DryRank:
         return self.report.replace(
             counts=counting.counts,
             fit=predict(counting.log, counting.counts, self._machine, rank, built=built),
-            flops=flops,
+            flops=self.workload.flops or flops,
             observed=Observed(settings=settings, environment={**software.imported(), **self.environment}),
             tokens_per_step=self.workload.tokens_per_step(self.case),
-            notes=tuple(counting.notes),
+            notes=(*self.workload.notes, *counting.notes),
         )
 
     def _pretend(self) -> None:

@@ -15,7 +15,7 @@ from perfsuite.case.case import Case
 from perfsuite.case.framework import FrameworkOptions, MissingFramework, framework_class, not_installed
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError, PackageError
-from perfsuite.results.rank_report import Memory
+from perfsuite.results.rank_report import Flops, Memory
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
@@ -66,6 +66,10 @@ class Workload:
     """What this framework alone knows, such as what was forced or patched. Kept in `Observed.settings`."""
     own_tokens_per_s: Callable[[], float | None] = lambda: None
     """Return, after `run`, the global tokens/s that the library itself reports, for comparison."""
+    flops: Flops | None = None
+    """FLOPs by the library's own formula, where it builds a model of its own."""
+    notes: tuple[str, ...] = ()
+    """What a reader of a dry run has to know."""
     memory: Callable[[], Memory] | None = None
     """Return the peak memory, if it is not that of this process."""
 

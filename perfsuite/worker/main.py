@@ -99,7 +99,7 @@ def _measure(rank: Rank) -> RankReport:
     if rank.is_profiled:
         return rank.profiled()
     _check_boundaries(rank)
-    return rank.finish().replace(loss=tuple(map(float, losses)), flops=flops)
+    return rank.finish().replace(loss=tuple(map(float, losses)), flops=rank.workload.flops or flops)
 
 
 def _preflight(rank: Rank) -> RankReport:

@@ -128,7 +128,7 @@ CHOSEN = frozenset(
         *("parameter_dtype", "compute_dtype", "reduce_dtype", "compiled", "optimizer_parameters"),
         *("parameters_changed", "adapters", "optimizer", "wrapped_modules", "backend", "attention_kernel"),
         *("mamba_ssm", "fabric_strategy", "fabric_precision", "gradient_norm", "gradient_clipping"),
-        *("spmd_backend", "loss_chunks", "rope", "forced", "patched"),
+        *("spmd_backend", "loss_chunks", "rope", "forced", "patched", "replaced"),
     ]
 )
 """Settings that a library, or perfsuite for one of its versions, chooses: whoever adds one decides whether it

@@ -1,13 +1,15 @@
-"""torchtitan: its own Trainer, FSDP2 over all ranks, or FSDP2 with tensor parallelism."""
+"""torchtitan: its own Trainer, for a Llama of the case, or for a configuration of its own registry."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from perfsuite.case import torch_build
 from perfsuite.case.case import Case
+from perfsuite.case.framework import Promises, changed_fields
 from perfsuite.case.hardware import Machine
 from perfsuite.case.model import Model
 from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
@@ -18,10 +20,14 @@ PRECISIONS = ("fp32", "bf16-mixed", "bf16")  # of a case. Gradients are reduced 
 HAS_ONLY = {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "hidden_act": "silu"}
 """Options of transformers' Llama for which torchtitan's has one value."""
 ROPES = ("default", "llama3")
+OF_REGISTRY = frozenset({"module", "config", "overrides"})
 
 
 class TorchTitan(Framework):
-    """Degrees of parallelism of torchtitan's Trainer. Over the ranks that these leave it shards (FSDP2)."""
+    """Degrees of parallelism of torchtitan's Trainer, which shards over the ranks that these leave (FSDP2).
+
+    Or a configuration of its registry decides everything but data, tokenizer, checkpoints and logging.
+    """
 
     name: ClassVar[str] = "torchtitan"
     packages: ClassVar[tuple[str, ...]] = ("torchtitan",)
@@ -35,16 +41,46 @@ class TorchTitan(Framework):
     disable_cuda_graphs: bool = True
     """False: forward and backward are captured in a CUDA graph in the second step and replayed from then on,
     torchtitan's own default. What a replay does cannot be counted."""
+    module: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*$")
+    config: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*$")
+    """`--module` and `--config` of torchtitan's command line: `"deepseek_v3"` and `"deepseek_v3_16b"`."""
+    overrides: tuple[str, ...] = ()
+    """Further words of that command line, as `"--parallelism.expert_parallel_degree=8"`."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TorchTitan:
+        if (self.module is None) != (self.config is None) or (self.overrides and self.config is None):
+            raise ValueError("module and config name a configuration together, which overrides change")
+        others = changed_fields(self, skip=frozenset({*OF_REGISTRY, "disable_cuda_graphs"}))
+        if self.config is not None and others:
+            raise ValueError(f"config {self.config} decides everything: leave out {', '.join(others)}")
+        return self
+
+    @property
+    def promises(self) -> Promises:
+        return Promises(builds_model=self.config is None)
+
+    def slug(self) -> str:
+        if self.config is None or self.module is None:
+            return super().slug()
+        module = [] if self.config.startswith(self.module) else [self.module]
+        words = [self.config, *(word.lstrip("-") for word in self.overrides)]
+        return "-".join([self.name, *module, *words, *changed_fields(self, skip=OF_REGISTRY)])
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
+        if torch_build.release() < MIN_TORCH:
+            needed = ".".join(map(str, MIN_TORCH))
+            return f"torchtitan 0.3 needs torch {needed} or newer, this is {torch_build.summary()}"
+        if not self.disable_cuda_graphs and machine.device == "cpu":
+            return "disable_cuda_graphs=False asks for CUDA graphs, which a CPU does not have"
+        if self.config is not None:
+            return None  # a rank asks torchtitan, which needs torch
         ranks = case.topology.world_size
         if ranks % (self.tensor_parallel * self.data_parallel_replicate):
             return (
                 f"tensor_parallel={self.tensor_parallel} times data_parallel_replicate="
                 f"{self.data_parallel_replicate} must divide the number of processes, {ranks}"
             )
-        if not self.disable_cuda_graphs and machine.device == "cpu":
-            return "disable_cuda_graphs=False asks for CUDA graphs, which a CPU does not have"
         if case.precision not in PRECISIONS:
             return f"precision {case.precision!r} is not one of {', '.join(PRECISIONS)}"
         if case.attention != "sdpa":
@@ -55,9 +91,6 @@ class TorchTitan(Framework):
                     f"torchtitan's {name} splits a sequence into {parts} equal parts, "
                     f"which sequence_length={case.sequence_length} does not allow"
                 )
-        if torch_build.release() < MIN_TORCH:
-            needed = ".".join(map(str, MIN_TORCH))
-            return f"torchtitan 0.3 needs torch {needed} or newer, this is {torch_build.summary()}"
         return _unsupported_shape(case.model, self.tensor_parallel)
 
     def plan(self, case: Case) -> LaunchPlan:
@@ -65,10 +98,15 @@ class TorchTitan(Framework):
 
     def dry(self, case: Case) -> DryPlan:
         if self.disable_cuda_graphs:
-            return DryPlan()
+            pretend = f"{__name__}.pretend"
+            return DryPlan(pretend=lambda: importlib.import_module(pretend).pretend())
         return DryPlan(impossible="a dry run captures no CUDA graph: leave disable_cuda_graphs as it is")
 
     def expected(self, case: Case) -> dict[str, str]:
+        if self.config is not None:
+            from perfsuite.frameworks.torchtitan import configuration
+
+            return configuration.expected(case)
         replicate, tensor = self.data_parallel_replicate, self.tensor_parallel
         mesh = [f"fsdp {case.topology.world_size // (replicate * tensor)}"]
         placements = ["Shard(0)"]
@@ -91,14 +129,16 @@ class TorchTitan(Framework):
         compat.before_import(device.type)
         import perfsuite.frameworks.torchtitan.trainer  # noqa: F401
 
+        if self.config is not None:
+            self.expected(case)  # imports its model
+
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Build a Trainer with the case's configuration. It makes the process group."""
-        from perfsuite.frameworks.torchtitan.trainer import CaseTrainer, trainer_config
+        from perfsuite.frameworks.torchtitan.trainer import CaseTrainer
 
-        trainer = CaseTrainer(trainer_config(case), clock)
+        trainer = CaseTrainer(case, clock)
 
         def run(steps: int) -> list[Any]:
-            assert steps == trainer.config.training.steps
             trainer.train()
             return trainer.losses()
 
@@ -107,6 +147,8 @@ class TorchTitan(Framework):
             data_parallel=trainer.data_parallel,
             model=trainer.model,
             settings=trainer.settings(),
+            flops=trainer.flops(),
+            notes=trainer.notes(),
             own_tokens_per_s=lambda: trainer.last_metrics["throughput(tps)"] * ranks.world_size,
         )
 

@@ -1,6 +1,6 @@
 """torchtitan's own Trainer for a case: configuration, model, data. On a CPU after `compat.before_import`."""
 
-# ruff: noqa: E402  compat.without_triton comes before the imports of torchtitan
+# ruff: noqa: I001  configuration, which lets torchtitan be imported without Triton, comes first
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,34 +16,45 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from perfsuite.frameworks.torchtitan import compat
-
-compat.without_triton()
+from perfsuite.frameworks.torchtitan import compat, configuration
+from perfsuite.frameworks.torchtitan.configuration import ATTENTION, low_precision
 
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX, ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
+from torchtitan.components.validate import Validator
 from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models import llama3
-from torchtitan.models.common.attention import ScaledDotProductAttention
+from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention, VarlenAttention
+from torchtitan.models.common.moe import GroupedExperts
 from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.tools.profiler import Profiler
 from torchtitan.trainer import Trainer
 
 from perfsuite.case.case import Case
 from perfsuite.case.model import Model
+from perfsuite.errors import DryRunError
 from perfsuite.frameworks.base import NCCL_AFTER_S, StepClock
 from perfsuite.frameworks.common.model import COMPUTE_DTYPES, DTYPES, synthetic_batches, transformers_config
 from perfsuite.frameworks.common.patches import nothing
+from perfsuite.results.rank_report import Flops
+
+PRETENDED: dict[type, str] = {}  # in a dry run: what it says of a kind of module
+FORMULA = "torchtitan-0.3"
+"""`get_nparams_and_flops` of torchtitan 0.3.0's models, per token: 6 N + 6 L H (Q + V) S for L layers with H
+heads, whose queries have size Q and values V, and S tokens in a sequence. N: parameters but the embedding,
+norms included, and of the experts the share that a token passes."""
 
 
 class CaseTrainer(Trainer):  # type: ignore[misc]
     """torchtitan's Trainer, which also keeps the losses and tells the clock when it is done."""
 
-    def __init__(self, config: Any, clock: StepClock) -> None:
-        super().__init__(config)
+    def __init__(self, case: Any, clock: StepClock) -> None:
+        super().__init__(trainer_config(case))
+        self.case = case
         self._clock = clock
         self._micro_losses: list[Tensor] = []
         self.last_metrics: dict[str, float] = {}
@@ -71,57 +83,112 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         return loss
 
     def should_continue_training(self) -> bool:
-        more = bool(super().should_continue_training())
+        more: bool = self.step < self.case.total_steps
         if not more:
             self._clock.finish()  # `train` waits two seconds at its end
         return more
 
     def settings(self) -> dict[str, str]:
         """Return the settings as the model and the optimizer have them."""
-        modules = self.model.named_modules()
-        attention = {type(module) for name, module in modules if name.endswith("inner_attention")}
-        mesh = next(parameter.device_mesh for parameter in self.model.parameters())
-        (optimizer,) = self.optimizers
-        fused = " fused" if optimizer.param_groups[0]["fused"] else ""
+        modules = list(self.model.modules())
+        attention = {ATTENTION[kind] for kind in map(type, modules) if kind in ATTENTION}
+        meshes = {_mesh_text(parameter.device_mesh) for parameter in self.model.parameters()}
+        kinds = {(type(each).__name__, bool(each.param_groups[0].get("fused"))) for each in self.optimizers}
+        experts = {_experts_here(each) for each in modules if isinstance(each, GroupedExperts)}
+        context, max_norm = self.parallel_dims.get_optional_mesh("cp"), self.config.training.max_norm
+        replaced = compat.REPLACED + compat.REPLACED_ON_CPU * (self.device.type == "cpu")
+        only = ": the norm is computed only" if math.isinf(max_norm) else ""
         return {
-            "attention": "sdpa" if attention == {ScaledDotProductAttention} else str(attention),
-            "mesh": " x ".join(f"{name} {mesh.size(i)}" for i, name in enumerate(mesh.mesh_dim_names)),
-            "optimizer": f"{type(optimizer).__name__}{fused}",
+            "attention": " and ".join(sorted(attention)),
+            "mesh": " and ".join(sorted(meshes)),
+            "context_parallel": str(1 if context is None else context.size()),
+            "experts_per_rank": " and ".join(map(str, sorted(experts))) or "none",
+            "low_precision_modules": low_precision(modules),
+            "optimizer": " and ".join(name + " fused" * fused for name, fused in sorted(kinds)),
             "spmd_backend": self.config.parallelism.spmd_backend,
             "cuda_graphs": "no" if self.config.training.disable_cuda_graphs else "yes",
-            "loss_chunks": str(self.loss_fn.num_chunks),
-            "gradient_clipping": f"max_norm={self.config.training.max_norm}: the norm is computed only",
+            "loss_chunks": str(getattr(self.loss_fn, "num_chunks", 1)),
+            "gradient_clipping": f"max_norm={max_norm}{only}",
             "patched": compat.patches(self.device.type),
+            **({} if self.case.framework.config is None else {"replaced": replaced}),
         }
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what is pretended in a dry run. Raise `DryRunError` for what it cannot pretend."""
+        modules = list(self.model.modules())
+        if PRETENDED and (lower := low_precision(modules)) != "none":
+            raise DryRunError(f"not by a dry run: {lower}, whose peak and kernels are not known")
+        kinds = {kind for each in modules for kind in type(each).__mro__}
+        return tuple(why for kind, why in PRETENDED.items() if kind in kinds)
+
+    def flops(self) -> Flops | None:
+        """Return torchtitan's own FLOPs of a token for a registered model: of the experts that it passes."""
+        if self.case.framework.config is None:
+            return None
+        count = self.model_config.get_nparams_and_flops
+        parameters, per_token = count(self.model, self.config.training.seq_len)
+        matmul_parameters = round(count(self.model, 0)[1] / 6)  # no attention without tokens
+        return Flops(
+            formula=FORMULA, per_token=per_token, parameters=parameters, matmul_parameters=matmul_parameters
+        )
 
     def losses(self) -> list[Tensor]:
         """Return the loss of each step: the mean over this rank's tokens."""
         micro = torch.stack(self._micro_losses).view(-1, self.gradient_accumulation_steps)
-        return list(micro.sum(dim=1) * self.data_parallel)
+        return list(micro.sum(dim=1) * self.data_parallel * self.parallel_dims.cp)
+
+
+def _mesh_text(mesh: Any) -> str:
+    return " x ".join(f"{name} {mesh.size(i)}" for i, name in enumerate(mesh.mesh_dim_names))
+
+
+def _experts_here(experts: Any) -> int:
+    """Return how many experts a rank computes: FSDP gathers its shards, expert parallelism does not."""
+    weights = next(experts.parameters())
+    by_axis = dict(zip(weights.device_mesh.mesh_dim_names, weights.device_mesh.shape, strict=True))
+    return int(weights.shape[0] // by_axis.get("ep", 1))
 
 
 def trainer_config(case: Case) -> Trainer.Config:
-    """Return torchtitan's configuration of a case. What is not named here has torchtitan's default."""
+    """Return torchtitan's configuration of a case's options, or the registered one, with what we own."""
+    options: Any = case.framework
+    config = _from_options(case) if options.config is None else configuration.read(case)
+    watchdog_s = math.ceil(case.timeout_s) + NCCL_AFTER_S
+    config.tokenizer = SimpleNamespace(build=nothing)  # there is no text
+    batches = partial(synthetic_batches, case, device=torch.device("cpu"))
+    config.dataloader = SyntheticData.Config(batches=batches, positions=options.config is not None)
+    config.checkpoint = CheckpointManager.Config(enable=False, initial_load_model_only=False)
+    config.validator, config.profiler = Validator.Config(enable=False), Profiler.Config()
+    config.metrics = MetricsProcessor.Config(log_freq=case.total_steps)
+    timeouts = dict.fromkeys(("init_timeout_seconds", "train_timeout_seconds"), watchdog_s)
+    config.comm = CommConfig(**timeouts, trace_buf_size=0)  # or it makes a folder
+    config.training.gc_freq = case.total_steps + 1  # the clock collects garbage, between steps
+    config.debug.enable_structured_logging = False
+    config.parallelism.spmd_backend = "partial_dtensor"
+    if torch.cuda.is_available():
+        return config
+    config.optimizer.implementation = "for-loop"
+    for kind in (FlexAttention, VarlenAttention):
+        for _, _, parent, name in list(config.model_spec.model.traverse(kind.Config)):
+            setattr(parent, name, ScaledDotProductAttention.Config())
+    return config
+
+
+def _from_options(case: Case) -> Trainer.Config:
+    """Return the configuration of a case's options. What is not named here has torchtitan's default."""
     options: Any = case.framework
     dtype, compute_dtype = (
         str(dtypes[case.precision]).removeprefix("torch.") for dtypes in (DTYPES, COMPUTE_DTYPES)
     )
     spec = model_spec(case.model)
-    watchdog_s = math.ceil(case.timeout_s) + NCCL_AFTER_S
     ranks_with_data = case.topology.world_size // options.tensor_parallel
-    optimizer = default_adamw(lr=case.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
-    optimizer.implementation = "fused" if torch.cuda.is_available() else "for-loop"
     return Trainer.Config(
         model_spec=spec,
         loss=ChunkedLossWrapper.Config(
             num_chunks=options.loss_chunks,
             loss_fn=CrossEntropyLoss.Config(global_vocab_size=spec.model.vocab_size),
         ),
-        tokenizer=SimpleNamespace(build=nothing),  # there is no text
-        dataloader=SyntheticData.Config(
-            batches=lambda dp_rank: synthetic_batches(case, dp_rank, torch.device("cpu"))
-        ),
-        optimizer=optimizer,
+        optimizer=default_adamw(lr=case.learning_rate, betas=(0.9, 0.95), weight_decay=0.1),
         lr_scheduler=LRSchedulersContainer.Config(warmup_steps=0, decay_ratio=0.0),
         training=TrainingConfig(
             local_batch_size=case.micro_batch,
@@ -132,23 +199,14 @@ def trainer_config(case: Case) -> Trainer.Config:
             dtype=dtype,
             mixed_precision_param=compute_dtype,
             disable_cuda_graphs=options.disable_cuda_graphs,
-            gc_freq=case.total_steps + 1,  # the clock collects garbage, between steps
         ),
         parallelism=ParallelismConfig(
             tensor_parallel_degree=options.tensor_parallel,
             data_parallel_replicate_degree=options.data_parallel_replicate,
-            spmd_backend="partial_dtensor",  # its default wants a `fully_shard` that torch 2.13 does not have
         ),
         activation_checkpoint=activation_checkpoint(case.activation_checkpointing),
         compile=CompileConfig(enable=case.compile, components=["model"]),
-        checkpoint=CheckpointManager.Config(enable=False, initial_load_model_only=False),
-        metrics=MetricsProcessor.Config(log_freq=case.total_steps),
-        comm=CommConfig(
-            init_timeout_seconds=watchdog_s,
-            train_timeout_seconds=watchdog_s,
-            trace_buf_size=0,  # or it makes a folder
-        ),
-        debug=DebugConfig(seed=case.seed, enable_structured_logging=False),
+        debug=DebugConfig(seed=case.seed),
     )
 
 
@@ -234,12 +292,15 @@ class SyntheticData(BaseDataLoader):  # type: ignore[misc]
         """`batches`: data-parallel rank -> its `perfsuite.frameworks.common.model.synthetic_batches`."""
 
         batches: Callable[[int], list[Tensor]]
+        positions: bool  # tell that each sequence is a document, as torchtitan's own data loader does
 
     def __init__(self, config: Config, *, dp_rank: int, **unused: Any) -> None:
         self._pairs = [(tokens, tokens.roll(-1, dims=1)) for tokens in config.batches(dp_rank)]
         for _, labels in self._pairs:  # the token after each one
             labels[:, -1] = IGNORE_INDEX  # the last has none, as in transformers' own loss
+        positions = torch.arange(labels.shape[1]).expand_as(labels).contiguous()
+        self._more = {"positions": positions} if config.positions else {}
 
     def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         for tokens, labels in itertools.cycle(self._pairs):
-            yield {"input": tokens}, labels  # a new dictionary: the Trainer moves its tensors in place
+            yield {"input": tokens, **self._more}, labels  # a new one: the Trainer moves its tensors in place

@@ -28,13 +28,11 @@ def with_weights_of(model: Any, spec: Any) -> Any:
 
 def torchtitan_losses(case: Any) -> list[float]:
     """Of each step, mean over ranks, starting from the weights of `build_model`."""
-    from perfsuite.frameworks.torchtitan.trainer import CaseTrainer, trainer_config
+    from perfsuite.frameworks.torchtitan.trainer import CaseTrainer
 
-    config = trainer_config(case)
-    trainer = CaseTrainer(config, Recorder(HostTimer()))
-    unsharded = dict(
-        with_weights_of(build_model(case, torch.device("cpu")), config.model_spec).named_parameters()
-    )
+    trainer = CaseTrainer(case, Recorder(HostTimer()))
+    spec = trainer.config.model_spec
+    unsharded = dict(with_weights_of(build_model(case, torch.device("cpu")), spec).named_parameters())
     with torch.no_grad():
         for name, parameter in trainer.model.named_parameters():
             mesh = parameter.device_mesh

@@ -1,0 +1,153 @@
+"""A configuration of torchtitan's registry for a case, as its command line makes it."""
+
+# ruff: noqa: E402  compat.without_triton comes before the imports of torchtitan
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+
+from perfsuite.frameworks.torchtitan import compat
+
+compat.without_triton()
+
+from torchtitan.config import ConfigManager
+from torchtitan.distributed import ParallelDims
+from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention, VarlenAttention
+from torchtitan.models.common.linear import Linear
+from torchtitan.models.common.moe import GroupedExperts, MoE
+from torchtitan.trainer import Trainer
+
+from perfsuite.case.case import Case
+from perfsuite.errors import MismatchError
+
+ATTENTION = {ScaledDotProductAttention: "sdpa", FlexAttention: "flex", VarlenAttention: "varlen"}
+LOW_PRECISION = ("Float8", "MXFP8", "NVFP4")
+"""How the names of modules begin whose matmuls have fewer than 16 bits."""
+PRECISIONS = {"float32 float32": "fp32", "float32 bfloat16": "bf16-mixed", "bfloat16 bfloat16": "bf16"}
+"""`training.dtype` and `training.mixed_precision_param` -> a case's precision."""
+RECOMPUTED = {"NoneType": "none", "FullAC.Config": "full", "SelectiveAC.Config": "selective-op"}
+
+
+def read(case: Case) -> Any:
+    """Return a `Trainer.Config`. Raises `MismatchError` in torchtitan's own words where it refuses."""
+    options: Any = case.framework
+    graphs = f"--training.{'' if options.disable_cuda_graphs else 'no-'}disable-cuda-graphs"
+    words = [f"--module={options.module}", f"--config={options.config}", graphs, f"--debug.seed={case.seed}"]
+    words += options.overrides
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said), redirect_stdout(said):
+            config = ConfigManager().parse_args(words)
+    except (Exception, SystemExit) as error:
+        text = str(error)
+        if isinstance(error, SystemExit):
+            text = " ".join(re.sub("[\u2500-\u257f]", " ", said.getvalue()).split())  # without its frame
+        names, known = (options.config, options.module), re.findall(r"'(\w+)'", text)
+        near = [each for name in names for each in get_close_matches(name, known) if each not in names]
+        advice = f" Did you mean {' or '.join(near)}?" if near else ""
+        advice += " pip install torchao" if "torchao" in text else ""
+        raise MismatchError(f"torchtitan refuses {' '.join(words)}: {text}{advice}") from error
+    sees = getattr(getattr(config.model_spec, "model", None), "vision_encoder", None)
+    if getattr(config, "_owner", None) is not Trainer or sees is not None:
+        raise MismatchError(f"{options.config} trains images, or by a trainer of its own: choose one of text")
+    return config
+
+
+@functools.cache
+def expected(case: Case) -> dict[str, str]:
+    """Return what must be observed. Raises `MismatchError` where the configuration contradicts the case."""
+    config, world_size = read(case), case.topology.world_size
+    try:
+        dims = ParallelDims.from_config(config.parallelism, world_size)
+    except AssertionError:
+        degrees = ((name, value) for name, value in asdict(config.parallelism).items() if "_degree" in name)
+        told = ", ".join(f"{name} {value}" for name, value in degrees if "expert" not in name)
+        raise MismatchError(f"{told}: these do not multiply to the case's {world_size} processes") from None
+    model = config.model_spec.model
+    experts = [moe.num_experts for _, moe, *_ in model.traverse(MoE.Config)]
+    if problems := [*_conflicts(config, dims, case), *_impossible(dims, experts)]:
+        raise MismatchError(f"{case.framework.slug()}: {'; '.join(problems)}")
+    attention = {name for kind, name in ATTENTION.items() if any(model.traverse(kind.Config))}
+    layers = (each for kind in (Linear, GroupedExperts) for _, each, *_ in model.traverse(kind.Config))
+    return {
+        "wrapper": "FSDPModule",
+        "mesh": _mesh(dims),
+        "context_parallel": str(dims.cp),
+        "experts_per_rank": str(experts[0] // dims.ep) if experts else "none",
+        "low_precision_modules": low_precision(layers),
+        "attention": " and ".join(sorted(attention)) if torch.cuda.is_available() else "sdpa",
+        "cuda_graphs": "no" if config.training.disable_cuda_graphs else "yes",
+    }
+
+
+def low_precision(things: Iterable[Any]) -> str:
+    """Return how many modules, or configurations of modules, multiply in fewer than 16 bits, by class."""
+    names = (type(each).__qualname__.removesuffix(".Config").rpartition(".")[2] for each in things)
+    found = Counter(name.removeprefix("FSDP") for name in names)
+    kinds = sorted(name for name in found if name.startswith(LOW_PRECISION))
+    return ", ".join(f"{found[name]} {name}" for name in kinds) or "none"
+
+
+def _mesh(dims: ParallelDims) -> str:
+    """Return the meshes that parameters lie on: with expert parallelism experts have one of their own."""
+    shards = dims.dp_shard * dims.cp
+    dense = {"fsdp": shards, **({"tp": dims.tp} if dims.tp > 1 else {})}
+    meshes = [dense, {"efsdp": shards * dims.tp // dims.ep, "ep": dims.ep}] if dims.ep > 1 else [dense]
+    outer = {"dp_replicate": dims.dp_replicate} if dims.dp_replicate > 1 else {}
+    texts = (" x ".join(f"{name} {size}" for name, size in {**outer, **mesh}.items()) for mesh in meshes)
+    return " and ".join(sorted(texts))
+
+
+def _conflicts(config: Any, dims: ParallelDims, case: Case) -> Iterator[str]:
+    training, options = config.training, case.framework
+    sequences = training.local_batch_size * dims.dp_replicate * dims.dp_shard
+    recomputed = type(config.activation_checkpoint).__qualname__
+    dtypes = f"{training.dtype} {training.mixed_precision_param}"
+    says = {
+        ("training.seq_len", "sequence_length"): training.seq_len,
+        ("training.local_batch_size", "micro_batch"): training.local_batch_size,
+        ("training.global_batch_size over the sequences of all ranks", "gradient_accumulation"): (
+            max(training.global_batch_size, sequences) / sequences
+        ),
+        ("training.dtype, mixed_precision_param", "precision"): PRECISIONS.get(dtypes, dtypes),
+        ("activation_checkpoint", "activation_checkpointing"): RECOMPUTED.get(recomputed, recomputed),
+        ("compile.enable", "compile"): config.compile.enable,
+        ("debug.seed", "seed"): config.debug.seed,
+    }
+    for field in ("learning_rate", "attention"):
+        if getattr(case, field) != Case.model_fields[field].default:
+            yield f"{field}: the configuration decides it, leave it out of the case"
+    if case.model.config:
+        yield f"model: the configuration has its own, name it Model.named({config.model_spec.flavor!r})"
+    for (path, field), has in says.items():
+        if has != (needs := getattr(case, field)):
+            yield f"{path}: {has!r}, but the case's {field} says {needs!r}"
+    if training.disable_cuda_graphs is not options.disable_cuda_graphs:  # type: ignore[attr-defined]
+        yield "training.disable_cuda_graphs: give TorchTitan(disable_cuda_graphs=...) in place of an override"
+    if training.steps < case.total_steps:
+        more = f"add --training.steps={case.total_steps} to overrides"
+        yield f"training.steps: {training.steps}, but the case has {case.total_steps}: {more}"
+
+
+def _impossible(dims: ParallelDims, experts: list[int]) -> Iterator[str]:
+    """Yield what torch or this machine cannot do, or the model cannot share."""
+    if dims.pp > 1:
+        yield f"pipeline_parallel_degree {dims.pp}: torchtitan's schedules need a torch after 2.13: choose 1"
+    if dims.cp > 1 and not torch.cuda.is_available():
+        yield f"context_parallel_degree {dims.cp}: a CPU has no kernel: run it dry as on a GPU"
+    shared = dims.dp_shard * dims.cp * dims.tp
+    if shared % dims.ep:
+        yield f"expert_parallel_degree {dims.ep} must divide dp_shard x cp x tp, {shared}"
+    count = experts[0] if experts else 1
+    if count % dims.ep:
+        yield f"expert_parallel_degree {dims.ep} must divide the number of experts, {count if experts else 0}"

@@ -1,0 +1,74 @@
+"""What torchtitan asks of values, and FlexAttention, for a dry run of a registered configuration."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.distributed._functional_collectives as funcol
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from perfsuite.frameworks.common.patches import module, nothing, replace, wrap
+
+ROUTING = "routing is pretended to be balanced: every expert gets its share of the tokens"
+FUSED = "attention is counted as one fused kernel that masks nothing, in place of torchtitan's own"
+
+
+def pretend() -> None:
+    """Let torchtitan, which is imported already, train fake tensors, for the rest of this process.
+
+    FlexAttention, which torchtitan compiles, and varlen attention become cuDNN's operator, the only one that
+    takes values of another size than queries. Its memory is alike, and nothing is masked.
+    """
+    attention = module("torchtitan.models.common.attention")
+    told = dict.fromkeys((attention.FlexAttention, attention.VarlenAttention), FUSED)
+    for kind in told:
+        replace(kind, "forward", _one_kernel)
+    decoder = module("torchtitan.models.common.decoder").Decoder
+    for kind in (decoder, *decoder.__subclasses__()):
+        replace(kind, "get_attention_masks", nothing)
+    replace(module("torchtitan.tools.utils"), "get_cuda_flash_attention_impl", nothing)  # another package's
+    replace(module("torchtitan.distributed.context_parallel.api"), "flex_cp_allgather", _gathered)
+    dispatcher = module("torchtitan.models.common.token_dispatcher")
+    wrap(dispatcher.AllToAllTokenDispatcher, "_dispatch_token_exchange", _balanced)
+    replace(FakeTensor, "tolist", lambda self: [1] * self.numel())  # one read of the host, not one a number
+    told = {module("torchtitan.models.common.moe").GroupedExperts: ROUTING, **told}
+    replace(module("perfsuite.frameworks.torchtitan.trainer"), "PRETENDED", told)
+
+
+def _one_kernel(
+    self: Any,
+    q_BLNH: Tensor,  # torchtitan shards arguments by their names
+    k_BLNH: Tensor,
+    v_BLNH: Tensor,
+    *,
+    scale: Any = None,
+    out_transform: Any = None,
+    **_: Any,
+) -> Any:
+    """Stand in for attention of (batch, positions, heads, size)."""
+    query, key, value = (each.transpose(1, 2) for each in (q_BLNH, k_BLNH, v_BLNH))
+    cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
+    out, sums, *_others = cudnn(query, key, value, None, True, 0.0, True, False, scale=scale)
+    out = out.transpose(1, 2)
+    return out if out_transform is None else out_transform(out, sums.squeeze(-1).transpose(1, 2))
+
+
+def _gathered(key: Tensor, value: Tensor, dim: int, group: Any) -> tuple[Tensor, Tensor]:
+    """Gather keys and values, and scatter their gradients: torch's own operator hides what it sends."""
+    gather = funcol.all_gather_tensor_autograd
+    return gather(key, dim, group), gather(value, dim, group)
+
+
+def _balanced(exchange: Any) -> Any:
+    """Let each rank send as many tokens to each, which the lists of both directions tell."""
+
+    @functools.wraps(exchange)
+    def balanced(self: Any, tokens: Tensor, group: Any, received: list[int], sent: list[int]) -> Any:
+        share, more = divmod(len(tokens), len(sent))
+        received[:] = sent[:] = [share + (rank < more) for rank in range(len(sent))]
+        return exchange(self, tokens, group, received, sent)
+
+    return balanced

@@ -1,0 +1,257 @@
+"""Configurations of torchtitan's own registry: what is said of them, refused in them, and what runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from perfsuite import Case, Model, Topology, TorchTitan
+from perfsuite.analysis.figures import in_few_bits
+from perfsuite.errors import MismatchError
+from perfsuite.launch.requirements import unsupported
+from perfsuite.node.machine import detect_cpu
+from perfsuite.results.rank_report import Observed
+from tests.frameworks.test_base import measured, observed
+from tests.frameworks.torchtitan.samples import MARKS
+from tests.samples import make_run
+
+pytestmark = MARKS
+
+SHAPE = ("--training.seq_len=64", "--training.local_batch_size=2", "--training.steps=100")
+
+
+def registered(module: str, config: str, *overrides: str, ranks: int = 2, **changes: Any) -> Case:
+    """A small case of a registered configuration."""
+    case = Case(
+        model=Model.named(config),
+        framework=TorchTitan(module=module, config=config, overrides=(*SHAPE, *overrides)),
+        sequence_length=64,
+        micro_batch=2,
+        precision="bf16-mixed",
+        activation_checkpointing="selective-op",
+        topology=Topology(processes_per_node=ranks),
+        hardware="cpu",
+        max_warmup_steps=4,
+        steps=10,
+        timeout_s=240,
+    )
+    return case.replace(**changes)
+
+
+def degree(name: str, ranks: int) -> str:
+    return f"--parallelism.{name}_parallel_degree={ranks}"
+
+
+LLAMA = registered("llama3", "llama3_debugmodel")
+DEEPSEEK = registered("deepseek_v3", "deepseek_v3_debugmodel", degree("expert", 2))
+QWEN = registered("qwen3", "qwen3_moe_debug", degree("expert", 2), timeout_s=600)
+GPT_OSS = registered(
+    "gpt_oss", "gpt_oss_debugmodel", degree("expert", 2), activation_checkpointing="none", timeout_s=600
+)
+NONE = {"experts_per_rank": "none", "context_parallel": "1", "low_precision_modules": "none"}
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("case", "mesh", "experts"),
+    [
+        (LLAMA, "fsdp 2", "none"),
+        (DEEPSEEK, "efsdp 1 x ep 2 and fsdp 2", "4"),
+        pytest.param(QWEN, "efsdp 1 x ep 2 and fsdp 2", "32", marks=pytest.mark.nightly),
+        pytest.param(GPT_OSS, "efsdp 1 x ep 2 and fsdp 2", "4", marks=pytest.mark.nightly),
+    ],
+    ids=["llama3", "deepseek_v3", "qwen3_moe", "gpt_oss"],
+)
+def test_a_registered_model_trains_as_it_says(tmp_path: Path, case: Case, mesh: str, experts: str) -> None:
+    """Those marked nightly have 316 and 81 million parameters, which take a CPU a minute."""
+    run = measured(case, tmp_path)
+    settings = observed(run).settings
+    assert (settings["mesh"], settings["experts_per_rank"]) == (mesh, experts)
+    assert settings["replaced"].startswith("data and tokenizer by perfsuite's tokens; checkpoints")
+    assert settings["gradient_clipping"] == "max_norm=1.0"
+    assert run.flops is not None
+    assert run.flops.formula == "torchtitan-0.3"
+    assert float(run.figures.loss_last or 0) < float(run.figures.loss_first or 0)
+    assert run.figures.tokens_per_s == pytest.approx(2 * 2 * 64 / float(run.figures.step_s_p50 or 0))
+    assert run.counts
+    assert not run.hidden
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        (LLAMA, {**NONE, "mesh": "fsdp 2"}),
+        (
+            registered(
+                "llama3",
+                "llama3_debugmodel",
+                "--parallelism.data_parallel_replicate_degree=2",
+                degree("tensor", 2),
+                ranks=8,
+            ),
+            {**NONE, "mesh": "dp_replicate 2 x fsdp 2 x tp 2"},
+        ),
+        (
+            registered(
+                "deepseek_v3", "deepseek_v3_debugmodel", degree("expert", 4), degree("tensor", 2), ranks=8
+            ),
+            {**NONE, "experts_per_rank": "2", "mesh": "efsdp 2 x ep 4 and fsdp 4 x tp 2"},
+        ),
+        (
+            registered("qwen3", "qwen3_moe_debug"),
+            {**NONE, "experts_per_rank": "64", "mesh": "fsdp 2"},
+        ),
+    ],
+    ids=["fsdp", "hsdp x tp", "ep x tp", "experts without ep"],
+)
+@pytest.mark.usefixtures("titan")
+def test_what_must_be_observed(case: Case, told: dict[str, str]) -> None:
+    of_all = {"wrapper": "FSDPModule", "attention": "sdpa", "cuda_graphs": "no"}
+    assert case.framework.expected(case) == {**told, **of_all}  # type: ignore[attr-defined]
+
+
+LLAMA_8 = registered("llama3", "llama3_debugmodel", ranks=8)
+
+
+def overridden(*words: str, case: Case = LLAMA) -> Case:
+    framework: Any = case.framework
+    return case.replace(framework=framework.replace(overrides=(*framework.overrides, *words)))
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        (
+            registered("llama3", "llama_debugmodel"),
+            "Config function 'llama_debugmodel' not found in torchtitan.models.llama3.config_registry.*"
+            "Did you mean llama3_debugmodel",
+        ),
+        (
+            registered("deepseek", "deepseek_v3_16b"),
+            "Cannot import module 'deepseek'.*Did you mean deepseek_v3",
+        ),
+        (overridden("--training.sequence=7"), "Unrecognized options: --training.sequence=7"),
+        (overridden("--training.seq_len=long"), "Error parsing --training.seq-len: invalid literal for int"),
+        (
+            registered("llama3", "llama3_debugmodel_float8"),
+            "refuses .*torchao is not installed.* pip install torchao",
+        ),
+        (registered("flux", "flux_debugmodel"), "flux_debugmodel trains images"),
+        (
+            overridden(degree("tensor", 3)),
+            "tensor_parallel_degree 3, .* do not multiply to the case's 2",
+        ),
+        (
+            overridden("--parallelism.data_parallel_shard_degree=3"),
+            "data_parallel_replicate_degree 1, data_parallel_shard_degree 3, tensor_parallel_degree 1, "
+            "pipeline_parallel_degree 1, context_parallel_degree 1: these do not multiply to the case's 2",
+        ),
+        (
+            registered("deepseek_v3", "deepseek_v3_debugmodel", degree("expert", 16), ranks=16),
+            "expert_parallel_degree 16 must divide the number of experts, 8",
+        ),
+        (overridden(degree("expert", 2)), "expert_parallel_degree 2 must divide the number of experts, 0"),
+        (
+            registered("deepseek_v3", "deepseek_v3_debugmodel", degree("expert", 4)),
+            "expert_parallel_degree 4 must divide dp_shard x cp x tp, 2",
+        ),
+        (overridden(degree("context", 2)), "context_parallel_degree 2: a CPU has no kernel: run it dry"),
+        (
+            overridden(degree("pipeline", 2)),
+            "pipeline_parallel_degree 2: torchtitan's schedules need a torch after 2.13: choose 1",
+        ),
+        (
+            LLAMA.replace(sequence_length=32),
+            "training.seq_len: 64, but the case's sequence_length says 32",
+        ),
+        (LLAMA.replace(micro_batch=4), "training.local_batch_size: 2, but the case's micro_batch says 4"),
+        (
+            overridden("--training.global_batch_size=8"),
+            "global_batch_size over the sequences of all ranks: 2.0, but .*gradient_accumulation says 1",
+        ),
+        (
+            LLAMA.replace(precision="fp32"),
+            "mixed_precision_param: 'bf16-mixed', but the case's precision says",
+        ),
+        (
+            LLAMA.replace(activation_checkpointing="full"),
+            "activation_checkpoint: 'selective-op', but the case's",
+        ),
+        (LLAMA.replace(compile=True), "compile.enable: False, but the case's compile says True"),
+        (overridden("--debug.seed=3"), "debug.seed: 3, but the case's seed says 0"),
+        (overridden("--training.no-disable-cuda-graphs"), r"give TorchTitan\(disable_cuda_graphs=...\)"),
+        (
+            LLAMA.replace(steps=97),
+            "training.steps: 100, but the case has 101: add --training.steps=101 to overrides",
+        ),
+        (LLAMA.replace(learning_rate=0.1), "learning_rate: the configuration decides it, leave it out"),
+        (
+            LLAMA.replace(attention="eager"),
+            "attention: the configuration decides it, leave it out of the case",
+        ),
+        (
+            LLAMA.replace(model="llama-tiny"),
+            r"model: the configuration has its own, name it Model.named\('debug",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("titan")
+def test_what_contradicts_or_cannot_be_is_told(case: Case, said: str) -> None:
+    with pytest.raises(MismatchError, match=said):
+        case.framework.expected(case)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"module": "llama3"}, "module and config name a configuration together"),
+        ({"overrides": ("--training.steps=3",)}, "module and config name a configuration together"),
+        (
+            {"module": "llama3", "config": "llama3_8b", "tensor_parallel": 2},
+            "config llama3_8b decides everything: leave out tensor_parallel2",
+        ),
+        ({"module": "llama3", "config": "llama3-8b"}, "should match pattern"),
+        ({"module": "llama3", "config": "llama3_8b", "overrides": "--a.b=1"}, "valid tuple"),
+    ],
+)
+def test_options_that_do_not_fit_together(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        TorchTitan.model_validate(options)
+
+
+def test_the_id_names_configuration_and_overrides() -> None:
+    framework = TorchTitan(module="deepseek_v3", config="deepseek_v3_16b")
+    assert framework.slug() == "torchtitan-deepseek_v3_16b"
+    changed = framework.replace(overrides=(degree("expert", 8),), disable_cuda_graphs=False)
+    assert (
+        changed.slug()
+        == "torchtitan-deepseek_v3_16b-parallelism.expert_parallel_degree=8-no_disable_cuda_graphs"
+    )
+    assert framework.replace(module="my.models").slug() == "torchtitan-my.models-deepseek_v3_16b"
+
+
+def test_a_cpu_has_no_cuda_graphs() -> None:
+    framework: Any = LLAMA.framework
+    case = LLAMA.replace(framework=framework.replace(disable_cuda_graphs=False))
+    assert unsupported(LLAMA, detect_cpu("no GPU")) is None
+    assert str(unsupported(case, detect_cpu("no GPU"))).startswith("disable_cuda_graphs=False asks for CUDA")
+
+
+def test_modules_in_few_bits_are_told_by_class(titan: Any) -> None:
+    class Float8Linear: ...
+
+    class Linear: ...
+
+    assert titan.low_precision([Linear(), Float8Linear(), Float8Linear()]) == "2 Float8Linear"
+    assert titan.low_precision([Linear()]) == "none"
+
+
+@pytest.mark.parametrize(("modules", "expected"), [("none", False), ("42 Float8Linear", True)])
+def test_no_mfu_where_matmuls_have_several_peaks(modules: str, expected: bool) -> None:
+    run = make_run()
+    seen = Observed(settings={"low_precision_modules": modules}, environment={})
+    assert in_few_bits(run.replace(observed=seen)) is expected
+    assert not in_few_bits(run.replace(observed=None))
