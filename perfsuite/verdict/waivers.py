@@ -29,11 +29,10 @@ class Regression(NamedTuple):
 
 def waive(result: Measurement, waivers: Sequence[Waiver], today: date) -> tuple[bool, tuple[str, ...]]:
     """Whether all that regressed in a case is waived, and what waivers say of each regression."""
-    if result.outcome != "regressed":
-        return False, ()
-    told, is_waived = list[str](), True
+    regressions = _regressions(result) if result.outcome == "regressed" else []
+    told, is_waived = list[str](), bool(regressions)
     own = [each for each in waivers if fnmatchcase(result.case_id, each.case)]
-    for found in _regressions(result):
+    for found in regressions:
         why_not = {each: _why_not(each, found, today) for each in own if _matches(each, found.names)}
         holds = [f"waived: {found.told}: {each.told}" for each, why in why_not.items() if why is None]
         told += holds[:1] or [f"not waived: {found.told}: {why}" for why in why_not.values()]
@@ -90,9 +89,10 @@ def _why_not(waiver: Waiver, found: Regression, today: date) -> str | None:
 def _regressions(result: Measurement) -> list[Regression]:
     found = []
     for check in result.verdict.checks:
-        if check.outcome == "regressed" and check.change is not None:
-            told = f"{check.label} {check.change:+.1%}"
-            found.append(Regression(_called(check, result), told, abs(check.change), None))
+        if check.outcome == "regressed":
+            change = math.inf if check.change is None else check.change  # an unknown one is beyond each bound
+            told = f"{check.label} {change:+.1%}"
+            found.append(Regression(_called(check, result), told, abs(change), None))
     for each in result.verdict.counts.findings if result.verdict.counts is not None else ():
         if each.outcome == "regressed":
             growth = abs(each.now - each.before)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite import DDP, FSDP2, Case, Nanotron, Topology, documents
+from perfsuite import DDP, FSDP2, Case, LoRA, Nanotron, Topology, Trainer, documents
 from perfsuite.dry import limits
 from perfsuite.dry.driver import dry_run
 from perfsuite.dry.machine import pretended
@@ -135,6 +135,18 @@ def test_groups_that_shard_and_replicate_run_dry_as_on_a_gpu(tmp_path: Path) -> 
             "reduce_scatter": (2, 1, gradients),
             "all_reduce": (2, 2, gradients / 2),
         }
+
+
+@pytest.mark.launch
+def test_ddp_tells_which_parameters_were_used_on_a_gpu_as_on_a_cpu(tmp_path: Path) -> None:
+    """The Trainer asks for it with adapters; the map goes through pinned memory, which is not pretended."""
+    case = NEVER_REVIEWED.replace(framework=Trainer(), lora=LoRA(rank=4, alpha=8), hardware="h100")
+    on_cpu, on_gpu = (dry_run(case, tmp_path / str(at), device=at) for at in ("cpu", None))
+    assert on_gpu.failure is None, on_gpu.failure
+    assert on_gpu.machine.device == "cuda"
+    collectives = on_gpu.counts[0].counts.collectives
+    assert collectives == on_cpu.counts[0].counts.collectives
+    assert [each.count for each in collectives if each.dtype == "int32"] == [1]
 
 
 def check_ranks(dry: Run, real: Sequence[RankCounts]) -> None:

@@ -127,6 +127,17 @@ def test_the_widest_of_two_waivers_counts_and_is_told_alone() -> None:
     assert told == (f"waived: tokens/s -19.0%: {waiver().told}",)
 
 
+def test_a_regression_that_nothing_tells_or_whose_size_is_unknown_is_not_waived() -> None:
+    untold = SLOW.replace(verdict=SLOW.verdict.replace(checks=()))
+    assert waive(untold, [], TODAY) == (False, ())
+    assert waive(untold, [waiver(metric="*", tolerated="1000%")], TODAY) == (False, ())
+    checks = tuple(each.replace(change=None) for each in SLOW.verdict.checks)
+    unknown = SLOW.replace(verdict=SLOW.verdict.replace(checks=checks))
+    is_waived, told = waive(unknown, [waiver(metric="*", tolerated="1000%")], TODAY)
+    assert not is_waived
+    assert told[0].startswith("not waived: ")
+
+
 def test_only_what_regressed_is_waived() -> None:
     failed = SLOW.replace(verdict=SLOW.verdict.replace(outcome="failed", failure="loss"))
     for result in (failed, never_run(), GOOD):

@@ -37,8 +37,12 @@ def ddp() -> None:
             asked = kwargs.get("bucket_cap_mb")  # the first bucket is a small one, unless a size is asked for
             limits = [first_bytes, 25 << 20] if asked is None else [int(asked * 2**20)]
             replace(dist, put_into_buckets, functools.partial(_as_rebuilt, assign, limits))
+            trained = [each for each in args[0].parameters() if each.requires_grad]
+            used = 0  # parameters in the map of those that are used
+            if trained and trained[0].device.type == "cuda" and kwargs.pop("find_unused_parameters", False):
+                used = len(trained)  # the reducer sends the map through pinned memory, which is not pretended
             init(self, *args, **kwargs)
-            self.register_comm_hook(self.process_group, _all_reduce)
+            self.register_comm_hook((self.process_group, used), _all_reduce)
             replace(self, "logger", _NoLog())  # the real one wants CUDA events
             replace(self, "reducer", _Reducer(self.reducer))
 
@@ -73,10 +77,16 @@ class _Reducer:
         return False
 
 
-def _all_reduce(group, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP reads annotations
-    """Do what the reducer does by default: the future of a fake work stays empty, so this one is filled."""
+def _all_reduce(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP reads annotations
+    """Do what the reducer does by default: the future of a fake work stays empty, so this one is filled.
+
+    `state` is the process group, and how long the map of used parameters is, an int32 for each.
+    """
+    group, used = state
     buffer = bucket.buffer()
     dist.all_reduce(buffer, group=group)
+    if used and bucket.is_last():
+        dist.all_reduce(torch.zeros(used, dtype=torch.int32, device=buffer.device), group=group)
     future: Any = torch.futures.Future()
     future.set_result(buffer)
     return future
