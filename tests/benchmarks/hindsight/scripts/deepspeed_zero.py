@@ -1,4 +1,4 @@
-"""ZeRO by DeepSpeed: `python deepspeed_zero.py STAGE ACCUMULATION [twice|buckets]`."""
+"""ZeRO by DeepSpeed: `python deepspeed_zero.py STAGE ACCUMULATION [buckets]`."""
 
 import itertools
 import sys
@@ -6,25 +6,13 @@ import sys
 import deepspeed
 import torch
 from small import Net, batches
-from torch import Tensor
 
 stage, accumulation, kind = int(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:])
-
-
-class Twice(Net):
-    """The first block is used twice."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.tokens(tokens)
-        for block in [*self.blocks, self.blocks[0]]:
-            hidden = block(hidden)
-        return torch.nn.functional.cross_entropy(self.head(hidden).flatten(0, 1).float(), tokens.flatten())
-
 
 buckets = {"reduce_bucket_size": 50, "reduce_scatter": False} if kind == "buckets" else {}
 deepspeed.init_distributed("gloo")
 torch.manual_seed(0)
-model = Twice() if kind == "twice" else Net(depth=8)
+model = Net(depth=8)
 engine, *_ = deepspeed.initialize(
     model=model,
     optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3),
@@ -34,7 +22,6 @@ engine, *_ = deepspeed.initialize(
         "zero_optimization": {"stage": stage, "overlap_comm": False, **buckets},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "bf16": {"enabled": kind == "twice"},
     },
 )
 for tokens in itertools.cycle(batches(16)):
