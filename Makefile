@@ -101,7 +101,7 @@ hindsight: .venv/installed  ## PAIR=accelerate-3762: releases with a known regre
 
 releases: release-accelerate release-transformers release-peft release-lightning release-trl  ## docs/releases (an hour)
 
-release-accelerate: WHAT = --from 1.10.0 -k "accelerate or trainer"
+release-accelerate: WHAT = --from 1.10.0 -k "(accelerate or trainer) and not lora"
 release-transformers: WHAT = --from 5.0.0 --minors -k "llama_train or trainer"
 release-peft: WHAT = --from 0.18.0 -k "peft or lora"
 release-lightning: WHAT = --from 2.5.0 -k "lightning or fabric"
