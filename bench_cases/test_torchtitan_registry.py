@@ -49,7 +49,7 @@ SMALL = ("--training.seq_len=64", "--training.local_batch_size=2", "--training.s
 EXPERTS = ("--parallelism.expert_parallel_degree=2", "--debug.moe_force_load_balance")
 
 
-def twin(module, config, *overrides, recomputed="selective-op"):
+def twin(module, config, *overrides, recomputed="selective-op", steps=20):
     return registered(
         module,
         config,
@@ -61,7 +61,7 @@ def twin(module, config, *overrides, recomputed="selective-op"):
         topology=Topology(processes_per_node=2),
         hardware="cpu",
         max_warmup_steps=5,
-        steps=20,
+        steps=steps,
         timeout_s=900,
     )
 
@@ -69,7 +69,7 @@ def twin(module, config, *overrides, recomputed="selective-op"):
 TWINS = [
     twin("llama3", "llama3_debugmodel"),
     twin("deepseek_v3", "deepseek_v3_debugmodel", *EXPERTS),
-    twin("qwen3", "qwen3_moe_debug", *EXPERTS),
+    twin("qwen3", "qwen3_moe_debug", *EXPERTS, steps=10),  # 316 million parameters
     twin("gpt_oss", "gpt_oss_debugmodel", *EXPERTS, recomputed="none"),
 ]
 
