@@ -848,7 +848,7 @@ def test_a_waived_regression_passes_and_is_shown_as_such_everywhere(recorded: py
     assert skipped is not None
     assert "40% tolerated until 2999-12-31, @me" in str(skipped.get("message"))
     page, summary = ((recorded.path / "out" / name).read_text() for name in ("index.html", "summary.md"))
-    assert "<h1>1 waived</h1>" in page
+    assert "<h1>1 waived" in page
     assert "40% tolerated until 2999-12-31, @me, https://example.org/1" in page
     assert summary.startswith("## perfsuite: 1 waived")
     assert "40% tolerated until 2999-12-31, &#64;me, https://example.org/1" in summary
@@ -897,8 +897,8 @@ def test_in_shadow_mode_nothing_fails_and_the_end_says_what_would_have(recorded:
     assert skipped is not None
     assert str(skipped.get("message")).startswith("regressed (shadow)")
     page, summary = ((recorded.path / "out" / name).read_text() for name in ("index.html", "summary.md"))
-    assert "<h1>1 regressed (1 shadow)</h1>" in page
-    assert "| regressed (shadow) |" in summary
+    assert "<h1>1 regressed (1 shadow" in page  # and maybe blind, on a noisy machine
+    assert "| regressed (shadow)" in summary
 
     good = run_cpu(recorded)
     assert good.ret == 0
