@@ -90,9 +90,9 @@ def _regressions(result: Measurement) -> list[Regression]:
     found = []
     for check in result.verdict.checks:
         if check.outcome == "regressed":
-            change = math.inf if check.change is None else check.change  # an unknown one is beyond each bound
-            told = f"{check.label} {change:+.1%}"
-            found.append(Regression(_called(check, result), told, abs(change), None))
+            share = math.inf if check.change is None else abs(check.change)  # unknown: beyond every bound
+            told = check.label if check.change is None else f"{check.label} {check.change:+.1%}"
+            found.append(Regression(_called(check, result), told, share, None))
     for each in result.verdict.counts.findings if result.verdict.counts is not None else ():
         if each.outcome == "regressed":
             growth = abs(each.now - each.before)
