@@ -200,7 +200,7 @@ def measured(suite: pytest.Pytester) -> pytest.Pytester:
 def test_what_is_decided_is_shown_and_its_test_ends_as_then(measured: pytest.Pytester) -> None:
     again = run_cpu(measured, "--perf-record-launches=1", "--perf-resume", "--perf-report=out")
     assert again.ret == 0
-    again.stdout.no_fnmatch_line("*launched")
+    again.stdout.no_fnmatch_line("*begins")
     again.stdout.fnmatch_lines(["perfsuite: --perf-resume: goes on with *", "*recorded", "*1 recorded*"])
     assert "1 case, complete; " in (measured.path / "out" / "summary.md").read_text()
     assert len(list(measured.path.glob(".perfsuite/runs/*"))) == 1
@@ -220,7 +220,7 @@ def test_verdicts_under_other_conditions_are_not_taken_over(
         measured.makepyfile(test_cases=f"{ONE_CASE}\n    {change}\n")
     new = run_cpu(measured, "--perf-resume", *options)
     new.stdout.fnmatch_lines(
-        [f"perfsuite: --perf-resume: a new session begins: the newest session, *, has {said}", "*launched"]
+        [f"perfsuite: --perf-resume: a new session begins: the newest session, *, has {said}", "*begins"]
     )
     assert len(list(measured.path.glob(".perfsuite/runs/*"))) == 2
 

@@ -33,15 +33,15 @@ def ddp() -> None:
 
     def with_pretended_reducer(init: Any) -> Any:
         @functools.wraps(init)
-        def pretended(self: Any, *args: Any, **kwargs: Any) -> None:
+        def pretended(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
             asked = kwargs.get("bucket_cap_mb")  # the first bucket is a small one, unless a size is asked for
             limits = [first_bytes, 25 << 20] if asked is None else [int(asked * 2**20)]
             replace(dist, put_into_buckets, functools.partial(_as_rebuilt, assign, limits))
-            trained = [each for each in args[0].parameters() if each.requires_grad]
+            trained = [each for each in module.parameters() if each.requires_grad]
             used = 0  # parameters in the map of those that are used
             if trained and trained[0].device.type == "cuda" and kwargs.pop("find_unused_parameters", False):
                 used = len(trained)  # the reducer sends the map through pinned memory, which is not pretended
-            init(self, *args, **kwargs)
+            init(self, module, *args, **kwargs)
             self.register_comm_hook((self.process_group, used), _all_reduce)
             replace(self, "logger", _NoLog())  # the real one wants CUDA events
             replace(self, "reducer", _Reducer(self.reducer))
