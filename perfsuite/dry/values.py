@@ -65,9 +65,16 @@ class WholeNumbersAreReal(NoValues):
         if func._overloadpacket is torch.ops.aten._pin_memory:  # for a device that is not there
             return args[0]
         with _disable_current_modes():
-            return func(*args, **kwargs or {})
+            out = func(*args, **kwargs or {})
+            return out.fill_(1) if func._overloadpacket in _NOT_FILLED else out
 
 
+_NOT_FILLED = (
+    *(torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided),
+    *(torch.ops.aten.new_empty, torch.ops.aten.new_empty_strided, torch.ops.aten.empty_permuted),
+)
+"""What they return holds whatever was in that memory, also after a collective of fake tensors, which is to
+fill it. It holds ones, as `_answer` says."""
 _MAKE_NUMBERS = (torch.ops.aten.randint, torch.ops.aten.randperm, torch.ops.aten.arange)
 
 

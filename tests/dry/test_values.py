@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from perfsuite.dry.values import NoValues, cast
+from perfsuite.dry.values import NoValues, WholeNumbersAreReal, cast
 
 
 def test_reads_are_answered_so_that_every_step_is_made() -> None:
@@ -20,6 +20,17 @@ def test_a_gradient_scaler_finds_no_infinity() -> None:
         gradient, found = torch.ones(4), torch.zeros(1)
         torch._amp_foreach_non_finite_check_and_unscale_([gradient], found, torch.ones(()))
         assert found.item() == 0.0
+
+
+def test_whole_numbers_that_nobody_filled_are_ones_whatever_was_in_their_memory() -> None:
+    """Such as those that a collective of fake tensors is to fill, by which a script then decides."""
+    with FakeTensorMode(allow_non_fake_inputs=True), WholeNumbersAreReal():
+        for _ in range(3):
+            used = torch.arange(1000)
+            of_one_size = used.new_empty(1000), torch.empty_like(used), torch.empty(1000, dtype=torch.int64)
+            assert [each.eq(1).sum().item() for each in of_one_size] == [1000] * 3
+            used.fill_(0)
+            del used, of_one_size
 
 
 def test_a_cpu_has_no_number() -> None:
