@@ -15,7 +15,7 @@ import typer
 from perfsuite import documents
 from perfsuite.case.hardware import hardware_error
 from perfsuite.cli.cases import CASES, Cases
-from perfsuite.cli.night import GATE
+from perfsuite.cli.night import gate
 from perfsuite.errors import CaseError
 from perfsuite.ini import read_ini
 
@@ -165,10 +165,9 @@ def _workflow(hardware: str, runs_on: str, container: str) -> dict[Path, str]:
 
 
 def _slurm(hardware: str, cases: Path) -> dict[Path, str]:
-    session = f"{shlex.quote(str(cases))} -m {hardware} {' '.join(GATE)}"
     submit = "perfsuite slurm submit --nodes=1 --time=10:00:00 --gres=gpu:8 --mem=0"
-    text = f"#!/bin/sh -e\n{submit} -- {session} --perf-report=out --perf-json=out/results.json\n"
-    return {Path("performance-night.sh"): text}
+    session = shlex.join([str(cases), "-m", hardware, *gate(Path("out"))])
+    return {Path("performance-night.sh"): f"#!/bin/sh -e\n{submit} -- {session}\n"}
 
 
 def _write(path: Path, text: str) -> None:

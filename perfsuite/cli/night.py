@@ -22,12 +22,17 @@ from perfsuite.results.store import STORE, Store
 from perfsuite.session.outputs import write_report
 
 CANNOT_TELL = 3  # exit status of doctor and selftest on a busy machine: the night goes on
-GATE = (
-    "--perf-missing-baseline=fail",
-    "--perf-explain",
-    "--perf-max-launches=6",
-    "--perf-min-judged=90%",
-)
+
+
+def gate(out: Path) -> list[str]:
+    """The options of pytest by which a night judges, with its files in `out`."""
+    strict = [
+        "--perf-missing-baseline=fail",
+        "--perf-explain",
+        "--perf-max-launches=6",
+        "--perf-min-judged=90%",
+    ]
+    return [*strict, f"--perf-report={out}", f"--perf-json={out / 'results.json'}"]
 
 
 def night(
@@ -71,12 +76,7 @@ def night(
             if status not in (0, CANNOT_TELL):
                 say(f"perfsuite night: nothing was measured, as perfsuite {command[0]} ended with {status}")
                 raise typer.Exit(bad)
-        options = [
-            *GATE,
-            f"--perf-report={out}",
-            f"--perf-json={out / 'results.json'}",
-            f"--perf-store={store}",
-        ]
+        options = [*gate(out), f"--perf-store={store}"]
         status = _run("pytest", str(cases), "-m", hardware, *options, *(pytest_options or ()))
     finally:
         _summarise(out, [each for each in Store(store).results() if each not in known])

@@ -136,6 +136,8 @@ class _Runs:
     way_of: dict[str, str] = field(default_factory=dict)
     """The first of the ways in which a case ran: it keeps to that as long as it can."""
 
+    has_cuda: dict[str, bool] = field(default_factory=dict)
+    """Whether the torch of an arm lets CUDA be pretended."""
     here: Sequence[str] = field(
         default_factory=lambda: sorted(f"{each.name}=={each.version}" for each in distributions())
     )
@@ -169,9 +171,7 @@ class _Runs:
 
     def _run(self, case: Case, arms: Sequence[Arm]) -> list[Run] | str:
         """The runs of a case in these arms, in the first way that they all allow; or why there is none."""
-        # Only torch lets CUDA be pretended or not, and then in all arms or in none.
-        asked = arms if self.package == "torch" else (HERE,)
-        device: Device | None = "cpu" if any(map(why_no_cuda, asked)) else None
+        device = self._device(arms)
         why: list[str] = []
         for way in self.ways[self.ways.index(self.way_of.get(case.id, self.ways[0])) :]:
             if way == LAUNCH and (reason := self.setup.host.why_not(case)):
@@ -184,6 +184,13 @@ class _Runs:
             self.way_of[case.id] = way
             return runs
         return "; ".join(why)
+
+    def _device(self, arms: Sequence[Arm]) -> Device | None:
+        """What a dry run pretends: CUDA in all arms or in none. Only torch decides, and is asked once."""
+        for arm in (asked := arms if self.package == "torch" else (HERE,)):
+            if arm.text not in self.has_cuda:
+                self.has_cuda[arm.text] = why_no_cuda(arm) is None
+        return None if all(self.has_cuda[arm.text] for arm in asked) else "cpu"
 
     def _kept(self, case: Case, arm: Arm, way: str, device: Device | None) -> Run:
         """The run of an earlier command, or a new one in place of what failed or was cut short.

@@ -131,6 +131,7 @@ def pretend_tensors() -> None:
     """The part of it that does not depend on how a model is built."""
     torch.backends.mha.set_fastpath_enabled(False)  # the kernel of evaluation knows no fake tensors
     replace(FakeTensor, "data_ptr", lambda self: self.untyped_storage()._cdata)  # accelerate knows them by it
+    replace(FakeTensor, "tolist", lambda self: _numpy(self).tolist())
     for name in ("normal_", "trunc_normal_", "uniform_"):  # one draws again until the values fit
         replace(torch.nn.init, name, lambda tensor, *args, **kwargs: tensor)
 
@@ -157,7 +158,6 @@ def pretend_answers() -> None:
     replace(torch.utils, "swap_tensors", _swap)
     replace(FakeTensor, "__format__", _format)
     replace(FakeTensor, "numpy", _numpy)
-    replace(FakeTensor, "tolist", lambda self: _numpy(self).tolist())
     replace(FakeTensor, "__deepcopy__", _deepcopy)
     wrap(torch, "tensor", _of_tensors)
     replace(torch, "inference_mode", _inference_mode)

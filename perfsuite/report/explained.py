@@ -122,23 +122,19 @@ def _memory(fit: Fit) -> list[str]:
 
 
 def _speed(limit: Roofline, unit: Unit) -> list[str]:
-    compute = f"{limit.flops / 1e12:.3g} TFLOP at {limit.peak_flops / 1e12:.4g} TFLOP/s"
     if limit.step_s < LEAST_TOLD_S:
         return ["a step has less than 0.1 ms of work for this card: the host that launches it takes longer"]
-    wires = []
-    if limit.wire_bytes:
-        wire = f"{_size(limit.wire_bytes)} between GPUs of a machine"
-        if limit.link_bytes_per_s is None:
-            wires = [f"{wire}, whose link is unknown: not counted"]
-        else:
-            link = f"{limit.link_bytes_per_s / 1e9:.0f} GB/s"
-            wires = [f"{wire} at {link} take {duration(limit.wire_s)}"]
-    if limit.between_machines_bytes:
-        size = _size(limit.between_machines_bytes)
-        wires.append(f"{size} between machines, whose link is unknown: not counted")
+    compute = f"{limit.flops / 1e12:.3g} TFLOP at {limit.peak_flops / 1e12:.4g} TFLOP/s"
+    known, unknown = "", ", whose link is unknown: not counted"
+    if limit.link_bytes_per_s is not None:
+        known = f" at {limit.link_bytes_per_s / 1e9:.0f} GB/s take {duration(limit.wire_s)}"
+    wires = (
+        (limit.wire_bytes, f"between GPUs of a machine{known or unknown}"),
+        (limit.between_machines_bytes, f"between machines{unknown}"),
+    )
     return [
         f"a step takes {duration(limit.step_s)} at least, by {limit.bound_by}: at most "
         f"{rate(limit.tokens_per_s)} {unit}/s",
         f"{compute} take {duration(limit.compute_s)}",
-        *wires,
+        *(f"{_size(sent)} {how}" for sent, how in wires if sent),
     ]

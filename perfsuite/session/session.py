@@ -67,6 +67,11 @@ class Session:
         """The day for which waivers hold or not."""
         return datetime.fromisoformat(self.started_at).date()
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The waivers that match nothing, or that no case needs any more."""
+        return remarks(self.waivers, self.results, self.collected, self.today)
+
     @cached_property
     def directory(self) -> SessionDir:
         """The directory of this session: its launches, and its `results.json`."""
@@ -142,7 +147,7 @@ class Session:
         where = "" if isinstance(error, errors.PerfsuiteError) else f" ({_traceback(error, trial.directory)})"
         reasons = (f"{errors.told(error)}{where}",)
         verdict = Verdict(outcome="failed", launches=len(trial.runs), failure="error", reasons=reasons)
-        self._keep(trial, nodeid, verdict)
+        self.keep(self._result(trial, nodeid, verdict))
 
     def measure(self, case: Case, nodeid: str) -> Measurement:
         """Launch a case and judge it until decided; record a baseline where there is none.
@@ -167,7 +172,7 @@ class Session:
             self.record_error(case, nodeid, error)
             raise
         self.running = None
-        self._keep(trial, nodeid, verdict)
+        self.keep(self._result(trial, nodeid, verdict))
         try:
             self._profile(trial)  # it may be interrupted, or fail
         finally:
@@ -199,13 +204,27 @@ class Session:
             self.results[-1] = profiled
             self.save()
 
-    def _keep(self, trial: Trial, nodeid: str, verdict: Verdict) -> None:
-        result = _result(trial, nodeid, verdict)
+    def _result(self, trial: Trial, nodeid: str, verdict: Verdict) -> Measurement:
+        """What is told of a case: its verdict, whether that is waived, and whether shadow mode excuses it."""
+        runs = tuple(trial.runs)
+        result = Measurement(
+            nodeid=nodeid,
+            case_id=trial.case.id,
+            framework=trial.case.framework.name,
+            runs=runs,
+            before=tuple(trial.before[: len(runs)]),
+            verdict=verdict,
+            baseline_file=None if trial.baseline_file is None else str(trial.baseline_file),
+            judged_by=trial.judged_by,
+            directory=str(trial.directory),
+            excused=trial.excused,
+            shared=all_shared(verdict, runs),
+        )
         is_waived, told = waive(result, self.waivers, self.today)
         result = result.replace(excused="waived" if is_waived else result.excused, waivers=told)
         options = self.setup.options
         fails = options.is_failing(result) or (result.excused is None and result.is_empty)
-        self.keep(result.replace(shadow=options.shadow and fails))
+        return result.replace(shadow=options.shadow and fails)
 
     def keep(self, measurement: Measurement) -> None:
         """Take a result in, in place of what an earlier part of this session had for it, and save it."""
@@ -276,26 +295,9 @@ def session_file(session: Session, status: Status) -> SessionFile:
         preflights=(*(() if earlier is None else earlier.preflights), *session.nodes.made),
         results=tuple(session.results),
         skipped=tuple(session.skipped),
-        waivers=remarks(session.waivers, session.results, session.collected, session.today),
+        waivers=session.remarks,
         interrupted_case=session.running,
         interrupted_launches=tuple(session.launches) if session.running is not None else (),
-    )
-
-
-def _result(trial: Trial, nodeid: str, verdict: Verdict) -> Measurement:
-    runs = tuple(trial.runs)
-    return Measurement(
-        nodeid=nodeid,
-        case_id=trial.case.id,
-        framework=trial.case.framework.name,
-        runs=runs,
-        before=tuple(trial.before[: len(runs)]),
-        verdict=verdict,
-        baseline_file=None if trial.baseline_file is None else str(trial.baseline_file),
-        judged_by=trial.judged_by,
-        directory=str(trial.directory),
-        excused=trial.excused,
-        shared=all_shared(verdict, runs),
     )
 
 

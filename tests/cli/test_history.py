@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite.cli.history import COMMITTER
+from perfsuite.git import git as git_of
 from tests.cli import commands
 from tests.samples import COMMIT, make_case, make_figures, make_result, make_run, write_session
 
@@ -148,9 +150,7 @@ def test_what_a_pytest_session_leaves_goes_all_the_way(here: Path) -> None:
 
 
 def git(*arguments: str) -> str:
-    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
-    done = subprocess.run(["git", *identity, *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    return git_of(*COMMITTER, *arguments, cwd=Path()).strip()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from perfsuite.frameworks.torchtitan import compat, configuration
-from perfsuite.frameworks.torchtitan.configuration import ATTENTION, low_precision
+from perfsuite.frameworks.torchtitan.configuration import ATTENTION, low_precision, meshes_text
 
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader
@@ -63,6 +63,7 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
             close=nothing,
         )
         compat.after_build(self)
+        check_pretended(self.model)
 
     @property
     def model(self) -> Any:
@@ -92,7 +93,6 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         """Return the settings as the model and the optimizer have them."""
         modules = list(self.model.modules())
         attention = {ATTENTION[kind] for kind in map(type, modules) if kind in ATTENTION}
-        meshes = {_mesh_text(parameter.device_mesh) for parameter in self.model.parameters()}
         kinds = {(type(each).__name__, bool(each.param_groups[0].get("fused"))) for each in self.optimizers}
         experts = {_experts_here(each) for each in modules if isinstance(each, GroupedExperts)}
         context, max_norm = self.parallel_dims.get_optional_mesh("cp"), self.config.training.max_norm
@@ -100,7 +100,7 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         only = ": the norm is computed only" if math.isinf(max_norm) else ""
         return {
             "attention": " and ".join(sorted(attention)),
-            "mesh": " and ".join(sorted(meshes)),
+            "mesh": meshes_text(map(_axes, self.model.parameters())),
             "context_parallel": str(1 if context is None else context.size()),
             "experts_per_rank": " and ".join(map(str, sorted(experts))) or "none",
             "low_precision_modules": low_precision(modules),
@@ -114,11 +114,8 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         }
 
     def notes(self) -> tuple[str, ...]:
-        """Return what is pretended in a dry run. Raise `DryRunError` for what it cannot pretend."""
-        modules = list(self.model.modules())
-        if PRETENDED and (lower := low_precision(modules)) != "none":
-            raise DryRunError(f"not by a dry run: {lower}, whose peak and kernels are not known")
-        kinds = {kind for each in modules for kind in type(each).__mro__}
+        """Return what is pretended in a dry run."""
+        kinds = {kind for each in self.model.modules() for kind in type(each).__mro__}
         return tuple(why for kind, why in PRETENDED.items() if kind in kinds)
 
     def flops(self) -> Flops | None:
@@ -138,15 +135,22 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         return list(micro.sum(dim=1) * self.data_parallel * self.parallel_dims.cp)
 
 
-def _mesh_text(mesh: Any) -> str:
-    return " x ".join(f"{name} {mesh.size(i)}" for i, name in enumerate(mesh.mesh_dim_names))
+def check_pretended(model: Any) -> None:
+    """Raise `DryRunError` for a model that a dry run cannot pretend."""
+    if PRETENDED and (lower := low_precision(model.modules())) != "none":
+        raise DryRunError(f"not by a dry run: {lower}, whose peak and kernels are not known")
+
+
+def _axes(parameter: Any) -> dict[str, int]:
+    """Return the axes of the mesh that a parameter lies on, with their sizes."""
+    mesh = parameter.device_mesh
+    return dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
 
 
 def _experts_here(experts: Any) -> int:
     """Return how many experts a rank computes: FSDP gathers its shards, expert parallelism does not."""
     weights = next(experts.parameters())
-    by_axis = dict(zip(weights.device_mesh.mesh_dim_names, weights.device_mesh.shape, strict=True))
-    return int(weights.shape[0] // by_axis.get("ep", 1))
+    return int(weights.shape[0] // _axes(weights).get("ep", 1))
 
 
 def trainer_config(case: Case) -> Trainer.Config:

@@ -13,6 +13,7 @@ import torch
 from perfsuite import Topology, TorchTitan
 from perfsuite.case.case import CaseFile
 from perfsuite.case.catalog import MODELS
+from perfsuite.errors import DryRunError
 from perfsuite.frameworks.common.model import synthetic_batches, transformers_config, transformers_model
 from perfsuite.worker.flops import count
 from tests.frameworks.torchtitan.samples import LLAMAS, MARKS, SMALL, changed
@@ -38,6 +39,20 @@ def test_from_the_same_weights_it_learns_what_a_plain_loop_learns(tensor_paralle
     losses = json.loads(done.stdout.splitlines()[-1])
     assert len(losses["plain"]) == 12
     assert losses["torchtitan"] == pytest.approx(losses["plain"], rel=1e-5)
+
+
+def test_a_model_of_fewer_bits_is_refused_by_a_dry_run_alone(
+    titan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Float8Linear(torch.nn.Linear):
+        pass
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), Float8Linear(2, 2))
+    titan.check_pretended(model)
+    monkeypatch.setattr(titan, "PRETENDED", {torch.nn.Linear: "pretended"})
+    titan.check_pretended(model[0])
+    with pytest.raises(DryRunError, match="not by a dry run: 1 Float8Linear, whose peak and kernels"):
+        titan.check_pretended(model)
 
 
 @pytest.mark.parametrize("name", LLAMAS)
