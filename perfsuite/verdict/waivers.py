@@ -53,6 +53,9 @@ def _remark(waiver: Waiver, results: Sequence[Measurement], collected: Collectio
     if collected and not any(fnmatchcase(case, waiver.case) for case in collected):
         return f"matches none of the {len(collected)} cases here"
     own = [each for each in results if each.runs and fnmatchcase(each.case_id, waiver.case)]
+    measured = {each.case_id for each in own}
+    if any(fnmatchcase(case, waiver.case) for case in {*(collected or [waiver.case])} - measured):
+        return None  # one that was not measured may need it
     known = {name: None for each in own for check in each.verdict.checks for name in _called(check, each)}
     known |= {name: None for each in own for name in _counted(each)}
     if known and not _matches(waiver, known):
