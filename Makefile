@@ -7,7 +7,6 @@ OUT ?= out
 PAIR ?=
 SAMPLE ?= 0
 SEED ?= 0
-MEASURED ?=
 DRY_CI = (accelerate-ddp or accelerate-fsdp1 or ddp-gpt2 or fsdp-shard_grad_op) and gpt2-large \
 	or lightning-fsdp-none-gpt2-xl-s128-b1-fp16-mixed-eager \
 	or llama-3.1-8b and (trainer and ac_full or nanotron-dp4-tp4 and b4-bf16 and 4x4 or fsdp2-no_reshard) \
@@ -15,12 +14,10 @@ DRY_CI = (accelerate-ddp or accelerate-fsdp1 or ddp-gpt2 or fsdp-shard_grad_op) 
 	or llama-3-8b and every-2 and (fsdp2 or torchtitan)
 # compileall: once for the thousands of processes that import it
 TESTS = .venv/bin/python -m compileall -q perfsuite && .venv/bin/pytest tests --numprocesses=3 --dist=worksteal
-AS_PERFSUITE = -c user.name=perfsuite -c user.email=perfsuite@users.noreply.github.com
-export BASE CASES HARDWARE OUT REASON TAG
+export BASE HARDWARE OUT TAG
 
 .PHONY: bench dry dry-ci comparisons quick unit smoke test test-all versions test-lowest test-newest check docs dist mutants selftest gpu-day \
-	format figures hindsight releases history-figures samples pictures browser slurm clean night summary history keep pages site drift issue \
-	compare compare-dry refresh propose git-login
+	format figures hindsight releases history-figures samples pictures browser slurm clean night site compare compare-dry
 
 bench: .venv/installed  ## measure a tiny model by every framework, compare with the last time
 	.venv/bin/pytest bench_cases/test_cpu.py $(ARGS)
@@ -139,43 +136,14 @@ format: .venv/installed
 night: .venv/installed  ## HARDWARE=h100 OUT=out: doctor, self-test, every case of that hardware, report
 	.venv/bin/perfsuite night --hardware "$$HARDWARE" --out "$$OUT" -- $(ARGS)
 
-summary: .venv/installed  ## OUT: on the job's own page, what a night that was cut short had measured
-	.venv/bin/perfsuite night --hardware "$$HARDWARE" --out "$$OUT" --only-summary
-
-git-login:  ## git pushes with the token in GH_TOKEN
-	gh auth setup-git
-
-history: .venv/installed  ## the branch perfsuite-history in history/, empty if there is no such branch yet
-	.venv/bin/perfsuite history pull
-
-# A single artifact is downloaded into nights/ itself, several of them into folders there.
-NIGHTS = $(wildcard nights/results.json nights/*/results.json)
-NEEDS_NIGHTS = test -n "$(NIGHTS)" || { echo "nights/ holds no results.json: no machine delivered any"; exit 1; }
-
-keep: .venv/installed  ## the results in nights/ into the branch perfsuite-history, which is pushed
-	$(NEEDS_NIGHTS)
-	.venv/bin/perfsuite history push $(NIGHTS) $(if $(PERFSUITE_NOTIFY_URL),--notify PERFSUITE_NOTIFY_URL)
-
-pages: .venv/installed  ## OUT=site: asv pages of history/ in site/html
-	.venv/bin/perfsuite history publish "$$OUT" --history history \
-		--commit-url "$${GITHUB_SERVER_URL:-https://github.com}/$${GITHUB_REPOSITORY:-}/commit/"
-
 site: docs  ## the documentation in build/site, asv pages of the branch perfsuite-history in build/site/history
 	rm -rf build/site build/pages
 	cp -r build/docs build/site
 	if git rev-parse --quiet --verify origin/perfsuite-history; then \
-		$(MAKE) history pages OUT=build/pages && cp -r build/pages/html build/site/history; \
+		.venv/bin/perfsuite history pull && .venv/bin/perfsuite history publish build/pages --history history \
+		--commit-url "$${GITHUB_SERVER_URL:-https://github.com}/$${GITHUB_REPOSITORY:-}/commit/" && \
+		cp -r build/pages/html build/site/history; \
 	fi
-
-drift: .venv/installed  ## OUT=trend: what crept in history/, also onto the job's own page; status 0 if found
-	mkdir -p "$$OUT"
-	.venv/bin/perfsuite history trend --history history --repo . --json "$$OUT/trend.json" \
-		> "$$OUT/trend.txt" || [ $$? -eq 1 ]
-	{ echo '```text'; cat "$$OUT/trend.txt"; echo '```'; } >> "$${GITHUB_STEP_SUMMARY:-/dev/stdout}"
-
-issue: .venv/installed  ## RUN_URL=...: open, update or close the issue of each hardware class in nights/
-	$(NEEDS_NIGHTS)
-	.venv/bin/perfsuite github-issue $(NIGHTS) $(addprefix --trend ,$(wildcard nights/trend/trend.json))
 
 compare: .venv/installed  ## BASE=main HARDWARE=h100: launch that commit and this one in turn, and compare them
 	.venv/bin/perfsuite doctor --quick --expect "$$HARDWARE" || [ $$? -eq 3 ]
@@ -188,25 +156,6 @@ compare: .venv/installed  ## BASE=main HARDWARE=h100: launch that commit and thi
 
 compare-dry: .venv/installed  ## BASE=main: what a step does at that commit and at this one, by dry runs (minutes, no GPU)
 	.venv/bin/perfsuite compare --dry --against "$$BASE" -k '$(DRY_CI)' --report "$$OUT" $(ARGS)
-
-refresh: .venv/installed  ## HARDWARE=h100 CASES='fsdp2 and not 8b' REASON='torch 2.14': new reviewed baselines
-	.venv/bin/perfsuite doctor --expect "$$HARDWARE" || [ $$? -ne 2 ]
-	rm -rf .perfsuite/refresh
-	.venv/bin/pytest bench_cases -m "$$HARDWARE" -k "$$CASES" --perf-min-launches=10 --perf-explain --perf-report "$$OUT" \
-		--perf-store=.perfsuite/refresh $(ARGS) || [ $$? -eq 1 ]
-	.venv/bin/perfsuite baseline accept --store .perfsuite/refresh --reason "$$REASON" \
-		> "$$OUT/before-after.txt" 2>&1; status=$$?; cat "$$OUT/before-after.txt"; [ $$status -le 1 ]
-	test -n "$$(git status --porcelain baselines)"
-
-propose:  ## HARDWARE=h100: new baselines, if given of the folder MEASURED, as a pull request, whose text GitHub limits
-	if [ -n "$(MEASURED)" ]; then cd "$(MEASURED)" && \
-		find baselines -type f -name '*.json' -exec cp --parents --target-directory="$(CURDIR)" {} +; fi
-	git checkout --quiet -b "baselines-$$HARDWARE-$$(date -u +%Y%m%d-%H%M%S)"
-	git add baselines
-	git $(AS_PERFSUITE) commit --quiet -m "Baselines of $$HARDWARE"
-	git push --quiet origin HEAD
-	{ echo "$$REASON"; echo '```text'; find "$$OUT/before-after.txt" -type f -exec head -c 60000 {} +; echo; echo '```'; } | \
-		gh pr create --title "Baselines of $$HARDWARE" --body-file - --head "$$(git branch --show-current)"
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

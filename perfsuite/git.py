@@ -21,7 +21,8 @@ def git(*arguments: str, cwd: Path) -> str:
     environment = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
     try:
         done = subprocess.run(
-            ["git", *arguments],
+            # in a container the checkout belongs to another user; code of it runs here anyway
+            ["git", "-c", "safe.directory=*", *arguments],
             cwd=cwd,
             env=environment,
             capture_output=True,
@@ -51,6 +52,9 @@ def revision(directory: Path) -> Revision:
     except GitError as error:
         here = directory.resolve()
         is_inside = any((each / ".git").exists() for each in (here, *here.parents))
+        workspace = os.environ.get("GITHUB_WORKSPACE")
+        if workspace and not is_inside and here.is_relative_to(Path(workspace).resolve()):
+            return Revision(os.environ.get("GITHUB_SHA"), False)  # in an image without git nothing has a .git
         return Revision(None, False, str(error) if is_inside else None)
     commit = next(line.split()[2] for line in told if line.startswith("# branch.oid "))
     if commit == "(initial)":

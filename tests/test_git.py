@@ -44,6 +44,24 @@ def test_why_git_fails_in_a_repository_is_kept(tmp_path: Path, monkeypatch: pyte
     assert revision(tmp_path) == Revision(None, False, f"{STATUS}: No such file or directory")
 
 
+def test_in_an_image_without_git_the_commit_is_the_one_that_github_checked_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("GITHUB_SHA", "c0ffee")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path / "work"))
+    (tmp_path / "work" / "cases").mkdir(parents=True)
+    assert revision(tmp_path / "work" / "cases") == Revision("c0ffee", False)
+    assert revision(tmp_path) == Revision(None, False), "another directory is not what was checked out"
+
+
+def test_a_checkout_of_another_user_is_read_as_in_a_container(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    assert revision(repo).commit == git(repo, "rev-parse", "HEAD")
+
+
 def test_uncommitted_changes_are_told_apart_by_what_they_change(repo: Path) -> None:
     assert changes(repo) is None
     tracked = repo / "tracked"

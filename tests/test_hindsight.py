@@ -90,5 +90,18 @@ def test_a_pair_that_there_is_not_is_refused_with_those_that_are(
     assert f"there is no pair trl-1; known are {PAIRS[0].name}, " in capsys.readouterr().err
 
 
+def test_a_table_has_the_seconds_of_a_quiet_and_of_a_busy_machine_and_in_how_many_pairs_they_agree() -> None:
+    one, other = [pair for pair in PAIRS if pair.is_regression and not pair.cannot][:2]
+    quiet = Result(name=one.name, outcome="found", first="regressed: cause", seconds=11)
+    busy = replace(quiet, seconds=97, busy=True)
+    missed = Result(name=other.name, outcome="missed", first="passed", seconds=22)
+    results = [quiet, busy, missed, replace(missed, outcome="found", busy=True)]
+    made = tables({(each.name, each.busy): each for each in results})
+    assert "2 pairs were run on a quiet machine and on a busy one" in made
+    assert "the verdict and the first line are the same in 1 of them" in made
+    assert f"| {one.what} | found | `cause` | 11 | 97 |" in made
+    assert f"| {other.what} | missed | `passed` | 22 | 22 |" in made
+
+
 def test_the_page_has_the_tables_of_these_results() -> None:
     assert tables(read()) in PAGE.read_text()

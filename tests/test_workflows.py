@@ -1,4 +1,4 @@
-"""What the workflows run: their make targets, in a small repository of its own with simulated cases."""
+"""What the workflows run: their own steps, in a small repository of its own with simulated cases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -55,9 +57,7 @@ for _ in range(100):
     optimizer.step()
     optimizer.zero_grad()
 """
-SPEEDS = ("tokens_per_s", "tokens_per_s_mean")
-NIGHT = 'perfsuite night --hardware "$$HARDWARE"'
-DOCTOR, QUICK_DOCTOR = "perfsuite doctor --expect", "perfsuite doctor --quick --expect"
+WORKFLOWS = ROOT / ".github" / "workflows"
 GH = """#!/bin/sh
 echo "gh $@" >> "$CALLS"
 case "$1 $2" in
@@ -83,12 +83,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     here = tmp_path / "clone"
     (here / "bench_cases").mkdir(parents=True)
     (here / "bench_cases" / "test_cases.py").write_text(CASES)
-    # The self-test and the doctor train for real, which is another test's concern.
-    makefile = (ROOT / "Makefile").read_text()
-    for trains, quick in ((NIGHT, f"{NIGHT} --selftest fake"), (DOCTOR, QUICK_DOCTOR)):
-        assert trains in makefile
-        makefile = makefile.replace(trains, quick)
-    (here / "Makefile").write_text(makefile)
+    shutil.copy(ROOT / "Makefile", here)
     (here / ".gitignore").write_text(".venv\n.perfsuite/\nbuild/\nout/\nnights/\nhistory/\n__pycache__/\n")
     (here / "docs").mkdir()
     (here / "docs" / "index.md").write_text("# A page\n")
@@ -147,44 +142,189 @@ def make(where: Path, *targets: str, status: int = 0, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.nightly
-def test_a_night_is_reported_kept_published_and_an_issue_opened(
+def workflow(name: str) -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load((WORKFLOWS / f"{name}.yml").read_text())
+    return read
+
+
+def run_steps(
+    where: Path, name: str, job: str, known: Mapping[str, str], variables: Mapping[str, str], status: int = 0
+) -> str:
+    """Run what a job of a workflow runs, step by step, as GitHub does; what it `uses` is left out.
+
+    `known` holds what stands in `${{ }}`; an input that it lacks has its default. The last exit status other
+    than 0 must be `status`. Returns all that was printed.
+    """
+    read = workflow(name)
+    inputs = read[True]["workflow_call"]["inputs"]  # YAML 1.1 takes `on` for True
+
+    def value(match: re.Match[str]) -> str:
+        word = match[1].strip()
+        if word in known or not word.startswith("inputs."):
+            return known.get(word, "")
+        return str(inputs[word.removeprefix("inputs.")].get("default", ""))
+
+    def filled(given: Mapping[str, object]) -> dict[str, str]:
+        return {key: re.sub(r"\$\{\{(.*?)\}\}", value, str(text)) for key, text in given.items()}
+
+    work, ended, printed = read["jobs"][job], 0, ""
+    for step in work["steps"]:
+        if "run" in step:
+            environment = {**variables, **filled(work.get("env", {})), **filled(step.get("env", {}))}
+            done = subprocess.run(
+                ["/bin/bash", "-e", "-c", step["run"]],
+                cwd=where,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
+            printed, ended = printed + done.stdout, done.returncode or ended
+    assert ended == status, printed[-3000:]
+    return printed
+
+
+@pytest.mark.parametrize(
+    ("hardware", "told"),
+    [
+        (
+            '{"h100": {"runs-on": ["a"]}, "l4": {"runs-on": {"group": "g"}, "container": "i"}}',
+            'matrix=[{"hardware":"h100","container":"","runs-on":["a"]},'
+            '{"hardware":"l4","container":"i","runs-on":{"group":"g"}}]',
+        ),
+        ("{}", "hardware is no JSON map from a marker to its machine"),
+        ('["h100"]', "hardware is no JSON map from a marker to its machine"),
+        ('{"h100": {"container": "i"}}', "hardware: h100 has no runs-on"),
+        ('{"h100": "h100"}', "hardware: h100 has no runs-on"),
+    ],
+)
+def test_the_machines_of_a_night_are_read_from_a_map(tmp_path: Path, hardware: str, told: str) -> None:
+    variables = {"PATH": os.environ["PATH"], "GITHUB_OUTPUT": str(tmp_path / "out")}
+    is_good = told.startswith("matrix")
+    known = {"inputs.hardware": hardware}
+    said = run_steps(tmp_path, "night", "machines", known, variables, status=0 if is_good else 5)
+    assert told in ((tmp_path / "out").read_text() if is_good else said)
+
+
+def test_one_machine_is_found_by_its_marker_or_by_a_label(tmp_path: Path) -> None:
+    variables = {"PATH": os.environ["PATH"], "GITHUB_OUTPUT": str(tmp_path / "out")}
+    machines = '{"h100": {"runs-on": "a"}, "l4": {}}'
+    known = {"inputs.machines": machines, "inputs.hardware": "h100"}
+    run_steps(tmp_path, "new-baselines", "machine", known, variables)
+    assert (tmp_path / "out").read_text() == 'machine={"runs-on":"a"}\n'
+    for lacking in ("l4", "a100"):
+        known["inputs.hardware"] = lacking
+        said = run_steps(tmp_path, "new-baselines", "machine", known, variables, status=5)
+        assert f"machines has no runs-on for {lacking}: it knows h100, l4" in said
+    for label in ("bug", "h100"):
+        known = {"inputs.hardware": machines, "github.event.label.name": label}
+        run_steps(tmp_path, "pull-request", "machine", known, variables)
+    assert (tmp_path / "out").read_text() == 'machine={"runs-on":"a"}\n' * 2, "another label is no machine"
+
+
+SHAPES = {
+    "runner group, uv": {"HOME": "{home}"},
+    "pod, conda, no sudo": {
+        "HOME": "{home}",
+        "CONDA_PREFIX": "{prefix}",
+        "PIP_EXTRA_INDEX_URL": "https://a/cpu",
+    },
+    "image without git and make": {"HOME": "/nonexistent", "GITHUB_SHA": "f" * 40},
+}
+"""What a job sees in the shapes in which projects measure, without sudo, make and (in an image) git."""
+
+
+def frozen() -> str:
+    freeze = [sys.executable, "-m", "pip", "freeze"]
+    return subprocess.run(freeze, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_night_runs_in_the_image_of_a_project_and_installs_nothing(
+    repository: Path, tmp_path: Path, shape: str
+) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for tool in ("g++", "nproc", "lscpu", *(["git"] if "git" not in shape else [])):
+        if found := shutil.which(tool):
+            (tools / tool).symlink_to(found)
+    if "git" in shape:
+        shutil.rmtree(repository / ".git")
+    fills = {"home": str(tmp_path), "prefix": sys.prefix}
+    variables = {name: value.format(**fills) for name, value in SHAPES[shape].items()}
+    variables |= {"PATH": str(tools), "GITHUB_WORKSPACE": str(repository), "GITHUB_ACTIONS": "true"}
+    variables |= {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary"), "LANG": "C.UTF-8"}
+    known = {"matrix.hardware": "cpu", "inputs.python": sys.executable}
+    known["inputs.options"] = "--selftest fake -- --perf-missing-baseline=record --perf-min-judged=0%"
+    before = frozen()
+    run_steps(repository, "night", "measure", known, variables)
+    assert frozen() == before
+    assert (tmp_path / "summary").read_text().startswith("## perfsuite: 1 ")
+    assert (repository / "out" / "index.html").exists()
+    commit = json.loads((repository / "out" / "results.json").read_text())["commit"]
+    assert commit == ("f" * 40 if "git" in shape else git(repository, "rev-parse", "HEAD"))
+    action = yaml.safe_load((ROOT / ".github" / "actions" / "night" / "action.yml").read_text())
+    _, *steps = [step["run"] for step in workflow("night")["jobs"]["measure"]["steps"] if "run" in step]
+    assert [step["run"] for step in action["runs"]["steps"] if "run" in step] == steps
+
+
+def test_what_machines_measured_is_kept_searched_and_told(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make(repository, "refresh", HARDWARE="cpu", OUT="out", REASON="the first")
-    commit(repository, "baselines")
+    monkeypatch.setenv("PATH", f"{repository / '.venv' / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
-    make(repository, "night", HARDWARE="cpu", OUT="out")
-    assert "1 passed" in (tmp_path / "summary").read_text()
-    measured = (repository / "out" / "results.json").read_text()
-    shutil.rmtree(repository / "out")  # as if the night had been cut short
-    for _ in range(2):
-        make(repository, "summary", HARDWARE="cpu", OUT="out")
-        assert (tmp_path / "summary").read_text().count("## perfsuite: 1 passed") == 2
-    assert (repository / "out" / "results.json").read_text() == measured
-    assert (repository / "out" / "index.html").exists()
-    make(repository, "keep", status=2)
-    shutil.copytree(repository / "out", repository / "nights")  # as a single artifact is downloaded
-    make(repository, "keep")
-    shutil.rmtree(repository / "nights")
-    for night in ("night-cpu", "night-cpu-again"):
-        shutil.copytree(repository / "out", repository / "nights" / night)
-        make(repository, "keep")
+    for name in ("night-cpu", "night-again"):
+        measure(repository, f"nights/{name}")
+    told = {"inputs.hosted_setup": "true", "github.token": "t", "secrets.notify_url": ""}
+    variables = {**os.environ, "RUN_URL": "https://example.org/runs/1"}
+    said = run_steps(repository, "night", "history", told, variables)
+    assert "--notify: nothing was posted: NOTIFY_URL is not set" in said
     kept = git(repository, "ls-tree", "-r", "--name-only", "origin/perfsuite-history").splitlines()
-    assert len([name for name in kept if not name.startswith("cases/")]) == 1, "the same session once"
+    assert len([name for name in kept if not name.startswith("cases/")]) == 2
     assert git(repository, "rev-parse", "--abbrev-ref", "HEAD") == "main"
+    assert "series in 2 sessions" in (tmp_path / "summary").read_text()
+    calls = (tmp_path / "calls").read_text()
+    assert calls.startswith("gh auth setup-git\n")
+    assert calls.count("gh issue list") == 1
+    assert "gh issue create" not in calls
     make(repository, "site")
     assert "A page" in (repository / "build" / "site" / "index.html").read_text()
     assert "asv" in (repository / "build" / "site" / "history" / "index.html").read_text()
-    make(repository, "drift", OUT="nights/trend")
-    assert "2 series in 1 sessions" in (tmp_path / "summary").read_text()
-    make(repository, "issue", RUN_URL="https://example.org/runs/0")
-    calls = (tmp_path / "calls").read_text()
-    assert calls.count("gh issue list") == 1
-    assert "gh issue create" not in calls
-    make(repository, "night", HARDWARE="cpu", OUT="nights/slow", ARGS="--perf-inject=slowdown=30%", status=2)
-    make(repository, "issue", RUN_URL="https://example.org/runs/1")
+    shutil.rmtree(repository / "nights")
+    measure(repository, "nights/night-cpu", "--perf-inject=slowdown=30%", status=1)
+    run_steps(repository, "night", "history", told, variables, status=1)  # what was injected is not kept
     assert "gh issue create --title Performance regressions on cpu-" in (tmp_path / "calls").read_text()
+
+
+def measure(where: Path, out: str, *options: str, status: int = 0) -> None:
+    files = (f"--perf-report={out}", f"--perf-json={out}/results.json")
+    command = [sys.executable, "-m", "pytest", "-q", "bench_cases", *files, *options]
+    done = subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout
+
+
+def called() -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
+    """The jobs here that call a workflow of ours: caller, job, the job, and the workflow that it calls."""
+    return [
+        (file.stem, name, job, workflow(Path(job["uses"]).stem))
+        for file in sorted(WORKFLOWS.glob("*.yml"))
+        for name, job in workflow(file.stem)["jobs"].items()
+        if "uses" in job
+    ]
+
+
+def test_a_caller_grants_what_is_asked_and_gives_inputs_that_there_are() -> None:
+    assert {caller for caller, *_ in called()} == {"nightly", "pages", "dry", "compare", "baselines"}
+    for caller, name, job, asked in called():
+        wanted: dict[str, str] = {}
+        for each in asked["jobs"].values():
+            for right, level in each.get("permissions", {}).items():
+                wanted[right] = max(level, wanted.get(right, ""))  # read < write
+        assert job["permissions"] == wanted, (caller, name)
+        inputs = (asked[True]["workflow_call"] or {}).get("inputs", {})
+        assert set(job.get("with", {})) <= set(inputs), (caller, name)
+        assert {key for key, each in inputs.items() if each.get("required")} <= set(job.get("with", {}))
 
 
 def test_ci_tests_the_lowest_torch_and_python_that_pyproject_names() -> None:
@@ -205,16 +345,6 @@ def test_the_site_is_published_before_there_is_a_history(repository: Path) -> No
     make(repository, "site")
     assert (repository / "build" / "site" / "index.html").exists()
     assert not (repository / "build" / "site" / "history").exists()
-
-
-def test_the_pages_of_a_night_are_those_of_a_push() -> None:
-    workflows = ROOT / ".github" / "workflows"
-    pages = yaml.safe_load((workflows / "pages.yml").read_text())
-    assert pages["jobs"]["build"]["steps"][-2]["run"] == "make site"
-    night = yaml.safe_load((workflows / "nightly.yml").read_text())["jobs"]["pages"]
-    assert night["uses"] == "$/.github/workflows/pages.yml"
-    granted = [job["permissions"] for job in pages["jobs"].values()]
-    assert night["permissions"] == {name: level for each in granted for name, level in each.items()}
 
 
 def test_a_release_needs_approval_and_no_password() -> None:
@@ -242,29 +372,11 @@ def test_a_tag_that_is_not_the_version_is_not_built(tmp_path: Path) -> None:
 
 
 def test_runners_with_gpus_install_no_torch_for_cpus() -> None:
-    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-    jobs = [job for file in files for job in yaml.safe_load(file.read_text())["jobs"].values()]
-    measuring = [job for job in jobs if "self-hosted" in job.get("runs-on", ())]
+    """They measure the environment that is there: no index for CPUs is in the way."""
+    jobs = [job for file in WORKFLOWS.glob("*.yml") for job in workflow(file.stem)["jobs"].values()]
+    measuring = [job for job in jobs if "container" in job]
     assert len(measuring) == 3
     assert not [job for job in measuring if "PIP_EXTRA_INDEX_URL" in job.get("env", {})]
-
-
-def test_a_night_without_its_gpus_fails_first_with_the_reason(repository: Path) -> None:
-    done = subprocess.run(
-        ["make", "night", "HARDWARE=h100", "OUT=out"],
-        cwd=repository,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "no h100 here: it is meant for h100, this machine is cpu-" in done.stderr
-    assert "$ perfsuite.cli selftest" not in done.stderr
-    assert not (repository / "out").exists()
-
-
-def test_drift_without_a_history_is_an_error(repository: Path) -> None:
-    make(repository, "drift", OUT="out", status=2)
 
 
 def test_a_pull_request_is_compared_with_its_base(repository: Path, tmp_path: Path) -> None:
@@ -288,8 +400,7 @@ def test_a_pull_request_is_compared_with_its_base_without_its_hardware(repositor
     commit(repository, "a script")
     (repository / "train.py").write_text(SCRIPT.replace("8, 8)", "8, 8), torch.nn.Linear(8, 8)"))
     commit(repository, "deeper")
-    job = yaml.safe_load((ROOT / ".github" / "workflows" / "dry.yml").read_text())["jobs"]["compare"]
-    assert [step["run"] for step in job["steps"] if "run" in step] == ["make compare-dry", "make summary"]
+    assert workflow("dry")["jobs"]["compare"]["with"]["dry"] == "make compare-dry"
     said = make(repository, "compare-dry", BASE="HEAD~1", DRY_CI="script", OUT="out", status=2)
     assert "regressed by a dry run of each arm as if on NVIDIA H100" in " ".join(said.split())
     summary = (repository / "out" / "summary.md").read_text()
@@ -298,80 +409,44 @@ def test_a_pull_request_is_compared_with_its_base_without_its_hardware(repositor
     make(repository, "compare-dry", BASE="HEAD", DRY_CI="script", OUT="out")
 
 
-@pytest.mark.nightly
-def test_a_slower_baseline_is_accepted_with_its_reason(repository: Path) -> None:
-    make(repository, "refresh", HARDWARE="cpu", OUT="out", REASON="the first")
+def test_baselines_are_measured_and_become_a_pull_request(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the doctor, which trains for real."""
+    quick = tmp_path / "quick"
+    quick.write_text(
+        f'#!/bin/sh\ncase "$*" in *" -m perfsuite.cli doctor "*) exit 0 ;; esac\nexec {sys.executable} "$@"\n'
+    )
+    quick.chmod(0o755)
+    told = {"inputs.hardware": "cpu", "inputs.cases": "fake and not other", "inputs.reason": "a new torch"}
+    variables = {**os.environ}
+    run_steps(repository, "new-baselines", "measure", {**told, "inputs.python": str(quick)}, variables)
     (file,) = (repository / "baselines").glob("*/fake-*.json")
-    known = json.loads(file.read_text())
-    for launch in known["launches"]:
-        launch["figures"] |= {name: 2 * launch["figures"][name] for name in SPEEDS}
-    file.write_text(json.dumps(known))
-    commit(repository, "twice as fast")
-    make(repository, "refresh", HARDWARE="cpu", OUT="out", REASON="[dropout] is back")
-    accepted = json.loads(file.read_text())
-    assert len(accepted["launches"]) == 10
-    assert accepted["accepted"]["reason"] == "[dropout] is back"
-    for name in SPEEDS:
-        assert accepted["launches"][0]["figures"][name] < 0.6 * known["launches"][0]["figures"][name]
-    assert "1 regressed" in (repository / "out" / "summary.md").read_text()
-    make(repository, "refresh", CASES="nothing", HARDWARE="cpu", OUT="out", status=2)
-
-
-def test_new_baselines_of_what_cannot_be_measured_are_an_error_that_is_shown(repository: Path) -> None:
-    cases = CASES.replace("processes_per_node=2", "processes_per_node=1024")
-    (repository / "bench_cases" / "test_large.py").write_text(cases)
-    said = make(repository, "refresh", HARDWARE="cpu", OUT="out", CASES="1024", REASON="r", status=2)
-    assert said.endswith("-m ...\n")
-    assert "perfsuite baseline: no measured run of a case matching '*'" in said
-
-
-def test_new_baselines_become_a_pull_request(repository: Path, tmp_path: Path) -> None:
-    make(repository, "refresh", HARDWARE="cpu", OUT="out", CASES="fake and not other", REASON="a new torch")
-    assert len(list((repository / "baselines").glob("*/fake-*.json"))) == 1
-    make(repository, "propose", HARDWARE="cpu", OUT="out")
+    assert len(json.loads(file.read_text())["launches"]) == 10
+    (repository / "measured").mkdir()  # as the artifact is downloaded
+    for name in ("baselines", "out"):
+        (repository / name).rename(repository / "measured" / name)
+    monkeypatch.setenv("PATH", f"{repository / '.venv' / 'bin'}:{os.environ['PATH']}")
+    run_steps(repository, "new-baselines", "propose", {**told, "inputs.hosted_setup": "true"}, {**os.environ})
     assert git(repository, "show", "--stat", "--format=%s", "HEAD").startswith("Baselines of cpu")
     calls = (tmp_path / "calls").read_text()
     assert "gh pr create --title Baselines of cpu" in calls
     assert "tokens/s: new" in calls
 
 
-def test_of_what_a_runner_measured_only_baselines_are_proposed(repository: Path, tmp_path: Path) -> None:
-    """Code of anybody may have run on that machine: its files are not run, and not followed."""
-    secret = tmp_path / "secret"
-    secret.write_text("the token")
-    measured = repository / "out" / "measured"
-    (measured / "baselines" / "cpu").mkdir(parents=True)
-    (measured / "out").mkdir()
-    for name in ("Makefile", "baselines/conftest.py", "baselines/cpu/case.json", "case.json"):
-        (measured / name).write_text("evil: ;")
-    (measured / "baselines" / "link.json").symlink_to(secret)
-    (measured / "out" / "before-after.txt").symlink_to(secret)
-    make(repository, "propose", MEASURED="out/measured", OUT="out/measured/out", REASON="a new torch")
-    assert git(repository, "show", "--name-only", "--format=", "HEAD") == "baselines/cpu/case.json"
-    assert git(repository, "status", "--porcelain") == ""
-    assert "the token" not in (tmp_path / "calls").read_text()
-    job = yaml.safe_load((ROOT / ".github" / "workflows" / "baselines.yml").read_text())["jobs"]["propose"]
-    download, propose = job["steps"][-2:]
-    assert download["with"]["path"] == "measured"
-    assert "MEASURED=measured" in propose["run"]
+def test_what_was_measured_is_shown_and_uploaded_however_it_ends_but_no_checkpoints() -> None:
+    for name, job in (("night", "measure"), ("pull-request", "launched")):
+        shown, report, launches = workflow(name)["jobs"][job]["steps"][-3:]
+        assert "--only-summary" in shown["run"]
+        assert report["with"]["path"] == "out"
+        assert {shown["if"], report["if"]} <= {"always()", "${{ !cancelled() }}"}
+        assert launches["if"] == "always()"
+        kept, left_out = launches["with"]["path"].splitlines()
+        assert left_out == f"!{kept}/**/checkpoints"
 
 
-def test_what_a_night_measured_is_shown_and_uploaded_however_it_ends() -> None:
-    night = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text())["jobs"]["measure"]
-    number = next(at for at, step in enumerate(night["steps"]) if step.get("run") == "make night")
-    after = night["steps"][number + 1 :]
-    assert [step.get("run") or step["with"]["path"].splitlines()[0] for step in after] == [
-        "make summary",
-        "out",
-        ".perfsuite/runs",
-    ]
-    assert {step["if"] for step in after} == {"always()"}
-
-
-def test_checkpoints_are_not_uploaded() -> None:
-    for name in ("nightly", "compare"):
-        text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text()
-        steps = [step for job in yaml.safe_load(text)["jobs"].values() for step in job.get("steps", [])]
-        (paths,) = [step["with"]["path"] for step in steps if "hidden" in str(step.get("with"))]
-        assert paths.splitlines()[1].startswith("!.perfsuite/")
-        assert paths.splitlines()[1].endswith("/**/checkpoints")
+def test_code_of_a_pull_request_sees_no_token() -> None:
+    steps = workflow("pull-request")["jobs"]["answer"]["steps"]
+    assert steps[0]["with"]["ref"] == "${{ github.event.pull_request.base.sha }}"
+    download = workflow("new-baselines")["jobs"]["propose"]["steps"][-2]
+    assert download["with"]["path"] == "measured", "never over the checkout"

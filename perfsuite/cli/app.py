@@ -10,15 +10,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from perfsuite.cli import history, slurm
+from perfsuite.cli import github, history, slurm
 from perfsuite.cli.baseline import commands as baseline
 from perfsuite.cli.bisect import bisect
 from perfsuite.cli.cases import compare, dry_run
 from perfsuite.cli.doctor.command import doctor
-from perfsuite.cli.github_issue import issue
 from perfsuite.cli.init import init
 from perfsuite.cli.judge import judge
 from perfsuite.cli.night import night
+from perfsuite.cli.refresh import refresh
 from perfsuite.cli.releases import releases
 from perfsuite.cli.report import export, report
 from perfsuite.cli.selftest import selftest
@@ -32,6 +32,7 @@ GONE = {
     "report --html": "write --report DIR",
     "report --markdown": "write --report DIR, which has a summary.md",
     "hardware": "perfsuite doctor --quick says what machine this is; --expect MARKER is its option",
+    "github-issue": "write github issue",
     "power": "each report states the smallest change that the gate of a case can find",
     "history export-asv": "perfsuite history publish OUT --no-pages writes asv's files alone",
     "report --comparison": "python -m bench_cases.published shows published comparisons",
@@ -98,7 +99,20 @@ def _options(
 
 app.add_typer(baseline.app, name="baseline", no_args_is_help=True)
 app.add_typer(history.app, name="history", no_args_is_help=True)
+app.add_typer(github.app, name="github", no_args_is_help=True)
 app.add_typer(slurm.app, name="slurm", no_args_is_help=True)
-for command in (init, night, selftest, doctor, compare, bisect, releases, dry_run, report, export, judge):
+for command in (
+    init,
+    night,
+    refresh,
+    selftest,
+    doctor,
+    compare,
+    bisect,
+    releases,
+    dry_run,
+    report,
+    export,
+    judge,
+):
     app.command()(command)
-app.command("github-issue")(issue)

@@ -1,4 +1,4 @@
-"""`perfsuite github-issue`: keeps an issue for each hardware class while cases regress or drift, by `gh`."""
+"""`perfsuite github issue`: keeps an issue for each hardware class while cases regress or drift, by `gh`."""
 
 from __future__ import annotations
 
@@ -133,8 +133,12 @@ def _body(bad: Mapping[str, str], waived: Sequence[str], run_url: str) -> str:
 
 def _plain(text: str) -> str:
     """The text of a failed process without what GitHub would take for markup, mention or issue."""
-    shown = markdown.text(printable(text)[:500])
-    return shown.replace("&#64;", "@\u200b").replace("&#35;", "#\u200b")
+    return unlinked(markdown.text(printable(text)[:500]))
+
+
+def unlinked(escaped: str) -> str:
+    """Escaped Markdown in which GitHub finds no mention and no issue: it reads entities before it looks."""
+    return escaped.replace("&#64;", "@\u200b").replace("&#35;", "#\u200b")
 
 
 def code(text: str) -> str:

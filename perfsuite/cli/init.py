@@ -11,6 +11,7 @@ from string import Template
 from typing import Annotated
 
 import typer
+import yaml
 
 from perfsuite import documents
 from perfsuite.case.hardware import hardware_error
@@ -96,6 +97,22 @@ $container    timeout-minutes: 600
           name: night-$hardware
           path: out
 """)
+CALL = Template("""\
+name: Performance
+on:
+  schedule:
+    - cron: "17 1 * * *"
+  workflow_dispatch:
+permissions: {}
+jobs:
+  night:
+    permissions:
+      contents: write # the branch perfsuite-history
+      issues: write # open, update, close
+    uses: $repository/.github/workflows/night.yml@$commit
+    with:
+      hardware: '$hardware'
+""")
 LARGE = (
     'LARGE = SMALL.replace(topology=Topology(processes_per_node=8), hardware="{hardware}")\n',
     'LARGE = SMALL.replace(\n    model="llama-3.2-1b",\n    sequence_length=2048,\n    micro_batch=1,\n'
@@ -114,6 +131,13 @@ def init(
     ] = False,
     runs_on: Annotated[str, typer.Option(help="its runner as YAML: a label, [labels] or {group: name}")] = "",
     container: Annotated[str, typer.Option(help="its image; without it, the runner itself")] = "",
+    uses: Annotated[
+        str,
+        typer.Option(
+            metavar="OWNER/REPOSITORY@COMMIT",
+            help="call the workflow of that copy of perfsuite, which keeps a history and opens issues, too",
+        ),
+    ] = "",
     slurm: Annotated[bool, typer.Option("--slurm", help="also a script for each night on a cluster")] = False,
     cases: Cases = CASES,
 ) -> None:
@@ -127,11 +151,13 @@ def init(
         raise CaseError(f"--script {script}: there is no such file")
     if script is None and find_spec("transformers") is None:
         raise CaseError("transformers is not installed, which a Llama needs: name your own --script")
-    if not github and (runs_on or container):
-        raise CaseError("--runs-on and --container are for --github: add that, or leave them out")
+    if not github and (runs_on or container or uses):
+        raise CaseError("--runs-on, --container and --uses are for --github: add that, or leave them out")
+    if uses and not re.fullmatch(r"[\w.-]+/[\w.-]+@[\w./-]+", uses):
+        raise CaseError(f"--uses {uses}: expected a repository and a commit of it, as octo/perfsuite@4d2c1b0")
     for path, text in {
         **_case_file(script, hardware, cases),
-        **(_workflow(hardware, runs_on, container) if github else {}),
+        **(_workflow(hardware, runs_on, container, uses) if github else {}),
         **(_slurm(hardware, cases) if slurm else {}),
     }.items():
         _write(path, text)
@@ -157,11 +183,26 @@ def _case_file(script: Path | None, hardware: str, cases: Path) -> dict[Path, st
     return {cases / "test_llama.py": LLAMA.substitute(names=names, large=large, cases=",\n    ".join(every))}
 
 
-def _workflow(hardware: str, runs_on: str, container: str) -> dict[Path, str]:
-    image = f"    container: {json.dumps(container)}\n" if container else ""
+def _workflow(hardware: str, runs_on: str, container: str, uses: str) -> dict[Path, str]:
     runner = runs_on or f"[self-hosted, {hardware}]"
-    text = WORKFLOW.substitute(hardware=hardware, runs_on=runner, container=image)
+    if uses:
+        repository, _, commit = uses.partition("@")
+        machine = {"runs-on": _yaml(runner), **({"container": container} if container else {})}
+        machines = json.dumps({hardware: machine}).replace("'", "''")  # as YAML escapes it
+        text = CALL.substitute(repository=repository, commit=commit, hardware=machines)
+    else:
+        image = f"    container: {json.dumps(container)}\n" if container else ""
+        text = WORKFLOW.substitute(hardware=hardware, runs_on=runner, container=image)
     return {Path(".github/workflows/performance.yml"): text}
+
+
+def _yaml(text: str) -> object:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise CaseError(
+            f"--runs-on {text}: no YAML ({error}): give a label, [labels] or {{group: name}}"
+        ) from None
 
 
 def _slurm(hardware: str, cases: Path) -> dict[Path, str]:

@@ -17,7 +17,8 @@ from perfsuite.case.hardware import hardware_error
 from perfsuite.cli.cases import CASES, Cases, directory, say
 from perfsuite.cli.report import LocalStore
 from perfsuite.errors import CaseError
-from perfsuite.results.session_file import SessionFile
+from perfsuite.report.summary import needs_words, reason
+from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.results.store import STORE, Store
 from perfsuite.session.outputs import write_report
 
@@ -72,18 +73,19 @@ def night(
     checks = (("doctor", "--quick", f"--expect={hardware}"), ("selftest", f"--framework={trains}"))
     try:
         for command, bad in zip(checks, (2, 1), strict=True):
-            status = _run("perfsuite.cli", *command)
+            status = run("perfsuite.cli", *command)
             if status not in (0, CANNOT_TELL):
                 say(f"perfsuite night: nothing was measured, as perfsuite {command[0]} ended with {status}")
                 raise typer.Exit(bad)
         options = [*gate(out), f"--perf-store={store}"]
-        status = _run("pytest", str(cases), "-m", hardware, *options, *(pytest_options or ()))
+        status = run("pytest", str(cases), "-m", hardware, *options, *(pytest_options or ()))
     finally:
         _summarise(out, [each for each in Store(store).results() if each not in known])
     raise typer.Exit(status if status in (0, 1) else 2)
 
 
-def _run(module: str, *arguments: str) -> int:
+def run(module: str, *arguments: str) -> int:
+    """Run a module of this environment in a process of its own. Returns its exit status."""
     say(f"$ {module} {' '.join(arguments)}")
     return subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
 
@@ -96,12 +98,39 @@ def _summarise(out: Path, sessions: Sequence[Path], *, again: bool = True) -> No
     text = "Nothing was measured: see the log.\n"
     for session in sessions[-1:]:
         written = out / "results.json"
+        content = documents.read(session, SessionFile)
         if not (written.is_file() and written.read_bytes() == session.read_bytes()):
-            write_report(out, documents.read(session, SessionFile))
+            write_report(out, content)
             documents.write_text(written, session.read_text())
         elif not again:
             return
         text = (out / "summary.md").read_text()
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            typer.echo("\n".join(annotations(content.results)))
     if page := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(page).open("a") as shown:
             shown.write(text)
+
+
+def annotations(results: Sequence[Measurement]) -> list[str]:
+    """Return what GitHub Actions shows next to the files of cases.
+
+    An error for a worse one, a warning for one that is not decided: a line each, whatever its text.
+    """
+    lines = []
+    for result in results:
+        if needs_words(result) and result.excused is None:
+            level = "error" if result.outcome in ("failed", "regressed") and not result.shadow else "warning"
+            file, title = result.nodeid.partition("::")[0], f"{result.outcome}: {result.case_id}"
+            named = ",".join(
+                f"{key}={_escaped(value, ':,')}" for key, value in (("file", file), ("title", title))
+            )
+            lines.append(f"::{level} {named}::{_escaped(reason(result) or result.outcome)}")
+    return lines
+
+
+def _escaped(text: str, more: str = "") -> str:
+    """Text in a command of GitHub Actions, as its toolkit escapes it."""
+    for letter in f"%\r\n{more}":
+        text = text.replace(letter, f"%{ord(letter):02X}")
+    return text

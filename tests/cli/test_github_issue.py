@@ -208,7 +208,7 @@ def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.launch
 def test_the_command_tells_gh(night: Path) -> None:
-    arguments = ["github-issue", str(night / "results.json"), "--run-url", URL]
+    arguments = ["github", "issue", str(night / "results.json"), "--run-url", URL]
     done = CliRunner().invoke(app, arguments)
     assert done.output == "cpu-test-2c: label create, issue create\n"
     calls = (night / "calls").read_text()
@@ -227,7 +227,7 @@ def test_drifts_of_a_history_count(night: Path) -> None:
     documents.write(night / "results.json", good)
     trend = Trend(since=date(2026, 1, 1), sessions=9, series=2, findings=(drift(),), unplaced={})
     documents.write(night / "trend.json", trend)
-    arguments = ["github-issue", str(night / "results.json"), "--run-url", URL]
+    arguments = ["github", "issue", str(night / "results.json"), "--run-url", URL]
     assert CliRunner().invoke(app, arguments).output == "cpu-test-2c: nothing to do\n"
     arguments += ["--trend", str(night / "trend.json")]
     assert CliRunner().invoke(app, arguments).output == "cpu-test-2c: label create, issue create\n"
@@ -238,7 +238,7 @@ def test_what_has_no_encoding_is_told_all_the_same(night: Path) -> None:
     trend = Trend(since=date(2026, 1, 1), sessions=9, series=2, findings=(drift(),), unplaced={})
     text = trend.as_json().replace(CASE, "no\\ud800").replace(CLASS, "h\\ud800")
     (night / "trend.json").write_text(text)
-    arguments = ["github-issue", str(night / "results.json"), "--run-url", URL]
+    arguments = ["github", "issue", str(night / "results.json"), "--run-url", URL]
     arguments += ["--trend", str(night / "trend.json")]
     done = CliRunner().invoke(app, arguments)
     assert done.exception is None
@@ -249,12 +249,12 @@ def test_what_has_no_encoding_is_told_all_the_same(night: Path) -> None:
 @pytest.mark.launch
 def test_what_gh_says_is_shown(night: Path) -> None:
     (night / "gh").write_text("#!/bin/sh\necho 'no token' >&2; exit 4\n")
-    arguments = ["github-issue", str(night / "results.json"), "--run-url", URL]
+    arguments = ["github", "issue", str(night / "results.json"), "--run-url", URL]
     done = CliRunner().invoke(app, arguments)
-    assert (done.exit_code, done.stderr) == (2, "perfsuite github-issue: gh issue list: no token\n")
+    assert (done.exit_code, done.stderr) == (2, "perfsuite github: gh issue list: no token\n")
 
 
 def test_without_gh(night: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(night / "nowhere"))
-    done = run("github-issue", str(night / "results.json"), "--run-url", URL, status=2)
+    done = run("github", "issue", str(night / "results.json"), "--run-url", URL, status=2)
     assert "gh, GitHub's command line, cannot be started: No such file" in done.stderr

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -81,12 +82,25 @@ def test_a_workflow_runs_where_it_is_told_and_a_script_submits_to_slurm() -> Non
     assert "container" not in job
 
 
+def test_a_workflow_calls_that_of_a_copy_of_perfsuite() -> None:
+    where = ("--runs-on", "{group: gpus}", "--container", "image")
+    run("init", "--hardware", "a100", "--github", *where, "--uses", "octo/perfsuite@4d2c1b0")
+    text = Path(".github/workflows/performance.yml").read_text()
+    assert len(text.splitlines()) < 20
+    job = yaml.safe_load(text)["jobs"]["night"]
+    assert job["uses"] == "octo/perfsuite/.github/workflows/night.yml@4d2c1b0"
+    machine = {"runs-on": {"group": "gpus"}, "container": "image"}
+    assert json.loads(job["with"]["hardware"]) == {"a100": machine}
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("--hardware", "h1000"), "--hardware h1000: did you mean 'h100'?"),
         (("--script", "nosuch.py"), "--script nosuch.py: there is no such file"),
-        (("--container", "image"), "--runs-on and --container are for --github: add that"),
+        (("--container", "image"), "--runs-on, --container and --uses are for --github: add that"),
+        (("--github", "--uses", "perfsuite"), "--uses perfsuite: expected a repository and a commit of it"),
+        (("--github", "--uses", "o/p@1", "--runs-on", "["), "--runs-on [: no YAML"),
     ],
 )
 def test_what_cannot_be_begun_is_refused(arguments: tuple[str, ...], words: str) -> None:

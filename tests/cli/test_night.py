@@ -8,6 +8,7 @@ from perfsuite import documents
 from perfsuite.cli import night
 from perfsuite.session.outputs import write_report
 from tests.cli.commands import run
+from tests.cli.test_github_issue import GOOD, NOISY, SLOW, crashed
 from tests.sessions import make_session
 
 
@@ -36,7 +37,7 @@ def tonight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Night:
     monkeypatch.chdir(tmp_path)
     Path("bench_cases").mkdir()
     made = Night()
-    monkeypatch.setattr(night, "_run", made.run)
+    monkeypatch.setattr(night, "run", made.run)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "page"))
     return made
 
@@ -72,6 +73,22 @@ def test_nothing_is_measured_on_a_bad_machine_or_by_a_blind_gate(
     assert f"nothing was measured, as perfsuite {command} ended with {ended}" in told.stderr
     assert tonight.commands[-1][:2] == ["perfsuite.cli", command]
     assert Path("page").read_text() == "Nothing was measured: see the log.\n"
+
+
+def test_github_shows_what_is_worse_or_not_decided_next_to_the_file(
+    tonight: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "::" not in run("night", "--hardware", "cpu").stdout
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    assert "::" not in run("night", "--hardware", "cpu").stdout, "all is well"
+    worse = SLOW.replace(case_id="a,b:c", nodeid="bench_cases/test_x.py::test[1]")
+    said = night.annotations([GOOD, worse, NOISY, SLOW.replace(shadow=True), SLOW.replace(excused="waived")])
+    assert said[0].startswith(
+        "::error file=bench_cases/test_x.py,title=regressed%3A a%2Cb%3Ac::tokens/s -49.4%25"
+    )
+    assert [line.partition(" ")[0] for line in said] == ["::error", "::warning", "::warning"]
+    (line,) = night.annotations([crashed("50%\n::error::evil")])
+    assert "\n" not in line
 
 
 def test_a_night_that_was_cut_short_is_reported_once(tonight: Night) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from perfsuite.errors import PerfsuiteError, told
 from perfsuite.launch.launchers import launcher
 from perfsuite.launch.lock import LOCK_FILE
+from perfsuite.launch.quiet import cores, others
 from perfsuite.report.progress import Progress
 from perfsuite.results.session_file import Measurement
 from perfsuite.session import against_arm
@@ -28,10 +30,9 @@ STORE = Path(".perfsuite")
 def run(pair: Pair) -> Result:
     """Compare the two arms of a pair by the counts of one launch each."""
     options = Options(root=Path.cwd(), store=STORE, baselines=STORE / "hindsight")
-    began = time.monotonic()
     try:
         arms = against_arm.resolved(options, (("--against", pair.good), ("--arm", pair.bad)))
-        began = time.monotonic()  # what pip takes is not counted
+        busy, began = is_busy(), time.monotonic()  # what pip takes is not counted
         launches = None if pair.dry else launcher()
         session = against_arm.by_counts(options, Progress(line=print, cases=1), launches, arms)
         case = pair.measured()
@@ -40,8 +41,16 @@ def run(pair: Pair) -> Result:
         finally:
             session.setup.lock.release()
     except PerfsuiteError as error:
-        return Result(name=pair.name, outcome="cannot run", first=told(error).splitlines()[0], seconds=0)
-    return judged(pair, measured, round(time.monotonic() - began))
+        first = told(error).splitlines()[0]
+        return Result(name=pair.name, outcome="cannot run", first=first, seconds=0)
+    return replace(judged(pair, measured, round(time.monotonic() - began)), busy=busy)
+
+
+def is_busy() -> bool:
+    """Whether others use this machine's cores in the second that this takes."""
+    before = cores()
+    time.sleep(1.0)
+    return bool(others(before, cores(), os.getpid()))
 
 
 def judged(pair: Pair, measured: Measurement, seconds: int) -> Result:
@@ -76,12 +85,14 @@ def main() -> None:
         parser.error(f"there is no pair {', '.join(sorted(unknown))}; known are {', '.join(by_name)}")
     os.environ.setdefault(LOCK_FILE, str(STORE.absolute() / "hindsight.lock"))  # no machine must be quiet
     results = read()
-    names = arguments.pairs or [name for name in by_name if arguments.again or name not in results]
+    known = {name for name, _ in results}
+    names = arguments.pairs or [name for name in by_name if arguments.again or name not in known]
     for name in names:
         pair = by_name[name]
         if pair.cannot:
             continue
-        results[name] = result = run(pair)
+        result = run(pair)
+        results[name, result.busy] = result
         print(f"{result.name}: {result.outcome}, {result.seconds} s; {result.first}", flush=True)
         write(results)
     write_page(results)

@@ -26,22 +26,34 @@ class Result:
     """The first line that it said."""
     seconds: int
     """Of both launches, without what pip took."""
+    busy: bool = False
+    """Whether others used the machine's cores when it began."""
 
 
-def read() -> dict[str, Result]:
-    """The results so far, by the name of the pair."""
-    found = json.loads(FILE.read_text()) if FILE.exists() else []
-    return {each["name"]: Result(**each) for each in found}
+Results = Mapping[tuple[str, bool], Result]
+"""The last result of each pair on a quiet machine and on a busy one, by the pair's name and `busy`."""
 
 
-def write(results: Mapping[str, Result]) -> None:
+def read() -> dict[tuple[str, bool], Result]:
+    """The results so far."""
+    found = [Result(**each) for each in json.loads(FILE.read_text())] if FILE.exists() else []
+    return {(each.name, each.busy): each for each in found}
+
+
+def write(results: Results) -> None:
     """Write the results, in the order of the pairs that can be run; others are left out."""
-    found = [asdict(results[pair.name]) for pair in PAIRS if pair.name in results and not pair.cannot]
+    keys = [(pair.name, busy) for pair in PAIRS if not pair.cannot for busy in (False, True)]
+    found = [asdict(results[key]) for key in keys if key in results]
     FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def tables(results: Mapping[str, Result]) -> str:
-    """The part of the page that a run writes, in Markdown."""
+def tables(all_results: Results) -> str:
+    """The part of the page that a run writes, in Markdown: what was found, quietly and in noise."""
+    quiet_ones = {name: result for (name, busy), result in all_results.items() if not busy}
+    busy_ones = {name: result for (name, busy), result in all_results.items() if busy}
+    results = {**busy_ones, **quiet_ones}
+    again = [(quiet, busy_ones[name]) for name, quiet in quiet_ones.items() if name in busy_ones]
+    alike = [quiet for quiet, busy in again if (quiet.outcome, quiet.first) == (busy.outcome, busy.first)]
     regressions = [pair for pair in PAIRS if pair.is_regression]
     tried = [pair for pair in regressions if not pair.cannot]
     grades = [results[pair.name].outcome for pair in tried if pair.name in results]
@@ -51,10 +63,11 @@ def tables(results: Mapping[str, Result]) -> str:
         [
             f"{len(tried)} of {len(regressions)} regressions can be run here. {grades.count('found')} were "
             f"found, {grades.count('found, cause later')} were found with the cause in a later line, "
-            f"{grades.count('missed')} were missed.\n",
-            "| thread | good, bad | what a step does more | verdict | first line | s |",
-            "| --- | --- | --- | --- | --- | --- |",
-            *(_row(pair, results.get(pair.name)) for pair in tried),
+            f"{grades.count('missed')} were missed. {len(again)} pairs were run on a quiet machine and on a "
+            f"busy one: the verdict and the first line are the same in {len(alike)} of them.\n",
+            "| thread | good, bad | what a step does more | verdict | first line | s, quiet | s, busy |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
+            *(_row(pair, results.get(pair.name), all_results) for pair in tried),
             "\nNot run here:\n",
             *(f"- {pair.thread}: {pair.cannot}." for pair in regressions if pair.cannot),
             f"\n{silent} of {len(unchanged)} unchanged pairs were silent:\n",
@@ -64,13 +77,15 @@ def tables(results: Mapping[str, Result]) -> str:
     )
 
 
-def _row(pair: Pair, result: Result | None) -> str:
+def _row(pair: Pair, result: Result | None, results: Results) -> str:
+    took = (results.get((pair.name, busy)) for busy in (False, True))
+    seconds = ("" if each is None else str(each.seconds) for each in took)
     if result is None:
-        cells = ("not run", "", "")
+        cells = ("not run", "")
     else:
         missed = f". {pair.why_missed}" if pair.why_missed and result.outcome == "missed" else ""
-        cells = (result.outcome, f"`{result.first.removeprefix('regressed: ')}`{missed}", str(result.seconds))
-    return f"| {' | '.join((pair.thread, _arms(pair), pair.what, *cells))} |"
+        cells = (result.outcome, f"`{result.first.removeprefix('regressed: ')}`{missed}")
+    return f"| {' | '.join((pair.thread, _arms(pair), pair.what, *cells, *seconds))} |"
 
 
 def _by_script(unchanged: Sequence[Pair], results: Mapping[str, Result]) -> dict[str, list[str]]:
@@ -94,7 +109,7 @@ def _arms(pair: Pair) -> str:
     return f"{', '.join([*(word for word in good if word not in shared), *others])}{end}"
 
 
-def write_page(results: Mapping[str, Result]) -> None:
+def write_page(results: Results) -> None:
     """Put the tables into the page, between its two marks."""
     text = PAGE.read_text()
     before, _, rest = text.partition(BEGIN)

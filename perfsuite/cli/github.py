@@ -1,0 +1,179 @@
+"""`perfsuite github issue | comment | propose`: tells people on GitHub, by `gh` and its token."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from perfsuite import documents
+from perfsuite.cli.cases import say
+from perfsuite.cli.github_issue import LONGEST, Step, gh, issue, unlinked
+from perfsuite.cli.history import COMMITTER
+from perfsuite.errors import CaseError, FileError, GitHubError
+from perfsuite.git import git
+from perfsuite.report import markdown
+from perfsuite.report.summary import headline
+from perfsuite.report.text import plural
+from perfsuite.results.outcome import QUIET
+from perfsuite.results.session_file import Measurement, SessionFile
+from perfsuite.results.store import BASELINES
+
+app = typer.Typer(help="Tell people on GitHub, by its command gh and the token in GH_TOKEN.")
+app.command()(issue)
+
+RunUrl = Annotated[str, typer.Option(help="Where the job can be looked at.", envvar="RUN_URL")]
+Out = Annotated[Path, typer.Option(help="Directory of the report, as `refresh` was given.")]
+BEFORE_AFTER = "before-after.txt"
+"""The file of `perfsuite refresh` with the figures of each new baseline and of the one before."""
+
+
+class PullRequest(NamedTuple):
+    """What GitHub knows of a pull request."""
+
+    head: str
+    """Its newest commit."""
+    comment: str | None
+    """The address of our comment in GitHub's interface; None if there is none yet."""
+
+
+@app.command()
+def comment(
+    results: Annotated[list[Path], typer.Argument(help="results.json of the job's sessions.")],
+    run_url: RunUrl,
+    pull_request: Annotated[
+        int | None, typer.Option(help="Its number (default: that of the job, from GITHUB_REF).")
+    ] = None,
+    name: Annotated[str, typer.Option(help="One comment and one check for each name.")] = "perfsuite",
+) -> None:
+    """Answer a pull request: one comment, kept up to date, and a check that is red, green or neutral.
+
+    The check is red if a case is worse or fails, neutral if none is and one is not decided or none was
+    measured.
+    """
+    if not re.fullmatch(r"[\w .-]{1,60}", name):
+        raise CaseError(f"--name {name!r}: expected up to 60 letters, digits, spaces, dots and hyphens")
+    number = _number() if pull_request is None else pull_request
+    sessions = [documents.read(file, SessionFile) for file in results]
+    mark = f"<!-- perfsuite: comment {name} -->"
+    asked = _pull_request(number, mark)
+    text = commented(sessions, run_url, mark)
+    if asked.comment is None:
+        gh(Step(("pr", "comment", str(number), "--body-file", "-"), text))
+    else:
+        gh(Step(("api", "--method", "PATCH", asked.comment, "--field", "body=@-"), text))
+    measured = [result for session in sessions for result in session.results]
+    outcome = conclusion(measured)
+    output = {"title": headline(sessions), "summary": f"[The job]({run_url})"}
+    check = {"name": name, "head_sha": asked.head, "status": "completed", "conclusion": outcome}
+    fields = json.dumps({**check, "details_url": run_url, "output": output})
+    gh(Step(("api", "--method", "POST", "repos/{owner}/{repo}/check-runs", "--input", "-"), fields))
+    done = "new comment" if asked.comment is None else "comment brought up to date"
+    typer.echo(f"pull request {number}: {done}, check {name}: {outcome}")
+
+
+def _number() -> int:
+    found = re.fullmatch(r"refs/pull/(\d+)/.*", ref := os.environ.get("GITHUB_REF", ""))
+    if found is None:
+        raise CaseError(f"GITHUB_REF is {ref!r}, which is no pull request: give --pull-request NUMBER")
+    return int(found[1])
+
+
+def _pull_request(number: int, mark: str) -> PullRequest:
+    """Ask for its newest commit and our comment: only one that this token's own account wrote."""
+    printed = gh(Step(("pr", "view", str(number), "--json", "headRefOid,comments")))
+    try:
+        told = json.loads(printed)
+    except ValueError as error:
+        raise GitHubError(f"gh pr view printed no JSON ({error}): {printed[:200]!r}") from None
+    ours = (each["url"] for each in told["comments"] if each["viewerDidAuthor"] and mark in each["body"])
+    found = re.search(r"#issuecomment-(\d+)$", next(ours, ""))
+    return PullRequest(
+        told["headRefOid"], f"repos/{{owner}}/{{repo}}/issues/comments/{found[1]}" if found else None
+    )
+
+
+def commented(sessions: list[SessionFile], run_url: str, mark: str) -> str:
+    """Return the text of a comment: the summary of a job, cut at what GitHub takes; it mentions nobody."""
+    lines, space = [], LONGEST - len(mark) - len(run_url)
+    for line in unlinked(markdown.render(sessions)).splitlines():
+        space -= len(line) + 1
+        if space < 0:
+            lines += ["", "The rest is cut."]
+            break
+        lines.append(line)
+    open_parts = "".join(lines).count("<details>") - "".join(lines).count("</details>")
+    return "\n".join([*lines, *["</details>"] * open_parts, "", f"[The job]({run_url})", mark])
+
+
+def conclusion(results: list[Measurement]) -> str:
+    """Return GitHub's word for what these results mean: `failure`, `neutral` or `success`."""
+    open_ones = [result for result in results if result.excused is None and not result.shadow]
+    if any(result.outcome in ("failed", "regressed") for result in open_ones):
+        return "failure"
+    return "success" if results and all(result.outcome in QUIET for result in open_ones) else "neutral"
+
+
+@app.command()
+def propose(
+    hardware: Annotated[str, typer.Option(help="The marker that was measured: h100.")],
+    reason: Annotated[str, typer.Option(help="Why a baseline may become slower or larger.")],
+    out: Out = Path("out"),
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            help="Take baselines from this directory, an artifact: only *.json, nothing is followed."
+        ),
+    ] = None,
+    baselines: Annotated[Path, typer.Option(help="Directory of the reviewed baselines.")] = BASELINES,
+) -> None:
+    """Open a pull request with new baselines, whose text is the figures before and after."""
+    here = Path()
+    if measured is not None:
+        copied = _copied(measured, baselines)
+        say(f"{plural(copied, 'baseline')} copied from {measured}")
+    if not git("status", "--porcelain", "--", str(baselines), cwd=here):
+        raise FileError(f"nothing in {baselines} differs from the commit: measure with `perfsuite refresh`")
+    branch = f"baselines-{re.sub('[^a-zA-Z0-9.-]', '-', hardware)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    git("checkout", "--quiet", "-b", branch, cwd=here)
+    git("add", "--", str(baselines), cwd=here)
+    git(*COMMITTER, "commit", "--quiet", "-m", f"Baselines of {hardware}", cwd=here)
+    git("push", "--quiet", "origin", "HEAD", cwd=here)
+    told = out / BEFORE_AFTER
+    text = told.read_text(errors="replace") if told.is_file() and not told.is_symlink() else ""
+    create = ("pr", "create", "--title", f"Baselines of {hardware}", "--body-file", "-", "--head", branch)
+    typer.echo(gh(Step(create, f"{unlinked(markdown.text(reason))}\n\n{fenced(text[:LONGEST])}\n")).strip())
+
+
+def _copied(source: Path, baselines: Path) -> int:
+    """Copy files of baselines, and nothing else: what measured them may have run code of anybody."""
+    if baselines.is_absolute():
+        raise CaseError(
+            f"--baselines {baselines}: give it relative to the repository, as it is in the artifact"
+        )
+    if not (root := source / baselines).is_dir():
+        raise FileError(f"--measured {source}: there is no directory {root}")
+    files = [
+        Path(directory, name)
+        for directory, _, names in os.walk(root)
+        for name in names
+        if name.endswith(".json") and not Path(directory, name).is_symlink()
+    ]
+    for file in files:
+        target = baselines / file.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target, follow_symlinks=False)
+    return len(files)
+
+
+def fenced(text: str) -> str:
+    """Return text as a block of code that nothing in it can end."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text.rstrip()}\n{fence}"
