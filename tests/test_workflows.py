@@ -142,8 +142,8 @@ def make(where: Path, *targets: str, status: int = 0, **variables: str) -> str:
     return done.stdout
 
 
-def workflow(name: str) -> dict[str, Any]:
-    read: dict[str, Any] = yaml.safe_load((WORKFLOWS / f"{name}.yml").read_text())
+def workflow(name: str) -> dict[Any, Any]:
+    read: dict[Any, Any] = yaml.safe_load((WORKFLOWS / f"{name}.yml").read_text())
     return read
 
 
@@ -304,7 +304,7 @@ def measure(where: Path, out: str, *options: str, status: int = 0) -> None:
     assert done.returncode == status, done.stdout
 
 
-def called() -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
+def called() -> list[tuple[str, str, dict[str, Any], dict[Any, Any]]]:
     """The jobs here that call a workflow of ours: caller, job, the job, and the workflow that it calls."""
     return [
         (file.stem, name, job, workflow(Path(job["uses"]).stem))

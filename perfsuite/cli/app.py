@@ -18,6 +18,7 @@ from perfsuite.cli.doctor.command import doctor
 from perfsuite.cli.init import init
 from perfsuite.cli.judge import judge
 from perfsuite.cli.night import night
+from perfsuite.cli.plan import plan
 from perfsuite.cli.refresh import refresh
 from perfsuite.cli.releases import releases
 from perfsuite.cli.report import export, report
@@ -101,18 +102,7 @@ app.add_typer(baseline.app, name="baseline", no_args_is_help=True)
 app.add_typer(history.app, name="history", no_args_is_help=True)
 app.add_typer(github.app, name="github", no_args_is_help=True)
 app.add_typer(slurm.app, name="slurm", no_args_is_help=True)
-for command in (
-    init,
-    night,
-    refresh,
-    selftest,
-    doctor,
-    compare,
-    bisect,
-    releases,
-    dry_run,
-    report,
-    export,
-    judge,
-):
+for command in (init, night, plan, refresh, selftest, doctor, compare, bisect, releases, dry_run):
+    app.command()(command)
+for command in (report, export, judge):
     app.command()(command)

@@ -54,8 +54,8 @@ def comment(
 ) -> None:
     """Answer a pull request: one comment, kept up to date, and a check that is red, green or neutral.
 
-    The check is red if a case is worse or fails, neutral if none is and one is not decided or none was
-    measured.
+    The check is red if a case is worse or fails; else neutral if one was not decided or not reached, or none
+    was measured.
     """
     if not re.fullmatch(r"[\w .-]{1,60}", name):
         raise CaseError(f"--name {name!r}: expected up to 60 letters, digits, spaces, dots and hyphens")
@@ -69,7 +69,7 @@ def comment(
     else:
         gh(Step(("api", "--method", "PATCH", asked.comment, "--field", "body=@-"), text))
     measured = [result for session in sessions for result in session.results]
-    outcome = conclusion(measured)
+    outcome = conclusion(measured, any(skip.not_reached for each in sessions for skip in each.skipped))
     output = {"title": headline(sessions), "summary": f"[The job]({run_url})"}
     check = {"name": name, "head_sha": asked.head, "status": "completed", "conclusion": outcome}
     fields = json.dumps({**check, "details_url": run_url, "output": output})
@@ -112,12 +112,13 @@ def commented(sessions: list[SessionFile], run_url: str, mark: str) -> str:
     return "\n".join([*lines, *["</details>"] * open_parts, "", f"[The job]({run_url})", mark])
 
 
-def conclusion(results: list[Measurement]) -> str:
+def conclusion(results: list[Measurement], is_cut_short: bool = False) -> str:
     """Return GitHub's word for what these results mean: `failure`, `neutral` or `success`."""
     open_ones = [result for result in results if result.excused is None and not result.shadow]
     if any(result.outcome in ("failed", "regressed") for result in open_ones):
         return "failure"
-    return "success" if results and all(result.outcome in QUIET for result in open_ones) else "neutral"
+    is_green = results and not is_cut_short and all(result.outcome in QUIET for result in open_ones)
+    return "success" if is_green else "neutral"
 
 
 @app.command()

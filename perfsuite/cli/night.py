@@ -106,13 +106,13 @@ def _summarise(out: Path, sessions: Sequence[Path], *, again: bool = True) -> No
             return
         text = (out / "summary.md").read_text()
         if os.environ.get("GITHUB_ACTIONS") == "true":
-            typer.echo("\n".join(annotations(content.results)))
+            typer.echo("\n".join(github_annotations(content.results)))
     if page := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(page).open("a") as shown:
             shown.write(text)
 
 
-def annotations(results: Sequence[Measurement]) -> list[str]:
+def github_annotations(results: Sequence[Measurement]) -> list[str]:
     """Return what GitHub Actions shows next to the files of cases.
 
     An error for a worse one, a warning for one that is not decided: a line each, whatever its text.

@@ -34,6 +34,14 @@ def by_expression(directory: Path, expression: str) -> list[Case]:
     return cases
 
 
+def by_marker(directory: Path, marker: str, expression: str = "") -> list[Case]:
+    """Return the cases that `-m` and `-k` select in `directory`. Raises `CaseError` where there is none."""
+    if not (cases := _collected(directory, "-m", marker, "-k", expression)):
+        also = f" and -k {expression!r}" if expression else ""
+        raise CaseError(f"no case in {directory} has the marker {marker}{also}")
+    return cases
+
+
 def _collected(directory: Path, *selection: str) -> list[Case]:
     """Return the cases of the selected tests. Raises `CaseError` with what pytest says of an error."""
     with tempfile.TemporaryDirectory() as temporary:

@@ -5,6 +5,7 @@ An arm is written as words with spaces between them, as in a shell. A word is on
     .                       this environment, as it is; where nothing else stands, too
     NAME=VALUE              an environment variable of the launches, which wins over all others
     path/to/venv/bin/python an interpreter; it needs a slash, and perfsuite installed
+    image:ghcr.io/me/it:1   `python` of a container image, which has perfsuite installed
     main, v1.2, 0123abc     a commit, branch or tag of the repository: launches run in a worktree of it
     main:requirements.lock  the same, with the packages that this file of it names; also uv.lock
     accelerate==1.10.0      a release of a package, with those of its needs that differ here
@@ -28,13 +29,14 @@ from pathlib import Path
 from perfsuite import __version__
 from perfsuite.errors import CaseError, GitError, PackageError
 from perfsuite.git import git, revision
+from perfsuite.launch import image
 from perfsuite.launch.installed import environment, locked, release
 from perfsuite.results.environment import SECRET
 from perfsuite.results.run_dir import MOVED
 
 ANSWER_S = 60
 WORDS = (
-    "give . for this environment, NAME=VALUE, PACKAGE==VERSION, path/to/python, a git commit or "
+    "give . for this environment, NAME=VALUE, PACKAGE==VERSION, path/to/python, image:NAME, a git commit or "
     "COMMIT:LOCKFILE, with spaces between them"
 )
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(?!=)(.*)", re.DOTALL)
@@ -146,9 +148,14 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path) -> Arm:
     """The arm of these words. No error of this and of what follows names a word that may hold a secret."""
     given = {match[1]: match[2] for word in words if (match := _VARIABLE.fullmatch(word))}
     releases = [word for word in words if RELEASE.fullmatch(word)]
+    images = [word for word in words if word.startswith(image.PREFIX)]
     pythons, commits = _environments(
-        word for word in words if not (word in releases or _VARIABLE.fullmatch(word))
+        word for word in words if not (word in (*releases, *images) or _VARIABLE.fullmatch(word))
     )
+    if images:
+        if len(images) > 1 or pythons or releases:
+            raise CaseError("an image has its own interpreter and packages: give it alone, or with a commit")
+        pythons = [image.interpreter(images[0].removeprefix(image.PREFIX), (_top(root), store), store)]
     python = os.path.abspath(pythons[0]) if pythons else sys.executable  # a venv's link stays a link
     arm = replace(arm, python=python, given=given)
     if commits:
@@ -162,7 +169,7 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path) -> Arm:
         if lock and not (worktree / lock).is_file():
             raise CaseError("that commit has no such file; name it from the top on")
         python = environment(worktree / lock, commit, store) if lock else python
-        top = Path(git("rev-parse", "--show-toplevel", cwd=root).strip())
+        top = _top(root)
         arm = replace(
             arm,
             python=python,
@@ -200,6 +207,14 @@ def _commit(name: str, root: Path) -> str:
         return git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}", cwd=root).strip()
     except GitError as error:
         raise CaseError(f"{name!r} is no commit of {root} ({error}); {WORDS}") from None
+
+
+def _top(root: Path) -> Path:
+    """The top of the repository; outside of git the directory itself."""
+    try:
+        return Path(git("rev-parse", "--show-toplevel", cwd=root).strip())
+    except GitError:
+        return root
 
 
 def _worktree(commit: str, root: Path, store: Path) -> Path:
@@ -248,6 +263,8 @@ def _version(arm: Arm) -> str:
     except CaseError as error:
         install = f"Install it there: {arm.python} -m pip install perfsuite=={__version__}"
         way_out = f"Name it in {arm.lock}" if arm.lock else install
+        if image.PREFIX in arm.text:
+            way_out = "Install it in the image"
         raise CaseError(f"{arm.python} cannot import perfsuite ({error}). {way_out}") from None
 
 

@@ -17,6 +17,7 @@ from perfsuite.ini import read_ini
 from perfsuite.plugin.keys import PROGRESS, SELECTED, SESSION, terminal_of, usage_error
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.store import BASELINES
+from perfsuite.session import plan
 from perfsuite.session.session import Session, check_same
 from perfsuite.session.setup import Host
 
@@ -70,7 +71,29 @@ def pytest_collection_modifyitems(
     result = yield
     if config.option.markexpr and not config.option.keyword:
         items += [item for item in lost if item not in items]
+    _plan(config, items)
     return result
+
+
+def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the cases of other jobs out, and put the rest into the order of the session's budget."""
+    session = config.stash[SESSION]
+    options = session.setup.options
+    cases = {item: case for item in items if uses_bench(item) and (case := case_of(item)) is not None}
+    if options.shard is not None:
+        ours = plan.shard(cases.values(), *options.shard)
+        others = [item for item, case in cases.items() if case.id not in ours]
+        items[:] = [item for item in items if item not in others]
+        config.hook.pytest_deselected(items=others)
+        cases = {item: case for item, case in cases.items() if item in items}
+    if options.budget_s is not None:
+        past = plan.past_of(session.setup.store.results())
+        order = plan.planned(cases.values(), past, session.today)
+        session.budget = plan.Budget(
+            options.budget_s, {each.case.id: each.seconds for each in order if each.seconds is not None}
+        )
+        place = {each.case.id: number for number, each in enumerate(order)}
+        items.sort(key=lambda item: place[cases[item].id] if item in cases else -1)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -17,6 +17,7 @@ from perfsuite.report import summary
 from perfsuite.report import terminal as report
 from perfsuite.report.text import printable
 from perfsuite.results.session_file import Measurement
+from perfsuite.session.session import NOT_REACHED
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -49,6 +50,8 @@ def _skip_if_impossible(item: pytest.Item, case: Case) -> None:
     if reason is not None:
         session.record_skip(case, item.nodeid, reason)
         pytest.skip(reason)
+    if not session.has_time(case, item.nodeid):
+        pytest.skip(NOT_REACHED)
 
 
 @pytest.fixture

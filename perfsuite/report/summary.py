@@ -170,8 +170,10 @@ def tally(results: Iterable[Measurement]) -> list[str]:
 def headline(sessions: Sequence[SessionFile]) -> str:
     """Return the counts of all sessions, the worst first: `1 failed, 2 regressed, 14 passed, 3 skipped`."""
     counts = tally(result for session in sessions for result in session.results)
-    if skipped := sum(len(session.skipped) for session in sessions):
-        counts.append(f"{skipped} skipped")
+    skips = [skip.not_reached for session in sessions for skip in session.skipped]
+    for number, word in ((sum(skips), "not reached"), (len(skips) - sum(skips), "skipped")):
+        if number:
+            counts.append(f"{number} {word}")
     return ", ".join(counts) or "nothing was measured"
 
 
@@ -189,10 +191,19 @@ def provenance(session: SessionFile) -> dict[str, str]:
         "torch": ", ".join(sorted(torch)) or "not observed",
         "commit": commit + (" with uncommitted changes" if session.dirty else ""),
         "started": _time(session.started_at),
+        "launches": took(session),
         "perfsuite": session.perfsuite,
         **arms_told(session.arms),
         **({"parts": "; ".join(parts)} if len(parts) > 1 else {}),
     }
+
+
+def took(session: SessionFile) -> str:
+    """Return how long all launches took, and what that is for all their GPUs: `52 min, 6.9 GPU hours`."""
+    runs = [run for result in session.results for run in (*result.before, *result.runs) if not run.dry]
+    gpu_s = sum(run.duration_s * run.case.topology.world_size for run in runs if run.machine.device == "cuda")
+    gpus = f", {gpu_s / 3600:,.1f} GPU hours" if gpu_s else ""
+    return f"{sum(run.duration_s for run in runs) / 60:,.0f} min{gpus}"
 
 
 def arms_told(arms: Sequence[ArmFacts]) -> dict[str, str]:

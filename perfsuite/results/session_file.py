@@ -177,12 +177,13 @@ class Preflight(Data):
 
 
 class Skipped(Data):
-    """A case that this machine cannot run."""
+    """A case that this machine cannot run, or for which the budget of its session had no time."""
 
     nodeid: str
     case_id: str
     framework: str
     reason: str
+    not_reached: bool = False  # by the budget: it counts as not judged
 
 
 class SessionFile(Document):

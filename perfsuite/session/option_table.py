@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -64,6 +65,22 @@ def strict(value: str) -> frozenset[str]:
     if not found <= set(STRICT):
         raise ValueError(f"{' or '.join(STRICT)}, or both with a comma between them")
     return found
+
+
+def seconds(value: str) -> float:
+    """A time, as 40min, 2h or 90s."""
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d+)?) ?(s|min|h)", value.strip())
+    if found is None or not float(found[1]):
+        raise ValueError("a time above 0 in s, min or h: 90s, 40min, 2.5h")
+    return float(found[1]) * {"s": 1, "min": 60, "h": 3600}[found[2]]
+
+
+def shard(value: str) -> tuple[int, int]:
+    """One of several jobs, as 2/8."""
+    found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", value.strip())
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise ValueError("the number of this job and of how many, 1/8 to 8/8 of 8 jobs")
+    return int(found[1]), int(found[2])
 
 
 def path(value: str) -> Path:
@@ -260,6 +277,24 @@ OPTIONS = (
         ini=True,
         help="fail the session if fewer of its cases are judged, as 90% or 0.9; inconclusive, unhealthy, "
         "newly recorded and excused ones are not",
+    ),
+    Option(
+        name="budget",
+        metavar="TIME",
+        parse=seconds,
+        sets="budget_s",
+        default_told="none",
+        help="begin no case that would end after TIME (40min, 2h), by what it took last; first what failed "
+        "or was not decided, then what was never measured, then what was not measured for longest",
+        page="`perfsuite plan` shows the order. What is not reached counts as not judged",
+    ),
+    Option(
+        name="shard",
+        metavar="K/N",
+        parse=shard,
+        default_told="all cases",
+        help="only the cases of job K of N jobs, which share them alike: 2/8",
+        page="`perfsuite report` and `perfsuite history push` take the results of all jobs",
     ),
     Option(
         name="wait-quiet",

@@ -28,11 +28,14 @@ from perfsuite.results.session_file import (
 from perfsuite.results.store import SessionDir, is_there
 from perfsuite.session import resume
 from perfsuite.session.option_table import of_verdicts
+from perfsuite.session.plan import Budget
 from perfsuite.session.preflights import Preflights
 from perfsuite.session.setup import MISSING_FAILS, Setup
 from perfsuite.session.way import Trial, Way
 from perfsuite.verdict.profiled import explained
 from perfsuite.verdict.waivers import remarks, waive
+
+NOT_REACHED = "not reached: the budget of the session has no time left for it"
 
 
 @dataclass
@@ -44,6 +47,7 @@ class Session:
     saves: bool = True  # write `results.json` when a case begins, and when it has its verdict
     results: list[Measurement] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    budget: Budget | None = None
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     # The session that this one goes on with, as its earlier parts left it; None: it is a new one.
     earlier: SessionFile | None = None
@@ -134,11 +138,21 @@ class Session:
             raise errors.CaseError(f"{reason}; but there is {file}, and {MISSING_FAILS}")
         return reason
 
-    def record_skip(self, case: Case, nodeid: str, reason: str) -> None:
-        """Keep a case that this machine cannot run."""
-        skip = Skipped(nodeid=nodeid, case_id=case.id, framework=case.framework.name, reason=reason)
+    def record_skip(self, case: Case, nodeid: str, reason: str, *, not_reached: bool = False) -> None:
+        """Keep a case that this machine cannot run, or that the budget does not reach."""
+        framework = case.framework.name
+        skip = Skipped(
+            nodeid=nodeid, case_id=case.id, framework=framework, reason=reason, not_reached=not_reached
+        )
         if skip not in self.skipped:  # an earlier part of this session may have skipped it
             self.skipped.append(skip)
+
+    def has_time(self, case: Case, nodeid: str) -> bool:
+        """Whether a case may begin. If not, it is kept as not reached."""
+        if self.budget is None or self.budget.allows(case) or self.earlier_result(case, nodeid) is not None:
+            return True
+        self.record_skip(case, nodeid, NOT_REACHED, not_reached=True)
+        return False
 
     def record_error(self, case: Case, nodeid: str, error: Exception) -> None:
         """Keep a case that could not be measured as a failed one, with the launches that it had."""
@@ -273,7 +287,8 @@ class Session:
     @property
     def too_few_judged(self) -> bool:
         """Whether fewer of the cases were judged than the user wants."""
-        return bool(self.results) and self.judged / len(self.results) < self.setup.options.min_judged
+        asked = len(self.results) + sum(each.not_reached for each in self.skipped)
+        return bool(self.results) and self.judged / asked < self.setup.options.min_judged
 
 
 def session_file(session: Session, status: Status) -> SessionFile:

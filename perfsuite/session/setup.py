@@ -40,6 +40,8 @@ class Options:
     strict: frozenset[str] = frozenset()
     shadow: bool = False
     min_judged: float = 0  # share of the cases, from 0 to 1
+    budget_s: float | None = None  # time of the session after which no case begins
+    shard: tuple[int, int] | None = None  # which of how many jobs this is, from 1
     wait_quiet_s: float = WAIT_S
     allow_shared: bool = False
     fail_if_busy: bool = False

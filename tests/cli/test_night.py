@@ -82,12 +82,14 @@ def test_github_shows_what_is_worse_or_not_decided_next_to_the_file(
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     assert "::" not in run("night", "--hardware", "cpu").stdout, "all is well"
     worse = SLOW.replace(case_id="a,b:c", nodeid="bench_cases/test_x.py::test[1]")
-    said = night.annotations([GOOD, worse, NOISY, SLOW.replace(shadow=True), SLOW.replace(excused="waived")])
+    said = night.github_annotations(
+        [GOOD, worse, NOISY, SLOW.replace(shadow=True), SLOW.replace(excused="waived")]
+    )
     assert said[0].startswith(
         "::error file=bench_cases/test_x.py,title=regressed%3A a%2Cb%3Ac::tokens/s -49.4%25"
     )
     assert [line.partition(" ")[0] for line in said] == ["::error", "::warning", "::warning"]
-    (line,) = night.annotations([crashed("50%\n::error::evil")])
+    (line,) = night.github_annotations([crashed("50%\n::error::evil")])
     assert "\n" not in line
 
 

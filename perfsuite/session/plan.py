@@ -1,0 +1,114 @@
+"""Which cases a session measures, in which order, if it has less time than all of them need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from statistics import median
+
+from perfsuite import documents
+from perfsuite.case.case import Case
+from perfsuite.errors import FileError
+from perfsuite.results.outcome import UNJUDGED, Outcome
+from perfsuite.results.session_file import SessionFile
+
+SESSIONS_READ = 100  # of the store, the newest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """How a case was measured last."""
+
+    started_at: str  # ISO 8601, with time zone
+    outcome: Outcome
+    seconds: float  # of all its launches
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it failed or was not decided."""
+        return self.outcome in ("failed", "regressed", *UNJUDGED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A case and what it will cost."""
+
+    case: Case
+    past: Past | None
+    seconds: float | None
+    """What it took last, else the median of known cases on as many devices; None if there is none."""
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """Hours of all its GPUs together, 0 on CPUs."""
+        if self.seconds is None:
+            return None
+        devices = 0 if self.case.hardware == ("cpu",) else self.case.topology.world_size
+        return self.seconds * devices / 3600
+
+
+def past_of(files: Sequence[Path]) -> dict[str, Past]:
+    """Return how each case was measured last, by its id, from the newest of these results."""
+    found: dict[str, Past] = {}
+    for file in files[-SESSIONS_READ:]:
+        try:
+            session = documents.read(file, SessionFile)
+        except FileError:  # of another version, or cut short: a plan does without it
+            continue
+        for result in session.results:
+            if result.runs and not result.dry and not any(run.inject for run in result.runs):
+                found[result.case_id] = Past(
+                    started_at=session.started_at,
+                    outcome=result.outcome,
+                    seconds=sum(run.duration_s for run in (*result.before, *result.runs)),
+                )
+    return found
+
+
+def planned(cases: Iterable[Case], past: dict[str, Past], today: date) -> list[Planned]:
+    """Return the cases in the order of a budget.
+
+    First what failed or was not decided, then what was never measured, then the rest, longest not measured
+    first. Without any past each day begins at another case, so that none is left out for ever.
+    """
+    by_id = sorted(cases, key=lambda case: case.id)
+    turn = today.toordinal() % len(by_id) if by_id else 0
+    known: dict[int, list[float]] = {}
+    for case in by_id:
+        if case.id in past:
+            known.setdefault(case.topology.world_size, []).append(past[case.id].seconds)
+
+    def plan(case: Case) -> Planned:
+        last, like = past.get(case.id), known.get(case.topology.world_size)
+        seconds = last.seconds if last is not None else median(like) if like else None
+        return Planned(case=case, past=last, seconds=seconds)
+
+    def first(each: Planned) -> tuple[int, str]:
+        if each.past is None:
+            return 1, ""
+        return (0 if each.past.is_open else 2), each.past.started_at
+
+    return sorted(map(plan, [*by_id[turn:], *by_id[:turn]]), key=first)
+
+
+@dataclass
+class Budget:
+    """What is left of the time of a session."""
+
+    seconds: float
+    costs: dict[str, float] = field(default_factory=dict)
+    """Expected seconds of a case, by its id; of those that are not known, none."""
+    began: float = field(default_factory=time.monotonic)
+
+    def allows(self, case: Case) -> bool:
+        """Whether a case fits into what is left; if nobody knows what it costs, whether anything is left."""
+        left = self.seconds - (time.monotonic() - self.began)
+        return left > 0 and self.costs.get(case.id, 0.0) <= left
+
+
+def shard(cases: Iterable[Case], number: int, of: int) -> set[str]:
+    """Return the ids of the cases of one of several jobs, which share them alike: 1 is the first job."""
+    return set(sorted({case.id for case in cases})[number - 1 :: of])

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from perfsuite.case.case import Case, Topology
+from perfsuite.results.outcome import Outcome
+from perfsuite.session import plan
+from perfsuite.session.plan import Budget, Past, past_of, planned, shard
+from tests.samples import make_case, make_result, make_run, write_session
+
+DAY = date(2026, 1, 1)
+CASES = [make_case(micro_batch=size) for size in (1, 2, 3, 4)]
+
+
+def past(outcome: Outcome, started_at: str, seconds: float = 60) -> Past:
+    return Past(outcome=outcome, started_at=started_at, seconds=seconds)
+
+
+def ids(cases: list[Case], known: dict[str, Past], day: date = DAY) -> list[int]:
+    return [each.case.micro_batch for each in planned(cases, known, day)]
+
+
+def test_what_failed_comes_first_then_what_is_new_then_what_was_not_measured_for_longest() -> None:
+    first, second, third, _ = (case.id for case in CASES)
+    known = {first: past("passed", "2026-01-02"), second: past("passed", "2026-01-01")}
+    known[third] = past("inconclusive", "2026-01-02")
+    assert ids(CASES, known) == [3, 4, 2, 1]
+    for outcome in ("failed", "regressed", "unhealthy", "recorded"):
+        known[third] = past(outcome, "2026-01-02")  # type: ignore[arg-type]
+        assert ids(CASES, known)[0] == 3
+    known[third] = past("improved", "2026-01-03")
+    assert ids(CASES, known) == [4, 2, 1, 3]
+
+
+def test_without_a_past_each_day_begins_with_another_case() -> None:
+    begins = {ids(CASES, {}, date.fromordinal(DAY.toordinal() + day))[0] for day in range(4)}
+    assert begins == {1, 2, 3, 4}
+    assert planned([], {}, DAY) == []
+
+
+def test_a_case_costs_what_it_took_last_or_what_others_on_as_many_devices_took() -> None:
+    wide = make_case(topology=Topology(processes_per_node=8), hardware="h100")
+    known = {CASES[0].id: past("passed", "2026", 100), CASES[1].id: past("passed", "2026", 300)}
+    costs = {each.case.id: each for each in planned([*CASES, wide], known, DAY)}
+    assert costs[CASES[0].id].seconds == 100
+    assert costs[CASES[2].id].seconds == 200
+    assert (costs[wide.id].seconds, costs[wide.id].gpu_hours) == (None, None)
+    known[wide.id] = past("passed", "2026", 900)
+    costs = {each.case.id: each for each in planned([*CASES, wide], known, DAY)}
+    assert costs[wide.id].gpu_hours == 2.0
+    assert costs[CASES[0].id].gpu_hours == 0
+
+
+def test_the_past_is_that_of_the_newest_launches_and_neither_of_dry_nor_of_injected_ones(
+    tmp_path: Path,
+) -> None:
+    old, new = make_run(duration_s=10), make_run(duration_s=20)
+    case = old.case
+    bad = tmp_path / "cut-short.json"
+    bad.write_text("{")
+    files = [
+        write_session(tmp_path / "1", make_result(old)),
+        bad,
+        write_session(tmp_path / "2", make_result(new, new)),
+        write_session(tmp_path / "3", make_result(make_run(duration_s=5, dry=True))),
+        write_session(tmp_path / "4", make_result(make_run(duration_s=5, inject="slowdown=30%"))),
+    ]
+    assert past_of(files)[case.id].seconds == 40
+    assert past_of(files[:2])[case.id].seconds == 10
+    assert past_of([]) == {}
+
+
+def test_a_case_begins_if_what_it_costs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(plan.time, "monotonic", lambda: now)
+    long, short, *_ = CASES
+    budget = Budget(100, {long.id: 90, short.id: 10}, began=now)
+    assert all(map(budget.allows, CASES))
+    now += 20
+    assert [budget.allows(case) for case in CASES] == [False, True, True, True]
+    now += 80
+    assert not any(map(budget.allows, CASES))
+
+
+def test_jobs_share_cases_alike_and_leave_none_out() -> None:
+    shares = [shard(CASES, number, 3) for number in (1, 2, 3)]
+    assert sorted(map(len, shares)) == [1, 1, 2]
+    assert set.union(*shares) == {case.id for case in CASES}
+    assert shard(CASES[:1], 2, 2) == set()
