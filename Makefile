@@ -96,12 +96,13 @@ figures: .venv/installed  ## what perfsuite itself costs
 hindsight: .venv/installed  ## PAIR=accelerate-3762: releases with a known regression, and unchanged ones (an hour)
 	.venv/bin/python -m tests.benchmarks.hindsight $(PAIR) $(ARGS)
 
-releases: release-accelerate release-transformers release-peft release-lightning release-trl  ## docs/releases (an hour)
+releases: release-accelerate release-transformers release-peft release-lightning release-torch release-trl  ## docs/releases (hours)
 
 release-accelerate: WHAT = --from 1.10.0 -k "(accelerate or trainer) and not lora"
 release-transformers: WHAT = --from 5.0.0 --minors -k "llama_train or trainer"
 release-peft: WHAT = --from 0.18.0 -k "peft or lora"
 release-lightning: WHAT = --from 2.5.0 -k "lightning or fabric"
+release-torch: WHAT = --from 2.11.0 --minors -k "accelerate or fabric or llama_train or trainer"
 release-trl: WHAT = --from 1.4.0 --minors -k trl
 release-%: .venv/installed  # the lock is its own, as no machine must be quiet
 	PERFSUITE_LOCK=$(CURDIR)/.perfsuite/releases.lock .venv/bin/perfsuite releases $* $(WHAT) \
