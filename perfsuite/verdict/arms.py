@@ -23,13 +23,7 @@ from perfsuite.verdict.judge import (
     why_failed,
     worst,
 )
-from perfsuite.verdict.loss import (
-    loss_differs,
-    loss_scale,
-    other_gradients,
-    scaled,
-    steadily_other_gradients,
-)
+from perfsuite.verdict.loss import loss_differs, loss_scale, other_gradients, scaled, steadily_other_gradients
 from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
 from perfsuite.verdict.overall import explained
 from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, PairedDecision, decided

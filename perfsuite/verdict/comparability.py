@@ -93,8 +93,7 @@ def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
     degrees = len(rates) - 1
     variance = clipped_variance(squares(sorted_logs(name, rates)), degrees) * (1 + 1 / len(rates))
     return max(
-        DEVICE_PROBE_SLOWER,
-        -math.expm1(-t_quantile(DEVICE_PROBE_SIGMAS, degrees) * math.sqrt(variance)),
+        DEVICE_PROBE_SLOWER, -math.expm1(-t_quantile(DEVICE_PROBE_SIGMAS, degrees) * math.sqrt(variance))
     )
 
 

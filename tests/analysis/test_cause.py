@@ -232,23 +232,6 @@ def test_without_a_traceback_logs_are_shown_and_torchs_launcher_only_where_no_ra
     assert cause(tmp_path, *reports, ended=by, logs=logs).traceback == shown
 
 
-@pytest.mark.parametrize(
-    "reports",
-    [
-        pytest.param([], id="no report"),
-        pytest.param([make_report(0)], id="one report"),
-        pytest.param(failed(crash(0, 1.0, PEER)), id="only that a peer is gone"),
-    ],
-)
-def test_a_timeout_that_the_driver_saw_is_the_failure(tmp_path: Path, reports: list[RankReport]) -> None:
-    failure = cause(tmp_path, *reports, logs={"agent-0.log": "waiting\n"}, failure=TIMEOUT)
-    assert failure == TIMEOUT.replace(traceback="last lines of agent-0.log:\nwaiting")
-
-
-def test_a_rank_that_said_why_it_failed_is_the_failure_though_others_hung(tmp_path: Path) -> None:
-    assert cause(tmp_path, *failed(crash(0, 1.0)), failure=TIMEOUT).kind == "crash"
-
-
 def test_of_ranks_that_are_gone_and_ranks_that_saw_it_the_first_of_each_is_named(tmp_path: Path) -> None:
     reports = failed(*(crash(rank, 1.0, f"{PEER}{rank}") for rank in (0, 1)))
     failure = cause(tmp_path, *reports, case=make_case(topology={"processes_per_node": 4}))

@@ -74,8 +74,8 @@ def simulate(
     log(seconds) is a normal of standard deviation `sigma`; if it `is_contaminated`, `sigma` times Student's t
     with 3 degrees of freedom, and one launch in 20, baselines included, is 10 % slower. `pooled_degrees`:
     degrees of freedom of the class's noise; as many baselines are drawn as give them. None: the noise is
-    known from one baseline alone. `session_sigma`: standard deviation of a shift common to today's launches, in log(seconds);
-    `known_session_sigma`: what the gate is told of it.
+    known from one baseline alone. `session_sigma`: standard deviation of a shift common to today's launches,
+    in log(seconds); `known_session_sigma`: what the gate is told of it.
     """
     groups = _groups(baseline_launches, pooled_degrees)
     shape = groups, baseline_launches
@@ -92,8 +92,9 @@ def simulate(
             if drop == nearest:
                 detectable.append(decision.minimum_detectable_drop)
                 blind += decision.blind
+    scatter = "contaminated" if is_contaminated else "normal"
     return Table(
-        title=f"sigma {100 * sigma:g} % ({'contaminated' if is_contaminated else 'normal'}), tolerance {100 * tolerance:g} %, "
+        title=f"sigma {100 * sigma:g} % ({scatter}), tolerance {100 * tolerance:g} %, "
         f"{groups} baselines of {baseline_launches}, at most {max_launches} launches, "
         f"{trials} trials",
         rows=rows(outcomes, trials, SHARES),

@@ -97,8 +97,7 @@ def test_a_machine_with_two_speeds_raises_few_false_alarms(sigma: float, two_spe
 @pytest.mark.simulation
 def test_a_probe_that_launches_follow_finds_more_with_as_few_false_alarms() -> None:
     raw, corrected = (
-        simulate(**FOLLOWING, corrects=corrects, trials=4_000, seed=9)
-        for corrects in (False, True)
+        simulate(**FOLLOWING, corrects=corrects, trials=4_000, seed=9) for corrects in (False, True)
     )
     none = corrected.row(0.0)
     assert none.regressed + none.improved <= 0.008
