@@ -50,7 +50,6 @@ def observing(**settings: str) -> Observed:
             lambda value: {"machine": make_machine(hardware_class=value)},
         ),
         ("FLOP formula", "palm-1", "palm-2", lambda value: {"flops": flops(value)}),
-        ("observed wrapper", "FSDPModule", "DDP", lambda value: {"observed": observing(wrapper=value)}),
         ("micro_batch", "2", "4", lambda value: {"case": make_case(micro_batch=int(value))}),
         ("learning_rate", "0.001", "0.5", lambda value: {"case": make_case(learning_rate=float(value))}),
     ],

@@ -328,12 +328,6 @@ def test_beside_a_gpu_cpu_time_is_not_judged() -> None:
     assert outcomes(session(slower, before, KNOWN)) == dict.fromkeys(NAMES, "passed")
 
 
-def test_cpu_time_that_the_baseline_has_must_be_measured() -> None:
-    verdict = judged(usual()[:1], WITH_CPU_TIME, KNOWN)
-    assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
-    assert check_of(verdict, "cpu_s_per_step").note == "the baseline has it, this run does not"
-
-
 def stalling(rng: random.Random, share: float, machine: Machine) -> Run:
     """50 steps with noise of 1 %, and of 0.5 % between launches; a share of them takes twice as long."""
     speed = rng.lognormvariate(0, 0.005)

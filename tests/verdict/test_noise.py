@@ -101,18 +101,6 @@ def test_as_many_degrees_of_freedom_tell_a_noise(
         assert known(noise, TOKENS_PER_S).sigma == pytest.approx(alone.sigma, rel=1e-3)
 
 
-def test_each_metric_has_its_own_noise() -> None:
-    runs = make_launches(*SPEEDS)
-    spread = [
-        run.replace(figures=run.figures.replace(tokens_per_s_mean=990 * speed**5))
-        for run, speed in zip(runs, SPEEDS, strict=True)
-    ]
-    noise = class_noise([from_runs(spread)])
-    speed = known(noise, TOKENS_PER_S).sigma
-    assert known(noise, TOKENS_PER_S_MEAN).sigma == pytest.approx(5 * speed, rel=1e-3)
-    assert known(noise, PEAK_MEMORY).sigma == SIGMA_FLOOR
-
-
 def test_noise_is_that_of_the_cost() -> None:
     runs = [run for speed in (1.0, 1.1, 1.5) for run in make_launches(speed, peak_memory_bytes=speed)]
     noise = class_noise([from_runs(runs)])
