@@ -70,15 +70,11 @@ def test_a_session_as_slow_as_others_were_is_no_regression() -> None:
 # Launches until decided
 
 
-def test_unchanged_code_passes_after_one_launch_where_noise_is_low() -> None:
+def test_unchanged_code_passes_after_one_launch_and_every_check_says_how_much_how_sure() -> None:
     verdict = session(usual())
     assert (verdict.outcome, verdict.launches) == ("passed", 1)
     assert (verdict.failure, verdict.reasons, verdict.changed) == (None, (), ())
     assert outcomes(verdict) == dict.fromkeys(NAMES, "passed")
-
-
-def test_every_check_says_how_much_how_sure_and_how_much_is_allowed() -> None:
-    verdict = session(usual())
     for check, metric in zip(verdict.checks, GATED, strict=True):
         assert (check.metric, check.label, check.unit) == (metric.name, metric.label, metric.unit)
         allowed = metric.tolerances["cpu"]
