@@ -55,7 +55,9 @@ def test_a_gpu_is_measured_ten_seconds_after_its_first_steps_or_from_the_last_st
     """Its steps are flat at once: its clocks and temperature are not."""
     case = make_case(max_warmup_steps=warmup, steps=25 - warmup)
     run_dir = both(tmp_path, step_s=(2.0,) * 25, counts=Counts(), case=case)
-    assert on_gpu(run_dir).window == (start, 25)
+    run = on_gpu(run_dir)
+    assert run.window == (start, 25)
+    assert any("temperature settle" in note for note in run.notes) == (start < 9)
     assert collected(run_dir).window == (COUNTED_STEP, 25)
 
 
