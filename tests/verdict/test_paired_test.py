@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -200,8 +201,15 @@ def test_an_exponent_estimated_from_the_same_launches_has_its_price() -> None:
     far = look(a, b, tolerance=0.03, probes=off)
     assert far.exponent == pytest.approx(near.exponent)
     assert far.pair_sigma == pytest.approx(near.pair_sigma)
-    widths = [decision.interval[1] - decision.interval[0] for decision in (near, far)]
-    assert widths[1] > 1.01 * widths[0]
+    errors = []
+    for arms in (PROBES, off):
+        probes = pair_differences(*arms)
+        mean = fmean(probes.pairs)
+        spread = sum((x - mean) ** 2 for x in probes.pairs) + sum(x**2 for x in probes.neighbours)
+        errors.append(math.sqrt(1 + 1.5 * len(MACHINE) * mean**2 / spread))
+    assert errors[1] > 1.01 * errors[0]
+    widths = [math.log1p(each.interval[1]) - math.log1p(each.interval[0]) for each in (near, far)]
+    assert widths[1] / widths[0] == pytest.approx(errors[1] / errors[0])
 
 
 @given(some_pairs)
