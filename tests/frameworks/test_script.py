@@ -600,10 +600,7 @@ APART = "the 2 ranks trained apart: "
     ("text", "said"),
     [
         (ALONE, "world_size: the case asks for '2', but '1, no process group' ran"),
-        (
-            EVERY_OTHER,
-            "gradient_accumulation: the case says 1, but backward was called on 2 losses a step",
-        ),
+        (EVERY_OTHER, "gradient_accumulation: the case says 1, but backward was called on 2 losses a step"),
         (TRAIN.replace(WRAPPED, "model = Net()"), f"{APART}no collective ran after the first step"),
         (
             TRAIN.replace(WRAPPED, f"{WRAPPED}; model.require_backward_grad_sync = False"),
