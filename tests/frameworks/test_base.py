@@ -180,13 +180,6 @@ def test_a_model_without_attention_trains_the_same_sharded_and_recomputed(tmp_pa
 
 
 @pytest.mark.launch
-def test_accumulation_is_the_same_training_as_a_larger_batch(ddp: Run, tmp_path: Path) -> None:
-    split = measured(SMALL.replace(micro_batch=1, gradient_accumulation=2), tmp_path)
-    assert split.figures.tokens_per_s is not None
-    assert split.loss[0] == pytest.approx(ddp.loss[0], rel=1e-3)
-
-
-@pytest.mark.launch
 @pytest.mark.parametrize(
     ("inject", "message", "traceback"),
     [

@@ -433,8 +433,6 @@ def test_a_script_runs_unchanged_and_gives_figures(by_path: Run) -> None:
 @pytest.mark.launch
 def test_a_case_without_tokens_counts_samples(tmp_path: Path) -> None:
     case = case_of(Script(path=script(tmp_path, TRAIN), cwd=str(tmp_path)), sequence_length=None)
-    assert "-b4-" in case.id
-    assert "-s" not in case.id.replace("-steps", "")
     run = measured(case, tmp_path)
     assert run.figures.tokens_per_s == pytest.approx(2 * 4 / float(run.figures.step_s_p50 or 0))
     assert run.flops is None
