@@ -15,12 +15,11 @@ from perfsuite.report.columns import (
     of_cases,
     speed_in,
 )
-from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.metric import MFU, STEP_S_P95, TOKENS_PER_S_MEAN
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.session_file import Measurement
 from tests.counted import make_counts, make_dry, make_entries
-from tests.report.test_explained import FIT, limit
+from tests.report.test_explained import FACTS
 from tests.samples import BEFORE, make_compared, make_image_result, make_result, never_run, now
 
 
@@ -57,9 +56,6 @@ def test_metrics_of_other_packages_have_a_column_where_any_case_has_them() -> No
     cells = [[column.text(result) for column in extras(results)] for result in results]
     assert cells == [["-", "-"], ["3.0", "1.5"]]
     assert extras(results[:1]) == []
-
-
-FACTS = DryFacts(fit=FIT, roofline=limit())
 
 
 def cells(result: Measurement) -> dict[str, str]:

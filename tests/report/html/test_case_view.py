@@ -9,7 +9,7 @@ from perfsuite.report.html.case_view import MOST_ENTRIES, case_view, overview
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.session_file import ArmFacts, Measurement
 from tests.counted import make_counted, make_counts, make_entries
-from tests.samples import ARMS, BEFORE, make_compared, make_result, never_run, now
+from tests.samples import ARMS, BEFORE, judged, make_compared, make_result, never_run, now
 from tests.sessions import make_gpu_result, make_session
 
 
@@ -74,9 +74,9 @@ def test_the_command_measures_the_same_again() -> None:
     compared = make_compared(speed=0.93)
     again = "perfsuite compare --against 'main X=1' --arm ."
     assert view(compared, ARMS).command == f"{again} {compared.case_id}"
-    counted = compared.replace(verdict=make_counted().verdict.replace(checks=()))
+    counted = judged(compared.replace(verdict=make_counted().verdict), checks=())
     assert view(counted, ARMS).command == f"{again} --counts {compared.case_id}"
     checks = tuple(each.replace(allowed=TOKENS_PER_S.bound(0.03)) for each in compared.verdict.checks)
-    own = compared.replace(verdict=compared.verdict.replace(checks=checks))
+    own = judged(compared, checks=checks)
     assert view(own, ARMS).command == f"{again} --tolerance 3% {compared.case_id}"
     assert "--tolerance" not in view(own.replace(runs=()), ARMS).command, "it failed before its first launch"
