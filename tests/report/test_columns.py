@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -29,7 +30,10 @@ def test_a_figure_is_headed_and_written_as_its_metric_says() -> None:
         column = figure(metric)
         assert (column.heading, column.cell(result)) == told
         assert (column.cell(never_run()), column.text(never_run())) == (None, "-")
-    assert figure(TOKENS_PER_S_MEAN).heading == "tokens/s with stalls"
+    mean = figure(TOKENS_PER_S_MEAN)
+    assert mean.heading == "tokens/s with stalls"
+    for bad in (math.nan, math.inf):
+        assert mean.cell(make_result(now(tokens_per_s_mean=bad), before=None)) == (str(bad), None)
 
 
 @pytest.mark.parametrize(

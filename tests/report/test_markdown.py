@@ -9,7 +9,7 @@ from perfsuite.report.markdown import MAX_EXPLAINED, MAX_ROWS, render, text
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from tests.counted import FULL_SIZE, make_check, make_counted, make_dry, make_finding
 from tests.report.html.test_page import EVIL, make_evil
-from tests.samples import make_image_result, make_result, make_shared, never_run, now
+from tests.samples import make_result, make_shared, never_run, now
 from tests.sessions import make_blind, make_gpu_result, make_session
 
 MIB = 2**20
@@ -84,13 +84,6 @@ def test_a_row_tells_the_figures() -> None:
         "vs baseline": "-7.5%",
         "memory": "31.0 GiB",
     }
-
-
-def test_a_row_tells_samples_where_they_are_counted() -> None:
-    heading, row = of(make_image_result()).rows[:2]
-    assert (heading[3], row[3], row[4]) == ("samples/s", "1,234", "-50.0%")
-    heading, *mixed = of(make_image_result(), make_result(now(tokens_per_s=60_000))).rows[:3]
-    assert (heading[3], {row[3] for row in mixed}) == ("tokens/s", {"1,234 samples/s", "60,000"})
 
 
 def test_a_row_tells_what_others_disturbed_and_what_the_gate_is_blind_to() -> None:

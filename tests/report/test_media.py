@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 import pytest
 
 from perfsuite.report import counts, markdown
 from perfsuite.report.explained import explained
 from perfsuite.report.html import page
-from perfsuite.report.terminal import explanation
+from perfsuite.report.terminal import explanation, table
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
 from tests.counted import BUCKETS, NOT_COUNTED, make_check, make_dry, make_entries
@@ -17,7 +18,16 @@ from tests.report.html.test_page import Page
 from tests.report.test_explained import FACTS
 from tests.report.test_markdown import parse
 from tests.report.test_profile import make_explained as make_profiled
-from tests.samples import judged, make_compared, make_image_result, make_session_file, make_shared, never_run
+from tests.samples import (
+    judged,
+    make_compared,
+    make_image_result,
+    make_result,
+    make_session_file,
+    make_shared,
+    never_run,
+    now,
+)
 from tests.sessions import make_gpu_result
 
 
@@ -45,19 +55,20 @@ RESULTS = {
 }
 
 
-def on_terminal(result: Measurement) -> str:
-    return explanation(result)
+def on_terminal(*results: Measurement) -> str:
+    return "\n".join([table(results, color=False, width=None), *map(explanation, results)])
 
 
-def in_markdown(result: Measurement) -> str:
-    return "\n".join(parse(markdown.render([make_session_file(result)])).items)
+def in_markdown(*results: Measurement) -> str:
+    parsed = parse(markdown.render([make_session_file(*results)]))
+    return "\n".join([*chain(*parsed.rows), *parsed.items])
 
 
-def on_page(result: Measurement) -> str:
-    return "\n".join(text for _, text in Page(page.render([make_session_file(result)])).texts)
+def on_page(*results: Measurement) -> str:
+    return "\n".join(text for _, text in Page(page.render([make_session_file(*results)])).texts)
 
 
-Medium = Callable[[Measurement], str]
+Medium = Callable[..., str]
 ORDER: dict[Medium, tuple[str, ...]] = {
     on_terminal: (
         *("verdict", "why", "reasons", "counts", "findings", "listed", "remarks", "checks", "excuses"),
@@ -107,6 +118,13 @@ def test_what_is_only_listed_is_not_told_in_markdown() -> None:
 
 
 @pytest.mark.parametrize("medium", [on_terminal, in_markdown])
-def test_a_comparison_of_arms_speaks_of_no_baseline_and_samples_of_no_tokens(medium: Medium) -> None:
+def test_a_comparison_of_arms_speaks_of_no_baseline(medium: Medium) -> None:
     assert "baseline" not in medium(make_compared())
-    assert "token" not in medium(make_image_result(tokens_per_s_per_device=61.7))
+
+
+@pytest.mark.parametrize("medium", ORDER)
+def test_what_counts_samples_speaks_of_no_tokens(medium: Medium) -> None:
+    images = make_image_result(tokens_per_s_per_device=61.7)
+    told, both = medium(images), medium(images, make_result(now(tokens_per_s=60_000)))
+    assert ("samples/s" in told, "1,234 samples/s" in told, "token" in told) == (True, False, False)
+    assert ("tokens/s" in both, "1,234 samples/s" in both, "60,000 tokens/s" in both) == (True, True, False)

@@ -124,15 +124,6 @@ def test_what_a_failure_says_does_not_reach_the_terminal_as_a_command(
     assert not re.search(r"[\x00-\x09\x0b-\x1f]|^\s*::", printed, re.MULTILINE)
 
 
-def test_samples_are_said_where_samples_are_counted() -> None:
-    images = make_image_result()
-    heading, shown = table([images], color=False, width=200).splitlines()
-    assert ("samples/s" in heading, "tokens" in heading, " 1,234 " in shown) == (True, False, True)
-    heading, first, second = table([images, make_result(now())], color=False, width=200).splitlines()
-    assert "tokens/s" in heading
-    assert (" 1,234 samples/s " in first, " 98,765 " in second) == (True, True)
-
-
 def test_a_case_that_did_not_pass_is_told_in_twelve_lines_of_a_hundred_columns() -> None:
     failure = Failure(kind="crash", message="x" * 90 + " y" * 200, rank=3, traceback="a\nb\n" * 50)
     crashed = make_result(make_run(failure=failure))

@@ -18,15 +18,6 @@ def view(result: Measurement, arms: tuple[ArmFacts, ...] = ()) -> SimpleNamespac
     return SimpleNamespace(**case_view(result, session, anchor="case-x", columns=overview("tokens")))
 
 
-def test_the_overview_holds_text_and_the_number_to_sort_by_if_it_is_one() -> None:
-    cells = view(make_result(now())).cells
-    assert (cells["tokens/s"], cells["memory"]) == (("98,765", 98765), ("64.0 MiB", 67_108_900))
-    assert (cells["MFU"].text, cells["launches"].text) == ("42.3%", "1")
-    for bad in (math.nan, math.inf):
-        cells = view(make_result(now(tokens_per_s=bad), before=None)).cells
-        assert cells["tokens/s"] == (str(bad), None)
-
-
 def test_a_case_that_was_never_launched() -> None:
     seen = view(never_run())
     assert not any((seen.steps, seen.health, seen.told.tracebacks, seen.checks, seen.launches, seen.before))

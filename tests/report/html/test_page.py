@@ -37,7 +37,6 @@ from tests.samples import (
     ARMS,
     judged,
     make_compared,
-    make_image_result,
     make_result,
     make_session_file,
     make_shared,
@@ -168,15 +167,6 @@ def test_what_the_gate_is_blind_to_and_what_others_disturbed_is_marked_in_the_ov
     assert '<span class="badge blind">blind</span>' in blind
     assert '<td class="why">blind to changes of tokens/s below 32.4%</td>' in blind
     assert of(make_shared()).count('<span class="badge shared">shared</span>') == 1
-
-
-def test_the_page_of_a_case_that_counts_samples_speaks_of_no_tokens() -> None:
-    page = parsed(make_image_result())
-    assert "samples/s" in page.said("th")
-    assert [said for _, said in page.texts if "token" in said] == []
-    both = parsed(make_image_result(), make_result(now()))
-    assert "tokens/s" in both.said("th")
-    assert "1,234 samples/s" in both.said("td")
 
 
 def test_what_needs_attention_is_unfolded(page: str) -> None:
