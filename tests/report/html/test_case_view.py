@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfsuite.report.html.case_view import MOST_ENTRIES, case_view, overview
+from perfsuite.report.html.case_view import case_view, overview
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.session_file import ArmFacts, Measurement
-from tests.counted import make_counted, make_counts, make_entries
+from tests.counted import make_counted
 from tests.samples import ARMS, BEFORE, judged, make_compared, make_result, never_run, now
 from tests.sessions import make_gpu_result, make_session
 
@@ -47,14 +47,6 @@ def test_captions_say_what_the_chart_cannot() -> None:
         "Loss, mean over ranks; at the end 5.0000; of every 3 steps the lowest and the highest are drawn."
     )
     assert "set aside, the machine was not well" in view(make_gpu_result(3, "throttled")).steps[0].caption
-
-
-def test_of_many_unlike_ranks_the_first_are_shown() -> None:
-    unlike = [make_counts(host_reads={"forward": rank}) for rank in range(MOST_ENTRIES + 2)]
-    seen = view(make_counted(counts=make_entries(*unlike)))
-    assert [entry.name for entry in seen.ranks] == [str(rank) for rank in range(MOST_ENTRIES)]
-    assert seen.ranks_left_out == 2
-    assert view(make_counted()).ranks_left_out == 0
 
 
 def test_the_command_measures_the_same_again() -> None:

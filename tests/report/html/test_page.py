@@ -287,6 +287,7 @@ def test_unlike_ranks_are_shown_each_under_its_name_and_the_first_is_open() -> N
     assert "The step of 2 ranks more is in results.json." in page.said("p")
     equal = make_counted(make_check(outcome="passed").replace(findings=()))
     assert '<details class="ranks"><summary>' in of(equal)
+    assert "more is in results.json" not in of(equal)
 
 
 def test_a_dry_run_shows_no_table_of_launches_and_says_what_it_is() -> None:
