@@ -8,6 +8,7 @@ from perfsuite.case.case import Case, Topology
 from perfsuite.case.catalog import MODELS
 from perfsuite.frameworks.fake import Fake
 from perfsuite.results.counts import Collective, Compiled, Counts, RankCounts, StepMemory
+from perfsuite.results.dry_facts import DryFacts, Fit, MemoryPart, Roofline
 from perfsuite.results.outcome import CountCheck, Finding, Verdict
 from perfsuite.results.run import Figures
 from perfsuite.results.session_file import Measurement
@@ -155,3 +156,30 @@ def make_dry(check: CountCheck | None = None, **changes: Any) -> Measurement:
         baseline_file=None,
         directory="/tmp/runs/dry",
     )
+
+
+FIT = Fit(
+    rank=7,
+    live=60 * GIB,
+    allocated=61 * GIB,
+    reserved=64 * GIB,
+    reserved_expandable=62 * GIB,
+    outside=(MemoryPart(name="CUDA context", low=GIB // 4, high=GIB // 2, source="s"),),
+    card=80 * GIB,
+    verdict="tight",
+)
+
+
+def limit(**changes: Any) -> Roofline:
+    values: dict[str, Any] = {
+        "flops": 551 * 10**12,
+        "peak_flops": 989.5e12,
+        "wire_bytes": 45 * GIB,
+        "link_bytes_per_s": 450 * GIB,
+        "between_machines_bytes": 0,
+        "tokens": 524_288,
+    }
+    return Roofline(**{**values, **changes})
+
+
+FACTS = DryFacts(fit=FIT, roofline=limit())

@@ -19,8 +19,7 @@ from perfsuite.report.columns import (
 from perfsuite.results.metric import MFU, STEP_S_P95, TOKENS_PER_S_MEAN
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.session_file import Measurement
-from tests.counted import make_counts, make_dry, make_entries
-from tests.report.test_explained import FACTS
+from tests.counted import FACTS, make_counts, make_dry, make_entries
 from tests.samples import BEFORE, make_compared, make_image_result, make_result, never_run, now
 
 

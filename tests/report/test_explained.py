@@ -6,12 +6,15 @@ import pytest
 
 from perfsuite.report.explained import explained, prediction
 from perfsuite.report.summary import IF_MEANT
-from perfsuite.results.dry_facts import DryFacts, Fit, MemoryPart, Roofline
+from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.rank_report import Failure
 from tests.counted import (
     EXPLAINED,
+    FIT,
+    GIB,
     HOST_READ,
     NOT_COUNTED,
+    limit,
     make_check,
     make_counted,
     make_dry,
@@ -20,33 +23,6 @@ from tests.counted import (
 )
 from tests.samples import judged, make_compared, make_result, make_run, make_shared, never_run, now
 from tests.sessions import make_explained, make_gpu_result
-
-GIB = 1 << 30
-FIT = Fit(
-    rank=7,
-    live=60 * GIB,
-    allocated=61 * GIB,
-    reserved=64 * GIB,
-    reserved_expandable=62 * GIB,
-    outside=(MemoryPart(name="CUDA context", low=GIB // 4, high=GIB // 2, source="s"),),
-    card=80 * GIB,
-    verdict="tight",
-)
-
-
-def limit(**changes: Any) -> Roofline:
-    values: dict[str, Any] = {
-        "flops": 551 * 10**12,
-        "peak_flops": 989.5e12,
-        "wire_bytes": 45 * GIB,
-        "link_bytes_per_s": 450 * GIB,
-        "between_machines_bytes": 0,
-        "tokens": 524_288,
-    }
-    return Roofline(**{**values, **changes})
-
-
-FACTS = DryFacts(fit=FIT, roofline=limit())
 
 
 def test_the_memory_of_a_dry_run_in_words() -> None:

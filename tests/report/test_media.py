@@ -13,9 +13,8 @@ from perfsuite.report.html import page
 from perfsuite.report.terminal import explanation, table
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
-from tests.counted import BUCKETS, NOT_COUNTED, make_check, make_dry, make_entries
+from tests.counted import BUCKETS, FACTS, NOT_COUNTED, make_check, make_dry, make_entries
 from tests.report.html.test_page import Page
-from tests.report.test_explained import FACTS
 from tests.report.test_markdown import parse
 from tests.report.test_profile import make_explained as make_profiled
 from tests.samples import (

@@ -10,8 +10,7 @@ from perfsuite.report.text import WIDTH
 from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Figures
-from tests.counted import EXPLAINED, HOST_READ, NOT_COUNTED, make_check, make_counted, make_dry
-from tests.report.test_explained import FACTS
+from tests.counted import EXPLAINED, FACTS, HOST_READ, NOT_COUNTED, make_check, make_counted, make_dry
 from tests.samples import (
     judged,
     make_case,

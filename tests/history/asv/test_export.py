@@ -192,13 +192,8 @@ def test_a_machine_is_described(out: Path) -> None:
         "num_gpu": "8",
         "ram": "80 GiB",
     }
-    assert asv_export._machine(make_machine()) == {
-        "version": 1,
-        "machine": "cpu-test-2c",
-        "cpu": make_machine().device_name,
-        "num_cpu": "2",
-        "ram": f"{make_machine().memory_bytes / 2**30:.0f} GiB",
-    }
+    cpu = asv_export._machine(make_machine())
+    assert (cpu["cpu"], cpu["num_cpu"], cpu["ram"]) == ("Test CPU", "2", "8 GiB")
 
 
 # Again

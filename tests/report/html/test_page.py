@@ -20,6 +20,7 @@ from perfsuite.results.run import DeviceHealth, Health
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from tests.counted import (
     EXPLAINED,
+    FACTS,
     FULL_SIZE,
     make_check,
     make_collective,
@@ -31,7 +32,6 @@ from tests.counted import (
     make_finding,
     make_memory,
 )
-from tests.report.test_explained import FACTS
 from tests.report.test_preflight import FOUND
 from tests.samples import (
     ARMS,
