@@ -156,7 +156,8 @@ def test_in_short_there_is_what_decided_and_no_figure_that_was_not_judged() -> N
     for left_out in ("peak memory", "not judged", "counted:"):
         assert left_out not in told
     blind = make_blind(make_result(now()))
-    assert "; blind: this gate finds only" in explanation(blind, whole=False)
+    said = explanation(blind, whole=False)
+    assert ("; blind: this gate finds only" in said, "blind to changes" in said) == (True, False)
     assert explanation(make_dry(), whole=False) == explanation(make_dry())
 
 
