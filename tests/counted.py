@@ -8,10 +8,11 @@ from perfsuite.case.case import Case, Topology
 from perfsuite.case.catalog import MODELS
 from perfsuite.frameworks.fake import Fake
 from perfsuite.results.counts import Collective, Compiled, Counts, RankCounts, StepMemory
+from perfsuite.results.dry_facts import DryFacts, Fit, MemoryPart, Roofline
 from perfsuite.results.outcome import CountCheck, Finding, Verdict
 from perfsuite.results.run import Figures
 from perfsuite.results.session_file import Measurement
-from tests.samples import make_gpu_machine, make_result, make_run
+from tests.samples import judged, make_gpu_machine, make_result, make_run
 
 MIB, GIB = 2**20, 2**30
 
@@ -19,13 +20,7 @@ MIB, GIB = 2**20, 2**30
 def make_collective(**changes: Any) -> Collective:
     """33 all-gathers of the blocks of a Llama-3-8B in forward, over 64 ranks."""
     return Collective(
-        kind="all_gather",
-        ranks=64,
-        apart=1,
-        dtype="bfloat16",
-        phase="forward",
-        count=33,
-        bytes=15 * GIB,
+        kind="all_gather", ranks=64, apart=1, dtype="bfloat16", phase="forward", count=33, bytes=15 * GIB
     ).replace(**changes)
 
 
@@ -62,11 +57,7 @@ def make_counts(**changes: Any) -> Counts:
 
 def make_compiled(**changes: Any) -> Compiled:
     return Compiled(
-        graphs=2,
-        breaks={"data-dependent branch": 1},
-        recompilations=1,
-        kernels=31,
-        extern_calls=28,
+        graphs=2, breaks={"data-dependent branch": 1}, recompilations=1, kernels=31, extern_calls=28
     ).replace(**changes)
 
 
@@ -115,6 +106,9 @@ def make_check(*findings: Finding, **changes: Any) -> CountCheck:
     ).replace(**changes)
 
 
+NOT_COUNTED = CountCheck(outcome="not counted", compared=False, notes=("a CUDA graph was replayed",))
+
+
 def make_entries(*counts: Counts, ranks: int = 64) -> tuple[RankCounts, ...]:
     """Equal ranks, by default of `make_counts`; or one rank for each of several counts."""
     if len(counts) > 1:
@@ -126,9 +120,7 @@ def make_counted(check: CountCheck | None = None, **changes: Any) -> Measurement
     """One launch whose speed passed, with its counts; `check` is their verdict, by default a regression."""
     check = make_check() if check is None else check
     run = make_run(counts=make_entries()).replace(**changes)
-    result = make_result(run, before=None)
-    verdict = result.verdict.replace(outcome=check.outcome, counts=check)
-    return result.replace(verdict=verdict)
+    return judged(make_result(run, before=None), outcome=check.outcome, counts=check)
 
 
 FULL_SIZE = Case(
@@ -164,3 +156,30 @@ def make_dry(check: CountCheck | None = None, **changes: Any) -> Measurement:
         baseline_file=None,
         directory="/tmp/runs/dry",
     )
+
+
+FIT = Fit(
+    rank=7,
+    live=60 * GIB,
+    allocated=61 * GIB,
+    reserved=64 * GIB,
+    reserved_expandable=62 * GIB,
+    outside=(MemoryPart(name="CUDA context", low=GIB // 4, high=GIB // 2, source="s"),),
+    card=80 * GIB,
+    verdict="tight",
+)
+
+
+def limit(**changes: Any) -> Roofline:
+    values: dict[str, Any] = {
+        "flops": 551 * 10**12,
+        "peak_flops": 989.5e12,
+        "wire_bytes": 45 * GIB,
+        "link_bytes_per_s": 450 * GIB,
+        "between_machines_bytes": 0,
+        "tokens": 524_288,
+    }
+    return Roofline(**{**values, **changes})
+
+
+FACTS = DryFacts(fit=FIT, roofline=limit())

@@ -1,9 +1,19 @@
-"""Processes as a test looks for them: any of them may end while it looks."""
+"""Processes that a test starts or looks for: any of these may end while it looks."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 
 import psutil
+
+
+def python(code: str, *arguments: str) -> str:
+    """Return what a new Python that runs `code` has printed. An `AssertionError` holds what made it fail."""
+    words = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import textwrap
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -126,16 +125,7 @@ def texts() -> dict[str, str]:
     short = explanation(slower, whole=False)
     (step,) = re.findall(r"^  step .*\n(?:    .*\n)+", explanation(slower), re.MULTILINE)
     whole = {"table": table(results, color=False, width=WIDTH), "regressed": short, "step": step}
-    return {name: wrapped(text) for name, text in whole.items()}
-
-
-def wrapped(text: str) -> str:
-    """Break lines that are longer than `WIDTH`, and go on further in."""
-    lines = []
-    for line in text.strip("\n").splitlines():
-        indent = " " * (len(line) - len(line.lstrip()) + 4)
-        lines += textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
-    return "\n".join(line.rstrip() for line in lines)
+    return {name: text.strip("\n") for name, text in whole.items()}
 
 
 def with_samples(page: str) -> str:

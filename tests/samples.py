@@ -16,11 +16,12 @@ from perfsuite.frameworks.script import Script
 from perfsuite.node.machine import gpu_machine
 from perfsuite.results.baseline import from_runs
 from perfsuite.results.metric import GATED
-from perfsuite.results.outcome import Verdict
+from perfsuite.results.outcome import Check, Verdict
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import Health, LaunchFile, Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import ArmFacts, Conditions, Measurement, PytestRun, SessionFile
+from perfsuite.testing import make_baseline as make_baseline
 from perfsuite.testing import make_case as make_case
 from perfsuite.testing import make_figures as make_figures
 from perfsuite.testing import make_launches as make_launches
@@ -87,6 +88,25 @@ def make_result(
     }
     values |= changes
     return Measurement(**{"shared": all_shared(values["verdict"], runs), **values})
+
+
+def judged(result: Measurement, **changes: Any) -> Measurement:
+    """The same with another verdict."""
+    return result.replace(verdict=result.verdict.replace(**changes))
+
+
+def metric_check(**changes: Any) -> Check:
+    """The speed of a case that passed, a fifth below its baseline."""
+    values: dict[str, Any] = {
+        "metric": "tokens_per_s",
+        "label": "tokens/s",
+        "unit": "tokens/s",
+        "outcome": "passed",
+        "measured": 98_765.0,
+        "baseline": 123_456.0,
+        "allowed": 0.13,
+    }
+    return Check(**{**values, **changes})
 
 
 DISTURBED = Health(samples=40, seconds=10, steps=25, foreign_cpu=0.6)

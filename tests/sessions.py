@@ -16,7 +16,7 @@ from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import class_noise
 from tests.counted import EXPLAINED, make_check, make_collective, make_counts, make_entries
-from tests.samples import make_gpu_machine, make_result, make_session_file
+from tests.samples import judged, make_gpu_machine, make_result, make_session_file
 
 GIB = 2**30
 COUNTS = make_counts(
@@ -137,13 +137,12 @@ def make_gpu_run(
 def make_blind(result: Measurement) -> Measurement:
     """The same, where noise hides changes of the first metric up to 32.4 %."""
     [first, *others] = result.verdict.checks
-    checks = (first.replace(minimum_detectable=0.324), *others)
-    return result.replace(verdict=result.verdict.replace(checks=checks))
+    return judged(result, checks=(first.replace(minimum_detectable=0.324), *others))
 
 
 def make_explained(result: Measurement) -> Measurement:
     """The same, with counts that regressed and explain why it is slower."""
-    return result.replace(verdict=result.verdict.replace(counts=make_check(), explained=EXPLAINED))
+    return judged(result, counts=make_check(), explained=EXPLAINED)
 
 
 def make_gpu_result(number: int, kind: str = "passed", launches: int = 3) -> Measurement:

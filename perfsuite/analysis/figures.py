@@ -121,8 +121,7 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
     p95 = quantiles(steps, n=20, method="inclusive")[-1]
     tokens_per_s = tokens_per_step / p50
     achieved = run.flops.per_token * tokens_per_s / ranks if run.flops is not None else None
-    is_known = peak_flops is not None
-    limit = roofline(run.counts, run.case, run.machine, tokens_per_step) if is_known else None
+    limit = None if peak_flops is None else roofline(run.counts, run.case, run.machine, tokens_per_step)
     tail = max(1, len(run.loss) // 10)
     health = run.health or UNKNOWN
     first, end = run.window

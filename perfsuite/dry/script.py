@@ -50,8 +50,6 @@ class DryScript(DryRank):
             cuda.pretend(self._machine)
         values.pretend_tensors()
         values.pretend_answers()
-        if importlib.util.find_spec("transformers") is not None:
-            replace(module("transformers.utils.import_utils"), "is_fake_tensor", lambda tensor: False)
         group.pretend(self.report.rank, self.report.world_size)
         if importlib.util.find_spec("accelerate") is not None:
             wrap(module("accelerate.utils.random"), "synchronize_rng_state", _keep_own_state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import copyreg
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -122,14 +123,15 @@ def pretend() -> None:
     replace(weights, "_check_initialised", nothing)
     replace(model, "_markov_chain", _zeros)
     replace(torch.nn.Module, "to", cast)
-    # Else masks are made in full, and no fused attention runs.
-    replace(module("transformers.utils.import_utils"), "is_fake_tensor", lambda tensor: False)
     pretend_tensors()
 
 
 def pretend_tensors() -> None:
     """The part of it that does not depend on how a model is built."""
     torch.backends.mha.set_fastpath_enabled(False)  # the kernel of evaluation knows no fake tensors
+    if importlib.util.find_spec("transformers") is not None:
+        # Else masks are made in full, and no fused attention runs.
+        replace(module("transformers.utils.import_utils"), "is_fake_tensor", lambda tensor: False)
     replace(FakeTensor, "data_ptr", lambda self: self.untyped_storage()._cdata)  # accelerate knows them by it
     replace(FakeTensor, "tolist", lambda self: _numpy(self).tolist())
     for name in ("normal_", "trunc_normal_", "uniform_"):  # one draws again until the values fit

@@ -51,8 +51,7 @@ def figure(metric: Metric) -> Column:
 def speed_in(unit: Unit) -> Column:
     """Return the column of tokens/s or samples/s; a row that counts otherwise says so."""
     return Column(
-        TOKENS_PER_S.counting(unit).label,
-        lambda result: _speed(result.figures.tokens_per_s, result, unit),
+        TOKENS_PER_S.counting(unit).label, lambda result: _speed(result.figures.tokens_per_s, result, unit)
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 
 from markupsafe import Markup
 
@@ -41,6 +42,7 @@ def render(sessions: Sequence[SessionFile]) -> str:
         "summary.md.j2",
         sessions,
         finalize=_escaped,
+        grid=partial(grid, most=MAX_ROWS),
         machine_notes=summary.machine_notes(results),
         urgent=_cases(urgent),
         explained=[(result.case_id, _explanation(result)) for result in urgent[:MAX_EXPLAINED]],
@@ -48,7 +50,6 @@ def render(sessions: Sequence[SessionFile]) -> str:
         quiet=_cases(quiet),
         quiet_counts=", ".join(summary.tally(quiet)),
         notes=Table(headers=("case", "note"), rows=notes, text_columns=2),
-        max_rows=MAX_ROWS,
     )
 
 
@@ -59,11 +60,15 @@ def text(value: str) -> str:
     return re.sub(r"[&<|*`~\[\]\\@#$]|^>|(?<=\S)_(?!\w)|_(?=_)", lambda match: f"&#{ord(match[0])};", flat)
 
 
-def grid(table: Table) -> str:
-    """Return a table as Markdown, without its caption."""
+def grid(table: Table, most: int | None = None) -> Markup:
+    """Return a table as Markdown, without its caption: all rows, or `most` of them and how many more."""
     rules = ["---:" if table.is_figure(column) else "---" for column in range(len(table.headers))]
-    rows = (table.headers, rules, *([text(cell) for cell in row] for row in table.rows))
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    shown = table.rows[:most]
+    headings, *cells = ([text(cell) for cell in row] for row in (table.headers, *shown))
+    rows = [headings, rules, *cells]
+    if left := len(table.rows) - len(shown):
+        rows.append([f"and {left} more", *[""] * (len(rules) - 1)])
+    return Markup("\n".join(f"| {' | '.join(row)} |" for row in rows))
 
 
 def _escaped(value: object) -> Markup:

@@ -17,13 +17,8 @@ from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdic
 from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
 from perfsuite.verdict.comparability import UNEXPLAINED
 
-MARKS = (
-    "shadow",
-    "shared",
-    "blind",
-    "not counted",
-    "dry run",
-)  # what may stand next to a verdict: see `marks`
+MARKS = ("shadow", "shared", "blind", "not counted", "dry run")
+"""What may stand next to a verdict: see `marks`."""
 NOTES_SHOWN = 5  # number of different notes that are shown of the cases that nobody needs to look at
 LONGEST_SENTENCE = 160  # letters of a finding in a table, which has a few words for it
 JUDGED_ALL_THE_SAME = ("unlike", "loss")
@@ -119,18 +114,22 @@ def blind_to(result: Measurement) -> str:
 
 def properties(result: Measurement) -> dict[str, str | float]:
     """Return a case in short, as for JUnit and pytest-benchmark; names say samples where it counts these."""
-    values: dict[str, str | float] = {
+    blind = ", ".join(check.metric for check in result.verdict.checks if check.blind)
+    words = {
         "case_id": result.case_id,
         "framework": result.framework,
         "outcome": result.outcome,
-        **({"excused": result.excused} if result.excused else {}),
-        "launches": len(result.runs),
-        **result.figures.by_name(),
+        "excused": result.excused,
+        "hardware_class": result.hardware_class,
+        "reason": reason(result),
+        "shadow": "it would have failed" if result.shadow else None,
+        "shared": "others used the machine" if result.shared else None,
+        "waivers": "; ".join(result.waivers),
+        "blind": in_unit(blind, result.unit),
+        "counts": not_counted(result),
     }
-    if result.runs:
-        values["hardware_class"] = result.runs[-1].machine.hardware_class
-    if why := reason(result):
-        values["reason"] = why
+    values: dict[str, str | float] = {name: text for name, text in words.items() if text}
+    values |= {"launches": len(result.runs), **result.figures.by_name()}
     for check in result.verdict.checks:
         low, high = check.interval or (None, None)
         of_check = {
@@ -141,16 +140,6 @@ def properties(result: Measurement) -> dict[str, str | float]:
             "probe_exponent": check.probe_exponent,
         }
         values |= {f"{check.metric}_{name}": each for name, each in of_check.items() if each is not None}
-    if result.shadow:
-        values["shadow"] = "it would have failed"
-    if result.shared:
-        values["shared"] = "others used the machine"
-    if result.waivers:
-        values["waivers"] = "; ".join(result.waivers)
-    if blind_metrics := [check.metric for check in result.verdict.checks if check.blind]:
-        values["blind"] = in_unit(", ".join(blind_metrics), result.unit)
-    if (told := not_counted(result)) is not None:
-        values["counts"] = told
     return {in_unit(name, result.unit): value for name, value in values.items()}
 
 

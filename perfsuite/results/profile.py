@@ -164,10 +164,7 @@ class ProfileBaseline(BaselineDocument):
 def of_baseline(known: Baseline, profile: LaunchProfile) -> ProfileBaseline:
     """What is kept of the profile that was taken with the launches of a baseline."""
     return ProfileBaseline(
-        hardware_class=known.hardware_class,
-        case=known.case,
-        profile=profile,
-        of_baseline=known.recorded_at,
+        hardware_class=known.hardware_class, case=known.case, profile=profile, of_baseline=known.recorded_at
     )
 
 

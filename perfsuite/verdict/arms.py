@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from perfsuite.results import baseline as baselines
 from perfsuite.results import count_baseline
 from perfsuite.results.metric import CPU_S_PER_STEP, PEAK_MEMORY, TOKENS_PER_S, Metric, judged
-from perfsuite.results.outcome import Check, CountCheck, Outcome, Verdict
+from perfsuite.results.outcome import Check, CountCheck, Verdict
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
 from perfsuite.verdict.comparability import launch_problems, run_changes, same_stack, setting_differences
@@ -23,26 +23,12 @@ from perfsuite.verdict.judge import (
     why_failed,
     worst,
 )
-from perfsuite.verdict.loss import (
-    loss_differs,
-    loss_scale,
-    other_gradients,
-    scaled,
-    steadily_other_gradients,
-)
+from perfsuite.verdict.loss import loss_differs, loss_scale, other_gradients, scaled, steadily_other_gradients
 from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
 from perfsuite.verdict.overall import explained
-from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, PairedDecision, PairedOutcome, decided
+from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, PairedDecision, decided
 
 ARM_A, ARM_B = "arm A", "arm B"
-OUTCOMES: dict[PairedOutcome, Outcome] = {
-    "slower": "regressed",
-    "faster": "improved",
-    "same": "passed",
-    "inconclusive": "inconclusive",
-    "undecided": "undecided",
-}
-"""What arm B is, compared with arm A, in the words of verdicts."""
 FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)
 """What may be corrected by the probe: whatever takes longer where the machine is slower."""
 
@@ -232,7 +218,7 @@ def _check(
         probes = (slow_a, slow_b) if len(slow_a) == len(slow_b) == len(a) else None
     decision = decided(*costs, tolerance=tolerance, max_pairs=max_pairs, probes=probes)
     check = check.replace(
-        outcome=OUTCOMES[decision.outcome],
+        outcome=decision.outcome,
         measured=median_of(now[: decision.pairs]),
         baseline=median_of(before[: decision.pairs]),
         change=metric.change(decision.change),
@@ -246,8 +232,7 @@ def _check(
 def _notes(decision: PairedDecision, check: Check, pairs: int) -> Iterator[str]:
     """Why there is no decision, or that it is an older one, and that the medians (in tables) disagree."""
     if decision.disputed is not None:
-        raw, corrected = (OUTCOMES[outcome] for outcome in decision.disputed)
-        yield disagreement(raw, corrected, "the probe may differ between the arms, too")
+        yield disagreement(*decision.disputed, "the probe may differ between the arms, too")
     elif decision.pairs < pairs:
         yield f"decided after {decision.pairs} pairs"
     if check.measured and check.baseline and check.change is not None and check.probe_exponent is None:

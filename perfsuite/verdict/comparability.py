@@ -93,8 +93,7 @@ def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
     degrees = len(rates) - 1
     variance = clipped_variance(squares(sorted_logs(name, rates)), degrees) * (1 + 1 / len(rates))
     return max(
-        DEVICE_PROBE_SLOWER,
-        -math.expm1(-t_quantile(DEVICE_PROBE_SIGMAS, degrees) * math.sqrt(variance)),
+        DEVICE_PROBE_SLOWER, -math.expm1(-t_quantile(DEVICE_PROBE_SIGMAS, degrees) * math.sqrt(variance))
     )
 
 
@@ -137,13 +136,11 @@ def unlike(run: Run, baseline: Baseline) -> list[str]:
 
 def library_choices(run: Run, baseline: Baseline) -> list[str]:
     """Settings that a library chose otherwise than at the baseline, or that only the baseline saw."""
-    before, today = (observed.settings for observed in _observed(run, baseline))
-    both = [(key, then, today.get(key)) for key, then in sorted(before.items())]
     return [
-        f"{key}: {then} -> {NOT_OBSERVED if now is None else now}"
+        f"{key.removeprefix(OBSERVED)}: {then} -> {now}"
         + (" (not asked for by the case)" if is_seen(then) and is_seen(now) else "")
-        for key, then, now in both
-        if then != now and not is_unlike(key, then, now)
+        for key, (then, now) in setting_differences(run, baseline).items()
+        if key.startswith(OBSERVED) and not is_unlike(key.removeprefix(OBSERVED), then, now)
     ]
 
 

@@ -65,20 +65,17 @@ def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
     )
 
 
-def check(
-    runs: Sequence[Run], baseline: CountBaseline | None, file: str | None = None, *, of_arm: bool = False
-) -> CountCheck | None:
+def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool = False) -> CountCheck | None:
     """Judge the counts of launches. None where all of them failed, or neither they nor a baseline have any.
 
-    `file` is where the baseline stands, or will. Counts that are `unlike` the baseline's are not compared.
-    `of_arm`: the baseline is another arm.
+    Counts that are `unlike` the baseline's are not compared. `of_arm`: the baseline is another arm.
     """
     launches = [run.counts for run in counted(runs)]
-    not_compared = CountCheck(outcome="not counted", compared=False, baseline_file=file)
+    not_compared = CountCheck(outcome="not counted", compared=False)
     if all(run.failure is not None for run in runs):
         return None
     if hidden := why_hidden(runs):
-        return not_compared.replace(notes=hidden, baseline_file=file if baseline else None)
+        return not_compared.replace(notes=hidden)
     if baseline is None:
         return not_compared.replace(outcome="recorded") if launches else None
     if not launches:
@@ -100,7 +97,6 @@ def check(
         unsteady=tuple(sorted({*baseline.unsteady, *unsteady(launches)})),
         compared=bool(_ranks(baseline.counts).intersection(*map(_ranks, launches))),
         notes=(*doubts, *upgraded, *_not_judged(baseline, launches)),
-        baseline_file=file,
     )
 
 

@@ -95,10 +95,7 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
             *comparability.run_changes(newest, baseline),
         ]
     return verdict.replace(
-        launches=len(runs),
-        unhealthy_launches=tuple(problems),
-        reasons=tuple(reasons),
-        changed=tuple(changed),
+        launches=len(runs), unhealthy_launches=tuple(problems), reasons=tuple(reasons), changed=tuple(changed)
     )
 
 

@@ -43,10 +43,12 @@ def with_counts(
     it; what failed stays failed. `file` is where the baseline of counts stands, or will: where there is none,
     the counts are recorded, unless the launches are worse than a baseline of times, or a fault was injected.
     """
-    counts = exact.check(runs, baseline, file)
+    counts = exact.check(runs, baseline)
     is_sound = timed.outcome not in ("failed", "regressed") and all(run.inject is None for run in runs)
     if counts is not None and counts.outcome == "recorded" and not is_sound:
         counts = CountCheck(outcome="passed", compared=False, notes=(NOTHING_TO_COMPARE,))
+    if counts is not None and (baseline is not None or counts.outcome == "recorded"):
+        counts = counts.replace(baseline_file=file)
     verdict = timed.replace(counts=counts, explained=explained(timed.checks, counts, runs[-1]))
     if baseline is not None and (reason := exact.unlike(runs, baseline)) is not None:
         if timed.outcome == "failed":

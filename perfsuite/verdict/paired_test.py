@@ -5,9 +5,9 @@ Arms A and B are launched in the order A B B A A B B A ... Neighbouring launches
 one arm, (2, 3), (4, 5), ..., which differ by noise alone: both tell the noise, and no baseline is needed. All
 arithmetic is on logarithms of costs (lower is better). A look at the pairs so far has one of the outcomes
 
-    slower        B is significantly slower than A; a slowdown by the tolerance is not excluded
-    faster        the same for a speed-up
-    same          a change by the tolerance is excluded, in both directions
+    regressed     B is significantly slower than A; a slowdown by the tolerance is not excluded
+    improved      the same for a speed-up
+    passed        a change by the tolerance is excluded, in both directions
     undecided     launch one more pair
     inconclusive  `max_pairs` are used up, or more of them would hardly decide
 
@@ -38,9 +38,7 @@ from perfsuite.verdict.robust import (
     squares,
     t_quantile,
 )
-from perfsuite.verdict.sequential import SIGMA_FLOOR
-
-PairedOutcome = Literal["slower", "faster", "same", "inconclusive", "undecided"]
+from perfsuite.verdict.sequential import SIGMA_FLOOR, Outcome
 
 MAX_PAIRS = 12
 """Most pairs of a comparison. The thresholds below were chosen for it: more looks would raise more false
@@ -56,14 +54,14 @@ _EFFICIENCY = SCALE_EFFICIENCY / _SHARED_LAUNCH
 """Degrees of freedom for each difference beyond the first pair."""
 
 # Thresholds in standard errors, tuned by simulation.
-_Z_CHANGE = 2.6  # slower, faster
-_Z_CORRECTED = 2.8  # slower, faster where an exponent was estimated from the same launches
-_Z_SAME = 2.3  # same
+_Z_CHANGE = 2.6  # regressed, improved
+_Z_CORRECTED = 2.8  # regressed, improved where an exponent was estimated from the same launches
+_Z_PASS = 2.3  # passed
 _Z_HOPELESS = 2.5  # stop if only a shift of the mean by more than this would still decide
 _Z_POWER = 3.0  # 1.645 for a power of 95 %, the rest for clipping and early looks
 _Z_PROBE_MAY_DIFFER = 1.6  # between the arms
 _Z_PROBE_DIFFERS = 4.0
-_LIKELY_SAME = 0.6  # of the tolerance: a change as measured below which `same` is likely
+_LIKELY_PASS = 0.6  # of the tolerance: a change as measured below which `passed` is likely
 _SHOWN = 0.4  # of the change, by a pair that shows it
 
 
@@ -71,7 +69,7 @@ _SHOWN = 0.4  # of the change, by a pair that shows it
 class PairedDecision:
     """The outcome after the pairs so far. Changes are those of the cost: +0.03 is B 3 % slower than A."""
 
-    outcome: PairedOutcome
+    outcome: Outcome
     change: float  # estimated relative change from A to B
     interval: tuple[float, float]  # 99 % confidence interval of `change` at this look
     pairs: int
@@ -81,7 +79,7 @@ class PairedDecision:
     # Exponent of the correction by the probe (`perfsuite.verdict.probe_correction`); 0: not corrected.
     exponent: float = 0.0
     # The outcomes without the correction and with it, where both are needed and differ at the last pair.
-    disputed: tuple[PairedOutcome, PairedOutcome] | None = None
+    disputed: tuple[Outcome, Outcome] | None = None
 
 
 class Differences(NamedTuple):
@@ -187,7 +185,7 @@ def _look(costs: Differences, probe: Differences | None, tolerance: float, max_p
     corrected = _decision(costs, tolerance, max_pairs, probe, exponent)
     if corrected.pair_sigma >= plain.pair_sigma or _differs(probe, _Z_PROBE_DIFFERS):
         return plain
-    is_likely = corrected.outcome != "same" or abs(plain.change) < _LIKELY_SAME * tolerance
+    is_likely = corrected.outcome != "passed" or abs(plain.change) < _LIKELY_PASS * tolerance
     if corrected.outcome == plain.outcome or (is_likely and not _differs(probe, _Z_PROBE_MAY_DIFFER)):
         return corrected
     if len(costs.pairs) < max_pairs:
@@ -244,7 +242,7 @@ def _differs(probe: Differences, z: float) -> bool:
     return abs(seen.change) > t_quantile(z, seen.degrees) * seen.sigma / math.sqrt(len(probe.pairs))
 
 
-def _outcome(seen: _Evidence, slow: float, max_pairs: int) -> PairedOutcome:
+def _outcome(seen: _Evidence, slow: float, max_pairs: int) -> Outcome:
     count = len(seen.ordered)
     if count < MIN_PAIRS:
         return "undecided"
@@ -257,9 +255,9 @@ def _outcome(seen: _Evidence, slow: float, max_pairs: int) -> PairedOutcome:
         and _is_shown_by_all(toward, size)
     )
     if is_sure and size + t_quantile(Z_99, seen.degrees) * error >= slow:
-        return "slower" if seen.change > 0 else "faster"
-    if size + t_quantile(_Z_SAME, seen.degrees) * error < slow:
-        return "same"
+        return "regressed" if seen.change > 0 else "improved"
+    if size + t_quantile(_Z_PASS, seen.degrees) * error < slow:
+        return "passed"
     if count == max_pairs or _hopeless(size, slow, seen, max_pairs):
         return "inconclusive"
     return "undecided"
@@ -288,5 +286,5 @@ def _hopeless(size: float, slow: float, seen: _Evidence, max_pairs: int) -> bool
     error = seen.sigma / math.sqrt(max_pairs)
     shift = _Z_HOPELESS * seen.sigma * math.sqrt(1 / count - 1 / max_pairs)
     changes = size + shift > t_quantile(seen.z, final) * error
-    is_same = size - shift + t_quantile(_Z_SAME, final) * error < slow
-    return not (changes or is_same)
+    passes = size - shift + t_quantile(_Z_PASS, final) * error < slow
+    return not (changes or passes)

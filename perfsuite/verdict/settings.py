@@ -19,11 +19,11 @@ finding, and all is judged as ever."""
 NOT_OBSERVED = "not observed"  # how a value begins that says that nothing could be seen
 
 
-def is_unlike(setting: str, then: str | None, now: str | None) -> bool:
-    """Whether launches with these two values (None: there is none) do work that was asked for otherwise."""
+def is_unlike(setting: str, then: str, now: str) -> bool:
+    """Whether launches with these two values do work that was asked for otherwise."""
     return setting in ASKED and then != now and is_seen(then) and is_seen(now)
 
 
-def is_seen(value: str | None) -> bool:
+def is_seen(value: str) -> bool:
     """Whether a worker has seen what it looked for."""
-    return value is not None and value != "?" and not value.startswith(NOT_OBSERVED)
+    return value != "?" and not value.startswith(NOT_OBSERVED)

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from perfsuite.analysis import agreement
-from perfsuite.analysis.collect import NO_TF32_PEAK, collect
-from perfsuite.case.case import Case, Topology
+from perfsuite.case.case import Case
 from perfsuite.frameworks.script import Script
 from perfsuite.results.counts import Collective, Counts
-from perfsuite.results.rank_report import Evidence, Flops, Observed, RankReport
+from perfsuite.results.rank_report import Evidence, Flops, RankReport
 from perfsuite.results.run import Run
-from tests.samples import IMAGES, make_case, make_gpu_machine, make_machine, make_report, write_launch
+from tests.collected import collected
+from tests.samples import IMAGES, make_case, make_report, write_launch
 from tests.twin_counts import collective
 
 
@@ -27,9 +27,7 @@ def told(*norms: float, **changes: Any) -> Evidence:
 
 
 def run_of(case: Case, directory: Path, ranks: list[RankReport]) -> Run:
-    return collect(
-        write_launch(directory, *ranks, case=case), make_machine(), started_at="", duration_s=1, failure=None
-    )
+    return collected(write_launch(directory, *ranks, case=case))
 
 
 @pytest.mark.parametrize(
@@ -213,22 +211,6 @@ def test_other_tokens_are_a_note(
     run = run_of(case_of(**options), tmp_path, saw(*tokens, padding=padding))
     assert run.failure is None
     assert run.notes == tuple(f"tokens/s counts 256 tokens a step{each}" for each in note)
-
-
-@pytest.mark.parametrize(
-    ("precision", "matmul", "known"),
-    [("fp32", "tf32", False), ("fp32", "ieee", True), ("bf16", "tf32", True)],
-)
-def test_no_mfu_of_fp32_in_tf32(tmp_path: Path, precision: Any, matmul: str, known: bool) -> None:
-    seen = Observed(settings={"fp32_matmul": matmul}, environment={})
-    flops = Flops(formula="palm-1", per_token=2e9, parameters=3, matmul_parameters=2)
-    case = make_case(hardware="gpu", precision=precision, topology=Topology(processes_per_node=2))
-    ranks = [make_report(rank, observed=seen, flops=flops) for rank in (0, 1)]
-    run_dir = write_launch(tmp_path, *ranks, case=case, peak_flops=67e12)
-    run = collect(run_dir, make_gpu_machine(), started_at="", duration_s=1, failure=None)
-    assert (run.figures.mfu is not None) == known
-    assert run.figures.tflops_per_device
-    assert (NO_TF32_PEAK in run.notes) == (not known)
 
 
 def test_a_case_that_counts_samples_claims_no_tokens() -> None:

@@ -46,46 +46,37 @@ def cause(
 
 
 @pytest.mark.parametrize(
-    ("reports", "kind", "rank", "message"),
-    [
-        ([make_report(0)], "missing_report", 1, "no report from rank 1 of 2: see {directory}"),
-        ([make_report(1)], "missing_report", 0, "no report from rank 0 of 2: see {directory}"),
-        ([], "missing_report", 0, "no report from rank 0, 1 of 2: see {directory}"),
-        (failed(crash(0, 10.0, PEER), crash(1, 11.0, "ValueError: x")), "crash", 1, "ValueError: x"),
-        (failed(crash(0, 2.0, "late"), crash(1, 1.0, "early")), "crash", 1, "early"),
-        (failed(crash(0, 2.0, PEER), crash(1, 1.0, PEER)), "crash", 1, PEER),
-    ],
-    ids=["rank 1 missing", "rank 0 missing", "all missing", "peer's death", "the earlier", "peers alone"],
-)
-def test_the_cause_is_the_first_failure_that_is_not_a_peers_death_or_a_missing_rank(
-    tmp_path: Path, reports: list[RankReport], kind: str, rank: int, message: str
-) -> None:
-    failure = cause(tmp_path, *reports)
-    assert (failure.kind, failure.rank) == (kind, rank)
-    assert failure.message == message.format(directory=tmp_path)
-
-
-def test_the_traceback_of_a_cause_is_kept(tmp_path: Path) -> None:
-    reports = failed(crash(0, 10.0, PEER, "Traceback\n  ..."), crash(1, 11.0, "x", "Traceback\n  the cause"))
-    assert cause(tmp_path, *reports).traceback == "Traceback\n  the cause"
-
-
-@pytest.mark.parametrize(
     ("reports", "ended", "rank", "message"),
     [
+        (failed(crash(0, 10.0, PEER), crash(1, 11.0, "ValueError: x")), [], 1, "ValueError: x"),
+        (failed(crash(0, 2.0, "late"), crash(1, 1.0, "early")), [], 1, "early"),
+        (failed(crash(0, 2.0, PEER), crash(1, 1.0, PEER)), [], 1, PEER),
         ([make_report(0)], [crash(1, 5.0, ABORTED)], 1, ABORTED),
         (failed(crash(0, 1.0, PEER)), [crash(1, 5.0, SIGKILL)], 1, SIGKILL),
         ([make_report(0)], [crash(0, 1.0, "exit code 1"), crash(1, 5.0, SIGKILL)], 1, SIGKILL),
         (failed(crash(0, 1.0, PEER)), [COMMAND_FAILED], None, COMMAND_FAILED.message),
         (failed(crash(0, 1.0, "ValueError: x")), [COMMAND_FAILED], 0, "ValueError: x"),
     ],
-    ids=["abort", "killed", "another had reported", "command", "rank knows it"],
 )
-def test_a_rank_that_died_without_a_word_is_told_by_the_launcher(
+def test_the_cause_is_the_first_failure_that_is_not_a_peers_death_by_a_rank_or_the_launcher(
     tmp_path: Path, reports: list[RankReport], ended: list[Failure], rank: int | None, message: str
 ) -> None:
     failure = cause(tmp_path, *reports, ended=ended)
     assert (failure.kind, failure.rank, failure.message) == ("crash", rank, message)
+
+
+@pytest.mark.parametrize(("reporting", "rank", "ranks"), [([0], 1, "1"), ([1], 0, "0"), ([], 0, "0, 1")])
+def test_ranks_that_left_no_report_are_named(
+    tmp_path: Path, reporting: list[int], rank: int, ranks: str
+) -> None:
+    failure = cause(tmp_path, *map(make_report, reporting))
+    assert (failure.kind, failure.rank) == ("missing_report", rank)
+    assert failure.message == f"no report from rank {ranks} of 2: see {tmp_path}"
+
+
+def test_the_traceback_of_a_cause_is_kept(tmp_path: Path) -> None:
+    reports = failed(crash(0, 10.0, PEER, "Traceback\n  ..."), crash(1, 11.0, "x", "Traceback\n  the cause"))
+    assert cause(tmp_path, *reports).traceback == "Traceback\n  the cause"
 
 
 def test_a_launcher_that_died_is_the_cause_whatever_a_rank_saw_of_it(tmp_path: Path) -> None:
@@ -230,23 +221,6 @@ def test_without_a_traceback_logs_are_shown_and_torchs_launcher_only_where_no_ra
     by = {None: (), 1: [crash(1, 1.0, "exit code 2")], "command": [COMMAND_FAILED]}[ended]
     reports = [make_report(0)] if ended else []
     assert cause(tmp_path, *reports, ended=by, logs=logs).traceback == shown
-
-
-@pytest.mark.parametrize(
-    "reports",
-    [
-        pytest.param([], id="no report"),
-        pytest.param([make_report(0)], id="one report"),
-        pytest.param(failed(crash(0, 1.0, PEER)), id="only that a peer is gone"),
-    ],
-)
-def test_a_timeout_that_the_driver_saw_is_the_failure(tmp_path: Path, reports: list[RankReport]) -> None:
-    failure = cause(tmp_path, *reports, logs={"agent-0.log": "waiting\n"}, failure=TIMEOUT)
-    assert failure == TIMEOUT.replace(traceback="last lines of agent-0.log:\nwaiting")
-
-
-def test_a_rank_that_said_why_it_failed_is_the_failure_though_others_hung(tmp_path: Path) -> None:
-    assert cause(tmp_path, *failed(crash(0, 1.0)), failure=TIMEOUT).kind == "crash"
 
 
 def test_of_ranks_that_are_gone_and_ranks_that_saw_it_the_first_of_each_is_named(tmp_path: Path) -> None:

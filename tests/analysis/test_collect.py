@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from perfsuite import Script, documents
-from perfsuite.analysis.collect import collect_profile
+from perfsuite.analysis.collect import NO_TF32_PEAK, collect_profile
 from perfsuite.analysis.figures import UNMEASURED_STEPS
 from perfsuite.analysis.health import NOT_SAMPLED
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.errors import ReportError
 from perfsuite.results.counts import COUNTED_STEP, Counts, RankCounts
 from perfsuite.results.profile import RankProfileFile
-from perfsuite.results.rank_report import Failure, Memory, Observed
+from perfsuite.results.rank_report import Failure, Memory, Observed, RankReport
 from perfsuite.results.run import DeviceHealth, Health
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.arms import unhealthy_pairs
@@ -55,7 +55,9 @@ def test_a_gpu_is_measured_ten_seconds_after_its_first_steps_or_from_the_last_st
     """Its steps are flat at once: its clocks and temperature are not."""
     case = make_case(max_warmup_steps=warmup, steps=25 - warmup)
     run_dir = both(tmp_path, step_s=(2.0,) * 25, counts=Counts(), case=case)
-    assert on_gpu(run_dir).window == (start, 25)
+    run = on_gpu(run_dir)
+    assert run.window == (start, 25)
+    assert any("temperature settle" in note for note in run.notes) == (start < 9)
     assert collected(run_dir).window == (COUNTED_STEP, 25)
 
 
@@ -300,6 +302,19 @@ def test_a_launch_without_a_sample_is_no_evidence_unless_it_was_simulated(
     assert [set(unhealthy_pairs([run], [run])), run.health is None] == [{1} if why else set(), not why]
 
 
+@pytest.mark.parametrize(
+    ("precision", "matmul", "known"),
+    [("fp32", "tf32", False), ("fp32", "ieee", True), ("bf16", "tf32", True)],
+)
+def test_no_mfu_of_fp32_in_tf32(tmp_path: Path, precision: Any, matmul: str, known: bool) -> None:
+    seen = Observed(settings={"fp32_matmul": matmul}, environment={})
+    case = make_case(hardware="gpu", precision=precision)
+    run = on_gpu(both(tmp_path, case=case, peak_flops=67e12, observed=seen, flops=FLOPS))
+    assert (run.figures.mfu is not None) == known
+    assert run.figures.tflops_per_device
+    assert (NO_TF32_PEAK in run.notes) == (not known)
+
+
 @pytest.mark.parametrize("world", [1, 4])
 def test_as_many_ranks_as_the_case_has(tmp_path: Path, world: int) -> None:
     case: Case = make_case(topology={"processes_per_node": world})
@@ -317,38 +332,44 @@ def test_a_step_or_probe_takes_as_long_as_on_the_slowest_rank_and_what_ran_is_wh
     flops = [FLOPS, FLOPS.replace(per_token=1.0)]
     step_s = [(0.1, 0.2) * 12 + (0.1,), (0.2, 0.3) * 12 + (0.05,)]
     probe_s = [(0.1, 0.4) * 12 + (0.1,), (0.2, 0.3) * 12 + (0.1,)]
-    each = zip(seen, flops, step_s, probe_s, strict=True)
+    rates = [{"matmul": 7.0}, {"matmul": 5.0}]
     reports = [
-        make_report(rank, cpu_s=(0.5,) * 25, observed=observed, flops=flop, step_s=steps, probe_s=probes)
-        for rank, (observed, flop, steps, probes) in enumerate(each)
+        make_report(
+            rank,
+            cpu_s=(0.5,) * 25,
+            observed=seen[rank],
+            flops=flops[rank],
+            step_s=step_s[rank],
+            probe_s=probe_s[rank],
+            device_probe=rates[rank],
+        )
+        for rank in (0, 1)
     ]
     run = collected(write_launch(tmp_path, *reports))
     assert run.step_s == (0.2, 0.3) * 12 + (0.05,)
     assert run.probe_s == (0.2, 0.4) * 12 + (0.1,)
     assert run.cpu_s == (1.0,) * 25
     assert (run.flops, run.observed) == (FLOPS, seen[0])
-
-
-def test_the_device_probe_of_a_launch_is_the_slowest_ranks(tmp_path: Path) -> None:
-    reports = [make_report(rank, device_probe={"matmul": rate}) for rank, rate in enumerate((7.0, 5.0))]
-    run = collected(write_launch(tmp_path, *reports))
-    assert (run.device_probe, run.rank_probes) == ({"matmul": 5.0}, ({"matmul": 7.0}, {"matmul": 5.0}))
+    assert (run.device_probe, run.rank_probes) == (rates[1], tuple(rates))
 
 
 @pytest.mark.parametrize(
-    ("own", "kind"),
+    ("reports", "kind"),
     [
-        (crash(1, 1.0, "ValueError: x"), "crash"),
-        (crash(1, 1.0, "Connection closed by peer"), "timeout"),
-        (None, "timeout"),
+        ([], "timeout"),
+        ([make_report(0)], "timeout"),
+        ([make_report(0), make_report(1, failure=crash(1, 1.0, "Connection closed by peer"))], "timeout"),
+        ([make_report(0), make_report(1, failure=crash(1, 1.0, "ValueError: x"))], "crash"),
     ],
 )
 def test_why_a_launch_was_killed_is_told_unless_a_rank_knows_better(
-    tmp_path: Path, own: Failure | None, kind: str
+    tmp_path: Path, reports: list[RankReport], kind: str
 ) -> None:
-    reports = [make_report(0)] if own is None else [make_report(0), make_report(1, failure=own)]
-    assert failure_of(collected(write_launch(tmp_path, *reports), failure=TIMEOUT)).kind == kind
-    assert failure_of(collected(write_launch(tmp_path, *reports))).kind != "timeout"
+    run_dir = write_launch(tmp_path, *reports)
+    run_dir.agent_log(0).write_text("waiting\n")
+    failure = failure_of(collected(run_dir, failure=TIMEOUT))
+    assert (failure.kind, failure.traceback) == (kind, "last lines of agent-0.log:\nwaiting")
+    assert failure_of(collected(run_dir)).kind != "timeout"
 
 
 # Metrics of other packages

@@ -99,11 +99,7 @@ def test_what_is_wrong_with_a_gpu_is_told_with_its_values(device: dict[str, Any]
         (None, [], False),
         (make_health(), [], False),
         (make_health(foreign_cpu=0.2, steal=0.1), [], False),
-        (
-            make_health(foreign_cpu=0.347),
-            ["other processes used 35% of the cores' time (at most 20%"],
-            False,
-        ),
+        (make_health(foreign_cpu=0.347), ["other processes used 35% of the cores' time (at most 20%"], False),
         (make_health(steal=0.12), ["the hypervisor took 12% of the cores' time (steal; at most 10% "], False),
         (make_health(foreign_cpu=1.0, steal=1.0), ["other processes used", "the hypervisor took"], False),
         (make_health({"foreign_memory_bytes": 256 * MIB}), [], False),
@@ -149,13 +145,6 @@ def test_others_that_leave_ranks_of_gpus_less_than_a_core_each_are_unhealthy(
     assert len(said) == (left is not None)
     assert left is None or left.replace("time,", "time of n1,") in said[0]
     assert not is_shared(busy, make_gpu_machine()), "nobody waits for them: they hold no GPU"
-
-
-def test_the_thresholds() -> None:
-    """As the documentation tells them."""
-    assert (health.THROTTLED_SHARE, health.FOREIGN_MEMORY_BYTES) == (0.05, 256 * MIB)
-    assert (health.FOREIGN_CPU_SHARE, health.STEAL_SHARE) == (0.20, 0.10)
-    assert (health.HELD_BYTES, health.FREE_S) == (GIB, 30)
 
 
 def test_every_gpu_is_looked_at() -> None:

@@ -2,14 +2,11 @@
 
 In turn a comparison of unchanged code with itself, and one with a slowdown of 10 % put into arm B. Prints a
 line of each, and at the end how often each outcome was seen. Nothing else should run on the machine. A
-comparison takes some minutes; with `--results FILE` it may be stopped, and goes on with what the file lacks.
-
-    python -m tests.benchmarks.comparisons [--count 20] [--tolerance 0.10] [--steps 200] [--results FILE]
+comparison takes some minutes.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import subprocess
 import sys
@@ -23,11 +20,14 @@ from perfsuite import Case, Model, Script, Topology
 from perfsuite.launch.arm import here
 from perfsuite.report.progress import Progress
 from perfsuite.results.metric import CPU_S_PER_STEP, TOKENS_PER_S
-from perfsuite.results.outcome import Verdict
+from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.session.against_arm import AgainstArm
 from perfsuite.session.session import Session
 from perfsuite.session.setup import Host, Options, Setup
 
+COUNT = 20
+"""Comparisons of each kind."""
+TOLERANCE = 0.10
 BURSTS = """
 import time
 while True:
@@ -64,7 +64,7 @@ def bursts() -> Iterator[None]:
         process.wait()
 
 
-def compare(case: Case, directory: Path, *, inject: str | None, tolerance: float) -> Verdict:
+def compare(case: Case, directory: Path, *, inject: str | None) -> Verdict:
     """Compare this environment with itself, as `perfsuite compare --against .` does."""
     options = Options(
         root=directory,
@@ -75,7 +75,7 @@ def compare(case: Case, directory: Path, *, inject: str | None, tolerance: float
     )
     setup = Setup(options, Progress(line=lambda line: None, cases=1), Host(shared=options.store))
     arms = here(directory), here(directory)
-    session = Session(setup, AgainstArm(setup, arms, tolerance=tolerance, explains=False))
+    session = Session(setup, AgainstArm(setup, arms, tolerance=TOLERANCE, explains=False))
     try:
         return session.measure(case, case.id).verdict
     finally:
@@ -93,13 +93,7 @@ def told(verdict: Verdict, metric: str) -> str:
 
 def main() -> None:
     """Print what each comparison says, then how often each outcome was seen."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--tolerance", type=float, default=0.10)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--results", type=Path)
-    arguments = parser.parse_args()
-    lines = _known(arguments.results)
+    seen = Counter[tuple[str, Outcome]]()
     with tempfile.TemporaryDirectory() as name, bursts():
         directory = Path(name)
         script = directory / "train.py"
@@ -112,32 +106,22 @@ def main() -> None:
             topology=Topology(processes_per_node=2),
             hardware="cpu",
             max_warmup_steps=20,
-            steps=arguments.steps,
+            steps=200,
         )
-        while len(lines) < 2 * arguments.count:
-            inject = SLOWDOWN if len(lines) % 2 else None
+        for inject in [None, SLOWDOWN] * COUNT:
             began = time.monotonic()
-            verdict = compare(case, directory, inject=inject, tolerance=arguments.tolerance)
+            verdict = compare(case, directory, inject=inject)
             seconds = time.monotonic() - began
             speed, cpu = (told(verdict, metric.name) for metric in (TOKENS_PER_S, CPU_S_PER_STEP))
-            lines.append(
-                f"{f'B {SLOWDOWN}' if inject else 'unchanged':14} {verdict.outcome:12} "
-                f"{verdict.launches} launches, {seconds:.0f} s; {len(verdict.unhealthy_launches)} pairs set "
-                f"aside; time: {speed}; CPU time: {cpu}"
+            arms = f"B {SLOWDOWN}" if inject else "unchanged"
+            seen[arms, verdict.outcome] += 1
+            print(
+                f"{arms:14} {verdict.outcome:12} {verdict.launches} launches, {seconds:.0f} s; "
+                f"{len(verdict.unhealthy_launches)} pairs set aside; time: {speed}; CPU time: {cpu}",
+                flush=True,
             )
-            print(lines[-1], flush=True)
-            if arguments.results is not None:
-                arguments.results.write_text("".join(f"{line}\n" for line in lines))
-    for (arms, outcome), count in sorted(Counter((line[:14], line[15:27]) for line in lines).items()):
-        print(f"{arms} {outcome} {count} of {arguments.count}")
-
-
-def _known(file: Path | None) -> list[str]:
-    """The lines of an earlier run, which are shown again."""
-    if file is None or not file.exists():
-        return []
-    print(file.read_text(), end="", flush=True)
-    return file.read_text().splitlines()
+    for (arms, outcome), count in sorted(seen.items()):
+        print(f"{arms:14} {outcome:12} {count} of {COUNT}")
 
 
 if __name__ == "__main__":

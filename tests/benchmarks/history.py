@@ -1,11 +1,7 @@
-"""What a long history costs: 1,000 commits, 100 benchmarks with 4 sets of parameters, 2 hardware classes.
-
-python -m tests.benchmarks.history [--commits 1000] [--keep DIR]
-"""
+"""What a long history costs: 1,000 commits, 100 benchmarks with 4 sets of parameters, 2 hardware classes."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import resource
 import tempfile
@@ -22,6 +18,7 @@ from perfsuite.history.trend import Trend, trend
 from tests.samples import make_case
 from tests.synthetic import Level, make_repository, write_history
 
+COMMITS = 1000
 GPUS = ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
 MODELS = [f"model-{letter}" for letter in "abcdefghij"]
 TOPOLOGIES = [Topology(nodes=nodes, processes_per_node=8) for nodes in (1, 2, 4, 8, 16)]
@@ -69,24 +66,20 @@ def cpu_s() -> float:
 
 def main() -> None:
     """Make it, and time each command."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--commits", type=int, default=1000)
-    parser.add_argument("--keep", type=Path, help="a new directory, to look at the pages afterwards")
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        measure(chosen.keep or Path(temporary), chosen.commits)
+    with tempfile.TemporaryDirectory() as directory:
+        measure(Path(directory))
 
 
-def measure(root: Path, count: int) -> None:
+def measure(root: Path) -> None:
     """All but the last night at first, then that one."""
     seconds: dict[str, float] = {}
     history, out, repo = root / "history", root / "out", root / "repo"
-    commits = make_repository(repo, count)
+    commits = make_repository(repo, COMMITS)
     with timed("making the history", seconds):
         write_history(history, commits[:-1], cases(), levels, gpus=GPUS, launches=2)
     with timed("export", seconds):
         told(export(history, repo, out))
-    write_history(history, commits[-1:], cases(), levels, gpus=GPUS, launches=2, first=count - 1)
+    write_history(history, commits[-1:], cases(), levels, gpus=GPUS, launches=2, first=COMMITS - 1)
     with timed("export of one night more", seconds):
         told(exported := export(history, repo, out))
     with timed("trend", seconds):

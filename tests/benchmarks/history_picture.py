@@ -1,7 +1,5 @@
 """docs/images/history.png: asv's page of a history that is measured here, commit by commit.
 
-    python -m tests.benchmarks.history_picture [--keep DIR]
-
 The repository trains bench_cases/scripts/train_copy.py, which from one commit on copies weights and
 optimizer state after each step. What `perfsuite history trend` finds is printed, and the largest worsening
 is marked on its page. It takes a quarter of an hour on a quiet machine; what was measured while others used
@@ -10,7 +8,6 @@ the cores is measured again.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -66,11 +63,8 @@ DRAWN = "document.querySelectorAll('#main-graph .flot-y-axis .flot-tick-label').
 
 def main() -> None:
     """Measure at each commit, look for changes, and take the picture."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--keep", type=Path, help="a new directory, to look at all of it afterwards")
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        root = (chosen.keep or Path(temporary)).resolve()
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory).resolve()
         for number in range(1, COMMITS + 1):
             commit(root / "trainer", number)
             measure(root, number)

@@ -14,43 +14,27 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
 
 from perfsuite.verdict.paired_test import MAX_PAIRS, order
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise, decide, pooled_noise
-from tests.benchmarks.simulated_pairs import days, judge_day, simulate
+from tests.benchmarks.simulated_gate import in_turn
+from tests.benchmarks.simulated_pairs import FOLLOWING, days, judge_day, simulate
 
 SIGMA, TOLERANCE = 0.01, 0.03
 MACHINES = {"none": (0.0, 0.0), "2 %": (0.02, 0.0), "5 %": (0.05, 0.0), "none, two speeds": (0.0, 0.10)}
 """The drift of each machine, and by how much the slower launches of one with two speeds are slower."""
 CHANGES = (0.0, 0.01, 0.02, 0.03)
-FOLLOWING: dict[str, Any] = {
-    "sigma": 0.052,
-    "drift": 0.0,
-    "probe_sigma": 0.129,
-    "exponent": 0.52,
-    "tolerance": 0.1,
-    "changes": (0.0, 0.1),
-}
-"""As 27 comparisons of a DDP script scattered on two shared cores."""
 BASE = 5
 """Launches of arm A before those of arm B."""
-Outcome = Literal["slower", "faster", "neither"]
-WORDS: dict[str, Outcome] = {
-    "slower": "slower",
-    "regressed": "slower",
-    "faster": "faster",
-    "improved": "faster",
-}
 
 
-def paired(logs: Sequence[float], change: float, noise: Noise) -> tuple[Outcome, int]:
+def paired(logs: Sequence[float], change: float, noise: Noise) -> tuple[str, int]:
     """Outcome and launches used."""
     decision = judge_day(logs, change=change, tolerance=TOLERANCE)
-    return WORDS.get(decision.outcome, "neither"), 2 * decision.pairs
+    return decision.outcome, 2 * decision.pairs
 
 
-def unpaired(logs: Sequence[float], change: float, noise: Noise) -> tuple[Outcome, int]:
+def unpaired(logs: Sequence[float], change: float, noise: Noise) -> tuple[str, int]:
     """Outcome and launches used."""
     a: list[float] = []
     b: list[float] = []
@@ -62,18 +46,15 @@ def unpaired(logs: Sequence[float], change: float, noise: Noise) -> tuple[Outcom
         decision = decide(a, b, tolerance=TOLERANCE, noise=noise, max_launches=MAX_PAIRS)
         if decision.outcome != "undecided":
             break
-    return WORDS.get(decision.outcome, "neither"), len(a) + len(b)
+    return decision.outcome, len(a) + len(b)
 
 
-def base_first(logs: Sequence[float], change: float, noise: Noise) -> tuple[Outcome, int]:
+def base_first(logs: Sequence[float], change: float, noise: Noise) -> tuple[str, int]:
     """Outcome and launches used."""
     seconds = [math.exp(log) for log in logs]
-    a, rest = seconds[:BASE], [second * (1 + change) for second in seconds[BASE:]]
-    for used in range(1, MAX_LAUNCHES + 1):
-        decision = decide(a, rest[:used], tolerance=TOLERANCE, noise=noise)
-        if decision.outcome != "undecided":
-            break
-    return WORDS.get(decision.outcome, "neither"), BASE + used
+    b = [second * (1 + change) for second in seconds[BASE : BASE + MAX_LAUNCHES]]
+    decision = in_turn(seconds[:BASE], b, tolerance=TOLERANCE, noise=noise)
+    return decision.outcome, BASE + decision.launches_used
 
 
 def main() -> None:
@@ -96,8 +77,8 @@ def main() -> None:
                 change: [way(logs, change, noise) for logs, noise in zip(today, known, strict=True)]
                 for change in CHANGES
             }
-            false = sum(outcome != "neither" for outcome, _ in found[0.0]) / trials
-            power = [sum(each == "slower" for each, _ in found[change]) / trials for change in CHANGES[1:]]
+            false = sum(outcome in ("regressed", "improved") for outcome, _ in found[0.0]) / trials
+            power = [sum(each == "regressed" for each, _ in found[change]) / trials for change in CHANGES[1:]]
             used = [sum(launches for _, launches in found[change]) / trials for change in (0.0, 0.03)]
             cells = [machine, way.__name__.replace("_", " "), f"{100 * false:.2f} %"]
             cells += [*(f"{100 * share:.0f} %" for share in power), f"{used[0]:.1f} / {used[1]:.1f}"]
@@ -105,17 +86,17 @@ def main() -> None:
     print(f"\nlaunches that follow a probe: {FOLLOWING}\n")
     print(
         "| corrected | false alarms | unchanged: passed | finds 10 % | launches, unchanged / 10 % "
-        "| same, of 10 % that B does to the probe, too |"
+        "| passed, of 10 % that B does to the probe, too |"
     )
     print("| --- | --- | --- | --- | --- | --- |")
     for corrects in (False, True):
         slowed = simulate(**FOLLOWING, corrects=corrects, slows_probe=True, trials=trials, seed=11)
         table = simulate(**FOLLOWING, corrects=corrects, trials=trials, seed=11)
         none, slow = table.row(0.0), table.row(0.1)
-        cells = ["yes" if corrects else "no", f"{100 * (none.slower + none.faster):.2f} %"]
-        cells += [f"{100 * none.same:.0f} %", f"{100 * slow.slower:.0f} %"]
+        cells = ["yes" if corrects else "no", f"{100 * (none.regressed + none.improved):.2f} %"]
+        cells += [f"{100 * none.passed:.0f} %", f"{100 * slow.regressed:.0f} %"]
         cells.append(f"{2 * none.mean_pairs:.1f} / {2 * slow.mean_pairs:.1f}")
-        print(f"| {' | '.join(cells)} | {100 * slowed.row(0.1).same:.0f} % |", flush=True)
+        print(f"| {' | '.join(cells)} | {100 * slowed.row(0.1).passed:.0f} % |", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,17 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from perfsuite.verdict.robust import SCALE_EFFICIENCY
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
-
-NoiseModel = Literal["normal", "student-t3", "contaminated"]
-"""Distribution of log(seconds): a normal of standard deviation sigma; sigma times Student's t with 3 degrees
-of freedom (standard deviation 1.73 sigma); or the latter with one launch in 20, baselines included, 10 %
-slower."""
 
 FIXED_THRESHOLD = 0.05
 """Slowdown at which the suites compared with would fail, relative."""
@@ -68,8 +63,7 @@ def simulate(
     pooled_degrees: int | None = 30,
     drops: Sequence[float] = (0.0, 0.01, 0.02, 0.03, 0.05),
     max_launches: int = MAX_LAUNCHES,
-    model: NoiseModel = "normal",
-    case_noise: float = 1.0,
+    is_contaminated: bool = False,
     session_sigma: float = 0.0,
     known_session_sigma: float = 0.0,
     trials: int = 20_000,
@@ -77,14 +71,15 @@ def simulate(
 ) -> Table:
     """Simulate one gate. The same draws serve all drops; equal arguments give equal tables.
 
-    `pooled_degrees`: degrees of freedom of the class's noise; as many baselines are drawn as give them. None:
-    the noise is known from one baseline alone. `case_noise`: this case's noise as a multiple of its class's.
-    `session_sigma`: standard deviation of a shift common to today's launches, in log(seconds);
-    `known_session_sigma`: what the gate is told of it.
+    log(seconds) is a normal of standard deviation `sigma`; if it `is_contaminated`, `sigma` times Student's t
+    with 3 degrees of freedom, and one launch in 20, baselines included, is 10 % slower. `pooled_degrees`:
+    degrees of freedom of the class's noise; as many baselines are drawn as give them. None: the noise is
+    known from one baseline alone. `session_sigma`: standard deviation of a shift common to today's launches,
+    in log(seconds); `known_session_sigma`: what the gate is told of it.
     """
     groups = _groups(baseline_launches, pooled_degrees)
     shape = groups, baseline_launches
-    draws = _draws(sigma, model, shape, max_launches, case_noise, session_sigma, trials, seed)
+    draws = _draws(sigma, shape, max_launches, session_sigma, trials, seed, is_contaminated=is_contaminated)
     outcomes = {drop: Counter[str]() for drop in drops}
     nearest = min(drops, key=abs)
     detectable, blind = [], 0
@@ -92,13 +87,14 @@ def simulate(
         noise = replace(pooled_noise(baselines), session_sigma=known_session_sigma)
         for drop, count in outcomes.items():
             launches = [seconds * (1 + drop) for seconds in unchanged]
-            decision = _judge(baselines[0], launches, tolerance=tolerance, noise=noise)
+            decision = in_turn(baselines[0], launches, tolerance=tolerance, noise=noise)
             _add(count, decision, single=launches[0] / baselines[0][0] - 1)
             if drop == nearest:
                 detectable.append(decision.minimum_detectable_drop)
                 blind += decision.blind
+    scatter = "contaminated" if is_contaminated else "normal"
     return Table(
-        title=f"sigma {100 * sigma:g} % ({model}), tolerance {100 * tolerance:g} %, "
+        title=f"sigma {100 * sigma:g} % ({scatter}), tolerance {100 * tolerance:g} %, "
         f"{groups} baselines of {baseline_launches}, at most {max_launches} launches, "
         f"{trials} trials",
         rows=rows(outcomes, trials, SHARES),
@@ -107,7 +103,7 @@ def simulate(
     )
 
 
-def _judge(
+def in_turn(
     baseline: Sequence[float], available: Sequence[float], *, tolerance: float, noise: Noise
 ) -> Decision:
     """Judge launch by launch, as a real session does; no more launches are allowed than are available."""
@@ -138,13 +134,13 @@ def _groups(baseline_launches: int, pooled_degrees: int | None) -> int:
 
 def _draws(
     sigma: float,
-    model: NoiseModel,
     shape: tuple[int, int],
     launches: int,
-    case_noise: float,
     session_sigma: float,
     trials: int,
     seed: int,
+    *,
+    is_contaminated: bool,
 ) -> Iterator[tuple[list[list[float]], list[float]]]:
     """Yield for each trial the class's baselines, the case's own first, and today's launches, in seconds.
 
@@ -153,19 +149,13 @@ def _draws(
     rng = np.random.default_rng(seed)
 
     def scatter(*size: int) -> Any:
-        if model == "normal":
+        if not is_contaminated:
             return rng.normal(0.0, sigma, size)
-        tails = sigma * rng.standard_t(3, size)
-        if model == "student-t3":
-            return tails
-        if model == "contaminated":
-            return tails + math.log(1.1) * (rng.random(size) < 1 / 20)
-        raise ValueError(f"noise model {model!r}, expected one of {NoiseModel.__args__}")
+        return sigma * rng.standard_t(3, size) + math.log(1.1) * (rng.random(size) < 1 / 20)
 
     for _ in range(trials):
         baselines = scatter(*shape)
-        baselines[0] *= case_noise
-        today = case_noise * scatter(launches) + session_sigma * rng.normal()
+        today = scatter(launches) + session_sigma * rng.normal()
         yield np.exp(baselines).tolist(), np.exp(today).tolist()
 
 

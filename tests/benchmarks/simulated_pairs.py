@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,17 @@ STEP_LAUNCHES = 6
 """Launches that such a time lasts on average."""
 STEP_SIZES = (0.05, 0.30)
 """By how much the machine is slower or faster meanwhile, at least and at most."""
+
+FOLLOWING: dict[str, Any] = {
+    "sigma": 0.052,
+    "drift": 0.0,
+    "probe_sigma": 0.129,
+    "exponent": 0.52,
+    "tolerance": 0.1,
+    "changes": (0.0, 0.1),
+}
+"""A machine whose launches follow its probe: as 27 comparisons of a DDP script scattered on two shared
+cores."""
 
 
 def simulate(
@@ -75,7 +87,7 @@ def simulate(
             count["mean_pairs"] += decision.pairs
             if change == nearest:
                 detectable.append(decision.minimum_detectable)
-    found = rows(counts, trials, "slower faster same inconclusive mean_pairs")
+    found = rows(counts, trials, "regressed improved passed inconclusive mean_pairs")
     return Table(rows=found, minimum_detectable=median(detectable))
 
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -85,14 +83,6 @@ def test_a_framework_of_another_package_is_found_by_its_name(packages: Packages)
         "stage": 2,
     }
     assert Case.model_validate_json(case.model_dump_json()) == case
-
-
-@pytest.mark.launch
-def test_it_is_launched_as_any_other(packages: Packages, tmp_path: Path) -> None:
-    install(packages)
-    run = launch_once(make_case(framework="mine"), make_machine(), tmp_path / "launch")
-    assert run.failure is None
-    assert len(run.step_s) == 25
 
 
 def test_a_typing_error_is_compared_with_names_of_other_packages_too(packages: Packages) -> None:
@@ -244,12 +234,3 @@ def test_a_class_that_no_rank_would_find(packages: Packages) -> None:
     install(packages)
     with pytest.raises(CaseError, match="Mine stands in"):  # another class has that name
         make_case(framework=Mine())
-
-
-@pytest.mark.launch
-def test_cases_import_nothing_of_frameworks() -> None:
-    code = (
-        "import perfsuite.case.case, sys; print([m for m in sys.modules if m.startswith('perfsuite.frame')])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -18,7 +18,7 @@ GIB = 2**30
 
 @pytest.mark.parametrize(("name", "product"), PRODUCTS.items(), ids=list(PRODUCTS))
 def test_every_product_has_a_marker_a_source_and_plausible_numbers(name: str, product: Accelerator) -> None:
-    assert product.family in ACCELERATORS
+    assert product.family in ARCHITECTURES
     assert len(product.source) > 10
     assert product.form_factor in ("sxm", "pcie", "nvl", "superchip")
     assert "-" not in product.family, "what a case's hardware begins with ends there"
@@ -43,12 +43,6 @@ def test_every_product_has_a_marker_a_source_and_plausible_numbers(name: str, pr
 )
 def test_cards_of_one_architecture_run_the_same_kernels(machine: Machine, architecture: str) -> None:
     assert machine.architecture == architecture
-
-
-def test_every_family_has_an_architecture_and_a_marker() -> None:
-    families = {product.family for product in PRODUCTS.values()}
-    assert ARCHITECTURES.keys() == families
-    assert sorted(ACCELERATORS) == sorted(["cpu", "gpu", *families])
 
 
 ANY = f"begin with one of {', '.join(ACCELERATORS)}"
@@ -82,17 +76,17 @@ def test_hardware_that_no_machine_has_is_told_with_what_there_is(name: str, erro
 
 
 @pytest.mark.parametrize(
-    ("name", "hardware_class", "peak_16bit", "peak_fp32"),
+    ("name", "hardware_class", "peak_16bit", "peak_fp32", "link"),
     [
-        ("NVIDIA H100 80GB HBM3", "h100-80gb-sxm", 989.5e12, 67e12),
-        ("NVIDIA H200", "h200-141gb-sxm", 989.5e12, 67e12),
-        ("NVIDIA A100-SXM4-80GB", "a100-80gb-sxm", 312e12, 19.5e12),
-        ("Tesla V100-SXM2-32GB", "v100-32gb-sxm", 125e12, 15.7e12),
-        ("NVIDIA GH200 480GB", "gh200-96gb-superchip", 989.5e12, 67e12),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb-sxm", 989.5e12, 67e12, 450e9),
+        ("NVIDIA H200", "h200-141gb-sxm", 989.5e12, 67e12, 450e9),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb-sxm", 312e12, 19.5e12, 300e9),
+        ("Tesla V100-SXM2-32GB", "v100-32gb-sxm", 125e12, 15.7e12, 150e9),
+        ("NVIDIA GH200 480GB", "gh200-96gb-superchip", 989.5e12, 67e12, None),
     ],
 )
-def test_a_known_gpu_has_a_class_and_a_peak(
-    name: str, hardware_class: str, peak_16bit: float, peak_fp32: float
+def test_a_known_gpu_has_a_class_a_peak_and_a_link(
+    name: str, hardware_class: str, peak_16bit: float, peak_fp32: float, link: float | None
 ) -> None:
     machine = gpu_machine([name], count=8, memory_bytes=80 * GIB, driver="580.1")
     assert (machine.device, machine.devices, machine.driver) == ("cuda", 8, "580.1")
@@ -100,6 +94,7 @@ def test_a_known_gpu_has_a_class_and_a_peak(
     for precision in ("bf16", "bf16-mixed", "fp16-mixed"):
         assert machine.peak_flops(precision) == pytest.approx(peak_16bit, rel=1e-14)
     assert machine.peak_flops("fp32") == pytest.approx(peak_fp32, rel=1e-14)
+    assert machine.link_bytes_per_s == link
     assert machine.note is None
 
 
@@ -116,8 +111,7 @@ def test_an_unknown_gpu_has_a_class_but_no_peak_and_a_note_saying_what_to_do(
 ) -> None:
     machine = gpu_machine(names, count=2, memory_bytes=24 * GIB - 10**6, driver=None)
     assert machine.hardware_class == hardware_class
-    assert machine.product is None
-    assert machine.peak_flops("bf16") is None
+    assert (machine.product, machine.peak_flops("bf16"), machine.link_bytes_per_s) == (None, None, None)
     assert machine.note is not None
     assert " + ".join(names) in machine.note
     assert "MFU is left out" in machine.note
@@ -163,16 +157,6 @@ def test_a_known_chip_whose_peak_no_datasheet_tells_has_a_class_and_no_mfu() -> 
     )
 
 
-@pytest.mark.parametrize(
-    ("machine", "link"),
-    [
-        (make_gpu_machine("NVIDIA H100 80GB HBM3"), 450e9),
-        (make_gpu_machine("NVIDIA A10G"), None),
-        (make_gpu_machine("NVIDIA X1"), None),
-        (make_machine(), None),
-        (make_machine(device_name="NVIDIA H200"), None),
-    ],
-)
-def test_link_and_peak_are_those_of_a_product(machine: Machine, link: float | None) -> None:
-    assert machine.link_bytes_per_s == link
-    assert (machine.peak_flops("bf16") is None) == (machine.product is None)
+def test_a_cpu_has_neither_peak_nor_link_whatever_its_name() -> None:
+    machine = make_machine(device_name="NVIDIA H200")
+    assert (machine.product, machine.peak_flops("bf16"), machine.link_bytes_per_s) == (None, None, None)

@@ -42,31 +42,25 @@ def test_the_sizes_are_those_of_the_installed_torch() -> None:
     assert f"large_segment_size_{{{allocator.LARGE_SEGMENT}}}" in text
 
 
-@pytest.mark.parametrize(("request_bytes", "taken"), [(1, 512), (512, 512), (513, 1024), (MIB - 1, MIB)])
-def test_a_request_takes_whole_512_bytes(request_bytes: int, taken: int) -> None:
-    cache = CachingAllocator()
-    assert cache.take(request_bytes).size == taken
-    assert cache.allocated == taken
-
-
 @pytest.mark.parametrize(
-    ("request_bytes", "segment"),
+    ("request_bytes", "taken", "segment"),
     [
-        (1, 2 * MIB),
-        (MIB, 2 * MIB),
-        (MIB + 1, 20 * MIB),
-        (10 * MIB - 512, 20 * MIB),
-        (10 * MIB, 10 * MIB),
-        (10 * MIB + 1, 12 * MIB),
-        (33 * MIB, 34 * MIB),
+        (1, 512, 2 * MIB),
+        (512, 512, 2 * MIB),
+        (513, 1024, 2 * MIB),
+        (MIB - 1, MIB, 2 * MIB),
+        (MIB + 1, MIB + 512, 20 * MIB),
+        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB, 10 * MIB),
+        (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),
+        (33 * MIB, 34 * MIB, 34 * MIB),  # with 1 MiB that nobody asked for
+        (33 * MIB - 512, 33 * MIB - 512, 34 * MIB),  # leaves 1 MiB and 512 bytes
     ],
 )
-def test_a_segment_is_2_or_20_mib_or_the_request_rounded_up_to_2_mib(
-    request_bytes: int, segment: int
-) -> None:
+def test_what_a_request_takes_of_a_segment_of_what_size(request_bytes: int, taken: int, segment: int) -> None:
     cache = CachingAllocator()
-    cache.take(request_bytes)
-    assert cache.reserved == segment
+    assert cache.take(request_bytes).size == taken
+    assert state(cache) == (taken, segment)
 
 
 def test_small_blocks_share_a_segment_and_never_use_a_large_one() -> None:
@@ -97,15 +91,6 @@ def test_a_small_block_is_split_down_to_512_bytes() -> None:
     assert block.size == MIB - 512
     assert cache.take(512).address == block.address + block.size
     assert cache.reserved == 2 * MIB
-
-
-def test_a_large_block_keeps_a_rest_of_up_to_1_mib() -> None:
-    cache = CachingAllocator()
-    assert cache.take(33 * MIB).size == 34 * MIB  # the segment, with 1 MiB that nobody asked for
-    assert state(cache) == (34 * MIB, 34 * MIB)
-    cache = CachingAllocator()
-    assert cache.take(33 * MIB - 512).size == 33 * MIB - 512  # leaves 1 MiB and 512 bytes
-    assert state(cache) == (33 * MIB - 512, 34 * MIB)
 
 
 def test_a_freed_block_joins_its_free_neighbours_of_the_same_segment() -> None:

@@ -13,6 +13,7 @@ from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.errors import CaseError, DryRunError
 from perfsuite.launch.arm import Arm
 from perfsuite.results.run_dir import RunDir
+from tests.dry.runs import failure_of
 from tests.samples import make_case
 
 CASE = make_case(framework=FSDP2(), hardware="cpu")
@@ -62,22 +63,15 @@ def test_a_process_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pyte
     stop.set()
     for seconds, given in ((0.05, None), (600, stop)):
         monkeypatch.setattr(driver, "TIMEOUT_S", seconds)
-        run = dry_run(CASE, tmp_path / f"run-{seconds}", arm=arm, stop=given)
-        assert run.failure is not None
-        assert run.failure.kind == "timeout"
+        assert failure_of(CASE, tmp_path / f"run-{seconds}", arm=arm, stop=given).kind == "timeout"
 
 
 def test_a_rank_finds_its_place_in_the_environment_of_its_arm(tmp_path: Path) -> None:
     arm = with_process('env > "$3/environment"; echo "$@" > "$3/words"', tmp_path)
     case = CASE.replace(topology=Topology(nodes=4, processes_per_node=2))
     dry_run(case, tmp_path / "run", ranks=[5], arm=arm)
-    given = {"X": "1", "PWD": str(tmp_path)} | {
-        "RANK": "5",
-        "WORLD_SIZE": "8",
-        "LOCAL_RANK": "0",
-        "GROUP_RANK": "2",
-    }
-    given |= {"PERFSUITE_ANCESTOR_PID": str(os.getpid())}
+    given = {"X": "1", "PWD": str(tmp_path), "PERFSUITE_ANCESTOR_PID": str(os.getpid())}
+    given |= {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "GROUP_RANK": "2"}
     variables = (tmp_path / "run" / "environment").read_text().splitlines()
     assert {f"{name}={value}" for name, value in given.items()} <= set(variables)
     assert "--rank 5" in (tmp_path / "run" / "words").read_text()
@@ -87,11 +81,10 @@ def test_a_rank_finds_its_place_in_the_environment_of_its_arm(tmp_path: Path) ->
 def test_what_goes_wrong_in_the_framework_is_told_with_its_traceback(tmp_path: Path) -> None:
     """An activation that transformers does not know: found when the model is built."""
     config: dict[str, Any] = {**CASE.model.config, "activation_function": "nosuch"}
-    run = dry_run(CASE.replace(framework=DDP(), model=CASE.model.replace(config=config)), tmp_path)
-    assert run.failure is not None
-    assert run.failure.rank == 0
-    assert "nosuch" in run.failure.message
-    assert "Traceback" in str(run.failure.traceback)
+    failure = failure_of(CASE.replace(framework=DDP(), model=CASE.model.replace(config=config)), tmp_path)
+    assert failure.rank == 0
+    assert "nosuch" in failure.message
+    assert "Traceback" in str(failure.traceback)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 from perfsuite.case import torch_build
 from perfsuite.dry import guard
 from perfsuite.errors import DryRunError
+from tests.processes import python
 
 FOR_CPUS = {"__version__": "2.13.0+cpu"}
 """What a build of torch without CUDA tells of itself: the tests may run with another."""
@@ -124,9 +123,7 @@ os._exit(0)
 @pytest.mark.launch
 @pytest.mark.skipif(guard.why_not() is not None, reason=str(guard.why_not()))
 def test_backward_runs_on_a_pretended_gpu() -> None:
-    done = subprocess.run([sys.executable, "-c", BACKWARD], capture_output=True, text=True, env=os.environ)
-    assert done.returncode == 0, done.stderr
-    norm, silu, device, *name, count, node = done.stdout.split()
+    norm, silu, device, *name, count, node = python(BACKWARD).split()
     assert (device, count) == ("cuda:0", "8")
     assert " ".join(name) == "NVIDIA H100 80GB HBM3"
     assert "Cudnn" in node

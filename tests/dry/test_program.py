@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite import Script
-from perfsuite.dry.driver import dry_run
+from tests.dry.runs import failure_of, passed
 from tests.dry.test_script import TORCHRUN, TRAIN, case_of
 
 pytestmark = pytest.mark.launch
@@ -30,8 +30,7 @@ def test_a_command_that_cannot_be_followed_is_named(
 ) -> None:
     case = case_of(tmp_path, TRAIN)
     case = case.replace(framework=Script(command=command, cwd=tmp_path, loss="finite"))
-    failure = dry_run(case, tmp_path / "dry").failure
-    assert failure is not None
+    failure = failure_of(case, tmp_path / "dry")
     assert (failure.kind, said in failure.message) == (kind, True), failure.message
 
 
@@ -39,4 +38,4 @@ def test_the_only_process_of_accelerate_is_followed(tmp_path: Path) -> None:
     launcher = ("-m", "accelerate.commands.launch", "--num_processes=1", "--num_machines=1")
     settings = ("--mixed_precision=no", "--dynamo_backend=no")
     case = case_of(tmp_path, TRAIN, sys.executable, *launcher, *settings, ranks=1)
-    assert dry_run(case, tmp_path / "dry").failure is None
+    passed(case, tmp_path / "dry")

@@ -10,7 +10,6 @@ import pytest
 
 from perfsuite import DDP, FSDP2, Case, LoRA, Nanotron, Topology, Trainer, documents
 from perfsuite.dry import limits
-from perfsuite.dry.driver import dry_run
 from perfsuite.dry.machine import pretended
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect_cpu
@@ -18,6 +17,7 @@ from perfsuite.results.count_baseline import CountBaseline, versions_of
 from perfsuite.results.counts import Counts, RankCounts, of_rank
 from perfsuite.results.run import Run
 from perfsuite.worker.flops import count
+from tests.dry.runs import passed
 
 pytestmark = pytest.mark.usefixtures("_forked")
 
@@ -100,8 +100,7 @@ def test_a_dry_run_does_what_a_launch_of_the_twin_does(name: str, tmp_path: Path
     known = documents.read(BASELINES / "counts" / "cpu" / f"{name}.json", CountBaseline)
     if (reason := limits.why_not(known.case, pretended(known.case)[0])) is not None:
         pytest.skip(reason)  # torchtitan needs a newer torch than the lowest
-    dry = dry_run(known.case, tmp_path / "dry")
-    assert dry.failure is None, dry.failure
+    dry = passed(known.case, tmp_path / "dry")
     of_its_versions = versions_of(dry) == known.versions
     check_ranks(dry, known.counts if of_its_versions else launched(known.case, tmp_path / "real"))
 
@@ -117,8 +116,7 @@ def test_a_dry_run_does_what_a_launch_of_the_twin_does(name: str, tmp_path: Path
     ids=["ddp", "nanotron, REDUCE_SCATTER", "fsdp2, shard_group"],
 )
 def test_a_dry_run_does_what_a_launch_does_now(case: Case, tmp_path: Path) -> None:
-    dry = dry_run(case, tmp_path / "dry")
-    assert dry.failure is None, dry.failure
+    dry = passed(case, tmp_path / "dry")
     check_ranks(dry, launched(case, tmp_path / "real"))
 
 
@@ -126,8 +124,7 @@ def test_a_dry_run_does_what_a_launch_does_now(case: Case, tmp_path: Path) -> No
 def test_groups_that_shard_and_replicate_run_dry_as_on_a_gpu(tmp_path: Path) -> None:
     """Each rank reduces its shard of the gradients, in fp32, with its twin in the other group."""
     case = HYBRID.replace(hardware="h100")
-    run = dry_run(case, tmp_path)
-    assert run.failure is None, run.failure
+    run = passed(case, tmp_path)
     gradients = 4 * count(case.model, case.sample_length).parameters
     for entry in run.counts:
         reduced = {each.kind: each for each in entry.counts.collectives if "reduce" in each.kind}
@@ -141,8 +138,7 @@ def test_groups_that_shard_and_replicate_run_dry_as_on_a_gpu(tmp_path: Path) -> 
 def test_ddp_tells_which_parameters_were_used_on_a_gpu_as_on_a_cpu(tmp_path: Path) -> None:
     """The Trainer asks for it with adapters; the map goes through pinned memory, which is not pretended."""
     case = NEVER_REVIEWED.replace(framework=Trainer(), lora=LoRA(rank=4, alpha=8), hardware="h100")
-    on_cpu, on_gpu = (dry_run(case, tmp_path / str(at), device=at) for at in ("cpu", None))
-    assert on_gpu.failure is None, on_gpu.failure
+    on_cpu, on_gpu = (passed(case, tmp_path / str(at), device=at) for at in ("cpu", None))
     assert on_gpu.machine.device == "cuda"
     collectives = on_gpu.counts[0].counts.collectives
     assert collectives == on_cpu.counts[0].counts.collectives
@@ -170,14 +166,10 @@ def twice_held(case: Case) -> int:
 
 
 def check(dry: Counts, real: Counts, *, is_ddp: bool, case: Case) -> None:
-    assert dry.collectives == real.collectives
-    assert dry.flops == real.flops
-    assert dry.host_reads == real.host_reads
-    assert dry.device_copies == real.device_copies
-    options = case.framework.model_dump()
-    splits_tensors = (
-        options.get("tensor_parallel", 1) > 1
-    )  # by DTensor's collectives, whose copies no mode sees
+    for name in ("collectives", "flops", "host_reads", "device_copies"):
+        assert getattr(dry, name) == getattr(real, name), name
+    # By DTensor's collectives, whose copies no mode sees.
+    splits_tensors = case.framework.model_dump().get("tensor_parallel", 1) > 1
     kernels, ops = Counter[str](real.kernels), Counter[str](real.ops)
     if not splits_tensors:
         kernels, ops = without_gloos_copies(real)

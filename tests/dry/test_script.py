@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from perfsuite import Case, Model, Script, Topology
-from perfsuite.dry.driver import dry_run
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect_cpu
 from perfsuite.results.counts import Counts, of_rank
 from perfsuite.results.run import Run
+from tests.dry.runs import failure_of, passed
 
 pytestmark = pytest.mark.launch
 
@@ -42,6 +42,7 @@ for epoch in range(20):
         print(f"loss {loss:.3f}")
 torch.save(model.state_dict(), "model.pt")
 """
+GROUP = "dist.init_process_group()"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 
@@ -74,10 +75,8 @@ def counted(run: Run) -> Counts:
 @pytest.mark.parametrize("command", [(), (*TORCHRUN, "--nproc-per-node=2")], ids=["path", "torchrun"])
 def test_a_dry_script_communicates_and_computes_as_launched(tmp_path: Path, command: tuple[str, ...]) -> None:
     case = case_of(tmp_path, TRAIN, *command)
-    dry, launched = (
-        dry_run(case, tmp_path / "dry"),
-        launch_once(case, detect_cpu("pretended"), tmp_path / "run"),
-    )
+    dry = passed(case, tmp_path / "dry")
+    launched = launch_once(case, detect_cpu("pretended"), tmp_path / "run")
     for name in ("collectives", "flops"):
         assert getattr(counted(dry), name) == getattr(counted(launched), name) != {}, name
     scripts = {run.observed and run.observed.environment["script"] for run in (dry, launched)}
@@ -89,8 +88,8 @@ def test_at_64_ranks_on_gpus_it_is_the_same_training(tmp_path: Path) -> None:
     text = TRAIN.replace("WORKERS", "2")
     text = text.replace("model = Dist", "model = torch.compile(model)\nmodel = Dist")
     case = case_of(tmp_path, text, *TORCHRUN, "--nnodes=8", "--nproc-per-node=8", ranks=64, hardware="h100")
-    run = dry_run(case, tmp_path / "dry")
-    small = counted(dry_run(case_of(tmp_path, TRAIN), tmp_path / "small"))
+    run = passed(case, tmp_path / "dry")
+    small = counted(passed(case_of(tmp_path, TRAIN), tmp_path / "small"))
     assert run.machine.device_name == "NVIDIA H100 80GB HBM3"
     assert {each.ranks for each in counted(run).collectives} == {64}
     assert counted(run).flops == small.flops
@@ -120,76 +119,59 @@ def collate(rows):
 
 
 def test_what_scripts_ask_of_torch_is_answered(tmp_path: Path) -> None:
-    run = dry_run(case_of(tmp_path, TRAIN.replace("        # here", USED), hardware="h100"), tmp_path / "dry")
-    assert run.failure is None, run.failure
+    run = passed(case_of(tmp_path, TRAIN.replace("        # here", USED), hardware="h100"), tmp_path / "dry")
     assert run.notes == ()  # what is compiled and never called changes nothing
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_data_are_loaded_with_their_values(tmp_path: Path, workers: str) -> None:
-    text = TRAIN.replace("dist.init_process_group()", COLLATE + "dist.init_process_group()", 1)
+    text = TRAIN.replace(GROUP, COLLATE + GROUP)
     text = text.replace("num_workers=WORKERS", f"num_workers={workers}, collate_fn=collate")
-    run = dry_run(case_of(tmp_path, text), tmp_path / "dry")
-    assert run.failure is None, run.failure
+    passed(case_of(tmp_path, text), tmp_path / "dry")
+
+
+def with_line(code: str) -> str:
+    """`TRAIN`, of which line 21 is `code`."""
+    return TRAIN.replace("# here", code)
+
+
+AUTO_CONFIG = "__import__('transformers').AutoConfig.from_pretrained('no/such')"
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "said"),
+    ("text", "said"),
     [
-        pytest.param(
-            TRAIN.replace("# here", "rows = (loss.expand(3) > 0).nonzero()"),
-            "not_dry",
-            "depends on the values of a tensor (train.py:21: rows = (loss.expand(3) > 0).nonzero())",
-            marks=pytest.mark.fault("a dry script depends on values"),
-        ),
         (
-            TRAIN.replace("# here", "while True: loss + 1"),
-            "crash",
+            with_line("while True: loss + 1"),
             "the script was ended after 20.0 s (timeout_s) and 0 of 4 optimizer steps. None of torch stepped "
             "(train.py:21: while True: loss + 1)",
         ),
+        (with_line("break"), "the script ended after 0 of 4 optimizer steps. None of torch"),
+        (with_line("raise SystemExit(3)"), "the script ended with exit code 3"),
+        (with_line("open('tokens.bin')"), "'tokens.bin' (train.py:21: open('tokens.bin'))"),
         (
-            TRAIN.replace("# here", "break"),
-            "crash",
-            "the script ended after 0 of 4 optimizer steps. None of torch",
-        ),
-        (TRAIN.replace("# here", "raise SystemExit(3)"), "crash", "the script ended with exit code 3"),
-        (
-            TRAIN.replace("# here", "open('tokens.bin')"),
-            "crash",
-            "'tokens.bin' (train.py:21: open('tokens.bin'))",
-        ),
-        (
-            TRAIN.replace("# here", "__import__('yaml').safe_load('[')"),
-            "crash",
+            with_line("__import__('yaml').safe_load('[')"),
             "(train.py:21: __import__('yaml').safe_load('['), in yaml/",
         ),
-        (
-            TRAIN.replace("# here", "__import__('transformers').AutoConfig.from_pretrained('no/such')"),
-            "crash",
-            "HF_HUB_OFFLINE=1: a dry run asks no hub",
-        ),
-        (
-            TRAIN.replace("import torch\n", "import torch, no_such_thing\n", 1),
-            "crash",
-            "No module named 'no_such",
-        ),
-        (
-            TRAIN.replace("dist.init_process_group()\n", "").replace("model = Dist", "# "),
-            "crash",
-            "init_process_group",
-        ),
+        (with_line(AUTO_CONFIG), "HF_HUB_OFFLINE=1: a dry run asks no hub"),
+        (TRAIN.replace("import torch\n", "import torch, no_such_thing\n", 1), "No module named 'no_such"),
+        (TRAIN.replace(f"{GROUP}\n", "").replace("model = Dist", "# "), "init_process_group"),
     ],
-    ids=["value", "for ever", "no step", "exit", "file", "library", "hub", "module", "no group"],
+    ids=["for ever", "no step", "exit", "file", "library", "hub", "module", "no group"],
 )
-def test_what_ends_a_dry_script_is_said_with_its_line(
-    tmp_path: Path, text: str, kind: str, said: str
-) -> None:
+def test_what_ends_a_dry_script_is_said_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     case = case_of(tmp_path, text, timeout_s=20 if "while" in text else 600)
-    failure = dry_run(case, tmp_path / "dry").failure
-    assert failure is not None
-    assert failure.kind == kind
+    failure = failure_of(case, tmp_path / "dry")
+    assert failure.kind == "crash"
     assert said in failure.message
+
+
+@pytest.mark.fault("a dry script depends on values")
+def test_a_script_that_depends_on_values_is_refused_with_its_line(tmp_path: Path) -> None:
+    line = "rows = (loss.expand(3) > 0).nonzero()"
+    failure = failure_of(case_of(tmp_path, with_line(line)), tmp_path / "dry")
+    assert failure.kind == "not_dry"
+    assert f"depends on the values of a tensor (train.py:21: {line})" in failure.message
 
 
 def test_deepspeed_is_refused_as_values_decide_whether_it_steps(tmp_path: Path) -> None:
@@ -197,8 +179,7 @@ def test_deepspeed_is_refused_as_values_decide_whether_it_steps(tmp_path: Path) 
     package.mkdir(parents=True)
     (package / "engine.py").write_text("class DeepSpeedEngine: ...")
     text = "from deepspeed.runtime.engine import DeepSpeedEngine\nengine = DeepSpeedEngine()\n"
-    failure = dry_run(case_of(tmp_path, text), tmp_path / "dry").failure
-    assert failure is not None
+    failure = failure_of(case_of(tmp_path, text), tmp_path / "dry")
     assert failure.kind == "not_dry"
     assert "DeepSpeed decides by the values of gradients" in failure.message
     assert "ended after 0 of 4 optimizer steps" in failure.message

@@ -153,10 +153,7 @@ def test_bad_files_are_named_with_field_value_and_what_is_allowed(
             {"topology": Topology(nodes=2, processes_per_node=1)},
             "num_machines is 1, but the topology of the case asks for 2",
         ),
-        (
-            {"precision": "fp32"},
-            "mixed_precision is 'bf16', but precision 'fp32' of the case asks for 'no'",
-        ),
+        ({"precision": "fp32"}, "mixed_precision is 'bf16', but precision 'fp32' of the case asks for 'no'"),
         (
             {"activation_checkpointing": "none"},
             "fsdp_activation_checkpointing is true, but activation_checkpointing of the case is 'none'; only "

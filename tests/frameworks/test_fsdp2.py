@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -8,27 +7,36 @@ import pytest
 import torch
 from torch.distributed import destroy_process_group, init_process_group
 from torch.distributed.fsdp import FSDPModule
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfsuite import FSDP2, Case, LoRA, Model, Topology
 from perfsuite.case.catalog import llama
 from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.frameworks.common.loop import data_parallel_workload
 from perfsuite.frameworks.common.model import build_model, synthetic_batches
+from perfsuite.results.counts import Collective
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.observe import wrapping
-from perfsuite.worker.second_step import in_backward
 from tests.fake_group import CPU, fake_group
 from tests.frameworks.common.test_model import TINY
 from tests.samples import make_machine
 
 SHAPE: dict[str, Any] = {"layers": 2, "heads": 4, "kv_heads": 2, "hidden": 32, "mlp": 48, "vocab": 64}
-FOUR = Topology(processes_per_node=4)
+THREE, FOUR = Topology(processes_per_node=3), Topology(processes_per_node=4)
+IN_3_D = FSDP2(tensor_parallel=2, shard_group=2)
 SPLIT = TINY.replace(framework=FSDP2(tensor_parallel=2), topology=FOUR)
 
 
 def built(case: Case, ranks: Any) -> Any:
     return framework_of(case).build(case, ranks, None)  # type: ignore[arg-type]
+
+
+def collectives(case: Case, world_size: int) -> tuple[Collective, ...]:
+    """What the first of so many ranks sends in its first step."""
+    with fake_group(0, world_size) as ranks:
+        workload = built(case, ranks)
+        with (counter := StepCounter([])):
+            workload.run(1)
+    return counter.end_step().collectives
 
 
 @pytest.mark.parametrize(
@@ -54,39 +62,25 @@ def test_what_is_built_is_what_is_expected(framework: FSDP2, world_size: int, da
             assert attention.o_proj.weight.to_local().shape == (2 * part, 64)
 
 
-class _Collectives(TorchDispatchMode):
-    """Counts all-gathers in forward and in backward, and reductions of gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen = Counter[str]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "allgather" in func.name():
-            self.seen["backward" if in_backward() else "forward"] += 1
-        elif "reduce_scatter" in func.name():
-            self.seen["reduced"] += 1
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(
-    ("framework", "micro_batches", "seen"),
+    ("framework", "micro_batches", "forward", "backward", "reduced"),
     [
-        (FSDP2(), 1, {"forward": 5, "backward": 4, "reduced": 5}),  # four blocks and the root
-        (FSDP2(reshard_root=True), 1, {"forward": 5, "backward": 5, "reduced": 5}),
-        (FSDP2(reshard_after_forward=False), 1, {"forward": 5, "reduced": 5}),
-        (FSDP2(), 2, {"forward": 10, "backward": 8, "reduced": 10}),
-        (FSDP2(sync_each_micro_batch=False), 2, {"forward": 10, "backward": 8, "reduced": 5}),
+        (FSDP2(), 1, 5, 4, 5),  # four blocks and the root
+        (FSDP2(reshard_root=True), 1, 5, 5, 5),
+        (FSDP2(reshard_after_forward=False), 1, 5, 0, 5),
+        (FSDP2(), 2, 10, 8, 10),
+        (FSDP2(sync_each_micro_batch=False), 2, 10, 8, 5),
     ],
     ids=lambda value: value.slug() if isinstance(value, FSDP2) else "",
 )
 def test_what_is_resharded_is_gathered_again_and_gradients_are_reduced_when_asked(
-    framework: FSDP2, micro_batches: int, seen: dict[str, int]
+    framework: FSDP2, micro_batches: int, forward: int, backward: int, reduced: int
 ) -> None:
     case = TINY.replace(framework=framework, topology=FOUR, gradient_accumulation=micro_batches)
-    with fake_group(0, 4) as ranks, _Collectives() as collectives:
-        built(case, ranks).run(2)
-    assert collectives.seen == {name: 2 * count for name, count in seen.items()}
+    calls = {(each.kind, each.phase): each.count for each in collectives(case, 4)}
+    seen = {("all_gather", "forward"): forward, ("all_gather", "backward"): backward}
+    seen |= {("reduce_scatter", "backward"): reduced}
+    assert calls == {what: count for what, count in seen.items() if count}
 
 
 # --- tensor parallelism -----------------------------------------------------------------------------------
@@ -98,10 +92,7 @@ def test_what_is_resharded_is_gathered_again_and_gradients_are_reduced_when_aske
         ({}, None),
         ({"model": "llama-3-70b"}, None),
         ({"model": "gpt2-tiny"}, "tensor_parallel knows how to split llama models only, gpt2-tiny is gpt2"),
-        (
-            {"topology": Topology(processes_per_node=3)},
-            "tensor_parallel=2 must divide the 3 processes of llama-tiny",
-        ),
+        ({"topology": THREE}, "tensor_parallel=2 must divide the 3 processes of llama-tiny"),
         ({"heads": 5, "kv_heads": 5}, "tensor_parallel=2 must divide the 5 attention heads of x"),
         ({"kv_heads": 1}, "tensor_parallel=2 must divide the 1 key-value heads of x"),
         ({"mlp": 49}, "tensor_parallel=2 must divide the 49 MLP columns of x"),
@@ -115,10 +106,7 @@ def test_what_is_resharded_is_gathered_again_and_gradients_are_reduced_when_aske
             "tensor_parallel trains otherwise when its blocks are compiled: leave compile off",
         ),
         ({"lora": LoRA(rank=4, alpha=8)}, "tensor_parallel does not know how to split lora adapters"),
-        (
-            {"framework": FSDP2(tensor_parallel=2, shard_group=2)},
-            "tensor_parallel=2 does not go with shard_group (3-D mesh)",
-        ),
+        ({"framework": IN_3_D}, "tensor_parallel=2 does not go with shard_group (3-D mesh)"),
         (
             {"framework": FSDP2(shard_group=4)},
             "hybrid sharding in groups of 4 needs at least 2 groups of at least 2 processes: 4 processes "
@@ -165,11 +153,7 @@ def test_each_half_of_a_block_is_reduced_once_in_forward_and_once_in_backward(
     case = SPLIT.replace(
         model=llama("x", **SHAPE | {"layers": layers}), activation_checkpointing=checkpointing
     )
-    with fake_group(0, 2) as ranks:
-        workload = built(case, ranks)
-        with (counter := StepCounter([])):
-            workload.run(1)
-    sent = {each.phase: each for each in counter.end_step().collectives if each.kind == "all_reduce"}
+    sent = {each.phase: each for each in collectives(case, 2) if each.kind == "all_reduce"}
     anew = layers if checkpointing == "full" else 0
     calls = {"forward": 2 * layers + 1, "backward": 2 * layers + 1 + anew}
     hidden = case.micro_batch * case.sample_length * SHAPE["hidden"] * 4  # bytes of fp32

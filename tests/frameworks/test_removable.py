@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-import perfsuite
+from perfsuite.case.framework import BUILT_IN, built_in
+from tests.processes import python
 
-FRAMEWORKS = Path(perfsuite.__file__).parent / "frameworks"
-NAMES = sorted(
-    path.stem
-    for path in FRAMEWORKS.iterdir()
-    if path.suffix == ".py" or (path / "__init__.py").exists()
-    if path.stem not in ("__init__", "base", "common")
-)
+NAMES = sorted(built_in())
 
 IMPORT_THE_REST = """
 import importlib, sys
@@ -42,11 +33,7 @@ print("imported", len(names))
 
 @pytest.mark.launch
 def test_the_others_import_without_it() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORT_THE_REST, *NAMES], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"imported {len(NAMES)}\n"
+    assert python(IMPORT_THE_REST, *NAMES) == f"imported {len(NAMES)}\n"
     assert len(NAMES) >= 10
 
 
@@ -57,11 +44,11 @@ OF_EVERY_MACHINE = {"ddp", "fsdp2", "script", "fake"}
 @pytest.mark.parametrize("name", sorted(set(NAMES) - OF_EVERY_MACHINE))
 def test_the_package_names_a_framework_in_one_line_beside_its_own_file(name: str) -> None:
     """What else there is to change for a new one is no code: an extra, a test, a row of the documentation."""
-    package = FRAMEWORKS.parent
+    package = BUILT_IN.parent
     lines = [
         f"{file.relative_to(package)}: {line.strip()}"
         for file in package.rglob("*.py")
-        if not file.is_relative_to(FRAMEWORKS / name) and file != FRAMEWORKS / f"{name}.py"
+        if not file.is_relative_to(BUILT_IN / name) and file != BUILT_IN / f"{name}.py"
         for line in file.read_text().splitlines()
         if f"frameworks.{name} " in line or f"frameworks.{name}." in line
     ]

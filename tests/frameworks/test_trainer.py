@@ -28,10 +28,7 @@ def test_the_id_tells_the_options() -> None:
         ({"fsdp": "full"}, "fsdp: unknown 'full'; words are full_shard, shard_grad_op, no_shard,"),
         ({"fsdp": "auto_wrap"}, "fsdp: name one sharding of full_shard, shard_grad_op, no_shard,"),
         ({"fsdp": "full_shard no_shard"}, "leave it empty for DDP, got 'full_shard no_shard'"),
-        (
-            {"fsdp": "no_shard"},
-            "no_shard is of FSDP1: fsdp_version=1, or full_shard, shard_grad_op",
-        ),
+        ({"fsdp": "no_shard"}, "no_shard is of FSDP1: fsdp_version=1, or full_shard, shard_grad_op"),
         ({"fsdp_version": 1}, "fsdp_version=1 without fsdp; name what to shard"),
         ({"fsdp_version": 3}, "fsdp_version: Input should be 1 or 2, got 3"),
     ],
@@ -47,12 +44,7 @@ def test_bad_options_are_named_with_what_is_allowed(options: dict[str, Any], sai
     [
         (Trainer(), CPU, {}, None),
         (Trainer(), CPU, {"activation_checkpointing": "every-2"}, None),
-        (
-            Trainer(),
-            CPU,
-            {"activation_checkpointing": "selective-op"},
-            "whole blocks (none, full, every-N)",
-        ),
+        (Trainer(), CPU, {"activation_checkpointing": "selective-op"}, "whole blocks (none, full, every-N)"),
         (Trainer(), CPU, {"topology": Topology(processes_per_node=1)}, "wraps nothing on 1 process"),
         (Trainer(fsdp="full_shard offload"), CPU, {}, "to a GPU, this machine has none"),
         (HYBRID, CPU, {}, "hybrid_shard shards among the GPUs of a node, this machine has none"),

@@ -18,6 +18,7 @@ from perfsuite.results.session_file import Measurement, PytestRun
 from tests.samples import (
     ARMS,
     COMMIT,
+    judged,
     make_case,
     make_compared,
     make_figures,
@@ -190,21 +191,15 @@ def test_injected_failed_and_empty_results_are_left_out_and_named(tmp_path: Path
     injected = make_result(RUN.replace(inject="slowdown=30%"))
     failed = make_result(RUN.replace(failure=Failure(kind="crash", message="boom")))
     timeless = kept(RUN.replace(figures=FIGURES.replace(step_s_p50=None)))
-    sick = kept(RUN, RUN.replace(figures=FIGURES.replace(step_s_p50=9)))
-    sick = sick.replace(verdict=sick.verdict.replace(unhealthy_launches=(2,)))
-    added = add_one(tmp_path, injected, failed, never_run(), timeless, sick)
+    sick = judged(kept(RUN, RUN.replace(figures=FIGURES.replace(step_s_p50=9))), unhealthy_launches=(2,))
+    # More memory is told of a throttled GPU, too; its speed is none.
+    throttled = judged(kept(RUN, RUN), outcome="regressed", unhealthy_launches=(1, 2))
+    added = add_one(tmp_path, injected, failed, never_run(), timeless, throttled, sick)
     reasons = ["a fault was injected", *["failed, which measures nothing"] * 2, "no launch has a step time"]
+    reasons.append("no launch on a healthy machine")
     assert added.left_out == [f"{make_case().id}: {reason}" for reason in reasons]
     [only] = only_session(tmp_path / "history").results
     assert (added.kept, only.step_s_p50) == (1, (0.256,))
-
-
-def test_a_result_without_a_healthy_launch_is_left_out_whatever_its_verdict(tmp_path: Path) -> None:
-    """More memory is told of a throttled GPU, too; its speed is none."""
-    result = kept(RUN, RUN)
-    verdict = result.verdict.replace(outcome="regressed", unhealthy_launches=(1, 2))
-    added = add_one(tmp_path, result.replace(verdict=verdict))
-    assert (added.left_out, added.kept) == ([f"{make_case().id}: no launch on a healthy machine"], 0)
 
 
 def test_a_commit_or_a_hardware_class_that_is_none_is_an_error_that_names_the_file(tmp_path: Path) -> None:

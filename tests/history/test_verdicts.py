@@ -20,9 +20,8 @@ OTHER = "f" * 40
 def told(outcome: Any, *, judged_by: str | None = "a", **changes: Any) -> Measurement:
     """A case with this outcome; a failed one crashed."""
     failure = Failure(kind="crash", message="boom") if outcome == "failed" else None
-    result = make_result(RUN.replace(failure=failure), before=None)
-    verdict = result.verdict.replace(outcome=outcome)
-    return result.replace(verdict=verdict, judged_by=judged_by, **changes)
+    result = make_result(RUN.replace(failure=failure), before=None, judged_by=judged_by, **changes)
+    return result.replace(verdict=result.verdict.replace(outcome=outcome))
 
 
 def add(tmp_path: Path, day: int, *results: Measurement, commit: str = COMMIT) -> list[Path]:
@@ -36,18 +35,14 @@ def nights(tmp_path: Path, **wanted: Any) -> list[Night]:
 
 
 def test_the_verdict_on_every_case_is_kept_also_of_one_that_measured_nothing(tmp_path: Path) -> None:
-    add(tmp_path, 1, told("failed", shadow=True), never_run().replace(case_id="lost", judged_by="b"))
+    both = (told("failed", shadow=True), never_run().replace(case_id="lost", judged_by="b"))
+    add(tmp_path, 1, *both)
     lost, failed = verdicts.by_case(tmp_path / "history")[::-1]
-    assert [
-        (each.verdict.word, each.verdict.shadow, each.verdict.baselines) for each in (*failed, *lost)
-    ] == [
-        ("failed", True, "a"),
-        ("failed", False, "b"),
+    assert [night.verdict for night in (*failed, *lost)] == [
+        store.StoredVerdict(word="failed", shadow=True, baselines="a"),
+        store.StoredVerdict(word="failed", baselines="b"),
     ]
-    assert (
-        add(tmp_path, 1, told("failed", shadow=True), never_run().replace(case_id="lost", judged_by="b"))
-        == []
-    )
+    assert add(tmp_path, 1, *both) == []
     add(tmp_path, 2, told("regressed", excused="waived"))
     assert nights(tmp_path, case="fake-*")[-1].verdict.word == "waived"
     assert nights(tmp_path, case="lost", hardware_class="cpu-*") == lost

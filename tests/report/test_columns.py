@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -15,12 +16,10 @@ from perfsuite.report.columns import (
     of_cases,
     speed_in,
 )
-from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.metric import MFU, STEP_S_P95, TOKENS_PER_S_MEAN
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.session_file import Measurement
-from tests.counted import make_counts, make_dry, make_entries
-from tests.report.test_explained import FIT, limit
+from tests.counted import FACTS, make_counts, make_dry, make_entries
 from tests.samples import BEFORE, make_compared, make_image_result, make_result, never_run, now
 
 
@@ -30,7 +29,10 @@ def test_a_figure_is_headed_and_written_as_its_metric_says() -> None:
         column = figure(metric)
         assert (column.heading, column.cell(result)) == told
         assert (column.cell(never_run()), column.text(never_run())) == (None, "-")
-    assert figure(TOKENS_PER_S_MEAN).heading == "tokens/s with stalls"
+    mean = figure(TOKENS_PER_S_MEAN)
+    assert mean.heading == "tokens/s with stalls"
+    for bad in (math.nan, math.inf):
+        assert mean.cell(make_result(now(tokens_per_s_mean=bad), before=None)) == (str(bad), None)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +59,6 @@ def test_metrics_of_other_packages_have_a_column_where_any_case_has_them() -> No
     cells = [[column.text(result) for column in extras(results)] for result in results]
     assert cells == [["-", "-"], ["3.0", "1.5"]]
     assert extras(results[:1]) == []
-
-
-FACTS = DryFacts(fit=FIT, roofline=limit())
 
 
 def cells(result: Measurement) -> dict[str, str]:

@@ -6,36 +6,23 @@ import pytest
 
 from perfsuite.report.explained import explained, prediction
 from perfsuite.report.summary import IF_MEANT
-from perfsuite.results.dry_facts import DryFacts, Fit, MemoryPart, Roofline
-from perfsuite.results.outcome import CountCheck
+from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.rank_report import Failure
-from tests.counted import EXPLAINED, make_counted, make_dry, make_finding
-from tests.samples import make_compared, make_result, make_run, make_shared, never_run, now
-from tests.sessions import make_explained, make_gpu_result
-
-GIB = 1 << 30
-FIT = Fit(
-    rank=7,
-    live=60 * GIB,
-    allocated=61 * GIB,
-    reserved=64 * GIB,
-    reserved_expandable=62 * GIB,
-    outside=(MemoryPart(name="CUDA context", low=GIB // 4, high=GIB // 2, source="s"),),
-    card=80 * GIB,
-    verdict="tight",
+from tests.counted import (
+    EXPLAINED,
+    FIT,
+    GIB,
+    HOST_READ,
+    NOT_COUNTED,
+    limit,
+    make_check,
+    make_counted,
+    make_dry,
+    make_entries,
+    make_finding,
 )
-
-
-def limit(**changes: Any) -> Roofline:
-    values: dict[str, Any] = {
-        "flops": 551 * 10**12,
-        "peak_flops": 989.5e12,
-        "wire_bytes": 45 * GIB,
-        "link_bytes_per_s": 450 * GIB,
-        "between_machines_bytes": 0,
-        "tokens": 524_288,
-    }
-    return Roofline(**{**values, **changes})
+from tests.samples import judged, make_compared, make_result, make_run, make_shared, never_run, now
+from tests.sessions import make_explained, make_gpu_result
 
 
 def test_the_memory_of_a_dry_run_in_words() -> None:
@@ -90,22 +77,22 @@ def test_what_decided_stands_apart_from_all_that_was_judged() -> None:
     assert told.findings[0] == f"regressed: {make_finding().sentence}"
     assert told.changed == ["changed since the baseline: torch: 2.12.1 -> 2.13.0"]
     assert (told.counts, told.not_counted, told.excuses) == ("regressed", [], [])
+    unlike = [*make_entries(ranks=1), *make_entries(ranks=2)]
+    told = explained(make_counted(make_check(HOST_READ.replace(ranks="1")), counts=unlike))
+    assert told.findings == ["regressed: host reads in forward 1 -> 2 (rank 1)"]
 
 
 @pytest.mark.parametrize("failure", ["unlike", "loss"])
 def test_where_a_case_does_another_thing_the_checks_that_regressed_decide(failure: Any) -> None:
-    result = make_gpu_result(2, "regressed")
-    verdict = result.verdict.replace(outcome="failed", failure=failure)
-    told = explained(result.replace(verdict=verdict, baseline_file="b.json"))
+    result = make_gpu_result(2, "regressed").replace(baseline_file="b.json")
+    told = explained(judged(result, outcome="failed", failure=failure))
     assert [line.split(":")[0] for line in told.decisive] == ["tokens/s", "tokens/s with stalls"]
     assert told.files["baseline"] == f"b.json{IF_MEANT}"
 
 
 def test_what_makes_a_verdict_worth_less_is_told() -> None:
     assert explained(make_shared()).excuses[0].startswith("shared: others used the machine")
-    result = make_counted()
-    hidden = CountCheck(outcome="not counted", compared=False, notes=("a CUDA graph was replayed",))
-    told = explained(result.replace(verdict=result.verdict.replace(counts=hidden)))
+    told = explained(judged(make_counted(), counts=NOT_COUNTED))
     assert told.not_counted == ["counts: not counted: a CUDA graph was replayed"]
 
 
@@ -117,8 +104,12 @@ def test_the_files_are_those_that_there_are() -> None:
 
 
 def test_a_traceback_says_of_which_launch_and_rank_it_is() -> None:
-    failed = make_run(failure=Failure(kind="crash", message="x", rank=3, traceback="line 1\n"))
+    crash = Failure(kind="crash", message="x", rank=3, traceback="line 1\n")
+    failed = make_run(failure=crash)
     assert explained(make_result(now(), failed)).tracebacks == [("launch 2, traceback of rank 3", "line 1")]
+    for changes, titles in (({"rank": None}, ["launch 1, traceback"]), ({"traceback": None}, [])):
+        told = explained(make_result(make_run(failure=crash.replace(**changes))))
+        assert [title for title, _ in told.tracebacks] == titles
     both = explained(make_compared().replace(before=(failed,), runs=(failed,)))
     titles = ["arm A, launch 1, traceback of rank 3", "arm B, launch 1, traceback of rank 3"]
     assert [title for title, _ in both.tracebacks] == titles

@@ -15,7 +15,8 @@ from perfsuite.frameworks.fake import Fake
 from perfsuite.report.export import FORMATS, bencher, figures, hud, newest, openmetrics
 from perfsuite.results.outcome import CountCheck, Verdict
 from perfsuite.results.session_file import Measurement, SessionFile
-from tests.samples import IMAGES, make_case, make_figures, make_machine, make_result, make_run
+from tests.counted import NOT_COUNTED
+from tests.samples import IMAGES, judged, make_case, make_figures, make_machine, make_result, make_run
 from tests.sessions import KINDS, make_session
 
 EVERYTHING = make_session(len(KINDS))
@@ -155,15 +156,14 @@ def test_openmetrics_has_gauges_with_the_case_the_class_and_the_outcome() -> Non
     ("counts", "told"),
     [
         (None, "not counted"),
-        (CountCheck(outcome="not counted", notes=("a CUDA graph was replayed",)), "not counted"),
+        (NOT_COUNTED, "not counted"),
         (CountCheck(outcome="passed"), "passed"),
     ],
 )
 def test_a_case_whose_counts_are_unknown_does_not_look_as_one_whose_counts_passed(
     counts: CountCheck | None, told: str
 ) -> None:
-    result = make_result(make_run())
-    result = result.replace(verdict=result.verdict.replace(outcome="passed", counts=counts))
+    result = judged(make_result(make_run()), outcome="passed", counts=counts)
     session = session_of(result)
     for each in records(session):
         assert each["benchmark"]["extra_info"]["counts"] == told
@@ -186,7 +186,7 @@ def test_no_format_has_figures_of_what_failed_or_was_unhealthy() -> None:
 def test_launches_on_a_sick_machine_and_injected_faults_are_not_among_the_values() -> None:
     slow, usual = make_figures(tokens_per_s=1), make_figures(tokens_per_s=100)
     result = make_result(make_run(figures=slow), make_run(figures=usual), make_run(figures=usual))
-    result = result.replace(verdict=result.verdict.replace(outcome="passed", unhealthy_launches=(1,)))
+    result = judged(result, outcome="passed", unhealthy_launches=(1,))
     assert figures(result)["tokens_per_s"] == [100, 100]
     injected = make_result(make_run(inject="slowdown=30%"))
     assert figures(injected) == {}

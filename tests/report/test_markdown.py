@@ -7,10 +7,10 @@ from markdown_it import MarkdownIt
 
 from perfsuite.report.markdown import MAX_EXPLAINED, MAX_ROWS, render, text
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
-from tests.counted import BUCKETS, EXPLAINED, FULL_SIZE, make_check, make_counted, make_dry, make_finding
+from tests.counted import FULL_SIZE, make_check, make_counted, make_dry, make_finding
 from tests.report.html.test_page import EVIL, make_evil
-from tests.samples import ARMS, make_compared, make_image_result, make_result, make_shared, never_run, now
-from tests.sessions import make_blind, make_explained, make_gpu_result, make_session
+from tests.samples import make_result, make_shared, never_run, now
+from tests.sessions import make_blind, make_gpu_result, make_session
 
 MIB = 2**20
 
@@ -86,13 +86,6 @@ def test_a_row_tells_the_figures() -> None:
     }
 
 
-def test_a_row_tells_samples_where_they_are_counted() -> None:
-    heading, row = of(make_image_result()).rows[:2]
-    assert (heading[3], row[3], row[4]) == ("samples/s", "1,234", "-50.0%")
-    heading, *mixed = of(make_image_result(), make_result(now(tokens_per_s=60_000))).rows[:3]
-    assert (heading[3], {row[3] for row in mixed}) == ("tokens/s", {"1,234 samples/s", "60,000"})
-
-
 def test_a_row_tells_what_others_disturbed_and_what_the_gate_is_blind_to() -> None:
     assert of(make_shared()).rows[1][0] == "unhealthy (shared)"
     parsed = of(make_gpu_result(2), make_blind(make_gpu_result(2)))
@@ -113,13 +106,6 @@ def test_notes_are_told_with_the_explanations_and_of_the_rest_folded() -> None:
     assert "note: health | unknown (3 launches)" in parsed.items
     assert "<details><summary>Notes: 1</summary>" in parsed.html
     assert [good.case_id, "health | unknown (3 launches)"] in parsed.rows
-
-
-def test_each_regression_is_explained() -> None:
-    parsed = parse(render([make_session(2, lambda number: "regressed")]))
-    assert parsed.headings[1] == "fake-llama-3.1-8b-s256-b1-bf16-mixed-ac_full-1x8"
-    assert "% fewer (99 % interval -" in parsed.items[0]
-    assert "changed since the baseline: torch: 2.12.1 -> 2.13.0" in parsed.items
 
 
 def test_what_did_not_run_is_told_with_its_reason() -> None:
@@ -176,31 +162,9 @@ def test_it_stays_far_below_what_github_takes() -> None:
     assert len(render([make_session(0).replace(results=(worst,) * 500)]).encode()) < MIB
 
 
-def test_a_regression_of_counts_is_explained() -> None:
-    told = make_counted()
-    parsed = of(told.replace(verdict=told.verdict.replace(explained=EXPLAINED)))
-    regressed = f"regressed: {make_finding().sentence}"
-    assert parsed.items[:3] == [EXPLAINED, regressed, "regressed: host reads in forward 1 -> 2"]
-    assert BUCKETS.sentence not in parsed.items
-    slower = make_explained(make_gpu_result(2, "regressed"))
-    judged = slower.verdict.replace(outcome="failed", failure="loss", reasons=("the loss is another",))
-    items = of(slower.replace(verdict=judged)).items
-    assert items[1] == "the loss is another"
-    assert [line.split(":")[0] for line in items[2:4]] == ["tokens/s", "tokens/s with stalls"]
-    assert regressed in items
-
-
 def test_dry_runs_have_a_table_of_what_was_counted() -> None:
     why = f"{make_finding().sentence}; and 1 count more"
     assert of(make_dry()).rows[:2] == [
         ["verdict", "case", "why", "computed", "collectives", "live peak"],
         ["regressed (dry run)", FULL_SIZE.id, why, "551.0 TFLOP", "59.9 GiB", "41.0 GiB"],
     ]
-
-
-def test_a_comparison_of_arms_names_them_and_speaks_of_no_baseline() -> None:
-    told = render([make_session(0).replace(arms=ARMS, results=(make_compared(),))])
-    assert "arm A main X=1 (commit 0123abcd0123, X 1)" in told
-    assert "B vs A (99 %)" in told
-    assert "tokens/s: 69,136, arm A 98,765" in told
-    assert "baseline" not in told

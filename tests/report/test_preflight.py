@@ -31,17 +31,13 @@ def test_each_node_has_a_row_with_what_is_known_of_it() -> None:
     assert {len(row) for row in table(FOUND).rows} == {len(table(FOUND).headers)}
 
 
-def test_the_title_counts_bad_nodes() -> None:
+def test_the_title_counts_bad_nodes_or_says_why_all_of_them_failed() -> None:
     assert title(FOUND) == f"preflight of 2 nodes ({CORES}) in 9 s: 1 of them bad"
     good = FOUND.replace(nodes=FOUND.nodes[:1])
     assert title(good) == f"preflight of 1 node ({CORES}) in 9 s: none of them bad"
-
-
-def test_a_preflight_that_failed_on_every_node_says_why() -> None:
-    failed = FOUND.replace(nodes=FOUND.nodes[:1], failure="crash in the preflight: no torch")
-    assert title(failed).endswith(
-        "in 9 s: it failed, which tells nothing of the nodes: crash in the preflight: no torch"
-    )
+    why = "crash in the preflight: no torch"
+    failed = f"in 9 s: it failed, which tells nothing of the nodes: {why}"
+    assert title(good.replace(failure=why)).endswith(failed)
 
 
 def test_as_text_it_is_a_table_with_the_notes_under_it() -> None:

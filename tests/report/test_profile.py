@@ -2,16 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite.report import markdown, profile, terminal
-from perfsuite.report.html import page
+from perfsuite.report import profile
 from perfsuite.report.text import NONE
 from perfsuite.results.outcome import Profiled, Verdict
 from perfsuite.results.profile import TakenProfile, Work
 from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.overall import THE_SAME
 from perfsuite.verdict.profiled import NOT_IN_EACH_STEP
-from tests.samples import make_compared, make_result, now
-from tests.sessions import make_session
+from tests.samples import judged, make_compared, make_result, now
 from tests.traces import EAGER, make_profile, taken
 
 FOUND = Profiled(
@@ -26,9 +24,8 @@ NOW_AND_THEN = f"{NOT_IN_EACH_STEP}: aten::item"
 
 def make_explained() -> Measurement:
     """Arm B computes attention otherwise."""
-    result = make_compared()
-    verdict = result.verdict.replace(profiled=FOUND, explained=COUNTED)
-    return result.replace(profile=taken(EAGER, EAGER), profile_before=taken(), verdict=verdict)
+    result = judged(make_compared(), profiled=FOUND, explained=COUNTED)
+    return result.replace(profile=taken(EAGER, EAGER), profile_before=taken())
 
 
 @pytest.mark.parametrize(
@@ -63,22 +60,6 @@ def test_the_trace_to_open_is_named() -> None:
     ]
     assert profile.traces(make_result(now(), profile=taken())) == [f"trace of rank 0: {file}"]
     assert profile.traces(make_result(now(), profile=TakenProfile(why_none="boom"))) == []
-
-
-def test_every_report_tells_it_in_this_order() -> None:
-    told = terminal.explanation(make_explained()).splitlines()
-    assert told[1:6] == [f"  {line}" for line in (*FOUND.calls, COUNTED, *FOUND.hints, *FOUND.notes)]
-    assert sum("ui.perfetto.dev" in line for line in told) == 2
-    session = make_session(0).replace(results=(make_explained(),))
-    summary = markdown.render([session])
-    assert "- aten::bmm 0 -> 24 calls a step\n- aten::softmax" in summary
-    assert "trace of arm B" in summary
-    html = page.render([session])
-    at = [html.index(line.split(" -> ")[0]) for line in (*FOUND.calls, *FOUND.hints)]
-    assert at == sorted(at)
-    assert "<h4>Profile of a step</h4>" in html
-    assert "trace of arm A, rank 0: /tmp/runs/x/profile/trace-0.json.gz" in html
-    assert "nvjet_gemm" in html
 
 
 # Tables

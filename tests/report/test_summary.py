@@ -4,22 +4,22 @@ import pytest
 
 from perfsuite.case.case import KnownIssue
 from perfsuite.case.hardware import AllocatedNode, Allocation
-from perfsuite.report import markdown, summary, terminal
-from perfsuite.report.html import page
-from perfsuite.results.outcome import CountCheck
+from perfsuite.report import markdown, summary
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Health
 from perfsuite.results.session_file import PytestRun
 from perfsuite.verdict.comparability import UNEXPLAINED
 from perfsuite.verdict.noise import ClassNoise
-from tests.counted import BUCKETS, HOST_READ, make_check, make_counted, make_dry, make_finding
+from tests.counted import BUCKETS, HOST_READ, NOT_COUNTED, make_check, make_counted, make_dry, make_finding
 from tests.samples import (
     ARMS,
+    judged,
     make_compared,
     make_gpu_machine,
     make_image_result,
     make_machine,
     make_result,
+    make_session_file,
     make_shared,
     never_run,
     now,
@@ -131,20 +131,13 @@ def test_what_nobody_has_to_act_upon_is_told_in_a_line_for_all() -> None:
 
 
 def test_a_step_that_was_not_counted_is_told_with_its_case_and_why() -> None:
-    check = CountCheck(outcome="not counted", compared=False, notes=("a CUDA graph was replayed", "b"))
     passed = make_result(now())
-    result = passed.replace(verdict=passed.verdict.replace(counts=check))
-    why = "not counted: a CUDA graph was replayed; b"
+    result, why = judged(passed, counts=NOT_COUNTED), "not counted: a CUDA graph was replayed"
     assert summary.tally([result, passed]) == ["2 passed (1 not counted)"]
     assert summary.in_short([result, passed]) == [f"note on {result.case_id}: {why}"]
     assert summary.properties(result)["counts"] == why
     assert "counts" not in summary.properties(passed)
-    assert f"counts: {why}" in terminal.explanation(result)
-    assert "passed (not counted)" in terminal.table([result], color=False, width=None)
-    assert why in markdown.render([make_session(0).replace(results=(result,))])
-    assert why in page.render([make_session(0).replace(results=(result,))])
-    bad = result.replace(verdict=result.verdict.replace(outcome="regressed"))
-    assert f"counts: {why}" in markdown.render([make_session(0).replace(results=(bad,))])
+    assert why in markdown.render([make_session_file(result)])
 
 
 def test_a_note_of_several_cases_is_one_line() -> None:
@@ -184,7 +177,7 @@ def test_what_makes_a_verdict_worth_less_is_counted_and_named() -> None:
     assert float(sharp["tokens_per_s_minimum_detectable"]) < 0.03
     [speed, *others] = passed.verdict.checks
     vague = speed.replace(minimum_detectable=47_895.884, probe_exponent=0.5)
-    vague_too = passed.replace(verdict=passed.verdict.replace(checks=(vague, *others)))
+    vague_too = judged(passed, checks=(vague, *others))
     assert summary.reason(vague_too) == "blind to changes of tokens/s of any size"
     assert summary.properties(vague_too)["tokens_per_s_probe_exponent"] == 0.5
 
@@ -252,13 +245,13 @@ def test_the_largest_count_that_regressed_is_the_reason_and_stands_behind_a_fail
         (unlike, f"unlike: {LARGEST}"),
         ({**unlike, "counts": None}, "unlike"),
     ):
-        assert summary.reason(slower.replace(verdict=slower.verdict.replace(**changes))) == told
+        assert summary.reason(judged(slower, **changes)) == told
 
 
 def test_what_changed_and_is_not_judged_is_told_of_cases_that_passed_too() -> None:
     passed = make_result(now())
     told = f"{UNEXPLAINED}: attention_kernel: Flash -> math"
-    changed = passed.replace(verdict=passed.verdict.replace(reasons=("launch 1 set aside: x", told)))
+    changed = judged(passed, reasons=("launch 1 set aside: x", told))
     assert summary.in_short([changed, passed, changed]) == [f"note on 2 cases: {told}"]
     listed = make_counted(make_check(BUCKETS, outcome="passed"))
     equal = make_counted(make_check(outcome="passed").replace(findings=()))

@@ -5,32 +5,14 @@ from typing import get_args
 
 import pytest
 
-from perfsuite.report.explained import prediction
 from perfsuite.report.terminal import MOST_LINES, console, explanation, table
 from perfsuite.report.text import WIDTH
-from perfsuite.results.dry_facts import DryFacts
-from perfsuite.results.metric import GATED
-from perfsuite.results.outcome import CountCheck, Outcome
-from perfsuite.results.rank_report import Failure, Observed
+from perfsuite.results.outcome import Outcome
+from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Figures
-from perfsuite.verdict.noise import ClassNoise
-from perfsuite.verdict.sequential import Noise
-from tests.counted import (
-    BUCKETS,
-    EXPLAINED,
-    FULL_SIZE,
-    HOST_READ,
-    make_check,
-    make_counted,
-    make_counts,
-    make_dry,
-    make_entries,
-    make_finding,
-)
-from tests.report.test_explained import FIT, limit
+from tests.counted import EXPLAINED, FACTS, HOST_READ, NOT_COUNTED, make_check, make_counted, make_dry
 from tests.samples import (
-    BEFORE,
-    NOISE,
+    judged,
     make_case,
     make_compared,
     make_image_result,
@@ -43,11 +25,6 @@ from tests.samples import (
 from tests.sessions import make_blind, make_explained, make_gpu_result
 
 MIB = 2.0**20
-
-
-def unwrapped(shown: str) -> list[str]:
-    """Its lines, those again in one that were broken."""
-    return re.sub(r"\n    (?=\S)", " ", shown).splitlines()
 
 
 # The table
@@ -110,62 +87,27 @@ def test_every_outcome_has_its_colour_and_is_not_cut_short_however_long_the_row(
     assert re.sub(r"\x1b\[[0-9;]*m| +(?=\x1b\[0m\n)", "", colored) == plain
 
 
-def test_shared_figures_are_marked_in_table_and_explanation() -> None:
-    shared = make_shared()
-    assert table([shared], color=False, width=None).splitlines()[-1].endswith("  unhealthy (shared)")
-    told = "  shared: others used the machine; its figures are shown, and counts alone are judged"
-    assert told in explanation(shared).splitlines()
-    assert "shared" not in explanation(make_result(now()))
+def test_what_makes_a_verdict_worth_less_stands_next_to_it() -> None:
+    hidden = judged(make_result(now()), counts=NOT_COUNTED)
+    told = table([make_shared(), hidden], color=False, width=None).splitlines()
+    marked = [line.split("  ")[-1] for line in told if "(" in line]
+    assert marked == ["unhealthy (shared)", "passed (not counted)"]
 
 
 # A result in words
 
 
-def test_explanation_says_every_check_each_note_once_and_where_the_files_are() -> None:
-    run = now(tokens_per_s=79012, gpu_utilisation=97.4, energy_per_token_j=0.0321)
-    runs = [run.replace(notes=notes) for notes in (("drifting", "retries"), ("drifting",), ())]
-    told = unwrapped(explanation(make_result(*runs, baseline_file="baselines/cpu/x.json")))
-    assert told[0] == f"{BEFORE.case.id}: regressed after 3 launches"
-    speed, mean, memory, *others = told[1:]
-    assert re.fullmatch(
-        r"  tokens/s: 79,012, baseline 98,765: 20\.0% fewer "
-        r"\(99 % interval -2\d\.\d% to -1\d\.\d%\), 13\.0% allowed: regressed",
-        speed,
-    )
-    assert mean.startswith("  tokens/s with stalls: 97,000, baseline 97,000: 0.0% more")
-    assert memory.startswith("  peak memory: 64.0 MiB, baseline 64.0 MiB: 0.0%")
-    assert others == [
-        "  tokens/s per device: 49,382 (not judged)",
-        "  95th percentile of a step: 45.6 ms (not judged)",
-        "  p95/p50 of a step: 1.10 (not judged)",
-        "  GPU utilisation: 97 % (not judged)",
-        "  energy: 32.10 mJ per token (not judged)",
-        "  note: drifting (2 launches)",
-        "  note: retries",
-        "  baseline: baselines/cpu/x.json",
-        "  files of the launches: /tmp/runs/x",
+def test_figures_that_nothing_judges_are_shown_and_called_so() -> None:
+    told = explanation(make_result(now(gpu_utilisation=97.4, energy_per_token_j=0.0321)))
+    assert [line.strip() for line in told.splitlines() if "not judged" in line] == [
+        "tokens/s per device: 49,382 (not judged)",
+        "95th percentile of a step: 45.6 ms (not judged)",
+        "p95/p50 of a step: 1.10 (not judged)",
+        "GPU utilisation: 97 % (not judged)",
+        "energy: 32.10 mJ per token (not judged)",
     ]
-
-
-def test_explanation_says_blind_and_why_inconclusive() -> None:
-    told = "\n".join(unwrapped(explanation(make_result(BEFORE, noise=ClassNoise()))))
-    assert told.count(": inconclusive; the noise between launches is unknown") == len(GATED)
-    known = dict.fromkeys(NOISE.by_metric, Noise(sigma=0.3, degrees_of_freedom=30))
-    blind = make_result(BEFORE, noise=ClassNoise(by_metric=known))
-    assert "; blind: this gate finds only " in explanation(blind)
-
-
-def test_explanation_of_a_failure_ends_with_the_whole_traceback() -> None:
-    traceback = "Traceback:\n  line 1\nValueError: x\n"
-    failure = Failure(kind="crash", message="ValueError: x", rank=3, traceback=traceback)
-    told = explanation(make_result(BEFORE, make_run(failure=failure))).splitlines()
-    assert told[:2] == [f"{BEFORE.case.id}: failed after 2 launches", "  crash: ValueError: x"]
-    assert told[-4] == "  launch 2, traceback of rank 3:"
-    assert told[-3:] == ["    Traceback:", "      line 1", "    ValueError: x"]
-    of_no_rank = explanation(make_result(make_run(failure=failure.replace(rank=None)))).splitlines()
-    assert of_no_rank[-4] == "  launch 1, traceback:"
-    bare = failure.replace(traceback=None)
-    assert "traceback" not in explanation(make_result(make_run(failure=bare)))
+    assert "counts" not in told
+    assert "  energy: 2.00 mJ per sample (not judged)" in explanation(make_image_result())
 
 
 def test_what_a_failure_says_does_not_reach_the_terminal_as_a_command(
@@ -181,73 +123,14 @@ def test_what_a_failure_says_does_not_reach_the_terminal_as_a_command(
     assert not re.search(r"[\x00-\x09\x0b-\x1f]|^\s*::", printed, re.MULTILINE)
 
 
-def test_explanation_of_an_unhealthy_machine_tells_of_each_launch() -> None:
-    before = now(probe_s_p50=0.01)
-    told = explanation(make_result(*[now(probe_s_p50=0.02)] * 3, before=before)).splitlines()
-    assert told[0].endswith(": unhealthy after 3 launches")
-    assert told[1:4] == [
-        f"  launch {number} set aside: by the probe, the machine ran at 50% of its speed at the baseline"
-        for number in (1, 2, 3)
-    ]
-
-
-def test_explanation_lists_what_changed_since_the_baseline() -> None:
-    before = BEFORE.replace(observed=Observed(settings={}, environment={"torch": "2.11", "nccl": "2.27"}))
-    run = BEFORE.replace(observed=Observed(settings={}, environment={"torch": "2.12"}))
-    told = explanation(make_result(run, before=before))
-    assert "  changed since the baseline: nccl: 2.27 -> unset; torch: 2.11 -> 2.12" in told.splitlines()
-    assert "changed since" not in explanation(make_result(before, before=before))
-
-
-def test_samples_are_said_where_samples_are_counted() -> None:
-    images = make_image_result(tokens_per_s_per_device=61.7)
-    heading, shown = table([images], color=False, width=200).splitlines()
-    assert ("samples/s" in heading, "tokens" in heading, " 1,234 " in shown) == (True, False, True)
-    heading, first, second = table([images, make_result(now())], color=False, width=200).splitlines()
-    assert "tokens/s" in heading
-    assert (" 1,234 samples/s " in first, " 98,765 " in second) == (True, True)
-    said = explanation(images)
-    assert "  samples/s: 1,234, baseline 2,468: 50.0% fewer" in said
-    assert "  samples/s with stalls: 1,200, baseline 2,400: 50.0% fewer" in said
-    assert "  energy: 2.00 mJ per sample" in said
-    assert "token" not in said
-
-
-# Counts
-
-
-def test_explanation_begins_with_what_explains_and_goes_on_with_the_counts() -> None:
-    told = make_counted()
-    lines = explanation(told.replace(verdict=told.verdict.replace(explained=EXPLAINED))).splitlines()
-    assert lines[:8] == [
-        f"{told.case_id}: regressed after 1 launch",
-        f"  {EXPLAINED}",
-        "  counts: regressed",
-        f"    regressed: {make_finding().sentence}",
-        "    regressed: host reads in forward 1 -> 2",
-        f"    not judged: {BUCKETS.sentence}",
-        "    differs between launches, not judged: live peak of rank 1",
-        "    kernels are not judged: torch 2.13.0 -> 2.14.0",
-    ]
-    step = lines.index("  step 4 of ranks 0-63, counted:")
-    assert lines[step + 3].startswith("    computed: 551.0 TFLOP: forward 158.0 TFLOP, ")
-    assert "  baseline of the counts: baselines/counts/sm90/x.json" in lines
-    assert "counts" not in explanation(make_result(now()))
-    unlike = make_entries(make_counts(), make_counts(memory=None))
-    lines = explanation(make_counted(make_check(HOST_READ.replace(ranks="1")), counts=unlike)).splitlines()
-    assert "    regressed: host reads in forward 1 -> 2 (rank 1)" in lines
-    counted = [line for line in lines if line.endswith("counted:")]
-    assert counted == [f"  step 4 of rank {rank}, counted:" for rank in (0, 1)]
-
-
 def test_a_case_that_did_not_pass_is_told_in_twelve_lines_of_a_hundred_columns() -> None:
     failure = Failure(kind="crash", message="x" * 90 + " y" * 200, rank=3, traceback="a\nb\n" * 50)
     crashed = make_result(make_run(failure=failure))
     many = tuple(HOST_READ.replace(sentence=f"reads {'and so on ' * 20}{number}") for number in range(30))
     counted = make_counted(make_check(*many))
     slower = make_explained(make_gpu_result(2, "regressed"))
-    hidden = CountCheck(outcome="not counted", compared=False, notes=("a CUDA graph was replayed " * 20,))
-    hidden_too = slower.replace(verdict=slower.verdict.replace(counts=hidden, changed=("a -> b",) * 99))
+    hidden = NOT_COUNTED.replace(notes=("a CUDA graph was replayed " * 20,))
+    hidden_too = judged(slower, counts=hidden, changed=("a -> b",) * 99)
     for result in (crashed, counted, slower, hidden_too, make_shared(), make_compared(), never_run()):
         told = explanation(result, whole=False).splitlines()
         assert len(told) <= MOST_LINES
@@ -273,7 +156,8 @@ def test_in_short_there_is_what_decided_and_no_figure_that_was_not_judged() -> N
     for left_out in ("peak memory", "not judged", "counted:"):
         assert left_out not in told
     blind = make_blind(make_result(now()))
-    assert "; blind: this gate finds only" in explanation(blind, whole=False)
+    said = explanation(blind, whole=False)
+    assert ("; blind: this gate finds only" in said, "blind to changes" in said) == (True, False)
     assert explanation(make_dry(), whole=False) == explanation(make_dry())
 
 
@@ -281,22 +165,6 @@ def test_a_dry_run_is_told_as_one_with_what_was_counted_and_predicted() -> None:
     heading, shown = table([make_dry()], color=False, width=None).splitlines()
     assert re.split(r"  +", heading) == ["case", "computed", "collectives", "live peak", "dry run"]
     assert re.split(r"  +", shown)[1:] == ["551.0 TFLOP", "59.9 GiB", "41.0 GiB", "regressed"]
-    facts = DryFacts(fit=FIT, roofline=limit())
-    heading, _, shown = table([make_dry(dry_facts=facts)], color=False, width=80).splitlines()
+    heading, _, shown = table([make_dry(dry_facts=FACTS)], color=False, width=80).splitlines()
     assert len(heading) <= 80
     assert re.split(r"  +", shown.strip())[2:] == ["41.0 GiB", "81%: tight", "941,530", "regressed"]
-    told = explanation(make_dry(dry_facts=facts)).splitlines()
-    assert told[0] == f"{FULL_SIZE.id}: regressed by a dry run as if on NVIDIA H100 80GB HBM3"
-    assert told[-1] == "  files of the dry run: /tmp/runs/dry"
-    assert "nan" not in "".join(told)
-    assert {f"  {line}" for line in prediction(facts) if len(line) < WIDTH - 2} <= set(told)
-
-
-def test_a_comparison_of_arms_is_explained_by_its_pairs() -> None:
-    result = make_compared()
-    verdict = result.verdict.replace(changed=("torch: 2.13.0 -> 2.14.0",))
-    said = explanation(result.replace(verdict=verdict))
-    assert f"{result.case_id}: regressed after 5 pairs of launches" in said
-    assert "tokens/s: 69,136, arm A 98,765: " in said
-    assert "not as in arm A: torch: 2.13.0 -> 2.14.0" in said
-    assert "baseline" not in said

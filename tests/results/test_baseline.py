@@ -4,7 +4,6 @@ import json
 import math
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,18 +16,13 @@ from perfsuite.results.baseline import Acceptance, Baseline, loss_curve
 from perfsuite.results.rank_report import Flops, Observed
 from perfsuite.results.run import Node
 from perfsuite.results.store import BaselineStore
-from tests.samples import deterministic, make_case, make_figures, make_launches, make_run
+from tests.samples import deterministic, make_baseline, make_case, make_figures, make_launches, make_run
 
 CLASS = "cpu-test-2c"
 CASE = make_case()
 
 
 ACCEPTED = Acceptance(by="Ada", date="2026-01-03", commit="4815f77", reason="NCCL 2.28 is slower")
-
-
-def recorded(speed: float = 1, **changes: Any) -> Baseline:
-    [run] = make_launches(speed)
-    return baseline.from_runs([run.replace(**changes)])
 
 
 @pytest.mark.parametrize(
@@ -46,16 +40,9 @@ def recorded(speed: float = 1, **changes: Any) -> Baseline:
     ],
 )
 def test_figures_are_kept_to_six_digits(value: float | None, kept: float | None) -> None:
-    run = make_run(figures=make_figures(tokens_per_s=value))
-    found = baseline.from_runs([run]).launches[0].figures.tokens_per_s
-    assert repr(found) == repr(kept)
-
-
-def test_every_figure_is_rounded_alike() -> None:
-    run = make_run(figures=make_figures(mfu=0.123456789, step_jitter=1.23456789, alloc_retries=2))
-    kept = baseline.from_runs([run]).launches[0].figures
-    assert (kept.mfu, kept.step_jitter, kept.alloc_retries) == (0.123457, 1.23457, 2)
-    assert kept.tflops_per_device is None
+    run = make_run(figures=make_figures(tokens_per_s=value, mfu=value))
+    figures = make_baseline(run).launches[0].figures
+    assert [repr(each) for each in (figures.tokens_per_s, figures.mfu)] == [repr(kept)] * 2
 
 
 def test_every_launch_is_kept_what_ran_is_what_the_newest_says_and_the_oldest_when() -> None:
@@ -75,13 +62,14 @@ def test_every_launch_is_kept_what_ran_is_what_the_newest_says_and_the_oldest_wh
     assert (made.flops, made.observed, made.recorded_at) == (runs[2].flops, runs[2].observed, "at 0")
 
 
-def test_each_launch_may_say_its_session(tmp_path: Path) -> None:
+def test_each_launch_may_say_its_session_and_all_without_one_are_one() -> None:
     made = baseline.from_runs(make_launches(1, 1.01, 1.02), sessions=["a", "a", "b"])
-    path = BaselineStore(tmp_path).write_reviewed(made)
-    held = documents.read(path, Baseline)
-    assert [launch.session for launch in held.launches] == ["a", "a", "b"]
-    assert held.session_sizes("tokens_per_s") == [2, 1]
-    assert held.session_sizes("mfu") == []
+    assert [launch.session for launch in made.launches] == ["a", "a", "b"]
+    assert made.session_sizes("tokens_per_s") == [2, 1]
+    assert made.session_sizes("mfu") == []
+    assert make_baseline(*make_launches(1, 1.01, 1.02)).session_sizes("tokens_per_s") == [3]
+    with pytest.raises(ValueError, match="zip"):
+        baseline.from_runs(make_launches(1, 2), sessions=["a"])
 
 
 def test_another_set_of_nodes_counts_as_another_session() -> None:
@@ -94,25 +82,10 @@ def test_another_set_of_nodes_counts_as_another_session() -> None:
     assert made.session_sizes("tokens_per_s") == [2, 1]
 
 
-def test_a_file_that_says_no_sessions_is_one(tmp_path: Path) -> None:
-    path = BaselineStore(tmp_path).write_reviewed(recorded())
-    content = json.loads(path.read_text())
-    content["launches"] = [{k: v for k, v in content["launches"][0].items() if k != "session"}] * 3
-    path.write_text(json.dumps(content))
-    held = documents.read(path, Baseline)
-    assert [launch.session for launch in held.launches] == [None] * 3
-    assert held.session_sizes("tokens_per_s") == [3]
-
-
 def test_who_accepted_it_and_why_stands_in_the_file(tmp_path: Path) -> None:
     made = baseline.from_runs(make_launches(1, 1.01), accepted=ACCEPTED)
     path = BaselineStore(tmp_path).write_reviewed(made)
-    assert json.loads(path.read_text())["accepted"] == {
-        "by": "Ada",
-        "date": "2026-01-03",
-        "commit": "4815f77",
-        "reason": "NCCL 2.28 is slower",
-    }
+    assert json.loads(path.read_text())["accepted"] == ACCEPTED.model_dump()
     assert documents.read(path, Baseline) == made
 
 
@@ -157,7 +130,7 @@ def test_the_device_probe_of_each_launch_is_kept_and_told_by_its_median() -> Non
     kept = [launch.device_probe for launch in made.launches]
     assert kept == [{"matmul": 712.346, "copy": 3.0}, *probes[1:]]
     assert made.device_probe() == {"copy": 3.0, "matmul": 700.0}
-    assert recorded().device_probe() == {}
+    assert make_baseline().device_probe() == {}
 
 
 def test_values_and_median_are_those_of_the_launches_that_have_the_figure_in_their_order() -> None:
@@ -170,9 +143,4 @@ def test_values_and_median_are_those_of_the_launches_that_have_the_figure_in_the
 
 def test_a_baseline_without_launches_cannot_be() -> None:
     with pytest.raises(CaseError, match=r"Baseline: launches: .*at least 1 item"):
-        recorded().replace(launches=())
-
-
-def test_a_session_has_to_be_named_for_each_run() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        baseline.from_runs(make_launches(1, 2), sessions=["a"])
+        make_baseline().replace(launches=())

@@ -14,7 +14,7 @@ from perfsuite.results.baseline import Acceptance
 from perfsuite.results.count_baseline import CountBaseline, from_runs, target_of, unsteady, versions_of
 from perfsuite.results.rank_report import Observed
 from tests.samples import make_case, make_gpu_machine, make_machine
-from tests.twin_counts import GATHERED, baseline_of, counts, launch, memory
+from tests.twin_counts import GATHERED, baseline_of, counts, launch
 
 MORE = counts(host_reads={"forward": 2, "optimizer": 39})
 
@@ -113,9 +113,3 @@ def test_a_bad_file_is_an_error_that_names_the_field(
     file.write_text(json.dumps({**documents.plain(baseline_of()), **changes}))
     with pytest.raises(FileError, match=f"^{file}: {message}"):
         documents.read(file, CountBaseline)
-
-
-def test_a_peak_that_hardly_differs_is_steady() -> None:
-    near, far = (counts(memory=memory(peak=peak)) for peak in (12_910_000, 13_500_000))
-    assert baseline_of(near, counts()).unsteady == ()
-    assert baseline_of(far, counts()).unsteady == ("peak of live tensors",)

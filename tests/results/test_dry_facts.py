@@ -7,8 +7,9 @@ import pytest
 from perfsuite.case.case import Topology
 from perfsuite.case.hardware import Machine
 from perfsuite.results.counts import Counts, RankCounts
-from perfsuite.results.dry_facts import Fit, MemoryPart, Roofline, roofline
+from perfsuite.results.dry_facts import MemoryPart, Roofline, roofline
 from tests import twin_counts
+from tests.counted import FIT
 from tests.samples import make_case, make_gpu_machine, make_machine
 
 GB = 10**9
@@ -107,17 +108,6 @@ def test_without_all_flops_or_a_peak_there_is_no_limit() -> None:
 
 def test_the_range_of_a_need() -> None:
     """At least what lives at once, at most what the allocator would hold; each with what lies beside it."""
-    fit = Fit(
-        rank=0,
-        live=90,
-        allocated=100,
-        reserved=130,
-        reserved_expandable=110,
-        outside=(
-            MemoryPart(name="a", low=5, high=10, source="s"),
-            MemoryPart(name="b", low=1, high=4, source="s"),
-        ),
-        card=200,
-        verdict="fits",
-    )
+    a, b = (MemoryPart(name="x", low=low, high=high, source="s") for low, high in ((5, 10), (1, 4)))
+    fit = FIT.replace(allocated=100, reserved=130, outside=(a, b))
     assert (fit.least, fit.most) == (106, 144)

@@ -10,13 +10,12 @@ from perfsuite.results.outcome import (
     STYLES,
     UNMEASURED,
     WORST_FIRST,
-    Check,
     Excuse,
     Outcome,
     OutcomeStyle,
     Verdict,
 )
-from tests.samples import make_run
+from tests.samples import make_run, metric_check
 
 
 def test_every_outcome_and_every_excuse_has_a_style_from_the_worst_to_the_best() -> None:
@@ -41,16 +40,11 @@ def test_each_letter_stands_for_one_outcome_and_is_none_of_pytests() -> None:
     assert not set(letters.values()) & set(".FEsxX")
 
 
-def make_check(**changes: Any) -> Check:
-    values = {"metric": "x", "label": "x", "unit": "", "outcome": "passed", "measured": 1, "baseline": 1}
-    return Check(**{**values, "allowed": 0.03, **changes})
-
-
-@pytest.mark.parametrize(("detectable", "blind"), [(None, False), (0.03, False), (0.031, True)])
+@pytest.mark.parametrize(("detectable", "blind"), [(None, False), (0.13, False), (0.131, True)])
 def test_a_gate_is_blind_that_finds_no_change_as_small_as_its_tolerance(
     detectable: float | None, blind: bool
 ) -> None:
-    assert make_check(minimum_detectable=detectable).blind is blind
+    assert metric_check(minimum_detectable=detectable).blind is blind
 
 
 def test_launches_are_counted_from_1_where_some_are_no_evidence() -> None:
@@ -73,7 +67,7 @@ def test_launches_are_counted_from_1_where_some_are_no_evidence() -> None:
 def test_times_are_recorded_though_counts_improved(
     outcome: Any, checks: tuple[Any, ...], recorded: bool
 ) -> None:
-    made = tuple(make_check(outcome=each, baseline=None) for each in checks)
+    made = tuple(metric_check(outcome=each, baseline=None) for each in checks)
     assert Verdict(outcome=outcome, launches=1, checks=made).is_recorded is recorded
 
 

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from perfsuite import documents
-from perfsuite.results.baseline import from_runs
 from perfsuite.results.profile import ProfileBaseline, StepSplit, Work, of_baseline
-from tests.samples import make_run
-from tests.traces import launch_profile, make_profile, unseen_profile
+from tests.samples import make_baseline
+from tests.traces import EAGER, launch_profile, make_profile, unseen_profile
 
 
 def test_ranks_that_call_the_same_share_an_entry_with_the_mean_of_their_times() -> None:
@@ -28,19 +27,13 @@ def test_ranks_that_call_the_same_share_an_entry_with_the_mean_of_their_times() 
     assert launch.of_rank(3) is None
 
 
-def test_what_is_unsteady_in_one_rank_parts_it_from_no_other() -> None:
+def test_what_is_unsteady_in_one_rank_parts_it_from_no_other_and_is_compared_in_none() -> None:
     steady = make_profile()
-    unsteady = steady.replace(unsteady=(steady.operators[0].name,))
-    (entry,) = launch_profile(steady, unsteady, steady).ranks
-    assert entry.name == "0-2"
-    assert entry.profile.unsteady == unsteady.unsteady
-
-
-def test_what_is_unsteady_in_one_rank_is_compared_in_none() -> None:
-    unsteady = make_profile().replace(unsteady=("aten::mm",))
-    launch = launch_profile(unsteady, make_profile().replace(kernels=()))
-    assert [entry.name for entry in launch.ranks] == ["0", "1"]
-    assert [entry.profile.unsteady for entry in launch.ranks] == [("aten::mm",)] * 2
+    unsteady = steady.replace(unsteady=("aten::mm",))
+    for profiles, names in (((steady, unsteady, steady), ["0-2"]), ((unsteady, EAGER), ["0", "1"])):
+        ranks = launch_profile(*profiles).ranks
+        assert [entry.name for entry in ranks] == names
+        assert {entry.profile.unsteady for entry in ranks} == {("aten::mm",)}
 
 
 @pytest.mark.parametrize(("compute", "straggler"), [(60_000, None), (70_000, None), (90_000, 2)])
@@ -65,7 +58,7 @@ def test_what_is_hidden_is_no_part_of_the_step() -> None:
 
 
 def test_the_profile_of_a_baseline_reads_back_with_a_line_for_each_operator(tmp_path: Path) -> None:
-    known = of_baseline(from_runs([make_run()] * 5), launch_profile())
+    known = of_baseline(make_baseline(), launch_profile())
     documents.write(tmp_path / "x.json", known)
     assert documents.read(tmp_path / "x.json", ProfileBaseline) == known
     assert '{"calls": 24.0, "name": "aten::mm", "us": 9000.0}' in (tmp_path / "x.json").read_text()

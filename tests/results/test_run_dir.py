@@ -33,28 +33,21 @@ def test_each_file_has_a_name_of_its_own() -> None:
     assert {file.parent for file in files} == {Path("d")}
 
 
-def test_stacks_are_found_with_rank_and_process_those_of_no_known_rank_first(tmp_path: Path) -> None:
+def test_stacks_are_found_by_node_with_rank_and_process_those_of_no_known_rank_first(tmp_path: Path) -> None:
+    """Two nodes may have processes of one number."""
     run_dir = RunDir(tmp_path)
-    processes = [(10, 100), (2, 101), (2, 99), (2, 7), (2, 300), (2, 55), (0, 97), (None, 98)]
-    for rank, pid in processes:
-        run_dir.stacks(rank, pid).touch()
-    found = run_dir.all_stacks()
     by_number = [(None, 98), (0, 97), (2, 7), (2, 55), (2, 99), (2, 101), (2, 300), (10, 100)]
-    assert found == [(rank, pid, run_dir.stacks(rank, pid)) for rank, pid in by_number]
+    for rank, pid in reversed(by_number):
+        run_dir.stacks(rank, pid).touch()
+    run_dir.stacks(11, 7, 1).touch()
+    found = [(rank, pid, run_dir.stacks(rank, pid)) for rank, pid in by_number]
+    assert run_dir.all_stacks(0) == found
+    assert run_dir.all_stacks() == [*found, (11, 7, run_dir.stacks(11, 7, 1))]
 
 
 def test_a_run_dir_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
         RunDir(Path("d")).path = Path("e")  # type: ignore[misc]
-
-
-def test_stacks_of_one_node_are_told_from_those_of_another(tmp_path: Path) -> None:
-    """Two nodes may have processes of one number."""
-    run_dir = RunDir(tmp_path)
-    for node in (0, 1):
-        run_dir.stacks(node, 7, node).touch()
-    assert run_dir.all_stacks(1) == [(1, 7, run_dir.stacks(1, 7, 1))]
-    assert len(run_dir.all_stacks()) == 2
 
 
 def test_files_of_nodes_are_in_the_order_of_the_nodes(tmp_path: Path) -> None:

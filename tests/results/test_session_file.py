@@ -88,6 +88,10 @@ def test_figures_are_shared_where_all_launches_that_count_are() -> None:
     crash = disturbed.replace(failure=Failure(kind="crash", message="x"))
     assert not result(crash).shared, "a crash is the code's"
     assert not never_run().shared
+    none_counts = Verdict(outcome="unhealthy", launches=2, unhealthy_launches=(1, 2))
+    for runs in ((quiet, disturbed), (disturbed, quiet)):
+        assert result(*runs, verdict=none_counts).shared
+        assert result(*runs, verdict=none_counts).healthy_runs == list(runs)
     assert strict([result(disturbed)])["results"][0]["shared"] is True
 
 
@@ -127,19 +131,14 @@ def test_json_is_strict_though_next_to_nothing_is_known_of_the_noise() -> None:
 
 
 def test_json_has_every_launch_and_verdict() -> None:
-    runs = [now(), now(tokens_per_s=98767), now()]
-    written = strict([make_result(*runs, baseline_file="b.json")])
+    written = strict([make_result(now(), now(tokens_per_s=98767), now())])
     assert (written["schema_version"], written["status"]) == (1, "complete")
     assert written["machine"]["hardware_class"] == "cpu-test-2c"
     [good] = written["results"]
     assert good["outcome"] == good["verdict"]["outcome"] == "passed"
     assert good["verdict"]["launches"] == len(good["runs"]) == 3
-    assert [Run.model_validate(run) for run in good["runs"]] == runs
-    assert Verdict.model_validate(good["verdict"]) == make_result(*runs).verdict
     assert Figures.model_validate(good["figures"]) == now().figures
     assert [each["metric"] for each in good["verdict"]["checks"]] == [metric.name for metric in GATED]
-    assert (good["nodeid"], good["case_id"]) == ("bench_cases/test_x.py::test_x[a]", BEFORE.case.id)
-    assert (good["framework"], good["baseline_file"], good["directory"]) == ("fake", "b.json", "/tmp/runs/x")
 
 
 def test_json_of_a_case_that_was_never_launched() -> None:
@@ -152,22 +151,7 @@ def test_json_of_a_case_that_was_never_launched() -> None:
 
 def test_json_keeps_the_order_and_tells_what_was_skipped() -> None:
     skipped = Skipped(nodeid="n", case_id="c", framework="f", reason="r")
-    written = strict([never_run(), make_result(BEFORE)], skipped)
+    written = strict([never_run(), make_result(BEFORE)], skipped, status="interrupted")
+    assert (written["status"], written["interrupted_launches"]) == ("interrupted", [])
     assert [told["outcome"] for told in written["results"]] == ["failed", "passed"]
     assert written["skipped"] == [{"nodeid": "n", "case_id": "c", "framework": "f", "reason": "r"}]
-
-
-@pytest.mark.parametrize("status", ["complete", "interrupted"])
-def test_json_of_nothing_is_clean_and_was_not_interrupted_unless_it_says_so(status: str) -> None:
-    written = strict([], status=status)
-    assert (written["results"], written["skipped"], written["status"]) == ([], [], status)
-    assert (written["dirty"], written["interrupted_case"]) == (False, None)
-    assert written["interrupted_launches"] == []
-
-
-def test_one_launch_that_others_disturbed_is_enough_where_none_counts() -> None:
-    verdict = Verdict(outcome="unhealthy", launches=2, unhealthy_launches=(1, 2))
-    for runs in ((now(), now().replace(health=DISTURBED)), (now().replace(health=DISTURBED), now())):
-        told = make_result(*runs, verdict=verdict)
-        assert told.shared
-        assert told.healthy_runs == list(runs)

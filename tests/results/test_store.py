@@ -10,12 +10,11 @@ from perfsuite import documents
 from perfsuite.analysis.collect import newest_profile
 from perfsuite.case.case import Case, CaseFile, Topology
 from perfsuite.errors import FileError
-from perfsuite.results import baseline
-from perfsuite.results.baseline import Baseline, from_runs
+from perfsuite.results.baseline import Baseline
 from perfsuite.results.profile import RankProfileFile, of_baseline
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.store import BaselineStore, FoundBaseline, SessionDir, Store
-from tests.samples import make_case, make_launches, make_machine, make_run
+from tests.samples import make_baseline, make_case, make_launches, make_machine, make_run
 from tests.traces import EAGER, launch_profile, make_profile
 from tests.twin_counts import baseline_of
 
@@ -25,7 +24,7 @@ CASE = make_case()
 
 def recorded(speed: float = 1, **changes: Any) -> Baseline:
     [run] = make_launches(speed)
-    return baseline.from_runs([run.replace(**changes)])
+    return make_baseline(run.replace(**changes))
 
 
 def stored(directory: Path, speed: float = 1, **changes: Any) -> Path:
@@ -56,17 +55,14 @@ def test_messages_name_the_directories_that_are_looked_at() -> None:
     assert str(BaselineStore(Path("a"))) == "a"
 
 
-def test_a_reviewed_baseline_is_found_before_a_local_one(baselines: BaselineStore) -> None:
+def test_a_reviewed_baseline_is_found_first_and_none_of_another_class_or_case(
+    baselines: BaselineStore,
+) -> None:
     file = baselines.write_local(recorded(2))
     assert baselines.find(CLASS, CASE) == (recorded(2), file)
     assert BaselineStore(baselines.reviewed).find(CLASS, CASE) is None
     file = baselines.write_reviewed(recorded(1))
     assert baselines.find(CLASS, CASE) == (recorded(1), file)
-
-
-def test_a_baseline_of_another_class_or_case_is_not_found(tmp_path: Path) -> None:
-    stored(tmp_path)
-    baselines = BaselineStore(tmp_path)
     assert baselines.find("h100-80gb-sxm", CASE) is None
     assert baselines.find(CLASS, make_case(micro_batch=3)) is None
 
@@ -120,18 +116,11 @@ def speeds_of_class(*directories: Path) -> list[float | None]:
 OTHERS = [make_case(micro_batch=size) for size in (3, 4)]
 
 
-def test_of_class_takes_every_case_of_that_class_and_no_other(tmp_path: Path) -> None:
-    stored(tmp_path, 1)
-    stored(tmp_path, 3, case=OTHERS[0])
-    stored(tmp_path, 5, machine=make_machine(hardware_class="h100-80gb-sxm"))
-    assert sorted(held.case.micro_batch for held in BaselineStore(tmp_path).of_class(CLASS)) == [2, 3]
-    assert speeds_of_class(tmp_path) == [1000, 3000]
-
-
-def test_of_class_takes_each_case_from_the_first_directory_that_has_it(tmp_path: Path) -> None:
+def test_of_class_takes_each_case_of_that_class_from_the_first_directory_that_has_it(tmp_path: Path) -> None:
     reviewed, local, nowhere = tmp_path / "reviewed", tmp_path / "local", tmp_path / "nowhere"
     stored(reviewed, 1)
     stored(reviewed, 2, case=OTHERS[0])
+    stored(reviewed, 5, machine=make_machine(hardware_class="h100-80gb-sxm"))
     stored(local, 10)
     stored(local, 30, case=OTHERS[1])
     assert speeds_of_class(reviewed, local) == [1000, 2000, 30000]
@@ -254,7 +243,7 @@ def test_a_case_measured_again_and_each_preflight_has_a_directory_of_its_own(tmp
 def test_a_profile_stands_beside_its_baseline_and_belongs_to_no_newer_one(
     baselines: BaselineStore, tmp_path: Path
 ) -> None:
-    known = from_runs([make_run()] * 5)
+    known = make_baseline()
     found = FoundBaseline(known, baselines.write_local(known))
     assert baselines.profile_of(found) is None
     file = baselines.profiles.write_local(of_baseline(known, launch_profile()))

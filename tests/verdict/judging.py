@@ -39,10 +39,7 @@ BASELINE_H100 = from_runs(make_launches(1.0, 1.003, 0.998, 1.001, 0.997, machine
 
 
 def judged(
-    runs: Sequence[Run],
-    baseline: Baseline | None = BASELINE,
-    noise: ClassNoise = QUIET,
-    **policy: int,
+    runs: Sequence[Run], baseline: Baseline | None = BASELINE, noise: ClassNoise = QUIET, **policy: int
 ) -> Verdict:
     """The verdict, which survives its JSON file whatever it is."""
     verdict = judge(runs, baseline, noise, Policy(**policy))
@@ -52,10 +49,7 @@ def judged(
 
 
 def session(
-    runs: Sequence[Run],
-    baseline: Baseline | None = BASELINE,
-    noise: ClassNoise = QUIET,
-    **policy: int,
+    runs: Sequence[Run], baseline: Baseline | None = BASELINE, noise: ClassNoise = QUIET, **policy: int
 ) -> Verdict:
     """Launch by launch until decided, as `run.measure` does."""
     for used in range(1, len(runs) + 1):

@@ -270,12 +270,7 @@ KERNEL_MORE = counts(kernels={"forward": 178, "backward": 327, "optimizer": 351}
         (launch(), launch(KERNEL_MORE), "regressed", "kernels in forward: 177 -> 178"),
         (launch(KERNEL_MORE), launch(), "improved", "kernels in forward: 178 -> 177"),
         (launch(), launch(KERNEL_MORE, torch="2.14.0"), "regressed", "kernels in forward: 177 -> 178"),
-        (
-            launch(),
-            launch(counts(collectives=())),
-            "inconclusive",
-            "less than half, which may be done",
-        ),
+        (launch(), launch(counts(collectives=())), "inconclusive", "less than half, which may be done"),
         (launch(), launch(counts=()), "inconclusive", "no launch was counted"),
         (launch(counts=()), launch(), "inconclusive", "nothing was counted"),
         (launch(), launch(counts(method="hooks-1")), "failed", "give both the same perfsuite"),

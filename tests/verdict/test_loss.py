@@ -7,20 +7,13 @@ from collections.abc import Sequence
 import pytest
 
 from perfsuite.results.baseline import from_runs
-from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.loss import _near, loss_differs
 from tests.samples import make_run
-from tests.verdict.judging import QUIET, check_of, in_environment, judged, session, with_loss
+from tests.verdict.judging import QUIET, check_of, judged, session, with_loss
 
 FIVE = from_runs([with_loss(1)] * 5)
-
-
-def test_what_changed_is_listed_with_a_loss_that_differs() -> None:
-    seen = Observed(settings={}, environment={"torch": "2.12"})
-    verdict = judged([with_loss(2).replace(observed=seen)], from_runs([in_environment(torch="2.11")] * 3))
-    assert (verdict.failure, verdict.changed) == ("loss", ("torch: 2.11 -> 2.12",))
 
 
 @pytest.mark.parametrize(
@@ -181,28 +174,21 @@ def told(baseline: Sequence[tuple[float, ...]], now: tuple[float, ...]) -> str |
 @pytest.mark.parametrize(
     ("launches", "allowed"),
     [
+        ((1.0,), 0.02),  # where nothing scatters, or too few tell: sums in another order
+        ((0.9, 1.1), 0.02),
+        ((1.0, 1.0, 1.0), 0.02),
+        ((1.0, 1.0, 1.0, 1.0), 0.02),
         ((0.99, 1.0, 1.01), 0.1474),  # t of 6 degrees of freedom at 4.3 standard deviations: 12.77
         ((0.99, 0.99, 1.0, 1.01, 1.01), 0.0757),  # t of 12: 6.91
     ],
 )
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_a_loss_may_differ_as_much_as_three_launches_or_more_scatter_in_its_mean_too(
+def test_a_loss_may_differ_by_two_percent_or_as_much_as_three_launches_or_more_scatter(
     launches: tuple[float, ...], allowed: float, sign: int
 ) -> None:
     baseline = [(level,) * 10 for level in launches]
     assert told(baseline, (1 + sign * 0.998 * allowed,) * 10) is None
     assert told(baseline, (1 + sign * 1.002 * allowed,) * 10) is not None
-
-
-@pytest.mark.parametrize("levels", [(1.0,), (0.9, 1.1), (1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0)])
-@pytest.mark.parametrize("sign", [-1, 1])
-def test_a_loss_may_differ_by_two_percent_where_nothing_scatters(
-    levels: tuple[float, ...], sign: int
-) -> None:
-    """Sums in another order. Two launches tell no scatter."""
-    baseline = [(level,) * 10 for level in levels]
-    assert told(baseline, (1 + sign * 0.0199,) * 10) is None
-    assert told(baseline, (1 + sign * 0.0201,) * 10) is not None
 
 
 @pytest.mark.parametrize("launches", [1, 2, 3])

@@ -20,7 +20,8 @@ from perfsuite.verdict.noise import (
     pooled_over_sessions,
 )
 from perfsuite.verdict.robust import SCALE_EFFICIENCY
-from perfsuite.verdict.sequential import MAX_LAUNCHES, SIGMA_FLOOR, Noise, decide, pooled_noise
+from perfsuite.verdict.sequential import MAX_LAUNCHES, SIGMA_FLOOR, Noise, pooled_noise
+from tests.benchmarks.simulated_gate import in_turn
 from tests.samples import make_launches
 
 SPEEDS = (1.0, 1.03, 0.98, 1.01, 0.97, 1.02, 0.99, 1.04, 0.96, 1.005)
@@ -98,18 +99,6 @@ def test_as_many_degrees_of_freedom_tell_a_noise(
     if degrees > 2:
         alone = of_speed(recorded(*SPEEDS))
         assert known(noise, TOKENS_PER_S).sigma == pytest.approx(alone.sigma, rel=1e-3)
-
-
-def test_each_metric_has_its_own_noise() -> None:
-    runs = make_launches(*SPEEDS)
-    spread = [
-        run.replace(figures=run.figures.replace(tokens_per_s_mean=990 * speed**5))
-        for run, speed in zip(runs, SPEEDS, strict=True)
-    ]
-    noise = class_noise([from_runs(spread)])
-    speed = known(noise, TOKENS_PER_S).sigma
-    assert known(noise, TOKENS_PER_S_MEAN).sigma == pytest.approx(5 * speed, rel=1e-3)
-    assert known(noise, PEAK_MEMORY).sigma == SIGMA_FLOOR
 
 
 def test_noise_is_that_of_the_cost() -> None:
@@ -353,10 +342,7 @@ def false_alarms(within: float, between: float, sessions: int, *, trials: int = 
         noise = against(pooled, [len(each) for each in cases[0].values()])
         before = [seconds for each in cases[0].values() for seconds in each]
         [today, *_] = night(rng, within, between, 1, MAX_LAUNCHES)
-        for used in range(1, MAX_LAUNCHES + 1):
-            decision = decide(before, today[:used], tolerance=0.03, noise=noise)
-            if decision.outcome != "undecided":
-                break
+        decision = in_turn(before, today, tolerance=0.03, noise=noise)
         alarms += decision.outcome == "regressed"
         blind += decision.blind
     return alarms / trials, blind / trials

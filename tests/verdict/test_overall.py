@@ -7,6 +7,7 @@ import pytest
 from perfsuite.case.case import KnownIssue, Topology
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Acceptance
+from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.outcome import Check, CountCheck, Excuse, Outcome, Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
@@ -124,6 +125,14 @@ def test_counts_without_a_baseline_become_one_unless_they_are_worse_or_injected(
     recorded = CountCheck(outcome="recorded", compared=False, baseline_file="b.json")
     neither = CountCheck(outcome="passed", compared=False, notes=(NOTHING_TO_COMPARE,))
     assert counts == (neither if inject or outcome in ("regressed", "failed") else recorded)
+
+
+@pytest.mark.parametrize("baseline", [baseline_of(), None])
+def test_the_file_of_a_baseline_is_told_where_there_is_one(baseline: CountBaseline | None) -> None:
+    hides = launch(counts=(), hidden=("a replay",))
+    check = with_counts(timed("passed"), [hides], baseline, "b.json").counts
+    assert check is not None
+    assert check.baseline_file == ("b.json" if baseline else None)
 
 
 UNSEEN = {"": taken(unseen_profile(0.9))}

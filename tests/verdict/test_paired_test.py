@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from tests.samples import deterministic
 
 A = [1.004, 0.993, 1.009, 0.998, 1.001, 1.012, 0.99, 1.003, 0.996, 1.0, 1.007, 0.995]
 B = [1.001, 0.998, 1.004, 1.003, 0.996, 1.007, 0.996, 1.0, 1.001, 0.994, 1.003, 1.0]
-OPPOSITE = {"slower": "faster", "faster": "slower"}
+OPPOSITE = {"regressed": "improved", "improved": "regressed"}
 
 costs = st.floats(-0.05, 0.05).map(math.exp)
 some_pairs = st.lists(st.tuples(costs, costs), min_size=1, max_size=MAX_PAIRS)
@@ -44,19 +45,19 @@ def look(
     return paired_test._look(pair_differences(a, b), probe, tolerance, max_pairs)
 
 
-@pytest.mark.parametrize(("change", "outcome"), [(0.0, "same"), (0.06, "slower"), (-0.06, "faster")])
+@pytest.mark.parametrize(("change", "outcome"), [(0.0, "passed"), (0.06, "regressed"), (-0.06, "improved")])
 def test_a_change_is_found_with_its_sign(change: float, outcome: str) -> None:
     decision = decided(A, [(1 + change) * cost for cost in B], tolerance=0.03)
     assert decision.outcome == outcome
     assert decision.interval[0] < change < decision.interval[1]
     assert decision.change == pytest.approx(change, abs=0.01)
-    fewest = MIN_PAIRS if outcome == "same" else MIN_CHANGED
+    fewest = MIN_PAIRS if outcome == "passed" else MIN_CHANGED
     assert fewest <= decision.pairs <= fewest + 1
 
 
 def test_fewer_than_three_pairs_decide_nothing_and_fewer_than_five_no_change() -> None:
-    assert [look([1.0] * pairs, [1.0] * pairs).outcome for pairs in (2, 3)] == ["undecided", "same"]
-    assert [look([1.0] * pairs, [2.0] * pairs).outcome for pairs in (4, 5)] == ["undecided", "slower"]
+    assert [look([1.0] * pairs, [1.0] * pairs).outcome for pairs in (2, 3)] == ["undecided", "passed"]
+    assert [look([1.0] * pairs, [2.0] * pairs).outcome for pairs in (4, 5)] == ["undecided", "regressed"]
 
 
 @pytest.mark.parametrize(
@@ -80,8 +81,8 @@ def test_launches_alternate_a_b_b_a_and_neighbours_are_of_one_arm() -> None:
 def test_what_was_decided_stays_whatever_is_launched_for_another_metric() -> None:
     a = [1.0, 1.001, 0.999, 1.0, 1.001, 0.999]
     b = [*a[:3], *(1.2 * cost for cost in a[3:])]
-    assert look(a[:3], b[:3]).outcome == "same"
-    assert look(a, b).outcome != "same"
+    assert look(a[:3], b[:3]).outcome == "passed"
+    assert look(a, b).outcome != "passed"
     assert decided(a, b, tolerance=0.03) == look(a[:3], b[:3])
     assert decided(A[:2], B[:2], tolerance=0.03) == look(A[:2], B[:2]), "undecided: the last look"
     with pytest.raises(ValueError, match="6 launches of arm A and 3 of arm B"):
@@ -94,31 +95,17 @@ def test_what_both_launches_of_a_pair_share_cancels() -> None:
     a = [factor * cost for factor, cost in zip(machine, A, strict=True)]
     b = [1.06 * factor * cost for factor, cost in zip(machine, B, strict=True)]
     decision = decided(a, b, tolerance=0.03)
-    assert (decision.outcome, decision.pairs <= 6) == ("slower", True)
+    assert (decision.outcome, decision.pairs <= 6) == ("regressed", True)
     assert decision.change == pytest.approx(0.06, abs=0.01)
-
-
-def test_one_disturbed_pair_never_makes_a_change() -> None:
-    for disturbed in range(4):
-        b = [(1.5 if pair == disturbed else 1.0) * cost for pair, cost in enumerate(B[:4])]
-        for used in (3, 4):
-            assert look(A[:used], b[:used]).outcome not in ("slower", "faster")
 
 
 def test_neighbours_of_one_arm_tell_of_noise() -> None:
     """In both, the ratios of all pairs are 1; only in the second do launches of one arm differ."""
     quiet, noisy = look([1.0] * 4, [1.0] * 4), look([1.0, 1.1, 0.9, 1.0], [1.0, 1.1, 0.9, 1.0])
-    assert quiet.outcome == "same"
-    assert noisy.outcome != "same"
+    assert quiet.outcome == "passed"
+    assert noisy.outcome != "passed"
     assert noisy.pair_sigma > 5 * quiet.pair_sigma
     assert quiet.pair_sigma == pytest.approx(0.002 * math.sqrt(2)), "not believed beyond the floor"
-
-
-def test_the_neighbours_are_launches_in_a_row_of_one_arm() -> None:
-    """B of pairs 0 and 1, A of pairs 1 and 2, B of pairs 2 and 3: none of these differs, whatever drifts."""
-    a = [1.0, 1.3, 1.3, 1.7]
-    b = [1.2, 1.2, 1.5, 1.5]
-    assert look(b, a).pair_sigma > look(a, b).pair_sigma
 
 
 def test_as_much_noise_as_change_is_inconclusive_before_all_pairs_are_used() -> None:
@@ -150,7 +137,7 @@ def followed(factor: float = 1.0, exponent: float = 0.5) -> tuple[list[float], l
     return a, [factor * cost for cost in b]
 
 
-@pytest.mark.parametrize(("change", "outcome"), [(0.0, "same"), (0.06, "slower"), (-0.06, "faster")])
+@pytest.mark.parametrize(("change", "outcome"), [(0.0, "passed"), (0.06, "regressed"), (-0.06, "improved")])
 def test_what_follows_the_probe_is_taken_out(change: float, outcome: str) -> None:
     a, b = followed(1 + change)
     decision = decided(a, b, tolerance=0.03, probes=PROBES)
@@ -186,9 +173,9 @@ def test_where_the_probe_differs_between_the_arms_both_ways_must_say_it() -> Non
     decision = look(a, b, tolerance=0.1, probes=probes)
     assert (decision.outcome, decision.disputed) == ("undecided", None)
     last = look(a, b, tolerance=0.1, max_pairs=8, probes=probes)
-    assert (last.outcome, last.disputed) == ("inconclusive", ("slower", "same"))
+    assert (last.outcome, last.disputed) == ("inconclusive", ("regressed", "passed"))
     agreed = look(a, [1.5 * cost for cost in b], tolerance=0.1, probes=probes)
-    assert (agreed.outcome, agreed.disputed) == ("slower", None)
+    assert (agreed.outcome, agreed.disputed) == ("regressed", None)
 
 
 def test_where_the_probe_surely_differs_between_the_arms_nothing_is_corrected() -> None:
@@ -197,13 +184,13 @@ def test_where_the_probe_surely_differs_between_the_arms_nothing_is_corrected() 
     assert look(a, b, tolerance=0.1, probes=probes) == look(a, b, tolerance=0.1)
 
 
-def test_the_same_must_be_likely_without_the_correction() -> None:
+def test_a_pass_must_be_likely_without_the_correction() -> None:
     """Arm B slows step and probe by as much as chance would."""
     a, b = followed(1.09)
     probes = (PROBES[0], [1.2 * probe for probe in PROBES[1]])
     decision = look(a, b, tolerance=0.1, max_pairs=8, probes=probes)
     assert decision.disputed is not None
-    assert (decision.outcome, decision.disputed[1]) == ("inconclusive", "same")
+    assert (decision.outcome, decision.disputed[1]) == ("inconclusive", "passed")
 
 
 def test_an_exponent_estimated_from_the_same_launches_has_its_price() -> None:
@@ -214,8 +201,15 @@ def test_an_exponent_estimated_from_the_same_launches_has_its_price() -> None:
     far = look(a, b, tolerance=0.03, probes=off)
     assert far.exponent == pytest.approx(near.exponent)
     assert far.pair_sigma == pytest.approx(near.pair_sigma)
-    widths = [decision.interval[1] - decision.interval[0] for decision in (near, far)]
-    assert widths[1] > 1.01 * widths[0]
+    errors = []
+    for arms in (PROBES, off):
+        probes = pair_differences(*arms)
+        mean = fmean(probes.pairs)
+        spread = sum((x - mean) ** 2 for x in probes.pairs) + sum(x**2 for x in probes.neighbours)
+        errors.append(math.sqrt(1 + 1.5 * len(MACHINE) * mean**2 / spread))
+    assert errors[1] > 1.01 * errors[0]
+    widths = [math.log1p(each.interval[1]) - math.log1p(each.interval[0]) for each in (near, far)]
+    assert widths[1] / widths[0] == pytest.approx(errors[1] / errors[0])
 
 
 @given(some_pairs)
@@ -247,12 +241,12 @@ def test_the_change_lies_in_its_interval_and_decisions_are_consistent(
     decision = look(a, b)
     low, high = decision.interval
     assert low <= decision.change <= high
-    if decision.outcome == "slower":
+    if decision.outcome == "regressed":
         assert low > 0
         assert high >= 0.03
-    if decision.outcome == "faster":
+    if decision.outcome == "improved":
         assert high < 0
-    if decision.outcome == "same":
+    if decision.outcome == "passed":
         assert abs(math.log1p(decision.change)) < math.log1p(0.03)
     if len(pairs) == MAX_PAIRS:
         assert decision.outcome != "undecided"

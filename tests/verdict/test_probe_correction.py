@@ -144,4 +144,3 @@ def test_pairs_that_do_not_follow_their_probe_are_rarely_corrected() -> None:
 def test_an_exponent_of_pairs_is_between_0_and_1() -> None:
     assert paired_exponent(*followed(8, 1, exponent=3.0)) == 1
     assert paired_exponent(*followed(8, 1, exponent=-0.5)) == 0
-    assert paired_exponent(*followed(3, 1, exponent=0.5)) == 0

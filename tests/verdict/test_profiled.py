@@ -140,10 +140,7 @@ def test_a_rank_that_computes_longer_than_before_is_named() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [
-        launch_profile(BEFORE).replace(method="profile-0"),
-        launch_profile(BEFORE.replace(device="cpu")),
-    ],
+    [launch_profile(BEFORE).replace(method="profile-0"), launch_profile(BEFORE.replace(device="cpu"))],
 )
 def test_profiles_that_are_not_alike_are_not_compared(other: Any) -> None:
     assert compared(other, launch_profile(BEFORE), "the baseline").notes == (

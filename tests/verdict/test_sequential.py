@@ -121,12 +121,6 @@ def test_one_slow_launch_of_any_size_is_never_a_regression(slow: float, place: i
     assert judge(today).outcome != "improved"
 
 
-@pytest.mark.parametrize("factor", [1e-6, 0.5, 2, 1e6])
-@pytest.mark.parametrize("launches", [1, 2])
-def test_fewer_than_three_launches_change_nothing(factor: float, launches: int) -> None:
-    assert judge([factor] * launches).outcome == "undecided"
-
-
 @pytest.mark.parametrize("slow", [1.05, 1.1, 2.0, 100.0])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_unchanged_code_passes_in_spite_of_one_bad_launch(slow: float, place: int) -> None:
@@ -146,6 +140,8 @@ def test_one_bad_baseline_launch_is_harmless(bad: float, count: int) -> None:
 @pytest.mark.parametrize(
     ("today", "settings", "outcome"),
     [
+        pytest.param([1e6, 1e6], {}, "undecided", id="two slow launches"),
+        pytest.param([1e-6, 1e-6], {}, "undecided", id="two fast launches"),
         pytest.param([1.1, 1.11, 1.0], {}, "undecided", id="two bad launches of three"),
         pytest.param([1.05, 1.14, 1.02, 1.3], {}, "undecided", id="launches that disagree"),
         pytest.param([1.51, 1.49, 1.5, 1.53], {"noise": HALF_LOUD}, "regressed", id="a large drop in noise"),
@@ -190,21 +186,13 @@ def test_the_minimum_detectable_drop_follows_noise_baseline_and_launches() -> No
     assert minimum_detectable_drop(noise=vague, baseline_launches=10) > 1.5 * usual
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, -math.inf])
-def test_seconds_must_be_positive(bad: float) -> None:
-    with pytest.raises(ValueError, match=rf"launches: launch 1 is {bad!r}, expected seconds above"):
-        judge([1.0, bad])
-    with pytest.raises(ValueError, match=rf"baseline: launch 2 is {bad!r}"):
-        judge([1.0], [1.0, 1.0, bad])
-    with pytest.raises(ValueError, match=rf"baseline 1: launch 0 is {bad!r}"):
-        pooled_noise([[1.0, 1.1, 0.9], [bad, 1.0]])
-
-
 @pytest.mark.parametrize(
     ("launches", "settings", "words"),
     [
         ([], {}, "launches: no launches"),
+        ([1.0, 0.0], {}, r"launches: launch 1 is 0\.0, expected seconds above 0"),
         ([1.0], {"baseline": []}, "baseline: no launches"),
+        ([1.0], {"baseline": [1.0, 1.0, math.nan]}, "baseline: launch 2 is nan"),
         ([1.0], {"max_launches": 2}, "max_launches is 2, expected 3 or more"),
         ([1.0] * 4, {"max_launches": 3}, "4 launches, more than max_launches 3"),
         *(
@@ -254,6 +242,8 @@ def test_noise_needs_launches_to_spare() -> None:
         pooled_noise([[1.0, 1.1], [1.0]])
     with pytest.raises(ValueError, match="got 0"):
         pooled_noise([])
+    with pytest.raises(ValueError, match=r"baseline 1: launch 0 is 0\.0"):
+        pooled_noise([[1.0, 1.1, 0.9], [0.0, 1.0]])
 
 
 # Pinned: what the simulated tables were made with. A change here is a change of every verdict.

@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 import pytest
 
 from perfsuite.verdict.sequential import MAX_LAUNCHES
-from tests.benchmarks.simulated_gate import NoiseModel, Table, _draws, simulate
+from tests.benchmarks.simulated_gate import Table, _draws, simulate
 
 TRIALS = 2_000
 
@@ -43,48 +43,33 @@ def test_so_many_baselines_are_drawn_as_give_the_degrees_of_freedom(
 
 
 def draw(
-    model: NoiseModel = "normal",
-    *,
-    sigma: float = 0.01,
-    case_noise: float = 1.0,
-    session_sigma: float = 0.0,
-    trials: int = 400,
-) -> tuple[list[float], list[float], list[float]]:
-    """Logarithms: of the case's own baselines, of the other baselines, of today's means."""
-    own, others, today = [], [], []
-    for baselines, launches in _draws(sigma, model, (2, 5), 50, case_noise, session_sigma, trials, 0):
-        own += [math.log(seconds) for seconds in baselines[0]]
-        others += [math.log(seconds) for seconds in baselines[1]]
+    *, sigma: float = 0.01, session_sigma: float = 0.0, trials: int = 400, is_contaminated: bool = False
+) -> tuple[list[float], list[float]]:
+    """Logarithms: of the baselines, of today's means."""
+    before, today = [], []
+    for baselines, launches in _draws(
+        sigma, (2, 5), 50, session_sigma, trials, 0, is_contaminated=is_contaminated
+    ):
+        before += [math.log(seconds) for baseline in baselines for seconds in baseline]
         today.append(fmean(math.log(seconds) for seconds in launches))
-    return own, others, today
+    return before, today
 
 
-def test_the_scatter_is_that_of_the_model() -> None:
-    own, others, today = draw()
-    assert pstdev(own) == pytest.approx(0.01, rel=0.1)
-    assert pstdev(others) == pytest.approx(0.01, rel=0.1)
-    assert pstdev(today) == pytest.approx(0.01 / math.sqrt(50), rel=0.1)
-    assert abs(fmean(own)) < 0.001
-    _, tails, _ = draw("student-t3")
-    assert sum(abs(value) > 0.0318 for value in tails) / len(tails) == pytest.approx(0.05, abs=0.015)
+@pytest.mark.parametrize(("session_sigma", "of_means"), [(0.0, 0.01 / math.sqrt(50)), (0.05, 0.05)])
+def test_launches_scatter_and_a_session_may_be_apart(session_sigma: float, of_means: float) -> None:
+    before, today = draw(session_sigma=session_sigma)
+    assert pstdev(before) == pytest.approx(0.01, rel=0.1)
+    assert pstdev(today) == pytest.approx(of_means, rel=0.1)
+    assert abs(fmean(before)) < 0.001
 
 
-def test_one_launch_in_20_is_contaminated_by_10_percent() -> None:
-    own, others, today = draw("contaminated", sigma=1e-9, trials=4000)
+def test_one_launch_in_20_is_contaminated_by_10_percent_and_the_rest_has_heavy_tails() -> None:
+    before, today = draw(sigma=1e-9, trials=4000, is_contaminated=True)
     assert fmean(today) / math.log(1.1) == pytest.approx(1 / 20, abs=0.0012)  # of 200,000 launches
-    for values in (own, others):
-        assert {round(math.exp(value), 4) for value in values} == {1.0, 1.1}
-        assert fmean(value > 0.05 for value in values) == pytest.approx(0.05, abs=0.012)
-
-
-def test_a_case_may_be_noisier_than_its_class_and_a_session_apart() -> None:
-    own, others, today = draw(case_noise=3.0)
-    assert pstdev(own) == pytest.approx(0.03, rel=0.1)
-    assert pstdev(others) == pytest.approx(0.01, rel=0.1)
-    assert pstdev(today) == pytest.approx(0.03 / math.sqrt(50), rel=0.1)
-    own, _, today = draw(session_sigma=0.05)
-    assert pstdev(own) == pytest.approx(0.01, rel=0.1)
-    assert pstdev(today) == pytest.approx(0.05, rel=0.1)
+    assert {round(math.exp(value), 4) for value in before} == {1.0, 1.1}
+    assert fmean(value > 0.05 for value in before) == pytest.approx(0.05, abs=0.012)
+    tails, _ = draw(is_contaminated=True)
+    assert fmean(value < -0.0318 for value in tails) == pytest.approx(0.025 * 0.95, abs=0.01)
 
 
 def test_the_gate_is_told_what_it_knows_of_sessions() -> None:
@@ -174,7 +159,7 @@ def test_high_noise_is_inconclusive_rather_than_wrong() -> None:
 
 @pytest.mark.simulation
 def test_heavy_tails_and_bad_launches_raise_few_false_alarms() -> None:
-    table = simulate(sigma=0.01, model="contaminated", drops=(0.0, 0.05), trials=TRIALS)
+    table = simulate(sigma=0.01, is_contaminated=True, drops=(0.0, 0.05), trials=TRIALS)
     assert table.row(0.0).regressed <= 0.005
     assert table.row(0.05).regressed > 0.9
 

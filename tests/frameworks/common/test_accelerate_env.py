@@ -14,10 +14,7 @@ ON_CPU = "FSDP on a CPU, where accelerate turns it into DDP"
 
 @pytest.mark.parametrize(
     ("version", "precision", "forced"),
-    [
-        (2, "no", ON_CPU),
-        (1, "bf16", f"{ON_CPU}; without sync_module_states, which broadcasts from a GPU"),
-    ],
+    [(2, "no", ON_CPU), (1, "bf16", f"{ON_CPU}; without sync_module_states, which broadcasts from a GPU")],
 )
 def test_fsdp_is_forced_on_a_cpu_and_said(
     monkeypatch: pytest.MonkeyPatch, version: int, precision: str, forced: str

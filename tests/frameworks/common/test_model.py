@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +10,7 @@ from perfsuite.case.case import Case, Topology
 from perfsuite.frameworks.base import Ranks
 from perfsuite.frameworks.common.model import DISTINCT_BATCHES, has_attention, synthetic_batches
 from perfsuite.frameworks.ddp import DDP
+from tests.processes import python
 
 CPU = torch.device("cpu")
 ALONE = Ranks(rank=0, world_size=1, device=CPU, directory=Path())
@@ -31,8 +30,7 @@ def test_a_rank_that_builds_no_model_needs_no_optional_package() -> None:
         "import perfsuite.frameworks.common.loop, perfsuite.frameworks.common.model, sys\n"
         "print({'transformers', 'accelerate', 'peft', 'bitsandbytes'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    assert python(code) == "set()\n"
 
 
 def test_each_data_rank_has_tokens_of_its_own_whatever_the_micro_batch() -> None:

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.nanotron import compat
+from tests.processes import python
 
 LOOK = """
 import hashlib, json, sys
@@ -46,9 +45,7 @@ print(json.dumps({
 
 @pytest.mark.launch
 def test_nanotron_is_changed_in_memory_and_nothing_else_is() -> None:
-    done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
+    assert json.loads(python(LOOK)) == {
         "import changes nothing": True,
         "installed files are untouched": True,
         "torch is untouched": True,

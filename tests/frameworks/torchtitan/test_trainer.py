@@ -178,15 +178,3 @@ def test_each_data_parallel_rank_trains_on_our_tokens(titan: Any) -> None:
         assert torch.equal(inputs.pop("input"), tokens), "round and round, in a dictionary of its own"
         assert torch.equal(labels[:, :-1], tokens[:, 1:])
         assert set(labels[:, -1].tolist()) == {-100}
-
-
-@pytest.mark.launch
-def test_it_imports_alone_with_or_without_triton() -> None:
-    """torch for CPUs brings no Triton; nothing has called `compat.before_import`."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import perfsuite.frameworks.torchtitan.trainer"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -16,7 +15,7 @@ from asv.results import Results, iter_results
 
 from perfsuite import git
 from perfsuite.case.model import Model
-from perfsuite.errors import FileError, GitError
+from perfsuite.errors import FileError
 from perfsuite.frameworks.fsdp import FSDP
 from perfsuite.history import store
 from perfsuite.history.asv import export as asv_export
@@ -168,16 +167,6 @@ def test_error_bars_are_the_noise_between_launches_of_the_whole_night(
     assert memory["ci_99_a"] == memory["ci_99_b"] == 2e10 / 2**20
 
 
-def test_one_launch_of_one_case_knows_no_noise(
-    tmp_path: Path, out: Path, repo: Path, commits: list[str]
-) -> None:
-    write_history(tmp_path / "history", commits[:1], CASES[:1], launches=1)
-    export(tmp_path / "history", repo, out)
-    stats = statistics(out, commits[0], "seconds_per_step")
-    assert (stats["ci_99_a"], stats["ci_99_b"]) == (-math.inf, math.inf)
-    assert 0 < stats["q_25"] == stats["q_75"]
-
-
 def test_sessions_of_one_commit_are_pooled_and_began_with_the_newest(
     kept: Path, out: Path, repo: Path, commits: list[str]
 ) -> None:
@@ -203,13 +192,8 @@ def test_a_machine_is_described(out: Path) -> None:
         "num_gpu": "8",
         "ram": "80 GiB",
     }
-    assert asv_export._machine(make_machine()) == {
-        "version": 1,
-        "machine": "cpu-test-2c",
-        "cpu": make_machine().device_name,
-        "num_cpu": "2",
-        "ram": f"{make_machine().memory_bytes / 2**30:.0f} GiB",
-    }
+    cpu = asv_export._machine(make_machine())
+    assert (cpu["cpu"], cpu["num_cpu"], cpu["ram"]) == ("Test CPU", "2", "8 GiB")
 
 
 # Again
@@ -243,37 +227,24 @@ def test_an_export_that_was_cut_short_is_done_anew(
 # What cannot be shown
 
 
-def test_commits_off_the_branch_or_unknown_are_named(
+def test_commits_that_are_not_on_the_branch_are_left_out_and_named(
     kept: Path, out: Path, repo: Path, commits: list[str]
 ) -> None:
-    author = ("-c", "user.name=Ada", "-c", "user.email=a@example.org")
-    git.git("checkout", "-q", "-b", "side", cwd=repo)
-    git.git(*author, "commit", "-q", "--allow-empty", "-m", "aside", cwd=repo)
-    aside, unknown = git.git("rev-parse", "HEAD", cwd=repo).strip(), "f" * 40
-    write_history(kept, [aside, unknown], CASES[:1], first=20)
+    git.git("checkout", "-q", "--orphan", "side", cwd=repo)
+    write_history(kept, ["f" * 40], CASES[:1], first=20)
     exported = export(kept, repo, out, branch="main")
-    assert exported.unplaced == {
-        aside: "not on main itself (git log --first-parent)",
-        unknown: f"not in {repo}",
-    }
+    assert exported.unplaced == {"f" * 40: f"not in {repo}"}
     assert exported.commits == set(commits)
     assert {r.commit_hash for r in iter_results(str(out / "results"))} == set(commits)
 
 
-def test_what_cannot_be_exported_is_an_error(kept: Path, out: Path, repo: Path, tmp_path: Path) -> None:
-    shallow = tmp_path / "shallow"
-    subprocess.run(["git", "clone", "-q", "--depth", "1", repo.as_uri(), str(shallow)], check=True)
-    with pytest.raises(GitError, match=r"shallow clone, which lacks .*\(3\)\. .* git fetch --unshallow"):
-        export(kept, shallow, out)
-    with pytest.raises(GitError, match="rev-parse"):
-        export(kept, tmp_path, out)
-    write_history(tmp_path / "other", ["f" * 40], CASES)
-    with pytest.raises(FileError, match=r"holds no session of a commit on main of .*"):
-        export(tmp_path / "other", repo, out)
+def test_models_with_one_name_and_a_directory_of_other_things_are_errors(
+    kept: Path, out: Path, repo: Path, commits: list[str], tmp_path: Path
+) -> None:
     tiny = make_case().model
     assert isinstance(tiny, Model)
     both = [make_case(hardware="h100", model=tiny.replace(name=name)) for name in ("tiny.1", "tiny_1")]
-    write_history(tmp_path / "twins", list(git.dates(repo, "main")), both)
+    write_history(tmp_path / "twins", commits, both)
     with pytest.raises(FileError, match=r"models 'tiny.1' and 'tiny_1' are one name to asv: 'tiny_1'\. R"):
         export(tmp_path / "twins", repo, out)
     out.mkdir()

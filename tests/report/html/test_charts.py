@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from perfsuite.report.html import charts
 from perfsuite.report.html.charts import BUCKETS, Band, Scale, thin
-from perfsuite.results.outcome import Check
-from tests.samples import deterministic, make_run
+from tests.samples import deterministic, make_run, metric_check
 
 BAND = Band(baseline_s=0.1, allowed_s=0.103)
 
@@ -147,23 +146,9 @@ def test_losses_are_told_launch_by_launch() -> None:
 # Intervals and bars
 
 
-def make_check(**changes: object) -> Check:
-    values: dict[str, object] = {
-        "metric": "tokens_per_s",
-        "label": "tokens/s",
-        "unit": "tokens/s",
-        "outcome": "regressed",
-        "measured": 90.0,
-        "baseline": 100.0,
-        "allowed": 0.03,
-        "change": -0.1,
-        "interval": (-0.12, -0.08),
-    }
-    return Check(**{**values, **changes})
-
-
 def interval(**changes: object) -> str:
-    svg = charts.interval(make_check(**changes), key="k")
+    values = {"allowed": 0.03, "change": -0.1, "interval": (-0.12, -0.08), **changes}
+    svg = charts.interval(metric_check(**values), key="k")
     assert svg is not None
     return svg
 
@@ -185,4 +170,4 @@ def test_more_memory_is_drawn_on_the_other_side_and_what_has_no_end_reaches_the_
     [bar] = parts(interval(interval=(-1.0, math.inf)), "interval")
     assert (float(bar["x1"]), float(bar["x2"])) == (6, 174)
     for change in (None, math.nan):
-        assert charts.interval(make_check(change=change, interval=None), key="k") is None
+        assert charts.interval(metric_check(change=change, interval=None), key="k") is None

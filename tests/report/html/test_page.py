@@ -3,7 +3,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,17 +10,17 @@ import pytest
 
 import perfsuite
 from perfsuite.report import markdown
-from perfsuite.report.explained import prediction
 from perfsuite.report.html.page import render
+from perfsuite.report.preflight import title
 from perfsuite.report.text import NONE
-from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.metric import GATED
 from perfsuite.results.outcome import WORST_FIRST
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import DeviceHealth, Health
-from perfsuite.results.session_file import Measurement, NodePreflight, SessionFile, Skipped
+from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from tests.counted import (
     EXPLAINED,
+    FACTS,
     FULL_SIZE,
     make_check,
     make_collective,
@@ -33,21 +32,20 @@ from tests.counted import (
     make_finding,
     make_memory,
 )
-from tests.report.test_explained import FIT, limit
 from tests.report.test_preflight import FOUND
 from tests.samples import (
     ARMS,
+    judged,
     make_compared,
-    make_gpu_machine,
-    make_image_result,
     make_result,
+    make_session_file,
     make_shared,
     never_run,
     now,
 )
 from tests.sessions import make_blind, make_gpu_result, make_session
+from tests.traces import taken
 
-FACTS = DryFacts(fit=FIT, roofline=limit())
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{ 7*7 }}"
 VOID = {"meta", "link", "input", "br", "img"}
 
@@ -100,7 +98,8 @@ def make_evil() -> SessionFile:
     run = now().replace(notes=(EVIL,), observed=observed, started_at=EVIL, counts=counts)
     good = make_result(run, case_id=EVIL, nodeid=EVIL, directory=EVIL, baseline_file=EVIL)
     finding = make_finding(field=EVIL, ranks=EVIL, sentence=EVIL)
-    verdict = good.verdict.replace(
+    good = judged(
+        good,
         explained=EVIL,
         counts=make_check(finding, unsteady=(EVIL,), notes=(EVIL,), baseline_file=EVIL),
         changed=(EVIL,),
@@ -109,7 +108,7 @@ def make_evil() -> SessionFile:
     bad = make_result(run.replace(failure=failure), case_id=EVIL)
     session = make_session(0)
     return session.replace(
-        results=(good.replace(verdict=verdict), bad),
+        results=(good, bad),
         skipped=(Skipped(nodeid=EVIL, case_id=EVIL, framework=EVIL, reason=EVIL),),
         commit=EVIL,
         perfsuite=EVIL,
@@ -168,15 +167,6 @@ def test_what_the_gate_is_blind_to_and_what_others_disturbed_is_marked_in_the_ov
     assert '<span class="badge blind">blind</span>' in blind
     assert '<td class="why">blind to changes of tokens/s below 32.4%</td>' in blind
     assert of(make_shared()).count('<span class="badge shared">shared</span>') == 1
-
-
-def test_the_page_of_a_case_that_counts_samples_speaks_of_no_tokens() -> None:
-    page = parsed(make_image_result())
-    assert "samples/s" in page.said("th")
-    assert [said for _, said in page.texts if "token" in said] == []
-    both = parsed(make_image_result(), make_result(now()))
-    assert "tokens/s" in both.said("th")
-    assert "1,234 samples/s" in both.said("td")
 
 
 def test_what_needs_attention_is_unfolded(page: str) -> None:
@@ -243,16 +233,14 @@ def test_a_case_tells_all_there_is(page: str) -> None:
 
 
 def test_what_compares_says_if_nothing_changed_and_if_charts_are_not_corrected() -> None:
-    result = make_gpu_result(2)
-    verdict = result.verdict.replace(changed=(), unhealthy_launches=(1,))
+    plain = judged(make_gpu_result(2), changed=(), unhealthy_launches=(1,))
     for reasons, heading in ((("launch 1 set aside: x",), "Launches set aside"), (("a", "b"), "Why")):
-        assert heading in parsed(result.replace(verdict=verdict.replace(reasons=reasons))).said("h4")
-    plain = of(result.replace(verdict=verdict))
-    assert "Nothing that the workers observed in their environment." in plain
+        assert heading in parsed(judged(plain, reasons=reasons)).said("h4")
+    assert "Nothing that the workers observed in their environment." in of(plain)
     corrected = "the verdict also corrects for the machine"
-    assert corrected not in plain
-    checks = tuple(check.replace(probe_exponent=0.8) for check in verdict.checks)
-    assert corrected in of(result.replace(verdict=verdict.replace(checks=checks)))
+    assert corrected not in of(plain)
+    checks = tuple(check.replace(probe_exponent=0.8) for check in plain.verdict.checks)
+    assert corrected in of(judged(plain, checks=checks))
 
 
 def test_several_sessions_on_one_page() -> None:
@@ -279,17 +267,13 @@ def test_an_excused_failure_is_no_red_one_and_folded() -> None:
     assert "<details><summary><h3" in re.sub(r">\s+<", "><", excused)
 
 
-def test_counts_stand_next_to_the_baseline_with_what_explains_them() -> None:
-    told = make_counted()
-    text = of(told.replace(verdict=told.verdict.replace(explained=EXPLAINED)))
-    page, step = Page(text), "Ranks 0-63: 551.0 TFLOP, 59.9 GiB in collectives, at most 41.0 GiB live"
-    assert f'<p class="explained">{escape(EXPLAINED)}</p>' in text
+def test_counts_are_tables_whether_they_were_judged_or_not() -> None:
+    told, step = make_counted(), "Ranks 0-63: 551.0 TFLOP, 59.9 GiB in collectives, at most 41.0 GiB live"
+    page = parsed(judged(told, explained=EXPLAINED))
     assert "Compared with the baseline: regressed." in page.said("p")
     assert {"29.9 GiB", "59.8 GiB", "+29.9 GiB", "11,891"} <= set(page.said("td"))
-    assert "differs between launches, not judged: live peak of rank 1" in page.said("li")
-    assert "baselines/counts/sm90/x.json" in page.said("dd")
-    assert step in page.said("summary")
-    assert step in parsed(told.replace(verdict=told.verdict.replace(counts=None))).said("summary")
+    for each in (page, parsed(judged(told, counts=None))):
+        assert step in each.said("summary")
 
 
 def test_unlike_ranks_are_shown_each_under_its_name_and_the_first_is_open() -> None:
@@ -303,13 +287,13 @@ def test_unlike_ranks_are_shown_each_under_its_name_and_the_first_is_open() -> N
     assert "The step of 2 ranks more is in results.json." in page.said("p")
     equal = make_counted(make_check(outcome="passed").replace(findings=()))
     assert '<details class="ranks"><summary>' in of(equal)
+    assert "more is in results.json" not in of(equal)
 
 
 def test_a_dry_run_shows_no_table_of_launches_and_says_what_it_is() -> None:
     text = render([make_session(0).replace(results=(make_dry(dry_facts=FACTS),), skipped=())])
     page = Page(text)
     assert page.said("h4") == ["Memory and speed, predicted", "Counts of a step", "Count it again"]
-    assert set(prediction(FACTS)) <= set(page.said("li"))
     assert "A dry run as if on h100-80gb-sxm: nothing was computed." in page.said("p")
     assert page.said("pre") == [f"perfsuite dry-run --device=cuda {FULL_SIZE.id}"]
     assert '<span class="badge dry-run">dry run</span>' in text
@@ -321,30 +305,26 @@ def test_a_dry_run_shows_no_table_of_launches_and_says_what_it_is() -> None:
 
 
 def test_a_comparison_of_arms_shows_the_launches_of_both() -> None:
-    page = render([make_session(0).replace(arms=ARMS, results=(make_compared(),))])
+    result = make_compared().replace(profile=taken(), profile_before=taken())
+    page = render([make_session_file(result, arms=ARMS)])
     said = Page(page)
     headings = [heading for heading in said.said("h4") if "Launches" in heading]
     assert headings == ["Launches and memory", "Launches of arm A"]
-    assert "Not as in arm A" in said.said("h4")
+    assert {"Not as in arm A", "Profile of a step"} <= set(said.said("h4"))
+    assert "nvjet_gemm" in said.said("th")
     assert "B vs A (99 %)" in page
     assert re.search(r">arm B</th>\s*<th[^>]*>arm A</th>", page)
-    assert said.said("pre")[0].startswith("perfsuite compare --against 'main X=1' --arm . fake-")
     assert len(said.ids) == len(set(said.ids))
 
 
 def test_what_nodes_could_do_before_the_first_launch_is_a_table_with_notes() -> None:
     card = DeviceHealth(index=0, sm_clock_mhz=1755, throttled={"SwPowerCap": 0.5})
     health = Health(samples=4, seconds=2, steps=4, devices=(card,), notes=("PCIe width <x8>",))
-    nodes = (
-        NodePreflight(name="n1", rates={"matmul_tflops": 712.0}, health=health),
-        NodePreflight(name="n2", problems=("crash: <no> route",)),
-    )
-    found = FOUND.replace(duration_s=31.4, machine=make_gpu_machine(), nodes=nodes)
-    page = render([make_session(1).replace(preflights=(found,))])
-    title = "preflight of 2 nodes (NVIDIA H100 80GB HBM3) in 31 s: 1 of them bad"
-    escaped = ("crash: &lt;no&gt; route", "n1: PCIe width &lt;x8&gt;")
-    assert not [told for told in (title, "712 TFLOP/s", "1,755 MHz", *escaped) if told not in page]
+    good, bad = FOUND.nodes
+    session = make_session_file(preflights=(FOUND.replace(nodes=(good.replace(health=health), bad)),))
+    page, short = render([session]), markdown.render([session])
+    for told in (title(FOUND), "0.0812 TFLOP/s", "1,755 MHz", "n1: PCIe width &lt;x8&gt;", "route to [n1]"):
+        assert told in page
+    assert title(FOUND) in short
+    assert f"| n2 |{f' {NONE} |' * 5} crash: no route to &#91;n1&#93;; copy is slow |" in short
     assert "Nodes before the first launch" not in render([make_session(1)])
-    short = markdown.render([make_session(1).replace(preflights=(found,))])
-    assert title in short
-    assert f"| n2 |{f' {NONE} |' * 5} crash: &#60;no> route |" in short

@@ -114,10 +114,8 @@ def test_filtering_by_text_and_by_verdict(page: Browser) -> None:
     type_filter(page, "GPT2 b1-")
     assert shown(page) == ["regressed", "unhealthy"]
     assert page.evaluate("document.getElementById('shown').textContent") == "2 of 14 cases"
-    assert (
-        page.evaluate("[...document.querySelectorAll('.case')].filter((c) => c.checkVisibility()).length")
-        == 2
-    )
+    cases = "[...document.querySelectorAll('.case')].filter((each) => each.checkVisibility())"
+    assert page.evaluate(f"{cases}.length") == 2
     page.driver.find_element("css selector", "input[value=regressed]").click()
     assert shown(page) == ["unhealthy"]
     type_filter(page, "no such case")
@@ -131,9 +129,8 @@ def test_a_link_unfolds_its_case(page: Browser) -> None:
     page.evaluate("document.querySelector('#overview tr:last-child a').click()")
     assert page.evaluate("document.querySelector('.case:last-child > details').open")
     page.wait_for_frame()  # the browser scrolls in the next one
-    assert page.evaluate(
-        "document.querySelector('.case:last-child').getBoundingClientRect().top < innerHeight"
-    )
+    last = "document.querySelector('.case:last-child')"
+    assert page.evaluate(f"{last}.getBoundingClientRect().top < innerHeight")
 
 
 def test_an_address_with_a_case_unfolds_it(browser: Browser, file: Path) -> None:
@@ -188,18 +185,8 @@ def test_text_stands_out_from_its_ground(page: Browser, dark: bool) -> None:
         "rgb(17, 21, 26)" if dark else "rgb(255, 255, 255)"
     )
     outcomes = ["failed", "regressed", "unhealthy", "improved", "recorded", "passed"]
-    texts = [
-        "h1",
-        "dt",
-        "dd",
-        "caption span",
-        "thead button",
-        "td.num",
-        "a[href^='#case']",
-        "legend",
-        "#shown",
-    ]
-    texts += ["pre", "figcaption", ".reasons li", ".buttons button", ".chart .tick"]
+    texts = ["h1", "dt", "dd", "caption span", "thead button", "td.num", "a[href^='#case']", "legend"]
+    texts += ["#shown", "pre", "figcaption", ".reasons li", ".buttons button", ".chart .tick"]
     ratios = page.evaluate(CONTRAST, [*texts, *(f".badge.{outcome}" for outcome in outcomes)])
     assert {what: ratio for what, ratio in ratios.items() if ratio < 4.5} == {}
     assert len(ratios) == 20

@@ -3,7 +3,7 @@ from __future__ import annotations
 from perfsuite.report.html.tables import checks, health, launches, settings
 from perfsuite.report.text import NONE, Table
 from perfsuite.results.rank_report import Memory, Observed
-from tests.samples import BEFORE, make_result, make_run, now
+from tests.samples import BEFORE, judged, make_result, make_run, now
 from tests.sessions import make_gpu_result
 
 
@@ -26,7 +26,7 @@ def test_a_blind_metric_is_called_so_and_a_correction_by_the_probe_is_said() -> 
     result = make_result(now())
     [first, *others] = result.verdict.checks
     blind = first.replace(minimum_detectable=0.5, probe_exponent=0.8)
-    table = checks(result.replace(verdict=result.verdict.replace(checks=(blind, *others))), "a")
+    table = checks(judged(result, checks=(blind, *others)), "a")
     assert columns(table)[0]["can find"] == "50.0% (blind)"
     assert table.caption.endswith(
         "Corrected for the machine's own speed, it is not the ratio of these two figures."

@@ -1,0 +1,48 @@
+"""asv's pages of 30 nights, made once for all tests that look at them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from perfsuite.cli import app as cli
+from tests.samples import make_case
+from tests.synthetic import Level, make_repository, write_history
+
+CASES = [make_case(hardware="h100", micro_batch=n) for n in (1, 2, 4, 8)]
+SLOWER, FASTER, LARGER, SAME = range(4)
+NIGHTS = 30
+UNKNOWN = "f" * 40
+"""A commit of the history that the repository does not have."""
+
+
+class Published(NamedTuple):
+    """What `perfsuite history publish` made, and said."""
+
+    root: Path  # of the repository in `repo`, the history in `history`, the export in `out`
+    output: str
+
+
+def levels(case: int, night: int) -> Level:
+    """One case gets 10 % slower, one faster, one takes 3 % more memory, one stays as it is."""
+    if case == SLOWER and night >= 15:
+        return Level(step_s=1.1)
+    if case == FASTER and night >= 10:
+        return Level(step_s=0.9)
+    if case == LARGER and night >= 20:
+        return Level(memory=1.03)
+    return Level()
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    root = tmp_path_factory.mktemp("published")
+    commits = make_repository(root / "repo", NIGHTS)
+    write_history(root / "history", [*commits, UNKNOWN], CASES, levels)
+    arguments = ["history", "publish", str(root / "out"), f"--history={root / 'history'}"]
+    result = CliRunner().invoke(cli.app, [*arguments, f"--repo={root / 'repo'}"])
+    assert result.exit_code == 0, result.output
+    return Published(root, result.output)
