@@ -21,7 +21,7 @@ from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.cli import commands
-from tests.launch.test_installed import write_wheel
+from tests.packages import write_wheel
 from tests.samples import make_case, make_figures, make_machine
 from tests.twin_counts import counts, launch
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,18 +13,9 @@ from perfsuite.errors import CaseError, PackageError
 from perfsuite.git import git
 from perfsuite.launch import installed
 from perfsuite.launch.arm import Arm, resolve
+from tests.packages import write_wheel
 
 LOCK = "requirements.lock"
-
-
-def write_wheel(index: Path, name: str, version: str, code: str, *needs: str) -> None:
-    with zipfile.ZipFile(index / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        info = f"{name}-{version}.dist-info"
-        wheel.writestr(f"{name}.py", code)
-        metadata = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {need}" for need in needs)]
-        wheel.writestr(f"{info}/METADATA", "\n".join(["Metadata-Version: 2.1", *metadata, ""]))
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
 
 
 def commit(repository: Path, *files: str) -> None:
