@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 
 from perfsuite import Model, Script
-from perfsuite.dry import cases, guard, limits
+from perfsuite.dry import guard, limits
 from perfsuite.errors import AllocationOverError, CaseError
 from perfsuite.git import git
-from perfsuite.launch.lock import MachineLock
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.rank_report import Failure, FailureKind
 from perfsuite.session import against_arm
 from perfsuite.session.against_arm import AgainstArm, ByCounts, ByDryRuns
 from perfsuite.session.way import Trial, Way
 from tests.cli import commands
-from tests.samples import make_case, make_machine, make_run
+from tests.samples import make_case, make_run
 from tests.synthetic import make_repository
 
 CASE = make_case()
@@ -33,10 +32,7 @@ def _repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repository with cases, which pytest need not collect, on a CPU machine."""
     make_repository(tmp_path / "repo", 2)
     monkeypatch.chdir(tmp_path / "repo")
-    Path("bench_cases").mkdir()
-    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [CASE, OTHER, GPU_CASE])
-    monkeypatch.setattr("perfsuite.launch.local.detect", make_machine)
-    monkeypatch.setattr(MachineLock, "take", lambda self, say, wait=True: None)
+    commands.hold(monkeypatch, CASE, OTHER, GPU_CASE)
 
 
 class Verdicts:
@@ -114,7 +110,7 @@ def test_a_case_that_cannot_run_here_is_skipped_with_its_reason(
     assert len(verdicts.ways) == 2
     (file,) = Path().glob(".perfsuite/compare/*/results.json")
     assert [skip["case_id"] for skip in json.loads(file.read_text())["skipped"]] == [GPU_CASE.id]
-    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [GPU_CASE])
+    commands.hold(monkeypatch, GPU_CASE)
     command("--against", ".", "-k", "any", status=3)  # nothing measured is not decided
 
 
@@ -242,7 +238,7 @@ def test_a_script_that_one_arm_lacks_is_told_with_the_arm(monkeypatch: pytest.Mo
     Path("train.py").write_text("raise SystemExit(3)\n")
     script = Script(path="train.py", loss="finite")
     case = make_case(model=Model.named("tiny"), framework=script, hardware="cpu")
-    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [case])
+    commands.hold(monkeypatch, case)
     told = " ".join(command("--dry", "--against", "main~1", case.id, status=1).stdout.split())
     assert re.search(r"arm A failed: crash: there is no script \S+/arms/\w+/train.py", told)
     assert "arm B failed: crash: the script ended with exit code 3" in told

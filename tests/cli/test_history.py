@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.cli.history import COMMITTER
-from perfsuite.git import git as git_of
 from tests.cli import commands
 from tests.samples import COMMIT, make_case, make_figures, make_result, make_run, write_session
+from tests.synthetic import commit, git, make_repository
 
 RUN = make_run(figures=make_figures(step_s_p50=0.25))
 
@@ -140,8 +139,8 @@ def test_it(bench, case):
 def test_what_a_pytest_session_leaves_goes_all_the_way(here: Path) -> None:
     (here / "test_it.py").write_text(SUITE)
     (here / ".gitignore").write_text("*\n!*.py\n")
-    for command in ("init -q -b main", "add .", "-c user.name=Ada -c user.email=a@b.org commit -q -m suite"):
-        subprocess.run(["git", *command.split()], check=True)
+    git(here, "init", "--quiet", "--initial-branch=main")
+    commit(here)
     subprocess.run([sys.executable, "-m", "pytest", "-q"], check=True)
     assert "added: .perfsuite/history/cpu-" in invoke("add").output
     assert "1 recorded" in invoke("list").output
@@ -149,43 +148,35 @@ def test_what_a_pytest_session_leaves_goes_all_the_way(here: Path) -> None:
     assert "results in pages: 1 written" in invoke("publish", "pages", "--no-pages").output
 
 
-def git(*arguments: str) -> str:
-    return git_of(*COMMITTER, *arguments, cwd=Path()).strip()
-
-
 @pytest.fixture
-def clone(here: Path) -> Path:
-    git("init", "--quiet", "--initial-branch=main", "clone")
-    git("init", "--quiet", "--bare", "origin")
-    git("-C", "clone", "commit", "--allow-empty", "--quiet", "-m", "first")
-    git("-C", "clone", "remote", "add", "origin", str(here / "origin"))
-    return here / "clone"
-
-
-def test_a_history_is_pushed_to_a_branch_of_its_own_and_pulled(
-    clone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def clone(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory: a repository of one commit, and an empty origin."""
+    clone = here / "clone"
+    make_repository(clone, 1)
+    git(here, "init", "--quiet", "--bare", "origin")
+    git(clone, "remote", "add", "origin", str(here / "origin"))
     monkeypatch.chdir(clone)
+    return clone
+
+
+def test_a_history_is_pushed_to_a_branch_of_its_own_and_pulled(clone: Path) -> None:
     first, none, second = (in_store("01"), in_store("02", commit=None), in_store("03"))
     assert invoke("pull").output == "perfsuite-history is in history, and new\n"
     assert [each.name for each in Path("history").iterdir()] == [".git"]
     invoke("push", first)
     invoke("push", first)
-    assert git("rev-list", "--count", "origin/perfsuite-history") == "1", "nothing was new"
+    assert git(clone, "rev-list", "--count", "origin/perfsuite-history") == "1", "nothing was new"
     invoke("push", none, status=1)
     told = invoke("push", second, "--notify", "NOT_SET").output
     assert "--notify: no case changed its state, nothing was posted" in told
-    assert git("rev-parse", "--abbrev-ref", "HEAD") == "main"
-    git("worktree", "remove", "history")
-    git("branch", "-D", "perfsuite-history")
+    assert git(clone, "rev-parse", "--abbrev-ref", "HEAD") == "main"
+    git(clone, "worktree", "remove", "history")
+    git(clone, "branch", "-D", "perfsuite-history")
     assert invoke("pull").output == "perfsuite-history is in history\n"
     assert "2 recorded" in invoke("list", "--history", "history").output
 
 
-def test_nothing_that_lies_where_a_history_is_pulled_is_lost(
-    clone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(clone)
+def test_nothing_that_lies_where_a_history_is_pulled_is_lost(clone: Path) -> None:
     invoke("pull")
     Path("history/mine").write_text("")
     told = " ".join(invoke("pull", status=2).stderr.split())

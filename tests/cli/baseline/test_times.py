@@ -12,9 +12,10 @@ from perfsuite.results.profile import Profile, ProfileBaseline, RankProfileFile
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Health
 from perfsuite.results.run_dir import RunDir
-from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, accepted, commit, keep, measured, told
+from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, accepted, keep, measured, told
 from tests.packages import Packages
 from tests.samples import make_figures, make_run, write_session
+from tests.synthetic import commit
 from tests.traces import EAGER, launch_profile, make_profile, unseen_profile
 from tests.twin_counts import launch
 
@@ -227,7 +228,7 @@ def test_accept_takes_the_profile_of_the_newest_session(repository: Path) -> Non
     shown = told("show", CASE.id)
     assert "profile of ranks 0-1: 100.0 ms a step: compute 60.0, optimizer 10.0, all_gather exposed" in shown
     assert f"{CASE.id} profiled on {MACHINE.hardware_class}\n  profile: new" in told("diff")
-    commit()
+    commit(repository)
     documents.write(file, profile.replace(profile=launch_profile(EAGER, EAGER)))
     assert "aten::bmm 0 -> 24 calls a step" in told("diff")
     assert told("list").count(CASE.id) == 1, "it stands beside a baseline, and is none"
