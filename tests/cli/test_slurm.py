@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -191,46 +191,40 @@ def test_a_second_interrupt_leaves_at_once(
     cluster.run("scancel", job)
 
 
-def test_a_job_that_somebody_cancels_is_an_error(project: Path, cluster: Cluster) -> None:
-    process, job = waiting_job(project)
-    cluster.run("scancel", job)
-    _, err = process.communicate(timeout=START_S)
-    assert process.returncode == 2
-    log = project / ".perfsuite" / "slurm" / f"{job}.log"
-    assert f"job {job} is over: CANCELLED" in err
-    assert f"What it wrote is in {log}" in err
-    assert "it waits" in log.read_text()
+def kill_session(cluster: Cluster, job: str) -> None:
+    (session,) = [each for each in cluster.processes("n1") if "pytest" in arguments(each)]
+    session.kill()
 
 
-@pytest.mark.fault("job reaches its time limit")
-def test_a_time_limit_is_an_error(project: Path, cluster: Cluster) -> None:
-    """Slurm's shortest limit is a minute; this one is brought forward."""
-    process, job = waiting_job(project, "--time=1")
-    cluster.run("scontrol", "update", f"JobId={job}", "EndTime=now")
-    _, err = process.communicate(timeout=START_S)
-    assert process.returncode == 2
-    assert f"job {job} is over: TIMEOUT, its time limit is" in err
-
-
-def test_a_lost_node_is_an_error(project: Path, cluster: Cluster) -> None:
-    process, job = waiting_job(project, "--nodes=2")
-    cluster.cut_off("n2")
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        pytest.param(lambda cluster, job: cluster.run("scancel", job), "CANCELLED", id="cancelled"),
+        pytest.param(  # no limit is as short as a test: this one is brought forward
+            lambda cluster, job: cluster.run("scontrol", "update", f"JobId={job}", "EndTime=now"),
+            "TIMEOUT, its time limit is",
+            id="time limit",
+            marks=pytest.mark.fault("job reaches its time limit"),
+        ),
+        pytest.param(lambda cluster, job: cluster.cut_off("n2"), "NODE_FAIL", id="lost node"),
+        pytest.param(kill_session, "FAILED.*, ended by signal 9", id="killed session"),
+    ],
+)
+def test_a_job_that_ends_otherwise_than_by_pytest_is_an_error(
+    project: Path, cluster: Cluster, end: Callable[[Cluster, str], object], said: str
+) -> None:
+    process, job = waiting_job(project, "--nodes=2", "--time=60")
+    end(cluster, job)
     try:
         _, err = process.communicate(timeout=START_S)
     finally:
-        cluster.repair("n2")
+        if said == "NODE_FAIL":
+            cluster.repair("n2")
     assert process.returncode == 2
-    assert f"job {job} is over: NODE_FAIL" in err
-
-
-def test_a_killed_session_is_an_error(project: Path, cluster: Cluster) -> None:
-    process, job = waiting_job(project)
-    (killed,) = [each for each in cluster.processes("n1") if "pytest" in arguments(each)]
-    killed.kill()
-    _, err = process.communicate(timeout=START_S)
-    assert process.returncode == 2
-    assert f"job {job} is over: FAILED" in err
-    assert "ended by signal 9" in err
+    log = project / ".perfsuite" / "slurm" / f"{job}.log"
+    assert re.search(f"job {job} is over: {said}", err)
+    assert f"What it wrote is in {log}" in err
+    assert "it waits" in log.read_text()
 
 
 @pytest.fixture
