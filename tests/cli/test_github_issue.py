@@ -205,7 +205,7 @@ def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def issue(night: Path, *more: object, status: int = 0) -> Result:
+def command(night: Path, *more: object, status: int = 0) -> Result:
     """What the command says of the night; `more` words of its line."""
     return run("github-issue", night / "results.json", "--run-url", URL, *more, status=status)
 
@@ -215,7 +215,7 @@ OPENED = "cpu-test-2c: label create, issue create\n"
 
 @pytest.mark.launch
 def test_the_command_tells_gh(night: Path) -> None:
-    assert issue(night).output == OPENED
+    assert command(night).output == OPENED
     calls = (night / "calls").read_text()
     assert (
         "issue create --title Performance regressions on cpu-test-2c --label perfsuite --body-file -" in calls
@@ -223,7 +223,7 @@ def test_the_command_tells_gh(night: Path) -> None:
     assert "**regressed**" in calls
     listed = [{"number": 7, "title": "Performance regressions on cpu-test-2c", "body": calls}]
     (night / "open.json").write_text(json.dumps(listed))
-    assert issue(night).output == "cpu-test-2c: issue edit\n"
+    assert command(night).output == "cpu-test-2c: issue edit\n"
 
 
 TREND = Trend(since=date(2026, 1, 1), sessions=9, series=2, findings=(drift(),), unplaced={})
@@ -232,16 +232,16 @@ TREND = Trend(since=date(2026, 1, 1), sessions=9, series=2, findings=(drift(),),
 @pytest.mark.launch
 def test_drifts_of_a_history_count(night: Path) -> None:
     write_session(night, GOOD)
-    assert issue(night).output == "cpu-test-2c: nothing to do\n"
+    assert command(night).output == "cpu-test-2c: nothing to do\n"
     documents.write(night / "trend.json", TREND)
-    assert issue(night, "--trend", night / "trend.json").output == OPENED
+    assert command(night, "--trend", night / "trend.json").output == OPENED
 
 
 @pytest.mark.launch
 def test_what_has_no_encoding_is_told_all_the_same(night: Path) -> None:
     text = TREND.as_json().replace(CASE, "no\\ud800").replace(CLASS, "h\\ud800")
     (night / "trend.json").write_text(text)
-    told = issue(night, "--trend", night / "trend.json").output
+    told = command(night, "--trend", night / "trend.json").output
     assert "h\\xd800: label create, issue create\n" in told
     assert "no\\xd800" in (night / "calls").read_text()
 
@@ -249,9 +249,9 @@ def test_what_has_no_encoding_is_told_all_the_same(night: Path) -> None:
 @pytest.mark.launch
 def test_what_gh_says_is_shown(night: Path) -> None:
     (night / "gh").write_text("#!/bin/sh\necho 'no token' >&2; exit 4\n")
-    assert issue(night, status=2).stderr == "perfsuite github-issue: gh issue list: no token\n"
+    assert command(night, status=2).stderr == "perfsuite github-issue: gh issue list: no token\n"
 
 
 def test_without_gh(night: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(night / "nowhere"))
-    assert "gh, GitHub's command line, cannot be started: No such file" in issue(night, status=2).stderr
+    assert "gh, GitHub's command line, cannot be started: No such file" in command(night, status=2).stderr
