@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perfsuite import DDP, Case, Fake, Script, Topology
+from perfsuite import DDP, Script
 from perfsuite.launch import hang
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect
@@ -22,16 +22,9 @@ from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.processes import agent_among
+from tests.samples import make_case
 
-FAKE = Case(
-    model="llama-tiny",
-    framework=Fake(),
-    sequence_length=64,
-    micro_batch=4,
-    topology=Topology(processes_per_node=2),
-    hardware="cpu",
-    timeout_s=120,
-)
+FAKE = make_case(timeout_s=120)
 
 pytestmark = pytest.mark.launch
 
@@ -73,7 +66,7 @@ def failure_of(run: Run) -> Failure:
         ),
         pytest.param("exit", "crash", "exit code 13", marks=pytest.mark.fault("rank exits silently")),
         pytest.param("oom", "out_of_memory", "MemoryError", marks=pytest.mark.fault("out of memory")),
-        pytest.param("nan", "loss", "the loss is nan at step 69", marks=pytest.mark.fault("loss is NaN")),
+        pytest.param("nan", "loss", "the loss is nan at step 24", marks=pytest.mark.fault("loss is NaN")),
         pytest.param(
             "missing-rank",
             "missing_report",

@@ -21,12 +21,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import perfsuite
-from perfsuite import Case, Fake, Model, Script, Topology, documents
+from perfsuite import DDP, Fake, Model, Script, Topology, documents
 from perfsuite.case.case import CaseFile
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
+from tests.samples import make_case
+from tests.suite import measuring
 
 ROOT = Path(__file__).parent.parent
 HEAVY = (
@@ -144,20 +146,7 @@ def rank(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment(tmp_path_factory.mktemp("rank"), ["torch", "pydantic"], wheel)
 
 
-CASES = """
-import pytest
-from perfsuite import Case, DDP, Fake, Script, Topology
-
-def case(framework):
-    return Case(
-        model="gpt2-tiny", framework=framework, sequence_length=64, micro_batch=2,
-        topology=Topology(processes_per_node=1), hardware="cpu",
-    )
-
-@pytest.mark.parametrize("case", [case(Fake()), case(DDP()), case(Script(path=__file__))], ids=lambda c: c.id)
-def test_case(bench, case):
-    bench(case)
-"""
+SMALL = make_case(topology=Topology(processes_per_node=1))
 
 
 def test_the_driver_needs_what_pip_installs_with_it_and_names_what_is_missing(
@@ -170,7 +159,9 @@ def test_the_driver_needs_what_pip_installs_with_it_and_names_what_is_missing(
     assert MISSING_TORCH in looked_at
     told = run(command, "history", "trend", cwd=tmp_path, status=2)
     assert "pip install 'perfsuite[history]'" in told
-    (tmp_path / "test_cases.py").write_text(CASES)
+    file = tmp_path / "test_cases.py"
+    frameworks = (Fake(), DDP(), Script(path=str(file)))
+    file.write_text(measuring(*(SMALL.replace(framework=framework) for framework in frameworks)))
     pytest_words = (str(driver), "-m", "pytest", "-rs", "--perf-record-launches=1")
     assert MISSING_TORCH in run(*pytest_words, "-k", "script", cwd=tmp_path, status=4)
     told = run(*pytest_words, "-k", "not script", "--perf-report=out", cwd=tmp_path)
@@ -207,17 +198,8 @@ def test_a_rank_needs_torch_and_pydantic_alone(rank: Path, tmp_path: Path) -> No
     framework = Script(
         command=(str(rank), *torchrun, str(tmp_path / "train.py")), env={"ABSENT": " ".join(DRIVER_ONLY)}
     )
-    case = Case(
-        model=Model.named("net"),
-        framework=framework,
-        sequence_length=16,
-        micro_batch=4,
-        topology=Topology(processes_per_node=2),
-        hardware="cpu",
-        max_warmup_steps=2,
-        steps=10,
-        timeout_s=240,
-    )
+    net = {"model": Model.named("net"), "framework": framework, "sequence_length": 16, "micro_batch": 4}
+    case = make_case(**net, max_warmup_steps=2, steps=10, timeout_s=240)
     launch = launch_once(case, detect(), tmp_path / "launch-1")
     assert launch.failure is None
     assert launch.observed is not None
@@ -226,16 +208,8 @@ def test_a_rank_needs_torch_and_pydantic_alone(rank: Path, tmp_path: Path) -> No
 
 
 def test_the_worker_needs_no_more(rank: Path, tmp_path: Path) -> None:
-    case = Case(
-        model="gpt2-tiny",
-        framework=Fake(),
-        sequence_length=64,
-        micro_batch=2,
-        topology=Topology(processes_per_node=1),
-        hardware="cpu",
-    )
     run_dir = RunDir(tmp_path)
-    documents.write(run_dir.case, CaseFile(case=case, device="cpu"))
+    documents.write(run_dir.case, CaseFile(case=SMALL, device="cpu"))
     words = ("-c", f"from perfsuite.worker.main import main; main({str(tmp_path)!r})")
     run(str(rank), *words, cwd=tmp_path, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
     assert documents.read(run_dir.rank(0), RankReport).failure is None

@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli import commands
 from tests.samples import COMMIT, make_case, make_figures, make_result, make_run, write_session
+from tests.suite import measuring
 from tests.synthetic import commit, git, make_repository
 
 RUN = make_run(figures=make_figures(step_s_p50=0.25))
@@ -121,23 +122,9 @@ def test_every_command_has_its_name_and_its_own_help() -> None:
         assert words in invoke(name, "--help").output
 
 
-SUITE = """
-import pytest
-from perfsuite import Case, Topology
-from perfsuite.frameworks.fake import Fake
-
-CASE = Case(model="gpt2-tiny", framework=Fake(), sequence_length=64, micro_batch=2, hardware="cpu",
-            topology=Topology(processes_per_node=2), max_warmup_steps=5, steps=20)
-
-@pytest.mark.parametrize("case", [CASE])
-def test_it(bench, case):
-    bench(case)
-"""
-
-
 @pytest.mark.launch
 def test_what_a_pytest_session_leaves_goes_all_the_way(here: Path) -> None:
-    (here / "test_it.py").write_text(SUITE)
+    (here / "test_it.py").write_text(measuring(make_case()))
     (here / ".gitignore").write_text("*\n!*.py\n")
     git(here, "init", "--quiet", "--initial-branch=main")
     commit(here)

@@ -14,10 +14,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from perfsuite import Topology
 from perfsuite.cli import slurm
 from perfsuite.cli.app import app
 from tests.processes import arguments, wait_until
+from tests.samples import make_case
 from tests.slurm_cluster import START_S, Cluster
+from tests.suite import measuring
 
 CONFTEST = """
 def pytest_addoption(parser):
@@ -93,29 +96,11 @@ def test_a_session_runs_in_the_job_and_gives_its_exit_status(project: Path) -> N
     assert log.read_text() == out
 
 
-MEASURED = """
-import pytest
-from perfsuite import Case, Fake, Topology
-
-CASE = Case(
-    model="llama-tiny",
-    framework=Fake(),
-    sequence_length=64,
-    micro_batch=4,
-    topology=Topology(nodes=2, processes_per_node=1),
-    hardware="cpu",
-)
-
-@pytest.mark.parametrize("case", [CASE])
-def test_it(bench, case):
-    bench(case)
-"""
-
-
 def test_a_case_over_both_nodes_is_measured_in_the_job(project: Path) -> None:
     for stand_in in ("conftest.py", "pytest.ini"):
         (project / stand_in).unlink()
-    (project / "test_case.py").write_text(MEASURED)
+    case = make_case(topology=Topology(nodes=2, processes_per_node=1))
+    (project / "test_case.py").write_text(measuring(case))
     options = ("--perf-record-launches=1", "--perf-allow-shared")
     status, out, err = submit("--nodes=2", "--", "test_case.py", *options)
     assert status == 0, out + err
