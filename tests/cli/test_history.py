@@ -110,18 +110,6 @@ def test_list_shows_each_case_with_its_newest_figures() -> None:
         assert "nothing in .perfsuite/history matches" in invoke("list", option).output
 
 
-def test_every_command_has_its_name_and_its_own_help() -> None:
-    shown = invoke("--help").output
-    for name, words in (
-        ("add", "Add sessions to a history"),
-        ("list", "What a history holds"),
-        ("publish", "Make asv's pages of a history"),
-        ("trend", "Find when a case got slower"),
-    ):
-        assert any(name in line.split() and words in line for line in shown.splitlines()), name
-        assert words in invoke(name, "--help").output
-
-
 @pytest.mark.launch
 def test_what_a_pytest_session_leaves_goes_all_the_way(here: Path) -> None:
     (here / "test_it.py").write_text(measuring(make_case()))
