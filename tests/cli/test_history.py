@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -9,8 +7,7 @@ import pytest
 
 from tests.cli import commands
 from tests.samples import COMMIT, make_case, make_figures, make_result, make_run, write_session
-from tests.suite import measuring
-from tests.synthetic import commit, git, make_repository
+from tests.synthetic import git, make_repository
 
 RUN = make_run(figures=make_figures(step_s_p50=0.25))
 
@@ -110,19 +107,6 @@ def test_list_shows_each_case_with_its_newest_figures() -> None:
         assert "nothing in .perfsuite/history matches" in invoke("list", option).output
 
 
-@pytest.mark.launch
-def test_what_a_pytest_session_leaves_goes_all_the_way(here: Path) -> None:
-    (here / "test_it.py").write_text(measuring(make_case()))
-    (here / ".gitignore").write_text("*\n!*.py\n")
-    git(here, "init", "--quiet", "--initial-branch=main")
-    commit(here)
-    subprocess.run([sys.executable, "-m", "pytest", "-q"], check=True)
-    assert "added: .perfsuite/history/cpu-" in invoke("add").output
-    assert "1 recorded" in invoke("list").output
-    assert "2 series in 1 sessions" in invoke("trend", "--repo=.").output
-    assert "results in pages: 1 written" in invoke("publish", "pages", "--no-pages").output
-
-
 @pytest.fixture
 def clone(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current directory: a repository of one commit, and an empty origin."""
@@ -132,6 +116,14 @@ def clone(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     git(clone, "remote", "add", "origin", str(here / "origin"))
     monkeypatch.chdir(clone)
     return clone
+
+
+def test_a_session_in_the_store_goes_all_the_way(clone: Path) -> None:
+    in_store("01", commit=git(clone, "rev-parse", "HEAD"))
+    assert "added: .perfsuite/history/cpu-" in invoke("add").output
+    assert "1 recorded" in invoke("list").output
+    assert "2 series in 1 sessions" in invoke("trend", "--repo=.").output
+    assert "results in pages: 1 written" in invoke("publish", "pages", "--no-pages").output
 
 
 def test_a_history_is_pushed_to_a_branch_of_its_own_and_pulled(clone: Path) -> None:

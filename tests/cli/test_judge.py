@@ -89,15 +89,6 @@ def test_it_answers_as_the_engine_does_at_the_same_launch() -> None:
     assert answer["minimum_detectable_drop"] == decision.minimum_detectable_drop
 
 
-@pytest.mark.parametrize("launches", [1, 2])
-@pytest.mark.parametrize("drop", [0.05, 0.5, 10])
-def test_one_or_two_launches_are_never_a_regression(launches: int, drop: float) -> None:
-    answer = judged(trace(launches=slower(UNCHANGED[:launches], drop), noise=QUIET))[0]
-    assert answer["outcome"] == "inconclusive"
-    assert answer["launches_used"] == launches
-    assert answer["estimate"] == pytest.approx(drop, rel=0.2, abs=0.01)
-
-
 NOISY = {"sigma": 0.05, "degrees_of_freedom": 30}
 
 
@@ -106,14 +97,16 @@ NOISY = {"sigma": 0.05, "degrees_of_freedom": 30}
     [
         ({"launches": UNCHANGED[:1], "noise": QUIET}, "passed"),
         ({"launches": UNCHANGED[:1], "noise": NOISY}, "inconclusive"),
+        ({"launches": slower(UNCHANGED[:1], 0.05), "noise": QUIET}, "inconclusive"),
+        ({"launches": slower(UNCHANGED[:2], 10), "noise": QUIET}, "inconclusive"),
         ({"launches": slower(UNCHANGED[:2], -0.2), "noise": QUIET}, "passed"),
         ({"launches": slower(UNCHANGED[:2], -0.2), "noise": QUIET, "max_launches": 10}, "passed"),
         ({"baseline": BASELINE[:1], "noise": QUIET}, "passed"),
         ({"launches": slower(UNCHANGED, 0.05), "noise": {**QUIET, "session_sigma": 0.05}}, "inconclusive"),
     ],
-    ids=["clear", "not clear", "only faster is in doubt", "it would go on", "baseline of one", "drift"],
+    ids=["clear", "unclear", "one slower", "two slower", "two faster", "two of ten", "one before", "drift"],
 )
-def test_what_few_launches_show(changes: dict[str, Any], outcome: str) -> None:
+def test_what_few_launches_show_is_never_a_regression(changes: dict[str, Any], outcome: str) -> None:
     assert judged(trace(**changes))[0]["outcome"] == outcome
 
 
