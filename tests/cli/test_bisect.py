@@ -62,7 +62,8 @@ def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
     git(tmp_path, "init", "--quiet", "--initial-branch=main")
     stand_in = Launches()
     for number in range(17):
-        stand_in.commits.append(step_takes(("11" if number >= FIRST_BAD else "10") + "." + "0" * (number + 1)))
+        ms = "11" if number >= FIRST_BAD else "10"
+        stand_in.commits.append(step_takes(f"{ms}.{'0' * (number + 1)}"))
     commands.hold(monkeypatch, CASE)
     monkeypatch.setattr(measure, "launch_once", stand_in)
     monkeypatch.setattr(against_arm, "launch_once", stand_in.counted)
