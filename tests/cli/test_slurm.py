@@ -241,19 +241,33 @@ def test_options_of_sbatch_come_from_the_ini_file_the_environment_and_the_comman
     assert "-m pytest --perf-launcher=slurm -k a\n" in (refusing / "words").read_text()
 
 
-@pytest.mark.parametrize("setting", ["PERFSUITE_SLURM_PARTITION", "perf_slurm_partition"])
-def test_a_setting_of_old_says_what_replaces_it(
-    refusing: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+NO_SECONDS = "expected a whole number of seconds"
+NEGATIVE = "--nodes is '-1', expected a number of nodes, or a range such as 2-4"
+
+
+@pytest.mark.parametrize(
+    ("words", "setting", "said"),
+    [
+        ("", "perf_slurm_partition = gpu", "any more: write --partition=... into perf_slurm_options"),
+        ("--option=--mem=0 -- x", "", "write the options of sbatch themselves"),
+        ("--wait-start=soon", "", f"--wait-start is 'soon', {NO_SECONDS}"),
+        ("", "perf_slurm_wait_start = -1", f"perf_slurm_wait_start is '-1', {NO_SECONDS}"),
+        *((words, "", NEGATIVE) for words in ("--nodes=-1", "--nodes -1", "-N-1", "-N -1")),
+        ("", "perf_slurm_options = --nodes=-1", NEGATIVE),
+    ],
+)
+def test_what_is_no_option_is_refused_with_what_is_allowed(
+    refusing: Path, words: str, setting: str, said: str
 ) -> None:
-    monkeypatch.setenv(setting, "gpu")
-    (refusing / "pytest.ini").write_text(f"[pytest]\n{setting} = gpu\n")
-    new = setting.replace("PARTITION", "OPTIONS").replace("partition", "options")
-    assert f"no setting {setting} any more: write --partition=... into {new}" in submit()[2]
+    (refusing / "pytest.ini").write_text(f"[pytest]\n{setting}\n")
+    assert said in submit(*words.split())[2]
     assert not (refusing / "words").exists()
 
 
-def test_the_option_of_old_says_what_replaces_it(refusing: Path) -> None:
-    assert "write the options of sbatch themselves" in submit("--option=--mem=0", "--", "x")[2]
+def test_a_variable_of_old_says_what_replaces_it(refusing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERFSUITE_SLURM_PARTITION", "gpu")
+    said = "no setting PERFSUITE_SLURM_PARTITION any more: write --partition=... into PERFSUITE_SLURM_OPTIONS"
+    assert said in submit()[2]
 
 
 def test_a_reader_of_the_log_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,17 +277,3 @@ def test_a_reader_of_the_log_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stdout", stdout)
         slurm._show("one line\n")
         slurm._show("another\n")
-
-
-def test_bad_seconds_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "--wait-start is 'soon', expected a whole number of seconds" in submit("--wait-start=soon")[2]
-    (tmp_path / "pytest.ini").write_text("[pytest]\nperf_slurm_wait_start = -1\n")
-    assert "perf_slurm_wait_start is '-1', expected a whole number of seconds" in submit()[2]
-
-
-@pytest.mark.parametrize("words", [["--nodes=-1"], ["--nodes", "-1"], ["-N-1"], ["-N", "-1"]])
-def test_a_negative_number_of_nodes_is_refused(refusing: Path, words: list[str]) -> None:
-    assert "--nodes is '-1', expected a number of nodes, or a range such as 2-4" in submit(*words)[2]
-    (refusing / "pytest.ini").write_text("[pytest]\nperf_slurm_options = --nodes=-2\n")
-    assert "--nodes is '-2', expected" in submit()[2]
