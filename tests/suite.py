@@ -32,7 +32,7 @@ MEASURED = """
 import pytest
 from perfsuite import Case
 
-@pytest.mark.parametrize("case", map(Case.model_validate_json, {texts}))
+@pytest.mark.parametrize("case", [Case.model_validate_json(text) for text in {texts}])
 def test_it(bench, case):
     bench(case)
 """
