@@ -25,7 +25,7 @@ from tests.processes import agent_among
 from tests.samples import make_case
 from tests.suite import measuring
 
-FAKE = make_case(timeout_s=120)
+FAKE = make_case(max_warmup_steps=20, steps=50, timeout_s=120)
 
 pytestmark = pytest.mark.launch
 
@@ -67,7 +67,7 @@ def failure_of(run: Run) -> Failure:
         ),
         pytest.param("exit", "crash", "exit code 13", marks=pytest.mark.fault("rank exits silently")),
         pytest.param("oom", "out_of_memory", "MemoryError", marks=pytest.mark.fault("out of memory")),
-        pytest.param("nan", "loss", "the loss is nan at step 24", marks=pytest.mark.fault("loss is NaN")),
+        pytest.param("nan", "loss", "the loss is nan at step 69", marks=pytest.mark.fault("loss is NaN")),
         pytest.param(
             "missing-rank",
             "missing_report",
