@@ -144,12 +144,6 @@ def test_commits_that_do_not_run_are_skipped_and_stay_suspects(launches: Launche
     assert f"skipped: {broken}: arm B failed: crash: boom" in result.stdout
 
 
-def test_what_is_not_slower_is_an_error(launches: Launches) -> None:
-    every = launches.commits
-    result = command("--good", every[FIRST_BAD], status=2)
-    assert f"{every[-1]} is not worse than {every[FIRST_BAD]}: passed" in " ".join(result.stderr.split())
-
-
 def test_a_case_that_cannot_run_here_is_an_error(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASE.replace(hardware=("h100",))
     commands.hold(monkeypatch, case)
