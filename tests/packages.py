@@ -31,6 +31,14 @@ def write_wheel(index: Path, name: str, version: str, code: str = "", *needs: st
         wheel.writestr(f"{stem}.dist-info/RECORD", "")
 
 
+def only_index(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A new directory, in which alone pip finds packages."""
+    directory.mkdir()
+    for name, value in (("FIND_LINKS", str(directory)), ("NO_INDEX", "1"), ("CONFIG_FILE", os.devnull)):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    return directory
+
+
 class Packages:
     """A directory on `sys.path` in which each package is a module and its metadata, as pip leaves them."""
 

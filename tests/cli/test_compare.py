@@ -20,7 +20,6 @@ from perfsuite.session.against_arm import AgainstArm, ByCounts, ByDryRuns
 from perfsuite.session.way import Trial, Way
 from tests.cli import commands
 from tests.samples import make_case, make_run
-from tests.synthetic import make_repository
 
 CASE = make_case()
 OTHER = make_case(steps=21)
@@ -28,10 +27,8 @@ GPU_CASE = make_case(hardware="h100", steps=22)
 
 
 @pytest.fixture(autouse=True)
-def _repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repository with cases, which pytest need not collect, on a CPU machine."""
-    make_repository(tmp_path / "repo", 2)
-    monkeypatch.chdir(tmp_path / "repo")
+def _cases(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repository with cases, on a CPU machine."""
     commands.hold(monkeypatch, CASE, OTHER, GPU_CASE)
 
 

@@ -19,7 +19,7 @@ from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.cli import commands
-from tests.packages import write_wheel
+from tests.packages import only_index, write_wheel
 from tests.samples import make_case, make_figures
 from tests.twin_counts import counts, launch
 
@@ -28,7 +28,6 @@ INDEX = ("1.0", "1.1", "1.1.1", "1.2rc1", "1.2", "2.0")
 YANKED = 'data-yanked=""'
 NAMES = {"some_thing": "Some-Thing"}
 """What distributions call themselves."""
-NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null", "PIP_ONLY_BINARY": ":all:"}
 
 
 class Runs:
@@ -83,8 +82,8 @@ class Runs:
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Two cases, and a package of six releases."""
     monkeypatch.chdir(tmp_path)
-    for name, value in NO_INDEX.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PIP_ONLY_BINARY", ":all:")
+    only_index(tmp_path / "index", monkeypatch)
     stand_in = Runs()
     commands.hold(monkeypatch, CASE, OTHER)
     monkeypatch.setattr(command_of, "dry_run", stand_in.dry)
@@ -246,12 +245,9 @@ def test_ends_that_leave_nothing_to_compare_are_refused(runs: Runs, words: Any, 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Runs) -> Path:
     """Where the real pip finds releases of the package."""
-    index = tmp_path / "index"
-    index.mkdir()
-    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     monkeypatch.setattr(command_of, "versions", installed.versions)
     monkeypatch.setattr(command_of, "resolve", resolve)
-    return index
+    return tmp_path / "index"
 
 
 @pytest.mark.launch
