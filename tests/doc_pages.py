@@ -81,6 +81,11 @@ class Page:
             marks = marks | dict(re.findall(r"<!-- (\w+): (.+?) -->", token.content)) if is_comment else {}
         return found
 
+    @property
+    def files(self) -> dict[str, str]:
+        """The texts of the blocks that are files, by their paths."""
+        return {block.marks["file"]: block.text for block in self.blocks if "file" in block.marks}
+
     @cached_property
     def _inline(self) -> list[Token]:
         return [child for token in self._tokens for child in token.children or ()]

@@ -58,7 +58,6 @@ LEFT_OUT = {
         r"if tenth <= 1:": "of ten steps each mean is over one",
     },
     "analysis/collect.py": {
-        r".*reports\[ -1\]\.(world_size|loss|step_s)\b.*": "the ranks have just been found to agree",
         r".*strict=False\).*": "checked just before: as many values of each rank",
     },
     "analysis/figures.py": {

@@ -1,4 +1,4 @@
-"""Packages of other people that are installed for one test: modules and metadata, as pip leaves them."""
+"""Packages of other people: installed for one test, as pip leaves them, or as wheels that pip can find."""
 
 from __future__ import annotations
 
@@ -6,13 +6,37 @@ import contextlib
 import os
 import sys
 import textwrap
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from perfsuite import extensions
 from perfsuite.case import framework
+
+WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+def write_wheel(index: Path, name: str, version: str, code: str = "", *needs: str) -> None:
+    """Write a wheel of one module, which is called as the distribution is, into a directory."""
+    module = canonicalize_name(name).replace("-", "_")
+    stem = f"{module}-{version}"
+    metadata = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {need}" for need in needs)]
+    with zipfile.ZipFile(index / f"{stem}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{module}.py", code)
+        wheel.writestr(f"{stem}.dist-info/METADATA", "\n".join(["Metadata-Version: 2.1", *metadata, ""]))
+        wheel.writestr(f"{stem}.dist-info/WHEEL", WHEEL)
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")
+
+
+def only_index(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A new directory, in which alone pip finds packages."""
+    directory.mkdir()
+    for name, value in (("FIND_LINKS", str(directory)), ("NO_INDEX", "1"), ("CONFIG_FILE", os.devnull)):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    return directory
 
 
 class Packages:

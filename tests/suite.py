@@ -1,4 +1,4 @@
-"""What the fixture `suite` of `tests/conftest.py` holds: a repository with cases, for tests of the plugin."""
+"""Files with cases: what the fixture `suite` of `tests/conftest.py` holds, and one of any cases."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from perfsuite.case.case import Case
 
 CASES = """
     import pytest
@@ -26,6 +28,19 @@ OTHER = """
         bench(case)
 """
 """Another test, after those of `CASES`."""
+MEASURED = """
+import pytest
+from perfsuite import Case
+
+@pytest.mark.parametrize("case", [Case.model_validate_json(text) for text in {texts}])
+def test_it(bench, case):
+    bench(case)
+"""
+
+
+def measuring(*cases: Case) -> str:
+    """A file of a test that measures these cases."""
+    return MEASURED.format(texts=[case.model_dump_json() for case in cases])
 
 
 def local_baseline(suite: pytest.Pytester) -> Path:

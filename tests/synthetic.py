@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import perfsuite.git
 from perfsuite.case.case import Case
 from perfsuite.history import store
 from perfsuite.history.store import StoredResult, StoredSession
@@ -30,6 +31,19 @@ Levels = Callable[[int, int], Level]
 """Of the n-th case on the n-th night."""
 
 
+def git(where: Path, *arguments: str) -> str:
+    """What git prints in a directory, by the hand of Ada."""
+    ada = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+    return perfsuite.git.git(*ada, *arguments, cwd=where).strip()
+
+
+def commit(where: Path, message: str = "a change") -> str:
+    """Commit all that changed in a repository, and return the hash."""
+    git(where, "add", "--all")
+    git(where, "commit", "--quiet", f"--message={message}")
+    return git(where, "rev-parse", "HEAD")
+
+
 def make_repository(path: Path, commits: int) -> list[str]:
     """A git repository with a commit a day. Returns their hashes, oldest first."""
     stream = []
@@ -40,14 +54,12 @@ def make_repository(path: Path, commits: int) -> list[str]:
             f"commit refs/heads/main\ncommitter Ada <ada@example.org> {seconds} +0000\n"
             f"data {len(message)}\n{message}\n"
         )
-    git = ["git", "-C", str(path)]
-    path.mkdir(parents=True)
-    subprocess.run([*git, "init", "-q", "-b", "main"], check=True)
-    subprocess.run([*git, "fast-import", "--quiet"], input="".join(stream), text=True, check=True)
-    listed = subprocess.run(
-        [*git, "rev-list", "--reverse", "main"], capture_output=True, text=True, check=True
+    path.mkdir(parents=True, exist_ok=True)
+    git(path, "init", "--quiet", "--initial-branch=main")
+    subprocess.run(
+        ["git", "-C", path, "fast-import", "--quiet"], input="".join(stream), text=True, check=True
     )
-    return listed.stdout.split()
+    return git(path, "rev-list", "--reverse", "main").split()
 
 
 def write_history(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from perfsuite.results.metric import described
 from perfsuite.results.outcome import Check, Outcome, Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
+from tests.packages import only_index, write_wheel
 from tests.samples import make_case, make_result, make_run
 from tests.synthetic import make_repository
 
@@ -235,19 +235,9 @@ def test_outside_of_git_a_package_can_be_searched(tmp_path: Path, monkeypatch: p
 @pytest.fixture
 def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three releases of a small package, where pip looks for all that it installs."""
-    index = tmp_path / "index"
-    index.mkdir()
+    index = only_index(tmp_path / "index", monkeypatch)
     for version in ("1.0", "1.1", "2.0rc1", "2.0"):
-        with zipfile.ZipFile(index / f"slow_thing-{version}-py3-none-any.whl", "w") as wheel:
-            info = f"slow_thing-{version}.dist-info"
-            metadata = f"Metadata-Version: 2.1\nName: slow-thing\nVersion: {version}\n"
-            wheel.writestr("slow_thing.py", f"VERSION = {version!r}\n")
-            wheel.writestr(f"{info}/METADATA", metadata)
-            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            wheel.writestr(f"{info}/RECORD", "")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        write_wheel(index, "slow-thing", version, f"VERSION = {version!r}\n")
     monkeypatch.chdir(tmp_path)
 
 

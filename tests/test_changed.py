@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.changed import affected_tests, changed_files
-
-
-def git(root: Path, *arguments: str) -> None:
-    subprocess.run(["git", "-C", root, "-c", "user.name=t", "-c", "user.email=t@t", *arguments], check=True)
+from tests.synthetic import commit, git
 
 
 @pytest.mark.launch
@@ -17,11 +13,10 @@ def test_what_is_committed_changed_deleted_or_new_has_changed(tmp_path: Path) ->
     git(tmp_path, "init", "--quiet", "--initial-branch=main")
     for name in ("same", "edited", "deleted", "moved"):
         (tmp_path / name).write_text(name)
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "--quiet", "-m", "first")
+    commit(tmp_path)
     git(tmp_path, "switch", "--quiet", "-c", "other")
     git(tmp_path, "mv", "moved", "here")
-    git(tmp_path, "commit", "--quiet", "-m", "second")
+    commit(tmp_path)
     (tmp_path / "edited").write_text("anew")
     (tmp_path / "deleted").unlink()
     (tmp_path / "new").touch()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ class NVMLError(Exception): ...
 def nvmlInit(): raise NVMLError("no driver")
 """
 IS_HIDDEN = "import os\ndef test_it():\n    assert os.environ['CUDA_VISIBLE_DEVICES'] == ''\n"
-HIDDEN = "CUDA_VISIBLE_DEVICES hides every GPU"
 
 
 @pytest.fixture
@@ -34,14 +31,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 
 
 def test_no_test_here_sees_a_gpu() -> None:
-    assert detect().note == HIDDEN
-
-
-@pytest.mark.launch
-def test_no_process_that_a_test_starts_sees_a_gpu() -> None:
-    code = "from perfsuite.node.machine import detect; print(detect().note)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{HIDDEN}\n"
+    assert detect().note == "CUDA_VISIBLE_DEVICES hides every GPU"
 
 
 @pytest.mark.launch

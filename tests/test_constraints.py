@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import tomllib
-import zipfile
 from itertools import chain
 from pathlib import Path
 
@@ -14,6 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from tests.packages import write_wheel
 
 ROOT = Path(__file__).parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -26,76 +27,29 @@ def version_of(pin: Requirement) -> Version:
     return Version(specifier.version)
 
 
-def write_wheel(directory: Path, name: str, version: str) -> None:
-    """A wheel without content, which pip can choose."""
-    stem = f"{canonicalize_name(name).replace('-', '_')}-{version}"
-    with zipfile.ZipFile(directory / f"{stem}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(
-            f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        )
-        wheel.writestr(
-            f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr(f"{stem}.dist-info/RECORD", "")
-
-
-@pytest.fixture
-def public_index(tmp_path: Path) -> Path:
-    """What is pinned, without local versions: a public index holds none."""
-    directory = tmp_path / "public"
-    directory.mkdir()
-    for pin in PINS:
-        write_wheel(directory, pin.name, version_of(pin).public)
-    return directory
-
-
-@pytest.fixture
-def cpu_index(tmp_path: Path) -> Path:
-    """torch's own index of builds for CPUs."""
-    directory = tmp_path / "cpu"
-    directory.mkdir()
-    write_wheel(directory, "torch", "2.13.0+cpu")
-    return directory
-
-
 def resolved(*indexes: Path) -> dict[str, str]:
     """What pip would install of everything that is pinned: name and version."""
-    links = [f"--find-links={index}" for index in indexes]
-    done = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "pip",
-                "--isolated",
-                "install",
-                "--dry-run",
-                "--ignore-installed",
-                "--no-deps",
-            ),
-            *("--no-index", "--quiet", "--report=-", *links, f"--requirement={CONSTRAINTS}"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options = ["--dry-run", "--ignore-installed", "--no-deps", "--no-index", "--quiet", "--report=-"]
+    options += [f"--find-links={index}" for index in indexes]
+    command = [sys.executable, "-m", "pip", "--isolated", "install", *options, f"--requirement={CONSTRAINTS}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     chosen = [entry["metadata"] for entry in json.loads(done.stdout)["install"]]
     return {canonicalize_name(entry["name"]): entry["version"] for entry in chosen}
 
 
 @pytest.mark.launch
-def test_the_pins_resolve_with_the_public_index_alone(public_index: Path) -> None:
-    chosen = resolved(public_index)
+def test_the_pins_resolve_and_with_an_index_of_builds_for_cpus_torch_is_one(tmp_path: Path) -> None:
+    public, cpu = tmp_path / "public", tmp_path / "cpu"
+    public.mkdir()
+    cpu.mkdir()
+    for pin in PINS:
+        write_wheel(public, pin.name, version_of(pin).public)  # a public index holds no local versions
+    chosen = resolved(public)
     assert len(chosen) == len(PINS)
     assert chosen["torch"] == "2.13.0"
-
-
-@pytest.mark.launch
-def test_with_the_cpu_index_beside_it_torch_is_the_build_for_cpus(
-    public_index: Path, cpu_index: Path
-) -> None:
-    assert resolved(public_index, cpu_index)["torch"] == "2.13.0+cpu"
+    write_wheel(cpu, "torch", "2.13.0+cpu")
+    assert resolved(public, cpu)["torch"] == "2.13.0+cpu"
 
 
 def test_everything_that_pyproject_names_is_pinned_within_its_bounds() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -60,20 +60,9 @@ def blocks(language: str) -> list[Block]:
     return [block for page in PAGES for block in page.blocks if block.language == language]
 
 
-def docs_module(name: str) -> Any:
-    """A script of the folder `docs`, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def cli_commands() -> dict[str, Any]:
-    """Every command of `perfsuite`, such as `baseline accept`."""
-    found: dict[str, Any] = docs_module("command_page").commands()
-    return found
+COMMAND_PAGE = runpy.run_path(str(ROOT / "docs" / "command_page.py"))
+COMMANDS: dict[str, Any] = COMMAND_PAGE["commands"]()
+"""Every command of `perfsuite`, such as `baseline accept`."""
 
 
 def options_of(command: Any) -> set[str]:
@@ -244,18 +233,17 @@ def words_after(program: str, line: str) -> list[str]:
 
 @every_page
 def test_commands_that_pages_name_exist(page: Page) -> None:
-    known = cli_commands()
-    groups = {name.split()[0] for name in known if " " in name}
+    groups = {name.split()[0] for name in COMMANDS if " " in name}
     for line in page.commands:
         words = words_after("perfsuite", line)
         if not words or words[0].startswith("-") or (words == [words[0]] and words[0] in groups):
             continue
         name = " ".join(words[:2]) if words[0] in groups else words[0]
-        assert name in known, f"{page.name}: {line}"
+        assert name in COMMANDS, f"{page.name}: {line}"
         own = takewhile(lambda word: word != "--", words)  # what follows is for another program
         named = {word.partition("=")[0] for word in own if word.startswith("--")}
-        if not known[name].context_settings.get("ignore_unknown_options"):  # it hands them on to sbatch
-            assert named <= options_of(known[name]), f"{page.name}: {line}"
+        if not COMMANDS[name].context_settings.get("ignore_unknown_options"):  # it hands them on to sbatch
+            assert named <= options_of(COMMANDS[name]), f"{page.name}: {line}"
 
 
 @every_page
@@ -326,7 +314,7 @@ def test_every_option_and_ini_key_is_explained(pytestconfig: pytest.Config) -> N
 
 
 def test_the_page_of_commands_is_as_the_commands_are() -> None:
-    assert page_of("commands").text == docs_module("command_page").written(), "run `make samples`"
+    assert page_of("commands").text == COMMAND_PAGE["written"](), "run `make samples`"
 
 
 @every_page
@@ -344,7 +332,7 @@ def test_samples_are_narrow() -> None:
 
 
 def test_no_command_is_hidden_from_the_page() -> None:
-    assert [name for name, command in cli_commands().items() if command.hidden] == []
+    assert [name for name, command in COMMANDS.items() if command.hidden] == []
 
 
 def test_the_readme_is_short() -> None:

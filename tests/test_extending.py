@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[1] / "docs" / "develop" / "extending.md"
-FILE = re.compile(r"<!-- file: (\S+) -->\n(?:<!-- [^\n]* -->\n)?\n```\w+\n(.*?)```", re.DOTALL)
-SHELL = re.compile(r"```shell\n(.*?)```", re.DOTALL)
+from tests.doc_pages import ROOT, Page
+
+PAGE = Page(ROOT / "docs" / "develop" / "extending.md")
 
 
 @pytest.mark.launch
 def test_the_package_of_the_page_is_installed_and_measured_with(tmp_path: Path) -> None:
-    text = PAGE.read_text()
-    files = dict(FILE.findall(text))
-    assert set(files) == {
+    assert set(PAGE.files) == {
         "pyproject.toml",
         "perfsuite_compressed.py",
         "test_compressed.py",
         "bench_cases/test_compression.py",
     }
     project, installed = tmp_path / "project", tmp_path / "installed"
-    for name, content in files.items():
+    for name, content in PAGE.files.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(content)
     environment = os.environ | {
@@ -37,7 +34,7 @@ def test_the_package_of_the_page_is_installed_and_measured_with(tmp_path: Path) 
         "PYTHONPATH": str(installed),
         "PYTEST_ADDOPTS": "-p no:xdist -p no:hypothesispytest --perf-allow-shared --perf-record-launches=1",
     }
-    commands = [command for block in SHELL.findall(text) for command in block.splitlines()]
+    commands = [command for block in PAGE.blocks if block.language == "shell" for command in block.commands]
     assert [command.split()[0] for command in commands] == ["pip", "pytest", "pytest"]
     for command in commands:
         if command.startswith("pytest"):  # the installed module is tested, not the file beside the test

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -25,21 +24,20 @@ from perfsuite.results import Run
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.metric import find
 from perfsuite.verdict.judge import Policy, judge
+from tests.doc_pages import ROOT, Page
 from tests.packages import Packages
 from tests.samples import BEFORE, NOISE, make_case, make_result
 from tests.sessions import make_session
 
-PAGE = Path(__file__).parents[1] / "docs" / "develop" / "extending-metrics.md"
-FILE = re.compile(r"<!-- file: (\S+) -->\n\n```\w+\n(.*?)```", re.DOTALL)
+PAGE = Page(ROOT / "docs" / "develop" / "extending-metrics.md")
 
 
 @pytest.fixture
 def uninstall(packages: Packages) -> Callable[[], None]:
     """Installs the page's package; uninstalls it when called."""
-    files = dict(FILE.findall(PAGE.read_text()))
-    project = tomllib.loads(files["pyproject.toml"])["project"]
+    project = tomllib.loads(PAGE.files["pyproject.toml"])["project"]
     lines = [f"{name} = {value}" for name, value in project["entry-points"][METRICS].items()]
-    packages.install(project["name"], files["perfsuite_weights.py"], metrics="\n".join(lines))
+    packages.install(project["name"], PAGE.files["perfsuite_weights.py"], metrics="\n".join(lines))
     return functools.partial(packages.uninstall, project["name"])
 
 

@@ -6,19 +6,13 @@ import pytest
 
 from perfsuite.errors import GitError
 from perfsuite.git import Revision, changes, current_branch, dates, revision, unplaced
-from perfsuite.git import git as git_of
-from tests.synthetic import BEGIN, make_repository
+from tests.synthetic import BEGIN, git, make_repository
 
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Path:
     make_repository(tmp_path / "repo", 3)
     return tmp_path / "repo"
-
-
-def git(repo: Path, *arguments: str) -> str:
-    named = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
-    return git_of(*named, *arguments, cwd=repo).strip()
 
 
 def test_the_revision_is_the_commit_and_whether_tracked_files_changed(repo: Path) -> None:

@@ -15,26 +15,20 @@ SELECTIONS = sorted(set(re.findall(r"-k (\w+)", DAY.read_text())))
 OPTIONS = sorted(set(re.findall(r"--perf-[\w-]+(?:=[\w%.=]+)?", DAY.read_text())))
 
 
-def collected(*arguments: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *arguments]
+@pytest.mark.launch
+def test_each_part_selects_cases() -> None:
+    words = ["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/gpu/test_day.py"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
-    return subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
-
-
-@pytest.mark.launch
-@pytest.mark.parametrize("selection", SELECTIONS)
-def test_each_part_selects_cases(selection: str) -> None:
-    shown = collected("tests/gpu/test_day.py", "-k", selection)
-    assert shown.returncode == 0, shown.stdout + shown.stderr
-    assert f"test_{selection}[" in shown.stdout
-
-
-@pytest.mark.launch
-def test_its_options_are_those_of_pytest() -> None:
-    known = subprocess.run(
-        [sys.executable, "-m", "pytest", "--help"], capture_output=True, text=True, check=True
+    shown = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=False, env=environment
     )
-    assert [option for option in OPTIONS if option.partition("=")[0] not in known.stdout] == []
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert [name for name in SELECTIONS if f"test_{name}[" not in shown.stdout] == []
+
+
+def test_its_options_are_those_of_pytest(pytestconfig: pytest.Config) -> None:
+    names = {option: option.partition("=")[0][2:].replace("-", "_") for option in OPTIONS}
+    assert [option for option, name in names.items() if name not in vars(pytestconfig.option)] == []
 
 
 @pytest.mark.parametrize("part", ["", "5"])

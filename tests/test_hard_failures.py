@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perfsuite import DDP, Case, Fake, Script, Topology
+from perfsuite import DDP, Script
 from perfsuite.launch import hang
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect
@@ -22,16 +22,10 @@ from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.processes import agent_among
+from tests.samples import make_case
+from tests.suite import measuring
 
-FAKE = Case(
-    model="llama-tiny",
-    framework=Fake(),
-    sequence_length=64,
-    micro_batch=4,
-    topology=Topology(processes_per_node=2),
-    hardware="cpu",
-    timeout_s=120,
-)
+FAKE = make_case(max_warmup_steps=20, steps=50, timeout_s=120)
 
 pytestmark = pytest.mark.launch
 
@@ -184,36 +178,17 @@ def test_a_hang_in_forward_shows_where_every_rank_stood(
     assert "in forward" in where.splitlines()[2]
 
 
-TWO_CASES = """
-    import pytest
-    from pathlib import Path
-    from perfsuite import Case, Fake, Topology
-
-    FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
-                topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
-
-    @pytest.mark.parametrize("case", [FAKE])
-    def test_one(bench, case):
-        bench(case)
-
-    @pytest.mark.parametrize("case", [FAKE.replace(micro_batch=8)])
-    def test_two(bench, case):
-        Path("second").touch()
-        bench(case)
-"""
-
+CASES = (FAKE, FAKE.replace(micro_batch=8))
+ONE, TWO = (case.id for case in CASES)
 FULL_DISK = """
     import errno, tempfile
-    from pathlib import Path
-
-    real = tempfile.NamedTemporaryFile
 
     def full(*args, **options):
-        if Path("second").exists():
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(*args, **options)
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    tempfile.NamedTemporaryFile = full
+    def pytest_runtest_setup(item):
+        if "-b8-" in item.nodeid:
+            tempfile.NamedTemporaryFile = full
 """
 
 INTERRUPTED_TWICE = """
@@ -249,12 +224,9 @@ def on_disk(suite: pytest.Pytester) -> list[str]:
     return [result["case_id"] for result in json.loads(file.read_text())["results"]]
 
 
-ONE, TWO = (f"fake-llama-tiny-s64-b{batch}-fp32-1x2" for batch in (4, 8))
-
-
 @pytest.mark.fault("disk is full")
 def test_a_disk_that_is_full_costs_nothing_that_was_measured_before(suite: pytest.Pytester) -> None:
-    suite.makepyfile(test_cases=TWO_CASES, conftest=FULL_DISK)
+    suite.makepyfile(test_cases=measuring(*CASES), conftest=FULL_DISK)
     result = suite.runpytest_subprocess("--perf-record-launches=1")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
@@ -285,7 +257,7 @@ def test_a_second_ctrl_c_costs_nothing_and_the_session_is_not_called_complete(
         if ends_as_after_one
         else "pytest_sessionstart = first_of_all"
     )
-    suite.makepyfile(test_cases=TWO_CASES, conftest=f"{INTERRUPTED_TWICE}\n    {hooks}\n")
+    suite.makepyfile(test_cases=measuring(*CASES), conftest=f"{INTERRUPTED_TWICE}\n    {hooks}\n")
     result = suite.runpytest_subprocess("--perf-record-launches=5", "--perf-report=out")
     assert (result.ret == pytest.ExitCode.INTERRUPTED) == ends_as_after_one
     assert ("Traceback" in result.stderr.str()) != ends_as_after_one

@@ -15,6 +15,7 @@ from tests.benchmarks.hindsight.__main__ import judged, main, run
 from tests.benchmarks.hindsight.pairs import SCRIPTS, Pair
 from tests.benchmarks.hindsight.results import PAGE, Result, read, tables
 from tests.benchmarks.hindsight.table import PAIRS
+from tests.counted import make_finding
 from tests.samples import make_result, make_run
 
 BAD = Pair(name="x", thread="x#1", good="x==1", bad="x==2", names="reduce_scatter", script="s")
@@ -22,9 +23,7 @@ SAME = Pair(name="x", good="x==1", bad="x==2", script="s")
 
 
 def finding(sentence: str, outcome: Any = "regressed") -> Finding:
-    return Finding(
-        field="x", quantity="x", unit="calls", before=1, now=2, ranks="0", outcome=outcome, sentence=sentence
-    )
+    return make_finding(sentence=sentence, outcome=outcome)
 
 
 def grade(pair: Pair, outcome: Any, *findings: Finding, **more: Any) -> Result:

@@ -1,4 +1,4 @@
-"""The wheel in environments that have no more than what it names: of the driver, and of a rank.
+"""The wheel that is released, in environments that have no more than what it names: of the driver, of a rank.
 
 Each environment is a venv whose packages are links to those of the environment that runs the tests: the
 packages that are named, what they depend on, down to the last one, and no other. Nothing is downloaded.
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,12 +20,15 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from perfsuite import Case, Fake, Model, Script, Topology, documents
+import perfsuite
+from perfsuite import DDP, Fake, Model, Script, Topology, documents
 from perfsuite.case.case import CaseFile
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
+from tests.samples import make_case
+from tests.suite import measuring
 
 ROOT = Path(__file__).parent.parent
 HEAVY = (
@@ -100,16 +104,32 @@ def has(python: Path, *packages: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the files that git knows, in a directory of its own, as `make dist` builds it."""
     source, wheels = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheels")
-    for file in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / file, source)
-    shutil.copytree(ROOT / "perfsuite", source / "perfsuite", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in tracked("perfsuite", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source / name)
     run(
         *(sys.executable, "-m", "pip", "--isolated", "wheel", "--quiet", "--no-index", "--no-deps"),
         *("--no-build-isolation", f"--wheel-dir={wheels}", str(source)),
     )
     [built] = wheels.iterdir()
     return built
+
+
+def tracked(*paths: str) -> list[str]:
+    """Files that git knows, or would add, below these paths."""
+    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths)
+    return [name for name in listed.splitlines() if (ROOT / name).exists()]
+
+
+def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
+    held = set(zipfile.ZipFile(wheel).namelist())
+    package = {name for name in held if name.startswith("perfsuite/")}
+    assert package == set(tracked("perfsuite"))
+    assert "perfsuite/py.typed" in package
+    about = f"perfsuite-{perfsuite.__version__}.dist-info"
+    assert {name.partition("/")[0] for name in held - package} == {about}
 
 
 @pytest.fixture(scope="module")
@@ -126,38 +146,28 @@ def rank(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment(tmp_path_factory.mktemp("rank"), ["torch", "pydantic"], wheel)
 
 
-CASES = """
-import pytest
-from perfsuite import Case, DDP, Fake, Script, Topology
-
-def case(framework):
-    return Case(
-        model="gpt2-tiny", framework=framework, sequence_length=64, micro_batch=2,
-        topology=Topology(processes_per_node=1), hardware="cpu",
-    )
-
-@pytest.mark.parametrize("case", [case(Fake()), case(DDP()), case(Script(path=__file__))], ids=lambda c: c.id)
-def test_case(bench, case):
-    bench(case)
-"""
+SMALL = make_case(topology=Topology(processes_per_node=1))
 
 
 def test_the_driver_needs_what_pip_installs_with_it_and_names_what_is_missing(
     driver: Path, tmp_path: Path
 ) -> None:
     assert has(driver, *HEAVY, "perfsuite", "pytest") == ["perfsuite", "pytest"]
-    perfsuite = str(driver.with_name("perfsuite"))
-    looked_at = run(perfsuite, "doctor", "--quick", "--expect=cpu", cwd=tmp_path, status=1)
+    command = str(driver.with_name("perfsuite"))
+    looked_at = run(command, "doctor", "--quick", "--expect=cpu", cwd=tmp_path, status=1)
     assert "machine" in looked_at
     assert MISSING_TORCH in looked_at
-    told = run(perfsuite, "history", "trend", cwd=tmp_path, status=2)
+    told = run(command, "history", "trend", cwd=tmp_path, status=2)
     assert "pip install 'perfsuite[history]'" in told
-    (tmp_path / "test_cases.py").write_text(CASES)
+    file = tmp_path / "test_cases.py"
+    frameworks = (Fake(), DDP(), Script(path=str(file)))
+    file.write_text(measuring(*(SMALL.replace(framework=framework) for framework in frameworks)))
     pytest_words = (str(driver), "-m", "pytest", "-rs", "--perf-record-launches=1")
     assert MISSING_TORCH in run(*pytest_words, "-k", "script", cwd=tmp_path, status=4)
-    told = run(*pytest_words, "-k", "not script", cwd=tmp_path)
+    told = run(*pytest_words, "-k", "not script", "--perf-report=out", cwd=tmp_path)
     assert "1 skipped, 1 deselected, 1 recorded" in told
     assert "for the model gpt2-tiny it needs the package transformers, which is not installed" in told
+    assert "<svg" in (tmp_path / "out" / "index.html").read_text()
 
 
 TRAIN = """
@@ -188,17 +198,8 @@ def test_a_rank_needs_torch_and_pydantic_alone(rank: Path, tmp_path: Path) -> No
     framework = Script(
         command=(str(rank), *torchrun, str(tmp_path / "train.py")), env={"ABSENT": " ".join(DRIVER_ONLY)}
     )
-    case = Case(
-        model=Model.named("net"),
-        framework=framework,
-        sequence_length=16,
-        micro_batch=4,
-        topology=Topology(processes_per_node=2),
-        hardware="cpu",
-        max_warmup_steps=2,
-        steps=10,
-        timeout_s=240,
-    )
+    net = {"model": Model.named("net"), "framework": framework, "sequence_length": 16, "micro_batch": 4}
+    case = make_case(**net, max_warmup_steps=2, steps=10, timeout_s=240)
     launch = launch_once(case, detect(), tmp_path / "launch-1")
     assert launch.failure is None
     assert launch.observed is not None
@@ -207,16 +208,8 @@ def test_a_rank_needs_torch_and_pydantic_alone(rank: Path, tmp_path: Path) -> No
 
 
 def test_the_worker_needs_no_more(rank: Path, tmp_path: Path) -> None:
-    case = Case(
-        model="gpt2-tiny",
-        framework=Fake(),
-        sequence_length=64,
-        micro_batch=2,
-        topology=Topology(processes_per_node=1),
-        hardware="cpu",
-    )
     run_dir = RunDir(tmp_path)
-    documents.write(run_dir.case, CaseFile(case=case, device="cpu"))
+    documents.write(run_dir.case, CaseFile(case=SMALL, device="cpu"))
     words = ("-c", f"from perfsuite.worker.main import main; main({str(tmp_path)!r})")
     run(str(rank), *words, cwd=tmp_path, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
     assert documents.read(run_dir.rank(0), RankReport).failure is None

@@ -6,7 +6,10 @@ import importlib
 import pkgutil
 import subprocess
 import sys
+import tomllib
 import typing
+from importlib.metadata import version
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -56,3 +59,10 @@ def test_a_name_is_imported_when_it_is_first_used() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True", "False"]
+
+
+def test_the_version_stands_in_one_place() -> None:
+    settings = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    assert "version" in settings["project"]["dynamic"]
+    assert settings["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "perfsuite.__version__"}
+    assert version("perfsuite") == perfsuite.__version__

@@ -48,15 +48,9 @@ def test_every_sample_is_valid() -> None:
 
 @pytest.mark.launch
 def test_a_framework_that_keeps_its_promises(mine: Any) -> None:
-    run = check_framework(mine("    level: int = 1\n"))
-    assert len(run.step_s) == len(run.loss) == 12
+    run = check_framework(mine("    level: int = 1\n"), case=make_case(steps=15))
+    assert len(run.step_s) == len(run.loss) == 20
     assert run.case.framework.name == "mine"
-
-
-@pytest.mark.launch
-def test_a_built_in_framework(mine: Any) -> None:
-    run = check_framework(Fake(step_ms=5), case=make_case(steps=15))
-    assert len(run.step_s) == 20
 
 
 def test_a_class_that_ranks_do_not_find() -> None:

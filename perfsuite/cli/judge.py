@@ -131,7 +131,7 @@ def answer(number: int, line: bytes) -> Decision | BadLine:
 
 
 def _bad(number: int, error: ValidationError) -> BadLine:
-    first = error.errors(include_url=False, include_input=False)[0]
+    first = error.errors()[0]
     if first["type"] == "json_invalid":
         reason = str(first["ctx"]["error"]).replace(" at line 1 column ", " at column ")
         return BadLine(error=f"not JSON: {reason}", line=number, field="(whole)")

@@ -1,12 +1,18 @@
-"""Runs a command of perfsuite in this process."""
+"""Runs a command of perfsuite in this process, on cases that pytest need not collect."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner, Result
 
+from perfsuite.case.case import Case
 from perfsuite.cli.app import app
+from perfsuite.dry import cases
+from perfsuite.launch.lock import MachineLock
+from tests.samples import make_machine
 
 
 def run(*words: object, status: int = 0, text: Any = None) -> Result:
@@ -14,3 +20,11 @@ def run(*words: object, status: int = 0, text: Any = None) -> Result:
     result = CliRunner().invoke(app, [*map(str, words)], env={"COLUMNS": "240"}, input=text)
     assert result.exit_code == status, result.output
     return result
+
+
+def hold(monkeypatch: pytest.MonkeyPatch, *held: Case) -> None:
+    """Let these be the cases of the current directory, on a CPU machine on which nobody else measures."""
+    Path("bench_cases").mkdir(exist_ok=True)
+    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [*held])
+    monkeypatch.setattr("perfsuite.launch.local.detect", make_machine)
+    monkeypatch.setattr(MachineLock, "take", lambda self, say, wait=True: None)

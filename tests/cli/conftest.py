@@ -1,20 +1,16 @@
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.synthetic import git, make_repository
+
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty git repository of one commit, as the current directory."""
+    """An empty git repository of two commits, as the current directory."""
+    make_repository(tmp_path, 2)
+    git(tmp_path, "config", "user.name", "Ada")
     monkeypatch.chdir(tmp_path)
-    for command in (
-        ["init", "-q", "-b", "main"],
-        ["config", "user.name", "Ada"],
-        ["config", "user.email", "ada@example.org"],
-        ["commit", "-q", "--allow-empty", "-m", "start"],
-    ):
-        subprocess.run(["git", *command], check=True)
     return tmp_path

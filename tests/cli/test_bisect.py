@@ -10,17 +10,15 @@ from typing import Any
 import pytest
 
 from perfsuite import measure
-from perfsuite.dry import cases
-from perfsuite.git import git
 from perfsuite.launch.arm import Arm
-from perfsuite.launch.lock import MachineLock
 from perfsuite.measure import Launching
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.session import against_arm
 from perfsuite.session.setup import DryHost
 from tests.cli import commands
-from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
+from tests.samples import DISTURBED, make_case, make_figures, make_run
+from tests.synthetic import commit, git
 from tests.twin_counts import counts, launch
 
 CASE = make_case()
@@ -33,6 +31,7 @@ class Launches:
     def __init__(self) -> None:
         self.count = 0
         self.arms: list[Arm] = []
+        self.commits: list[str] = []
         self.is_disturbed = False
 
     def __call__(self, case: Any, machine: Any, directory: Path, how: Launching) -> Run:
@@ -60,29 +59,22 @@ class Launches:
 def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
     """Sixteen commits after the first, of which the 9th makes steps slower by 10 %."""
     monkeypatch.chdir(tmp_path)
-    Path("bench_cases").mkdir()
-    git("init", "--quiet", "--initial-branch=main", cwd=tmp_path)
-    for number in range(17):
-        Path("step_ms.txt").write_text(("11" if number >= FIRST_BAD else "10") + "." + "0" * (number + 1))
-        commit(f"change {number}")
-    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [CASE])
-    monkeypatch.setattr("perfsuite.launch.local.detect", make_machine)
-    monkeypatch.setattr(MachineLock, "take", lambda self, say, wait=True: None)
+    git(tmp_path, "init", "--quiet", "--initial-branch=main")
     stand_in = Launches()
+    for number in range(17):
+        ms = "11" if number >= FIRST_BAD else "10"
+        stand_in.commits.append(step_takes(f"{ms}.{'0' * (number + 1)}"))
+    commands.hold(monkeypatch, CASE)
     monkeypatch.setattr(measure, "launch_once", stand_in)
     monkeypatch.setattr(against_arm, "launch_once", stand_in.counted)
     monkeypatch.setattr(against_arm, "dry_run", stand_in.counted_dry)
     return stand_in
 
 
-def commit(message: str) -> None:
-    git("add", "step_ms.txt", cwd=Path())
-    ada = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
-    git(*ada, "commit", "--quiet", f"--message={message}", cwd=Path())
-
-
-def commits() -> list[str]:
-    return git("rev-list", "--reverse", "HEAD", cwd=Path()).split()
+def step_takes(ms: str) -> str:
+    """Commit that a step takes so long, and return the commit."""
+    Path("step_ms.txt").write_text(ms)
+    return commit(Path(), f"{ms} ms")
 
 
 by_counts = partial(commands.run, "bisect", CASE.id, "--wait-quiet=0")
@@ -90,11 +82,11 @@ command = partial(by_counts, "--tolerance=3%")
 
 
 def test_the_first_bad_commit_is_named_with_its_change(launches: Launches) -> None:
-    every = commits()
+    every = launches.commits
     result = command("--good", every[0])
     first, message, change = result.stdout.splitlines()
     assert first.startswith(f"the first bad commit: {every[FIRST_BAD]} Ada ")
-    assert message.strip() == "change 9"
+    assert message.strip() == "11.0000000000 ms"
     assert change.startswith("  tokens/s: bad, -9.1% (99 % interval -")
     assert change.endswith(f" launches, compared with {every[0][:12]} (5 steps, {launches.count} launches)")
     assert "16 suspects left" in result.stderr
@@ -105,7 +97,7 @@ def test_by_counts_each_commit_takes_one_run_and_the_good_one_one_in_all(
     launches: Launches, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(DryHost, "why_not", lambda self, case: None)
-    every = commits()
+    every = launches.commits
     first, _, told = by_counts(way, "--good", every[0]).stdout.splitlines()
     assert first.startswith(f"the first bad commit: {every[FIRST_BAD]} ")
     assert told == (
@@ -119,7 +111,7 @@ def test_by_counts_each_commit_takes_one_run_and_the_good_one_one_in_all(
 
 
 def test_a_bad_arm_that_does_no_more_is_no_search(launches: Launches) -> None:
-    every = commits()
+    every = launches.commits
     told = by_counts("--counts", "--good", every[-2], status=2).stderr
     assert "does no more in a step than" in told
     assert "search by times, without --dry and --counts" in " ".join(told.split())
@@ -132,13 +124,13 @@ def test_a_bad_arm_that_does_no_more_is_no_search(launches: Launches) -> None:
 
 
 def test_it_goes_on_where_it_was_cut_short(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
-    every = commits()
+    good = launches.commits[0]
     launches.is_disturbed = True
-    assert "the machine was unhealthy" in command("--good", every[0], status=3).stderr
+    assert "the machine was unhealthy" in command("--good", good, status=3).stderr
     launches.is_disturbed = False
-    command("--good", every[0])
+    command("--good", good)
     used = launches.count
-    again = command("--good", every[0], "--json")
+    again = command("--good", good, "--json")
     assert launches.count == used, "every step is known"
     assert "5 steps are known from" in again.stderr
     told = json.loads(again.stdout)
@@ -146,24 +138,13 @@ def test_it_goes_on_where_it_was_cut_short(launches: Launches, monkeypatch: pyte
 
 
 def test_commits_that_do_not_run_are_skipped_and_stay_suspects(launches: Launches) -> None:
-    Path("step_ms.txt").write_text("broken")
-    commit("broken")
-    Path("step_ms.txt").write_text("20")
-    commit("slow")
-    every = commits()
-    result = command("--good", every[-3], status=3)
-    both = f"{every[-2][:12]}, {every[-1][:12]}"
-    assert f"one of these is the first bad one: {both}" in result.stdout
-    assert f"skipped: {every[-2][:12]}: arm B failed: crash: boom" in result.stdout
-
-
-def test_what_is_not_slower_is_an_error(launches: Launches) -> None:
-    every = commits()
-    result = command("--good", every[FIRST_BAD], status=2)
-    assert f"{every[-1]} is not worse than {every[FIRST_BAD]}: passed" in " ".join(result.stderr.split())
+    broken, slow = step_takes("broken")[:12], step_takes("20")[:12]
+    result = command("--good", launches.commits[-1], status=3)
+    assert f"one of these is the first bad one: {broken}, {slow}" in result.stdout
+    assert f"skipped: {broken}: arm B failed: crash: boom" in result.stdout
 
 
 def test_a_case_that_cannot_run_here_is_an_error(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [CASE.replace(hardware=("h100",))])
-    (case,) = cases._collected(Path())
+    case = CASE.replace(hardware=("h100",))
+    commands.hold(monkeypatch, case)
     assert f"{case.id}: " in commands.run("bisect", case.id, "--good", "HEAD~1", status=2).stderr

@@ -10,18 +10,16 @@ from pathlib import Path
 import pytest
 
 from perfsuite import Model, Script
-from perfsuite.dry import cases, guard, limits
+from perfsuite.dry import guard, limits
 from perfsuite.errors import AllocationOverError, CaseError
 from perfsuite.git import git
-from perfsuite.launch.lock import MachineLock
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.rank_report import Failure, FailureKind
 from perfsuite.session import against_arm
 from perfsuite.session.against_arm import AgainstArm, ByCounts, ByDryRuns
 from perfsuite.session.way import Trial, Way
 from tests.cli import commands
-from tests.samples import make_case, make_machine, make_run
-from tests.synthetic import make_repository
+from tests.samples import make_case, make_run
 
 CASE = make_case()
 OTHER = make_case(steps=21)
@@ -29,14 +27,9 @@ GPU_CASE = make_case(hardware="h100", steps=22)
 
 
 @pytest.fixture(autouse=True)
-def _repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repository with cases, which pytest need not collect, on a CPU machine."""
-    make_repository(tmp_path / "repo", 2)
-    monkeypatch.chdir(tmp_path / "repo")
-    Path("bench_cases").mkdir()
-    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [CASE, OTHER, GPU_CASE])
-    monkeypatch.setattr("perfsuite.launch.local.detect", make_machine)
-    monkeypatch.setattr(MachineLock, "take", lambda self, say, wait=True: None)
+def _cases(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repository with cases, on a CPU machine."""
+    commands.hold(monkeypatch, CASE, OTHER, GPU_CASE)
 
 
 class Verdicts:
@@ -114,7 +107,7 @@ def test_a_case_that_cannot_run_here_is_skipped_with_its_reason(
     assert len(verdicts.ways) == 2
     (file,) = Path().glob(".perfsuite/compare/*/results.json")
     assert [skip["case_id"] for skip in json.loads(file.read_text())["skipped"]] == [GPU_CASE.id]
-    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [GPU_CASE])
+    commands.hold(monkeypatch, GPU_CASE)
     command("--against", ".", "-k", "any", status=3)  # nothing measured is not decided
 
 
@@ -156,28 +149,20 @@ def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--against", "nosuch", CASE.id), "--against 'nosuch': 'nosuch' is no commit of"),
-        (("--against", ".", "--arm", "", CASE.id), "--arm is empty: give ."),
-        (("--against", ".", CASE.id, GPU_CASE.id), f"{GPU_CASE.id}: it is meant for h100"),
-        (("--against", "."), "name the cases by their ids, or select them by -k: one of both"),
-        (("--against", ".", "--tolerance", "0", CASE.id), "for '--tolerance': '0', expected above 0%"),
-        (("--against", ".", "--inject", "nosuch", CASE.id), "nosuch"),
-        (("--against", ".", "--launcher", "nosuch", CASE.id), "there is no launcher 'nosuch'"),
-        (
-            ("--against", ".", "--dry", "--inject", "slowdown=10%", CASE.id),
-            "--dry with --inject: a dry run only",
-        ),
-        (
-            ("--against", ".", "--dry", "--tolerance", "3%", CASE.id),
-            "--tolerance is for times, and counts are compared exactly: add --times, or leave it out",
-        ),
-        (("--against", ".", "--counts", "--max-pairs", "3", CASE.id), "--max-pairs is for times, and"),
+        ("--against nosuch", "--against 'nosuch': 'nosuch' is no commit of"),
+        ("--against . --arm=", "--arm is empty: give ."),
+        (f"--against . {GPU_CASE.id}", f"{GPU_CASE.id}: it is meant for h100"),
+        ("--against . -k any", "name the cases by their ids, or select them by -k: one of both"),
+        ("--against . --tolerance 0", "for '--tolerance': '0', expected above 0%"),
+        ("--against . --inject nosuch", "nosuch"),
+        ("--against . --launcher nosuch", "there is no launcher 'nosuch'"),
+        ("--against . --dry --inject slowdown=10%", "--dry with --inject: a dry run only"),
+        ("--against . --dry --tolerance 3%", "exactly: add --times, or leave it out"),
+        ("--against . --counts --max-pairs 3", "--max-pairs is for times, and counts are compared exactly: "),
     ],
 )
-def test_what_cannot_be_compared_is_refused(
-    verdicts: Verdicts, arguments: tuple[str, ...], words: str
-) -> None:
-    assert words in " ".join(command(*arguments, status=2).stderr.split())
+def test_what_cannot_be_compared_is_refused(verdicts: Verdicts, arguments: str, words: str) -> None:
+    assert words in " ".join(command(*arguments.split(), CASE.id, status=2).stderr.split())
     assert verdicts.ways == []
 
 
@@ -242,7 +227,7 @@ def test_a_script_that_one_arm_lacks_is_told_with_the_arm(monkeypatch: pytest.Mo
     Path("train.py").write_text("raise SystemExit(3)\n")
     script = Script(path="train.py", loss="finite")
     case = make_case(model=Model.named("tiny"), framework=script, hardware="cpu")
-    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [case])
+    commands.hold(monkeypatch, case)
     told = " ".join(command("--dry", "--against", "main~1", case.id, status=1).stdout.split())
     assert re.search(r"arm A failed: crash: there is no script \S+/arms/\w+/train.py", told)
     assert "arm B failed: crash: the script ended with exit code 3" in told

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite import FSDP2, Case, KnownIssue, documents
-from perfsuite.dry import cases, guard
+from perfsuite.dry import guard
 from perfsuite.dry.machine import pretended
 from perfsuite.errors import DryRunError
 from perfsuite.results.counts import Counts, merged
@@ -28,9 +28,8 @@ COMPILED = CASE.replace(compile=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory with cases, which pytest need not collect, on a machine where CUDA can be pretended."""
     monkeypatch.chdir(tmp_path)
-    Path("bench_cases").mkdir()
     monkeypatch.setattr(guard, "why_not", lambda: None)
-    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [CASE, COMPILED])
+    commands.hold(monkeypatch, CASE, COMPILED)
 
 
 class DryRuns:
@@ -110,7 +109,7 @@ def test_nothing_that_a_dry_run_does_shows_a_known_issue_of_launches(
     dry_runs: DryRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = CASE.replace(known_issue=KnownIssue(url="https://example.org/1", failure="crash"))
-    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [case])
+    commands.hold(monkeypatch, case)
     assert "known issue" not in command(case.id).stdout
     dry_runs.failure = Failure(kind="crash", message="RuntimeError: bad", rank=0)
     assert "known issue" not in command(case.id, status=1).stdout
@@ -175,7 +174,7 @@ def test_a_full_size_case_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
         hardware="h100",
         topology={"nodes": 8, "processes_per_node": 8},
     )
-    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [case])
+    commands.hold(monkeypatch, case)
     result = command(case.id, "--device", "cpu", "--rank", "63")
     assert "step 4 of rank 63, counted:" in result.stdout
     assert "reduce_scatter float32 4.6" in result.stdout

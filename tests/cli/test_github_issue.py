@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import Result
 
 from perfsuite import documents
-from perfsuite.cli.app import app
 from perfsuite.cli.github_issue import LABEL, Issue, Step, steps, title
 from perfsuite.history.changepoint import ChangePoint
 from perfsuite.history.trend import Drift, Trend
 from perfsuite.results.outcome import CountCheck, Profiled
 from perfsuite.results.rank_report import Failure
-from perfsuite.results.session_file import Measurement, SessionFile
+from perfsuite.results.session_file import Measurement
 from tests.cli.commands import run
 from tests.counted import make_finding
 from tests.samples import BEFORE, make_result, make_run, now, write_session
@@ -206,11 +205,17 @@ def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def command(night: Path, *more: object, status: int = 0) -> Result:
+    """What the command says of the night; `more` words of its line."""
+    return run("github", "issue", night / "results.json", "--run-url", URL, *more, status=status)
+
+
+OPENED = "cpu-test-2c: label create, issue create\n"
+
+
 @pytest.mark.launch
 def test_the_command_tells_gh(night: Path) -> None:
-    arguments = ["github", "issue", str(night / "results.json"), "--run-url", URL]
-    done = CliRunner().invoke(app, arguments)
-    assert done.output == "cpu-test-2c: label create, issue create\n"
+    assert command(night).output == OPENED
     calls = (night / "calls").read_text()
     assert (
         "issue create --title Performance regressions on cpu-test-2c --label perfsuite --body-file -" in calls
@@ -218,43 +223,35 @@ def test_the_command_tells_gh(night: Path) -> None:
     assert "**regressed**" in calls
     listed = [{"number": 7, "title": "Performance regressions on cpu-test-2c", "body": calls}]
     (night / "open.json").write_text(json.dumps(listed))
-    assert CliRunner().invoke(app, arguments).output == "cpu-test-2c: issue edit\n"
+    assert command(night).output == "cpu-test-2c: issue edit\n"
+
+
+TREND = Trend(since=date(2026, 1, 1), sessions=9, series=2, findings=(drift(),), unplaced={})
 
 
 @pytest.mark.launch
 def test_drifts_of_a_history_count(night: Path) -> None:
-    good = documents.read(night / "results.json", SessionFile).replace(results=(GOOD,))
-    documents.write(night / "results.json", good)
-    trend = Trend(since=date(2026, 1, 1), sessions=9, series=2, findings=(drift(),), unplaced={})
-    documents.write(night / "trend.json", trend)
-    arguments = ["github", "issue", str(night / "results.json"), "--run-url", URL]
-    assert CliRunner().invoke(app, arguments).output == "cpu-test-2c: nothing to do\n"
-    arguments += ["--trend", str(night / "trend.json")]
-    assert CliRunner().invoke(app, arguments).output == "cpu-test-2c: label create, issue create\n"
+    write_session(night, GOOD)
+    assert command(night).output == "cpu-test-2c: nothing to do\n"
+    documents.write(night / "trend.json", TREND)
+    assert command(night, "--trend", night / "trend.json").output == OPENED
 
 
 @pytest.mark.launch
 def test_what_has_no_encoding_is_told_all_the_same(night: Path) -> None:
-    trend = Trend(since=date(2026, 1, 1), sessions=9, series=2, findings=(drift(),), unplaced={})
-    text = trend.as_json().replace(CASE, "no\\ud800").replace(CLASS, "h\\ud800")
+    text = TREND.as_json().replace(CASE, "no\\ud800").replace(CLASS, "h\\ud800")
     (night / "trend.json").write_text(text)
-    arguments = ["github", "issue", str(night / "results.json"), "--run-url", URL]
-    arguments += ["--trend", str(night / "trend.json")]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exception is None
-    assert "h\\xd800: label create, issue create\n" in done.output
+    told = command(night, "--trend", night / "trend.json").output
+    assert "h\\xd800: label create, issue create\n" in told
     assert "no\\xd800" in (night / "calls").read_text()
 
 
 @pytest.mark.launch
 def test_what_gh_says_is_shown(night: Path) -> None:
     (night / "gh").write_text("#!/bin/sh\necho 'no token' >&2; exit 4\n")
-    arguments = ["github", "issue", str(night / "results.json"), "--run-url", URL]
-    done = CliRunner().invoke(app, arguments)
-    assert (done.exit_code, done.stderr) == (2, "perfsuite github: gh issue list: no token\n")
+    assert command(night, status=2).stderr == "perfsuite github: gh issue list: no token\n"
 
 
 def test_without_gh(night: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(night / "nowhere"))
-    done = run("github", "issue", str(night / "results.json"), "--run-url", URL, status=2)
-    assert "gh, GitHub's command line, cannot be started: No such file" in done.stderr
+    assert "gh, GitHub's command line, cannot be started: No such file" in command(night, status=2).stderr

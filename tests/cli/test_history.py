@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from perfsuite.cli.history import COMMITTER
-from perfsuite.git import git as git_of
 from tests.cli import commands
 from tests.samples import COMMIT, make_case, make_figures, make_result, make_run, write_session
+from tests.synthetic import git, make_repository
 
 RUN = make_run(figures=make_figures(step_s_p50=0.25))
 
@@ -110,82 +107,43 @@ def test_list_shows_each_case_with_its_newest_figures() -> None:
         assert "nothing in .perfsuite/history matches" in invoke("list", option).output
 
 
-def test_every_command_has_its_name_and_its_own_help() -> None:
-    shown = invoke("--help").output
-    for name, words in (
-        ("add", "Add sessions to a history"),
-        ("list", "What a history holds"),
-        ("publish", "Make asv's pages of a history"),
-        ("trend", "Find when a case got slower"),
-    ):
-        assert any(name in line.split() and words in line for line in shown.splitlines()), name
-        assert words in invoke(name, "--help").output
+@pytest.fixture
+def clone(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory: a repository of one commit, and an empty origin."""
+    clone = here / "clone"
+    make_repository(clone, 1)
+    git(here, "init", "--quiet", "--bare", "origin")
+    git(clone, "remote", "add", "origin", str(here / "origin"))
+    monkeypatch.chdir(clone)
+    return clone
 
 
-SUITE = """
-import pytest
-from perfsuite import Case, Topology
-from perfsuite.frameworks.fake import Fake
-
-CASE = Case(model="gpt2-tiny", framework=Fake(), sequence_length=64, micro_batch=2, hardware="cpu",
-            topology=Topology(processes_per_node=2), max_warmup_steps=5, steps=20)
-
-@pytest.mark.parametrize("case", [CASE])
-def test_it(bench, case):
-    bench(case)
-"""
-
-
-@pytest.mark.launch
-def test_what_a_pytest_session_leaves_goes_all_the_way(here: Path) -> None:
-    (here / "test_it.py").write_text(SUITE)
-    (here / ".gitignore").write_text("*\n!*.py\n")
-    for command in ("init -q -b main", "add .", "-c user.name=Ada -c user.email=a@b.org commit -q -m suite"):
-        subprocess.run(["git", *command.split()], check=True)
-    subprocess.run([sys.executable, "-m", "pytest", "-q"], check=True)
+def test_a_session_in_the_store_goes_all_the_way(clone: Path) -> None:
+    in_store("01", commit=git(clone, "rev-parse", "HEAD"))
     assert "added: .perfsuite/history/cpu-" in invoke("add").output
     assert "1 recorded" in invoke("list").output
     assert "2 series in 1 sessions" in invoke("trend", "--repo=.").output
     assert "results in pages: 1 written" in invoke("publish", "pages", "--no-pages").output
 
 
-def git(*arguments: str) -> str:
-    return git_of(*COMMITTER, *arguments, cwd=Path()).strip()
-
-
-@pytest.fixture
-def clone(here: Path) -> Path:
-    git("init", "--quiet", "--initial-branch=main", "clone")
-    git("init", "--quiet", "--bare", "origin")
-    git("-C", "clone", "commit", "--allow-empty", "--quiet", "-m", "first")
-    git("-C", "clone", "remote", "add", "origin", str(here / "origin"))
-    return here / "clone"
-
-
-def test_a_history_is_pushed_to_a_branch_of_its_own_and_pulled(
-    clone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(clone)
+def test_a_history_is_pushed_to_a_branch_of_its_own_and_pulled(clone: Path) -> None:
     first, none, second = (in_store("01"), in_store("02", commit=None), in_store("03"))
     assert invoke("pull").output == "perfsuite-history is in history, and new\n"
     assert [each.name for each in Path("history").iterdir()] == [".git"]
     invoke("push", first)
     invoke("push", first)
-    assert git("rev-list", "--count", "origin/perfsuite-history") == "1", "nothing was new"
+    assert git(clone, "rev-list", "--count", "origin/perfsuite-history") == "1", "nothing was new"
     invoke("push", none, status=1)
     told = invoke("push", second, "--notify", "NOT_SET").output
     assert "--notify: no case changed its state, nothing was posted" in told
-    assert git("rev-parse", "--abbrev-ref", "HEAD") == "main"
-    git("worktree", "remove", "history")
-    git("branch", "-D", "perfsuite-history")
+    assert git(clone, "rev-parse", "--abbrev-ref", "HEAD") == "main"
+    git(clone, "worktree", "remove", "history")
+    git(clone, "branch", "-D", "perfsuite-history")
     assert invoke("pull").output == "perfsuite-history is in history\n"
     assert "2 recorded" in invoke("list", "--history", "history").output
 
 
-def test_nothing_that_lies_where_a_history_is_pulled_is_lost(
-    clone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(clone)
+def test_nothing_that_lies_where_a_history_is_pulled_is_lost(clone: Path) -> None:
     invoke("pull")
     Path("history/mine").write_text("")
     told = " ".join(invoke("pull", status=2).stderr.split())

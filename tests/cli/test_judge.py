@@ -89,15 +89,6 @@ def test_it_answers_as_the_engine_does_at_the_same_launch() -> None:
     assert answer["minimum_detectable_drop"] == decision.minimum_detectable_drop
 
 
-@pytest.mark.parametrize("launches", [1, 2])
-@pytest.mark.parametrize("drop", [0.05, 0.5, 10])
-def test_one_or_two_launches_are_never_a_regression(launches: int, drop: float) -> None:
-    answer = judged(trace(launches=slower(UNCHANGED[:launches], drop), noise=QUIET))[0]
-    assert answer["outcome"] == "inconclusive"
-    assert answer["launches_used"] == launches
-    assert answer["estimate"] == pytest.approx(drop, rel=0.2, abs=0.01)
-
-
 NOISY = {"sigma": 0.05, "degrees_of_freedom": 30}
 
 
@@ -106,14 +97,16 @@ NOISY = {"sigma": 0.05, "degrees_of_freedom": 30}
     [
         ({"launches": UNCHANGED[:1], "noise": QUIET}, "passed"),
         ({"launches": UNCHANGED[:1], "noise": NOISY}, "inconclusive"),
+        ({"launches": slower(UNCHANGED[:1], 0.05), "noise": QUIET}, "inconclusive"),
+        ({"launches": slower(UNCHANGED[:2], 10), "noise": QUIET}, "inconclusive"),
         ({"launches": slower(UNCHANGED[:2], -0.2), "noise": QUIET}, "passed"),
         ({"launches": slower(UNCHANGED[:2], -0.2), "noise": QUIET, "max_launches": 10}, "passed"),
         ({"baseline": BASELINE[:1], "noise": QUIET}, "passed"),
         ({"launches": slower(UNCHANGED, 0.05), "noise": {**QUIET, "session_sigma": 0.05}}, "inconclusive"),
     ],
-    ids=["clear", "not clear", "only faster is in doubt", "it would go on", "baseline of one", "drift"],
+    ids=["clear", "unclear", "one slower", "two slower", "two faster", "two of ten", "one before", "drift"],
 )
-def test_what_few_launches_show(changes: dict[str, Any], outcome: str) -> None:
+def test_what_few_launches_show_is_never_a_regression(changes: dict[str, Any], outcome: str) -> None:
     assert judged(trace(**changes))[0]["outcome"] == outcome
 
 
@@ -146,51 +139,36 @@ def test_a_baseline_that_tells_no_noise_says_what_to_give(launches: int) -> None
 @pytest.mark.parametrize(
     ("line", "field", "message"),
     [
-        ("", "(whole)", "blank"),
         ("  \t", "(whole)", "blank"),
         ("{", "(whole)", "not JSON: EOF"),
-        ("{} {}", "(whole)", "not JSON: trailing"),
-        (b"\xff\xfe\x00", "(whole)", "not JSON"),
         ("[" * 100_000, "(whole)", "not JSON: recursion limit"),
         ("9" * 10_000, "(whole)", ""),
-        ("null", "(whole)", "object"),
         ([], "(whole)", "object"),
         ({}, "tolerance", "tolerance: Field required; baseline: Field required; launches: Field"),
-        ({"tolerance": 0.03, "baseline": BASELINE}, "launches", "Field required"),
         (trace(tolerence=0.03), "tolerence", "unknown field; remove it or correct its name"),
-        (trace(ключ=1), "ключ", "unknown field"),
         (trace(**{"k" * 10_000: 1}), "k" * 97 + "...", "kkk..."),
         (trace(tolerance=0), "tolerance", "greater than 0, got 0"),
         (trace(tolerance=1), "tolerance", "less than 1, got 1"),
-        (trace(tolerance=-0.03), "tolerance", "got -0.03"),
         (trace(tolerance=math.nan), "tolerance", "finite number"),
         (trace(tolerance="3%"), "tolerance", "valid number, got '3%'"),
         (trace(tolerance=True), "tolerance", "valid number, got True"),
         (trace(launches=[]), "launches", "at least 1 item"),
-        (trace(launches=None), "launches", "got None"),
         (trace(launches=[0.1, 0.2]), "launches.0", "got 0.1"),
         (trace(launches=[[0.1], []]), "launches.1", "at least 1 item"),
-        (trace(baseline=[]), "baseline", "at least 1 item"),
         (trace(launches=[[0.1], [0.1, -0.1]]), "launches.1.1", "greater than 0, got -0.1"),
-        (trace(launches=[[0]]), "launches.0.0", "greater than 0, got 0"),
         (trace(launches=[["0.1"]]), "launches.0.0", "valid number, got '0.1'"),
-        (trace(launches=[[True]]), "launches.0.0", "valid number, got True"),
-        (trace(launches=[[None]]), "launches.0.0", "got None"),
         (trace(baseline=[[0.1], [math.nan]]), "baseline.1.0", "finite number"),
-        (trace(baseline=[[0.1], [math.inf]]), "baseline.1.0", "finite number"),
         ('{"tolerance": 0.03, "baseline": [[1e999]], "launches": [[1]]}', "baseline.0.0", "finite number"),
         (trace(baseline=[[1e305]]), "baseline.0.0", "less than 1000000000000000, got 1e+305"),
         (trace(baseline=[[10**400]]), "baseline.0.0", ""),
         (trace(max_launches=2), "max_launches", "greater than or equal to 3, got 2"),
         (trace(max_launches=10**30), "max_launches", "less than or equal to 1000"),
         (trace(max_launches=5.0), "max_launches", "valid integer"),
-        (trace(max_launches=True), "max_launches", "valid integer"),
         (trace(noise={"sigma": 0.01}), "noise.degrees_of_freedom", "Field required"),
         (trace(noise={**QUIET, "sigma": 0}), "noise.sigma", "greater than 0"),
         (trace(noise={**QUIET, "sigma": 1}), "noise.sigma", "less than 1"),
         (trace(noise={**QUIET, "degrees_of_freedom": 0}), "noise.degrees_of_freedom", "greater than 0"),
         (trace(noise={**QUIET, "degrees_of_freedom": 1e308}), "noise.degrees_of_freedom", "less than"),
-        (trace(noise={**QUIET, "degrees": 3}), "noise.degrees", "unknown field"),
         (trace(noise=0.01), "noise", "got 0.01"),
     ],
     ids=itertools.count(),

@@ -11,18 +11,16 @@ from packaging.version import Version
 
 from perfsuite import Model, Script, documents
 from perfsuite.cli import releases as command_of
-from perfsuite.dry import cases
 from perfsuite.errors import CaseError, DryRunError
 from perfsuite.launch import installed
 from perfsuite.launch.arm import Arm, resolve
-from perfsuite.launch.lock import MachineLock
 from perfsuite.measure import Launching
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.cli import commands
-from tests.launch.test_installed import write_wheel
-from tests.samples import make_case, make_figures, make_machine
+from tests.packages import only_index, write_wheel
+from tests.samples import make_case, make_figures
 from tests.twin_counts import counts, launch
 
 CASE, OTHER = make_case(), make_case(steps=21)
@@ -30,7 +28,6 @@ INDEX = ("1.0", "1.1", "1.1.1", "1.2rc1", "1.2", "2.0")
 YANKED = 'data-yanked=""'
 NAMES = {"some_thing": "Some-Thing"}
 """What distributions call themselves."""
-NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null", "PIP_ONLY_BINARY": ":all:"}
 
 
 class Runs:
@@ -85,13 +82,10 @@ class Runs:
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Two cases, and a package of six releases."""
     monkeypatch.chdir(tmp_path)
-    Path("bench_cases").mkdir()
-    for name, value in NO_INDEX.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PIP_ONLY_BINARY", ":all:")
+    only_index(tmp_path / "index", monkeypatch)
     stand_in = Runs()
-    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [CASE, OTHER])
-    monkeypatch.setattr("perfsuite.launch.local.detect", make_machine)
-    monkeypatch.setattr(MachineLock, "take", lambda self, say, wait=True: None)
+    commands.hold(monkeypatch, CASE, OTHER)
     monkeypatch.setattr(command_of, "dry_run", stand_in.dry)
     monkeypatch.setattr(command_of, "launch_once", stand_in.launch)
     monkeypatch.setattr(command_of, "why_no_cuda", lambda arm: None)
@@ -136,7 +130,7 @@ def test_a_kept_run_that_was_cut_short_is_made_anew(runs: Runs) -> None:
 def test_another_script_is_run_anew(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("train.py").write_text("pass\n")
     script = make_case(model=Model.named("mine"), framework=Script(path="train.py"))
-    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [script])
+    commands.hold(monkeypatch, script)
     for text in ("pass\n", "pass  # more\n"):
         Path("train.py").write_text(text)
         command("--from", "1.2", ids=(script.id,))
@@ -180,7 +174,7 @@ def test_a_case_for_another_machine_that_cannot_be_run_dry_says_only_that(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = make_case(hardware="h100")
-    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [gpu])
+    commands.hold(monkeypatch, gpu)
     runs.refused = {("dry", "2.0")}
     told = command("--from", "1.2", ids=(gpu.id,), status=3).stdout
     assert f"\n## 1.2 -> 2.0\n\n- {gpu.id}: dry run: a shape depends on values\n" in told
@@ -251,12 +245,9 @@ def test_ends_that_leave_nothing_to_compare_are_refused(runs: Runs, words: Any, 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Runs) -> Path:
     """Where the real pip finds releases of the package."""
-    index = tmp_path / "index"
-    index.mkdir()
-    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     monkeypatch.setattr(command_of, "versions", installed.versions)
     monkeypatch.setattr(command_of, "resolve", resolve)
-    return index
+    return tmp_path / "index"
 
 
 @pytest.mark.launch

@@ -8,16 +8,19 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from perfsuite import Topology
 from perfsuite.cli import slurm
 from perfsuite.cli.app import app
 from tests.processes import arguments, wait_until
+from tests.samples import make_case
 from tests.slurm_cluster import START_S, Cluster
+from tests.suite import measuring
 
 CONFTEST = """
 def pytest_addoption(parser):
@@ -93,29 +96,11 @@ def test_a_session_runs_in_the_job_and_gives_its_exit_status(project: Path) -> N
     assert log.read_text() == out
 
 
-MEASURED = """
-import pytest
-from perfsuite import Case, Fake, Topology
-
-CASE = Case(
-    model="llama-tiny",
-    framework=Fake(),
-    sequence_length=64,
-    micro_batch=4,
-    topology=Topology(nodes=2, processes_per_node=1),
-    hardware="cpu",
-)
-
-@pytest.mark.parametrize("case", [CASE])
-def test_it(bench, case):
-    bench(case)
-"""
-
-
 def test_a_case_over_both_nodes_is_measured_in_the_job(project: Path) -> None:
     for stand_in in ("conftest.py", "pytest.ini"):
         (project / stand_in).unlink()
-    (project / "test_case.py").write_text(MEASURED)
+    case = make_case(topology=Topology(nodes=2, processes_per_node=1))
+    (project / "test_case.py").write_text(measuring(case))
     options = ("--perf-record-launches=1", "--perf-allow-shared")
     status, out, err = submit("--nodes=2", "--", "test_case.py", *options)
     assert status == 0, out + err
@@ -191,46 +176,40 @@ def test_a_second_interrupt_leaves_at_once(
     cluster.run("scancel", job)
 
 
-def test_a_job_that_somebody_cancels_is_an_error(project: Path, cluster: Cluster) -> None:
-    process, job = waiting_job(project)
-    cluster.run("scancel", job)
-    _, err = process.communicate(timeout=START_S)
-    assert process.returncode == 2
-    log = project / ".perfsuite" / "slurm" / f"{job}.log"
-    assert f"job {job} is over: CANCELLED" in err
-    assert f"What it wrote is in {log}" in err
-    assert "it waits" in log.read_text()
+def kill_session(cluster: Cluster, job: str) -> None:
+    (session,) = [each for each in cluster.processes("n1") if "pytest" in arguments(each)]
+    session.kill()
 
 
-@pytest.mark.fault("job reaches its time limit")
-def test_a_time_limit_is_an_error(project: Path, cluster: Cluster) -> None:
-    """Slurm's shortest limit is a minute; this one is brought forward."""
-    process, job = waiting_job(project, "--time=1")
-    cluster.run("scontrol", "update", f"JobId={job}", "EndTime=now")
-    _, err = process.communicate(timeout=START_S)
-    assert process.returncode == 2
-    assert f"job {job} is over: TIMEOUT, its time limit is" in err
-
-
-def test_a_lost_node_is_an_error(project: Path, cluster: Cluster) -> None:
-    process, job = waiting_job(project, "--nodes=2")
-    cluster.cut_off("n2")
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        pytest.param(lambda cluster, job: cluster.run("scancel", job), "CANCELLED", id="cancelled"),
+        pytest.param(  # no limit is as short as a test: this one is brought forward
+            lambda cluster, job: cluster.run("scontrol", "update", f"JobId={job}", "EndTime=now"),
+            "TIMEOUT, its time limit is",
+            id="time limit",
+            marks=pytest.mark.fault("job reaches its time limit"),
+        ),
+        pytest.param(lambda cluster, job: cluster.cut_off("n2"), "NODE_FAIL", id="lost node"),
+        pytest.param(kill_session, "FAILED.*, ended by signal 9", id="killed session"),
+    ],
+)
+def test_a_job_that_ends_otherwise_than_by_pytest_is_an_error(
+    project: Path, cluster: Cluster, end: Callable[[Cluster, str], object], said: str
+) -> None:
+    process, job = waiting_job(project, "--nodes=2", "--time=60")
+    end(cluster, job)
     try:
         _, err = process.communicate(timeout=START_S)
     finally:
-        cluster.repair("n2")
+        if said == "NODE_FAIL":
+            cluster.repair("n2")
     assert process.returncode == 2
-    assert f"job {job} is over: NODE_FAIL" in err
-
-
-def test_a_killed_session_is_an_error(project: Path, cluster: Cluster) -> None:
-    process, job = waiting_job(project)
-    (killed,) = [each for each in cluster.processes("n1") if "pytest" in arguments(each)]
-    killed.kill()
-    _, err = process.communicate(timeout=START_S)
-    assert process.returncode == 2
-    assert f"job {job} is over: FAILED" in err
-    assert "ended by signal 9" in err
+    log = project / ".perfsuite" / "slurm" / f"{job}.log"
+    assert re.search(f"job {job} is over: {said}", err)
+    assert f"What it wrote is in {log}" in err
+    assert "it waits" in log.read_text()
 
 
 @pytest.fixture
@@ -262,19 +241,33 @@ def test_options_of_sbatch_come_from_the_ini_file_the_environment_and_the_comman
     assert "-m pytest --perf-launcher=slurm -k a\n" in (refusing / "words").read_text()
 
 
-@pytest.mark.parametrize("setting", ["PERFSUITE_SLURM_PARTITION", "perf_slurm_partition"])
-def test_a_setting_of_old_says_what_replaces_it(
-    refusing: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+NO_SECONDS = "expected a whole number of seconds"
+NEGATIVE = "--nodes is '-1', expected a number of nodes, or a range such as 2-4"
+
+
+@pytest.mark.parametrize(
+    ("words", "setting", "said"),
+    [
+        ("", "perf_slurm_partition = gpu", "any more: write --partition=... into perf_slurm_options"),
+        ("--option=--mem=0 -- x", "", "write the options of sbatch themselves"),
+        ("--wait-start=soon", "", f"--wait-start is 'soon', {NO_SECONDS}"),
+        ("", "perf_slurm_wait_start = -1", f"perf_slurm_wait_start is '-1', {NO_SECONDS}"),
+        *((words, "", NEGATIVE) for words in ("--nodes=-1", "--nodes -1", "-N-1", "-N -1")),
+        ("", "perf_slurm_options = --nodes=-1", NEGATIVE),
+    ],
+)
+def test_what_is_no_option_is_refused_with_what_is_allowed(
+    refusing: Path, words: str, setting: str, said: str
 ) -> None:
-    monkeypatch.setenv(setting, "gpu")
-    (refusing / "pytest.ini").write_text(f"[pytest]\n{setting} = gpu\n")
-    new = setting.replace("PARTITION", "OPTIONS").replace("partition", "options")
-    assert f"no setting {setting} any more: write --partition=... into {new}" in submit()[2]
+    (refusing / "pytest.ini").write_text(f"[pytest]\n{setting}\n")
+    assert said in submit(*words.split())[2]
     assert not (refusing / "words").exists()
 
 
-def test_the_option_of_old_says_what_replaces_it(refusing: Path) -> None:
-    assert "write the options of sbatch themselves" in submit("--option=--mem=0", "--", "x")[2]
+def test_a_variable_of_old_says_what_replaces_it(refusing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERFSUITE_SLURM_PARTITION", "gpu")
+    said = "no setting PERFSUITE_SLURM_PARTITION any more: write --partition=... into PERFSUITE_SLURM_OPTIONS"
+    assert said in submit()[2]
 
 
 def test_a_reader_of_the_log_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,17 +277,3 @@ def test_a_reader_of_the_log_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stdout", stdout)
         slurm._show("one line\n")
         slurm._show("another\n")
-
-
-def test_bad_seconds_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "--wait-start is 'soon', expected a whole number of seconds" in submit("--wait-start=soon")[2]
-    (tmp_path / "pytest.ini").write_text("[pytest]\nperf_slurm_wait_start = -1\n")
-    assert "perf_slurm_wait_start is '-1', expected a whole number of seconds" in submit()[2]
-
-
-@pytest.mark.parametrize("words", [["--nodes=-1"], ["--nodes", "-1"], ["-N-1"], ["-N", "-1"]])
-def test_a_negative_number_of_nodes_is_refused(refusing: Path, words: list[str]) -> None:
-    assert "--nodes is '-1', expected a number of nodes, or a range such as 2-4" in submit(*words)[2]
-    (refusing / "pytest.ini").write_text("[pytest]\nperf_slurm_options = --nodes=-2\n")
-    assert "--nodes is '-2', expected" in submit()[2]

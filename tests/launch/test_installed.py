@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,18 +13,9 @@ from perfsuite.errors import CaseError, PackageError
 from perfsuite.git import git
 from perfsuite.launch import installed
 from perfsuite.launch.arm import Arm, resolve
+from tests.packages import only_index, write_wheel
 
 LOCK = "requirements.lock"
-
-
-def write_wheel(index: Path, name: str, version: str, code: str, *needs: str) -> None:
-    with zipfile.ZipFile(index / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        info = f"{name}-{version}.dist-info"
-        wheel.writestr(f"{name}.py", code)
-        metadata = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {need}" for need in needs)]
-        wheel.writestr(f"{info}/METADATA", "\n".join(["Metadata-Version: 2.1", *metadata, ""]))
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
 
 
 def commit(repository: Path, *files: str) -> None:
@@ -37,8 +27,7 @@ def commit(repository: Path, *files: str) -> None:
 @pytest.fixture
 def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two commits, the first tagged `old`, lock two versions of a package; pip finds both."""
-    index = tmp_path / "index"
-    index.mkdir()
+    index = only_index(tmp_path / "index", monkeypatch)
     for version in ("1.0", "2.0"):
         write_wheel(index, "perfsuite", version, f"__version__ = {version!r}\n")
     repository = tmp_path / "repo"
@@ -48,9 +37,6 @@ def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (repository / LOCK).write_text(f"perfsuite=={version}\n")
         commit(repository, LOCK)
     git("tag", "old", "main~1", cwd=repository)
-    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.chdir(repository)
     return repository

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +52,6 @@ def keep(session: str, runs: list[Run], against: Baseline | None = None) -> list
     result = make_result(*runs, verdict=verdict, directory=f"/elsewhere/{case.id}")
     write_session(directory, *(each for each in earlier if each.case_id != case.id), result)
     return runs
-
-
-def commit() -> None:
-    subprocess.run(["git", "add", "baselines"], check=True)
-    subprocess.run(["git", "commit", "-qm", "baselines"], check=True)
 
 
 def accepted() -> Baseline:

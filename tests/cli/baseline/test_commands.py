@@ -4,8 +4,9 @@ from pathlib import Path
 
 from perfsuite.results import baseline
 from perfsuite.results.store import BaselineStore
-from tests.cli.baseline.launches import CASE, LOCAL, MACHINE, REVIEWED, commit, measured, told
+from tests.cli.baseline.launches import CASE, LOCAL, MACHINE, REVIEWED, measured, told
 from tests.samples import IMAGES, make_machine, make_run
+from tests.synthetic import commit
 
 
 def test_list_and_show(repository: Path) -> None:
@@ -39,7 +40,7 @@ def test_baselines_of_a_case_that_counts_samples(repository: Path) -> None:
 def test_diff_against_a_git_ref(repository: Path) -> None:
     measured("1", 5)
     told("accept")
-    commit()
+    commit(repository)
     assert "no baseline changed since HEAD" in told("diff")
     assert "tokens/s: new" in told("diff", "HEAD~1")
     measured("2", 5, tokens_per_s=60_000)

@@ -9,8 +9,9 @@ from perfsuite import FSDP, documents
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Failure
-from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, commit, measured, told
+from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, measured, told
 from tests.samples import DISTURBED, make_gpu_machine
+from tests.synthetic import commit
 from tests.twin_counts import BYTES, GATHERED, GATHERED_AGAIN, REDUCED, compiled, counts, launch, memory
 
 FILE = REVIEWED.counts.reviewed_file("cpu", CASE.id)
@@ -204,7 +205,7 @@ def test_compiled_models_have_no_live_tensors(repository: Path) -> None:
 def test_diff_says_in_words_what_a_branch_changes(repository: Path) -> None:
     counted("1", 1, **seen())
     assert f"{CASE.id} counted on cpu\n  launches: new -> 1\n" in told("diff")
-    commit()
+    commit(repository)
     assert "no baseline changed since HEAD" in told("diff")
     newer = launch(MORE, torch="2.14.0")
     counted("2", 3, "--reason", "torch 2.14", counts=newer.counts, observed=newer.observed)
@@ -221,7 +222,7 @@ def test_diff_says_in_words_what_a_branch_changes(repository: Path) -> None:
 def test_diff_says_once_what_is_true_of_several_ranks(repository: Path) -> None:
     """Their bytes differ in a digit that is not shown."""
     counted("1", 1, **seen(counts(), counts(host_reads={"forward": 2})))
-    commit()
+    commit(repository)
     larger = [counts(memory=memory(peak=memory().peak + 2**20 + more)) for more in (0, 8)]
     larger[1] = larger[1].replace(host_reads={"forward": 3})
     counted("2", 1, "--reason", "larger", **seen(*larger))
@@ -233,7 +234,7 @@ def test_diff_says_once_what_is_true_of_several_ranks(repository: Path) -> None:
 
 def test_diff_says_where_only_the_launches_changed_and_where_methods_differ(repository: Path) -> None:
     counted("1", 1, **seen())
-    commit()
+    commit(repository)
     REVIEWED.counts.write_reviewed(accepted().replace(launches=2))
     assert "  launches: 1 -> 2\n  the counts are the same\n" in told("diff")
     held = accepted()

@@ -12,9 +12,10 @@ from perfsuite.results.profile import Profile, ProfileBaseline, RankProfileFile
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Health
 from perfsuite.results.run_dir import RunDir
-from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, accepted, commit, keep, measured, told
+from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, accepted, keep, measured, told
 from tests.packages import Packages
 from tests.samples import make_figures, make_run, write_session
+from tests.synthetic import commit
 from tests.traces import EAGER, launch_profile, make_profile, unseen_profile
 from tests.twin_counts import launch
 
@@ -150,27 +151,11 @@ def test_what_is_worse_needs_a_reason_and_nothing_else_does(
     assert newer.accepted.reason == "torch 2.13 fixed a race"
 
 
-def test_how_much_slower_is_shown(repository: Path) -> None:
-    measured("1", 5)
-    told("accept")
-    measured("2", 5, tokens_per_s=40_000)
-    assert "(-20.0%)" in told("accept", status=1)
-    told("accept", "--reason", "x")
-    assert accepted().median("tokens_per_s") == pytest.approx(40_120)
-
-
-def test_several_sessions_are_pooled_on_request(repository: Path) -> None:
-    measured("1", 5)
-    measured("2", 4)
-    told("accept", status=1)
-    told("accept", "--sessions", "2")
-    assert [launch.session for launch in accepted().launches] == ["1"] * 5 + ["2"] * 4
-
-
-def test_a_launch_that_is_left_out_moves_no_other_to_its_session(repository: Path) -> None:
+def test_several_sessions_are_pooled_on_request_and_each_launch_stays_in_its_own(repository: Path) -> None:
     measured("1", 3)
     measured("2", 2, inject="leak=20%")
     measured("3", 3)
+    told("accept", status=1)
     told("accept", "--sessions", "3")
     assert [launch.session for launch in accepted().launches] == ["1"] * 3 + ["3"] * 3
 
@@ -227,7 +212,7 @@ def test_accept_takes_the_profile_of_the_newest_session(repository: Path) -> Non
     shown = told("show", CASE.id)
     assert "profile of ranks 0-1: 100.0 ms a step: compute 60.0, optimizer 10.0, all_gather exposed" in shown
     assert f"{CASE.id} profiled on {MACHINE.hardware_class}\n  profile: new" in told("diff")
-    commit()
+    commit(repository)
     documents.write(file, profile.replace(profile=launch_profile(EAGER, EAGER)))
     assert "aten::bmm 0 -> 24 calls a step" in told("diff")
     assert told("list").count(CASE.id) == 1, "it stands beside a baseline, and is none"
