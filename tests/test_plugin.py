@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -519,6 +520,62 @@ def test_a_machine_that_others_use_measures_nothing_and_says_what_to_do(busy: py
         ]
     )
     assert not list(busy.path.glob(".perfsuite/baselines/*/*"))
+
+
+@pytest.fixture
+def timed(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """Four cases, each of which takes 100 s by a clock of its own; the third regresses."""
+    clock = [0.0]
+    monkeypatch.setattr("perfsuite.session.plan.monotonic", lambda: clock[0])
+
+    def measured(case: Case, *args: Any, runs: list[Run]) -> tuple[list[Run], Verdict]:
+        args[-1].on_launch(case, 1)
+        runs.append(make_run(case=case, duration_s=100))
+        clock[0] += 100
+        return runs, Verdict(outcome="regressed" if case.micro_batch == 3 else "passed", launches=1)
+
+    monkeypatch.setattr(against_baseline, "measure", measured)
+    four = "[FAKE.replace(micro_batch=number) for number in (1, 2, 3, 4)]"
+    suite.makepyfile(test_cases=CASES.replace("[FAKE, A100]", four))
+    return suite
+
+
+def test_a_budget_takes_what_failed_and_what_was_not_measured_for_longest_and_tells_the_rest(
+    timed: pytest.Pytester,
+) -> None:
+    def measured() -> list[int]:
+        return [each["runs"][0]["case"]["micro_batch"] for each in read_json(timed)["results"]]
+
+    first = run_cpu(timed, "--perf-budget=150s", "--perf-json=out.json", "--perf-report=out")
+    first.stdout.fnmatch_lines(["*perfsuite: the budget is used up*", "2 cases not reached within*"])
+    began = measured()
+    assert len(began) == 2, "of the second nobody knew what it costs"
+    summary = (timed.path / "out" / "summary.md").read_text()
+    assert "2 not reached" in summary
+    assert "9 min" not in summary
+    assert "launches 3 min" in summary
+    run_cpu(timed, "--perf-budget=300s", "--perf-json=out.json")
+    again = measured()
+    assert ({1, 2, 3, 4} - {*began}) <= {*again}
+    assert len(again) == 3
+    assert again[0] == 3 if 3 in began else again[2] in began
+    last = run_cpu(timed, "--perf-budget=250s", "--perf-json=out.json", "--perf-min-judged=60%")
+    assert measured()[0] == 3, "what regressed comes first"
+    last.stdout.fnmatch_lines(["*2 of 4 cases judged, --perf-min-judged asks for 60%: not a pass"])
+    none = run_cpu(timed, "--perf-budget=99s")
+    assert none.ret == 1
+    none.stdout.fnmatch_lines(["*nothing was measured*", "*: not reached: the budget of the session*"])
+
+
+def test_jobs_share_the_cases(timed: pytest.Pytester) -> None:
+    found = []
+    for number in (1, 2, 3):
+        run_cpu(timed, f"--perf-shard={number}/3", "--perf-json=out.json")
+        found.append([each["runs"][0]["case"]["micro_batch"] for each in read_json(timed)["results"]])
+    assert sorted(itertools.chain(*found)) == [1, 2, 3, 4]
+    assert sorted(map(len, found)) == [1, 1, 2]
+    alone = run_cpu(timed, "--perf-shard=5/5", "--perf-json=out.json")
+    alone.stdout.fnmatch_lines(["*4 deselected*"])
 
 
 @pytest.mark.parametrize(

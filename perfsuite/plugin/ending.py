@@ -113,8 +113,8 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         )
     if _nothing_measured(config):
         _write_nothing_measured(terminal, config, session)
-    elif session.judged < len(session.results):
-        told = f"{session.judged} of {plural(len(session.results), 'case')} judged"
+    elif session.judged < session.asked:
+        told = f"{session.judged} of {plural(session.asked, 'case')} judged"
         if session.too_few_judged:
             terminal.section("perfsuite: too few cases were judged", red=True, bold=True)
             told += f", --perf-min-judged asks for {session.setup.options.min_judged:.0%}: not a pass"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from statistics import median
+from time import monotonic
 
 from perfsuite import documents
 from perfsuite.case.case import Case
@@ -101,11 +101,11 @@ class Budget:
     seconds: float
     costs: dict[str, float] = field(default_factory=dict)
     """Expected seconds of a case, by its id; of those that are not known, none."""
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=lambda: monotonic())
 
     def allows(self, case: Case) -> bool:
         """Whether a case fits into what is left; if nobody knows what it costs, whether anything is left."""
-        left = self.seconds - (time.monotonic() - self.began)
+        left = self.seconds - (monotonic() - self.began)
         return left > 0 and self.costs.get(case.id, 0.0) <= left
 
 

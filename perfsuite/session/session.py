@@ -285,10 +285,14 @@ class Session:
         return sum(each.excused in (None, "waived") for each in judged)
 
     @property
+    def asked(self) -> int:
+        """How many cases were to be judged: measured ones, and those that the budget did not reach."""
+        return len(self.results) + sum(each.not_reached for each in self.skipped)
+
+    @property
     def too_few_judged(self) -> bool:
         """Whether fewer of the cases were judged than the user wants."""
-        asked = len(self.results) + sum(each.not_reached for each in self.skipped)
-        return bool(self.results) and self.judged / asked < self.setup.options.min_judged
+        return bool(self.results) and self.judged / self.asked < self.setup.options.min_judged
 
 
 def session_file(session: Session, status: Status) -> SessionFile:

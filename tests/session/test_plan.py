@@ -7,7 +7,6 @@ import pytest
 
 from perfsuite.case.case import Case, Topology
 from perfsuite.results.outcome import Outcome
-from perfsuite.session import plan
 from perfsuite.session.plan import Budget, Past, past_of, planned, shard
 from tests.samples import make_case, make_result, make_run, write_session
 
@@ -28,8 +27,9 @@ def test_what_failed_comes_first_then_what_is_new_then_what_was_not_measured_for
     known = {first: past("passed", "2026-01-02"), second: past("passed", "2026-01-01")}
     known[third] = past("inconclusive", "2026-01-02")
     assert ids(CASES, known) == [3, 4, 2, 1]
-    for outcome in ("failed", "regressed", "unhealthy", "recorded"):
-        known[third] = past(outcome, "2026-01-02")  # type: ignore[arg-type]
+    worse: tuple[Outcome, ...] = ("failed", "regressed", "unhealthy", "recorded")
+    for outcome in worse:
+        known[third] = past(outcome, "2026-01-02")
         assert ids(CASES, known)[0] == 3
     known[third] = past("improved", "2026-01-03")
     assert ids(CASES, known) == [4, 2, 1, 3]
@@ -75,9 +75,9 @@ def test_the_past_is_that_of_the_newest_launches_and_neither_of_dry_nor_of_injec
 
 def test_a_case_begins_if_what_it_costs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(plan.time, "monotonic", lambda: now)
+    monkeypatch.setattr("perfsuite.session.plan.monotonic", lambda: now)
     long, short, *_ = CASES
-    budget = Budget(100, {long.id: 90, short.id: 10}, began=now)
+    budget = Budget(100, {long.id: 90, short.id: 10})
     assert all(map(budget.allows, CASES))
     now += 20
     assert [budget.allows(case) for case in CASES] == [False, True, True, True]

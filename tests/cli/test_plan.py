@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfsuite.case.case import Topology
+from tests.cli.commands import hold, run
+from tests.samples import make_case, make_result, make_run, write_session
+
+GPU = make_case(hardware="h100", topology=Topology(processes_per_node=8))
+CASES = [GPU.replace(micro_batch=size) for size in (1, 2, 3)]
+
+
+@pytest.fixture(autouse=True)
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    hold(monkeypatch, *CASES)
+    results = [make_result(make_run(case=case, duration_s=1800), before=None) for case in CASES[:2]]
+    write_session(tmp_path / ".perfsuite" / "runs" / "1", *results)
+
+
+def test_a_plan_tells_what_each_case_costs_and_what_a_budget_reaches() -> None:
+    told = run("plan", "--hardware", "h100", "--budget", "1h").stdout
+    head, first, second, third, total = [line.split() for line in told.splitlines() if line.strip()]
+    assert head[:3] == ["case", "last", "measured"]
+    assert first[1:] == ["recorded", "2026-01-02", "30.0", "4.0", "30.0", "min"]
+    assert second[1:] == ["recorded", "2026-01-02", "30.0", "4.0", "60.0", "min"]
+    assert third[1:] == ["never", "~30.0", "~4.0", "not", "reached"]
+    assert " ".join(total) == "2 cases of 3 within 1h: 60 min, 8.0 GPU hours, as far as is known"
+    assert "3 cases: 90 min, 12.0 GPU hours" in run("plan", "--hardware", "h100").stdout
+
+
+def test_without_a_past_nothing_is_known(tmp_path: Path) -> None:
+    told = run("plan", "--hardware", "h100", "--store", tmp_path / "elsewhere").stdout
+    assert told.count("not known  not known") == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--hardware", "h1000"), "--hardware h1000: did you mean 'h100'?"),
+        (("--hardware", "h100", "--budget", "soon"), "--budget=soon: give a time above 0 in s, min or h"),
+        (("--hardware", "h100", "--cases", "nosuch"), "--cases nosuch: no such directory"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(words: tuple[str, ...], message: str) -> None:
+    assert message in " ".join(run("plan", *words, status=2).stderr.split())
