@@ -22,12 +22,11 @@ from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm import launcher as launching
 from perfsuite.launch.slurm.launcher import SlurmLauncher
 from perfsuite.measure import Launching, launch_once
-from perfsuite.node.describe import Described
 from perfsuite.results.rank_report import Failure, RankReport
-from perfsuite.results.run import LaunchFile, Run
+from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.launch.slurm.allocation import Allocation
-from tests.processes import wait_until
+from tests.processes import executable, wait_until
 
 FAKE = Case(
     model="llama-tiny",
@@ -77,12 +76,6 @@ def in_training(directory: Path) -> Callable[[], bool]:
     """Whether both ranks of a launch run."""
     run_dir = RunDir(directory)
     return lambda: bool(run_dir.all_stacks(0) and run_dir.all_stacks(1))
-
-
-def test_outside_of_an_allocation_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with pytest.raises(MachineError, match=r"in no allocation .* perfsuite slurm submit"):
-        SlurmLauncher()
 
 
 def test_both_nodes_are_described(
@@ -149,10 +142,9 @@ def test_steps_have_options_and_an_interpreter_of_their_own(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a container: the interpreter writes down that it ran, and what `srun` was told."""
-    python = tmp_path / "python"
     told = tmp_path / "told"
-    python.write_text(f'#!/bin/sh\necho "$SLURM_CPUS_PER_TASK $2" >> {told}\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    writes = f'echo "$SLURM_CPUS_PER_TASK $2" >> {told}'
+    python = executable(tmp_path / "python", writes, f'exec {sys.executable} "$@"')
     monkeypatch.setenv("PERFSUITE_SLURM_SRUN_OPTIONS", "--cpus-per-task=2 --comment='a b'")
     monkeypatch.setenv("PERFSUITE_SLURM_PYTHON", str(python))
     launcher = SlurmLauncher()
@@ -407,67 +399,3 @@ def test_a_launch_is_kept_though_its_step_does_not_end_and_the_next_one_waits_fo
         with pytest.raises(SlurmError, match="still busy"):
             launched(FAKE, tmp_path / "failed", inject="exit")
     assert launch_once(FAKE, machine(), tmp_path / "then", Launching(launcher=launcher)).failure is None
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"devices": 1}, "n2 has devices 1 instead of 2 of n1"),
-        ({"hardware_class": "cpu-d"}, "n2 has hardware_class 'cpu-d' instead of 'cpu-c' of n1"),
-        ({"driver": "580"}, "n2 has driver '580' instead of None of n1"),
-    ],
-)
-def test_unlike_nodes_are_refused(change: dict[str, object], words: str) -> None:
-    first = Described(name="n1", machine=machine(), interconnect=None, probe=None)
-    second = first.replace(name="n2", machine=machine().replace(**change))
-    with pytest.raises(MachineError, match=words):
-        launching.alike([first, second])
-    assert launching.alike([first, first.replace(name="n2")]) == machine()
-
-
-def test_nodes_with_unlike_networks_are_refused() -> None:
-    """As where a port of one is down: NCCL would fall back to sockets, or the others would wait for it."""
-    first = Described(name="n1", machine=machine(), interconnect="8xib400", probe=None)
-    assert launching.alike([first, first.replace(name="n2")]).interconnect == "8xib400"
-    for other in ("7xib400", None):
-        with pytest.raises(MachineError, match=f"n2 has interconnect {other!r} instead of '8xib400' of n1"):
-            launching.alike([first, first.replace(name="n2", interconnect=other)])
-
-
-KILLED = "srun: error: n2: task 1: Killed\n"
-SIGNALLED = "srun: error: n2: task 1: Exited with exit code 143\n"
-ABORTED = "srun: Job step aborted: Waiting up to 4 seconds for job step to finish.\n"
-CANCELLED = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T07:34:28 DUE TO TIME LIMIT ***\n"
-
-
-@pytest.mark.parametrize(
-    ("said", "by_agent", "kind", "message"),
-    [
-        (KILLED + ABORTED, CANCELLED, "crash", "an agent ended without a word: n2: task 1: Killed"),
-        (
-            ABORTED + KILLED,
-            CANCELLED,
-            "cancelled",
-            "Slurm ended the step: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T07:34:28 DUE TO TIME LIMIT ***",
-        ),
-        (ABORTED + KILLED, "", "cancelled", "Slurm ended the step: somebody cancelled it"),
-        (SIGNALLED + ABORTED, "", "cancelled", "Slurm ended the step: somebody cancelled it"),
-        ("srun: cluster configuration lacks support for cpu binding\n", CANCELLED, None, None),
-    ],
-)
-def test_what_slurm_says_first_is_the_cause(
-    tmp_path: Path, said: str, by_agent: str, kind: str | None, message: str | None
-) -> None:
-    run_dir = RunDir(tmp_path)
-    run_dir.scheduler_log.write_text(said)
-    run_dir.agent_log(0).write_text(by_agent)
-    failure = launching.said_by_slurm(run_dir, 2)
-    assert (failure and failure.kind, failure and failure.message) == (kind, message)
-    told = LaunchFile(host="n2", failures=(Failure(kind="crash", message="exit code 1", rank=1),))
-    documents.write(run_dir.launch(1), told.replace(is_over=False))
-    failure = launching.said_by_slurm(run_dir, 2)
-    assert (failure and failure.kind) == ("cancelled" if kind == "cancelled" else None), (
-        "ranks fail by an abort"
-    )
-    documents.write(run_dir.launch(1), told)
-    assert launching.said_by_slurm(run_dir, 2) is None, "the agent knows better"
