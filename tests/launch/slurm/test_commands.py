@@ -12,7 +12,7 @@ import pytest
 from perfsuite.errors import MachineError, SlurmError
 from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm.commands import SlurmJob, fields, parse_duration_s, parse_job
-from tests.processes import wait_until
+from tests.processes import executable, wait_until
 from tests.slurm_cluster import Cluster
 
 PENDING_22_05 = (
@@ -56,13 +56,8 @@ def in_state(words: str, **others: str) -> SlurmJob:
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts shell scripts in the place of Slurm's commands."""
-
-    def install(name: str, script: str) -> None:
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    return install
+    return lambda name, script: executable(tmp_path / name, script)
 
 
 UNTOLD = dict.fromkeys(("reason", "exit_status", "exit_signal", "queued_s", "ran_s", "time_limit"))
