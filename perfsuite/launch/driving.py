@@ -64,9 +64,10 @@ def drive(
     on_progress: OnProgress,
     is_broken: Callable[[], bool] = lambda: False,
 ) -> Failure | None:
-    """Watch a job until its command ends, or `is_broken`. Returns a failure if the job had to be ended.
+    """Watch a job until its command ends. Returns a failure if the job had to be ended.
 
-    Each rank has then written its stacks, and each agent the health of its node.
+    Each rank has then written its stacks, and each agent the health of its node. A job that `is_broken`, as
+    one of its agents died, is left to its launcher at once, which ends it.
     """
     with Beats(job.run_dir.lease) as beats:
         failure = _watch(job, process, on_progress, is_broken)

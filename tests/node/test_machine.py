@@ -30,8 +30,7 @@ def stand_in(
     devices = [{**answers, **(changes or {}).get(i, {})} for i, answers in usual.items()]
     nvml = Nvml(*devices, init=None if missing is None else NVMLError(missing))
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    for variable in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
-        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     monkeypatch.setattr("perfsuite.node.machine.AMD_DRIVER", Path("/no/such/device"))
     return nvml
 

@@ -18,7 +18,6 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stand-in for the interpreter of the child: a shell script, to be written, on a machine with NVML."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setattr(nvml_process, "has_library", lambda: True)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return tmp_path / "python"
 
 
@@ -64,7 +63,6 @@ def test_no_process_is_started_where_nothing_can_hang(monkeypatch: pytest.Monkey
     monkeypatch.setattr(nvml_process, "ask", lambda *words: pytest.fail("a process was started"))
     monkeypatch.setattr(nvml_process, "LIBRARY", "no-such-library.so")
     assert quiet.see_gpus(1) == []
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert machine.detect().device == "cpu"
     monkeypatch.setattr(nvml_process, "has_library", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")

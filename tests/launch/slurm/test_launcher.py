@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from perfsuite import DDP, FSDP2, Case, Fake, Model, Script, Topology, documents
-from perfsuite.case.hardware import Machine
 from perfsuite.errors import AllocationOverError, MachineError, SlurmError
 from perfsuite.launch import hang
 from perfsuite.launch.base import Job, OnProgress, no_progress
@@ -27,6 +26,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.launch.slurm.allocation import Allocation
 from tests.processes import executable, wait_until
+from tests.samples import make_machine
 
 FAKE = Case(
     model="llama-tiny",
@@ -38,21 +38,16 @@ FAKE = Case(
     timeout_s=300,
 )
 DDP_TINY = FAKE.replace(framework=DDP(), max_warmup_steps=5, steps=10)
+MACHINE = make_machine(nodes=2)
 
 pytestmark = pytest.mark.launch
-
-
-def machine() -> Machine:
-    return Machine(
-        device="cpu", device_name="c", hardware_class="cpu-c", devices=2, memory_bytes=2**34, nodes=2
-    )
 
 
 def launched(
     case: Case, directory: Path, *, inject: str | None = None, on_progress: OnProgress = no_progress
 ) -> Run:
     how = Launching(inject=inject, launcher=SlurmLauncher(), on_progress=on_progress)
-    return launch_once(case, machine(), directory, how)
+    return launch_once(case, MACHINE, directory, how)
 
 
 def failure_of(run: Run) -> Failure:
@@ -134,7 +129,7 @@ def test_however_gpus_were_asked_for_a_step_has_all_of_each_node(
     ):
         launcher.machine(tmp_path)
     on_one_node = FAKE.replace(topology=Topology(nodes=1, processes_per_node=1))
-    run = launch_once(on_one_node, machine(), tmp_path / "launch", Launching(launcher=launcher))
+    run = launch_once(on_one_node, MACHINE, tmp_path / "launch", Launching(launcher=launcher))
     assert run.failure is None
 
 
@@ -149,7 +144,7 @@ def test_steps_have_options_and_an_interpreter_of_their_own(
     monkeypatch.setenv("PERFSUITE_SLURM_PYTHON", str(python))
     launcher = SlurmLauncher()
     assert launcher.machine(tmp_path).nodes == 2
-    assert launch_once(FAKE, machine(), tmp_path / "launch", Launching(launcher=launcher)).failure is None
+    assert launch_once(FAKE, MACHINE, tmp_path / "launch", Launching(launcher=launcher)).failure is None
     assert told.read_text().splitlines() == [
         *2 * ["2 perfsuite.node.describe"],
         *2 * ["2 perfsuite.node.agent"],
@@ -315,7 +310,7 @@ launch_once(case, machine, directory / "launch", Launching(inject="hang", launch
 @pytest.mark.parametrize("with_srun", [False, True])
 def test_no_process_outlives_its_driver(allocation: Allocation, tmp_path: Path, with_srun: bool) -> None:
     (tmp_path / "the-case.json").write_text(FAKE.model_dump_json())
-    (tmp_path / "machine.json").write_text(machine().model_dump_json())
+    (tmp_path / "machine.json").write_text(MACHINE.model_dump_json())
     with subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)]) as driver:
         wait_until(in_training(tmp_path / "launch"), "both ranks to run")
         sruns = [
@@ -392,10 +387,10 @@ def test_a_launch_is_kept_though_its_step_does_not_end_and_the_next_one_waits_fo
     with monkeypatch.context() as patched:
         patched.setattr(commands, "steps", steps)
         patched.setattr(launching, "END_S", 0.5)
-        assert launch_once(FAKE, machine(), tmp_path / "kept", Launching(launcher=launcher)).failure is None
+        assert launch_once(FAKE, MACHINE, tmp_path / "kept", Launching(launcher=launcher)).failure is None
         with pytest.raises(SlurmError, match="still busy"):
-            launch_once(FAKE, machine(), tmp_path / "next", Launching(launcher=launcher))
+            launch_once(FAKE, MACHINE, tmp_path / "next", Launching(launcher=launcher))
         assert len(set(asked)) == 1, "no step was begun beside it"
         with pytest.raises(SlurmError, match="still busy"):
             launched(FAKE, tmp_path / "failed", inject="exit")
-    assert launch_once(FAKE, machine(), tmp_path / "then", Launching(launcher=launcher)).failure is None
+    assert launch_once(FAKE, MACHINE, tmp_path / "then", Launching(launcher=launcher)).failure is None
