@@ -90,7 +90,7 @@ def _watched(job: AgentJob) -> list[Failure]:
             write()
             _wait_for_peers(job)
         finally:
-            _end("the driver ends the job", 0)  # by another status srun would end nodes that still write
+            _end("the driver ends the job", 0)  # by another a scheduler may end nodes that still write
 
     Lease(job.run_dir.lease, end, _end).hold()
     watch.begin()

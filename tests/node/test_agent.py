@@ -71,7 +71,7 @@ def test_a_signal_ends_the_job_and_then_the_launcher(ended: list[Any]) -> None:
 def test_an_agent_that_is_told_to_end_ends_well_however_long_its_ranks_take_to_die(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By another exit status srun would end the nodes that still write the stacks of their ranks."""
+    """By another exit status a scheduler may end the nodes that still write the stacks of their ranks."""
     ranks_are_killed, has_told, ended = threading.Event(), threading.Event(), threading.Event()
     codes: list[int] = []
 
