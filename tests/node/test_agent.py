@@ -69,9 +69,7 @@ def test_a_signal_ends_the_job_and_then_the_launcher(ended: list[Any]) -> None:
     assert ended == ["swept", 143]
 
 
-@pytest.mark.parametrize(
-    ("is_told", "code"), [(True, 0), (False, 1)], ids=["told to end", "left"]
-)
+@pytest.mark.parametrize(("is_told", "code"), [(True, 0), (False, 1)], ids=["told to end", "left"])
 def test_ranks_that_an_agent_kills_have_not_failed_however_long_they_take_to_die(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool, code: int
 ) -> None:
