@@ -46,6 +46,14 @@ def measuring(*cases: Case) -> str:
     return MEASURED.format(texts=[case.model_dump_json() for case in cases])
 
 
+def waiver(
+    *, case: str = "fake-*", metric: str = "tokens/s", tolerated: str, until: str = "2999-12-31"
+) -> str:
+    """The content of a `perf-waivers.toml` with one waiver."""
+    kept = f'case = "{case}"\nmetric = "{metric}"\ntolerated = "{tolerated}"\nuntil = {until}\n'
+    return f'[[waiver]]\n{kept}issue = "https://example.org/1"\nowner = "@me"\n'
+
+
 def with_fake(code: str) -> str:
     """Return a file of cases that begins with `FAKE`."""
     return dedent(FAKE) + dedent(code)

@@ -34,7 +34,7 @@ from perfsuite.results.session_file import SessionFile
 from perfsuite.session import against_baseline
 from tests.processes import arguments
 from tests.samples import DISTURBED, make_run
-from tests.suite import CASES, OTHER, edit_baseline, local_baseline, read_json, run_cpu, with_fake
+from tests.suite import CASES, OTHER, edit_baseline, local_baseline, read_json, run_cpu, waiver, with_fake
 
 pytestmark = pytest.mark.launch
 
@@ -716,20 +716,9 @@ def test_a_known_issue_is_still_there_or_gone(suite: pytest.Pytester) -> None:
     assert read_json(suite)["results"][0]["excused"] == "known issue"
 
 
-WAIVERS = """
-[[waiver]]
-case = "fake-*"
-metric = "tokens*"
-tolerated = "{tolerated}"
-issue = "https://example.org/1"
-owner = "@me"
-until = 2999-12-31
-"""
-
-
 def test_a_waived_regression_passes_and_is_shown_as_such_everywhere(recorded: pytest.Pytester) -> None:
     waivers = recorded.path / "perf-waivers.toml"
-    waivers.write_text(WAIVERS.format(tolerated="40%"))
+    waivers.write_text(waiver(tolerated="40%", metric="tokens*"))
     files = ("--junitxml=j.xml", "--perf-json=out.json", "--perf-report=out")
     slow = run_cpu(recorded, "-rx", "--perf-inject", "slowdown=30%", *files)
     assert slow.ret == 0
@@ -749,13 +738,13 @@ def test_a_waived_regression_passes_and_is_shown_as_such_everywhere(recorded: py
     assert summary.startswith("## perfsuite: 1 waived")
     assert "40% tolerated until 2999-12-31, &#64;me, https://example.org/1" in summary
 
-    waivers.write_text(WAIVERS.format(tolerated="10%"))
+    waivers.write_text(waiver(tolerated="10%", metric="tokens*"))
     beyond = run_cpu(recorded, "--perf-inject", "slowdown=30%", "--perf-report=out")
     assert beyond.ret == 1
     beyond.stdout.fnmatch_lines(["*not waived: tokens/s -2*%: beyond the waiver of tokens* for fake-*: 10%*"])
     assert "not waived: tokens/s" in (recorded.path / "out" / "summary.md").read_text()
 
-    waivers.write_text(WAIVERS.format(tolerated="10%").replace("fake-*", "fsdp-*"))
+    waivers.write_text(waiver(tolerated="10%", case="fsdp-*"))
     run_cpu(recorded).stdout.fnmatch_lines(
         ["note: perf-waivers.toml: *fsdp-?* matches none of the 2 cases here"]
     )
