@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -174,14 +173,6 @@ def test_a_command_that_does_not_answer(fake: Any) -> None:
         SlurmError, match=r"^scontrol show: no answer in 0.01 s. `scontrol ping` tells whether"
     ):
         commands.ask("scontrol", "show", answer_s=0.01)
-
-
-@pytest.fixture
-def slurm(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    for name, value in cluster.environment.items():
-        monkeypatch.setenv(name, value)
-    yield cluster
-    cluster.run("scancel", "--full", "--user=root")  # a test that failed may have left its job on the nodes
 
 
 @pytest.mark.launch
