@@ -187,8 +187,13 @@ def test_a_real_job_that_is_cancelled_and_one_that_is_unknown(slurm: Cluster) ->
     assert job.left_s is not None
     assert 500 < job.left_s <= 600
     commands.cancel(job_id)
-    wait_until(lambda: not commands.steps(job_id, "the step"), "the step to end")
-    assert str(commands.job(job_id).why_over).startswith("CANCELLED")
+
+    def is_gone() -> bool:
+        job = commands.job(job_id)
+        return job.is_over and not job.is_completing
+
+    wait_until(is_gone, "the job to end")
+    assert (commands.job(job_id).state, commands.steps(job_id, "the step")) == ("CANCELLED", [])
     commands.cancel(job_id)
     unknown = commands.job("99999")
     assert (unknown.is_over, unknown.why_over) == (True, "no longer known to Slurm")
