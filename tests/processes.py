@@ -1,9 +1,10 @@
-"""Processes that a test starts or looks for: any of these may end while it looks."""
+"""Processes that a test starts or looks for, any of which may end meanwhile, and scripts in their place."""
 
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import psutil
 
@@ -14,6 +15,13 @@ def python(code: str, *arguments: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def executable(file: Path, *lines: str) -> Path:
+    """Write a shell script that can be run, in place of a program. Returns its file."""
+    file.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    file.chmod(0o755)
+    return file
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:

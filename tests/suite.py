@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
 
 from perfsuite.case.case import Case
 
-CASES = """
+FAKE = """
     import pytest
-    from perfsuite import DDP, FSDP, Case, Fake, Topology
+    from perfsuite import DDP, FSDP, Case, Fake, Script, Topology
 
     FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
                 topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
+"""
+CASES = f"""{FAKE}
     A100 = FAKE.replace(hardware="a100-80gb", micro_batch=8)
 
     @pytest.mark.parametrize("case", [FAKE, A100])
@@ -41,6 +44,19 @@ def test_it(bench, case):
 def measuring(*cases: Case) -> str:
     """A file of a test that measures these cases."""
     return MEASURED.format(texts=[case.model_dump_json() for case in cases])
+
+
+def waiver(
+    *, case: str = "fake-*", metric: str = "tokens/s", tolerated: str, until: str = "2999-12-31"
+) -> str:
+    """The content of a `perf-waivers.toml` with one waiver."""
+    kept = f'case = "{case}"\nmetric = "{metric}"\ntolerated = "{tolerated}"\nuntil = {until}\n'
+    return f'[[waiver]]\n{kept}issue = "https://example.org/1"\nowner = "@me"\n'
+
+
+def with_fake(code: str) -> str:
+    """Return a file of cases that begins with `FAKE`."""
+    return dedent(FAKE) + dedent(code)
 
 
 def local_baseline(suite: pytest.Pytester) -> Path:

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from perfsuite.launch.lock import MachineLock
-from tests.suite import CASES, local_baseline, read_json, run_cpu
+from tests.suite import CASES, FAKE, local_baseline, read_json, run_cpu
+from tests.synthetic import commit
 
 pytestmark = pytest.mark.launch
 
@@ -36,13 +37,7 @@ EXPECTED = {
 KILLED_AT = 17
 """The case, counted from 1, in whose launch pytest is killed."""
 
-NIGHT = f"""
-    import pytest
-    from perfsuite import Case, Fake, Topology
-
-    FAKE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4,
-                topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
-
+NIGHT = f"""{FAKE}
     @pytest.mark.parametrize("case", [FAKE.replace(seed=seed) for seed in range(1, {NIGHTLY} + 1)])
     def test_it(bench, case):
         bench(case)
@@ -96,11 +91,16 @@ def night(suite: pytest.Pytester) -> pytest.Pytester:
     suite.makepyfile(test_cases=NIGHT, conftest=IN_THIS_PROCESS)
     (suite.path / "faults.json").write_text("{}")
     (suite.path / ".gitignore").write_text(".perfsuite\n*.json\n__pycache__\n.pytest_cache\n.benchmarks\n")
-    commit(suite)
+    make_commit(suite)
     assert suite.runpytest_subprocess("-q", "-k", "seed1-1x2").ret == 0
     give_all_the_baseline_of_the_first(suite)
     (suite.path / "faults.json").write_text(json.dumps(injected()))
     return suite
+
+
+def make_commit(suite: pytest.Pytester) -> None:
+    subprocess.run(["git", "init", "--quiet", suite.path], check=True)
+    commit(suite.path)
 
 
 def give_all_the_baseline_of_the_first(suite: pytest.Pytester) -> None:
@@ -110,12 +110,6 @@ def give_all_the_baseline_of_the_first(suite: pytest.Pytester) -> None:
     for seed in range(2, NIGHTLY + 1):
         content["case"]["seed"] = seed
         first.with_name(first.name.replace("seed1-", f"seed{seed}-")).write_text(json.dumps(content))
-
-
-def commit(suite: pytest.Pytester) -> None:
-    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "--allow-empty", "-m", "x"]):
-        named = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
-        subprocess.run(["git", "-C", str(suite.path), *named, *arguments], check=True)
 
 
 def injected() -> dict[int, str]:
@@ -192,7 +186,7 @@ def measured(suite: pytest.Pytester) -> pytest.Pytester:
     """A repository with a session in its store, of one case that was recorded."""
     suite.makepyfile(test_cases=ONE_CASE)
     (suite.path / ".gitignore").write_text(".perfsuite\n__pycache__\n")
-    commit(suite)
+    make_commit(suite)
     assert run_cpu(suite, "--perf-record-launches=1").ret == 0
     return suite
 
@@ -234,9 +228,3 @@ def test_no_session_goes_on_while_it_runs(measured: pytest.Pytester) -> None:
         lock.release()
     assert refused.ret == pytest.ExitCode.INTERRUPTED
     refused.stdout.fnmatch_lines(["*perfsuite: another session measures on this machine (pid *"])
-
-
-def test_dry_runs_are_not_resumed(suite: pytest.Pytester) -> None:
-    refused = suite.runpytest("--perf-dry", "--perf-resume")
-    assert refused.ret == pytest.ExitCode.USAGE_ERROR
-    refused.stderr.fnmatch_lines(["*--perf-dry with --perf-resume: only launches are resumed; leave one *"])

@@ -49,20 +49,16 @@ class Arm:
 
     text: str = "."
     python: str = sys.executable
-    given: Mapping[str, str] = field(default_factory=dict)
-    """The variables among its words."""
-    paths: tuple[str, ...] = ()
-    """What comes first on PYTHONPATH: the worktree of its commit."""
+    given: Mapping[str, str] = field(default_factory=dict)  # the variables among its words
+    paths: tuple[str, ...] = ()  # what comes first on PYTHONPATH: the worktree of its commit
+    # What comes after it: the directory with the releases among its words; empty: it names none.
     packages: str = ""
-    """What comes after it: the directory with the releases among its words; empty: it names none."""
+    # The top of the repository, and the worktree that stands for it: for scripts that a case names.
     moved: tuple[str, str] | None = None
-    """The top of the repository, and the worktree that stands for it: for scripts that a case names."""
-    directory: Path | None = None
-    """Where the launches run; None: where this process does."""
-    commit: str | None = None
-    """What is checked out there; None outside of git."""
+    directory: Path | None = None  # where the launches run; None: where this process does
+    commit: str | None = None  # what is checked out there; None outside of git
+    # The file of the commit, from its top on, whose packages the interpreter has; empty: none was named.
     lock: str = ""
-    """The file of the commit, from its top on, whose packages the interpreter has; empty: none was named."""
     dirty: bool = False
     perfsuite: str = __version__
 

@@ -10,7 +10,7 @@ import math
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from perfsuite import documents
@@ -58,25 +58,33 @@ def started(
             process.stdin.close()
 
 
-def drive(job: Job, process: subprocess.Popen[bytes], on_progress: OnProgress) -> Failure | None:
+def drive(
+    job: Job,
+    process: subprocess.Popen[bytes],
+    on_progress: OnProgress,
+    is_broken: Callable[[], bool] = lambda: False,
+) -> Failure | None:
     """Watch a job until its command ends. Returns a failure if the job had to be ended.
 
-    Each rank has then written its stacks, and each agent the health of its node.
+    Each rank has then written its stacks, and each agent the health of its node. A job that `is_broken`, as
+    one of its agents died, is left to its launcher at once, which ends it.
     """
     with Beats(job.run_dir.lease) as beats:
-        failure = _watch(job, process, on_progress)
+        failure = _watch(job, process, on_progress, is_broken)
         if failure is not None:
             beats.end_job()
             wait_for(process, END_S)
         return failure
 
 
-def _watch(job: Job, process: subprocess.Popen[bytes], on_progress: OnProgress) -> Failure | None:
+def _watch(
+    job: Job, process: subprocess.Popen[bytes], on_progress: OnProgress, is_broken: Callable[[], bool]
+) -> Failure | None:
     run_dir, case = job.run_dir, job.case
     began = listed_at = time.monotonic()
     steps = tokens = reports = 0
     hang = HangDetector()
-    while not wait_for(process, POLL_S):
+    while not (wait_for(process, POLL_S) or is_broken()):
         with contextlib.suppress(OSError, ValueError):
             steps, tokens = map(int, run_dir.progress.read_text().split())
         on_progress(steps, tokens)

@@ -33,6 +33,7 @@ from perfsuite.worker import leash
 NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
 """Environment variable: the name of the scheduler's variable that holds the number of this node, from 0 on.
 Without it this is node 0."""
+LATCH_S = 5  # seconds for which an agent without a driver waits for whoever writes its file, to end it then
 PEERS_S = 5
 """Seconds that a node which ends the job waits for the nodes that have not written their stacks yet."""
 
@@ -59,7 +60,8 @@ def _watched(job: AgentJob) -> list[Failure]:
 
     Whoever is first to acquire the latch writes the file of this node's launch, once: the thread of the
     agent, when all ranks have ended or cannot be started, or that of the lease, when the driver ends the job.
-    A driver that is gone for good has nothing written: see `_end`.
+    A driver that is gone for good, or has left the job, has nothing written: ranks that are killed then have
+    not failed.
     """
     # psutil is not imported above: ranks load this module and must not need it
     from perfsuite.node.health_sampler import HealthWatch, sampler
@@ -90,9 +92,13 @@ def _watched(job: AgentJob) -> list[Failure]:
             write()
             _wait_for_peers(job)
         finally:
-            _end("the driver ends the job", 0)  # by another status srun would end nodes that still write
+            _end("the driver ends the job", 0)  # by another a scheduler may end nodes that still write
 
-    Lease(job.run_dir.lease, end, _end).hold()
+    def lost(why: str) -> None:
+        ending.acquire(timeout=LATCH_S)
+        _end(why)
+
+    Lease(job.run_dir.lease, end, lost).hold()
     watch.begin()
     try:
         failures = ranks.run(replace(job, near_cores=watch.sampler.near_cores, tell=tell))

@@ -53,12 +53,11 @@ class AgentJob:
 
     run_dir: RunDir
     request: CaseFile
-    node: int = 0
-    """The number of this node, from 0 on."""
+    node: int = 0  # the number of this node, from 0 on
+    # The cores near the GPU of each rank of this node, where they are known.
     near_cores: tuple[frozenset[int], ...] = ()
-    """The cores near the GPU of each rank of this node, where they are known."""
+    # Is told what has failed so far while other ranks still run.
     tell: Callable[[Sequence[Failure]], object] = lambda failures: None
-    """Is told what has failed so far while other ranks still run."""
 
     @property
     def topology(self) -> Topology:

@@ -42,8 +42,7 @@ from perfsuite.verdict.profiled import explained
 class TwoArms(Way):
     """Runs a case in arm A and in arm B. A fault is injected into arm B alone."""
 
-    of_equals: ClassVar[str] = "only show noise"
-    """What a comparison of two equal arms can do."""
+    of_equals: ClassVar[str] = "only show noise"  # what a comparison of two equal arms can do
 
     def refused(self, trial: Trial) -> None:
         """Refuse nothing: no baseline is needed. Says if both arms are one environment."""
@@ -75,12 +74,11 @@ class AgainstArm(TwoArms):
     """Launches pairs until they decide."""
 
     max_pairs: int = MAX_PAIRS
+    # Of `metric` (None: of tokens/s), as a share; None: as a gate has it on this kind of device.
     tolerance: float | None = None
-    """Of `metric` (None: of tokens/s), as a share; None: as a gate has it on this kind of device."""
-    explains: bool = True
-    """Have both arms profiled, in one more launch of each, if they differ."""
+    explains: bool = True  # have both arms profiled, in one more launch of each, if they differ
+    # Pairs are made until this one is decided; None: until tokens/s and all others are.
     metric: str | None = None
-    """Pairs are made until this one is decided; None: until tokens/s and all others are."""
 
     def judge(self, trial: Trial) -> Verdict:
         """Launch pairs until they decide. A pair that is no evidence is made again, in the same order."""
@@ -144,8 +142,7 @@ class ByCounts(TwoArms):
     """
 
     of_equals: ClassVar[str] = "only find what differs from run to run"
-    known_a: Run | None = None
-    """The run of arm A, if it was made already."""
+    known_a: Run | None = None  # the run of arm A, if it was made already
 
     def judge(self, trial: Trial) -> Verdict:
         """Run a case in both arms and judge what a step of arm B does by that of arm A."""
@@ -177,8 +174,7 @@ class ByDryRuns(ByCounts):
     """Runs both arms dry, at the same time. The host of its `setup` is a `DryHost`."""
 
     dry: ClassVar[bool] = True
-    device: Device | None = None
-    """What to pretend; None: what the case is meant for."""
+    device: Device | None = None  # what to pretend; None: what the case is meant for
 
     def _made(self, trial: Trial, arms: str, launch: int = 1) -> dict[str, Run]:
         self.setup.listener.begin(trial.case.id, COUNTED_STEP, 1, trial.case.unit)

@@ -34,14 +34,12 @@ class Trial:
     machine: Machine
     directory: Path
     runs: list[Run] = field(default_factory=list)
+    # The launches of arm A where two arms are compared: `runs` are those of arm B.
     before: list[Run] = field(default_factory=list)
-    """The launches of arm A where two arms are compared: `runs` are those of arm B."""
+    # The baseline of times that it was judged by, or that its launches become.
     baseline_file: Path | None = None
-    """The baseline of times that it was judged by, or that its launches become."""
-    judged_by: str | None = None
-    """A digest of the baselines that it was judged by."""
-    excused: Excuse | None = None
-    """Why its failure is no surprise."""
+    judged_by: str | None = None  # a digest of the baselines that it was judged by
+    excused: Excuse | None = None  # why its failure is no surprise
 
 
 @dataclass

@@ -15,7 +15,8 @@ from perfsuite.errors import CaseError
 from perfsuite.git import git
 from perfsuite.launch import arm as arms
 from perfsuite.launch.arm import Arm, resolve
-from tests.synthetic import make_repository
+from tests.processes import executable
+from tests.synthetic import commit, make_repository
 
 HERE = str(Path(perfsuite.__file__).parents[1])
 
@@ -37,10 +38,7 @@ def arm(text: str, repo: Path) -> Arm:
 
 def python(repo: Path, script: str) -> Path:
     """An interpreter that does this."""
-    file = repo / "python"
-    file.write_text(f"#!/bin/sh\n{script}\n")
-    file.chmod(0o755)
-    return file
+    return executable(repo / "python", script)
 
 
 def worktree_of(text: str, repo: Path) -> Path:
@@ -95,12 +93,12 @@ def test_a_commit_is_a_worktree_that_comes_first_on_the_path(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", HERE)
     first = arm("first X=1", repo)
-    commit = git("rev-parse", "first", cwd=repo).strip()
-    worktree = repo / ".perfsuite" / "arms" / commit[:12]
-    assert (first.commit, first.directory) == (commit, worktree)
-    assert git("rev-parse", "HEAD", cwd=worktree).strip() == commit
+    tagged = git("rev-parse", "first", cwd=repo).strip()
+    worktree = repo / ".perfsuite" / "arms" / tagged[:12]
+    assert (first.commit, first.directory) == (tagged, worktree)
+    assert git("rev-parse", "HEAD", cwd=worktree).strip() == tagged
     assert first.variables["PYTHONPATH"].split(os.pathsep) == [str(worktree), f"{worktree}/src", HERE]
-    assert (first.facts["commit"], first.facts["X"]) == (commit[:12], "1")
+    assert (first.facts["commit"], first.facts["X"]) == (tagged[:12], "1")
 
 
 def test_a_worktree_is_used_again_and_put_right_or_made_anew_if_its_repository_is_gone(
@@ -142,8 +140,7 @@ def test_it_runs_at_the_same_place_below_the_top(repo: Path, monkeypatch: pytest
     monkeypatch.chdir(repo / "benchmarks")
     assert "that commit has no directory benchmarks: start at the top" in refused("main", repo)
     (repo / "benchmarks" / "case.py").touch()
-    git("add", "--all", cwd=repo)
-    git("-c", "user.name=Ada", "-c", "user.email=a@example.org", "commit", "--quiet", "-m", "x", cwd=repo)
+    commit(repo)
     assert worktree_of("main", repo).name == "benchmarks"
 
 

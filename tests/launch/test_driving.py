@@ -11,7 +11,7 @@ from perfsuite.launch import driving
 from perfsuite.launch.base import Job, no_progress
 from perfsuite.results.run_dir import RunDir
 from tests.processes import wait_until
-from tests.samples import make_case, make_machine
+from tests.samples import make_case, make_gpu_machine, make_machine
 
 
 def job(directory: Path, **changes: Any) -> Job:
@@ -69,6 +69,13 @@ def test_a_job_that_takes_too_long_is_told_to_end_before_it_is_left(tmp_path: Pa
     assert log.read_text() == "told\n"
 
 
+def test_a_job_of_which_a_part_broke_is_left_to_its_launcher(tmp_path: Path) -> None:
+    with driving.started(["cat"], tmp_path / "log", PATH) as process:
+        assert driving.drive(job(tmp_path), process, no_progress, lambda: True) is None
+        assert process.poll() is None
+    assert process.wait(20) == 0
+
+
 def test_one_that_does_not_listen_is_left_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,3 +113,42 @@ def test_the_variables_of_a_job_win_and_its_agents_leave_them(
     assert environment["CUDA_VISIBLE_DEVICES"] == "0"
     assert environment["PERFSUITE_JOB_VARIABLES"] == "NCCL_ALGO CUDA_VISIBLE_DEVICES"
     assert "PERFSUITE_JOB_VARIABLES" not in driving.environment(job(tmp_path / "other"))
+
+
+OF_GPUS = (
+    *("CUDA_DEVICE_ORDER", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
+    *("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+)
+ENDED_LAST = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "960"}
+FLIGHT_RECORDER = {
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    "TORCH_FR_DUMP_TEMP_FILE": "{launch}/nccl-flight-recorder-rank-",
+}
+OLDER_NAME = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine"}
+
+
+@pytest.mark.parametrize(
+    ("device", "set_by_user", "expected"),
+    [
+        ("cpu", {}, {}),
+        ("cuda", {}, {**ENDED_LAST, **FLIGHT_RECORDER}),
+        ("cuda", dict.fromkeys(OF_GPUS[:4], "7"), dict.fromkeys(OF_GPUS[:4], "7")),
+        ("cuda", OLDER_NAME, {**ENDED_LAST, **OLDER_NAME}),
+    ],
+    ids=["cpu", "cuda", "all set by the user", "flight recorder set by the user"],
+)
+def test_gpus_are_numbered_as_nvml_does_and_nccl_ends_a_job_last_and_leaves_its_flight_recorder(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    set_by_user: dict[str, str],
+    expected: dict[str, str],
+) -> None:
+    for name in OF_GPUS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in set_by_user.items():
+        monkeypatch.setenv(name, value)
+    machine = make_gpu_machine() if device == "cuda" else make_machine()
+    environment = driving.environment(replace(job(tmp_path, timeout_s=900), machine=machine))
+    told = {name: environment[name] for name in OF_GPUS if name in environment}
+    assert told == {name: value.format(launch=tmp_path) for name, value in expected.items()}

@@ -14,14 +14,9 @@ from perfsuite.git import git
 from perfsuite.launch import installed
 from perfsuite.launch.arm import Arm, resolve
 from tests.packages import only_index, write_wheel
+from tests.synthetic import commit
 
 LOCK = "requirements.lock"
-
-
-def commit(repository: Path, *files: str) -> None:
-    author = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
-    git("add", *files, cwd=repository)
-    git(*author, "commit", "-q", "-m", "a change", cwd=repository)
 
 
 @pytest.fixture
@@ -35,7 +30,7 @@ def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     git("init", "-q", "-b", "main", cwd=repository)
     for version in ("1.0", "2.0"):
         (repository / LOCK).write_text(f"perfsuite=={version}\n")
-        commit(repository, LOCK)
+        commit(repository)
     git("tag", "old", "main~1", cwd=repository)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.chdir(repository)
@@ -47,12 +42,16 @@ def arm(text: str, repo: Path) -> Arm:
 
 
 @pytest.mark.launch
-def test_a_commit_with_its_lock_file_has_the_packages_that_it_names(repo: Path) -> None:
+def test_a_commit_with_its_lock_file_has_the_packages_that_it_names_installed_once(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old, new = arm(f"old:{LOCK}", repo), arm(f"main:{LOCK} X=1", repo)
     assert (old.perfsuite, new.perfsuite) == ("1.0", "2.0")
     assert old.python != new.python != sys.executable
     assert (old.lock, new.given) == (LOCK, {"X": "1"})
     assert old.commit == git("rev-parse", "old", cwd=repo).strip()
+    monkeypatch.setattr(installed, "run", lambda *command, **settings: pytest.fail(f"ran {command}"))
+    assert arm(f"old:{LOCK}", repo) == old
 
 
 @pytest.mark.launch
@@ -70,18 +69,9 @@ def test_what_is_on_the_path_here_does_not_stand_before_it(
 def test_a_lock_file_without_perfsuite_is_refused_with_the_way_out(repo: Path) -> None:
     git("rm", "-q", LOCK, cwd=repo)
     (repo / "empty.txt").touch()
-    commit(repo, "empty.txt")
+    commit(repo)
     with pytest.raises(CaseError, match=r"cannot import perfsuite .*\. Name it in empty\.txt$"):
         arm("main:empty.txt", repo)
-
-
-@pytest.mark.launch
-def test_an_environment_is_made_once_for_the_same_packages(
-    repo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = arm(f"old:{LOCK}", repo)
-    monkeypatch.setattr(installed, "run", lambda *command, **settings: pytest.fail(f"ran {command}"))
-    assert arm(f"old:{LOCK}", repo) == first
 
 
 @pytest.mark.launch
@@ -143,7 +133,7 @@ def test_a_lock_of_uv_is_installed_by_the_uv_beside_this_python(
     others = [each for each in os.environ["PATH"].split(os.pathsep) if Path(each) != beside]
     monkeypatch.setenv("PATH", os.pathsep.join(others))  # the environment is not activated
     subprocess.run([beside / "uv", "lock", "--offline"], cwd=repo, check=True)
-    commit(repo, "pyproject.toml", "uv.lock")
+    commit(repo)
     locked = arm("main:uv.lock", repo)
     assert (locked.perfsuite, locked.lock) == ("1.0", "uv.lock")
     assert locked.python != sys.executable

@@ -18,7 +18,7 @@ import pytest
 from perfsuite import DDP, Case, Fake, Script, Topology, documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import FileError, LaunchError
-from perfsuite.launch import driving, hang, local
+from perfsuite.launch import hang, local
 from perfsuite.launch.base import Job
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.measure import Launching, launch_once
@@ -26,8 +26,8 @@ from perfsuite.node.machine import detect
 from perfsuite.node.processes import JOB_MARK
 from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import RunDir
-from tests.processes import agent_among, wait_until
-from tests.samples import make_gpu_machine, make_machine
+from tests.processes import agent_among, executable, wait_until
+from tests.samples import make_machine
 
 FAKE = Case(
     model="llama-tiny",
@@ -41,6 +41,12 @@ FAKE = Case(
 DDP_TINY = FAKE.replace(framework=DDP(), timeout_s=120)
 
 pytestmark = pytest.mark.launch
+
+
+@pytest.fixture(autouse=True)
+def _named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test starts is told from what others start, see `processes_of`."""
+    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
@@ -70,8 +76,7 @@ def driver(tmp_path: Path, case: Case, inject: str | None) -> subprocess.Popen[b
     return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PERFSUITE_TEST": str(tmp_path)})
 
 
-def test_a_launch_runs_every_rank_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
+def test_a_launch_runs_every_rank_and_leaves_nothing(tmp_path: Path) -> None:
     measured = launch_once(FAKE, detect(), tmp_path)
     assert measured.failure is None
     assert len(measured.step_s) == FAKE.total_steps
@@ -80,8 +85,7 @@ def test_a_launch_runs_every_rank_and_leaves_nothing(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.fault("case takes too long")
-def test_the_deadline_kills_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
+def test_the_deadline_kills_a_hang(tmp_path: Path) -> None:
     measured = launch_once(FAKE.replace(timeout_s=2), detect(), tmp_path, Launching(inject="hang"))
     assert measured.failure is not None
     assert measured.failure.kind == "timeout"
@@ -100,7 +104,6 @@ def stacks_of(measured: Run) -> str:
 def test_a_hang_is_seen_by_the_absence_of_steps_and_every_rank_says_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
-    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
     monkeypatch.setattr(hang, "HANG_S", 2)
     measured = launch_once(case, detect(), tmp_path, Launching(inject="hang"))
     assert measured.failure is not None
@@ -147,78 +150,15 @@ def test_a_script_that_hangs_says_where(tmp_path: Path, monkeypatch: pytest.Monk
     assert "in waits_for_nothing" in stacks_of(measured)
 
 
-def test_a_job_on_gpus_numbers_them_as_nvml_does_and_nccl_ends_it_last(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ours = {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "960",
-    }
-    for name in ours:
-        monkeypatch.delenv(name, raising=False)
-    case = FAKE.replace(timeout_s=900)
-
-    def environment(device: str) -> dict[str, str]:
-        machine = make_gpu_machine() if device == "cuda" else make_machine()
-        variables = driving.environment(Job(run_dir=RunDir(Path("d")), case=case, machine=machine))
-        return {name: variables[name] for name in ours if name in variables}
-
-    assert environment("cuda") == ours
-    assert environment("cpu") == {}
-    for name in ours:
-        monkeypatch.setenv(name, "7")
-    assert environment("cuda") == dict.fromkeys(ours, "7"), "what the user has set stays"
-
-
-@pytest.mark.parametrize(
-    ("device", "set_by_user", "expected"),
-    [
-        ("cpu", {}, None),
-        ("cuda", {}, "nccl-flight-recorder-rank-"),
-        ("cuda", {"TORCH_FR_DUMP_TEMP_FILE": "/mine"}, "/mine"),
-        ("cuda", {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine"}, None),
-    ],
-)
-def test_nccls_flight_recorder_is_written_into_the_launchs_directory(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    device: str,
-    set_by_user: dict[str, str],
-    expected: str | None,
-) -> None:
-    """A stand-in launcher tells its environment."""
-    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in set_by_user.items():
-        monkeypatch.setenv(name, value)
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nenv\n")
-    python.chmod(0o755)
-    run_dir = RunDir(tmp_path)
-    machine = make_gpu_machine() if device == "cuda" else make_machine()
-    job = Job(run_dir=run_dir, case=FAKE, machine=machine, python=str(python))
-    assert LocalLauncher().launch(job) is None
-    told = dict(line.split("=", 1) for line in run_dir.agent_log(0).read_text().splitlines() if "=" in line)
-    file = told.get("TORCH_FR_DUMP_TEMP_FILE")
-    assert file == (str(run_dir.path / expected) if expected else None)  # an absolute path stays as it is
-
-
-def test_a_grandchild_in_a_session_of_its_own_is_swept_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grandchild_in_a_session_of_its_own_is_swept_up(tmp_path: Path) -> None:
     """A stand-in launcher leaves an orphan that `killpg` does not reach."""
-    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
-    orphan = tmp_path / "python"
-    orphan.write_text("#!/bin/sh\nsetsid sleep 1000 > /dev/null 2>&1 &\nsleep 0.2\n")
-    orphan.chmod(0o755)
+    orphan = executable(tmp_path / "python", "setsid sleep 1000 > /dev/null 2>&1 &", "sleep 0.2")
     job = Job(run_dir=RunDir(tmp_path), case=FAKE, machine=make_machine(), python=str(orphan))
     assert LocalLauncher().launch(job) is None
     assert processes_of(tmp_path) == []
 
 
-def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
-
+def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     def interrupt(step: int, tokens: int) -> None:
         if processes_of(tmp_path):
             raise KeyboardInterrupt
@@ -239,8 +179,7 @@ def test_sigkill_of_the_driver_leaves_nothing(tmp_path: Path, case: Case) -> Non
     wait_until(lambda: processes_of(tmp_path) == [], "all processes to be gone")
 
 
-def test_sigkill_of_the_launcher_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
+def test_sigkill_of_the_launcher_leaves_nothing(tmp_path: Path) -> None:
     ranks = RunDir(tmp_path)
     killed: list[psutil.Process] = []
 
@@ -276,7 +215,7 @@ def test_ranks_die_with_a_killed_launcher_even_if_nobody_sweeps(tmp_path: Path) 
     with subprocess.Popen(
         [sys.executable, "-m", "perfsuite.node.agent", str(tmp_path)],
         stdin=subprocess.PIPE,
-        env={**os.environ, "PERFSUITE_TEST": str(tmp_path), JOB_MARK: "x"},
+        env={**os.environ, JOB_MARK: "x"},
         start_new_session=True,
     ) as launcher:
         wait_until(lambda: run_dir.rank_log(0).exists() and run_dir.rank_log(1).exists(), "both ranks")
@@ -349,19 +288,6 @@ def test_where_a_rank_of_a_script_fails_the_others_do_not_go_on(tmp_path: Path) 
     assert failure.message == "the script ended with exit code 7, before an optimizer step could be seen"
 
 
-def test_a_loss_that_does_not_fall_is_a_failure(tmp_path: Path) -> None:
-    failure = launch_once(FAKE, detect(), tmp_path, Launching(inject="loss")).failure
-    assert failure is not None
-    assert failure.kind == "loss"
-    assert "does not fall" in failure.message
-
-
-def test_a_missing_metric_is_no_failure_of_the_launch(tmp_path: Path) -> None:
-    measured = launch_once(FAKE, detect(), tmp_path, Launching(inject="missing-metric"))
-    assert measured.failure is None
-    assert measured.figures.peak_memory_bytes is None
-
-
 @pytest.mark.fault("report is of another launch")
 def test_a_directory_that_holds_another_launch_is_refused(tmp_path: Path) -> None:
     launch_once(FAKE, detect(), tmp_path)
@@ -430,9 +356,7 @@ def test_an_interrupted_wait_that_left_its_lock_held_does_not_hold_the_driver(
 
     monkeypatch.setattr(local, "drive", interrupted)
     monkeypatch.setattr(local, "KILL_S", 5)
-    sleeps = tmp_path / "python"
-    sleeps.write_text("#!/bin/sh\nexec sleep 1000\n")
-    sleeps.chmod(0o755)
+    sleeps = executable(tmp_path / "python", "exec sleep 1000")
     job = Job(run_dir=RunDir(tmp_path), case=FAKE, machine=make_machine(), python=str(sleeps))
     with pytest.raises(KeyboardInterrupt):
         LocalLauncher().launch(job)

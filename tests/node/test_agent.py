@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -68,10 +69,11 @@ def test_a_signal_ends_the_job_and_then_the_launcher(ended: list[Any]) -> None:
     assert ended == ["swept", 143]
 
 
-def test_an_agent_that_is_told_to_end_ends_well_however_long_its_ranks_take_to_die(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("is_told", "code"), [(True, 0), (False, 1)], ids=["told to end", "left"])
+def test_ranks_that_an_agent_kills_have_not_failed_however_long_they_take_to_die(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool, code: int
 ) -> None:
-    """By another exit status srun would end the nodes that still write the stacks of their ranks."""
+    """By another exit status a scheduler may end the nodes that still write the stacks of their ranks."""
     ranks_are_killed, has_told, ended = threading.Event(), threading.Event(), threading.Event()
     codes: list[int] = []
 
@@ -91,7 +93,8 @@ def test_an_agent_that_is_told_to_end_ends_well_however_long_its_ranks_take_to_d
 
     class Lease:
         def __init__(self, file: Path, on_end: Any, on_lost: Any) -> None:
-            self.hold = threading.Thread(target=on_end, daemon=True).start
+            ends = on_end if is_told else partial(on_lost, "the driver is gone")
+            self.hold = threading.Thread(target=ends, daemon=True).start
 
     monkeypatch.setattr(agent, "Lease", Lease)
     monkeypatch.setattr(ranks, "run", run)
@@ -101,8 +104,9 @@ def test_an_agent_that_is_told_to_end_ends_well_however_long_its_ranks_take_to_d
     returned: list[Any] = []
     threading.Thread(target=lambda: returned.append(agent._watched(job)), daemon=True).start()
     assert ended.wait(20)
-    assert (codes, returned) == ([0], [])
-    assert written(job).failures == ()
+    assert (codes, returned) == ([code], [])
+    assert job.run_dir.launch(0).exists() == is_told
+    assert not is_told or written(job).failures == ()
 
 
 @pytest.mark.usefixtures("_driver_lives")

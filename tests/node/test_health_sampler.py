@@ -218,14 +218,6 @@ def test_a_sampler_that_breaks_ends_no_launch() -> None:
     assert seen(watch.finish()).notes == (note,)
 
 
-def test_without_a_number_of_devices_no_gpu_is_the_jobs() -> None:
-    nvml = Nvml({}, {})
-    sampler = Sampler(nvml=nvml)
-    sampler.prepare()
-    assert sampler.finish() is None
-    assert nvml.calls == []
-
-
 @pytest.mark.parametrize(("seconds", "notes"), [(7, ("NVML took 7 s to answer: look at dmesg",)), (5, ())])
 def test_an_answer_that_takes_long_is_noted(seconds: float, notes: tuple[str, ...]) -> None:
     clock = Clock()

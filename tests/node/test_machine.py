@@ -108,17 +108,21 @@ def test_unlike_gpus_make_a_class_of_their_own(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("what", "name"),
+    ("what", "visible", "name"),
     [
-        ("handle", "GPU 2"),
-        ("nvmlDeviceGetName", "GPU 2 (00000000:1D:00.0)"),
-        ("nvmlDeviceGetMemoryInfo", "GPU 2 (00000000:1D:00.0)"),
+        ("handle", None, "GPU 2"),
+        ("handle", "1,2", "GPU 2"),
+        ("handle", "GPU-1,GPU-2", "GPU GPU-2"),
+        ("nvmlDeviceGetName", None, "GPU 2 (00000000:1D:00.0)"),
+        ("nvmlDeviceGetMemoryInfo", None, "GPU 2 (00000000:1D:00.0)"),
     ],
 )
 def test_a_gpu_that_cannot_be_read_is_one_clear_error(
-    monkeypatch: pytest.MonkeyPatch, what: str, name: str
+    monkeypatch: pytest.MonkeyPatch, what: str, visible: str | None, name: str
 ) -> None:
     nvml = stand_in(monkeypatch, ["NVIDIA H200"] * 4, {2: {what: LOST}})
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(MachineError) as raised:
         detect()
     assert str(raised.value) == (
@@ -128,16 +132,6 @@ def test_a_gpu_that_cannot_be_read_is_one_clear_error(
     assert nvml.initialised == 0
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3")
     assert detect().devices == 3
-
-
-@pytest.mark.parametrize("visible", ["1,2", "GPU-1,GPU-2"])
-def test_a_named_gpu_that_cannot_be_read_is_to_be_taken_out(
-    monkeypatch: pytest.MonkeyPatch, visible: str
-) -> None:
-    stand_in(monkeypatch, ["NVIDIA H200"] * 4, {2: {"handle": LOST}})
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(MachineError, match="name the other GPUs in CUDA_VISIBLE_DEVICES"):
-        detect()
 
 
 def test_a_gpu_without_memory_of_its_own_has_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,31 +9,25 @@ from perfsuite.case.hardware import Machine
 from perfsuite.errors import MachineError
 from perfsuite.launch import quiet
 from perfsuite.node import machine, nvml_process
+from tests.processes import executable
 from tests.samples import make_gpu_machine
 
 
 @pytest.fixture
 def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stand-in for the interpreter of the child: a shell script, to be written, on a machine with NVML."""
-    file = tmp_path / "python"
-    monkeypatch.setattr(sys, "executable", str(file))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setattr(nvml_process, "has_library", lambda: True)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return file
-
-
-def says(child: Path, *lines: str) -> None:
-    child.write_text("\n".join(["#!/bin/sh", *lines, ""]))
-    child.chmod(0o755)
+    return tmp_path / "python"
 
 
 def test_a_machine_and_its_users_are_asked_for_in_a_process_of_its_own(child: Path) -> None:
     gpus = make_gpu_machine()
-    says(child, 'echo "$@" > $0.asked', f"echo '{{\"answer\": {gpus.model_dump_json()}}}'")
+    executable(child, 'echo "$@" > $0.asked', f"echo '{{\"answer\": {gpus.model_dump_json()}}}'")
     assert machine.detect() == gpus
     asked = child.with_name("python.asked")
     assert asked.read_text() == "-m perfsuite.node.machine\n"
-    says(child, 'echo "$@" > $0.asked', 'echo a warning; echo \'{"answer": ["9 MiB of GPU 0"]}\'')
+    executable(child, 'echo "$@" > $0.asked', 'echo a warning; echo \'{"answer": ["9 MiB of GPU 0"]}\'')
     assert quiet.see_gpus(4) == ["9 MiB of GPU 0"]
     assert asked.read_text() == "-m perfsuite.launch.quiet 4\n"
 
@@ -43,7 +37,7 @@ def test_an_nvml_that_does_not_answer_is_an_error_and_nobody_waits_for_it(
 ) -> None:
     assert nvml_process.ANSWER_S == 30
     monkeypatch.setattr(nvml_process, "ANSWER_S", 0.0)
-    says(child, "exec sleep 600")
+    executable(child, "exec sleep 600")
     with pytest.raises(MachineError, match=r"NVML does not answer within 0 s .*: see dmesg"):
         machine.detect()
     with pytest.raises(MachineError, match="NVML does not answer"):
@@ -59,7 +53,7 @@ def test_an_nvml_that_does_not_answer_is_an_error_and_nobody_waits_for_it(
     ],
 )
 def test_what_a_child_cannot_answer_is_an_error(child: Path, lines: list[str], said: str) -> None:
-    says(child, *lines)
+    executable(child, *lines)
     with pytest.raises(MachineError, match=said):
         machine.detect()
 
@@ -69,7 +63,6 @@ def test_no_process_is_started_where_nothing_can_hang(monkeypatch: pytest.Monkey
     monkeypatch.setattr(nvml_process, "ask", lambda *words: pytest.fail("a process was started"))
     monkeypatch.setattr(nvml_process, "LIBRARY", "no-such-library.so")
     assert quiet.see_gpus(1) == []
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert machine.detect().device == "cpu"
     monkeypatch.setattr(nvml_process, "has_library", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")

@@ -97,7 +97,7 @@ def wait(job: AgentJob, *started: Process) -> list[tuple[int | None, str]]:
     told: list[int] = []
     job = replace(job, tell=lambda so_far: told.append(len(so_far)))
     failures = ranks._wait(job, dict(enumerate(started)))
-    assert told == list(range(1, len(failures) + 1)), "each at once: srun may end this agent before its ranks"
+    assert told == list(range(1, len(failures) + 1)), "each at once: this agent may be ended before its ranks"
     assert {failure.kind for failure in failures} <= {"crash"}
     return [(failure.rank, failure.message) for failure in failures]
 

@@ -27,12 +27,17 @@ TWICE = "fake-llama-tiny-s64-b4-fp32-1x2"
             f"ERROR: test_cases.py::test_it[{TWICE}] and test_cases.py::test_other[{TWICE}] measure the same "
             f"case, {TWICE}, and would share a baseline: leave one of them out",
         ),
+        (
+            CASES.replace("A100]", "FAKE.replace(may_run_out_of_memory=True)]"),
+            (),
+            f"two different cases have the id {TWICE}: they differ in may_run_out_of_memory",
+        ),
         (CASES, ("-m", "h10"), "-m 'h10': no marker is named h10. Did you mean h100?"),
         (CASES, ("-m", "cpu or h10"), "-m 'cpu or h10': no marker is named h10. Did you mean h100?"),
         (CASES, ("-m", "a100-80gb"), "no marker is named a100-80gb. Did you mean a100?"),
         (CASES, ("-m", "xyzzy"), "no marker is named xyzzy. Hardware is one of cpu, gpu, a10, "),
     ],
-    ids=["no parameter", "no parameter, -m", "no case", "twice", "near", "one of two", "family", "unknown"],
+    ids=["no parameter", "-m", "no case", "twice", "one id", "near", "one of two", "family", "unknown"],
 )
 def test_what_would_be_measured_wrongly_or_never_is_refused_whatever_is_selected(
     suite: pytest.Pytester, content: str, args: tuple[str, ...], said: str

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 from perfsuite.plugin.options import root_of, values
 from perfsuite.session.option_table import options_of
 from perfsuite.session.setup import Options
-from tests.suite import local_baseline, run_cpu
 
 
 def options(config: pytest.Config) -> Options:
@@ -50,42 +48,16 @@ def test_what_is_given_reaches_the_session(
             (f"--perf-{name}={300 * 'a'}", f"--perf-{name}=aaaa*: give another path: File name too long")
             for name in ("json", "report", "store", "baselines")
         ),
+        ("--perf-inject=slow", "*'slow': give slowdown=P%*"),
+        ("--perf-against=nosuch", "--perf-against 'nosuch': 'nosuch' is no commit of *"),
+        ("--perf-dry --perf-resume", "--perf-dry with --perf-resume: only launches are resumed; leave one *"),
     ],
     ids=lambda value: value[:24],
 )
 def test_an_odd_value_is_a_usage_error(suite: pytest.Pytester, given: str, said: str) -> None:
-    result = suite.runpytest(given)
+    result = suite.runpytest(*given.split())
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: {said}"])
-
-
-@pytest.mark.launch
-def test_bad_options_are_usage_errors(suite: pytest.Pytester) -> None:
-    result = run_cpu(suite, "--perf-inject", "slow")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*'slow': give slowdown=P%*"])
-    result = run_cpu(suite, "--perf-wait-quiet=soon")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--perf-wait-quiet=soon: give a whole number, 0 or more*"])
-
-
-@pytest.mark.launch
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["--perf-against=.", "--perf-resume"], "--perf-against with --perf-resume: two arms"),
-        (["--perf-against=nosuch"], "--perf-against 'nosuch': 'nosuch' is no commit of"),
-        (["--perf-max-pairs=5"], "--perf-max-pairs is for --perf-against: add that, or leave it out"),
-        (["--perf-against=.", "--perf-max-pairs=2"], "--perf-max-pairs=2: give a whole number from 5 to 12"),
-        (["--perf-against=.", "--perf-max-pairs=x"], "--perf-max-pairs=x: give a whole number from 5 to 12"),
-    ],
-)
-def test_what_a_comparison_of_arms_cannot_have_is_a_usage_error(
-    suite: pytest.Pytester, given: list[str], words: str
-) -> None:
-    result = run_cpu(suite, *given)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"*{words}*"])
 
 
 @pytest.mark.parametrize("setup", [None, "pyproject.toml"])
@@ -136,18 +108,3 @@ def test_baselines_here_that_are_not_those_of_the_root_are_said(
     there = f"{suite.path}/baselines, but baselines would be looked for in {tmp_path}/baselines"
     result.stderr.fnmatch_lines([f"ERROR: there is {there}.*"])
     assert suite.runpytest(*moved, "--perf-baselines=elsewhere").ret == 0
-
-
-@pytest.mark.launch
-def test_the_same_command_twice_is_judged_by_the_same_reviewed_baseline(
-    suite: pytest.Pytester, tmp_path: Path
-) -> None:
-    run_cpu(suite)
-    local = local_baseline(suite)
-    local.parent.parent.rename(suite.path / "baselines")
-    reviewed = suite.path / "baselines" / local.parent.name / local.name
-    out = tmp_path / "results.json"
-    for _ in range(2):
-        run_cpu(suite, "--perf-json", str(out), "--perf-missing-baseline=fail")
-        (result,) = json.loads(out.read_text())["results"]
-        assert (result["outcome"], result["baseline_file"]) == ("passed", str(reviewed))

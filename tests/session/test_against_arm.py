@@ -19,7 +19,7 @@ from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch.arm import Arm
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.measure import Launching, launch_once
-from perfsuite.results.counts import Counts
+from perfsuite.results.counts import Counts, RankCounts
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.rank_report import Failure, FailureKind
@@ -42,7 +42,10 @@ TRAINS = make_case(model="llama-tiny", framework=DDP())
 
 
 class Launches:
-    """Stands in for launches: arm B takes `slower` times as long; some launches are disturbed or fail."""
+    """Stands in for launches: arm B takes `slower` times as long; some launches are disturbed or fail.
+
+    In those for a profile, arm B has eager attention.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -55,6 +58,9 @@ class Launches:
         self.failing: dict[str, FailureKind] = {}
         self.end: tuple[int, BaseException] | None = None
         """After how many launches which error is raised."""
+        self.counts: tuple[RankCounts, ...] = ()
+        self.profiled: list[dict[str, Any]] = []
+        self.profile_of_b = taken(EAGER)
 
     def __call__(self, case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
         if self.end is not None and len(self.order) == self.end[0]:
@@ -68,7 +74,11 @@ class Launches:
         speed = 1000.0 * (1 + 0.001 * (len(self.order) % 3)) / (self.slower if name == "B" else 1.0)
         health = DISTURBED if len(self.order) in self.disturbed else None
         figures = make_figures(tokens_per_s=speed, tokens_per_s_mean=0.99 * speed)
-        return make_run(case=case, figures=figures, health=health)
+        return make_run(case=case, figures=figures, health=health, counts=self.counts)
+
+    def profile_once(self, case: Case, machine: Machine, directory: Path, how: Launching) -> TakenProfile:
+        self.profiled.append({"directory": "/".join(directory.parts[-2:]), "inject": how.inject})
+        return taken() if how.arm == ARMS[0] else self.profile_of_b
 
     def session(self, *, arms: tuple[Arm, Arm] = ARMS, explains: bool = True, **options: Any) -> Session:
         setup = make_setup(self.root, self.said, wait_quiet_s=0, **options)
@@ -83,6 +93,7 @@ class Launches:
 def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
     stand_in = Launches(tmp_path)
     monkeypatch.setattr(flow, "launch_once", stand_in)
+    monkeypatch.setattr(against_arm, "profile_once", stand_in.profile_once)
     return stand_in
 
 
@@ -240,44 +251,19 @@ def test_the_variables_of_an_arm_reach_its_ranks(tmp_path: Path) -> None:
     assert run.observed.environment["threads"] == "3"
 
 
-@pytest.fixture
-def profiles(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Stands in for launches that are made for a profile: eager attention in arm B."""
-    made: list[dict[str, Any]] = []
-
-    def profile_once(case: Case, machine: Machine, directory: Path, how: Launching) -> TakenProfile:
-        made.append({"directory": "/".join(directory.parts[-2:]), "inject": how.inject})
-        return taken() if how.arm == ARMS[0] else taken(EAGER)
-
-    monkeypatch.setattr(against_arm, "profile_once", profile_once)
-    return made
-
-
-def test_arms_that_differ_are_profiled_once_more_each(
-    launches: Launches, profiles: list[dict[str, Any]]
-) -> None:
+def test_arms_that_differ_are_profiled_once_more_each(launches: Launches) -> None:
     launches.slower = 1.4
     result = launches.measure(TRAINS, inject="eager-attention")
-    assert [each["directory"] for each in profiles] == ["a/profile", "b/profile"]
-    assert [each["inject"] for each in profiles] == [None, "eager-attention"]
+    assert [each["directory"] for each in launches.profiled] == ["a/profile", "b/profile"]
+    assert [each["inject"] for each in launches.profiled] == [None, "eager-attention"]
     assert result.verdict.profiled is not None
     assert result.verdict.profiled.calls == ("aten::bmm 0 -> 24 calls a step",)
     assert (result.profile_before, result.profile) == (taken(), taken(EAGER))
     assert len(result.runs) == 5, "none of them is one of the pairs"
 
 
-def test_the_arm_is_named_of_which_a_profile_says_that_its_counts_lack_work(
-    launches: Launches, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def profile_once(case: Case, machine: Machine, directory: Path, how: Launching) -> TakenProfile:
-        return taken() if how.arm == ARMS[0] else taken(unseen_profile(0.43))
-
-    monkeypatch.setattr(against_arm, "profile_once", profile_once)
-
-    def counted(*args: Any, **options: Any) -> Run:
-        return launches(*args, **options).replace(counts=launch().counts)
-
-    monkeypatch.setattr(flow, "launch_once", counted)
+def test_the_arm_is_named_of_which_a_profile_says_that_its_counts_lack_work(launches: Launches) -> None:
+    launches.counts, launches.profile_of_b = launch().counts, taken(unseen_profile(0.43))
     launches.slower = 1.4
     counts = launches.measure(TRAINS).verdict.counts
     assert counts is not None
@@ -290,11 +276,11 @@ def test_the_arm_is_named_of_which_a_profile_says_that_its_counts_lack_work(
     ("slower", "explains", "case"), [(1.0, True, TRAINS), (1.4, False, TRAINS), (1.4, True, SIMULATED)]
 )
 def test_arms_are_not_profiled_that_are_alike_or_train_nothing_or_in_a_bisect(
-    launches: Launches, profiles: list[dict[str, Any]], slower: float, explains: bool, case: Case
+    launches: Launches, slower: float, explains: bool, case: Case
 ) -> None:
     launches.slower = slower
     assert launches.measure(case, explains=explains).verdict.profiled is None
-    assert not profiles
+    assert not launches.profiled
 
 
 A, B = Arm(text="main", given={"X": "1"}), Arm(text=".")

@@ -86,10 +86,13 @@ def test_a_command_names_its_own_option() -> None:
         options(wait_quiet="soon")
 
 
+OF_LAUNCHES = ("inject", "no-counts", "explain")
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"dry", "explain"}, "--perf-dry with --perf-explain: a dry run only counts"),
+        *(({"dry", name}, f"--perf-dry with --perf-{name}: a dry run only") for name in OF_LAUNCHES),
         ({"dry", "resume"}, "--perf-dry with --perf-resume: only launches are resumed"),
         ({"against", "resume"}, "--perf-against with --perf-resume: two arms"),
         ({"max-pairs"}, "--perf-max-pairs is for --perf-against"),

@@ -12,12 +12,11 @@ from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
 from perfsuite.errors import BusyError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.report.summary import reason
-from perfsuite.results.run import Run
 from perfsuite.results.session_file import NodePreflight, Preflight, SessionFile
 from perfsuite.session import preflights
 from perfsuite.session.session import session_file
 from tests.samples import make_case, make_machine, make_run
-from tests.session.making import PASSED, Held, Sessions
+from tests.session.making import Held, Sessions
 
 FOUR = Allocation(job_id="7", nodes=tuple(AllocatedNode(name=f"n{number}") for number in range(1, 5)))
 
@@ -30,18 +29,11 @@ class Nodes:
     """A session on four nodes: each preflight finds those bad that are named next in `bad`."""
 
     def __init__(self, sessions: Sessions, *bad: set[str], **options: Any) -> None:
-        self.bad, self.launched = list(bad), list[str]()
+        self.bad = list(bad)
         self.session = sessions.make(**options)
         self.session.setup.host.machine = make_machine().replace(nodes=4, allocation=FOUR)
         sessions.patch.setattr(preflights, "preflight", self.preflight)
-
-        def measure(case: Case, *args: Any, runs: list[Run]) -> Any:
-            self.launched.append(case.id)
-            args[-1].on_launch(case, 1)
-            runs.append(make_run(case=case))
-            return runs, PASSED
-
-        sessions.measure_by(measure)
+        sessions.launch(make_run())
 
     def preflight(
         self, launcher: object, machine: Machine, nodes: int, directory: Path, *, names: list[str]
@@ -71,7 +63,8 @@ class Nodes:
 def test_a_case_on_a_bad_node_is_unhealthy_and_not_launched(sessions: Sessions) -> None:
     nodes = Nodes(sessions, {"n3"}, {"n3"}, set())
     assert nodes.outcomes(3, 4, 2, 1) == ["unhealthy", "unhealthy", "passed", "passed"]
-    assert nodes.launched == [on_nodes(2).id, on_nodes(1).id]
+    launched = [each.case_id for each in nodes.session.results if each.runs]
+    assert launched == [on_nodes(2).id, on_nodes(1).id]
     verdict = nodes.session.results[0].verdict
     assert (verdict.launches, verdict.reasons) == (0, ("n3, by two preflights: matmul 0.02 TFLOP/s",))
     assert reason(nodes.session.results[0]) == "n3, by two preflights: matmul 0.02 TFLOP/s"

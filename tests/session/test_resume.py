@@ -56,22 +56,11 @@ def test_outside_of_git_nothing_goes_on() -> None:
 @pytest.mark.parametrize(
     ("outcome", "failure", "decided"),
     [
-        ("passed", None, True),
-        ("improved", None, True),
-        ("regressed", None, True),
-        ("recorded", None, True),
-        ("inconclusive", None, True),
+        *((each, None, True) for each in ("passed", "improved", "regressed", "recorded", "inconclusive")),
         ("unhealthy", None, False),
-        ("failed", "crash", True),
-        ("failed", "timeout", True),
-        ("failed", "out_of_memory", True),
-        ("failed", "loss", True),
-        ("failed", "mismatch", True),
-        ("failed", "missing_metric", True),
-        ("failed", "cancelled", False),
-        ("failed", "error", False),
-        ("failed", "missing_report", False),
-        ("failed", "no_baseline", False),
+        *(("failed", kind, True) for kind in ("crash", "timeout", "out_of_memory", "loss")),
+        *(("failed", kind, True) for kind in ("mismatch", "missing_metric")),
+        *(("failed", kind, False) for kind in ("cancelled", "error", "missing_report", "no_baseline")),
     ],
 )
 def test_a_verdict_on_the_code_is_kept_and_one_on_the_machine_is_not(

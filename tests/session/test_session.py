@@ -32,6 +32,7 @@ from tests.samples import (
     now,
 )
 from tests.session.making import PASSED, RECORDED, Held, Sessions, make_setup
+from tests.suite import waiver
 from tests.twin_counts import launch
 
 
@@ -327,21 +328,9 @@ def test_a_result_names_the_baselines_that_it_was_judged_by(sessions: Sessions) 
     assert judged_by() not in (None, first)
 
 
-WAIVER = """
-[[waiver]]
-case = "fake-*"
-metric = "{metric}"
-tolerated = "{tolerated}"
-issue = "https://example.org/1"
-owner = "@me"
-until = {until}
-"""
-
-
 def waived_session(sessions: Sessions, **fields: str) -> Session:
     """A session of a slow case with a file of one waiver."""
-    values = {"metric": "tokens/s", "tolerated": "60%", "until": "2999-12-31", **fields}
-    (sessions.directory / "perf-waivers.toml").write_text(WAIVER.format(**values))
+    (sessions.directory / "perf-waivers.toml").write_text(waiver(**{"tolerated": "60%", **fields}))
     slow = make_result(*[now(tokens_per_s=50_000)] * 3)
     sessions.launch(*slow.runs, verdict=slow.verdict)
     ours = sessions.make()

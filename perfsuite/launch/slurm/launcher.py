@@ -48,11 +48,13 @@ script may end at different times."""
 DESCRIBE_S = 300.0
 SHORTEST_S = 60.0
 """Seconds that a launch takes at the least, as long as no launch has told how long one takes."""
+BAD_END = re.compile(r"^srun: error: (\S+: tasks? .*)", re.MULTILINE)
+"""How `srun` tells that an agent ended badly. It then ends no other: this process does, so that whatever says
+that the step was aborted is told by Slurm."""
 ENDED_BY_SLURM = re.compile(r"\*\*\* (STEP|JOB) .*? \*\*\*")
 """What slurmstepd writes when a step is cancelled, out of time, or has lost a node: not always."""
-FIRST_WORD = re.compile(r"^srun: (?:error: (?P<task>\S+: tasks? .*)|Job step aborted)", re.MULTILINE)
-SIGNALLED = f"exit code {128 + signal.SIGTERM}"
-"""How `srun` ends its word of an agent that had SIGTERM from Slurm: that step is aborted."""
+ABORTED = re.compile(rf"^srun: Job step aborted|exit code {128 + signal.SIGTERM}$", re.MULTILINE)
+"""What `srun` says then, and of an agent that had SIGTERM from Slurm."""
 GPU_REQUESTS = frozenset(
     [
         *("SLURM_CPUS_PER_GPU", "SLURM_GPUS", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK"),
@@ -153,15 +155,13 @@ class SlurmLauncher:
         given = _for_srun(environment(job))
         with started(command, job.run_dir.scheduler_log, given, job.directory) as srun:
             try:
-                failure = drive(job, srun, on_progress)
+                failure = drive(job, srun, on_progress, lambda: _bad_end(job.run_dir) is not None)
             finally:
                 self._longest_s = max(self._longest_s, time.monotonic() - began)
-                self._end(job, srun, mark)
+                said = self._end(job, srun, mark)
         if not _has_reported(job):  # else it is measured all the same
             self._refuse_if_over()
-        if failure is None and srun.returncode:
-            failure = said_by_slurm(job.run_dir, nodes)
-        return failure
+        return said if failure is None and srun.returncode else failure
 
     def _srun(self, nodes: int, name: str, *options: str) -> list[str]:
         return [
@@ -178,7 +178,7 @@ class SlurmLauncher:
             "--cpu-bind=none",
             "--gpu-bind=none",
             *self._gpus,
-            "--kill-on-bad-exit=1",
+            "--kill-on-bad-exit=0",  # see `BAD_END`
             f"--wait={WAIT_S}",
             *options,
             *self._options,  # they come last, and so win
@@ -198,19 +198,25 @@ class SlurmLauncher:
                 f"the Slurm job {self.job_id} ends in {job.left_s} s, and a launch may take {needed_s:.0f} s"
             )
 
-    def _end(self, job: Job, srun: subprocess.Popen[bytes], mark: str) -> None:
-        """End the job's step and its `srun`; of a measured job the next launch raises `_end_step`'s error."""
+    def _end(self, job: Job, srun: subprocess.Popen[bytes], mark: str) -> Failure | None:
+        """End the job's step and its `srun`. Return what Slurm said before the step was cancelled from here.
+
+        Of a measured job the next launch raises `_end_step`'s error.
+        """
         assert srun.stdin is not None
         try:
             with contextlib.suppress(BrokenPipeError):
                 srun.stdin.close()
             wait_for(srun, 5)
+            said = said_by_slurm(job.run_dir, job.case.topology.nodes)
             self._end_step(mark)
+            return said
         except (LaunchError, SlurmError):
             self._left_over = mark
             if not _has_reported(job):
                 self._refuse_if_over()  # a node that is lost may keep its step
                 raise
+            return None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(srun.pid, signal.SIGKILL)
@@ -261,24 +267,28 @@ def alike(told: Sequence[Described]) -> Machine:
 def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     """Return what Slurm says of the end of a step; None if an agent says why its ranks ended.
 
-    `srun` first says either that the step is aborted, or which task ended badly: that task is an agent, and
-    `srun` itself then ends the others (`--kill-on-bad-exit`). The end of an agent that was signalled may
-    reach `srun` before it knows of the abort. What an agent wrote while ranks still ran does not explain an
-    abort: ranks fail when those of another node are gone.
+    The end of an agent may reach `srun` before it knows that the step is aborted, or instead of that: an
+    agent ended without a word only if nothing says so. What an agent wrote while ranks still ran does not
+    explain an abort: ranks fail when those of another node are gone.
     """
-    said = run_dir.scheduler_log.read_text(errors="replace")
-    first = FIRST_WORD.search(said)
-    if first is None:
-        return None
-    task = None if str(first["task"]).endswith(SIGNALLED) else first["task"]
+    logs = [log.read_text(errors="replace") for log in (run_dir.scheduler_log, *run_dir.all_agent_logs())]
+    why = next((found[0] for log in logs if (found := ENDED_BY_SLURM.search(log))), None)
+    is_aborted = why is not None or ABORTED.search(logs[0]) is not None
     told = [_told(file) for file in run_dir.all_launches(nodes).values()]
-    if any(each.failures and (each.is_over or task) for each in told):
+    if any(each.failures and (each.is_over or not is_aborted) for each in told):
         return None
-    if task:
+    if is_aborted:
+        message = f"Slurm ended the step: {why or 'somebody cancelled it'}"
+        return Failure(kind="cancelled", message=message, at=time.time())
+    if (task := _bad_end(run_dir)) is not None:
         return Failure(kind="crash", message=f"an agent ended without a word: {task}", at=time.time())
-    logs = [said, *(log.read_text(errors="replace") for log in run_dir.all_agent_logs())]
-    why = next((found[0] for log in logs if (found := ENDED_BY_SLURM.search(log))), "somebody cancelled it")
-    return Failure(kind="cancelled", message=f"Slurm ended the step: {why}", at=time.time())
+    return None
+
+
+def _bad_end(run_dir: RunDir) -> str | None:
+    """Which agent ended badly first, in `srun`'s words; None if none did."""
+    found = BAD_END.search(run_dir.scheduler_log.read_text(errors="replace"))
+    return None if found is None else found[1]
 
 
 def _told(file: Path) -> LaunchFile:

@@ -52,18 +52,6 @@ class Allocation:
         wait_until(lambda: all(self.cluster.state(node) == "idle" for node in nodes), "idle nodes")
 
     def _allocate(self) -> str:
-        said = subprocess.run(
-            [
-                "salloc",
-                "--no-shell",
-                "--nodes=2",
-                "--exclusive",
-                "--time=30",
-                "--immediate=60",
-                *self._options,
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stderr
-        return said.split("job allocation ")[1].split()[0]
+        words = ["salloc", "--no-shell", "--nodes=2", "--exclusive", "--time=30", "--immediate=60"]
+        done = subprocess.run([*words, *self._options], capture_output=True, text=True, check=True)
+        return done.stderr.split("job allocation ")[1].split()[0]

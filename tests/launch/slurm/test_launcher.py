@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from perfsuite import DDP, FSDP2, Case, Fake, Model, Script, Topology, documents
-from perfsuite.case.hardware import Machine
 from perfsuite.errors import AllocationOverError, MachineError, SlurmError
 from perfsuite.launch import hang
 from perfsuite.launch.base import Job, OnProgress, no_progress
@@ -22,12 +21,12 @@ from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm import launcher as launching
 from perfsuite.launch.slurm.launcher import SlurmLauncher
 from perfsuite.measure import Launching, launch_once
-from perfsuite.node.describe import Described
 from perfsuite.results.rank_report import Failure, RankReport
-from perfsuite.results.run import LaunchFile, Run
+from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.launch.slurm.allocation import Allocation
-from tests.processes import wait_until
+from tests.processes import executable, wait_until
+from tests.samples import make_machine
 
 FAKE = Case(
     model="llama-tiny",
@@ -39,21 +38,16 @@ FAKE = Case(
     timeout_s=300,
 )
 DDP_TINY = FAKE.replace(framework=DDP(), max_warmup_steps=5, steps=10)
+MACHINE = make_machine(nodes=2)
 
 pytestmark = pytest.mark.launch
-
-
-def machine() -> Machine:
-    return Machine(
-        device="cpu", device_name="c", hardware_class="cpu-c", devices=2, memory_bytes=2**34, nodes=2
-    )
 
 
 def launched(
     case: Case, directory: Path, *, inject: str | None = None, on_progress: OnProgress = no_progress
 ) -> Run:
     how = Launching(inject=inject, launcher=SlurmLauncher(), on_progress=on_progress)
-    return launch_once(case, machine(), directory, how)
+    return launch_once(case, MACHINE, directory, how)
 
 
 def failure_of(run: Run) -> Failure:
@@ -77,12 +71,6 @@ def in_training(directory: Path) -> Callable[[], bool]:
     """Whether both ranks of a launch run."""
     run_dir = RunDir(directory)
     return lambda: bool(run_dir.all_stacks(0) and run_dir.all_stacks(1))
-
-
-def test_outside_of_an_allocation_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with pytest.raises(MachineError, match=r"in no allocation .* perfsuite slurm submit"):
-        SlurmLauncher()
 
 
 def test_both_nodes_are_described(
@@ -141,7 +129,7 @@ def test_however_gpus_were_asked_for_a_step_has_all_of_each_node(
     ):
         launcher.machine(tmp_path)
     on_one_node = FAKE.replace(topology=Topology(nodes=1, processes_per_node=1))
-    run = launch_once(on_one_node, machine(), tmp_path / "launch", Launching(launcher=launcher))
+    run = launch_once(on_one_node, MACHINE, tmp_path / "launch", Launching(launcher=launcher))
     assert run.failure is None
 
 
@@ -149,15 +137,14 @@ def test_steps_have_options_and_an_interpreter_of_their_own(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a container: the interpreter writes down that it ran, and what `srun` was told."""
-    python = tmp_path / "python"
     told = tmp_path / "told"
-    python.write_text(f'#!/bin/sh\necho "$SLURM_CPUS_PER_TASK $2" >> {told}\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    writes = f'echo "$SLURM_CPUS_PER_TASK $2" >> {told}'
+    python = executable(tmp_path / "python", writes, f'exec {sys.executable} "$@"')
     monkeypatch.setenv("PERFSUITE_SLURM_SRUN_OPTIONS", "--cpus-per-task=2 --comment='a b'")
     monkeypatch.setenv("PERFSUITE_SLURM_PYTHON", str(python))
     launcher = SlurmLauncher()
     assert launcher.machine(tmp_path).nodes == 2
-    assert launch_once(FAKE, machine(), tmp_path / "launch", Launching(launcher=launcher)).failure is None
+    assert launch_once(FAKE, MACHINE, tmp_path / "launch", Launching(launcher=launcher)).failure is None
     assert told.read_text().splitlines() == [
         *2 * ["2 perfsuite.node.describe"],
         *2 * ["2 perfsuite.node.agent"],
@@ -323,7 +310,7 @@ launch_once(case, machine, directory / "launch", Launching(inject="hang", launch
 @pytest.mark.parametrize("with_srun", [False, True])
 def test_no_process_outlives_its_driver(allocation: Allocation, tmp_path: Path, with_srun: bool) -> None:
     (tmp_path / "the-case.json").write_text(FAKE.model_dump_json())
-    (tmp_path / "machine.json").write_text(machine().model_dump_json())
+    (tmp_path / "machine.json").write_text(MACHINE.model_dump_json())
     with subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)]) as driver:
         wait_until(in_training(tmp_path / "launch"), "both ranks to run")
         sruns = [
@@ -400,74 +387,10 @@ def test_a_launch_is_kept_though_its_step_does_not_end_and_the_next_one_waits_fo
     with monkeypatch.context() as patched:
         patched.setattr(commands, "steps", steps)
         patched.setattr(launching, "END_S", 0.5)
-        assert launch_once(FAKE, machine(), tmp_path / "kept", Launching(launcher=launcher)).failure is None
+        assert launch_once(FAKE, MACHINE, tmp_path / "kept", Launching(launcher=launcher)).failure is None
         with pytest.raises(SlurmError, match="still busy"):
-            launch_once(FAKE, machine(), tmp_path / "next", Launching(launcher=launcher))
+            launch_once(FAKE, MACHINE, tmp_path / "next", Launching(launcher=launcher))
         assert len(set(asked)) == 1, "no step was begun beside it"
         with pytest.raises(SlurmError, match="still busy"):
             launched(FAKE, tmp_path / "failed", inject="exit")
-    assert launch_once(FAKE, machine(), tmp_path / "then", Launching(launcher=launcher)).failure is None
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"devices": 1}, "n2 has devices 1 instead of 2 of n1"),
-        ({"hardware_class": "cpu-d"}, "n2 has hardware_class 'cpu-d' instead of 'cpu-c' of n1"),
-        ({"driver": "580"}, "n2 has driver '580' instead of None of n1"),
-    ],
-)
-def test_unlike_nodes_are_refused(change: dict[str, object], words: str) -> None:
-    first = Described(name="n1", machine=machine(), interconnect=None, probe=None)
-    second = first.replace(name="n2", machine=machine().replace(**change))
-    with pytest.raises(MachineError, match=words):
-        launching.alike([first, second])
-    assert launching.alike([first, first.replace(name="n2")]) == machine()
-
-
-def test_nodes_with_unlike_networks_are_refused() -> None:
-    """As where a port of one is down: NCCL would fall back to sockets, or the others would wait for it."""
-    first = Described(name="n1", machine=machine(), interconnect="8xib400", probe=None)
-    assert launching.alike([first, first.replace(name="n2")]).interconnect == "8xib400"
-    for other in ("7xib400", None):
-        with pytest.raises(MachineError, match=f"n2 has interconnect {other!r} instead of '8xib400' of n1"):
-            launching.alike([first, first.replace(name="n2", interconnect=other)])
-
-
-KILLED = "srun: error: n2: task 1: Killed\n"
-SIGNALLED = "srun: error: n2: task 1: Exited with exit code 143\n"
-ABORTED = "srun: Job step aborted: Waiting up to 4 seconds for job step to finish.\n"
-CANCELLED = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T07:34:28 DUE TO TIME LIMIT ***\n"
-
-
-@pytest.mark.parametrize(
-    ("said", "by_agent", "kind", "message"),
-    [
-        (KILLED + ABORTED, CANCELLED, "crash", "an agent ended without a word: n2: task 1: Killed"),
-        (
-            ABORTED + KILLED,
-            CANCELLED,
-            "cancelled",
-            "Slurm ended the step: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T07:34:28 DUE TO TIME LIMIT ***",
-        ),
-        (ABORTED + KILLED, "", "cancelled", "Slurm ended the step: somebody cancelled it"),
-        (SIGNALLED + ABORTED, "", "cancelled", "Slurm ended the step: somebody cancelled it"),
-        ("srun: cluster configuration lacks support for cpu binding\n", CANCELLED, None, None),
-    ],
-)
-def test_what_slurm_says_first_is_the_cause(
-    tmp_path: Path, said: str, by_agent: str, kind: str | None, message: str | None
-) -> None:
-    run_dir = RunDir(tmp_path)
-    run_dir.scheduler_log.write_text(said)
-    run_dir.agent_log(0).write_text(by_agent)
-    failure = launching.said_by_slurm(run_dir, 2)
-    assert (failure and failure.kind, failure and failure.message) == (kind, message)
-    told = LaunchFile(host="n2", failures=(Failure(kind="crash", message="exit code 1", rank=1),))
-    documents.write(run_dir.launch(1), told.replace(is_over=False))
-    failure = launching.said_by_slurm(run_dir, 2)
-    assert (failure and failure.kind) == ("cancelled" if kind == "cancelled" else None), (
-        "ranks fail by an abort"
-    )
-    documents.write(run_dir.launch(1), told)
-    assert launching.said_by_slurm(run_dir, 2) is None, "the agent knows better"
+    assert launch_once(FAKE, MACHINE, tmp_path / "then", Launching(launcher=launcher)).failure is None

@@ -14,7 +14,8 @@ import pytest
 from perfsuite import documents
 from perfsuite.results.session_file import SessionFile
 from tests.launch.slurm.allocation import Allocation
-from tests.processes import wait_until
+from tests.processes import executable, wait_until
+from tests.synthetic import commit
 
 CASES = """
 import pytest
@@ -76,8 +77,8 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider --perf-record-launches=1\n")
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / ".gitignore").write_text(".perfsuite\n__pycache__\ngo\n")
-    for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "-m", "cases"]):
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True)
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    commit(tmp_path)
     return tmp_path
 
 
@@ -117,9 +118,9 @@ def test_what_an_allocation_left_is_measured_in_the_next_one(
 
 
 def test_both_arms_of_a_comparison_are_launched_on_all_nodes(allocation: Allocation, project: Path) -> None:
-    python, seen = project / "python", project / "seen"
-    python.write_text(f'#!/bin/sh\necho "$SLURM_NODEID $LEVEL" >> {seen}\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    seen = project / "seen"
+    writes = f'echo "$SLURM_NODEID $LEVEL" >> {seen}'
+    executable(project / "python", writes, f'exec {sys.executable} "$@"')
     options = ("-k", "fake and 2x1", "--perf-against=./python LEVEL=high", "--perf-max-pairs=5")
     with start(project, *options) as session:
         out, _ = session.communicate()

@@ -20,6 +20,7 @@ from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm import submit as jobs
 from perfsuite.launch.slurm.commands import SlurmJob
 from perfsuite.launch.slurm.submit import Submitted, follow, interrupts, script, store_of, submit
+from tests.processes import executable
 
 PENDING = SlurmJob(id="7", state="PENDING", state_words="PENDING", reason="Priority")
 RUNNING = SlurmJob(id="7", state="RUNNING", state_words="RUNNING", nodes=("n1", "n2"))
@@ -30,10 +31,6 @@ CANCELLED = replace(DONE, state="CANCELLED", state_words="CANCELLED")
 AWAY = SlurmError("scontrol show job 7: Unable to contact slurm controller")
 TIMES: dict[str, Any] = {"queued_s": 312, "ran_s": 1804}
 Answer = SlurmJob | SlurmError | Callable[[], SlurmJob]
-SBATCH = """#!/bin/sh
-printf '%s\\n' "$@" > called
-echo "$ANSWER"
-"""
 
 
 class Talk:
@@ -76,8 +73,7 @@ def talk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Talk:
 @pytest.fixture
 def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory in which a stand-in for sbatch leaves its words and its script."""
-    (tmp_path / "sbatch").write_text(SBATCH)
-    (tmp_path / "sbatch").chmod(0o755)
+    executable(tmp_path / "sbatch", "printf '%s\\n' \"$@\" > called", 'echo "$ANSWER"')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("ANSWER", "4711")
     monkeypatch.chdir(tmp_path)
