@@ -15,28 +15,19 @@ import torch.distributed as dist
 from perfsuite.worker import node_probe
 from perfsuite.worker.node_probe import all_reduce_probe, device_probe, pair_rounds
 from perfsuite.worker.timers import HostTimer
+from tests.fake_group import alone
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As in a worker, whose threads are shared out."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of one."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+def in_a_group() -> Iterator[None]:
+    with alone():
+        yield
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("in_a_group")
 def test_one_rank_has_nobody_to_reduce_with() -> None:
     probed = device_probe(CPU)
     assert all_reduce_probe(CPU) == {}
@@ -45,7 +36,7 @@ def test_one_rank_has_nobody_to_reduce_with() -> None:
     assert 0.05 < probed["copy_gb_s"] < 5000
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("in_a_group")
 def test_with_peers_the_all_reduce_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(buffer: torch.Tensor, group: None) -> None:
         assert buffer.nbytes == 4 * 2**20
@@ -57,7 +48,7 @@ def test_with_peers_the_all_reduce_is_timed(monkeypatch: pytest.MonkeyPatch) -> 
         assert 0.05 < probe(CPU)["all_reduce_gb_s"] < 4 * 2**20 / 0.004 / 1e9
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("in_a_group")
 def test_the_best_of_twenty_all_reduces_after_a_barrier_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of them are disturbed: what the links can do is what the best one shows."""
     called: list[str] = []
@@ -126,7 +117,7 @@ def test_three_nodes_are_a_ring(tmp_path: Path) -> None:
     assert told == [f"[1, 2] {names} True\n"] * 3
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("in_a_group")
 def test_the_best_round_and_in_it_the_best_matmul_is_what_a_node_can_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

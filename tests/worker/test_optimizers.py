@@ -9,10 +9,10 @@ from perfsuite.worker.optimizers import Optimizers, living
 
 
 class Adam:
-    pass
+    param_groups: Sequence[dict[str, list[object]]] = ()
 
 
-class RMSprop:
+class RMSprop(Adam):
     pass
 
 
