@@ -19,6 +19,7 @@ from perfsuite.results.counts import Counts, StepMemory
 from perfsuite.worker import counter as counter_module
 from perfsuite.worker.counter import FLOPS, StepCounter
 from tests.fake_group import alone
+from tests.worker.loops import counted
 
 WIDTH, BATCH = 8, 4
 PRODUCT = 2 * BATCH * WIDTH * WIDTH
@@ -220,14 +221,6 @@ def test_when_batches_of_a_loader_s_workers_arrive_changes_no_count(arriving: tu
     assert counts == counts_of(2, 0, 0)
     assert memory(counts).growth == 0
     assert memory(counts).saved_for_backward > 0
-
-
-def counted(step: Callable[[], Any]) -> Counts:
-    with StepCounter([]) as counter:
-        step()
-    counts: Counts = counter.end_step()
-    assert counter.error is None
-    return counts
 
 
 def test_views_and_allocations_are_no_kernels() -> None:

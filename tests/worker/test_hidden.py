@@ -16,13 +16,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfsuite.results.counts import COUNTED_STEP, Counts
+from perfsuite.results.counts import Counts
 from perfsuite.worker import calls, hidden, replicas, software
 from perfsuite.worker.counter import StepCounter
-from perfsuite.worker.counting import Counting
 from tests.twin_counts import collective
+from tests.worker.loops import INPUTS, Loop
 
-INPUTS = torch.ones(8, 16)
 REPLAYED = "a CUDA graph was replayed, whose operators are not seen"
 GRADIENTS = "no operator that was seen computed the gradients of"
 FLOPS = "weights of linear layers take at least"
@@ -50,40 +49,16 @@ def unseen() -> Any:
     return torch._C._DisableTorchDispatch()
 
 
-class Training:
-    """A loop of a few steps: the way to train is what a test replaces."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.model: Any = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.counting = Counting(lambda: self.model)
-
-    def backward(self) -> None:
-        self.model(INPUTS).square().mean().backward()
-
-    def run(self, train: Callable[[Training], None]) -> Counting:
-        for _ in range(COUNTED_STEP + 1):
-            self.optimizer.zero_grad(set_to_none=False)
-            train(self)
-            self.counting.before_optimizer_step(self.optimizer)
-            self.optimizer.step()
-            self.counting.end_step()
-            self.counting.begin_step()
-        self.counting.result()
-        return self.counting
-
-
-def whole(training: Training) -> None:
+def whole(training: Loop) -> None:
     replay(training.backward)
 
 
-def with_clipping(training: Training) -> None:
+def with_clipping(training: Loop) -> None:
     whole(training)
     nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
 
 
-def partly(training: Training) -> None:
+def partly(training: Loop) -> None:
     """The first layer is replayed, forward and backward."""
     out = Replayed.apply(INPUTS, *training.model[0].parameters())  # type: ignore[no-untyped-call]
     training.model[2](out.relu()).square().mean().backward()
@@ -112,12 +87,12 @@ class Replayed(torch.autograd.Function):
         return None, of_weight, of_bias
 
 
-def without_the_dispatcher(training: Training) -> None:
+def without_the_dispatcher(training: Loop) -> None:
     with unseen():
         training.backward()
 
 
-def in_a_thread(training: Training) -> None:
+def in_a_thread(training: Loop) -> None:
     thread = threading.Thread(target=training.backward)
     thread.start()
     thread.join()
@@ -131,12 +106,12 @@ class Swallowing(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
 
 
-def below_a_mode(training: Training) -> None:
+def below_a_mode(training: Loop) -> None:
     with Swallowing():  # type: ignore[no-untyped-call]
         training.backward()
 
 
-def by_numpy(training: Training) -> None:
+def by_numpy(training: Loop) -> None:
     fill(_grads(training))
 
 
@@ -146,14 +121,14 @@ def fill(gradients: list[Tensor]) -> None:
         gradient.numpy()[...] = 1
 
 
-def _grads(training: Training) -> list[Tensor]:
+def _grads(training: Loop) -> list[Tensor]:
     for parameter in training.model.parameters():
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     return [parameter.grad for parameter in training.model.parameters()]
 
 
-def in_another_process(training: Training) -> None:
+def in_another_process(training: Loop) -> None:
     gradients = [gradient.share_memory_() for gradient in _grads(training)]
     if (child := os.fork()) == 0:
         try:
@@ -178,7 +153,7 @@ class InC(torch.autograd.Function):
         return tuple(made)
 
 
-def by_a_kernel_in_c(training: Training) -> None:
+def by_a_kernel_in_c(training: Loop) -> None:
     InC.apply(*training.model.parameters()).backward()  # type: ignore[no-untyped-call]
 
 
@@ -188,7 +163,7 @@ def gradient_of(parameter: Tensor) -> Tensor:
     return parameter.detach().clone()
 
 
-def by_an_operator_of_a_package(training: Training) -> None:
+def by_an_operator_of_a_package(training: Loop) -> None:
     for parameter in training.model.parameters():
         parameter.grad = gradient_of(parameter)
 
@@ -211,17 +186,17 @@ class Buffer:
         return tokens
 
 
-def sending(send: Callable[[], Any]) -> Callable[[Training], None]:
-    """Training whose messages belong to no process group."""
+def sending(send: Callable[[], Any]) -> Callable[[Loop], None]:
+    """A loop whose messages belong to no process group."""
 
-    def train(training: Training) -> None:
+    def train(training: Loop) -> None:
         send()
         training.backward()
 
     return train
 
 
-WAYS: dict[str, tuple[Callable[[Training], None], str]] = {
+WAYS: dict[str, tuple[Callable[[Loop], None], str]] = {
     "a CUDA graph of forward and backward": (whole, REPLAYED),
     "the same, and gradients clipped outside": (with_clipping, GRADIENTS),
     "a graph of a part, make_graphed_callables, reduce-overhead": (partly, f"{REPLAYED} (2x)"),
@@ -247,54 +222,54 @@ def test_a_way_to_hide_work_is_told(way: str, monkeypatch: pytest.MonkeyPatch) -
     package: Any = types.SimpleNamespace(Buffer=Buffer)
     monkeypatch.setitem(sys.modules, "deep_ep", package)
     train, rule = WAYS[way]
-    training = Training()
+    training = Loop()
     counting = training.run(train)
     assert counting.notes == []
     assert any(rule in why for why in counting.hidden), counting.hidden
 
 
-def by_torchscript(training: Training) -> None:
+def by_torchscript(training: Loop) -> None:
     if not isinstance(training.model, torch.jit.ScriptModule):
         training.model = torch.jit.script(training.model)
     training.backward()
 
 
-def by_autograd_grad(training: Training) -> None:
+def by_autograd_grad(training: Loop) -> None:
     parameters = list(training.model.parameters())
     gradients = torch.autograd.grad(training.model(INPUTS).square().mean(), parameters)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
 
 
-def by_parts(training: Training) -> None:
+def by_parts(training: Loop) -> None:
     for rows in INPUTS.split(4):
         training.model(rows).square().mean().backward()
 
 
-def without_the_first_layer(training: Training) -> None:
+def without_the_first_layer(training: Loop) -> None:
     """Its gradients are there, and zero."""
     training.model[2](torch.ones(8, 32)).square().mean().backward()
 
 
-def without_all_gradients(training: Training) -> None:
+def without_all_gradients(training: Loop) -> None:
     training.model.zero_grad()
     training.model[2](torch.ones(8, 32)).square().mean().backward()
 
 
-def scaled_and_clipped(training: Training) -> None:
+def scaled_and_clipped(training: Loop) -> None:
     (1024 * training.model(INPUTS).square().mean()).backward()
     for parameter in training.model.parameters():
         parameter.grad.div_(1024)
     nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
 
 
-def with_a_penalty_only(training: Training) -> None:
+def with_a_penalty_only(training: Loop) -> None:
     """Of the first layer, which takes part in nothing else."""
     loss = training.model[2](torch.ones(8, 32)).square().mean() + training.model[0].weight.square().sum()
     loss.backward()
 
 
-def with_zeroth_order_gradients(training: Training) -> None:
+def with_zeroth_order_gradients(training: Loop) -> None:
     with torch.no_grad():
         for parameter in training.model.parameters():
             direction = torch.randn_like(parameter)
@@ -311,19 +286,19 @@ def product_of(parameter: Tensor) -> Tensor:
     return parameter.detach().clone()
 
 
-def by_products_of_a_package(training: Training) -> None:
+def by_products_of_a_package(training: Loop) -> None:
     for parameter in training.model.parameters():
         parameter.grad = product_of(parameter)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 @pytest.mark.parametrize("train", [
-    Training.backward, by_torchscript, by_autograd_grad, by_parts, without_the_first_layer,
+    Loop.backward, by_torchscript, by_autograd_grad, by_parts, without_the_first_layer,
     without_all_gradients, scaled_and_clipped, with_a_penalty_only, with_zeroth_order_gradients,
     by_products_of_a_package,
 ])  # fmt: skip
-def test_honest_training_hides_nothing(train: Callable[[Training], None]) -> None:
-    counting = Training().run(train)
+def test_honest_training_hides_nothing(train: Callable[[Loop], None]) -> None:
+    counting = Loop().run(train)
     assert (counting.notes, counting.hidden) == ([], ())
 
 
@@ -350,11 +325,11 @@ def test_models_of_all_kinds_hide_nothing(kind: str, to_none: bool) -> None:
         "experts": ([embedding, experts, head], lambda: head(experts[3](embedding(tokens)))),
     }
     modules, forward = forwards[kind]
-    training = Training()
+    training = Loop()
     training.model = nn.ModuleList(modules)
-    training.optimizer = torch.optim.AdamW(training.model.parameters())  # type: ignore[assignment]
+    training.optimizer = torch.optim.AdamW(training.model.parameters())
 
-    def train(_: Training) -> None:
+    def train(_: Loop) -> None:
         training.model.zero_grad(set_to_none=to_none)
         forward().square().mean().backward()
 
@@ -364,20 +339,20 @@ def test_models_of_all_kinds_hide_nothing(kind: str, to_none: bool) -> None:
 
 def test_optimizers_that_step_seldom_may_keep_old_gradients() -> None:
     """As the other network's of a GAN."""
-    training, other = Training(), nn.Linear(4, 4)
+    training, other = Loop(), nn.Linear(4, 4)
     seldom = torch.optim.SGD(other.parameters())
     other(torch.ones(2, 4)).sum().backward()
     training.counting.before_optimizer_step(training.optimizer)
     training.counting.before_optimizer_step(seldom)
-    assert training.run(Training.backward).hidden == ()
+    assert training.run(Loop.backward).hidden == ()
 
 
 def test_small_gradients_of_a_package_s_kernels_are_no_hidden_step() -> None:
-    training = Training()
+    training = Loop()
     training.model.register_parameter("scan", nn.Parameter(torch.ones(16)))
     training.optimizer.add_param_group({"params": [training.model.scan]})
 
-    def train(training: Training) -> None:
+    def train(training: Loop) -> None:
         training.backward()
         training.model.scan.grad = torch.empty(16)
         fill([training.model.scan.grad])
@@ -388,7 +363,7 @@ def test_small_gradients_of_a_package_s_kernels_are_no_hidden_step() -> None:
 def test_kernels_of_a_compiled_model_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(software, "compiled_graphs", lambda: 1)
     monkeypatch.setattr(software, "compiled_counts", lambda: None)
-    assert Training().run(by_numpy).hidden == ()
+    assert Loop().run(by_numpy).hidden == ()
 
 
 # Collectives

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,15 +36,10 @@ def test_one_rank_has_nobody_to_reduce_with() -> None:
 
 
 @pytest.mark.usefixtures("in_a_group")
-def test_with_peers_the_all_reduce_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(buffer: torch.Tensor, group: None) -> None:
-        assert buffer.nbytes == 4 * 2**20
-        time.sleep(0.004)
-
+def test_with_peers_the_all_reduce_is_probed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(dist, "all_reduce", slow)
-    for probe in (device_probe, all_reduce_probe):
-        assert 0.05 < probe(CPU)["all_reduce_gb_s"] < 4 * 2**20 / 0.004 / 1e9
+    monkeypatch.setattr(dist, "all_reduce", lambda buffer, group: None)
+    assert list(device_probe(CPU)) == ["matmul_tflops", "copy_gb_s", "all_reduce_gb_s"]
 
 
 @pytest.mark.usefixtures("in_a_group")
@@ -56,9 +50,13 @@ def test_the_best_of_twenty_all_reduces_after_a_barrier_counts(monkeypatch: pyte
     def now(timer: HostTimer) -> float:
         return 0.01 * called.count("all_reduce") - (0.009 if called.count("all_reduce") > 8 else 0)
 
+    def all_reduce(buffer: torch.Tensor, group: None) -> None:
+        assert buffer.nbytes == 4 * 2**20
+        called.append("all_reduce")
+
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "barrier", lambda group: called.append("barrier"))
-    monkeypatch.setattr(dist, "all_reduce", lambda buffer, group: called.append("all_reduce"))
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
     monkeypatch.setattr(HostTimer, "stamp", now)
     assert all_reduce_probe(CPU) == {"all_reduce_gb_s": pytest.approx(4 * 2**20 / 0.001 / 1e9, rel=1e-3)}
     assert called == ["barrier"] + ["all_reduce"] * 21  # one of them a warm-up

@@ -169,7 +169,8 @@ def test_progress_is_what_the_gpu_has_finished_not_what_it_was_given(
 
 def test_an_injected_slowdown_of_a_gpu_is_as_large_as_asked_and_waits_for_no_step(gpu: FakeGPU) -> None:
     recorder = Recorder(CudaTimer(GPU), before_end=lambda step, recorder: recorder.lengthen(0.3))
-    after_steps(recorder, 9000, 400, *[100] * 17, work=partial(gpu.work, ahead_ms=50))  # compiled in the first
+    compiling = [9000, 400]
+    after_steps(recorder, *compiling, *[100] * 17, work=partial(gpu.work, ahead_ms=50))
     assert len(gpu.waits) == 3, "to start, to see how long a cycle takes, and in the end"
     assert recorder.step_s[:2] == pytest.approx([9, 0.4])
     assert recorder.step_s[6:] == pytest.approx([0.13] * 13), "of the step as it was, not as it became"

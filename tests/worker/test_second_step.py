@@ -222,9 +222,7 @@ def test_what_a_hook_or_the_search_for_modules_raises_is_kept_from_the_model(
     monkeypatch.delattr(second_step, name)
     model = Model(sdpa)
     with pytest.raises(NameError, match=name):
-        seen = SecondStep(model, inside=True)
-        model(TOKENS).backward()
-        seen.finish()
+        step(model)
     assert not has_hooks(model)
 
 
