@@ -157,26 +157,30 @@ def by_a_kernel_in_c(training: Loop) -> None:
     InC.apply(*training.model.parameters()).backward()  # type: ignore[no-untyped-call]
 
 
-@torch.library.custom_op("hiding::gradient", mutates_args=())
-def gradient_of(parameter: Tensor) -> Tensor:
-    """A fused operator of a package: seen, and without a formula."""
-    return parameter.detach().clone()
+def operator_of_a_package(name: str) -> Callable[[Tensor], Tensor]:
+    """A fused one: seen, and without a formula."""
+
+    def made(x: Tensor) -> Tensor:
+        return x.detach().clone()
+
+    return torch.library.custom_op(name, made, mutates_args=())
 
 
-def by_an_operator_of_a_package(training: Loop) -> None:
-    for parameter in training.model.parameters():
-        parameter.grad = gradient_of(parameter)
+def computing(gradient_of: Callable[[Tensor], Tensor]) -> Callable[[Loop], None]:
+    """A loop whose gradients an operator computes."""
+
+    def train(training: Loop) -> None:
+        for parameter in training.model.parameters():
+            parameter.grad = gradient_of(parameter)
+
+    return train
 
 
-@torch.library.custom_op("symm_mem::hiding_all_gather", mutates_args=())
-def gathered(x: Tensor) -> Tensor:
-    """As symmetric memory and asynchronous tensor parallelism send."""
-    return x.clone()
-
-
-@torch.library.custom_op("nvshmem::hiding_put", mutates_args=())
-def put(x: Tensor) -> Tensor:
-    return x.clone()
+gathered = operator_of_a_package("symm_mem::hiding_all_gather")  # as asynchronous tensor parallelism sends
+put = operator_of_a_package("nvshmem::hiding_put")
+by_an_operator_of_a_package = computing(operator_of_a_package("hiding::gradient"))
+by_products_of_a_package = computing(operator_of_a_package("hiding::linear_backward"))
+"""Their names say that they are products: that they have no formula is told."""
 
 
 class Buffer:
@@ -278,17 +282,6 @@ def with_zeroth_order_gradients(training: Loop) -> None:
             after = training.model(INPUTS).square().mean()
             parameter.add_(direction, alpha=-1e-3)
             parameter.grad = direction * ((after - before) / 1e-3)
-
-
-@torch.library.custom_op("hiding::linear_backward", mutates_args=())
-def product_of(parameter: Tensor) -> Tensor:
-    """A product of a package, by its name: that it has no formula is told."""
-    return parameter.detach().clone()
-
-
-def by_products_of_a_package(training: Loop) -> None:
-    for parameter in training.model.parameters():
-        parameter.grad = product_of(parameter)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
