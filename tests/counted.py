@@ -71,7 +71,7 @@ def make_finding(**changes: Any) -> Finding:
         now=int(59.8 * GIB),
         ranks="0-63",
         outcome="regressed",
-        sentence="reduce_scatter of 64 ranks 29.9 -> 59.8 GiB a step: float32 instead of bfloat16",
+        sentence=EXPLAINED,
     ).replace(**changes)
 
 

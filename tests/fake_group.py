@@ -1,4 +1,4 @@
-"""A process group that sends nothing: one process stands for one rank of many."""
+"""Process groups of one process: as the only rank, or as one of many, in a group that sends nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -28,6 +29,16 @@ def fake_group(rank: int, world_size: int) -> Iterator[Ranks]:
     finally:
         dist.destroy_process_group()
         _clear_sharding_prop_cache()  # or the next rank would be taken for this one
+
+
+@contextmanager
+def alone() -> Iterator[Ranks]:
+    """By gloo."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
+    try:
+        yield Ranks(rank=0, world_size=1, device=CPU, directory=Path())
+    finally:
+        dist.destroy_process_group()
 
 
 def sharded_without_weights(case: Case) -> tuple[nn.Module, list[nn.Module]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import sys
@@ -43,5 +42,4 @@ def _notice(owner: Any, name: str, said: str) -> None:
         return original(*args, **kwargs)
 
     noticing.is_noticed = True  # type: ignore[attr-defined]
-    with contextlib.suppress(AttributeError, TypeError):  # a class of C++
-        setattr(owner, name, noticing)
+    setattr(owner, name, noticing)

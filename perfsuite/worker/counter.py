@@ -33,6 +33,7 @@ from torch.utils.flop_counter import flop_registry
 from perfsuite.results.counts import COUNTED_STEP, Collective, Counts, Phase
 from perfsuite.worker.collectives import OPERATORS, call_of
 from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, entered
+from perfsuite.worker.optimizers import parameters_of
 from perfsuite.worker.python_calls import PythonCounter
 from perfsuite.worker.replicas import local
 from perfsuite.worker.second_step import in_backward
@@ -333,7 +334,7 @@ class StepCounter(TorchDispatchMode):
                     self.memory.assign(value, "optimizer state")
 
     def _all_parameters(self) -> list[Tensor]:
-        return [*parameters_of(self._optimizers), *self._parameters]
+        return [*parameters_of(*self._optimizers), *self._parameters]
 
 
 _dispatch = StepCounter.__torch_dispatch__
@@ -354,11 +355,6 @@ def _keep_from_dynamo() -> None:
 
     for function in (_unseen_dispatch, StepCounter._phase, in_backward, *PythonCounter.HOOKS):
         skip_code(function.__code__)
-
-
-def parameters_of(optimizers: Iterable[Any]) -> list[Any]:
-    """All that these optimizers step."""
-    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
 
 def _written(func: Any, args: Sequence[Any]) -> list[Tensor]:

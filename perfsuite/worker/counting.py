@@ -18,8 +18,9 @@ from torch.utils._python_dispatch import (
 
 from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Counts, MemoryLog
 from perfsuite.worker import deepspeed, software
-from perfsuite.worker.counter import StepCounter, parameters_of
+from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.hidden import Watch
+from perfsuite.worker.optimizers import parameters_of
 from perfsuite.worker.replicas import squares
 from perfsuite.worker.second_step import in_backward
 
@@ -75,7 +76,7 @@ class Counting:
             runs_closure = any(map(callable, (*args[1:], *(kwargs or {}).values())))
             self._counter.before_optimizer(runs_closure=runs_closure)
             if self._ended == COUNTED_STEP - 1 and not runs_closure and active_fake_mode() is None:
-                self.gradient_squares = squares(each.grad for each in parameters_of([optimizer]))
+                self.gradient_squares = squares(each.grad for each in parameters_of(optimizer))
 
     def rebuilt(self) -> None:
         """Another optimizer has taken the place of the first: its state is not known as such."""

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from perfsuite.frameworks.common import finetuning
 from perfsuite.results.counts import Counts
 from perfsuite.worker import calls, replicas, software
-from perfsuite.worker.counter import StepCounter, parameters_of
+from perfsuite.worker.counter import StepCounter
+from perfsuite.worker.optimizers import parameters_of
 from perfsuite.worker.replicas import local
 
 Gradients = list[tuple[Tensor, Tensor]]
@@ -100,6 +101,6 @@ def _too_few_flops(
 
 def _gradients(optimizers: list[Any]) -> Gradients:
     """Without parameters that have none, or a sparse one, which tells nothing."""
-    each = {id(p): p for p in parameters_of(optimizers) if p.grad is not None}
+    each = {id(p): p for p in parameters_of(*optimizers) if p.grad is not None}
     gradients = [(parameter, local(parameter.grad)) for parameter in each.values()]
     return [(parameter, gradient) for parameter, gradient in gradients if gradient.layout == torch.strided]

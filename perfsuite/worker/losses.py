@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import deque
 from collections.abc import Callable
 from statistics import mode
 from typing import Any
@@ -12,6 +11,8 @@ import torch
 from torch import Tensor
 
 from perfsuite.errors import MismatchError
+from perfsuite.worker.optimizers import parameters_of
+from perfsuite.worker.second_step import nodes_of
 
 
 def before_backward(see: Callable[[Any], None]) -> None:
@@ -67,7 +68,7 @@ class Losses:
         match len(self._sums):
             case 0:
                 self._first = self._seen
-                self._stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+                self._stepped = set(map(id, parameters_of(optimizer)))
                 self._sums.append(_sum(self._first))
             case 1:
                 if not any(self._counts):
@@ -110,16 +111,7 @@ def _sum(losses: list[Tensor]) -> tuple[Tensor | None, int]:
 
 
 def _leads_to(loss: Tensor, wanted: set[int]) -> bool:
-    """Whether backward from `loss` ends in one of these tensors; searches its graph, nearest first."""
+    """Whether backward from `loss` ends in one of these tensors."""
     if loss.grad_fn is None:
         return id(loss) in wanted
-    ahead, seen = deque[Any]([loss.grad_fn]), set[Any]()
-    while ahead:
-        node = ahead.popleft()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if id(getattr(node, "variable", None)) in wanted:
-            return True
-        ahead.extend(following for following, _ in node.next_functions)
-    return False
+    return any(id(getattr(node, "variable", None)) in wanted for node in nodes_of(loss))

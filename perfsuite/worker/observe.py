@@ -25,7 +25,7 @@ from perfsuite.frameworks.common.model import (
 )
 from perfsuite.results.rank_report import Evidence, Observed
 from perfsuite.worker import deepspeed, replicas, software
-from perfsuite.worker.optimizers import living
+from perfsuite.worker.optimizers import living, parameters_of
 from perfsuite.worker.second_step import NO_LINEAR, SecondStep, layers
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ FIELDS = {
 class Observer:
     """Looks at what trains before the first step, through the second, by hooks on modules, after the last."""
 
+    _second_step: SecondStep  # there since the first step
+
     def __init__(self, case: Case, workload: Workload) -> None:
         self.case = case
         self.workload = workload
@@ -58,25 +60,24 @@ class Observer:
         self._before: dict[str, float] = {}
         self._after: dict[str, float] = {}
         self._collectives_before: int | None = None
-        self._second_step: SecondStep | None = None
         self._settings: dict[str, str] = {}
 
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Look before a step; for `register_optimizer_step_pre_hook`. The first optimizer seen counts."""
         if self.optimizer is None:
-            self.optimizer = optimizer
             if self.model is None:
                 self.model = owner(optimizer)
             self._before = replicas.fingerprint(self.model)
             self._collectives_before = replicas.collectives_begun()
             is_compiled = self.case.compile or software.compiled_graphs() > 0
             self._second_step = SecondStep(self.model, inside=not is_compiled)
+            self.optimizer = optimizer
         elif optimizer is self.optimizer and not self._settings:
             self._settings = self._look()
 
     def abandon(self) -> None:
         """Remove the hooks that may still be on modules."""
-        if self._second_step is not None:
+        if self.optimizer is not None:
             self._second_step.finish()
 
     def result(self) -> Observed:
@@ -97,7 +98,6 @@ class Observer:
 
     def given(self) -> Evidence:
         """Return the tokens that the model was given in the second step, when that is over."""
-        assert self._second_step is not None
         tokens = self._second_step.tokens
         return Evidence(
             data_parallel=self.workload.data_parallel,
@@ -156,7 +156,6 @@ class Observer:
             "compiled": "yes" if case.compile else None,
             **finetuning.expected(case, layers(self.model) or [self.model], settings.get("lora")),
         }
-        assert self._second_step is not None
         if self._second_step.inside:
             count = len(self._second_step.forwards)
             recomputing = sum(is_checkpointed(case.activation_checkpointing, index) for index in range(count))
@@ -178,10 +177,9 @@ class Observer:
     def _look(self) -> dict[str, str]:
         parameters = list(self.model.parameters())
         trained = {id(p) for p in parameters if p.requires_grad}
-        owned = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        owned = set(map(id, parameters_of(self.optimizer)))
         fused = " fused" if self.optimizer.defaults.get("fused") else ""
         has_group = dist.is_initialized()
-        assert self._second_step is not None
         self._second_step.finish()
         device = parameters[0].device.type
         return {
@@ -213,7 +211,7 @@ def owner(optimizer: Any) -> nn.Module:
     """
     if (engine := deepspeed.engine_of(optimizer)) is not None:
         return cast(nn.Module, engine)
-    wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    wanted = set(map(id, parameters_of(optimizer)))
     owned = {module: wanted & {id(p) for p in module.parameters()} for module in living(nn.Module)}
     owners: list[nn.Module] = []
     missing = set(wanted)

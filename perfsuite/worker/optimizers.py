@@ -113,7 +113,7 @@ class Stepping:
         self.kind = kind
         self.name = kind if number == 1 else f"{kind}:{number}"
         # Their identities: what observes the training keeps those of the clock alive.
-        self.parameters = {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+        self.parameters = set(map(id, parameters_of(optimizer)))
         self.steps = 0
         self.at: list[int] = []  # after how many steps of the clock, for each step since that began
 
@@ -121,6 +121,11 @@ class Stepping:
         """Return its steps for each step of the clock, from its first to its last in so many `intervals`."""
         first, last, steps = self.at[0], self.at[-1], len(self.at)
         return (steps - self.at.count(last)) / (last - first) if last > first else steps / max(intervals, 1)
+
+
+def parameters_of(*optimizers: Any) -> list[Any]:
+    """Return all that these optimizers step."""
+    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
 
 def living(kind: type[T]) -> list[T]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import time
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -21,8 +21,11 @@ from perfsuite.worker import leash, memory, software, timers
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.losses import Losses
 from perfsuite.worker.node_probe import device_probe
-from perfsuite.worker.optimizers import Optimizers, living
+from perfsuite.worker.optimizers import Optimizers, living, parameters_of
 from perfsuite.worker.rank import WAIT_S, Rank, failure_of
+
+if TYPE_CHECKING:
+    from perfsuite.worker.observe import Observer
 
 Standing = Literal["first", "next", "child", "second"]
 """`first`: nobody has trained as this rank. `next`: who did has ended by itself. `child`: an ancestor of this
@@ -100,6 +103,8 @@ class Claim:
 class ScriptRank(Rank):
     """The measurement of a training that perfsuite has not built: it is observed from its first step on."""
 
+    observer: Observer  # there since `begin`
+
     def __init__(
         self,
         run_dir: RunDir,
@@ -133,7 +138,6 @@ class ScriptRank(Rank):
 
     def before_clock_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Show a step of the clock, which may be a new optimizer in place of the first one."""
-        assert self.observer is not None
         first = self.observer.optimizer
         if optimizer is not first and self.recorder.counting is not None:
             self.recorder.counting.rebuilt()
@@ -141,7 +145,6 @@ class ScriptRank(Rank):
 
     def check_second_step(self) -> None:
         """Raise `MismatchError` if the second step was not as the case says; else tell what it was given."""
-        assert self.observer is not None
         self.observer.check_second_step()
         self.claim.give(self.observer.given())
 
@@ -161,7 +164,6 @@ class ScriptRank(Rank):
         self.notes += self._optimizers.notes()
         report = self.finish()
         assert report.observed is not None
-        assert self.observer is not None
         report = report.replace(observed=_with_script(report.observed, report.rank))
         if report.failure is not None:
             return report
@@ -198,8 +200,7 @@ class ScriptRank(Rank):
 
 def device_of(optimizer: Any) -> torch.device:
     """Return the GPU of the optimizer's first parameter that is on one, or the current GPU if none is."""
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
-    on_gpu = (p.device for p in parameters if p.device.type == "cuda")
+    on_gpu = (p.device for p in parameters_of(optimizer) if p.device.type == "cuda")
     return next(on_gpu, None) or torch.device("cuda", torch.cuda.current_device())
 
 

@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -153,19 +154,24 @@ def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor
 def attention_kernel(value: Tensor) -> str | None:
     """Return the attention that made `value`, by the names of the autograd nodes near it, or None."""
     found = None
-    ahead, seen = deque([value.grad_fn]), set[Any]()
-    while ahead and len(seen) < NODES_NEAR:
-        node = ahead.popleft()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in islice(nodes_of(value), NODES_NEAR):
         name = re.sub(r"(Backward)?\d*$", "", node.name())
         if re.search("attention|attn|mha", name, re.IGNORECASE):
             return name.removeprefix("ScaledDotProduct")
         if "softmax" in name.lower():
             found = UNFUSED  # or a router's: go on
-        ahead.extend(following for following, _ in node.next_functions)
     return found
+
+
+def nodes_of(value: Tensor) -> Iterator[Any]:
+    """Yield the autograd nodes that `value` comes from, nearest first."""
+    ahead, seen = deque[Any]([value.grad_fn]), set[Any]()
+    while ahead:
+        node = ahead.popleft()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            ahead.extend(following for following, _ in node.next_functions)
 
 
 def in_backward() -> bool:

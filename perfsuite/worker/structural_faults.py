@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from perfsuite.errors import MismatchError
+from perfsuite.worker.optimizers import parameters_of
 
 if TYPE_CHECKING:
     from perfsuite.case.fault import Structural
@@ -169,7 +170,7 @@ def _attend_eagerly(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def _keep_average(model: nn.Module, optimizer: Optimizer) -> None:
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    weights = parameters_of(optimizer)
     averages = [weight.detach().clone() for weight in weights]
 
     @torch.no_grad()

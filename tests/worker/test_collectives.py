@@ -6,28 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import all_gather_tensor, all_reduce, reduce_scatter_tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from perfsuite.results.counts import Collective
-from perfsuite.worker.collectives import OPERATORS, call_of
 from tests.fake_group import fake_group
-
-
-class Messages(TorchDispatchMode):
-    """Keeps every collective."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[Collective] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if str(func._overloadpacket) in OPERATORS:
-            made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-            self.seen.append(call_of(str(func._overloadpacket), args, kwargs or {}, made, "forward"))
-        return out
-
+from tests.worker.loops import counted
 
 WORLD = 4
 FULL, SHARD = torch.zeros(8), torch.zeros(2)
@@ -54,21 +35,20 @@ FULL, SHARD = torch.zeros(8), torch.zeros(2)
     ],
 )
 def test_each_kind_is_known_with_its_whole_message(call: Any, kind: str, size: int) -> None:
-    with fake_group(0, WORLD), Messages() as messages:
-        call()
-    (message,) = messages.seen
+    with fake_group(0, WORLD):
+        (message,) = counted(call).collectives
     assert (message.kind, message.bytes) == (kind, size)
     assert (message.ranks, message.apart) == (WORLD, 1)
     assert message.dtype == ("" if kind == "barrier" else "float32")
 
 
 def test_groups_of_one_size_are_told_apart_by_their_distance() -> None:
-    with fake_group(0, WORLD), Messages() as messages:
-        neighbours, strided, alone = dist.new_group([0, 1]), dist.new_group([0, 2]), dist.new_group([0])
-        for group in (neighbours, strided, alone):
+    def reduce_in_each() -> None:
+        for group in groups:
             dist.all_reduce(torch.zeros(1, dtype=torch.bfloat16), group=group)
-    assert [(each.ranks, each.apart, each.dtype) for each in messages.seen] == [
-        (2, 1, "bfloat16"),
-        (2, 2, "bfloat16"),
-        (1, 0, "bfloat16"),
-    ]
+
+    with fake_group(0, WORLD):
+        groups = [dist.new_group(ranks) for ranks in ([0, 1], [0, 2], [0])]
+        seen = counted(reduce_in_each).collectives
+    assert [(each.ranks, each.apart) for each in seen] == [(1, 0), (2, 1), (2, 2)]
+    assert {each.dtype for each in seen} == {"bfloat16"}

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import _create_empty_block_mask
 from torch.nn.parallel import DistributedDataParallel
@@ -19,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from perfsuite.results.counts import Counts, StepMemory
 from perfsuite.worker import counter as counter_module
 from perfsuite.worker.counter import FLOPS, StepCounter
+from tests.fake_group import alone
+from tests.worker.loops import counted
 
 WIDTH, BATCH = 8, 4
 PRODUCT = 2 * BATCH * WIDTH * WIDTH
@@ -79,13 +80,6 @@ def test_checkpointing_is_recomputation() -> None:
     counts = training.counted()
     assert counts.flops["recompute"] >= PRODUCT
     assert counts.flops["forward"] == 2 * PRODUCT
-
-
-def test_reading_a_value_is_a_host_read() -> None:
-    training = Training()
-    assert training.counted().host_reads == {}
-    training.after_backward = lambda: training.batch.sum().item()
-    assert training.counted().host_reads == {"forward": 1}
 
 
 MASK = torch.tensor([True, False, True, False])
@@ -229,14 +223,6 @@ def test_when_batches_of_a_loader_s_workers_arrive_changes_no_count(arriving: tu
     assert memory(counts).saved_for_backward > 0
 
 
-def counted(step: Callable[[], Any]) -> Counts:
-    with StepCounter([]) as counter:
-        step()
-    counts: Counts = counter.end_step()
-    assert counter.error is None
-    return counts
-
-
 def test_views_and_allocations_are_no_kernels() -> None:
     def step() -> None:
         torch.empty(4).view(2, 2).t()
@@ -276,58 +262,36 @@ def test_a_formula_that_a_new_torch_brings_counts_nothing_that_was_there_before(
 
 
 def test_ddp_reduces_what_its_buckets_hold() -> None:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    try:
+    with alone():
         training = Training()
         training.forward = DistributedDataParallel(training.model)
         training.step()
         counts = training.counted()
-    finally:
-        dist.destroy_process_group()
     (reduced,) = (each for each in counts.collectives if each.kind == "all_reduce")
     assert (reduced.bytes, reduced.phase) == (2 * WIDTH * WIDTH * 4, "backward")
     assert (reduced.ranks, reduced.apart, reduced.dtype) == (1, 0, "float32")
 
 
 def test_collectives_of_nothing_are_told_apart() -> None:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    try:
+    with alone():
         counts = counted(lambda: [dist.all_reduce(torch.zeros(size)) for size in (4, 0, 2, 0, 0)])
-    finally:
-        dist.destroy_process_group()
     assert [(each.count, each.bytes) for each in counts.collectives] == [(2, 24), (3, 0)]
 
 
 @pytest.mark.filterwarnings("ignore:.*reduce_scatter_tensor:FutureWarning")
 def test_a_buffer_of_the_backend_is_not_the_training_s_memory() -> None:
     """gloo's reduce-scatter sums in a copy of its input, which its thread lets go some time later."""
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    try:
+    with alone():
         training = Training()
         gradient, shard = torch.ones(1024), torch.zeros(1024)
         training.after_backward = lambda: dist.reduce_scatter_tensor(shard, gradient)
         wait = dist.Work.wait
         counts = training.counted()
-    finally:
-        dist.destroy_process_group()
     assert counts.ops["aten.copy_"] == 1, "the copy is seen"
     at_peak = memory(counts).at_peak
     assert at_peak["communication"] == 2 * 4096
     assert at_peak["kept"] == BATCH * WIDTH * 4, "the batch"
     assert dist.Work.wait is wait
-
-
-def test_an_error_of_the_counter_does_not_reach_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    training = Training()
-    counter = StepCounter([training.optimizer])
-
-    def fail(*args: Any) -> None:
-        raise ValueError("a formula that does not fit")
-
-    monkeypatch.setattr(counter, "_count", fail)
-    with counter:
-        training.step(counter)
-    assert str(counter.error) == "a formula that does not fit"
 
 
 def test_compiled_code_stays_compiled() -> None:

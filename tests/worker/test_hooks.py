@@ -26,6 +26,7 @@ from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import attach, observe, timers  # noqa: F401  imported before it is seen
 from perfsuite.worker.attach import Measured
+from perfsuite.worker.counting import warm_up
 from perfsuite.worker.script_rank import ScriptRank
 from tests.worker.attaching import ALONE, attaching
 
@@ -93,6 +94,7 @@ def test_an_error_in_a_function_of_ours_never_reaches_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ScriptRank, "probed", lambda rank: {})
+    warm_up()  # what is done once in a process cannot fail a second time
     gc.freeze()  # so that a collection takes no tenth of a second, neither here nor in later tests
     monkeypatch.setattr(timers, "cpu_probe", lambda: lambda: None)
     alone = train()

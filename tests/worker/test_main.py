@@ -20,6 +20,7 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash, node_probe
 from perfsuite.worker import main as worker
 from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank
+from tests.fake_group import alone
 from tests.samples import make_case, make_report
 
 
@@ -75,18 +76,16 @@ def test_nccl_connects_lazily_where_the_library_would_have_it_so(
     init_process_group.assert_called_once_with("nccl", device_id=device_id, timeout=after_the_driver)
 
 
-def test_every_group_waits_longer_than_the_driver(tmp_path: Path) -> None:
+def test_every_group_waits_longer_than_the_driver() -> None:
     """Whoever made it; of NCCL the default is ten minutes."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
+    with alone():
         groups = [dist.group.WORLD, dist.new_group([0]), dist.new_group([0], timeout=timedelta(seconds=3))]
         worker._lengthen_timeouts(timedelta(seconds=960))
         backends = [group._get_backend(torch.device("cpu")) for group in groups if group is not None]
         assert [backend.options._timeout for backend in backends] == 3 * [timedelta(seconds=960)]
-    finally:
-        dist.destroy_process_group()
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_preflight_probes_trains_nothing_and_tells_its_rounds_as_steps(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,9 +104,7 @@ def test_a_preflight_probes_trains_nothing_and_tells_its_rounds_as_steps(
     monkeypatch.setattr(worker, "_measure", lambda rank: pytest.fail("trained"))
     monkeypatch.setattr(node_probe, "node_probe", probe)
     monkeypatch.setattr(signal, "alarm", lambda seconds: None)
-    threads = torch.get_num_threads()
     worker.main(str(run_dir.path))
-    torch.set_num_threads(threads)
     report = documents.read(run_dir.rank(0), RankReport)
     assert report.device_probe == {"matmul_tflops": 0.1, "next_gb_s": 2.0}
     assert (report.step_s, report.failure) == ((), None)

@@ -16,6 +16,8 @@ def test_host_memory_is_the_peak_above_the_level_before() -> None:
     held = torch.ones(64 * 2**20, dtype=torch.uint8)
     del held
     assert 60 * 2**20 < memory.read().peak < 90 * 2**20
+    memory.reset_peak()
+    assert memory.read().peak < 30 * 2**20, "what came before is forgotten"
 
 
 def test_on_a_gpu_memory_comes_from_its_caching_allocator(allocator: FakeAllocator) -> None:
@@ -65,6 +67,7 @@ def test_what_counting_keeps_is_in_no_peak_of_a_gpu(allocator: FakeAllocator) ->
     memory.end_counting()
     allocator.allocate(70)
     assert memory.read().peak == 70
+    assert allocator.emptied == 1, "nor in what is reserved"
 
 
 def test_a_read_only_clear_refs_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

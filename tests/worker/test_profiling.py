@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 from perfsuite import documents
@@ -20,6 +18,7 @@ from perfsuite.results.profile import PROFILED_STEPS, Profile, RankProfileFile, 
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.profiled import compared
 from perfsuite.worker.profiling import Profiling
+from tests.fake_group import alone
 
 WARMUP = 2
 ENOUGH = WARMUP + PROFILED_STEPS + 2
@@ -137,11 +136,8 @@ def test_the_cause_is_named_first(change: Callable[[Attention], None], told: str
 
 
 def test_smaller_buckets_are_named_first(tmp_path: Path) -> None:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    try:
+    with alone():
         usual = DistributedDataParallel(Attention())
         slower = DistributedDataParallel(Attention(), bucket_cap_mb=0.0001)
         told = first_cause(tmp_path, usual, slower)
-    finally:
-        dist.destroy_process_group()
     assert told.startswith(("gloo:all_reduce 1 -> ", "c10d::allreduce_ 1 -> "))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from perfsuite.results.counts import PythonCalls
+from perfsuite.results.counts import COUNTED_STEP, PythonCalls
 from perfsuite.worker import software
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.counting import Counting
@@ -68,7 +68,8 @@ def helper() -> None:
     """Something that a step calls."""
 
 
-def test_counting_operators_adds_no_call_of_python() -> None:
+def test_what_perfsuite_does_in_a_step_adds_no_call_of_python() -> None:
+    """It sees each operator, and squares the gradients before the optimizer's step."""
     parameters, step, optimizer = training()
     plain = Counter[str]()
 
@@ -79,14 +80,19 @@ def test_counting_operators_adds_no_call_of_python() -> None:
     sys.setprofile(see)
     step()
     sys.setprofile(None)
-    counter = StepCounter([optimizer], parameters)
-    for _ in range(2):
-        with counter:
-            step()
-        told = counter.end_step().python
-        assert told is not None
-        assert told.functions == dict(sorted(plain.items()))
-        assert sum(told.calls.values()) == plain.total()
+    counting = Counting(lambda: nn.ParameterList(parameters))
+    handle = optimizer.register_step_pre_hook(counting.before_optimizer_step)
+    for _ in range(COUNTED_STEP):
+        step()
+        counting.end_step()
+        counting.begin_step()
+    handle.remove()
+    assert counting.gradient_squares is not None
+    assert counting.counts is not None
+    told = counting.counts.python
+    assert told is not None
+    assert told.functions == dict(sorted(plain.items()))
+    assert sum(told.calls.values()) == plain.total()
 
 
 def test_calls_have_the_phase_of_the_step_in_which_they_are_made() -> None:
@@ -185,29 +191,6 @@ def test_a_dry_run_whose_tensors_have_python_of_their_own_counts_none() -> None:
         with counter:
             torch.ones(2)
         assert counter.end_step().python is None
-
-
-def test_what_perfsuite_does_in_a_step_is_not_seen() -> None:
-    """It squares the gradients before the optimizer's step, which no step did before."""
-    parameters, step, optimizer = training()
-    counter = StepCounter([optimizer], parameters)
-    for _ in range(2):
-        with counter:
-            step()
-        alone = counter.end_step().python
-    counting = Counting(lambda: nn.ParameterList(parameters))
-    handle = optimizer.register_step_pre_hook(counting.before_optimizer_step)
-    for _ in range(5):
-        step()
-        counting.end_step()
-        counting.begin_step()
-    handle.remove()
-    assert alone is not None
-    told = counting.counts
-    assert told is not None
-    assert told.python is not None
-    assert counting.gradient_squares is not None
-    assert told.python.functions == alone.functions
 
 
 def test_what_is_compiled_stays_as_it_is() -> None:

@@ -11,13 +11,10 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from perfsuite.case.fault import Fault
 from perfsuite.worker import recorder as recording
-from perfsuite.worker.faults import Injector
-from perfsuite.worker.memory import CudaMemory, HostMemory
 from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.timers import CudaTimer, HostTimer, SimulatedTimer, clock_for
-from tests.worker.fake_gpu import GPU, FakeAllocator, FakeGPU
+from tests.worker.fake_gpu import GPU, FakeGPU
 
 
 def after_steps(
@@ -106,16 +103,6 @@ def test_the_garbage_collector_rests_while_the_clock_runs() -> None:
     assert gc.isenabled()
 
 
-def test_the_peak_of_the_first_step_is_forgotten() -> None:
-    recorder = Recorder(SimulatedTimer(), memory=(memory := HostMemory()))
-    recorder.start()
-    for step in (1, 2):
-        torch.ones(64 * 2**20, dtype=torch.uint8)
-        recorder.boundary()
-        assert (memory.read().peak > 60 * 2**20) == (step == 2)
-    recorder.finish()
-
-
 def test_a_collection_happens_at_a_fixed_step_and_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     timer = SimulatedTimer()
     collect = Mock(side_effect=lambda *generation: timer.sleep(5))
@@ -157,11 +144,6 @@ def test_progress_is_told_seldom_and_at_the_end() -> None:
     assert told[6:] == [20]
 
 
-def test_before_end_sees_the_running_step() -> None:
-    recorder = Recorder(SimulatedTimer(), before_end=lambda step, recorder: recorder.lengthen(1))
-    assert after_steps(recorder, 2).step_s == [4]
-
-
 def test_on_a_gpu_steps_are_events_on_its_stream_and_it_is_waited_for_once(gpu: FakeGPU) -> None:
     timer, probe = clock_for(GPU)
     assert probe is None
@@ -185,29 +167,10 @@ def test_progress_is_what_the_gpu_has_finished_not_what_it_was_given(
     assert gpu.waits == [0]
 
 
-def on_gpu(gpu: FakeGPU, fault: str, *milliseconds: float, ahead_ms: float) -> Recorder:
-    """After steps on it, into which a fault is injected."""
-    injector = Injector(Fault.parse(fault), is_last_rank=True)
-    recorder = Recorder(CudaTimer(GPU), before_end=injector.before_end)
-    return after_steps(recorder, *milliseconds, work=partial(gpu.work, ahead_ms=ahead_ms))
-
-
 def test_an_injected_slowdown_of_a_gpu_is_as_large_as_asked_and_waits_for_no_step(gpu: FakeGPU) -> None:
-    recorder = on_gpu(gpu, "slowdown=30%", 9000, 400, *[100] * 17, ahead_ms=50)  # compiled in the first
+    recorder = Recorder(CudaTimer(GPU), before_end=lambda step, recorder: recorder.lengthen(0.3))
+    compiling = [9000, 400]
+    after_steps(recorder, *compiling, *[100] * 17, work=partial(gpu.work, ahead_ms=50))
     assert len(gpu.waits) == 3, "to start, to see how long a cycle takes, and in the end"
     assert recorder.step_s[:2] == pytest.approx([9, 0.4])
     assert recorder.step_s[6:] == pytest.approx([0.13] * 13), "of the step as it was, not as it became"
-
-
-def test_an_injected_stall_of_a_gpu(gpu: FakeGPU) -> None:
-    recorder = on_gpu(gpu, "stall=4", *[100] * 16, ahead_ms=10)
-    assert recorder.step_s[8:] == pytest.approx([0.1, 0.1, 0.1, 0.3] * 2)
-
-
-def test_what_the_allocator_keeps_for_nobody_is_given_back_before_the_first_step(
-    allocator: FakeAllocator,
-) -> None:
-    recorder = Recorder(SimulatedTimer(), memory=CudaMemory(GPU))
-    assert allocator.emptied == 0
-    after_steps(recorder, 1)
-    assert allocator.emptied == 1

@@ -3,28 +3,25 @@ itself, one of two ranks in a group that sends nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import HashStore
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from perfsuite import DDP, FSDP2, Accelerate, Case, Topology
 from perfsuite.case.fault import STRUCTURAL, Structural
 from perfsuite.errors import MismatchError
-from perfsuite.frameworks.base import Framework, Ranks, framework_of
+from perfsuite.frameworks.base import Framework, framework_of
 from perfsuite.results.counts import Counts, StepMemory
 from perfsuite.worker.counting import Counting
 from perfsuite.worker.faults import STRUCTURAL_AFTER
 from perfsuite.worker.structural_faults import begin, built_with
-from tests.fake_group import fake_group
+from tests.fake_group import alone, fake_group
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 REPLICATED = Case(
     model="llama-tiny",
     framework=DDP(gradient_as_bucket_view=True),
@@ -36,15 +33,6 @@ REPLICATED = Case(
 )
 SHARDED = REPLICATED.replace(framework=FSDP2(), precision="bf16", activation_checkpointing="none")
 PARAMETERS = 918_656
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The tensors are too small for more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Steps:
@@ -72,15 +60,6 @@ class Steps:
         self.counting.begin_step()
 
 
-@contextmanager
-def alone() -> Iterator[Ranks]:
-    dist.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
-    try:
-        yield Ranks(rank=0, world_size=1, device=torch.device("cpu"), directory=Path())
-    finally:
-        dist.destroy_process_group()
-
-
 def counted(case: Case, kind: Structural | None = None, *, fused: bool = False) -> Counts:
     steps, framework = Steps(kind, fused=fused), framework_of(case)
     if kind is not None:
@@ -97,7 +76,7 @@ def counted(case: Case, kind: Structural | None = None, *, fused: bool = False) 
 
 
 @pytest.fixture(scope="module")
-def replicated() -> Counts:
+def replicated(one_thread: None) -> Counts:
     return counted(REPLICATED)
 
 

@@ -64,25 +64,9 @@ def test_the_kernel_s_uptime_is_read_where_there_is_one(monkeypatch: pytest.Monk
     assert timer.uptime() is None
 
 
-def test_each_device_has_its_clock_and_a_cpu_its_probe() -> None:
-    timer, probe = clock_for(GPU)
-    assert isinstance(timer, CudaTimer)
-    assert (timer.device, probe) == (GPU, None)
+def test_a_cpu_has_a_probe() -> None:
     timer, probe = clock_for(torch.device("cpu"))
     assert timer.name == "perf_counter"
     assert probe is not None
     probe()
     probe()  # the same work each time
-
-
-def test_an_event_is_past_when_the_gpu_has_reached_it(gpu: FakeGPU) -> None:
-    timer = CudaTimer(GPU)
-    start = timer.stamp()
-    gpu.work(20, ahead_ms=20)
-    end = timer.stamp()
-    assert timer.is_past(start)
-    assert not timer.is_past(end)
-    assert timer.since(start) is None, "it would have to be waited for"
-    timer.settle()
-    assert timer.is_past(end)
-    assert timer.seconds(start, end) == pytest.approx(0.02)

@@ -1,0 +1,54 @@
+"""Counts what a step does: any piece of work, or a training that a rank drives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from perfsuite.results.counts import COUNTED_STEP, Counts
+from perfsuite.worker.counter import StepCounter
+from perfsuite.worker.counting import Counting
+
+INPUTS = torch.ones(8, 16)
+
+
+def counted(step: Callable[[], object]) -> Counts:
+    """What this does, as one step."""
+    with StepCounter([]) as counter:
+        step()
+    counts: Counts = counter.end_step()
+    assert counter.error is None
+    return counts
+
+
+class Loop:
+    """Steps with a `Counting` around them. What is trained, and how, is what a test replaces."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model: Any = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.counting = Counting(lambda: self.model)
+        self.number = 0  # of the running step, from 1 on
+        self.counted_at: list[int] = []  # the steps in which a counter was active
+
+    def backward(self) -> None:
+        self.model(INPUTS).square().mean().backward()
+
+    def run(self, train: Callable[[Loop], object] = backward, steps: int = COUNTED_STEP + 1) -> Counting:
+        for self.number in range(1, steps + 1):
+            if isinstance(_get_current_dispatch_mode(), StepCounter):
+                self.counted_at.append(self.number)
+            self.optimizer.zero_grad(set_to_none=False)
+            train(self)
+            self.counting.before_optimizer_step(self.optimizer)
+            self.optimizer.step()
+            self.counting.end_step()
+            assert not isinstance(_get_current_dispatch_mode(), StepCounter)
+            torch.ones(100).sum()  # between steps: not counted
+            self.counting.begin_step()
+        return self.counting
