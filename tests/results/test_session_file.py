@@ -154,4 +154,6 @@ def test_json_keeps_the_order_and_tells_what_was_skipped() -> None:
     written = strict([never_run(), make_result(BEFORE)], skipped, status="interrupted")
     assert (written["status"], written["interrupted_launches"]) == ("interrupted", [])
     assert [told["outcome"] for told in written["results"]] == ["failed", "passed"]
-    assert written["skipped"] == [{"nodeid": "n", "case_id": "c", "framework": "f", "reason": "r"}]
+    assert written["skipped"] == [
+        {"nodeid": "n", "case_id": "c", "framework": "f", "reason": "r", "not_reached": False}
+    ]
