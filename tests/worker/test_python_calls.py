@@ -193,6 +193,15 @@ def test_a_dry_run_whose_tensors_have_python_of_their_own_counts_none() -> None:
         assert counter.end_step().python is None
 
 
+@pytest.fixture
+def compiling() -> Iterator[None]:
+    """What a test compiles is forgotten after it: an observer would take it for the model's."""
+    yield
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+@pytest.mark.usefixtures("compiling")
 def test_what_is_compiled_stays_as_it_is() -> None:
     """Dynamo is on at calls around a compiled function, and would compile what sees them."""
     parameters, _, optimizer = training()
