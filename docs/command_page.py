@@ -19,6 +19,10 @@ A command ends with exit status 0, with 1 for a finding (a worsening, a check th
 not accepted), or with 2 and a message for an error. `compare`, `bisect`, `releases`, `doctor` and `selftest`
 end with 3 if they cannot tell. pytest's ini keys `perf_store`, `perf_baselines` and `perf_cases` are the
 defaults of `--store`, `--baselines` and `--cases`. `--help` says more.
+
+`--json` prints for machines, and nothing else on standard output: `compare`, `dry-run` and `report` the
+[document of a session](reference.md), or a list of several; `bisect` and `judge` their steps; others an object
+with `schema_version` and `rows`, whose names are the headings of the table. `history trend --json FILE` writes a file.
 """
 
 

@@ -74,6 +74,7 @@ Ids = Annotated[list[str] | None, typer.Argument(metavar="[CASE]...", help="ids 
 Expression = Annotated[str | None, typer.Option("-k", help="instead of ids: pytest's expression for them")]
 Cases = Annotated[Path, typer.Option("--cases", help="directory of the cases")]
 AsJson = Annotated[bool, typer.Option("--json", help="for machines: print what --perf-json writes")]
+RowsAsJson = Annotated[bool, typer.Option("--json", help="for machines: print the rows as JSON")]
 Tolerance = Annotated[
     float | None,
     typer.Option(

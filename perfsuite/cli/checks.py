@@ -8,8 +8,9 @@ from typing import Literal, NoReturn
 import typer
 from rich.text import Text
 
+from perfsuite import documents
 from perfsuite.documents import Data
-from perfsuite.report.terminal import console
+from perfsuite.report.terminal import console, print_json
 
 Status = Literal["pass", "fail", "unknown"]
 STYLES: dict[Status, str] = {"pass": "green", "fail": "red", "unknown": "yellow"}
@@ -52,6 +53,11 @@ def show(row: Row, width: int) -> None:
     out.print(Text.assemble((f"{row.status:<9}", style), (f"{row.check:<{width}}", "bold"), row.found))
     if row.advice is not None:
         out.print(Text(f"{'':<{9 + width}}-> {row.advice}", style=style))
+
+
+def show_json(rows: Iterable[Row]) -> None:
+    """Print rows for machines."""
+    print_json([documents.plain(row) for row in rows])
 
 
 def end(rows: Iterable[Row]) -> NoReturn:

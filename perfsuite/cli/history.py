@@ -16,7 +16,7 @@ from rich.text import Text
 
 from perfsuite import documents
 from perfsuite.cli import notify as webhook
-from perfsuite.cli.cases import directory
+from perfsuite.cli.cases import RowsAsJson, directory
 from perfsuite.cli.report import LocalStore, stored
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import require
@@ -27,7 +27,7 @@ from perfsuite.history import verdicts
 from perfsuite.history.asv import export as asv
 from perfsuite.history.store import Place, StoredResult
 from perfsuite.history.trend import Trend
-from perfsuite.report.terminal import console, plain_table
+from perfsuite.report.terminal import console, plain_table, print_rows
 from perfsuite.report.text import plural
 from perfsuite.results.amounts import amount
 from perfsuite.results.store import BASELINES, STORE, Store
@@ -149,6 +149,7 @@ def failures(
     hardware_class: HardwareClass = "*",
     case: CaseGlob = "*",
     since: Since = None,
+    as_json: RowsAsJson = False,
 ) -> None:
     """What failed, or would have in shadow mode, and what passed on a later night by the same baseline."""
     nights = verdicts.by_case(history_dir, hardware_class=hardware_class, case=case, since=since)
@@ -157,8 +158,10 @@ def failures(
     for night, back in found:
         later = "no" if back is None else _day(back.place)
         grid.add_row(night.place.hardware_class, night.case, _day(night.place), night.word, later)
-    if found:
-        console().print(grid)
+    if found or as_json:
+        print_rows(grid, as_json=as_json)
+    if as_json:
+        return
     backs = [night.place.commit == back.place.commit for night, back in found if back is not None]
     shadows = sum(night.verdict.shadow for night, _ in found)
     sessions = plural(len({night.place.file for each in nights for night in each}), "session")
@@ -179,6 +182,7 @@ def list_history(
     case: CaseGlob = "*",
     commit: Annotated[str, typer.Option(help="Only the commit whose hash begins so.")] = "",
     since: Since = None,
+    as_json: RowsAsJson = False,
 ) -> None:
     """What a history holds: for each hardware class and case its sessions and the newest figures."""
     rows = defaultdict[tuple[str, str], list[tuple[str, StoredResult]]](list)
@@ -199,7 +203,10 @@ def list_history(
         step_ms = f"{1000 * (history.middle(newest.step_s_p50) or math.nan):.1f}"
         memory = amount(history.middle(newest.peak_memory_bytes), "bytes")
         grid.add_row(of_class, case_id, str(len(row)), first, last, step_ms, memory, verdicts)
-    console().print(grid if grid.row_count else f"nothing in {history_dir} matches")
+    if grid.row_count or as_json:
+        print_rows(grid, as_json=as_json)
+    else:
+        console().print(f"nothing in {history_dir} matches")
 
 
 @app.command()

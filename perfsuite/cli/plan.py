@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from perfsuite.case.hardware import hardware_error
-from perfsuite.cli.cases import CASES, Cases, LocalStore, option, options, read
+from perfsuite.cli.cases import CASES, Cases, LocalStore, RowsAsJson, option, options, read
 from perfsuite.dry import cases as found
 from perfsuite.errors import CaseError
-from perfsuite.report.terminal import console, plain_table
+from perfsuite.report.terminal import console, plain_table, print_rows
 from perfsuite.report.text import plural
 from perfsuite.results.store import Store
 from perfsuite.session.plan import past_of, planned
@@ -21,6 +21,7 @@ def plan(
     hardware: Annotated[str, typer.Option(help="the marker of the cases: h100")],
     k: Annotated[str, typer.Option("-k", help="only cases that pytest's expression selects, too")] = "",
     budget: Annotated[str | None, option("budget")] = None,
+    as_json: RowsAsJson = False,
     cases: Cases = CASES,
     store: LocalStore = None,
 ) -> None:
@@ -48,7 +49,9 @@ def plan(
         last = ("never", "") if each.past is None else (each.past.outcome, each.past.started_at[:10])
         after = f"{used / 60:,.1f} min" if fits else "not reached"
         grid.add_row(each.case.id, *last, minutes, of_gpus, after)
-    console().print(grid)
+    print_rows(grid, as_json=as_json)
+    if as_json:
+        return
     within = "" if most_s is None else f" of {len(order)} within {budget}"
     total = f"{used / 60:,.0f} min, {hours:,.1f} GPU hours, as far as is known"
     console().print(f"{plural(reached, 'case')}{within}: {total}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from perfsuite import documents
-from perfsuite.cli.cases import Report, directory, read
+from perfsuite.cli.cases import AsJson, Report, directory, read
 from perfsuite.errors import FileError
 from perfsuite.report import export as exports
 from perfsuite.report import preflight, summary
@@ -30,6 +31,7 @@ def report(
     ] = None,
     report: Report = None,
     store: LocalStore = STORE,
+    as_json: AsJson = False,
     verbose: Annotated[
         bool,
         typer.Option(
@@ -42,6 +44,10 @@ def report(
     """Show what sessions found out, in the terminal or as a report; the exit status is no verdict."""
     directory = read("report", report)
     sessions = [documents.read(file, SessionFile) for file in files or stored(store)[-1:]]
+    if as_json:
+        content = [documents.plain(session) for session in sessions]
+        typer.echo(json.dumps(content if len(content) > 1 else content[0], indent=1))
+        return
     if directory is None:
         _show(sessions, verbose=verbose)
         return

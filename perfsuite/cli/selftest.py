@@ -14,7 +14,8 @@ from perfsuite.case.case import Case, Topology
 from perfsuite.case.fault import Structural
 from perfsuite.case.hardware import Machine
 from perfsuite.case.model import Model
-from perfsuite.cli.checks import Row, checked, end, failed, passed, show, unknown, worst
+from perfsuite.cli.cases import RowsAsJson
+from perfsuite.cli.checks import Row, checked, end, failed, passed, show, show_json, unknown, worst
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.frameworks.ddp import DDP
@@ -48,6 +49,7 @@ def selftest(
     framework: Annotated[
         str, typer.Option(help="What to inject the faults into: ddp trains for real, fake takes a moment.")
     ] = "ddp",
+    as_json: RowsAsJson = False,
 ) -> None:
     """Inject every fault into a small case and see that each is caught, and a clean run is not.
 
@@ -62,13 +64,17 @@ def selftest(
     if (reason := unsupported(case, machine) or wrong_torch(case, machine)) is not None:
         raise CaseError(f"the self-test cannot run here: {reason}")
     rows: list[Row] = []
-    with machine_lock(out.print):
+    with machine_lock(console(stderr=True).print):
         tried = [inject_all(case, machine)]
         if framework_of(case).plan(case).needs_torch:
             tried.append(inject_structural(machine))
         for row in chain(*tried):
-            show(row, WIDTH)
             rows.append(row)
+            if not as_json:
+                show(row, WIDTH)
+    if as_json:
+        show_json(rows)
+        end(rows)
     answer, style = ANSWERS[worst(rows)]
     out.print(answer, style=style)
     end(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -58,6 +59,26 @@ def plain_table(headings: Iterable[str] = ()) -> RichTable:
     for heading in headings:
         made.add_column(heading, overflow="fold")
     return made
+
+
+def print_rows(rows: RichTable, *, as_json: bool) -> None:
+    """Print a table, or for machines its rows, each an object with the headings as names."""
+    if as_json:
+        print_json(as_rows(rows))
+    else:
+        console().print(rows)
+
+
+def as_rows(table: RichTable) -> list[dict[str, str]]:
+    """Return the rows of a table, each with the headings as names."""
+    names = [str(column.header) for column in table.columns]
+    cells = zip(*(column.cells for column in table.columns), strict=True)
+    return [dict(zip(names, map(str, row), strict=True)) for row in cells]
+
+
+def print_json(rows: Sequence[object]) -> None:
+    """Print rows for machines: one JSON object, whose `rows` they are."""
+    print(json.dumps({"schema_version": 1, "rows": rows}, indent=1))
 
 
 def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> str:

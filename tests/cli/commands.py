@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,14 @@ def run(*words: object, status: int = 0, text: Any = None) -> Result:
     result = CliRunner().invoke(app, [*map(str, words)], env={"COLUMNS": "240"}, input=text)
     assert result.exit_code == status, result.output
     return result
+
+
+def rows(printed: str) -> list[dict[str, Any]]:
+    """The rows that a command printed for machines."""
+    content = json.loads(printed)
+    assert content.pop("schema_version") == 1
+    (found,) = content.values()
+    return list(found)
 
 
 def hold(monkeypatch: pytest.MonkeyPatch, *held: Case) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.case.case import Topology
-from tests.cli.commands import hold, run
+from tests.cli.commands import hold, rows, run
 from tests.samples import make_case, make_result, make_run, write_session
 
 GPU = make_case(hardware="h100", topology=Topology(processes_per_node=8))
@@ -28,6 +28,8 @@ def test_a_plan_tells_what_each_case_costs_and_what_a_budget_reaches() -> None:
     assert second[1:] == ["recorded", "2026-01-02", "30.0", "4.0", "60.0", "min"]
     assert third[1:] == ["never", "~30.0", "~4.0", "not", "reached"]
     assert " ".join(total) == "2 cases of 3 within 1h: 60 min, 8.0 GPU hours, as far as is known"
+    *_, last = rows(run("plan", "--hardware", "h100", "--budget", "1h", "--json").stdout)
+    assert (last["case"], last["reached after"]) == (CASES[2].id, "not reached")
     assert "3 cases: 90 min, 12.0 GPU hours" in run("plan", "--hardware", "h100").stdout
 
 

@@ -29,7 +29,7 @@ from perfsuite.node.machine import detect
 from perfsuite.results.counts import Counts, RankCounts
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
-from tests.cli.commands import run
+from tests.cli.commands import rows, run
 from tests.samples import make_case, make_gpu_machine, make_run
 
 FAKE: Case = small_case(detect()).replace(framework=Fake())
@@ -68,6 +68,8 @@ def test_the_self_test_ends_with_its_answer(
 
     monkeypatch.setattr(selftest, "inject_all", answered)
     assert run("selftest", "--framework", "fake", status=code).stdout.splitlines()[-1].startswith(last)
+    (row,) = rows(run("selftest", "--framework", "fake", "--json", status=code).stdout)
+    assert row == {"check": "inject nan", "status": answer, "found": "x", "advice": None}
     assert held, "no session measured beside it"
     again = MachineLock()
     again.take(print, wait=False)

@@ -16,11 +16,11 @@ from perfsuite.cli.baseline.accept import accept as write_accepted
 from perfsuite.cli.baseline.accept import counted, measured
 from perfsuite.cli.baseline.counts import COUNTS, step
 from perfsuite.cli.baseline.times import PROFILES, TIMES, B, Refused, Shown, profile_lines
-from perfsuite.cli.cases import directory
+from perfsuite.cli.cases import RowsAsJson, directory
 from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.git import git
 from perfsuite.node.machine import detect
-from perfsuite.report.terminal import console, plain_table
+from perfsuite.report.terminal import as_rows, console, plain_table, print_json
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.store import BASELINES, STORE, BaselineFiles, BaselineStore, Found, Store, is_there
@@ -38,10 +38,15 @@ ANOTHER_MACHINE = "Take also launches set aside only because the machine was not
 
 
 @app.command("list")
-def list_baselines(baselines: BaselinesOption = BASELINES, store: StoreOption = STORE) -> None:
+def list_baselines(
+    as_json: RowsAsJson = False, baselines: BaselinesOption = BASELINES, store: StoreOption = STORE
+) -> None:
     """Every baseline, reviewed or merely recorded here: of times and memory, then of counts."""
     known = BaselineStore(baselines, Store(store).baselines)
     tables = [table for table in (_listed(TIMES, known), _listed(COUNTS, known.counts)) if table.row_count]
+    if as_json:
+        print_json([row for each in tables for row in as_rows(each)])
+        return
     for each in tables:
         console().print(each)
     if not tables:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,7 +13,8 @@ import typer
 
 from perfsuite import documents
 from perfsuite.case.hardware import Machine, hardware_error
-from perfsuite.cli.checks import Row, checked, end, failed, passed, show, unknown
+from perfsuite.cli.cases import RowsAsJson
+from perfsuite.cli.checks import Row, checked, end, failed, passed, show, show_json, unknown
 from perfsuite.cli.doctor import gpus, machine, torch
 from perfsuite.cli.doctor.gpus import device_rows
 from perfsuite.cli.selftest import small_case
@@ -43,7 +43,7 @@ def doctor(
     expect: Annotated[
         str | None, typer.Option(help="a marker, such as h100: exit status 2 unless it selects cases here")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="the rows as JSON on standard output")] = False,
+    as_json: RowsAsJson = False,
 ) -> None:
     """What machine is this, and does it measure truly? Run it before the first night here.
 
@@ -56,8 +56,7 @@ def doctor(
     with contextlib.nullcontext() if quick else machine_lock(err.print):
         rows = examine(found, quick=quick, say=lambda text: err.print(f"perfsuite doctor: {text} ..."))
     if as_json:
-        content = {"schema_version": 1, "rows": [documents.plain(row) for row in rows]}
-        typer.echo(json.dumps(content, indent=1))
+        show_json(rows)
     else:
         width = max(len(row.check) for row in rows) + 2
         for row in rows:

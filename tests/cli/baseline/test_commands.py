@@ -5,6 +5,7 @@ from pathlib import Path
 from perfsuite.results import baseline
 from perfsuite.results.store import BaselineStore
 from tests.cli.baseline.launches import CASE, LOCAL, MACHINE, REVIEWED, measured, told
+from tests.cli.commands import rows
 from tests.samples import IMAGES, make_machine, make_run
 from tests.synthetic import commit
 
@@ -19,6 +20,7 @@ def test_list_and_show(repository: Path) -> None:
     listed = " ".join(told("list").split())
     assert "by Ada" in listed
     assert "local" in listed
+    assert sorted(row["accepted"] for row in rows(told("list", "--json"))) == ["by Ada", "local"]
     shown = told("show", CASE.id)
     assert "accepted by Ada" in shown
     assert "reason: first" in shown
