@@ -14,6 +14,8 @@ html_title = f"perfsuite {__version__}"
 html_show_copyright = False
 html_show_sphinx = False
 html_copy_source = False
+html_extra_path = ["extra"]  # for coding agents: llms.txt, and a skill
+exclude_patterns = ["extra"]
 
 myst_heading_anchors = 3
 default_role = "code"  # docstrings here write code between single backquotes

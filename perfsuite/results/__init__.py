@@ -2,5 +2,6 @@
 
 from perfsuite.results.metric import Metric, MetricRecorder
 from perfsuite.results.run import Figures, Run
+from perfsuite.results.session_file import SessionFile
 
-__all__ = ["Figures", "Metric", "MetricRecorder", "Run"]
+__all__ = ["Figures", "Metric", "MetricRecorder", "Run", "SessionFile"]
