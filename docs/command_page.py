@@ -21,8 +21,9 @@ end with 3 if they cannot tell. pytest's ini keys `perf_store`, `perf_baselines`
 defaults of `--store`, `--baselines` and `--cases`. `--help` says more.
 
 `--json` prints for machines, and nothing else on standard output: `compare`, `dry-run` and `report` the
-[document of a session](reference.md), or a list of several; `bisect` and `judge` their steps; others an object
-with `schema_version` and `rows`, whose names are the headings of the table. `history trend --json FILE` writes a file.
+[document of a session](reference.md), or a list of several; `bisect` and `judge` their steps; others an
+object with `schema_version` and `rows`, whose names are the headings of the table. `history trend --json`
+takes a file to write.
 """
 
 

@@ -9,11 +9,12 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.cli.github import commented, conclusion, fenced
+from perfsuite.cli.github_issue import LONGEST
 from perfsuite.git import git
-from perfsuite.results.session_file import Measurement, SessionFile
+from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from tests.cli.commands import run
 from tests.cli.test_github_issue import GOOD, NOISY, SLOW, crashed
-from tests.samples import make_result, write_session
+from tests.samples import write_session
 from tests.synthetic import make_repository
 
 URL = "https://example.org/runs/1"
@@ -108,11 +109,14 @@ def test_text_of_others_is_shown_and_mentions_nobody(tmp_path: Path) -> None:
 
 
 def test_a_comment_is_cut_at_what_github_takes_with_its_folds_closed(tmp_path: Path) -> None:
-    many = [make_result(GOOD.runs[0]).replace(case_id=f"{number}-{'x' * 500}") for number in range(300)]
-    session = documents.read(write_session(tmp_path / "s.json", *many), SessionFile)
+    skip = Skipped(nodeid="n", case_id="c", framework="f", reason="r")
+    many = [skip.replace(case_id=f"{number}-{'x' * 500}") for number in range(300)]
+    session = documents.read(write_session(tmp_path / "s.json", GOOD, skipped=tuple(many)), SessionFile)
     text = commented([session], URL, "<!-- perfsuite: comment x -->")
-    assert 50_000 < len(text) < 65_536
-    assert "\nThe rest is cut.\n</details>\n" in text
+    assert LONGEST - 600 < len(text) < LONGEST + 100
+    assert text.count("<details>") == 2, "what passed is folded, too"
+    assert text.endswith(f"\nThe rest is cut.\n</details>\n\n[The job]({URL})\n<!-- perfsuite: comment x -->")
+    assert text.count("</details>") == 2
     assert text.endswith(f"[The job]({URL})\n<!-- perfsuite: comment x -->")
 
 

@@ -36,6 +36,7 @@ def test_a_plan_tells_what_each_case_costs_and_what_a_budget_reaches() -> None:
 def test_without_a_past_nothing_is_known(tmp_path: Path) -> None:
     told = run("plan", "--hardware", "h100", "--store", tmp_path / "elsewhere").stdout
     assert told.count("not known  not known") == 3
+    assert told.endswith("3 cases: 0 min, 0.0 GPU hours, as far as is known\n")
 
 
 @pytest.mark.parametrize(

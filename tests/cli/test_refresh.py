@@ -78,6 +78,14 @@ def test_what_cannot_be_accepted_is_an_error_and_its_reason_is_kept(
     assert Path("out/before-after.txt").read_text().startswith("no measured run")
 
 
+def test_baselines_of_some_cases_are_new_though_others_were_not_accepted(
+    measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept(tmp_path, monkeypatch, "mkdir -p baselines; echo new > baselines/x.json; sh -c 'exit 1'")
+    new_baselines()
+    assert Path("baselines/x.json").exists()
+
+
 def test_baselines_that_stay_as_they_are_are_told(measured: Measured) -> None:
     new_baselines()
     git("add", "baselines", cwd=Path())
