@@ -127,7 +127,7 @@ def compare(
         refuse_without_times({"tolerance": tolerance, "max-pairs": max_pairs}, "add --times")
     chosen = options(store=store, inject=inject, wait_quiet=wait_quiet, report=report)
     progress, launches = Progress(line=say), launcher_of(launcher)
-    arms = resolved(chosen, (("--against", against), ("--arm", arm)))
+    arms = a, b = resolved(chosen, (("--against", against), ("--arm", arm)))
     pairs = read("max-pairs", max_pairs)
     ways: dict[str, Callable[[], Session]] = {}
     if dry:
@@ -153,7 +153,10 @@ def compare(
                 told = {each.case_id for each in session.results}
                 left = [each for each in left if each.id not in told]
     results = [result for session in sessions.values() for result in session.results]
-    if any(map(chosen.is_failing, results)):
+    if worse := [*filter(chosen.is_failing, results)]:
+        if None not in (a.commit, b.commit) and a.commit != b.commit and " " not in against:
+            way = " --dry" if worse[0].dry else " --counts" if worse[0].by_counts else ""
+            say(f"Which commit did it: perfsuite bisect {worse[0].case_id} --good {against} --bad {arm}{way}")
         raise typer.Exit(1)
     is_decided = [result.outcome in ("passed", "improved") for result in results]
     raise typer.Exit(0 if is_decided and all(is_decided) else UNDECIDED)

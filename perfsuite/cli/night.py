@@ -81,6 +81,7 @@ def night(
         status = run("pytest", str(cases), "-m", hardware, *options, *(pytest_options or ()))
     finally:
         _summarise(out, [each for each in Store(store).results() if each not in known])
+    say(f"report: {out / 'index.html'}; to keep the results: perfsuite history push {out / 'results.json'}")
     raise typer.Exit(status if status in (0, 1) else 2)
 
 

@@ -88,6 +88,19 @@ def test_the_exit_status_says_whether_arm_b_is_worse(
     command("--against", ".", CASE.id, status=status)
 
 
+def test_a_worse_commit_names_the_command_that_searches_for_the_first(verdicts: Verdicts, dry: None) -> None:
+    verdicts.outcome = "regressed"
+    found = "Which commit did it: perfsuite bisect"
+    said = command("--against", "main~1", "--dry", CASE.id, status=1).stderr
+    assert f"{found} {CASE.id} --good main~1 --bad . --dry\n" in said
+    assert (
+        f"{found} {CASE.id} --good main~1 --bad HEAD\n"
+        in command("--against", "main~1", "--arm", "HEAD", CASE.id, status=1).stderr
+    )
+    for same in (".", "A=b", "main~1 A=b"):
+        assert found not in command("--against", same, CASE.id, status=1).stderr
+
+
 def test_what_the_session_is_asked_for(verdicts: Verdicts) -> None:
     options = ("--tolerance", "3%", "--max-pairs", "5", "--inject", "slowdown=10%", "--wait-quiet", "7")
     command("--against", "main~1 X=1", "--arm", "Y=2", *options, CASE.id)

@@ -44,7 +44,7 @@ def tonight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Night:
 
 def test_a_night_looks_at_the_machine_and_the_gate_and_then_measures(tonight: Night) -> None:
     tonight.statuses = {"doctor": 3, "selftest": 3}  # a busy machine cannot tell, which ends no night
-    run("night", "--hardware", "h100", "--", "-k", "fsdp2", "--perf-min-judged=50%")
+    said = run("night", "--hardware", "h100", "--", "-k", "fsdp2", "--perf-min-judged=50%")
     doctor, selftest, pytest_ = tonight.commands
     assert doctor == ["perfsuite.cli", "doctor", "--quick", "--expect=h100"]
     assert selftest == ["perfsuite.cli", "selftest", "--framework=ddp"]
@@ -52,6 +52,7 @@ def test_a_night_looks_at_the_machine_and_the_gate_and_then_measures(tonight: Ni
     assert pytest_[-3:] == ["-k", "fsdp2", "--perf-min-judged=50%"], "they win over what comes before"
     assert "--perf-report=out" in pytest_
     assert "## perfsuite: 1 " in Path("page").read_text()
+    assert "perfsuite history push out/results.json" in said.stderr
 
 
 @pytest.mark.parametrize(("ended", "status"), [(0, 0), (1, 1), (2, 2), (4, 2), (5, 2), (-9, 2)])
