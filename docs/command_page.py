@@ -22,7 +22,7 @@ defaults of `--store`, `--baselines` and `--cases`. `--help` says more.
 
 `--json` prints for machines, and nothing else on standard output: `compare`, `dry-run` and `report` the
 [document of a session](reference.md), or a list of several; `bisect` and `judge` their steps; others an
-object with `schema_version` and `rows`, whose names are the headings of the table. `history trend --json`
+object with `schema_version` and `rows`: text as in the table, by its headings. `history trend --json`
 takes a file to write.
 """
 

@@ -85,7 +85,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (here / "bench_cases" / "test_cases.py").write_text(CASES)
     shutil.copy(ROOT / "Makefile", here)
     (here / ".gitignore").write_text(".venv\n.perfsuite/\nbuild/\nout/\nnights/\nhistory/\n__pycache__/\n")
-    (here / "docs").mkdir()
+    (here / "docs" / "extra").mkdir(parents=True)
     (here / "docs" / "index.md").write_text("# A page\n")
     shutil.copy(ROOT / "docs" / "conf.py", here / "docs")
     for name in ("pyproject.toml", "constraints.txt"):
@@ -190,8 +190,8 @@ def run_steps(
     [
         (
             '{"h100": {"runs-on": ["a"]}, "l4": {"runs-on": {"group": "g"}, "container": "i"}}',
-            'matrix=[{"hardware":"h100","container":"","runs-on":["a"]},'
-            '{"hardware":"l4","container":"i","runs-on":{"group":"g"}}]',
+            'matrix=[{"hardware":"h100","container":"","options":"--gpus=all --ipc=host","runs-on":["a"]},'
+            '{"hardware":"l4","container":"i","options":"--gpus=all --ipc=host","runs-on":{"group":"g"}}]',
         ),
         ("{}", "hardware is no JSON map from a marker to its machine"),
         ('["h100"]', "hardware is no JSON map from a marker to its machine"),
@@ -437,7 +437,7 @@ def test_baselines_are_measured_and_become_a_pull_request(
 def test_what_was_measured_is_shown_and_uploaded_however_it_ends_but_no_checkpoints() -> None:
     for name, job in (("night", "measure"), ("pull-request", "launched")):
         shown, report, launches = workflow(name)["jobs"][job]["steps"][-3:]
-        assert "--only-summary" in shown["run"]
+        assert shown["run"].endswith(("--only-summary", '>> "$GITHUB_STEP_SUMMARY"'))
         assert report["with"]["path"] == "out"
         assert {shown["if"], report["if"]} <= {"always()", "${{ !cancelled() }}"}
         assert launches["if"] == "always()"

@@ -47,6 +47,9 @@ class Fault(Data):
     def parse(cls, text: str, option: str = "--perf-inject") -> Self:
         """The fault that an option names. Raises `CaseError` naming what is allowed."""
         if match := re.fullmatch(r"(slowdown|leak)=(\d+(?:\.\d+)?)%", text):
+            if match[1] == "slowdown" and float(match[2]) >= 100:
+                why = "ranks that wait for each other would lengthen each other's steps for ever"
+                raise CaseError(f"{option} {text!r}: give less than 100%: {why}")
             return cls.model_validate({"kind": match[1], "size": float(match[2]) / 100})
         if match := re.fullmatch(r"stall=([1-9]\d*)", text):
             return cls(kind="stall", size=float(match[1]))

@@ -135,6 +135,10 @@ def propose(
     baselines: Annotated[Path, typer.Option(help="Directory of the reviewed baselines.")] = BASELINES,
 ) -> None:
     """Open a pull request with new baselines, whose text is the figures before and after."""
+    for name, given in (("hardware", hardware), ("reason", reason)):
+        if not given.strip():
+            raise CaseError(f"--{name} is empty: say what was measured, and why")
+    gh(Step(("--version",)))  # else it fails when the branch is pushed
     here = Path()
     if measured is not None:
         copied = _copied(measured, baselines)
@@ -144,7 +148,7 @@ def propose(
     branch = f"baselines-{re.sub('[^a-zA-Z0-9.-]', '-', hardware)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     git("checkout", "--quiet", "-b", branch, cwd=here)
     git("add", "--", str(baselines), cwd=here)
-    git(*COMMITTER, "commit", "--quiet", "-m", f"Baselines of {hardware}", cwd=here)
+    git(*COMMITTER, "commit", "--quiet", "-m", f"Baselines of {hardware}", "--", str(baselines), cwd=here)
     git("push", "--quiet", "origin", "HEAD", cwd=here)
     told = out / BEFORE_AFTER
     text = told.read_text(errors="replace") if told.is_file() and not told.is_symlink() else ""

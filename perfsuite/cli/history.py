@@ -107,6 +107,11 @@ def pull(history_dir: Worktree = WORKTREE, branch: HistoryBranch = BRANCH) -> No
     if (history_dir / ".git").exists():
         if git("status", "--porcelain", cwd=history_dir):
             raise FileError(f"{history_dir} has changes that are in no commit: keep or delete them first")
+        held = git("branch", "--show-current", cwd=history_dir).strip()
+        if held != branch:
+            raise FileError(
+                f"{history_dir} holds {held or 'a commit'}, not {branch}: name an empty directory"
+            )
         git("worktree", "remove", "--force", str(history_dir), cwd=here)
     elif history_dir.exists() and any(history_dir.iterdir()):
         raise FileError(f"{history_dir} is no worktree of the history: name an empty directory (--history)")
@@ -114,6 +119,12 @@ def pull(history_dir: Worktree = WORKTREE, branch: HistoryBranch = BRANCH) -> No
     known = git("ls-remote", "--heads", "origin", branch, cwd=here)
     if known:
         git("fetch", "--quiet", "origin", f"+refs/heads/{branch}:refs/remotes/origin/{branch}", cwd=here)
+        if git("branch", "--list", branch, cwd=here) and git(
+            "rev-list", f"origin/{branch}..{branch}", cwd=here
+        ):
+            raise FileError(
+                f"{branch} has commits that were never pushed: git push origin {branch}, then again"
+            )
         git("worktree", "add", "--force", "-B", branch, str(history_dir), f"origin/{branch}", cwd=here)
     else:
         git("worktree", "add", "--force", "--detach", str(history_dir), cwd=here)

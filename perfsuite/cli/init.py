@@ -20,7 +20,7 @@ from perfsuite.cli.night import gate
 from perfsuite.errors import CaseError
 from perfsuite.ini import read_ini
 
-IGNORED = (".perfsuite/", "out/")
+IGNORED = (".perfsuite/", "out/", "history/")
 FRAMEWORKS = {
     "FSDP2": ("transformers", "FSDP2()"),
     "Accelerate": ("accelerate", 'Accelerate(strategy="fsdp2")'),
@@ -112,6 +112,7 @@ jobs:
     uses: $repository/.github/workflows/night.yml@$commit
     with:
       hardware: '$hardware'
+      hosted_setup: python -m pip install "perfsuite[history] @ git+https://github.com/$repository@$commit"
 """)
 LARGE = (
     'LARGE = SMALL.replace(topology=Topology(processes_per_node=8), hardware="{hardware}")\n',
@@ -185,13 +186,15 @@ def _case_file(script: Path | None, hardware: str, cases: Path) -> dict[Path, st
 
 def _workflow(hardware: str, runs_on: str, container: str, uses: str) -> dict[Path, str]:
     runner = runs_on or f"[self-hosted, {hardware}]"
+    where = _yaml(runner)
     if uses:
         repository, _, commit = uses.partition("@")
-        machine = {"runs-on": _yaml(runner), **({"container": container} if container else {})}
+        machine = {"runs-on": where, **({"container": container} if container else {})}
         machines = json.dumps({hardware: machine}).replace("'", "''")  # as YAML escapes it
         text = CALL.substitute(repository=repository, commit=commit, hardware=machines)
     else:
-        image = f"    container: {json.dumps(container)}\n" if container else ""
+        of_image = {"image": container, "options": "--gpus=all --ipc=host"}
+        image = f"    container: {json.dumps(of_image)}\n" if container else ""
         text = WORKFLOW.substitute(hardware=hardware, runs_on=runner, container=image)
     return {Path(".github/workflows/performance.yml"): text}
 

@@ -53,5 +53,5 @@ def plan(
     if as_json:
         return
     within = "" if most_s is None else f" of {len(order)} within {budget}"
-    total = f"{used / 60:,.0f} min, {hours:,.1f} GPU hours, as far as is known"
+    total = f"{used / 60:,.1f} min, {hours:,.1f} GPU hours, as far as is known"
     console().print(f"{plural(reached, 'case')}{within}: {total}")

@@ -10,7 +10,7 @@ import typer
 
 from perfsuite import documents
 from perfsuite.cli.cases import AsJson, Report, directory, read
-from perfsuite.errors import FileError
+from perfsuite.errors import CaseError, FileError
 from perfsuite.report import export as exports
 from perfsuite.report import preflight, summary
 from perfsuite.report.terminal import console, explanation, table
@@ -44,6 +44,8 @@ def report(
     """Show what sessions found out, in the terminal or as a report; the exit status is no verdict."""
     directory = read("report", report)
     sessions = [documents.read(file, SessionFile) for file in files or stored(store)[-1:]]
+    if as_json and directory is not None:
+        raise CaseError("--json with --report: a report has its results.json; leave one of them out")
     if as_json:
         content = [documents.plain(session) for session in sessions]
         typer.echo(json.dumps(content if len(content) > 1 else content[0], indent=1))

@@ -8,7 +8,6 @@ import copyreg
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -204,6 +203,8 @@ def _of_tensors(tensor: Any) -> Any:
 def _numpy(self: Tensor, **options: Any) -> Any:
     dtype = torch.float32 if self.dtype is torch.bfloat16 else self.dtype
     name = str(dtype).removeprefix("torch.")
+    import numpy as np  # a tensor without it has no `numpy` either
+
     return np.ones(tuple(self.shape), dtype=name)
 
 

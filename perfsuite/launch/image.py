@@ -17,14 +17,14 @@ from perfsuite.errors import CaseError
 
 PREFIX = "image:"
 # Variables of this machine that mean its own files. The image has its own.
-NOT_PASSED = "PATH|HOME|PWD|OLDPWD|SHLVL|_|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONHOME|VIRTUAL_ENV|CONDA_.*|TMPDIR"
+NOT_PASSED = "PATH|HOME|PWD|OLDPWD|SHLVL|_|TMPDIR"
 RUNTIMES = {
     "docker": "docker run --rm --interactive --network=host --ipc=host --pid=host --ulimit memlock=-1 "
     '--user "$(id -u):$(id -g)" {gpus}{mounts}$names --workdir "$(pwd)" {image} python "$@"',
     "podman": "podman run --rm --interactive --network=host --ipc=host --pid=host {gpus}{mounts}$names "
     '--workdir "$(pwd)" {image} python "$@"',
-    "apptainer": 'apptainer exec {gpus}{mounts}--pwd "$(pwd)" {image} python "$@"',
-    "singularity": 'singularity exec {gpus}{mounts}--pwd "$(pwd)" {image} python "$@"',
+    "apptainer": 'apptainer exec --no-home {gpus}{mounts}--pwd "$(pwd)" {image} python "$@"',
+    "singularity": 'singularity exec --no-home {gpus}{mounts}--pwd "$(pwd)" {image} python "$@"',
     "enroot": 'enroot start {mounts}$names {image} sh -c \'cd "$0" && exec python "$@"\' "$(pwd)" "$@"',
 }
 """How each runtime runs `python` of an image in this directory, the first that is installed."""
@@ -38,6 +38,7 @@ MOUNTS = {"apptainer": "--bind={0} ", "singularity": "--bind={0} ", "enroot": "-
 SCRIPT = """\
 #!/bin/sh
 # Python of the image {image}, with this machine's variables but for those of its own files.
+unset LD_LIBRARY_PATH LD_PRELOAD PYTHONHOME VIRTUAL_ENV $(env | sed -n 's/^\\(CONDA_[A-Z_0-9]*\\)=.*/\\1/p')
 names=$(env | sed -n 's/^\\([A-Za-z_][A-Za-z0-9_]*\\)=.*/\\1/p' | grep -Evx '{not_passed}')
 names=$(printf ' --env %s' $names)
 exec {command}

@@ -14,7 +14,7 @@ from perfsuite.case.case import Case, CaseList
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.errors import BusyError, PerfsuiteError
 from perfsuite.ini import read_ini
-from perfsuite.plugin.keys import PROGRESS, SELECTED, SESSION, terminal_of, usage_error
+from perfsuite.plugin.keys import NO_SHARE, PROGRESS, SELECTED, SESSION, terminal_of, usage_error
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.store import BASELINES
 from perfsuite.session import plan
@@ -85,6 +85,7 @@ def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
         others = [item for item, case in cases.items() if case.id not in ours]
         items[:] = [item for item in items if item not in others]
         config.hook.pytest_deselected(items=others)
+        config.stash[NO_SHARE] = bool(others) and not items
         cases = {item: case for item, case in cases.items() if item in items}
     if options.budget_s is not None:
         past = plan.past_of(session.setup.store.results())

@@ -13,7 +13,7 @@ import pytest
 from perfsuite import documents
 from perfsuite.errors import PerfsuiteError
 from perfsuite.plugin.collection import uses_bench
-from perfsuite.plugin.keys import ENDED, SELECTED, SESSION, UNDECIDED, UNWRITTEN, is_worker, shown
+from perfsuite.plugin.keys import ENDED, NO_SHARE, SELECTED, SESSION, UNDECIDED, UNWRITTEN, is_worker, shown
 from perfsuite.report import summary
 from perfsuite.report.text import plural, printable
 from perfsuite.results.outcome import STYLES
@@ -47,6 +47,8 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
     config, ours = session.config, session.config.stash[SESSION]
     if is_worker(config):
         return  # the controller has all
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and config.stash.get(NO_SHARE, False):
+        session.exitstatus = pytest.ExitCode.OK
     too_little = (_nothing_measured(config) or ours.too_few_judged) and not ours.setup.options.shadow
     if too_little and exitstatus in NO_ERROR:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

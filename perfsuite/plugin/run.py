@@ -17,7 +17,6 @@ from perfsuite.report import summary
 from perfsuite.report import terminal as report
 from perfsuite.report.text import printable
 from perfsuite.results.session_file import Measurement
-from perfsuite.session.session import NOT_REACHED
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -51,7 +50,7 @@ def _skip_if_impossible(item: pytest.Item, case: Case) -> None:
         session.record_skip(case, item.nodeid, reason)
         pytest.skip(reason)
     if not session.has_time(case, item.nodeid):
-        pytest.skip(NOT_REACHED)
+        pytest.skip(session.skipped[-1].reason)
 
 
 @pytest.fixture

@@ -192,7 +192,7 @@ def took(session: SessionFile) -> str:
     runs = [run for result in session.results for run in (*result.before, *result.runs) if not run.dry]
     gpu_s = sum(run.duration_s * run.case.topology.world_size for run in runs if run.machine.device == "cuda")
     gpus = f", {gpu_s / 3600:,.1f} GPU hours" if gpu_s else ""
-    return f"{sum(run.duration_s for run in runs) / 60:,.0f} min{gpus}"
+    return f"{sum(run.duration_s for run in runs) / 60:,.1f} min{gpus}"
 
 
 def arms_told(arms: Sequence[ArmFacts]) -> dict[str, str]:

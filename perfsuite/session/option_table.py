@@ -350,8 +350,8 @@ OPTIONS = (
         name="against",
         metavar="ARM",
         help="compare with another environment in place of baselines: launches alternate between ARM and "
-        "this one. ARM: NAME=VALUE, path/to/python, a git commit or COMMIT:LOCKFILE, or several with spaces "
-        "between them",
+        "this one. ARM: NAME=VALUE, PACKAGE==VERSION, path/to/python, image:NAME, a git commit or "
+        "COMMIT:LOCKFILE, or several with spaces between them",
         page="No baseline is needed, and none is written: see [Two environments](compare.md)",
     ),
     Option(

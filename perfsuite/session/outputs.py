@@ -56,10 +56,12 @@ def write_files(sessions: Sequence[Session], status: Status) -> None:
 
 
 def write_report(directory: Path, *contents: SessionFile) -> None:
-    """Write a report of sessions to a directory: `REPORT_FILES`."""
+    """Write a report of sessions to a directory: `REPORT_FILES`, and their results, for machines."""
     from perfsuite.report import markdown  # not for every run of pytest: they import Jinja
     from perfsuite.report.html import page
 
     texts = (page.render(list(contents)), markdown.render(list(contents)))
     for name, text in zip(REPORT_FILES, texts, strict=True):
         documents.write_text(directory / name, text)
+    for number, content in enumerate(contents, 1):
+        documents.write(directory / ("results.json" if number == 1 else f"results-{number}.json"), content)

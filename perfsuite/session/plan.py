@@ -108,6 +108,12 @@ class Budget:
         left = self.seconds - (monotonic() - self.began)
         return left > 0 and self.costs.get(case.id, 0.0) <= left
 
+    def told(self, case: Case) -> str:
+        """Return why a case is not reached."""
+        cost = self.costs.get(case.id)
+        takes = "" if cost is None else f", and it takes about {cost / 60:,.1f} min"
+        return f"not reached: too little is left of the budget of {self.seconds / 60:,.1f} min{takes}"
+
 
 def shard(cases: Iterable[Case], number: int, of: int) -> set[str]:
     """Return the ids of the cases of one of several jobs, which share them alike: 1 is the first job."""

@@ -35,8 +35,6 @@ from perfsuite.session.way import Trial, Way
 from perfsuite.verdict.profiled import explained
 from perfsuite.verdict.waivers import remarks, waive
 
-NOT_REACHED = "not reached: the budget of the session has no time left for it"
-
 
 @dataclass
 class Session:
@@ -151,7 +149,7 @@ class Session:
         """Whether a case may begin. If not, it is kept as not reached."""
         if self.budget is None or self.budget.allows(case) or self.earlier_result(case, nodeid) is not None:
             return True
-        self.record_skip(case, nodeid, NOT_REACHED, not_reached=True)
+        self.record_skip(case, nodeid, self.budget.told(case), not_reached=True)
         return False
 
     def record_error(self, case: Case, nodeid: str, error: Exception) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -42,4 +43,5 @@ def _notice(owner: Any, name: str, said: str) -> None:
         return original(*args, **kwargs)
 
     noticing.is_noticed = True  # type: ignore[attr-defined]
-    setattr(owner, name, noticing)
+    with contextlib.suppress(AttributeError, TypeError):  # a class of C++
+        setattr(owner, name, noticing)

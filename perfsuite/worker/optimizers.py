@@ -124,8 +124,9 @@ class Stepping:
 
 
 def parameters_of(*optimizers: Any) -> list[Any]:
-    """Return all that these optimizers step."""
-    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    """Return all that these optimizers step; nothing of one that lists no parameters."""
+    groups = (group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ()))
+    return [p for group in groups for p in group["params"]]
 
 
 def living(kind: type[T]) -> list[T]:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +203,32 @@ def test_without_anything_new_no_pull_request_is_opened(clone: Path, calls: Path
     assert "there is no directory out/baselines" in propose("--measured", "out", status=2)
     absolute = ("--measured", "out", "--baselines", str(clone))
     assert "give it relative to the repository" in propose(*absolute, status=2)
-    assert not calls.exists()
+    assert "pr create" not in calls.read_text()
+
+
+def test_a_proposal_takes_nothing_else_along_and_begins_nothing_without_gh(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents.write_text(clone / "baselines/h100/case.json", "{}")
+    (clone / "mine").write_text("")
+    git("add", "mine", cwd=clone)
+    branch = git("branch", "--show-current", cwd=clone)
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", path.partition(":")[2])
+    if shutil.which("gh") is None:
+        assert "gh, GitHub's command line, cannot be started" in propose(status=2)
+        assert git("branch", "--show-current", cwd=clone) == branch
+    monkeypatch.setenv("PATH", path)
+    propose()
+    assert git("show", "--name-only", "--format=", "HEAD", cwd=clone) == "baselines/h100/case.json\n"
+    assert git("status", "--porcelain", cwd=clone) == "A  mine\n"
+
+
+def test_a_proposal_says_what_and_why(clone: Path) -> None:
+    for name, given in (("hardware", {"reason": "x"}), ("reason", {"hardware": "h100"})):
+        words = [f"--{name}= ", *(f"--{key}={value}" for key, value in given.items())]
+        told = run("github", "propose", *words, status=2).output
+        assert f"--{name} is empty: say what was measured, and why" in told
 
 
 def test_a_block_of_code_ends_where_it_should() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli import commands
 from tests.samples import COMMIT, make_case, make_figures, make_result, make_run, write_session
-from tests.synthetic import git, make_repository
+from tests.synthetic import commit, git, make_repository
 
 RUN = make_run(figures=make_figures(step_s_p50=0.25))
 
@@ -147,6 +147,23 @@ def test_a_history_is_pushed_to_a_branch_of_its_own_and_pulled(clone: Path) -> N
     git(clone, "branch", "-D", "perfsuite-history")
     assert invoke("pull").output == "perfsuite-history is in history\n"
     assert "2 recorded" in invoke("list", "--history", "history").output
+
+
+def test_neither_another_worktree_nor_what_was_never_pushed_is_lost(clone: Path) -> None:
+    git(clone, "worktree", "add", "--quiet", "-b", "feature", "feature")
+    (clone / "feature" / "mine").write_text("")
+    git(clone, "config", "core.excludesFile", str(clone / "ignored"))
+    (clone / "ignored").write_text("mine\n")
+    told = " ".join(invoke("pull", "--history", "feature", status=2).stderr.split())
+    assert "feature holds feature, not perfsuite-history: name an empty directory" in told
+    assert (clone / "feature" / "mine").exists()
+    invoke("push", in_store("01"))
+    (clone / "history" / "more").write_text("")
+    commit(clone / "history", "never pushed")
+    told = " ".join(invoke("pull", status=2).stderr.split())
+    assert "perfsuite-history has commits that were never pushed: git push origin perfsuite-history" in told
+    git(clone, "push", "--quiet", "origin", "perfsuite-history")
+    invoke("pull")
 
 
 def test_nothing_that_lies_where_a_history_is_pulled_is_lost(clone: Path) -> None:

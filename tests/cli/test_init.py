@@ -37,7 +37,7 @@ def test_a_first_case_file_has_a_small_case_for_every_framework_here_and_one_for
         "trainer-full_shard_auto_wrap-",
         "lightning-fsdp2-",
     }
-    assert Path(".gitignore").read_text() == ".perfsuite/\nout/\n"
+    assert Path(".gitignore").read_text() == ".perfsuite/\nout/\nhistory/\n"
 
 
 def test_a_script_is_measured_as_it_is_where_cases_lie_that_commands_then_find(repository: Path) -> None:
@@ -60,8 +60,8 @@ def test_what_is_there_stays(repository: Path) -> None:
     told = run("init").stdout
     assert "kept: bench_cases/test_llama.py, which was there" in told
     assert Path("bench_cases/test_llama.py").read_text() == "mine"
-    assert Path(".gitignore").read_text() == "out/\n*.log\n.perfsuite/\n"
-    assert "added to .gitignore: .perfsuite/\n" in told
+    assert Path(".gitignore").read_text() == "out/\n*.log\n.perfsuite/\nhistory/\n"
+    assert "added to .gitignore: .perfsuite/ history/\n" in told
     told = run("init", "--cases", "perf").stdout
     assert "add to pytest's settings, for the commands of perfsuite: perf_cases = perf" in told
     assert Path("pytest.ini").read_text() == "[pytest]\naddopts = -q\n"
@@ -71,7 +71,8 @@ def test_a_workflow_runs_where_it_is_told_and_a_script_submits_to_slurm() -> Non
     where = ("--runs-on", "{group: gpus}", "--container", "ghcr.io/me/it@sha256:0")
     run("init", "--hardware", "a100", "--github", *where, "--slurm")
     job = yaml.safe_load(Path(".github/workflows/performance.yml").read_text())["jobs"]["night"]
-    assert (job["runs-on"], job["container"]) == ({"group": "gpus"}, "ghcr.io/me/it@sha256:0")
+    assert job["runs-on"] == {"group": "gpus"}
+    assert job["container"] == {"image": "ghcr.io/me/it@sha256:0", "options": "--gpus=all --ipc=host"}
     assert job["steps"][1]["run"] == "python -m perfsuite.cli night --hardware a100"
     script = Path("performance-night.sh").read_text()
     assert " -- bench_cases -m a100 --perf-missing-baseline=fail " in script
@@ -87,6 +88,7 @@ def test_a_workflow_calls_that_of_a_copy_of_perfsuite() -> None:
     run("init", "--hardware", "a100", "--github", *where, "--uses", "octo/perfsuite@4d2c1b0")
     text = Path(".github/workflows/performance.yml").read_text()
     assert len(text.splitlines()) < 20
+    assert "perfsuite[history] @ git+https://github.com/octo/perfsuite@4d2c1b0" in text
     job = yaml.safe_load(text)["jobs"]["night"]
     assert job["uses"] == "octo/perfsuite/.github/workflows/night.yml@4d2c1b0"
     machine = {"runs-on": {"group": "gpus"}, "container": "image"}
@@ -101,6 +103,7 @@ def test_a_workflow_calls_that_of_a_copy_of_perfsuite() -> None:
         (("--container", "image"), "--runs-on, --container and --uses are for --github: add that"),
         (("--github", "--uses", "perfsuite"), "--uses perfsuite: expected a repository and a commit of it"),
         (("--github", "--uses", "o/p@1", "--runs-on", "["), "--runs-on [: no YAML"),
+        (("--github", "--runs-on", "["), "--runs-on [: no YAML"),
     ],
 )
 def test_what_cannot_be_begun_is_refused(arguments: tuple[str, ...], words: str) -> None:

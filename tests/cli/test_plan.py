@@ -27,16 +27,16 @@ def test_a_plan_tells_what_each_case_costs_and_what_a_budget_reaches() -> None:
     assert first[1:] == ["recorded", "2026-01-02", "30.0", "4.0", "30.0", "min"]
     assert second[1:] == ["recorded", "2026-01-02", "30.0", "4.0", "60.0", "min"]
     assert third[1:] == ["never", "~30.0", "~4.0", "not", "reached"]
-    assert " ".join(total) == "2 cases of 3 within 1h: 60 min, 8.0 GPU hours, as far as is known"
+    assert " ".join(total) == "2 cases of 3 within 1h: 60.0 min, 8.0 GPU hours, as far as is known"
     *_, last = rows(run("plan", "--hardware", "h100", "--budget", "1h", "--json").stdout)
     assert (last["case"], last["reached after"]) == (CASES[2].id, "not reached")
-    assert "3 cases: 90 min, 12.0 GPU hours" in run("plan", "--hardware", "h100").stdout
+    assert "3 cases: 90.0 min, 12.0 GPU hours" in run("plan", "--hardware", "h100").stdout
 
 
 def test_without_a_past_nothing_is_known(tmp_path: Path) -> None:
     told = run("plan", "--hardware", "h100", "--store", tmp_path / "elsewhere").stdout
     assert told.count("not known  not known") == 3
-    assert told.endswith("3 cases: 0 min, 0.0 GPU hours, as far as is known\n")
+    assert told.endswith("3 cases: 0.0 min, 0.0 GPU hours, as far as is known\n")
 
 
 @pytest.mark.parametrize(

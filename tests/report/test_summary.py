@@ -44,13 +44,13 @@ def test_provenance_is_that_of_the_launches_as_far_as_it_is_known() -> None:
         "torch": "2.13.0",
         "commit": "0123456789ab",
         "started": "2026-01-02 03:00:00 UTC",
-        "launches": "9 min, 1.2 GPU hours",
+        "launches": "8.8 min, 1.2 GPU hours",
         "perfsuite": "0.1.0",
     }
     assert summary.provenance(make_session(2, lambda number: "passed")) == told
     little = summary.provenance(make_session(0).replace(commit=None, machine=make_machine()))
     unknown = {"hardware": "cpu-test-2c (Test CPU)", "torch": "not observed", "commit": "not known to git"}
-    unknown["launches"] = "0 min"
+    unknown["launches"] = "0.0 min"
     assert little == told | unknown
     dirty = make_session(0).replace(dirty=True)
     assert summary.provenance(dirty)["commit"] == "0123456789ab with uncommitted changes"

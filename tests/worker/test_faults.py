@@ -40,7 +40,7 @@ def series(text: str | None, *, is_last_rank: bool = True, steps: int = 12) -> R
     [
         (None, [1.0] * 12),
         ("slowdown=30%", [1.3] * 12),
-        ("slowdown=200%", [3.0] * 12),
+        ("slowdown=90%", [1.9] * 12),
         ("stall=4", [1.0, 1.0, 1.0, 3.0] * 3),
         ("stall=1", [3.0] * 12),
         ("nan", [1.0] * 12),

@@ -32,7 +32,7 @@ def probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:
     if (problem := torch_build.wrong_build(machine)) is not None:
         return failed("torch", problem)
     if not quick and (missing := missing_package("transformers")) is not None:
-        return failed(
+        return unknown(
             "torch", f"to check it, {missing}", "run the command above, then perfsuite doctor again"
         )
     with tempfile.TemporaryDirectory(prefix="perfsuite-doctor-") as directory:

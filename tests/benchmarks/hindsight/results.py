@@ -12,6 +12,7 @@ from tests.benchmarks.hindsight.table import PAIRS
 
 FILE = Path(__file__).with_name("results.json")
 PAGE = Path("docs/evidence/hindsight.md")
+ALIKE = "not reproduced: "
 BEGIN, END = "<!-- made by: make hindsight -->\n", "<!-- end of what make hindsight made -->\n"
 
 
@@ -56,20 +57,24 @@ def tables(all_results: Results) -> str:
     alike = [quiet for quiet, busy in again if (quiet.outcome, quiet.first) == (busy.outcome, busy.first)]
     regressions = [pair for pair in PAIRS if pair.is_regression]
     tried = [pair for pair in regressions if not pair.cannot]
+    alike_both = [pair for pair in regressions if pair.cannot.startswith(ALIKE)]
+    others = [pair for pair in regressions if pair.cannot and pair not in alike_both]
     grades = [results[pair.name].outcome for pair in tried if pair.name in results]
     unchanged = [pair for pair in PAIRS if not pair.is_regression and pair.name in results]
     silent = [results[pair.name].outcome for pair in unchanged].count("silent")
     return "\n".join(
         [
-            f"{len(tried)} of {len(regressions)} regressions can be run here. {grades.count('found')} were "
-            f"found, {grades.count('found, cause later')} were found with the cause in a later line, "
+            f"{len(tried)} of {len(regressions)} regressions show in such scripts. {grades.count('found')} "
+            f"were found, {grades.count('found, cause later')} were found with the cause in a later line, "
             f"{grades.count('missed')} were missed. {len(again)} pairs were run on a quiet machine and on a "
             f"busy one: the verdict and the first line are the same in {len(alike)} of them.\n",
             "| thread | good, bad | what a step does more | verdict | first line | s, quiet | s, busy |",
             "| --- | --- | --- | --- | --- | --- | --- |",
             *(_row(pair, results.get(pair.name), all_results) for pair in tried),
-            "\nNot run here:\n",
-            *(f"- {pair.thread}: {pair.cannot}." for pair in regressions if pair.cannot),
+            "\nRun in both releases, and not to be seen in a step of our scripts:\n",
+            *(f"- {pair.thread}: {pair.cannot.removeprefix(ALIKE)}." for pair in alike_both),
+            "\nNot run:\n",
+            *(f"- {pair.thread}: {pair.cannot}." for pair in others),
             f"\n{silent} of {len(unchanged)} unchanged pairs were silent:\n",
             *(f"- {script}: {'; '.join(pairs)}" for script, pairs in _by_script(unchanged, results).items()),
             "",

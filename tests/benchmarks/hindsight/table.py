@@ -121,7 +121,7 @@ PAIRS: tuple[Pair, ...] = (
         good="trl==0.19.0 transformers==4.52.4",
         bad="trl==0.18.2 transformers==4.52.4",
         what="GRPO asks the reference again in each iteration over a batch",
-        cannot="not reproduced with one iteration over a batch; several were not tried",
+        cannot="not reproduced: it needs several iterations over a batch, and one was tried",
     ),
     Pair(
         name="peft-2575",
