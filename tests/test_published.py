@@ -86,7 +86,7 @@ def test_reported_figures_and_their_values_agree(comparison: Comparison) -> None
     for row in comparison.rows:
         for figure in row.figures:
             if figure.quantity in scale and figure.value is not None:
-                text = figure.reported.split()[0].rstrip("%")
+                text = figure.reported.split()[0].strip("~%")
                 number = float(text.rstrip("K").replace(",", "")) * (1000 if text.endswith("K") else 1)
                 assert figure.value == pytest.approx(number * scale[figure.quantity])
             if figure.quantity == "reserved_memory_bytes" and figure.value is not None:

@@ -1,4 +1,4 @@
-"""Published tables of torchtitan next to dry runs of their rows: docs/evidence/published.md (4 minutes).
+"""Published tables next to dry runs of their rows: docs/evidence/published.md (5 minutes).
 
 A row whose case is compiled is run dry without compilation, since a dry run does not compile.
 """
@@ -10,13 +10,20 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from bench_cases.published import Comparison, Row
+from bench_cases.published import Comparison, PublishedFigure, Row
 from perfsuite import Case, TorchTitan
 from perfsuite.dry.driver import dry_run
 from perfsuite.results.run import Run
 from tests.test_published import CASES, PUBLISHED
 
-NAMES = ("torchtitan-h100", "torchtitan-async-tp", "torchtitan-405b", "torchao-float8", "torchtitan-h200")
+NAMES = (
+    "torchtitan-h100",
+    "torchtitan-async-tp",
+    "torchtitan-405b",
+    "torchao-float8",
+    "torchtitan-h200",
+    "accelerate-float8",
+)
 GIB = 1 << 30
 SETTINGS = ("table", "model", "GPUs", "parallelism and techniques", "batch", "tokens/s per GPU")
 HEADINGS = (*SETTINGS, "MFU", "share of the roofline", "memory, GiB", "predicted", "error", "seconds")
@@ -34,10 +41,10 @@ def main() -> None:
 def uncompiled(case: Case) -> Case:
     """Return `case` without compilation, and without torchtitan's options of it."""
     framework = case.framework
-    if not case.compile or not isinstance(framework, TorchTitan):
-        return case
-    words = tuple(word for word in framework.overrides if not word.startswith("--compile."))
-    return case.replace(compile=False, framework=framework.replace(overrides=words))
+    if isinstance(framework, TorchTitan):
+        words = tuple(word for word in framework.overrides if not word.startswith("--compile."))
+        framework = framework.replace(overrides=words)
+    return case.replace(compile=False, framework=framework)
 
 
 @cache
@@ -53,9 +60,10 @@ def _with_case(comparison: Comparison, row: Row) -> tuple[str, ...]:
     case = CASES[row.case]
     run = _dry(uncompiled(case))
     facts, flops = run.dry_facts, run.flops
-    if facts is None or facts.fit is None or facts.roofline is None or flops is None:
-        raise SystemExit(f"{row.case}: nothing was predicted")
-    speed, memory, predicted = _speed(row), _memory(row), facts.fit.reserved_expandable
+    speed, memory = _speed(row).value, _memory(row)
+    if facts is None or facts.fit is None or facts.roofline is None or flops is None or speed is None:
+        raise SystemExit(f"{row.case}: nothing was predicted, or no speed published")
+    predicted = facts.fit.reserved_expandable
     return (
         *_settings(comparison, row),
         f"{speed * flops.per_token / facts.roofline.peak_flops:.1%}",
@@ -76,12 +84,11 @@ def _settings(comparison: Comparison, row: Row) -> tuple[str, ...]:
     *table, model, how, batch, length = row.settings
     more = "" if length == "8192" else f", {length} tokens"
     table = [comparison.name, *table]
-    return " ".join(table), model, str(row.devices), how + more, batch, f"{_speed(row):,g}"
+    return " ".join(table), model, str(row.devices), how + more, batch, _speed(row).reported
 
 
-def _speed(row: Row) -> float:
-    (speed,) = (each.value for each in row.figures if each.quantity == "tokens_per_s_per_device")
-    assert speed is not None
+def _speed(row: Row) -> PublishedFigure:
+    (speed,) = (each for each in row.figures if each.quantity == "tokens_per_s_per_device")
     return speed
 
 
