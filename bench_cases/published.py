@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from perfsuite import documents
 from perfsuite.documents import Data, Document
@@ -89,8 +89,10 @@ class Row(Data):
     """The cells of the published table that say what was run."""
     devices: int = Field(ge=1)
     figures: tuple[PublishedFigure, ...] = Field(min_length=1)
-    case: str
+    case: str = ""
     """Id of the case that is this row."""
+    no_case: str = ""
+    """Why no case can be this row. A row has either."""
     twin: str | None = None
     """Id of the case that takes the same code path with a tiny model on a CPU."""
     two_node_twin: str | None = None
@@ -100,6 +102,12 @@ class Row(Data):
     sweep: str | None = None
     """Rows of the same sweep differ in the micro-batch alone."""
     note: str | None = None
+
+    @model_validator(mode="after")
+    def _one_or_the_other(self) -> Row:
+        if bool(self.case) is bool(self.no_case):
+            raise ValueError(f"row {' / '.join(self.settings)} needs a case, or no_case with the reason")
+        return self
 
     @property
     def twins(self) -> set[str]:
@@ -254,6 +262,8 @@ def _measured(row: Row, quantity: QuantityName, results: Mapping[str, Measuremen
 def _here(
     row: Row, quantity: QuantityName, measured: float | None, result: Measurement | None, accelerator: str
 ) -> str:
+    if row.no_case:
+        return f"no case: {row.no_case}"
     if result is None:
         return f"not run: needs {row.devices} x {accelerator}"
     if measured is None:

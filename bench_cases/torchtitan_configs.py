@@ -1,8 +1,10 @@
 """Configurations that torchtitan's registry lacks: `--module=bench_cases.torchtitan_configs`."""
 
+from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.config import ParallelismConfig
+from torchtitan.models.common.config_utils import decoder_vocab_size
 from torchtitan.models.llama3 import model_registry as llama3
-from torchtitan.models.llama3.config_registry import llama3_70b
+from torchtitan.models.llama3.config_registry import llama3_8b, llama3_70b
 from torchtitan.models.qwen3 import model_registry as qwen3
 from torchtitan.models.qwen3.config_registry import qwen3_30b_a3b
 from torchtitan.trainer import Trainer
@@ -22,4 +24,25 @@ def qwen3_235b_a22b() -> Trainer.Config:
     config.model_spec = qwen3("235B-A22B")
     config.parallelism = ParallelismConfig(expert_parallel_degree=8)
     config.training.disable_cuda_graphs = True
+    return config
+
+
+def llama3_8b_whole_loss() -> Trainer.Config:
+    """torchtitan's own `llama3_8b` with the loss of all positions at once, as torchtitan had it in 2024."""
+    return _whole_loss(llama3_8b())
+
+
+def llama3_70b_whole_loss() -> Trainer.Config:
+    """torchtitan's own `llama3_70b` with the loss of all positions at once, as torchtitan had it in 2024."""
+    return _whole_loss(llama3_70b())
+
+
+def llama3_405b_whole_loss() -> Trainer.Config:
+    """`llama3_405b_bf16` with the loss of all positions at once, as torchtitan had it in 2024."""
+    return _whole_loss(llama3_405b_bf16())
+
+
+def _whole_loss(config: Trainer.Config) -> Trainer.Config:
+    """Replace the loss that torchtitan 0.3 computes in parts, so that not all logits exist at once."""
+    config.loss = CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(config.model_spec))
     return config

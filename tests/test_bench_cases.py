@@ -8,6 +8,7 @@ from itertools import chain
 import pytest
 
 from perfsuite import Case, Model
+from perfsuite.case.catalog import MODELS
 from perfsuite.case.hardware import PRODUCTS
 from perfsuite.worker.flops import count
 from tests.test_published import CASES
@@ -22,6 +23,10 @@ REACHED = {"fp32": 0.7}
 """Share of the peak that a step may reach at the most; 0.4 in 16 bits."""
 
 
+OF_REGISTRY = {"llama3_8b_whole_loss": MODELS["llama-3.1-8b"]}
+"""The model of a configuration of torchtitan's registry, which the case itself does not hold."""
+
+
 @cache
 def of_a_token(model: Model, length: int) -> float:
     return count(model, length).per_token
@@ -31,9 +36,10 @@ def least_step_s(case: Case) -> float:
     """How short a step may be on an H100, by its FLOPs."""
     peak = H100.peak_fp32 if case.precision == "fp32" else H100.peak_16bit
     assert peak is not None
-    counted = of_a_token(case.model, case.sample_length) * (1 if case.lora is None else 2 / 3)
-    recomputed = 4 / 3 if case.activation_checkpointing == "full" else 1
     options = case.framework.model_dump()
+    model = case.model if case.model.config else OF_REGISTRY[options["config"]]
+    counted = of_a_token(model, case.sample_length) * (1 if case.lora is None else 2 / 3)
+    recomputed = 4 / 3 if case.activation_checkpointing == "full" else 1
     parts: int = options.get("tp", 1) * options.get("pp", 1)
     tokens = case.micro_batch * case.gradient_accumulation * case.sample_length
     reached = REACHED.get(case.precision, 0.4)

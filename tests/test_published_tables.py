@@ -57,6 +57,17 @@ def test_what_was_not_run_says_what_it_needs_and_shows_no_other_figure() -> None
     assert table.rows == (("FSDP", "4", "93.6K", "not run: needs 16 x H100 80GB", "-", "-"),)
 
 
+def test_a_row_that_cannot_be_a_case_says_why() -> None:
+    table = compare(comparison(row().replace(case="", no_case="float8 needs torchao")), {"a": measured()})
+    assert table.rows == (("FSDP", "4", "93.6K", "no case: float8 needs torchao", "-", "-"),)
+
+
+@pytest.mark.parametrize("changes", [{"case": ""}, {"no_case": "float8 needs torchao"}])
+def test_a_row_has_a_case_or_the_reason_why_none(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="row FSDP / 4 needs a case, or no_case with the reason"):
+        row(**changes)
+
+
 @pytest.mark.parametrize(
     ("result", "shown"),
     [

@@ -16,6 +16,7 @@ from perfsuite.results.rank_report import Observed
 from tests.frameworks.test_base import measured, observed
 from tests.frameworks.torchtitan.samples import MARKS
 from tests.samples import make_machine, make_run
+from tests.test_published import CASES
 
 pytestmark = MARKS
 
@@ -224,3 +225,18 @@ def test_no_mfu_where_matmuls_have_several_peaks(modules: str, expected: bool) -
     seen = Observed(settings={"low_precision_modules": modules}, environment={})
     assert in_few_bits(run.replace(observed=seen)) is expected
     assert not in_few_bits(run.replace(observed=None))
+
+
+OF_THE_SUITE = [
+    case for case in CASES.values() if isinstance(case.framework, TorchTitan) and case.framework.config
+]
+
+
+@pytest.mark.parametrize("case", OF_THE_SUITE, ids=lambda case: case.id)
+def test_each_registered_case_of_the_suite_says_what_torchtitan_reads(case: Case) -> None:
+    """Those too that are compiled, which no dry run reads."""
+    from perfsuite.frameworks.torchtitan import configuration
+
+    assert configuration.expected(case)["wrapper"] == "FSDPModule"
+    whole = configuration.read(case).loss.__class__.__qualname__ == "CrossEntropyLoss.Config"
+    assert whole is ("_whole_loss" in case.framework.slug())

@@ -1,0 +1,111 @@
+"""Published tables next to dry runs of their rows: docs/evidence/published.md (5 minutes).
+
+A row whose case is compiled is run dry without compilation, since a dry run does not compile.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+from bench_cases.published import Comparison, PublishedFigure, Row
+from perfsuite import Case, TorchTitan
+from perfsuite.dry.driver import dry_run
+from perfsuite.results.run import Run
+from tests.test_published import CASES, PUBLISHED
+
+NAMES = (
+    "torchtitan-h100",
+    "torchtitan-async-tp",
+    "torchtitan-405b",
+    "torchao-float8",
+    "torchtitan-h200",
+    "accelerate-float8",
+)
+GIB = 1 << 30
+SETTINGS = ("table", "model", "GPUs", "parallelism and techniques", "batch", "tokens/s per GPU")
+HEADINGS = (*SETTINGS, "MFU", "share of the roofline", "memory, GiB", "predicted", "error", "seconds")
+WITHOUT = (*SETTINGS, "memory, GiB", "why it is no case")
+
+
+def main() -> None:
+    """Print the rows that have a case as one table in Markdown, and those that have none as another."""
+    rows = [(each, row) for each in PUBLISHED if each.name in NAMES for row in each.rows]
+    _print(HEADINGS, (_with_case(each, row) for each, row in rows if row.case))
+    print()
+    _print(WITHOUT, (_without(each, row) for each, row in rows if row.no_case))
+
+
+def uncompiled(case: Case) -> Case:
+    """Return `case` without compilation, and without torchtitan's options of it."""
+    framework = case.framework
+    if isinstance(framework, TorchTitan):
+        words = tuple(word for word in framework.overrides if not word.startswith("--compile."))
+        framework = framework.replace(overrides=words)
+    return case.replace(compile=False, framework=framework)
+
+
+@cache
+def _dry(case: Case) -> Run:
+    with tempfile.TemporaryDirectory() as directory:
+        run = dry_run(case, Path(directory))
+    if run.failure is not None:
+        raise SystemExit(f"{case.id}: {run.failure.message}")
+    return run
+
+
+def _with_case(comparison: Comparison, row: Row) -> tuple[str, ...]:
+    case = CASES[row.case]
+    run = _dry(uncompiled(case))
+    facts, flops = run.dry_facts, run.flops
+    speed, memory = _speed(row).value, _memory(row)
+    if facts is None or facts.fit is None or facts.roofline is None or flops is None or speed is None:
+        raise SystemExit(f"{row.case}: nothing was predicted, or no speed published")
+    predicted = facts.fit.reserved_expandable
+    return (
+        *_settings(comparison, row),
+        f"{speed * flops.per_token / facts.roofline.peak_flops:.1%}",
+        f"{facts.roofline.share(speed * row.devices):.1%}",
+        _gib(memory),
+        _gib(predicted) + " *" * case.compile,
+        f"{predicted / memory - 1:+.1%}" if memory else "-",
+        f"{run.duration_s:.0f}",
+    )
+
+
+def _without(comparison: Comparison, row: Row) -> tuple[str, ...]:
+    return (*_settings(comparison, row), _gib(_memory(row)), row.no_case)
+
+
+def _settings(comparison: Comparison, row: Row) -> tuple[str, ...]:
+    """The first columns; a sequence length is told where it is not 8192."""
+    *table, model, how, batch, length = row.settings
+    more = "" if length == "8192" else f", {length} tokens"
+    table = [comparison.name, *table]
+    return " ".join(table), model, str(row.devices), how + more, batch, _speed(row).reported
+
+
+def _speed(row: Row) -> PublishedFigure:
+    (speed,) = (each for each in row.figures if each.quantity == "tokens_per_s_per_device")
+    return speed
+
+
+def _memory(row: Row) -> float | None:
+    return next((each.value for each in row.figures if each.quantity == "reserved_memory_bytes"), None)
+
+
+def _gib(value: float | None) -> str:
+    return "-" if value is None else f"{value / GIB:.1f}"
+
+
+def _print(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    for cells in (headings, ("---",) * len(headings)):
+        print(f"| {' | '.join(cells)} |")
+    for cells in rows:
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
