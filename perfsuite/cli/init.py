@@ -11,7 +11,6 @@ from string import Template
 from typing import Annotated
 
 import typer
-import yaml
 
 from perfsuite import documents
 from perfsuite.case.hardware import hardware_error
@@ -200,6 +199,8 @@ def _workflow(hardware: str, runs_on: str, container: str, uses: str) -> dict[Pa
 
 
 def _yaml(text: str) -> object:
+    import yaml  # only here: every command imports this file
+
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
