@@ -111,10 +111,20 @@ def test_strategies_train_the_same(ddp: Run, tmp_path: Path, framework: Framewor
 
 
 @pytest.mark.launch
-def test_tensor_parallel_ranks_train_as_one(ddp: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "framework",
+    [
+        FSDP2(tensor_parallel=2),
+        Accelerate(strategy="fsdp2", dp_shard_size=2, tp_size=2),
+        Trainer(fsdp="full_shard auto_wrap", dp_shard_size=2, tp_size=2),
+    ],
+    ids=Framework.slug,
+)
+def test_tensor_parallel_ranks_train_as_one(ddp: Run, tmp_path: Path, framework: Framework) -> None:
     """Four ranks, of which two and two split each layer: the same global batch as two of DDP."""
-    split = measured(COUNTED.replace(framework=FSDP2(tensor_parallel=2), topology=FOUR), tmp_path)
+    split = measured(COUNTED.replace(framework=framework, topology=FOUR), tmp_path)
     assert split.loss == pytest.approx(ddp.loss, rel=1e-4)
+    assert split.figures.gradient_norm == pytest.approx(ddp.figures.gradient_norm, rel=1e-4)
     assert split.figures.tokens_per_s == pytest.approx(2 * 2 * 32 / float(split.figures.step_s_p50 or 0))
 
 
@@ -145,6 +155,14 @@ def test_tensor_parallel_ranks_train_as_one(ddp: Run, tmp_path: Path) -> None:
         SMALL.replace(framework=FSDP2(), precision="bf16", model="gpt2-tiny"),
         SMALL.replace(framework=FSDP(sharding_strategy="HYBRID_SHARD", shard_group=2), topology=FOUR),
         SMALL.replace(framework=FSDP2(shard_group=2), topology=FOUR),
+        SMALL.replace(
+            framework=Accelerate(strategy="fsdp2", dp_replicate_size=2, dp_shard_size=2), topology=FOUR
+        ),
+        SMALL.replace(
+            framework=Trainer(fsdp="full_shard auto_wrap", dp_replicate_size=2, dp_shard_size=2),
+            precision="bf16-mixed",
+            topology=FOUR,
+        ),
     ],
     ids=lambda case: case.id,
 )
