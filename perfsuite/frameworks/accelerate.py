@@ -261,7 +261,9 @@ class Accelerate(Framework):
         if (fsdp := self._fsdp) is None:
             return sharding.dry_plan()
         offloads = fsdp.fsdp_offload_params or fsdp.fsdp_activation_checkpointing_offload
-        return sharding.dry_plan(ranks_differ=fsdp.fsdp_version == 1, offloads=offloads)
+        return sharding.dry_plan(
+            ranks_differ=fsdp.fsdp_version == 1, offloads=offloads, built_over=self.tp_size
+        )
 
     def expected(self, case: Case) -> dict[str, str]:
         if (fsdp := self._fsdp) is None:

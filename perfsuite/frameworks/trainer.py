@@ -92,7 +92,10 @@ class Trainer(Framework):
         self._degrees.check(case)
 
     def dry(self, case: Case) -> DryPlan:
-        return sharding.dry_plan(ranks_differ=self.fsdp_version == 1, offloads="offload" in self.fsdp.split())
+        offloads = "offload" in self.fsdp.split()
+        return sharding.dry_plan(
+            ranks_differ=self.fsdp_version == 1, offloads=offloads, built_over=self.tp_size
+        )
 
     def expected(self, case: Case) -> dict[str, str]:
         if self._sharding is None:

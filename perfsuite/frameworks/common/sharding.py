@@ -13,7 +13,9 @@ ShardingStrategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SH
 Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "none"]
 
 
-def dry_plan(*, ranks_differ: bool = False, offloads: bool = False, builds_whole: bool = True) -> DryPlan:
+def dry_plan(
+    *, ranks_differ: bool = False, offloads: bool = False, builds_whole: bool = True, built_over: int = 1
+) -> DryPlan:
     """Return how torch's own wrappers, DDP and FSDP, are run dry, whatever library puts them on."""
     pinned = "offloading keeps shards in pinned host memory, which is not pretended"
     return DryPlan(
@@ -21,6 +23,7 @@ def dry_plan(*, ranks_differ: bool = False, offloads: bool = False, builds_whole
         pretend=_pretend,
         ranks_differ=ranks_differ,
         builds_whole=builds_whole,
+        built_over=built_over,
     )
 
 

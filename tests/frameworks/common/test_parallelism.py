@@ -180,4 +180,7 @@ def test_a_step_sends_what_theory_says(case: Case, mesh: str, tmp_path: Path) ->
         (axes[each.ranks, each.apart], each.kind, each.phase): (each.count, each.bytes)
         for each in run.counts[0].counts.collectives
     }
+    assert run.dry_facts is not None
+    assert run.dry_facts.fit is not None
+    assert run.dry_facts.fit.built == 4 * 8_030_261_248 // tp, "fp32, split before it is sharded"
     assert sent == theory(degrees, recomputed=case.activation_checkpointing == "full")
