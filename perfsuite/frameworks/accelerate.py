@@ -18,7 +18,7 @@ from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Work
 from perfsuite.frameworks.common import sharding
 from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp, launcher_environment
 from perfsuite.frameworks.common.config_file import ConfigFile
-from perfsuite.frameworks.common.parallelism import Degrees
+from perfsuite.frameworks.common.parallelism import Degrees, refuse_other_axes
 
 Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
 Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"]
@@ -42,6 +42,12 @@ def _upper(value: Any) -> Any:
 def _unused(value: Any) -> Any:
     if value:
         raise ValueError("perfsuite drives accelerate's DDP and FSDP alone; remove it")
+    return value
+
+
+def _in_options(value: Any) -> Any:
+    if value:
+        raise ValueError("give Accelerate(strategy='fsdp2', dp_shard_size=..., tp_size=...) without a file")
     return value
 
 
@@ -129,7 +135,7 @@ class LaunchFields(Data):
     fp8_config: _Unused = None
     megatron_lm_config: _Unused = None
     mpirun_config: _Unused = None
-    parallelism_config: _Unused = None
+    parallelism_config: Annotated[Any, AfterValidator(_in_options)] = None
     downcast_bf16: Literal["no", False] = False
     tpu_env: _Unused = None
     tpu_use_cluster: _Unused = False
@@ -211,6 +217,8 @@ class Accelerate(Framework):
     """Ranks that shard. Without any degree all ranks do."""
     tp_size: int = Field(default=1, ge=1, strict=True)
     """Neighbouring ranks that split each layer and see the same data."""
+
+    _axes = model_validator(mode="before")(refuse_other_axes)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Accelerate:

@@ -14,7 +14,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.common import sharding
 from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp
-from perfsuite.frameworks.common.parallelism import Degrees
+from perfsuite.frameworks.common.parallelism import Degrees, refuse_other_axes
 
 SHARDINGS = {
     "full_shard": "FULL_SHARD",
@@ -42,6 +42,8 @@ class Trainer(Framework):
     """Ranks that shard. Without any degree all ranks do."""
     tp_size: int = Field(default=1, ge=1, strict=True)
     """Neighbouring ranks that split each layer and see the same data."""
+
+    _axes = model_validator(mode="before")(refuse_other_axes)
 
     @field_validator("fsdp")
     @classmethod

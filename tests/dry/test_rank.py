@@ -172,8 +172,7 @@ def check(dry: Counts, real: Counts, *, is_ddp: bool, case: Case) -> None:
     for name in ("collectives", "flops", "host_reads", "device_copies"):
         assert getattr(dry, name) == getattr(real, name), name
     # By DTensor's collectives, whose copies no mode sees.
-    options = case.framework.model_dump()
-    splits_tensors = max(options.get(name, 1) for name in ("tensor_parallel", "tp_size")) > 1
+    splits_tensors = case.framework.model_dump().get("tensor_parallel", 1) > 1
     kernels, ops = Counter[str](real.kernels), Counter[str](real.ops)
     if not splits_tensors:
         kernels, ops = without_gloos_copies(real)

@@ -101,6 +101,11 @@ PREFETCH, TYPE = "fsdp_forward_prefetch: false", "distributed_type"
         ("precision: bf16", "precision: no", "mixed_precision: .*'no' or 'bf16'.*got False"),
         ("precision: bf16", "precision: fp8", "mixed_precision: .*'no' or 'bf16'.*got 'fp8'"),
         ("env: []", "env: [a]", "tpu_env: perfsuite drives accelerate's DDP and FSDP alone; remove it"),
+        (
+            "tpu_env: []",
+            "parallelism_config: {parallelism_config_tp_size: 2}",
+            r"parallelism_config: give Accelerate\(strategy='fsdp2', dp_shard_size=\.\.\., tp_size=",
+        ),
         ("tpu_env: []", "gpu_ids: 0,1", "gpu_ids: .*'all'.*got '0,1'"),
         ("tpu_env: []", "gradient_accumulation_steps: 2", "gradient_accumulation_steps: unknown field"),
         (

@@ -141,6 +141,21 @@ def test_tensor_parallel_ranks_train_as_one(ddp: Run, tmp_path: Path, framework:
 
 
 @pytest.mark.launch
+@pytest.mark.nightly
+def test_a_tied_embedding_is_split_as_one(tmp_path: Path) -> None:
+    tied = Model.from_config({**SMALL.model.config, "tie_word_embeddings": True}, name="llama-tied")
+    whole = COUNTED.replace(model=tied)
+    split = whole.replace(
+        framework=Accelerate(strategy="fsdp2", dp_shard_size=2, tp_size=2),
+        topology=FOUR,
+        activation_checkpointing="full",
+    )
+    first, second = (measured(case, tmp_path / case.id) for case in (whole, split))
+    assert second.loss == pytest.approx(first.loss, rel=1e-4)
+    assert second.figures.gradient_norm == pytest.approx(first.figures.gradient_norm, rel=1e-3)
+
+
+@pytest.mark.launch
 def test_a_mixture_of_experts_trains_the_same_sharded(tmp_path: Path) -> None:
     """Its FLOPs are unknown, which is said: no formula here counts the experts that a token passes."""
     experts = Model.from_config(MIXTRAL, name="mixtral-tiny")

@@ -21,6 +21,17 @@ NEEDS = {"accelerate": "1.12", "transformers": "5.23"}
 """Package -> the first version whose mesh, or tensor parallelism, is the one that is used here."""
 
 
+def refuse_other_axes(given: Any) -> Any:
+    """Raise `ValueError` if options, as given, split sequences; return them."""
+    for name in ("cp_size", "sp_size"):
+        if name in given:
+            raise ValueError(
+                f"{name}={given[name]!r}: perfsuite does not split sequences by accelerate; leave it out, or "
+                "take TorchTitan with --parallelism.context_parallel_degree (GPU or dry: a CPU has no kernel)"
+            )
+    return given
+
+
 class Degrees(Data):
     """How many ranks replicate, shard, and split layers: the axes of the mesh, the outermost first."""
 
@@ -91,7 +102,10 @@ class Degrees(Data):
 
         model: Any = model_without_weights(case, device)
         plan, _, _ = model._resolve_parallel_plans(DistributedConfig(tp_size=self.tp_size))
+        known = {*dict(model.named_modules()), *dict(model.named_parameters())}  # a tied weight by one name
+        plan = {name: style for name, style in plan.items() if name in known}
         apply_tensor_parallelism(model, config.get_device_mesh(device.type)["tp"], plan)
+        model.tie_weights()
         initialise(model, blocks(model), seed=case.seed, device=device)
         return model
 

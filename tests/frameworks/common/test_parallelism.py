@@ -36,6 +36,11 @@ BOTH = pytest.mark.parametrize("make", [accelerate, trainer])
         ({"tp_size": 2}, "dp_shard_size=1 leaves FSDP2 nothing to shard (dp_replicate_size=1, dp_shard_s"),
         ({"dp_replicate_size": 2, "tp_size": 2}, "give at least 2, or no degree to shard among all ranks"),
         ({"tp_size": 0}, "tp_size: Input should be greater than or equal to 1, got 0"),
+        (
+            {"cp_size": 2},
+            "cp_size=2: perfsuite does not split sequences by accelerate; leave it out",
+        ),
+        ({"sp_size": 2}, "(GPU or dry: a CPU has no kernel)"),
         ({"dp_shard_size": 2.0}, "dp_shard_size: Input should be a valid integer, got 2.0"),
     ],
 )
