@@ -1,4 +1,4 @@
-"""Llama on current GPUs: one GPU, one node of eight under each strategy and library, two of these nodes.
+"""Llama on current GPUs: one GPU, one node of eight under each strategy and library, two and eight nodes.
 
 Clocks and temperature of a GPU settle in seconds, not in steps: on an H100 each case warms up for some 10 s
 and is measured for 20 s or more, by the step times that its FLOPs let expect.
@@ -37,6 +37,7 @@ PUBLISHED = ONE_NODE.replace(
     hardware="h100",
 )
 TWO_NODES = ONE_NODE.replace(topology=Topology(nodes=2, processes_per_node=8))
+EIGHT_NODES = ONE_NODE.replace(topology=Topology(nodes=8, processes_per_node=8), hardware="h100")
 
 CASES = [
     ONE_GPU,
@@ -54,6 +55,8 @@ CASES = [
     ONE_NODE.replace(framework=TorchTitan()),
     TWO_NODES,
     TWO_NODES.replace(framework=FSDP2(shard_group=8)),
+    EIGHT_NODES.replace(framework=Accelerate(strategy="fsdp2", dp_shard_size=8, tp_size=8)),
+    EIGHT_NODES.replace(framework=Accelerate(strategy="fsdp2", dp_replicate_size=8, dp_shard_size=8)),
 ]
 
 

@@ -61,7 +61,8 @@ class DryRank:
             # Other attention has the same parameters, and may ask for a GPU, which is not pretended yet.
             plain = self.case.replace(attention="eager")
             model = model_without_weights(plain, torch.device("meta"))
-            self._built_bytes = sum(each.numel() * each.element_size() for each in model.parameters())
+            whole = sum(each.numel() * each.element_size() for each in model.parameters())
+            self._built_bytes = whole // self.plan.built_over
         self._pretend()
         with FakeTensorMode(allow_non_fake_inputs=True), self.answers():
             counting = self.recorder.counting = Counting(self._model)

@@ -18,6 +18,7 @@ from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Work
 from perfsuite.frameworks.common import sharding
 from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp, launcher_environment
 from perfsuite.frameworks.common.config_file import ConfigFile
+from perfsuite.frameworks.common.parallelism import Degrees, refuse_other_axes
 
 Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
 Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"]
@@ -31,7 +32,7 @@ _OPTIONS = {
     "fsdp1": ("sharding_strategy", "backward_prefetch", "cpu_offload"),
     "fsdp2": ("reshard_after_forward", "cpu_offload"),
 }
-"""Strategy -> its options. DDP has none, nor has a configuration file."""
+"""Strategy -> its options, but for FSDP2's degrees. DDP has none, nor has a configuration file."""
 
 
 def _upper(value: Any) -> Any:
@@ -41,6 +42,12 @@ def _upper(value: Any) -> Any:
 def _unused(value: Any) -> Any:
     if value:
         raise ValueError("perfsuite drives accelerate's DDP and FSDP alone; remove it")
+    return value
+
+
+def _in_options(value: Any) -> Any:
+    if value:
+        raise ValueError("give Accelerate(strategy='fsdp2', dp_shard_size=..., tp_size=...) without a file")
     return value
 
 
@@ -128,7 +135,7 @@ class LaunchFields(Data):
     fp8_config: _Unused = None
     megatron_lm_config: _Unused = None
     mpirun_config: _Unused = None
-    parallelism_config: _Unused = None
+    parallelism_config: Annotated[Any, AfterValidator(_in_options)] = None
     downcast_bf16: Literal["no", False] = False
     tpu_env: _Unused = None
     tpu_use_cluster: _Unused = False
@@ -190,7 +197,7 @@ class LaunchConfig(ConfigFile):
 class Accelerate(Framework):
     """A strategy and its options by accelerate's names; or a file that `accelerate config` wrote.
 
-    `Accelerate(strategy="fsdp2")`, `Accelerate(config="fsdp.yaml")`.
+    `Accelerate(strategy="fsdp2", dp_shard_size=8, tp_size=8)`, `Accelerate(config="fsdp.yaml")`.
     """
 
     name: ClassVar[str] = "accelerate"
@@ -204,6 +211,14 @@ class Accelerate(Framework):
     backward_prefetch: Prefetch = "NO_PREFETCH"
     reshard_after_forward: bool = True
     cpu_offload: bool = False
+    dp_replicate_size: int = Field(default=1, ge=1, strict=True)
+    """Groups of ranks that replicate, while each group shards."""
+    dp_shard_size: int = Field(default=1, ge=1, strict=True)
+    """Ranks that shard. Without any degree all ranks do."""
+    tp_size: int = Field(default=1, ge=1, strict=True)
+    """Neighbouring ranks that split each layer and see the same data."""
+
+    _axes = model_validator(mode="before")(refuse_other_axes)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Accelerate:
@@ -212,13 +227,16 @@ class Accelerate(Framework):
                 "give either strategy ('ddp', 'fsdp1' or 'fsdp2') or config (the path of an accelerate YAML)"
             )
         allowed = _OPTIONS.get(self.strategy or "", ())
+        if self.strategy == "fsdp2":
+            allowed += (*Degrees.model_fields,)
         for name, field in type(self).model_fields.items():
             if name not in ("strategy", "config", *allowed) and getattr(self, name) != field.default:
                 whose = f"strategy {self.strategy!r}" if self.strategy else "a configuration file"
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} does not go with {whose}, which takes "
-                    f"{' and '.join(allowed) or 'no options'}"
+                    f"{', '.join(allowed) or 'no options'}"
                 )
+        self._degrees.refuse_without_shards()
         return self
 
     def slug(self) -> str:
@@ -235,7 +253,7 @@ class Accelerate(Framework):
         if is_offloaded and (reason := sharding.offload_unsupported("cpu_offload", machine)) is not None:
             return reason
         if fsdp is not None and fsdp.fsdp_version == 2:
-            return None
+            return self._degrees.unsupported(case)
         if case.topology.world_size < 2:
             return "accelerate wraps nothing in DDP, and torch shards nothing in FSDP1, on 1 process: needs 2"
         if fsdp is not None and fsdp.sharding.startswith("HYBRID"):
@@ -245,20 +263,27 @@ class Accelerate(Framework):
     def check(self, case: Case) -> None:
         if self.config and (conflict := self.config.conflict(case)) is not None:
             raise CaseError(conflict)
+        self._degrees.check(case)
 
     def dry(self, case: Case) -> DryPlan:
         if (fsdp := self._fsdp) is None:
             return sharding.dry_plan()
         offloads = fsdp.fsdp_offload_params or fsdp.fsdp_activation_checkpointing_offload
-        return sharding.dry_plan(ranks_differ=fsdp.fsdp_version == 1, offloads=offloads)
+        return sharding.dry_plan(
+            ranks_differ=fsdp.fsdp_version == 1, offloads=offloads, built_over=self.tp_size
+        )
 
     def expected(self, case: Case) -> dict[str, str]:
         if (fsdp := self._fsdp) is None:
             return {"wrapper": "DistributedDataParallel"}
         if fsdp.fsdp_version == 2:
-            return {"wrapper": "FSDPModule", "sharding": "Shard(0)"}
+            return {"wrapper": "FSDPModule", **self._degrees.expected()}
         torch_name = fsdp.sharding.replace("HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2")
         return {"wrapper": "FullyShardedDataParallel", "sharding": torch_name}
+
+    @property
+    def _degrees(self) -> Degrees:
+        return Degrees(**{name: getattr(self, name) for name in Degrees.model_fields})
 
     @property
     def _fsdp(self) -> FsdpFields | None:
@@ -280,25 +305,26 @@ class Accelerate(Framework):
         from accelerate import Accelerator
 
         from perfsuite.frameworks.common.loop import training
-        from perfsuite.frameworks.common.model import build_model, build_optimizer
+        from perfsuite.frameworks.common.model import build_optimizer
 
         on_cpu = ranks.device.type == "cpu"
-        settings = self._set_environment(on_cpu=on_cpu)
-        plugin = self._plugin()
+        settings = self._set_environment(on_cpu=on_cpu) | self._degrees.patch()
+        plugin, parallelism = self._plugin(), self._degrees.config()
         accelerator = Accelerator(
             cpu=on_cpu,
             mixed_precision=MIXED_PRECISION[case.precision],
             gradient_accumulation_steps=case.gradient_accumulation,
             fsdp_plugin=plugin,
+            parallelism_config=None if on_cpu else parallelism,
         )
         if plugin is not None:
             if on_cpu:
-                settings["forced"] = force_fsdp(accelerator, plugin)
+                settings["forced"] = force_fsdp(accelerator, plugin, parallelism)
             if plugin.mixed_precision_policy is not None:
                 settings["reduce_dtype"] = str(plugin.mixed_precision_policy.reduce_dtype)
             if plugin.activation_checkpointing:
                 case = case.replace(activation_checkpointing="none")  # the plugin's own instead
-        model: Any = build_model(case, ranks.device)
+        model: Any = self._degrees.model(case, parallelism, ranks.device)
         if plugin is not None and plugin.fsdp_version == 1:
             model = accelerator.prepare(model)  # its parameters may be others than the optimizer would hold
             optimizer = accelerator.prepare(build_optimizer(case, model))
@@ -320,6 +346,7 @@ class Accelerate(Framework):
             backward=backward,
             sync=lambda is_last: accelerator.accumulate(model),
             step=step,
+            tensor_parallel=self.tp_size,
             settings=settings,
         )
 

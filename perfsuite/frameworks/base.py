@@ -124,6 +124,8 @@ class DryPlan:
     """Whether ranks do unlike work by design, as the stages of a pipeline do."""
     builds_whole: bool = False
     """Whether each rank has the whole model on its device before it is sharded: that must fit, too."""
+    built_over: int = 1
+    """Ranks that split the model while it is built, by tensor parallelism: each has one part of it."""
 
 
 class Framework(FrameworkOptions):

@@ -16,7 +16,11 @@ from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises
 from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
-from perfsuite.frameworks.common.sharding import hybrid_unsupported, sharded_quantization_unsupported
+from perfsuite.frameworks.common.sharding import (
+    hybrid_unsupported,
+    sharded_quantization_unsupported,
+    tensor_parallel_unsupported,
+)
 
 
 class FSDP2(Framework):
@@ -41,7 +45,7 @@ class FSDP2(Framework):
         if self.tensor_parallel > 1:
             if self.shard_group is not None:
                 return f"tensor_parallel={self.tensor_parallel} does not go with shard_group (3-D mesh)"
-            return _tensor_parallel_unsupported(case, self.tensor_parallel)
+            return tensor_parallel_unsupported(case, "tensor_parallel", self.tensor_parallel)
         hybrid = None if self.shard_group is None else hybrid_unsupported(self.shard_group, case)
         return hybrid or sharded_quantization_unsupported(case)
 
@@ -97,33 +101,6 @@ def _no_sync(model: Any) -> Iterator[None]:
     model.set_requires_gradient_sync(False)
     yield
     model.set_requires_gradient_sync(True)
-
-
-def _tensor_parallel_unsupported(case: Case, ranks: int) -> str | None:
-    """Return why the case's model cannot be split over `ranks` ranks, or None."""
-    config, name = case.model.config, case.model.name
-    if case.compile:  # torch 2.13: the second loss is 0.2 % off, where uncompiled blocks train as DDP does
-        return "tensor_parallel trains otherwise when its blocks are compiled: leave compile off"
-    if case.lora is not None:
-        return "tensor_parallel does not know how to split lora adapters"
-    if (model_type := config.get("model_type")) != "llama":
-        return f"tensor_parallel knows how to split llama models only, {name} is {model_type}"
-    heads = config.get("num_attention_heads")
-    split = {
-        "processes": case.topology.world_size,
-        "attention heads": heads,
-        "key-value heads": config.get("num_key_value_heads") or heads,
-        "MLP columns": config.get("intermediate_size"),
-        "tokens in the vocabulary": config.get("vocab_size"),
-    }
-    for what, count in split.items():
-        if not isinstance(count, int):
-            return (
-                f"tensor_parallel needs the number of {what}, which the configuration of {name} does not say"
-            )
-        if count % ranks:
-            return f"tensor_parallel={ranks} must divide the {count} {what} of {name}"
-    return None
 
 
 def _parallelize_llama(model: Any, mesh: Any) -> None:

@@ -6,7 +6,7 @@ import tempfile
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises
@@ -14,6 +14,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
 from perfsuite.frameworks.common import sharding
 from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp
+from perfsuite.frameworks.common.parallelism import Degrees, refuse_other_axes
 
 SHARDINGS = {
     "full_shard": "FULL_SHARD",
@@ -26,7 +27,7 @@ SHARDINGS = {
 
 
 class Trainer(Framework):
-    """Options `fsdp` of `TrainingArguments` and `version` of its `fsdp_config`; the rest has its defaults."""
+    """`fsdp` of `TrainingArguments`, `version` of its `fsdp_config`, sizes of its `parallelism_config`."""
 
     name: ClassVar[str] = "trainer"
     packages: ClassVar[tuple[str, ...]] = ("accelerate",)
@@ -35,6 +36,14 @@ class Trainer(Framework):
     fsdp: str = ""
     """A sharding, and optionally `offload` and `auto_wrap`, separated by spaces. Empty: DDP."""
     fsdp_version: Literal[1, 2] = 2
+    dp_replicate_size: int = Field(default=1, ge=1, strict=True)
+    """Groups of ranks that replicate, while each group shards."""
+    dp_shard_size: int = Field(default=1, ge=1, strict=True)
+    """Ranks that shard. Without any degree all ranks do."""
+    tp_size: int = Field(default=1, ge=1, strict=True)
+    """Neighbouring ranks that split each layer and see the same data."""
+
+    _axes = model_validator(mode="before")(refuse_other_axes)
 
     @field_validator("fsdp")
     @classmethod
@@ -52,7 +61,14 @@ class Trainer(Framework):
             raise ValueError(f"{self._sharding} is of FSDP1: fsdp_version=1, or full_shard, shard_grad_op")
         if self.fsdp_version == 1 and not self.fsdp:
             raise ValueError("fsdp_version=1 without fsdp; name what to shard, for example fsdp='full_shard'")
+        if self._degrees.given and (self.fsdp_version == 1 or not self.fsdp):
+            raise ValueError(f"{self._degrees}: degrees are of FSDP2; name what to shard, fsdp='full_shard'")
+        self._degrees.refuse_without_shards()
         return self
+
+    @property
+    def _degrees(self) -> Degrees:
+        return Degrees(**{name: getattr(self, name) for name in Degrees.model_fields})
 
     @property
     def _sharding(self) -> str | None:
@@ -72,16 +88,22 @@ class Trainer(Framework):
                 return "the gradient norm of offloaded FSDP2 shards needs gloo, too; take fsdp_version=1"
         if self._sharding is not None and self._sharding.startswith("hybrid_shard"):
             return sharding.hybrid_within_nodes_unsupported(self._sharding, case, machine)
-        return None
+        return self._degrees.unsupported(case)
+
+    def check(self, case: Case) -> None:
+        self._degrees.check(case)
 
     def dry(self, case: Case) -> DryPlan:
-        return sharding.dry_plan(ranks_differ=self.fsdp_version == 1, offloads="offload" in self.fsdp.split())
+        offloads = "offload" in self.fsdp.split()
+        return sharding.dry_plan(
+            ranks_differ=self.fsdp_version == 1, offloads=offloads, built_over=self.tp_size
+        )
 
     def expected(self, case: Case) -> dict[str, str]:
         if self._sharding is None:
             return {"wrapper": "DistributedDataParallel"}
         if self.fsdp_version == 2:
-            return {"wrapper": "FSDPModule", "sharding": "Shard(0)"}
+            return {"wrapper": "FSDPModule", **self._degrees.expected()}
         return {"wrapper": "FullyShardedDataParallel", "sharding": SHARDINGS[self._sharding]}
 
     def load(self, case: Case, device: Any) -> None:
@@ -93,25 +115,31 @@ class Trainer(Framework):
         import transformers
         from accelerate import FullyShardedDataParallelPlugin
 
-        from perfsuite.frameworks.common.model import build_model, build_optimizer, synthetic_batches
+        from perfsuite.frameworks.common.model import build_optimizer, synthetic_batches
 
         on_cpu = ranks.device.type == "cpu"
         clear_environment()
         directory = tempfile.TemporaryDirectory()
-        arguments = transformers.TrainingArguments(directory.name, **self._arguments(case, on_cpu=on_cpu))
+        degrees, parallelism = self._degrees, self._degrees.config()
+        given = {} if on_cpu or parallelism is None else {"parallelism_config": parallelism}
+        arguments = transformers.TrainingArguments(
+            directory.name, **self._arguments(case, on_cpu=on_cpu), **given
+        )
         # The Trainer itself checkpoints the blocks, and moves its batches to the device.
-        model: Any = build_model(case.replace(activation_checkpointing="none"), ranks.device)
-        data = _Data(synthetic_batches(case, ranks.rank, torch.device("cpu")), case, ranks)
+        plain = case.replace(activation_checkpointing="none")
+        model: Any = degrees.model(plain, parallelism, ranks.device)
+        data_rank, data_parallel = ranks.rank // self.tp_size, ranks.world_size // self.tp_size
+        data = _Data(synthetic_batches(case, data_rank, torch.device("cpu")), case, data_rank, data_parallel)
         micro_losses = _keep_losses(model)
         # The Trainer's own AdamW would not decay norms and biases, as the other frameworks' here does.
         optimizer: Any = lambda: partial(build_optimizer, case)  # noqa: E731
         trainer = transformers.Trainer(
             model, arguments, train_dataset=data, optimizer_cls_and_kwargs=(optimizer, {})
         )
-        settings = {"gradient_norm": "computed in each step, not clipped"}
+        settings = {"gradient_norm": "computed in each step, not clipped", **degrees.patch()}
         if on_cpu and self.fsdp:
             plugin = FullyShardedDataParallelPlugin(**arguments.fsdp_plugin_args)
-            settings["forced"] = force_fsdp(trainer.accelerator, plugin)
+            settings["forced"] = force_fsdp(trainer.accelerator, plugin, parallelism)
             trainer.is_fsdp_enabled = True
         own: dict[str, float] = {}
 
@@ -122,7 +150,7 @@ class Trainer(Framework):
 
         return Workload(
             run=run,
-            data_parallel=ranks.world_size,
+            data_parallel=data_parallel,
             settings=settings,
             own_tokens_per_s=lambda: own["train_samples_per_second"] * case.sample_length,
         )
@@ -158,19 +186,19 @@ class Trainer(Framework):
 
 
 class _Data:
-    """The samples of all ranks in the order in which the Trainer deals them out; only this rank's exist."""
+    """The samples of all data-parallel ranks as the Trainer deals them out; only this rank's exist."""
 
-    def __init__(self, batches: list[Any], case: Case, ranks: Ranks) -> None:
-        self._batches, self._case, self._ranks = batches, case, ranks
+    def __init__(self, batches: list[Any], case: Case, rank: int, ranks: int) -> None:
+        self._batches, self._case, self._rank, self._ranks = batches, case, rank, ranks
 
     def __len__(self) -> int:
         case = self._case
-        return case.total_steps * case.gradient_accumulation * case.micro_batch * self._ranks.world_size
+        return case.total_steps * case.gradient_accumulation * case.micro_batch * self._ranks
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         batch, row = divmod(index, self._case.micro_batch)
-        turn, rank = divmod(batch, self._ranks.world_size)
-        assert rank == self._ranks.rank, "the Trainer deals out samples in another order"
+        turn, rank = divmod(batch, self._ranks)
+        assert rank == self._rank, "the Trainer deals out samples in another order"
         tokens = self._batches[turn % len(self._batches)][row]
         return {"input_ids": tokens, "labels": tokens}
 

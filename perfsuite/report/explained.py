@@ -111,7 +111,7 @@ def prediction(facts: DryFacts, unit: Unit = "tokens") -> list[str]:
 
 def _memory(fit: Fit) -> list[str]:
     outside = [f"{part.name} {_size(part.low)} to {_size(part.high)}" for part in fit.outside]
-    whole = f"the whole model, before it is sharded {_size(fit.built)}"
+    whole = f"the model, before it is sharded {_size(fit.built)}"
     return [
         f"{fit.verdict}: rank {fit.rank} needs {_size(fit.least)} to {_size(fit.most)} of {_size(fit.card)}",
         *([whole] if fit.built > fit.allocated else []),

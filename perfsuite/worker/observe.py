@@ -23,6 +23,7 @@ from perfsuite.frameworks.common.model import (
     has_attention,
     is_checkpointed,
 )
+from perfsuite.frameworks.common.sharding import meshes_text
 from perfsuite.results.rank_report import Evidence, Observed
 from perfsuite.worker import deepspeed, replicas, software
 from perfsuite.worker.optimizers import living, parameters_of
@@ -231,7 +232,7 @@ def owner(optimizer: Any) -> nn.Module:
 
 
 def wrapping(model: nn.Module) -> dict[str, str]:
-    """Return which wrapper really is around the model (or inside it), and how it shards."""
+    """Return which wrapper really is around the model (or inside it), and how and on what mesh it shards."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
     from torch.distributed.tensor import DTensor
     from torch.nn.parallel import DistributedDataParallel
@@ -245,11 +246,14 @@ def wrapping(model: nn.Module) -> dict[str, str]:
     shardings = {module.sharding_strategy.name for module in found["FullyShardedDataParallel"]}
     tensors = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
     shardings |= {", ".join(map(_placement, tensor.placements)) for tensor in tensors}
+    meshes = [tensor.device_mesh for tensor in tensors if tensor.device_mesh.mesh_dim_names]
+    axes = [dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True)) for mesh in meshes]
     stages = {int(engine.zero_optimization_stage()) for engine in engines}  # what each partitions among ranks
     shardings |= {f"DeepSpeed ZeRO-{stage}" for stage in stages if stage}
     return {
         "wrapper": " + ".join(name for name, instances in found.items() if instances) or "none",
         "sharding": " and ".join(sorted(shardings)) or "none",
+        **({"mesh": meshes_text(axes)} if axes else {}),
         "wrapped_modules": str(sum(map(len, found.values()))),
     }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite import DDP, FSDP2, Case, LoRA, Nanotron, Topology, Trainer, documents
+from perfsuite import DDP, FSDP2, Accelerate, Case, LoRA, Nanotron, Topology, Trainer, documents
 from perfsuite.dry import limits
 from perfsuite.dry.machine import pretended
 from perfsuite.measure import launch_once
@@ -59,6 +59,8 @@ NEVER_REVIEWED = Case(
 """Small buckets and accumulation, which no case of this repository has."""
 SCATTERS = Nanotron(tp=2, tp_mode="REDUCE_SCATTER")
 """Its norms are tied: their gradients are reduced by one call for several tensors."""
+
+SPLITS = Accelerate(strategy="fsdp2", dp_shard_size=2, tp_size=2)
 
 HYBRID = NEVER_REVIEWED.replace(
     framework=FSDP2(shard_group=2), gradient_accumulation=1, topology=Topology(processes_per_node=4)
@@ -112,8 +114,9 @@ def test_a_dry_run_does_what_a_launch_of_the_twin_does(name: str, tmp_path: Path
         NEVER_REVIEWED,
         pytest.param(NEVER_REVIEWED.replace(framework=SCATTERS, precision="fp32"), marks=pytest.mark.nightly),
         HYBRID,
+        pytest.param(HYBRID.replace(framework=SPLITS), marks=pytest.mark.nightly),
     ],
-    ids=["ddp", "nanotron, REDUCE_SCATTER", "fsdp2, shard_group"],
+    ids=["ddp", "nanotron, REDUCE_SCATTER", "fsdp2, shard_group", "accelerate, tp_size"],
 )
 def test_a_dry_run_does_what_a_launch_does_now(case: Case, tmp_path: Path) -> None:
     dry = passed(case, tmp_path / "dry")

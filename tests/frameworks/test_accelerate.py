@@ -101,6 +101,11 @@ PREFETCH, TYPE = "fsdp_forward_prefetch: false", "distributed_type"
         ("precision: bf16", "precision: no", "mixed_precision: .*'no' or 'bf16'.*got False"),
         ("precision: bf16", "precision: fp8", "mixed_precision: .*'no' or 'bf16'.*got 'fp8'"),
         ("env: []", "env: [a]", "tpu_env: perfsuite drives accelerate's DDP and FSDP alone; remove it"),
+        (
+            "tpu_env: []",
+            "parallelism_config: {parallelism_config_tp_size: 2}",
+            r"parallelism_config: give Accelerate\(strategy='fsdp2', dp_shard_size=\.\.\., tp_size=",
+        ),
         ("tpu_env: []", "gpu_ids: 0,1", "gpu_ids: .*'all'.*got '0,1'"),
         ("tpu_env: []", "gradient_accumulation_steps: 2", "gradient_accumulation_steps: unknown field"),
         (
@@ -205,11 +210,15 @@ def test_a_case_carries_its_file(config: Path) -> None:
         (
             {"strategy": "fsdp2", "sharding_strategy": "NO_SHARD"},
             "sharding_strategy='NO_SHARD' does not go with strategy 'fsdp2', which takes "
-            "reshard_after_forward and cpu_offload",
+            "reshard_after_forward, cpu_offload, dp_replicate_size, dp_shard_size, tp_size",
         ),
         (
             {"strategy": "ddp", "cpu_offload": True},
             "cpu_offload=True does not go with strategy 'ddp', which takes no options",
+        ),
+        (
+            {"strategy": "fsdp1", "dp_shard_size": 2},
+            "dp_shard_size=2 does not go with strategy 'fsdp1', which takes sharding_strategy, ",
         ),
         (
             {"config": "mine.yaml", "reshard_after_forward": False},
@@ -269,6 +278,9 @@ def test_what_must_be_observed(tmp_path: Path, config: Path) -> None:
     assert fsdp1("HYBRID_SHARD_ZERO2").expected(case)["sharding"] == "_HYBRID_SHARD_ZERO2"
     assert Accelerate(strategy="ddp").expected(case) == {"wrapper": "DistributedDataParallel"}
     assert Accelerate(strategy="fsdp2").expected(case) == {"wrapper": "FSDPModule", "sharding": "Shard(0)"}
+    hybrid = Accelerate(strategy="fsdp2", dp_replicate_size=2, dp_shard_size=4).expected(case)
+    assert hybrid["mesh"] == "dp_replicate 2 x dp_shard_cp 4"
+    assert hybrid["sharding"] == "Replicate, Shard(0)"
     sharded = {"wrapper": "FullyShardedDataParallel", "sharding": "SHARD_GRAD_OP"}
     assert Accelerate(config=config).expected(case) == sharded
 

@@ -51,6 +51,17 @@ SMALL = Case(
 COUNTED = SMALL.replace(max_warmup_steps=4)
 """The same, with a step that is counted before those that are measured."""
 FOUR = Topology(processes_per_node=4)
+MIXTRAL = {
+    "model_type": "mixtral",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
 FULL = FSDP(sharding_strategy="FULL_SHARD")
 
 
@@ -111,11 +122,50 @@ def test_strategies_train_the_same(ddp: Run, tmp_path: Path, framework: Framewor
 
 
 @pytest.mark.launch
-def test_tensor_parallel_ranks_train_as_one(ddp: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "framework",
+    [
+        FSDP2(tensor_parallel=2),
+        Accelerate(strategy="fsdp2", dp_shard_size=2, tp_size=2),
+        Trainer(fsdp="full_shard auto_wrap", dp_shard_size=2, tp_size=2),
+    ],
+    ids=Framework.slug,
+)
+def test_tensor_parallel_ranks_train_as_one(ddp: Run, tmp_path: Path, framework: Framework) -> None:
     """Four ranks, of which two and two split each layer: the same global batch as two of DDP."""
-    split = measured(COUNTED.replace(framework=FSDP2(tensor_parallel=2), topology=FOUR), tmp_path)
+    split = measured(COUNTED.replace(framework=framework, topology=FOUR), tmp_path)
     assert split.loss == pytest.approx(ddp.loss, rel=1e-4)
+    # Both ranks that split a layer add the gradients of its norms.
+    assert split.figures.gradient_norm == pytest.approx(ddp.figures.gradient_norm, rel=1e-3)
     assert split.figures.tokens_per_s == pytest.approx(2 * 2 * 32 / float(split.figures.step_s_p50 or 0))
+
+
+@pytest.mark.launch
+@pytest.mark.nightly
+def test_a_tied_embedding_is_split_as_one(tmp_path: Path) -> None:
+    tied = Model.from_config({**SMALL.model.config, "tie_word_embeddings": True}, name="llama-tied")
+    whole = COUNTED.replace(model=tied)
+    split = whole.replace(
+        framework=Accelerate(strategy="fsdp2", dp_shard_size=2, tp_size=2),
+        topology=FOUR,
+        activation_checkpointing="full",
+    )
+    first, second = (measured(case, tmp_path / case.id) for case in (whole, split))
+    assert second.loss == pytest.approx(first.loss, rel=1e-4)
+    assert second.figures.gradient_norm == pytest.approx(first.figures.gradient_norm, rel=1e-3)
+
+
+@pytest.mark.launch
+def test_a_mixture_of_experts_trains_the_same_sharded(tmp_path: Path) -> None:
+    """Its FLOPs are unknown, which is said: no formula here counts the experts that a token passes."""
+    experts = Model.from_config(MIXTRAL, name="mixtral-tiny")
+    whole, sharded = (
+        measured(COUNTED.replace(model=experts, framework=framework), tmp_path / framework.slug())
+        for framework in (DDP(), FSDP2())
+    )
+    assert sharded.loss == pytest.approx(whole.loss, rel=1e-4)
+    assert whole.flops is None
+    assert any("has experts, whose FLOPs palm-1 does not count" in note for note in whole.notes)
 
 
 @pytest.mark.launch
@@ -145,6 +195,14 @@ def test_tensor_parallel_ranks_train_as_one(ddp: Run, tmp_path: Path) -> None:
         SMALL.replace(framework=FSDP2(), precision="bf16", model="gpt2-tiny"),
         SMALL.replace(framework=FSDP(sharding_strategy="HYBRID_SHARD", shard_group=2), topology=FOUR),
         SMALL.replace(framework=FSDP2(shard_group=2), topology=FOUR),
+        SMALL.replace(
+            framework=Accelerate(strategy="fsdp2", dp_replicate_size=2, dp_shard_size=2), topology=FOUR
+        ),
+        SMALL.replace(
+            framework=Trainer(fsdp="full_shard auto_wrap", dp_replicate_size=2, dp_shard_size=2),
+            precision="bf16-mixed",
+            topology=FOUR,
+        ),
     ],
     ids=lambda case: case.id,
 )

@@ -40,19 +40,22 @@ def collectives(case: Case, world_size: int) -> tuple[Collective, ...]:
 
 
 @pytest.mark.parametrize(
-    ("framework", "world_size", "data_parallel"),
+    ("framework", "world_size", "data_parallel", "mesh"),
     [
-        (FSDP2(), 4, 4),
-        (FSDP2(shard_group=2), 4, 4),
-        (FSDP2(tensor_parallel=2), 2, 1),
-        (FSDP2(tensor_parallel=2), 4, 2),
+        (FSDP2(), 4, 4, "shard 4"),
+        (FSDP2(shard_group=2), 4, 4, "replicate 2 x shard 2"),
+        (FSDP2(tensor_parallel=2), 2, 1, "shard 1 and shard 1 x tensor 2"),
+        (FSDP2(tensor_parallel=2), 4, 2, "shard 2 and shard 2 x tensor 2"),
     ],
 )
-def test_what_is_built_is_what_is_expected(framework: FSDP2, world_size: int, data_parallel: int) -> None:
+def test_what_is_built_is_what_is_expected(
+    framework: FSDP2, world_size: int, data_parallel: int, mesh: str
+) -> None:
     case = TINY.replace(framework=framework, topology=FOUR)
     with fake_group(0, world_size) as ranks:
         workload = built(case, ranks)
         assert wrapping(workload.model).items() >= framework.expected(case).items()
+        assert wrapping(workload.model)["mesh"] == mesh
         assert workload.data_parallel == data_parallel
         units = [module for module in workload.model.modules() if isinstance(module, FSDPModule)]
         assert len(units) == 5, "every block and the root"

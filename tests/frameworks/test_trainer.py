@@ -31,6 +31,11 @@ def test_the_id_tells_the_options() -> None:
         ({"fsdp": "no_shard"}, "no_shard is of FSDP1: fsdp_version=1, or full_shard, shard_grad_op"),
         ({"fsdp_version": 1}, "fsdp_version=1 without fsdp; name what to shard"),
         ({"fsdp_version": 3}, "fsdp_version: Input should be 1 or 2, got 3"),
+        (
+            {"dp_shard_size": 2},
+            "dp_replicate_size=1, dp_shard_size=2, tp_size=1: degrees are of FSDP2; name what to shard",
+        ),
+        ({"fsdp": "full_shard", "fsdp_version": 1, "tp_size": 2}, "tp_size=2: degrees are of FSDP2"),
     ],
 )
 def test_bad_options_are_named_with_what_is_allowed(options: dict[str, Any], said: str) -> None:
@@ -70,6 +75,9 @@ def test_what_must_be_observed() -> None:
     case = make_case()
     assert Trainer().expected(case) == {"wrapper": "DistributedDataParallel"}
     assert Trainer(fsdp="shard_grad_op").expected(case) == {"wrapper": "FSDPModule", "sharding": "Shard(0)"}
+    split = Trainer(fsdp="full_shard", dp_shard_size=2, tp_size=2).expected(case)
+    assert split["mesh"] == "dp_shard_cp 2 x tp 2"
+    assert split["sharding"] == "Shard(0), Replicate and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
     hybrid = {"wrapper": "FullyShardedDataParallel", "sharding": "_HYBRID_SHARD_ZERO2"}
     assert Trainer(fsdp="hybrid_shard_zero2", fsdp_version=1).expected(case) == hybrid
 

@@ -6,7 +6,8 @@ import os
 import tempfile
 from typing import Any
 
-VARIABLES = ("ACCELERATE_", "FSDP_")  # how the names of the variables begin that accelerate reads
+# How the names of the variables begin that accelerate reads.
+VARIABLES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
 
 
 def clear_environment() -> None:
@@ -33,10 +34,11 @@ def launcher_environment(config: str) -> dict[str, str]:
     return {key: value for key, value in environment.items() if key.startswith(VARIABLES)}
 
 
-def force_fsdp(accelerator: Any, plugin: Any) -> str:
+def force_fsdp(accelerator: Any, plugin: Any, parallelism: Any = None) -> str:
     """Turn FSDP on for a CPU, where accelerate trains DDP instead. Returns what to record.
 
     FSDP1's plugin must be without `sync_module_states`; each rank makes the same weights anyway.
+    `parallelism` is a `ParallelismConfig`, which accelerate itself refuses on a CPU.
     """
     import torch
     from accelerate.state import PartialState
@@ -47,6 +49,10 @@ def force_fsdp(accelerator: Any, plugin: Any) -> str:
         state.distributed_type = DistributedType.FSDP
         state.device = torch.device("cpu")
     accelerator.state.fsdp_plugin = plugin
+    if parallelism is not None:
+        accelerator.state.parallelism_config = parallelism
+        accelerator.state.device_mesh = parallelism.get_device_mesh("cpu")
+        parallelism._validate_accelerator(accelerator)
     if accelerator.mixed_precision != "no":
         plugin.set_mixed_precision(accelerator.mixed_precision)
     forced = "FSDP on a CPU, where accelerate turns it into DDP"

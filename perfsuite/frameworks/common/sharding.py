@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from perfsuite.case.case import Case
@@ -12,7 +13,9 @@ ShardingStrategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SH
 Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "none"]
 
 
-def dry_plan(*, ranks_differ: bool = False, offloads: bool = False, builds_whole: bool = True) -> DryPlan:
+def dry_plan(
+    *, ranks_differ: bool = False, offloads: bool = False, builds_whole: bool = True, built_over: int = 1
+) -> DryPlan:
     """Return how torch's own wrappers, DDP and FSDP, are run dry, whatever library puts them on."""
     pinned = "offloading keeps shards in pinned host memory, which is not pretended"
     return DryPlan(
@@ -20,6 +23,7 @@ def dry_plan(*, ranks_differ: bool = False, offloads: bool = False, builds_whole
         pretend=_pretend,
         ranks_differ=ranks_differ,
         builds_whole=builds_whole,
+        built_over=built_over,
     )
 
 
@@ -90,3 +94,34 @@ def sharded_quantization_unsupported(case: Case) -> str | None:
     if case.quantization == "4bit" and "mixed" in case.precision:
         return f"packed 4bit weights cannot be cast, as {case.precision} does where it shards: give 'bf16'"
     return None
+
+
+def tensor_parallel_unsupported(case: Case, option: str, ranks: int) -> str | None:
+    """Return why the case's model cannot be split over `ranks` ranks, the value of `option`, or None."""
+    config, name = case.model.config, case.model.name
+    if case.compile:  # torch 2.13: the second loss is 0.2 % off, where uncompiled blocks train as DDP does
+        return f"{option} trains otherwise when its blocks are compiled: leave compile off"
+    if case.lora is not None:
+        return f"{option} does not know how to split lora adapters"
+    if (model_type := config.get("model_type")) != "llama":
+        return f"{option} knows how to split llama models only, {name} is {model_type}"
+    heads = config.get("num_attention_heads")
+    split = {
+        "processes": case.topology.world_size,
+        "attention heads": heads,
+        "key-value heads": config.get("num_key_value_heads") or heads,
+        "MLP columns": config.get("intermediate_size"),
+        "tokens in the vocabulary": config.get("vocab_size"),
+    }
+    for what, count in split.items():
+        if not isinstance(count, int):
+            return f"{option} needs the number of {what}, which the configuration of {name} does not say"
+        if count % ranks:
+            return f"{option}={ranks} must divide the {count} {what} of {name}"
+    return None
+
+
+def meshes_text(meshes: Iterable[Mapping[str, int]]) -> str:
+    """Return meshes, each as its axes and their sizes, as text: `efsdp 8 x ep 8 and fsdp 64`."""
+    texts = {" x ".join(f"{name} {size}" for name, size in mesh.items()) for mesh in meshes}
+    return " and ".join(sorted(texts))

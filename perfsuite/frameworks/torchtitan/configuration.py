@@ -8,7 +8,7 @@ import functools
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from difflib import get_close_matches
@@ -29,6 +29,7 @@ from torchtitan.trainer import Trainer
 
 from perfsuite.case.case import Case
 from perfsuite.errors import MismatchError
+from perfsuite.frameworks.common.sharding import meshes_text
 
 ATTENTION = {ScaledDotProductAttention: "sdpa", FlexAttention: "flex", VarlenAttention: "varlen"}
 LOW_PRECISION = ("Float8", "MXFP8", "NVFP4")
@@ -105,12 +106,6 @@ def _mesh(dims: ParallelDims) -> str:
     meshes = [dense, {"efsdp": shards * dims.tp // dims.ep, "ep": dims.ep}] if dims.ep > 1 else [dense]
     outer = {"dp_replicate": dims.dp_replicate} if dims.dp_replicate > 1 else {}
     return meshes_text({**outer, **mesh} for mesh in meshes)
-
-
-def meshes_text(meshes: Iterable[Mapping[str, int]]) -> str:
-    """Return meshes, each as its axes and their sizes, as text: `efsdp 8 x ep 8 and fsdp 64`."""
-    texts = {" x ".join(f"{name} {size}" for name, size in mesh.items()) for mesh in meshes}
-    return " and ".join(sorted(texts))
 
 
 def _conflicts(config: Any, dims: ParallelDims, case: Case) -> Iterator[str]:

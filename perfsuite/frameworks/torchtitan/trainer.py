@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from perfsuite.frameworks.torchtitan import compat, configuration
-from perfsuite.frameworks.torchtitan.configuration import ATTENTION, low_precision, meshes_text
+from perfsuite.frameworks.torchtitan.configuration import ATTENTION, low_precision
 
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader
@@ -100,7 +100,6 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         only = ": the norm is computed only" if math.isinf(max_norm) else ""
         return {
             "attention": " and ".join(sorted(attention)),
-            "mesh": meshes_text(map(_axes, self.model.parameters())),
             "context_parallel": str(1 if context is None else context.size()),
             "experts_per_rank": " and ".join(map(str, sorted(experts))) or "none",
             "low_precision_modules": low_precision(modules),
