@@ -16,6 +16,7 @@ import typer
 
 from perfsuite import documents
 from perfsuite.case.case import Case
+from perfsuite.case.hardware import hardware_error
 from perfsuite.dry import cases as found
 from perfsuite.dry.machine import Device
 from perfsuite.errors import AllocationOverError, BusyError, CaseError, told
@@ -75,6 +76,11 @@ Expression = Annotated[str | None, typer.Option("-k", help="instead of ids: pyte
 Cases = Annotated[Path, typer.Option("--cases", help="directory of the cases")]
 AsJson = Annotated[bool, typer.Option("--json", help="for machines: print what --perf-json writes")]
 RowsAsJson = Annotated[bool, typer.Option("--json", help="for machines: print the rows as JSON")]
+Hardware = Annotated[str, typer.Option(help="the marker of the cases to measure: h100")]
+PytestOptions = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- PYTEST OPTIONS]...", help="more options of pytest, which win over its own"),
+]
 Tolerance = Annotated[
     float | None,
     typer.Option(
@@ -221,6 +227,14 @@ def options(**given: str | None) -> Options:
     """The options of a session in this directory, of the values of shared options."""
     names = {name.replace("_", "-"): value for name, value in given.items()}
     return options_of(Path.cwd(), {name: read(name, value) for name, value in names.items()})
+
+
+def check_asked(hardware: str, cases: Path) -> None:
+    """Raise `CaseError` for a marker of no hardware, or a directory of cases that there is not."""
+    if (error := hardware_error(hardware)) is not None:
+        raise CaseError(f"--hardware {hardware}: {error}")
+    if not cases.is_dir():
+        raise CaseError(f"--cases {cases}: no such directory. Name the one that holds your cases")
 
 
 def selected(directory: Path, ids: list[str] | None, expression: str | None) -> list[Case]:

@@ -13,10 +13,8 @@ from typing import Annotated
 import typer
 
 from perfsuite import documents
-from perfsuite.case.hardware import hardware_error
-from perfsuite.cli.cases import CASES, Cases, directory, say
+from perfsuite.cli.cases import CASES, Cases, Hardware, PytestOptions, check_asked, directory, say
 from perfsuite.cli.report import LocalStore
-from perfsuite.errors import CaseError
 from perfsuite.report.summary import needs_words, reason
 from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.results.store import STORE, Store
@@ -37,13 +35,8 @@ def gate(out: Path) -> list[str]:
 
 
 def night(
-    hardware: Annotated[str, typer.Option(help="the marker of the cases to measure: h100")],
-    pytest_options: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[-- PYTEST OPTIONS]...", help="more options of pytest, which win over a night's own"
-        ),
-    ] = None,
+    hardware: Hardware,
+    pytest_options: PytestOptions = None,
     selftest: Annotated[
         str, typer.Option(help="what the self-test trains: ddp, fake, ... (default: ddp with transformers)")
     ] = "",
@@ -60,10 +53,7 @@ def night(
     is worse, fails or lacks its baseline, if fewer than 90 % were judged, or if the self-test missed a fault;
     2 if nothing was measured.
     """
-    if (error := hardware_error(hardware)) is not None:
-        raise CaseError(f"--hardware {hardware}: {error}")
-    if not cases.is_dir():
-        raise CaseError(f"--cases {cases}: no such directory. Name the one that holds your cases")
+    check_asked(hardware, cases)
     known = Store(store).results()
     if only_summary:
         _summarise(out, known, again=False)

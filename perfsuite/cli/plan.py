@@ -7,10 +7,8 @@ from typing import Annotated
 
 import typer
 
-from perfsuite.case.hardware import hardware_error
-from perfsuite.cli.cases import CASES, Cases, LocalStore, RowsAsJson, option, options, read
+from perfsuite.cli.cases import CASES, Cases, LocalStore, RowsAsJson, check_asked, option, options, read
 from perfsuite.dry import cases as found
-from perfsuite.errors import CaseError
 from perfsuite.report.terminal import console, plain_table, print_rows
 from perfsuite.report.text import plural
 from perfsuite.results.store import Store
@@ -30,10 +28,7 @@ def plan(
     By the launches in the store. A case that was never measured is expected to take what others on as many
     GPUs took (`~`). Nothing is launched.
     """
-    if (error := hardware_error(hardware)) is not None:
-        raise CaseError(f"--hardware {hardware}: {error}")
-    if not cases.is_dir():
-        raise CaseError(f"--cases {cases}: no such directory. Name the one that holds your cases")
+    check_asked(hardware, cases)
     most_s = read("budget", budget)
     chosen = found.by_marker(cases, hardware, k)
     order = planned(chosen, past_of(Store(options(store=store).store).results()), datetime.now(UTC).date())

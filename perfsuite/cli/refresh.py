@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from perfsuite import documents
-from perfsuite.cli.cases import CASES, Cases, directory, say
+from perfsuite.cli.cases import CASES, Cases, Hardware, PytestOptions, check_asked, directory, say
 from perfsuite.cli.github import BEFORE_AFTER
 from perfsuite.cli.night import run
 from perfsuite.errors import CaseError, FileError
@@ -22,14 +22,9 @@ LAUNCHES = 10  # of each case
 
 
 def refresh(
-    hardware: Annotated[str, typer.Option(help="the marker of the cases to measure: h100")],
+    hardware: Hardware,
     reason: Annotated[str, typer.Option(help="why a baseline may become slower or larger: torch 2.14")],
-    pytest_options: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[-- PYTEST OPTIONS]...", help="more options of pytest: -k 'fsdp2 and not 8b'"
-        ),
-    ] = None,
+    pytest_options: PytestOptions = None,
     out: Annotated[Path, directory("out", "directory of the report and of before-after.txt")] = Path("out"),
     cases: Cases = CASES,
     baselines: Annotated[Path, directory("baselines", "directory of the reviewed baselines")] = BASELINES,
@@ -38,6 +33,7 @@ def refresh(
 
     Exit status 2 if nothing new was measured.
     """
+    check_asked(hardware, cases)
     if not reason.strip():
         raise CaseError("--reason is empty: say why a baseline may change, as 'torch 2.14'")
     if run("perfsuite.cli", "doctor", f"--expect={hardware}") == 2:

@@ -82,11 +82,11 @@ def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
     cases = {item: case for item in items if uses_bench(item) and (case := case_of(item)) is not None}
     if options.shard is not None:
         ours = plan.shard(cases.values(), *options.shard)
-        others = [item for item, case in cases.items() if case.id not in ours]
+        others = {item: None for item, case in cases.items() if case.id not in ours}
         items[:] = [item for item in items if item not in others]
-        config.hook.pytest_deselected(items=others)
+        config.hook.pytest_deselected(items=[*others])
         config.stash[NO_SHARE] = bool(others) and not items
-        cases = {item: case for item, case in cases.items() if item in items}
+        cases = {item: case for item, case in cases.items() if item not in others}
     if options.budget_s is not None:
         past = plan.past_of(session.setup.store.results())
         order = plan.planned(cases.values(), past, session.today)

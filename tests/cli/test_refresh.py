@@ -28,6 +28,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measured:
     """In a repository; `perfsuite baseline accept` writes a baseline, and prints its options."""
     make_repository(tmp_path / "repository", 1)
     monkeypatch.chdir(tmp_path / "repository")
+    Path("bench_cases").mkdir()
     made = Measured()
     monkeypatch.setattr(refresh, "run", made.run)
     accept(tmp_path, monkeypatch, "mkdir -p baselines; echo new > baselines/x.json")
@@ -88,10 +89,19 @@ def test_baselines_of_some_cases_are_new_though_others_were_not_accepted(
 def test_baselines_that_stay_as_they_are_are_told_also_outside_of_git(
     measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "bench_cases").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "elsewhere")
     new_baselines()
     assert "no baseline in baselines differs from before" in new_baselines(status=2)
+
+
+def test_a_marker_and_a_directory_that_there_are_not_are_refused_before_anything_runs(
+    measured: Measured,
+) -> None:
+    assert "--cases nosuch: no such directory" in new_baselines("--cases", "nosuch", status=2)
+    told = run("refresh", "--hardware", "h1000", "--reason", "x", status=2).output
+    assert "--hardware h1000: did you mean 'h100'?" in told
+    assert measured.commands == []
 
 
 def test_a_reason_is_needed(measured: Measured) -> None:
