@@ -195,7 +195,7 @@ OPTIONS = (
         name="report",
         metavar="DIR",
         parse=directory,
-        help="write a report to DIR: index.html, and summary.md for CI",
+        help="write a report to DIR: index.html, summary.md for CI, and results.json",
         page="Also of an interrupted session",
     ),
     Option(
