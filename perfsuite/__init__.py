@@ -4,8 +4,6 @@ Names are imported when they are first used, so that a rank loads only what it r
 removable file or folder.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

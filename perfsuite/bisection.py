@@ -4,8 +4,6 @@ Each step compares the middle one of the suspects with the good arm, and is writ
 search, started again, goes on where it was.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """The base of every value object, and JSON files of them, written whole or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -3,8 +3,6 @@
 Nothing of another package is imported before its name is asked for; if that fails, the error names it.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Runs git, and asks it where commits stand in their branch. Imports neither torch nor pytest."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

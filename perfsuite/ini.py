@@ -1,7 +1,5 @@
 """Reads pytest's settings of a repository where pytest does not run. Imports neither torch nor pytest."""
 
-from __future__ import annotations
-
 import shlex
 import tomllib
 from collections.abc import Mapping

@@ -7,8 +7,6 @@
 A session (`perfsuite.session`) finds the baseline before, and records one where there is none.
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable

@@ -8,8 +8,6 @@
 Imports neither torch nor pytest.
 """
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Checks what only all ranks together show: one model, on the tokens that the case claims, nothing hidden."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 

@@ -1,7 +1,5 @@
 """Finds why a launch failed, from the reports of its ranks, its launcher, its logs and its stacks."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Mapping, Sequence

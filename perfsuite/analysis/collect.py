@@ -1,7 +1,5 @@
 """Makes one `Run` out of the files of a launch, or one profile."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Finds the measured steps of one launch, and computes its figures from the reports of its ranks. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Decides from readings of machines whether they, rather than the code, were slow. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from perfsuite.case.hardware import Machine

@@ -1,7 +1,5 @@
 """Intervals of time: what is returned is sorted and disjoint. Pure; imports the standard library alone."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 

@@ -5,8 +5,6 @@ gloo has a thread of its own. On a GPU kernels say it: each belongs to the step 
 and the steps last from their first kernel to the next step's.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict

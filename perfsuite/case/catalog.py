@@ -3,8 +3,6 @@
 `tests/case/test_catalog.py` compares the parameter count of each with the published one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any

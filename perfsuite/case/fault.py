@@ -1,7 +1,5 @@
 """Faults that can be injected into a launch to test the gate, as data."""
 
-from __future__ import annotations
-
 import re
 from typing import Literal, Self, get_args
 

@@ -1,7 +1,5 @@
 """A framework as a case names it: its options, as plain data. `frameworks.base` has what it does."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import pkgutil

@@ -1,7 +1,5 @@
 """A model as a case names it: the transformers configuration that it is built from. Nothing is downloaded."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The version of the installed torch and the CUDA that it was built for: read, not imported."""
 
-from __future__ import annotations
-
 import importlib.util
 import runpy
 from pathlib import Path

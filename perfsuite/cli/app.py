@@ -1,7 +1,5 @@
 """The `perfsuite` command: puts its commands together."""
 
-from __future__ import annotations
-
 import errno
 from importlib.metadata import version
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`perfsuite bisect`: finds the commit, or the version of a package, with which a case became slower."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

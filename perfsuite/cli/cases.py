@@ -3,8 +3,6 @@
 They are `pytest --perf-against` and `pytest --perf-dry` without a test.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

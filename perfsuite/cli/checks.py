@@ -1,7 +1,5 @@
 """The rows of `perfsuite doctor` and `selftest`: what was checked and found, and what to do about it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Literal, NoReturn
 

@@ -1,7 +1,5 @@
 """`perfsuite github issue | comment | propose`: tells people on GitHub, by `gh` and its token."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`perfsuite github issue`: keeps an issue for each hardware class while cases regress or drift, by `gh`."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

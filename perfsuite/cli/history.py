@@ -1,7 +1,5 @@
 """`perfsuite history add | pull | push | failures | list | publish | trend`: results of years."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter, defaultdict

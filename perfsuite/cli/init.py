@@ -1,7 +1,5 @@
 """`perfsuite init`: the first files of a repository that measures its training. It overwrites nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -4,8 +4,6 @@ A line is a trace, an object of JSON with the fields of `Trace`, or with `--base
 launches (`cli.judge_logs`). The docs' page on existing jobs explains both.
 """
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import json

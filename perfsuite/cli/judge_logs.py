@@ -3,8 +3,6 @@
 What a log tells is proportional to the time of a step: enough for ratios, if every log tells the same.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """`perfsuite night`: all of a night in one command, which works the same in any CI, in cron and in a job."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Posts to a webhook of Slack or Mattermost which cases changed their state in a night."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping, Sequence

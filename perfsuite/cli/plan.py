@@ -1,7 +1,5 @@
 """`perfsuite plan`: what each case of a hardware costs, and in which order a budget takes them."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Annotated
 

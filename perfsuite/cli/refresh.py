@@ -1,7 +1,5 @@
 """`perfsuite refresh`: measures cases anew, and makes reviewed baselines of that."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

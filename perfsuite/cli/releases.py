@@ -1,7 +1,5 @@
 """`perfsuite releases`: what each release of a package changed in a step, as a page of Markdown."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`perfsuite report` and `export`: show sessions to people, and write their figures for other programs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """`perfsuite selftest`: checks that the gate catches every fault, structural ones by their counts."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Mapping
 from itertools import chain

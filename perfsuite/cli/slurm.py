@@ -1,7 +1,5 @@
 """`perfsuite slurm submit`: runs a session as a job of Slurm."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """`python -m perfsuite.dry RUNDIR --rank R`: one rank of a dry run. Imports torch late, after the guard."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -5,8 +5,6 @@ Blackwell, as with a cuDNN after 9.15; then flash attention, from Ampere on; bot
 Else the memory-efficient kernel, or plain operations where key-value heads are shared.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

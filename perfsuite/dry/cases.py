@@ -1,7 +1,5 @@
 """Finds the cases of a repository, by id or by expression: pytest collects them, in a process of its own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Runs a case dry in processes of its own, and makes a `Run` of what they count. Nothing is timed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

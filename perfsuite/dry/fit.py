@@ -3,8 +3,6 @@
 To the log of a step are added cuBLAS's workspaces, CUDA's context and NCCL's buffers, from sources.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from perfsuite.case.case import Case

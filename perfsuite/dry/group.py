@@ -1,7 +1,5 @@
 """Process groups and meshes of ranks that are not there. Worker side; imports torch."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Builds `guard.cpp` once, and loads it into the process of a dry run. Imports neither torch nor pytest."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import hashlib

@@ -1,7 +1,5 @@
 """What cannot be run dry, and which ranks are. Imports neither torch nor pytest."""
 
-from __future__ import annotations
-
 from perfsuite.case import torch_build
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine

@@ -1,7 +1,5 @@
 """The machine that a dry run pretends. Imports neither torch nor pytest."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from perfsuite.case.case import Case, Topology

@@ -3,8 +3,6 @@
 A launcher of ranks, such as torchrun, runs, but starts no process: its target is called here, once.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import linecache
 import os

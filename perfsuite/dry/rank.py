@@ -1,7 +1,5 @@
 """The process of a dry run: builds a case as one rank of its world, makes a few steps, counts them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path

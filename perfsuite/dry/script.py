@@ -1,7 +1,5 @@
 """A script dry: unmodified, as one rank of its world, up to the step that is counted. Imports torch."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

@@ -1,7 +1,5 @@
 """DistributedDataParallel: the whole model in every rank. The shortest framework: read it first."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from pydantic import Field

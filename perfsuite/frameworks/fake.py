@@ -1,7 +1,5 @@
 """No training: a simulated clock and loss, for tests of the whole pipeline without torch."""
 
-from __future__ import annotations
-
 import math
 import random
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """FSDP1, `FullyShardedDataParallel`: flat parameters sharded per transformer block."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from pydantic import Field

@@ -3,8 +3,6 @@
 Tensor parallelism, for transformers' Llama alone, is that of Megatron-LM (Shoeybi et al. 2019).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -6,8 +6,6 @@
 No file is rewritten, and its name follows from its content: several machines may add to one history.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Finds changes of level in a history: when, how large, between which commits, what else changed there."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

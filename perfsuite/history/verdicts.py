@@ -1,7 +1,5 @@
 """What became of cases from night to night: which changed their state, and what a later night took back."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from datetime import date

@@ -1,7 +1,5 @@
 """What a session and a launch say to each other. Imports neither torch nor pytest."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

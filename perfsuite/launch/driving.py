@@ -3,8 +3,6 @@
 On one machine the command is the agent, on several a scheduler's; its stdin must be that of the agents.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

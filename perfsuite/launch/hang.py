@@ -1,7 +1,5 @@
 """Decides when a job that makes no step counts as hanging. Pure; imports nothing of perfsuite."""
 
-from __future__ import annotations
-
 HANG_S = 120
 """Seconds without a step, at the least, in a job that hangs. More than a rank may take at its end: it waits
 `WAIT_S` for the others and has `LEAVE_S` to end in (`perfsuite.worker.rank`)."""

@@ -4,8 +4,6 @@ The container shares the processes, the network and the shared memory of this ma
 ended as outside of one, and NCCL has what it needs.
 """
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Installs packages for an arm, by pip or uv, once. Imports neither torch nor pytest."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Finds the launcher that a session starts its jobs with. Driver side; imports neither torch nor pytest."""
 
-from __future__ import annotations
-
 import os
 
 from perfsuite import extensions

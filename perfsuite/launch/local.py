@@ -5,8 +5,6 @@ mark. If it is killed itself, the kernel tells the agent, which kills the same a
 kernel kills the fork server and every rank.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -3,8 +3,6 @@
 The lock is flock(2) on a file, which holds who has it; the kernel lets it go when its holder ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

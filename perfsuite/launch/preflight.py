@@ -3,8 +3,6 @@
 It is a job whose ranks only probe. Nodes are compared: what all of them share is not seen.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import time

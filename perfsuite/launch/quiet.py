@@ -3,8 +3,6 @@
 Quiet is what `analysis.health` calls healthy. Nothing of a job runs, so whoever is seen is another.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

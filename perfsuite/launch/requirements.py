@@ -1,7 +1,5 @@
 """Checks what a case needs of a machine and of the installed packages. Imports neither torch nor pytest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from perfsuite.case import torch_build

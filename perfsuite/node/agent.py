@@ -3,8 +3,6 @@
 Run as `python -m perfsuite.node.agent RUNDIR`. It adopts the job's processes whose parent has ended.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Reads how the cores of this machine spend their time, from /proc. Imports neither torch nor pytest."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from dataclasses import dataclass

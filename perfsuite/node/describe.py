@@ -1,7 +1,5 @@
 """`python -m perfsuite.node.describe PROBE`: says what this node is, for `SlurmLauncher.machine`."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

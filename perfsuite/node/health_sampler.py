@@ -4,8 +4,6 @@ Runs in the agent of each node. What a device does not give is None, never 0. Sa
 being made; where that is too short, from the beginning of the training on, or on a CPU of the launch.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """What this machine is: its GPUs by NVML, or its processor. Imports neither torch nor pytest."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -3,8 +3,6 @@
 Any call may wait for a driver that no longer answers: `node.health_sampler` makes them in a thread.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

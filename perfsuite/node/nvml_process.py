@@ -1,7 +1,5 @@
 """Asks NVML in a process of its own, with a deadline: the driver never does, as a call may never return."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -6,8 +6,6 @@ starts them; they measure themselves (`worker.startup`). Ranks that train nothin
 process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -3,8 +3,6 @@
 Ranks are in the order of the nodes' numbers; torch's "c10d" rendezvous would put n10 before n2.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Iterator

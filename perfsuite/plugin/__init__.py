@@ -1,7 +1,5 @@
 """The pytest plugin: markers, the `bench` fixture, skips, statuses and reports. It holds the hooks."""
 
-from __future__ import annotations
-
 from perfsuite.plugin.benchmark import (
     pytest_benchmark_compare_machine_info as pytest_benchmark_compare_machine_info,
 )

@@ -3,8 +3,6 @@
 It reads its timer once, when its fixture is built; `pedantic` never calibrates: a round is a replayed step.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Generator, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version

@@ -1,7 +1,5 @@
 """Which tests measure a case, and what is refused of them before anything is deselected or launched."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Generator
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """The end of a session: what is shown and written of it, its exit status, and interrupts."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """What the hooks keep for each other, and small things that several of them need."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

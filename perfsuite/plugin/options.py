@@ -1,7 +1,5 @@
 """What pytest accepts, made of the option table, and the session that it describes."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs a test that measures a case: the `bench` fixture, and what becomes of the test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The columns of tables with a row for each case: terminal, Markdown, overview of the HTML page. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple

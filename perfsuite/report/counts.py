@@ -1,7 +1,5 @@
 """Turns the counts of a step into amounts, tables and lines of text, which every report shares. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 

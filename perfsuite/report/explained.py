@@ -1,7 +1,5 @@
 """Explains one case as data, which terminal, Markdown, the HTML page and GitHub's issue only format. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -3,8 +3,6 @@
 All but Bencher's, which knows numbers alone, hold the outcomes of the case and of its counts, too.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import defaultdict

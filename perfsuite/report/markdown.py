@@ -3,8 +3,6 @@
 GitHub takes at most 1 MiB: long tables are cut, and say so.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Tells in tables what a preflight found out about each node. Pure; imports neither torch nor pytest."""
 
-from __future__ import annotations
-
 from perfsuite.report.terminal import lines_of
 from perfsuite.report.text import NONE, Table, plural
 from perfsuite.results.session_file import Preflight

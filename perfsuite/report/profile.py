@@ -1,7 +1,5 @@
 """Says what profiles found, in lines of text and in tables. Pure; imports neither torch nor pytest."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from perfsuite.report.text import NONE, Table, plural

@@ -1,7 +1,5 @@
 """Shows how far a session is: a live line on a terminal, plain lines in a log. Driver side."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field

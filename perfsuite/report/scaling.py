@@ -1,7 +1,5 @@
 """How speed grows with the number of nodes: cases that differ in nothing else, side by side. Pure."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

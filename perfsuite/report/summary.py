@@ -1,7 +1,5 @@
 """Says in a few words what cases and sessions mean: terminal, HTML, Markdown and JUnit share it. Pure."""
 
-from __future__ import annotations
-
 import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Writes what people read in the terminal at the end: the table and explanations."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Checks, changes, lines and tables as text, for every report; `results.amounts` writes the figures. Pure."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Sequence

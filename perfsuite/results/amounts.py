@@ -1,7 +1,5 @@
 """Writes amounts with their units, each unit with its own number of digits. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {

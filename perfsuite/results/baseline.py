@@ -1,7 +1,5 @@
 """Baselines: what a case reached when accepted or recorded. `perfsuite.results.store` has their files."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence

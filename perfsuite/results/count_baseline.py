@@ -1,7 +1,5 @@
 """Baselines of counts: what a step of a case did when accepted or recorded. They belong to no machine."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from typing import Literal

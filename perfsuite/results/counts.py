@@ -4,8 +4,6 @@ A count has no noise: the same code does the same work in every launch. `perfsui
 `perfsuite.verdict.exact` judges.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar, get_args
 

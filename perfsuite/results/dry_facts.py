@@ -1,7 +1,5 @@
 """What a dry run says beyond the counts: will the case fit, and how fast can it be at best. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Literal
 

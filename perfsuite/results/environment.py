@@ -1,7 +1,5 @@
 """Versions and variables that measurements depend on, as far as they can be read without torch."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

@@ -1,7 +1,5 @@
 """What a verdict says: the outcome of a case, how each outcome is shown, the check of each metric. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -3,8 +3,6 @@
 It is reduced from the trace of a launch that is not judged. Times are in microseconds a step.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import chain

@@ -1,7 +1,5 @@
 """What of the counts of a step is judged, each quantity by one number, for `exact` and `count_sentences`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter

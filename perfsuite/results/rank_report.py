@@ -1,7 +1,5 @@
 """What one rank reports, as a versioned file."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

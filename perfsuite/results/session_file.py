@@ -1,7 +1,5 @@
 """What a session measured, as one versioned file: `results.json`."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field, computed_field, model_validator

@@ -19,8 +19,6 @@ The classes here, and the modules that are named, alone know the names of direct
     .perfsuite/bisect/<digest>/search.json                  how far a bisect has come (`perfsuite.bisection`)
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Reads `perf-waivers.toml`: regressions that a project tolerates for a while, and how much of each."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from datetime import date

@@ -5,8 +5,6 @@ ByCounts     by what a step does: one launch of each, as counts have no noise; i
 ByDryRuns    the same by a dry run of each, which needs no hardware
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace

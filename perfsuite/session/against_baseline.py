@@ -1,7 +1,5 @@
 """Judges cases by their baselines, by launches or dry, and records one where there is none."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar

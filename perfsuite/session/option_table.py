@@ -3,8 +3,6 @@
 To add an option, add a row here; if a session is to know it, also a field of `Options`; then `make samples`.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

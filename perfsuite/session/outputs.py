@@ -1,7 +1,5 @@
 """What a session leaves, of pytest or of a command: its text for a terminal, and its files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

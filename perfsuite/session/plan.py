@@ -1,7 +1,5 @@
 """Which cases a session measures, in which order, if it has less time than all of them need."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date

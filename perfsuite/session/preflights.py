@@ -1,7 +1,5 @@
 """The preflights of a session: which of its nodes are bad."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

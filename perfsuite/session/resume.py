@@ -1,7 +1,5 @@
 """Which session `--perf-resume` goes on with, and which of its cases are decided."""
 
-from __future__ import annotations
-
 from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine

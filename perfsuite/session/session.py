@@ -1,7 +1,5 @@
 """A session: measures one case after another, and keeps what it found."""
 
-from __future__ import annotations
-
 import traceback
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime

@@ -1,7 +1,5 @@
 """What a session measures with: its options, its machine, real or pretended, and its baselines."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path

@@ -7,8 +7,6 @@ ByDryRuns         the same by dry runs                              perfsuite.se
 Dry               runs a case dry and judges what a step does       perfsuite.session.against_baseline
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path

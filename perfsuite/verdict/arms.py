@@ -3,8 +3,6 @@
 Nothing that differs between the arms is refused: other versions and settings are why they are compared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from perfsuite.results import baseline as baselines

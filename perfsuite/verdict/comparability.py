@@ -1,7 +1,5 @@
 """Whether a launch may be compared with a baseline: settings, environment, machine. Pure."""
 
-from __future__ import annotations
-
 import math
 
 from perfsuite.analysis import health

@@ -1,7 +1,5 @@
 """Says in words what changed in the counts of a step. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Literal

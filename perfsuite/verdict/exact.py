@@ -4,8 +4,6 @@ No statistics: counts have no noise. More of anything is `regressed`, less is `i
 same, another split is listed. A step that did work out of sight is neither: it is `not counted`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 

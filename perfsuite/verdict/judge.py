@@ -3,8 +3,6 @@
 Each launch is one piece of evidence; until it suffices the verdict is `undecided`: launch once more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial

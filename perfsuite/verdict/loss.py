@@ -1,7 +1,5 @@
 """Compares loss curves with those of a baseline. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import fmean, median, stdev

@@ -5,8 +5,6 @@ Two standard deviations of log(cost), which are relative: `sigma`, between launc
 minus what the levels below explain, and at least 0 (Searle, Casella, McCulloch, Variance Components, 1992).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence

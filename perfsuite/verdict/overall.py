@@ -1,7 +1,5 @@
 """Combines what time and counts say of a case into one verdict. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,7 +1,5 @@
 """Says in words why a step takes longer, by two profiles: other calls are a cause, times only a hint."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 

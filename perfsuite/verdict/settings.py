@@ -1,7 +1,5 @@
 """Who decided each observed setting: whoever wrote the case, or a library, which the gate judges."""
 
-from __future__ import annotations
-
 ASKED = frozenset(
     [
         # a field of the case

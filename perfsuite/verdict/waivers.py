@@ -1,7 +1,5 @@
 """Says which regressions are waived, and which waivers nobody needs. Pure."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Notices calls whose work torch's dispatcher does not see, for `worker.hidden`, by public names alone."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

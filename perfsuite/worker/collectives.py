@@ -3,8 +3,6 @@
 Every collective passes it, also those that C++ calls: as an operator of `c10d`, or of `_c10d_functional`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 

@@ -8,8 +8,6 @@ send, recv and barrier. `FSDPMemTracker` follows modules from the start, cannot 
 and knows FSDP2 alone. `FlopCounterMode` lacks attention on a CPU, and phases. One mode is also cheaper.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import re

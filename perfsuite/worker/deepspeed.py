@@ -3,8 +3,6 @@
 ZeRO steps an optimizer of torch over flat partitions, several times in a step of training.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import sys

@@ -1,7 +1,5 @@
 """What `worker.doctor_probe` measures, as a file for the driver."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from perfsuite.documents import Data, Document

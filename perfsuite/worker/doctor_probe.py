@@ -3,8 +3,6 @@
 Run as `python -m perfsuite.worker.doctor_probe FILE DEVICE [--quick]`.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Metrics of other packages, recorded in one rank between its steps. Imports no torch itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 No rule finds work that trains nothing, exchanges nothing and leaves no trace here: only a clock sees that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

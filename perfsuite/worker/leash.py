@@ -1,7 +1,5 @@
 """Ties a process to its parent: ends it when that dies, and has it write its stacks when asked. No torch."""
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import os

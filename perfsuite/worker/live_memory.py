@@ -5,8 +5,6 @@ collective is waited for, as gloo's buffers, count as no bytes: when they come a
 doing. What another thread lets go last of all counts until it was last used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import weakref

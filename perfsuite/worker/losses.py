@@ -1,7 +1,5 @@
 """Collects the losses of a script: what it calls backward on. Imports torch."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from statistics import mode

@@ -1,7 +1,5 @@
 """One rank whose training loop is ours: build the case, train under the clock, write `rank-N.json`."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -3,8 +3,6 @@
 Always the same work: compared with other launches or nodes, it tells a slow machine from slow code.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from itertools import pairwise

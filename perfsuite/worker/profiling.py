@@ -1,7 +1,5 @@
 """Has torch's profiler record some steps, after the warm-up, of a launch that is made for that."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import warnings

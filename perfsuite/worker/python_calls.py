@@ -1,7 +1,5 @@
 """Counts the calls of Python functions that a step makes in the thread that trains. Imports no torch."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections import Counter

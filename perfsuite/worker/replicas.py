@@ -1,7 +1,5 @@
 """What a rank tells so that `analysis.agreement` sees whether data-parallel ranks train one model."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable
 from typing import Any

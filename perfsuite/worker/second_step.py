@@ -1,7 +1,5 @@
 """Observes the second step, which is not measured, by hooks: blocks, dtypes, attention kernel, tokens."""
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping

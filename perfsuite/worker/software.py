@@ -1,7 +1,5 @@
 """Records versions, variables and switches that a run depends on. Imports torch."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.metadata

@@ -1,7 +1,5 @@
 """The clocks that time steps: the host's, the events of a GPU, and a simulated one. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.machinery import BuiltinImporter
 from importlib.util import module_from_spec

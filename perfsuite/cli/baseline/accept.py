@@ -1,7 +1,5 @@
 """Which launches of the local store become reviewed baselines, and who accepts them."""
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import os

@@ -1,7 +1,5 @@
 """The commands `perfsuite baseline list | show | diff | accept`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Baselines of counts for `perfsuite baseline`: what can become one, and how one is shown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from perfsuite.cli.baseline.times import Refused, Shown

@@ -1,7 +1,5 @@
 """How baselines are shown; and those of times and memory, with their profiles: what can become one."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

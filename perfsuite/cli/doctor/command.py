@@ -1,7 +1,5 @@
 """`perfsuite doctor`: checks the machine, and shows a table or JSON. The last checks are some launches."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections import Counter

@@ -1,7 +1,5 @@
 """How the GPUs are set up, by NVML, and whether they are as fast as each other and as their data sheet."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """What machine this is, what a process may do on it, who else uses it, and which extensions it has."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

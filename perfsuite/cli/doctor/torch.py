@@ -1,7 +1,5 @@
 """Whether torch, its clock and its memory counters are to be trusted here: asked of a separate process."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """accelerate's environment variables and state, for the frameworks that train through it."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from typing import Any

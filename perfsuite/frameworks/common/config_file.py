@@ -1,7 +1,5 @@
 """A library's own YAML file of the user, read once and kept in the case. Imports yaml when used."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self

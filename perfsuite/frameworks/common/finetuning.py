@@ -3,8 +3,6 @@
 LoRA: Hu et al. 2021. `4bit`: QLoRA's NF4 (Dettmers et al. 2023). `8bit`: LLM.int8() (Dettmers et al. 2022).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any

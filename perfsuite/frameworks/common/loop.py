@@ -1,7 +1,5 @@
 """The training loop of adapters whose library has none. Nothing in a step waits for the device."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext

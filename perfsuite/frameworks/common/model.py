@@ -1,7 +1,5 @@
 """Model, optimizer and data, the same for every framework that takes ours. Worker side; imports torch."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from typing import Any

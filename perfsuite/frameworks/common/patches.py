@@ -1,7 +1,5 @@
 """Replaces private names of torch and others, for a dry run; each is looked up when it is replaced."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import sys

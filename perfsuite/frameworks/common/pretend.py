@@ -3,8 +3,6 @@
 What the reducer does by way of the dispatcher is seen; what it does with values and other ranks is left out.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

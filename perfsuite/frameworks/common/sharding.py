@@ -1,7 +1,5 @@
 """Why a case cannot be sharded, and torch's names for options. Imports torch when used."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 

@@ -4,8 +4,6 @@ A model is built on the meta device and may be sharded there; `initialise` makes
 time.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

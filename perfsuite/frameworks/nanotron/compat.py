@@ -13,8 +13,6 @@ installed file is touched, no `.pyc` of it is read or written, nothing outside n
 | CPU | pipeline sends do not wait | 1f1b sends from both ends at once and counts on NCCL's buffers |
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.metadata

@@ -1,7 +1,5 @@
 """nanotron's configuration file: made from a case, or a user's own, checked by nanotron's source text."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib.util

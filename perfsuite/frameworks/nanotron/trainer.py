@@ -1,7 +1,5 @@
 """nanotron's own trainer for a case: its file, our tokens, its losses. To be used after `compat.load`."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import shutil

@@ -1,7 +1,5 @@
 """Patches that torchtitan 0.3.0 needs for a released torch and for a CPU, in the worker's process alone."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from types import ModuleType, SimpleNamespace

@@ -2,8 +2,6 @@
 
 # ruff: noqa: E402  compat.without_triton comes before the imports of torchtitan
 
-from __future__ import annotations
-
 import functools
 import io
 import re

@@ -1,7 +1,5 @@
 """What torchtitan asks of values, and FlexAttention, for a dry run of a registered configuration."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

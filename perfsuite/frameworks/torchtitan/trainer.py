@@ -2,8 +2,6 @@
 
 # ruff: noqa: I001  configuration, which lets torchtitan be imported without Triton, comes first
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator

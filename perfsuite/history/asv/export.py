@@ -3,8 +3,6 @@
 They are written directly, because asv's own classes rewrite all of them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import multiprocessing

@@ -4,8 +4,6 @@ A benchmark is here a metric, a cost, of a model on a topology in a precision; i
 tells cases apart. Names depend on the case alone: a new case never renames an old series.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

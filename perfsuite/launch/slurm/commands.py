@@ -4,8 +4,6 @@ No accounting is needed: the controller answers for jobs that live, and for some
 MinJobAge). Fields that a version of Slurm does not print are None.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

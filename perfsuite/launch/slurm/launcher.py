@@ -5,8 +5,6 @@ process, the text in `RunDir.lease` changes no more. While this process lives, i
 until Slurm knows of none, as the exit status of `srun` says nothing for certain.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

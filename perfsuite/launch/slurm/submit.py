@@ -3,8 +3,6 @@
 `sbatch --wait` ends up to 32 s later, before all processes are gone, and with 1 for a job that was killed.
 """
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import math

@@ -1,7 +1,5 @@
 """Prepares one case of the HTML page: its figures as tables of text, its series as charts."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Sequence

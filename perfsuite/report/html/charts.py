@@ -3,8 +3,6 @@
 Each chart has a title and a description with its key figures; nothing is told by colour alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby

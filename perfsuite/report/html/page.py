@@ -3,8 +3,6 @@
 The page's own policy (CSP) also forbids every script and style but its own, and every request.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

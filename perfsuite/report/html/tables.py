@@ -1,7 +1,5 @@
 """Makes the tables of one case on the HTML page: figures as text, which the template escapes. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 

@@ -3,8 +3,6 @@
 It runs the environment's own, which it shadows; after torch is imported, `perfsuite.worker.attach`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
