@@ -3,6 +3,7 @@
 Each launch is one piece of evidence; until it suffices the verdict is `undecided`: launch once more.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +11,7 @@ from statistics import median
 
 from perfsuite.analysis import health
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, judged
+from perfsuite.results.metric import CPU_S_PER_STEP, PEAK_MEMORY, TOKENS_PER_S, Metric, judged
 from perfsuite.results.outcome import WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
@@ -28,6 +29,13 @@ UNKNOWN_NOISE = (
 )
 TOO_FEW_LAUNCHES = (
     f"only {FEWEST_LAUNCHES} launches or more can show a regression by times (--perf-max-launches)"
+)
+SESSIONS_APART = 0.2
+"""Growth of a time on a CPU that two sessions may show with the same code: once the CPU time of a step was
+15 % higher an hour later. A smaller change is called only if baselines tell how sessions differ."""
+ONE_SESSION = (
+    "two sessions on a CPU may differ by as much, and the baseline knows one: accept a second one (perfsuite "
+    "baseline accept --sessions 2), or compare two environments"
 )
 OTHER_SOFTWARE = "the software that the probe runs through changed, too: accept a new baseline if all is well"
 UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches"
@@ -188,7 +196,11 @@ def _check(
     if metric.judging(runs[0].machine.device) == "exact":
         return tolerance_check(metric, check, tolerance)
     sessions = baseline.session_sizes(metric.name)
-    decided = partial(_decided, metric, check, tolerance=tolerance, sessions=sessions, policy=policy)
+    on_cpu = runs[0].machine.device == "cpu"
+    apart = SESSIONS_APART if on_cpu and metric in (*PROBE_CORRECTED, CPU_S_PER_STEP) else 0.0
+    decided = partial(
+        _decided, metric, check, tolerance=tolerance, sessions=sessions, policy=policy, apart=apart
+    )
     figures = [run.figures for run in runs], [launch.figures for launch in baseline.launches]
     now, then = (
         [metric.cost(value) for value in map(metric.of, side) if value is not None] for side in figures
@@ -256,7 +268,9 @@ def _decided(
     tolerance: float,
     sessions: Sequence[int],
     policy: Policy,
+    apart: float,
 ) -> Check:
+    """The check by the sequential test. `apart`: what sessions may differ by, unless baselines tell it."""
     if noise is None:
         return check.replace(outcome="inconclusive", note=UNKNOWN_NOISE)
     noise = against(noise, sessions)
@@ -268,6 +282,9 @@ def _decided(
         interval=metric.interval(decision.interval),
         minimum_detectable=metric.bound(decision.minimum_detectable_drop),
     )
+    is_change = decision.outcome in ("regressed", "improved")
+    if is_change and not noise.session_sigma and abs(math.log1p(decision.estimate)) < math.log1p(apart):
+        return decided.replace(outcome="inconclusive", note=ONE_SESSION)
     if policy.most >= FEWEST_LAUNCHES:
         return decided
     decided = decided.replace(minimum_detectable=None)  # so few launches find no slowdown, however large

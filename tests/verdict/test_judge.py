@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from perfsuite.case.hardware import Machine
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.metric import GATED, PEAK_MEMORY
-from perfsuite.results.outcome import Outcome
+from perfsuite.results.outcome import Check, Outcome
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
-from perfsuite.verdict.judge import MAX_UNHEALTHY, TOO_FEW_LAUNCHES, tolerance_check, unjudged
+from perfsuite.verdict.judge import MAX_UNHEALTHY, ONE_SESSION, TOO_FEW_LAUNCHES, tolerance_check, unjudged
 from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise
 from tests.samples import (
@@ -65,6 +65,29 @@ def test_a_session_as_slow_as_others_were_is_no_regression() -> None:
     assert (among.outcome, among.blind) == ("inconclusive", True)
     large = session(usual(0.8, machine=H100), three, class_noise([three]))
     assert check_of(large, "tokens_per_s").outcome == "regressed"
+
+
+@pytest.mark.parametrize(("less", "more", "outcome"), [(0.84, 0.82, "regressed"), (1.19, 1.22, "improved")])
+def test_a_session_on_a_cpu_may_differ_by_a_fifth_from_the_only_one_that_is_known(
+    less: float, more: float, outcome: str
+) -> None:
+    """Once a step took 15 % more CPU time an hour later, by the same code."""
+
+    def speed(factor: float, baseline: Baseline = BASELINE, **run: Any) -> Check:
+        noise = class_noise([baseline])
+        return check_of(session(usual(factor, **run), baseline, noise, min_launches=3), "tokens_per_s")
+
+    assert (speed(less).outcome, speed(less).note) == ("inconclusive", ONE_SESSION)
+    assert speed(more).outcome == outcome
+    two = from_runs(usual()[:10], sessions=["monday"] * 5 + ["tuesday"] * 5)
+    assert speed(less, two).outcome == outcome
+    assert speed(less, of_sessions(1.0), machine=H100).outcome == outcome
+
+
+def test_cpu_time_may_differ_from_the_only_session_that_is_known() -> None:
+    before = from_runs([run_with(cpu_s_per_step=1.0)] * 5)
+    verdict = session([run_with(cpu_s_per_step=1.18)] * 15, before, class_noise([before]))
+    assert check_of(verdict, "cpu_s_per_step").note == ONE_SESSION
 
 
 # Launches until decided
@@ -650,7 +673,7 @@ def test_launches_that_are_set_aside_are_among_the_most_that_are_made(most: int)
         (1.0, 0.8, "regressed", -0.2),  # the code
         (0.85, 0.68, "regressed", -0.2),  # both
         (1.2, 0.96, "regressed", -0.2),  # the code, on a machine that hides it
-        (0.85, 1.0, "improved", 1 / 0.85 - 1),
+        (0.85, 1.05, "improved", 1.05 / 0.85 - 1),
     ],
 )
 def test_both_speeds_are_corrected_by_what_the_probe_says_of_the_machine(
