@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ ALONE = make_case(
     steps=10,
 )
 Start = Callable[..., Attached]
+# What is installed stays so during the tests, and takes half a second to read.
+providers, version = cache(importlib.metadata.packages_distributions), cache(importlib.metadata.version)
 
 
 @contextmanager
@@ -53,6 +57,8 @@ def attaching(directory: Path) -> Iterator[Start]:
         patched.setattr(torch.cuda.CUDAGraph, "replay", torch.cuda.CUDAGraph.replay)
         # The tests' own objects are frozen (conftest.py), and among them is nothing of a script.
         patched.setattr(gc, "get_freeze_count", lambda: 0)
+        patched.setattr(importlib.metadata, "packages_distributions", providers)
+        patched.setattr(importlib.metadata, "version", version)
         patched.setattr(leash, "die_with_parent", lambda: None)
         patched.setattr(leash, "listen", lambda run_dir, rank: None)
         patched.setattr(signal, "alarm", lambda seconds: None)
