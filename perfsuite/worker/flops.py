@@ -6,9 +6,12 @@
 
 N: parameters that take part in a matmul: every linear layer and the language-model head, tied to the
 embedding or not. The embedding look-up, norms, biases and positions are not in N. L layers, H heads of size
-Q, S tokens in a sequence. A multiplication and its addition are two FLOPs; backward costs twice the forward;
-activation recomputation is not counted (model FLOPs, not hardware FLOPs); attention is counted in full, not
-halved for causality. Others count embeddings, or half the attention, and get another MFU for the same speed.
+Q (the mean of keys' and values' where they differ, as in DeepSeek's latent attention), S tokens in a
+sequence. A multiplication and its addition are two FLOPs; backward costs twice the forward; activation
+recomputation is not counted (model FLOPs, not hardware FLOPs); attention is counted in full, not halved for
+causality. Others count embeddings, or half the attention, and get another MFU for the same speed.
+
+Of experts N has those that a token passes, and the router: the activated parameters of DeepSeek-V3 (2024).
 
 A Mamba has no attention term. Its scan and its convolution over 4 tokens are not in N: their products would
 add 0.3 % to `mamba-1.6b`, 6 % to `mamba-tiny`.
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 FORMULA = "palm-1"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """What configurations of transformers call the number of experts."""
+CHOSEN = ("num_experts_per_tok", "moe_k")  # and how many of them a token passes
 
 
 def count_known(case: Case, *, frozen_share: float = 0.0) -> Flops | None:
@@ -45,9 +49,9 @@ def count_known(case: Case, *, frozen_share: float = 0.0) -> Flops | None:
 def notes(case: Case) -> tuple[str, ...]:
     """Return why FLOPs are unknown although the model is known.
 
-    A script may train without transformers. A token passes only some experts, and transformers 5 keeps their
-    weights in no linear layers. Not all parts of a model may see every token. A layer may have no attention,
-    or attend to a window. The formula counts none of these.
+    A script may train without transformers. A configuration may not say how many experts a token passes. Not
+    all parts of a model may see every token. A layer may have no attention, or attend to a window. The
+    formula counts none of these.
     """
     why = _unknown(case.model, case.sequence_length or 0) if case.model.config else None
     return () if why is None else (f"MFU is unknown: {why}",)
@@ -65,8 +69,8 @@ def _unknown(model: Model, sequence_length: int) -> str | None:
     if config.get_text_config() is not config:
         return f"{model.name} is more than a language model, and {FORMULA} counts no other"
     nested = [value for value in vars(config).values() if hasattr(value, "get_text_config")]
-    if any((getattr(each, name, None) or 0) > 1 for each in (config, *nested) for name in EXPERTS):
-        return f"{model.name} has experts, whose FLOPs {FORMULA} does not count"
+    if any(_first(each, EXPERTS) > 1 for each in (config, *nested)) and not _first(config, CHOSEN):
+        return f"the configuration of {model.name} does not say how many experts a token passes"
     kinds = set(getattr(config, "layer_types", None) or ("sliding_attention",))
     window = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
     if window is None or sequence_length <= window:
@@ -95,12 +99,16 @@ def count(
         if lora is not None:
             add_adapters(lora, built, blocks(built), torch.float32)
     weights: list[Any] = [module.weight for module in built.modules() if is_linear(module)]
-    matmul = sum(weight.numel() for weight in weights)
-    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    matmul = sum(weight.numel() for weight in weights) + _active_in_experts(built, config)
+    trained = sum(
+        weight.numel() for weight in weights if weight.requires_grad
+    )  # adapters are in linear layers
     if lora is None:
         trained = round(matmul * (1 - frozen_share))
     heads = getattr(config, "num_attention_heads", 0)
-    head_size = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
+    head_size: float = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
+    if getattr(config, "kv_lora_rank", None):
+        head_size = (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim) / 2
     attention = 12.0 * config.num_hidden_layers * heads * head_size * sequence_length
     return Flops(
         formula=FORMULA,
@@ -109,3 +117,24 @@ def count(
         matmul_parameters=matmul,
         trained_parameters=None if trained == matmul else trained,  # adapters are matmuls only
     )
+
+
+def _active_in_experts(built: Any, config: Any) -> int:
+    """Return how many weights of experts, and of routers, a token is multiplied by; none in linear layers.
+
+    transformers 5 keeps those of all experts of a layer in one parameter, whose first size is their number.
+    """
+    experts, chosen = _first(config, EXPERTS), _first(config, CHOSEN)
+    active = 0
+    for module in built.modules():
+        kind, own = type(module).__name__, module.parameters(recurse=False)
+        if kind.endswith("Experts"):
+            active += sum(each.numel() for each in own if each.dim() == 3) * chosen // experts
+        elif kind.lower().endswith("router") and hasattr(module, "weight"):
+            active += module.weight.numel()
+    return active
+
+
+def _first(config: Any, names: tuple[str, ...]) -> int:
+    """Return the first of these fields that a configuration has; 0 if it has none."""
+    return next((found for name in names if (found := getattr(config, name, None))), 0)

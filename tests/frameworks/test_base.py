@@ -157,15 +157,19 @@ def test_a_tied_embedding_is_split_as_one(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_a_mixture_of_experts_trains_the_same_sharded(tmp_path: Path) -> None:
-    """Its FLOPs are unknown, which is said: no formula here counts the experts that a token passes."""
     experts = Model.from_config(MIXTRAL, name="mixtral-tiny")
     whole, sharded = (
-        measured(COUNTED.replace(model=experts, framework=framework), tmp_path / framework.slug())
+        measured(
+            COUNTED.replace(model=experts, framework=framework, attention="eager"),
+            tmp_path / framework.slug(),
+        )
         for framework in (DDP(), FSDP2())
     )
     assert sharded.loss == pytest.approx(whole.loss, rel=1e-4)
-    assert whole.flops is None
-    assert any("has experts, whose FLOPs palm-1 does not count" in note for note in whole.notes)
+    assert whole.flops is not None
+    assert whole.counts
+    tokens = COUNTED.micro_batch * COUNTED.gradient_accumulation * (COUNTED.sequence_length or 0)
+    assert sum(whole.counts[0].counts.flops.values()) == whole.flops.per_token * tokens
 
 
 @pytest.mark.launch
