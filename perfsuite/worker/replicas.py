@@ -1,6 +1,7 @@
 """What a rank tells so that `analysis.agreement` sees whether data-parallel ranks train one model."""
 
 import contextlib
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,14 +28,44 @@ def local(tensor: Any) -> torch.Tensor:
 
 
 def squares(gradients: Iterable[Any]) -> float | None:
-    """Return the sum of squares of this rank's gradients, unseen by a mode that counts; None if unknown."""
+    """Return the sum of squares of this rank's gradients, unseen by a mode that counts; None if unknown.
+
+    What n ranks of a mesh hold alike counts 1/n, so that the sums of all ranks add up. If a rank holds all
+    there is, as in DDP, its sum is that of the job.
+    """
     with _disable_current_modes(), torch.no_grad(), contextlib.suppress(RuntimeError):
-        held = [local(gradient) for gradient in gradients if gradient is not None]
-        dense = [each.coalesce().values() if each.is_sparse else each for each in held]
-        norms = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in dense if each.numel()]
-        of_devices = ([n for n in norms if n.device == device] for device in {norm.device for norm in norms})
-        return sum(float(torch.stack(its).square().sum()) for its in of_devices) if norms else None
+        known = [gradient for gradient in gradients if gradient is not None]
+        shares = [1 / _copies(each) for each in known]
+        if all(share * _mesh_size(each) == 1 for share, each in zip(shares, known, strict=True)):
+            shares = [1.0] * len(known)
+        held = [(local(each), share) for each, share in zip(known, shares, strict=True)]
+        dense = [(each.coalesce().values() if each.is_sparse else each, share) for each, share in held]
+        norms = [
+            (torch.linalg.vector_norm(each, dtype=torch.float32), share)
+            for each, share in dense
+            if each.numel()
+        ]
+        of_devices = (
+            [(norm, share) for norm, share in norms if norm.device == device]
+            for device in {norm.device for norm, _ in norms}
+        )
+        return sum(map(_sum_of_squares, of_devices)) if norms else None
     return None  # as of complex numbers
+
+
+def _sum_of_squares(norms: list[tuple[torch.Tensor, float]]) -> float:
+    stacked = torch.stack([norm for norm, _ in norms]).square()
+    return float(stacked @ stacked.new_tensor([share for _, share in norms]))
+
+
+def _mesh_size(tensor: Any) -> int:
+    return tensor.device_mesh.size() if hasattr(tensor, "device_mesh") else 1
+
+
+def _copies(tensor: Any) -> int:
+    """Return how many ranks of its mesh hold the same part of a tensor."""
+    placements = enumerate(getattr(tensor, "placements", ()))
+    return math.prod(tensor.device_mesh.size(dim) for dim, each in placements if each.is_replicate())
 
 
 def replicated(model: nn.Module) -> set[str]:

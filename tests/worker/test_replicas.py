@@ -82,3 +82,24 @@ def test_gradients_of_every_kind_are_squared_and_what_has_none_is_unknown() -> N
     assert replicas.squares([None, dense, table.weight.grad, empty]) == pytest.approx(12 + 2 * 4 + 2 * 1)
     assert replicas.squares([None]) is None
     assert replicas.squares([torch.zeros(2, dtype=torch.complex64)]) is None
+
+
+@pytest.mark.parametrize(
+    ("mesh", "placements", "share"),
+    [
+        ((2, 3), (Replicate(), Shard(0)), 1 / 2),  # hybrid sharding
+        ((3, 2), (Shard(0), Replicate()), 1 / 2),  # a norm, next to layers that are split
+        ((2, 3), (Shard(0), Shard(0)), 1),
+        ((2, 3), (Replicate(), Replicate()), 1),  # as in DDP, each rank's sum is that of the job
+    ],
+)
+def test_what_several_ranks_hold_alike_counts_once_in_all(
+    mesh: tuple[int, ...], placements: tuple[Any, ...], share: float
+) -> None:
+    with fake_group(0, 6):
+        ranks = init_device_mesh("cpu", mesh)
+        gradient = DTensor.from_local(torch.full((4,), 3.0), ranks, placements, run_check=False)
+        assert replicas.squares([gradient]) == pytest.approx(36 * share)
+        split = DTensor.from_local(torch.ones(2), ranks, (Shard(0), Shard(0)), run_check=False)
+        of_mesh = share if share < 1 else 1 / 6 if placements == (Replicate(), Replicate()) else 1
+        assert replicas.squares([gradient, split]) == pytest.approx(36 * of_mesh + 2)
