@@ -7,7 +7,7 @@ search, started again, goes on where it was.
 import math
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
@@ -24,13 +24,9 @@ from perfsuite.launch.arm import RELEASE, Arm, resolve
 from perfsuite.launch.installed import versions
 from perfsuite.report.text import plural
 from perfsuite.results.metric import TOKENS_PER_S, described
-from perfsuite.results.outcome import Finding
+from perfsuite.results.outcome import Finding, Verdict
 from perfsuite.results.session_file import Measurement
 
-Save = Callable[["BisectFile"], None]
-Compare = Callable[[Arm, Arm, float | None, str | None], Measurement]
-"""Compares two arms until a metric (None: every one) is decided, with a tolerance of that metric (None: of
-tokens/s) or with the usual one."""
 MOST_TOLERANCE = 0.5
 """Largest tolerance of a step: of a bad arm that is many times slower, less than half of the loss will do."""
 
@@ -61,32 +57,38 @@ class BisectFile(Document):
     is tested."""
     tolerance: float | None = None
     """How much it may grow in each step: half of what the bad arm has lost. Of a metric's cost (seconds per
-    token, bytes) half of the logarithm, of a count half of the number."""
+    token, bytes) half of the logarithm, of a count half of the number. Until the bad arm is tested: how much
+    seconds per token may grow there, None for the usual."""
     steps: tuple[Step, ...] = ()
 
     @property
     def suspects(self) -> tuple[str, ...]:
         """The candidates one of which is the first bad one, oldest first: the last is bad, or not tested."""
-        found = {step.name: step.outcome for step in self.steps}
-        outcomes = [found.get(name) for name in self.candidates]
-        last = outcomes.index("bad") if "bad" in outcomes else len(outcomes) - 1
-        goods = [number for number, outcome in enumerate(outcomes[:last]) if outcome == "good"]
-        return self.candidates[max(goods, default=-1) + 1 : last + 1]
+        left = self.candidates
+        for step in self.steps:
+            if step.outcome == "bad":
+                left = left[: left.index(step.name) + 1]
+            elif step.outcome == "good":
+                left = left[left.index(step.name) + 1 :]
+        return left
 
     @property
     def next(self) -> str | None:
-        """The candidate to test next: the bad one, then the one nearest to the middle; None at the end."""
+        """The candidate to test next: the bad one, then the middle of those not tested; None at the end."""
         if self.metric is None:
             return self.candidates[-1]
         tested = {step.name for step in self.steps}
-        suspects = self.suspects[:-1]
-        middle = (len(suspects) - 1) / 2
-        left = [(abs(number - middle), name) for number, name in enumerate(suspects) if name not in tested]
-        return min(left)[1] if left else None
+        left = [name for name in self.suspects if name not in tested]
+        return left[(len(left) - 1) // 2] if left else None
 
 
 class UndecidedError(CaseError):
     """The machine was unhealthy, or too noisy to tell whether the bad arm is worse: it can be tried again."""
+
+
+Compare = Callable[[Arm, Arm, BisectFile], Measurement]
+"""Compares the good arm with another one, until the metric of a search (None: every one) is decided with its
+tolerance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,108 +100,65 @@ class History:
     arm: Callable[[str], Arm]  # makes the arm of a candidate, or of the good one
 
 
-def search(
-    known: BisectFile, history: History, compare: Compare, save: Save, *, tolerance: float | None = None
-) -> BisectFile:
-    """Test candidates until the first bad one is known, or only skipped ones are left.
+def search(known: BisectFile, history: History, compare: Compare) -> Iterator[BisectFile]:
+    """Test candidates until the first bad one is known, or only skipped ones are left. Yields every step.
 
-    `tolerance` is that of tokens/s for the bad arm, None the usual one; later steps have their own. Raises
-    `CaseError` if the bad arm is not worse, and `UndecidedError` where this machine cannot tell.
+    Raises `CaseError` if the bad arm is not worse, and `UndecidedError` where this machine cannot tell.
     """
     good = history.arm(history.good)
     while (name := known.next) is not None:
         if known.metric is None:
-            known = _bad_tested(known, compare(good, history.arm(name), tolerance, None))
+            known = _bad_tested(known, compare(good, history.arm(name), known))
         else:
             known = known.replace(steps=(*known.steps, _tested(known, name, good, history, compare)))
-        save(known)
-    return known
+        yield known
 
 
 def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
-    """Return what the bad arm tells: which metric to look at, and how large a change is half of its own."""
-    name, checks = known.candidates[-1], result.verdict.checks
+    """Return what the bad arm tells: what to look at, and how large a change is half of its own."""
+    name, verdict = known.candidates[-1], result.verdict
     _check_measured(name, result)
-    if result.by_counts:
-        return _bad_counted(known, result)
-    worse = [check for check in checks if check.outcome == "regressed" and check.change is not None]
-    if not worse:
-        raise _not_worse(name, known.good, result)
-    check = min(worse, key=lambda each: each.metric != TOKENS_PER_S.name)  # tokens/s first
-    assert check.change is not None
-    half = min(math.sqrt(1 + described(check.metric).change(check.change)) - 1, MOST_TOLERANCE)
-    launches = result.verdict.launches
-    step = Step(name=name, outcome="bad", change=check.change, interval=check.interval, launches=launches)
-    return known.replace(metric=check.metric, tolerance=half, steps=(step,))
+    worse = [check for check in verdict.checks if check.outcome == "regressed" and check.change is not None]
+    if grown := _grown(verdict):
+        metric, half = grown[0].quantity, abs(grown[0].now - grown[0].before) / 2
+    elif worse:
+        check = min(worse, key=lambda each: each.metric != TOKENS_PER_S.name)  # tokens/s first
+        assert check.change is not None
+        cost = described(check.metric).change(check.change)
+        metric, half = check.metric, min(math.sqrt(1 + cost) - 1, MOST_TOLERANCE)
+    else:
+        raise _not_worse(name, known.good, verdict)
+    known = known.replace(metric=metric, tolerance=half)
+    return known.replace(steps=(_told(known, name, verdict),))
 
 
-def _bad_counted(known: BisectFile, result: Measurement) -> BisectFile:
-    """The same by counts: the one that grew most is looked at."""
-    name = known.candidates[-1]
-    if not (worse := _grown(result)):
-        why = "; ".join(result.verdict.reasons) or "search by times, without --dry and --counts"
-        raise CaseError(
-            f"{name} does no more in a step than {known.good}: {result.verdict.outcome}. There is nothing to "
-            f"search for: {why}"
-        )
-    step = Step(name=name, outcome="bad", launches=result.verdict.launches, why=worse[0].sentence)
-    half = abs(worse[0].now - worse[0].before) / 2
-    return known.replace(metric=worse[0].quantity, tolerance=half, steps=(step,))
-
-
-def _grown(result: Measurement) -> list[Finding]:
-    """The counts that are worse, the largest change first."""
-    counts = result.verdict.counts
-    return [] if counts is None else [each for each in counts.findings if each.outcome == "regressed"]
-
-
-def _not_worse(name: str, good: str, result: Measurement) -> CaseError:
-    checks = result.verdict.checks
-    if vague := [check for check in checks if check.outcome == "inconclusive" and check.interval]:
+def _not_worse(name: str, good: str, verdict: Verdict) -> CaseError:
+    if not verdict.checks:
+        why = "; ".join(verdict.reasons) or "search by times, without --dry and --counts"
+        told = f"{name} does no more in a step than {good}: {verdict.outcome}"
+        return CaseError(f"{told}. There is nothing to search for: {why}")
+    if vague := [check for check in verdict.checks if check.outcome == "inconclusive" and check.interval]:
         why = f", {vague[0].note}" if vague[0].note else ""
         return UndecidedError(
             f"{name} compared with {good}: {vague[0].label} is inconclusive ({vague[0].change:+.1%}{why}): "
             "give the case more steps or use a quieter machine. Nothing was searched"
         )
-    shown = result.verdict.check(TOKENS_PER_S.name)
+    shown = verdict.check(TOKENS_PER_S.name)
     by = "" if shown is None or shown.change is None else f" ({shown.change:+.1%} {shown.label})"
-    told = f"{name} is not worse than {good}: {result.verdict.outcome}{by}"
+    told = f"{name} is not worse than {good}: {verdict.outcome}{by}"
     return CaseError(f"{told}. There is nothing to search for, unless a lower --tolerance finds it")
 
 
 def _tested(known: BisectFile, name: str, good: Arm, history: History, compare: Compare) -> Step:
     """Compare one candidate with the good arm. What cannot be built or run is skipped."""
-    assert known.metric is not None
     try:
         arm = history.arm(name)
     except (CaseError, GitError, PackageError) as error:
         return Step(name=name, outcome="skipped", why=str(error))
-    result = compare(good, arm, known.tolerance, known.metric)
-    verdict, check = result.verdict, result.verdict.check(known.metric)
-    skipped = Step(name=name, outcome="skipped", launches=verdict.launches)
-    if verdict.outcome == "failed" and not any(run.failure for run in result.before):
-        return skipped.replace(why="; ".join(verdict.reasons))
-    _check_measured(name, result)
-    if result.by_counts:
-        return _counted(known, skipped, result)
-    if check is None:
-        return skipped.replace(why=f"it has no {known.metric}")
-    told = skipped.replace(change=check.change, interval=check.interval)
-    if check.outcome in ("passed", "improved", "regressed"):
-        return told.replace(outcome="bad" if check.outcome == "regressed" else "good")
-    return told.replace(why=f"{check.label}: {check.outcome} after {plural(verdict.launches, 'launch')}")
-
-
-def _counted(known: BisectFile, step: Step, result: Measurement) -> Step:
-    if result.verdict.outcome == "inconclusive":
-        return step.replace(why="; ".join(result.verdict.reasons))
-    assert known.tolerance is not None
-    grown = [
-        each.sentence
-        for each in _grown(result)
-        if each.quantity == known.metric and abs(each.now - each.before) > known.tolerance
-    ]
-    return step.replace(outcome="bad" if grown else "good", why=grown[0] if grown else "not more")
+    result = compare(good, arm, known)
+    if result.outcome != "failed" or any(run.failure for run in result.before):
+        _check_measured(name, result)
+    return _told(known, name, result.verdict)
 
 
 def _check_measured(name: str, result: Measurement) -> None:
@@ -210,6 +169,34 @@ def _check_measured(name: str, result: Measurement) -> None:
         )
     if result.verdict.outcome == "failed":
         raise CaseError(f"{name} cannot be compared with the good arm: {reasons}")
+
+
+def _told(known: BisectFile, name: str, verdict: Verdict) -> Step:
+    """Return what a comparison tells of a candidate, by the metric of the search, or by its count."""
+    assert known.metric is not None
+    assert known.tolerance is not None
+    step = Step(name=name, outcome="skipped", launches=verdict.launches)
+    if verdict.outcome == "failed" or (verdict.outcome == "inconclusive" and not verdict.checks):
+        return step.replace(why="; ".join(verdict.reasons))
+    if not verdict.checks:
+        grown = [
+            each.sentence
+            for each in _grown(verdict)
+            if each.quantity == known.metric and abs(each.now - each.before) > known.tolerance
+        ]
+        return step.replace(outcome="bad" if grown else "good", why=grown[0] if grown else "not more")
+    if (check := verdict.check(known.metric)) is None:
+        return step.replace(why=f"it has no {known.metric}")
+    step = step.replace(change=check.change, interval=check.interval)
+    if check.outcome in ("passed", "improved", "regressed"):
+        return step.replace(outcome="bad" if check.outcome == "regressed" else "good")
+    return step.replace(why=f"{check.label}: {check.outcome} after {plural(verdict.launches, 'launch')}")
+
+
+def _grown(verdict: Verdict) -> list[Finding]:
+    """The counts that are worse, the largest change first; none where times were compared."""
+    counts = verdict.counts
+    return [] if counts is None else [each for each in counts.findings if each.outcome == "regressed"]
 
 
 def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
@@ -228,10 +215,8 @@ def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
             f"--good {good!r} and --bad {bad!r} differ in more than their commit: give both the same "
             "variables and interpreter, or the same lock file"
         )
-    try:
-        git("merge-base", "--is-ancestor", first.commit, last.commit, cwd=root)
-    except GitError:
-        raise CaseError(f"--good {first.commit[:12]} does not come before --bad {last.commit[:12]}") from None
+    if git("rev-list", "--max-count=1", first.commit, f"^{last.commit}", cwd=root):
+        raise CaseError(f"--good {first.commit[:12]} does not come before --bad {last.commit[:12]}")
     if first.commit == last.commit:
         raise CaseError(f"--good and --bad are the same commit, {first.commit[:12]}")
     between = git("rev-list", "--first-parent", "--reverse", f"{first.commit}..{last.commit}", cwd=root)
@@ -269,19 +254,20 @@ def _version(option: str, text: str) -> Version:
         raise CaseError(f"{option} {text!r} is no version: with --package give two, as 2.11.0") from None
 
 
-def state_file(store: Path, case: Case, history: History, *others: object) -> Path:
-    """Where a search is written down: one file for the same case, ends, environment and `others`."""
+def begun(
+    store: Path, case: Case, history: History, tolerance: float | None = None, *others: object
+) -> tuple[Path, BisectFile]:
+    """The file of a search, one for the same case, ends, environment, tolerance and `others`; what it holds.
+
+    Raises `FileError` if it cannot be read.
+    """
+    new = BisectFile(case_id=case.id, good=history.good, candidates=history.candidates, tolerance=tolerance)
     good = history.arm(history.good)
     packages = sorted(f"{each.name}=={each.version}" for each in distributions())
-    ends = [history.candidates, good.text, good.python, dict(good.given)]
-    key = [documents.plain(case), *ends, packages, *others]
-    return store / "bisect" / documents.digest(key) / "search.json"
-
-
-def begun(file: Path, case_id: str, history: History) -> BisectFile:
-    """The search that its `state_file` holds, or a new one. Raises `FileError` if it cannot be read."""
+    key = [documents.plain(new), documents.plain(case), good.text, good.python, dict(good.given), packages]
+    file = store / "bisect" / documents.digest([*key, *others]) / "search.json"
     if not file.exists():
-        return BisectFile(case_id=case_id, good=history.good, candidates=history.candidates)
+        return file, new
     found = documents.read(file, BisectFile)
     # What was skipped is tried again: a network may have been down.
-    return found.replace(steps=tuple(step for step in found.steps if step.outcome != "skipped"))
+    return file, found.replace(steps=tuple(step for step in found.steps if step.outcome != "skipped"))

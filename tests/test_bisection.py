@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsuite import bisection, documents
-from perfsuite.bisection import BisectFile, History, UndecidedError, search
+from perfsuite.bisection import BisectFile, History, UndecidedError, begun, search
 from perfsuite.errors import CaseError, PackageError
 from perfsuite.git import git
 from perfsuite.launch.arm import Arm
@@ -20,31 +21,26 @@ from perfsuite.results.outcome import Check, Outcome, Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
 from tests.packages import only_index, write_wheel
-from tests.samples import make_case, make_result, make_run
+from tests.samples import make_case, make_result, make_run, metric_check
 from tests.synthetic import make_repository
 
 SLOWER = 0.1
 
 
-def check(cost: float, tolerance: float, name: str = "tokens_per_s") -> Check:
+def check(cost: float, tolerance: float, name: str = "tokens_per_s", **changes: Any) -> Check:
     """The check of a metric whose cost grew by `cost`, where it may grow by `tolerance`."""
     metric = described(name)
-    return Check(
-        metric=name,
-        label=name,
-        unit="",
-        outcome="regressed" if cost > tolerance else "passed",
-        measured=1.0,
-        baseline=1.0,
-        allowed=metric.bound(tolerance),
-        change=metric.change(cost),
-        interval=metric.interval((cost - 0.01, cost + 0.01)),
-    )
+    values = {
+        "outcome": "regressed" if cost > tolerance else "passed",
+        "allowed": metric.bound(tolerance),
+        "change": metric.change(cost),
+        "interval": metric.interval((cost - 0.01, cost + 0.01)),
+    }
+    return metric_check(metric=name, label=name, **values | changes)
 
 
-def measurement(verdict: Verdict, *, a_failed: bool = False) -> Measurement:
-    failure = Failure(kind="crash", message="boom") if a_failed else None
-    return make_result(make_run(), verdict=verdict, before=None).replace(before=(make_run(failure=failure),))
+def decided(outcome: Outcome, *checks: Check, launches: int = 6, why: str = "") -> Verdict:
+    return Verdict(outcome=outcome, launches=launches, checks=checks, reasons=(why,) if why else ())
 
 
 class Stand:
@@ -54,47 +50,29 @@ class Stand:
         """`instead` are the verdicts on some candidates, `_4` that on 4."""
         names = tuple(str(number) for number in range(1, count + 1))
         self.first_bad, self.broken, self.instead = first_bad, broken, instead
-        self.compared: list[tuple[str, float | None, str | None]] = []
-        self.a_failed = False
+        self.compared: list[BisectFile] = []
+        self.names: list[str] = []  # what was compared with the good arm
         self.history = History(good="0", candidates=names, arm=self.arm)
         self.saved: list[BisectFile] = []
-
-    @property
-    def names(self) -> list[str]:
-        """What was compared with the good arm."""
-        return [name for name, _, _ in self.compared]
 
     def arm(self, name: str) -> Arm:
         if int(name) in self.broken:
             raise PackageError(f"{name} cannot be built")
         return Arm(text=name)
 
-    def compare(self, a: Arm, b: Arm, tolerance: float | None, metric: str | None) -> Measurement:
+    def compare(self, a: Arm, b: Arm, known: BisectFile) -> Measurement:
         assert a.text == "0"
-        self.compared.append((b.text, tolerance, metric))
-        change = SLOWER if int(b.text) >= self.first_bad else 0.001
-        verdict = Verdict(outcome="passed", launches=6, checks=(check(change, tolerance or 0.03),))
-        return measurement(self.instead.get(f"_{b.text}", verdict), a_failed=self.a_failed)
+        self.compared.append(known)
+        self.names.append(b.text)
+        cost = SLOWER if int(b.text) >= self.first_bad else 0.001
+        verdict = self.instead.get(f"_{b.text}", decided("passed", check(cost, known.tolerance or 0.03)))
+        failure = Failure(kind="crash", message="boom") if "arm A failed" in verdict.reasons else None
+        return make_result(make_run(), verdict=verdict).replace(before=(make_run(failure=failure),))
 
     def search(self, known: BisectFile | None = None) -> BisectFile:
         start = BisectFile(case_id="case", good="0", candidates=self.history.candidates)
-        return search(known or start, self.history, self.compare, self.saved.append)
-
-
-def decided(outcome: Outcome, *checks: Check, launches: int = 6, why: str = "") -> Verdict:
-    return Verdict(outcome=outcome, launches=launches, checks=checks, reasons=(why,) if why else ())
-
-
-def test_the_9th_of_16_is_found_by_five_comparisons() -> None:
-    stand = Stand(16, 9)
-    found = stand.search()
-    assert found.suspects == ("9",)
-    assert stand.names == ["16", "8", "12", "10", "9"]
-    assert sum(step.launches for step in found.steps) == 30
-    (first,) = [step for step in found.steps if step.name == "9"]
-    assert first.outcome == "bad"
-    assert first.change == pytest.approx(1 / (1 + SLOWER) - 1)
-    assert [len(each.steps) for each in stand.saved] == [1, 2, 3, 4, 5]
+        self.saved += search(known or start, self.history, self.compare)
+        return self.saved[-1]
 
 
 @settings(deadline=None)
@@ -110,18 +88,20 @@ def test_the_first_bad_one_is_always_a_suspect_and_the_only_one_that_can_be_test
     assert str(first_bad) in found.suspects
     assert {int(name) for name in found.suspects[:-1]} <= broken
     assert len(stand.names) == len(set(stand.names))
+    assert [len(each.steps) for each in stand.saved] == [*range(1, len(found.steps) + 1)]
+    assert broken or len(stand.names) <= 1 + (count - 1).bit_length()
 
 
 @pytest.mark.parametrize(("cost", "allowed"), [(SLOWER, 1.1**0.5 - 1), (9.0, 0.5)])
 def test_each_step_allows_for_half_of_what_is_lost_and_for_half_at_most(cost: float, allowed: float) -> None:
     stand = Stand(4, 2, _4=decided("regressed", check(cost, 0.03)))
     stand.search()
-    first, *others = [tolerance for _, tolerance, _ in stand.compared]
+    first, *others = [known.tolerance for known in stand.compared]
     assert first is None
     assert others == [pytest.approx(allowed)] * len(others)
 
 
-VAGUE = check(0.04, 0.05).replace(outcome="inconclusive")
+VAGUE = check(0.09, 0.15, outcome="inconclusive")
 
 
 @pytest.mark.parametrize(
@@ -129,9 +109,10 @@ VAGUE = check(0.04, 0.05).replace(outcome="inconclusive")
     [
         (decided("failed", why="arm B failed: crash: boom"), "arm B failed: crash: boom"),
         (decided("inconclusive", VAGUE, launches=24), "tokens_per_s: inconclusive after 24 launches"),
-        (decided("passed"), "it has no tokens_per_s"),
+        (decided("inconclusive", why="nothing was counted"), "nothing was counted"),
+        (decided("passed", check(0, 0.05, "peak_memory_bytes")), "it has no tokens_per_s"),
     ],
-    ids=["it fails", "it is not decided", "it lacks the metric"],
+    ids=["it fails", "it is not decided", "it was not counted", "it lacks the metric"],
 )
 def test_what_cannot_be_told_from_the_good_arm_is_skipped_with_its_reason(verdict: Verdict, why: str) -> None:
     found = Stand(8, 5, {4}, _3=verdict).search()
@@ -148,38 +129,45 @@ def test_the_metric_that_is_worse_in_the_bad_arm_is_what_is_looked_at() -> None:
     found = stand.search()
     assert (found.metric, found.suspects) == ("peak_memory_bytes", ("2",))
     assert found.tolerance == pytest.approx(1.5**0.5 - 1)
-    assert [metric for *_, metric in stand.compared] == [None, "peak_memory_bytes"]
+    assert [known.metric for known in stand.compared] == [None, "peak_memory_bytes"]
 
 
-def test_a_bad_arm_that_is_not_worse_is_an_error() -> None:
-    with pytest.raises(CaseError, match=r"^4 is not worse than 0: passed \(-0\.1% tokens_per_s\)"):
-        Stand(4, 9).search()
-
-
-def test_a_bad_arm_that_noise_hides_is_not_called_as_fast() -> None:
-    vague = check(0.09, 0.15).replace(outcome="inconclusive")
-    stand = Stand(4, 2, _4=decided("inconclusive", vague, launches=24))
-    with pytest.raises(UndecidedError, match=r"^4 compared with 0: tokens_per_s is inconclusive \(-8\.3%\)"):
+@pytest.mark.parametrize(
+    ("verdict", "kind", "words"),
+    [
+        (decided("passed", check(0.001, 0.03)), CaseError, r"is not worse .*: passed \(-0\.1% tokens_per_s"),
+        (
+            decided("inconclusive", why="nothing was counted"),
+            CaseError,
+            "does no more .*: nothing was counted",
+        ),
+        (decided("inconclusive", VAGUE), UndecidedError, r"compared with 0: .* is inconclusive \(-8\.3%\)"),
+        (decided("failed", why="arm B failed"), CaseError, "cannot be compared with the good arm: arm B"),
+        (decided("unhealthy", why="others"), UndecidedError, "could not be .* unhealthy: others"),
+    ],
+    ids=["as fast", "not counted", "hidden by noise", "failed", "unhealthy"],
+)
+def test_a_bad_arm_that_is_not_known_to_be_worse_is_an_error(
+    verdict: Verdict, kind: type[CaseError], words: str
+) -> None:
+    stand = Stand(4, 2, _4=verdict)
+    with pytest.raises(CaseError, match=f"^4 {words}") as raised:
         stand.search()
+    assert type(raised.value) is kind
     assert stand.names == ["4"]
 
 
-def test_an_unhealthy_machine_ends_it_and_the_same_search_goes_on() -> None:
-    stand = Stand(8, 3, _4=decided("unhealthy", why="others used the machine"))
-    with pytest.raises(UndecidedError, match=r"4 could not be compared.*others used the machine"):
+@pytest.mark.parametrize(("outcome", "why"), [("unhealthy", "others used it"), ("failed", "arm A failed")])
+def test_what_is_no_fault_of_a_candidate_ends_it_and_the_same_search_goes_on(
+    outcome: Outcome, why: str
+) -> None:
+    stand = Stand(8, 3, _4=decided(outcome, why=why))
+    with pytest.raises(CaseError, match=f"^4 (could not|cannot) be compared.*{why}"):
         stand.search()
     (known,) = stand.saved
     stand.instead.clear()
-    stand.compared.clear()
     assert stand.search(known).suspects == ("3",)
-    assert "8" not in stand.names
-
-
-def test_a_good_arm_that_fails_is_an_error() -> None:
-    stand = Stand(4, 2, _2=decided("failed", why="arm A failed: crash: boom"))
-    stand.a_failed = True
-    with pytest.raises(CaseError, match=r"cannot be compared with the good arm: arm A failed: crash: boom"):
-        stand.search()
+    assert stand.names.count("8") == 1
 
 
 # Commits
@@ -221,10 +209,6 @@ def test_arms_that_cannot_be_searched_between_are_refused(repository: list[str],
     git("add", "code.py", cwd=Path())
     with pytest.raises(CaseError, match=r"uncommitted changes"):
         of_commits(repository[0], ".", tmp_path)
-
-
-def test_outside_of_git_a_package_can_be_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(CaseError, match=r"no git repository: name two versions of a package by --package"):
         bisection.of_commits(".", ".", root=tmp_path, store=tmp_path / "store")
 
@@ -232,35 +216,28 @@ def test_outside_of_git_a_package_can_be_searched(tmp_path: Path, monkeypatch: p
 # Versions
 
 
-@pytest.fixture
-def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three releases of a small package, where pip looks for all that it installs."""
-    index = only_index(tmp_path / "index", monkeypatch)
-    for version in ("1.0", "1.1", "2.0rc1", "2.0"):
-        write_wheel(index, "slow-thing", version, f"VERSION = {version!r}\n")
-    monkeypatch.chdir(tmp_path)
-
-
 def of_versions(good: str, bad: str, tmp_path: Path) -> History:
     return bisection.of_versions("slow-thing", good, bad, root=tmp_path, store=tmp_path / "store")
 
 
 @pytest.mark.launch
-def test_released_versions_are_the_candidates_each_in_its_directory(releases: None, tmp_path: Path) -> None:
+def test_released_versions_are_the_candidates_each_in_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = only_index(tmp_path / "index", monkeypatch)
+    for version in ("1.0", "1.1", "2.0rc1", "2.0"):
+        write_wheel(index, "slow-thing", version, f"VERSION = {version!r}\n")
+    monkeypatch.chdir(tmp_path)
     history = of_versions("1.0", "2.0", tmp_path)
     assert (history.good, history.candidates) == ("1.0", ("1.1", "2.0"))
     arm = history.arm("1.1")
     directory = Path(arm.packages)
     assert (directory / "slow_thing.py").read_text() == "VERSION = '1.1'\n"
     assert arm.variables["PYTHONPATH"].startswith(str(directory))
-
-
-@pytest.mark.launch
-def test_versions_that_are_not_there_are_refused(releases: None, tmp_path: Path) -> None:
+    with pytest.raises(CaseError, match=r"pip install .*slow-thing==9"):
+        history.arm("9")
     with pytest.raises(CaseError, match=r"pip finds no slow-thing==3\. The newest that it finds: .*2\.0"):
         of_versions("1.0", "3", tmp_path)
-    with pytest.raises(CaseError, match=r"pip install .*slow-thing==9"):
-        of_versions("1.0", "2.0", tmp_path).arm("9")
 
 
 def test_what_is_no_version_is_refused(tmp_path: Path) -> None:
@@ -273,33 +250,29 @@ def test_what_is_no_version_is_refused(tmp_path: Path) -> None:
 # Going on
 
 
-def test_a_search_has_a_file_of_its_own(tmp_path: Path) -> None:
-    stand, case = Stand(4, 2), make_case()
+def test_a_search_has_a_file_of_its_own_and_tries_again_what_was_skipped(tmp_path: Path) -> None:
+    broken = {2}
+    stand, case = Stand(4, 3, broken), make_case()
 
     def file_of(good: Arm, *others: object) -> Path:
-        history = replace(stand.history, arm=lambda name: good)
-        return bisection.state_file(tmp_path, case, history, *others)
+        return begun(tmp_path, case, replace(stand.history, arm=lambda name: good), None, *others)[0]
 
     arm = Arm(text="0")
-    file = file_of(arm, "h100")
+    file, new = begun(tmp_path, case, stand.history, None, "h100")
     assert file == file_of(arm, "h100")
     others = [
-        bisection.state_file(tmp_path, case.replace(steps=21), stand.history, "h100"),
-        bisection.state_file(tmp_path, case, Stand(5, 2).history, "h100"),
+        begun(tmp_path, case.replace(steps=21), stand.history, None, "h100")[0],
+        begun(tmp_path, case, Stand(5, 2).history, None, "h100")[0],
+        begun(tmp_path, case, stand.history, 0.01, "h100")[0],
         file_of(Arm(text="0", given={"X": "1"}), "h100"),
         file_of(Arm(text="another-package==0"), "h100"),
         file_of(arm, "h200"),
     ]
-    assert len({file, *others}) == 6
-    documents.write(file, stand.search())
-    assert bisection.begun(file, "case", stand.history) == stand.saved[-1]
-
-
-def test_what_was_skipped_is_tried_again(tmp_path: Path) -> None:
-    broken = {2}
-    stand = Stand(4, 3, broken)
-    file = tmp_path / "search.json"
-    documents.write(file, stand.search())
+    assert len({file, *others}) == 7
+    found = stand.search(new)
+    assert found.suspects == ("2", "3")
+    documents.write(file, found)
     broken.clear()
-    found = stand.search(bisection.begun(file, "case", stand.history))
-    assert found.suspects == ("3",)
+    known = begun(tmp_path, case, stand.history, None, "h100")[1]
+    assert [step.name for step in known.steps] == ["4", "1", "3"]
+    assert stand.search(known).suspects == ("3",)

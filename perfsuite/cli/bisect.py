@@ -51,8 +51,7 @@ def bisect(
     if dry and counts:
         raise CaseError("--dry with --counts: a search goes one way; leave one of them out")
     if dry or counts:
-        of_times = {"tolerance": tolerance, "max-pairs": max_pairs}
-        shared.refuse_without_times(of_times, "search by times")
+        shared.refuse_without_times({"tolerance": tolerance, "max-pairs": max_pairs}, "search by times")
     root = Path.cwd()
     most = shared.read("max-pairs", max_pairs)
     options = shared.options(store=store, wait_quiet=wait_quiet)
@@ -66,21 +65,20 @@ def bisect(
     if (reason := host.why_not(chosen)) is not None:
         raise CaseError(f"{case}: {reason}")
     machine_class = host.machine_for(chosen).hardware_class
-    way = ["dry"] if dry else ["counts"] if counts else [tolerance, most]
-    file = searching.state_file(options.store, chosen, history, machine_class, *way)
-    known = searching.begun(file, case, history)
+    way = ["dry"] if dry else ["counts"] if counts else [most]
+    file, known = searching.begun(options.store, chosen, history, tolerance, machine_class, *way)
     if known.steps:
         shared.say(f"{len(known.steps)} steps are known from {file}")
 
     good_run: list[Run] = []
 
-    def compare(a: Arm, b: Arm, tolerance: float | None, metric: str | None) -> Measurement:
+    def compare(a: Arm, b: Arm, known: BisectFile) -> Measurement:
         progress = Progress(line=shared.say, cases=1)
-        how = {"max_pairs": most, "tolerance": tolerance, "metric": metric, "explains": False}
         if launches is None or counts:
             session = by_counts(options, progress, launches, (a, b), *good_run)
         else:
-            session = by_times(options, progress, launches, (a, b), **how)
+            how = {"max_pairs": most, "tolerance": known.tolerance, "metric": known.metric}
+            session = by_times(options, progress, launches, (a, b), **how, explains=False)
         try:
             result = session.measure(chosen, chosen.id)
             documents.write(session.directory.results, session_file(session, "complete"))
@@ -89,13 +87,12 @@ def bisect(
         finally:
             session.setup.lock.release()
 
-    def save(now: BisectFile) -> None:
-        documents.write(file, now)
-        step, left = now.steps[-1], plural(len(now.suspects), "suspect")
-        shared.say(f"{_name(step.name)}: {as_text(step)}; {left} left")
-
+    found = known
     try:
-        found = searching.search(known, history, compare, save, tolerance=tolerance)
+        for found in searching.search(known, history, compare):
+            documents.write(file, found)
+            step, left = found.steps[-1], plural(len(found.suspects), "suspect")
+            shared.say(f"{_name(step.name)}: {as_text(step)}; {left} left")
     except searching.UndecidedError as error:
         shared.say(str(error))
         raise typer.Exit(shared.UNDECIDED) from None

@@ -81,8 +81,11 @@ by_counts = partial(commands.run, "bisect", CASE.id, "--wait-quiet=0")
 command = partial(by_counts, "--tolerance=3%")
 
 
-def test_the_first_bad_commit_is_named_with_its_change(launches: Launches) -> None:
+def test_the_first_bad_commit_is_named_with_its_change_and_known_afterwards(launches: Launches) -> None:
     every = launches.commits
+    launches.is_disturbed = True
+    assert "the machine was unhealthy" in command("--good", every[0], status=3).stderr
+    launches.is_disturbed, launches.count = False, 0
     result = command("--good", every[0])
     first, message, change = result.stdout.splitlines()
     assert first.startswith(f"the first bad commit: {every[FIRST_BAD]} Ada ")
@@ -90,6 +93,13 @@ def test_the_first_bad_commit_is_named_with_its_change(launches: Launches) -> No
     assert change.startswith("  tokens/s: bad, -9.1% (99 % interval -")
     assert change.endswith(f" launches, compared with {every[0][:12]} (5 steps, {launches.count} launches)")
     assert "16 suspects left" in result.stderr
+    used = launches.count
+    again = command("--good", every[0], "--json")
+    assert launches.count == used, "every step is known"
+    assert "5 steps are known from" in again.stderr
+    told = json.loads(again.stdout)
+    assert [step["outcome"] for step in told["steps"]] == ["bad", "good", "bad", "bad", "bad"]
+    assert [step["name"] for step in told["steps"]] == [every[at] for at in (16, 8, 12, 10, 9)]
 
 
 @pytest.mark.parametrize("way", ["--counts", "--dry"])
@@ -121,20 +131,6 @@ def test_a_bad_arm_that_does_no_more_is_no_search(launches: Launches) -> None:
     )
     told = command("--counts", "--good", every[0], status=2).stderr
     assert "counts are compared exactly: search by times, or leave it out" in " ".join(told.split())
-
-
-def test_it_goes_on_where_it_was_cut_short(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = launches.commits[0]
-    launches.is_disturbed = True
-    assert "the machine was unhealthy" in command("--good", good, status=3).stderr
-    launches.is_disturbed = False
-    command("--good", good)
-    used = launches.count
-    again = command("--good", good, "--json")
-    assert launches.count == used, "every step is known"
-    assert "5 steps are known from" in again.stderr
-    told = json.loads(again.stdout)
-    assert [step["outcome"] for step in told["steps"]] == ["bad", "good", "bad", "bad", "bad"]
 
 
 def test_commits_that_do_not_run_are_skipped_and_stay_suspects(launches: Launches) -> None:
