@@ -89,10 +89,10 @@ def _say(line: str) -> None:
     console(stderr=True).print(f"perfsuite slurm: {line}", style="dim")
 
 
-def _show(text: str) -> None:
+def _show(text: bytes) -> None:
     """Print what the job writes. When nobody reads it any more the job goes on; its log has all of it."""
     try:
-        sys.stdout.write(text)
+        sys.stdout.buffer.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -275,5 +275,5 @@ def test_a_reader_of_the_log_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     os.close(reading)
     with os.fdopen(writing, "w") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
-        slurm._show("one line\n")
-        slurm._show("another\n")
+        slurm._show(b"one line\n")
+        slurm._show(b"another\n")

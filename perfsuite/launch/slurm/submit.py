@@ -3,7 +3,6 @@
 `sbatch --wait` ends up to 32 s later, before all processes are gone, and with 1 for a job that was killed.
 """
 
-import codecs
 import contextlib
 import math
 import shlex
@@ -21,13 +20,13 @@ from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm.commands import SlurmJob
 from perfsuite.results.store import STORE
 
-LAUNCHER = "--perf-launcher"
 POLL_S = 2.0  # seconds between two questions to Slurm's controller
 TICK_S = 0.2  # seconds between two looks at the job's log
 CANCEL_S = 30  # seconds for which Slurm may fail to cancel a job
 SILENCE_S = 600  # seconds for which Slurm may fail to answer, as while its controller is restarted
 
 Say = Callable[[str], None]
+Show = Callable[[bytes], None]
 
 
 class Submitted(NamedTuple):
@@ -90,14 +89,13 @@ def submit(options: Sequence[str], arguments: Sequence[str], *, directory: Path,
 
 def script(arguments: Sequence[str], directory: Path) -> str:
     """Return the job's commands. They change directory: Slurm would run in /tmp where a node lacks it."""
-    chosen = any(argument.partition("=")[0] == LAUNCHER for argument in arguments)
-    words = [sys.executable, "-m", "pytest", *([] if chosen else [f"{LAUNCHER}=slurm"]), *arguments]
+    words = [sys.executable, "-m", "pytest", "--perf-launcher=slurm", *arguments]  # the last launcher wins
     enter = f"cd -- {shlex.quote(str(directory))} || exit 2"
     return f"{enter}; export PYTHONUNBUFFERED=1; exec {shlex.join(words)}"
 
 
 def follow(
-    submitted: Submitted, came: Sequence[int], *, say: Say, show: Say, wait_start_s: float | None = None
+    submitted: Submitted, came: Sequence[int], *, say: Say, show: Show, wait_start_s: float | None = None
 ) -> int:
     """Follow a job to its end and return the exit status of pytest, or that of a signal among `interrupts`.
 
@@ -120,9 +118,9 @@ def follow(
 
 
 class _Follower:
-    def __init__(self, submitted: Submitted, say: Say, show: Say) -> None:
+    def __init__(self, submitted: Submitted, say: Say, show: Show) -> None:
         self.id, self._log, self._say, self._show = submitted.id, submitted.log, say, show
-        self._read_bytes, self._decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
+        self._shown_bytes = 0
         self._answered = time.monotonic()
         self._said: set[str] = set()
 
@@ -183,11 +181,10 @@ class _Follower:
         """Show what the job has written since; its log may be not there yet, or out of reach for a moment."""
         new = b""
         with contextlib.suppress(OSError), self._log.open("rb") as file:
-            file.seek(self._read_bytes)
+            file.seek(self._shown_bytes)
             new = file.read()
-        self._read_bytes += len(new)
-        if text := self._decoder.decode(new):
-            self._show(text)
+        self._shown_bytes += len(new)
+        self._show(new)
 
 
 def _exit_status(job: SlurmJob, submitted: Submitted) -> int:
