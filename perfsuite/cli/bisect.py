@@ -65,8 +65,7 @@ def bisect(
     if (reason := host.why_not(chosen)) is not None:
         raise CaseError(f"{case}: {reason}")
     machine_class = host.machine_for(chosen).hardware_class
-    way = ["dry"] if dry else ["counts"] if counts else [most]
-    file, known = searching.begun(options.store, chosen, history, tolerance, machine_class, *way)
+    file, known = searching.begun(options.store, chosen, history, tolerance, machine_class, dry, counts, most)
     if known.steps:
         shared.say(f"{len(known.steps)} steps are known from {file}")
 
