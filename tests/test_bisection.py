@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +21,12 @@ from perfsuite.results.metric import described
 from perfsuite.results.outcome import Check, Outcome, Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
+from perfsuite.verdict.arms import judge_counts
 from tests.packages import only_index, write_wheel
+from tests.processes import executable
 from tests.samples import make_case, make_result, make_run, metric_check
 from tests.synthetic import make_repository
+from tests.twin_counts import counts, launch
 
 SLOWER = 0.1
 
@@ -132,6 +136,22 @@ def test_the_metric_that_is_worse_in_the_bad_arm_is_what_is_looked_at() -> None:
     assert [known.metric for known in stand.compared] == [None, "peak_memory_bytes"]
 
 
+def counted(kernels: int, flops: int = 1000) -> Verdict:
+    """The verdict on an arm with so many kernels and FLOPs in a step, where the good one has 10 and 1000."""
+    arms = [counts(kernels={"forward": k}, flops={"forward": f}) for k, f in ((10, 1000), (kernels, flops))]
+    return judge_counts(*map(launch, arms))
+
+
+def test_a_count_is_worse_that_grew_by_more_than_half_as_much_as_in_the_bad_arm() -> None:
+    found = Stand(4, 1, _4=counted(20), _2=counted(15, flops=9000), _3=counted(16)).search()
+    assert (found.metric, found.tolerance, found.suspects) == ("kernels", 5, ("3",))
+    assert [(step.name, step.outcome, step.why) for step in found.steps] == [
+        ("4", "bad", "kernels in forward: 10 -> 20 a step"),
+        ("2", "good", "not more"),
+        ("3", "bad", "kernels in forward: 10 -> 16 a step"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("verdict", "kind", "words"),
     [
@@ -185,13 +205,14 @@ def of_commits(good: str, bad: str, tmp_path: Path) -> History:
     return bisection.of_commits(good, bad, root=Path.cwd(), store=tmp_path / "store")
 
 
-def test_commits_between_two_arms_are_the_candidates_with_the_variables_of_both(
+def test_commits_between_two_arms_are_the_candidates_with_variables_and_interpreter_of_both(
     repository: list[str], tmp_path: Path
 ) -> None:
-    history = of_commits(f"{repository[0]} X='a b'", ". X='a b'", tmp_path)
+    python = executable(tmp_path / "python", f'exec {sys.executable} "$@"')
+    history = of_commits(f"{repository[0]} X='a b' {python}", f". X='a b' {python}", tmp_path)
     assert (history.good, list(history.candidates)) == (repository[0], repository[1:])
     arm = history.arm(repository[3])
-    assert (arm.commit, arm.given) == (repository[3], {"X": "a b"})
+    assert (arm.commit, arm.given, arm.python) == (repository[3], {"X": "a b"}, str(python))
     assert arm.directory is not None
     assert git("rev-parse", "HEAD", cwd=arm.directory).strip() == repository[3]
 

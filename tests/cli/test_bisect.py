@@ -34,12 +34,13 @@ class Launches:
         self.commits: list[str] = []
         self.is_disturbed = False
 
-    def __call__(self, case: Any, machine: Any, directory: Path, how: Launching) -> Run:
+    def _ms(self, arm: Arm) -> str:
         self.count += 1
-        self.arms.append(how.arm)
-        where = how.arm.directory or Path()
-        text = (where / "step_ms.txt").read_text()
-        if text == "broken":
+        self.arms.append(arm)
+        return ((arm.directory or Path()) / "step_ms.txt").read_text()
+
+    def __call__(self, case: Any, machine: Any, directory: Path, how: Launching) -> Run:
+        if (text := self._ms(how.arm)) == "broken":
             return make_run(failure=Failure(kind="crash", message="boom", at=0.0))
         speed = 1e6 / float(text) * (1 + 0.001 * (self.count % 3))
         figures = make_figures(tokens_per_s=speed, tokens_per_s_mean=0.99 * speed)
@@ -47,9 +48,7 @@ class Launches:
 
     def counted(self, case: Any, machine: Any, directory: Path, how: Launching) -> Run:
         """As many kernels as the step has ms."""
-        self(case, machine, directory, how)
-        text = ((how.arm.directory or Path()) / "step_ms.txt").read_text()
-        return launch(counts(kernels={"forward": int(float(text))}))
+        return launch(counts(kernels={"forward": int(float(self._ms(how.arm)))}))
 
     def counted_dry(self, case: Any, directory: Path, *, arm: Arm, **options: Any) -> Run:
         return self.counted(case, None, directory, Launching(arm=arm)).replace(dry=True)
