@@ -5,8 +5,9 @@ Tensor parallelism, for transformers' Llama alone, is that of Megatron-LM (Shoey
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -36,10 +37,14 @@ class FSDP2(Framework):
     """Ranks in a group that shards, while groups replicate (2-D mesh). None: all ranks shard (1-D mesh)."""
     sync_each_micro_batch: bool = True
     """Reduce gradients after each micro-batch. False keeps whole gradients in memory until the last."""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """In what gradients are reduced under mixed precision. Otherwise they are reduced as they are."""
     tensor_parallel: int = Field(default=1, ge=1, strict=True)
     """Ranks, next to each other, that split each layer and see the same data (2-D mesh). 1: none."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
+        if self.reduce_dtype != "float32" and "mixed" not in case.precision:
+            return f"reduce_dtype={self.reduce_dtype!r} is for mixed precision, not for {case.precision!r}"
         if self.tensor_parallel > 1:
             if self.shard_group is not None:
                 return f"tensor_parallel={self.tensor_parallel} does not go with shard_group (3-D mesh)"
@@ -54,7 +59,8 @@ class FSDP2(Framework):
         sharding = "Shard(0)" if self.shard_group is None else "Replicate, Shard(0)"
         if self.tensor_parallel > 1:  # norms; split by rows; split by columns
             sharding = "Shard(0) and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
-        return {"wrapper": "FSDPModule", "sharding": sharding}
+        reduced = {} if self.reduce_dtype == "float32" else {"reduce_dtype": self.reduce_dtype}
+        return {"wrapper": "FSDPModule", "sharding": sharding, **reduced}
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Build the model under FSDP2: one unit per block, and the root."""
@@ -75,7 +81,8 @@ class FSDP2(Framework):
         mesh = init_device_mesh(ranks.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
         policy = MixedPrecisionPolicy()
         if "mixed" in case.precision:
-            policy = MixedPrecisionPolicy(COMPUTE_DTYPES[case.precision], reduce_dtype=torch.float32)
+            reduce = getattr(torch, self.reduce_dtype)
+            policy = MixedPrecisionPolicy(COMPUTE_DTYPES[case.precision], reduce_dtype=reduce)
         shard = partial(fully_shard, mesh=mesh["shard"] if tensor_parallel > 1 else mesh, mp_policy=policy)
 
         model = model_without_weights(case, ranks.device)
@@ -90,7 +97,14 @@ class FSDP2(Framework):
         if case.quantization == "none":
             initialise(model, units, seed=case.seed, device=ranks.device)
         no_sync = None if self.sync_each_micro_batch else partial(_no_sync, model)
-        return data_parallel_workload(case, ranks, model, no_sync=no_sync, tensor_parallel=tensor_parallel)
+        workload = data_parallel_workload(
+            case, ranks, model, no_sync=no_sync, tensor_parallel=tensor_parallel
+        )
+        if self.reduce_dtype == "float32":
+            return workload
+        reduces = {str(unit._get_fsdp_state()._mp_policy.reduce_dtype) for unit in units}
+        seen = " and ".join(sorted(reduces)).replace("torch.", "")
+        return replace(workload, settings={**workload.settings, "reduce_dtype": seen})
 
 
 @contextmanager

@@ -86,6 +86,23 @@ def test_what_is_resharded_is_gathered_again_and_gradients_are_reduced_when_aske
     assert calls == {what: count for what, count in seen.items() if count}
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_are_reduced_in_the_dtype_that_is_asked_for(dtype: Any) -> None:
+    framework = FSDP2(reduce_dtype=dtype)
+    case = TINY.replace(framework=framework, topology=FOUR, precision="bf16-mixed")
+    with fake_group(0, 4) as ranks:
+        settings = built(case, ranks).settings
+    assert settings.get("reduce_dtype") == framework.expected(case).get("reduce_dtype")
+    reduced = [each.dtype for each in collectives(case, 4) if each.kind == "reduce_scatter"]
+    assert reduced == [dtype]
+
+
+def test_a_dtype_to_reduce_in_is_for_mixed_precision() -> None:
+    case = TINY.replace(framework=FSDP2(reduce_dtype="bfloat16"), topology=FOUR, precision="bf16")
+    reason = framework_of(case).unsupported(case, make_machine())
+    assert reason == "reduce_dtype='bfloat16' is for mixed precision, not for 'bf16'"
+
+
 # --- tensor parallelism -----------------------------------------------------------------------------------
 
 
