@@ -8,6 +8,7 @@ from perfsuite import (
     FSDP2,
     Accelerate,
     Case,
+    DeepSpeed,
     Lightning,
     Model,
     Nanotron,
@@ -34,6 +35,7 @@ CASES = [
     LLAMA.replace(framework=Accelerate(strategy="fsdp2")),
     LLAMA.replace(framework=Trainer(fsdp="full_shard auto_wrap")),
     LLAMA.replace(framework=Lightning(strategy="fsdp2")),
+    LLAMA.replace(framework=DeepSpeed(config={"zero_optimization": {"stage": 2}})),
     LLAMA.replace(framework=Nanotron(pp=2), micro_batch=1, gradient_accumulation=4),
     LLAMA.replace(framework=TorchTitan()),
 ]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # each name `as` itself is public to type checkers
     from perfsuite.frameworks.accelerate import Accelerate as Accelerate
     from perfsuite.frameworks.base import Framework as Framework
     from perfsuite.frameworks.ddp import DDP as DDP
+    from perfsuite.frameworks.deepspeed import DeepSpeed as DeepSpeed
     from perfsuite.frameworks.fake import Fake as Fake
     from perfsuite.frameworks.fsdp import FSDP as FSDP
     from perfsuite.frameworks.fsdp2 import FSDP2 as FSDP2
@@ -44,7 +45,7 @@ _NAMES = {
 }
 """The public names but those of frameworks, by their module below this package."""
 _FRAMEWORKS = (
-    *("Accelerate", "DDP", "FSDP", "FSDP2", "Fake"),
+    *("Accelerate", "DDP", "DeepSpeed", "FSDP", "FSDP2", "Fake"),
     *("Lightning", "Nanotron", "Script", "TorchTitan", "Trainer"),
 )
 """Each is in a module of its own, called as the class is."""

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,9 +15,6 @@ from perfsuite.worker import deepspeed
 from perfsuite.worker.observe import owner, wrapping
 from tests.frameworks.test_script import TORCHRUN, case_of, measured, script
 
-needs_deepspeed = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed (DS_BUILD_OPS=0)"
-)
 NO_COMPILER = """
 import deepspeed
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # which it would build, to talk on a CPU
@@ -118,7 +114,7 @@ def engine_case(framework: Script) -> Case:
 
 
 @pytest.mark.launch
-@needs_deepspeed
+@pytest.mark.usefixtures("deepspeed")
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_step_of_the_engine_is_a_step(tmp_path: Path, stage: int) -> None:
     """Of two micro-batches, with two groups of parameters, each stepped apart."""
@@ -137,7 +133,7 @@ def test_a_step_of_the_engine_is_a_step(tmp_path: Path, stage: int) -> None:
 
 
 @pytest.mark.launch
-@needs_deepspeed
+@pytest.mark.usefixtures("deepspeed")
 @pytest.mark.parametrize(("text", "stage"), [(PREPARED, 2), (TRAINER, 3)], ids=["accelerate", "trainer"])
 def test_the_engine_may_be_somebody_elses(tmp_path: Path, text: str, stage: int) -> None:
     command = (*TORCHRUN, script(tmp_path, NO_COMPILER + text))

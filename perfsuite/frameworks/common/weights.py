@@ -5,8 +5,9 @@ time.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 @torch.no_grad()
-def initialise(model: Any, units: Sequence[nn.Module], *, seed: int, device: torch.device) -> None:
+def initialise(model: Any, units: Iterable[nn.Module], *, seed: int, device: torch.device) -> None:
     """Make the values of all parameters of `model`, which are on the meta device, on `device`.
 
     `units` are parts of the model, such as its blocks: only one of them is in memory unsharded at a time.
@@ -46,7 +47,7 @@ def initialise(model: Any, units: Sequence[nn.Module], *, seed: int, device: tor
         for name, module in model.named_modules()
     }
     done: set[nn.Module] = set()
-    for unit in (*units, model):
+    for unit in chain(units, (model,)):
         modules = {module: names[module] for module in unit.modules() if module not in done}
         _initialise_modules(model, modules, seed, device)
         done.update(modules)

@@ -1,0 +1,322 @@
+"""DeepSpeed: ZeRO 0 to 3, with offload to the CPU, by its engine and its own JSON configuration."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext, suppress
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import ValidationError, model_validator
+
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
+from perfsuite.documents import digest, explain, read_text
+from perfsuite.errors import CaseError, FileError, MismatchError
+from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
+from perfsuite.frameworks.common.config_file import ConfigFile
+
+PRECISIONS = ("fp32", "bf16", "bf16-mixed")
+"""Precisions of a case. `bf16` is DeepSpeed's, with fp32 copies in the optimizer; `bf16-mixed` is its
+`torch_autocast`, with parameters in fp32."""
+TAKEN = frozenset(
+    "bf16 checkpoint communication_data_type data_types disable_allgather fp16 "  # noqa: SIM905
+    "gradient_accumulation_steps gradient_allreduce_op gradient_clipping gradient_predivide_factor log_level "
+    "optimizer prescale_gradients scheduler steps_per_print torch_autocast train_batch_size "
+    "train_micro_batch_size_per_gpu zero_allow_untested_optimizer zero_force_ds_cpu_optimizer "
+    "zero_optimization".split()
+)
+"""Keys that may be given. DeepSpeed itself ignores one that it does not know."""
+SWITCHES = frozenset({"dump_state", "memory_breakdown", "wall_clock_breakdown"})
+"""Keys that may be false."""
+SECTIONS = ("bf16", "fp16", "optimizer", "optimizer.params", "torch_autocast", "zero_optimization")
+ADAM = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+USUAL = {
+    "gradient_clipping": 0.0,
+    "optimizer.type": "AdamW",
+    **{f"optimizer.params.{name}": value for name, value in ADAM.items()},
+}
+"""What "auto" stands for where the case has no field: what the other frameworks train with."""
+OWN_AUTO = ("bf16.", "fp16.", "zero_optimization.")
+"""Sections in which DeepSpeed takes "auto" for its own default."""
+OFFLOADS = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
+FLAT = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
+"""Attributes of what a rank optimizes: in ZeRO 3, in 1 and 2, and in 1 with bf16."""
+FLAGS = {"optimizer": ("offload_optimizer", "cpu_offload"), "parameters": ("offload_param",)}
+"""Attributes by which it knows that it offloads."""
+
+
+class ZeroConfig(ConfigFile):
+    """A user's own configuration of DeepSpeed."""
+
+    kind: ClassVar[str] = "a JSON file for DeepSpeed"
+
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_mapping(cls, value: Any) -> Any:
+        """A mapping is DeepSpeed's, unless it comes from a file of perfsuite's."""
+        if not isinstance(value, Mapping) or "text" in value:
+            return value
+        try:
+            text = json.dumps(dict(value))
+        except TypeError as error:
+            raise ValueError(f"{error}: give what a JSON file may hold") from None
+        stage = _get(value, "zero_optimization.stage", 0)
+        return {"name": f"zero{stage}-{digest(json.loads(text), 6)}", "text": text}
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file. Raise `FileError`."""
+        try:
+            text = read_text(path)
+            content = json.loads(text)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", error)
+            raise FileError(f"cannot read {path}: {reason}. Give {cls.kind}.") from error
+        if not isinstance(content, dict):
+            raise FileError(f"{path} holds a {type(content).__name__}, not sections. Give {cls.kind}.")
+        return cls(name=path.stem, text=text)
+
+    @cached_property
+    def content(self) -> Any:
+        return json.loads(self.text)
+
+
+class DeepSpeed(Framework):
+    """`DeepSpeed(config="zero3.json")`, or a mapping such as `{"zero_optimization": {"stage": 3}}`.
+
+    The case decides batch, precision and learning rate: they are left out there, "auto", or the same.
+    Without a section `optimizer` torch's AdamW trains; with `offload_optimizer` it is DeepSpeed's own.
+    """
+
+    name: ClassVar[str] = "deepspeed"
+    packages: ClassVar[tuple[str, ...]] = ("deepspeed",)
+
+    config: ZeroConfig
+    """Path of a JSON file, read when the case is made; or a mapping."""
+
+    def slug(self) -> str:
+        return f"{self.name}-{self.config.name}"
+
+    def plan(self, case: Case) -> LaunchPlan:
+        return LaunchPlan(clock="framework")
+
+    def unsupported(self, case: Case, machine: Machine) -> str | None:
+        if case.precision not in PRECISIONS:
+            return f"precision {case.precision!r} is not one of {', '.join(PRECISIONS)}"
+        if case.compile:
+            return "blocks with DeepSpeed's hooks are not compiled here: leave compile off"
+        return None
+
+    def check(self, case: Case) -> None:
+        if case.precision in PRECISIONS and (problems := [*_problems(self.config.content, case)]):
+            raise CaseError(f"{self.slug()}: {'; '.join(problems)}")
+
+    def dry(self, case: Case) -> DryPlan:
+        return DryPlan(
+            impossible="DeepSpeed decides by the values of gradients and of other ranks whether it steps, "
+            "and a dry run has none"
+        )
+
+    def expected(self, case: Case) -> dict[str, str | None]:
+        config, ranks = self.config.content, case.topology.world_size
+        stage = _get(config, "zero_optimization.stage", 0)
+        return {
+            "wrapper": "DeepSpeedEngine",
+            "sharding": f"DeepSpeed ZeRO-{stage}" if stage else "none",
+            "rank_holds": _shares(ranks if stage == 3 else 1, ranks if stage else 1),
+            "offload": " and ".join(what for what in OFFLOADS if _offloads(config, what)) or "none",
+            "optimizer_parameters": None,  # copies of a share
+        }
+
+    def load(self, case: Case, device: Any) -> None:
+        if device.type == "cpu":
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        import deepspeed
+
+        with suppress(ImportError):  # it looks for this when it is given an optimizer; it loads dynamo
+            importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+        if device.type == "cpu":  # else it compiles an operator, which takes minutes and passes gloo by
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+    def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
+        """Build DeepSpeed's engine and a loop of its calls."""
+        from perfsuite.frameworks.common.loop import training
+
+        engine = self._engine(case, ranks)
+
+        def backward(loss: Any) -> Any:
+            engine.backward(loss)  # divides by the number of micro-batches
+            engine.step()  # counts, until the last of them
+            return loss.detach() / case.gradient_accumulation
+
+        settings = {"config_sha256": self.config.digest, **_observed(engine)}
+        if ranks.device.type == "cpu":
+            settings["replaced"] = "deepspeed_shm_comm by gloo"
+        return training(
+            case,
+            ranks,
+            engine,
+            backward=backward,
+            sync=lambda is_last: nullcontext(),
+            step=clock.boundary,
+            settings=settings,
+        )
+
+    def _engine(self, case: Case, ranks: Ranks) -> Any:
+        import deepspeed
+
+        from perfsuite.frameworks.common.model import blocks, build_optimizer, model_without_weights
+        from perfsuite.frameworks.common.weights import initialise
+
+        deepspeed.init_distributed()
+        config = _filled(self.config.content, case)
+        self._check_taken(config)
+        model: Any = model_without_weights(case, ranks.device)
+
+        def units() -> Iterator[Any]:
+            for block in blocks(model):
+                yield block
+                if _get(config, "zero_optimization.stage") == 3:  # a block has its weights, no later one has
+                    deepspeed.zero.Init(module=block, config_dict_or_path=copy.deepcopy(config))
+
+        initialise(model, units(), seed=case.seed, device=ranks.device)
+        optimizer = None if "optimizer" in config else build_optimizer(case, model)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer, model_parameters=parameters, config=config
+        )
+        return engine
+
+    def _check_taken(self, config: dict[str, Any]) -> None:
+        """Raise `MismatchError` in DeepSpeed's own words if it does not take a configuration."""
+        from deepspeed.runtime.config import DeepSpeedConfig
+        from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+        try:
+            DeepSpeedConfig(copy.deepcopy(config))
+        except Exception as error:
+            said = str(error)
+            if isinstance(error, ValidationError):
+                said = f"{error.title}: {explain(error, [*DeepSpeedZeroConfig.model_fields])}"
+            raise MismatchError(f"DeepSpeed refuses {self.slug()}: {said}") from error
+
+
+def _get(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
+    """Return the value at a path such as `zero_optimization.stage`; for none, or "auto", a given default."""
+    value: Any = config
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return default if value is None or (value == "auto" and default is not None) else value
+
+
+def _offloads(config: Mapping[str, Any], what: str) -> bool:
+    return bool(_get(config, f"zero_optimization.{OFFLOADS[what]}.device", "none") != "none")
+
+
+def _decided(config: Mapping[str, Any], case: Case) -> dict[str, tuple[str, Any]]:
+    """Return path -> the field of the case that decides it, and the value that it has to have."""
+    batch, precision = case.micro_batch * case.gradient_accumulation, f"precision {case.precision!r}"
+    decided: dict[str, tuple[str, Any]] = {
+        "train_micro_batch_size_per_gpu": ("micro_batch", case.micro_batch),
+        "gradient_accumulation_steps": ("gradient_accumulation", case.gradient_accumulation),
+        "train_batch_size": ("batch of all processes", batch * case.topology.world_size),
+        "bf16.enabled": (precision, case.precision == "bf16"),
+        "fp16.enabled": (precision, False),
+        "torch_autocast.enabled": (precision, case.precision == "bf16-mixed"),
+    }
+    if case.precision == "bf16-mixed":
+        decided["torch_autocast.dtype"] = precision, "bfloat16"
+    if "optimizer" in config:
+        decided["optimizer.params.lr"] = "learning_rate", case.learning_rate
+    return decided
+
+
+def _filled(config: Mapping[str, Any], case: Case) -> dict[str, Any]:
+    """Return a configuration with a value for what it leaves to the case."""
+    result: dict[str, Any] = copy.deepcopy(dict(config))
+    result.setdefault("gradient_clipping", "auto")
+    if _offloads(config, "optimizer") and config.get("zero_force_ds_cpu_optimizer", True):
+        result.setdefault("optimizer", {"type": "AdamW", "params": {**ADAM}})
+    values = {path: value for path, (_, value) in _decided(result, case).items()}
+    values |= {path: value for path, value in USUAL.items() if _get(result, path) == "auto"}
+    for path, value in values.items():
+        *sections, key = path.split(".")
+        section = result
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[key] = value
+    return result
+
+
+def _problems(config: Mapping[str, Any], case: Case) -> Iterator[str]:
+    """Yield what is not built here, and where a user's configuration contradicts the case."""
+    for key, value in config.items():
+        is_off = value is False if key in SWITCHES else _get(config, f"{key}.enabled") is False
+        if key not in TAKEN and not is_off:
+            near = get_close_matches(key, TAKEN, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            yield (
+                f"{key}: perfsuite trains by ZeRO alone, without this{hint}: leave it out, or measure a "
+                "script of yours (Script)"
+            )
+    for path in SECTIONS:
+        if not isinstance(section := _get(config, path, {}), Mapping):
+            yield f"{path}: {section!r} is no section of DeepSpeed's, which is {{...}}"
+            return
+    decided = _decided(config, case)
+    for path, (field, needs) in decided.items():
+        if (has := _get(config, path, needs)) != needs:
+            yield f"{path}: {has!r}, but the case's {field} says {needs!r}"
+    for option in OFFLOADS.values():
+        device = _get(config, path := f"zero_optimization.{option}.device", "none")
+        if device not in ("none", "cpu"):
+            yield f"{path}: {device!r}, but perfsuite offloads to 'cpu' only"
+    for path in _autos(config):
+        if path not in decided and path not in USUAL and not path.startswith(OWN_AUTO):
+            yield f"{path}: 'auto', but nothing in the case decides it: give a value"
+
+
+def _autos(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _autos(value, f"{above}{key}.")
+        elif value == "auto":
+            yield above + key
+
+
+def _observed(engine: Any) -> dict[str, str]:
+    """Return what this rank holds of parameters and optimizer, and which of them are offloaded."""
+    zero, parameters = engine.optimizer, list(engine.module.parameters())
+    optimized = next((getattr(zero, name) for name in FLAT if hasattr(zero, name)), None)
+    if optimized is None:
+        optimized = [each for group in zero.param_groups for each in group["params"]]
+    held = {"optimizer": optimized, "parameters": [getattr(each, "ds_tensor", each) for each in parameters]}
+    offloaded = [
+        what
+        for what, flags in FLAGS.items()
+        if any(getattr(zero, flag, False) for flag in flags)
+        and any(each.device.type == "cpu" for each in held[what])
+    ]
+    trained = [each for each in parameters if each.requires_grad]
+    ranks = [
+        round(sum(getattr(each, "ds_numel", each.numel()) for each in whole) / sum(p.numel() for p in part))
+        for whole, part in ((parameters, held["parameters"]), (trained, held["optimizer"]))
+    ]
+    return {
+        "rank_holds": _shares(*ranks),
+        "offload": " and ".join(offloaded) or "none",
+        "gradient_clipping": str(engine.gradient_clipping()),
+    }
+
+
+def _shares(parameters: int, optimizer: int) -> str:
+    return f"1/{parameters} of parameters, 1/{optimizer} of optimizer"

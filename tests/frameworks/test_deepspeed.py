@@ -1,0 +1,287 @@
+"""DeepSpeed: what its configuration may say next to the case, and ZeRO on two ranks, which trains as DDP."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite import Case, DeepSpeed, Topology
+from perfsuite.errors import CaseError, FileError
+from perfsuite.frameworks.base import missing_package
+from perfsuite.frameworks.deepspeed import _filled
+from perfsuite.launch.requirements import unsupported
+from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect
+from perfsuite.results.run import Run
+from tests.frameworks.test_base import COUNTED, SMALL, measured, observed, remove
+from tests.samples import make_machine
+
+PARAMETERS = 918_656 * 4  # bytes of llama-tiny in fp32
+OFFLOADED = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+KEEPING_NOTHING = {
+    "stage3_param_persistence_threshold": 0,
+    "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0,
+    "stage3_prefetch_bucket_size": 0,
+}
+"""Every parameter is gathered where it is used. By default those of 100,000 elements or fewer stay."""
+OF_TRANSFORMERS: dict[str, Any] = {
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16},
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto", "torch_adam": True},
+    },
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "allgather_bucket_size": 5e8},
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": 1.0,
+    "steps_per_print": 2000,
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "wall_clock_breakdown": False,
+    "flops_profiler": {"enabled": False, "profile_step": 1},
+}
+"""As transformers' documentation has it, with torch's AdamW, which needs no compiler."""
+
+
+def zero(stage: int, **more: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage, **more}}
+
+
+def case_of(config: Any, **changes: Any) -> Case:
+    return COUNTED.replace(framework=DeepSpeed(config=config), **changes)
+
+
+def checked(config: Any, **changes: Any) -> None:
+    case = case_of(config, **changes)
+    assert isinstance(case.framework, DeepSpeed)
+    case.framework.check(case)
+
+
+# --- as data --------------------------------------------------------------------------------------------
+
+
+def test_a_file_and_a_mapping_say_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "zero2.json"
+    file.write_text(json.dumps(OF_TRANSFORMERS, indent=4))
+    by_file, by_mapping = DeepSpeed(config=str(file)), DeepSpeed(config=OF_TRANSFORMERS)
+    assert by_file.config.content == by_mapping.config.content == OF_TRANSFORMERS
+    assert by_file.slug() == "deepspeed-zero2"
+    assert by_mapping.slug() == f"deepspeed-zero2-{by_file.config.digest[:6]}"
+    for framework in (by_file, by_mapping):
+        case = SMALL.replace(framework=framework)
+        file.unlink(missing_ok=True)
+        assert Case.model_validate_json(case.model_dump_json()) == case, "a rank needs no file"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "No such file or directory"),
+        ('{"bf16": {"enabled": yes}}', r"Expecting value: line 1 column 22"),
+        ("[1]", "holds a list, not sections"),
+    ],
+)
+def test_a_file_that_is_no_configuration(tmp_path: Path, text: str | None, said: str) -> None:
+    file = tmp_path / "zero.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(FileError, match=rf"{file}.*{said}.*\. Give a JSON file for DeepSpeed\.$"):
+        DeepSpeed(config=str(file))
+
+
+def test_a_mapping_that_no_file_could_hold() -> None:
+    with pytest.raises(CaseError, match="Path is not JSON serializable: give what a JSON file may hold"):
+        DeepSpeed(config={"zero_optimization": {"stage": 3, "offload_param": {"nvme_path": Path("x")}}})
+
+
+FP32 = "but the case's precision 'fp32' says False"
+NOT_BUILT = "perfsuite trains by ZeRO alone, without this"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("train_micro_batch_size_per_gpu", 4, "4, but the case's micro_batch says 2"),
+        ("gradient_accumulation_steps", 8, "8, but the case's gradient_accumulation says 1"),
+        ("train_batch_size", 32, "32, but the case's batch of all processes says 4"),
+        ("bf16.enabled", True, f"True, {FP32}"),
+        ("fp16.enabled", True, f"True, {FP32}"),
+        ("torch_autocast.enabled", True, f"True, {FP32}"),
+        ("optimizer.params.lr", 0.5, "0.5, but the case's learning_rate says 0.001"),
+        ("zero_optimization", True, "True is no section of DeepSpeed's, which is {...}"),
+        ("zero_optimization.offload_param.device", "nvme", "'nvme', but perfsuite offloads to 'cpu' only"),
+        (
+            "scheduler.params.warmup_max_lr",
+            "auto",
+            "'auto', but nothing in the case decides it: give a value",
+        ),
+        ("zero_optimisation", {"stage": 2}, f"{NOT_BUILT} (did you mean zero_optimization?): leave it out"),
+        ("pipeline", {"stages": 2}, f"{NOT_BUILT}: leave it out, or measure a script of yours (Script)"),
+        ("moe", {"enabled": True}, NOT_BUILT),
+        ("expert_parallel", {"enabled": True}, NOT_BUILT),
+        ("tensor_parallel", {"autotp_size": 2}, NOT_BUILT),
+        ("wall_clock_breakdown", True, NOT_BUILT),
+        ("managed_gradient_accumulation", False, NOT_BUILT),
+    ],
+)
+def test_what_contradicts_the_case_or_is_not_built_is_named(path: str, value: Any, said: str) -> None:
+    config = value
+    for name in reversed(path.split(".")):
+        config = {name: config}
+    with pytest.raises(CaseError) as caught:
+        checked(config)
+    assert f": {path}: {said}" in str(caught.value)
+
+
+@pytest.mark.parametrize("config", [{}, zero(3, **OFFLOADED), OF_TRANSFORMERS])
+def test_what_agrees_is_taken(config: dict[str, Any]) -> None:
+    checked(config)
+    checked({**config, "train_batch_size": 4, "train_micro_batch_size_per_gpu": 2})
+
+
+def test_what_the_configuration_leaves_open_the_case_decides() -> None:
+    changes: dict[str, Any] = {"gradient_accumulation": 3, "precision": "bf16", "learning_rate": 0.01}
+    config = _filled(OF_TRANSFORMERS, case_of(OF_TRANSFORMERS, **changes))
+    assert config["train_micro_batch_size_per_gpu"] == 2
+    assert config["gradient_accumulation_steps"] == 3
+    assert config["train_batch_size"] == 12
+    assert (config["bf16"]["enabled"], config["fp16"]["enabled"]) == (True, False)
+    adam = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    assert config["optimizer"]["params"] == {**adam, "torch_adam": True}
+    for untouched in ("zero_optimization", "gradient_clipping", "steps_per_print"):
+        assert config[untouched] == OF_TRANSFORMERS[untouched]
+    mixed = _filled({}, case_of({}, precision="bf16-mixed"))
+    assert mixed["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
+    assert mixed["gradient_clipping"] == 0.0, "as the other frameworks"
+    assert "optimizer" not in mixed, "torch's"
+
+
+@pytest.mark.parametrize(("more", "own"), [({}, True), ({"zero_force_ds_cpu_optimizer": False}, False)])
+def test_what_is_offloaded_is_stepped_by_deepspeed_itself(more: dict[str, Any], own: bool) -> None:
+    config = zero(2, offload_optimizer={"device": "cpu"}) | more
+    filled = _filled(config, case_of(config))
+    assert filled.get("optimizer", {}).get("type") == ("AdamW" if own else None)
+
+
+@pytest.mark.parametrize(
+    ("config", "sharding", "parameters", "optimizer", "offload"),
+    [
+        ({}, "none", 1, 1, "none"),
+        (zero(1), "DeepSpeed ZeRO-1", 1, 4, "none"),
+        (zero(2, offload_optimizer={"device": "cpu"}), "DeepSpeed ZeRO-2", 1, 4, "optimizer"),
+        (zero(3, **OFFLOADED), "DeepSpeed ZeRO-3", 4, 4, "optimizer and parameters"),
+    ],
+)
+def test_what_must_be_observed(
+    config: dict[str, Any], sharding: str, parameters: int, optimizer: int, offload: str
+) -> None:
+    case = case_of(config, topology=Topology(processes_per_node=4))
+    assert isinstance(case.framework, DeepSpeed)
+    assert case.framework.expected(case) == {
+        "wrapper": "DeepSpeedEngine",
+        "sharding": sharding,
+        "rank_holds": f"1/{parameters} of parameters, 1/{optimizer} of optimizer",
+        "offload": offload,
+        "optimizer_parameters": None,
+    }
+
+
+def test_what_it_cannot_do() -> None:
+    framework, cpu = DeepSpeed(config=zero(2)), make_machine()
+    half = SMALL.replace(framework=framework, precision="fp16-mixed")
+    assert framework.unsupported(half, cpu) == "precision 'fp16-mixed' is not one of fp32, bf16, bf16-mixed"
+    framework.check(half)
+    compiled = half.replace(precision="fp32", compile=True)
+    assert framework.unsupported(compiled, cpu) == (
+        "blocks with DeepSpeed's hooks are not compiled here: leave compile off"
+    )
+    assert str(framework.dry(SMALL).impossible).startswith("DeepSpeed decides by the values of gradients")
+
+
+def test_a_package_that_is_missing_or_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        remove(patch, "deepspeed")
+        assert unsupported(case_of(zero(2)), detect()) == (
+            "it needs the package deepspeed, which is not installed: pip install 'perfsuite[deepspeed]'"
+        )
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.17.6")
+    told = "it needs deepspeed>=0.18, and 0.17.6 is installed: pip install 'perfsuite[deepspeed]'"
+    assert missing_package("deepspeed") == told
+
+
+# --- launched -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return measured(COUNTED, tmp_path_factory.mktemp("ddp"))
+
+
+@pytest.mark.launch
+@pytest.mark.usefixtures("deepspeed")
+@pytest.mark.parametrize(
+    ("config", "sent"),
+    [
+        (zero(1, use_multi_rank_bucket_allreduce=False), {"reduce": 1, "all_gather": 1}),
+        pytest.param(zero(2), {"all_reduce": 1, "all_gather": 1}, marks=pytest.mark.smoke("deepspeed")),
+        (zero(3, **KEEPING_NOTHING), {"all_gather": 2, "reduce_scatter": 1}),
+        (
+            {**zero(3, **OFFLOADED), "zero_force_ds_cpu_optimizer": False},  # torch's: no compiler
+            {"all_gather": 1, "reduce_scatter": 1},
+        ),
+    ],
+    ids=["1", "2", "3", "3 offloaded"],
+)
+def test_zero_trains_as_ddp_and_sends_what_it_says(
+    ddp: Run, tmp_path: Path, config: dict[str, Any], sent: dict[str, int]
+) -> None:
+    """Rajbhandari et al. 2020 (arXiv:1910.02054), section 7: gradients are reduced to whom they belong, which
+    then sends parameters, once each; with ZeRO 3 parameters are sent twice, before forward and backward.
+
+    DeepSpeed's ZeRO 1 and 2 by default all-reduce. ZeRO 3 sends what is small once, after the step.
+    """
+    run = measured(case_of(config), tmp_path)
+    assert run.loss == pytest.approx(ddp.loss, rel=1e-6)
+    assert run.figures.gradient_norm == pytest.approx(ddp.figures.gradient_norm, rel=1e-5)
+    total = Counter[str]()
+    for each in run.counts[0].counts.collectives:
+        total[each.kind] += each.bytes
+    flags = 8  # bytes at most: whether gradients are finite, their norm
+    assert {kind for kind, size in total.items() if size > flags} == sent.keys()
+    for kind, times in sent.items():
+        assert total[kind] == pytest.approx(times * PARAMETERS, abs=flags)
+    assert run.counts[0].counts.flops == ddp.counts[0].counts.flops
+
+
+@pytest.mark.launch
+@pytest.mark.usefixtures("deepspeed")
+@pytest.mark.parametrize(
+    ("precision", "stage", "parameter_dtype"), [("bf16", 2, "bfloat16"), ("bf16-mixed", 3, "float32")]
+)
+def test_a_file_for_transformers_runs_as_asked_for(
+    tmp_path: Path, precision: Any, stage: int, parameter_dtype: str
+) -> None:
+    config = {**OF_TRANSFORMERS, **zero(stage, reduce_bucket_size="auto")}
+    case = case_of(config, precision=precision, gradient_accumulation=2, activation_checkpointing="full")
+    settings = observed(measured(case, tmp_path)).settings
+    assert settings["parameter_dtype"] == parameter_dtype
+    assert settings["compute_dtype"] == "bfloat16"
+    assert settings["recomputing_blocks"] == "4 of 4"
+    assert settings["gradient_clipping"] == "1.0"
+
+
+@pytest.mark.launch
+@pytest.mark.usefixtures("deepspeed")
+def test_what_deepspeed_refuses_is_said_in_its_words(tmp_path: Path) -> None:
+    failure = launch_once(case_of(zero(5, overlap_com=True)), detect(), tmp_path).failure
+    assert failure is not None
+    assert failure.kind == "mismatch"
+    assert "DeepSpeedZeroConfig: stage: Input should be 0, 1, 2" in failure.message
+    assert "overlap_com: unknown field (did you mean overlap_comm?)" in failure.message
