@@ -184,8 +184,8 @@ class DeepSpeed(Framework):
 
         def units() -> Iterator[Any]:
             for block in blocks(model):
-                yield block
-                if _get(config, "zero_optimization.stage") == 3:  # a block has its weights, no later one has
+                yield block  # to get its weights
+                if _get(config, "zero_optimization.stage") == 3:
                     deepspeed.zero.Init(module=block, config_dict_or_path=copy.deepcopy(config))
 
         initialise(model, units(), seed=case.seed, device=ranks.device)

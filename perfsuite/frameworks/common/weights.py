@@ -39,7 +39,8 @@ def initialise(model: Any, units: Iterable[nn.Module], *, seed: int, device: tor
     """Make the values of all parameters of `model`, which are on the meta device, on `device`.
 
     `units` are parts of the model, such as its blocks: only one of them is in memory unsharded at a time.
-    Raises `MismatchError` for a parameter that no rule initialises.
+    Each has its values before the next one is asked for. Raises `MismatchError` for a parameter that no rule
+    initialises.
     """
     names = {
         # A layer keeps its own name, by which it is seeded, inside an adapter.

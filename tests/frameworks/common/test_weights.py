@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -120,6 +120,22 @@ class PeakBytes(TorchDispatchMode):
 
     def _free(self, size: int) -> None:
         self.now -= size
+
+
+def test_a_unit_has_its_values_before_the_next_one_has() -> None:
+    """So that whoever yields them may partition each in between, as DeepSpeed does."""
+    model = model_without_weights(TINY, CPU)
+
+    def units() -> Iterator[nn.Module]:
+        for index, block in enumerate(blocks(model)):
+            yield block
+            made = [not next(each.parameters()).is_meta for each in blocks(model)]
+            assert made == [other <= index for other in range(len(made))]
+            asked.append(index)
+
+    asked: list[int] = []
+    initialise(model, units(), seed=0, device=CPU)
+    assert asked == [0, 1, 2, 3]
 
 
 def test_a_parameter_that_no_rule_knows_is_refused() -> None:
