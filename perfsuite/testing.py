@@ -3,7 +3,7 @@
     from perfsuite.testing import check_framework
 
     def test_it_trains_as_it_says() -> None:
-        check_framework(DeepSpeed(stage=2))
+        check_framework(Mine(stage=2))
 
 Imports neither torch nor pytest.
 """

@@ -86,11 +86,11 @@ def test_a_framework_of_another_package_is_found_by_its_name(packages: Packages)
 
 
 def test_a_typing_error_is_compared_with_names_of_other_packages_too(packages: Packages) -> None:
-    install(packages, name="deepspeed")
+    install(packages, name="megatron")
     with pytest.raises(
-        CaseError, match=r"unknown framework 'deepsped'\. Did you mean 'deepspeed'\? Known: acc"
+        CaseError, match=r"unknown framework 'megatorn'\. Did you mean 'megatron'\? Known: acc"
     ):
-        make_case(framework="deepsped")
+        make_case(framework="megatorn")
 
 
 @pytest.mark.parametrize(
