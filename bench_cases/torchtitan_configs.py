@@ -1,10 +1,11 @@
 """Configurations that torchtitan's registry lacks: `--module=bench_cases.torchtitan_configs`."""
 
 from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.quantization import Float8LinearConverter
 from torchtitan.config import ParallelismConfig
 from torchtitan.models.common.config_utils import decoder_vocab_size
 from torchtitan.models.llama3 import model_registry as llama3
-from torchtitan.models.llama3.config_registry import llama3_8b, llama3_70b
+from torchtitan.models.llama3.config_registry import llama3_8b, llama3_70b, llama3_debugmodel
 from torchtitan.models.qwen3 import model_registry as qwen3
 from torchtitan.models.qwen3.config_registry import qwen3_30b_a3b
 from torchtitan.trainer import Trainer
@@ -40,6 +41,20 @@ def llama3_70b_whole_loss() -> Trainer.Config:
 def llama3_405b_whole_loss() -> Trainer.Config:
     """`llama3_405b_bf16` with the loss of all positions at once, as torchtitan had it in 2024."""
     return _whole_loss(llama3_405b_bf16())
+
+
+def llama3_8b_float8() -> Trainer.Config:
+    """torchtitan's own `llama3_8b` with its float8 of each row, but for the head."""
+    config = llama3_8b()
+    config.model_spec = llama3("8B", converters=[Float8LinearConverter.Config(filter_fqns=["lm_head"])])
+    return config
+
+
+def llama3_debugmodel_float8_emulated() -> Trainer.Config:
+    """torchtitan's own `llama3_debugmodel_float8` as any machine computes it: by products in more bits."""
+    config = llama3_debugmodel()
+    config.model_spec = llama3("debugmodel", converters=[Float8LinearConverter.Config(emulate=True)])
+    return config
 
 
 def _whole_loss(config: Trainer.Config) -> Trainer.Config:

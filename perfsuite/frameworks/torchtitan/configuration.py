@@ -27,6 +27,7 @@ from torchtitan.trainer import Trainer
 
 from perfsuite.case.case import Case
 from perfsuite.errors import MismatchError
+from perfsuite.frameworks.base import missing_package
 from perfsuite.frameworks.common.sharding import meshes_text
 
 ATTENTION = {ScaledDotProductAttention: "sdpa", FlexAttention: "flex", VarlenAttention: "varlen"}
@@ -54,7 +55,8 @@ def read(case: Case) -> Any:
         names, known = (options.config, options.module), re.findall(r"'(\w+)'", text)
         near = [each for name in names for each in get_close_matches(name, known) if each not in names]
         advice = f" Did you mean {' or '.join(near)}?" if near else ""
-        advice += " pip install torchao" if "torchao" in text else ""
+        missing = missing_package("torchao") if "torchao" in text else None
+        advice += f" {missing}" if missing else ""
         raise MismatchError(f"torchtitan refuses {' '.join(words)}: {text}{advice}") from error
     sees = getattr(getattr(config.model_spec, "model", None), "vision_encoder", None)
     if getattr(config, "_owner", None) is not Trainer or sees is not None:
@@ -91,10 +93,34 @@ def expected(case: Case) -> dict[str, str]:
 
 def low_precision(things: Iterable[Any]) -> str:
     """Return how many modules, or configurations of modules, multiply in fewer than 16 bits, by class."""
-    names = (type(each).__qualname__.removesuffix(".Config").rpartition(".")[2] for each in things)
-    found = Counter(name.removeprefix("FSDP") for name in names)
+    found = Counter(map(_kind, things))
     kinds = sorted(name for name in found if name.startswith(LOW_PRECISION))
     return ", ".join(f"{found[name]} {name}" for name in kinds) or "none"
+
+
+def _kind(thing: Any) -> str:
+    """Return the class of a module, or of what a configuration builds, as it was before FSDP."""
+    name = type(thing).__qualname__.removesuffix(".Config").rpartition(".")[2]
+    return name.removeprefix("FSDP")
+
+
+def flops_in_float8(modules: Iterable[Any]) -> float | None:
+    """Return the FLOPs of a token in torchao's linear layers; None if any is emulated, or of another kind.
+
+    The output and the gradients of input and weight are products of 2 FLOPs for each weight. A recipe may
+    keep the gradient of the weight in more bits.
+    """
+    flops = 0.0
+    for each in modules:
+        if not (kind := _kind(each)).startswith(LOW_PRECISION):
+            continue
+        recipe = getattr(each, "config", None)
+        if kind not in ("Float8Linear", "MXFP8Linear") or getattr(recipe, "emulate", False):
+            return None
+        of_weight = getattr(recipe, "cast_config_input_for_grad_weight", None)
+        is_whole = of_weight is not None and of_weight.scaling_type.name == "DISABLED"
+        flops += (4.0 if is_whole else 6.0) * each.weight.numel()
+    return flops
 
 
 def _mesh(dims: ParallelDims) -> str:

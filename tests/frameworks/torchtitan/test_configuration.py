@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from perfsuite import Case, Model, Topology, TorchTitan
@@ -51,6 +54,7 @@ QWEN = registered("qwen3", "qwen3_moe_debug", degree("expert", 2), timeout_s=600
 GPT_OSS = registered(
     "gpt_oss", "gpt_oss_debugmodel", degree("expert", 2), activation_checkpointing="none", timeout_s=600
 )
+EMULATED = registered("bench_cases.torchtitan_configs", "llama3_debugmodel_float8_emulated")
 NONE = {"experts_per_rank": "none", "context_parallel": "1", "low_precision_modules": "none"}
 
 
@@ -59,11 +63,12 @@ NONE = {"experts_per_rank": "none", "context_parallel": "1", "low_precision_modu
     ("case", "mesh", "experts"),
     [
         (LLAMA, "fsdp 2", "none"),
+        (EMULATED, "fsdp 2", "none"),
         (DEEPSEEK, "efsdp 1 x ep 2 and fsdp 2", "4"),
         pytest.param(QWEN, "efsdp 1 x ep 2 and fsdp 2", "32", marks=pytest.mark.nightly),
         pytest.param(GPT_OSS, "efsdp 1 x ep 2 and fsdp 2", "4", marks=pytest.mark.nightly),
     ],
-    ids=["llama3", "deepseek_v3", "qwen3_moe", "gpt_oss"],
+    ids=["llama3", "float8", "deepseek_v3", "qwen3_moe", "gpt_oss"],
 )
 def test_a_registered_model_trains_as_it_says(tmp_path: Path, case: Case, mesh: str, experts: str) -> None:
     """Those marked nightly have 316 and 81 million parameters, which take a CPU a minute."""
@@ -176,9 +181,44 @@ def test_what_contradicts_or_cannot_be_is_told(case: Case, said: str) -> None:
 @pytest.mark.usefixtures("titan")
 def test_float8_without_torchao_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchtitan.components.quantization.float8.Float8Linear", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    told = r"refuses .*torchao is not installed.* pip install 'perfsuite\[torchao\]'"
+    with pytest.raises(MismatchError, match=told):
+        EMULATED.framework.expected(EMULATED)  # type: ignore[attr-defined]
+
+
+def test_a_torchao_that_is_too_old_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchtitan would train in 16 bits, and say so in its log alone."""
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda of: "0.8.0" if of == "torchao" else version(of))
+    reason = "it needs torchao>=0.18, and 0.8.0 is installed: pip install 'perfsuite[torchao]'"
+    assert unsupported(EMULATED, make_machine(devices=8)) == reason
+    assert unsupported(EMULATED.replace(framework="torchtitan", model="llama-tiny"), make_machine()) is None
+
+
+@pytest.mark.usefixtures("titan")
+def test_float8_on_a_cpu_is_refused_in_torchtitans_words() -> None:
     case = registered("llama3", "llama3_debugmodel_float8")
-    with pytest.raises(MismatchError, match=r"refuses .*torchao is not installed.* pip install torchao"):
+    with pytest.raises(MismatchError, match=r"only supported on .*SM89 .*set `float8.emulate` to True"):
         case.framework.expected(case)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flops"), [("rowwise", 6 * 16 * 32), ("rowwise_with_gw_hp", 4 * 16 * 32), (None, None)]
+)
+def test_flops_in_float8_by_the_recipe(titan: Any, recipe: str | None, flops: float | None) -> None:
+    """The last of them is emulated. A layer in 16 bits adds none."""
+    from torchao.float8 import Float8LinearConfig
+    from torchao.float8.float8_linear import Float8Linear
+
+    config = Float8LinearConfig.from_recipe_name(recipe) if recipe else Float8LinearConfig(emulate=True)
+    linear = torch.nn.Linear(16, 32)
+    assert titan.flops_in_float8([linear, Float8Linear.from_float(linear, config)]) == flops
+    assert titan.flops_in_float8([linear]) == 0
+
+    class Float8GroupedExperts: ...
+
+    assert titan.flops_in_float8([Float8GroupedExperts()]) is None
 
 
 @pytest.mark.parametrize(

@@ -41,17 +41,18 @@ def test_from_the_same_weights_it_learns_what_a_plain_loop_learns(tensor_paralle
     assert losses["torchtitan"] == pytest.approx(losses["plain"], rel=1e-5)
 
 
-def test_a_model_of_fewer_bits_is_refused_by_a_dry_run_alone(
+def test_a_model_by_kernels_of_triton_is_refused_by_a_dry_run_alone(
     titan: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Float8Linear(torch.nn.Linear):
-        pass
+    class Float8Linear(torch.nn.Linear): ...
 
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), Float8Linear(2, 2))
+    class MXFP8Linear(torch.nn.Linear): ...
+
+    model = torch.nn.Sequential(Float8Linear(2, 2), MXFP8Linear(2, 2))
     titan.check_pretended(model)
     monkeypatch.setattr(titan, "PRETENDED", {torch.nn.Linear: "pretended"})
     titan.check_pretended(model[0])
-    with pytest.raises(DryRunError, match="not by a dry run: 1 Float8Linear, whose peak and kernels"):
+    with pytest.raises(DryRunError, match=r"1 Float8Linear, 1 MXFP8Linear\. Only of Float8"):
         titan.check_pretended(model)
 
 
