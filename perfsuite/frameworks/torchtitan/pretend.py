@@ -4,7 +4,6 @@ import functools
 from typing import Any
 
 import torch
-import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
 from perfsuite.frameworks.common.patches import module, nothing, replace, wrap
@@ -27,7 +26,6 @@ def pretend() -> None:
     for kind in (decoder, *decoder.__subclasses__()):
         replace(kind, "get_attention_masks", nothing)
     replace(module("torchtitan.tools.utils"), "get_cuda_flash_attention_impl", nothing)  # another package's
-    replace(module("torchtitan.distributed.context_parallel.api"), "flex_cp_allgather", _gathered)
     dispatcher = module("torchtitan.models.common.token_dispatcher")
     wrap(dispatcher.AllToAllTokenDispatcher, "_dispatch_token_exchange", _balanced)
     told = {module("torchtitan.models.common.moe").GroupedExperts: ROUTING, **told}
@@ -50,12 +48,6 @@ def _one_kernel(
     out, sums, *_others = cudnn(query, key, value, None, True, 0.0, True, False, scale=scale)
     out = out.transpose(1, 2)
     return out if out_transform is None else out_transform(out, sums.squeeze(-1).transpose(1, 2))
-
-
-def _gathered(key: Tensor, value: Tensor, dim: int, group: Any) -> tuple[Tensor, Tensor]:
-    """Gather keys and values, and scatter their gradients: torch's own operator hides what it sends."""
-    gather = funcol.all_gather_tensor_autograd
-    return gather(key, dim, group), gather(value, dim, group)
 
 
 def _balanced(exchange: Any) -> Any:
