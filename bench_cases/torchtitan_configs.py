@@ -1,9 +1,12 @@
 """Configurations that torchtitan's registry lacks: `--module=bench_cases.torchtitan_configs`."""
 
 from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.optimizer import default_adamw
 from torchtitan.components.quantization import Float8LinearConverter
 from torchtitan.config import ParallelismConfig
 from torchtitan.models.common.config_utils import decoder_vocab_size
+from torchtitan.models.kimi_k2_7 import config_registry as kimi
+from torchtitan.models.kimi_k2_7 import model_registry as kimi_model
 from torchtitan.models.llama3 import model_registry as llama3
 from torchtitan.models.llama3.config_registry import llama3_8b, llama3_70b, llama3_debugmodel
 from torchtitan.models.qwen3 import model_registry as qwen3
@@ -25,6 +28,23 @@ def qwen3_235b_a22b() -> Trainer.Config:
     config.model_spec = qwen3("235B-A22B")
     config.parallelism = ParallelismConfig(expert_parallel_degree=8)
     config.training.disable_cuda_graphs = True
+    return config
+
+
+def moonlight_16b_a3b_adamw() -> Trainer.Config:
+    """torchtitan's own `moonlight_16b_a3b`, Kimi's model of text, by AdamW in place of DistMuon."""
+    config = kimi.moonlight_16b_a3b()
+    config.optimizer = default_adamw(lr=3e-4)
+    return config
+
+
+def moonlight_debugmodel() -> Trainer.Config:
+    """The same in the sizes of torchtitan's debug model of Kimi, without its eyes."""
+    config = moonlight_16b_a3b_adamw()
+    config.model_spec = kimi_model("debugmodel")
+    config.model_spec.model.vision_encoder = None
+    config.loss.loss_fn.global_vocab_size = decoder_vocab_size(config.model_spec)
+    config.training.local_batch_size, config.training.seq_len = 1, 512
     return config
 
 

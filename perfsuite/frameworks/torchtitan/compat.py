@@ -22,6 +22,12 @@ REPLACED = (
 )
 """What is not as a registered configuration says; torch 2.13 has no `fully_shard` for `spmd_types`."""
 REPLACED_ON_CPU = "; attention by SDPA, without windows and sinks; the fused optimizer by a loop"
+_IMAGES = "torchtitan.hf_datasets.multimodal.utils"
+NEED = {
+    "triton": ("torchtitan.distributed.minimal_async_ep.kernels",),
+    "torchvision": (f"{_IMAGES}.image", f"{_IMAGES}.video"),  # Kimi's models of text import them, too
+}
+"""Package -> modules of torchtitan that need it, and that are not called here."""
 _CPU = SimpleNamespace(
     **dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"), nothing),
     current_device=lambda: 0,
@@ -66,12 +72,13 @@ def patches(device_type: str) -> str:
     return "; ".join(EVERYWHERE + ON_CPU if device_type == "cpu" else EVERYWHERE)
 
 
-def without_triton() -> None:
-    """Let torchtitan's Trainer be imported without Triton, whose kernels only mixtures of experts need."""
-    if importlib.util.find_spec("triton") is None:
-        kernels = ModuleType("torchtitan.distributed.minimal_async_ep.kernels")
-        kernels.__getattr__ = _none  # type: ignore[method-assign]
-        sys.modules[kernels.__name__] = kernels
+def without_missing() -> None:
+    """Let torchtitan be imported without packages that little of it needs: each module has only `None`."""
+    for package, names in NEED.items():
+        if importlib.util.find_spec(package) is None:
+            for name in names:
+                sys.modules[name] = empty = ModuleType(name)
+                empty.__getattr__ = _none  # type: ignore[method-assign]
 
 
 def _none(name: str) -> None:

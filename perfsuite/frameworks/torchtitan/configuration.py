@@ -1,8 +1,9 @@
 """A configuration of torchtitan's registry for a case, as its command line makes it."""
 
-# ruff: noqa: E402  compat.without_triton comes before the imports of torchtitan
+# ruff: noqa: E402  compat.without_missing comes before the imports of torchtitan
 
 import functools
+import importlib
 import io
 import re
 from collections import Counter
@@ -16,7 +17,7 @@ import torch
 
 from perfsuite.frameworks.torchtitan import compat
 
-compat.without_triton()
+compat.without_missing()
 
 from torchtitan.config import ConfigManager
 from torchtitan.distributed import ParallelDims
@@ -57,11 +58,21 @@ def read(case: Case) -> Any:
         advice = f" Did you mean {' or '.join(near)}?" if near else ""
         missing = missing_package("torchao") if "torchao" in text else None
         advice += f" {missing}" if missing else ""
-        raise MismatchError(f"torchtitan refuses {' '.join(words)}: {text}{advice}") from error
+        cause = _import_error(options.module) if isinstance(error, ImportError) else ""
+        raise MismatchError(f"torchtitan refuses {' '.join(words)}: {text}{cause}{advice}") from error
     sees = getattr(getattr(config.model_spec, "model", None), "vision_encoder", None)
     if getattr(config, "_owner", None) is not Trainer or sees is not None:
         raise MismatchError(f"{options.config} trains images, or by a trainer of its own: choose one of text")
     return config
+
+
+def _import_error(module: str) -> str:
+    """Return why a model of torchtitan's own cannot be imported, which it keeps to itself, or nothing."""
+    try:
+        importlib.import_module(f"torchtitan.models.{module}.config_registry")
+    except ImportError as error:
+        return f" ({error})"
+    return ""
 
 
 @functools.cache
@@ -76,7 +87,7 @@ def expected(case: Case) -> dict[str, str]:
         raise MismatchError(f"{told}: these do not multiply to the case's {world_size} processes") from None
     model = config.model_spec.model
     experts = [moe.num_experts for _, moe, *_ in model.traverse(MoE.Config)]
-    if problems := [*_conflicts(config, dims, case), *_impossible(dims, experts)]:
+    if problems := [*_conflicts(config, dims, case), *_impossible(config, dims, experts)]:
         raise MismatchError(f"{case.framework.slug()}: {'; '.join(problems)}")
     attention = {name for kind, name in ATTENTION.items() if any(model.traverse(kind.Config))}
     layers = (each for kind in (Linear, GroupedExperts) for _, each, *_ in model.traverse(kind.Config))
@@ -163,8 +174,10 @@ def _conflicts(config: Any, dims: ParallelDims, case: Case) -> Iterator[str]:
         yield f"training.steps: {training.steps}, but the case has {case.total_steps}: {more}"
 
 
-def _impossible(dims: ParallelDims, experts: list[int]) -> Iterator[str]:
+def _impossible(config: Any, dims: ParallelDims, experts: list[int]) -> Iterator[str]:
     """Yield what torch or this machine cannot do, or the model cannot share."""
+    if any(group.optimizer_name == "DistMuon" for group in config.optimizer.param_groups):
+        yield "DistMuon shards by spmd_types, which torch 2.13 lacks: give a configuration of your own AdamW"
     if dims.pp > 1:
         yield f"pipeline_parallel_degree {dims.pp}: torchtitan's schedules need a torch after 2.13: choose 1"
     if dims.cp > 1 and not torch.cuda.is_available():

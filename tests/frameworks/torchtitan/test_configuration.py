@@ -54,7 +54,9 @@ QWEN = registered("qwen3", "qwen3_moe_debug", degree("expert", 2), timeout_s=600
 GPT_OSS = registered(
     "gpt_oss", "gpt_oss_debugmodel", degree("expert", 2), activation_checkpointing="none", timeout_s=600
 )
-EMULATED = registered("bench_cases.torchtitan_configs", "llama3_debugmodel_float8_emulated")
+OWN = "bench_cases.torchtitan_configs"
+EMULATED = registered(OWN, "llama3_debugmodel_float8_emulated")
+KIMI = registered(OWN, "moonlight_debugmodel", degree("expert", 2), activation_checkpointing="full")
 NONE = {"experts_per_rank": "none", "context_parallel": "1", "low_precision_modules": "none"}
 
 
@@ -65,10 +67,11 @@ NONE = {"experts_per_rank": "none", "context_parallel": "1", "low_precision_modu
         (LLAMA, "fsdp 2", "none"),
         (EMULATED, "fsdp 2", "none"),
         (DEEPSEEK, "efsdp 1 x ep 2 and fsdp 2", "4"),
+        pytest.param(KIMI, "efsdp 1 x ep 2 and fsdp 2", "4", marks=pytest.mark.nightly),
         pytest.param(QWEN, "efsdp 1 x ep 2 and fsdp 2", "32", marks=pytest.mark.nightly),
         pytest.param(GPT_OSS, "efsdp 1 x ep 2 and fsdp 2", "4", marks=pytest.mark.nightly),
     ],
-    ids=["llama3", "float8", "deepseek_v3", "qwen3_moe", "gpt_oss"],
+    ids=["llama3", "float8", "deepseek_v3", "kimi", "qwen3_moe", "gpt_oss"],
 )
 def test_a_registered_model_trains_as_it_says(tmp_path: Path, case: Case, mesh: str, experts: str) -> None:
     """Those marked nightly have 316 and 81 million parameters, which take a CPU a minute."""
@@ -131,7 +134,13 @@ def overridden(*words: str, case: Case = LLAMA) -> Case:
         (registered("deepseek", "deepseek_v3_16b"), "import module 'deepseek'.*Did you mean deepseek_v3"),
         (overridden("--training.sequence=7"), "Unrecognized options: --training.sequence=7"),
         (overridden("--training.seq_len=long"), "Error parsing --training.seq-len: invalid literal for int"),
+        (registered("qwen3_5", "qwen35_0_8b"), r"Cannot import .*'qwen3_5' .*\(No module named 'fla'\)"),
         (registered("flux", "flux_debugmodel"), "flux_debugmodel trains images"),
+        (registered("kimi_k2_7", "kimi_k2_5"), "kimi_k2_5 trains images"),
+        (
+            registered("kimi_k2_7", "moonlight_16b_a3b", degree("expert", 2)),
+            "DistMuon shards by spmd_types, which torch 2.13 lacks: give a configuration of your own AdamW",
+        ),
         (overridden(degree("tensor", 3)), "tensor_parallel_degree 3, .* do not multiply to the case's 2"),
         (
             overridden("--parallelism.data_parallel_shard_degree=3"),
@@ -273,10 +282,15 @@ OF_THE_SUITE = [
 
 
 @pytest.mark.parametrize("case", OF_THE_SUITE, ids=lambda case: case.id)
-def test_each_registered_case_of_the_suite_says_what_torchtitan_reads(case: Case) -> None:
+def test_each_registered_case_of_the_suite_says_what_torchtitan_reads(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those too that are compiled, which no dry run reads."""
+    from torchtitan.components.quantization import float8
+
     from perfsuite.frameworks.torchtitan import configuration
 
+    monkeypatch.setattr(float8, "has_cuda_capability", lambda *capability: True)
     assert configuration.expected(case)["wrapper"] == "FSDPModule"
     whole = configuration.read(case).loss.__class__.__qualname__ == "CrossEntropyLoss.Config"
     assert whole is ("_whole_loss" in case.framework.slug())
