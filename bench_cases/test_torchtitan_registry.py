@@ -54,6 +54,16 @@ FULL_SIZE = [
     at_full_size(OWN, "llama3_405b_bf16", 64, sequence_length=8192, micro_batch=2),
     at_full_size(
         OWN,
+        "llama3_405b_bf16",
+        64,
+        "--parallelism.pipeline_parallel_degree=8",
+        "--parallelism.pipeline_parallel_schedule=1F1B",
+        "--training.local_batch_size=8",
+        sequence_length=8192,
+        micro_batch=8,
+    ),
+    at_full_size(
+        OWN,
         "llama3_8b_float8",
         1,
         sequence_length=8192,
@@ -88,6 +98,7 @@ def twin(module, config, *overrides, recomputed="selective-op", steps=20):
 
 TWINS = [
     twin("llama3", "llama3_debugmodel"),
+    twin("llama3", "llama3_debugmodel", "--parallelism.pipeline_parallel_degree=2"),
     twin(OWN, "llama3_debugmodel_float8_emulated"),
     twin(OWN, "moonlight_debugmodel", *EXPERTS, recomputed="full"),
     twin("deepseek_v3", "deepseek_v3_debugmodel", *EXPERTS),

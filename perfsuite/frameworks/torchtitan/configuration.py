@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import torch
+from torch.distributed.pipelining.schedules import get_schedule_class
 
 from perfsuite.frameworks.torchtitan import compat
 
@@ -97,9 +98,16 @@ def expected(case: Case) -> dict[str, str]:
         "context_parallel": str(dims.cp),
         "experts_per_rank": str(experts[0] // dims.ep) if experts else "none",
         "low_precision_modules": low_precision(layers),
+        "pipeline": pipeline(dims.pp, get_schedule_class(config.parallelism.pipeline_parallel_schedule)),
         "attention": " and ".join(sorted(attention)) if torch.cuda.is_available() else "sdpa",
         "cuda_graphs": "no" if config.training.disable_cuda_graphs else "yes",
     }
+
+
+def pipeline(stages: int, schedule: Any) -> str:
+    """Return over how many ranks a schedule, or its class, has split the layers."""
+    kind = schedule if isinstance(schedule, type) else type(schedule)
+    return f"{stages} ranks, {kind.__name__}" if stages > 1 else "none"
 
 
 def low_precision(things: Iterable[Any]) -> str:
@@ -178,8 +186,6 @@ def _impossible(config: Any, dims: ParallelDims, experts: list[int]) -> Iterator
     """Yield what torch or this machine cannot do, or the model cannot share."""
     if any(group.optimizer_name == "DistMuon" for group in config.optimizer.param_groups):
         yield "DistMuon shards by spmd_types, which torch 2.13 lacks: give a configuration of your own AdamW"
-    if dims.pp > 1:
-        yield f"pipeline_parallel_degree {dims.pp}: torchtitan's schedules need a torch after 2.13: choose 1"
     if dims.cp > 1 and not torch.cuda.is_available():
         yield f"context_parallel_degree {dims.cp}: a CPU has no kernel: run it dry as on a GPU"
     shared = dims.dp_shard * dims.cp * dims.tp

@@ -1,10 +1,12 @@
 """What torchtitan asks of values, and FlexAttention, for a dry run of a registered configuration."""
 
 import functools
+from dataclasses import replace as replaced
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
 
 from perfsuite.frameworks.common.patches import module, nothing, replace, wrap
 
@@ -12,8 +14,10 @@ ROUTING = "routing is pretended to be balanced: every expert gets its share of t
 FUSED = "attention is counted as one fused kernel that masks nothing, in place of torchtitan's own"
 
 
-def pretend() -> None:
+def pretend(*, has_stages: bool) -> None:
     """Let torchtitan, which is imported already, train fake tensors, for the rest of this process.
+
+    `has_stages`: a pipeline's, which tell each other shapes.
 
     FlexAttention, which torchtitan compiles, and varlen attention become cuDNN's operator, the only one that
     takes values of another size than queries. Its memory is alike, and nothing is masked.
@@ -28,6 +32,12 @@ def pretend() -> None:
     replace(module("torchtitan.tools.utils"), "get_cuda_flash_attention_impl", nothing)  # another package's
     dispatcher = module("torchtitan.models.common.token_dispatcher")
     wrap(dispatcher.AllToAllTokenDispatcher, "_dispatch_token_exchange", _balanced)
+    if has_stages:
+        replace(module("torch.distributed.pipelining.schedules")._PipelineSchedule, "_warmup_p2p", _each_time)
+        stage = module("torch.distributed.pipelining.stage").PipelineStage
+        replace(stage, "_send_meta", nothing)
+        replace(stage, "_recv_meta", _shape)
+        wrap(stage, "_forward_metadata_inference", _knows_positions)
     told = {module("torchtitan.models.common.moe").GroupedExperts: ROUTING, **told}
     replace(module("perfsuite.frameworks.torchtitan.trainer"), "PRETENDED", told)
 
@@ -48,6 +58,40 @@ def _one_kernel(
     out, sums, *_others = cudnn(query, key, value, None, True, 0.0, True, False, scale=scale)
     out = out.transpose(1, 2)
     return out if out_transform is None else out_transform(out, sums.squeeze(-1).transpose(1, 2))
+
+
+def _each_time(schedule: Any, stages: Any, *args: Any) -> None:
+    """Let stages ask each other for shapes: the vote on it needs all of them."""
+    for stage in stages:
+        stage._inference_mode = module("torch.distributed.pipelining._utils").InferenceMode.DYNAMIC
+
+
+def _knows_positions(infer: Any) -> Any:
+    """Keep the positions of a micro-batch, whose shape is that of what comes from the stage before."""
+
+    @functools.wraps(infer)
+    def knows(self: Any, args: Any, kwargs: Any, *others: Any, **options: Any) -> Any:
+        self.positions = kwargs["positions"]
+        return infer(self, args, kwargs, *others, **options)
+
+    return knows
+
+
+def _shape(self: Any, source: int) -> Any:
+    """Return what a stage is told of the activations before it, or of the gradients after it."""
+    stages = module("torch.distributed.pipelining.stage")
+    if source > self.stage_index:
+        gradients = tuple(replaced(each, requires_grad=False) for each in self._stage_meta.outputs)
+        return stages._StageBackwardMeta(backward_metas=gradients)
+    dtype = self.submod._get_fsdp_state()._mp_policy.param_dtype
+    batch, length = self.positions.shape
+    mesh = next(self.submod.parameters()).device_mesh
+    parts = mesh["tp"].size() if "tp" in mesh.mesh_dim_names else 1
+    sizes = (batch, length // parts, self.submod.config.dim)
+    activations = torch.empty(sizes, dtype=dtype, device=self.device, requires_grad=True)
+    if parts > 1:  # sequence parallelism
+        activations = DTensor.from_local(activations, mesh["tp"], [Shard(1)])
+    return stages._StageForwardMeta(forward_metas=(stages.extract_tensor_meta(activations),))
 
 
 def _balanced(exchange: Any) -> Any:

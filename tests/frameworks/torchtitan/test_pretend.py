@@ -18,7 +18,14 @@ from perfsuite.results.run import Run
 from tests.dry.runs import passed
 from tests.dry.test_rank import check_ranks, launched
 from tests.frameworks.torchtitan.samples import MARKS
-from tests.frameworks.torchtitan.test_configuration import DEEPSEEK, EMULATED, degree, overridden, registered
+from tests.frameworks.torchtitan.test_configuration import (
+    DEEPSEEK,
+    EMULATED,
+    PIPED,
+    degree,
+    overridden,
+    registered,
+)
 
 pytestmark = [*MARKS, pytest.mark.launch]
 
@@ -54,6 +61,7 @@ def sent(counts: Counts) -> dict[tuple[str, int, int, str, str], int]:
     [
         # Balanced in the launch, too, by torchtitan's own switch; what it assigns is not the router's.
         pytest.param(overridden("--debug.moe_force_load_balance", case=DEEPSEEK), (BALANCED,), id="experts"),
+        pytest.param(PIPED, (), id="pipeline"),
         pytest.param(EMULATED, (), id="float8", marks=pytest.mark.nightly),
     ],
 )
