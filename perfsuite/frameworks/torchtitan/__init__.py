@@ -108,10 +108,9 @@ class TorchTitan(Framework):
     def dry(self, case: Case) -> DryPlan:
         if self.disable_cuda_graphs:
             pretend = f"{__name__}.pretend"
-            has_stages = any("pipeline_parallel_degree" in word for word in self.overrides)
             return DryPlan(
-                pretend=lambda: importlib.import_module(pretend).pretend(has_stages=has_stages),
-                ranks_differ=has_stages,
+                pretend=lambda: importlib.import_module(pretend).pretend(self.expected(case)),
+                ranks_differ=any("pipeline_parallel_degree" in word for word in self.overrides),
             )
         return DryPlan(impossible="a dry run captures no CUDA graph: leave disable_cuda_graphs as it is")
 

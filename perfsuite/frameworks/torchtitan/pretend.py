@@ -1,6 +1,7 @@
 """What torchtitan asks of values, and FlexAttention, for a dry run of a registered configuration."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace as replaced
 from typing import Any
 
@@ -8,16 +9,14 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from perfsuite.frameworks.common.patches import module, nothing, replace, wrap
+from perfsuite.frameworks.common.patches import found, module, nothing, replace, wrap
 
 ROUTING = "routing is pretended to be balanced: every expert gets its share of the tokens"
 FUSED = "attention is counted as one fused kernel that masks nothing, in place of torchtitan's own"
 
 
-def pretend(*, has_stages: bool) -> None:
+def pretend(expected: Mapping[str, str]) -> None:
     """Let torchtitan, which is imported already, train fake tensors, for the rest of this process.
-
-    `has_stages`: a pipeline's, which tell each other shapes.
 
     FlexAttention, which torchtitan compiles, and varlen attention become cuDNN's operator, the only one that
     takes values of another size than queries. Its memory is alike, and nothing is masked.
@@ -32,8 +31,9 @@ def pretend(*, has_stages: bool) -> None:
     replace(module("torchtitan.tools.utils"), "get_cuda_flash_attention_impl", nothing)  # another package's
     dispatcher = module("torchtitan.models.common.token_dispatcher")
     wrap(dispatcher.AllToAllTokenDispatcher, "_dispatch_token_exchange", _balanced)
-    if has_stages:
-        replace(module("torch.distributed.pipelining.schedules")._PipelineSchedule, "_warmup_p2p", _each_time)
+    if expected.get("pipeline", "none") != "none":  # its stages tell each other shapes
+        schedules = module("torch.distributed.pipelining.schedules")
+        replace(found(schedules, "_PipelineSchedule"), "_warmup_p2p", _each_time)
         stage = module("torch.distributed.pipelining.stage").PipelineStage
         replace(stage, "_send_meta", nothing)
         replace(stage, "_recv_meta", _shape)
