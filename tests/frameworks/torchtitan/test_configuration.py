@@ -213,9 +213,16 @@ def test_a_torchao_that_is_too_old_is_a_reason(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("titan")
-def test_float8_on_a_cpu_is_refused_in_torchtitans_words() -> None:
-    case = registered("llama3", "llama3_debugmodel_float8")
-    with pytest.raises(MismatchError, match=r"only supported on .*SM89 .*set `float8.emulate` to True"):
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("llama3_debugmodel_float8", r"only supported on .*SM89 .*set `float8.emulate` to True"),
+        ("llama3_8b_mxfp8", "MXFP8 is only supported on SM100 or later"),
+    ],
+)
+def test_float8_on_a_cpu_is_refused_in_torchtitans_words(config: str, said: str) -> None:
+    case = registered("llama3", config)
+    with pytest.raises(MismatchError, match=said):
         case.framework.expected(case)  # type: ignore[attr-defined]
 
 

@@ -170,6 +170,27 @@ def test_llama_with_sequences_on_two_ranks(tmp_path: Path) -> None:
     assert run.dry_facts.roofline.tokens == TOKENS * 4, "of four ranks with data of their own"
 
 
+def test_the_first_and_the_last_stage_of_a_pipeline_with_split_layers(tmp_path: Path) -> None:
+    """Of two, the first has the embedding and three of six layers of width 256. Each rank has half of all."""
+    words = (degree("pipeline", 2), degree("tensor", 2), "--parallelism.pipeline_parallel_schedule=1F1B")
+    run = dry(on_gpus("llama3", "llama3_debugmodel", *words), tmp_path)
+    first, last = run.counts
+    assert (first.ranks, last.ranks) == ((0,), (7,))
+    width, layers, vocabulary = 256, 3, 2048
+    matrices, norms = layers * (4 * width**2 + 3 * width * 768), layers * 2 * width
+    whole = norms + (matrices + vocabulary * width) // 2
+    activations = 2 * TOKENS * width // 2
+    messages = {key: size for key, size in sent(first.counts).items() if key[1:3] != (2, 1)}
+    assert messages == {
+        ("all_gather", 2, 2, "bfloat16", "forward"): 2 * whole,
+        ("reduce_scatter", 2, 2, "float32", "forward"): 4 * whole,
+        ("send", 2, 4, "bfloat16", "forward"): activations,
+        ("recv", 2, 4, "bfloat16", "forward"): activations,
+    }
+    for kind in ("send", "recv"):
+        assert sent(last.counts)[kind, 2, 4, "bfloat16", "forward"] == activations
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("words", [(), (degree("tensor", 2),)], ids=["ep 2", "ep 2 x tp 2"])
 def test_sinks_and_windows_run_dry(words: Any, tmp_path: Path) -> None:
