@@ -16,7 +16,7 @@ def registered(module, config, *overrides, **fields):
 def at_full_size(module, config, nodes, *overrides, **fields):
     topology = Topology(nodes=nodes, processes_per_node=8)
     usual = {"activation_checkpointing": "full", "topology": topology, "hardware": "h100", "timeout_s": 3600}
-    return registered(module, config, *overrides, **usual, **fields)
+    return registered(module, config, *overrides, **{**usual, **fields})
 
 
 DEEPSEEK = ("--compile.no-enable", "activation-checkpoint:full")
@@ -33,6 +33,16 @@ FULL_SIZE = [
         micro_batch=4,
     ),
     at_full_size(
+        "deepseek_v3",
+        "deepseek_v3_671b",
+        128,
+        "--parallelism.expert_parallel_degree=64",
+        *DEEPSEEK,
+        sequence_length=4096,
+        micro_batch=4,
+    ),
+    at_full_size(OWN, "moonlight_16b_a3b_adamw", 8, sequence_length=4096, micro_batch=4),
+    at_full_size(
         "gpt_oss",
         "gpt_oss_120b",
         8,
@@ -42,6 +52,26 @@ FULL_SIZE = [
     ),
     at_full_size(OWN, "qwen3_235b_a22b", 32, sequence_length=4096, micro_batch=2),
     at_full_size(OWN, "llama3_405b_bf16", 64, sequence_length=8192, micro_batch=2),
+    at_full_size(
+        OWN,
+        "llama3_405b_bf16",
+        64,
+        "--parallelism.pipeline_parallel_degree=8",
+        "--parallelism.pipeline_parallel_schedule=1F1B",
+        "--training.local_batch_size=8",
+        sequence_length=8192,
+        micro_batch=8,
+    ),
+    at_full_size(
+        OWN,
+        "llama3_8b_float8",
+        1,
+        sequence_length=8192,
+        micro_batch=1,
+        activation_checkpointing="selective-op",
+        max_warmup_steps=40,
+        steps=80,
+    ),
 ]
 
 SMALL = ("--training.seq_len=64", "--training.local_batch_size=2", "--training.steps=25")
@@ -68,6 +98,9 @@ def twin(module, config, *overrides, recomputed="selective-op", steps=20):
 
 TWINS = [
     twin("llama3", "llama3_debugmodel"),
+    twin("llama3", "llama3_debugmodel", "--parallelism.pipeline_parallel_degree=2"),
+    twin(OWN, "llama3_debugmodel_float8_emulated"),
+    twin(OWN, "moonlight_debugmodel", *EXPERTS, recomputed="full"),
     twin("deepseek_v3", "deepseek_v3_debugmodel", *EXPERTS),
     twin("qwen3", "qwen3_moe_debug", *EXPERTS, steps=10),  # 316 million parameters
     twin("gpt_oss", "gpt_oss_debugmodel", *EXPERTS, recomputed="none"),

@@ -1,10 +1,14 @@
 """Configurations that torchtitan's registry lacks: `--module=bench_cases.torchtitan_configs`."""
 
 from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.optimizer import default_adamw
+from torchtitan.components.quantization import Float8LinearConverter
 from torchtitan.config import ParallelismConfig
 from torchtitan.models.common.config_utils import decoder_vocab_size
+from torchtitan.models.kimi_k2_7 import config_registry as kimi
+from torchtitan.models.kimi_k2_7 import model_registry as kimi_model
 from torchtitan.models.llama3 import model_registry as llama3
-from torchtitan.models.llama3.config_registry import llama3_8b, llama3_70b
+from torchtitan.models.llama3.config_registry import llama3_8b, llama3_70b, llama3_debugmodel
 from torchtitan.models.qwen3 import model_registry as qwen3
 from torchtitan.models.qwen3.config_registry import qwen3_30b_a3b
 from torchtitan.trainer import Trainer
@@ -27,6 +31,23 @@ def qwen3_235b_a22b() -> Trainer.Config:
     return config
 
 
+def moonlight_16b_a3b_adamw() -> Trainer.Config:
+    """torchtitan's own `moonlight_16b_a3b`, Kimi's model of text, by AdamW in place of DistMuon."""
+    config = kimi.moonlight_16b_a3b()
+    config.optimizer = default_adamw(lr=3e-4)
+    return config
+
+
+def moonlight_debugmodel() -> Trainer.Config:
+    """The same in the sizes of torchtitan's debug model of Kimi, without its eyes."""
+    config = moonlight_16b_a3b_adamw()
+    config.model_spec = kimi_model("debugmodel")
+    config.model_spec.model.vision_encoder = None
+    config.loss.loss_fn.global_vocab_size = decoder_vocab_size(config.model_spec)
+    config.training.local_batch_size, config.training.seq_len = 1, 512
+    return config
+
+
 def llama3_8b_whole_loss() -> Trainer.Config:
     """torchtitan's own `llama3_8b` with the loss of all positions at once, as torchtitan had it in 2024."""
     return _whole_loss(llama3_8b())
@@ -40,6 +61,20 @@ def llama3_70b_whole_loss() -> Trainer.Config:
 def llama3_405b_whole_loss() -> Trainer.Config:
     """`llama3_405b_bf16` with the loss of all positions at once, as torchtitan had it in 2024."""
     return _whole_loss(llama3_405b_bf16())
+
+
+def llama3_8b_float8() -> Trainer.Config:
+    """torchtitan's own `llama3_8b` with its float8 of each row, but for the head."""
+    config = llama3_8b()
+    config.model_spec = llama3("8B", converters=[Float8LinearConverter.Config(filter_fqns=["lm_head"])])
+    return config
+
+
+def llama3_debugmodel_float8_emulated() -> Trainer.Config:
+    """torchtitan's own `llama3_debugmodel_float8` as any machine computes it: by products in more bits."""
+    config = llama3_debugmodel()
+    config.model_spec = llama3("debugmodel", converters=[Float8LinearConverter.Config(emulate=True)])
+    return config
 
 
 def _whole_loss(config: Trainer.Config) -> Trainer.Config:

@@ -23,7 +23,7 @@ REACHED = {"fp32": 0.7}
 """Share of the peak that a step may reach at the most; 0.4 in 16 bits."""
 
 
-OF_REGISTRY = {"llama3_8b_whole_loss": MODELS["llama-3.1-8b"]}
+OF_REGISTRY = dict.fromkeys(("llama3_8b_whole_loss", "llama3_8b_float8"), MODELS["llama-3.1-8b"])
 """The model of a configuration of torchtitan's registry, which the case itself does not hold."""
 
 

@@ -17,6 +17,7 @@ from perfsuite.analysis.figures import (
     in_tf32,
     job_steps,
     lowest_device_probe,
+    peak_with_float8,
     settled,
     settling_notes,
 )
@@ -36,7 +37,7 @@ from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
 WALL_CLOCK_AGREES = 0.05
 """Relative difference of a rank's wall clock and the sum of its steps from which a note tells it."""
 NO_TF32_PEAK = "no MFU: matmuls in fp32 ran in TF32 here, and the peak that is known is that of fp32"
-NO_ONE_PEAK = "no MFU: some matmuls ran in fewer than 16 bits and others did not, and each has its own peak"
+NO_FLOAT8_PEAK = "no MFU: matmuls ran in fewer than 16 bits, and how many, or their peak, is not known"
 LOSS_STEPS = 3
 """Fewest steps at each end whose mean losses are compared, to see whether the loss falls; a tenth of all
 steps if that is more. In 48 runs of 12 steps (the tiny models, learning rates 1e-3 and 1e-4) the loss falls
@@ -211,9 +212,10 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
             *agreement.token_notes(reports, case),
         ),
     )
-    for is_lower, why in ((in_tf32, NO_TF32_PEAK), (in_few_bits, NO_ONE_PEAK)):
-        if is_lower(run):
-            run, peak_flops = run.replace(notes=(*run.notes, why)), None
+    if in_tf32(run):
+        run, peak_flops = run.replace(notes=(*run.notes, NO_TF32_PEAK)), None
+    if in_few_bits(run) and (peak_flops := peak_with_float8(run, peak_flops)) is None:
+        run = run.replace(notes=(*run.notes, NO_FLOAT8_PEAK))
     run = run.replace(figures=figures_of(run, reports, peak_flops), notes=(*run.notes, *settling_notes(run)))
     metrics = [metric for name in request.metrics if (metric := find(name)) is not None]
     return run.replace(figures=run.figures.replace(extra=extra_figures(run, reports, metrics)))

@@ -110,6 +110,18 @@ def in_few_bits(run: Run) -> bool:
     return run.observed is not None and run.observed.settings.get("low_precision_modules", "none") != "none"
 
 
+def peak_with_float8(run: Run, peak_flops: float | None) -> float | None:
+    """The FLOP/s at which a device does a run's FLOPs at best: those in float8 at the peak of float8.
+
+    The others at `peak_flops`. None where it is not known how many are in float8, or a peak.
+    """
+    of_float8, flops = run.machine.peak_flops("float8"), run.flops
+    if peak_flops is None or of_float8 is None or flops is None or flops.per_token_float8 is None:
+        return None
+    rest = flops.per_token - flops.per_token_float8
+    return flops.per_token / (flops.per_token_float8 / of_float8 + rest / peak_flops)
+
+
 def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) -> Figures:
     """The figures of a run whose steps are known; MFU and roofline by `peak_flops` of a device, in FLOP/s."""
     steps = run.measured_steps

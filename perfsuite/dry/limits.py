@@ -17,7 +17,7 @@ def why_not(case: Case, machine: Machine) -> str | None:
     if case.quantization != "none":
         return f"not by a dry run: bitsandbytes' {case.quantization} kernels do not know fake tensors"
     if case.compile:
-        return "not by a dry run: torch.compile would compile what the pretended device cannot run"
+        return "not by a dry run: torch.compile makes its kernels on the GPU, and there is none: leave it out"
     for check in CHECKS:
         if check not in OF_THE_MACHINE and (reason := check(case, machine)) is not None:
             return reason

@@ -16,6 +16,10 @@ OF_ALL = frozenset({"broadcast", "reduce", "send"})
 and what is received comes in the other direction, while as much is sent."""
 
 
+SCALED = ("aten._scaled_mm", "aten._scaled_grouped_mm")
+"""How the names of operators begin whose operands are in float8, or in fewer bits."""
+
+
 class MemoryPart(Data):
     """Memory of the device that no tensor of the step holds, as a range in bytes."""
 
@@ -55,7 +59,7 @@ class Roofline(Data):
     """What one step takes at least, on the rank that needs most; bytes and FLOPs are that rank's."""
 
     flops: int  # recomputation included
-    peak_flops: float  # dense, at the case's precision, per second
+    peak_flops: float  # dense, per second, at the case's precision or that of float8
     wire_bytes: float  # over the link between GPUs of one machine, in one direction
     # Of that link in one direction; None where no datasheet gives it: then the wire takes no time here.
     link_bytes_per_s: float | None
@@ -98,7 +102,8 @@ def roofline(counts: Iterable[RankCounts], case: Case, machine: Machine, tokens:
 
     Two limits, the larger of which counts, because communication may run during computation:
 
-    - computation: FLOPs over the dense peak at the case's precision;
+    - computation: FLOPs over the dense peak at the case's precision; over that of float8 if any product
+      was in float8, as the FLOPs of the others are not counted apart;
     - communication: bytes over the link between the GPUs of one machine, each kind by the factor of its
       bus bandwidth (doc/PERFORMANCE.md of nccl-tests): what a rank has at least to pass in one direction.
       Switches that reduce on their way (NVLink SHARP, `NCCL_ALGO=NVLS`) let an all-reduce take less.
@@ -110,9 +115,10 @@ def roofline(counts: Iterable[RankCounts], case: Case, machine: Machine, tokens:
     None where the accelerator's peak is unknown, where nothing was counted, and for a compiled model, most of
     whose FLOPs are not seen.
     """
-    peak = machine.peak_flops(case.precision)
     of_ranks = []
     for its in (entry.counts for entry in counts):
+        has_float8 = any(operator.startswith(SCALED) for operator in its.ops)
+        peak = machine.peak_flops("float8" if has_float8 else case.precision)
         flops = sum(its.flops.values())
         if peak is None or its.compiled is not None or not flops:
             return None

@@ -57,6 +57,7 @@ class Flops(Data):
     parameters: int
     matmul_parameters: int
     trained_parameters: int | None = None  # parameters that are trained; None: all of them
+    per_token_float8: float | None = None  # of `per_token`, in float8; None where it is not known
 
 
 class Observed(Data):

@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from perfsuite.results.counts import Collective, Phase
 
-Where = int | Literal["out"] | None
-"""Which argument is the whole message: what is gathered, what is to be scattered, what travels. `out`: the
-result is. None: there is no message."""
+Where = int | slice | Literal["out"] | None
+"""Which argument is the whole message, or which are: what is gathered, what is to be scattered, what travels.
+`out`: the result is. None: there is no message."""
 
 OPERATORS: Mapping[str, tuple[str, Where]] = {
     "c10d.allreduce_": ("all_reduce", 0),
@@ -55,6 +55,9 @@ OPERATORS: Mapping[str, tuple[str, Where]] = {
     "_c10d_functional_autograd.reduce_scatter_tensor": ("reduce_scatter", 0),
     "_c10d_functional_autograd.all_to_all_single": ("all_to_all", 0),
     "_dtensor.shard_dim_alltoall": ("all_to_all", 0),
+    # Of keys and values, for context parallelism: nothing that they call is seen.
+    "cplib.flex_cp_allgather": ("all_gather", "out"),
+    "cplib.flex_cp_allgather_backward": ("reduce_scatter", slice(2)),
 }
 """Operator, without its overload -> kind, and which argument is the message."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perfsuite import Script, documents
-from perfsuite.analysis.collect import NO_TF32_PEAK, collect_profile
+from perfsuite.analysis.collect import NO_FLOAT8_PEAK, NO_TF32_PEAK, collect_profile
 from perfsuite.analysis.figures import UNMEASURED_STEPS
 from perfsuite.analysis.health import NOT_SAMPLED
 from perfsuite.case.case import Case, CaseFile
@@ -313,6 +313,23 @@ def test_no_mfu_of_fp32_in_tf32(tmp_path: Path, precision: Any, matmul: str, kno
     assert (run.figures.mfu is not None) == known
     assert run.figures.tflops_per_device
     assert (NO_TF32_PEAK in run.notes) == (not known)
+
+
+@pytest.mark.parametrize(("in_float8", "of_peak"), [(1.5e9, 1.25 / 2), (None, None)])
+def test_mfu_by_the_peaks_of_float8_and_of_the_rest(
+    tmp_path: Path, in_float8: float | None, of_peak: float | None
+) -> None:
+    """Three quarters of the FLOPs take half of their time: 5/8 of what all take in 16 bits."""
+    flops = FLOPS.replace(per_token_float8=in_float8)
+    seen = Observed(settings={"low_precision_modules": "2 Float8Linear"}, environment={})
+    run, plain = (
+        on_gpu(both(tmp_path / name, peak_flops=989.5e12, observed=observed, flops=flops))
+        for name, observed in (("float8", seen), ("plain", None))
+    )
+    assert plain.figures.mfu is not None
+    assert run.figures.mfu == (None if of_peak is None else pytest.approx(plain.figures.mfu * of_peak))
+    assert (NO_FLOAT8_PEAK in run.notes) == (of_peak is None)
+    assert NO_FLOAT8_PEAK not in plain.notes
 
 
 @pytest.mark.parametrize("world", [1, 4])

@@ -99,6 +99,26 @@ def test_a_known_gpu_has_a_class_a_peak_and_a_link(
 
 
 @pytest.mark.parametrize(
+    ("name", "datasheet"),
+    [
+        ("NVIDIA H100 80GB HBM3", 3958 / 2),
+        ("NVIDIA H100 PCIe", 3026 / 2),
+        ("NVIDIA H200 NVL", 3341 / 2),
+        ("NVIDIA L40S", 1466 / 2),
+        ("NVIDIA L4", 485 / 2),
+        ("NVIDIA B200", 72_000 / 8 / 2),
+        ("NVIDIA A100-SXM4-80GB", None),
+        ("NVIDIA A10G", None),
+    ],
+)
+def test_the_peak_of_float8_where_a_gpu_has_it(name: str, datasheet: float | None) -> None:
+    """In TFLOP/s, as the datasheets give it with sparsity, which is twice as much."""
+    peak = make_gpu_machine(name).peak_flops("float8")
+    assert peak == (None if datasheet is None else pytest.approx(datasheet * 1e12, rel=0.013))
+    assert make_machine().peak_flops("float8") is None
+
+
+@pytest.mark.parametrize(
     ("names", "hardware_class"),
     [
         (["NVIDIA GeForce RTX 2080 Ti"], "geforce-rtx-2080-ti-24gb"),

@@ -45,6 +45,15 @@ def test_computation_is_all_flops_over_the_peak_of_the_precision() -> None:
     assert half.share(half.tokens_per_s / 4) == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize("operator", ["aten._scaled_mm", "aten._scaled_grouped_mm_v2"])
+def test_a_step_with_products_in_float8_is_limited_by_their_peak(operator: str) -> None:
+    counts = Counts(flops={"forward": 10**12}, ops={"aten.mm": 3, operator: 1})
+    assert known(counts).compute_s == pytest.approx(1 / (2 * 989.5))
+    attention = Counts(flops={"forward": 10**12}, ops={"aten._scaled_dot_product_cudnn_attention": 1})
+    assert known(attention).compute_s == pytest.approx(1 / 67)
+    assert of(counts, machine=make_gpu_machine("NVIDIA A100-SXM4-80GB")) is None
+
+
 @pytest.mark.parametrize(
     ("kind", "passed"),
     [

@@ -6,12 +6,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import all_gather_tensor, all_reduce, reduce_scatter_tensor
+from torch.distributed.tensor.experimental._context_parallel import _cp_custom_ops as in_parts
 
 from tests.fake_group import fake_group
 from tests.worker.loops import counted
 
 WORLD = 4
 FULL, SHARD = torch.zeros(8), torch.zeros(2)
+
+
+def world() -> str:
+    """The name of the group of all ranks."""
+    return str(dist.distributed_c10d._get_default_group().group_name)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # functions that torch is about to rename
@@ -32,6 +38,8 @@ FULL, SHARD = torch.zeros(8), torch.zeros(2)
         (lambda: all_reduce(FULL, "sum", list(range(WORLD))), "all_reduce", 32),
         (lambda: all_gather_tensor(SHARD, 0, list(range(WORLD))), "all_gather", 32),
         (lambda: reduce_scatter_tensor(FULL, "sum", 0, list(range(WORLD))), "reduce_scatter", 32),
+        (lambda: in_parts.flex_cp_allgather(SHARD, SHARD, 0, world()), "all_gather", 64),
+        (lambda: in_parts.flex_cp_allgather_backward(FULL, FULL, 0, world()), "reduce_scatter", 64),
     ],
 )
 def test_each_kind_is_known_with_its_whole_message(call: Any, kind: str, size: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
@@ -12,7 +12,15 @@ from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises, changed_fields
 from perfsuite.case.hardware import Machine
 from perfsuite.case.model import Model
-from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
+from perfsuite.frameworks.base import (
+    DryPlan,
+    Framework,
+    LaunchPlan,
+    Ranks,
+    StepClock,
+    Workload,
+    missing_package,
+)
 
 MIN_TORCH = (2, 13)
 """The first torch on which torchtitan 0.3 trains: it cannot be imported on 2.11; on 2.12 backward fails."""
@@ -73,8 +81,9 @@ class TorchTitan(Framework):
             return f"torchtitan 0.3 needs torch {needed} or newer, this is {torch_build.summary()}"
         if not self.disable_cuda_graphs and machine.device == "cpu":
             return "disable_cuda_graphs=False asks for CUDA graphs, which a CPU does not have"
-        if self.config is not None:
-            return None  # a rank asks torchtitan, which needs torch
+        if self.config is not None:  # a rank asks torchtitan, which needs torch
+            has_torchao = importlib.util.find_spec("torchao") is not None  # of an old one it says nothing
+            return missing_package("torchao") if has_torchao else None
         ranks = case.topology.world_size
         if ranks % (self.tensor_parallel * self.data_parallel_replicate):
             return (
@@ -99,7 +108,10 @@ class TorchTitan(Framework):
     def dry(self, case: Case) -> DryPlan:
         if self.disable_cuda_graphs:
             pretend = f"{__name__}.pretend"
-            return DryPlan(pretend=lambda: importlib.import_module(pretend).pretend())
+            return DryPlan(
+                pretend=lambda: importlib.import_module(pretend).pretend(self.expected(case)),
+                ranks_differ=any("pipeline_parallel_degree" in word for word in self.overrides),
+            )
         return DryPlan(impossible="a dry run captures no CUDA graph: leave disable_cuda_graphs as it is")
 
     def expected(self, case: Case) -> dict[str, str]:

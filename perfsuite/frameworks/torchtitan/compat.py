@@ -1,6 +1,7 @@
 """Patches that torchtitan 0.3.0 needs for a released torch and for a CPU, in the worker's process alone."""
 
 import importlib.util
+import inspect
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from perfsuite.frameworks.common.patches import nothing
 
 EVERYWHERE = (
     "torch.distributed.set_timeout is _set_pg_timeout where torch lacks it",
+    "pipeline schedules take micro-batches where torch splits batches",
     "the log does not reset the device's peak memory, which the worker reads",
 )
 ON_CPU = (
@@ -22,6 +24,12 @@ REPLACED = (
 )
 """What is not as a registered configuration says; torch 2.13 has no `fully_shard` for `spmd_types`."""
 REPLACED_ON_CPU = "; attention by SDPA, without windows and sinks; the fused optimizer by a loop"
+_IMAGES = "torchtitan.hf_datasets.multimodal.utils"
+NEED = {
+    "triton": ("torchtitan.distributed.minimal_async_ep.kernels",),
+    "torchvision": (f"{_IMAGES}.image", f"{_IMAGES}.video"),  # Kimi's models of text import them, too
+}
+"""Package -> modules of torchtitan that need it, and that are not called here."""
 _CPU = SimpleNamespace(
     **dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"), nothing),
     current_device=lambda: 0,
@@ -55,10 +63,31 @@ def after_build(trainer: Any) -> None:
     from torch.distributed.fsdp import FSDPModule
 
     trainer.metrics_processor.device_memory_monitor.reset_peak_stats = nothing
+    if trainer.parallel_dims.pp_enabled:
+        _take_micro_batches(trainer.pp_schedule)
     if trainer.device.type == "cpu":
         for module in trainer.model.modules():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
+
+
+def _take_micro_batches(schedule: Any) -> None:
+    """Let a schedule of torch 2.13, which splits a batch, take micro-batches, as a later torch does."""
+    if "arg_mbs" in inspect.signature(schedule.step).parameters:
+        return
+
+    def step(
+        *, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any, losses: Any, loss_kwargs: Any, return_outputs: bool
+    ) -> None:
+        for stage in stages:
+            stage.has_backward = True
+            stage.clear_runtime_states()
+        schedule._step_microbatches(
+            arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs=loss_kwargs
+        )
+
+    stages = schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]
+    schedule.step = step
 
 
 def patches(device_type: str) -> str:
@@ -66,12 +95,13 @@ def patches(device_type: str) -> str:
     return "; ".join(EVERYWHERE + ON_CPU if device_type == "cpu" else EVERYWHERE)
 
 
-def without_triton() -> None:
-    """Let torchtitan's Trainer be imported without Triton, whose kernels only mixtures of experts need."""
-    if importlib.util.find_spec("triton") is None:
-        kernels = ModuleType("torchtitan.distributed.minimal_async_ep.kernels")
-        kernels.__getattr__ = _none  # type: ignore[method-assign]
-        sys.modules[kernels.__name__] = kernels
+def without_missing() -> None:
+    """Let torchtitan be imported without packages that little of it needs: each module has only `None`."""
+    for package, names in NEED.items():
+        if importlib.util.find_spec(package) is None:
+            for name in names:
+                sys.modules[name] = empty = ModuleType(name)
+                empty.__getattr__ = _none  # type: ignore[method-assign]
 
 
 def _none(name: str) -> None:

@@ -1,8 +1,9 @@
 """A configuration of torchtitan's registry for a case, as its command line makes it."""
 
-# ruff: noqa: E402  compat.without_triton comes before the imports of torchtitan
+# ruff: noqa: E402  compat.without_missing comes before the imports of torchtitan
 
 import functools
+import importlib
 import io
 import re
 from collections import Counter
@@ -13,10 +14,11 @@ from difflib import get_close_matches
 from typing import Any
 
 import torch
+from torch.distributed.pipelining.schedules import get_schedule_class
 
 from perfsuite.frameworks.torchtitan import compat
 
-compat.without_triton()
+compat.without_missing()
 
 from torchtitan.config import ConfigManager
 from torchtitan.distributed import ParallelDims
@@ -27,6 +29,7 @@ from torchtitan.trainer import Trainer
 
 from perfsuite.case.case import Case
 from perfsuite.errors import MismatchError
+from perfsuite.frameworks.base import missing_package
 from perfsuite.frameworks.common.sharding import meshes_text
 
 ATTENTION = {ScaledDotProductAttention: "sdpa", FlexAttention: "flex", VarlenAttention: "varlen"}
@@ -54,12 +57,23 @@ def read(case: Case) -> Any:
         names, known = (options.config, options.module), re.findall(r"'(\w+)'", text)
         near = [each for name in names for each in get_close_matches(name, known) if each not in names]
         advice = f" Did you mean {' or '.join(near)}?" if near else ""
-        advice += " pip install torchao" if "torchao" in text else ""
-        raise MismatchError(f"torchtitan refuses {' '.join(words)}: {text}{advice}") from error
+        missing = missing_package("torchao") if "torchao" in text else None
+        advice += f" {missing}" if missing else ""
+        cause = _import_error(options.module) if isinstance(error, ImportError) else ""
+        raise MismatchError(f"torchtitan refuses {' '.join(words)}: {text}{cause}{advice}") from error
     sees = getattr(getattr(config.model_spec, "model", None), "vision_encoder", None)
     if getattr(config, "_owner", None) is not Trainer or sees is not None:
         raise MismatchError(f"{options.config} trains images, or by a trainer of its own: choose one of text")
     return config
+
+
+def _import_error(module: str) -> str:
+    """Return why a model of torchtitan's own cannot be imported, which it keeps to itself, or nothing."""
+    try:
+        importlib.import_module(f"torchtitan.models.{module}.config_registry")
+    except ImportError as error:
+        return f" ({error})"
+    return ""
 
 
 @functools.cache
@@ -74,7 +88,7 @@ def expected(case: Case) -> dict[str, str]:
         raise MismatchError(f"{told}: these do not multiply to the case's {world_size} processes") from None
     model = config.model_spec.model
     experts = [moe.num_experts for _, moe, *_ in model.traverse(MoE.Config)]
-    if problems := [*_conflicts(config, dims, case), *_impossible(dims, experts)]:
+    if problems := [*_conflicts(config, dims, case), *_impossible(config, dims, experts)]:
         raise MismatchError(f"{case.framework.slug()}: {'; '.join(problems)}")
     attention = {name for kind, name in ATTENTION.items() if any(model.traverse(kind.Config))}
     layers = (each for kind in (Linear, GroupedExperts) for _, each, *_ in model.traverse(kind.Config))
@@ -84,17 +98,48 @@ def expected(case: Case) -> dict[str, str]:
         "context_parallel": str(dims.cp),
         "experts_per_rank": str(experts[0] // dims.ep) if experts else "none",
         "low_precision_modules": low_precision(layers),
+        "pipeline": pipeline(dims.pp, get_schedule_class(config.parallelism.pipeline_parallel_schedule)),
         "attention": " and ".join(sorted(attention)) if torch.cuda.is_available() else "sdpa",
         "cuda_graphs": "no" if config.training.disable_cuda_graphs else "yes",
     }
 
 
+def pipeline(stages: int, schedule: Any) -> str:
+    """Return over how many ranks a schedule, or its class, has split the layers."""
+    kind = schedule if isinstance(schedule, type) else type(schedule)
+    return f"{stages} ranks, {kind.__name__}" if stages > 1 else "none"
+
+
 def low_precision(things: Iterable[Any]) -> str:
     """Return how many modules, or configurations of modules, multiply in fewer than 16 bits, by class."""
-    names = (type(each).__qualname__.removesuffix(".Config").rpartition(".")[2] for each in things)
-    found = Counter(name.removeprefix("FSDP") for name in names)
+    found = Counter(map(_kind, things))
     kinds = sorted(name for name in found if name.startswith(LOW_PRECISION))
     return ", ".join(f"{found[name]} {name}" for name in kinds) or "none"
+
+
+def _kind(thing: Any) -> str:
+    """Return the class of a module, or of what a configuration builds, as it was before FSDP."""
+    name = type(thing).__qualname__.removesuffix(".Config").rpartition(".")[2]
+    return name.removeprefix("FSDP")
+
+
+def flops_in_float8(modules: Iterable[Any]) -> float | None:
+    """Return the FLOPs of a token in torchao's linear layers; None if any is emulated, or of another kind.
+
+    The output and the gradients of input and weight are products of 2 FLOPs for each weight. A recipe may
+    keep the gradient of the weight in more bits.
+    """
+    flops = 0.0
+    for each in modules:
+        if not (kind := _kind(each)).startswith(LOW_PRECISION):
+            continue
+        recipe = getattr(each, "config", None)
+        if kind not in ("Float8Linear", "MXFP8Linear") or getattr(recipe, "emulate", False):
+            return None
+        of_weight = getattr(recipe, "cast_config_input_for_grad_weight", None)
+        is_whole = of_weight is not None and of_weight.scaling_type.name == "DISABLED"
+        flops += (4.0 if is_whole else 6.0) * each.weight.numel()
+    return flops
 
 
 def _mesh(dims: ParallelDims) -> str:
@@ -137,10 +182,10 @@ def _conflicts(config: Any, dims: ParallelDims, case: Case) -> Iterator[str]:
         yield f"training.steps: {training.steps}, but the case has {case.total_steps}: {more}"
 
 
-def _impossible(dims: ParallelDims, experts: list[int]) -> Iterator[str]:
+def _impossible(config: Any, dims: ParallelDims, experts: list[int]) -> Iterator[str]:
     """Yield what torch or this machine cannot do, or the model cannot share."""
-    if dims.pp > 1:
-        yield f"pipeline_parallel_degree {dims.pp}: torchtitan's schedules need a torch after 2.13: choose 1"
+    if any(group.optimizer_name == "DistMuon" for group in config.optimizer.param_groups):
+        yield "DistMuon shards by spmd_types, which torch 2.13 lacks: give a configuration of your own AdamW"
     if dims.cp > 1 and not torch.cuda.is_available():
         yield f"context_parallel_degree {dims.cp}: a CPU has no kernel: run it dry as on a GPU"
     shared = dims.dp_shard * dims.cp * dims.tp

@@ -1,19 +1,21 @@
 """What torchtitan asks of values, and FlexAttention, for a dry run of a registered configuration."""
 
 import functools
+from collections.abc import Mapping
+from dataclasses import replace as replaced
 from typing import Any
 
 import torch
-import torch.distributed._functional_collectives as funcol
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
 
-from perfsuite.frameworks.common.patches import module, nothing, replace, wrap
+from perfsuite.frameworks.common.patches import found, module, nothing, replace, wrap
 
 ROUTING = "routing is pretended to be balanced: every expert gets its share of the tokens"
 FUSED = "attention is counted as one fused kernel that masks nothing, in place of torchtitan's own"
 
 
-def pretend() -> None:
+def pretend(expected: Mapping[str, str]) -> None:
     """Let torchtitan, which is imported already, train fake tensors, for the rest of this process.
 
     FlexAttention, which torchtitan compiles, and varlen attention become cuDNN's operator, the only one that
@@ -27,9 +29,15 @@ def pretend() -> None:
     for kind in (decoder, *decoder.__subclasses__()):
         replace(kind, "get_attention_masks", nothing)
     replace(module("torchtitan.tools.utils"), "get_cuda_flash_attention_impl", nothing)  # another package's
-    replace(module("torchtitan.distributed.context_parallel.api"), "flex_cp_allgather", _gathered)
     dispatcher = module("torchtitan.models.common.token_dispatcher")
     wrap(dispatcher.AllToAllTokenDispatcher, "_dispatch_token_exchange", _balanced)
+    if expected.get("pipeline", "none") != "none":  # its stages tell each other shapes
+        schedules = module("torch.distributed.pipelining.schedules")
+        replace(found(schedules, "_PipelineSchedule"), "_warmup_p2p", _each_time)
+        stage = module("torch.distributed.pipelining.stage").PipelineStage
+        replace(stage, "_send_meta", nothing)
+        replace(stage, "_recv_meta", _shape)
+        wrap(stage, "_forward_metadata_inference", _knows_positions)
     told = {module("torchtitan.models.common.moe").GroupedExperts: ROUTING, **told}
     replace(module("perfsuite.frameworks.torchtitan.trainer"), "PRETENDED", told)
 
@@ -52,10 +60,38 @@ def _one_kernel(
     return out if out_transform is None else out_transform(out, sums.squeeze(-1).transpose(1, 2))
 
 
-def _gathered(key: Tensor, value: Tensor, dim: int, group: Any) -> tuple[Tensor, Tensor]:
-    """Gather keys and values, and scatter their gradients: torch's own operator hides what it sends."""
-    gather = funcol.all_gather_tensor_autograd
-    return gather(key, dim, group), gather(value, dim, group)
+def _each_time(schedule: Any, stages: Any, *args: Any) -> None:
+    """Let stages ask each other for shapes: the vote on it needs all of them."""
+    for stage in stages:
+        stage._inference_mode = module("torch.distributed.pipelining._utils").InferenceMode.DYNAMIC
+
+
+def _knows_positions(infer: Any) -> Any:
+    """Keep the positions of a micro-batch, whose shape is that of what comes from the stage before."""
+
+    @functools.wraps(infer)
+    def knows(self: Any, args: Any, kwargs: Any, *others: Any, **options: Any) -> Any:
+        self.positions = kwargs["positions"]
+        return infer(self, args, kwargs, *others, **options)
+
+    return knows
+
+
+def _shape(self: Any, source: int) -> Any:
+    """Return what a stage is told of the activations before it, or of the gradients after it."""
+    stages = module("torch.distributed.pipelining.stage")
+    if source > self.stage_index:
+        gradients = tuple(replaced(each, requires_grad=False) for each in self._stage_meta.outputs)
+        return stages._StageBackwardMeta(backward_metas=gradients)
+    dtype = self.submod._get_fsdp_state()._mp_policy.param_dtype
+    batch, length = self.positions.shape
+    mesh = next(self.submod.parameters()).device_mesh
+    parts = mesh["tp"].size() if "tp" in mesh.mesh_dim_names else 1
+    sizes = (batch, length // parts, self.submod.config.dim)
+    activations = torch.empty(sizes, dtype=dtype, device=self.device, requires_grad=True)
+    if parts > 1:  # sequence parallelism
+        activations = DTensor.from_local(activations, mesh["tp"], [Shard(1)])
+    return stages._StageForwardMeta(forward_metas=(stages.extract_tensor_meta(activations),))
 
 
 def _balanced(exchange: Any) -> Any:

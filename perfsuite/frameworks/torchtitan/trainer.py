@@ -4,6 +4,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,11 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from perfsuite.frameworks.torchtitan import compat, configuration
-from perfsuite.frameworks.torchtitan.configuration import ATTENTION, low_precision
+from perfsuite.frameworks.torchtitan.configuration import ATTENTION, flops_in_float8, low_precision, pipeline
 
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader
@@ -65,7 +67,7 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
 
     @property
     def model(self) -> Any:
-        return self.model_parts[0]
+        return self.model_parts[0] if len(self.model_parts) == 1 else torch.nn.ModuleList(self.model_parts)
 
     @property
     def data_parallel(self) -> int:
@@ -73,9 +75,14 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         return int(self.parallel_dims.dp_replicate * self.parallel_dims.dp_shard)
 
     def forward_backward_step(self, **batch: Any) -> Tensor:
-        """Train one micro-batch. Return its loss: this rank's sum, divided by all ranks' tokens."""
+        """Train one micro-batch, or those of a pipeline.
+
+        Return the loss: this rank's sum, divided by all ranks' tokens; -1 without the last stage.
+        """
         loss: Tensor = super().forward_backward_step(**batch)
         kept = loss.detach()
+        if not getattr(self, "pp_has_last_stage", True):  # there if it is a pipeline
+            kept = torch.zeros((), device=kept.device)
         if not self.config.training.disable_cuda_graphs:
             kept = kept.clone()  # the next replay writes into the same tensor
         self._micro_losses.append(kept.to_local() if isinstance(kept, DTensor) else kept)
@@ -101,6 +108,7 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
             "context_parallel": str(1 if context is None else context.size()),
             "experts_per_rank": " and ".join(map(str, sorted(experts))) or "none",
             "low_precision_modules": low_precision(modules),
+            "pipeline": pipeline(self.parallel_dims.pp, getattr(self, "pp_schedule", None)),
             "optimizer": " and ".join(name + " fused" * fused for name, fused in sorted(kinds)),
             "spmd_backend": self.config.parallelism.spmd_backend,
             "cuda_graphs": "no" if self.config.training.disable_cuda_graphs else "yes",
@@ -119,23 +127,34 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         """Return torchtitan's own FLOPs of a token for a registered model: of the experts that it passes."""
         if self.case.framework.config is None:
             return None
-        count = self.model_config.get_nparams_and_flops
-        parameters, per_token = count(self.model, self.config.training.seq_len)
-        matmul_parameters = round(count(self.model, 0)[1] / 6)  # no attention without tokens
+        model, count = self.model, self.model_config.get_nparams_and_flops
+        if self.parallel_dims.pp_enabled:  # which leaves this rank its stages alone
+            with torch.device("meta"):
+                model = self.model_config.build()
+        parameters, per_token = count(model, self.config.training.seq_len)
+        matmul_parameters = round(count(model, 0)[1] / 6)  # no attention without tokens
         return Flops(
-            formula=FORMULA, per_token=per_token, parameters=parameters, matmul_parameters=matmul_parameters
+            formula=FORMULA,
+            per_token=per_token,
+            parameters=parameters,
+            matmul_parameters=matmul_parameters,
+            per_token_float8=flops_in_float8(model.modules()) or None,
         )
 
     def losses(self) -> list[Tensor]:
-        """Return the loss of each step: the mean over this rank's tokens."""
+        """Return the loss of each step: the mean over this rank's tokens, or those of its last stage."""
         micro = torch.stack(self._micro_losses).view(-1, self.gradient_accumulation_steps)
-        return list(micro.sum(dim=1) * self.data_parallel * self.parallel_dims.cp)
+        losses = micro.sum(dim=1) * self.data_parallel * self.parallel_dims.cp
+        if self.parallel_dims.pp_enabled:
+            dist.all_reduce(losses, group=self.parallel_dims.get_mesh("pp").get_group())
+        return list(losses)
 
 
 def check_pretended(model: Any) -> None:
-    """Raise `DryRunError` for a model that a dry run cannot pretend."""
-    if PRETENDED and (lower := low_precision(model.modules())) != "none":
-        raise DryRunError(f"not by a dry run: {lower}, whose peak and kernels are not known")
+    """Raise `DryRunError` for a model whose kernels a dry run does not know: torchao has them in Triton."""
+    kinds = low_precision(model.modules())
+    if PRETENDED and not re.fullmatch(r"none|\d+ Float8Linear", kinds):
+        raise DryRunError(f"not by a dry run: {kinds}. Only of Float8Linear are the kernels torch's own")
 
 
 def _axes(parameter: Any) -> dict[str, int]:
@@ -295,7 +314,8 @@ class SyntheticData(BaseDataLoader):  # type: ignore[misc]
         batches: Callable[[int], list[Tensor]]
         positions: bool  # tell that each sequence is a document, as torchtitan's own data loader does
 
-    def __init__(self, config: Config, *, dp_rank: int, **unused: Any) -> None:
+    def __init__(self, config: Config, *, dp_rank: int, local_batch_size: int, **unused: Any) -> None:
+        self._size = local_batch_size  # a micro-batch, of a pipeline's a part
         self._pairs = [(tokens, tokens.roll(-1, dims=1)) for tokens in config.batches(dp_rank)]
         for _, labels in self._pairs:  # the token after each one
             labels[:, -1] = IGNORE_INDEX  # the last has none, as in transformers' own loss
@@ -304,4 +324,7 @@ class SyntheticData(BaseDataLoader):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         for tokens, labels in itertools.cycle(self._pairs):
-            yield {"input": tokens, **self._more}, labels  # a new one: the Trainer moves its tensors in place
+            whole = {"input": tokens, "labels": labels, **self._more}
+            for parts in zip(*(each.split(self._size) for each in whole.values()), strict=True):
+                part = dict(zip(whole, parts, strict=True))  # a new one: the Trainer changes it in place
+                yield part, part.pop("labels")

@@ -1,10 +1,14 @@
-"""Run by `test_trainer.py` under torchrun: what torchtitan learns from the weights of our own model."""
+"""Run by `test_trainer.py` under torchrun: what torchtitan learns from the weights of our own model.
+
+Or a registered model from weights that only the names of the parameters decide, however it is split.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -43,6 +47,21 @@ def torchtitan_losses(case: Any) -> list[float]:
     return list((losses / dist.get_world_size()).tolist())
 
 
+def registered_losses(case: Any) -> list[float]:
+    """Of each step, on this rank, which may have some of the layers alone."""
+    from perfsuite.frameworks.torchtitan.trainer import CaseTrainer
+
+    trainer = CaseTrainer(case, Recorder(HostTimer()))
+    named = (each for part in trainer.model_parts for each in part.named_parameters())
+    with torch.no_grad():
+        for name, parameter in named:
+            generator = torch.Generator().manual_seed(crc32(name.encode()))
+            drawn = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(distribute_tensor(drawn / 50, parameter.device_mesh, [Replicate()]))
+    trainer.train()
+    return [float(loss) for loss in trainer.losses()]
+
+
 def plain_losses(case: Any, data_ranks: int) -> list[float]:
     """The same training in one process, without torchtitan."""
     model = build_model(case, torch.device("cpu"))
@@ -64,8 +83,10 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     compat.before_import("cpu")
     case = CaseFile.model_validate_json(sys.argv[1]).case
-    ours = torchtitan_losses(case)
-    if dist.get_rank() == 0:
+    ours = (registered_losses if case.framework.config else torchtitan_losses)(case)  # type: ignore[attr-defined]
+    if case.framework.config:  # type: ignore[attr-defined]
+        print(json.dumps(ours), flush=True)
+    elif dist.get_rank() == 0:
         data_ranks = case.topology.world_size // case.framework.tensor_parallel  # type: ignore[attr-defined]
         print(json.dumps({"torchtitan": ours, "plain": plain_losses(case, data_ranks)}), flush=True)
     dist.barrier()

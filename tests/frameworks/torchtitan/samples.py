@@ -24,6 +24,8 @@ MARKS = [
     # torch's own compiler, which torchtitan loads, warns of torch's own torch.jit; torchdata of torch.
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+    # torchtitan looks in its experiments for a model that it cannot import.
+    pytest.mark.filterwarnings("ignore:The 'torch' module has already been imported:UserWarning"),
 ]
 
 

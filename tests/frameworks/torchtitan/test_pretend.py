@@ -18,7 +18,14 @@ from perfsuite.results.run import Run
 from tests.dry.runs import passed
 from tests.dry.test_rank import check_ranks, launched
 from tests.frameworks.torchtitan.samples import MARKS
-from tests.frameworks.torchtitan.test_configuration import DEEPSEEK, degree, overridden, registered
+from tests.frameworks.torchtitan.test_configuration import (
+    DEEPSEEK,
+    EMULATED,
+    PIPED,
+    degree,
+    overridden,
+    registered,
+)
 
 pytestmark = [*MARKS, pytest.mark.launch]
 
@@ -49,12 +56,35 @@ def sent(counts: Counts) -> dict[tuple[str, int, int, str, str], int]:
     }
 
 
-def test_a_mixture_of_experts_runs_dry_as_a_launch_does(tmp_path: Path) -> None:
-    """Balanced in the launch, too, by torchtitan's own switch; what it assigns is not the router's."""
-    case = overridden("--debug.moe_force_load_balance", case=DEEPSEEK)
+@pytest.mark.parametrize(
+    ("case", "notes"),
+    [
+        # Balanced in the launch, too, by torchtitan's own switch; what it assigns is not the router's.
+        pytest.param(overridden("--debug.moe_force_load_balance", case=DEEPSEEK), (BALANCED,), id="experts"),
+        pytest.param(PIPED, (), id="pipeline"),
+        pytest.param(EMULATED, (), id="float8", marks=pytest.mark.nightly),
+    ],
+)
+def test_it_runs_dry_as_a_launch_does(tmp_path: Path, case: Case, notes: tuple[str, ...]) -> None:
     run = dry(case, tmp_path / "dry")
-    assert run.notes == (BALANCED,)
+    assert run.notes == notes
     check_ranks(run, launched(case, tmp_path / "real"))
+
+
+def test_llama_in_float8(tmp_path: Path) -> None:
+    """All products but attention's, three for each: of 5 layers in each of 6 blocks, of the head 8 parts."""
+    run = dry(on_gpus("llama3", "llama3_debugmodel_float8"), tmp_path)
+    counts = run.counts[0].counts
+    assert counts.ops["aten._scaled_mm"] == 3 * (6 * 5 + 8)
+    assert "aten.mm" not in counts.ops
+    width, layers, vocabulary = 256, 6, 2048
+    linear = layers * (4 * width**2 + 3 * width * 768) + vocabulary * width
+    assert run.flops is not None
+    assert run.flops.per_token_float8 == 6 * linear
+    assert counts.flops["forward"] == 2 * TOKENS * (linear + layers * 2 * width * 64)
+    assert run.dry_facts is not None
+    assert run.dry_facts.roofline is not None
+    assert run.dry_facts.roofline.peak_flops == 2 * 989.5e12
 
 
 def test_deepseek_with_experts_on_four_ranks(tmp_path: Path) -> None:
@@ -138,6 +168,27 @@ def test_llama_with_sequences_on_two_ranks(tmp_path: Path) -> None:
     assert run.dry_facts is not None
     assert run.dry_facts.roofline is not None
     assert run.dry_facts.roofline.tokens == TOKENS * 4, "of four ranks with data of their own"
+
+
+def test_the_first_and_the_last_stage_of_a_pipeline_with_split_layers(tmp_path: Path) -> None:
+    """Of two, the first has the embedding and three of six layers of width 256. Each rank has half of all."""
+    words = (degree("pipeline", 2), degree("tensor", 2), "--parallelism.pipeline_parallel_schedule=1F1B")
+    run = dry(on_gpus("llama3", "llama3_debugmodel", *words), tmp_path)
+    first, last = run.counts
+    assert (first.ranks, last.ranks) == ((0,), (7,))
+    width, layers, vocabulary = 256, 3, 2048
+    matrices, norms = layers * (4 * width**2 + 3 * width * 768), layers * 2 * width
+    whole = norms + (matrices + vocabulary * width) // 2
+    activations = 2 * TOKENS * width // 2
+    messages = {key: size for key, size in sent(first.counts).items() if key[1:3] != (2, 1)}
+    assert messages == {
+        ("all_gather", 2, 2, "bfloat16", "forward"): 2 * whole,
+        ("reduce_scatter", 2, 2, "float32", "forward"): 4 * whole,
+        ("send", 2, 4, "bfloat16", "forward"): activations,
+        ("recv", 2, 4, "bfloat16", "forward"): activations,
+    }
+    for kind in ("send", "recv"):
+        assert sent(last.counts)[kind, 2, 4, "bfloat16", "forward"] == activations
 
 
 @pytest.mark.nightly

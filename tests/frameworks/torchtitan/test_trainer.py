@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from perfsuite import Topology, TorchTitan
+from perfsuite import Case, Topology, TorchTitan
 from perfsuite.case.case import CaseFile
 from perfsuite.case.catalog import MODELS
 from perfsuite.errors import DryRunError
 from perfsuite.frameworks.common.model import synthetic_batches, transformers_config, transformers_model
 from perfsuite.worker.flops import count
 from tests.frameworks.torchtitan.samples import LLAMAS, MARKS, SMALL, changed
+from tests.frameworks.torchtitan.test_configuration import degree, registered
 
 pytestmark = MARKS
 
@@ -25,8 +26,33 @@ pytestmark = MARKS
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
 def test_from_the_same_weights_it_learns_what_a_plain_loop_learns(tensor_parallel: int) -> None:
     case = SMALL.replace(framework=TorchTitan(tensor_parallel=tensor_parallel))
+    losses = json.loads(printed(case)[-1])
+    assert len(losses["plain"]) == 12
+    assert losses["torchtitan"] == pytest.approx(losses["plain"], rel=1e-5)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("schedule", ["1F1B", pytest.param("Interleaved1F1B", marks=pytest.mark.nightly)])
+def test_a_pipeline_learns_what_one_rank_learns(schedule: str) -> None:
+    """In fp32, from the same weights; each rank tells its losses."""
+    by = f"--parallelism.pipeline_parallel_schedule={schedule}"
+    words = ("--training.mixed_precision_param=float32", by)
+    whole, split = (
+        registered("llama3", "llama3_debugmodel", *words, *more, ranks=ranks, precision="fp32")
+        for ranks, more in ((1, ()), (2, (degree("pipeline", 2),)))
+    )
+    (losses,) = map(json.loads, printed(whole))
+    assert len(losses) == 14
+    assert losses[0] > losses[-1]
+    for of_a_rank in map(json.loads, printed(split)):
+        assert of_a_rank == pytest.approx(losses, rel=1e-5)
+
+
+def printed(case: Case) -> list[str]:
+    """The lines of JSON that `losses.py` prints of a case."""
     asked = CaseFile(case=case, device="cpu").model_dump_json()
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ranks = f"--nproc-per-node={case.topology.world_size}"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", ranks]
     done = subprocess.run(
         [*torchrun, "-m", "tests.frameworks.torchtitan.losses", asked],
         cwd=Path(__file__).parents[3],
@@ -36,22 +62,21 @@ def test_from_the_same_weights_it_learns_what_a_plain_loop_learns(tensor_paralle
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    losses = json.loads(done.stdout.splitlines()[-1])
-    assert len(losses["plain"]) == 12
-    assert losses["torchtitan"] == pytest.approx(losses["plain"], rel=1e-5)
+    return [line for line in done.stdout.splitlines() if line.startswith(("[", "{")) and "titan]" not in line]
 
 
-def test_a_model_of_fewer_bits_is_refused_by_a_dry_run_alone(
+def test_a_model_by_kernels_of_triton_is_refused_by_a_dry_run_alone(
     titan: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Float8Linear(torch.nn.Linear):
-        pass
+    class Float8Linear(torch.nn.Linear): ...
 
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), Float8Linear(2, 2))
+    class MXFP8Linear(torch.nn.Linear): ...
+
+    model = torch.nn.Sequential(Float8Linear(2, 2), MXFP8Linear(2, 2))
     titan.check_pretended(model)
     monkeypatch.setattr(titan, "PRETENDED", {torch.nn.Linear: "pretended"})
     titan.check_pretended(model[0])
-    with pytest.raises(DryRunError, match="not by a dry run: 1 Float8Linear, whose peak and kernels"):
+    with pytest.raises(DryRunError, match=r"1 Float8Linear, 1 MXFP8Linear\. Only of Float8"):
         titan.check_pretended(model)
 
 
