@@ -8,6 +8,8 @@ from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises
 from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
+from perfsuite.frameworks.common import float8
+from perfsuite.frameworks.common.float8 import Recipe
 from perfsuite.frameworks.common.sharding import dry_plan
 
 
@@ -25,17 +27,19 @@ class DDP(Framework):
     """Size of a gradient bucket in MiB."""
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
+    float8: Recipe | None = None
+    """torchao's recipe by which linear layers of the blocks multiply in float8. On a CPU that is emulated."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         if self.static_graph and case.gradient_accumulation > 1:
             return "static_graph needs gradients reduced in the first backward: no gradient_accumulation"
-        return None
+        return float8.unsupported(self.float8, case, machine)
 
     def dry(self, case: Case) -> DryPlan:
         return dry_plan(builds_whole=False)
 
     def expected(self, case: Case) -> dict[str, str]:
-        return {"wrapper": "DistributedDataParallel"}
+        return {"wrapper": "DistributedDataParallel", **float8.expected(self.float8, case)}
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """The model under DDP; ranks skip the all-reduce on all but the last micro-batch."""
@@ -44,8 +48,10 @@ class DDP(Framework):
         from perfsuite.frameworks.common.loop import data_parallel_workload
         from perfsuite.frameworks.common.model import build_model
 
+        whole = build_model(case, ranks.device)
+        float8.convert(self.float8, whole, ranks.device)
         model = DistributedDataParallel(
-            build_model(case, ranks.device),
+            whole,
             device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
             bucket_cap_mb=self.bucket_cap_mb,
             gradient_as_bucket_view=self.gradient_as_bucket_view,

@@ -15,6 +15,8 @@ from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises
 from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
+from perfsuite.frameworks.common import float8
+from perfsuite.frameworks.common.float8 import Recipe
 from perfsuite.frameworks.common.sharding import (
     hybrid_unsupported,
     sharded_quantization_unsupported,
@@ -41,13 +43,18 @@ class FSDP2(Framework):
     """In what gradients are reduced under mixed precision. Otherwise they are reduced as they are."""
     tensor_parallel: int = Field(default=1, ge=1, strict=True)
     """Ranks, next to each other, that split each layer and see the same data (2-D mesh). 1: none."""
+    float8: Recipe | None = None
+    """torchao's recipe by which linear layers of the blocks multiply in float8. On a CPU that is emulated."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         if self.reduce_dtype != "float32" and "mixed" not in case.precision:
             return f"reduce_dtype={self.reduce_dtype!r} is for mixed precision, not for {case.precision!r}"
+        if (reason := float8.unsupported(self.float8, case, machine)) is not None:
+            return reason
         if self.tensor_parallel > 1:
-            if self.shard_group is not None:
-                return f"tensor_parallel={self.tensor_parallel} does not go with shard_group (3-D mesh)"
+            if self.shard_group is not None or self.float8 is not None:
+                other = "shard_group (3-D mesh)" if self.shard_group is not None else "float8"
+                return f"tensor_parallel={self.tensor_parallel} does not go with {other}"
             return tensor_parallel_unsupported(case, "tensor_parallel", self.tensor_parallel)
         hybrid = None if self.shard_group is None else hybrid_unsupported(self.shard_group, case)
         return hybrid or sharded_quantization_unsupported(case)
@@ -60,7 +67,12 @@ class FSDP2(Framework):
         if self.tensor_parallel > 1:  # norms; split by rows; split by columns
             sharding = "Shard(0) and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
         reduced = {} if self.reduce_dtype == "float32" else {"reduce_dtype": self.reduce_dtype}
-        return {"wrapper": "FSDPModule", "sharding": sharding, **reduced}
+        return {
+            "wrapper": "FSDPModule",
+            "sharding": sharding,
+            **reduced,
+            **float8.expected(self.float8, case),
+        }
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Build the model under FSDP2: one unit per block, and the root."""
@@ -86,6 +98,7 @@ class FSDP2(Framework):
         shard = partial(fully_shard, mesh=mesh["shard"] if tensor_parallel > 1 else mesh, mp_policy=policy)
 
         model = model_without_weights(case, ranks.device)
+        float8.convert(self.float8, model, ranks.device)
         units = blocks(model)
         if tensor_parallel > 1:
             _parallelize_llama(model, mesh["tensor"])

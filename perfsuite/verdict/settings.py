@@ -7,14 +7,8 @@ ASKED = frozenset(
         # an option of the framework, a configuration of the user, or the script
         *("wrapper", "sharding", "parallelism", "tp_mode", "tp_linear_async_communication", "pp_engine"),
         *("gradient_dtype", "config_sha256", "mesh", "cuda_graphs", "accelerate_config"),
-        *(
-            "context_parallel",
-            "experts_per_rank",
-            "low_precision_modules",
-            "rank_holds",
-            "offload",
-            "pipeline",
-        ),
+        *("context_parallel", "experts_per_rank", "low_precision_modules"),
+        *("rank_holds", "offload", "pipeline"),
         # a switch of torch, or NVIDIA_TF32_OVERRIDE
         *("fp32_matmul", "fp32_convolution", "deterministic"),
     ]

@@ -13,6 +13,7 @@ from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import NCCL_AFTER_S
+from perfsuite.frameworks.common.float8 import with_float8
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash
@@ -97,7 +98,8 @@ def _measure(rank: Rank) -> RankReport:
     if rank.is_profiled:
         return rank.profiled()
     _check_boundaries(rank)
-    return rank.finish().replace(loss=tuple(map(float, losses)), flops=rank.workload.flops or flops)
+    flops = rank.workload.flops or with_float8(flops, rank.workload.model)
+    return rank.finish().replace(loss=tuple(map(float, losses)), flops=flops)
 
 
 def _preflight(rank: Rank) -> RankReport:

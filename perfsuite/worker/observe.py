@@ -15,7 +15,7 @@ from torch import nn
 
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import framework_of
-from perfsuite.frameworks.common import finetuning
+from perfsuite.frameworks.common import finetuning, float8
 from perfsuite.frameworks.common.model import (
     COMPUTE_DTYPES,
     DTYPES,
@@ -197,6 +197,7 @@ class Observer:
             "optimizer": type(self.optimizer).__name__ + fused,
             "optimizer_parameters": "the model's" if owned == trained else "others",
             **finetuning.observed(self.model),
+            **float8.observed(self.model),
             **self.workload.settings,
         }
 

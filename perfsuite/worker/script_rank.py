@@ -15,6 +15,7 @@ from perfsuite.analysis import agreement
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import FileError, MismatchError
 from perfsuite.frameworks.common import finetuning
+from perfsuite.frameworks.common.float8 import with_float8
 from perfsuite.results.rank_report import Evidence, Observed, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash, memory, software, timers
@@ -173,7 +174,7 @@ class ScriptRank(Rank):
             return report.replace(failure=failure_of(error, report.rank))
         # Last: only now it is known which share of the weights trains, and counting builds a model.
         flops = count_known(self.case, frozen_share=finetuning.frozen_share(self.observer.model))
-        return report.replace(loss=loss, flops=flops)
+        return report.replace(loss=loss, flops=with_float8(flops, self.observer.model))
 
     def wait_for_others(self) -> None:
         """Return when every rank has written its report, or after `WAIT_S`."""

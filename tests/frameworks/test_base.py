@@ -156,6 +156,18 @@ def test_a_tied_embedding_is_split_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.launch
+def test_float8_trains_the_same_sharded_and_nearly_as_without(ddp: Run, tmp_path: Path) -> None:
+    whole, sharded = (
+        measured(COUNTED.replace(framework=framework), tmp_path / framework.slug())
+        for framework in (DDP(float8="rowwise"), FSDP2(float8="rowwise"))
+    )
+    assert sharded.loss == pytest.approx(whole.loss, rel=1e-4)
+    assert whole.loss == pytest.approx(ddp.loss, rel=0.02)
+    assert whole.loss != pytest.approx(ddp.loss, rel=1e-4)
+    assert observed(whole).settings["low_precision_modules"] == "28 Float8Linear"
+
+
+@pytest.mark.launch
 def test_a_mixture_of_experts_trains_the_same_sharded(tmp_path: Path) -> None:
     experts = Model.from_config(MIXTRAL, name="mixtral-tiny")
     whole, sharded = (

@@ -6,8 +6,7 @@ import functools
 import importlib
 import io
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from difflib import get_close_matches
@@ -30,11 +29,10 @@ from torchtitan.trainer import Trainer
 from perfsuite.case.case import Case
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import missing_package
+from perfsuite.frameworks.common.float8 import low_precision
 from perfsuite.frameworks.common.sharding import meshes_text
 
 ATTENTION = {ScaledDotProductAttention: "sdpa", FlexAttention: "flex", VarlenAttention: "varlen"}
-LOW_PRECISION = ("Float8", "MXFP8", "NVFP4")
-"""How the names of modules begin whose matmuls have fewer than 16 bits."""
 PRECISIONS = {"float32 float32": "fp32", "float32 bfloat16": "bf16-mixed", "bfloat16 bfloat16": "bf16"}
 """`training.dtype` and `training.mixed_precision_param` -> a case's precision."""
 RECOMPUTED = {"NoneType": "none", "FullAC.Config": "full", "SelectiveAC.Config": "selective-op"}
@@ -108,38 +106,6 @@ def pipeline(stages: int, schedule: Any) -> str:
     """Return over how many ranks a schedule, or its class, has split the layers."""
     kind = schedule if isinstance(schedule, type) else type(schedule)
     return f"{stages} ranks, {kind.__name__}" if stages > 1 else "none"
-
-
-def low_precision(things: Iterable[Any]) -> str:
-    """Return how many modules, or configurations of modules, multiply in fewer than 16 bits, by class."""
-    found = Counter(map(_kind, things))
-    kinds = sorted(name for name in found if name.startswith(LOW_PRECISION))
-    return ", ".join(f"{found[name]} {name}" for name in kinds) or "none"
-
-
-def _kind(thing: Any) -> str:
-    """Return the class of a module, or of what a configuration builds, as it was before FSDP."""
-    name = type(thing).__qualname__.removesuffix(".Config").rpartition(".")[2]
-    return name.removeprefix("FSDP")
-
-
-def flops_in_float8(modules: Iterable[Any]) -> float | None:
-    """Return the FLOPs of a token in torchao's linear layers; None if any is emulated, or of another kind.
-
-    The output and the gradients of input and weight are products of 2 FLOPs for each weight. A recipe may
-    keep the gradient of the weight in more bits.
-    """
-    flops = 0.0
-    for each in modules:
-        if not (kind := _kind(each)).startswith(LOW_PRECISION):
-            continue
-        recipe = getattr(each, "config", None)
-        if kind not in ("Float8Linear", "MXFP8Linear") or getattr(recipe, "emulate", False):
-            return None
-        of_weight = getattr(recipe, "cast_config_input_for_grad_weight", None)
-        is_whole = of_weight is not None and of_weight.scaling_type.name == "DISABLED"
-        flops += (4.0 if is_whole else 6.0) * each.weight.numel()
-    return flops
 
 
 def _mesh(dims: ParallelDims) -> str:

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from perfsuite.frameworks.common.float8 import flops_in_float8, low_precision
 from perfsuite.frameworks.torchtitan import compat, configuration
-from perfsuite.frameworks.torchtitan.configuration import ATTENTION, flops_in_float8, low_precision, pipeline
+from perfsuite.frameworks.torchtitan.configuration import ATTENTION, pipeline
 
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader

@@ -1,0 +1,112 @@
+"""Linear layers whose products are in float8, by torchao, and what of a model is in few bits. Worker side."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
+from perfsuite.errors import MismatchError
+from perfsuite.frameworks.base import missing_package
+
+if TYPE_CHECKING:
+    from perfsuite.results.rank_report import Flops
+
+Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
+"""How torchao scales: a tensor as a whole, each row, or each row but for gradients of weights (16 bits)."""
+LOW_PRECISION = ("Float8", "MXFP8", "NVFP4")
+"""How the names of modules begin whose matmuls have fewer than 16 bits."""
+MULTIPLE = 16  # float8 products of a GPU take sizes that are a multiple of it
+
+
+def unsupported(recipe: Recipe | None, case: Case, machine: Machine) -> str | None:
+    """Return why a case cannot train in float8 on a machine, or None."""
+    if recipe is None:
+        return None
+    if case.lora is not None or case.quantization != "none":
+        return f"float8={recipe!r} goes with neither lora nor quantization"
+    if machine.compute_capability is not None and machine.compute_capability < (8, 9):
+        return f"float8={recipe!r} needs a GPU of compute capability 8.9 or more, as an L4, L40S or H100"
+    return missing_package("torchao")
+
+
+def expected(recipe: Recipe | None, case: Case) -> dict[str, str]:
+    """Return what must be observed: every linear layer of the blocks in float8."""
+    if recipe is None:
+        return {}
+    import torch
+
+    from perfsuite.frameworks.common.finetuning import linear_layers
+    from perfsuite.frameworks.common.model import blocks, model_without_weights
+
+    layers = linear_layers(blocks(model_without_weights(case, torch.device("meta"))))
+    return {"low_precision_modules": f"{len(layers)} Float8Linear"}
+
+
+def convert(recipe: Recipe | None, model: Any, device: Any) -> None:
+    """Let the linear layers of a model's blocks multiply in float8; on a CPU that is emulated.
+
+    The head stays as it is, as torchao advises. Raises `MismatchError` for sizes that float8 does not take.
+    """
+    if recipe is None:
+        return
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    from perfsuite.frameworks.common.finetuning import linear_layers
+    from perfsuite.frameworks.common.model import blocks
+
+    layers: list[tuple[str, Any]] = [*linear_layers(blocks(model))]
+    for name, layer in layers:
+        if any(size % MULTIPLE for size in layer.weight.shape):
+            shape = " x ".join(map(str, layer.weight.shape))
+            raise MismatchError(f"float8: the weight of {name} is {shape}, expected multiples of {MULTIPLE}")
+    config = Float8LinearConfig.from_recipe_name(recipe)
+    config = dataclasses.replace(config, emulate=device.type == "cpu")
+    chosen = {id(layer) for _, layer in layers}
+    convert_to_float8_training(model, config=config, module_filter_fn=lambda layer, name: id(layer) in chosen)
+
+
+def observed(model: Any) -> dict[str, str]:
+    """Return which modules multiply in fewer than 16 bits, if any."""
+    seen = low_precision(model.modules())
+    return {} if seen == "none" else {"low_precision_modules": seen}
+
+
+def with_float8(flops: Flops | None, model: Any) -> Flops | None:
+    """Return FLOPs with those in float8 apart, if that is known."""
+    return flops and flops.replace(per_token_float8=flops_in_float8(model.modules()) or None)
+
+
+def low_precision(things: Iterable[Any]) -> str:
+    """Return how many modules, or configurations of modules, multiply in fewer than 16 bits, by class."""
+    found = Counter(map(_kind, things))
+    kinds = sorted(name for name in found if name.startswith(LOW_PRECISION))
+    return ", ".join(f"{found[name]} {name}" for name in kinds) or "none"
+
+
+def _kind(thing: Any) -> str:
+    """Return the class of a module, or of what a configuration builds, as it was before FSDP."""
+    name = type(thing).__qualname__.removesuffix(".Config").rpartition(".")[2]
+    return name.removeprefix("FSDP")
+
+
+def flops_in_float8(modules: Iterable[Any]) -> float | None:
+    """Return the FLOPs of a token in torchao's linear layers; None if any is emulated, or of another kind.
+
+    The output and the gradients of input and weight are products of 2 FLOPs for each weight. A recipe may
+    keep the gradient of the weight in more bits.
+    """
+    flops = 0.0
+    for each in modules:
+        if not (kind := _kind(each)).startswith(LOW_PRECISION):
+            continue
+        recipe = getattr(each, "config", None)
+        if kind not in ("Float8Linear", "MXFP8Linear") or getattr(recipe, "emulate", False):
+            return None
+        of_weight = getattr(recipe, "cast_config_input_for_grad_weight", None)
+        is_whole = of_weight is not None and of_weight.scaling_type.name == "DISABLED"
+        flops += (4.0 if is_whole else 6.0) * each.weight.numel()
+    return flops

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from perfsuite import DDP, FSDP2, Case, LoRA
+from perfsuite.case.catalog import llama
+from perfsuite.case.hardware import Machine
+from perfsuite.errors import MismatchError
+from perfsuite.frameworks.base import framework_of
+from perfsuite.frameworks.common import float8
+from perfsuite.frameworks.common.model import build_model
+from tests.fake_group import CPU, fake_group
+from tests.frameworks.common.test_model import TINY
+from tests.samples import make_gpu_machine, make_machine
+
+H100, A100 = make_gpu_machine(), make_gpu_machine("NVIDIA A100-SXM4-80GB")
+TENSORWISE = TINY.replace(framework=DDP(float8="tensorwise"))
+
+
+@pytest.mark.parametrize("framework", [DDP(float8="tensorwise"), FSDP2(float8="rowwise_with_gw_hp")])
+def test_every_linear_layer_of_the_blocks_is_observed_and_the_head_stays(framework: Any) -> None:
+    case = TINY.replace(framework=framework)
+    with fake_group(0, 2) as ranks:
+        model = framework_of(case).build(case, ranks, None).model  # type: ignore[arg-type]
+    assert float8.observed(model) == float8.expected(framework.float8, case)
+    assert float8.observed(model) == {"low_precision_modules": "28 Float8Linear"}
+    assert framework_of(case).expected(case).items() >= float8.observed(model).items()
+
+
+def test_without_a_recipe_nothing_is_converted() -> None:
+    model = build_model(TINY, CPU)
+    float8.convert(None, model, CPU)
+    assert float8.observed(model) == float8.expected(None, TINY) == {}
+
+
+def test_sizes_that_float8_does_not_take_are_named() -> None:
+    odd = TINY.replace(model=llama("odd", layers=1, heads=4, kv_heads=2, hidden=32, mlp=40, vocab=64))
+    with pytest.raises(
+        MismatchError, match=r"the weight of mlp.gate_proj is 40 x 32, expected multiples of 16"
+    ):
+        float8.convert("rowwise", build_model(odd, CPU), CPU)
+
+
+@pytest.mark.parametrize(
+    ("case", "machine", "reason"),
+    [
+        (TENSORWISE, make_machine(), None),
+        (TENSORWISE, H100, None),
+        (TENSORWISE, A100, "needs a GPU of compute capability 8.9 or more"),
+        (TENSORWISE.replace(lora=LoRA(rank=4, alpha=8)), H100, "goes with neither lora nor quantization"),
+        (
+            TINY.replace(framework=FSDP2(float8="rowwise", tensor_parallel=2)),
+            H100,
+            "tensor_parallel=2 does not go with float8",
+        ),
+    ],
+)
+def test_where_it_does_not_run(case: Case, machine: Machine, reason: str | None) -> None:
+    said = framework_of(case).unsupported(case, machine)
+    assert said is None if reason is None else reason in str(said)
+
+
+def test_without_torchao_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(float8, "missing_package", lambda name: f"it needs the package {name}")
+    assert framework_of(TENSORWISE).unsupported(TENSORWISE, make_machine()) == "it needs the package torchao"
+
+
+@pytest.mark.parametrize(("recipe", "per_weight"), [("tensorwise", 6), ("rowwise_with_gw_hp", 4)])
+def test_flops_in_float8_are_told_apart_on_a_gpu_alone(recipe: Any, per_weight: int) -> None:
+    from perfsuite.worker.flops import count
+
+    assert TINY.sequence_length is not None
+    flops = count(TINY.model, TINY.sequence_length)
+    for device in (CPU, torch.device("cuda")):
+        model: Any = build_model(TINY, CPU)
+        float8.convert(recipe, model, device)
+        told = float8.with_float8(flops, model)
+        assert told is not None
+        of_blocks = flops.matmul_parameters - model.lm_head.weight.numel()
+        assert told.per_token_float8 == (None if device == CPU else per_weight * of_blocks)
+    assert float8.with_float8(None, model) is None
