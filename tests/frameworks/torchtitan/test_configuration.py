@@ -297,7 +297,7 @@ OF_THE_SUITE = [
 
 @pytest.mark.parametrize("case", OF_THE_SUITE, ids=lambda case: case.id)
 def test_each_registered_case_of_the_suite_says_what_torchtitan_reads(
-    case: Case, monkeypatch: pytest.MonkeyPatch
+    titan: Any, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those too that are compiled, which no dry run reads."""
     from torchtitan.components.quantization import float8
