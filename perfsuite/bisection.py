@@ -9,7 +9,6 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +22,7 @@ from perfsuite.git import git
 from perfsuite.launch.arm import RELEASE, Arm, resolve
 from perfsuite.launch.installed import versions
 from perfsuite.report.text import plural
+from perfsuite.results.environment import installed
 from perfsuite.results.metric import TOKENS_PER_S, described
 from perfsuite.results.outcome import Finding, Verdict
 from perfsuite.results.session_file import Measurement
@@ -263,8 +263,7 @@ def begun(
     """
     new = BisectFile(case_id=case.id, good=history.good, candidates=history.candidates, tolerance=tolerance)
     good = history.arm(history.good)
-    packages = sorted(f"{each.name}=={each.version}" for each in distributions())
-    key = [documents.plain(new), documents.plain(case), good.text, good.python, dict(good.given), packages]
+    key = [documents.plain(new), documents.plain(case), good.text, good.python, dict(good.given), installed()]
     file = store / "bisect" / documents.digest([*key, *others]) / "search.json"
     if not file.exists():
         return file, new

@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +28,7 @@ from perfsuite.report.markdown import grid, text
 from perfsuite.report.progress import Progress
 from perfsuite.report.terminal import print_json
 from perfsuite.report.text import Table, plural, relative
+from perfsuite.results.environment import installed
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
@@ -143,9 +144,7 @@ class _Runs:
 
     has_cuda: dict[str, bool] = field(default_factory=dict)
     """Whether the torch of an arm lets CUDA be pretended."""
-    here: Sequence[str] = field(
-        default_factory=lambda: sorted(f"{each.name}=={each.version}" for each in distributions())
-    )
+    here: Mapping[str, str] = field(default_factory=installed)
     """What is installed."""
 
     def steps(self, cases: Sequence[Case], names: Sequence[str]) -> Iterator[Step]:

@@ -1,5 +1,6 @@
 """Versions and variables that measurements depend on, as far as they can be read without torch."""
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -70,8 +71,13 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+@functools.cache
+def installed() -> Mapping[str, str]:
+    """Return the version of each package that this interpreter finds, by its name in lower case."""
+    return {each.name.lower(): each.version for each in importlib.metadata.distributions()}
+
+
 def of_this_process() -> dict[str, str]:
     """Return what a launch will find: versions of Python, kernel and packages, and variables, by name."""
-    packages = {each.name.lower(): each.version for each in importlib.metadata.distributions()}
     own = {"python": platform.python_version(), "kernel": platform.release()}
-    return {**packages, **own, **variables(os.environ)}
+    return {**installed(), **own, **variables(os.environ)}
