@@ -133,8 +133,11 @@ def cluster() -> Iterator[Any]:
 
 
 def pytest_collection_finish() -> None:
-    """What imported libraries hold never dies: full collections, which many tests make, may skip it."""
+    """Let full collections, which many tests make, skip what libraries hold; and torch compute in one thread,
+    as in a worker: the threads of several test processes would wait for each other's cores."""
     gc.freeze()
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 
 import pytest
-import torch
 
 from tests.worker.fake_gpu import FakeAllocator, FakeGPU
 
@@ -17,15 +15,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
     return FakeAllocator(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """As in a worker, whose threads are shared out."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -85,7 +85,6 @@ def test_every_group_waits_longer_than_the_driver() -> None:
         assert [backend.options._timeout for backend in backends] == 3 * [timedelta(seconds=960)]
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_preflight_probes_trains_nothing_and_tells_its_rounds_as_steps(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

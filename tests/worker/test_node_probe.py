@@ -17,7 +17,6 @@ from perfsuite.worker.timers import HostTimer
 from tests.fake_group import alone
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

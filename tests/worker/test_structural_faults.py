@@ -21,7 +21,6 @@ from perfsuite.worker.faults import STRUCTURAL_AFTER
 from perfsuite.worker.structural_faults import begin, built_with
 from tests.fake_group import alone, fake_group
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 REPLICATED = Case(
     model="llama-tiny",
     framework=DDP(gradient_as_bucket_view=True),
@@ -76,7 +75,7 @@ def counted(case: Case, kind: Structural | None = None, *, fused: bool = False) 
 
 
 @pytest.fixture(scope="module")
-def replicated(one_thread: None) -> Counts:
+def replicated() -> Counts:
     return counted(REPLICATED)
 
 
