@@ -155,7 +155,7 @@ def check_pretended(model: Any) -> None:
     """Raise `DryRunError` for a model whose kernels a dry run does not know: torchao has them in Triton."""
     kinds = low_precision(model.modules())
     if PRETENDED and not re.fullmatch(r"none|\d+ Float8Linear", kinds):
-        raise DryRunError(f"not by a dry run: {kinds}. Only of Float8Linear are the kernels torch's own")
+        raise DryRunError(f"not by a dry run: {kinds}: only the kernels of Float8Linear are torch's own")
 
 
 def _axes(parameter: Any) -> dict[str, int]:
