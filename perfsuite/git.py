@@ -3,6 +3,8 @@
 import hashlib
 import os
 import subprocess
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,23 +18,32 @@ OF_A_HOOK = frozenset(
 
 def git(*arguments: str, cwd: Path) -> str:
     """What a git command prints. Raises `GitError` with what git said, or that it is not there."""
-    environment = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
     try:
-        done = subprocess.run(
-            # in a container the checkout belongs to another user; code of it runs here anyway
-            ["git", "-c", "safe.directory=*", *arguments],
-            cwd=cwd,
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="backslashreplace",  # files and their names need not be UTF-8
-            check=False,
-        )
+        done = _run(arguments, cwd)
+        if done.returncode and "safe.directory" in done.stderr:  # before 2.38 git takes it from files alone
+            with tempfile.TemporaryDirectory() as home:
+                (Path(home) / "git").mkdir()
+                (Path(home) / "git" / "config").write_text("[safe]\ndirectory = *\n")
+                done = _run(arguments, cwd, XDG_CONFIG_HOME=home)
     except OSError as error:
         raise GitError(f"git {' '.join(arguments)}: {error.strerror}") from error
     if done.returncode:
         raise GitError(f"git {' '.join(arguments)}: {done.stderr.strip() or 'failed'}")
     return done.stdout
+
+
+def _run(arguments: Sequence[str], cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
+    return subprocess.run(
+        # in a container the checkout belongs to another user; code of it runs here anyway
+        ["git", "-c", "safe.directory=*", *arguments],
+        cwd=cwd,
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        errors="backslashreplace",  # files and their names need not be UTF-8
+        check=False,
+    )
 
 
 class Revision(NamedTuple):

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from perfsuite.errors import GitError
 from perfsuite.git import Revision, changes, current_branch, dates, revision, unplaced
+from tests.processes import executable
 from tests.synthetic import BEGIN, git, make_repository
 
 
@@ -54,6 +57,20 @@ def test_a_checkout_of_another_user_is_read_as_in_a_container(
 ) -> None:
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     assert revision(repo).commit == git(repo, "rev-parse", "HEAD")
+
+
+def test_a_git_that_takes_safe_directories_from_files_alone_reads_it_too(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As git 2.34 of Ubuntu 22.04, whose `-c safe.directory=*` has no effect."""
+    commit = git(repo, "rev-parse", "HEAD")
+    (tmp_path / "bin").mkdir()
+    executable(tmp_path / "bin" / "git", f'shift 2; exec {shutil.which("git")} "$@"')
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    assert revision(repo).commit == commit
 
 
 def test_uncommitted_changes_are_told_apart_by_what_they_change(repo: Path) -> None:
