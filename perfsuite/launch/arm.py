@@ -257,9 +257,13 @@ def _version(arm: Arm) -> str:
     try:
         return ask(arm, "import perfsuite; print(perfsuite.__version__)")
     except CaseError as error:
+        is_image = image.PREFIX in arm.text
+        if is_image and "No module named" not in str(error):
+            by_hand = f"{arm.python} -c 'import perfsuite'"
+            raise CaseError(f"the image does not run ({error}). See why, or wait for it: {by_hand}") from None
         install = f"Install it there: {arm.python} -m pip install perfsuite=={__version__}"
         way_out = f"Name it in {arm.lock}" if arm.lock else install
-        if image.PREFIX in arm.text:
+        if is_image:
             way_out = "Install it in the image"
         raise CaseError(f"{arm.python} cannot import perfsuite ({error}). {way_out}") from None
 
@@ -282,7 +286,10 @@ def ask(arm: Arm, code: str) -> str:
         )
         if done.returncode == 0 and done.stdout.strip():
             return done.stdout.splitlines()[-1]
-        said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        told = [
+            line for line in done.stderr.splitlines() if line.strip() and "--help" not in line
+        ]  # docker's
+        said = told[-1] if told else f"exit status {done.returncode}"
     except subprocess.TimeoutExpired:
         said = f"no answer in {ANSWER_S} s"
     except OSError as error:
