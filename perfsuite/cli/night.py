@@ -23,13 +23,8 @@ CANNOT_TELL = 3  # exit status of doctor and selftest on a busy machine: the nig
 
 def gate(out: Path) -> list[str]:
     """The options of pytest by which a night judges, with its files in `out`."""
-    strict = [
-        "--perf-missing-baseline=fail",
-        "--perf-explain",
-        "--perf-max-launches=6",
-        "--perf-min-judged=90%",
-    ]
-    return [*strict, f"--perf-report={out}", f"--perf-json={out / 'results.json'}"]
+    strict = ("--perf-missing-baseline=fail", "--perf-explain", "--perf-max-launches=6")
+    return [*strict, "--perf-min-judged=90%", f"--perf-report={out}"]
 
 
 def night(
@@ -90,7 +85,7 @@ def _summarise(out: Path, sessions: Sequence[Path], *, again: bool = True) -> No
         content = documents.read(session, SessionFile)
         if not (written.is_file() and written.read_bytes() == session.read_bytes()):
             write_report(out, content)
-            documents.write_text(written, session.read_text())
+            documents.write_text(written, session.read_text())  # byte for byte: it is compared above
         elif not again:
             return
         text = (out / "summary.md").read_text()

@@ -15,7 +15,7 @@ from perfsuite.report.terminal import console, explanation, table
 from perfsuite.report.text import plural, relative
 from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import STORE, SessionDir, Store
-from perfsuite.session.outputs import REPORT_FILES, write_report
+from perfsuite.session.outputs import write_report
 
 LocalStore = Annotated[Path, directory("store", "Local store, where sessions are.")]
 
@@ -51,9 +51,8 @@ def report(
     if directory is None:
         _show(sessions, verbose=verbose)
         return
-    write_report(directory, *sessions)
-    for name in REPORT_FILES:
-        typer.echo(f"written: {directory / name}", err=True)
+    for file in write_report(directory, *sessions):
+        typer.echo(f"written: {file}", err=True)
 
 
 def stored(store: Path) -> list[Path]:

@@ -10,9 +10,6 @@ from perfsuite.report.terminal import explanation, table
 from perfsuite.results.session_file import SessionFile, Status
 from perfsuite.session.session import Session, session_file
 
-REPORT_FILES = ("index.html", "summary.md")
-"""The files of a report: one page that works offline, and a summary for the page of a CI job."""
-
 
 def lines(session: Session, *, whole: bool, color: bool, width: int | None) -> list[str]:
     """What a session found, as lines of text: the arms, the table, and in words what needs them.
@@ -53,13 +50,17 @@ def write_files(sessions: Sequence[Session], status: Status) -> None:
         raise FileError("; ".join(problems))
 
 
-def write_report(directory: Path, *contents: SessionFile) -> None:
-    """Write a report of sessions to a directory: `REPORT_FILES`, and their results, for machines."""
+def write_report(directory: Path, *contents: SessionFile) -> list[Path]:
+    """Write a report of sessions to a directory, and return its files.
+
+    They are a page that works offline, a summary for the page of a CI job, and the results of each session.
+    """
     from perfsuite.report import markdown  # not for every run of pytest: they import Jinja
     from perfsuite.report.html import page
 
-    texts = (page.render(list(contents)), markdown.render(list(contents)))
-    for name, text in zip(REPORT_FILES, texts, strict=True):
-        documents.write_text(directory / name, text)
+    texts = {"index.html": page.render(list(contents)), "summary.md": markdown.render(list(contents))}
     for number, content in enumerate(contents, 1):
-        documents.write(directory / ("results.json" if number == 1 else f"results-{number}.json"), content)
+        texts["results.json" if number == 1 else f"results-{number}.json"] = content.as_json()
+    for name, text in texts.items():
+        documents.write_text(directory / name, text)
+    return [directory / name for name in texts]

@@ -64,7 +64,9 @@ def test_several_sessions_become_one_report_and_the_terminal_is_quiet(tmp_path: 
     html, markdown = tmp_path / "sub" / "index.html", tmp_path / "sub" / "summary.md"
     shown = run(write(tmp_path / "a.json"), write(tmp_path / "b.json"), "--report", tmp_path / "sub")
     assert shown.stdout == ""
-    assert shown.stderr == f"written: {html}\nwritten: {markdown}\n"
+    names = ("index.html", "summary.md", "results.json", "results-2.json")
+    assert shown.stderr == "".join(f"written: {tmp_path / 'sub' / name}\n" for name in names)
+    assert {file.name for file in (tmp_path / "sub").iterdir()} == {*names}
     assert html.read_text().startswith("<!DOCTYPE html>")
     assert markdown.read_text().startswith("## perfsuite: 2 failed, 2 regressed, 2 passed, 6 skipped")
 
