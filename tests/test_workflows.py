@@ -118,9 +118,10 @@ def use_this_interpreter(where: Path) -> None:
     """Instead of installing everything anew: .venv stands for the environment that runs this test."""
     scripts = {
         "python": f'[ "$2" = pip ] || exec {sys.executable} "$@"',
+        "pip": 'echo "pip $@" >> "$CALLS"',
         "pytest": f'exec {sys.executable} -m pytest "$@"',
         "sphinx-build": f'exec {sys.executable} -m sphinx "$@"',
-        "perfsuite": f"exec {sys.executable} -c 'from perfsuite.cli.app import app; app()' \"$@\"",
+        "perfsuite": f'exec {sys.executable} -m perfsuite.cli "$@" $MORE',
     }
     directory = where / ".venv" / "bin"
     directory.mkdir(parents=True)
@@ -156,7 +157,7 @@ def run_steps(
     than 0 must be `status`. Returns all that was printed.
     """
     read = workflow(name)
-    inputs = read[True]["workflow_call"]["inputs"]  # YAML 1.1 takes `on` for True
+    inputs = read[True].get("workflow_call", {}).get("inputs", {})  # YAML 1.1 takes `on` for True
 
     def value(match: re.Match[str]) -> str:
         word = match[1].strip()
@@ -267,6 +268,57 @@ def test_a_night_runs_in_the_image_of_a_project_and_installs_nothing(
     action = yaml.safe_load((ROOT / ".github" / "actions" / "night" / "action.yml").read_text())
     _, *steps = [step["run"] for step in workflow("night")["jobs"]["measure"]["steps"] if "run" in step]
     assert [step["run"] for step in action["runs"]["steps"] if "run" in step] == steps
+
+
+@pytest.fixture
+def mine(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The repository with a case file for a script, and with its commands on the path."""
+    (repository / "train.py").write_text("")
+    (repository / "bench_cases" / "test_cases.py").unlink()
+    one = CASES.replace("processes_per_node=2", "processes_per_node=1")
+    (repository / "bench_cases" / "test_train.py").write_text(one)
+    monkeypatch.setenv("PATH", f"{repository / '.venv' / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.chdir(repository)
+    return repository
+
+
+def init(*words: str) -> list[str]:
+    """Write what a repository needs, by a command, and return the commands that it says come next."""
+    words = ("perfsuite", "init", "--script", "train.py", *words)
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert "kept: bench_cases/test_train.py, which was there" in said
+    return said.partition("Next:\n")[2].splitlines()
+
+
+def test_the_workflow_of_init_installs_what_it_names_and_measures(mine: Path, tmp_path: Path) -> None:
+    init("--github")
+    more = "--selftest fake -- --perf-missing-baseline=record --perf-min-judged=0%"
+    run_steps(mine, str(mine / ".github/workflows/performance"), "night", {}, {**os.environ, "MORE": more})
+    assert (tmp_path / "calls").read_text() == "pip install -r requirements.txt\n"
+    names = {Requirement(line).name for line in (mine / "requirements.txt").read_text().splitlines()}
+    assert names >= {"perfsuite", "torch"}
+    assert "1 recorded" in (mine / "out" / "summary.md").read_text()
+
+
+def test_a_night_from_a_login_node_follows_what_init_wrote_and_installs_nothing(
+    mine: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a real Slurm: the first baseline, its acceptance, and the script of each night."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    before = frozen()
+    record, accept, night = init("--slurm", "--hardware", "cpu")
+    for command in (record, accept):
+        subprocess.run(command, shell=True, check=True)
+    ended = subprocess.run(night, shell=True, check=False).returncode
+    assert frozen() == before
+    session = json.loads((mine / "out" / "results.json").read_text())
+    (result,) = session["results"]
+    assert Path(result["baseline_file"]).is_relative_to(mine / "baselines")
+    is_bad = result["verdict"]["outcome"] not in ("passed", "improved")  # other tests use this machine
+    assert ended == is_bad
+    assert len([*mine.glob(".perfsuite/slurm/*.log")]) == 2
+    cluster.run("scancel", "--full", "--user=root")
 
 
 def test_what_machines_measured_is_kept_searched_and_told(

@@ -3,12 +3,14 @@
 import json
 import re
 import shlex
+from importlib.metadata import distribution, version
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import Annotated
 
 import typer
+from packaging.version import Version
 
 from perfsuite import documents
 from perfsuite.case.hardware import hardware_error
@@ -17,7 +19,8 @@ from perfsuite.cli.night import gate
 from perfsuite.errors import CaseError
 from perfsuite.ini import read_ini
 
-IGNORED = (".perfsuite/", "out/", "history/")
+IGNORED = (".perfsuite/", ".venv/", "out/", "history/")
+NIGHT, ACCEPT = Path("performance-night.sh"), 'perfsuite baseline accept --reason "the first"'
 FRAMEWORKS = {
     "FSDP2": ("transformers", "FSDP2()"),
     "Accelerate": ("accelerate", 'Accelerate(strategy="fsdp2")'),
@@ -85,15 +88,20 @@ $container    timeout-minutes: 600
       - uses: actions/checkout@v5
         with:
           persist-credentials: false
-      - run: python -m perfsuite.cli night --hardware $hardware
+$install      - run: $perfsuite night --hardware $hardware
       - if: always() # also if the night takes longer than the job may
-        run: python -m perfsuite.cli night --hardware $hardware --only-summary
+        run: $perfsuite night --hardware $hardware --only-summary
       - if: always()
         uses: actions/upload-artifact@v7
         with:
           name: night-$hardware
           path: out
 """)
+INSTALL = """\
+          clean: false # keeps .venv, which holds gigabytes of torch
+      - run: test -d .venv || python3 -m venv .venv
+      - run: .venv/bin/pip install -r requirements.txt
+"""
 CALL = Template("""\
 name: Performance
 on:
@@ -111,6 +119,12 @@ jobs:
       hardware: '$hardware'
       hosted_setup: python -m pip install "perfsuite[history] @ git+https://github.com/$repository@$commit"
 """)
+SETUP = """\
+      setup: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt
+      python: .venv/bin/python
+"""
+INSTALLED = ("torch", "transformers", "accelerate", "lightning")
+"""Next to perfsuite: what requirements name, as it is installed here."""
 LARGE = (
     'LARGE = SMALL.replace(topology=Topology(processes_per_node=8), hardware="{hardware}")\n',
     'LARGE = SMALL.replace(\n    model="llama-3.2-1b",\n    sequence_length=2048,\n    micro_batch=1,\n'
@@ -151,21 +165,26 @@ def init(
         raise CaseError("transformers is not installed, which a Llama needs: name your own --script")
     if not github and (runs_on or container or uses):
         raise CaseError("--runs-on, --container and --uses are for --github: add that, or leave them out")
-    if uses and not re.fullmatch(r"[\w.-]+/[\w.-]+@[\w./-]+", uses):
-        raise CaseError(f"--uses {uses}: expected a repository and a commit of it, as octo/perfsuite@4d2c1b0")
+    if uses and not re.fullmatch(r"[\w.-]+/[\w.-]+@([0-9a-f]{40}|v\d[\w.]*)", uses):
+        raise CaseError(
+            f"--uses {uses}: expected OWNER/REPOSITORY@ and a commit of 40 digits or a release, as v1.2.0"
+        )
     for path, text in {
         **_case_file(script, hardware, cases),
         **(_workflow(hardware, runs_on, container, uses) if github else {}),
         **(_slurm(hardware, cases) if slurm else {}),
     }.items():
         _write(path, text)
+    if github and not container:
+        _require(Path("requirements.txt"))
     _ignore(Path(".gitignore"))
     _settings(cases)
     small = "cpu" if hardware == "cpu" else f"'cpu or {hardware}'"
-    typer.echo(
-        f"\nNext:\n  perfsuite doctor --quick\n  pytest {shlex.quote(str(cases))} -m {small}\n"
-        '  perfsuite baseline accept --reason "the first"'
-    )
+    steps = ["perfsuite doctor --quick", f"pytest {shlex.quote(str(cases))} -m {small}", ACCEPT]
+    if slurm:
+        record = shlex.join([str(cases), "-m", hardware, "--perf-min-launches=10"])
+        steps = [f"{_submit(hardware)} -- {record}", ACCEPT, f"sh {NIGHT}"]
+    typer.echo("\n  ".join(["\nNext:", *steps]))
 
 
 def _case_file(script: Path | None, hardware: str, cases: Path) -> dict[Path, str]:
@@ -189,10 +208,14 @@ def _workflow(hardware: str, runs_on: str, container: str, uses: str) -> dict[Pa
         machine = {"runs-on": where, **({"container": container} if container else {})}
         machines = json.dumps({hardware: machine}).replace("'", "''")  # as YAML escapes it
         text = CALL.substitute(repository=repository, commit=commit, hardware=machines)
+        text += "" if container else SETUP
     else:
         of_image = {"image": container, "options": "--gpus=all --ipc=host"}
         image = f"    container: {json.dumps(of_image)}\n" if container else ""
-        text = WORKFLOW.substitute(hardware=hardware, runs_on=runner, container=image)
+        own = {"install": "", "perfsuite": "python -m perfsuite.cli"}
+        made = {"install": INSTALL, "perfsuite": ".venv/bin/perfsuite"}
+        of_job = own if container else made
+        text = WORKFLOW.substitute(hardware=hardware, runs_on=runner, container=image, **of_job)
     return {Path(".github/workflows/performance.yml"): text}
 
 
@@ -208,9 +231,28 @@ def _yaml(text: str) -> object:
 
 
 def _slurm(hardware: str, cases: Path) -> dict[Path, str]:
-    submit = "perfsuite slurm submit --nodes=1 --time=10:00:00 --gres=gpu:8 --mem=0"
     session = shlex.join([str(cases), "-m", hardware, *gate(Path("out"))])
-    return {Path("performance-night.sh"): f"#!/bin/sh -e\n{submit} -- {session}\n"}
+    return {NIGHT: f'#!/bin/sh -e\ncd "$(dirname "$0")"\n{_submit(hardware)} -- {session}\n'}
+
+
+def _submit(hardware: str) -> str:
+    gpus = "" if hardware == "cpu" else " --gres=gpu:8"
+    return f"perfsuite slurm submit --nodes=1 --time=10:00:00{gpus} --mem=0"
+
+
+def _require(path: Path) -> None:
+    """Name what a night needs, in the releases that are here; perfsuite from where it was installed."""
+    source = json.loads(distribution("perfsuite").read_text("direct_url.json") or "{}")
+    commit = source.get("vcs_info", {}).get("commit_id")
+    address = f"git+{source['url']}@{commit}" if commit else source.get("url")
+    ours = f"perfsuite @ {address}" if address else f"perfsuite=={version('perfsuite')}"
+    if path.exists() and "perfsuite" not in path.read_text():
+        typer.echo(f"add to {path}, which the workflow installs: {ours}")
+        return
+    others = [f"{name}=={Version(version(name)).public}" for name in INSTALLED if find_spec(name)]
+    _write(path, "".join(f"{line}\n" for line in [ours, *others]))
+    if address and not commit:
+        typer.echo(f"{path} names perfsuite by its path here: give a git address if the runner lacks that")
 
 
 def _write(path: Path, text: str) -> None:

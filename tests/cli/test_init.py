@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -8,8 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+import perfsuite
 from perfsuite.dry.cases import by_expression
 from tests.cli.commands import run
+from tests.doc_pages import ROOT, Page
+
+COMMIT = "4d2c1b0f" * 5
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +42,7 @@ def test_a_first_case_file_has_a_small_case_for_every_framework_here_and_one_for
         "trainer-full_shard_auto_wrap-",
         "lightning-fsdp2-",
     }
-    assert Path(".gitignore").read_text() == ".perfsuite/\nout/\nhistory/\n"
+    assert Path(".gitignore").read_text() == ".perfsuite/\n.venv/\nout/\nhistory/\n"
 
 
 def test_a_script_is_measured_as_it_is_where_cases_lie_that_commands_then_find(repository: Path) -> None:
@@ -60,8 +65,8 @@ def test_what_is_there_stays(repository: Path) -> None:
     told = run("init").stdout
     assert "kept: bench_cases/test_llama.py, which was there" in told
     assert Path("bench_cases/test_llama.py").read_text() == "mine"
-    assert Path(".gitignore").read_text() == "out/\n*.log\n.perfsuite/\nhistory/\n"
-    assert "added to .gitignore: .perfsuite/ history/\n" in told
+    assert Path(".gitignore").read_text() == "out/\n*.log\n.perfsuite/\n.venv/\nhistory/\n"
+    assert "added to .gitignore: .perfsuite/ .venv/ history/\n" in told
     told = run("init", "--cases", "perf").stdout
     assert "add to pytest's settings, for the commands of perfsuite: perf_cases = perf" in told
     assert Path("pytest.ini").read_text() == "[pytest]\naddopts = -q\n"
@@ -83,16 +88,56 @@ def test_a_workflow_runs_where_it_is_told_and_a_script_submits_to_slurm() -> Non
     assert "container" not in job
 
 
+def test_the_page_shows_what_is_written() -> None:
+    run("init", "--hardware", "h100", "--github", "--runs-on", "[self-hosted, h100]")
+    shown = [block.text for block in Page(ROOT / "docs" / "your-repository.md").blocks]
+    assert Path(".github/workflows/performance.yml").read_text() in shown
+    assert Path(".gitignore").read_text() in shown
+
+
+DIRECT_URL = '{"url": "https://example.org/p.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}'
+
+
+@pytest.mark.parametrize(
+    ("installed", "line"),
+    [
+        (None, f"perfsuite=={perfsuite.__version__}"),
+        (DIRECT_URL, "perfsuite @ git+https://example.org/p.git@c0ffee"),
+        ('{"url": "file:///src/perfsuite"}', "perfsuite @ file:///src/perfsuite"),
+    ],
+)
+def test_requirements_name_perfsuite_from_where_it_was_installed(
+    monkeypatch: pytest.MonkeyPatch, installed: str | None, line: str
+) -> None:
+    monkeypatch.setattr(importlib.metadata.PathDistribution, "read_text", lambda self, name: installed)
+    monkeypatch.setattr(
+        sys.modules["perfsuite.cli.init"], "version", {"perfsuite": perfsuite.__version__}.get
+    )
+    monkeypatch.setattr(sys.modules["perfsuite.cli.init"], "INSTALLED", ())
+    told = run("init", "--github").stdout
+    assert Path("requirements.txt").read_text() == f"{line}\n"
+    assert ("names perfsuite by its path here" in told) == ("file:" in line)
+    Path("requirements.txt").write_text("torch\n")
+    assert f"add to requirements.txt, which the workflow installs: {line}" in run("init", "--github").stdout
+    assert Path("requirements.txt").read_text() == "torch\n"
+
+
 def test_a_workflow_calls_that_of_a_copy_of_perfsuite() -> None:
     where = ("--runs-on", "{group: gpus}", "--container", "image")
-    run("init", "--hardware", "a100", "--github", *where, "--uses", "octo/perfsuite@4d2c1b0")
+    run("init", "--hardware", "a100", "--github", *where, "--uses", f"octo/perfsuite@{COMMIT}")
     text = Path(".github/workflows/performance.yml").read_text()
     assert len(text.splitlines()) < 20
-    assert "perfsuite[history] @ git+https://github.com/octo/perfsuite@4d2c1b0" in text
+    assert f"perfsuite[history] @ git+https://github.com/octo/perfsuite@{COMMIT}" in text
     job = yaml.safe_load(text)["jobs"]["night"]
-    assert job["uses"] == "octo/perfsuite/.github/workflows/night.yml@4d2c1b0"
+    assert job["uses"] == f"octo/perfsuite/.github/workflows/night.yml@{COMMIT}"
     machine = {"runs-on": {"group": "gpus"}, "container": "image"}
     assert json.loads(job["with"]["hardware"]) == {"a100": machine}
+    assert not {"setup", "python"} & {*job["with"]}, "the image has its own"
+    Path(".github/workflows/performance.yml").unlink()
+    run("init", "--github", "--uses", "octo/perfsuite@v1.2.0")
+    job = yaml.safe_load(Path(".github/workflows/performance.yml").read_text())["jobs"]["night"]
+    assert job["with"]["setup"].endswith("pip install -r requirements.txt")
+    assert job["with"]["python"] == ".venv/bin/python"
 
 
 @pytest.mark.parametrize(
@@ -101,8 +146,13 @@ def test_a_workflow_calls_that_of_a_copy_of_perfsuite() -> None:
         (("--hardware", "h1000"), "--hardware h1000: did you mean 'h100'?"),
         (("--script", "nosuch.py"), "--script nosuch.py: there is no such file"),
         (("--container", "image"), "--runs-on, --container and --uses are for --github: add that"),
-        (("--github", "--uses", "perfsuite"), "--uses perfsuite: expected a repository and a commit of it"),
-        (("--github", "--uses", "o/p@1", "--runs-on", "["), "--runs-on [: no YAML"),
+        (("--github", "--uses", "perfsuite"), "--uses perfsuite: expected OWNER/REPOSITORY@ and a commit"),
+        (
+            ("--github", "--uses", "o/p@main"),
+            "--uses o/p@main: expected OWNER/REPOSITORY@ and a commit of 40",
+        ),
+        (("--github", "--uses", "o/p@4d2c1b0"), "--uses o/p@4d2c1b0: expected"),
+        (("--github", "--uses", "o/p@v1", "--runs-on", "["), "--runs-on [: no YAML"),
         (("--github", "--runs-on", "["), "--runs-on [: no YAML"),
     ],
 )

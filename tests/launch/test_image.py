@@ -117,9 +117,11 @@ def test_an_image_that_cannot_be_pulled_says_why_and_how_to_try_it(only: str, tm
     stand_in(only, "docker")
     said = "docker: Error response from daemon: pull access denied for a"
     Path(only, "docker").write_text(
-        f"#!/bin/sh\n[ $1 = version ] && exit\nprintf '{said}\\n\\nRun docker run --help for more\\n' >&2; exit 125\n"
+        "#!/bin/sh\n[ $1 = version ] && exit\n"
+        f"printf '{said}\\n\\nRun docker run --help for more\\n' >&2; exit 125\n"
     )
-    with pytest.raises(CaseError, match=rf"the image does not run \({said}\)\. See why, .*: \S+ -c") as error:
+    told = rf"the image does not run \({said}\)\. See why, .*: \S+ -c"
+    with pytest.raises(CaseError, match=told) as error:
         resolve("--arm", "image:a", root=tmp_path, store=tmp_path / "store")
     script = str(error.value).rpartition(": ")[2].split()[0]
     assert subprocess.run([script], capture_output=True, text=True, check=False).returncode == 125
