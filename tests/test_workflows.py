@@ -191,21 +191,37 @@ def run_steps(
     [
         (
             '{"h100": {"runs-on": ["a"]}, "l4": {"runs-on": {"group": "g"}, "container": "i"}}',
-            'matrix=[{"hardware":"h100","container":"","options":"--gpus=all --ipc=host","runs-on":["a"]},'
-            '{"hardware":"l4","container":"i","options":"--gpus=all --ipc=host","runs-on":{"group":"g"}}]',
+            [("h100", "h100", "", ["a"], ""), ("l4", "l4", "", {"group": "g"}, "i")],
+        ),
+        (
+            '{"h100": {"runs-on": "a", "shards": 2}}',
+            [("h100-1of2", "h100", "--shard=1/2", "a", ""), ("h100-2of2", "h100", "--shard=2/2", "a", "")],
         ),
         ("{}", "hardware is no JSON map from a marker to its machine"),
         ('["h100"]', "hardware is no JSON map from a marker to its machine"),
         ('{"h100": {"container": "i"}}', "hardware: h100 has no runs-on"),
         ('{"h100": "h100"}', "hardware: h100 has no runs-on"),
+        (
+            '{"h100": {"runs-on": "a", "shards": 0}}',
+            "hardware: h100 has shards 0: give a whole number from 1",
+        ),
+        ('{"h100": {"runs-on": "a", "shards": "2"}}', 'hardware: h100 has shards "2": give a whole number'),
     ],
 )
-def test_the_machines_of_a_night_are_read_from_a_map(tmp_path: Path, hardware: str, told: str) -> None:
+def test_the_machines_of_a_night_are_read_from_a_map(tmp_path: Path, hardware: str, told: Any) -> None:
     variables = {"PATH": os.environ["PATH"], "GITHUB_OUTPUT": str(tmp_path / "out")}
-    is_good = told.startswith("matrix")
+    is_good = not isinstance(told, str)
     known = {"inputs.hardware": hardware}
     said = run_steps(tmp_path, "night", "machines", known, variables, status=0 if is_good else 5)
-    assert told in ((tmp_path / "out").read_text() if is_good else said)
+    if is_good:
+        made = json.loads((tmp_path / "out").read_text().removeprefix("matrix="))
+        read = [
+            tuple(each[key] for key in ("name", "hardware", "shard", "runs-on", "container")) for each in made
+        ]
+        assert read == told
+        assert {each["options"] for each in made} == {"--gpus=all --ipc=host"}
+    else:
+        assert told in said
 
 
 def test_one_machine_is_found_by_its_marker_or_by_a_label(tmp_path: Path) -> None:
@@ -256,7 +272,7 @@ def test_a_night_runs_in_the_image_of_a_project_and_installs_nothing(
     variables = {name: value.format(**fills) for name, value in SHAPES[shape].items()}
     variables |= {"PATH": str(tools), "GITHUB_WORKSPACE": str(repository), "GITHUB_ACTIONS": "true"}
     variables |= {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary"), "LANG": "C.UTF-8"}
-    known = {"matrix.hardware": "cpu", "inputs.python": sys.executable}
+    known = {"matrix.hardware": "cpu", "matrix.shard": "--shard=1/1", "inputs.python": sys.executable}
     known["inputs.options"] = "--selftest fake -- --perf-missing-baseline=record --perf-min-judged=0%"
     before = frozen()
     run_steps(repository, "night", "measure", known, variables)
@@ -332,6 +348,10 @@ def test_what_machines_measured_is_kept_searched_and_told(
     variables = {**os.environ, "RUN_URL": "https://example.org/runs/1"}
     said = run_steps(repository, "night", "history", told, variables)
     assert "--notify: no case changed its state, nothing was posted" in said
+    assert {file.name for file in (repository / "report").glob("*.json")} == {
+        "results.json",
+        "results-2.json",
+    }
     kept = git(repository, "ls-tree", "-r", "--name-only", "origin/perfsuite-history").splitlines()
     assert len([name for name in kept if not name.startswith("cases/")]) == 2
     assert git(repository, "rev-parse", "--abbrev-ref", "HEAD") == "main"

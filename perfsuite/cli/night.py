@@ -11,7 +11,17 @@ from typing import Annotated
 import typer
 
 from perfsuite import documents
-from perfsuite.cli.cases import CASES, Cases, Hardware, PytestOptions, check_asked, directory, say
+from perfsuite.cli.cases import (
+    CASES,
+    Cases,
+    Hardware,
+    PytestOptions,
+    check_asked,
+    directory,
+    option,
+    read,
+    say,
+)
 from perfsuite.cli.report import LocalStore
 from perfsuite.report.summary import needs_words, reason
 from perfsuite.results.session_file import Measurement, SessionFile
@@ -34,6 +44,7 @@ def night(
         str, typer.Option(help="what the self-test trains: ddp, fake, ... (default: ddp with transformers)")
     ] = "",
     out: Annotated[Path, directory("out", "directory of the report and results.json")] = Path("out"),
+    shard: Annotated[str | None, option("shard")] = None,
     cases: Cases = CASES,
     store: LocalStore = STORE,
     only_summary: Annotated[
@@ -47,6 +58,7 @@ def night(
     2 if nothing was measured.
     """
     check_asked(hardware, cases)
+    read("shard", shard)
     known = Store(store).results()
     if only_summary:
         _summarise(out, known, again=False)
@@ -60,7 +72,7 @@ def night(
             if status not in (0, CANNOT_TELL):
                 say(f"perfsuite night: nothing was measured, as perfsuite {command[0]} ended with {status}")
                 raise typer.Exit(bad)
-        options = [*gate(out), f"--perf-store={store}"]
+        options = [*gate(out), f"--perf-store={store}", *([f"--perf-shard={shard}"] if shard else [])]
         status = run("pytest", str(cases), "-m", hardware, *options, *(pytest_options or ()))
     finally:
         _summarise(out, [each for each in Store(store).results() if each not in known])

@@ -44,13 +44,13 @@ def tonight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Night:
 
 def test_a_night_looks_at_the_machine_and_the_gate_and_then_measures(tonight: Night) -> None:
     tonight.statuses = {"doctor": 3, "selftest": 3}  # a busy machine cannot tell, which ends no night
-    said = run("night", "--hardware", "h100", "--", "-k", "fsdp2", "--perf-min-judged=50%")
+    said = run("night", "--hardware", "h100", "--shard=2/8", "--", "-k", "fsdp2", "--perf-min-judged=50%")
     doctor, selftest, pytest_ = tonight.commands
     assert doctor == ["perfsuite.cli", "doctor", "--quick", "--expect=h100"]
     assert selftest == ["perfsuite.cli", "selftest", "--framework=ddp"]
     assert pytest_[:4] == ["pytest", "bench_cases", "-m", "h100"]
     assert pytest_[-3:] == ["-k", "fsdp2", "--perf-min-judged=50%"], "they win over what comes before"
-    assert "--perf-report=out" in pytest_
+    assert {"--perf-report=out", "--perf-shard=2/8"} <= {*pytest_}
     assert "## perfsuite: 1 " in Path("page").read_text()
     assert "perfsuite history push out/results.json" in said.stderr
 
@@ -126,6 +126,7 @@ def test_without_transformers_the_self_test_trains_nothing(
     [
         (("--hardware", "h1000"), "--hardware h1000: did you mean 'h100'?"),
         (("--hardware", "cpu", "--cases", "nosuch"), "--cases nosuch: no such directory"),
+        (("--hardware", "cpu", "--shard", "9/8"), "--shard=9/8: give the number of this job and of how many"),
     ],
 )
 def test_what_cannot_be_a_night_is_refused(tonight: Night, arguments: tuple[str, ...], words: str) -> None:
