@@ -60,9 +60,13 @@ def night(
     check_asked(hardware, cases)
     read("shard", shard)
     known = Store(store).results()
+    summary = out / "summary.md"
     if only_summary:
-        _summarise(out, known, again=False)
+        if not summary.is_file():  # else the page has it
+            _summarise(summary, known)
         return
+    for name in (summary.name, "index.html", "results.json"):  # of an earlier night
+        (out / name).unlink(missing_ok=True)
     # torch alone has no model for the self-test
     trains = selftest or ("fake" if find_spec("transformers") is None else "ddp")
     checks = (("doctor", "--quick", f"--expect={hardware}"), ("selftest", f"--framework={trains}"))
@@ -75,7 +79,7 @@ def night(
         options = [*gate(out), f"--perf-store={store}", *([f"--perf-shard={shard}"] if shard else [])]
         status = run("pytest", str(cases), "-m", hardware, *options, *(pytest_options or ()))
     finally:
-        _summarise(out, [each for each in Store(store).results() if each not in known])
+        _summarise(summary, [each for each in Store(store).results() if each not in known])
     say(f"report: {out / 'index.html'}; to keep the results: perfsuite history push {out / 'results.json'}")
     raise typer.Exit(status if status in (0, 1) else 2)
 
@@ -86,26 +90,18 @@ def run(module: str, *arguments: str) -> int:
     return subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
 
 
-def _summarise(out: Path, sessions: Sequence[Path], *, again: bool = True) -> None:
-    """Show the newest of these sessions on the job's own page; if its report is missing, write it.
-
-    `again` is False if the page may have it: it has that of a session whose report is there.
-    """
-    text = "Nothing was measured: see the log.\n"
-    for session in sessions[-1:]:
-        written = out / "results.json"
-        content = documents.read(session, SessionFile)
-        if not (written.is_file() and written.read_bytes() == session.read_bytes()):
-            write_report(out, content)
-            documents.write_text(written, session.read_text())  # byte for byte: it is compared above
-        elif not again:
-            return
-        text = (out / "summary.md").read_text()
-        if os.environ.get("GITHUB_ACTIONS") == "true":
-            typer.echo("\n".join(github_annotations(content.results)))
+def _summarise(summary: Path, sessions: Sequence[Path]) -> None:
+    """Show the newest of these sessions on the job's own page; if its report is missing, write it."""
+    content = documents.read(sessions[-1], SessionFile) if sessions else None
+    if not summary.is_file() and content is not None:
+        write_report(summary.parent, content)
+    elif not summary.is_file():
+        documents.write_text(summary, "Nothing was measured: see the log.\n")
+    if content is not None and os.environ.get("GITHUB_ACTIONS") == "true":
+        typer.echo("\n".join(github_annotations(content.results)))
     if page := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(page).open("a") as shown:
-            shown.write(text)
+            shown.write(summary.read_text())
 
 
 def github_annotations(results: Sequence[Measurement]) -> list[str]:

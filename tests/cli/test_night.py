@@ -95,8 +95,6 @@ def test_github_shows_what_is_worse_or_not_decided_next_to_the_file(
 
 
 def test_a_night_that_was_cut_short_is_reported_once(tonight: Night) -> None:
-    run("night", "--hardware", "cpu", "--only-summary")
-    assert Path("page").read_text() == "Nothing was measured: see the log.\n"
     tonight.reports = False
     tonight.run("pytest")
     run("night", "--hardware", "cpu", "--only-summary")
@@ -104,6 +102,19 @@ def test_a_night_that_was_cut_short_is_reported_once(tonight: Night) -> None:
     assert documents.read(Path("out/results.json"), type(make_session(1))) == make_session(1)
     run("night", "--hardware", "cpu", "--only-summary")
     assert Path("page").read_text().count("## perfsuite: 1 ") == 1, "its page has it"
+
+
+def test_the_report_of_an_earlier_night_is_not_tonight_s(tonight: Night) -> None:
+    nothing = "Nothing was measured: see the log.\n"
+    run("night", "--hardware", "cpu", "--only-summary")
+    assert Path("page").read_text() == nothing
+    run("night", "--hardware", "cpu")
+    tonight.statuses = {"doctor": 1}
+    run("night", "--hardware", "cpu", status=2)
+    run("night", "--hardware", "cpu", "--only-summary")
+    assert Path("page").read_text().endswith(f"\n{nothing}")
+    assert Path("page").read_text().count(nothing) == 2
+    assert [file.name for file in Path("out").iterdir()] == ["summary.md"]
 
 
 def test_an_older_session_is_not_told_as_tonight_s(tonight: Night) -> None:
