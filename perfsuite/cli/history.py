@@ -163,12 +163,15 @@ def failures(
     """What failed, or would have in shadow mode, and what passed on a later night by the same baseline."""
     nights = verdicts.by_case(history_dir, hardware_class=hardware_class, case=case, since=since)
     found = [failure for each in nights for failure in verdicts.failures(each)]
-    grid = plain_table(("hardware class", "case", "night", "verdict", "taken back"))
+    names = ("hardware_class", "case", "night", "verdict", "taken_back")
+    grid, rows = plain_table(name.replace("_", " ") for name in names), []
     for night, back in found:
-        later = "no" if back is None else _day(back.place)
-        grid.add_row(night.place.hardware_class, night.case, _day(night.place), night.word, later)
+        told = (night.place.hardware_class, night.case, _day(night.place), night.word)
+        later = None if back is None else _day(back.place)
+        rows.append(dict(zip(names, (*told, later), strict=True)))
+        grid.add_row(*told, later or "no")
     if found or as_json:
-        print_rows(grid, as_json=as_json)
+        print_rows(rows, grid, as_json=as_json)
     if as_json:
         return
     backs = [night.place.commit == back.place.commit for night, back in found if back is not None]
@@ -204,16 +207,25 @@ def list_history(
             if result.case in wanted:
                 rows[place.hardware_class, cases[result.case].id].append((when, result))
     headings = ("hardware class", "case", "sessions", "first", "last", "ms/step", "memory", "verdicts")
-    grid = plain_table(headings)
+    grid, listed = plain_table(headings), list[dict[str, object]]()
     for (of_class, case_id), row in sorted(rows.items(), key=itemgetter(0)):
         (first, _), (last, newest) = row[0], row[-1]
-        outcomes = Counter(result.outcome for _, result in row).most_common()
-        verdicts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes)
-        step_ms = f"{1000 * (history.middle(newest.step_s_p50) or math.nan):.1f}"
-        memory = amount(history.middle(newest.peak_memory_bytes), "bytes")
-        grid.add_row(of_class, case_id, str(len(row)), first, last, step_ms, memory, verdicts)
-    if grid.row_count or as_json:
-        print_rows(grid, as_json=as_json)
+        outcomes = Counter(result.outcome for _, result in row)
+        step_s, peak = history.middle(newest.step_s_p50), history.middle(newest.peak_memory_bytes)
+        told = {
+            "hardware_class": of_class,
+            "case": case_id,
+            "sessions": len(row),
+            "first": first,
+            "last": last,
+        }
+        figures = {"step_s_p50": step_s, "peak_memory_bytes": peak, "verdicts": outcomes}
+        listed.append({**told, **figures})
+        counted = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+        texts = (f"{1000 * (step_s or math.nan):.1f}", amount(peak, "bytes"), counted)
+        grid.add_row(of_class, case_id, str(len(row)), first, last, *texts)
+    if listed or as_json:
+        print_rows(listed, grid, as_json=as_json)
     else:
         console().print(f"nothing in {history_dir} matches")
 

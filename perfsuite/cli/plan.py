@@ -10,7 +10,7 @@ from perfsuite.dry import cases as found
 from perfsuite.report.terminal import console, plain_table, print_rows
 from perfsuite.report.text import plural
 from perfsuite.results.store import Store
-from perfsuite.session.plan import past_of, planned
+from perfsuite.session.plan import budget_for, past_of, planned
 
 
 def plan(
@@ -30,21 +30,28 @@ def plan(
     most_s = read("budget", budget)
     chosen = found.by_marker(cases, hardware, k)
     order = planned(chosen, past_of(Store(options(store=store).store).results()), datetime.now(UTC).date())
+    limit = None if most_s is None else budget_for(order, most_s)
     grid = plain_table(("case", "last", "measured", "minutes", "GPU hours", "reached after"))
-    used, reached, hours = 0.0, 0, 0.0
+    rows, used, hours, never = list[dict[str, object]](), 0.0, 0.0, list[str]()
     for each in order:
-        cost = each.seconds or 0.0
+        cost, past = each.seconds or 0.0, each.past
         fits = most_s is None or used + cost <= most_s
-        used, reached, hours = used + cost * fits, reached + fits, hours + (each.gpu_hours or 0) * fits
-        about = "" if each.past is not None else "~"
+        used, hours = used + cost * fits, hours + (each.gpu_hours or 0) * fits
+        last, day = ("never", "") if past is None else (past.outcome, past.started_at[:10])
+        about = "~" if past is None else ""
         minutes = "not known" if each.seconds is None else f"{about}{each.seconds / 60:,.1f}"
         of_gpus = "not known" if each.gpu_hours is None else f"{about}{each.gpu_hours:,.1f}"
-        last = ("never", "") if each.past is None else (each.past.outcome, each.past.started_at[:10])
         after = f"{used / 60:,.1f} min" if fits else "not reached"
-        grid.add_row(each.case.id, *last, minutes, of_gpus, after)
-    print_rows(grid, as_json=as_json)
+        grid.add_row(each.case.id, last, day, minutes, of_gpus, after)
+        known = {"outcome": last, "day": day} if past is not None else {"outcome": None, "day": None}
+        costs = {"expected_s": each.seconds, "gpu_hours": each.gpu_hours}
+        rows.append({"case": each.case.id, **known, **costs, "reached_after_s": used if fits else None})
+        if limit is not None and cost > limit.seconds:
+            never.append(f"{each.case.id}: {limit.told(each.case)}")
+    print_rows(rows, grid, as_json=as_json)
     if as_json:
         return
+    reached = sum(row["reached_after_s"] is not None for row in rows)
     within = "" if most_s is None else f" of {len(order)} within {budget}"
     total = f"{used / 60:,.1f} min, {hours:,.1f} GPU hours, as far as is known"
-    console().print(f"{plural(reached, 'case')}{within}: {total}")
+    console().print("\n".join([*never, f"{plural(reached, 'case')}{within}: {total}"]))

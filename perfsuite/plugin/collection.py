@@ -88,9 +88,8 @@ def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
     if options.budget_s is not None:
         past = plan.past_of(session.setup.store.results())
         order = plan.planned(cases.values(), past, session.today)
-        session.budget = plan.Budget(
-            options.budget_s, {each.case.id: each.seconds for each in order if each.seconds is not None}
-        )
+        with usage_error():
+            session.budget = plan.budget_for(order, options.budget_s)
         place = {each.case.id: number for number, each in enumerate(order)}
         items.sort(key=lambda item: place[cases[item].id] if item in cases else -1)
 

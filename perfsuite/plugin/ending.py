@@ -90,12 +90,13 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     if (why := config.stash.get(UNWRITTEN, None)) is not None:
         terminal.section("perfsuite: the results were not written", red=True, bold=True)
         terminal.write_line(shown(config, why))
-    if missed := [skip.case_id for skip in session.skipped if skip.not_reached]:
+    if missed := [skip for skip in session.skipped if skip.not_reached]:
         terminal.section("perfsuite: the budget is used up", yellow=True, bold=True)
         terminal.write_line(
             f"{plural(len(missed), 'case')} not reached within --perf-budget, and not judged:"
         )
-        terminal.write_line("\n".join(f"  {case_id}" for case_id in missed))
+        for skip in missed:
+            terminal.write_line(f"  {skip.case_id}: {skip.reason.removeprefix('not reached: ')}")
     if left := config.stash.get(UNDECIDED, []):
         terminal.section("perfsuite: the allocation is over", red=True, bold=True)
         terminal.write_line(

@@ -3,7 +3,7 @@
 import io
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,24 +59,17 @@ def plain_table(headings: Iterable[str] = ()) -> RichTable:
     return made
 
 
-def print_rows(rows: RichTable, *, as_json: bool) -> None:
-    """Print a table, or for machines its rows, each an object with the headings as names."""
+def print_rows(rows: Sequence[Mapping[str, object]], grid: RichTable, *, as_json: bool) -> None:
+    """Print a table, or for machines the data that it was made of."""
     if as_json:
-        print_json(as_rows(rows))
+        print_json(rows)
     else:
-        console().print(rows)
-
-
-def as_rows(table: RichTable) -> list[dict[str, str]]:
-    """Return the rows of a table, each with the headings as names."""
-    names = [str(column.header) for column in table.columns]
-    cells = zip(*(column.cells for column in table.columns), strict=True)
-    return [dict(zip(names, map(str, row), strict=True)) for row in cells]
+        console().print(grid)
 
 
 def print_json(rows: Sequence[object]) -> None:
-    """Print rows for machines: one JSON object, whose `rows` they are."""
-    print(json.dumps({"schema_version": 1, "rows": rows}, indent=1))
+    """Print rows for machines: a JSON object, whose `rows` they are. docs/commands.md names their fields."""
+    print(json.dumps({"schema_version": 2, "rows": rows}, indent=1))
 
 
 def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> str:

@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from math import ceil
 from pathlib import Path
 from statistics import median
 from time import monotonic
 
 from perfsuite import documents
 from perfsuite.case.case import Case
-from perfsuite.errors import FileError
+from perfsuite.errors import CaseError, FileError
 from perfsuite.results.outcome import UNJUDGED, Outcome
 from perfsuite.results.session_file import SessionFile
 
@@ -108,9 +109,25 @@ class Budget:
 
     def told(self, case: Case) -> str:
         """Return why a case is not reached."""
-        cost = self.costs.get(case.id)
+        cost, whole = self.costs.get(case.id), f"{self.seconds / 60:,.1f} min"
+        if cost is not None and cost > self.seconds:
+            return f"not reached: never within {whole}, as it takes {_needs(cost)}"
         takes = "" if cost is None else f", and it takes about {cost / 60:,.1f} min"
-        return f"not reached: too little is left of the budget of {self.seconds / 60:,.1f} min{takes}"
+        return f"not reached: too little is left of the budget of {whole}{takes}"
+
+
+def budget_for(order: Sequence[Planned], seconds: float) -> Budget:
+    """Return a budget for these cases. Raises `CaseError` for one in which none of them would ever begin."""
+    costs = {each.case.id: each.seconds for each in order if each.seconds is not None}
+    if order and len(costs) == len(order) and (least := min(costs.values())) > seconds:
+        shortest = next(case_id for case_id, cost in costs.items() if cost == least)
+        whole = f"a budget of {seconds / 60:,.1f} min"
+        raise CaseError(f"{whole} is below one case: the shortest, {shortest}, takes {_needs(least)}")
+    return Budget(seconds, costs)
+
+
+def _needs(seconds: float) -> str:
+    return f"about {seconds / 60:,.1f} min: give {ceil(seconds / 60)}min or more"
 
 
 def shard(cases: Iterable[Case], number: int, of: int) -> set[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from perfsuite.case.case import Case
 from perfsuite.cli.app import app
 from perfsuite.dry import cases
 from perfsuite.launch.lock import MachineLock
+from tests.doc_pages import ROOT
 from tests.samples import make_machine
 
 
@@ -24,10 +27,12 @@ def run(*words: object, status: int = 0, text: Any = None) -> Result:
 
 
 def rows(printed: str) -> list[dict[str, Any]]:
-    """The rows that a command printed for machines."""
+    """The rows that a command printed for machines, whose fields stand on the page of commands."""
     content = json.loads(printed)
-    assert content.pop("schema_version") == 1
+    assert content.pop("schema_version") == 2
     (found,) = content.values()
+    named = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "commands.md").read_text()))
+    assert not {*itertools.chain(*found)} - named, "the page names every field"
     return list(found)
 
 

@@ -18,7 +18,7 @@ from perfsuite.cli.cases import RowsAsJson, directory
 from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.git import git
 from perfsuite.node.machine import detect
-from perfsuite.report.terminal import as_rows, console, plain_table, print_json
+from perfsuite.report.terminal import console, plain_table, print_json
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.store import BASELINES, STORE, BaselineFiles, BaselineStore, Found, Store, is_there
@@ -41,22 +41,33 @@ def list_baselines(
 ) -> None:
     """Every baseline, reviewed or merely recorded here: of times and memory, then of counts."""
     known = BaselineStore(baselines, Store(store).baselines)
-    tables = [table for table in (_listed(TIMES, known), _listed(COUNTS, known.counts)) if table.row_count]
+    (times, of_times), (counts, of_counts) = _listed(TIMES, known), _listed(COUNTS, known.counts)
     if as_json:
-        print_json([row for each in tables for row in as_rows(each)])
-        return
-    for each in tables:
-        console().print(each)
-    if not tables:
+        print_json([*times, *counts])
+    elif not (times or counts):
         console().print(f"no baselines in {known}")
+    for grid in () if as_json else (of_times, of_counts):
+        if grid.row_count:
+            console().print(grid)
 
 
-def _listed(shown: Shown[J], files: BaselineFiles[J]) -> Table:
-    grid = plain_table((*shown.headings, "from", "accepted"))
+def _listed(shown: Shown[J], files: BaselineFiles[J]) -> tuple[list[dict[str, object]], Table]:
+    grid, rows = plain_table((*shown.headings, "from", "accepted")), list[dict[str, object]]()
+    folder = shown.headings[0].replace(" ", "_")
     for known in map(files.read, files.files()):
-        by = "local" if known.accepted is None else f"by {known.accepted.by}"
-        grid.add_row(known.folder, known.case.id, *shown.cells(known), known.recorded_at[:10], by)
-    return grid
+        by, day = None if known.accepted is None else known.accepted.by, known.recorded_at[:10]
+        rows.append(
+            {
+                folder: known.folder,
+                "case": known.case.id,
+                **shown.figures(known),
+                "day": day,
+                "accepted_by": by,
+            }
+        )
+        accepted = "local" if by is None else f"by {by}"
+        grid.add_row(known.folder, known.case.id, *shown.cells(known), day, accepted)
+    return rows, grid
 
 
 @app.command()

@@ -18,16 +18,21 @@ from perfsuite.results.store import BaselineFiles
 from perfsuite.verdict import exact
 
 
-def _cells(known: CountBaseline) -> list[str]:
+def _listed(known: CountBaseline) -> dict[str, float | None]:
     counts = known.counts[0].counts  # of the first rank
-    peak = PEAK.value(counts)
-    return [
-        amount(sum(each.bytes for each in counts.collectives), "bytes"),
-        amount(sum(counts.flops.values()), "FLOP"),
-        amount(sum(counts.kernels.values()), "calls"),
-        "not counted" if peak is None else amount(peak, "bytes"),
-        str(known.launches),
-    ]
+    return {
+        "collective_bytes": sum(each.bytes for each in counts.collectives),
+        "flop": sum(counts.flops.values()),
+        "kernel_calls": sum(counts.kernels.values()),
+        "peak_live_bytes": PEAK.value(counts),
+        "launches": known.launches,
+    }
+
+
+def _cells(known: CountBaseline) -> list[str]:
+    *figures, peak, launches = _listed(known).values()
+    told = [amount(each, unit) for each, unit in zip(figures, ("bytes", "FLOP", "calls"), strict=True)]
+    return [*told, "not counted" if peak is None else amount(peak, "bytes"), str(launches)]
 
 
 def can_be_accepted(run: Run) -> bool:
@@ -123,6 +128,7 @@ def step(entry: RankCounts) -> list[str]:
 COUNTS = Shown(
     on="counted on",
     headings=("counts on", "case", "collectives", "FLOP", "kernels", "live tensors", "launches"),
+    figures=_listed,
     cells=_cells,
     details=_details,
     changes=_changes,

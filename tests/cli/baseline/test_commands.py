@@ -20,7 +20,9 @@ def test_list_and_show(repository: Path) -> None:
     listed = " ".join(told("list").split())
     assert "by Ada" in listed
     assert "local" in listed
-    assert sorted(row["accepted"] for row in rows(told("list", "--json"))) == ["by Ada", "local"]
+    first, second = sorted(rows(told("list", "--json")), key=lambda row: str(row["accepted_by"]))
+    assert (first["accepted_by"], second["accepted_by"]) == ("Ada", None)
+    assert (first["tokens_per_s"], first["launches"]) == (50_150, 5)
     shown = told("show", CASE.id)
     assert "accepted by Ada" in shown
     assert "reason: first" in shown

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import sys
 from typing import Any
@@ -14,7 +13,7 @@ from perfsuite.cli.doctor.command import LAUNCHES, examine, noise_row, well_row
 from perfsuite.node.machine import detect
 from perfsuite.results.outcome import Verdict
 from perfsuite.worker.doctor_facts import DoctorFile
-from tests.cli.commands import run
+from tests.cli.commands import rows, run
 from tests.packages import Packages
 from tests.samples import make_gpu_machine, make_launches, make_machine, make_run
 
@@ -31,13 +30,13 @@ def test_the_exit_status_is_that_of_the_worst_check(
     statuses: tuple[Status, ...], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A busy machine, of which nobody can tell whether it is good, hides no fault."""
-    rows = [Row(check="clock", status=status, found="x", advice="do y") for status in statuses]
-    monkeypatch.setattr(command, "examine", lambda machine, quick, say: rows)
+    made = [Row(check="clock", status=status, found="x", advice="do y") for status in statuses]
+    monkeypatch.setattr(command, "examine", lambda machine, quick, say: made)
     said = run("doctor", status=code).stdout.splitlines()
     assert said[:2] == [f"{statuses[0]:<9}clock  x", f"{'':<16}-> do y"]
     count = statuses.count
     assert said[-1] == f"{count('pass')} passed, {count('fail')} failed, {count('unknown')} unknown"
-    assert json.loads(run("doctor", "--json", status=code).stdout)["rows"] == [
+    assert rows(run("doctor", "--json", status=code).stdout) == [
         {"check": "clock", "status": status, "found": "x", "advice": "do y"} for status in statuses
     ]
 
