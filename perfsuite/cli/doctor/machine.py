@@ -43,7 +43,28 @@ def system_rows(machine: Machine, *, root: Path = Path("/")) -> list[Row]:
     rows = [_cores_row(machine, root), _peak_reset_row(machine, root)]
     if machine.device == "cuda" and machine.devices > 1:
         rows.append(_shared_memory_row(root))
+    there = sum(_is_gpu(device) for device in (root / "sys/bus/pci/devices").glob("*"))
+    if machine.device == "cuda" and machine.devices < there:
+        rows.append(_hidden_row(machine.devices, there))
     return rows
+
+
+def _is_gpu(device: Path) -> bool:
+    """Whether an entry of the PCI bus, which a container sees whole, is an NVIDIA GPU."""
+    try:
+        vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+    except OSError:
+        return False
+    return vendor == "0x10de" and kind.startswith(("0x0300", "0x0302"))  # VGA, or 3-D without a display
+
+
+def _hidden_row(visible: int, there: int) -> Row:
+    return unknown(
+        "hidden GPUs",
+        f"{visible} of the {there} GPUs are visible: cases of more than {visible} processes are skipped, and "
+        "what others do on the rest slows these unseen",
+        "show all (CUDA_VISIBLE_DEVICES, --gpus=all, nvidia.com/gpu of the pod), or keep the rest idle",
+    )
 
 
 def _cores_row(machine: Machine, root: Path) -> Row:
@@ -81,7 +102,10 @@ def _shared_memory_row(root: Path) -> Row:
     size = space.f_blocks * space.f_frsize
     ok = size >= SHARED_MEMORY_BYTES
     found = "/dev/shm holds " + (f"{size / 2**30:.0f} GiB" if ok else f"{size / 2**20:.0f} MiB")
-    advice = "NCCL needs more: start the container with --ipc=host or --shm-size=8g"
+    advice = (
+        "NCCL between GPUs fails for want of it, and a DataLoader's workers die of a bus error: start the "
+        "container with --ipc=host or --shm-size=8g, or mount an emptyDir of medium Memory there in the pod"
+    )
     return checked("shared memory", found, ok=ok, advice=advice)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,6 +79,26 @@ def test_shared_memory_matters_to_several_gpus(tmp_path: Path, monkeypatch: pyte
     row = checked(H100, tmp_path)[check]
     assert row.status == "fail"
     assert "--shm-size" in str(row.advice)
+
+
+def test_two_of_four_gpus_and_what_docker_gives_of_dev_shm_are_told_with_their_remedies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The four GPUs, a network card, and a bridge of NVIDIA."""
+    for number, (vendor, kind) in enumerate([*[("0x10de", "0x030200")] * 4, ("0x15b3", "0x020000")]):
+        write(tmp_path, f"sys/bus/pci/devices/{number}/vendor", f"{vendor}\n")
+        write(tmp_path, f"sys/bus/pci/devices/{number}/class", f"{kind}\n")
+    write(tmp_path, "sys/bus/pci/devices/5/vendor", "0x10de\n")
+    size = SimpleNamespace(f_blocks=2**14, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: size)
+    rows = checked(make_gpu_machine(count=2), tmp_path)
+    hidden, shared = rows["hidden GPUs"], rows["shared memory"]
+    assert (hidden.status, shared.status) == ("unknown", "fail")
+    assert hidden.found.startswith("2 of the 4 GPUs are visible: cases of more than 2 processes are skipped")
+    assert "CUDA_VISIBLE_DEVICES, --gpus=all" in str(hidden.advice)
+    assert shared.found == "/dev/shm holds 64 MiB"
+    assert "--ipc=host or --shm-size=8g, or mount an emptyDir" in str(shared.advice)
+    assert "hidden GPUs" not in checked(make_gpu_machine(count=4), tmp_path)
 
 
 def test_who_else_uses_the_machine() -> None:
