@@ -175,7 +175,7 @@ def issue(
     results: Annotated[list[Path], typer.Argument(help="results.json of the night's sessions.")],
     run_url: Annotated[str, typer.Option(help="Where the night can be looked at.", envvar="RUN_URL")],
     trend: Annotated[
-        Path | None, typer.Option(help="What `perfsuite history trend --json FILE` wrote: drifts count, too.")
+        Path | None, typer.Option(help="What `perfsuite history trend --json` printed: drifts count, too.")
     ] = None,
 ) -> None:
     """Open, update or close the GitHub issue of each hardware class after a night, by gh and its token."""

@@ -1,6 +1,5 @@
 """`perfsuite history add | pull | push | failures | list | publish | trend`: results of years."""
 
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -12,7 +11,6 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from perfsuite import documents
 from perfsuite.cli import notify as webhook
 from perfsuite.cli.cases import RowsAsJson, directory
 from perfsuite.cli.report import LocalStore, stored
@@ -33,7 +31,6 @@ from perfsuite.results.store import BASELINES, STORE, Store
 app = typer.Typer(help="Keep results for years, look at them, find what drifts.")
 
 HISTORY = Store().history
-STDOUT = Path("-")
 History = Annotated[
     Path, directory("history", "Directory of the history: in a git branch, an artifact, a share.")
 ]
@@ -279,9 +276,7 @@ def trend(
     baselines: Annotated[
         Path, typer.Option(help="Reviewed baselines: one that was measured after a worsening accepts it.")
     ] = BASELINES,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write JSON for machines, too; - prints it alone.")
-    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="for machines: print what was found")] = False,
 ) -> None:
     """Find when a case got slower or larger, slowly or at once, and what else changed then.
 
@@ -297,11 +292,9 @@ def trend(
         branch=branch,
         baselines=baselines,
     )
-    if json_file == STDOUT:
-        print(json.dumps(documents.plain(found), indent=1))
+    if as_json:
+        typer.echo(found.as_json(), nl=False)
     else:
-        if json_file is not None:
-            documents.write(json_file, found)
         _print_trend(found)
     if found.failing:
         raise typer.Exit(1)

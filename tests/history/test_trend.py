@@ -300,11 +300,9 @@ def test_a_worsening_that_is_still_there_is_told_and_fails(
     assert "no history in" in nothing.output
 
 
-def test_json_is_printed_alone_or_goes_to_a_file_beside_the_words(
-    root: Path, tmp_path: Path, found: Trend
-) -> None:
-    arguments, file = (f"--history={root / 'history'}", f"--repo={root / 'repo'}"), tmp_path / "trend.json"
-    printed, written = invoke(*arguments, "--json=-"), invoke(*arguments, f"--json={file}")
-    assert printed.exit_code == written.exit_code == 1
-    assert Trend.model_validate(json.loads(printed.output)) == documents.read(file, Trend) == found
-    assert "): worse\n" in written.output
+def test_json_is_printed_in_place_of_words(root: Path, found: Trend) -> None:
+    arguments = (f"--history={root / 'history'}", f"--repo={root / 'repo'}")
+    printed, told = invoke(*arguments, "--json"), invoke(*arguments)
+    assert printed.exit_code == told.exit_code == 1
+    assert Trend.model_validate(json.loads(printed.output)) == found
+    assert "): worse\n" in told.output
