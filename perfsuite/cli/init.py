@@ -72,12 +72,16 @@ ${large}CASES = [
 def test_llama(bench, case):
     bench(case)
 ''')
-WORKFLOW = Template("""\
+EACH_NIGHT = """\
 name: Performance
 on:
   schedule:
     - cron: "17 1 * * *"
   workflow_dispatch:
+"""
+WORKFLOW = Template(
+    EACH_NIGHT
+    + """\
 permissions:
   contents: read
 jobs:
@@ -96,18 +100,16 @@ $install      - run: $perfsuite night --hardware $hardware
         with:
           name: night-$hardware
           path: out
-""")
+"""
+)
 INSTALL = """\
           clean: false # keeps .venv, which holds gigabytes of torch
       - run: test -d .venv || python3 -m venv .venv
       - run: .venv/bin/pip install -r requirements.txt
 """
-CALL = Template("""\
-name: Performance
-on:
-  schedule:
-    - cron: "17 1 * * *"
-  workflow_dispatch:
+CALL = Template(
+    EACH_NIGHT
+    + """\
 permissions: {}
 jobs:
   night:
@@ -118,7 +120,8 @@ jobs:
     with:
       hardware: '$hardware'
       hosted_setup: python -m pip install "perfsuite[history] @ git+https://github.com/$repository@$commit"
-""")
+"""
+)
 SETUP = """\
       setup: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt
       python: .venv/bin/python
@@ -212,10 +215,10 @@ def _workflow(hardware: str, runs_on: str, container: str, uses: str) -> dict[Pa
     else:
         of_image = {"image": container, "options": "--gpus=all --ipc=host"}
         image = f"    container: {json.dumps(of_image)}\n" if container else ""
-        own = {"install": "", "perfsuite": "python -m perfsuite.cli"}
-        made = {"install": INSTALL, "perfsuite": ".venv/bin/perfsuite"}
-        of_job = own if container else made
-        text = WORKFLOW.substitute(hardware=hardware, runs_on=runner, container=image, **of_job)
+        own, made = ("", "python -m perfsuite.cli"), (INSTALL, ".venv/bin/perfsuite")
+        install, command = own if container else made
+        of_job = {"runs_on": runner, "container": image, "install": install, "perfsuite": command}
+        text = WORKFLOW.substitute(hardware=hardware, **of_job)
     return {Path(".github/workflows/performance.yml"): text}
 
 

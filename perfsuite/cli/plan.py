@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-from perfsuite.cli.cases import CASES, Cases, LocalStore, RowsAsJson, check_asked, option, options, read
+from perfsuite.cli.cases import (
+    CASES,
+    Cases,
+    Hardware,
+    LocalStore,
+    RowsAsJson,
+    check_asked,
+    option,
+    options,
+    read,
+)
 from perfsuite.dry import cases as found
 from perfsuite.report.terminal import console, plain_table, print_rows
 from perfsuite.report.text import plural
@@ -14,7 +24,7 @@ from perfsuite.session.plan import budget_for, past_of, planned
 
 
 def plan(
-    hardware: Annotated[str, typer.Option(help="the marker of the cases: h100")],
+    hardware: Hardware,
     k: Annotated[str, typer.Option("-k", help="only cases that pytest's expression selects, too")] = "",
     budget: Annotated[str | None, option("budget")] = None,
     as_json: RowsAsJson = False,

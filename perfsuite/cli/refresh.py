@@ -25,7 +25,7 @@ def refresh(
     pytest_options: PytestOptions = None,
     out: Annotated[Path, directory("out", "directory of the report and of before-after.txt")] = Path("out"),
     cases: Cases = CASES,
-    baselines: Annotated[Path, directory("baselines", "directory of the reviewed baselines")] = BASELINES,
+    baselines: Annotated[Path, directory("baselines", "Directory of reviewed baselines.")] = BASELINES,
 ) -> None:
     """Measure cases by ten launches each, and make these their reviewed baselines, to commit.
 

@@ -282,8 +282,7 @@ OPTIONS = (
         parse=seconds,
         sets="budget_s",
         default_told="none",
-        help="begin no case that would end after TIME (40min, 2h), by what it took last; first what failed "
-        "or was not decided, then what was never measured, then what was not measured for longest",
+        help="begin no case that would end after TIME (40min, 2h), by what it took last",
         page="`perfsuite plan` shows the order. What is not reached counts as not judged",
     ),
     Option(

@@ -27,7 +27,7 @@ J = TypeVar("J", Baseline, CountBaseline)
 app = typer.Typer(help="Reviewed baselines: what each case reached when somebody accepted it.")
 
 BaselinesOption = Annotated[Path, directory("baselines", "Directory of reviewed baselines.")]
-StoreOption = Annotated[Path, directory("store", "Local store, where runs are.")]
+StoreOption = Annotated[Path, directory("store", "Local store, where sessions are.")]
 HardwareClass = Annotated[
     str | None, typer.Option("--hardware-class", help="Another class than this machine's.")
 ]
@@ -41,30 +41,25 @@ def list_baselines(
 ) -> None:
     """Every baseline, reviewed or merely recorded here: of times and memory, then of counts."""
     known = BaselineStore(baselines, Store(store).baselines)
-    (times, of_times), (counts, of_counts) = _listed(TIMES, known), _listed(COUNTS, known.counts)
+    listed = [_listed(TIMES, known), _listed(COUNTS, known.counts)]
     if as_json:
-        print_json([*times, *counts])
-    elif not (times or counts):
-        console().print(f"no baselines in {known}")
-    for grid in () if as_json else (of_times, of_counts):
-        if grid.row_count:
+        print_json([row for rows, _ in listed for row in rows])
+        return
+    for rows, grid in listed:
+        if rows:
             console().print(grid)
+    if not any(rows for rows, _ in listed):
+        console().print(f"no baselines in {known}")
 
 
 def _listed(shown: Shown[J], files: BaselineFiles[J]) -> tuple[list[dict[str, object]], Table]:
+    """Return the baselines as data, and as a table."""
     grid, rows = plain_table((*shown.headings, "from", "accepted")), list[dict[str, object]]()
     folder = shown.headings[0].replace(" ", "_")
     for known in map(files.read, files.files()):
         by, day = None if known.accepted is None else known.accepted.by, known.recorded_at[:10]
-        rows.append(
-            {
-                folder: known.folder,
-                "case": known.case.id,
-                **shown.figures(known),
-                "day": day,
-                "accepted_by": by,
-            }
-        )
+        made = {folder: known.folder, "case": known.case.id, "day": day, "accepted_by": by}
+        rows.append({**made, **shown.figures(known)})
         accepted = "local" if by is None else f"by {by}"
         grid.add_row(known.folder, known.case.id, *shown.cells(known), day, accepted)
     return rows, grid
