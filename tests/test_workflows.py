@@ -508,13 +508,26 @@ def test_baselines_are_measured_and_become_a_pull_request(
 
 def test_what_was_measured_is_shown_and_uploaded_however_it_ends_but_no_checkpoints() -> None:
     for name, job in (("night", "measure"), ("pull-request", "launched")):
-        shown, report, launches = workflow(name)["jobs"][job]["steps"][-3:]
+        steps = workflow(name)["jobs"][job]["steps"]
+        shown, report, launches = [step for step in steps if "cache" not in step.get("uses", "")][-3:]
         assert shown["run"].endswith(("--only-summary", '>> "$GITHUB_STEP_SUMMARY"'))
         assert report["with"]["path"] == "out"
         assert {shown["if"], report["if"]} <= {"always()", "${{ !cancelled() }}"}
         assert launches["if"] == "always()"
         kept, left_out = launches["with"]["path"].splitlines()
         assert left_out == f"!{kept}/**/checkpoints"
+
+
+def test_a_night_knows_what_cases_took_before_however_that_night_ended() -> None:
+    """Which is what the order of a budget goes by: a checkout deletes the store."""
+    steps = workflow("night")["jobs"]["measure"]["steps"]
+    checkout, restore, *_, save = steps
+    assert "clean" not in checkout["with"]
+    assert save["if"] == "always()"
+    kept = restore["with"]
+    assert kept["key"].startswith(kept.pop("restore-keys"))
+    assert kept == save["with"]
+    assert kept["path"] == ".perfsuite/runs/*/results.json"
 
 
 def test_code_of_a_pull_request_sees_no_token() -> None:

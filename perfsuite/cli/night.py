@@ -1,6 +1,7 @@
 """`perfsuite night`: all of a night in one command, which works the same in any CI, in cron and in a job."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,9 @@ from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.results.store import STORE, Store
 from perfsuite.session.outputs import write_report
 
+NOTHING = "Nothing was measured: see the log.\n\n<!-- sessions before: {} -->\n"
+BEGUN = re.compile(NOTHING.format(r"(\d+)"))
+"""A summary until there is a report: which sessions are of another night."""
 CANNOT_TELL = 3  # exit status of doctor and selftest on a busy machine: the night goes on
 
 
@@ -61,12 +65,17 @@ def night(
     read("shard", shard)
     known = Store(store).results()
     summary = out / "summary.md"
-    if only_summary:
-        if not summary.is_file():  # else the page has it
-            _summarise(summary, known)
+    if only_summary and summary.is_file():
+        begun = BEGUN.search(summary.read_text())  # not there: the page has the report
+        if begun is not None and (later := known[int(begun[1]) :]):
+            _summarise(summary, later)
         return
-    for name in (summary.name, "index.html", "results.json"):  # of an earlier night
+    for name in ("index.html", "results.json"):  # of an earlier night
         (out / name).unlink(missing_ok=True)
+    documents.write_text(summary, NOTHING.format(len(known)))
+    if only_summary:
+        _summarise(summary, [])
+        return
     # torch alone has no model for the self-test
     trains = selftest or ("fake" if find_spec("transformers") is None else "ddp")
     checks = (("doctor", "--quick", f"--expect={hardware}"), ("selftest", f"--framework={trains}"))
@@ -93,10 +102,8 @@ def run(module: str, *arguments: str) -> int:
 def _summarise(summary: Path, sessions: Sequence[Path]) -> None:
     """Show the newest of these sessions on the job's own page; if its report is missing, write it."""
     content = documents.read(sessions[-1], SessionFile) if sessions else None
-    if not summary.is_file() and content is not None:
+    if content is not None and BEGUN.search(summary.read_text()):
         write_report(summary.parent, content)
-    elif not summary.is_file():
-        documents.write_text(summary, "Nothing was measured: see the log.\n")
     if content is not None and os.environ.get("GITHUB_ACTIONS") == "true":
         typer.echo("\n".join(github_annotations(content.results)))
     if page := os.environ.get("GITHUB_STEP_SUMMARY"):
