@@ -307,13 +307,16 @@ def init(*words: str) -> list[str]:
 
 
 def test_the_workflow_of_init_installs_what_it_names_and_measures(mine: Path, tmp_path: Path) -> None:
-    init("--github")
-    more = "--selftest fake -- --perf-missing-baseline=record --perf-min-judged=0%"
+    _, record, accept = init("--github")
+    for command in (record, accept):
+        subprocess.run(command, shell=True, check=True)
+    more = "--selftest fake -- --perf-min-judged=0%"
     run_steps(mine, str(mine / ".github/workflows/performance"), "night", {}, {**os.environ, "MORE": more})
     assert (tmp_path / "calls").read_text() == "pip install -r requirements.txt\n"
     names = {Requirement(line).name for line in (mine / "requirements.txt").read_text().splitlines()}
     assert names >= {"perfsuite", "torch"}
-    assert "1 recorded" in (mine / "out" / "summary.md").read_text()
+    (result,) = json.loads((mine / "out" / "results.json").read_text())["results"]
+    assert Path(result["baseline_file"]).is_relative_to(mine / "baselines")
 
 
 def test_a_night_from_a_login_node_follows_what_init_wrote_and_installs_nothing(

@@ -182,11 +182,11 @@ def init(
         _require(Path("requirements.txt"))
     _ignore(Path(".gitignore"))
     _settings(cases)
-    small = "cpu" if hardware == "cpu" else f"'cpu or {hardware}'"
-    steps = ["perfsuite doctor --quick", f"pytest {shlex.quote(str(cases))} -m {small}", ACCEPT]
+    record = [str(cases), "-m", hardware if slurm or hardware == "cpu" else f"cpu or {hardware}"]
+    by_pytest = shlex.join([*record, "--perf-min-launches=10"])
+    steps = ["perfsuite doctor --quick", f"pytest {by_pytest}", ACCEPT]
     if slurm:
-        record = shlex.join([str(cases), "-m", hardware, "--perf-min-launches=10"])
-        steps = [f"{_submit(hardware)} -- {record}", ACCEPT, f"sh {NIGHT}"]
+        steps = [f"{_submit(hardware)} -- {by_pytest}", ACCEPT, f"sh {NIGHT}"]
     typer.echo("\n  ".join(["\nNext:", *steps]))
 
 

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -26,7 +26,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_first_case_file_has_a_small_case_for_every_framework_here_and_one_for_gpus() -> None:
     told = run("init", "--hardware", "h100").stdout
     assert told.splitlines()[0] == "written: bench_cases/test_llama.py"
-    assert "pytest bench_cases -m 'cpu or h100'" in told
+    assert "pytest bench_cases -m 'cpu or h100' --perf-min-launches=10\n" in told
     ids = {case.id for case in by_expression(Path("bench_cases"), "test_llama")}
     assert {each for each in ids if "1x2" in each} == {
         "ddp-llama-tiny-s64-b4-fp32-1x2",
@@ -109,11 +109,10 @@ DIRECT_URL = '{"url": "https://example.org/p.git", "vcs_info": {"vcs": "git", "c
 def test_requirements_name_perfsuite_from_where_it_was_installed(
     monkeypatch: pytest.MonkeyPatch, installed: str | None, line: str
 ) -> None:
-    monkeypatch.setattr(importlib.metadata.PathDistribution, "read_text", lambda self, name: installed)
-    monkeypatch.setattr(
-        sys.modules["perfsuite.cli.init"], "version", {"perfsuite": perfsuite.__version__}.get
-    )
-    monkeypatch.setattr(sys.modules["perfsuite.cli.init"], "INSTALLED", ())
+    module, known = sys.modules["perfsuite.cli.init"], SimpleNamespace(read_text=lambda name: installed)
+    monkeypatch.setattr(module, "distribution", {"perfsuite": known}.get)
+    monkeypatch.setattr(module, "version", {"perfsuite": perfsuite.__version__}.get)
+    monkeypatch.setattr(module, "INSTALLED", ())
     told = run("init", "--github").stdout
     assert Path("requirements.txt").read_text() == f"{line}\n"
     assert ("names perfsuite by its path here" in told) == ("file:" in line)
