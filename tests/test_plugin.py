@@ -497,7 +497,7 @@ def test_a_budget_takes_what_failed_and_what_was_not_measured_for_longest_and_te
     none = run_cpu(timed, "--perf-budget=99s")
     assert none.ret == pytest.ExitCode.USAGE_ERROR
     none.stderr.fnmatch_lines(
-        ["*a budget of 1.6 min is below one case: the shortest, *, takes about 1.7 min: give 2min or more"]
+        ["*a budget of 99 s is below one case: the shortest, *, takes about 1.7 min: give 2min or more"]
     )
 
 

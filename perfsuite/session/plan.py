@@ -109,10 +109,10 @@ class Budget:
 
     def told(self, case: Case) -> str:
         """Return why a case is not reached."""
-        cost, whole = self.costs.get(case.id), f"{self.seconds / 60:,.1f} min"
+        cost, whole = self.costs.get(case.id), _told(self.seconds)
         if cost is not None and cost > self.seconds:
             return f"not reached: never within {whole}, as it takes {_needs(cost)}"
-        takes = "" if cost is None else f", and it takes about {cost / 60:,.1f} min"
+        takes = "" if cost is None else f", and it takes about {_told(cost)}"
         return f"not reached: too little is left of the budget of {whole}{takes}"
 
 
@@ -121,13 +121,17 @@ def budget_for(order: Sequence[Planned], seconds: float) -> Budget:
     costs = {each.case.id: each.seconds for each in order if each.seconds is not None}
     if order and len(costs) == len(order) and (least := min(costs.values())) > seconds:
         shortest = next(case_id for case_id, cost in costs.items() if cost == least)
-        whole = f"a budget of {seconds / 60:,.1f} min"
-        raise CaseError(f"{whole} is below one case: the shortest, {shortest}, takes {_needs(least)}")
+        told = f"a budget of {_told(seconds)} is below one case: the shortest, {shortest}"
+        raise CaseError(f"{told}, takes {_needs(least)}")
     return Budget(seconds, costs)
 
 
 def _needs(seconds: float) -> str:
-    return f"about {seconds / 60:,.1f} min: give {ceil(seconds / 60)}min or more"
+    return f"about {_told(seconds)}: give {ceil(seconds / 60)}min or more"
+
+
+def _told(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:,.1f} min"
 
 
 def shard(cases: Iterable[Case], number: int, of: int) -> set[str]:
