@@ -12,17 +12,8 @@ from typing import Annotated
 import typer
 
 from perfsuite import documents
-from perfsuite.cli.cases import (
-    CASES,
-    Cases,
-    Hardware,
-    PytestOptions,
-    check_asked,
-    directory,
-    option,
-    read,
-    say,
-)
+from perfsuite.cli import cases as shared
+from perfsuite.cli.cases import say
 from perfsuite.cli.report import LocalStore
 from perfsuite.report.summary import needs_words, reason
 from perfsuite.results.session_file import Measurement, SessionFile
@@ -42,14 +33,14 @@ def gate(out: Path) -> list[str]:
 
 
 def night(
-    hardware: Hardware,
-    pytest_options: PytestOptions = None,
+    hardware: shared.Hardware,
+    pytest_options: shared.PytestOptions = None,
     selftest: Annotated[
         str, typer.Option(help="what the self-test trains: ddp, fake, ... (default: ddp with transformers)")
     ] = "",
-    out: Annotated[Path, directory("out", "directory of the report and results.json")] = Path("out"),
-    shard: Annotated[str | None, option("shard")] = None,
-    cases: Cases = CASES,
+    out: Annotated[Path, shared.directory("out", "directory of the report and results.json")] = Path("out"),
+    shard: Annotated[str | None, shared.option("shard")] = None,
+    cases: shared.Cases = shared.CASES,
     store: LocalStore = STORE,
     only_summary: Annotated[
         bool, typer.Option("--only-summary", help="measure nothing: report a night that was cut short")
@@ -61,8 +52,8 @@ def night(
     is worse, fails or lacks its baseline, if fewer than 90 % were judged, or if the self-test missed a fault;
     2 if nothing was measured.
     """
-    check_asked(hardware, cases)
-    read("shard", shard)
+    shared.check_asked(hardware, cases)
+    shared.read("shard", shard)
     known = Store(store).results()
     summary = out / "summary.md"
     if only_summary and summary.is_file():
