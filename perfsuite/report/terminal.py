@@ -69,7 +69,7 @@ def print_rows(rows: Sequence[Mapping[str, object]], grid: RichTable, *, as_json
 
 def print_json(rows: Sequence[object]) -> None:
     """Print rows for machines: a JSON object, whose `rows` they are. docs/commands.md names their fields."""
-    print(json.dumps({"schema_version": 2, "rows": rows}, indent=1))
+    print(json.dumps({"schema_version": 1, "rows": rows}, indent=1))
 
 
 def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> str:

@@ -98,7 +98,7 @@ def _measure(rank: Rank) -> RankReport:
     if rank.is_profiled:
         return rank.profiled()
     _check_boundaries(rank)
-    flops = rank.workload.flops or with_float8(flops, rank.workload.model)
+    flops = rank.workload.flops or with_float8(flops, rank.observer.model)
     return rank.finish().replace(loss=tuple(map(float, losses)), flops=flops)
 
 
