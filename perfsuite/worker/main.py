@@ -98,7 +98,7 @@ def _measure(rank: Rank) -> RankReport:
     if rank.is_profiled:
         return rank.profiled()
     _check_boundaries(rank)
-    flops = rank.workload.flops or with_float8(flops, rank.observer.model)
+    flops = rank.workload.flops or with_float8(flops, rank.model())
     return rank.finish().replace(loss=tuple(map(float, losses)), flops=flops)
 
 

@@ -141,7 +141,7 @@ class Rank:
         try:  # it uses names that are private to torch: another version may lack one
             from perfsuite.worker.counting import Counting
 
-            self.recorder.counting = Counting(self._model)
+            self.recorder.counting = Counting(self.model)
         except Exception as error:
             self.notes.append(f"what a step does was not counted: {type(error).__name__}: {error}")
 
@@ -150,11 +150,12 @@ class Rank:
         self._tell_progress()  # first: the file system may be slow
         if self.request.metrics:
             report = self.report
-            self._extra = ExtraMetrics(self.request.metrics, self._model, report.rank, report.world_size)
+            self._extra = ExtraMetrics(self.request.metrics, self.model, report.rank, report.world_size)
             self.recorder.between_steps = self._extra.boundary
         self.recorder.start()
 
-    def _model(self) -> Any:
+    def model(self) -> Any:
+        """Return the model that trains; None if nobody knows it yet."""
         return self.workload.model if self.observer is None else self.observer.model
 
     def _training(self) -> tuple[Any, Any]:
