@@ -100,7 +100,9 @@ app.add_typer(baseline.app, name="baseline", no_args_is_help=True)
 app.add_typer(history.app, name="history", no_args_is_help=True)
 app.add_typer(github.app, name="github", no_args_is_help=True)
 app.add_typer(slurm.app, name="slurm", no_args_is_help=True)
-for command in (init, night, plan, refresh, selftest, doctor, compare, bisect, releases, dry_run):
+_OWN = (
+    *(init, night, plan, refresh, selftest, doctor),
+    *(compare, bisect, releases, dry_run, report, export, judge),
+)
+for command in _OWN:
     app.command()(command)
-for _reader in (report, export, judge):
-    app.command()(_reader)

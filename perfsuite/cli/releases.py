@@ -144,8 +144,6 @@ class _Runs:
 
     has_cuda: dict[str, bool] = field(default_factory=dict)
     """Whether the torch of an arm lets CUDA be pretended."""
-    here: Mapping[str, str] = field(default_factory=installed)
-    """What is installed."""
 
     def steps(self, cases: Sequence[Case], names: Sequence[str]) -> Iterator[Step]:
         """Compare each release with the last one under which a case ran. `CaseError` if none uses it."""
@@ -203,7 +201,7 @@ class _Runs:
         """
         path = getattr(case.framework, "path", None)
         code = [each.read_text() for each in sorted(Path(path).parent.glob("*.py"))] if path else []
-        key = [documents.plain(case), arm.text, arm.python, self.here, f"{way}{device or ''}", code]
+        key = [documents.plain(case), arm.text, arm.python, installed(), f"{way}{device or ''}", code]
         run_dir = RunDir((self.setup.options.store / "releases" / documents.digest(key)).absolute())
         try:
             run = documents.read(run_dir.run, Run)

@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from difflib import get_close_matches
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -17,7 +16,7 @@ from pydantic import ValidationError, model_validator
 
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
-from perfsuite.documents import digest, explain, read_text
+from perfsuite.documents import digest, explain
 from perfsuite.errors import CaseError, FileError, MismatchError
 from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.config_file import ConfigFile
@@ -75,19 +74,14 @@ class ZeroConfig(ConfigFile):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file. Raise `FileError`."""
-        try:
-            text = read_text(path)
-            content = json.loads(text)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", error)
-            raise FileError(f"cannot read {path}: {reason}. Give {cls.kind}.") from error
-        if not isinstance(content, dict):
-            raise FileError(f"{path} holds a {type(content).__name__}, not sections. Give {cls.kind}.")
-        return cls(name=path.stem, text=text)
+        config = cls(name=path.stem, text=cls.read_text(path))
+        if not isinstance(config.content, dict):
+            raise FileError(f"{path} holds a {type(config.content).__name__}, not sections. Give {cls.kind}.")
+        return config
 
-    @cached_property
-    def content(self) -> Any:
-        return json.loads(self.text)
+    @classmethod
+    def parse(cls, text: str) -> Any:
+        return json.loads(text)
 
 
 class DeepSpeed(Framework):

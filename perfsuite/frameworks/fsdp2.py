@@ -5,7 +5,6 @@ Tensor parallelism, for transformers' Llama alone, is that of Megatron-LM (Shoey
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -81,7 +80,12 @@ class FSDP2(Framework):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         from perfsuite.frameworks.common.loop import data_parallel_workload
-        from perfsuite.frameworks.common.model import COMPUTE_DTYPES, blocks, model_without_weights
+        from perfsuite.frameworks.common.model import (
+            COMPUTE_DTYPES,
+            blocks,
+            dtype_name,
+            model_without_weights,
+        )
         from perfsuite.frameworks.common.weights import initialise
 
         world, tensor_parallel = ranks.world_size, self.tensor_parallel
@@ -110,14 +114,13 @@ class FSDP2(Framework):
         if case.quantization == "none":
             initialise(model, units, seed=case.seed, device=ranks.device)
         no_sync = None if self.sync_each_micro_batch else partial(_no_sync, model)
-        workload = data_parallel_workload(
-            case, ranks, model, no_sync=no_sync, tensor_parallel=tensor_parallel
+        settings = {}
+        if self.reduce_dtype != "float32":
+            reduces = {dtype_name(unit._get_fsdp_state()._mp_policy.reduce_dtype) for unit in units}
+            settings["reduce_dtype"] = " and ".join(sorted(reduces))
+        return data_parallel_workload(
+            case, ranks, model, no_sync=no_sync, tensor_parallel=tensor_parallel, settings=settings
         )
-        if self.reduce_dtype == "float32":
-            return workload
-        reduces = {str(unit._get_fsdp_state()._mp_policy.reduce_dtype) for unit in units}
-        seen = " and ".join(sorted(reduces)).replace("torch.", "")
-        return replace(workload, settings={**workload.settings, "reduce_dtype": seen})
 
 
 @contextmanager

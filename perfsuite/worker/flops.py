@@ -100,9 +100,7 @@ def count(
             add_adapters(lora, built, blocks(built), torch.float32)
     weights: list[Any] = [module.weight for module in built.modules() if is_linear(module)]
     matmul = sum(weight.numel() for weight in weights) + _active_in_experts(built, config)
-    trained = sum(
-        weight.numel() for weight in weights if weight.requires_grad
-    )  # adapters are in linear layers
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     if lora is None:
         trained = round(matmul * (1 - frozen_share))
     heads = getattr(config, "num_attention_heads", 0)

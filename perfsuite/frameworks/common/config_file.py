@@ -1,4 +1,4 @@
-"""A library's own YAML file of the user, read once and kept in the case. Imports yaml when used."""
+"""A library's own configuration file of the user, read once and kept in the case. Imports yaml when used."""
 
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from perfsuite.errors import FileError
 
 
 class ConfigFile(Data):
-    """A YAML file as text: the case carries it, so that ranks and later readers need no copy of the file."""
+    """A file as text, so that ranks and later readers need no copy of it: YAML, unless `parse` is another."""
 
     kind: ClassVar[str]  # what a user should give, for error messages: "a YAML file that ... wrote"
 
@@ -29,11 +29,19 @@ class ConfigFile(Data):
         """Read a file. Raises `FileError` or `CaseError`."""
         raise NotImplementedError
 
-    @cached_property
-    def content(self) -> Any:
+    @classmethod
+    def parse(cls, text: str) -> Any:
+        """Return what a text holds. Raises `ValueError` saying what is wrong with it."""
         import yaml
 
-        return yaml.safe_load(self.text)
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(f"not YAML ({' '.join(str(error).split())})") from error
+
+    @cached_property
+    def content(self) -> Any:
+        return self.parse(self.text)
 
     @property
     def digest(self) -> str:
@@ -42,15 +50,13 @@ class ConfigFile(Data):
 
     @classmethod
     def read_text(cls, path: Path) -> str:
-        """Return the text of a YAML file. Raise `FileError` if it cannot be read or is not YAML."""
-        import yaml
-
+        """Return the text of a file. Raise `FileError` if it cannot be read, or not be parsed."""
         try:
             text = read_text(path)
-            yaml.safe_load(text)
+            cls.parse(text)
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", error)
             raise FileError(f"cannot read {path}: {reason}. Give {cls.kind}.") from error
-        except yaml.YAMLError as error:
-            raise FileError(f"{path}: not YAML ({' '.join(str(error).split())}). Give {cls.kind}.") from error
+        except ValueError as error:
+            raise FileError(f"{path}: {error}. Give {cls.kind}.") from error
         return text

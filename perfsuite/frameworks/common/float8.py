@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from perfsuite.case.case import Case
@@ -33,7 +34,8 @@ def unsupported(recipe: Recipe | None, case: Case, machine: Machine) -> str | No
     return missing_package("torchao")
 
 
-def expected(recipe: Recipe | None, case: Case) -> dict[str, str]:
+@functools.cache
+def expected(recipe: Recipe | None, case: Case) -> Mapping[str, str]:
     """Return what must be observed: every linear layer of the blocks in float8."""
     if recipe is None:
         return {}

@@ -79,6 +79,7 @@ def data_parallel_workload(
     autocast: bool = False,
     no_sync: Callable[[], AbstractContextManager[None]] | None = None,
     tensor_parallel: int = 1,
+    settings: Mapping[str, str] | None = None,
 ) -> Workload:
     """Return the `training`, by AdamW, of a model that torch itself has wrapped.
 
@@ -111,6 +112,7 @@ def data_parallel_workload(
         scaler=scaler,
         autocast=dtype if autocast and dtype != DTYPES[case.precision] else None,
         tensor_parallel=tensor_parallel,
+        settings=settings,
     )
 
 
