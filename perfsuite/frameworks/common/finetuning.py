@@ -13,8 +13,8 @@ from torch import nn
 from perfsuite.case.case import Case, LoRA, Quantization
 from perfsuite.errors import MismatchError
 
-NOT_PEFTS = "not peft's"
-"""First words of what is observed of adapters that another library than peft has made."""
+NOT_PEFTS = "not peft's, rank not seen"
+"""What is observed of adapters that another library than peft has made."""
 
 
 def linear_layers(blocks: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
@@ -101,32 +101,31 @@ def observed(model: nn.Module) -> dict[str, str]:
         return {"trained": "all"}
     adapters_only = all(_is_adapter(name) for name, trained in trains.items() if trained)
     kinds = [kind for module in model.modules() if (kind := quantization_of(module)) is not None]
-    adapted, others = _adapted(model), _not_pefts(model)
     told = {
         "trained": "adapters only" if adapters_only else "others",
-        "adapters": str(len(adapted) or len(others)),
+        "quantised_layers": " ".join([str(len(kinds)), *sorted(set(kinds))]),
     }
-    if adapted:
-        told["lora"] = _described(*_ranks_and_alphas(adapted), map(_last, adapted))
-    elif others or adapters_only:
-        ranks = " and ".join(map(str, _ranks(others))) or "not seen"
-        told["lora"] = " ".join([f"{NOT_PEFTS}, rank {ranks}, on", *sorted({*map(_last, others)})])
-    return {**told, "quantised_layers": " ".join([str(len(kinds)), *sorted(set(kinds))])}
+    if adapted := _adapted(model):
+        lora = _described(*_ranks_and_alphas(adapted), map(_last, adapted))
+        told |= {"adapters": str(len(adapted)), "lora": lora}
+    elif adapters_only:
+        told["lora"] = NOT_PEFTS
+    return told
 
 
 def expected(
     case: Case, blocks: Sequence[nn.Module], lora_observed: str | None = None
 ) -> dict[str, str | None]:
-    """Return what `observed` must say of a model with these blocks; None: any value.
+    """Return what `observed`, which says `lora_observed`, must say of a model with these blocks.
 
-    `lora_observed`: what it says of `lora`; if that is not peft's, `check_asked` compares the rank.
+    None: any value, as of adapters that are not peft's.
     """
     if case.lora is None:
         return {}
     names = [name for name, _ in linear_layers(blocks)]
     chosen = [name for name in names if _is_target(case.lora, name)]
     quantised = case.quantization != "none"
-    is_pefts = not (lora_observed or "").startswith(NOT_PEFTS)
+    is_pefts = lora_observed != NOT_PEFTS
     return {
         "trained": "adapters only",
         "lora": _described([case.lora.rank], [case.lora.alpha], map(_last, chosen)) if is_pefts else None,
@@ -136,27 +135,18 @@ def expected(
 
 
 def check_asked(case: Case, model: nn.Module, observed: Mapping[str, str]) -> None:
-    """Raise `MismatchError` if only adapters are trained and the case says no adapters, or another rank."""
-    if observed["trained"] != "adapters only":
+    """Raise `MismatchError` if only adapters are trained, and the case says none."""
+    if case.lora is not None or observed["trained"] != "adapters only":
         return
-    adapted, others = _adapted(model), _not_pefts(model)
-    ranks = _ranks(others)
-    if case.lora is None and (adapted or others):
-        of, lora = "", f"LoRA(rank={ranks[0] if ranks else '...'}, alpha=...)"
-        more = ", with targets=(...) if not every linear layer of the blocks has one"
-        if adapted:
-            (rank, *_), (alpha, *_) = _ranks_and_alphas(adapted)
-            targets = tuple(sorted({*map(_last, adapted)}))
-            of, lora, more = "of ", f"LoRA({rank=}, {alpha=}, {targets=})", ""
-        raise MismatchError(
-            f"lora: the case says none, but only adapters are trained, {of}{observed['lora']}. "
-            f"Say lora={lora} in the case{more}: FLOPs go by it"
-        )
-    if case.lora is not None and not adapted and ranks not in ([], [case.lora.rank]):
-        raise MismatchError(
-            f"lora: the case says rank {case.lora.rank}, but the adapters that are trained are "
-            f"{observed['lora']}. Correct the case or the script"
-        )
+    lora, whose = "LoRA(rank=..., alpha=...)", observed["lora"]
+    if adapted := _adapted(model):
+        (rank, *_), (alpha, *_) = _ranks_and_alphas(adapted)
+        targets = tuple(sorted({*map(_last, adapted)}))
+        lora, whose = f"LoRA({rank=}, {alpha=}, {targets=})", f"of {whose}"
+    raise MismatchError(
+        f"lora: the case says none, but only adapters are trained, {whose}. "
+        f"Say lora={lora} in the case: FLOPs go by it"
+    )
 
 
 def frozen_share(model: nn.Module) -> float:
@@ -185,29 +175,6 @@ def _adapted(model: nn.Module) -> dict[str, Any]:
         for name, module in model.named_modules()
         if isinstance(getattr(module, "r", None), Mapping) and len(getattr(module, "lora_A", ()))
     }
-
-
-def _not_pefts(model: nn.Module) -> dict[str, int | None]:
-    """Return the LoRA rank by layer name for adapters of others than peft; None where it cannot be seen."""
-    ranks = {}
-    for name, module in model.named_modules():
-        parts = {**dict(module.named_parameters(recurse=False)), **dict(module.named_children())}
-        for part in (parts[own] for own in ("lora_A", "lora_a", "lora_down") if own in parts):
-            weight = getattr(part, "weight", part)
-            if isinstance(weight, torch.Tensor):
-                ranks[name] = _rank(module, weight)
-    return ranks
-
-
-def _rank(module: nn.Module, a: torch.Tensor) -> int | None:
-    """Return the rank as the layer says it (loralib's `a` may hold q, k and v), else by the shape of `a`."""
-    said = next((r for key in ("r", "rank") if isinstance(r := getattr(module, key, None), int)), 0)
-    by_shape = min(a.shape) if a.dim() == 2 and a.numel() else None
-    return said if said > 0 else by_shape
-
-
-def _ranks(others: Mapping[str, int | None]) -> list[int]:
-    return sorted({rank for rank in others.values() if rank is not None})
 
 
 def _ranks_and_alphas(adapted: Mapping[str, Any]) -> tuple[list[int], list[int]]:
