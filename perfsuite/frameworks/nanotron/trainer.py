@@ -25,8 +25,8 @@ from perfsuite.frameworks.nanotron.config import Config, layout_text
 STEPS_BEFORE_RESUME = 2
 
 
-def started(case: Case, config: Config | str, ranks: Ranks) -> tuple[Any, Iterator[dict[str, Any]]]:
-    """Return a trainer of a configuration, or of the text of one, and the data."""
+def started(case: Case, config: Config, ranks: Ranks) -> tuple[Any, Iterator[dict[str, Any]]]:
+    """Return a trainer of a configuration, and the data."""
     trainer = _new_trainer(config, ranks)
     return trainer, _micro_batches(case, trainer, ranks)
 
@@ -48,7 +48,7 @@ def resumed(case: Case, config: Config, ranks: Ranks) -> tuple[Any, Iterator[dic
     return trainer, batches
 
 
-def _new_trainer(config: Config | str, ranks: Ranks, name: str = "nanotron.yaml") -> Any:
+def _new_trainer(config: Config, ranks: Ranks, name: str = "nanotron.yaml") -> Any:
     """Write a configuration into the launch's directory, by rank 0; return every rank's trainer of it."""
     from nanotron.trainer import DistributedTrainer
 
@@ -66,7 +66,7 @@ def _new_trainer(config: Config | str, ranks: Ranks, name: str = "nanotron.yaml"
 
     file = ranks.directory / name
     if _writes(ranks):
-        write_text(file, config if isinstance(config, str) else yaml.safe_dump(config, sort_keys=False))
+        write_text(file, yaml.safe_dump(config, sort_keys=False))
     dist.barrier()
     return Trainer(str(file))
 
