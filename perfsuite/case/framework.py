@@ -3,8 +3,8 @@
 import functools
 import importlib
 import pkgutil
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -37,6 +37,8 @@ class Promises:
     ignores: frozenset[str] = frozenset({"lora", "quantization"})
     """Fields of a case that `build` does not look at: a case that sets one of them is refused.
     `perfsuite.frameworks.common.model.build_model` looks at all of them."""
+    takes: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    """Field of a case -> its values that can be trained with: a case with another one is refused."""
     loss: LossRule | None = "falls"
     """The rule that the losses of a run must obey. None: they are not observed, and each run says so."""
     tokens_vary: bool = False

@@ -8,16 +8,16 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
-from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import ValidationError, model_validator
 
 from perfsuite.case.case import Case
-from perfsuite.case.hardware import Machine
+from perfsuite.case.framework import Promises
 from perfsuite.documents import digest, explain
-from perfsuite.errors import CaseError, FileError, MismatchError
+from perfsuite.errors import CaseError, MismatchError
 from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.config_file import ConfigFile
 
@@ -64,24 +64,35 @@ class ZeroConfig(ConfigFile):
         """A mapping is DeepSpeed's, unless it comes from a file of perfsuite's."""
         if not isinstance(value, Mapping) or "text" in value:
             return value
-        try:
-            text = json.dumps(dict(value))
-        except TypeError as error:
-            raise ValueError(f"{error}: give what a JSON file may hold") from None
-        stage = _get(value, "zero_optimization.stage", 0)
-        return {"name": f"zero{stage}-{digest(json.loads(text), 6)}", "text": text}
+        stage = _flat(value).get("zero_optimization.stage", 0)
+        return {"name": f"zero{stage}-{digest(dict(value), 6)}", "text": json.dumps(dict(value))}
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file. Raise `FileError`."""
-        config = cls(name=path.stem, text=cls.read_text(path))
-        if not isinstance(config.content, dict):
-            raise FileError(f"{path} holds a {type(config.content).__name__}, not sections. Give {cls.kind}.")
-        return config
+        return cls(name=path.stem, text=cls.read_text(path))
 
     @classmethod
     def parse(cls, text: str) -> Any:
-        return json.loads(text)
+        content = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds a {type(content).__name__}, not sections")
+        return content
+
+    @cached_property
+    def flat(self) -> dict[str, Any]:
+        return _flat(self.content)
+
+    @property
+    def stage(self) -> int:
+        """The stage of ZeRO, 0 to 3."""
+        return int(self.flat.get("zero_optimization.stage", 0))
+
+    @property
+    def offloaded(self) -> list[str]:
+        """What is kept in host memory, of `OFFLOADS`."""
+        devices = {what: f"zero_optimization.{section}.device" for what, section in OFFLOADS.items()}
+        return [what for what, path in devices.items() if self.flat.get(path, "none") != "none"]
 
 
 class DeepSpeed(Framework):
@@ -93,6 +104,7 @@ class DeepSpeed(Framework):
 
     name: ClassVar[str] = "deepspeed"
     packages: ClassVar[tuple[str, ...]] = ("deepspeed",)
+    promises: ClassVar[Promises] = Promises(takes={"precision": PRECISIONS, "compile": (False,)})
 
     config: ZeroConfig
     """Path of a JSON file, read when the case is made; or a mapping."""
@@ -103,31 +115,20 @@ class DeepSpeed(Framework):
     def plan(self, case: Case) -> LaunchPlan:
         return LaunchPlan(clock="framework")
 
-    def unsupported(self, case: Case, machine: Machine) -> str | None:
-        if case.precision not in PRECISIONS:
-            return f"precision {case.precision!r} is not one of {', '.join(PRECISIONS)}"
-        if case.compile:
-            return "blocks with DeepSpeed's hooks are not compiled here: leave compile off"
-        return None
-
     def check(self, case: Case) -> None:
-        if case.precision in PRECISIONS and (problems := [*_problems(self.config.content, case)]):
+        if case.precision in PRECISIONS and (problems := [*_problems(self.config, case)]):
             raise CaseError(f"{self.slug()}: {'; '.join(problems)}")
 
     def dry(self, case: Case) -> DryPlan:
-        return DryPlan(
-            impossible="DeepSpeed decides by the values of gradients and of other ranks whether it steps, "
-            "and a dry run has none"
-        )
+        return DryPlan(impossible="DeepSpeed decides by the values of gradients whether it steps")
 
     def expected(self, case: Case) -> dict[str, str | None]:
-        config, ranks = self.config.content, case.topology.world_size
-        stage = _get(config, "zero_optimization.stage", 0)
+        stage, ranks = self.config.stage, case.topology.world_size
         return {
             "wrapper": "DeepSpeedEngine",
             "sharding": f"DeepSpeed ZeRO-{stage}" if stage else "none",
             "rank_holds": _shares(ranks if stage == 3 else 1, ranks if stage else 1),
-            "offload": " and ".join(what for what in OFFLOADS if _offloads(config, what)) or "none",
+            "offload": " and ".join(self.config.offloaded) or "none",
             "optimizer_parameters": None,  # copies of a share
         }
 
@@ -172,14 +173,14 @@ class DeepSpeed(Framework):
         from perfsuite.frameworks.common.weights import initialise
 
         deepspeed.init_distributed()
-        config = _filled(self.config.content, case)
+        config = _filled(self.config, case)
         self._check_taken(config)
         model: Any = model_without_weights(case, ranks.device)
 
         def units() -> Iterator[Any]:
             for block in blocks(model):
                 yield block  # to get its weights
-                if _get(config, "zero_optimization.stage") == 3:
+                if self.config.stage == 3:
                     deepspeed.zero.Init(module=block, config_dict_or_path=copy.deepcopy(config))
 
         initialise(model, units(), seed=case.seed, device=ranks.device)
@@ -191,29 +192,23 @@ class DeepSpeed(Framework):
         return engine
 
     def _check_taken(self, config: dict[str, Any]) -> None:
-        """Raise `MismatchError` in DeepSpeed's own words if it does not take a configuration."""
+        """Raise `MismatchError` in DeepSpeed's own words for fields that it does not take."""
         from deepspeed.runtime.config import DeepSpeedConfig
-        from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
         try:
             DeepSpeedConfig(copy.deepcopy(config))
-        except Exception as error:
-            said = str(error)
-            if isinstance(error, ValidationError):
-                said = f"{error.title}: {explain(error, [*DeepSpeedZeroConfig.model_fields])}"
+        except ValidationError as error:
+            said = f"{error.title}: {explain(error)}"
             raise MismatchError(f"DeepSpeed refuses {self.slug()}: {said}") from error
 
 
-def _get(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
-    """Return the value at a path such as `zero_optimization.stage`; for none, or "auto", a given default."""
-    value: Any = config
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return default if value is None or (value == "auto" and default is not None) else value
-
-
-def _offloads(config: Mapping[str, Any], what: str) -> bool:
-    return bool(_get(config, f"zero_optimization.{OFFLOADS[what]}.device", "none") != "none")
+def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return the values of all sections by their paths, such as `zero_optimization.stage`."""
+    values = {}
+    for key, value in config.items():
+        inner = _flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {above + key: value}
+        values.update(inner)
+    return values
 
 
 def _decided(config: Mapping[str, Any], case: Case) -> dict[str, tuple[str, Any]]:
@@ -234,14 +229,15 @@ def _decided(config: Mapping[str, Any], case: Case) -> dict[str, tuple[str, Any]
     return decided
 
 
-def _filled(config: Mapping[str, Any], case: Case) -> dict[str, Any]:
+def _filled(config: ZeroConfig, case: Case) -> dict[str, Any]:
     """Return a configuration with a value for what it leaves to the case."""
-    result: dict[str, Any] = copy.deepcopy(dict(config))
+    result: dict[str, Any] = copy.deepcopy(config.content)
     result.setdefault("gradient_clipping", "auto")
-    if _offloads(config, "optimizer") and config.get("zero_force_ds_cpu_optimizer", True):
+    if "optimizer" in config.offloaded and result.get("zero_force_ds_cpu_optimizer", True):
         result.setdefault("optimizer", {"type": "AdamW", "params": {**ADAM}})
-    values = {path: value for path, (_, value) in _decided(result, case).items()}
-    values |= {path: value for path, value in USUAL.items() if _get(result, path) == "auto"}
+    flat = _flat(result)
+    values = {path: value for path, value in USUAL.items() if flat.get(path) == "auto"}
+    values |= {path: value for path, (_, value) in _decided(result, case).items()}
     for path, value in values.items():
         *sections, key = path.split(".")
         section = result
@@ -251,40 +247,27 @@ def _filled(config: Mapping[str, Any], case: Case) -> dict[str, Any]:
     return result
 
 
-def _problems(config: Mapping[str, Any], case: Case) -> Iterator[str]:
+def _problems(config: ZeroConfig, case: Case) -> Iterator[str]:
     """Yield what is not built here, and where a user's configuration contradicts the case."""
-    for key, value in config.items():
-        is_off = value is False if key in SWITCHES else _get(config, f"{key}.enabled") is False
+    for key, value in config.content.items():
+        is_off = value is False if key in SWITCHES else config.flat.get(f"{key}.enabled") is False
         if key not in TAKEN and not is_off:
-            near = get_close_matches(key, TAKEN, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
             yield (
-                f"{key}: perfsuite trains by ZeRO alone, without this{hint}: leave it out, or measure a "
-                "script of yours (Script)"
+                f"{key}: perfsuite trains by ZeRO alone, without this: leave it out, or measure a script of "
+                "yours (Script)"
             )
-    for path in SECTIONS:
-        if not isinstance(section := _get(config, path, {}), Mapping):
-            yield f"{path}: {section!r} is no section of DeepSpeed's, which is {{...}}"
-            return
-    decided = _decided(config, case)
-    for path, (field, needs) in decided.items():
-        if (has := _get(config, path, needs)) != needs:
+    decided = _decided(config.content, case)
+    for path, has in config.flat.items():
+        field, needs = decided.get(path, ("", has))
+        if path in SECTIONS:
+            yield f"{path}: {has!r} is no section of DeepSpeed's, which is {{...}}"
+        elif has == "auto":
+            if path not in decided and path not in USUAL and not path.startswith(OWN_AUTO):
+                yield f"{path}: 'auto', but nothing in the case decides it: give a value"
+        elif has != needs:
             yield f"{path}: {has!r}, but the case's {field} says {needs!r}"
-    for option in OFFLOADS.values():
-        device = _get(config, path := f"zero_optimization.{option}.device", "none")
-        if device not in ("none", "cpu"):
-            yield f"{path}: {device!r}, but perfsuite offloads to 'cpu' only"
-    for path in _autos(config):
-        if path not in decided and path not in USUAL and not path.startswith(OWN_AUTO):
-            yield f"{path}: 'auto', but nothing in the case decides it: give a value"
-
-
-def _autos(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _autos(value, f"{above}{key}.")
-        elif value == "auto":
-            yield above + key
+        elif path.endswith(".device") and has not in ("none", "cpu"):
+            yield f"{path}: {has!r}, but perfsuite offloads to 'cpu' only"
 
 
 def _observed(engine: Any) -> dict[str, str]:

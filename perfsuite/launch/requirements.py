@@ -48,9 +48,13 @@ def _attention(case: Case, machine: Machine) -> str | None:
 
 
 def _fields(case: Case, machine: Machine) -> str | None:
-    for field in sorted(case.framework.promises.ignores):
+    name, promises = case.framework.name, case.framework.promises
+    for field in sorted(promises.ignores):
         if (value := getattr(case, field)) != Case.model_fields[field].default:
-            return f"{case.framework.name} knows no {field}, and the case asks for {value!r}"
+            return f"{name} knows no {field}, and the case asks for {value!r}"
+    for field, values in promises.takes.items():
+        if (value := getattr(case, field)) not in values:
+            return f"{name} takes {field} {' or '.join(map(repr, values))}, and the case asks for {value!r}"
     return None
 
 

@@ -19,7 +19,6 @@ from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.run import Run
 from tests.frameworks.test_base import COUNTED, SMALL, measured, observed, remove
-from tests.samples import make_machine
 
 PARAMETERS = 918_656 * 4  # bytes of llama-tiny in fp32
 OFFLOADED = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
@@ -55,6 +54,11 @@ def zero(stage: int, **more: Any) -> dict[str, Any]:
 
 def case_of(config: Any, **changes: Any) -> Case:
     return COUNTED.replace(framework=DeepSpeed(config=config), **changes)
+
+
+def filled(case: Case) -> dict[str, Any]:
+    assert isinstance(case.framework, DeepSpeed)
+    return _filled(case.framework.config, case)
 
 
 def checked(config: Any, **changes: Any) -> None:
@@ -95,11 +99,6 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, text: str | None, said:
         DeepSpeed(config=str(file))
 
 
-def test_a_mapping_that_no_file_could_hold() -> None:
-    with pytest.raises(CaseError, match="Path is not JSON serializable: give what a JSON file may hold"):
-        DeepSpeed(config={"zero_optimization": {"stage": 3, "offload_param": {"nvme_path": Path("x")}}})
-
-
 FP32 = "but the case's precision 'fp32' says False"
 NOT_BUILT = "perfsuite trains by ZeRO alone, without this"
 
@@ -121,7 +120,7 @@ NOT_BUILT = "perfsuite trains by ZeRO alone, without this"
             "auto",
             "'auto', but nothing in the case decides it: give a value",
         ),
-        ("zero_optimisation", {"stage": 2}, f"{NOT_BUILT} (did you mean zero_optimization?): leave it out"),
+        ("zero_optimisation", {"stage": 2}, f"{NOT_BUILT}: leave it out"),
         ("pipeline", {"stages": 2}, f"{NOT_BUILT}: leave it out, or measure a script of yours (Script)"),
         ("moe", {"enabled": True}, NOT_BUILT),
         ("expert_parallel", {"enabled": True}, NOT_BUILT),
@@ -147,7 +146,7 @@ def test_what_agrees_is_taken(config: dict[str, Any]) -> None:
 
 def test_what_the_configuration_leaves_open_the_case_decides() -> None:
     changes: dict[str, Any] = {"gradient_accumulation": 3, "precision": "bf16", "learning_rate": 0.01}
-    config = _filled(OF_TRANSFORMERS, case_of(OF_TRANSFORMERS, **changes))
+    config = filled(case_of(OF_TRANSFORMERS, **changes))
     assert config["train_micro_batch_size_per_gpu"] == 2
     assert config["gradient_accumulation_steps"] == 3
     assert config["train_batch_size"] == 12
@@ -156,7 +155,7 @@ def test_what_the_configuration_leaves_open_the_case_decides() -> None:
     assert config["optimizer"]["params"] == {**adam, "torch_adam": True}
     for untouched in ("zero_optimization", "gradient_clipping", "steps_per_print"):
         assert config[untouched] == OF_TRANSFORMERS[untouched]
-    mixed = _filled({}, case_of({}, precision="bf16-mixed"))
+    mixed = filled(case_of({}, precision="bf16-mixed"))
     assert mixed["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
     assert mixed["gradient_clipping"] == 0.0, "as the other frameworks"
     assert "optimizer" not in mixed, "torch's"
@@ -165,8 +164,8 @@ def test_what_the_configuration_leaves_open_the_case_decides() -> None:
 @pytest.mark.parametrize(("more", "own"), [({}, True), ({"zero_force_ds_cpu_optimizer": False}, False)])
 def test_what_is_offloaded_is_stepped_by_deepspeed_itself(more: dict[str, Any], own: bool) -> None:
     config = zero(2, offload_optimizer={"device": "cpu"}) | more
-    filled = _filled(config, case_of(config))
-    assert filled.get("optimizer", {}).get("type") == ("AdamW" if own else None)
+    optimizer = filled(case_of(config)).get("optimizer", {})
+    assert optimizer.get("type") == ("AdamW" if own else None)
 
 
 @pytest.mark.parametrize(
@@ -192,16 +191,19 @@ def test_what_must_be_observed(
     }
 
 
+@pytest.mark.usefixtures("deepspeed")
 def test_what_it_cannot_do() -> None:
-    framework, cpu = DeepSpeed(config=zero(2)), make_machine()
-    half = SMALL.replace(framework=framework, precision="fp16-mixed")
-    assert framework.unsupported(half, cpu) == "precision 'fp16-mixed' is not one of fp32, bf16, bf16-mixed"
-    framework.check(half)
-    compiled = half.replace(precision="fp32", compile=True)
-    assert framework.unsupported(compiled, cpu) == (
-        "blocks with DeepSpeed's hooks are not compiled here: leave compile off"
+    half = case_of(zero(2), precision="fp16-mixed")
+    assert isinstance(half.framework, DeepSpeed)
+    half.framework.check(half)
+    assert unsupported(half, detect()) == (
+        "deepspeed takes precision 'fp32' or 'bf16' or 'bf16-mixed', and the case asks for 'fp16-mixed'"
     )
-    assert str(framework.dry(SMALL).impossible).startswith("DeepSpeed decides by the values of gradients")
+    compiled = half.replace(precision="fp32", compile=True)
+    assert unsupported(compiled, detect()) == "deepspeed takes compile False, and the case asks for True"
+    assert half.framework.dry(half).impossible == (
+        "DeepSpeed decides by the values of gradients whether it steps"
+    )
 
 
 def test_a_package_that_is_missing_or_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,4 +286,4 @@ def test_what_deepspeed_refuses_is_said_in_its_words(tmp_path: Path) -> None:
     assert failure is not None
     assert failure.kind == "mismatch"
     assert "DeepSpeedZeroConfig: stage: Input should be 0, 1, 2" in failure.message
-    assert "overlap_com: unknown field (did you mean overlap_comm?)" in failure.message
+    assert "overlap_com: unknown field" in failure.message

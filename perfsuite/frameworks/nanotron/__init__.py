@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from perfsuite.case.case import Case
+from perfsuite.case.framework import Promises
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
 from perfsuite.frameworks.nanotron.config import (
     DTYPES,
-    VERSION,
     cannot_build,
     from_case,
     layout_text,
@@ -31,6 +31,14 @@ class Nanotron(Framework):
 
     name: ClassVar[str] = "nanotron"
     packages: ClassVar[tuple[str, ...]] = ("nanotron",)
+    promises: ClassVar[Promises] = Promises(
+        takes={
+            "precision": tuple(DTYPES),
+            "activation_checkpointing": ("none",),
+            "attention": ("sdpa", "flash_attention_2"),
+            "compile": (False,),
+        }
+    )
 
     dp: int = Field(default=1, ge=1, strict=True)
     tp: int = Field(default=1, ge=1, strict=True)
@@ -59,14 +67,6 @@ class Nanotron(Framework):
         return LaunchPlan(environment=environment, process_group="lazy")
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        if case.precision not in DTYPES:
-            return f"nanotron has no precision {case.precision}: choose fp32 or bf16"
-        if case.activation_checkpointing != "none":
-            return f"nanotron {VERSION} recomputes nothing: no activation_checkpointing"
-        if case.attention == "eager":
-            return "nanotron has flash_attention_2, and sdpa in its place: no attention 'eager'"
-        if case.compile:
-            return "nanotron is not compiled here: its blocks communicate"
         return cannot_build(case.model)
 
     def check(self, case: Case) -> None:

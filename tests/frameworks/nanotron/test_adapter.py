@@ -61,10 +61,13 @@ def test_tensor_parallel(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"precision": "bf16-mixed"}, "nanotron has no precision bf16-mixed: choose fp32 or bf16"),
-        ({"activation_checkpointing": "full"}, "nanotron 0.4 recomputes nothing: no act"),
-        ({"attention": "eager"}, "no attention 'eager'"),
-        ({"compile": True}, "nanotron is not compiled here"),
+        ({"precision": "bf16-mixed"}, "takes precision 'fp32' or 'bf16', and the case asks for 'bf16-mixed'"),
+        ({"activation_checkpointing": "full"}, "takes activation_checkpointing 'none', and"),
+        (
+            {"attention": "eager"},
+            "takes attention 'sdpa' or 'flash_attention_2'",
+        ),
+        ({"compile": True}, "nanotron takes compile False, and"),
         ({"model": "gpt2-tiny"}, "nanotron has Llama alone, gpt2-tiny is gpt2"),
         ({}, "None"),
     ],
