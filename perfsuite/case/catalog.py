@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from pydantic import JsonValue
@@ -123,9 +122,7 @@ def find(name: str) -> Model:
     """The model of that name. Raises `CaseError` naming the known ones."""
     if name in MODELS:
         return MODELS[name]
-    near = get_close_matches(name, MODELS, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
     raise CaseError(
-        f"unknown model {name!r}.{hint} Known: {', '.join(MODELS)}; "
+        f"unknown model {name!r}. Known: {', '.join(MODELS)}; "
         "or give Model.from_config('config.json', name=...)."
     )

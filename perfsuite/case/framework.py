@@ -5,7 +5,6 @@ import importlib
 import pkgutil
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -131,10 +130,8 @@ def framework_class(name: str) -> type[FrameworkOptions] | None:
         extension = extensions.find(FRAMEWORKS, name)
         return None if extension is None else load(extension)
     module = importlib.import_module(f"perfsuite.frameworks.{name}")
-    for value in vars(module).values():
-        if isinstance(value, type) and issubclass(value, FrameworkOptions) and value.name == name:
-            return value
-    raise CaseError(f"{module.__file__} holds no Framework with name = {name!r}")
+    kinds = (each for each in vars(module).values() if isinstance(each, type))
+    return next(kind for kind in kinds if issubclass(kind, FrameworkOptions) and kind.name == name)
 
 
 @functools.cache
@@ -145,8 +142,6 @@ def load(extension: Extension) -> type[FrameworkOptions]:
         raise extension.error(f"{kind!r} is no perfsuite.frameworks.Framework: derive it from that")
     if kind.name != extension.name:
         raise extension.error(f"{kind.__name__}.name is {kind.name!r}: set it to {extension.name!r}")
-    if reserved := sorted(RESERVED & kind.model_fields.keys()):
-        raise extension.error(f"rename its option {reserved[0]!r}, which is a key of files")
     return kind
 
 
@@ -156,10 +151,8 @@ def not_installed(name: str, package: str | None = None) -> str:
         origin = f"the framework {name!r} comes from the package {package}"
         return f"{origin}, which is not installed: pip install {package}"
     known = extensions.names(FRAMEWORKS, built_in=built_in() - FOR_TESTS)
-    near = get_close_matches(name.lower(), known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
     return (
-        f"unknown framework {name!r}.{hint} Known: {', '.join(known)}; "
+        f"unknown framework {name!r}. Known: {', '.join(known)}; "
         "for another, pip install the package that brings it"
     )
 

@@ -6,7 +6,6 @@ A baseline belongs to a hardware class: accelerator, memory, form factor (`h100-
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Literal, NamedTuple
 
 from pydantic import Field
@@ -116,15 +115,11 @@ def hardware_error(name: str) -> str | None:
     """Return why no machine can match an entry of a case's `hardware`, or None."""
     family = name.split("-")[0]
     classes = [product.hardware_class for product in PRODUCTS.values() if product.family == family]
-    lower = name.lower()
-    is_known = name != lower and hardware_error(lower) is None
-    near = lower if is_known else next(iter(get_close_matches(family.lower(), ACCELERATORS)), family)
-    hint = f"did you mean {near!r}? " if near != family else ""
     if family not in ACCELERATORS:
-        return f"{hint}begin with one of {', '.join(ACCELERATORS)}"
+        return f"begin with one of {', '.join(ACCELERATORS)}"
     if family == "cpu" or name == "gpu" or any(f"{known}-".startswith(f"{name}-") for known in classes):
         return None
-    return f"{hint}{family} is known as {', '.join(sorted(set(classes))) or 'just gpu'}"
+    return f"{family} is known as {', '.join(sorted(set(classes))) or 'just gpu'}"
 
 
 class AllocatedNode(Data):

@@ -85,11 +85,9 @@ def test_a_framework_of_another_package_is_found_by_its_name(packages: Packages)
     assert Case.model_validate_json(case.model_dump_json()) == case
 
 
-def test_a_typing_error_is_compared_with_names_of_other_packages_too(packages: Packages) -> None:
+def test_names_of_other_packages_are_known_too(packages: Packages) -> None:
     install(packages, name="megatron")
-    with pytest.raises(
-        CaseError, match=r"unknown framework 'megatorn'\. Did you mean 'megatron'\? Known: acc"
-    ):
+    with pytest.raises(CaseError, match=r"unknown framework 'megatorn'\. Known: .*, megatron"):
         make_case(framework="megatorn")
 
 
@@ -99,7 +97,6 @@ def test_a_typing_error_is_compared_with_names_of_other_packages_too(packages: P
         ("Mine = 3", "3 is no perfsuite.frameworks.Framework: derive it from that"),
         ("class Mine: name = 'mine'", "is no perfsuite.frameworks.Framework"),
         (SIMULATED.replace('"mine"', '"other"'), "Mine.name is 'other': set it to 'mine'"),
-        (SIMULATED.replace("stage", "package"), "rename its option 'package'"),
         (BROKEN, "cannot be imported: OSError: no disk"),
     ],
 )

@@ -66,7 +66,9 @@ class TorchTitan(Framework):
 
     @property
     def promises(self) -> Promises:
-        return Promises(builds_model=self.config is None)
+        if self.config is not None:
+            return Promises(builds_model=False)
+        return Promises(takes={"precision": PRECISIONS, "attention": ("sdpa",)})
 
     def slug(self) -> str:
         if self.config is None or self.module is None:
@@ -90,10 +92,6 @@ class TorchTitan(Framework):
                 f"tensor_parallel={self.tensor_parallel} times data_parallel_replicate="
                 f"{self.data_parallel_replicate} must divide the number of processes, {ranks}"
             )
-        if case.precision not in PRECISIONS:
-            return f"precision {case.precision!r} is not one of {', '.join(PRECISIONS)}"
-        if case.attention != "sdpa":
-            return f"torchtitan is measured with attention='sdpa' only, not {case.attention!r}"
         for name, parts in (("loss in chunks", self.loss_chunks), ("tensor_parallel", self.tensor_parallel)):
             if case.sample_length % parts:
                 return (

@@ -8,8 +8,6 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -28,7 +26,6 @@ from torchtitan.trainer import Trainer
 
 from perfsuite.case.case import Case
 from perfsuite.errors import MismatchError
-from perfsuite.frameworks.base import missing_package
 from perfsuite.frameworks.common.float8 import low_precision
 from perfsuite.frameworks.common.sharding import meshes_text
 
@@ -52,13 +49,8 @@ def read(case: Case) -> Any:
         text = str(error)
         if isinstance(error, SystemExit):
             text = " ".join(re.sub("[\u2500-\u257f]", " ", said.getvalue()).split())  # without its frame
-        names, known = (options.config, options.module), re.findall(r"'(\w+)'", text)
-        near = [each for name in names for each in get_close_matches(name, known) if each not in names]
-        advice = f" Did you mean {' or '.join(near)}?" if near else ""
-        missing = missing_package("torchao") if "torchao" in text else None
-        advice += f" {missing}" if missing else ""
         cause = _import_error(options.module) if isinstance(error, ImportError) else ""
-        raise MismatchError(f"torchtitan refuses {' '.join(words)}: {text}{cause}{advice}") from error
+        raise MismatchError(f"torchtitan refuses {' '.join(words)}: {text}{cause}") from error
     sees = getattr(getattr(config.model_spec, "model", None), "vision_encoder", None)
     if getattr(config, "_owner", None) is not Trainer or sees is not None:
         raise MismatchError(f"{options.config} trains images, or by a trainer of its own: choose one of text")
@@ -81,9 +73,8 @@ def expected(case: Case) -> dict[str, str]:
     try:
         dims = ParallelDims.from_config(config.parallelism, world_size)
     except AssertionError:
-        degrees = ((name, value) for name, value in asdict(config.parallelism).items() if "_degree" in name)
-        told = ", ".join(f"{name} {value}" for name, value in degrees if "expert" not in name)
-        raise MismatchError(f"{told}: these do not multiply to the case's {world_size} processes") from None
+        words = " ".join(case.framework.overrides)  # type: ignore[attr-defined]
+        raise MismatchError(f"{words}: degrees do not multiply to {world_size} processes") from None
     model = config.model_spec.model
     experts = [moe.num_experts for _, moe, *_ in model.traverse(MoE.Config)]
     if problems := [*_conflicts(config, dims, case), *_impossible(config, dims, experts)]:
@@ -154,9 +145,8 @@ def _impossible(config: Any, dims: ParallelDims, experts: list[int]) -> Iterator
         yield "DistMuon shards by spmd_types, which torch 2.13 lacks: give a configuration of your own AdamW"
     if dims.cp > 1 and not torch.cuda.is_available():
         yield f"context_parallel_degree {dims.cp}: a CPU has no kernel: run it dry as on a GPU"
-    shared = dims.dp_shard * dims.cp * dims.tp
-    if shared % dims.ep:
-        yield f"expert_parallel_degree {dims.ep} must divide dp_shard x cp x tp, {shared}"
-    count = experts[0] if experts else 1
-    if count % dims.ep:
-        yield f"expert_parallel_degree {dims.ep} must divide the number of experts, {count if experts else 0}"
+    shared = {"dp_shard x cp x tp": dims.dp_shard * dims.cp * dims.tp}
+    shared["the number of experts"] = experts[0] if experts else 0
+    for what, count in shared.items():
+        if (count or 1) % dims.ep:
+            yield f"expert_parallel_degree {dims.ep} must divide {what}, {count}"

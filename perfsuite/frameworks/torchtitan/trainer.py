@@ -1,4 +1,4 @@
-"""torchtitan's own Trainer for a case: configuration, model, data. On a CPU after `compat.before_import`."""
+"""torchtitan's own Trainer for a case, on our tokens. On a CPU after `compat.before_import`."""
 
 # ruff: noqa: I001  configuration, which lets torchtitan be imported without Triton, comes first
 
@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -17,29 +17,24 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from perfsuite.frameworks.common.float8 import flops_in_float8, low_precision
-from perfsuite.frameworks.torchtitan import compat, configuration
+from perfsuite.frameworks.torchtitan import compat, configuration, llama
 from perfsuite.frameworks.torchtitan.configuration import ATTENTION, pipeline
 
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader
-from torchtitan.components.loss import IGNORE_INDEX, ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.components.metrics import MetricsProcessor
-from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 from torchtitan.components.validate import Validator
-from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
-from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
-from torchtitan.models import llama3
+from torchtitan.config import CommConfig
 from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention, VarlenAttention
 from torchtitan.models.common.moe import GroupedExperts
-from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.tools.profiler import Profiler
 from torchtitan.trainer import Trainer
 
 from perfsuite.case.case import Case
-from perfsuite.case.model import Model
 from perfsuite.errors import DryRunError
 from perfsuite.frameworks.base import NCCL_AFTER_S, StepClock
-from perfsuite.frameworks.common.model import COMPUTE_DTYPES, DTYPES, synthetic_batches, transformers_config
+from perfsuite.frameworks.common.model import synthetic_batches
 from perfsuite.frameworks.common.patches import nothing
 from perfsuite.results.rank_report import Flops
 
@@ -173,7 +168,7 @@ def _experts_here(experts: Any) -> int:
 def trainer_config(case: Case) -> Trainer.Config:
     """Return torchtitan's configuration of a case's options, or the registered one, with what we own."""
     options: Any = case.framework
-    config = _from_options(case) if options.config is None else configuration.read(case)
+    config = llama.from_options(case) if options.config is None else configuration.read(case)
     watchdog_s = math.ceil(case.timeout_s) + NCCL_AFTER_S
     config.tokenizer = SimpleNamespace(build=nothing)  # there is no text
     batches = partial(synthetic_batches, case, device=torch.device("cpu"))
@@ -193,116 +188,6 @@ def trainer_config(case: Case) -> Trainer.Config:
         for _, _, parent, name in list(config.model_spec.model.traverse(kind.Config)):
             setattr(parent, name, ScaledDotProductAttention.Config())
     return config
-
-
-def _from_options(case: Case) -> Trainer.Config:
-    """Return the configuration of a case's options. What is not named here has torchtitan's default."""
-    options: Any = case.framework
-    dtype, compute_dtype = (
-        str(dtypes[case.precision]).removeprefix("torch.") for dtypes in (DTYPES, COMPUTE_DTYPES)
-    )
-    spec = model_spec(case.model)
-    ranks_with_data = case.topology.world_size // options.tensor_parallel
-    return Trainer.Config(
-        model_spec=spec,
-        loss=ChunkedLossWrapper.Config(
-            num_chunks=options.loss_chunks,
-            loss_fn=CrossEntropyLoss.Config(global_vocab_size=spec.model.vocab_size),
-        ),
-        optimizer=default_adamw(lr=case.learning_rate, betas=(0.9, 0.95), weight_decay=0.1),
-        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=0, decay_ratio=0.0),
-        training=TrainingConfig(
-            local_batch_size=case.micro_batch,
-            global_batch_size=case.micro_batch * case.gradient_accumulation * ranks_with_data,
-            seq_len=case.sample_length,
-            steps=case.total_steps,
-            max_norm=float("inf"),
-            dtype=dtype,
-            mixed_precision_param=compute_dtype,
-            disable_cuda_graphs=options.disable_cuda_graphs,
-        ),
-        parallelism=ParallelismConfig(
-            tensor_parallel_degree=options.tensor_parallel,
-            data_parallel_replicate_degree=options.data_parallel_replicate,
-        ),
-        activation_checkpoint=activation_checkpoint(case.activation_checkpointing),
-        compile=CompileConfig(enable=case.compile, components=["model"]),
-        debug=DebugConfig(seed=case.seed),
-    )
-
-
-def model_spec(model: Model) -> ModelSpec:
-    """Return torchtitan's Llama 3 in the sizes of a transformers Llama configuration."""
-    shape = transformers_config(model)
-    rope = shape.rope_parameters
-    scaling: dict[str, Any] = {}
-    if rope["rope_type"] == "llama3":
-        same = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        scaling = {name: rope[name] for name in same}
-        scaling |= {"scaling": "llama", "scaling_factor": rope["factor"]}
-    layers = llama3._build_llama3_layers(
-        n_layers=shape.num_hidden_layers,
-        dim=shape.hidden_size,
-        n_heads=shape.num_attention_heads,
-        n_kv_heads=shape.num_key_value_heads,
-        hidden_dim=shape.intermediate_size,
-        rope=llama3.ComplexRoPE.Config(
-            dim=shape.hidden_size // shape.num_attention_heads,
-            max_seq_len=shape.max_position_embeddings,
-            theta=rope["rope_theta"],
-            **scaling,
-        ),
-        attn_backend="flex",  # the builder takes no other that needs no packed documents
-    )
-    for layer in layers:
-        layer.attention.inner_attention = ScaledDotProductAttention.Config()
-        layer.attention_norm.eps = layer.ffn_norm.eps = shape.rms_norm_eps
-    tied = shape.tie_word_embeddings
-    return replace(
-        llama3.model_registry("debugmodel"),
-        flavor=model.name,
-        model=llama3.Llama3Model.Config(
-            dim=shape.hidden_size,
-            vocab_size=shape.vocab_size,
-            enable_weight_tying=tied,
-            tok_embeddings=llama3.Embedding.Config(
-                num_embeddings=shape.vocab_size,
-                embedding_dim=shape.hidden_size,
-                param_init=llama3._EMBEDDING_SKIP_INIT if tied else llama3._EMBEDDING_INIT,
-            ),
-            norm=llama3.RMSNorm.Config(
-                normalized_shape=shape.hidden_size, eps=shape.rms_norm_eps, param_init=llama3._NORM_INIT
-            ),
-            lm_head=llama3.Linear.Config(
-                in_features=shape.hidden_size,
-                out_features=shape.vocab_size,
-                param_init=llama3._output_linear_init(shape.hidden_size),
-            ),
-            layers=layers,
-        ),
-        state_dict_adapter=None,
-    )
-
-
-class EveryNthAC(FullAC):  # type: ignore[misc]
-    """Policy that recomputes every N-th block: torchtitan's selective layer checkpointing before 0.3."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(FullAC.Config):  # type: ignore[misc]
-        """Every `every`-th block is recomputed."""
-
-        every: int
-
-    def _wrap_block(self, module: Any, *, base_fqn: str) -> Any:
-        index = int(base_fqn.removeprefix("layers."))
-        return super()._wrap_block(module, base_fqn=base_fqn) if index % self.config.every == 0 else module
-
-
-def activation_checkpoint(mode: str) -> Any:
-    """Return torchtitan's policy for a case's `activation_checkpointing`."""
-    if mode.startswith("every-"):
-        return EveryNthAC.Config(every=int(mode.removeprefix("every-")))
-    return {"none": None, "full": FullAC.Config(), "selective-op": SelectiveAC.Config()}[mode]
 
 
 class SyntheticData(BaseDataLoader):  # type: ignore[misc]

@@ -120,9 +120,9 @@ TP2 = {"framework": TorchTitan(tensor_parallel=2)}
             {**TP2, "num_attention_heads": 3, "hidden_size": 96},
             "tensor_parallel=2 must divide num_attention_heads, 3",
         ),
-        ({"precision": "fp16-mixed"}, "precision 'fp16-mixed' is not one of fp32, bf16-mixed, bf16"),
+        ({"precision": "fp16-mixed"}, "torchtitan takes precision 'fp32' or 'bf16-mixed' or 'bf16', and"),
         ({"lora": LoRA(rank=4, alpha=8)}, "torchtitan knows no lora"),
-        ({"attention": "eager"}, "torchtitan is measured with attention='sdpa' only, not 'eager'"),
+        ({"attention": "eager"}, "torchtitan takes attention 'sdpa', and the case asks for 'eager'"),
         (
             {"sequence_length": 20},
             "torchtitan's loss in chunks splits a sequence into 8 equal parts, which sequence_length=20",

@@ -140,9 +140,9 @@ def overridden(*words: str, case: Case = LLAMA) -> Case:
     [
         (
             registered("llama3", "llama_debugmodel"),
-            "'llama_debugmodel' not found in torchtitan.models.llama3.*Did you mean llama3_debugmodel",
+            "'llama_debugmodel' not found in torchtitan.models.llama3.*Available config functions: ",
         ),
-        (registered("deepseek", "deepseek_v3_16b"), "import module 'deepseek'.*Did you mean deepseek_v3"),
+        (registered("deepseek", "deepseek_v3_16b"), "import module 'deepseek'.*supported modules are: "),
         (overridden("--training.sequence=7"), "Unrecognized options: --training.sequence=7"),
         (overridden("--training.seq_len=long"), "Error parsing --training.seq-len: invalid literal for int"),
         (registered("qwen3_5", "qwen35_0_8b"), r"Cannot import .*'qwen3_5' .*\(No module named 'fla'\)"),
@@ -152,11 +152,10 @@ def overridden(*words: str, case: Case = LLAMA) -> Case:
             registered("kimi_k2_7", "moonlight_16b_a3b", degree("expert", 2)),
             "DistMuon shards by spmd_types, which torch 2.13 lacks: give a configuration of your own AdamW",
         ),
-        (overridden(degree("tensor", 3)), "tensor_parallel_degree 3, .* do not multiply to the case's 2"),
+        (overridden(degree("tensor", 3)), "tensor_parallel_degree=3: degrees do not multiply to 2 proc"),
         (
             overridden("--parallelism.data_parallel_shard_degree=3"),
-            "data_parallel_replicate_degree 1, data_parallel_shard_degree 3, tensor_parallel_degree 1, "
-            "pipeline_parallel_degree 1, context_parallel_degree 1: these do not multiply to the case's 2",
+            "data_parallel_shard_degree=3: degrees do not multiply to 2 processes",
         ),
         (
             registered("deepseek_v3", "deepseek_v3_debugmodel", degree("expert", 16), ranks=16),
@@ -197,9 +196,7 @@ def test_what_contradicts_or_cannot_be_is_told(case: Case, said: str) -> None:
 @pytest.mark.usefixtures("titan")
 def test_float8_without_torchao_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchtitan.components.quantization.float8.Float8Linear", None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    told = r"refuses .*torchao is not installed.* pip install 'perfsuite\[torchao\]'"
-    with pytest.raises(MismatchError, match=told):
+    with pytest.raises(MismatchError, match=r"refuses .*torchao is not installed"):
         EMULATED.framework.expected(EMULATED)  # type: ignore[attr-defined]
 
 

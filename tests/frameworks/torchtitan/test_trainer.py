@@ -82,7 +82,7 @@ def test_a_model_by_kernels_of_triton_is_refused_by_a_dry_run_alone(
 
 @pytest.mark.parametrize("name", LLAMAS)
 def test_its_llama_has_the_parameters_and_flops_of_ours(titan: Any, name: str) -> None:
-    config = titan.model_spec(MODELS[name]).model
+    config = titan.llama.model_spec(MODELS[name]).model
     with torch.device("meta"):
         model = config.build()
     ours = count(MODELS[name], 4096)
@@ -118,7 +118,7 @@ def test_its_llama_computes_what_transformers_computes(titan: Any, changes: dict
     set_spmd_backend("partial_dtensor")
     shape = changed(**changes)
     theirs = transformers_model(transformers_config(shape), attention="sdpa").eval()
-    its = with_weights_of(theirs, titan.model_spec(shape))
+    its = with_weights_of(theirs, titan.llama.model_spec(shape))
     tokens = torch.randint(512, (2, 64), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(its(tokens), theirs(tokens).logits)
@@ -184,14 +184,14 @@ def test_activation_checkpointing_by_its_own_policies(
     titan: Any, mode: str, policy: str, wrapped: int
 ) -> None:
     with torch.device("meta"):
-        model = titan.model_spec(MODELS["llama-tiny"]).model.build()
-    built = titan.activation_checkpoint(mode).build(dump_folder="")
+        model = titan.llama.model_spec(MODELS["llama-tiny"]).model.build()
+    built = titan.llama.activation_checkpoint(mode).build(dump_folder="")
     assert type(built).__name__ == policy
     built.apply(model)
     kinds = [type(block).__name__ for block in model.layers.children()]
     assert kinds.count("CheckpointWrapper") == wrapped
     assert kinds[0] == "CheckpointWrapper"
-    assert titan.activation_checkpoint("none") is None
+    assert titan.llama.activation_checkpoint("none") is None
 
 
 def test_each_data_parallel_rank_trains_on_our_tokens(titan: Any) -> None:
