@@ -6,89 +6,70 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import JsonValue
-
 from perfsuite.case.model import Model
 from perfsuite.errors import CaseError
 
+GPT2 = {"layers": "n_layer", "heads": "n_head", "hidden": "n_embd", "positions": "n_positions"}
+LLAMA = {
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "hidden": "hidden_size",
+    "mlp": "intermediate_size",
+    "vocab": "vocab_size",
+    "positions": "max_position_embeddings",
+    "rope": "rope_parameters",
+    "tied": "tie_word_embeddings",
+}
+"""Short names of what sizes a model -> names in its transformers configuration."""
 NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 
 
-def gpt2(name: str, *, layers: int, heads: int, hidden: int, **changes: JsonValue) -> Model:
-    """A GPT-2 shape (OpenAI 2019): learned positions, tied embeddings, dropout 0.1 as published."""
-    usual: dict[str, JsonValue] = {"model_type": "gpt2", "n_positions": 1024, "vocab_size": 50257}
-    return Model(name=name, config={**usual, "n_layer": layers, "n_head": heads, "n_embd": hidden, **changes})
+def gpt2(name: str, **shape: Any) -> Model:
+    """A GPT-2 shape (OpenAI 2019), by the names of `GPT2`: tied embeddings, dropout 0.1 as published."""
+    usual = {"model_type": "gpt2", "n_positions": 1024, "vocab_size": 50257}
+    return Model(name=name, config={**usual, **{GPT2.get(key, key): value for key, value in shape.items()}})
 
 
-def llama(
-    name: str,
-    *,
-    layers: int,
-    heads: int,
-    kv_heads: int,
-    hidden: int,
-    mlp: int,
-    vocab: int,
-    **changes: JsonValue,
-) -> Model:
-    """A Llama shape (Touvron 2023, Dubey 2024): rotary positions, grouped-query attention, SwiGLU."""
-    config: dict[str, JsonValue] = {
-        "model_type": "llama",
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "hidden_size": hidden,
-        "intermediate_size": mlp,
-        "vocab_size": vocab,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-    }
-    return Model(name=name, config={**config, **changes})
+def llama(name: str, **shape: Any) -> Model:
+    """A Llama shape (Touvron 2023, Dubey 2024), by the names of `LLAMA`: grouped-query attention, SwiGLU."""
+    shape = {"positions": 4096, "rms_norm_eps": 1e-5, "tied": False, **shape}
+    config = {LLAMA.get(key, key): value for key, value in shape.items()}
+    return Model(name=name, config={"model_type": "llama", **config})
 
 
-def mamba(name: str, *, layers: int, hidden: int, vocab: int) -> Model:
+def mamba(name: str, **shape: Any) -> Model:
     """A Mamba shape (Gu and Dao 2023): state 16, expansion 2, convolution over 4, tied embeddings."""
-    shape = {"num_hidden_layers": layers, "hidden_size": hidden, "vocab_size": vocab}
+    config = {LLAMA[key]: value for key, value in shape.items()}
     usual = {"state_size": 16, "expand": 2, "conv_kernel": 4, "tie_word_embeddings": True}
-    return Model(name=name, config={"model_type": "mamba", **usual, **shape})
+    return Model(name=name, config={"model_type": "mamba", **usual, **config})
 
 
 def _llama3(name: str, **shape: Any) -> Model:
     """A Llama 3 shape (Dubey 2024): 8 key-value heads, 128,256 tokens, 8,192 positions."""
     rope = {"rope_type": "default", "rope_theta": 500000.0}
-    usual = {"kv_heads": 8, "vocab": 128256, "max_position_embeddings": 8192, "rope_parameters": rope}
-    return llama(name, **{**usual, **shape})
+    return llama(name, **{"kv_heads": 8, "vocab": 128256, "positions": 8192, "rope": rope, **shape})
 
 
-def _llama31(name: str, *, rope_factor: float = 8.0, **shape: Any) -> Model:
+def _llama31(name: str, *, factor: float = 8.0, **shape: Any) -> Model:
     """A Llama 3.1 or 3.2 shape: as Llama 3, with rotary positions scaled up to 131,072."""
     rope = {
         "rope_type": "llama3",
         "rope_theta": 500000.0,
-        "factor": rope_factor,
+        "factor": factor,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    return _llama3(name, max_position_embeddings=131072, rope_parameters=rope, **shape)
+    return _llama3(name, positions=131072, rope=rope, **shape)
 
 
 MODELS: Mapping[str, Model] = {
     model.name: model
     for model in (
         # For machines without a GPU: milliseconds a step.
-        gpt2("gpt2-tiny", layers=2, heads=4, hidden=128, n_positions=128, vocab_size=512, **NO_DROPOUT),
-        llama(
-            "llama-tiny",
-            layers=4,
-            heads=4,
-            kv_heads=2,
-            hidden=128,
-            mlp=384,
-            vocab=512,
-            max_position_embeddings=256,
-        ),
+        gpt2("gpt2-tiny", layers=2, heads=4, hidden=128, positions=128, vocab_size=512, **NO_DROPOUT),
+        llama("llama-tiny", layers=4, heads=4, kv_heads=2, hidden=128, mlp=384, vocab=512, positions=256),
         mamba("mamba-tiny", layers=2, hidden=64, vocab=512),
         gpt2("gpt2", layers=12, heads=12, hidden=768),
         gpt2("gpt2-large", layers=36, heads=20, hidden=1280),
@@ -102,15 +83,7 @@ MODELS: Mapping[str, Model] = {
         _llama3("llama-3-8b", layers=32, heads=32, hidden=4096, mlp=14336),
         _llama3("llama-3-70b", layers=80, heads=64, hidden=8192, mlp=28672),
         _llama31("llama-3.1-8b", layers=32, heads=32, hidden=4096, mlp=14336),
-        _llama31(
-            "llama-3.2-1b",
-            layers=16,
-            heads=32,
-            hidden=2048,
-            mlp=8192,
-            rope_factor=32.0,
-            tie_word_embeddings=True,
-        ),
+        _llama31("llama-3.2-1b", layers=16, heads=32, hidden=2048, mlp=8192, factor=32.0, tied=True),
         # LightOn's 1.6 B, of which the shape was not published with its throughput: 56 layers of the width
         # of Mamba-1.4B come nearest, with a vocabulary of 64,000.
         mamba("mamba-1.6b", layers=56, hidden=2048, vocab=64000),

@@ -45,18 +45,11 @@ class Model(Data):
         return cls(name=name, config={})
 
     @classmethod
-    def from_config(cls, config: Any, *, name: str = "") -> Self:
+    def from_config(cls, config: Any, *, name: str) -> Self:
         """A model from a `config.json` (its path or its content) or a transformers configuration object.
 
-        `name` stands in the ids of its cases. Raises `CaseError` without a name, `FileError` for a file that
-        cannot be read.
+        `name` stands in the ids of its cases. Raises `FileError` for a file that cannot be read.
         """
-        if not name:
-            given = repr(str(config)) if isinstance(config, str | Path) else "..."
-            raise CaseError(
-                "Model.from_config needs a name, which stands in the ids of its cases: "
-                f"Model.from_config({given}, name='my-model')"
-            )
         if hasattr(config, "to_diff_dict"):
             config = {"model_type": config.model_type, **config.to_diff_dict()}
         elif not isinstance(config, Mapping):
@@ -81,7 +74,5 @@ class Model(Data):
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(read_text(path))
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}. Give a transformers config.json.") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise FileError(f"{path}: not JSON ({error}). Give a transformers config.json.") from error
+    except (OSError, ValueError) as error:
+        raise FileError(f"cannot read {path} ({error}). Give a transformers config.json.") from error

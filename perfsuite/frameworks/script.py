@@ -96,7 +96,7 @@ class Script(Framework):
     def promises(self) -> Promises:
         return Promises(
             builds_model=False,
-            ignores=frozenset(),
+            ignores=frozenset({"learning_rate", "seed", "compile"}),  # it sets its own
             loss=self.loss,
             tokens_vary=self.tokens == "vary",
             replicas_differ=self.replicas == "differ",
@@ -140,15 +140,9 @@ class Script(Framework):
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """Fields of a case that can be neither set nor observed in a script."""
-        changed = [name for name, field in Case.model_fields.items() if getattr(case, name) != field.default]
-        for field in ("learning_rate", "seed"):
-            if field in changed:
-                where = "leave it out of the case and put it into the arguments"
-                return f"a script sets its own {field}: {where}"
-        if case.compile:
-            return "a script compiles its model itself, or does not: leave compile out of the case"
         for field in ("attention", "activation_checkpointing"):
-            if field in changed and not case.model.config:
+            is_changed = getattr(case, field) != Case.model_fields[field].default
+            if is_changed and not case.model.config:
                 return f"{field} cannot be observed in {case.model.name}, of which only the name is known"
         if self.data_parallel is not None and case.topology.world_size % self.data_parallel:
             return f"data_parallel={self.data_parallel} does not divide {case.topology.world_size} processes"

@@ -136,7 +136,7 @@ class Observer:
 
     def _check_asked(self, settings: Mapping[str, str], later: Collection[str] = ()) -> None:
         case = self.case
-        finetuning.check_asked(case, self.model, settings)
+        finetuning.check_asked(case, settings)
         for key, asked in {**self._expected(settings), **framework_of(case).expected(case)}.items():
             if asked is not None and settings.get(key) != asked and key not in later:
                 raise MismatchError(

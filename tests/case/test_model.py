@@ -79,16 +79,16 @@ def test_from_a_configuration_that_then_builds(tmp_path: Path, form: str) -> Non
     ("content", "said"),
     [
         (None, "No such file"),
-        (b"", "not JSON"),
-        (b'{"model_type": ', "not JSON"),
-        (b"\xff\xfe\x00", "not JSON"),
+        (b"", "Expecting value"),
+        (b'{"model_type": ', "Expecting value"),
+        (b"\xff\xfe\x00", "can't decode byte"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None, said: str) -> None:
     path = tmp_path / "config.json"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(FileError, match=rf"{said} .*Give a transformers config\.json") as caught:
+    with pytest.raises(FileError, match=rf"{said}.*Give a transformers config\.json") as caught:
         Model.from_config(path, name="x")
     assert str(path) in str(caught.value)
 
@@ -147,12 +147,3 @@ def test_a_configuration_that_transformers_would_take_for_another_is_refused(
 ) -> None:
     with pytest.raises(MismatchError, match=said):
         transformers_config(Model.from_config(config, name="mine"))
-
-
-@pytest.mark.parametrize(
-    ("config", "example"), [("small/config.json", "'small/config.json'"), ({"model_type": "llama"}, "...")]
-)
-def test_a_model_without_a_name_is_told_where_it_goes(config: Any, example: str) -> None:
-    said = f"Model.from_config needs a name, .*: Model.from_config({example}, name='my-model')"
-    with pytest.raises(CaseError, match=said.replace("(", r"\(").replace(")", r"\)")):
-        Model.from_config(config)

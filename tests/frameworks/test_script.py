@@ -271,8 +271,8 @@ def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"learning_rate": 0.1}, "a script sets its own learning_rate"),
-        ({"seed": 1}, "a script sets its own seed"),
+        ({"learning_rate": 0.1}, "script knows no learning_rate"),
+        ({"seed": 1}, "script knows no seed"),
         ({"attention": "eager"}, "attention cannot be observed in net, of which only the name is known"),
         ({"activation_checkpointing": "full"}, "activation_checkpointing cannot be observed in net"),
         ({"framework": Script(path="a.py", data_parallel=3)}, "data_parallel=3 does not divide 2 processes"),

@@ -100,7 +100,7 @@ def test_adapters_in_a_script_are_checked_as_the_case_describes_them() -> None:
     with pytest.raises(MismatchError, match=said):
         observer.check(result)
     observer.case = observer.case.replace(lora=None)
-    said = r"Say lora=LoRA\(rank=4, alpha=8, targets=\('q_proj', 'v_proj'\)\)"
+    said = r"rank 4, alpha 8, on q_proj v_proj\. Say lora=LoRA\(\.\.\.\)"
     with pytest.raises(MismatchError, match=said):
         observer.check(result)
 

@@ -1,10 +1,8 @@
 """Replaces private names of torch and others, for a dry run; each is looked up when it is replaced."""
 
 import importlib
-import importlib.metadata
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -55,11 +53,7 @@ def nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def _gone(path: str) -> DryRunError:
-    package = path.partition(".")[0]
-    version = "of an unknown version"
-    with suppress(importlib.metadata.PackageNotFoundError):
-        version = importlib.metadata.version(package)
     return DryRunError(
-        f"{package} {version} has no {path}, which a dry run replaces: install a version that has "
+        f"{path.partition('.')[0]} has no {path}, which a dry run replaces: install a version that has "
         "it (constraints.txt names those that dry runs are tested with), or launch the case for real"
     )

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from perfsuite.errors import MismatchError
@@ -88,28 +88,16 @@ def _replace(modules: Iterable[nn.Module], by: Mapping[Any, nn.Parameter]) -> No
 
 def _kept(on_meta: Any, full: nn.Parameter) -> nn.Parameter:
     """Return what this rank keeps of a parameter: all, its shard, or all of it quantised."""
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
     _check_initialised(full)
     if not isinstance(on_meta, DTensor):
         return full if type(on_meta) is type(full) else quantised(on_meta, full)
-    shard: Any = torch.empty_like(on_meta, device=full.device)
-    shard.to_local().copy_(_local(full, on_meta))
+    # Each rank cuts its own part: nothing is sent.
+    shard = distribute_tensor(full, on_meta.device_mesh, on_meta.placements, src_data_rank=None)
     return nn.Parameter(shard, requires_grad=full.requires_grad)
 
 
-def _check_initialised(full: Tensor) -> None:
+def _check_initialised(full: torch.Tensor) -> None:
     if bool(full.isnan().any()):
         raise MismatchError(f"a parameter of shape {tuple(full.shape)} has no rule that initialises it")
-
-
-def _local(full: Tensor, like: Any) -> Tensor:
-    """Return this rank's part of `full`: placements apply from the innermost mesh dimension outwards."""
-    mesh = like.device_mesh
-    dimensions = list(zip(like.placements, mesh.shape, mesh.get_coordinate(), strict=True))
-    for placement, size, rank in reversed(dimensions):
-        dim = getattr(placement, "dim", None)  # None for Replicate
-        if dim is not None:
-            parts = full.chunk(size, dim)
-            full = parts[rank] if rank < len(parts) else full.narrow(dim, 0, 0)
-    return full

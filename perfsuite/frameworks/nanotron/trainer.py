@@ -3,7 +3,6 @@
 import copy
 import itertools
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -49,7 +48,7 @@ def resumed(case: Case, config: Config, ranks: Ranks) -> tuple[Any, Iterator[dic
 
 
 def _new_trainer(config: Config, ranks: Ranks, name: str = "nanotron.yaml") -> Any:
-    """Write a configuration into the launch's directory, by rank 0; return every rank's trainer of it."""
+    """Write a configuration into the launch's directory, each rank the same, and return a trainer of it."""
     from nanotron.trainer import DistributedTrainer
 
     class Trainer(DistributedTrainer):  # type: ignore[misc]
@@ -65,14 +64,8 @@ def _new_trainer(config: Config, ranks: Ranks, name: str = "nanotron.yaml") -> A
             return outputs, loss
 
     file = ranks.directory / name
-    if _writes(ranks):
-        write_text(file, yaml.safe_dump(config, sort_keys=False))
-    dist.barrier()
+    write_text(file, yaml.safe_dump(config, sort_keys=False))
     return Trainer(str(file))
-
-
-def _writes(ranks: Ranks) -> bool:
-    return ranks.rank == 0
 
 
 def _micro_batches(case: Case, trainer: Any, ranks: Ranks) -> Iterator[dict[str, Any]]:
@@ -139,7 +132,6 @@ def pretend() -> None:
     """Let nanotron, which is imported already, train fake tensors, for the rest of this process."""
     wrappers.ddp()
     _keep_parameters()
-    replace(sys.modules[__name__], "_writes", lambda ranks: True)  # nobody else does
     replace(module("nanotron.models.base"), "init_on_device_and_dtype", _on_device)
     replace(module("nanotron.helpers"), "get_synced_random_state", lambda random_state, pg: random_state)
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.metadata
 import re
 import sys
 from collections.abc import Callable
@@ -56,17 +55,14 @@ def test_a_name_that_has_gone_is_one_clear_error(
 ) -> None:
     with pytest.raises(DryRunError) as caught:
         how(owner, "renamed_in_this_release", patches.nothing)
-    version = importlib.metadata.version("torch")
-    said = rf"^torch {re.escape(version)} has no {name}, .*constraints.txt.*launch the case for real"
+    said = rf"^torch has no {name}, .*constraints.txt.*launch the case for real"
     assert re.search(said, str(caught.value))
 
 
-def test_so_it_is_for_a_module_and_for_a_package_without_metadata() -> None:
+def test_so_it_is_for_a_module() -> None:
     assert patches.module("torch.distributed") is torch.distributed
     with pytest.raises(DryRunError, match=r"has no torch.distributed.renamed.again, which a dry run"):
         patches.module("torch.distributed.renamed.again")
-    with pytest.raises(DryRunError, match=r"^tests of an unknown version has no tests"):
-        patches.found(Owner, "gone")
 
 
 def test_what_a_module_lacks_itself_is_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def test_a_name_that_torch_has_dropped_is_one_clear_error(
     monkeypatch: pytest.MonkeyPatch, how: Callable[[], None], owner: Any, name: str
 ) -> None:
     monkeypatch.delattr(owner, name)
-    with pytest.raises(DryRunError, match=rf"torch 2.* has no {owner.__name__}\.{name}"):
+    with pytest.raises(DryRunError, match=rf"torch has no {owner.__name__}\.{name}"):
         how()
 
 
