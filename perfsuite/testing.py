@@ -208,7 +208,7 @@ import sys
 from pathlib import Path
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
-from perfsuite.frameworks import framework_of
+from perfsuite.frameworks.base import framework_of
 from perfsuite.node.machine import detect_cpu
 case = documents.read(Path(sys.argv[1]), CaseFile).case
 framework = framework_of(case)

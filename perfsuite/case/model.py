@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self, TypeVar
 from pydantic import AfterValidator, Field, JsonValue, PlainSerializer, field_validator
 
 from perfsuite.documents import Data, read_text
-from perfsuite.errors import CaseError, FileError
+from perfsuite.errors import FileError
 
 V = TypeVar("V")
 FrozenMapping = Annotated[
@@ -54,8 +54,6 @@ class Model(Data):
             config = {"model_type": config.model_type, **config.to_diff_dict()}
         elif not isinstance(config, Mapping):
             config = _read_json(Path(config))
-        if config == {}:
-            raise CaseError("Model: config: a transformers configuration needs model_type, got {}")
         return cls(name=name, config=config)
 
     @property

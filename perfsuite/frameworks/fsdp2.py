@@ -65,13 +65,10 @@ class FSDP2(Framework):
         sharding = "Shard(0)" if self.shard_group is None else "Replicate, Shard(0)"
         if self.tensor_parallel > 1:  # norms; split by rows; split by columns
             sharding = "Shard(0) and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
-        reduced = {} if self.reduce_dtype == "float32" else {"reduce_dtype": self.reduce_dtype}
-        return {
-            "wrapper": "FSDPModule",
-            "sharding": sharding,
-            **reduced,
-            **float8.expected(self.float8, case),
-        }
+        expected = {"wrapper": "FSDPModule", "sharding": sharding, **float8.expected(self.float8, case)}
+        if self.reduce_dtype != "float32":
+            expected["reduce_dtype"] = self.reduce_dtype
+        return expected
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Build the model under FSDP2: one unit per block, and the root."""

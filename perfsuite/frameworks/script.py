@@ -66,13 +66,11 @@ class Script(Framework):
     AdamW that steps. None: the first optimizer that steps."""
     tokens: Literal["fixed", "vary"] = "fixed"
     """`fixed`: each step has the number of tokens that the case says, which is checked in the second step.
-    `vary`: that number differs from step to step; tokens/s uses the number that the case says, and a note
-    gives the number in the second step."""
+    `vary`: it differs; tokens/s uses what the case says, and a note gives the number in the second step."""
     replicas: Literal["agree", "differ"] = "agree"
     """`agree`: parameters that are not sharded are equal on all data-parallel ranks after the last step,
-    which is checked. `differ`: they are not compared, for experts or embedding rows that differ between
-    ranks, and for replicas that are averaged now and then. At least one collective must run in either
-    case."""
+    which is checked. `differ`: they are not compared, as for experts of each rank, or replicas that are
+    averaged now and then. At least one collective must run in either case."""
 
     @model_validator(mode="after")
     def _can_be_run_and_kept(self) -> Script:

@@ -10,7 +10,7 @@ from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.framework import BUILT_IN, MissingFramework, built_in, framework_class
 from perfsuite.errors import CaseError, ExtensionError, FileError
-from perfsuite.frameworks import framework_of
+from perfsuite.frameworks.base import framework_of
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.history import store as history
 from perfsuite.launch.requirements import unsupported

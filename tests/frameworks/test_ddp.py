@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from torch.nn.parallel import DistributedDataParallel
 
-from perfsuite.frameworks import LaunchPlan, framework_of
+from perfsuite.frameworks.base import LaunchPlan, framework_of
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.worker.observe import wrapping
 from tests.fake_group import fake_group

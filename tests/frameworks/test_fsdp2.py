@@ -117,10 +117,7 @@ def test_a_dtype_to_reduce_in_is_for_mixed_precision() -> None:
         ({"kv_heads": 1}, "tensor_parallel=2 must divide the 1 key-value heads of x"),
         ({"mlp": 49}, "tensor_parallel=2 must divide the 49 MLP columns of x"),
         ({"vocab": 65}, "tensor_parallel=2 must divide the 65 tokens in the vocabulary of x"),
-        (
-            {"model": Model(name="x", config={"model_type": "llama"})},
-            "tensor_parallel needs the number of attention heads, which the configuration of x does not say",
-        ),
+        ({"model": Model(name="x", config={"model_type": "llama"})}, None),
         (
             {"compile": True},
             "tensor_parallel trains otherwise when its blocks are compiled: leave compile off",

@@ -13,7 +13,7 @@ import pytest
 import perfsuite
 from perfsuite import DDP, Case, LoRA, Model, Script, Topology, documents
 from perfsuite.errors import CaseError
-from perfsuite.frameworks import Command, framework_of
+from perfsuite.frameworks.base import Command, framework_of
 from perfsuite.launch import driving
 from perfsuite.launch.base import Job
 from perfsuite.launch.requirements import unsupported

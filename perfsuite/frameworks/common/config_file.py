@@ -54,9 +54,6 @@ class ConfigFile(Data):
         try:
             text = read_text(path)
             cls.parse(text)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", error)
-            raise FileError(f"cannot read {path}: {reason}. Give {cls.kind}.") from error
-        except ValueError as error:
-            raise FileError(f"{path}: {error}. Give {cls.kind}.") from error
+        except (OSError, ValueError) as error:
+            raise FileError(f"cannot read {path} ({error}). Give {cls.kind}.") from error
         return text

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
-from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import missing_package
 
 if TYPE_CHECKING:
@@ -20,7 +18,6 @@ Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 """How torchao scales: a tensor as a whole, each row, or each row but for gradients of weights (16 bits)."""
 LOW_PRECISION = ("Float8", "MXFP8", "NVFP4")
 """How the names of modules begin whose matmuls have fewer than 16 bits."""
-MULTIPLE = 16  # float8 products of a GPU take sizes that are a multiple of it
 
 
 def unsupported(recipe: Recipe | None, case: Case, machine: Machine) -> str | None:
@@ -34,7 +31,6 @@ def unsupported(recipe: Recipe | None, case: Case, machine: Machine) -> str | No
     return missing_package("torchao")
 
 
-@functools.cache
 def expected(recipe: Recipe | None, case: Case) -> Mapping[str, str]:
     """Return what must be observed: every linear layer of the blocks in float8."""
     if recipe is None:
@@ -51,7 +47,7 @@ def expected(recipe: Recipe | None, case: Case) -> Mapping[str, str]:
 def convert(recipe: Recipe | None, model: Any, device: Any) -> None:
     """Let the linear layers of a model's blocks multiply in float8; on a CPU that is emulated.
 
-    The head stays as it is, as torchao advises. Raises `MismatchError` for sizes that float8 does not take.
+    The head stays as it is, as torchao advises.
     """
     if recipe is None:
         return
@@ -60,14 +56,9 @@ def convert(recipe: Recipe | None, model: Any, device: Any) -> None:
     from perfsuite.frameworks.common.finetuning import linear_layers
     from perfsuite.frameworks.common.model import blocks
 
-    layers: list[tuple[str, Any]] = [*linear_layers(blocks(model))]
-    for name, layer in layers:
-        if any(size % MULTIPLE for size in layer.weight.shape):
-            shape = " x ".join(map(str, layer.weight.shape))
-            raise MismatchError(f"float8: the weight of {name} is {shape}, expected multiples of {MULTIPLE}")
+    chosen = {id(layer) for _, layer in linear_layers(blocks(model))}
     config = Float8LinearConfig.from_recipe_name(recipe)
     config = dataclasses.replace(config, emulate=device.type == "cpu")
-    chosen = {id(layer) for _, layer in layers}
     convert_to_float8_training(model, config=config, module_filter_fn=lambda layer, name: id(layer) in chosen)
 
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan
+from perfsuite.frameworks.common.llama import USUAL_SHAPE
 
 ShardingStrategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"]
 Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "none"]
@@ -96,24 +97,22 @@ def sharded_quantization_unsupported(case: Case) -> str | None:
 
 def tensor_parallel_unsupported(case: Case, option: str, ranks: int) -> str | None:
     """Return why the case's model cannot be split over `ranks` ranks, the value of `option`, or None."""
-    config, name = case.model.config, case.model.name
+    config, name = {**USUAL_SHAPE, **case.model.config}, case.model.name
     if case.compile:  # torch 2.13: the second loss is 0.2 % off, where uncompiled blocks train as DDP does
         return f"{option} trains otherwise when its blocks are compiled: leave compile off"
     if case.lora is not None:
         return f"{option} does not know how to split lora adapters"
     if (model_type := config.get("model_type")) != "llama":
         return f"{option} knows how to split llama models only, {name} is {model_type}"
-    heads = config.get("num_attention_heads")
-    split = {
+    heads = config["num_attention_heads"]
+    split: dict[str, Any] = {
         "processes": case.topology.world_size,
         "attention heads": heads,
         "key-value heads": config.get("num_key_value_heads") or heads,
-        "MLP columns": config.get("intermediate_size"),
-        "tokens in the vocabulary": config.get("vocab_size"),
+        "MLP columns": config["intermediate_size"],
+        "tokens in the vocabulary": config["vocab_size"],
     }
     for what, count in split.items():
-        if not isinstance(count, int):
-            return f"{option} needs the number of {what}, which the configuration of {name} does not say"
         if count % ranks:
             return f"{option}={ranks} must divide the {count} {what} of {name}"
     return None

@@ -14,13 +14,8 @@ from perfsuite.case.framework import Promises
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
-from perfsuite.frameworks.nanotron.config import (
-    DTYPES,
-    cannot_build,
-    from_case,
-    layout_text,
-    size_problems,
-)
+from perfsuite.frameworks.common.llama import cannot_build
+from perfsuite.frameworks.nanotron.config import DTYPES, from_case, layout_text, size_problems
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +62,7 @@ class Nanotron(Framework):
         return LaunchPlan(environment=environment, process_group="lazy")
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        return cannot_build(case.model)
+        return cannot_build("nanotron", case.model)
 
     def check(self, case: Case) -> None:
         if problems := [*size_problems(case, self.model_dump())]:
@@ -102,8 +97,10 @@ class Nanotron(Framework):
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Build nanotron's trainer from a configuration file in the launch's directory."""
+        from perfsuite.frameworks.common.model import transformers_config
         from perfsuite.frameworks.nanotron import trainer as own
 
+        transformers_config(case.model)  # refuses what no Llama has, which would be left out
         patched = _load(case, ranks.device)  # imported already: this only returns what was changed
         on_gpu = ranks.device.type == "cuda"
         config = from_case(case, self.model_dump(), files=ranks.directory, fused_adam=on_gpu)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.case.case import Case
-from perfsuite.case.model import Model
+from perfsuite.frameworks.common.llama import USUAL_SHAPE
 from perfsuite.results.run_dir import RunDir
 
 VERSION = "0.4"
@@ -19,22 +19,6 @@ SHAPE = (
     *("num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "vocab_size"),
 )
 """Fields that nanotron's `LlamaConfig` has in common with transformers': same names, same defaults."""
-USUAL_SHAPE = {
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "vocab_size": 32000,
-}
-"""Of both, for sizes that a configuration leaves out."""
-WITHOUT_COST = frozenset(
-    "_name_or_path architectures auto_map bos_token_id dtype eos_token_id initializer_range "  # noqa: SIM905
-    "max_position_embeddings model_type pad_token_id pretraining_tp rope_parameters rope_scaling rope_theta "
-    "torch_dtype transformers_version use_cache".split()
-)
-"""Keys of a transformers configuration that are ignored: they change neither the work nor the memory of a
-step. nanotron always rotates with theta 10000, unscaled."""
-
 UNREACHED_STEPS = 10**9
 """An interval in steps that no training reaches: nothing is saved or logged. (nanotron still logs step 1.)"""
 
@@ -126,22 +110,3 @@ def size_problems(case: Case, options: Mapping[str, Any]) -> Iterator[str]:
 def layout_text(dp: int, tp: int, pp: int) -> str:
     """Return a layout as it stands in `Observed.settings`."""
     return f"dp {dp} x tp {tp} x pp {pp}"
-
-
-def cannot_build(model: Model) -> str | None:
-    """Return why nanotron's Llama is not this model, or None."""
-    config: Any = model.config
-    if config.get("model_type") != "llama":
-        return f"of the models here nanotron has Llama alone, {model.name} is {config.get('model_type')}"
-    sizes = {**USUAL_SHAPE, **config}
-    head_dim = sizes["hidden_size"] / sizes["num_attention_heads"]
-    usual = {
-        "attention_bias": (False,),
-        "attention_dropout": (0,),
-        "head_dim": (None, head_dim),
-        "mlp_bias": (False,),
-    }
-    for name in sorted(set(config) - set(SHAPE) - WITHOUT_COST):
-        if config[name] not in usual.get(name, ()):
-            return f"nanotron's Llama has no {name} {config[name]!r}, as {model.name} has"
-    return None

@@ -21,12 +21,11 @@ from perfsuite.frameworks.base import (
     Workload,
     missing_package,
 )
+from perfsuite.frameworks.common.llama import USUAL_SHAPE, cannot_build
 
 MIN_TORCH = (2, 13)
 """The first torch on which torchtitan 0.3 trains: it cannot be imported on 2.11; on 2.12 backward fails."""
 PRECISIONS = ("fp32", "bf16-mixed", "bf16")  # of a case. Gradients are reduced in fp32
-HAS_ONLY = {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "hidden_act": "silu"}
-"""Options of transformers' Llama for which torchtitan's has one value."""
 ROPES = ("default", "llama3")
 OF_REGISTRY = frozenset({"module", "config", "overrides"})
 
@@ -165,20 +164,13 @@ class TorchTitan(Framework):
 
 def _unsupported_shape(model: Model, tensor_parallel: int) -> str | None:
     config: Any = model.config
-    if config["model_type"] != "llama":
-        return f"torchtitan's llama3 builds Llama models, {model.name} is a {config['model_type']}"
-    for key, only in HAS_ONLY.items():
-        if config.get(key, only) != only:
-            return f"torchtitan's llama3 has {key}={only!r} only, {model.name} has {config[key]!r}"
+    if (reason := cannot_build("torchtitan's llama3", model)) is not None:
+        return reason
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type not in ROPES:
         return f"torchtitan's llama3 knows rope_type {' and '.join(ROPES)}, {model.name} has {rope_type!r}"
-    heads, hidden = config.get("num_attention_heads", 32), config.get("hidden_size", 4096)
-    if config.get("head_dim") not in (None, hidden // heads):
-        return (
-            f"torchtitan's llama3 has heads of size {hidden // heads}, {model.name} of {config['head_dim']}"
-        )
+    heads = config.get("num_attention_heads", USUAL_SHAPE["num_attention_heads"])
     for key in ("num_attention_heads", "num_key_value_heads"):
         if (count := config.get(key) or heads) % tensor_parallel:
             return f"tensor_parallel={tensor_parallel} must divide {key}, {count}"

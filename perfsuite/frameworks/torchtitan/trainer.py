@@ -153,16 +153,11 @@ def check_pretended(model: Any) -> None:
         raise DryRunError(f"not by a dry run: {kinds}: only the kernels of Float8Linear are torch's own")
 
 
-def _axes(parameter: Any) -> dict[str, int]:
-    """Return the axes of the mesh that a parameter lies on, with their sizes."""
-    mesh = parameter.device_mesh
-    return dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
-
-
 def _experts_here(experts: Any) -> int:
     """Return how many experts a rank computes: FSDP gathers its shards, expert parallelism does not."""
     weights = next(experts.parameters())
-    return int(weights.shape[0] // _axes(weights).get("ep", 1))
+    mesh = weights.device_mesh
+    return int(weights.shape[0]) // (mesh["ep"].size() if "ep" in mesh.mesh_dim_names else 1)
 
 
 def trainer_config(case: Case) -> Trainer.Config:

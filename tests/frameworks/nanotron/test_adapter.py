@@ -68,7 +68,7 @@ def test_tensor_parallel(tmp_path: Path) -> None:
             "takes attention 'sdpa' or 'flash_attention_2'",
         ),
         ({"compile": True}, "nanotron takes compile False, and"),
-        ({"model": "gpt2-tiny"}, "nanotron has Llama alone, gpt2-tiny is gpt2"),
+        ({"model": "gpt2-tiny"}, "nanotron builds Llama models, gpt2-tiny is a gpt2"),
         ({}, "None"),
     ],
 )

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from perfsuite import MODELS, Case, Model, Nanotron, Topology
-from perfsuite.frameworks.nanotron.config import SHAPE, cannot_build, from_case, size_problems
+from perfsuite import MODELS, Case, Nanotron, Topology
+from perfsuite.frameworks.nanotron.config import SHAPE, from_case, size_problems
 from tests.samples import make_case
 
 TINY = MODELS["llama-tiny"]
@@ -103,20 +103,3 @@ def test_sizes_that_do_not_fit(
     case = nanotron_case(options, processes, **changes)
     problems = "; ".join(size_problems(case, options.model_dump()))
     assert problems == "" if problem is None else problem in problems
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({}, None),
-        ({"head_dim": 32, "attention_bias": False, "rope_theta": 5e5}, None),
-        ({"head_dim": 64}, "nanotron's Llama has no head_dim 64"),
-        ({"mlp_bias": True}, "nanotron's Llama has no mlp_bias True"),
-        ({"attention_dropout": 0.1}, "nanotron's Llama has no attention_dropout 0.1"),
-        ({"sliding_window": 64}, "nanotron's Llama has no sliding_window 64"),
-        ({"model_type": "gpt2"}, "of the models here nanotron has Llama alone, odd is gpt2"),
-    ],
-)
-def test_models_that_nanotron_does_not_have(changes: dict[str, Any], problem: str | None) -> None:
-    reason = cannot_build(Model(name="odd", config={**TINY.config, **changes}))
-    assert reason is None if problem is None else str(reason).startswith(problem)

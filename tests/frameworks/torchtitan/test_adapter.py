@@ -110,7 +110,7 @@ TP2 = {"framework": TorchTitan(tensor_parallel=2)}
         ),
         ({"attention_bias": True}, "torchtitan's llama3 has attention_bias=False only, changed has True"),
         ({"hidden_act": "gelu"}, "torchtitan's llama3 has hidden_act='silu' only, changed has 'gelu'"),
-        ({"head_dim": 64}, "torchtitan's llama3 has heads of size 32, changed of 64"),
+        ({"head_dim": 64}, "torchtitan's llama3 has head_dim=32 only, changed has 64"),
         (
             {"rope_scaling": {"type": "yarn", "factor": 2.0}},
             "torchtitan's llama3 knows rope_type default and llama3, changed has 'yarn'",

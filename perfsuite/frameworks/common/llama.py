@@ -1,0 +1,28 @@
+"""Why a library that builds Llama models alone, by code of its own, cannot build a case's model."""
+
+from typing import Any
+
+from perfsuite.case.model import Model
+
+USUAL_SHAPE = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
+}
+"""Sizes that a Llama has where its configuration leaves them out."""
+PLAIN = {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "hidden_act": "silu"}
+"""Options of transformers' Llama for which such a library has one value."""
+
+
+def cannot_build(library: str, model: Model) -> str | None:
+    """Return why `library` cannot build `model`, or None."""
+    if (model_type := model.config.get("model_type")) != "llama":
+        return f"{library} builds Llama models, {model.name} is a {model_type}"
+    config: dict[str, Any] = {**USUAL_SHAPE, **model.config}
+    only = {**PLAIN, "head_dim": config["hidden_size"] // config["num_attention_heads"]}
+    for key, value in only.items():
+        if config.get(key) not in (None, value):
+            return f"{library} has {key}={value!r} only, {model.name} has {config[key]!r}"
+    return None
