@@ -142,7 +142,7 @@ def test_a_workflow_calls_that_of_a_copy_of_perfsuite() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--hardware", "h1000"), "--hardware h1000: did you mean 'h100'?"),
+        (("--hardware", "h1000"), "--hardware h1000: begin with one of cpu"),
         (("--script", "nosuch.py"), "--script nosuch.py: there is no such file"),
         (("--container", "image"), "--runs-on, --container and --uses are for --github: add that"),
         (("--github", "--uses", "perfsuite"), "--uses perfsuite: expected OWNER/REPOSITORY@ and a commit"),

@@ -136,7 +136,7 @@ def test_without_transformers_the_self_test_trains_nothing(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--hardware", "h1000"), "--hardware h1000: did you mean 'h100'?"),
+        (("--hardware", "h1000"), "--hardware h1000: begin with one of cpu"),
         (("--hardware", "cpu", "--cases", "nosuch"), "--cases nosuch: no such directory"),
         (("--hardware", "cpu", "--shard", "9/8"), "--shard=9/8: give the number of this job and of how many"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from collections import Counter
 from pathlib import Path
@@ -12,13 +11,12 @@ import pytest
 
 from perfsuite import Case, DeepSpeed, Topology
 from perfsuite.errors import CaseError, FileError
-from perfsuite.frameworks.base import missing_package
 from perfsuite.frameworks.deepspeed import _filled
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.run import Run
-from tests.frameworks.test_base import COUNTED, SMALL, measured, observed, remove
+from tests.frameworks.test_base import COUNTED, SMALL, measured, observed
 
 PARAMETERS = 918_656 * 4  # bytes of llama-tiny in fp32
 OFFLOADED = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
@@ -204,18 +202,6 @@ def test_what_it_cannot_do() -> None:
     assert half.framework.dry(half).impossible == (
         "DeepSpeed decides by the values of gradients whether it steps"
     )
-
-
-def test_a_package_that_is_missing_or_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        remove(patch, "deepspeed")
-        assert unsupported(case_of(zero(2)), detect()) == (
-            "it needs the package deepspeed, which is not installed: pip install 'perfsuite[deepspeed]'"
-        )
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.17.6")
-    told = "it needs deepspeed>=0.18, and 0.17.6 is installed: pip install 'perfsuite[deepspeed]'"
-    assert missing_package("deepspeed") == told
 
 
 # --- launched -------------------------------------------------------------------------------------------

@@ -208,12 +208,6 @@ def test_a_slug_says_what_is_run(options: dict[str, Any], named: str) -> None:
     assert re.fullmatch(rf"script-{named}-[0-9a-f]{{6}}", Script(**options).slug())
 
 
-def test_a_label_takes_the_place_of_the_name_alone() -> None:
-    plain, labelled = Script(path="a/main.py"), Script(path="a/main.py", label="a")
-    assert plain.slug().replace("-main-", "-a-") == labelled.slug()
-    assert Script(path="b/main.py", label="a").slug() != labelled.slug()
-
-
 def test_paths_may_be_given_as_such() -> None:
     as_path = Script(path=Path("a.py"), arguments=("--data", Path("d")), cwd=Path("work"))
     assert as_path == Script(path="a.py", arguments=("--data", "d"), cwd="work")

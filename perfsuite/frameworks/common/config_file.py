@@ -55,5 +55,5 @@ class ConfigFile(Data):
             text = read_text(path)
             cls.parse(text)
         except (OSError, ValueError) as error:
-            raise FileError(f"cannot read {path} ({error}). Give {cls.kind}.") from error
+            raise FileError(f"{path}: {error}. Give {cls.kind}.") from error
         return text

@@ -44,5 +44,5 @@ def test_what_cannot_be_read_is_named_with_what_to_give(
         file.write_bytes(content)
     with pytest.raises(FileError) as caught:
         Mine.read_text(file)
-    assert str(caught.value).startswith(f"cannot read {file} ({said}")
+    assert str(caught.value).startswith(f"{file}: {said}")
     assert str(caught.value).endswith("Give a file of mine.")

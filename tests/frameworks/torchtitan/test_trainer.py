@@ -12,11 +12,9 @@ import torch
 
 from perfsuite import Case, Topology, TorchTitan
 from perfsuite.case.case import CaseFile
-from perfsuite.case.catalog import MODELS
 from perfsuite.errors import DryRunError
-from perfsuite.frameworks.common.model import synthetic_batches, transformers_config, transformers_model
-from perfsuite.worker.flops import count
-from tests.frameworks.torchtitan.samples import LLAMAS, MARKS, SMALL, changed
+from perfsuite.frameworks.common.model import synthetic_batches
+from tests.frameworks.torchtitan.samples import MARKS, SMALL
 from tests.frameworks.torchtitan.test_configuration import degree, registered
 
 pytestmark = MARKS
@@ -80,50 +78,6 @@ def test_a_model_by_kernels_of_triton_is_refused_by_a_dry_run_alone(
         titan.check_pretended(model)
 
 
-@pytest.mark.parametrize("name", LLAMAS)
-def test_its_llama_has_the_parameters_and_flops_of_ours(titan: Any, name: str) -> None:
-    config = titan.llama.model_spec(MODELS[name]).model
-    with torch.device("meta"):
-        model = config.build()
-    ours = count(MODELS[name], 4096)
-    parameters, flops = config.get_nparams_and_flops(model, 4096)
-    assert parameters == sum(p.numel() for p in model.parameters()) == ours.parameters
-    norms = (2 * len(config.layers) + 1) * config.dim
-    assert flops == ours.per_token + 6 * norms, "it counts the norms' weights, we do not"
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"rms_norm_eps": 1e-2},
-        {"tie_word_embeddings": True},
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 500000.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 32,
-            }
-        },
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_its_llama_computes_what_transformers_computes(titan: Any, changes: dict[str, Any]) -> None:
-    from torchtitan.distributed.utils import set_spmd_backend
-
-    from tests.frameworks.torchtitan.losses import with_weights_of
-
-    set_spmd_backend("partial_dtensor")
-    shape = changed(**changes)
-    theirs = transformers_model(transformers_config(shape), attention="sdpa").eval()
-    its = with_weights_of(theirs, titan.llama.model_spec(shape))
-    tokens = torch.randint(512, (2, 64), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        torch.testing.assert_close(its(tokens), theirs(tokens).logits)
-
-
 def test_what_torchtitan_is_told(titan: Any) -> None:
     case = SMALL.replace(
         framework=TorchTitan(tensor_parallel=2, data_parallel_replicate=2),
@@ -174,24 +128,6 @@ def test_a_loss_that_a_replay_overwrites_is_kept(titan: Any, monkeypatch: pytest
 def test_precisions(titan: Any, precision: str, dtype: str) -> None:
     training = titan.trainer_config(SMALL.replace(precision=precision)).training
     assert (training.dtype, training.mixed_precision_param) == (dtype, dtype)
-
-
-@pytest.mark.parametrize(
-    ("mode", "policy", "wrapped"),
-    [("full", "FullAC", 4), ("selective-op", "SelectiveAC", 4), ("every-3", "EveryNthAC", 2)],
-)
-def test_activation_checkpointing_by_its_own_policies(
-    titan: Any, mode: str, policy: str, wrapped: int
-) -> None:
-    with torch.device("meta"):
-        model = titan.llama.model_spec(MODELS["llama-tiny"]).model.build()
-    built = titan.llama.activation_checkpoint(mode).build(dump_folder="")
-    assert type(built).__name__ == policy
-    built.apply(model)
-    kinds = [type(block).__name__ for block in model.layers.children()]
-    assert kinds.count("CheckpointWrapper") == wrapped
-    assert kinds[0] == "CheckpointWrapper"
-    assert titan.llama.activation_checkpoint("none") is None
 
 
 def test_each_data_parallel_rank_trains_on_our_tokens(titan: Any) -> None:
