@@ -70,20 +70,13 @@ def explain(error: ValidationError, known: Sequence[str] = ()) -> str:
         if problem["type"] == "value_error" and not field:  # it says itself what does not fit together
             problems.append(message)
             continue
-        shown = _shown(problem["input"])
+        shown = repr(problem["input"])
         got = f", got {shown if len(shown) < 80 else shown[:77] + '...'}"
         is_told = isinstance(problem["input"], str) and shown in message
         if problem["type"] == "missing" or is_told or message.endswith(got):
             got = ""
         problems.append(f"{field or '(whole)'}: {message}{got}")
     return "; ".join(problems)
-
-
-def _shown(value: Any) -> str:
-    try:
-        return repr(value)
-    except ValueError:  # Python writes no integer of more than some thousand digits
-        return "a number too long to be shown"
 
 
 class Document(Data):

@@ -1,6 +1,5 @@
 """The `perfsuite` command: puts its commands together."""
 
-import errno
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,13 +54,8 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except PerfsuiteError as error:
-            said = str(error)
-        except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
-                raise
-            said = f"{str(error.filename)[:80]}...: {error.strerror}: give another path"
-        console(stderr=True).print(f"perfsuite {ctx.invoked_subcommand}: {said}", style="red")
-        raise typer.Exit(2)
+            console(stderr=True).print(f"perfsuite {ctx.invoked_subcommand}: {error}", style="red")
+            raise typer.Exit(2) from None
 
 
 app = typer.Typer(

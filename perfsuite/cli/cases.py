@@ -4,7 +4,6 @@ They are `pytest --perf-against` and `pytest --perf-dry` without a test.
 """
 
 import contextlib
-import errno
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -45,20 +44,6 @@ def option(name: str) -> Any:
     """An option that pytest has, too, as one of a command."""
     row = BY_NAME[name]
     return typer.Option(f"--{name}", help=row.help_with_default, metavar=row.metavar or None)
-
-
-def directory(name: str, description: str) -> Any:
-    """An option for a directory, there or not. A name that is too long is the system's `OSError`."""
-    return typer.Option(f"--{name}", help=description, callback=_possible)
-
-
-def _possible(path: Path) -> Path:
-    try:
-        path.stat()
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:  # Python 3.13 finds nothing in such a directory, and is content
-            raise
-    return path
 
 
 def tolerance(text: str) -> float:

@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from perfsuite.cli import notify as webhook
-from perfsuite.cli.cases import RowsAsJson, directory
+from perfsuite.cli.cases import RowsAsJson
 from perfsuite.cli.report import LocalStore, stored
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import require
@@ -32,11 +32,11 @@ app = typer.Typer(help="Keep results for years, look at them, find what drifts."
 
 HISTORY = Store().history
 History = Annotated[
-    Path, directory("history", "Directory of the history: in a git branch, an artifact, a share.")
+    Path, typer.Option("--history", help="Directory of the history: in a git branch, an artifact, a share.")
 ]
 HardwareClass = Annotated[str, typer.Option("--hardware-class", help="Only these classes; * and ? match.")]
 CaseGlob = Annotated[str, typer.Option("--case", help="Only cases with such an id; * and ? match.")]
-Worktree = Annotated[Path, directory("history", "Directory for the branch of the history.")]
+Worktree = Annotated[Path, typer.Option("--history", help="Directory for the branch of the history.")]
 HistoryBranch = Annotated[str, typer.Option("--branch", help="The branch of the history.")]
 BRANCH, WORKTREE = "perfsuite-history", Path("history")
 COMMITTER = ("-c", "user.name=perfsuite", "-c", "user.email=perfsuite@users.noreply.github.com")

@@ -14,7 +14,7 @@ from perfsuite.cli.baseline.accept import accept as write_accepted
 from perfsuite.cli.baseline.accept import counted, measured
 from perfsuite.cli.baseline.counts import COUNTS, step
 from perfsuite.cli.baseline.times import PROFILES, TIMES, B, Refused, Shown, profile_lines
-from perfsuite.cli.cases import RowsAsJson, directory
+from perfsuite.cli.cases import RowsAsJson
 from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.git import git
 from perfsuite.node.machine import detect
@@ -26,8 +26,8 @@ from perfsuite.results.store import BASELINES, STORE, BaselineFiles, BaselineSto
 J = TypeVar("J", Baseline, CountBaseline)
 app = typer.Typer(help="Reviewed baselines: what each case reached when somebody accepted it.")
 
-BaselinesOption = Annotated[Path, directory("baselines", "Directory of reviewed baselines.")]
-StoreOption = Annotated[Path, directory("store", "Local store, where sessions are.")]
+BaselinesOption = Annotated[Path, typer.Option("--baselines", help="Directory of reviewed baselines.")]
+StoreOption = Annotated[Path, typer.Option("--store", help="Local store, where sessions are.")]
 HardwareClass = Annotated[
     str | None, typer.Option("--hardware-class", help="Another class than this machine's.")
 ]
