@@ -10,7 +10,17 @@ from perfsuite.report.text import WIDTH
 from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Figures
-from tests.counted import EXPLAINED, FACTS, HOST_READ, NOT_COUNTED, make_check, make_counted, make_dry
+from tests.counted import (
+    EXPLAINED,
+    FACTS,
+    HOST_READ,
+    NOT_COUNTED,
+    make_check,
+    make_counted,
+    make_counts,
+    make_dry,
+    make_entries,
+)
 from tests.samples import (
     judged,
     make_case,
@@ -159,6 +169,16 @@ def test_in_short_there_is_what_decided_and_no_figure_that_was_not_judged() -> N
     said = explanation(blind, whole=False)
     assert ("; blind: this gate finds only" in said, "blind to changes" in said) == (True, False)
     assert explanation(make_dry(), whole=False) == explanation(make_dry())
+
+
+def test_of_many_entries_the_first_are_told_in_tables_and_the_others_counted() -> None:
+    entries = make_entries(*[make_counts(host_reads={"forward": rank}) for rank in range(5)])
+    told = explanation(make_result(now().replace(counts=entries))).splitlines()
+    told = [" ".join(line.split()) for line in told]
+    shown = [f"step 4 of rank {rank}, counted:" for rank in (0, 1)]
+    left = "the step of 3 ranks more: the HTML report tells"
+    assert [each for each in told if each.endswith("counted:") or "more:" in each] == [*shown, left]
+    assert "reduce_scatter 64 ranks float32 backward 33 29.9 GiB" in told
 
 
 def test_a_dry_run_is_told_as_one_with_what_was_counted_and_predicted() -> None:
