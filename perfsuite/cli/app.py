@@ -32,7 +32,7 @@ GONE = {
     "hardware": "perfsuite doctor --quick says what machine this is; --expect MARKER is its option",
     "github-issue": "write github issue",
     "power": "each report states the smallest change that the gate of a case can find",
-    "history export-asv": "perfsuite history publish OUT --no-pages writes asv's files alone",
+    "history export-asv": "write history publish, which makes asv's pages, too",
     "report --comparison": "python -m bench_cases.published shows published comparisons",
     "report --published": "python -m bench_cases.published shows published comparisons",
 }

@@ -189,7 +189,6 @@ def list_history(
     history_dir: History = HISTORY,
     hardware_class: HardwareClass = "*",
     case: CaseGlob = "*",
-    commit: Annotated[str, typer.Option(help="Only the commit whose hash begins so.")] = "",
     since: Since = None,
     as_json: RowsAsJson = False,
 ) -> None:
@@ -197,7 +196,7 @@ def list_history(
     rows = defaultdict[tuple[str, str], list[tuple[str, StoredResult]]](list)
     cases = history.read_cases(history_dir)
     wanted = history.matching(cases, case)
-    for place in history.places(history_dir, hardware_class=hardware_class, commit=commit, since=since):
+    for place in history.places(history_dir, hardware_class=hardware_class, since=since):
         session = place.read(cases)
         when = f"{session.started_at:%Y-%m-%d} {place.commit[:8]}"
         for result in session.results:
@@ -229,30 +228,24 @@ def list_history(
 
 @app.command()
 def publish(
-    out: Annotated[Path, typer.Argument(help="A directory of its own; what is there is brought up to date.")],
+    out: Annotated[Path, typer.Argument(help="A directory of its own; what it holds is made anew.")],
     history_dir: History = HISTORY,
     repo: Annotated[Path, typer.Option(help="Full clone of the repository that holds the cases.")] = Path(),
     branch: Branch = "",
     commit_url: Annotated[
         str, typer.Option(help="What a commit's hash is appended to, for links to it.")
     ] = "#",
-    no_pages: Annotated[
-        bool, typer.Option("--no-pages", help="Write only asv's own files: asv.conf.json, results/.")
-    ] = False,
 ) -> None:
     """Make asv's pages of a history in OUT/html. They load their scripts from a CDN."""
-    if not no_pages:
-        require("asv", purpose="to publish a history")
+    require("asv", purpose="to publish a history")
     exported = asv.export(history_dir, repo, out, branch=branch, commit_url=commit_url)
     _print_unplaced(exported.unplaced)
     say = console().print
     if lost := len(exported.unplaced):
         say(f"commits left out: {lost}, exported: {len(exported.commits)}", style="yellow")
-    counts = f"{exported.written} written, {exported.unchanged} unchanged, {exported.removed} removed"
-    say(f"results in {out}: {counts}")
-    if not no_pages:
-        html = asv.publish(out, commits=exported.commits)
-        say(f"pages: {html} (to look at them: python -m http.server --directory {html})")
+    say(f"results in {out}: {exported.written} written")
+    html = asv.publish(out, commits=exported.commits)
+    say(f"pages: {html} (to look at them: python -m http.server --directory {html})")
 
 
 @app.command()

@@ -28,7 +28,7 @@ METRICS = {
 }
 """Unit of each metric, as asv shows it: "bytes" would become MB. A case has the first or the second, by what
 it counts."""
-VERSION = "2"  # version of names, parameters and statistics. With another one, every export begins anew
+VERSION = "2"  # of names, parameters and statistics: asv compares no results of different ones
 COLUMNS = (
     *("result", "params", "version", "started_at", "duration", "stats_ci_99_a", "stats_ci_99_b"),
     *("stats_q_25", "stats_q_75", "stats_number", "stats_repeat", "samples"),
