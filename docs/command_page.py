@@ -32,7 +32,6 @@ steps; `judge` its decision; others an object with `schema_version` and `rows` w
   `launches`, `day`, `accepted_by`; of counts `counts_on`, `case`, `collective_bytes`, `flop`, `kernel_calls`,
   `peak_live_bytes`, and the last three
 - `doctor`, `selftest`: `check`, `status`, `found`, `advice`
-- `releases`: `title`, `same`, `rows`, `lines`, `unknown`
 """
 
 

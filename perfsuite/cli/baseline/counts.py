@@ -12,7 +12,6 @@ from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import Acceptance
 from perfsuite.results.count_baseline import CountBaseline, from_runs, versions_of
 from perfsuite.results.counts import of_rank
-from perfsuite.results.quantities import PEAK
 from perfsuite.results.run import Run
 from perfsuite.results.store import BaselineFiles
 from perfsuite.verdict import exact
@@ -21,10 +20,10 @@ from perfsuite.verdict import exact
 def _listed(known: CountBaseline) -> dict[str, float | None]:
     counts = known.counts[0].counts  # of the first rank
     return {
-        "collective_bytes": sum(each.bytes for each in counts.collectives),
-        "flop": sum(counts.flops.values()),
+        "collective_bytes": told.moved(counts),
+        "flop": told.flops(counts),
         "kernel_calls": sum(counts.kernels.values()),
-        "peak_live_bytes": PEAK.value(counts),
+        "peak_live_bytes": told.peak(counts),
         "launches": known.launches,
     }
 
