@@ -100,16 +100,12 @@ def pull(history_dir: Worktree = WORKTREE, branch: HistoryBranch = BRANCH) -> No
     """Check out the branch of the history into a directory; an empty one if origin has no such branch."""
     here = Path()
     if (history_dir / ".git").exists():
-        if git("status", "--porcelain", cwd=history_dir):
-            raise FileError(f"{history_dir} has changes that are in no commit: keep or delete them first")
         held = git("branch", "--show-current", cwd=history_dir).strip()
         if held != branch:
             raise FileError(
                 f"{history_dir} holds {held or 'a commit'}, not {branch}: name an empty directory"
             )
-        git("worktree", "remove", "--force", str(history_dir), cwd=here)
-    elif history_dir.exists() and any(history_dir.iterdir()):
-        raise FileError(f"{history_dir} is no worktree of the history: name an empty directory (--history)")
+        git("worktree", "remove", str(history_dir), cwd=here)  # not if it has changes that are in no commit
     git("worktree", "prune", cwd=here)
     known = git("ls-remote", "--heads", "origin", branch, cwd=here)
     if known:
