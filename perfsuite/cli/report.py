@@ -83,10 +83,10 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
 
 def export(
     output_format: Annotated[
-        Literal["hud", "openmetrics", "bencher"],
+        Literal["hud", "openmetrics"],
         typer.Option(
             "--format",
-            help="PyTorch HUD's benchmark database, OpenMetrics text (Prometheus), or Bencher Metric Format.",
+            help="PyTorch HUD's benchmark database, or OpenMetrics text (Prometheus).",
         ),
     ],
     session: Annotated[

@@ -152,8 +152,8 @@ def _all(result: Measurement, told: Explained) -> list[str]:
     parts = [
         ("  ", [*told.why, *told.reasons, *counted]),
         ("    ", found),
-        ("  ", [*told.checks, *told.excuses, *_shown(result), *told.predicted]),
-        ("  ", [*notes, *told.changed, *files, *told.traces]),
+        ("  ", [*told.checks, *told.excuses, *_shown(result), *told.predicted, *notes, *told.changed]),
+        ("  ", [*files, *told.traces]),
     ]
     lines = _title(result, told)
     lines += [line for indent, texts in parts for text in texts for line in _lines(text, indent=indent)]
@@ -172,18 +172,16 @@ def _in_short(result: Measurement, told: Explained) -> list[str]:
     worth_less = [*told.not_counted, *told.excuses]
     if not any(check.blind for check in summary.decisive(result.verdict)):
         worth_less += filter(None, [summary.blind_to(result)])
-    end = [line for text in worth_less for line in _lines(text, most=2)]
-    end += _lines(f"{name}: {directory}")
+    end = [line for text in worth_less for line in _lines(text, most=2)] + _lines(f"{name}: {directory}")
     findings = [each for each in told.findings if not any(why in each for why in told.why)]
     texts = [*told.why, *told.reasons, *told.decisive, *findings, *told.changed, *told.notes]
     texts += [f"{each}: {file}" for each, file in others]
-    for number, text in enumerate(texts):
-        more = _lines(text, most=3)
-        if len(lines) + len(more) + len(end) >= MOST_LINES:
-            lines.append(f"  {len(texts) - number} more: {summary.REST}")
-            break
-        lines += more
-    room = MOST_LINES - len(lines) - len(end) - 1
+    found = [line for text in texts for line in _lines(text, most=3)]
+    room = MOST_LINES - len(lines) - len(end)
+    if len(found) > room:
+        found[room - 1 :] = [f"  {plural(len(found) - room + 1, 'line')} more: {summary.REST}"]
+    lines += found
+    room -= len(found) + 1
     if told.tracebacks and room > 0:
         title, traceback = told.tracebacks[-1]
         last = [f"    {line}" for line in traceback.splitlines()]

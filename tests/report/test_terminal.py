@@ -148,7 +148,7 @@ def test_a_case_that_did_not_pass_is_told_in_twelve_lines_of_a_hundred_columns()
         assert result.directory in told[-1]
         assert result.verdict.outcome in told[0]
     assert "\n  counts: not counted: a CUDA graph" in explanation(hidden_too, whole=False)
-    assert re.search(r"  \d+ more: -v or the HTML report tells", explanation(counted, whole=False))
+    assert re.search(r"  \d+ lines more: -v or the HTML report tells", explanation(counted, whole=False))
     said = explanation(crashed, whole=False)
     assert "launch 1, traceback of rank 3, its end:\n    a\n    b\n" in said
     assert said.endswith(f"\n    b\n  files of the launches: {crashed.directory}")
