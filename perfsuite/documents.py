@@ -1,6 +1,5 @@
 """The base of every value object, and JSON files of them, written whole or not at all."""
 
-import errno
 import hashlib
 import json
 import os
@@ -129,9 +128,7 @@ def write_text(path: Path, text: str) -> None:
         else:
             _replace(Path(os.path.realpath(path)), text)
     except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = "Make room on that disk." if is_full else "Give a directory that you may write to."
-        raise FileError(f"cannot write {path}: {error.strerror}. {advice}") from error
+        raise FileError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _is_in_place(path: Path) -> bool:

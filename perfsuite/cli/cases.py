@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from perfsuite import documents
+from perfsuite.bisection import MOST_TOLERANCE
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import hardware_error
 from perfsuite.dry import cases as found
@@ -31,7 +32,6 @@ from perfsuite.session.setup import Options
 CASES = Path("bench_cases")
 UNDECIDED = 3
 """Exit status where no case is slower, and one is not decided: inconclusive, or on an unhealthy machine."""
-MOST_TOLERANCE = 0.5
 
 
 def say(text: str) -> None:
@@ -193,8 +193,6 @@ def selected(directory: Path, ids: list[str] | None, expression: str | None) -> 
     """Return the cases of a directory by their ids, or by an expression. Raises `CaseError` for neither."""
     if bool(ids) == (expression is not None):
         raise CaseError("name the cases by their ids, or select them by -k: one of both")
-    if not directory.exists():
-        raise CaseError(f"--cases {directory}: no such directory. Name the one that holds your cases")
     return found.by_id(directory, ids) if ids else found.by_expression(directory, str(expression))
 
 

@@ -216,12 +216,9 @@ def publish(
     require("asv", purpose="to publish a history")
     exported = asv.export(history_dir, repo, out, branch=branch, commit_url=commit_url)
     _print_unplaced(exported.unplaced)
-    say = console().print
-    if lost := len(exported.unplaced):
-        say(f"commits left out: {lost}, exported: {len(exported.commits)}", style="yellow")
-    say(f"results in {out}: {exported.written} written")
     html = asv.publish(out, commits=exported.commits)
-    say(f"pages: {html} (to look at them: python -m http.server --directory {html})")
+    kept = f"{plural(len(exported.commits), 'commit')}, {len(exported.unplaced)} left out"
+    console().print(f"pages of {kept}: {html} (to look at them: python -m http.server --directory {html})")
 
 
 @app.command()

@@ -1,13 +1,12 @@
 """Turns the counts of a step into amounts, tables and lines of text, which every report shares. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from perfsuite.report.text import NONE, Table, cut, plural
 from perfsuite.results.amounts import amount, signed
 from perfsuite.results.counts import (
     PHASES,
-    Collective,
     Compiled,
     Counts,
     RankCounts,
@@ -48,11 +47,6 @@ def peak_by_part(memory: StepMemory) -> dict[str, int]:
     return dict(Counter(sizes).most_common())
 
 
-def _largest_first(collectives: Sequence[Collective]) -> list[Collective]:
-    """By bytes; those of no bytes by calls."""
-    return sorted(collectives, key=lambda each: (-each.bytes, -each.count))
-
-
 # What a step did
 
 
@@ -87,7 +81,7 @@ def _calls_table(counts: Counts) -> Table:
             amount(each.count, "calls"),
             amount(each.bytes, "bytes"),
         )
-        for each in _largest_first(counts.collectives)
+        for each in sorted(counts.collectives, key=lambda each: (-each.bytes, -each.count))
     ]
     caption = "Bytes are those of whole messages: what is gathered, what is to be scattered, what is reduced."
     headers = ("collective", "group", "dtype", "phase", "calls", "bytes")
@@ -108,14 +102,10 @@ def _work_table(counts: Counts) -> Table:
     if counts.compiled is not None:
         caption += " Kernels are those outside of compiled code."
     if counts.without_flops:
-        caption += f" FLOPs are {_without_flops(counts)}."
+        others = [f"{name} in {plural(calls, 'call')}" for name, calls in counts.without_flops.items()]
+        caption += f" FLOPs are without those of {', '.join(others)}: no formula."
     caption += "".join(f" Copied {each}." for each in _copies(counts))
     return Table(caption=caption, headers=("phase", *work), rows=rows)
-
-
-def _without_flops(counts: Counts) -> str:
-    told = [f"{name} in {plural(calls, 'call')}" for name, calls in counts.without_flops.items()]
-    return f"without those of {', '.join(told)}: no formula"
 
 
 def _copies(counts: Counts) -> list[str]:

@@ -14,8 +14,6 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 
 SHARED = "shared: others used the machine; its figures are shown, and counts alone are judged"
-LEAST_TOLD_S = 1e-4
-"""Seconds of a roofline below which a step is bound by the host that launches its kernels."""
 _size = partial(amount, unit="bytes")
 
 
@@ -120,8 +118,6 @@ def _memory(fit: Fit) -> list[str]:
 
 
 def _speed(limit: Roofline, unit: Unit) -> list[str]:
-    if limit.step_s < LEAST_TOLD_S:
-        return ["a step has less than 0.1 ms of work for this card: the host that launches it takes longer"]
     compute = f"{limit.flops / 1e12:.3g} TFLOP at {limit.peak_flops / 1e12:.4g} TFLOP/s"
     known, unknown = "", ", whose link is unknown: not counted"
     if limit.link_bytes_per_s is not None:

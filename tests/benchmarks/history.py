@@ -91,7 +91,7 @@ def measure(root: Path) -> None:
 
 def told(exported: Exported) -> None:
     """Whether it did what is timed."""
-    print(f"  {exported.written} written, {len(exported.unplaced)} left out")
+    print(f"  {len(exported.commits)} commits, {len(exported.unplaced)} left out")
 
 
 def summary(found: Trend) -> None:

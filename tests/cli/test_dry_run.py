@@ -150,7 +150,6 @@ ONE_OF_BOTH = "name the cases by their ids, or select them by -k"
         ((COMPILED.id,), "not by a dry run: torch.compile"),
         ((CASE.id, "--rank", "2"), f"rank 2 does not exist: {CASE.id} has ranks 0 to 1"),
         (("nosuch",), "is called 'nosuch'"),
-        (("nosuch", "--cases", "elsewhere"), "--cases elsewhere: no such directory"),
         ((), ONE_OF_BOTH),
         ((CASE.id, "-k", "a"), ONE_OF_BOTH),
     ],

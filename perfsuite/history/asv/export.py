@@ -26,7 +26,6 @@ from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
 class Exported:
     """The result of an export."""
 
-    written: int  # files of results: one per hardware class and commit
     commits: frozenset[str]
     unplaced: dict[str, str]  # commits that asv cannot show, and why; their sessions are left out
 
@@ -56,8 +55,7 @@ def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url
             for known, new in zip(parameters[name], values, strict=True):
                 known.update(new)
     _write(out / "results" / "benchmarks.json", {"version": 2, **_listed(parameters)}, indent=1)
-    commits = frozenset(place.commit for place in places)
-    return Exported(written=len(nights), commits=commits, unplaced=unplaced)
+    return Exported(commits=frozenset(place.commit for place in places), unplaced=unplaced)
 
 
 def _slots(cases: Mapping[str, StoredCase]) -> dict[str, asv.Slot]:
