@@ -94,9 +94,8 @@ app.add_typer(baseline.app, name="baseline", no_args_is_help=True)
 app.add_typer(history.app, name="history", no_args_is_help=True)
 app.add_typer(github.app, name="github", no_args_is_help=True)
 app.add_typer(slurm.app, name="slurm", no_args_is_help=True)
-_OWN = (
+for command in (
     *(init, night, plan, refresh, selftest, doctor),
     *(compare, bisect, releases, dry_run, report, export, judge),
-)
-for command in _OWN:
+):
     app.command()(command)

@@ -43,9 +43,10 @@ class Explained:
 def explained(result: Measurement) -> Explained:
     """Return everything that is to be said about the verdict of a case."""
     verdict, by_rank = result.verdict, len(result.counts) > 1
+    mark = "(waived) " if result.excused == "waived" else "(shadow) " if result.shadow else ""
     counted = verdict.counts or CountCheck(outcome="not counted", compared=False)
     return Explained(
-        verdict=f"{verdict.outcome} {_unfailing(result)}{_evidence(result)}",
+        verdict=f"{verdict.outcome} {mark}{_evidence(result)}",
         why=profile.because(verdict),
         reasons=verdict.reasons,
         decisive=[sentence(check, verdict.against) for check in summary.decisive(verdict)],
@@ -66,10 +67,6 @@ def explained(result: Measurement) -> Explained:
             *_tracebacks(result.runs, "arm B, launch" if result.before else "launch"),
         ],
     )
-
-
-def _unfailing(result: Measurement) -> str:
-    return "(waived) " if result.excused == "waived" else "(shadow) " if result.shadow else ""
 
 
 def _evidence(result: Measurement) -> str:

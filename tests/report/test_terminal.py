@@ -49,23 +49,6 @@ def test_table_shows_the_figures_in_a_row_of_the_case() -> None:
     assert shown.split() == ["a[red]b[/x]:bug:", *figures, "passed"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "change", "outcome"),
-    [
-        ({"tokens_per_s": 98_764}, "+0.0%", "passed"),
-        ({"tokens_per_s": 0.95 * 98_765}, "-5.0%", "passed"),
-        ({"tokens_per_s": 0.7 * 98_765}, "-30.0%", "regressed"),
-        ({"tokens_per_s": 1.5 * 98_765}, "+50.0%", "improved"),
-        ({"peak_memory_bytes": 128 * MIB}, "+0.0%", "regressed"),
-    ],
-)
-def test_vs_base_is_the_change_of_the_speed(changes: dict[str, float], change: str, outcome: str) -> None:
-    told = make_result(*[now(**changes)] * 3)
-    other_order = told.replace(verdict=told.verdict.replace(checks=told.verdict.checks[::-1]))
-    for each in (told, other_order):
-        assert table([each], color=False, width=160).split()[-2:] == [change, outcome]
-
-
 def test_table_shows_a_dash_for_what_there_is_not_and_no_column_that_no_case_has() -> None:
     failed = make_result(make_run(figures=Figures()), before=None)
     for each in (failed, never_run()):

@@ -4,7 +4,6 @@ They are written directly, because asv's own classes rewrite all of them.
 """
 
 import json
-import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -20,6 +19,8 @@ from perfsuite.history import store
 from perfsuite.history.asv import results as asv
 from perfsuite.history.store import Place, StoredCase, StoredSession
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
+
+FILE = "-perfsuite.json"  # ends the name of each file of results, behind the commit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +48,11 @@ def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url
     for place in places:
         nights[place.hardware_class, place.commit].append(place)
     _write(out / "asv.conf.json", _configuration(repo.resolve(), branch, commit_url), indent=1)
-    shutil.rmtree(out / "results", ignore_errors=True)
+    for stale in out.glob(f"results/*/*{FILE}"):
+        stale.unlink()
     parameters = defaultdict[str, list[set[str]]](lambda: [set() for _ in asv.PARAMETERS])
     for (hardware_class, commit), sessions in nights.items():
-        file = out / "results" / hardware_class / f"{commit}-perfsuite.json"
+        file = out / "results" / hardware_class / f"{commit}{FILE}"
         for name, values in _write_night(file, sessions, cases, slots, dates[commit]).items():
             for known, new in zip(parameters[name], values, strict=True):
                 known.update(new)
