@@ -246,7 +246,7 @@ def test_options_of_sbatch_come_from_the_ini_file_the_environment_and_the_comman
     [
         ("", "perf_slurm_partition = gpu", "any more: write --partition=... into perf_slurm_options"),
         ("--option=--mem=0 -- x", "", "write the options of sbatch themselves"),
-        ("--wait-start=soon", "", "'soon' is not a valid integer"),
+        ("--wait-start=soon", "", "Invalid value for '--wait-start'"),
     ],
 )
 def test_what_is_no_option_is_refused_with_what_is_allowed(
