@@ -1,6 +1,7 @@
 """`perfsuite slurm submit`: runs a session as a job of Slurm."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ app = typer.Typer(help="Sessions on the nodes of a Slurm cluster.")
 
 OF_SBATCH = ("partition", "account", "qos", "nodes", "time", "exclude")
 """Settings that were, each of them an option of sbatch."""
+_NO_NODES = re.compile(r"(?:^| )(?:--nodes[= ]|-N[= ]?)(-\S*)")
 
 
 class _PytestBehindDashes(TyperCommand):
@@ -37,9 +39,8 @@ class _PytestBehindDashes(TyperCommand):
 def submit(
     ctx: typer.Context,
     wait_start: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            min=0,
             envvar=f"{ENVIRONMENT}WAIT_START",
             help="Seconds after which a job that has not started is cancelled (default: it may queue for "
             "ever).",
@@ -53,17 +54,16 @@ def submit(
     """
     ini, pytest_arguments = read_ini(Path.cwd()), ctx.obj
     options = _options(ini, ctx.args)
-    if wait_start is None and (text := ini.text(f"{PREFIX}wait_start")) is not None:
-        wait_start = int(text)
+    wait_start_s = _wait_start_s(wait_start, ini)
     with jobs.interrupts() as came:
         store = jobs.store_of(ini, pytest_arguments)
         submitted = jobs.submit(options, pytest_arguments, directory=Path.cwd(), store=store)
         _say(f"job {submitted.id} is submitted, its log will be {submitted.log}")
-        raise typer.Exit(jobs.follow(submitted, came, say=_say, show=_show, wait_start_s=wait_start))
+        raise typer.Exit(jobs.follow(submitted, came, say=_say, show=_show, wait_start_s=wait_start_s))
 
 
 def _options(ini: Ini, given: list[str]) -> list[str]:
-    """Return the options of sbatch. Raises `CaseError` for settings of old."""
+    """Return the options of sbatch. Raises `CaseError` for settings of old, and negative numbers of nodes."""
     variable = f"{ENVIRONMENT}OPTIONS"
     for name in OF_SBATCH:
         for old, new in ((f"{ENVIRONMENT}{name.upper()}", variable), (PREFIX + name, f"{PREFIX}options")):
@@ -72,7 +72,17 @@ def _options(ini: Ini, given: list[str]) -> list[str]:
     options = [*ini.words(f"{PREFIX}options"), *split(variable, os.environ.get(variable, "")), *given]
     if "--option" in {word.partition("=")[0] for word in options}:
         raise CaseError("there is no --option any more: write the options of sbatch themselves")
+    if match := _NO_NODES.search(" ".join(options)):  # Slurm takes it for 1
+        raise CaseError(f"--nodes is {match[1]!r}, expected a number of nodes, or a range such as 2-4")
     return options
+
+
+def _wait_start_s(given: str | None, ini: Ini) -> float | None:
+    text = given or ini.text(f"{PREFIX}wait_start")
+    if text is not None and not (text.isascii() and text.isdigit()):
+        name = "--wait-start" if given else f"{PREFIX}wait_start"
+        raise CaseError(f"{name} is {text!r}, expected a whole number of seconds")
+    return None if text is None else float(text)
 
 
 def _say(line: str) -> None:

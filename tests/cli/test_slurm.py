@@ -241,12 +241,19 @@ def test_options_of_sbatch_come_from_the_ini_file_the_environment_and_the_comman
     assert "-m pytest --perf-launcher=slurm -k a\n" in (refusing / "words").read_text()
 
 
+NO_SECONDS = "expected a whole number of seconds"
+NEGATIVE = "--nodes is '-1', expected a number of nodes, or a range such as 2-4"
+
+
 @pytest.mark.parametrize(
     ("words", "setting", "said"),
     [
         ("", "perf_slurm_partition = gpu", "any more: write --partition=... into perf_slurm_options"),
         ("--option=--mem=0 -- x", "", "write the options of sbatch themselves"),
-        ("--wait-start=soon", "", "Invalid value for '--wait-start'"),
+        ("--wait-start=soon", "", f"--wait-start is 'soon', {NO_SECONDS}"),
+        ("", "perf_slurm_wait_start = -1", f"perf_slurm_wait_start is '-1', {NO_SECONDS}"),
+        *((words, "", NEGATIVE) for words in ("--nodes=-1", "--nodes -1", "-N-1", "-N -1")),
+        ("", "perf_slurm_options = --nodes=-1", NEGATIVE),
     ],
 )
 def test_what_is_no_option_is_refused_with_what_is_allowed(
