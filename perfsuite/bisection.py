@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from perfsuite import documents
 from perfsuite.case.case import Case
@@ -230,7 +230,7 @@ def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
 
 def of_versions(package: str, good: str, bad: str, *, root: Path, store: Path) -> History:
     """The released versions of a package between two, each to be installed into its own directory."""
-    first, last = Version(good), Version(bad)
+    first, last = _version("--good", good), _version("--bad", bad)
     if first >= last:
         raise CaseError(f"--good {good} is no older version of {package} than --bad {bad}")
     found = versions(package)
@@ -243,6 +243,13 @@ def of_versions(package: str, good: str, bad: str, *, root: Path, store: Path) -
         return resolve("--bad", f"{package}=={version}", root=root, store=store)
 
     return History(good=str(first), candidates=tuple(map(str, between)), arm=arm)
+
+
+def _version(option: str, text: str) -> Version:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        raise CaseError(f"{option} {text!r} is no version: with --package give two, as 2.11.0") from None
 
 
 def begun(

@@ -261,7 +261,9 @@ def test_released_versions_are_the_candidates_each_in_its_directory(
         of_versions("1.0", "3", tmp_path)
 
 
-def test_a_bad_version_must_be_newer(tmp_path: Path) -> None:
+def test_what_is_no_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CaseError, match=r"--good 'main' is no version"):
+        of_versions("main", "2.0", tmp_path)
     with pytest.raises(CaseError, match=r"--good 2.0 is no older version of slow-thing than --bad 1.0"):
         of_versions("2.0", "1.0", tmp_path)
 

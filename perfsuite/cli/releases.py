@@ -4,14 +4,13 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from packaging.utils import canonicalize_name
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from perfsuite import documents
 from perfsuite.case.case import Case
@@ -38,15 +37,14 @@ from perfsuite.verdict.judge import why_failed
 from perfsuite.verdict.loss import other_gradients
 
 DRY, LAUNCH = "dry run", "launch"
-option = partial(typer.Option, parser=Version, metavar="VERSION")
 
 
 def releases(
     package: Annotated[str, typer.Argument(help="its name on the package index")],
     case: shared.Ids = None,
     k: shared.Expression = None,
-    first: Annotated[Version | None, option("--from", help="oldest release (default: installed)")] = None,
-    last: Annotated[Version | None, option("--to", help="newest release (default: of all)")] = None,
+    first: Annotated[str | None, typer.Option("--from", help="oldest release (default: installed)")] = None,
+    last: Annotated[str | None, typer.Option("--to", help="newest release (default: of all)")] = None,
     minors: Annotated[
         bool, typer.Option("--minors", help="after the oldest only the last of each minor")
     ] = False,
@@ -74,15 +72,22 @@ def releases(
     raise typer.Exit(shared.UNDECIDED if any(step.unknown for step in steps) else 0)
 
 
-def released(package: str, first: Version | None, last: Version | None, *, minors: bool) -> list[str]:
+def released(package: str, first: str | None, last: str | None, *, minors: bool) -> list[str]:
     """The releases from `first` to `last`, oldest first: these two even if pip lists no such release.
 
     Others are for this Python, and neither pre-releases nor yanked. Raises `PackageError` for a package that
-    pip does not find, and `CaseError` for fewer than two releases.
+    pip does not find, and `CaseError` for bad ends or fewer than two releases.
     """
-    start = first or Version(version(package))
+    try:
+        start, end = Version(first or version(package)), Version(last) if last else None
+    except PackageNotFoundError:
+        raise CaseError(f"{package} is not installed here: name the oldest release by --from") from None
+    except InvalidVersion as error:
+        raise CaseError(f"--from or --to: {error}: give a version as 2.11.0") from None
+    if end and start > end:
+        raise CaseError(f"--from {start} is newer than --to {end}: exchange them")
     found = [each for each in versions(package) if each > start and not each.is_prerelease]
-    later = found if last is None else [*(each for each in found if each < last), last]
+    later = found if end is None else [*(each for each in found if each < end), end]
     if minors:
         later = list({each.release[:2]: each for each in later}.values())
     names = list(dict.fromkeys(map(str, (start, *later))))

@@ -230,9 +230,11 @@ def test_a_case_that_imports_another_release_than_that_of_the_arm_is_told(runs: 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--from", "main"), "Invalid version: 'main'"),
+        (("--from", "2.0", "--to", "1.0"), "--from 2.0 is newer than --to 1.0: exchange them"),
+        (("--from", "main"), "--from or --to: Invalid version: 'main': give a version as 2.11.0"),
         (("--from", "2.0"), "some_thing has no release after 2.0: name an older one by --from"),
         (("--from", "1.0", "--to", "1.0"), "some_thing has no release after 1.0"),
+        ((), "some_thing is not installed here: name the oldest release by --from"),
     ],
 )
 def test_ends_that_leave_nothing_to_compare_are_refused(runs: Runs, words: Any, said: str) -> None:
