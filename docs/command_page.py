@@ -20,11 +20,17 @@ not accepted), or with 2 and a message for an error. `compare`, `bisect`, `relea
 end with 3 if they cannot tell. pytest's ini keys `perf_store`, `perf_baselines` and `perf_cases` are the
 defaults of `--store`, `--baselines` and `--cases`. `--help` says more.
 
-`--json` prints for machines, and nothing else on standard output: `compare` and `dry-run` the
-[document of a session](reference.md); `history trend` its findings; `bisect` its steps; `judge` its decision;
-others an object with `schema_version` and `rows` with these fields:
+`--json` prints for machines, and nothing else on standard output: `compare`, `dry-run` and `report` the
+[document of a session](reference.md), or a list of several; `history trend` its findings; `bisect` its
+steps; `judge` its decision; others an object with `schema_version` and `rows` with these fields:
 
 - `plan`: `case`, `outcome`, `day`, `expected_s`, `gpu_hours`, `reached_after_s`
+- `history list`: `hardware_class`, `case`, `sessions`, `first`, `last`, `step_s_p50`, `peak_memory_bytes`,
+  `verdicts`
+- `history failures`: `hardware_class`, `case`, `night`, `verdict`, `taken_back`
+- `baseline list`: `hardware_class`, `case`, `tokens_per_s` or `samples_per_s`, `peak_memory_bytes`,
+  `launches`, `day`, `accepted_by`; of counts `counts_on`, `case`, `collective_bytes`, `flop`, `kernel_calls`,
+  `peak_live_bytes`, and the last three
 - `doctor`, `selftest`: `check`, `status`, `found`, `advice`
 """
 

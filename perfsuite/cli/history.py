@@ -12,6 +12,7 @@ import typer
 from rich.text import Text
 
 from perfsuite.cli import notify as webhook
+from perfsuite.cli.cases import RowsAsJson
 from perfsuite.cli.report import LocalStore, stored
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import require
@@ -22,7 +23,7 @@ from perfsuite.history import verdicts
 from perfsuite.history.asv import export as asv
 from perfsuite.history.store import Place, StoredResult
 from perfsuite.history.trend import Trend
-from perfsuite.report.terminal import console, plain_table
+from perfsuite.report.terminal import console, plain_table, print_rows
 from perfsuite.report.text import plural
 from perfsuite.results.amounts import amount
 from perfsuite.results.store import BASELINES, STORE, Store
@@ -150,16 +151,22 @@ def failures(
     hardware_class: HardwareClass = "*",
     case: CaseGlob = "*",
     since: Since = None,
+    as_json: RowsAsJson = False,
 ) -> None:
     """What failed, or would have in shadow mode, and what passed on a later night by the same baseline."""
     nights = verdicts.by_case(history_dir, hardware_class=hardware_class, case=case, since=since)
     found = [failure for each in nights for failure in verdicts.failures(each)]
-    grid = plain_table(("hardware class", "case", "night", "verdict", "taken back"))
+    names = ("hardware_class", "case", "night", "verdict", "taken_back")
+    grid, rows = plain_table(name.replace("_", " ") for name in names), []
     for night, back in found:
-        later = "no" if back is None else _day(back.place)
-        grid.add_row(night.place.hardware_class, night.case, _day(night.place), night.word, later)
-    if found:
-        console().print(grid)
+        told = (night.place.hardware_class, night.case, _day(night.place), night.word)
+        later = None if back is None else _day(back.place)
+        rows.append(dict(zip(names, (*told, later), strict=True)))
+        grid.add_row(*told, later or "no")
+    if found or as_json:
+        print_rows(rows, grid, as_json=as_json)
+    if as_json:
+        return
     backs = [night.place.commit == back.place.commit for night, back in found if back is not None]
     shadows = sum(night.verdict.shadow for night, _ in found)
     sessions = plural(len({night.place.file for each in nights for night in each}), "session")
@@ -179,6 +186,7 @@ def list_history(
     hardware_class: HardwareClass = "*",
     case: CaseGlob = "*",
     since: Since = None,
+    as_json: RowsAsJson = False,
 ) -> None:
     """What a history holds: for each hardware class and case its sessions and the newest figures."""
     rows = defaultdict[tuple[str, str], list[tuple[str, StoredResult]]](list)
@@ -191,15 +199,27 @@ def list_history(
             if result.case in wanted:
                 rows[place.hardware_class, cases[result.case].id].append((when, result))
     headings = ("hardware class", "case", "sessions", "first", "last", "ms/step", "memory", "verdicts")
-    grid = plain_table(headings)
+    grid, listed = plain_table(headings), list[dict[str, object]]()
     for (of_class, case_id), row in sorted(rows.items(), key=itemgetter(0)):
         (first, _), (last, newest) = row[0], row[-1]
         outcomes = Counter(result.outcome for _, result in row)
         step_s, peak = history.middle(newest.step_s_p50), history.middle(newest.peak_memory_bytes)
-        figures = (f"{1000 * (step_s or math.nan):.1f}", amount(peak, "bytes"))
+        told = {
+            "hardware_class": of_class,
+            "case": case_id,
+            "sessions": len(row),
+            "first": first,
+            "last": last,
+        }
+        figures = {"step_s_p50": step_s, "peak_memory_bytes": peak, "verdicts": outcomes}
+        listed.append({**told, **figures})
         counted = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
-        grid.add_row(of_class, case_id, str(len(row)), first, last, *figures, counted)
-    console().print(grid if rows else f"nothing in {history_dir} matches")
+        texts = (f"{1000 * (step_s or math.nan):.1f}", amount(peak, "bytes"), counted)
+        grid.add_row(of_class, case_id, str(len(row)), first, last, *texts)
+    if listed or as_json:
+        print_rows(listed, grid, as_json=as_json)
+    else:
+        console().print(f"nothing in {history_dir} matches")
 
 
 @app.command()

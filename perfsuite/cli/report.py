@@ -1,13 +1,14 @@
 """`perfsuite report` and `export`: show sessions to people, and write their figures for other programs."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from perfsuite import documents
-from perfsuite.cli.cases import Report, read
-from perfsuite.errors import FileError
+from perfsuite.cli.cases import AsJson, Report, read
+from perfsuite.errors import CaseError, FileError
 from perfsuite.report import export as exports
 from perfsuite.report import preflight, summary
 from perfsuite.report.terminal import console, explanation, table
@@ -28,6 +29,7 @@ def report(
     ] = None,
     report: Report = None,
     store: LocalStore = STORE,
+    as_json: AsJson = False,
     verbose: Annotated[
         bool,
         typer.Option(
@@ -40,6 +42,12 @@ def report(
     """Show what sessions found out, in the terminal or as a report; the exit status is no verdict."""
     directory = read("report", report)
     sessions = [documents.read(file, SessionFile) for file in files or stored(store)[-1:]]
+    if as_json and directory is not None:
+        raise CaseError("--json with --report: a report has its results.json; leave one of them out")
+    if as_json:
+        content = [documents.plain(session) for session in sessions]
+        typer.echo(json.dumps(content if len(content) > 1 else content[0], indent=1))
+        return
     if directory is None:
         _show(sessions, verbose=verbose)
         return

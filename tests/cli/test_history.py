@@ -90,6 +90,9 @@ def test_failures_shows_what_would_have_failed_and_what_a_later_night_took_back(
     assert shown[3].startswith(
         "1 would have failed and 1 failed in 4 sessions: 1 taken back by a later one, 1 of"
     )
+    first, second = commands.rows(invoke("failures", "--json").stdout)
+    assert (first["verdict"], first["taken_back"]) == ("regressed (shadow)", "2026-01-02 0123abcd")
+    assert second["taken_back"] is None
     none = invoke("failures", "--since", "2026-01-04").output.splitlines()
     assert none[0].startswith("0 would have failed and 0 failed in 1 session: 0 taken back")
 
@@ -103,6 +106,10 @@ def test_list_shows_each_case_with_its_newest_figures() -> None:
     days = "2026-01-01 0123abcd", "2026-01-02 0123abcd"
     for told in (make_case().id, *days, "250.0", "64.0 MiB", "2 recorded"):
         assert told in line
+    (row,) = commands.rows(invoke("list", "--json").stdout)
+    assert (row["case"], row["step_s_p50"], row["verdicts"]) == (make_case().id, 0.25, {"recorded": 2})
+    assert (row["sessions"], row["peak_memory_bytes"]) == (2, 64 * 2**20)
+    assert commands.rows(invoke("list", "--json", "--case=nope*").stdout) == []
     for option in ("--since=2026-02-01", "--case=nope*", "--hardware-class=h100*"):
         assert "nothing in .perfsuite/history matches" in invoke("list", option).output
 

@@ -77,6 +77,8 @@ def test_the_newest_session_of_the_store_is_the_default(tmp_path: Path) -> None:
     (tmp_path / "runs" / "20260103-000000-000000").mkdir()  # nothing was measured
     assert "20260102" in str(stored(tmp_path)[-1])
     assert run("--store", tmp_path).stdout.endswith("1 failed, 1 regressed, 1 passed, 3 skipped\n")
+    shown = run("--store", tmp_path, "--json").stdout
+    assert SessionFile.model_validate_json(shown) == documents.read(stored(tmp_path)[-1], SessionFile)
 
 
 def test_an_empty_store_and_a_file_that_cannot_be_read_are_errors(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from perfsuite.cli.baseline.accept import accept as write_accepted
 from perfsuite.cli.baseline.accept import counted, measured
 from perfsuite.cli.baseline.counts import COUNTS
 from perfsuite.cli.baseline.times import PROFILES, TIMES, B, Refused, Shown, profile_lines
+from perfsuite.cli.cases import RowsAsJson
 from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.git import git
 from perfsuite.node.machine import detect
-from perfsuite.report.terminal import console, plain_table, step_of
+from perfsuite.report.terminal import console, plain_table, print_json, step_of
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.store import BASELINES, STORE, BaselineFiles, BaselineStore, Found, Store, is_there
@@ -35,23 +36,33 @@ ANOTHER_MACHINE = "Take also launches set aside only because the machine was not
 
 
 @app.command("list")
-def list_baselines(baselines: BaselinesOption = BASELINES, store: StoreOption = STORE) -> None:
+def list_baselines(
+    as_json: RowsAsJson = False, baselines: BaselinesOption = BASELINES, store: StoreOption = STORE
+) -> None:
     """Every baseline, reviewed or merely recorded here: of times and memory, then of counts."""
     known = BaselineStore(baselines, Store(store).baselines)
-    listed = [*filter(None, (_listed(TIMES, known), _listed(COUNTS, known.counts)))]
-    for grid in listed:
-        console().print(grid)
-    if not listed:
+    listed = [_listed(TIMES, known), _listed(COUNTS, known.counts)]
+    if as_json:
+        print_json([row for rows, _ in listed for row in rows])
+        return
+    for rows, grid in listed:
+        if rows:
+            console().print(grid)
+    if not any(rows for rows, _ in listed):
         console().print(f"no baselines in {known}")
 
 
-def _listed(shown: Shown[J], files: BaselineFiles[J]) -> Table | None:
-    """Return a table of the baselines; None without any."""
-    grid = plain_table((*shown.headings, "from", "accepted"))
+def _listed(shown: Shown[J], files: BaselineFiles[J]) -> tuple[list[dict[str, object]], Table]:
+    """Return the baselines as data, and as a table."""
+    grid, rows = plain_table((*shown.headings, "from", "accepted")), list[dict[str, object]]()
+    folder = shown.headings[0].replace(" ", "_")
     for known in map(files.read, files.files()):
-        accepted = "local" if known.accepted is None else f"by {known.accepted.by}"
-        grid.add_row(known.folder, known.case.id, *shown.cells(known), known.recorded_at[:10], accepted)
-    return grid if grid.row_count else None
+        by, day = None if known.accepted is None else known.accepted.by, known.recorded_at[:10]
+        made = {folder: known.folder, "case": known.case.id, "day": day, "accepted_by": by}
+        rows.append({**made, **shown.figures(known)})
+        accepted = "local" if by is None else f"by {by}"
+        grid.add_row(known.folder, known.case.id, *shown.cells(known), day, accepted)
+    return rows, grid
 
 
 @app.command()

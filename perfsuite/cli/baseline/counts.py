@@ -17,11 +17,21 @@ from perfsuite.results.store import BaselineFiles
 from perfsuite.verdict import exact
 
 
-def _cells(known: CountBaseline) -> list[str]:
+def _listed(known: CountBaseline) -> dict[str, float | None]:
     counts = known.counts[0].counts  # of the first rank
-    peak, kernels = told.peak(counts), sum(counts.kernels.values())
-    done = [amount(told.moved(counts), "bytes"), amount(told.flops(counts), "FLOP"), amount(kernels, "calls")]
-    return [*done, "not counted" if peak is None else amount(peak, "bytes"), str(known.launches)]
+    return {
+        "collective_bytes": told.moved(counts),
+        "flop": told.flops(counts),
+        "kernel_calls": sum(counts.kernels.values()),
+        "peak_live_bytes": told.peak(counts),
+        "launches": known.launches,
+    }
+
+
+def _cells(known: CountBaseline) -> list[str]:
+    *figures, peak, launches = _listed(known).values()
+    told = [amount(each, unit) for each, unit in zip(figures, ("bytes", "FLOP", "calls"), strict=True)]
+    return [*told, "not counted" if peak is None else amount(peak, "bytes"), str(launches)]
 
 
 def can_be_accepted(run: Run) -> bool:
@@ -109,6 +119,7 @@ def _unsteady(known: CountBaseline) -> list[str]:
 COUNTS = Shown(
     on="counted on",
     headings=("counts on", "case", "collectives", "FLOP", "kernels", "live tensors", "launches"),
+    figures=_listed,
     cells=_cells,
     details=_details,
     changes=_changes,

@@ -15,7 +15,7 @@ from perfsuite.report.text import plural
 from perfsuite.results import baseline
 from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import MIN_ACCEPTED, Acceptance, Baseline, BaselineDocument
-from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, judged, metrics_of
+from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, in_unit, judged, metrics_of
 from perfsuite.results.profile import LaunchProfile, ProfileBaseline
 from perfsuite.results.run import Figures, Run
 from perfsuite.results.store import BaselineStore
@@ -36,8 +36,10 @@ class Shown(Generic[B]):
     """The words between a case and its folder."""
     headings: Sequence[str] = ()
     """The columns of the list, apart from when it was made and who accepted it; none: it is not listed."""
+    figures: Callable[[B], dict[str, float | None]] = lambda known: {}
+    """What stands in the list, after the folder of a baseline and its case; the names hold the units."""
     cells: Callable[[B], list[str]] = lambda known: []
-    """What stands in the list, after the folder of a baseline and its case."""
+    """These figures as text."""
     details: Callable[[B], list[str]] = lambda known: []
     """The lines of a baseline in full, after those of who accepted it."""
     changes: Callable[[B | None, B | None], list[str]]
@@ -66,10 +68,16 @@ class Refused(PerfsuiteError):
     """These runs cannot become a baseline."""
 
 
+def _listed(known: Baseline) -> dict[str, float | None]:
+    medians = (TOKENS_PER_S.name, PEAK_MEMORY.name)
+    found = {in_unit(name, known.case.unit): known.median(name) for name in medians}
+    return {**found, "launches": len(known.launches)}
+
+
 def _cells(known: Baseline) -> list[str]:
-    speed, peak = known.median(TOKENS_PER_S.name), known.median(PEAK_MEMORY.name)
+    speed, peak, launches = _listed(known).values()
     told = "not measured" if speed is None else summary.speed(speed, known.case.unit, "tokens")
-    return [told, amount(peak, PEAK_MEMORY.unit), str(len(known.launches))]
+    return [told, amount(peak, PEAK_MEMORY.unit), str(launches)]
 
 
 def _details(known: Baseline) -> list[str]:
@@ -192,6 +200,7 @@ def _noise(shown: Baseline, metric: Metric) -> str:
 
 TIMES = Shown(
     headings=("hardware class", "case", "tokens/s", "memory", "launches"),
+    figures=_listed,
     cells=_cells,
     details=_details,
     changes=_changes,

@@ -5,6 +5,7 @@ from pathlib import Path
 from perfsuite.results import baseline
 from perfsuite.results.store import BaselineStore
 from tests.cli.baseline.launches import CASE, LOCAL, MACHINE, REVIEWED, measured, told
+from tests.cli.commands import rows
 from tests.samples import IMAGES, make_machine, make_run
 from tests.synthetic import commit
 
@@ -19,7 +20,9 @@ def test_list_and_show(repository: Path) -> None:
     listed = " ".join(told("list").split())
     assert "by Ada" in listed
     assert "local" in listed
-    assert "50,150 64.0 MiB 5 2026" in listed
+    first, second = sorted(rows(told("list", "--json")), key=lambda row: str(row["accepted_by"]))
+    assert (first["accepted_by"], second["accepted_by"]) == ("Ada", None)
+    assert (first["tokens_per_s"], first["launches"]) == (50_150, 5)
     shown = told("show", CASE.id)
     assert "accepted by Ada" in shown
     assert "reason: first" in shown
