@@ -21,8 +21,8 @@ end with 3 if they cannot tell. pytest's ini keys `perf_store`, `perf_baselines`
 defaults of `--store`, `--baselines` and `--cases`. `--help` says more.
 
 `--json` prints for machines, and nothing else on standard output: `compare`, `dry-run` and `report` the
-[document of a session](reference.md), or a list of several; `history trend` its findings; `bisect` its
-steps; `judge` its decision; others an object with `schema_version` and `rows` with these fields:
+[document of a session](reference.md), or a list of several; `history trend` its findings; `bisect` and
+`judge` their steps; others an object with `schema_version` and `rows` with these fields:
 
 - `plan`: `case`, `outcome`, `day`, `expected_s`, `gpu_hours`, `reached_after_s`
 - `history list`: `hardware_class`, `case`, `sessions`, `first`, `last`, `step_s_p50`, `peak_memory_bytes`,

@@ -1,96 +1,78 @@
 """`perfsuite judge`: judges step times that somebody else measured, by the engine of the plugin.
 
-The docs' page on existing jobs explains its logs, which `cli.judge_logs` reads.
+A line is a trace, an object of JSON with the fields of `Trace`, or with `--baseline` there are logs of
+launches (`cli.judge_logs`). The docs' page on existing jobs explains both.
 """
 
+import codecs
+import contextlib
 import json
 import math
+import sys
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from pydantic import ConfigDict, FailFast, Field, ValidationError
 
 from perfsuite.analysis.figures import find_window
 from perfsuite.cli.cases import tolerance as share
-from perfsuite.cli.judge_logs import check_comparable, read_log
+from perfsuite.cli.judge_logs import LONGEST, check_comparable, check_readable, read_log
+from perfsuite.documents import Data, explain
 from perfsuite.errors import CaseError
-from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, decide, pooled_noise
+from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 
 SHORT_SERIES = 15  # fewest steps of a launch whose warm-up is looked for
 MAX_WARMUP = 20
 """Most steps of warm-up. That is 2/7 of the 70 steps of a real launch, and the same share of fewer steps."""
-HEADINGS = f"{'outcome':<12}  {'change':>8}  {'99 % interval':^20}  launches  detects"
+
 FEWEST_BASELINE = 3  # fewest launches of a baseline that tell how launches scatter
+HEADINGS = f"{'outcome':<12}  {'change':>8}  {'99 % interval':^20}  launches  detects"
 
-Series = Sequence[float]
-"""Seconds of the steps of a launch, or what is proportional to them."""
-
-
-def judge(
-    logs: Annotated[list[Path], typer.Argument(metavar="LOG", help="Of the launches to judge, in order.")],
-    baseline: Annotated[
-        list[Path],
-        typer.Option(
-            help="A log of a launch before the change; give it 3 times or more. A log is a TensorBoard event "
-            "file or a directory of them, an MLPerf log, or a .json of its step times."
-        ),
-    ],
-    tag: Annotated[
-        str | None,
-        typer.Option(
-            help="What of the logs to judge: a scalar that is a time (default: iteration-time, Megatron's), "
-            "or of MLPerf's train_step_time or throughput (default: the first that is there)."
-        ),
-    ] = None,
-    tolerance: Annotated[
-        float | None, typer.Option(parser=share, metavar="SHARE", help="Slowdown that must not pass (3%).")
-    ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="for machines: print the decision")] = False,
-) -> None:
-    """Judge step times that somebody else measured, by the logs of TensorBoard, MLPerf or others.
-
-    Exit status 1 if the launches are slower.
-    """
-    if len(baseline) < FEWEST_BASELINE:
-        raise CaseError(
-            f"--baseline is given {len(baseline)} times, which does not tell how launches scatter: "
-            f"give {FEWEST_BASELINE} logs or more"
-        )
-    before, now = ([read_log(path, tag) for path in paths] for paths in (baseline, logs))
-    check_comparable([*before, *now])
-    decision = judged([log.series for log in before], [log.series for log in now], tolerance or 0.03)
-    if json_output:
-        typer.echo(as_json(decision))
-    else:
-        typer.echo(f"{'values':>6}  {'median':>10}  {before[0].what}")
-        for side, of_side in (("baseline", before), ("judged", now)):
-            for log in of_side:
-                typer.echo(f"{len(log.series):>6}  {seconds_per_step(log.series):>10.4g}  {side}: {log.path}")
-        typer.echo(f"\n{HEADINGS}\n{_as_row(decision)}")
-    if decision.outcome == "regressed":
-        raise typer.Exit(1)
+# The upper bound keeps sums finite: no step takes 30 million years.
+Seconds = Annotated[float, Field(gt=0, lt=LONGEST)]
+Series = Annotated[list[Seconds], Field(min_length=1), FailFast()]
+Launches = Annotated[list[Series], Field(min_length=1), FailFast()]
 
 
-def judged(baseline: Sequence[Series], launches: Sequence[Series], tolerance: float) -> Decision:
-    """Judge launch by launch, as a real session does; `baseline` has 3 launches or more.
+class Strict(Data):
+    """Data in which a text or a truth value is no number, and NaN or infinity are no seconds."""
 
-    If the launches run out before a decision: "passed" if it looks faster and a slowdown beyond the tolerance
-    is excluded, else "inconclusive". One or two launches can pass; they are never a regression.
-    """
-    before, now = ([seconds_per_step(series) for series in side] for side in (baseline, launches))
-    noise, most = pooled_noise([before]), max(FEWEST_LAUNCHES, min(MAX_LAUNCHES, len(now)))
-    for used in range(1, min(most, len(now)) + 1):
-        decision = decide(before, now[:used], tolerance=tolerance, noise=noise, max_launches=most)
-        if decision.outcome != "undecided":
-            return decision
-    faster = decision.estimate < 0 and decision.interval[1] < tolerance
-    return replace(decision, outcome="passed" if faster else "inconclusive")
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-def seconds_per_step(series: Series) -> float:
+class KnownNoise(Strict):
+    """A noise between launches that is known from elsewhere: `perfsuite.verdict.sequential.Noise`."""
+
+    sigma: float = Field(gt=0, lt=1)
+    degrees_of_freedom: float = Field(gt=0, le=1e9)
+    session_sigma: float = Field(default=0.0, ge=0, lt=1)
+
+
+class Trace(Strict):
+    """One line: a baseline and the launches to judge. Each launch is a series of seconds per step."""
+
+    tolerance: float = Field(gt=0, lt=1)
+    baseline: Launches
+    launches: Launches
+    noise: KnownNoise | None = None
+    max_launches: int | None = Field(default=None, ge=FEWEST_LAUNCHES, le=1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadLine:
+    """An input line that cannot be judged, and why."""
+
+    error: str
+    line: int
+    field: str
+
+
+def seconds_per_step(series: Sequence[float]) -> float:
     """Return the median of a launch's steps after warm-up, in seconds.
 
     The end of warm-up is found as in a real launch (`perfsuite.analysis.figures`), after at most 20 steps and
@@ -103,9 +85,159 @@ def seconds_per_step(series: Series) -> float:
     return median(series[window.start : window.stop])
 
 
-def as_json(decision: Decision) -> str:
-    """Format a decision as strict JSON, with null for an infinite number."""
-    content = {
+def judge_trace(trace: Trace) -> Decision:
+    """Judge launch by launch, as a real session does. Raises `CaseError` if the noise is unknown.
+
+    If the launches run out before a decision: "passed" if it looks faster and a slowdown beyond the tolerance
+    is excluded, else "inconclusive". One or two launches can pass; they are never a regression.
+    """
+    baseline = [seconds_per_step(series) for series in trace.baseline]
+    noise = _noise(trace, baseline)
+    most = trace.max_launches or max(FEWEST_LAUNCHES, min(MAX_LAUNCHES, len(trace.launches)))
+    launches: list[float] = []
+    for series in trace.launches[:most]:
+        launches.append(seconds_per_step(series))
+        decision = decide(baseline, launches, tolerance=trace.tolerance, noise=noise, max_launches=most)
+        if decision.outcome != "undecided":
+            return decision
+    faster = decision.estimate < 0 and decision.interval[1] < trace.tolerance
+    return replace(decision, outcome="passed" if faster else "inconclusive")
+
+
+def _noise(trace: Trace, baseline: list[float]) -> Noise:
+    if trace.noise is not None:
+        return Noise(**trace.noise.model_dump())
+    if len(baseline) < FEWEST_BASELINE:
+        raise CaseError(
+            f"missing, and a baseline of {len(baseline)} does not tell how launches scatter: give 3 or more "
+            'launches in "baseline", or "noise": {"sigma": 0.01, "degrees_of_freedom": 30}'
+        )
+    return pooled_noise([baseline])
+
+
+def answer(number: int, line: bytes) -> Decision | BadLine:
+    """Judge one line, counted from 1."""
+    text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+    if not text.strip():
+        return BadLine(error="blank, expected a trace as a JSON object", line=number, field="(whole)")
+    try:
+        return judge_trace(Trace.model_validate_json(text))
+    except ValidationError as error:
+        return _bad(number, error)
+    except CaseError as error:
+        return BadLine(error=f"noise: {error}", line=number, field="noise")
+
+
+def _bad(number: int, error: ValidationError) -> BadLine:
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        reason = str(first["ctx"]["error"]).replace(" at line 1 column ", " at column ")
+        return BadLine(error=f"not JSON: {reason}", line=number, field="(whole)")
+    field = ".".join(str(part) for part in first["loc"]) or "(whole)"
+    return BadLine(error=_cut(explain(error), 500), line=number, field=_cut(field, 100))
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def judge(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE",
+            help="Traces, one JSON object a line; - reads standard input. "
+            "With --baseline: logs of the launches to judge, in their order.",
+        ),
+    ],
+    baseline: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A log of a launch before the change; give it 3 times or more. A log is a TensorBoard event "
+            "file or a directory of them, or an MLPerf log."
+        ),
+    ] = None,
+    tag: Annotated[
+        str | None,
+        typer.Option(
+            help="What of the logs to judge: a scalar that is a time (default: iteration-time, Megatron's), "
+            "or of MLPerf's train_step_time or throughput (default: the first that is there)."
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(parser=share, metavar="SHARE", help="Slowdown that must not pass, of logs (3%)."),
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Answer by lines of JSON.")] = False,
+) -> None:
+    """Judge step times that somebody else measured: traces, or with --baseline logs of TensorBoard or MLPerf.
+
+    Exit status 1 if a trace could not be judged, or if the launches of the logs are slower.
+    """
+    if baseline:
+        _judge_logs([Path(file) for file in files], baseline, tag, tolerance or 0.03, json_output=json_output)
+    elif len(files) > 1 or tag is not None or tolerance is not None:
+        raise CaseError(
+            "without --baseline one file of traces is judged, and --tag and --tolerance say nothing of it: "
+            "name a log of the baseline, 3 times or more: --baseline LOG"
+        )
+    else:
+        _judge_lines(files[0], json_output=json_output)
+
+
+def _judge_logs(
+    launches: Sequence[Path],
+    baseline: Sequence[Path],
+    tag: str | None,
+    tolerance: float,
+    *,
+    json_output: bool,
+) -> None:
+    if len(baseline) < FEWEST_BASELINE:
+        raise CaseError(
+            f"--baseline is given {len(baseline)} times, which does not tell how launches scatter: "
+            f"give {FEWEST_BASELINE} logs or more"
+        )
+    before, now = ([read_log(path, tag) for path in paths] for paths in (baseline, launches))
+    check_comparable([*before, *now])
+    old, new = ([list(log.series) for log in logs] for logs in (before, now))
+    decision = judge_trace(Trace(tolerance=tolerance, baseline=old, launches=new))
+    if json_output:
+        typer.echo(as_json(decision))
+    else:
+        typer.echo(f"{'values':>6}  {'median':>10}  {before[0].what}")
+        for side, logs in (("baseline", before), ("judged", now)):
+            for log in logs:
+                typer.echo(f"{len(log.series):>6}  {seconds_per_step(log.series):>10.4g}  {side}: {log.path}")
+        typer.echo(f"\n{HEADINGS}\n{_as_row(decision)}")
+    if decision.outcome == "regressed":
+        raise typer.Exit(1)
+
+
+def _judge_lines(file: str, *, json_output: bool) -> None:
+    counts: Counter[str] = Counter()
+    if file != "-":
+        check_readable(Path(file))
+    with contextlib.nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as stream:
+        if not json_output:
+            typer.echo(f"{'line':>6}  {HEADINGS}")
+        for number, line in enumerate(stream, start=1):
+            decision = answer(number, line)
+            counts["bad" if isinstance(decision, BadLine) else decision.outcome] += 1
+            typer.echo(as_json(decision) if json_output else f"{number:>6}  {_as_row(decision)}")
+    if not counts:
+        typer.echo(f"perfsuite judge: {file!r} has no lines, nothing was judged", err=True)
+    elif not json_output:
+        typer.echo(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
+    if counts["bad"]:
+        raise typer.Exit(1)
+
+
+def as_json(decision: Decision | BadLine) -> str:
+    """Format a decision as one line of strict JSON, with null for an infinite number."""
+    if isinstance(decision, BadLine):
+        return json.dumps(asdict(decision))
+    content: dict[str, Any] = {
         "outcome": decision.outcome,
         "estimate": _finite(decision.estimate),
         "interval": [_finite(end) for end in decision.interval],
@@ -120,9 +252,13 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _as_row(decision: Decision) -> str:
+def _as_row(decision: Decision | BadLine) -> str:
+    if isinstance(decision, BadLine):
+        error = "".join(char if char.isprintable() else "?" for char in decision.error)
+        return f"{'bad line':<12}  {error}"
     low, high = decision.interval
-    interval, blind = f"{low:+.2%} to {high:+.2%}", "  blind" if decision.blind else ""
+    blind = "  blind" if decision.blind else ""
+    interval = f"{low:+.2%} to {high:+.2%}"
     return (
         f"{decision.outcome:<12}  {decision.estimate:>+8.2%}  {interval:^20}  "
         f"{decision.launches_used:>8}  {decision.minimum_detectable_drop:>7.2%}{blind}"

@@ -1,4 +1,4 @@
-"""Reads the step times of jobs that perfsuite did not launch: TensorBoard's event files, MLPerf's logs, JSON.
+"""Reads the step times of jobs that perfsuite did not launch: TensorBoard event files, MLPerf logs.
 
 What a log tells is proportional to the time of a step: enough for ratios, if every log tells the same.
 """
@@ -11,10 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
-from perfsuite import documents
-from perfsuite.documents import Data
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.base import require
 
@@ -30,34 +26,23 @@ LONGEST = 1e15  # times are below it, whatever their unit
 MLPERF_KINDS = ("train_step_time", "throughput")  # what an MLPerf log may tell, the best first. See `_mlperf`
 
 
-class StepTimes(Data):
-    """The JSON file of a launch whose log is of another kind: seconds of each step."""
-
-    step_s: tuple[float, ...] = Field(min_length=1)
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepLog:
     """What one launch logged about its steps."""
 
     path: Path
-    what: str  # the tag of a scalar, one of `MLPERF_KINDS` with its unit, or `step_s`
+    what: str  # the tag of a scalar, or what an MLPerf log's times are: one of `MLPERF_KINDS`, with its unit
     series: Sequence[float]  # in the order of training; above 0
 
 
 def read_log(path: Path, tag: str | None) -> StepLog:
-    """Read the log of one launch: an event file, a directory of event files, an MLPerf log, or `StepTimes`.
+    """Read the log of one launch: an event file, a directory of event files, or an MLPerf log.
 
     `tag`: the scalar to read, or one of `MLPERF_KINDS`. Raises `FileError` naming the log, or `PackageError`
     without tensorboard.
     """
-    series: Sequence[float]
-    if path.is_dir() or path.match(EVENT_FILES):
-        what, series = _tensorboard(path, tag or MEGATRON_TAG)
-    elif path.suffix == ".json":
-        what, series = "step_s", documents.read(path, StepTimes).step_s
-    else:
-        what, series = _mlperf(path, tag)
+    is_tensorboard = path.is_dir() or path.match(EVENT_FILES)
+    what, series = _tensorboard(path, tag or MEGATRON_TAG) if is_tensorboard else _mlperf(path, tag)
     for number, value in enumerate(series, start=1):
         if not 0 < value < LONGEST:
             expected = f"a time above 0 and below {LONGEST:g}"
@@ -95,7 +80,7 @@ def _tensorboard(path: Path, tag: str) -> tuple[str, list[float]]:
     tags: set[str] = set()
     values: dict[int, float] = {}
     for file in files:
-        _check_readable(file)
+        check_readable(file)
         for event in LegacyEventFileLoader(str(file)).Load():
             tags |= {summary.tag for summary in event.summary.value}
             for summary in (each for each in event.summary.value if each.tag == tag):
@@ -150,7 +135,7 @@ def _mlperf(path: Path, kind: str | None) -> tuple[str, list[float]]:
 
 
 def _mllog_events(path: Path) -> Iterator[Mapping[str, Any]]:
-    _check_readable(path)
+    check_readable(path)
     read = json.JSONDecoder(parse_int=float)  # float(10**400) would raise
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
@@ -165,9 +150,9 @@ def _statistic(events: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [value for value in values if isinstance(value, float) and not math.isnan(value)]
 
 
-def _check_readable(path: Path) -> None:
+def check_readable(path: Path) -> None:
     """Raise `FileError` if a file cannot be read."""
     try:
         path.open("rb").close()
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # the latter: a NUL in the name
+        raise FileError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None

@@ -1,91 +1,233 @@
-"""What `perfsuite judge` says of the step times of launches, whatever logs they come from."""
+"""`perfsuite judge`: one answer for each line, whatever the line."""
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.cli.judge import as_json, judged, seconds_per_step
-from perfsuite.verdict.sequential import decide, pooled_noise
+from perfsuite.cli import judge as traces
+from perfsuite.cli.judge import seconds_per_step
+from perfsuite.verdict.sequential import Noise, decide
 from tests.cli.commands import run
 from tests.samples import deterministic
 
 KEYS = ["outcome", "estimate", "interval", "launches_used", "minimum_detectable_drop", "blind"]
 BASELINE = [[s] for s in (0.991, 1.012, 0.997, 1.004, 0.985, 1.008, 1.001, 0.994, 1.003, 1.006)]
 UNCHANGED = [[s] for s in (1.004, 0.993, 1.009, 0.998, 1.001, 1.012, 0.99, 1.003, 0.996, 1.0)]
-QUIET = [[1 + (s - 1) / 3] for [s] in BASELINE]
-NOISY = [[1 + 5 * (s - 1)] for [s] in BASELINE]
+QUIET = {"sigma": 0.003, "degrees_of_freedom": 30}
+
+
+def trace(**changes: Any) -> dict[str, Any]:
+    return {"tolerance": 0.03, "baseline": BASELINE, "launches": UNCHANGED, **changes}
 
 
 def slower(launches: Sequence[Sequence[float]], drop: float) -> list[list[float]]:
     return [[s * (1 + drop) for s in series] for series in launches]
 
 
+def judged(*lines: Any, status: int = 0) -> list[dict[str, Any]]:
+    """The answers to lines, each bytes or text as it is, or a value to write as JSON."""
+    raw = [
+        line if isinstance(line, bytes) else (line if isinstance(line, str) else json.dumps(line)).encode()
+        for line in lines
+    ]
+    shown = run("judge", "-", "--json", text=b"\n".join(raw) + b"\n", status=status).stdout
+    answers = [json.loads(line, parse_constant=pytest.fail) for line in shown.splitlines()]
+    assert len(answers) == len(lines)
+    return answers
+
+
+def bad(line: Any) -> tuple[str, str]:
+    """Field and message of a line that cannot be judged; the lines around it are."""
+    before, answer, after = judged(trace(), line, trace(), status=1)
+    assert before == after
+    assert list(before) == KEYS
+    assert set(answer) == {"error", "line", "field"}
+    assert answer["line"] == 2
+    return answer["field"], answer["error"]
+
+
 def test_no_change_passes_and_a_slowdown_regresses_and_a_speedup_improves() -> None:
-    same, worse, better = (judged(BASELINE, slower(UNCHANGED, drop), 0.03) for drop in (0, 0.05, -0.05))
-    assert same.outcome == "passed"
-    assert same.interval[0] < same.estimate < same.interval[1] < 0.03
-    assert not same.blind
-    assert worse.outcome == "regressed"
-    assert worse.estimate == pytest.approx(0.05, abs=0.01)
-    assert worse.launches_used == 3
-    assert better.outcome == "improved"
-    assert better.estimate == pytest.approx(-0.05, abs=0.01)
+    same, worse, better = judged(
+        trace(), trace(launches=slower(UNCHANGED, 0.05)), trace(launches=slower(UNCHANGED, -0.05))
+    )
+    assert same["outcome"] == "passed"
+    assert same["interval"][0] < same["estimate"] < same["interval"][1] < 0.03
+    assert same["blind"] is False
+    assert worse["outcome"] == "regressed"
+    assert worse["estimate"] == pytest.approx(0.05, abs=0.01)
+    assert worse["launches_used"] == 3
+    assert better["outcome"] == "improved"
+    assert better["estimate"] == pytest.approx(-0.05, abs=0.01)
 
 
 def test_it_answers_as_the_engine_does_at_the_same_launch() -> None:
-    answer = judged(QUIET, slower(UNCHANGED, 0.025), 0.03)
-    baseline = [series[0] for series in QUIET]
-    launches = [1.025 * series[0] for series in UNCHANGED[: answer.launches_used]]
-    noise = pooled_noise([baseline])
-    assert answer == decide(baseline, launches, tolerance=0.03, noise=noise, max_launches=10)
+    answer = judged(trace(launches=slower(UNCHANGED, 0.025), noise=QUIET))[0]
+    used = answer["launches_used"]
+    decision = decide(
+        [series[0] for series in BASELINE],
+        [1.025 * series[0] for series in UNCHANGED[:used]],
+        tolerance=0.03,
+        noise=Noise(sigma=0.003, degrees_of_freedom=30),
+        max_launches=10,
+    )
+    assert answer["outcome"] == decision.outcome
+    assert answer["estimate"] == pytest.approx(decision.estimate)
+    assert answer["interval"] == pytest.approx(list(decision.interval))
+    assert answer["minimum_detectable_drop"] == decision.minimum_detectable_drop
+
+
+NOISY = {"sigma": 0.05, "degrees_of_freedom": 30}
 
 
 @pytest.mark.parametrize(
-    ("baseline", "launches", "outcome"),
+    ("changes", "outcome"),
     [
-        (QUIET, UNCHANGED[:1], "passed"),
-        (NOISY, UNCHANGED[:1], "inconclusive"),
-        (QUIET, slower(UNCHANGED[:1], 0.05), "inconclusive"),
-        (QUIET, slower(UNCHANGED[:2], 10), "inconclusive"),
-        (QUIET, slower(UNCHANGED[:2], -0.2), "passed"),
+        ({"launches": UNCHANGED[:1], "noise": QUIET}, "passed"),
+        ({"launches": UNCHANGED[:1], "noise": NOISY}, "inconclusive"),
+        ({"launches": slower(UNCHANGED[:1], 0.05), "noise": QUIET}, "inconclusive"),
+        ({"launches": slower(UNCHANGED[:2], 10), "noise": QUIET}, "inconclusive"),
+        ({"launches": slower(UNCHANGED[:2], -0.2), "noise": QUIET}, "passed"),
+        ({"launches": slower(UNCHANGED[:2], -0.2), "noise": QUIET, "max_launches": 10}, "passed"),
+        ({"baseline": BASELINE[:1], "noise": QUIET}, "passed"),
+        ({"launches": slower(UNCHANGED, 0.05), "noise": {**QUIET, "session_sigma": 0.05}}, "inconclusive"),
     ],
-    ids=["clear", "unclear", "one slower", "two slower", "two faster"],
+    ids=["clear", "unclear", "one slower", "two slower", "two faster", "two of ten", "one before", "drift"],
 )
-def test_what_few_launches_show_is_never_a_regression(
-    baseline: list[list[float]], launches: list[list[float]], outcome: str
-) -> None:
-    assert judged(baseline, launches, 0.03).outcome == outcome
+def test_what_few_launches_show_is_never_a_regression(changes: dict[str, Any], outcome: str) -> None:
+    assert judged(trace(**changes))[0]["outcome"] == outcome
 
 
-def test_at_most_fifteen_launches_are_used() -> None:
+def test_at_most_fifteen_launches_are_used_and_fewer_if_asked() -> None:
+    noisy = {"sigma": 0.03, "degrees_of_freedom": 30}
     doubtful = [[1.02 + 0.001 * (number % 3)] for number in range(40)]
-    assert 4 < judged(NOISY, doubtful, 0.03).launches_used <= 15
+    plenty, fewer = judged(
+        trace(launches=doubtful, noise=noisy), trace(launches=doubtful, noise=noisy, max_launches=4)
+    )
+    assert plenty["launches_used"] <= 15
+    assert fewer["launches_used"] <= 4
+    assert fewer["minimum_detectable_drop"] > plenty["minimum_detectable_drop"]
+    assert fewer["outcome"] == "inconclusive"
 
 
-def test_a_gate_that_is_blind_says_so(tmp_path: Path) -> None:
-    answer = judged(NOISY, UNCHANGED, 0.03)
-    assert answer.blind
-    assert answer.minimum_detectable_drop > 0.03
-    logs = [[write(tmp_path / f"{name}{n}.json", each) for n, each in enumerate(of)] for name, of in SIDES]
-    before, now = logs
-    shown = run("judge", *now, *(word for log in before for word in ("--baseline", log)))
-    assert shown.stdout.endswith("  blind\n")
+def test_a_gate_that_is_blind_says_so() -> None:
+    answer = judged(trace(noise=NOISY))[0]
+    assert answer["blind"] is True
+    assert answer["minimum_detectable_drop"] > 0.03
 
 
-SIDES = (("before", NOISY), ("now", UNCHANGED))
+@pytest.mark.parametrize("launches", [1, 2])
+def test_a_baseline_that_tells_no_noise_says_what_to_give(launches: int) -> None:
+    field, message = bad(trace(baseline=BASELINE[:launches]))
+    assert field == "noise"
+    assert f"a baseline of {launches} does not tell how launches scatter: give 3 or more" in message
+    assert '"noise": {"sigma": 0.01, "degrees_of_freedom": 30}' in message
 
 
-def write(file: Path, series: Sequence[float]) -> Path:
-    file.write_text(json.dumps({"step_s": series}))
-    return file
+@pytest.mark.parametrize(
+    ("line", "field", "message"),
+    [
+        ("  \t", "(whole)", "blank"),
+        ("{", "(whole)", "not JSON: EOF"),
+        ("[" * 100_000, "(whole)", "not JSON: recursion limit"),
+        ("9" * 10_000, "(whole)", ""),
+        ([], "(whole)", "object"),
+        ({}, "tolerance", "tolerance: Field required; baseline: Field required; launches: Field"),
+        (trace(tolerence=0.03), "tolerence", "unknown field; remove it or correct its name"),
+        (trace(**{"k" * 10_000: 1}), "k" * 97 + "...", "kkk..."),
+        (trace(tolerance=0), "tolerance", "greater than 0, got 0"),
+        (trace(tolerance=1), "tolerance", "less than 1, got 1"),
+        (trace(tolerance=math.nan), "tolerance", "finite number"),
+        (trace(tolerance="3%"), "tolerance", "valid number, got '3%'"),
+        (trace(tolerance=True), "tolerance", "valid number, got True"),
+        (trace(launches=[]), "launches", "at least 1 item"),
+        (trace(launches=[0.1, 0.2]), "launches.0", "got 0.1"),
+        (trace(launches=[[0.1], []]), "launches.1", "at least 1 item"),
+        (trace(launches=[[0.1], [0.1, -0.1]]), "launches.1.1", "greater than 0, got -0.1"),
+        (trace(launches=[["0.1"]]), "launches.0.0", "valid number, got '0.1'"),
+        (trace(baseline=[[0.1], [math.nan]]), "baseline.1.0", "finite number"),
+        ('{"tolerance": 0.03, "baseline": [[1e999]], "launches": [[1]]}', "baseline.0.0", "finite number"),
+        (trace(baseline=[[1e305]]), "baseline.0.0", "less than 1000000000000000, got 1e+305"),
+        (trace(baseline=[[10**400]]), "baseline.0.0", ""),
+        (trace(max_launches=2), "max_launches", "greater than or equal to 3, got 2"),
+        (trace(max_launches=10**30), "max_launches", "less than or equal to 1000"),
+        (trace(max_launches=5.0), "max_launches", "valid integer"),
+        (trace(noise={"sigma": 0.01}), "noise.degrees_of_freedom", "Field required"),
+        (trace(noise={**QUIET, "sigma": 0}), "noise.sigma", "greater than 0"),
+        (trace(noise={**QUIET, "sigma": 1}), "noise.sigma", "less than 1"),
+        (trace(noise={**QUIET, "degrees_of_freedom": 0}), "noise.degrees_of_freedom", "greater than 0"),
+        (trace(noise={**QUIET, "degrees_of_freedom": 1e308}), "noise.degrees_of_freedom", "less than"),
+        (trace(noise=0.01), "noise", "got 0.01"),
+    ],
+    ids=itertools.count(),
+)
+def test_a_bad_line_names_its_field_and_the_rest_is_judged(line: Any, field: str, message: str) -> None:
+    named, error = bad(line)
+    assert named == field
+    assert message in error
+    assert len(error) <= 600
+
+
+def test_the_whole_file_is_answered_line_by_line() -> None:
+    text = json.dumps(trace())
+    answers = judged(b"\xef\xbb\xbf" + text.encode() + b"\r", "", text, "{", text, status=1)
+    assert ["error" in answer for answer in answers] == [False, True, False, True, False]
+    assert len(run("judge", "-", "--json", text=text).stdout.splitlines()) == 1, "a last line without its end"
+    assert [answer["line"] for answer in answers if "error" in answer] == [2, 4]
+
+
+def test_each_line_is_answered_before_the_next_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(typer, "echo", said.append)
+    line = json.dumps(trace()).encode() + b"\n"
+
+    class Stream(io.RawIOBase):
+        read_so_far = 0
+
+        def readline(self, size: int | None = -1, /) -> bytes:
+            assert len(said) == self.read_so_far
+            self.read_so_far += 1
+            return line if self.read_so_far <= 3 else b""
+
+    stream = Stream()
+    monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": stream}))
+    traces.judge(["-"], json_output=True)
+    assert len(said) == 3
+
+
+def test_the_table_for_people(tmp_path: Path) -> None:
+    file = tmp_path / "traces.jsonl"
+    slow = trace(launches=slower(UNCHANGED, 0.05))
+    lines = [trace(), slow, trace(noise=NOISY), trace(**{"\x1b[31m": 1})]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    result = run("judge", file, status=1)
+    rows = result.output.splitlines()
+    assert rows[1].split()[:2] == ["1", "passed"]
+    assert rows[2].split()[:2] == ["2", "regressed"]
+    assert rows[3].endswith("blind")
+    assert "bad line" in rows[4]
+    assert "\x1b" not in result.output
+    assert rows[5] == "1 bad, 1 inconclusive, 1 passed, 1 regressed"
+
+
+def test_what_cannot_be_read_and_an_empty_file(tmp_path: Path) -> None:
+    for file in (tmp_path / "missing", tmp_path):
+        assert f"cannot read {file}: " in run("judge", file, "--json", status=2).stderr
+    nothing = run("judge", "-", "--json", text="")
+    assert nothing.stdout == ""
+    assert "has no lines, nothing was judged" in nothing.stderr
 
 
 def real_steps(seed: int, *, level: float = 0.2, count: int = 70, warmup: int = 8) -> list[float]:
@@ -122,24 +264,40 @@ def test_a_short_series_is_its_plain_median_and_a_long_one_has_the_window_of_a_r
 
 
 def test_real_steps_find_a_drop_and_raise_no_alarm() -> None:
+    known = {"sigma": 0.01, "degrees_of_freedom": 30}
     baseline = [real_steps(seed) for seed in range(10)]
     for drop, outcome in ((0.0, "passed"), (0.08, "regressed")):
         launches = [real_steps(seed, level=0.2 * (1 + drop)) for seed in range(100, 115)]
-        assert judged(baseline, launches, 0.03).outcome == outcome
+        assert judged(trace(baseline=baseline, launches=launches, noise=known))[0]["outcome"] == outcome
 
 
 seconds = st.floats(min_value=0, max_value=1e15, exclude_min=True, exclude_max=True)
-series = st.lists(seconds, min_size=1, max_size=40)
-baselines = st.lists(series, min_size=3, max_size=20)
-tolerances = st.floats(0, 1, exclude_min=True, exclude_max=True)
+series = st.lists(st.lists(seconds, min_size=1, max_size=40), min_size=1, max_size=20)
+noises = st.none() | st.fixed_dictionaries(
+    {
+        "sigma": st.floats(0, 1, exclude_min=True, exclude_max=True),
+        "degrees_of_freedom": st.floats(0, 1e9, exclude_min=True),
+    }
+)
 
 
 @deterministic
-@given(baselines, st.lists(series, min_size=1, max_size=20), tolerances)
+@given(series, series, noises, st.floats(0, 1, exclude_min=True, exclude_max=True))
 def test_whatever_the_seconds_the_answer_is_strict_json(
-    baseline: list[list[float]], launches: list[list[float]], tolerance: float
+    baseline: list[list[float]], launches: list[list[float]], noise: Any, tolerance: float
 ) -> None:
-    answer = json.loads(as_json(judged(baseline, launches, tolerance)), parse_constant=pytest.fail)
-    assert list(answer) == KEYS
-    assert answer["outcome"] in ("passed", "improved", "regressed", "inconclusive")
-    assert 1 <= answer["launches_used"] <= min(15, len(launches))
+    line = {"tolerance": tolerance, "baseline": baseline, "launches": launches, "noise": noise}
+    answer = json.loads(
+        traces.as_json(traces.answer(1, json.dumps(line).encode())), parse_constant=pytest.fail
+    )
+    if noise is None and len(baseline) < 3:
+        assert answer["field"] == "noise"
+    else:
+        assert answer["outcome"] in ("passed", "improved", "regressed", "inconclusive")
+        assert 1 <= answer["launches_used"] <= min(15, len(launches))
+
+
+@deterministic
+@given(st.binary(max_size=200))
+def test_whatever_the_bytes_there_is_an_answer(line: bytes) -> None:
+    assert json.loads(traces.as_json(traces.answer(2, line)))["line"] == 2
