@@ -32,6 +32,7 @@ defaults of `--store`, `--baselines` and `--cases`. `--help` says more.
   `launches`, `day`, `accepted_by`; of counts `counts_on`, `case`, `collective_bytes`, `flop`, `kernel_calls`,
   `peak_live_bytes`, and the last three
 - `doctor`, `selftest`: `check`, `status`, `found`, `advice`
+- `releases`: `title`, `same`, `rows`, `lines`, `unknown`
 """
 
 

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +26,7 @@ from perfsuite.report.columns import STEP
 from perfsuite.report.explained import explained
 from perfsuite.report.markdown import grid, text
 from perfsuite.report.progress import Progress
+from perfsuite.report.terminal import print_json
 from perfsuite.report.text import Table, plural, relative
 from perfsuite.results.environment import installed
 from perfsuite.results.run import Run
@@ -49,6 +50,9 @@ def releases(
         bool, typer.Option("--minors", help="after the oldest only the last of each minor")
     ] = False,
     counts: Annotated[bool, typer.Option("--counts", help="launch also what can be run dry")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="for machines: print what each release changed")
+    ] = False,
     cases: shared.Cases = shared.CASES,
     store: shared.LocalStore = None,
     launcher: shared.Launcher = None,
@@ -68,7 +72,10 @@ def releases(
         steps = list(runs.steps(chosen, names))
     finally:
         setup.lock.release()
-    typer.echo(relative(page(package, steps, runs.way_of), Path.cwd()))
+    if as_json:
+        print_json([asdict(step) for step in steps])
+    else:
+        typer.echo(relative(page(package, steps, runs.way_of), Path.cwd()))
     raise typer.Exit(shared.UNDECIDED if any(step.unknown for step in steps) else 0)
 
 

@@ -3,7 +3,7 @@
 import io
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,14 @@ def plain_table(headings: Iterable[str] = ()) -> RichTable:
     for heading in headings:
         made.add_column(heading, overflow="fold")
     return made
+
+
+def print_rows(rows: Sequence[Mapping[str, object]], grid: RichTable, *, as_json: bool) -> None:
+    """Print a table, or for machines the data that it was made of."""
+    if as_json:
+        print_json(rows)
+    else:
+        console().print(grid)
 
 
 def print_json(rows: Sequence[object]) -> None:

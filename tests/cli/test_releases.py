@@ -111,6 +111,14 @@ def test_a_page_tells_what_each_release_changed_and_the_rest_in_a_line(runs: Run
     assert same.splitlines() == ["The same in every case", "", "- 1.0 -> 1.1", "- 1.1 -> 1.1.1"]
 
 
+def test_for_machines_each_release_is_a_row(runs: Runs) -> None:
+    runs.kernels = {"1.2": 90, "2.0": 95}
+    first, *_, last = commands.rows(command("--from", "1.0", "--json").stdout)
+    assert (first["title"], first["same"], first["rows"]) == ("1.0", 0, [])
+    assert last["title"] == "1.2 -> 2.0"
+    assert "  - regressed: kernels in forward: 90 -> 95 a step" in "\n".join(last["lines"])
+
+
 def test_each_release_runs_once_and_what_ran_is_kept(runs: Runs) -> None:
     told = command("--from", "1.0", ids=(CASE.id, OTHER.id)).stdout
     assert runs.released == ["1.0", "1.0", "1.1", "1.1", "1.1.1", "1.1.1", "1.2", "1.2", "2.0", "2.0"]
