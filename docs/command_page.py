@@ -31,6 +31,7 @@ defaults of `--store`, `--baselines` and `--cases`. `--help` says more.
 - `baseline list`: `hardware_class`, `case`, `tokens_per_s` or `samples_per_s`, `peak_memory_bytes`,
   `launches`, `day`, `accepted_by`; of counts `counts_on`, `case`, `collective_bytes`, `flop`, `kernel_calls`,
   `peak_live_bytes`, and the last three
+- `baseline show`: `file`, `baseline`; `baseline diff`: `file`, `before`, `now`
 - `doctor`, `selftest`: `check`, `status`, `found`, `advice`
 - `releases`: `title`, `same`, `rows`, `lines`, `unknown`
 """
