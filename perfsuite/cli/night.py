@@ -54,6 +54,7 @@ def night(
     """
     shared.check_asked(hardware, cases)
     shared.read("shard", shard)
+    shared.read("report", str(out))
     known = Store(store).results()
     summary = out / "summary.md"
     if only_summary and summary.is_file():

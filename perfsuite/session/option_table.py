@@ -106,6 +106,14 @@ def directory(value: str) -> Path:
     return Path(value)
 
 
+def report(value: str) -> Path:
+    """A directory for a report, whose page replaces no other page."""
+    page = directory(value) / "index.html"
+    if page.exists() and b"<title>perfsuite: " not in page.read_bytes():
+        raise ValueError("a directory without an index.html of your own")
+    return Path(value)
+
+
 def fault(value: str) -> str:
     """A fault to inject. Raises `CaseError` for one that there is not."""
     Fault.parse(value)
@@ -192,7 +200,7 @@ OPTIONS = (
     Option(
         name="report",
         metavar="DIR",
-        parse=directory,
+        parse=report,
         help="write a report to DIR: index.html, summary.md for CI, and results.json",
         page="Also of an interrupted session",
     ),
