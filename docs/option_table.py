@@ -1,4 +1,4 @@
-"""Writes the table of pytest's options into `options.md`: `python docs/option_table.py`."""
+"""Writes pytest's options into `options.md`: `python docs/option_table.py`."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ PAGE = Path(__file__).with_name("options.md")
 BEGIN, END = "<!-- options: made by docs/option_table.py -->\n", "<!-- options end -->\n"
 
 
-def row(option: Option) -> str:
-    """A row of the table."""
-    value = option.metavar.replace("|", "\\|")
-    spelled = option.spelled + (f"={value}" if "|" in value else f" {value}" if value else "")
-    default = option.told if "`" in option.told else f"`{option.told}`" if option.default else option.told
+def entry(option: Option) -> str:
+    """What the page says of an option."""
+    value = f" {option.metavar}" if option.metavar and "|" not in option.metavar else ""
+    spelled = [f"`{option.spelled}{value or (f'={option.metavar}' if option.metavar else '')}`"]
+    key = [f"`{option.key}`"] if option.ini else []
+    default = option.default_told or (option.default and f"`{option.default}`")
     meaning = f"{option.help[0].upper()}{option.help[1:]}" + (f". {option.page}" if option.page else "")
-    key = f"`{option.key}`" if option.ini else ""
-    return f"| `{spelled}` | {key} | {default} | {meaning} |"
+    return f"- {', '.join([*spelled, *key])}{f' ({default})' if default else ''}: {meaning}"
 
 
-def table() -> str:
-    """The table of all options that people use."""
-    rows = [row(option) for option in OPTIONS]
-    return "\n".join(["| option | ini key | default | meaning |", "| --- | --- | --- | --- |", *rows, ""])
+def entries() -> str:
+    """All options that people use."""
+    return "\n".join([*map(entry, OPTIONS), ""])
 
 
 def written(page: str) -> str:
-    """The page with the table as it is now."""
+    """The page with the options as they are now."""
     before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}\n{entries()}\n{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":

@@ -126,9 +126,7 @@ def propose(
     out: Out = Path("out"),
     measured: Annotated[
         Path | None,
-        typer.Option(
-            help="Take baselines from this directory, an artifact: only its *.json."
-        ),
+        typer.Option(help="Take baselines from this directory, an artifact: only its *.json."),
     ] = None,
     baselines: Annotated[Path, typer.Option(help="Directory of the reviewed baselines.")] = BASELINES,
 ) -> None:
