@@ -328,7 +328,7 @@ OPTIONS = (
     Option(
         name="resume",
         help="go on with the newest session of the store: do not measure again what it decided",
-        page="See [Going on with a session](faults.md#go-on-with-a-session)",
+        page="See [Going on with a session](#go-on-with-a-session)",
     ),
     Option(
         name="no-counts",
