@@ -30,11 +30,11 @@ Several commands have these options:
 - {as_pytest}:
   as the [options of pytest](options.md) whose names begin with `--perf-`
 - `--history`: the directory of the history (`.perfsuite/history`; of `pull` and `push` `history`)
-- `--json`: print for machines, and nothing else on standard output
+- `--json`: print for machines, and nothing else on standard output. `compare`, `dry-run` and `report` print the
+  [document of a session](reference.md) or a list of several, `bisect` and `judge` their steps, and `history
+  trend` what it found. The others print an object with `schema_version` and `rows`
 
-With `--json`, `compare`, `dry-run` and `report` print the [document of a session](reference.md) or a list of
-several, `bisect` and `judge` their steps, and `history trend` what it found. The others print an object with
-`schema_version` and `rows`, which have these fields:
+The rows have these fields:
 
 - `plan`: `case`, `outcome`, `day`, `expected_s`, `gpu_hours`, `reached_after_s`
 - `history list`: `hardware_class`, `case`, `sessions`, `first`, `last`, `step_s_p50`, `peak_memory_bytes`,
