@@ -18,8 +18,8 @@ HEAD = """# Commands
 <!-- Made by `python docs/command_page.py` from the commands themselves. -->
 
 A command of `perfsuite` ends with exit status 0; with 1 for a finding (a worsening, a check that failed, a
-case that was not accepted); or with 2 and a message for an error. `compare`, `bisect`, `releases`, `doctor` and
-`selftest` end with 3 if they cannot tell. `--help` says more.
+case that was not accepted); or with 2 and a message for an error. `compare`, `bisect`, `releases`, `doctor`
+and `selftest` end with 3 if they cannot tell. `--help` says more.
 
 Several commands have these options:
 
@@ -30,9 +30,9 @@ Several commands have these options:
 - {as_pytest}:
   as the [options of pytest](options.md) whose names begin with `--perf-`
 - `--history`: the directory of the history (`.perfsuite/history`; of `pull` and `push` `history`)
-- `--json`: print for machines, and nothing else on standard output. `compare`, `dry-run` and `report` print the
-  [document of a session](reference.md) or a list of several, `bisect` and `judge` their steps, and `history
-  trend` what it found. The others print an object with `schema_version` and `rows`
+- `--json`: print for machines, and nothing else on standard output. `compare`, `dry-run` and `report` print
+  the [document of a session](reference.md) or a list of several, `bisect` and `judge` their steps, and
+  `history trend` what it found. The others print an object with `schema_version` and `rows`
 
 The rows have these fields:
 

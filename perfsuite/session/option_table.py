@@ -348,7 +348,7 @@ OPTIONS = (
         metavar="N",
         parse=whole(MIN_CHANGED, MAX_PAIRS),
         default=str(MAX_PAIRS),
-        help=f"of two environments: pairs of launches of a case at most, {MIN_CHANGED} to {MAX_PAIRS}",
+        help=f"pairs of launches at most, if two environments are compared: {MIN_CHANGED} to {MAX_PAIRS}",
     ),
     Option(
         name="dry",
