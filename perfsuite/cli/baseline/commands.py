@@ -165,7 +165,7 @@ def accept(
     hardware_class: Annotated[
         str | None, typer.Option("--hardware-class", help="This class, not those of the newest session.")
     ] = None,
-    reason: Annotated[str | None, typer.Option(help="Why it may be slower or larger than before.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Why a baseline may become slower or larger.")] = None,
     another_machine: Annotated[bool, typer.Option("--another-machine", help=ANOTHER_MACHINE)] = False,
     sessions: Annotated[
         int, typer.Option(help="Take the launches of so many sessions, the newest ones.", min=1)
