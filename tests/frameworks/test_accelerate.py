@@ -10,7 +10,7 @@ from perfsuite import Accelerate, Topology
 from perfsuite.case.case import CaseFile
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError, FileError
-from perfsuite.frameworks.accelerate import LaunchConfig
+from perfsuite.frameworks.common.accelerate_config import LaunchConfig
 from tests.frameworks.test_base import SMALL, measured, observed
 from tests.samples import make_case, make_gpu_machine, make_machine
 
