@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -52,6 +53,8 @@ class Accelerate(Framework):
     """Groups of ranks that replicate, while each group shards."""
     dp_shard_size: int = Field(default=1, ge=1, strict=True)
     """Ranks that shard. Without any degree all ranks do."""
+    cp_size: int = Field(default=1, ge=1, strict=True)
+    """Neighbouring ranks that each have parts of the same sequences, and shard, too."""
     tp_size: int = Field(default=1, ge=1, strict=True)
     """Neighbouring ranks that split each layer and see the same data."""
 
@@ -90,7 +93,7 @@ class Accelerate(Framework):
         if is_offloaded and (reason := sharding.offload_unsupported("cpu_offload", machine)) is not None:
             return reason
         if fsdp is not None and fsdp.fsdp_version == 2:
-            return self._degrees.unsupported(case)
+            return self._degrees.unsupported(case, machine)
         if case.topology.world_size < 2:
             return "accelerate wraps nothing in DDP, and torch shards nothing in FSDP1, on 1 process: needs 2"
         if fsdp is not None and fsdp.sharding.startswith("HYBRID"):
@@ -106,8 +109,9 @@ class Accelerate(Framework):
         if (fsdp := self._fsdp) is None:
             return sharding.dry_plan()
         offloads = fsdp.fsdp_offload_params or fsdp.fsdp_activation_checkpointing_offload
-        return sharding.dry_plan(
-            ranks_differ=fsdp.fsdp_version == 1, offloads=offloads, built_over=self.tp_size
+        ranks_differ = fsdp.fsdp_version == 1
+        return self._degrees.dry(
+            sharding.dry_plan(ranks_differ=ranks_differ, offloads=offloads, built_over=self.tp_size)
         )
 
     def expected(self, case: Case) -> dict[str, str]:
@@ -167,6 +171,7 @@ class Accelerate(Framework):
             optimizer = accelerator.prepare(build_optimizer(case, model))
         else:
             model, optimizer = accelerator.prepare(model, build_optimizer(case, model))
+            settings |= self._degrees.observed(accelerator)
 
         def backward(loss: Any) -> Any:
             accelerator.backward(loss)  # divides by the number of micro-batches
@@ -183,7 +188,8 @@ class Accelerate(Framework):
             backward=backward,
             sync=lambda is_last: accelerator.accumulate(model),
             step=step,
-            tensor_parallel=self.tp_size,
+            inputs=partial(self._degrees.inputs, accelerator),
+            tensor_parallel=self._degrees.alike,
             settings=settings,
         )
 

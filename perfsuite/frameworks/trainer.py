@@ -40,6 +40,8 @@ class Trainer(Framework):
     """Groups of ranks that replicate, while each group shards."""
     dp_shard_size: int = Field(default=1, ge=1, strict=True)
     """Ranks that shard. Without any degree all ranks do."""
+    cp_size: int = Field(default=1, ge=1, strict=True)
+    """Neighbouring ranks that each have parts of the same sequences, and shard, too."""
     tp_size: int = Field(default=1, ge=1, strict=True)
     """Neighbouring ranks that split each layer and see the same data."""
 
@@ -88,15 +90,16 @@ class Trainer(Framework):
                 return "the gradient norm of offloaded FSDP2 shards needs gloo, too; take fsdp_version=1"
         if self._sharding is not None and self._sharding.startswith("hybrid_shard"):
             return sharding.hybrid_within_nodes_unsupported(self._sharding, case, machine)
-        return self._degrees.unsupported(case)
+        return self._degrees.unsupported(case, machine)
 
     def check(self, case: Case) -> None:
         self._degrees.check(case)
 
     def dry(self, case: Case) -> DryPlan:
         offloads = "offload" in self.fsdp.split()
-        return sharding.dry_plan(
-            ranks_differ=self.fsdp_version == 1, offloads=offloads, built_over=self.tp_size
+        ranks_differ = self.fsdp_version == 1
+        return self._degrees.dry(
+            sharding.dry_plan(ranks_differ=ranks_differ, offloads=offloads, built_over=self.tp_size)
         )
 
     def expected(self, case: Case) -> dict[str, str]:
@@ -128,7 +131,7 @@ class Trainer(Framework):
         # The Trainer itself checkpoints the blocks, and moves its batches to the device.
         plain = case.replace(activation_checkpointing="none")
         model: Any = degrees.model(plain, parallelism, ranks.device)
-        data_rank, data_parallel = ranks.rank // self.tp_size, ranks.world_size // self.tp_size
+        data_rank, data_parallel = ranks.rank // degrees.alike, ranks.world_size // degrees.alike
         data = _Data(synthetic_batches(case, data_rank, torch.device("cpu")), case, data_rank, data_parallel)
         micro_losses = _keep_losses(model)
         # The Trainer's own AdamW would not decay norms and biases, as the other frameworks' here does.
@@ -137,6 +140,7 @@ class Trainer(Framework):
             model, arguments, train_dataset=data, optimizer_cls_and_kwargs=(optimizer, {})
         )
         settings = {"gradient_norm": "computed in each step, not clipped", **degrees.patch()}
+        settings |= degrees.observed(trainer.accelerator)
         if on_cpu and self.fsdp:
             plugin = FullyShardedDataParallelPlugin(**arguments.fsdp_plugin_args)
             settings["forced"] = force_fsdp(trainer.accelerator, plugin, parallelism)
@@ -210,7 +214,7 @@ def _keep_losses(model: Any) -> list[Any]:
     def keep(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:
         loss, items = output.loss.detach(), inputs.get("num_items_in_batch")
         if items is not None:  # the Trainer lets the model divide by the tokens of all ranks' micro-batches
-            loss = loss * (items / inputs["labels"][:, 1:].numel())
+            loss = loss * (items / inputs.get("shift_labels", inputs["labels"][:, 1:]).numel())
         losses.append(loss)
 
     model.register_forward_hook(keep, with_kwargs=True)

@@ -210,7 +210,7 @@ def test_a_case_carries_its_file(config: Path) -> None:
         (
             {"strategy": "fsdp2", "sharding_strategy": "NO_SHARD"},
             "sharding_strategy='NO_SHARD' does not go with strategy 'fsdp2', which takes "
-            "reshard_after_forward, cpu_offload, dp_replicate_size, dp_shard_size, tp_size",
+            "reshard_after_forward, cpu_offload, dp_replicate_size, dp_shard_size, cp_size, tp_size",
         ),
         (
             {"strategy": "ddp", "cpu_offload": True},

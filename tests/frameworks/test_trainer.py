@@ -33,7 +33,7 @@ def test_the_id_tells_the_options() -> None:
         ({"fsdp_version": 3}, "fsdp_version: Input should be 1 or 2, got 3"),
         (
             {"dp_shard_size": 2},
-            "dp_replicate_size=1, dp_shard_size=2, tp_size=1: degrees are of FSDP2; name what to shard",
+            "dp_replicate_size=1, dp_shard_size=2, cp_size=1, tp_size=1: degrees are of FSDP2; name",
         ),
         ({"fsdp": "full_shard", "fsdp_version": 1, "tp_size": 2}, "tp_size=2: degrees are of FSDP2"),
     ],
