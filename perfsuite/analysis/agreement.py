@@ -153,8 +153,7 @@ def _tokens(reports: Sequence[RankReport], case: Case) -> _Seen | None:
 
 def _parts(reports: Sequence[RankReport]) -> int:
     """Return over how many ranks context parallelism was observed to split a sequence."""
-    observed = reports[0].observed
-    return 1 if observed is None else int(observed.settings.get("context_parallel", "1"))
+    return int(reports[0].observed.settings.get("context_parallel", "1")) if reports[0].observed else 1
 
 
 def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:

@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises, changed_fields
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
-from perfsuite.frameworks.common import sharding
+from perfsuite.frameworks.common import float8, sharding
 from perfsuite.frameworks.common.accelerate_config import (
     MIXED_PRECISION,
     FsdpFields,
@@ -23,13 +23,16 @@ from perfsuite.frameworks.common.accelerate_config import (
     Sharding,
 )
 from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp, launcher_environment
-from perfsuite.frameworks.common.parallelism import Degrees, refuse_other_axes
+from perfsuite.frameworks.common.float8 import Recipe
+from perfsuite.frameworks.common.parallelism import Degrees, Size, refuse_other_axes
 
-_OPTIONS = {
+_PLUGIN = {
     "fsdp1": ("sharding_strategy", "backward_prefetch", "cpu_offload"),
     "fsdp2": ("reshard_after_forward", "cpu_offload"),
 }
-"""Strategy -> its options, but for FSDP2's degrees. DDP has none, nor has a configuration file."""
+"""Strategy -> its options that accelerate's plugin takes."""
+_OPTIONS = {"ddp": ("float8",), **_PLUGIN, "fsdp2": (*_PLUGIN["fsdp2"], *Degrees.model_fields, "float8")}
+"""Strategy -> its options. A configuration file has none."""
 
 
 class Accelerate(Framework):
@@ -49,14 +52,13 @@ class Accelerate(Framework):
     backward_prefetch: Prefetch = "NO_PREFETCH"
     reshard_after_forward: bool = True
     cpu_offload: bool = False
-    dp_replicate_size: int = Field(default=1, ge=1, strict=True)
-    """Groups of ranks that replicate, while each group shards."""
-    dp_shard_size: int = Field(default=1, ge=1, strict=True)
-    """Ranks that shard. Without any degree all ranks do."""
-    cp_size: int = Field(default=1, ge=1, strict=True)
-    """Neighbouring ranks that each have parts of the same sequences, and shard, too."""
-    tp_size: int = Field(default=1, ge=1, strict=True)
-    """Neighbouring ranks that split each layer and see the same data."""
+    dp_replicate_size: Size = 1
+    dp_shard_size: Size = 1
+    cp_size: Size = 1
+    tp_size: Size = 1
+    float8: Recipe | None = None
+    """torchao's recipe by which linear layers, but the first and the head, multiply in float8. On a CPU that
+    is emulated. `tensorwise` also gathers their weights so."""
 
     _axes = model_validator(mode="before")(refuse_other_axes)
 
@@ -67,8 +69,6 @@ class Accelerate(Framework):
                 "give either strategy ('ddp', 'fsdp1' or 'fsdp2') or config (the path of an accelerate YAML)"
             )
         allowed = _OPTIONS.get(self.strategy or "", ())
-        if self.strategy == "fsdp2":
-            allowed += (*Degrees.model_fields,)
         for name, field in type(self).model_fields.items():
             if name not in ("strategy", "config", *allowed) and getattr(self, name) != field.default:
                 whose = f"strategy {self.strategy!r}" if self.strategy else "a configuration file"
@@ -86,6 +86,8 @@ class Accelerate(Framework):
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         if case.precision not in MIXED_PRECISION:
             return f"precision {case.precision!r} is not one of {', '.join(MIXED_PRECISION)}"
+        if reason := float8.unsupported(self.float8, case, machine, by_accelerate=True):
+            return reason
         if self.config and self.config.fields.use_cpu and machine.device != "cpu":
             return f"{self.config.file}: use_cpu is true, but this machine trains on its GPUs"
         fsdp = self._fsdp
@@ -109,16 +111,14 @@ class Accelerate(Framework):
         if (fsdp := self._fsdp) is None:
             return sharding.dry_plan()
         offloads = fsdp.fsdp_offload_params or fsdp.fsdp_activation_checkpointing_offload
-        ranks_differ = fsdp.fsdp_version == 1
-        return self._degrees.dry(
-            sharding.dry_plan(ranks_differ=ranks_differ, offloads=offloads, built_over=self.tp_size)
-        )
+        return self._degrees.dry_plan(ranks_differ=fsdp.fsdp_version == 1, offloads=offloads)
 
     def expected(self, case: Case) -> dict[str, str]:
+        low = float8.expected(self.float8, case, kept=1, gathered=self.strategy == "fsdp2")
         if (fsdp := self._fsdp) is None:
-            return {"wrapper": "DistributedDataParallel"}
+            return {"wrapper": "DistributedDataParallel", **low}
         if fsdp.fsdp_version == 2:
-            return {"wrapper": "FSDPModule", **self._degrees.expected()}
+            return {"wrapper": "FSDPModule", **self._degrees.expected(), **low}
         torch_name = fsdp.sharding.replace("HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2")
         return {"wrapper": "FullyShardedDataParallel", "sharding": torch_name}
 
@@ -151,9 +151,14 @@ class Accelerate(Framework):
         on_cpu = ranks.device.type == "cpu"
         settings = self._set_environment(on_cpu=on_cpu) | self._degrees.patch()
         plugin, parallelism = self._plugin(), self._degrees.config()
+        mixed, recipes = MIXED_PRECISION[case.precision], []
+        if self.float8 is not None:
+            recipe = float8.accelerate_recipe(self.float8, ranks.device, gathered=plugin is not None)
+            mixed, recipes = "fp8", [recipe]
         accelerator = Accelerator(
             cpu=on_cpu,
-            mixed_precision=MIXED_PRECISION[case.precision],
+            mixed_precision=mixed,
+            kwargs_handlers=recipes,
             gradient_accumulation_steps=case.gradient_accumulation,
             fsdp_plugin=plugin,
             parallelism_config=None if on_cpu else parallelism,
@@ -211,7 +216,7 @@ class Accelerate(Framework):
             return None
         if self.config is not None:
             return FullyShardedDataParallelPlugin()  # from the environment
-        names = _OPTIONS[str(self.strategy)]
+        names = _PLUGIN[str(self.strategy)]
         return FullyShardedDataParallelPlugin(
             fsdp_version=self._fsdp.fsdp_version,
             auto_wrap_policy="transformer_based_wrap",

@@ -214,11 +214,15 @@ def test_a_case_carries_its_file(config: Path) -> None:
         ),
         (
             {"strategy": "ddp", "cpu_offload": True},
-            "cpu_offload=True does not go with strategy 'ddp', which takes no options",
+            "cpu_offload=True does not go with strategy 'ddp', which takes float8",
         ),
         (
             {"strategy": "fsdp1", "dp_shard_size": 2},
             "dp_shard_size=2 does not go with strategy 'fsdp1', which takes sharding_strategy, ",
+        ),
+        (
+            {"strategy": "fsdp1", "float8": "rowwise"},
+            "float8='rowwise' does not go with strategy 'fsdp1', which takes sharding_strategy, ",
         ),
         (
             {"config": "mine.yaml", "reshard_after_forward": False},

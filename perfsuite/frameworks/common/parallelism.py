@@ -10,7 +10,9 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
@@ -18,7 +20,7 @@ from perfsuite.documents import Data
 from perfsuite.errors import CaseError, MismatchError
 from perfsuite.frameworks.base import DryPlan
 from perfsuite.frameworks.common import patches
-from perfsuite.frameworks.common.sharding import tensor_parallel_unsupported
+from perfsuite.frameworks.common.sharding import dry_plan, tensor_parallel_unsupported
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -26,24 +28,28 @@ if TYPE_CHECKING:
 NEEDS = {"accelerate": "1.12", "transformers": "5.23"}
 """Package -> the first version whose mesh, or tensor parallelism, is the one that is used here."""
 
+Size = Annotated[int, Field(ge=1, strict=True)]
+
 
 def refuse_other_axes(given: Any) -> Any:
     """Raise `ValueError` if options, as given, name an axis that FSDP2 has not; return them."""
     if "sp_size" in given:
-        raise ValueError(
-            f"sp_size={given['sp_size']!r}: accelerate splits sequences so with DeepSpeed alone, not with "
-            "FSDP2; give cp_size in its place"
-        )
+        told = f"sp_size={given['sp_size']!r}: accelerate splits sequences so with DeepSpeed alone"
+        raise ValueError(f"{told}, not with FSDP2; give cp_size in its place")
     return given
 
 
 class Degrees(Data):
     """How many ranks replicate, shard, split sequences, and layers: the axes of the mesh, outermost first."""
 
-    dp_replicate_size: int
-    dp_shard_size: int
-    cp_size: int
-    tp_size: int
+    dp_replicate_size: Size
+    """Groups of ranks that replicate, while each group shards."""
+    dp_shard_size: Size
+    """Ranks that shard. Without any degree all ranks do."""
+    cp_size: Size
+    """Neighbouring ranks that have parts of the same sequences, and shard, too."""
+    tp_size: Size
+    """Neighbouring ranks that split each layer and see the same data."""
 
     @property
     def alike(self) -> int:
@@ -80,13 +86,11 @@ class Degrees(Data):
         """Return why `case` cannot be trained so here, or None."""
         if not self.given:
             return None
-        if self.cp_size > 1:
-            if machine.device == "cpu":
-                return f"cp_size={self.cp_size}: a CPU has no kernel for it: run the case dry, as on a GPU"
-            given = {"attention": case.attention, "precision": case.precision, "compile": case.compile}
-            if given["attention"] != "sdpa" or given["precision"] == "fp32" or given["compile"]:
-                told = ", ".join(f"{name} {value!r}" for name, value in given.items())
-                return f"cp_size={self.cp_size} needs attention 'sdpa' in 16 bits, not compiled, not {told}"
+        if self.cp_size > 1 and machine.device == "cpu":
+            return f"cp_size={self.cp_size}: a CPU has no kernel for it: run the case dry, as on a GPU"
+        if self.cp_size > 1 and (case.attention != "sdpa" or case.precision == "fp32" or case.compile):
+            told = f"{case.attention!r}, precision {case.precision!r}, compile {case.compile}"
+            return f"cp_size={self.cp_size} needs attention 'sdpa' in 16 bits, not compiled, not {told}"
         split = self.tp_size > 1
         for package in ("accelerate", *(["transformers"] if split else [])):
             if (reason := _too_old(package)) is not None:
@@ -111,11 +115,12 @@ class Degrees(Data):
 
     def observed(self, accelerator: Any) -> dict[str, str]:
         """Return what is not seen of the parameters: FSDP2 shards them over `dp_shard` and `cp` as one."""
-        mesh = accelerator.torch_device_mesh if self.cp_size > 1 else None
-        return {} if mesh is None else {"context_parallel": str(mesh["cp"].size())}
+        mesh = accelerator.torch_device_mesh
+        return {"context_parallel": str(mesh["cp"].size())} if self.cp_size > 1 else {}
 
-    def dry(self, plan: DryPlan) -> DryPlan:
-        """Return how FSDP2, run dry by `plan`, is run dry with these degrees."""
+    def dry_plan(self, *, ranks_differ: bool, offloads: bool) -> DryPlan:
+        """Return how FSDP of accelerate is run dry with these degrees."""
+        plan = dry_plan(ranks_differ=ranks_differ, offloads=offloads, built_over=self.tp_size)
         if self.cp_size == 1:
             return plan
 
@@ -180,10 +185,8 @@ class Degrees(Data):
         if self.tp_size == 1:
             model: Any = build_model(case, device)
             if self.cp_size > 1 and not any(name.endswith("self_attn") for name, _ in model.named_modules()):
-                raise MismatchError(
-                    f"cp_size={self.cp_size}: accelerate drops the mask of modules named self_attn, which "
-                    f"{type(model).__name__} has not: give another model, or cp_size=1"
-                )
+                told = f"drops the mask of modules named self_attn, which {type(model).__name__} has not"
+                raise MismatchError(f"cp_size={self.cp_size}: accelerate {told}: give another model")
             return model
         from transformers.distributed.configuration_utils import DistributedConfig
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism

@@ -89,14 +89,14 @@ NEEDS = "cp_size=4 needs attention 'sdpa' in 16 bits, not compiled, not "
         (
             make_gpu_machine(),
             {"attention": "eager"},
-            f"{NEEDS}attention 'eager', precision 'bf16', compile False",
+            f"{NEEDS}'eager', precision 'bf16', compile False",
         ),
         (
             make_gpu_machine(),
             {"precision": "fp32"},
-            f"{NEEDS}attention 'sdpa', precision 'fp32', compile False",
+            f"{NEEDS}'sdpa', precision 'fp32', compile False",
         ),
-        (make_gpu_machine(), {"compile": True}, f"{NEEDS}attention 'sdpa', precision 'bf16', compile True"),
+        (make_gpu_machine(), {"compile": True}, f"{NEEDS}'sdpa', precision 'bf16', compile True"),
     ],
 )
 def test_where_sequences_are_not_split(
