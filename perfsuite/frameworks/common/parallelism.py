@@ -115,8 +115,9 @@ class Degrees(Data):
 
     def observed(self, accelerator: Any) -> dict[str, str]:
         """Return what is not seen of the parameters: FSDP2 shards them over `dp_shard` and `cp` as one."""
-        mesh = accelerator.torch_device_mesh
-        return {"context_parallel": str(mesh["cp"].size())} if self.cp_size > 1 else {}
+        if self.cp_size == 1:
+            return {}
+        return {"context_parallel": str(accelerator.torch_device_mesh["cp"].size())}
 
     def dry_plan(self, *, ranks_differ: bool, offloads: bool) -> DryPlan:
         """Return how FSDP of accelerate is run dry with these degrees."""
