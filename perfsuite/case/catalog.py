@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfsuite.case.model import Model
+from perfsuite.documents import did_you_mean
 from perfsuite.errors import CaseError
 
 GPT2 = {"layers": "n_layer", "heads": "n_head", "hidden": "n_embd", "positions": "n_positions"}
@@ -96,6 +97,6 @@ def find(name: str) -> Model:
     if name in MODELS:
         return MODELS[name]
     raise CaseError(
-        f"unknown model {name!r}. Known: {', '.join(MODELS)}; "
+        f"unknown model {name!r}.{did_you_mean(name, MODELS)} Known: {', '.join(MODELS)}; "
         "or give Model.from_config('config.json', name=...)."
     )

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, ValidationError, ValidationInfo
 
 from perfsuite import extensions
-from perfsuite.documents import FROM_FILE, Data, explain
+from perfsuite.documents import FROM_FILE, Data, did_you_mean, explain
 from perfsuite.errors import CaseError, ExtensionError
 from perfsuite.extensions import FRAMEWORKS, Extension
 
@@ -152,7 +152,7 @@ def not_installed(name: str, package: str | None = None) -> str:
         return f"{origin}, which is not installed: pip install {package}"
     known = extensions.names(FRAMEWORKS, built_in=built_in() - FOR_TESTS)
     return (
-        f"unknown framework {name!r}. Known: {', '.join(known)}; "
+        f"unknown framework {name!r}.{did_you_mean(name.lower(), known)} Known: {', '.join(known)}; "
         "for another, pip install the package that brings it"
     )
 

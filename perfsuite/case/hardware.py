@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from perfsuite.documents import Data
+from perfsuite.documents import Data, did_you_mean
 
 
 class Accelerator(NamedTuple):
@@ -115,11 +115,15 @@ def hardware_error(name: str) -> str | None:
     """Return why no machine can match an entry of a case's `hardware`, or None."""
     family = name.split("-")[0]
     classes = [product.hardware_class for product in PRODUCTS.values() if product.family == family]
+    lower, question = name.lower(), "did you mean {!r}? "
+    right = [lower] if name != lower and hardware_error(lower) is None else []
+    hint = did_you_mean(lower, right, question)
     if family not in ACCELERATORS:
-        return f"begin with one of {', '.join(ACCELERATORS)}"
+        hint = hint or did_you_mean(family.lower(), ACCELERATORS, question)
+        return f"{hint}begin with one of {', '.join(ACCELERATORS)}"
     if family == "cpu" or name == "gpu" or any(f"{known}-".startswith(f"{name}-") for known in classes):
         return None
-    return f"{family} is known as {', '.join(sorted(set(classes))) or 'just gpu'}"
+    return f"{hint}{family} is known as {', '.join(sorted(set(classes))) or 'just gpu'}"
 
 
 class AllocatedNode(Data):

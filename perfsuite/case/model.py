@@ -8,8 +8,8 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, Field, JsonValue, PlainSerializer, field_validator
 
-from perfsuite.documents import Data, read_text
-from perfsuite.errors import FileError
+from perfsuite.documents import Data
+from perfsuite.errors import CaseError, FileError
 
 V = TypeVar("V")
 FrozenMapping = Annotated[
@@ -45,15 +45,22 @@ class Model(Data):
         return cls(name=name, config={})
 
     @classmethod
-    def from_config(cls, config: Any, *, name: str) -> Self:
+    def from_config(cls, config: Any, *, name: str = "") -> Self:
         """A model from a `config.json` (its path or its content) or a transformers configuration object.
 
-        `name` stands in the ids of its cases. Raises `FileError` for a file that cannot be read.
+        `name` stands in the ids of its cases. Raises `CaseError` without a name, `FileError` for a file that
+        cannot be read.
         """
+        if not name:
+            raise CaseError(
+                "Model.from_config needs a name for the ids of its cases: name='my-model'"
+            )
         if hasattr(config, "to_diff_dict"):
             config = {"model_type": config.model_type, **config.to_diff_dict()}
         elif not isinstance(config, Mapping):
             config = _read_json(Path(config))
+        if config == {}:
+            raise CaseError("Model: config: a transformers configuration needs model_type, got {}")
         return cls(name=name, config=config)
 
     @property
@@ -71,6 +78,8 @@ class Model(Data):
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(read_text(path))
-    except (OSError, ValueError) as error:
-        raise FileError(f"cannot read {path} ({error}). Give a transformers config.json.") from error
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}. Give a transformers config.json.") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise FileError(f"{path}: not JSON ({error}). Give a transformers config.json.") from error

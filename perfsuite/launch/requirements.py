@@ -92,6 +92,7 @@ CHECKS: tuple[Callable[[Case, Machine], str | None], ...] = (
     _fields,
     _finetuning,
     _configuration,
+    # Before those that ask for the framework's plan, which may read a file as its library does.
     lambda case, machine: missing_package(*case.framework.packages),
     _fast_mamba,
     _transformers,

@@ -31,7 +31,7 @@ def of(name: str, **options: Any) -> dict[str, Any]:
     return {"name": name, **options}
 
 
-DPP = "unknown framework 'dpp'. Known: accelerate, ddp,"
+DPP = "unknown framework 'dpp'. Did you mean 'ddp'? Known: accelerate, ddp,"
 STEP = {"sharding_strategy": "FULL"}
 AC = ("activation_checkpointing:", "none", "full", "selective-op", "every-")
 
@@ -39,7 +39,7 @@ AC = ("activation_checkpointing:", "none", "full", "selective-op", "every-")
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        bad("model:", "'gpt2-tyni'", "llama-3.1-8b", model="gpt2-tyni"),
+        bad("model:", "'gpt2-tyni'", "Did you mean 'gpt2-tiny'?", "llama-3.1-8b", model="gpt2-tyni"),
         bad("unknown model 'xyzzy'", "Known: gpt2-tiny", "Model.from_config", model="xyzzy"),
         bad("model:", "Model", "got 3", model=3),
         bad("framework:", DPP, "trainer; for another, pip install the package", framework="dpp"),
@@ -78,7 +78,7 @@ AC = ("activation_checkpointing:", "none", "full", "selective-op", "every-")
         bad("topology.processes_per_node:", "equal to 1", "got 0", topology={"processes_per_node": 0}),
         bad("topology.processes_per_node: Field required", topology={"nodes": 1}),
         bad("unknown hardware 'h1000'", "cpu, gpu, a10, a100", "h200", "'h100-80gb-sxm'", hardware="h1000"),
-        bad("unknown hardware 'H100': begin with one of cpu", hardware=("cpu", "H100")),
+        bad("unknown hardware 'H100': did you mean 'h100'? begin with one of cpu", hardware=("cpu", "H100")),
         bad("unknown hardware 'h100-80GBB': h100 is known as h100-80gb-pcie", hardware="h100-80GBB"),
         bad("unknown hardware 'gpu-80gb'", "'gpu' is any", hardware="gpu-80gb"),
         bad("micro_batch:", "valid integer", "True", micro_batch=True),

@@ -63,9 +63,11 @@ H200 = "h200 is known as h200-141gb-nvl, h200-141gb-sxm"
         ("h200-141gb-nvl-x", H200),
         ("h200-80gb", H200),
         ("h200-sxm", H200),
-        ("h200-141GB-sxm", H200),
+        ("h200-141GB-sxm", f"did you mean 'h200-141gb-sxm'? {H200}"),
         ("h200-80GB", H200),
-        ("H200-141GB-SXM", ANY),
+        ("H200-141GB-SXM", f"did you mean 'h200-141gb-sxm'? {ANY}"),
+        ("H200-80GB", f"did you mean 'h200'? {ANY}"),
+        ("x100", f"did you mean 'v100'? {ANY}"),
         ("quantum", ANY),
     ],
 )

@@ -79,16 +79,16 @@ def test_from_a_configuration_that_then_builds(tmp_path: Path, form: str) -> Non
     ("content", "said"),
     [
         (None, "No such file"),
-        (b"", "Expecting value"),
-        (b'{"model_type": ', "Expecting value"),
-        (b"\xff\xfe\x00", "can't decode byte"),
+        (b"", "not JSON"),
+        (b'{"model_type": ', "not JSON"),
+        (b"\xff\xfe\x00", "not JSON"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None, said: str) -> None:
     path = tmp_path / "config.json"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(FileError, match=rf"{said}.*Give a transformers config\.json") as caught:
+    with pytest.raises(FileError, match=rf"{said} .*Give a transformers config\.json") as caught:
         Model.from_config(path, name="x")
     assert str(path) in str(caught.value)
 
@@ -96,6 +96,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
 @pytest.mark.parametrize(
     ("config", "said"),
     [
+        ({}, r"config: a transformers configuration needs model_type, got \{\}"),
         ({"model_type": 3}, "config: a transformers configuration needs model_type"),
         ({"model_type": "gpt2", "callback": print}, "config.*callback"),
         ([1], r"config: .*got \[1\]"),
@@ -146,3 +147,8 @@ def test_a_configuration_that_transformers_would_take_for_another_is_refused(
 ) -> None:
     with pytest.raises(MismatchError, match=said):
         transformers_config(Model.from_config(config, name="mine"))
+
+
+def test_a_model_without_a_name_is_told_where_it_goes() -> None:
+    with pytest.raises(CaseError, match=r"Model.from_config needs a name .*: name='my-model'"):
+        Model.from_config("small/config.json")

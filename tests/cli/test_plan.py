@@ -62,7 +62,7 @@ def test_without_a_past_nothing_is_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--hardware", "h1000"), "--hardware h1000: begin with one of cpu"),
+        (("--hardware", "h1000"), "--hardware h1000: did you mean 'h100'?"),
         (("--hardware", "h100", "--budget", "soon"), "--budget=soon: give a time above 0 in s, min or h"),
         (("--hardware", "h100", "--cases", "nosuch"), "--cases nosuch: no such directory"),
     ],

@@ -100,7 +100,7 @@ def test_a_marker_and_a_directory_that_there_are_not_are_refused_before_anything
 ) -> None:
     assert "--cases nosuch: no such directory" in new_baselines("--cases", "nosuch", status=2)
     told = run("refresh", "--hardware", "h1000", "--reason", "x", status=2).output
-    assert "--hardware h1000: begin with one of cpu" in told
+    assert "--hardware h1000: did you mean 'h100'?" in told
     assert measured.commands == []
 
 

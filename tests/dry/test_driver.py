@@ -31,7 +31,7 @@ def test_a_case_that_cannot_be_run_dry_is_refused_before_anything_starts(tmp_pat
 
 
 def test_what_a_framework_refuses_is_its_own_error_but_why_not_is_asked_before(tmp_path: Path) -> None:
-    """nanotron knows only some precisions."""
+    """nanotron knows only some precisions; to choose ranks it makes its configuration of one."""
     case = CASE.replace(model="llama-tiny", framework=Nanotron(tp=3))
     with pytest.raises(CaseError, match="dp 1 x tp 3 x pp 1 is 3"):
         dry_run(case, tmp_path)

@@ -5,24 +5,34 @@ It draws initial weights itself, another set in each layout. `compat` says what 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from perfsuite.case.case import Case
-from perfsuite.case.framework import Promises
+from perfsuite.case.framework import Promises, changed_fields
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.llama import cannot_build
-from perfsuite.frameworks.nanotron.config import DTYPES, from_case, layout_text, size_problems
+from perfsuite.frameworks.nanotron.config import (
+    DTYPES,
+    Config,
+    TrainingConfig,
+    conflicts,
+    from_case,
+    get,
+    layout_text,
+    size_problems,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class Nanotron(Framework):
-    """Options of nanotron's configuration file, by their names there."""
+    """Options of nanotron's configuration file by their names there; or such a file."""
 
     name: ClassVar[str] = "nanotron"
     packages: ClassVar[tuple[str, ...]] = ("nanotron",)
@@ -51,6 +61,19 @@ class Nanotron(Framework):
     """Keep gradients and the optimizer's copy of the bf16 parameters in fp32."""
     resume: bool = False
     """Train two steps, save, build everything anew from the checkpoint, and measure from there."""
+    config: TrainingConfig | None = None
+    """Path of a configuration file, read when the case is made and taken as it is, instead of all other
+    options. Training ends after the case's steps; `data` and `tokenizer` are not read."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Nanotron:
+        others = changed_fields(self, skip=frozenset({"config"}))
+        if self.config is not None and others:
+            raise ValueError(f"config {self.config.name} decides everything: leave out {', '.join(others)}")
+        return self
+
+    def slug(self) -> str:
+        return f"{self.name}-{self.config.name}" if self.config is not None else super().slug()
 
     def plan(self, case: Case) -> LaunchPlan:
         """Ranks connect lazily, as in nanotron's own launch, because its pipeline sends without batching.
@@ -58,6 +81,8 @@ class Nanotron(Framework):
         Overlapped tensor parallelism counts on one queue of work to the device.
         """
         is_overlapped = self.tp_linear_async_communication
+        if self.config is not None:
+            is_overlapped = get(self.config.content, "parallelism.tp_linear_async_communication")
         environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if is_overlapped else {}
         return LaunchPlan(environment=environment, process_group="lazy")
 
@@ -65,28 +90,38 @@ class Nanotron(Framework):
         return cannot_build("nanotron", case.model)
 
     def check(self, case: Case) -> None:
-        if problems := [*size_problems(case, self.model_dump())]:
+        if case.precision not in DTYPES:
+            return  # `unsupported` says so
+        config = self.configuration(case)
+        problems = [*size_problems(config, case)]
+        if self.config is not None:
+            problems += conflicts(config, self.from_options(case), case)
+        if problems:
             raise CaseError(f"{self.slug()}: {'; '.join(problems)}")
 
     def dry(self, case: Case) -> DryPlan:
         if self.resume:
             return DryPlan(impossible="a checkpoint holds values, and there are none")
-        if self.accumulate_grad_in_fp32:
+        config = self.configuration(case)
+        if get(config, "optimizer.accumulate_grad_in_fp32"):
             return DryPlan(impossible="accumulate_grad_in_fp32 cuts a storage, which fake tensors lack")
-        if self.pp > 1:
+        if get(config, "parallelism.pp") > 1:
             return DryPlan(impossible="the stages of a pipeline tell each other shapes, and here is only one")
         # ZeRO 1: each rank keeps its own share of the optimizer's state.
-        return DryPlan(pretend=_pretend, ranks_differ=bool(self.zero_stage))
+        return DryPlan(pretend=_pretend, ranks_differ=bool(get(config, "optimizer.zero_stage")))
 
     def expected(self, case: Case) -> dict[str, str | None]:
-        zero, in_fp32 = self.zero_stage, self.accumulate_grad_in_fp32
+        config = self.configuration(case)
+        dp, tp, pp = (get(config, f"parallelism.{name}") for name in ("dp", "tp", "pp"))
+        zero = get(config, "optimizer.zero_stage")
+        in_fp32 = get(config, "optimizer.accumulate_grad_in_fp32")
         expected: dict[str, str | None] = {
-            "parallelism": layout_text(self.dp, self.tp, self.pp),
-            "wrapper": "DistributedDataParallel" if self.dp > 1 and not (in_fp32 and zero) else "none",
+            "parallelism": layout_text(dp, tp, pp),
+            "wrapper": "DistributedDataParallel" if dp > 1 and not (in_fp32 and zero) else "none",
             "sharding": "optimizer (ZeRO 1)" if zero else "none",
             "gradient_dtype": "float32" if in_fp32 else DTYPES[case.precision],
-            "tp_mode": self.tp_mode,
-            "pp_engine": self.pp_engine,
+            "tp_mode": str(get(config, "parallelism.tp_mode") or "ALL_REDUCE").upper(),
+            "pp_engine": get(config, "parallelism.pp_engine") or "afab",
         }
         if zero or in_fp32:
             expected["optimizer_parameters"] = None  # slices or copies of the model's
@@ -96,27 +131,40 @@ class Nanotron(Framework):
         _load(case, device)
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Build nanotron's trainer from a configuration file in the launch's directory."""
+        """Build nanotron's trainer from a file in the launch's directory: the options' or the user's."""
         from perfsuite.frameworks.common.model import transformers_config
         from perfsuite.frameworks.nanotron import trainer as own
 
         transformers_config(case.model)  # refuses what no Llama has, which would be left out
         patched = _load(case, ranks.device)  # imported already: this only returns what was changed
-        on_gpu = ranks.device.type == "cuda"
-        config = from_case(case, self.model_dump(), files=ranks.directory, fused_adam=on_gpu)
-        trainer, batches = (own.resumed if self.resume else own.started)(case, config, ranks)
+        if self.config is not None:
+            trainer, batches = own.started(case, self.config.text, ranks)
+        else:
+            config = self.from_options(case, ranks.directory, fused_adam=ranks.device.type == "cuda")
+            trainer, batches = (own.resumed if self.resume else own.started)(case, config, ranks)
         trainer.config.tokens.train_steps = trainer.start_iteration_step + case.total_steps
 
         def run(steps: int) -> list[Tensor]:
             trainer.train(batches)
             return own.losses_on_every_rank(trainer, ranks)
 
+        settings = {**own.settings_of(trainer), "patched": patched}
+        if self.config is not None:
+            settings["config_sha256"] = self.config.digest
         return Workload(
             run=run,
             data_parallel=trainer.parallel_context.dp_pg.size(),
             model=trainer.model,
-            settings={**own.settings_of(trainer), "patched": patched},
+            settings=settings,
         )
+
+    def configuration(self, case: Case) -> Config:
+        """Return the fields of the user's file, or of the configuration that the options make."""
+        return self.from_options(case) if self.config is None else self.config.content
+
+    def from_options(self, case: Case, files: Path = Path(), *, fused_adam: bool = False) -> Config:
+        """Return the configuration that the options make of `case`; `files`: the launch's directory."""
+        return from_case(case, self.model_dump(exclude={"config"}), files=files, fused_adam=fused_adam)
 
 
 def _load(case: Case, device: Any) -> str:

@@ -1,11 +1,15 @@
-"""nanotron's configuration file, made from a case; and which cases it cannot express."""
+"""nanotron's configuration file: made from a case, or a user's own, checked by nanotron's source text."""
 
+import ast
+import functools
+import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from perfsuite.case.case import Case
-from perfsuite.frameworks.common.llama import USUAL_SHAPE
+from perfsuite.errors import CaseError
+from perfsuite.frameworks.common.config_file import ConfigFile
 from perfsuite.results.run_dir import RunDir
 
 VERSION = "0.4"
@@ -19,6 +23,24 @@ SHAPE = (
     *("num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "vocab_size"),
 )
 """Fields that nanotron's `LlamaConfig` has in common with transformers': same names, same defaults."""
+DECIDED_BY_THE_CASE = {
+    "general.seed": "seed",
+    "model.dtype": "precision",
+    "optimizer.learning_rate_scheduler.learning_rate": "learning_rate",
+    "tokens.batch_accumulation_per_replica": "gradient_accumulation",
+    "tokens.micro_batch_size": "micro_batch",
+    "tokens.sequence_length": "sequence_length",
+    **{f"model.model_config.{name}": "model" for name in SHAPE},
+}
+"""Path of a field of the file -> the field of the case that decides it."""
+NOT_IN_A_MEASUREMENT = (
+    *("checkpoints.resume_checkpoint_path", "checkpoints.save_initial_state"),
+    *("general.benchmark_csv_path", "profiler"),
+)
+"""Fields that must be unset: they would add work to the measured steps."""
+SECTIONS = ("checkpoints", "general", "logging", "model", "optimizer", "parallelism", "tokens")
+"""Sections that training needs, though nanotron's classes call most of them optional."""
+
 UNREACHED_STEPS = 10**9
 """An interval in steps that no training reaches: nothing is saved or logged. (nanotron still logs step 1.)"""
 
@@ -26,10 +48,7 @@ Config = dict[str, Any]
 
 
 def from_case(case: Case, options: Mapping[str, Any], *, files: Path, fused_adam: bool) -> Config:
-    """Return the configuration of a case with `Nanotron`'s options: the usual AdamW, and nothing is saved.
-
-    `files`: the directory of the launch.
-    """
+    """Return the configuration of a case with `Nanotron`'s options: the usual AdamW, and nothing is saved."""
     return {
         "general": {"project": "perfsuite", "run": case.id, "seed": case.seed, "ignore_sanity_checks": True},
         "parallelism": {name: options[name] for name in PARALLELISM},
@@ -77,36 +96,147 @@ def from_case(case: Case, options: Mapping[str, Any], *, files: Path, fused_adam
     }
 
 
-def size_problems(case: Case, options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield which of `Nanotron`'s options do not fit the topology or the model of a case."""
-    dp, tp, pp = (options[name] for name in ("dp", "tp", "pp"))
+class TrainingConfig(ConfigFile):
+    """A user's own configuration file of nanotron."""
+
+    kind: ClassVar[str] = "a configuration file of nanotron, in YAML"
+
+    name: str
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file, and check its fields if nanotron is there. Raise `FileError` or `CaseError`."""
+        config = cls(name=path.stem, text=cls.read_text(path))
+        fields = config.content
+        if not isinstance(fields, dict):
+            raise CaseError(f"{path} is {type(fields).__name__}, not sections with fields")
+        problems = [f"{name}: missing, training needs it" for name in SECTIONS if not fields.get(name)]
+        if importlib.util.find_spec("nanotron") is not None:
+            problems += _unknown(fields, "Config")
+        if problems:
+            raise CaseError(f"{path}: {'; '.join(problems)}")
+        return config
+
+
+def conflicts(config: Config, expected: Config, case: Case) -> Iterator[str]:
+    """Yield where a user's file contradicts the case (`expected`), or what has no place in a measurement."""
+    for path, field in DECIDED_BY_THE_CASE.items():
+        if (has := get(config, path)) != (needs := get(expected, path)):
+            yield f"{path}: {has!r}, but the case's {field} says {needs!r}"
+    for path in NOT_IN_A_MEASUREMENT:
+        if value := get(config, path):
+            yield f"{path}: {value!r} has no place in a measurement: leave it out"
+    steps, trained = case.total_steps, get(config, "tokens.train_steps")
+    if trained < steps:
+        yield f"tokens.train_steps: {trained}, but the case's max_warmup_steps + steps says {steps}"
+    if (interval := get(config, "checkpoints.checkpoint_interval")) <= steps:
+        yield f"checkpoints.checkpoint_interval: {interval} would save within the {steps} steps: choose more"
+
+
+def size_problems(config: Config, case: Case) -> Iterator[str]:
+    """Yield which sizes of a configuration, made or given, do not fit the topology or the model."""
+    parallelism = {name: get(config, f"parallelism.{name}") for name in _schema()["ParallelismArgs"]}
+    sizes = {name: get(config, f"model.model_config.{name}") for name in SHAPE}
+    dp, tp, pp = (parallelism[name] for name in ("dp", "tp", "pp"))
     world = case.topology.world_size
-    if dp * tp * pp != world:
+    if dp * tp * pp != world or min(dp, tp, pp) < 1:
         yield f"{layout_text(dp, tp, pp)} is {dp * tp * pp}, but the case's topology has {world} processes"
         return
-    sizes: dict[str, Any] = {**USUAL_SHAPE, **case.model.config}
+    if (experts := parallelism["expert_parallel_size"]) != 1:
+        yield f"expert_parallel_size {experts}: Llama has no experts, only 1 is possible"
     split = ["num_attention_heads", "num_key_value_heads", "intermediate_size"]
-    if options["tp_mode"] == "REDUCE_SCATTER":
+    if str(mode := parallelism["tp_mode"]).upper() == "REDUCE_SCATTER":
         split.append("sequence_length")
         sizes["sequence_length"] = case.sequence_length
-    elif options["tp_linear_async_communication"]:
-        yield f"tp_linear_async_communication needs tp_mode REDUCE_SCATTER, it is {options['tp_mode']}"
+    elif parallelism["tp_linear_async_communication"]:
+        yield f"tp_linear_async_communication needs tp_mode REDUCE_SCATTER, it is {mode}"
     for name in split:
-        if (sizes.get(name) or 0) % tp:
+        if (sizes[name] or 0) % tp:
             yield f"tp {tp} does not divide {name} {sizes[name]}"
-    if sizes["vocab_size"] % tp:
-        yield f"vocab_size {sizes['vocab_size']} is no multiple of tp {tp}: nanotron would enlarge it"
+    if sizes["vocab_size"] % (unit := tp * get(config, "model.make_vocab_size_divisible_by")):
+        yield (
+            f"vocab_size {sizes['vocab_size']} is no multiple of {unit} (tp x make_vocab_size_divisible_by): "
+            "nanotron would enlarge it"
+        )
     if pp > sizes["num_hidden_layers"]:
         yield f"pp {pp} is more than num_hidden_layers {sizes['num_hidden_layers']}"
-    if options["pp_engine"] == "1f1b" and case.gradient_accumulation < pp - 1:
+    if parallelism["pp_engine"] == "1f1b" and case.gradient_accumulation < pp - 1:
         yield (
             f"pp_engine 1f1b with pp {pp} needs a gradient_accumulation of {pp - 1} or more, "
             f"it is {case.gradient_accumulation}"
         )
-    if options["accumulate_grad_in_fp32"] and case.precision == "fp32":
+    if get(config, "optimizer.accumulate_grad_in_fp32") and case.precision == "fp32":
         yield "accumulate_grad_in_fp32 is for precision 'bf16': of 'fp32' nanotron makes no copy"
 
 
 def layout_text(dp: int, tp: int, pp: int) -> str:
     """Return a layout as it stands in `Observed.settings`."""
     return f"dp {dp} x tp {tp} x pp {pp}"
+
+
+def get(config: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a path such as `tokens.train_steps`, or nanotron's default for it."""
+    kind, values = "Config", config
+    *sections, name = path.split(".")
+    for section in sections:
+        kind = _kind_of(_schema()[kind][section][0])
+        values = values.get(section) or {}
+    return values[name] if name in values else _schema()[kind][name][1]
+
+
+def _unknown(section: Config, kind: str, path: str = "") -> Iterator[str]:
+    """Yield what nanotron's dataclass `kind`, a section at `path`, does not take, and what it needs."""
+    fields = _schema()[kind]
+    for name, value in section.items():
+        annotation = fields[name][0] if name in fields else ""
+        inner = _kind_of(annotation)
+        if not annotation:
+            yield f"{path}{name}: nanotron has no such field here; it knows {', '.join(fields)}"
+        elif inner and isinstance(value, dict):
+            yield from _unknown(value, inner, f"{path}{name}.")
+        elif (inner and value is not None) or not _fits(value, annotation):
+            yield f"{path}{name}: {annotation} is needed, got {value!r}"
+    for name, (_, default) in fields.items():
+        if default is REQUIRED and name not in section:
+            yield f"{path}{name}: missing, nanotron has no default for it"
+
+
+REQUIRED = object()  # stands in `_schema` in place of a default where nanotron has none
+PLAIN = {"bool": (bool,), "float": (int, float), "int": (int,), "str": (str,)}
+"""Annotation -> types of a value that fits it; other annotations are left to nanotron."""
+
+
+@functools.cache
+def _schema() -> Mapping[str, Mapping[str, tuple[str, Any]]]:
+    """Return class -> field -> (annotation, default) of the dataclasses in nanotron's `config` directory."""
+    nanotron: Any = importlib.util.find_spec("nanotron")
+    folder = Path(nanotron.origin).parent / "config"
+    return {
+        node.name: {
+            ast.unparse(item.target): (ast.unparse(item.annotation), _default(item.value))
+            for item in node.body
+            if isinstance(item, ast.AnnAssign)
+        }
+        for name in ("config", "models_config", "parallelism_config")
+        for node in ast.parse((folder / f"{name}.py").read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def _default(value: ast.expr | None) -> Any:
+    if value is None:
+        return REQUIRED
+    return value.value if isinstance(value, ast.Constant) else ast.unparse(value)
+
+
+def _fits(value: object, annotation: str) -> bool:
+    name = annotation.removeprefix("Optional[").removesuffix("]")
+    return type(value) in PLAIN.get(name, (type(value),)) or (value is None and name != annotation)
+
+
+def _kind_of(annotation: str) -> str:
+    """Return the dataclass that an annotation names, or "". Of several models it is Llama's."""
+    if annotation == "NanotronConfigs":
+        return "LlamaConfig"
+    name = annotation.removeprefix("Optional[").removesuffix("]")
+    return name if name in _schema() else ""

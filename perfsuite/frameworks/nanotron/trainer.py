@@ -24,8 +24,8 @@ from perfsuite.frameworks.nanotron.config import Config, layout_text
 STEPS_BEFORE_RESUME = 2
 
 
-def started(case: Case, config: Config, ranks: Ranks) -> tuple[Any, Iterator[dict[str, Any]]]:
-    """Return a trainer of a configuration, and the data."""
+def started(case: Case, config: Config | str, ranks: Ranks) -> tuple[Any, Iterator[dict[str, Any]]]:
+    """Return a trainer of a configuration, or of the text of one, and the data."""
     trainer = _new_trainer(config, ranks)
     return trainer, _micro_batches(case, trainer, ranks)
 
@@ -47,7 +47,7 @@ def resumed(case: Case, config: Config, ranks: Ranks) -> tuple[Any, Iterator[dic
     return trainer, batches
 
 
-def _new_trainer(config: Config, ranks: Ranks, name: str = "nanotron.yaml") -> Any:
+def _new_trainer(config: Config | str, ranks: Ranks, name: str = "nanotron.yaml") -> Any:
     """Write a configuration into the launch's directory, each rank the same, and return a trainer of it."""
     from nanotron.trainer import DistributedTrainer
 
@@ -64,7 +64,7 @@ def _new_trainer(config: Config, ranks: Ranks, name: str = "nanotron.yaml") -> A
             return outputs, loss
 
     file = ranks.directory / name
-    write_text(file, yaml.safe_dump(config, sort_keys=False))
+    write_text(file, config if isinstance(config, str) else yaml.safe_dump(config, sort_keys=False))
     return Trainer(str(file))
 
 

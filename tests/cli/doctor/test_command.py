@@ -62,7 +62,7 @@ def test_hardware_is_what_is_expected(monkeypatch: pytest.MonkeyPatch, marker: s
         ("h100", make_machine(note="NVML found no GPU: NVML/RM version mismatch."),
          "no h100 here: it is meant for h100, this machine is cpu-test-2c; "
          "NVML found no GPU: NVML/RM version mismatch.\n"),
-        ("x100", make_machine(), "--expect x100: begin with one of cpu, "),
+        ("x100", make_machine(), "--expect x100: did you mean 'v100'? begin with one of cpu, "),
     ],
     ids=["another GPU", "a driver that fails", "hardware that nothing has"],
 )  # fmt: skip

@@ -31,9 +31,9 @@ def test_the_text_is_read_as_it_is_and_stays_with_the_case(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "[Errno 2] No such file or directory"),
-        (b"\xff\xfe\x00", "'utf-8' codec can't decode byte 0xff"),
-        (b"a: [1", "not YAML (while parsing a flow sequence"),
+        (None, "cannot read {file}: No such file or directory. Give a file of mine."),
+        (b"\xff\xfe\x00", "cannot read {file}: 'utf-8' codec can't decode byte 0xff"),
+        (b"a: [1", "{file}: not YAML (while parsing a flow sequence"),
     ],
 )
 def test_what_cannot_be_read_is_named_with_what_to_give(
@@ -44,5 +44,5 @@ def test_what_cannot_be_read_is_named_with_what_to_give(
         file.write_bytes(content)
     with pytest.raises(FileError) as caught:
         Mine.read_text(file)
-    assert str(caught.value).startswith(f"{file}: {said}")
+    assert str(caught.value).startswith(said.format(file=file))
     assert str(caught.value).endswith("Give a file of mine.")

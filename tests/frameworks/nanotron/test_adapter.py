@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from perfsuite import Nanotron
-from perfsuite.errors import CaseError
+from perfsuite import Case, Nanotron
+from perfsuite.errors import CaseError, FileError
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect_cpu
@@ -20,8 +21,14 @@ MACHINE = detect_cpu("a test")
 
 
 @pytest.fixture(scope="module")
-def by_options(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return measured(SMALL, tmp_path_factory.mktemp("options"))
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the launch `by_options`."""
+    return tmp_path_factory.mktemp("options")
+
+
+@pytest.fixture(scope="module")
+def by_options(directory: Path) -> Run:
+    return measured(SMALL, directory)
 
 
 @pytest.mark.smoke("nanotron")
@@ -40,10 +47,17 @@ def test_data_parallel_by_the_options(by_options: Run) -> None:
 
 
 @pytest.mark.launch
-def test_an_optimizer_that_is_sharded_trains_the_same(by_options: Run, tmp_path: Path) -> None:
-    sharded = measured(SMALL.replace(framework=Nanotron(dp=2, zero_stage=1)), tmp_path)
-    assert observed(sharded).settings["sharding"] == "optimizer (ZeRO 1)"
-    assert sharded.loss == pytest.approx(by_options.loss, rel=1e-4)
+def test_data_parallel_by_a_users_own_file(by_options: Run, directory: Path, tmp_path: Path) -> None:
+    """It shards the optimizer: the same training."""
+    config = yaml.safe_load((directory / "nanotron.yaml").read_text())
+    config["optimizer"]["zero_stage"] = 1
+    config["tokens"]["train_steps"] = 100
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(config))
+    by_file = measured(SMALL.replace(framework=Nanotron(config=file)), tmp_path / "file")
+    assert observed(by_file).settings["sharding"] == "optimizer (ZeRO 1)"
+    assert len(observed(by_file).settings["config_sha256"]) == 16
+    assert by_file.loss == pytest.approx(by_options.loss, rel=1e-4)
 
 
 @pytest.mark.launch
@@ -63,10 +77,7 @@ def test_tensor_parallel(tmp_path: Path) -> None:
     [
         ({"precision": "bf16-mixed"}, "takes precision 'fp32' or 'bf16', and the case asks for 'bf16-mixed'"),
         ({"activation_checkpointing": "full"}, "takes activation_checkpointing 'none', and"),
-        (
-            {"attention": "eager"},
-            "takes attention 'sdpa' or 'flash_attention_2'",
-        ),
+        ({"attention": "eager"}, "takes attention 'sdpa' or 'flash_attention_2'"),
         ({"compile": True}, "nanotron takes compile False, and"),
         ({"model": "gpt2-tiny"}, "nanotron builds Llama models, gpt2-tiny is a gpt2"),
         ({}, "None"),
@@ -76,24 +87,69 @@ def test_what_it_does_not_have_is_said_beforehand(changes: dict[str, Any], reaso
     assert reason in str(unsupported(SMALL.replace(**changes), MACHINE))
 
 
-def test_a_contradiction_is_an_error_before_anything_is_launched(tmp_path: Path) -> None:
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(Nanotron(dp=2).from_options(SMALL, files=tmp_path)))
+    return file
+
+
+def test_a_contradiction_is_an_error_before_anything_is_launched(mine: Path, tmp_path: Path) -> None:
     with pytest.raises(
         CaseError, match="nanotron-dp2-tp2: dp 2 x tp 2 x pp 1 is 4, but the case's topology has 2"
     ):
         launch_once(SMALL.replace(framework=Nanotron(dp=2, tp=2)), MACHINE, tmp_path / "launch")
+    mine.write_text(mine.read_text().replace("dp: 2", "dp: 1"))
+    case = SMALL.replace(framework=Nanotron(config=mine), micro_batch=2)
+    with pytest.raises(CaseError, match=r"nanotron-mine: dp 1 x tp 1 x pp 1 is 1, .* but the case's micro_b"):
+        launch_once(case, MACHINE, tmp_path / "launch")
     assert not (tmp_path / "launch").exists()
 
 
-def test_ids() -> None:
+@pytest.mark.parametrize(
+    ("options", "text", "said"),
+    [
+        ({"dp": 2, "resume": True}, None, "config mine decides everything: leave out dp2, resume"),
+        ({}, "parallelism: {dp: 2}", r"config: \S*mine.yaml: checkpoints: missing, training needs"),
+        ({}, "- 1", "mine.yaml is list, not sections with fields"),
+        ({}, "", "mine.yaml is NoneType, not sections with fields"),
+    ],
+)
+def test_a_file_that_is_wrong_is_an_error_when_the_case_is_made(
+    mine: Path, options: dict[str, Any], text: str | None, said: str
+) -> None:
+    if text is not None:
+        mine.write_text(text)
+    with pytest.raises(CaseError, match=said):
+        Nanotron(config=str(mine), **options)
+
+
+def test_a_file_is_kept_with_the_case_whatever_its_comments(mine: Path, tmp_path: Path) -> None:
+    case = SMALL.replace(framework=Nanotron(config=mine))
+    mine.write_text("# mine\n" + mine.read_text())
+    assert str(Nanotron(config=mine)) == str(case.framework), "what judge compares"
+    mine.unlink()
+    assert Case.model_validate_json(case.model_dump_json()) == case
+    with pytest.raises(
+        FileError, match=r"^cannot read \S*mine.yaml: No such file .* file of nanotron, in YAML\.$"
+    ):
+        Nanotron(config=mine)
+
+
+def test_ids(mine: Path) -> None:
+    assert Nanotron(config=mine).slug() == "nanotron-mine"
     assert Nanotron(dp=4, tp=4, tp_mode="REDUCE_SCATTER").slug() == "nanotron-dp4-tp4-reduce_scatter"
     assert Nanotron(pp=2, pp_engine="afab", resume=True).slug() == "nanotron-pp2-afab-resume"
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_overlapped_tensor_parallelism_sets_its_environment(asked: bool) -> None:
-    plan = Nanotron(tp=2, tp_linear_async_communication=asked).plan(make_case())
-    assert plan.environment == ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if asked else {})
-    assert plan.process_group == "lazy"
+def test_overlapped_tensor_parallelism_sets_its_environment(mine: Path, asked: bool) -> None:
+    name = "tp_linear_async_communication"
+    mine.write_text(mine.read_text().replace(f"{name}: false", f"{name}: {str(asked).lower()}"))
+    for options in (Nanotron(tp=2, tp_linear_async_communication=asked), Nanotron(config=mine)):
+        plan = options.plan(make_case())
+        assert plan.environment == ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if asked else {})
+        assert plan.process_group == "lazy"
 
 
 def test_what_must_be_observed() -> None:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from perfsuite import MODELS, Case, Nanotron, Topology
-from perfsuite.frameworks.nanotron.config import SHAPE, from_case, size_problems
+from perfsuite.errors import CaseError
+from perfsuite.frameworks.nanotron.config import SHAPE, TrainingConfig, conflicts, get, size_problems
 from tests.samples import make_case
 
 TINY = MODELS["llama-tiny"]
@@ -21,7 +24,7 @@ def nanotron_case(framework: Nanotron, processes: int = 2, **changes: Any) -> Ca
 
 def made(framework: Nanotron, processes: int = 2, **changes: Any) -> dict[str, Any]:
     case = nanotron_case(framework, processes, **changes)
-    return from_case(case, framework.model_dump(), files=Path("/launch"), fused_adam=False)
+    return framework.from_options(case, files=Path("/launch"))
 
 
 def test_the_configuration_of_a_case() -> None:
@@ -75,6 +78,78 @@ def test_nothing_is_logged_or_saved_in_the_measured_steps_unless_asked_for() -> 
     assert config["checkpoints"]["checkpoint_interval"] > 25
 
 
+def test_what_a_case_makes_is_a_valid_file(tmp_path: Path) -> None:
+    """It reads back, and stands the check that a user's file must stand."""
+    options = Nanotron(dp=2, zero_stage=1)
+    file = tmp_path / "nanotron.yaml"
+    file.write_text(yaml.safe_dump(made(options)))
+    given = Nanotron(config=file)
+    assert given.config is not None
+    assert given.config.content == made(options)
+    given.check(nanotron_case(given))
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The configuration of two processes with another value at `path`; KeyError: with none."""
+    config = made(Nanotron(dp=2))
+    *sections, name = path.split(".")
+    place = functools.reduce(dict.__getitem__, sections, config)
+    place[name] = value
+    if value is KeyError:
+        del place[name]
+    return config
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        ("parallelism.ddp", 2, "nanotron has no such field here; it knows dp, pp, tp,"),
+        ("data_stages", [], "nanotron has no such field here; it knows general, parallelism,"),
+        ("model.model_config.hiden_size", 64, "nanotron has no such field here"),
+        ("parallelism.tp", KeyError, "missing, nanotron has no default for it"),
+        ("optimizer", KeyError, "missing, training needs it"),
+        ("tokens.train_steps", "100", "int is needed, got '100'"),
+        ("tokens.train_steps", True, "int is needed, got True"),
+        ("parallelism.dp", None, "int is needed, got None"),
+        ("optimizer.learning_rate_scheduler.learning_rate", "1e-3", "float is needed, got '1e-3'"),
+        ("tokens", 5, "Optional[TokensArgs] is needed, got 5"),
+    ],
+)
+def test_a_users_file_that_nanotron_would_refuse(tmp_path: Path, path: str, value: Any, problem: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(changed(path, value)))
+    with pytest.raises(CaseError) as raised:
+        TrainingConfig.read(file)
+    assert str(raised.value).startswith(f"{file}: {path}: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        ("tokens.sequence_length", 128, "128, but the case's sequence_length says 64"),
+        ("tokens.micro_batch_size", 1, "1, but the case's micro_batch says 2"),
+        ("tokens.batch_accumulation_per_replica", 4, "4, but the case's gradient_accumulation says 1"),
+        ("tokens.train_steps", 24, "24, but the case's max_warmup_steps + steps says 25"),
+        ("model.dtype", "bfloat16", "'bfloat16', but the case's precision says 'float32'"),
+        ("model.model_config.num_hidden_layers", KeyError, "32, but the case's model says 4"),
+        ("general.seed", 42, "42, but the case's seed says 0"),
+        ("checkpoints.checkpoint_interval", 25, "25 would save within the 25"),
+        ("checkpoints.save_initial_state", True, "True has no place in a"),
+        ("profiler", {"profiler_export_path": "x"}, "{'profiler_export_path': 'x'} has no place"),
+    ],
+)
+def test_a_users_file_that_contradicts_the_case(path: str, value: Any, problem: str) -> None:
+    (said,) = conflicts(changed(path, value), made(Nanotron(dp=2)), nanotron_case(Nanotron(dp=2)))
+    assert said.startswith(f"{path}: {problem}")
+
+
+def test_a_users_file_may_train_longer_and_read_data_that_are_not_read_here() -> None:
+    config = changed("tokens.train_steps", 100_000)
+    config["data"] = {"dataset": {"hf_dataset_or_datasets": "wikitext"}, "seed": 1}
+    config["checkpoints"]["checkpoint_interval"] = 1000
+    assert [*conflicts(config, made(Nanotron(dp=2)), nanotron_case(Nanotron(dp=2)))] == []
+
+
 @pytest.mark.parametrize(
     ("options", "processes", "changes", "problem"),
     [
@@ -84,7 +159,7 @@ def test_nothing_is_logged_or_saved_in_the_measured_steps_unless_asked_for() -> 
         (Nanotron(dp=2, tp=2), 2, {}, "dp 2 x tp 2 x pp 1 is 4, but the case's topology has 2 processes"),
         (Nanotron(tp=4), 4, {}, "tp 4 does not divide num_key_value_heads 2"),
         (Nanotron(tp=3), 3, {}, "tp 3 does not divide num_attention_heads 4"),
-        (Nanotron(tp=3), 3, {}, "vocab_size 512 is no multiple of tp 3: nanotron would enlarge it"),
+        (Nanotron(tp=3), 3, {}, "vocab_size 512 is no multiple of 3 (tp x make_vocab_size_divisible_by)"),
         (SPLIT, 2, {"sequence_length": 63}, "tp 2 does not divide sequence_length 63"),
         (
             Nanotron(tp=2, tp_linear_async_communication=True),
@@ -101,5 +176,19 @@ def test_sizes_that_do_not_fit(
     options: Nanotron, processes: int, changes: dict[str, Any], problem: str | None
 ) -> None:
     case = nanotron_case(options, processes, **changes)
-    problems = "; ".join(size_problems(case, options.model_dump()))
+    problems = "; ".join(size_problems(options.from_options(case), case))
     assert problems == "" if problem is None else problem in problems
+
+
+def test_experts_and_a_larger_vocabulary_in_a_users_file() -> None:
+    config = changed("parallelism.expert_parallel_size", 2)
+    config["model"]["make_vocab_size_divisible_by"] = 100
+    problems = "; ".join(size_problems(config, nanotron_case(Nanotron(dp=2))))
+    assert "expert_parallel_size 2: Llama has no experts" in problems
+    assert "vocab_size 512 is no multiple of 100" in problems
+
+
+def test_a_default_is_nanotrons_own() -> None:
+    assert get({}, "logging.iteration_step_info_interval") == 1
+    assert get({}, "model.model_config.rms_norm_eps") == 1e-6
+    assert get({"tokens": {"train_steps": 3}}, "tokens.train_steps") == 3
