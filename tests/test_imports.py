@@ -45,6 +45,7 @@ NO_TEST_FILE = {
     "perfsuite.analysis.intervals": "run by analysis/test_trace.py",
     "perfsuite.cli.checks": "its rows are read by tests of cli/doctor and cli/test_selftest.py",
     "perfsuite.dry.group": "run by dry/test_rank.py, and by every dry run",
+    "perfsuite.frameworks.common.accelerate_config": "run by frameworks/test_accelerate.py",
     "perfsuite.launch.base": "a Protocol: session/test_preflights.py implements it",
     **dict.fromkeys(
         (f"perfsuite.plugin.{name}" for name in ("ending", "keys", "run")),

@@ -52,9 +52,7 @@ class Model(Data):
         cannot be read.
         """
         if not name:
-            raise CaseError(
-                "Model.from_config needs a name for the ids of its cases: name='my-model'"
-            )
+            raise CaseError("Model.from_config needs a name for the ids of its cases: name='my-model'")
         if hasattr(config, "to_diff_dict"):
             config = {"model_type": config.model_type, **config.to_diff_dict()}
         elif not isinstance(config, Mapping):

@@ -16,7 +16,7 @@ from pydantic import ValidationError, model_validator
 
 from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises
-from perfsuite.documents import digest, explain
+from perfsuite.documents import did_you_mean, digest, explain
 from perfsuite.errors import CaseError, MismatchError
 from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.config_file import ConfigFile
@@ -49,6 +49,7 @@ FLAT = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32
 """Attributes of what a rank optimizes: in ZeRO 3, in 1 and 2, and in 1 with bf16."""
 FLAGS = {"optimizer": ("offload_optimizer", "cpu_offload"), "parameters": ("offload_param",)}
 """Attributes by which it knows that it offloads."""
+NOT_DRY = "DeepSpeed decides by values of gradients and of other ranks whether it steps: a dry run has none"
 
 
 class ZeroConfig(ConfigFile):
@@ -64,8 +65,12 @@ class ZeroConfig(ConfigFile):
         """A mapping is DeepSpeed's, unless it comes from a file of perfsuite's."""
         if not isinstance(value, Mapping) or "text" in value:
             return value
+        try:
+            text = json.dumps(dict(value))
+        except TypeError as error:
+            raise ValueError(f"{error}: give what a JSON file may hold") from None
         stage = _flat(value).get("zero_optimization.stage", 0)
-        return {"name": f"zero{stage}-{digest(dict(value), 6)}", "text": json.dumps(dict(value))}
+        return {"name": f"zero{stage}-{digest(json.loads(text), 6)}", "text": text}
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -86,7 +91,8 @@ class ZeroConfig(ConfigFile):
     @property
     def stage(self) -> int:
         """The stage of ZeRO, 0 to 3."""
-        return int(self.flat.get("zero_optimization.stage", 0))
+        stage: int = self.flat.get("zero_optimization.stage", 0)
+        return stage
 
     @property
     def offloaded(self) -> list[str]:
@@ -120,7 +126,7 @@ class DeepSpeed(Framework):
             raise CaseError(f"{self.slug()}: {'; '.join(problems)}")
 
     def dry(self, case: Case) -> DryPlan:
-        return DryPlan(impossible="DeepSpeed decides by the values of gradients whether it steps")
+        return DryPlan(impossible=NOT_DRY)
 
     def expected(self, case: Case) -> dict[str, str | None]:
         stage, ranks = self.config.stage, case.topology.world_size
@@ -192,22 +198,27 @@ class DeepSpeed(Framework):
         return engine
 
     def _check_taken(self, config: dict[str, Any]) -> None:
-        """Raise `MismatchError` in DeepSpeed's own words for fields that it does not take."""
+        """Raise `MismatchError` in DeepSpeed's own words if it does not take a configuration."""
         from deepspeed.runtime.config import DeepSpeedConfig
+        from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
         try:
             DeepSpeedConfig(copy.deepcopy(config))
-        except ValidationError as error:
-            said = f"{error.title}: {explain(error)}"
+        except Exception as error:
+            said = str(error)
+            if isinstance(error, ValidationError):
+                said = f"{error.title}: {explain(error, [*DeepSpeedZeroConfig.model_fields])}"
             raise MismatchError(f"DeepSpeed refuses {self.slug()}: {said}") from error
 
 
 def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return the values of all sections by their paths, such as `zero_optimization.stage`."""
+    """Return the values of all sections, but nulls, by their paths, such as `zero_optimization.stage`."""
     values = {}
     for key, value in config.items():
-        inner = _flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {above + key: value}
-        values.update(inner)
+        if isinstance(value, Mapping):
+            values |= _flat(value, f"{above}{key}.")
+        elif value is not None:
+            values[above + key] = value
     return values
 
 
@@ -252,9 +263,10 @@ def _problems(config: ZeroConfig, case: Case) -> Iterator[str]:
     for key, value in config.content.items():
         is_off = value is False if key in SWITCHES else config.flat.get(f"{key}.enabled") is False
         if key not in TAKEN and not is_off:
+            hint = did_you_mean(key, TAKEN, " (did you mean {}?)")
             yield (
-                f"{key}: perfsuite trains by ZeRO alone, without this: leave it out, or measure a script of "
-                "yours (Script)"
+                f"{key}: perfsuite trains by ZeRO alone, without this{hint}: leave it out, or measure a "
+                "script of yours (Script)"
             )
     decided = _decided(config.content, case)
     for path, has in config.flat.items():

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
 import re
 import shutil
 import sys
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from perfsuite.case.case import Case
 from perfsuite.case.framework import LossRule, Promises, changed_fields
@@ -72,6 +75,13 @@ class Script(Framework):
     which is checked. `differ`: they are not compared, as for experts of each rank, or replicas that are
     averaged now and then. At least one collective must run in either case."""
 
+    @field_validator("command", "arguments", mode="before")
+    @classmethod
+    def _word_by_word(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError('give it word by word, as ("torchrun", "train.py"): shlex.split cuts a line')
+        return value
+
     @model_validator(mode="after")
     def _can_be_run_and_kept(self) -> Script:
         """A secret's value is in no message: it is printed and kept, too."""
@@ -109,14 +119,24 @@ class Script(Framework):
         return "-".join([self.name, what, *changed, digest(fields, 6)])
 
     def check(self, case: Case) -> None:
-        """Raise `CaseError` if the file, command or directory does not exist."""
+        """Raise `CaseError` if the file, module, command or directory does not exist."""
         if not Path(self.cwd).is_dir():
             raise CaseError(f"cwd={self.cwd!r}: no such directory in {Path.cwd()}")
-        if self.path is not None and not Path(self.path).is_file():
-            raise CaseError(
-                f"path={self.path!r}: no such file in {Path.cwd()}. "
-                "Give it relative to the directory that pytest is started in, or absolute."
-            )
+        if self.path is not None:
+            try:
+                ast.parse(Path(self.path).read_bytes())
+            except OSError as error:
+                raise CaseError(
+                    f"path={self.path!r}: {error.strerror} in {Path.cwd()}. "
+                    "Give it relative to the directory that pytest is started in, or absolute."
+                ) from None
+            except (SyntaxError, ValueError) as error:
+                said = f"path={self.path!r} is not Python ({error}). Give other programs as command=(...)."
+                raise CaseError(said) from None
+        if self.module is not None:
+            top = self.module.partition(".")[0]
+            if PathFinder.find_spec(top, [self.cwd]) is None and importlib.util.find_spec(top) is None:
+                raise CaseError(f"module={self.module!r}: no module {top} in {self.cwd} or installed here")
         if self.command is not None and _found(self.command[0]) is None:
             raise CaseError(
                 f"command: {self.command[0]!r} is not on PATH, nor next to {sys.executable}. "

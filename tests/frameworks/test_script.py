@@ -120,7 +120,8 @@ def failure_of(case: Case, directory: Path) -> tuple[str, str]:
     ("options", "said"),
     [
         ({}, "^Script: give one of path, module and command, not none$"),
-        ({"command": "torchrun a.py"}, "command: Input should be a valid tuple, got 'torchr"),
+        ({"command": "torchrun a.py"}, r"command: give it word by word, as \(.*shlex.split.*got 'torchr"),
+        ({"path": "a.py", "arguments": "--x 1"}, "arguments: give it word by word"),
         ({"path": "a.py", "label": "two words"}, "label: String should match pattern"),
         ({"path": "a.py", "module": "a"}, "not path and module"),
         ({"path": ""}, "path: String should have at least 1 character, got ''"),
@@ -224,9 +225,12 @@ def test_a_case_with_variables_reads_back() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"path": "gone.py"}, "path='gone.py': no such file in /.*relative to the directory"),
-        ({"path": "folder"}, "path='folder': no such file"),
+        ({"path": "gone.py"}, "path='gone.py': No such file or directory in /.*relative to the directory"),
+        ({"path": "folder"}, "path='folder': Is a directory"),
+        ({"path": "train.sh"}, r"path='train.sh' is not Python \(.*Give other programs as command"),
+        ({"path": "data.bin"}, "path='data.bin' is not Python"),
         ({"path": "good.py", "cwd": "nowhere"}, "cwd='nowhere': no such directory"),
+        ({"module": "no_such.train"}, "module='no_such.train': no module no_such in"),
         ({"command": ("no-such-cli", "train")}, "'no-such-cli' is not on PATH, nor next to .*python"),
         ({"command": ("./good.py",)}, "'./good.py' is not on PATH"),
     ],
@@ -236,6 +240,8 @@ def test_what_is_not_there_is_known_before_a_launch(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     script(tmp_path, "x = 1\n", "good.py")
+    script(tmp_path, "#!/bin/sh\nif true; then echo; fi\n", "train.sh")
+    (tmp_path / "data.bin").write_bytes(b"\x00\xff")
     (tmp_path / "folder").mkdir()
     with pytest.raises(CaseError, match=said):
         launch_once(case_of(Script(**options)), make_machine(), tmp_path / "run")

@@ -13,8 +13,7 @@ from torch import nn
 from perfsuite.case.case import Case, LoRA, Quantization
 from perfsuite.errors import MismatchError
 
-NOT_PEFTS = "not peft's, rank not seen"
-"""What is observed of adapters that another library than peft has made."""
+NOT_PEFTS = "not peft's, rank "  # begins what is observed of adapters that another library has made
 
 
 def linear_layers(blocks: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
@@ -110,7 +109,7 @@ def observed(model: nn.Module) -> dict[str, str]:
         alphas = {alpha for layer in adapted.values() for alpha in layer.lora_alpha.values()}
         told |= {"adapters": str(len(adapted)), "lora": _described(ranks, alphas, map(_last, adapted))}
     elif adapters_only:
-        told["lora"] = NOT_PEFTS
+        told["lora"] = NOT_PEFTS + (" and ".join(map(str, sorted(_ranks_not_pefts(model)))) or "not seen")
     return told
 
 
@@ -119,18 +118,20 @@ def expected(
 ) -> dict[str, str | None]:
     """Return what `observed`, which says `lora_observed`, must say of a model with these blocks.
 
-    None: any value, as of adapters that are not peft's.
+    None: any value. Of adapters that are not peft's the rank alone is known, if it can be seen.
     """
     if case.lora is None:
         return {}
     names = [name for name, _ in linear_layers(blocks)]
     chosen = [name for name in names if _is_target(case.lora, name)]
     quantised = case.quantization != "none"
-    is_pefts = lora_observed != NOT_PEFTS
+    lora = _described({case.lora.rank}, {case.lora.alpha}, map(_last, chosen))
+    if not_pefts := lora_observed is not None and lora_observed.startswith(NOT_PEFTS):
+        lora = f"{NOT_PEFTS}{case.lora.rank}"
     return {
         "trained": "adapters only",
-        "lora": _described({case.lora.rank}, {case.lora.alpha}, map(_last, chosen)) if is_pefts else None,
-        "adapters": str(len(chosen)) if is_pefts else None,
+        "lora": None if lora_observed == f"{NOT_PEFTS}not seen" else lora,
+        "adapters": None if not_pefts else str(len(chosen)),
         "quantised_layers": f"{len(names)} {case.quantization}" if quantised else "0",
     }
 
@@ -170,6 +171,19 @@ def _adapted(model: nn.Module) -> dict[str, Any]:
         for name, module in model.named_modules()
         if isinstance(getattr(module, "r", None), Mapping) and len(getattr(module, "lora_A", ()))
     }
+
+
+def _ranks_not_pefts(model: nn.Module) -> set[int]:
+    """Return ranks as layers say them (loralib's A may hold q, k and v), else by the shape of their A."""
+    ranks = set()
+    for module in model.modules():
+        names = (name for name in ("lora_A", "lora_a", "lora_down") if hasattr(module, name))
+        a = getattr(module, next(names, ""), None)
+        if isinstance(weight := getattr(a, "weight", a), torch.Tensor):
+            said = getattr(module, "r", getattr(module, "rank", None))
+            by_shape = min(weight.shape) if weight.dim() == 2 else 0  # not of a part of a flat parameter
+            ranks.add(said if isinstance(said, int) else by_shape)
+    return ranks - {0}
 
 
 def _described(ranks: Iterable[int], alphas: Iterable[int], targets: Iterable[str]) -> str:

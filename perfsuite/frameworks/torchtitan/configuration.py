@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -25,7 +26,9 @@ from torchtitan.models.common.moe import GroupedExperts, MoE
 from torchtitan.trainer import Trainer
 
 from perfsuite.case.case import Case
+from perfsuite.documents import did_you_mean
 from perfsuite.errors import MismatchError
+from perfsuite.frameworks.base import missing_package
 from perfsuite.frameworks.common.float8 import low_precision
 from perfsuite.frameworks.common.sharding import meshes_text
 
@@ -49,8 +52,12 @@ def read(case: Case) -> Any:
         text = str(error)
         if isinstance(error, SystemExit):
             text = " ".join(re.sub("[\u2500-\u257f]", " ", said.getvalue()).split())  # without its frame
+        names = {options.config, options.module}
+        hints = [did_you_mean(name, {*re.findall(r"'(\w+)'", text)} - names) for name in names]
+        if "torchao" in text and (missing := missing_package("torchao")):
+            hints.append(f" {missing}")
         cause = _import_error(options.module) if isinstance(error, ImportError) else ""
-        raise MismatchError(f"torchtitan refuses {' '.join(words)}: {text}{cause}") from error
+        raise MismatchError(f"torchtitan refuses {' '.join(words)}: {text}{cause}{''.join(hints)}") from error
     sees = getattr(getattr(config.model_spec, "model", None), "vision_encoder", None)
     if getattr(config, "_owner", None) is not Trainer or sees is not None:
         raise MismatchError(f"{options.config} trains images, or by a trainer of its own: choose one of text")
@@ -73,8 +80,9 @@ def expected(case: Case) -> dict[str, str]:
     try:
         dims = ParallelDims.from_config(config.parallelism, world_size)
     except AssertionError:
-        words = " ".join(case.framework.overrides)  # type: ignore[attr-defined]
-        raise MismatchError(f"{words}: degrees do not multiply to {world_size} processes") from None
+        degrees = ((name, value) for name, value in asdict(config.parallelism).items() if "_degree" in name)
+        told = ", ".join(f"{name} {value}" for name, value in degrees if "expert" not in name)
+        raise MismatchError(f"{told}: these do not multiply to the case's {world_size} processes") from None
     model = config.model_spec.model
     experts = [moe.num_experts for _, moe, *_ in model.traverse(MoE.Config)]
     if problems := [*_conflicts(config, dims, case), *_impossible(config, dims, experts)]:

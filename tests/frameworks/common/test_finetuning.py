@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -119,23 +120,64 @@ def test_layers_that_there_are_not_are_named(changes: dict[str, Any], said: str)
         build_model(case, torch.device("cpu"))
 
 
+# --- adapters that are not peft's -------------------------------------------------------------------------
+
+
+class Loralib(torch.nn.Linear):
+    """As loralib's and litgpt's: parameters of the layer, here those of q, k and v in one."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(8, 24)
+        self.r = rank
+        self.lora_alpha = 2 * rank
+        self.lora_A = torch.nn.Parameter(torch.zeros(3 * rank, 8))
+        self.lora_B = torch.nn.Parameter(torch.zeros(24, rank))
+
+
 class Torchtune(torch.nn.Module):
-    """Adapters as of torchtune, which are not peft's."""
-
-    def __init__(self) -> None:
+    def __init__(self, rank: int) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(8, 8), requires_grad=False)
-        self.lora_a = torch.nn.Linear(8, 4, bias=False)
-        self.lora_b = torch.nn.Linear(4, 8, bias=False)
+        self.weight = torch.nn.Parameter(torch.zeros(8, 8))
+        self.lora_a = torch.nn.Linear(8, rank, bias=False)
+        self.lora_b = torch.nn.Linear(rank, 8, bias=False)
 
 
-def test_adapters_of_other_libraries_are_accepted_where_the_case_says_some() -> None:
-    model = torch.nn.ModuleDict({"qkv": Torchtune()})
+class Sharded(Torchtune):
+    """As ZeRO 3 leaves it between steps."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.lora_a.weight = torch.nn.Parameter(torch.zeros(0))
+
+
+class DoRAOnly(torch.nn.Module):
+    """Named like a LoRA, and none that anybody knows."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(8, 8))
+        self.lora_magnitude = torch.nn.Parameter(torch.zeros(8))
+
+
+def not_pefts(kind: Any) -> torch.nn.Module:
+    model = torch.nn.Module()
+    model.blocks = torch.nn.ModuleList(torch.nn.ModuleDict({"qkv": kind(4)}) for _ in range(2))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+    return model
+
+
+@pytest.mark.parametrize("kind", [Loralib, Torchtune, Sharded, DoRAOnly])
+def test_adapters_of_other_libraries_have_the_rank_that_is_asked_for_where_it_is_seen(kind: Any) -> None:
+    model = not_pefts(kind)
     told = finetuning.observed(model)
-    assert told == {**ADAPTERS_ONLY, "lora": "not peft's, rank not seen"}
-    asked = finetuning.expected(ADAPTED, layers(model) or [model], told["lora"])
-    assert asked == {**ADAPTERS_ONLY, "adapters": None, "lora": None}, "both may have any value"
+    seen = "4" if kind in (Loralib, Torchtune) else "not seen"
+    assert told == {**ADAPTERS_ONLY, "lora": f"not peft's, rank {seen}"}
     finetuning.check_asked(ADAPTED, told)
+    for rank in (4, 8):
+        asked = finetuning.expected(TINY.replace(lora=LoRA(rank=rank, alpha=8)), [model], told["lora"])
+        lora = None if seen == "not seen" else f"not peft's, rank {rank}"
+        assert asked == {**ADAPTERS_ONLY, "adapters": None, "lora": lora}, "None may have any value"
 
 
 def peft_on_two() -> torch.nn.Module:
@@ -144,7 +186,12 @@ def peft_on_two() -> torch.nn.Module:
 
 @pytest.mark.parametrize(
     ("model", "are"),
-    [(peft_on_two, "rank 4, alpha 8, on q_proj v_proj"), (Torchtune, "not peft's, rank not seen")],
+    [
+        (peft_on_two, "rank 4, alpha 8, on q_proj v_proj"),
+        (partial(not_pefts, Loralib), "not peft's, rank 4"),
+        (partial(not_pefts, Sharded), "not peft's, rank not seen"),
+    ],
+    ids=["peft", "loralib", "sharded"],
 )
 def test_adapters_that_nobody_asked_for_are_refused(model: Callable[[], torch.nn.Module], are: str) -> None:
     said = f"lora: the case says none, but only adapters are trained, {are}. Say lora=LoRA(...) in the case"
