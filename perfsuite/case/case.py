@@ -213,10 +213,8 @@ class CaseFile(Document):
     device: Literal["cpu", "cuda"]
     peak_flops: float | None = None
     """The peak of one device at the case's precision in FLOP/s; None if unknown."""
-    inject: str | None = None
-    """A fault to inject, to test the gate: see `perfsuite.case.fault`."""
-    counts: bool = True
-    """Whether every rank counts what a step does (`perfsuite.results.counts`)."""
+    inject: str | None = None  # a fault to inject, to test the gate: see `perfsuite.case.fault`
+    counts: bool = True  # whether every rank counts what a step does (`perfsuite.results.counts`)
     preflight: bool = False
     """Whether ranks only probe their nodes (`perfsuite.launch.preflight`): only the topology counts then."""
     profile: bool = False

@@ -11,7 +11,7 @@ from perfsuite.documents import did_you_mean
 from perfsuite.errors import CaseError
 
 GPT2 = {"layers": "n_layer", "heads": "n_head", "hidden": "n_embd", "positions": "n_positions"}
-LLAMA = {
+LLAMA = {  # short names of what sizes a model -> names in its transformers configuration
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
@@ -22,7 +22,6 @@ LLAMA = {
     "rope": "rope_parameters",
     "tied": "tie_word_embeddings",
 }
-"""Short names of what sizes a model -> names in its transformers configuration."""
 NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 
 

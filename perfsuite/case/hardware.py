@@ -27,8 +27,7 @@ class Accelerator(NamedTuple):
     """The bandwidth of one device to the others of its machine in GB/s, in one direction: of NVLink where the
     form factor has it (`sxm`, `nvl`, NVL72), else of PCIe with 16 lanes, bridges between pairs left out. None
     if no datasheet gives it."""
-    source: str
-    """Where the peaks and the link are published; datasheets give the sum of both directions."""
+    source: str  # where the peaks and the link are published; datasheets give the sum of both directions
 
     @property
     def hardware_class(self) -> str:
@@ -138,8 +137,7 @@ class Allocation(Data):
     """The nodes that a scheduler has given to a session, as it tells of them."""
 
     job_id: str
-    nodes: tuple[AllocatedNode, ...]
-    """In the order of the ranks."""
+    nodes: tuple[AllocatedNode, ...]  # in the order of the ranks
     queued_s: float | None = None
     """Seconds from the submission of the job to its start, by the clock of the scheduler alone."""
     variables: dict[str, str] = Field(default_factory=dict)
@@ -156,20 +154,14 @@ class Machine(Data):
     device_name: str
     hardware_class: str
     """The accelerator's class; on a machine without one the processor and the number of its cores."""
-    devices: int
-    """The number of GPUs, or of cores that this process may use."""
-    memory_bytes: int
-    """The memory of one GPU, or of the machine, in bytes."""
-    driver: str | None = None
-    """The version of the GPU driver."""
-    note: str | None = None
-    """What could not be found out, and why."""
-    nodes: int = Field(default=1, ge=1)
-    """How many machines like this one a case may use."""
+    devices: int  # the number of GPUs, or of cores that this process may use
+    memory_bytes: int  # the memory of one GPU, or of the machine, in bytes
+    driver: str | None = None  # the version of the GPU driver
+    note: str | None = None  # what could not be found out, and why
+    nodes: int = Field(default=1, ge=1)  # how many machines like this one a case may use
     interconnect: str | None = None
     """How each is connected, with ports and Gbit/s: `8xib400`, `eth100`; None if it is not known."""
-    allocation: Allocation | None = None
-    """What a scheduler tells of them; None without one, and for a case."""
+    allocation: Allocation | None = None  # what a scheduler tells of them; None without one, and for a case
 
     def for_nodes(self, nodes: int) -> Machine:
         """Return the machine that a case of so many nodes is measured on.

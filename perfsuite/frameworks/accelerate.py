@@ -26,11 +26,10 @@ from perfsuite.frameworks.common.accelerate_env import clear_environment, force_
 from perfsuite.frameworks.common.float8 import Recipe
 from perfsuite.frameworks.common.parallelism import Degrees, Size, refuse_other_axes
 
-_PLUGIN = {
+_PLUGIN = {  # strategy -> its options that accelerate's plugin takes
     "fsdp1": ("sharding_strategy", "backward_prefetch", "cpu_offload"),
     "fsdp2": ("reshard_after_forward", "cpu_offload"),
 }
-"""Strategy -> its options that accelerate's plugin takes."""
 _OPTIONS = {"ddp": ("float8",), **_PLUGIN, "fsdp2": (*_PLUGIN["fsdp2"], *Degrees.model_fields, "float8")}
 """Strategy -> its options. A configuration file has none."""
 

@@ -25,11 +25,9 @@ if TYPE_CHECKING:
 class Ranks:
     """The place of this process in the job."""
 
-    rank: int
-    """From 0 to `world_size - 1`."""
+    rank: int  # from 0 to `world_size - 1`
     world_size: int
-    device: Any
-    """The `torch.device` that it trains on."""
+    device: Any  # the `torch.device` that it trains on
     directory: Path
     """The directory of this launch, the same for all ranks: for files that a library must read or write."""
 
@@ -57,8 +55,7 @@ class Workload:
     run: Callable[[int], list[Any]]
     """Makes the given number of optimizer steps and returns the loss of each as this rank saw it: a float, or
     a 0-d tensor still on the device, because reading one inside a step would synchronise."""
-    data_parallel: int
-    """The number of ranks (from 1 to the world size) that see different data."""
+    data_parallel: int  # the number of ranks (from 1 to the world size) that see different data
     model: Any = None
     """The model as wrapped. None if the library wraps it in `run`: the worker then finds the living module
     that owns the parameters of the first optimizer that steps."""
@@ -66,12 +63,9 @@ class Workload:
     """What this framework alone knows, such as what was forced or patched. Kept in `Observed.settings`."""
     own_tokens_per_s: Callable[[], float | None] = lambda: None
     """Return, after `run`, the global tokens/s that the library itself reports, for comparison."""
-    flops: Flops | None = None
-    """FLOPs by the library's own formula, where it builds a model of its own."""
-    notes: tuple[str, ...] = ()
-    """What a reader of a dry run has to know."""
-    memory: Callable[[], Memory] | None = None
-    """Return the peak memory, if it is not that of this process."""
+    flops: Flops | None = None  # FLOPs by the library's own formula, where it builds a model of its own
+    notes: tuple[str, ...] = ()  # what a reader of a dry run has to know
+    memory: Callable[[], Memory] | None = None  # return the peak memory, if it is not that of this process
 
     def tokens_per_step(self, case: Case) -> int:
         """Return the tokens (or samples) that all ranks together train in one step of `case`."""
@@ -82,8 +76,7 @@ class Workload:
 class Command:
     """What to run, and the directory that it runs in."""
 
-    words: tuple[str, ...]
-    """`{launch_dir}` in them is replaced (`perfsuite.results.run_dir.LAUNCH_DIR`)."""
+    words: tuple[str, ...]  # `{launch_dir}` in them is replaced (`perfsuite.results.run_dir.LAUNCH_DIR`)
     directory: str
     starts_ranks: bool
     """Whether it starts the ranks of a job by itself. If not it is one of them: the launcher runs it once per
@@ -115,13 +108,11 @@ class LaunchPlan:
 class DryPlan:
     """How a case is run dry: built and trained on fake tensors in one process (`perfsuite.dry`)."""
 
-    impossible: str | None = None
-    """Why this case cannot be run dry."""
+    impossible: str | None = None  # why this case cannot be run dry
     pretend: Callable[[], None] = lambda: None
     """Replaces what fake tensors cannot do, by `perfsuite.frameworks.common.patches`, in the process of a dry
     run after `load`. Raises `DryRunError` if a name is gone."""
-    ranks_differ: bool = False
-    """Whether ranks do unlike work by design, as the stages of a pipeline do."""
+    ranks_differ: bool = False  # whether ranks do unlike work by design, as the stages of a pipeline do
     builds_whole: bool = False
     """Whether each rank has the whole model on its device before it is sharded: that must fit, too."""
     built_over: int = 1

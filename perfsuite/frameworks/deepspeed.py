@@ -24,24 +24,21 @@ from perfsuite.frameworks.common.config_file import ConfigFile
 PRECISIONS = ("fp32", "bf16", "bf16-mixed")
 """Precisions of a case. `bf16` is DeepSpeed's, with fp32 copies in the optimizer; `bf16-mixed` is its
 `torch_autocast`, with parameters in fp32."""
-TAKEN = frozenset(
+TAKEN = frozenset(  # keys that may be given. DeepSpeed itself ignores one that it does not know.
     "bf16 checkpoint communication_data_type data_types disable_allgather fp16 "  # noqa: SIM905
     "gradient_accumulation_steps gradient_allreduce_op gradient_clipping gradient_predivide_factor log_level "
     "optimizer prescale_gradients scheduler steps_per_print torch_autocast train_batch_size "
     "train_micro_batch_size_per_gpu zero_allow_untested_optimizer zero_force_ds_cpu_optimizer "
     "zero_optimization".split()
 )
-"""Keys that may be given. DeepSpeed itself ignores one that it does not know."""
-SWITCHES = frozenset({"dump_state", "memory_breakdown", "wall_clock_breakdown"})
-"""Keys that may be false."""
+SWITCHES = frozenset({"dump_state", "memory_breakdown", "wall_clock_breakdown"})  # keys that may be false
 SECTIONS = ("bf16", "fp16", "optimizer", "optimizer.params", "torch_autocast", "zero_optimization")
 ADAM = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-USUAL = {
+USUAL = {  # what "auto" stands for where the case has no field: what the other frameworks train with
     "gradient_clipping": 0.0,
     "optimizer.type": "AdamW",
     **{f"optimizer.params.{name}": value for name, value in ADAM.items()},
 }
-"""What "auto" stands for where the case has no field: what the other frameworks train with."""
 OWN_AUTO = ("bf16.", "fp16.", "zero_optimization.")
 """Sections in which DeepSpeed takes "auto" for its own default."""
 OFFLOADS = {"optimizer": "offload_optimizer", "parameters": "offload_param"}

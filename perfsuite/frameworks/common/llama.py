@@ -4,14 +4,13 @@ from typing import Any
 
 from perfsuite.case.model import Model
 
-USUAL_SHAPE = {
+USUAL_SHAPE = {  # sizes that a Llama has where its configuration leaves them out
     "hidden_size": 4096,
     "intermediate_size": 11008,
     "num_attention_heads": 32,
     "num_hidden_layers": 32,
     "vocab_size": 32000,
 }
-"""Sizes that a Llama has where its configuration leaves them out."""
 PLAIN = {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "hidden_act": "silu"}
 """Options of transformers' Llama for which such a library has one value."""
 

@@ -42,14 +42,10 @@ def refuse_other_axes(given: Any) -> Any:
 class Degrees(Data):
     """How many ranks replicate, shard, split sequences, and layers: the axes of the mesh, outermost first."""
 
-    dp_replicate_size: Size
-    """Groups of ranks that replicate, while each group shards."""
-    dp_shard_size: Size
-    """Ranks that shard. Without any degree all ranks do."""
-    cp_size: Size
-    """Neighbouring ranks that have parts of the same sequences, and shard, too."""
-    tp_size: Size
-    """Neighbouring ranks that split each layer and see the same data."""
+    dp_replicate_size: Size  # groups of ranks that replicate, while each group shards
+    dp_shard_size: Size  # ranks that shard. Without any degree all ranks do.
+    cp_size: Size  # neighbouring ranks that have parts of the same sequences, and shard, too
+    tp_size: Size  # neighbouring ranks that split each layer and see the same data
 
     @property
     def alike(self) -> int:

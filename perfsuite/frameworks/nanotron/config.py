@@ -18,12 +18,11 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 """Precision of a case -> nanotron's dtype of parameters and of computing."""
 
 PARALLELISM = ("dp", "tp", "pp", "tp_mode", "tp_linear_async_communication", "pp_engine")
-SHAPE = (
+SHAPE = (  # fields that nanotron's `LlamaConfig` has in common with transformers': same names, same defaults
     *("hidden_act", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
     *("num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "vocab_size"),
 )
-"""Fields that nanotron's `LlamaConfig` has in common with transformers': same names, same defaults."""
-DECIDED_BY_THE_CASE = {
+DECIDED_BY_THE_CASE = {  # path of a field of the file -> the field of the case that decides it
     "general.seed": "seed",
     "model.dtype": "precision",
     "optimizer.learning_rate_scheduler.learning_rate": "learning_rate",
@@ -32,12 +31,10 @@ DECIDED_BY_THE_CASE = {
     "tokens.sequence_length": "sequence_length",
     **{f"model.model_config.{name}": "model" for name in SHAPE},
 }
-"""Path of a field of the file -> the field of the case that decides it."""
-NOT_IN_A_MEASUREMENT = (
+NOT_IN_A_MEASUREMENT = (  # fields that must be unset: they would add work to the measured steps
     *("checkpoints.resume_checkpoint_path", "checkpoints.save_initial_state"),
     *("general.benchmark_csv_path", "profiler"),
 )
-"""Fields that must be unset: they would add work to the measured steps."""
 SECTIONS = ("checkpoints", "general", "logging", "model", "optimizer", "parallelism", "tokens")
 """Sections that training needs, though nanotron's classes call most of them optional."""
 

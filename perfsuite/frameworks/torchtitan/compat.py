@@ -25,12 +25,11 @@ REPLACED = (
 """What is not as a registered configuration says; torch 2.13 has no `fully_shard` for `spmd_types`."""
 REPLACED_ON_CPU = "; attention by SDPA, without windows and sinks; the fused optimizer by a loop"
 _IMAGES = "torchtitan.hf_datasets.multimodal.utils"
-NEED = {
+NEED = {  # package -> modules of torchtitan that need it, and that are not called here
     "triton": ("torchtitan.distributed.minimal_async_ep.kernels",),
     "torchvision": (f"{_IMAGES}.image", f"{_IMAGES}.video"),  # Kimi's models of text import them, too
 }
-"""Package -> modules of torchtitan that need it, and that are not called here."""
-_CPU = SimpleNamespace(
+_CPU = SimpleNamespace(  # the module of a device, for torchtitan: one, without memory statistics
     **dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"), nothing),
     current_device=lambda: 0,
     device_count=lambda: 1,
@@ -38,7 +37,6 @@ _CPU = SimpleNamespace(
     get_device_properties=lambda device: SimpleNamespace(total_memory=1),
     memory_stats=lambda device: {},
 )
-"""The module of a device, for torchtitan: one, without memory statistics."""
 
 
 def before_import(device_type: str) -> None:
