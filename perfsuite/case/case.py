@@ -18,11 +18,9 @@ from perfsuite.documents import Data, Document, digest
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
 Quantization = Literal["none", "8bit", "4bit"]
-Unit = Literal["tokens", "samples"]
-"""What a case counts (`Case.unit`). Figures are named after tokens even if samples are counted."""
+Unit = Literal["tokens", "samples"]  # what a case counts; figures are named after tokens in either case
 
-MOST = 100_000_000
-"""Of numbers of a case that have no smaller bound: with more it is a slip, and arithmetic may fail."""
+MOST = 100_000_000  # of numbers without a smaller bound: with more it is a slip, and arithmetic may fail
 
 
 class Topology(Data):
@@ -191,8 +189,7 @@ class Case(Data):
         return self.max_warmup_steps + self.steps
 
 
-MAX_ID = 200
-"""Most characters of an id: with what is added to it, it is the name of a file, of which 255 are allowed."""
+MAX_ID = 200  # characters of an id: with what is added it names a file, of which 255 are allowed
 NO_TOKENS = "none"  # in `Case.parameters`, the sequence length of a case that counts samples
 NOT_IN_ID = frozenset({"hardware", "timeout_s", "known_issue", "may_run_out_of_memory"})
 """Fields that say where a case runs, how long it may take and how it may fail, but not what is measured."""
@@ -211,17 +208,14 @@ class CaseFile(Document):
     schema_version: Literal[1] = 1
     case: Case
     device: Literal["cpu", "cuda"]
-    peak_flops: float | None = None
-    """The peak of one device at the case's precision in FLOP/s; None if unknown."""
+    peak_flops: float | None = None  # of one device at the case's precision in FLOP/s; None if unknown
     inject: str | None = None  # a fault to inject, to test the gate: see `perfsuite.case.fault`
     counts: bool = True  # whether every rank counts what a step does (`perfsuite.results.counts`)
-    preflight: bool = False
-    """Whether ranks only probe their nodes (`perfsuite.launch.preflight`): only the topology counts then."""
+    preflight: bool = False  # whether ranks only probe their nodes: only the topology counts then
     profile: bool = False
     """Whether every rank has some steps profiled after its warm-up, and then ends
     (`perfsuite.results.profile`): nothing of such a launch is judged."""
-    metrics: tuple[str, ...] = ()
-    """Metrics of other packages that every rank records: entry points of `perfsuite.metrics`."""
+    metrics: tuple[str, ...] = ()  # of other packages, which every rank records: entry points
 
     def as_json(self) -> str:
         """As other documents, without what is as usual: an older perfsuite, as of an arm, may not know it."""

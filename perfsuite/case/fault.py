@@ -8,7 +8,7 @@ from perfsuite.errors import CaseError
 
 Plain = Literal["nan", "loss", "missing-metric", "missing-rank", "crash", "exit", "oom", "hang"]
 
-Structural = Literal[
+Structural = Literal[  # what a step does is another: counts show it (`perfsuite.worker.structural_faults`)
     "reshard-toggled",
     "fp32-communication",
     "checkpointing-lost",
@@ -22,7 +22,6 @@ Structural = Literal[
     "eager-attention",
     "weight-copy",
 ]
-"""What a step does is another: the counts show it (`perfsuite.worker.structural_faults`)."""
 STRUCTURAL: tuple[Structural, ...] = get_args(Structural)
 
 AT_STEP = 5  # the step, counted from 0, at which a fault that breaks down does so

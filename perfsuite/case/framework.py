@@ -15,12 +15,10 @@ from perfsuite.documents import FROM_FILE, Data, did_you_mean, explain
 from perfsuite.errors import CaseError, ExtensionError
 from perfsuite.extensions import FRAMEWORKS, Extension
 
-BUILT_IN = Path(__file__).parents[1] / "frameworks"
-"""The folder whose files and folders are the built-in frameworks, and the helpers that they share."""
+BUILT_IN = Path(__file__).parents[1] / "frameworks"  # the built-in ones, and helpers that they share
 NO_FRAMEWORKS = frozenset({"base", "common"})
 FOR_TESTS = frozenset({"fake"})
-RESERVED = frozenset({"name", "package", "slug"})
-"""Keys that stand next to the options of a framework in a file."""
+RESERVED = frozenset({"name", "package", "slug"})  # keys that stand next to a framework's options in a file
 
 LossRule = Literal["falls", "finite"]
 """`falls`: every loss is a finite number, and those of the last steps are lower than those of the first.
@@ -31,8 +29,7 @@ LossRule = Literal["falls", "finite"]
 class Promises:
     """What a framework says of every training with these options: the ranks' reports are held to it."""
 
-    builds_model: bool = True
-    """Whether it builds the case's model from its configuration. A script brings its own model and loop."""
+    builds_model: bool = True  # whether it builds the case's model; a script brings its own model and loop
     ignores: frozenset[str] = frozenset({"lora", "quantization"})
     """Fields of a case that `build` does not look at: a case that sets one of them is refused.
     `perfsuite.frameworks.common.model.build_model` looks at all of them."""
@@ -40,10 +37,8 @@ class Promises:
     """Field of a case -> its values that can be trained with: a case with another one is refused."""
     loss: LossRule | None = "falls"
     """The rule that the losses of a run must obey. None: they are not observed, and each run says so."""
-    tokens_vary: bool = False
-    """Whether steps differ in their number of tokens, so that it is not compared with the case's."""
-    replicas_differ: bool = False
-    """Whether data-parallel ranks hold different parameters, so that these are not compared."""
+    tokens_vary: bool = False  # whether steps differ in their number of tokens: not compared with the case's
+    replicas_differ: bool = False  # whether data-parallel ranks hold different parameters: not compared
 
 
 class FrameworkOptions(Data):

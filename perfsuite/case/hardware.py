@@ -19,10 +19,8 @@ class Accelerator(NamedTuple):
     family: str
     memory_gb: int
     form_factor: str
-    peak_16bit: float | None
-    """The peak of bf16 with fp32 accumulation; of fp16 on Volta and Turing, which have no bf16."""
-    peak_fp32: float | None
-    """The peak of fp32 outside the tensor cores, because torch leaves TF32 off by default."""
+    peak_16bit: float | None  # of bf16 with fp32 accumulation; of fp16 on Volta and Turing, without bf16
+    peak_fp32: float | None  # outside the tensor cores, because torch leaves TF32 off by default
     link_gb_s: float | None
     """The bandwidth of one device to the others of its machine in GB/s, in one direction: of NVLink where the
     form factor has it (`sxm`, `nvl`, NVL72), else of PCIe with 16 lanes, bridges between pairs left out. None
@@ -129,8 +127,7 @@ class AllocatedNode(Data):
     """One node of an allocation."""
 
     name: str
-    interface: str | None = None
-    """The network interface that its host name leads to: gloo's, unless GLOO_SOCKET_IFNAME names another."""
+    interface: str | None = None  # of its host name: gloo's, unless GLOO_SOCKET_IFNAME names another
 
 
 class Allocation(Data):
@@ -138,10 +135,8 @@ class Allocation(Data):
 
     job_id: str
     nodes: tuple[AllocatedNode, ...]  # in the order of the ranks
-    queued_s: float | None = None
-    """Seconds from the submission of the job to its start, by the clock of the scheduler alone."""
-    variables: dict[str, str] = Field(default_factory=dict)
-    """What is set for NCCL and gloo in the environment of the session, which its ranks have, too."""
+    queued_s: float | None = None  # seconds from submission to start of the job, by the scheduler's clock
+    variables: dict[str, str] = Field(default_factory=dict)  # set for NCCL and gloo; the ranks have them, too
 
 
 AND = " + "  # between the names of unlike devices in `Machine.device_name`
@@ -152,15 +147,13 @@ class Machine(Data):
 
     device: Literal["cpu", "cuda"]
     device_name: str
-    hardware_class: str
-    """The accelerator's class; on a machine without one the processor and the number of its cores."""
+    hardware_class: str  # of the accelerator; without one, the processor and the number of its cores
     devices: int  # the number of GPUs, or of cores that this process may use
     memory_bytes: int  # the memory of one GPU, or of the machine, in bytes
     driver: str | None = None  # the version of the GPU driver
     note: str | None = None  # what could not be found out, and why
     nodes: int = Field(default=1, ge=1)  # how many machines like this one a case may use
-    interconnect: str | None = None
-    """How each is connected, with ports and Gbit/s: `8xib400`, `eth100`; None if it is not known."""
+    interconnect: str | None = None  # with ports and Gbit/s: `8xib400`, `eth100`; None if not known
     allocation: Allocation | None = None  # what a scheduler tells of them; None without one, and for a case
 
     def for_nodes(self, nodes: int) -> Machine:

@@ -28,8 +28,7 @@ class Ranks:
     rank: int  # from 0 to `world_size - 1`
     world_size: int
     device: Any  # the `torch.device` that it trains on
-    directory: Path
-    """The directory of this launch, the same for all ranks: for files that a library must read or write."""
+    directory: Path  # of this launch, the same for all ranks: for files that a library reads or writes
 
 
 class StepClock(Protocol):
@@ -87,8 +86,7 @@ class Command:
 class LaunchPlan:
     """How the ranks of a launch are started."""
 
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that the ranks need from their start."""
+    environment: Mapping[str, str] = field(default_factory=dict)  # that ranks need from their start
     command: Command | None = None
     """What to run in place of perfsuite's worker; the Python processes that it starts measure themselves."""
     process_group: Literal["eager", "lazy", "library"] = "eager"
@@ -100,8 +98,7 @@ class LaunchPlan:
     """What ends a step of training. `torch`: the step of the first torch optimizer that steps. `framework`:
     the training itself, by `StepClock.boundary`, for an engine that steps a torch optimizer several times in
     one step of training, or none."""
-    needs_torch: bool = True
-    """False if nothing is trained: ranks are plain forks without torch, on a simulated clock."""
+    needs_torch: bool = True  # False if nothing is trained: plain forks without torch, on a simulated clock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +110,8 @@ class DryPlan:
     """Replaces what fake tensors cannot do, by `perfsuite.frameworks.common.patches`, in the process of a dry
     run after `load`. Raises `DryRunError` if a name is gone."""
     ranks_differ: bool = False  # whether ranks do unlike work by design, as the stages of a pipeline do
-    builds_whole: bool = False
-    """Whether each rank has the whole model on its device before it is sharded: that must fit, too."""
-    built_over: int = 1
-    """Ranks that split the model while it is built, by tensor parallelism: each has one part of it."""
+    builds_whole: bool = False  # whether each rank has the whole model before it is sharded: it must fit
+    built_over: int = 1  # ranks that split the model while it is built, by tensor parallelism
 
 
 class Framework(FrameworkOptions):
@@ -209,5 +204,4 @@ def require(*packages: str, purpose: str) -> None:
         raise PackageError(f"{purpose}: {missing}")
 
 
-NCCL_AFTER_S = 60
-"""After a case's `timeout_s`: then NCCL's own watchdog may end a rank, for the driver has not."""
+NCCL_AFTER_S = 60  # after `timeout_s`: then NCCL's watchdog may end a rank, for the driver has not

@@ -39,8 +39,7 @@ USUAL = {  # what "auto" stands for where the case has no field: what the other 
     "optimizer.type": "AdamW",
     **{f"optimizer.params.{name}": value for name, value in ADAM.items()},
 }
-OWN_AUTO = ("bf16.", "fp16.", "zero_optimization.")
-"""Sections in which DeepSpeed takes "auto" for its own default."""
+OWN_AUTO = ("bf16.", "fp16.", "zero_optimization.")  # sections where "auto" is DeepSpeed's own default
 OFFLOADS = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
 FLAT = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
 """Attributes of what a rank optimizes: in ZeRO 3, in 1 and 2, and in 1 with bf16."""

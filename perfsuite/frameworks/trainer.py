@@ -17,14 +17,13 @@ from perfsuite.frameworks.common import float8, sharding
 from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp
 from perfsuite.frameworks.common.parallelism import Degrees, Size, refuse_other_axes
 
-SHARDINGS = {
+SHARDINGS = {  # word of the Trainer -> torch's FSDP1 strategy; FSDP2 has the first two only
     "full_shard": "FULL_SHARD",
     "shard_grad_op": "SHARD_GRAD_OP",
     "no_shard": "NO_SHARD",
     "hybrid_shard": "HYBRID_SHARD",
     "hybrid_shard_zero2": "_HYBRID_SHARD_ZERO2",
 }
-"""Word of the Trainer -> torch's FSDP1 strategy. With FSDP2 only the first two words can be given."""
 
 
 class Trainer(Framework):

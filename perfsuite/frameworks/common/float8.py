@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 """How torchao scales: a tensor as a whole, each row, or each row but for gradients of weights (16 bits)."""
-LOW_PRECISION = ("Float8", "MXFP8", "NVFP4")
-"""How the names of modules begin whose matmuls have fewer than 16 bits."""
+LOW_PRECISION = ("Float8", "MXFP8", "NVFP4")  # begin names of modules with matmuls of fewer than 16 bits
 GATHERED = ", gathered in float8"  # what is added if FSDP2 gathers weights in 8 bits
 MULTIPLE = 16  # float8 products of a GPU take sizes that are a multiple of it
 

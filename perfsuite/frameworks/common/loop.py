@@ -15,8 +15,7 @@ from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import Ranks, Workload
 from perfsuite.frameworks.common.model import COMPUTE_DTYPES, DTYPES, build_optimizer, synthetic_batches
 
-LOSS_SCALE = 1024.0
-"""Factor of the loss in fp16-mixed. torch starts at 65536, and skips the first steps to find a lower one."""
+LOSS_SCALE = 1024.0  # of fp16-mixed. torch starts at 65536, and skips the first steps to find a lower one
 
 
 def training(

@@ -21,10 +21,9 @@ COMPUTE_DTYPES = {**DTYPES, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.fl
 DISTINCT_BATCHES = 16  # number of batches, made before the clock starts; the loop takes them round and round
 ALPHABET = 64  # number of different tokens in the synthetic text
 
-_NOT_OF_THE_MODEL = frozenset(
+_NOT_OF_THE_MODEL = frozenset(  # keys of a `config.json`: where the model comes from, not how it is built
     "architectures auto_map _name_or_path torch_dtype dtype transformers_version use_cache".split()  # noqa: SIM905
 )
-"""Keys of a `config.json` that say where the model comes from, not how it is built."""
 _ROPE = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})
 """What files from before transformers 5 have in place of `rope_parameters`; transformers converts it."""
 

@@ -25,8 +25,7 @@ from perfsuite.frameworks.common.sharding import dry_plan, tensor_parallel_unsup
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-NEEDS = {"accelerate": "1.12", "transformers": "5.23"}
-"""Package -> the first version whose mesh, or tensor parallelism, is the one that is used here."""
+NEEDS = {"accelerate": "1.12", "transformers": "5.23"}  # package -> first version that has what is used here
 
 Size = Annotated[int, Field(ge=1, strict=True)]
 

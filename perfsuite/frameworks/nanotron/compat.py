@@ -32,8 +32,7 @@ from torch.nn import functional
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.nanotron.config import VERSION
 
-Change = tuple[str | None, bytes, bytes]
-"""Of nanotron's source text: the module (None: every one), what is replaced, and by what."""
+Change = tuple[str | None, bytes, bytes]  # of source text: the module or None, what is replaced, and by what
 _ALWAYS: tuple[Change, ...] = (
     ("nanotron.logging", rb"from nanotron\.config\.config import LoggingArgs", b"LoggingArgs = object"),
 )

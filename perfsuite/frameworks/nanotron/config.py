@@ -14,8 +14,7 @@ from perfsuite.results.run_dir import RunDir
 
 VERSION = "0.4"
 
-DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-"""Precision of a case -> nanotron's dtype of parameters and of computing."""
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}  # precision of a case -> dtype of parameters and computing
 
 PARALLELISM = ("dp", "tp", "pp", "tp_mode", "tp_linear_async_communication", "pp_engine")
 SHAPE = (  # fields that nanotron's `LlamaConfig` has in common with transformers': same names, same defaults
@@ -38,8 +37,7 @@ NOT_IN_A_MEASUREMENT = (  # fields that must be unset: they would add work to th
 SECTIONS = ("checkpoints", "general", "logging", "model", "optimizer", "parallelism", "tokens")
 """Sections that training needs, though nanotron's classes call most of them optional."""
 
-UNREACHED_STEPS = 10**9
-"""An interval in steps that no training reaches: nothing is saved or logged. (nanotron still logs step 1.)"""
+UNREACHED_STEPS = 10**9  # no training reaches it: nothing is saved or logged (but step 1, by nanotron)
 
 Config = dict[str, Any]
 

@@ -23,8 +23,7 @@ from perfsuite.frameworks.base import (
 )
 from perfsuite.frameworks.common.llama import USUAL_SHAPE, cannot_build
 
-MIN_TORCH = (2, 13)
-"""The first torch on which torchtitan 0.3 trains: it cannot be imported on 2.11; on 2.12 backward fails."""
+MIN_TORCH = (2, 13)  # torchtitan 0.3 cannot be imported on 2.11; on 2.12 backward fails
 PRECISIONS = ("fp32", "bf16-mixed", "bf16")  # of a case. Gradients are reduced in fp32
 ROPES = ("default", "llama3")
 OF_REGISTRY = frozenset({"module", "config", "overrides"})

@@ -18,11 +18,10 @@ ON_CPU = (
     "the kernels of minimal_async_ep are empty where Triton is not installed",
     "FSDP reduces by plain sums, gloo having no other",
 )
-REPLACED = (
+REPLACED = (  # not as a registered configuration says; torch 2.13 has no `fully_shard` for `spmd_types`
     "data and tokenizer by perfsuite's tokens; checkpoints, validation and profiler by nothing; the log by "
     "that of the last step; spmd_backend by partial_dtensor"
 )
-"""What is not as a registered configuration says; torch 2.13 has no `fully_shard` for `spmd_types`."""
 REPLACED_ON_CPU = "; attention by SDPA, without windows and sinks; the fused optimizer by a loop"
 _IMAGES = "torchtitan.hf_datasets.multimodal.utils"
 NEED = {  # package -> modules of torchtitan that need it, and that are not called here
