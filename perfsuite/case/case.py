@@ -212,9 +212,7 @@ class CaseFile(Document):
     inject: str | None = None  # a fault to inject, to test the gate: see `perfsuite.case.fault`
     counts: bool = True  # whether every rank counts what a step does (`perfsuite.results.counts`)
     preflight: bool = False  # whether ranks only probe their nodes: only the topology counts then
-    profile: bool = False
-    """Whether every rank has some steps profiled after its warm-up, and then ends
-    (`perfsuite.results.profile`): nothing of such a launch is judged."""
+    profile: bool = False  # whether ranks have steps profiled after warm-up, and end: nothing is judged
     metrics: tuple[str, ...] = ()  # of other packages, which every rank records: entry points
 
     def as_json(self) -> str:

@@ -35,8 +35,7 @@ class Promises:
     `perfsuite.frameworks.common.model.build_model` looks at all of them."""
     takes: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """Field of a case -> its values that can be trained with: a case with another one is refused."""
-    loss: LossRule | None = "falls"
-    """The rule that the losses of a run must obey. None: they are not observed, and each run says so."""
+    loss: LossRule | None = "falls"  # that losses must obey; None: not observed, and each run says so
     tokens_vary: bool = False  # whether steps differ in their number of tokens: not compared with the case's
     replicas_differ: bool = False  # whether data-parallel ranks hold different parameters: not compared
 

@@ -90,10 +90,9 @@ PRODUCTS: Mapping[str, Accelerator] = {  # by the name that NVML gives
 }
 
 ACCELERATORS: tuple[str, ...] = ("cpu", "gpu", *sorted({product.family for product in PRODUCTS.values()}))
-"""Every name that a case's `hardware` may begin with, and so every hardware marker. `gpu` is any GPU, in the
-table or not."""
+"""What a case's `hardware` may begin with, and so every marker of hardware. `gpu` is any, known or not."""
 
-ARCHITECTURES: Mapping[str, int] = {
+ARCHITECTURES: Mapping[str, int] = {  # compute capability times ten, by developer.nvidia.com/cuda-gpus
     "v100": 70,
     "t4": 75,
     **dict.fromkeys(("a100", "a30", "a800"), 80),
@@ -104,8 +103,6 @@ ARCHITECTURES: Mapping[str, int] = {
     "b300": 103,
     "rtx5090": 120,
 }
-"""The compute capability of each family, times ten: libraries choose kernels by it. By NVIDIA's table,
-developer.nvidia.com/cuda-gpus."""
 
 
 def hardware_error(name: str) -> str | None:

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from perfsuite.case.case import Case
-from perfsuite.case.framework import Promises, changed_fields
+from perfsuite.case.framework import changed_fields
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError
-from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
+from perfsuite.frameworks.base import DryPlan, Ranks, StepClock, Workload
 from perfsuite.frameworks.common import float8, sharding
 from perfsuite.frameworks.common.accelerate_config import (
     MIXED_PRECISION,
@@ -24,7 +24,7 @@ from perfsuite.frameworks.common.accelerate_config import (
 )
 from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp, launcher_environment
 from perfsuite.frameworks.common.float8 import Recipe
-from perfsuite.frameworks.common.parallelism import Degrees, Size, refuse_other_axes
+from perfsuite.frameworks.common.parallelism import ByAccelerate, Degrees, Size
 
 _PLUGIN = {  # strategy -> its options that accelerate's plugin takes
     "fsdp1": ("sharding_strategy", "backward_prefetch", "cpu_offload"),
@@ -34,15 +34,13 @@ _OPTIONS = {"ddp": ("float8",), **_PLUGIN, "fsdp2": (*_PLUGIN["fsdp2"], *Degrees
 """Strategy -> its options. A configuration file has none."""
 
 
-class Accelerate(Framework):
+class Accelerate(ByAccelerate):
     """A strategy and its options by accelerate's names; or a file that `accelerate config` wrote.
 
     `Accelerate(strategy="fsdp2", dp_shard_size=8, tp_size=8)`, `Accelerate(config="fsdp.yaml")`.
     """
 
     name: ClassVar[str] = "accelerate"
-    packages: ClassVar[tuple[str, ...]] = ("accelerate",)
-    promises: ClassVar[Promises] = Promises(ignores=frozenset({"quantization"}))
 
     strategy: Literal["ddp", "fsdp1", "fsdp2"] | None = None
     config: LaunchConfig | None = None
@@ -58,8 +56,6 @@ class Accelerate(Framework):
     float8: Recipe | None = None
     """torchao's recipe by which linear layers, but the first and the head, multiply in float8. On a CPU that
     is emulated. `tensorwise` also gathers their weights so."""
-
-    _axes = model_validator(mode="before")(refuse_other_axes)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Accelerate:
@@ -83,8 +79,6 @@ class Accelerate(Framework):
         return "-".join([self.name, *([Path(self.config.file).stem] if self.config else []), *parts])
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        if case.precision not in MIXED_PRECISION:
-            return f"precision {case.precision!r} is not one of {', '.join(MIXED_PRECISION)}"
         if reason := float8.unsupported(self.float8, case, machine, by_accelerate=True):
             return reason
         if self.config and self.config.fields.use_cpu and machine.device != "cpu":
@@ -120,10 +114,6 @@ class Accelerate(Framework):
             return {"wrapper": "FSDPModule", **self._degrees.expected(), **low}
         torch_name = fsdp.sharding.replace("HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2")
         return {"wrapper": "FullyShardedDataParallel", "sharding": torch_name}
-
-    @property
-    def _degrees(self) -> Degrees:
-        return Degrees(**{name: getattr(self, name) for name in Degrees.model_fields})
 
     @property
     def _fsdp(self) -> FsdpFields | None:

@@ -60,8 +60,7 @@ class Workload:
     that owns the parameters of the first optimizer that steps."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """What this framework alone knows, such as what was forced or patched. Kept in `Observed.settings`."""
-    own_tokens_per_s: Callable[[], float | None] = lambda: None
-    """Return, after `run`, the global tokens/s that the library itself reports, for comparison."""
+    own_tokens_per_s: Callable[[], float | None] = lambda: None  # global, after `run`, by the library itself
     flops: Flops | None = None  # FLOPs by the library's own formula, where it builds a model of its own
     notes: tuple[str, ...] = ()  # what a reader of a dry run has to know
     memory: Callable[[], Memory] | None = None  # return the peak memory, if it is not that of this process
@@ -87,8 +86,7 @@ class LaunchPlan:
     """How the ranks of a launch are started."""
 
     environment: Mapping[str, str] = field(default_factory=dict)  # that ranks need from their start
-    command: Command | None = None
-    """What to run in place of perfsuite's worker; the Python processes that it starts measure themselves."""
+    command: Command | None = None  # in place of perfsuite's worker; Python processes measure themselves
     process_group: Literal["eager", "lazy", "library"] = "eager"
     """Who creates the default process group, and when NCCL connects its ranks. `eager`: the worker does, and
     NCCL connects all ranks at once and splits that communicator for each further group. `lazy`: the worker

@@ -9,8 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from functools import cached_property
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from pydantic import ValidationError, model_validator
 
@@ -67,11 +66,6 @@ class ZeroConfig(ConfigFile):
             raise ValueError(f"{error}: give what a JSON file may hold") from None
         stage = _flat(value).get("zero_optimization.stage", 0)
         return {"name": f"zero{stage}-{digest(json.loads(text), 6)}", "text": text}
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a file. Raise `FileError`."""
-        return cls(name=path.stem, text=cls.read_text(path))
 
     @classmethod
     def parse(cls, text: str) -> Any:
@@ -209,7 +203,7 @@ class DeepSpeed(Framework):
 
 def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """Return the values of all sections, but nulls, by their paths, such as `zero_optimization.stage`."""
-    values = {}
+    values: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
             values |= _flat(value, f"{above}{key}.")

@@ -14,13 +14,8 @@ from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises
 from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
-from perfsuite.frameworks.common import float8
+from perfsuite.frameworks.common import float8, sharding
 from perfsuite.frameworks.common.float8 import Recipe
-from perfsuite.frameworks.common.sharding import (
-    hybrid_unsupported,
-    sharded_quantization_unsupported,
-    tensor_parallel_unsupported,
-)
 
 
 class FSDP2(Framework):
@@ -54,18 +49,18 @@ class FSDP2(Framework):
             if self.shard_group is not None or self.float8 is not None:
                 other = "shard_group (3-D mesh)" if self.shard_group is not None else "float8"
                 return f"tensor_parallel={self.tensor_parallel} does not go with {other}"
-            return tensor_parallel_unsupported(case, "tensor_parallel", self.tensor_parallel)
-        hybrid = None if self.shard_group is None else hybrid_unsupported(self.shard_group, case)
-        return hybrid or sharded_quantization_unsupported(case)
+            return sharding.tensor_parallel_unsupported(case, "tensor_parallel", self.tensor_parallel)
+        hybrid = None if self.shard_group is None else sharding.hybrid_unsupported(self.shard_group, case)
+        return hybrid or sharding.sharded_quantization_unsupported(case)
 
     def dry(self, case: Case) -> DryPlan:
         return DryPlan()
 
     def expected(self, case: Case) -> dict[str, str]:
-        sharding = "Shard(0)" if self.shard_group is None else "Replicate, Shard(0)"
+        placements = "Shard(0)" if self.shard_group is None else "Replicate, Shard(0)"
         if self.tensor_parallel > 1:  # norms; split by rows; split by columns
-            sharding = "Shard(0) and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
-        expected = {"wrapper": "FSDPModule", "sharding": sharding, **float8.expected(self.float8, case)}
+            placements = "Shard(0) and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
+        expected = {"wrapper": "FSDPModule", "sharding": placements, **float8.expected(self.float8, case)}
         if self.reduce_dtype != "float32":
             expected["reduce_dtype"] = self.reduce_dtype
         return expected
@@ -130,25 +125,19 @@ def _no_sync(model: Any) -> Iterator[None]:
 
 def _parallelize_llama(model: Any, mesh: Any) -> None:
     """Split a transformers Llama over a 1-D mesh. One DTensor is the input of q, k, v: it is reduced once."""
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        PrepareModuleInput,
-        RowwiseParallel,
-        parallelize_module,
-    )
+    from torch.distributed.tensor import Replicate, parallel
 
     attention, mlp, whole = "model.layers.*.self_attn", "model.layers.*.mlp", Replicate()
-    hidden: dict[str, Any] = {"hidden_states": whole}
+    named: dict[str, Any] = {"hidden_states": whole}
     columns = [f"{attention}.{name}_proj" for name in "qkv"] + [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
     plan = {
-        "model.embed_tokens": RowwiseParallel(input_layouts=whole),
-        attention: PrepareModuleInput(input_kwarg_layouts=hidden, desired_input_kwarg_layouts=hidden),
-        mlp: PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole),
-        **{path: ColwiseParallel() for path in columns},
-        f"{attention}.o_proj": RowwiseParallel(),
-        f"{mlp}.down_proj": RowwiseParallel(),
-        "lm_head": ColwiseParallel(output_layouts=whole),
+        "model.embed_tokens": parallel.RowwiseParallel(input_layouts=whole),
+        attention: parallel.PrepareModuleInput(input_kwarg_layouts=named, desired_input_kwarg_layouts=named),
+        mlp: parallel.PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole),
+        **{path: parallel.ColwiseParallel() for path in columns},
+        f"{attention}.o_proj": parallel.RowwiseParallel(),
+        f"{mlp}.down_proj": parallel.RowwiseParallel(),
+        "lm_head": parallel.ColwiseParallel(output_layouts=whole),
     }
-    parallelize_module(model, mesh, plan)
+    parallel.parallelize_module(model, mesh, plan)
     model.tie_weights()  # `parallelize_module` gives each tied weight a parameter of its own

@@ -10,12 +10,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import field_validator, model_validator
 
 from perfsuite.case.case import Case
-from perfsuite.case.framework import Promises
 from perfsuite.case.hardware import Machine
-from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
+from perfsuite.frameworks.base import DryPlan, Ranks, StepClock, Workload
 from perfsuite.frameworks.common import float8, sharding
 from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp
-from perfsuite.frameworks.common.parallelism import Degrees, Size, refuse_other_axes
+from perfsuite.frameworks.common.parallelism import ByAccelerate, Size
 
 SHARDINGS = {  # word of the Trainer -> torch's FSDP1 strategy; FSDP2 has the first two only
     "full_shard": "FULL_SHARD",
@@ -26,12 +25,10 @@ SHARDINGS = {  # word of the Trainer -> torch's FSDP1 strategy; FSDP2 has the fi
 }
 
 
-class Trainer(Framework):
+class Trainer(ByAccelerate):
     """`fsdp` of `TrainingArguments`, `version` of its `fsdp_config`, sizes of its `parallelism_config`."""
 
     name: ClassVar[str] = "trainer"
-    packages: ClassVar[tuple[str, ...]] = ("accelerate",)
-    promises: ClassVar[Promises] = Promises(ignores=frozenset({"quantization"}))
 
     fsdp: str = ""
     """A sharding, and optionally `offload` and `auto_wrap`, separated by spaces. Empty: DDP."""
@@ -42,8 +39,6 @@ class Trainer(Framework):
     tp_size: Size = 1
     float8: Literal["tensorwise"] | None = None
     """By accelerate's `mixed_precision="fp8"` and torchao: no argument names another recipe."""
-
-    _axes = model_validator(mode="before")(refuse_other_axes)
 
     @field_validator("fsdp")
     @classmethod
@@ -69,16 +64,10 @@ class Trainer(Framework):
         return self
 
     @property
-    def _degrees(self) -> Degrees:
-        return Degrees(**{name: getattr(self, name) for name in Degrees.model_fields})
-
-    @property
     def _sharding(self) -> str | None:
         return next((word for word in self.fsdp.split() if word in SHARDINGS), None)
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        if case.precision not in ("fp32", "bf16-mixed", "bf16"):
-            return f"precision {case.precision!r} is not one of fp32, bf16-mixed, bf16"
         if reason := float8.unsupported(self.float8, case, machine, by_accelerate=True):
             return reason
         if case.activation_checkpointing == "selective-op":

@@ -61,12 +61,6 @@ def test_bad_options_are_named_with_what_is_allowed(options: dict[str, Any], sai
         (Trainer(fsdp="full_shard offload"), GPUS, {"topology": EIGHT}, "take fsdp_version=1"),
         (Trainer(fsdp="full_shard offload", fsdp_version=1), GPUS, {"topology": EIGHT}, None),
         (HYBRID, GPUS, {"topology": EIGHT}, "8 processes cannot be split so"),
-        (
-            Trainer(),
-            GPUS,
-            {"precision": "fp16-mixed"},
-            "precision 'fp16-mixed' is not one of fp32, bf16-mixed, bf16",
-        ),
     ],
 )
 def test_what_cannot_run(

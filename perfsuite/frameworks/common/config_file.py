@@ -26,8 +26,8 @@ class ConfigFile(Data):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file. Raises `FileError` or `CaseError`."""
-        raise NotImplementedError
+        """Read a file, which gets the name of its stem. Raises `FileError` or `CaseError`."""
+        return cls.model_validate({"name": path.stem, "text": cls.read_text(path)})
 
     @classmethod
     def parse(cls, text: str) -> Any:

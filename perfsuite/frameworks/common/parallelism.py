@@ -10,17 +10,18 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from perfsuite.case.case import Case
+from perfsuite.case.framework import Promises
 from perfsuite.case.hardware import Machine
 from perfsuite.documents import Data
 from perfsuite.errors import CaseError, MismatchError
-from perfsuite.frameworks.base import DryPlan
+from perfsuite.frameworks.base import DryPlan, Framework
 from perfsuite.frameworks.common import patches
-from perfsuite.frameworks.common.sharding import dry_plan, tensor_parallel_unsupported
+from perfsuite.frameworks.common.sharding import dry_plan, expected_shards, tensor_parallel_unsupported
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,14 +29,6 @@ if TYPE_CHECKING:
 NEEDS = {"accelerate": "1.12", "transformers": "5.23"}  # package -> first version that has what is used here
 
 Size = Annotated[int, Field(ge=1, strict=True)]
-
-
-def refuse_other_axes(given: Any) -> Any:
-    """Raise `ValueError` if options, as given, name an axis that FSDP2 has not; return them."""
-    if "sp_size" in given:
-        told = f"sp_size={given['sp_size']!r}: accelerate splits sequences so with DeepSpeed alone"
-        raise ValueError(f"{told}, not with FSDP2; give cp_size in its place")
-    return given
 
 
 class Degrees(Data):
@@ -96,17 +89,9 @@ class Degrees(Data):
         """Return the mesh and the placements that must be observed; accelerate names the mesh's axes."""
         if not self.given:
             return {"sharding": "Shard(0)"}
-        shards = self.dp_shard_size * self.cp_size
-        axes = {"dp_replicate": self.dp_replicate_size, "dp_shard_cp": shards, "tp": self.tp_size}
-        placements = ["Shard(0)"]
-        if self.tp_size > 1:  # norms; matrices split by their inputs; by their outputs
-            placements = ["Shard(0), Replicate", "Shard(0), Shard(1)", "StridedShard(0), Shard(0)"]
-        replicate = "Replicate, " * (self.dp_replicate_size > 1)
-        return {
-            "mesh": " x ".join(f"{name} {size}" for name, size in axes.items() if size > 1),
-            "sharding": " and ".join(replicate + placement for placement in placements),
-            **({"context_parallel": str(self.cp_size)} if self.cp_size > 1 else {}),
-        }
+        replicate, shard = self.dp_replicate_size, self.dp_shard_size * self.cp_size
+        expected = expected_shards("dp_shard_cp", replicate=replicate, shard=shard, tensor=self.tp_size)
+        return expected | ({"context_parallel": str(self.cp_size)} if self.cp_size > 1 else {})
 
     def observed(self, accelerator: Any) -> dict[str, str]:
         """Return what is not seen of the parameters: FSDP2 shards them over `dp_shard` and `cp` as one."""
@@ -210,6 +195,27 @@ class Degrees(Data):
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={size}" for name, size in self.model_dump().items())
+
+
+class ByAccelerate(Framework):
+    """What trains through accelerate, and has the options of `Degrees`."""
+
+    packages: ClassVar[tuple[str, ...]] = ("accelerate",)
+    promises: ClassVar[Promises] = Promises(
+        ignores=frozenset({"quantization"}), takes={"precision": ("fp32", "bf16-mixed", "bf16")}
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_other_axis(cls, given: Any) -> Any:
+        if "sp_size" in given:
+            told = f"sp_size={given['sp_size']!r}: accelerate splits sequences so with DeepSpeed alone"
+            raise ValueError(f"{told}, not with FSDP2; give cp_size in its place")
+        return given
+
+    @property
+    def _degrees(self) -> Degrees:
+        return Degrees(**{name: getattr(self, name) for name in Degrees.model_fields})
 
 
 class _ReplicateParallel:

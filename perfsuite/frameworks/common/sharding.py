@@ -122,3 +122,15 @@ def meshes_text(meshes: Iterable[Mapping[str, int]]) -> str:
     """Return meshes, each as its axes and their sizes, as text: `efsdp 8 x ep 8 and fsdp 64`."""
     texts = {" x ".join(f"{name} {size}" for name, size in mesh.items()) for mesh in meshes}
     return " and ".join(sorted(texts))
+
+
+def expected_shards(axis: str, *, replicate: int, shard: int, tensor: int) -> dict[str, str]:
+    """Return mesh and placements that FSDP2 must show; `axis`: the name of the axis of shards."""
+    mesh = {"dp_replicate": replicate, axis: shard, "tp": tensor}
+    placements = ["Shard(0)"]
+    if tensor > 1:  # norms; matrices split by their inputs; by their outputs
+        placements = ["Shard(0), Replicate", "Shard(0), Shard(1)", "StridedShard(0), Shard(0)"]
+    return {
+        "mesh": meshes_text([{name: size for name, size in mesh.items() if size > 1 or name == axis}]),
+        "sharding": " and ".join("Replicate, " * (replicate > 1) + each for each in placements),
+    }

@@ -101,7 +101,7 @@ class TrainingConfig(ConfigFile):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file, and check its fields if nanotron is there. Raise `FileError` or `CaseError`."""
-        config = cls(name=path.stem, text=cls.read_text(path))
+        config = super().read(path)
         fields = config.content
         if not isinstance(fields, dict):
             raise CaseError(f"{path} is {type(fields).__name__}, not sections with fields")

@@ -12,16 +12,10 @@ from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises, changed_fields
 from perfsuite.case.hardware import Machine
 from perfsuite.case.model import Model
-from perfsuite.frameworks.base import (
-    DryPlan,
-    Framework,
-    LaunchPlan,
-    Ranks,
-    StepClock,
-    Workload,
-    missing_package,
-)
+from perfsuite.frameworks import base
+from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.llama import USUAL_SHAPE, cannot_build
+from perfsuite.frameworks.common.sharding import expected_shards
 
 MIN_TORCH = (2, 13)  # torchtitan 0.3 cannot be imported on 2.11; on 2.12 backward fails
 PRECISIONS = ("fp32", "bf16-mixed", "bf16")  # of a case. Gradients are reduced in fp32
@@ -83,7 +77,7 @@ class TorchTitan(Framework):
             return "disable_cuda_graphs=False asks for CUDA graphs, which a CPU does not have"
         if self.config is not None:  # a rank asks torchtitan, which needs torch
             has_torchao = importlib.util.find_spec("torchao") is not None  # of an old one it says nothing
-            return missing_package("torchao") if has_torchao else None
+            return base.missing_package("torchao") if has_torchao else None
         ranks = case.topology.world_size
         if ranks % (self.tensor_parallel * self.data_parallel_replicate):
             return (
@@ -116,18 +110,10 @@ class TorchTitan(Framework):
 
             return configuration.expected(case)
         replicate, tensor = self.data_parallel_replicate, self.tensor_parallel
-        mesh = [f"fsdp {case.topology.world_size // (replicate * tensor)}"]
-        placements = ["Shard(0)"]
-        if tensor > 1:  # norms; matrices split by their inputs; by their outputs
-            mesh.append(f"tp {tensor}")
-            placements = ["Shard(0), Replicate", "Shard(0), Shard(1)", "StridedShard(0), Shard(0)"]
-        if replicate > 1:
-            mesh.insert(0, f"dp_replicate {replicate}")
-            placements = [f"Replicate, {placement}" for placement in placements]
+        shard = case.topology.world_size // (replicate * tensor)
         return {
             "wrapper": "FSDPModule",
-            "mesh": " x ".join(mesh),
-            "sharding": " and ".join(placements),
+            **expected_shards("fsdp", replicate=replicate, shard=shard, tensor=tensor),
             "cuda_graphs": "no" if self.disable_cuda_graphs else "yes",
         }
 

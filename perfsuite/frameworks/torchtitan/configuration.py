@@ -52,8 +52,8 @@ def read(case: Case) -> Any:
         text = str(error)
         if isinstance(error, SystemExit):
             text = " ".join(re.sub("[\u2500-\u257f]", " ", said.getvalue()).split())  # without its frame
-        names = {options.config, options.module}
-        hints = [did_you_mean(name, {*re.findall(r"'(\w+)'", text)} - names) for name in names]
+        names = (options.config, options.module)
+        hints = [did_you_mean(name, {*re.findall(r"'(\w+)'", text)}.difference(names)) for name in names]
         if "torchao" in text and (missing := missing_package("torchao")):
             hints.append(f" {missing}")
         cause = _import_error(options.module) if isinstance(error, ImportError) else ""

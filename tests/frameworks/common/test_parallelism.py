@@ -15,6 +15,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError, MismatchError
 from perfsuite.frameworks.base import Framework, framework_of
 from perfsuite.frameworks.common.parallelism import Degrees
+from perfsuite.launch.requirements import unsupported
 from tests.dry.runs import passed
 from tests.fake_group import CPU, fake_group
 from tests.samples import make_case, make_gpu_machine, make_machine
@@ -63,6 +64,13 @@ def test_degrees_multiply_to_the_ranks(make: Any) -> None:
         "dp_replicate_size=2, dp_shard_size=2, cp_size=1, tp_size=2 multiply to 8, but the topology of the "
         "case has 4 processes; change one of them"
     )
+
+
+@BOTH
+def test_fp16_is_refused(make: Any) -> None:
+    case = make_case(framework=make(), precision="fp16-mixed")
+    said = "takes precision 'fp32' or 'bf16-mixed' or 'bf16', and the case asks for 'fp16-mixed'"
+    assert unsupported(case, make_machine()) == f"{case.framework.name} {said}"
 
 
 @BOTH
