@@ -3,10 +3,8 @@
 It is reduced from the trace of a launch that is not judged. Times are in microseconds a step.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
-from itertools import chain
-from statistics import fmean, median
+from collections.abc import Iterable, Mapping
+from statistics import median
 from typing import Literal
 
 from pydantic import Field
@@ -92,7 +90,7 @@ class Profile(Data):
 
 
 class RankProfile(OfRanks):
-    """The profile of one rank, or the mean of several that make the same calls."""
+    """The profile of one rank, or of the first of several that make the same calls."""
 
     profile: Profile
 
@@ -167,7 +165,7 @@ def of_baseline(known: Baseline, profile: LaunchProfile) -> ProfileBaseline:
 
 
 def merged(profiles: Mapping[int, Profile], method: str = METHOD) -> LaunchProfile:
-    """The profiles of all ranks: alike ones share their mean; what is unsteady in one is not compared."""
+    """The profiles of all ranks, alike ones as that of the first; what is unsteady in one is not compared."""
     unsteady = {name for profile in profiles.values() for name in profile.unsteady}
 
     def is_alike(one: Profile, other: Profile) -> bool:
@@ -180,43 +178,12 @@ def merged(profiles: Mapping[int, Profile], method: str = METHOD) -> LaunchProfi
     return LaunchProfile(
         method=method,
         ranks=tuple(
-            RankProfile(ranks=tuple(group), profile=_mean([*group.values()], unsteady))
+            RankProfile(
+                ranks=tuple(group), profile=group[min(group)].replace(unsteady=tuple(sorted(unsteady)))
+            )
             for group in grouped(profiles, is_alike)
         ),
         busy_us=tuple(round(profile.split.busy_us, 1) for _, profile in sorted(profiles.items())),
-    )
-
-
-def _mean(profiles: Sequence[Profile], unsteady: Set[str]) -> Profile:
-    first = profiles[0].replace(unsteady=tuple(sorted(unsteady)))
-    if len(profiles) == 1:
-        return first
-    work = ("operators", "kernels", "host_syncs")
-    return first.replace(
-        split=_mean_split([each.split for each in profiles]),
-        **{name: _mean_work([getattr(each, name) for each in profiles]) for name in work},
-    )
-
-
-def _mean_split(splits: Sequence[StepSplit]) -> StepSplit:
-    def mean(name: str) -> float | dict[str, float]:
-        values = [getattr(split, name) for split in splits]
-        if not isinstance(values[0], dict):
-            return round(fmean(values), 1)
-        kinds = sorted({*chain(*values)})
-        return {kind: round(fmean(each.get(kind, 0) for each in values), 1) for kind in kinds}
-
-    return splits[0].replace(**{name: mean(name) for name in StepSplit.model_fields})
-
-
-def _mean_work(of_ranks: Sequence[Iterable[Work]]) -> tuple[Work, ...]:
-    calls, us = defaultdict[str, float](float), defaultdict[str, float](float)
-    for work in chain(*of_ranks):
-        calls[work.name] += work.calls
-        us[work.name] += work.us
-    count = len(of_ranks)
-    return longest_first(
-        Work(name=name, calls=round(calls[name] / count, 3), us=round(us[name] / count, 1)) for name in calls
     )
 
 

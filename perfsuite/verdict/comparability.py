@@ -89,7 +89,7 @@ def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
     if len(rates) < 3 or not all(map(is_size, rates)):
         return DEVICE_PROBE_SLOWER
     degrees = len(rates) - 1
-    variance = clipped_variance(squares(sorted_logs(name, rates)), degrees) * (1 + 1 / len(rates))
+    variance = clipped_variance(squares(sorted_logs(rates)), degrees) * (1 + 1 / len(rates))
     return max(
         DEVICE_PROBE_SLOWER, -math.expm1(-t_quantile(DEVICE_PROBE_SIGMAS, degrees) * math.sqrt(variance))
     )

@@ -121,7 +121,7 @@ def _components(cases: Sequence[LaunchesBySession], sigma: float) -> tuple[float
     """Return three variances between sessions: observed, expected of launches and cases, a case's excess."""
     rows = []  # a row for each case: its deviation in each session from its own mean
     for case in cases:
-        means = [location(sorted_logs("session", case[name]), sigma or math.inf) for name in cases[0]]
+        means = [location(sorted_logs(case[name]), sigma or math.inf) for name in cases[0]]
         rows.append([mean - fmean(means) for mean in means])
     degrees = len(cases[0]) - 1
     shared = [fmean(column) for column in zip(*rows, strict=True)]

@@ -11,15 +11,6 @@ MOST_TIMES = 3
 NOT_IN_EACH_STEP = "new, but not in each step, so that calls cannot be compared"
 """Begins a note on what is called now and then."""
 LEAST_SHARE = 0.03  # share of the step below which a difference of times is not told
-UNCHANGED = 0.05  # relative difference below which a family of kernels counts as unchanged
-_FAMILIES: Mapping[str, re.Pattern[str]] = {
-    "matmuls": re.compile(
-        r"^(?!.*(flash|fmha|attention)).*(gemm|cutlass|cublas|nvjet|xmma|gemv|splitK|aten::(mm|bmm|addmm|baddbmm)$)",
-        re.I,
-    ),
-    "attention": re.compile(r"flash|fmha|attention", re.I),
-    "copies": re.compile(r"Memcpy|copy_kernel|aten::copy_$|CatArrayBatchedCopy"),
-}
 _NO_WORK = re.compile(
     r"(aten::)?(_unsafe_view|_reshape_alias|alias|as_strided|chunk|contiguous|detach_?|empty\w*|expand(_as)?|"
     r"flatten|lift_fresh|narrow|new_empty\w*|permute|reshape|resolve_conj|resolve_neg|result_type|select|slice|"
@@ -108,21 +99,14 @@ def _waits(*profiles: Profile) -> set[str]:
 def _hints(before: Profile, now: Profile) -> list[str]:
     step = now.split.step_us - before.split.step_us
     least = LEAST_SHARE * before.split.step_us
-    timed = [each.kernels or each.operators for each in (before, now)]
-    families = {
-        name: [sum(work.us for work in works if pattern.search(work.name)) for works in timed]
-        for name, pattern in _FAMILIES.items()
-    }
     parts = _both(before.split.parts(), now.split.parts())
     told = [_arrow(name, *times, step) for name, times in _most(parts, least)]
-    same = [name for name, (one, other) in families.items() if one and abs(other - one) <= UNCHANGED * one]
     first = ", ".join(told) or f"no part of a step differs by {LEAST_SHARE:.0%} of it"
-    unchanged = f"; {', '.join(same)} unchanged" if same else ""
     named = "kernels" if now.kernels else "operators"
-    singly = _both(*map(_times, timed))
+    singly = _both(*(_times(each.kernels or each.operators) for each in (before, now)))
     changed = [_arrow(name, *times) for name, times in _most(singly, least)]
     return [
-        f"by time, a hint: {first}{unchanged}",
+        f"by time, a hint: {first}",
         *([f"by time, a hint, of the {named}: {', '.join(changed)}"] if changed else []),
     ]
 
