@@ -809,7 +809,7 @@ def test_a_waived_regression_passes_and_is_shown_as_such_everywhere(recorded: py
     waivers.write_text("[[waiver]]")
     bad = run_cpu(recorded)
     assert bad.ret == pytest.ExitCode.USAGE_ERROR
-    bad.stderr.fnmatch_lines(["ERROR: *perf-waivers.toml: waiver 1 (case missing): case: Field required*"])
+    bad.stderr.fnmatch_lines(["ERROR: *perf-waivers.toml: waiver.0.case: Field required*"])
 
 
 def test_in_shadow_mode_nothing_fails_and_the_end_says_what_would_have(recorded: pytest.Pytester) -> None:

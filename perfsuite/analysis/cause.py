@@ -3,7 +3,6 @@
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from itertools import filterfalse
 from pathlib import Path
 from typing import get_args
 
@@ -28,10 +27,6 @@ PEERS_SAY = (
 cause."""
 WATCHDOG_SAYS = "watchdog caught collective operation timeout"
 """What NCCL's process group writes when a collective hung for as long as the group allows."""
-ELASTIC_SAYS = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ torch/(distributed/elastic|multiprocessing)/")
-"""The beginning of a line in which torch's launcher says that a rank has ended."""
-PROFILER_SAYS = re.compile(r"(USDT|INFO|STAGE|WARNING):\d{4}-\d\d-\d\d [\d:]+ \d+:\d+ \w+\.cpp:\d+\] ")
-"""The beginning of a line in which torch's profiler says that it begins or ends: no error."""
 UNREPORTED_FAILURE = re.compile(rf"{UNREPORTED} ({'|'.join(get_args(FailureKind))}): (.*)$", re.MULTILINE)
 """What a rank writes into its log that failed and could not write its report."""
 KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
@@ -156,12 +151,7 @@ def with_log(failure: Failure, run_dir: RunDir) -> Failure:
     if failure.traceback and "\n" in failure.traceback:
         return failure
     logs = run_dir.all_rank_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
-    tails = [(log.name, _tail(log)) for log in logs]
-    agents = [(log.name, _tail(log)) for log in [*run_dir.all_agent_logs(), run_dir.scheduler_log]]
-    if any(tail for _, tail in tails):  # a rank says why: that a process ended is no news then
-        lines = [(name, tail.splitlines()) for name, tail in agents]
-        agents = [(name, "\n".join(filterfalse(ELASTIC_SAYS.match, each)).strip()) for name, each in lines]
-    tails += agents
+    tails = [(log.name, _tail(log)) for log in [*logs, *run_dir.all_agent_logs(), run_dir.scheduler_log]]
     written = [f"last lines of {name}:\n{tail}" for name, tail in tails if tail]
     if where := read_stacks(run_dir):
         written.insert(0, where)
@@ -169,8 +159,7 @@ def with_log(failure: Failure, run_dir: RunDir) -> Failure:
 
 
 def _tail(path: Path) -> str:
-    lines = [line for line in _end(path).splitlines() if PROFILER_SAYS.match(line) is None]
-    return "\n".join(lines[-LOG_TAIL_LINES:])
+    return "\n".join(_end(path).splitlines()[-LOG_TAIL_LINES:])
 
 
 def _end(path: Path) -> str:

@@ -1,7 +1,7 @@
 """Judges the counts of a step exactly, against those of a baseline. Pure.
 
 No statistics: counts have no noise. More of anything is `regressed`, less is `improved`; where the sum is the
-same, another split is listed. A step that did work out of sight is neither: it is `not counted`.
+same, another number of calls is listed. A step that did work out of sight is neither: it is `not counted`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,6 @@ from perfsuite.results.quantities import (
     PEAK,
     SAVED,
     Group,
-    Python,
     Quantity,
     differing,
     quantities,
@@ -185,7 +184,7 @@ def _place(quantity: Quantity, finding: Finding, baseline: CountBaseline) -> int
     if quantity in (HOST_READS, COPIES, BLOCKING):
         return 1
     if finding.unit == "calls":
-        return 4 if isinstance(quantity, Python) else 3
+        return 4 if quantity.is_python else 3
     return 2 if quantity in (PEAK, SAVED, GROWTH) else 0
 
 

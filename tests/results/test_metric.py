@@ -163,9 +163,9 @@ def test_cpu_time_is_judged_on_a_cpu_where_a_launch_has_it() -> None:
     ("name", "value", "message"),
     [
         ("mfu", "MFU", "taken twice: by perfsuite itself, and by extra-bad 1.5 (extra_bad:MFU)"),
-        ("x", "NO_METRIC", "extra-bad 1.5 (perfsuite.metrics): it is a int: an entry point of perfsuite"),
-        ("x", "OTHER", "the metric's own name is 'other_name': give entry point and metric the same name"),
-        ("nothing", "NOTHING", "nothing measures it: give the metric a recorder or read"),
+        ("x", "NO_METRIC", "extra-bad 1.5 (perfsuite.metrics): it is 3: an entry point of perfsuite.metrics"),
+        ("x", "OTHER", "names a perfsuite.results.Metric of the same name that has a recorder or read"),
+        ("nothing", "NOTHING", "names a perfsuite.results.Metric of the same name that has a recorder"),
     ],
 )
 def test_a_metric_that_cannot_be_used_is_an_error_when_it_is_asked_for(

@@ -69,13 +69,9 @@ def test_a_group_is_its_bytes_over_dtypes_and_phases_and_a_barrier_its_calls() -
     [
         ((GATHERED,), Change("all_gather of 2 ranks: bytes", "bytes", 2 * BYTES, BYTES)),
         ((BUCKETS, GATHERED_AGAIN), Change("all_gather of 2 ranks: calls", "calls", 10, 25)),
-        (
-            (GATHERED, GATHERED.replace(dtype="int32")),
-            Change("all_gather of 2 ranks: split", "bytes", 2 * BYTES, 2 * BYTES),
-        ),
     ],
 )
-def test_what_changed_in_a_group_is_its_bytes_else_its_calls_else_its_split(now: Any, change: Change) -> None:
+def test_what_changed_in_a_group_is_its_bytes_else_its_calls(now: Any, change: Change) -> None:
     before, today = (counts(collectives=rows) for rows in ((GATHERED, GATHERED_AGAIN), now))
     assert group(GATHERED).changes(before, today) == [change]
     assert group(GATHERED).changes(before, before) == []
