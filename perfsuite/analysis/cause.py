@@ -8,7 +8,6 @@ from typing import get_args
 
 from perfsuite.case.case import Case
 from perfsuite.results.rank_report import UNREPORTED, Failure, FailureKind, RankReport
-from perfsuite.results.run import OomKills
 from perfsuite.results.run_dir import RunDir
 
 PEERS_SAY = (
@@ -91,22 +90,15 @@ def _behind(reports: Mapping[int, RankReport], case: Case) -> Failure | None:
     return None
 
 
-def with_oom_kills(failure: Failure, kills: OomKills) -> Failure:
+def with_oom_kills(failure: Failure, kills: int) -> Failure:
     """The failure of a process; `out_of_memory` if it was killed, and the kernel killed for want of memory.
 
-    `kills` are those of its node, or of all nodes. Kills outside of the agent's control group may be others'.
+    `kills` are those of the agents' control groups, on its node or on all nodes.
     """
-    if failure.kind not in ("crash", "error") or KILLED.search(_text(failure)) is None:
+    if not kills or failure.kind not in ("crash", "error") or KILLED.search(_text(failure)) is None:
         return failure
-    if kills.of_group:
-        why = (
-            f"the kernel killed it, as memory had run out (oom_kill of its control group: +{kills.of_group})"
-        )
-        return failure.replace(kind="out_of_memory", message=f"{failure.message}: {why}")
-    if kills.of_machine:
-        meanwhile = f"the kernel killed for want of memory (oom_kill in /proc/vmstat: +{kills.of_machine})"
-        return failure.replace(message=f"{failure.message}; meanwhile {meanwhile}: was it this process?")
-    return failure
+    why = f"the kernel killed it, as memory had run out (oom_kill of its control group: +{kills})"
+    return failure.replace(kind="out_of_memory", message=f"{failure.message}: {why}")
 
 
 def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: RunDir, case: Case) -> Failure:

@@ -31,7 +31,7 @@ from perfsuite.results.metric import find
 from perfsuite.results.profile import LaunchProfile, RankProfileFile
 from perfsuite.results.profile import merged as merged_profiles
 from perfsuite.results.rank_report import SIMULATED_CLOCK, Failure, Observed, RankReport
-from perfsuite.results.run import LaunchFile, OomKills, Run
+from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
 
 WALL_CLOCK_AGREES = 0.05
@@ -74,7 +74,8 @@ def collect(
     bare = with_nodes(bare, agents, {rank // per_node: report.host for rank, report in reports.items()})
     cause = cause_of(reports, agents, run_dir, request.case, failure)
     if cause is not None:
-        return bare.replace(failure=with_oom_kills(cause, _oom_kills(agents, cause, per_node)))
+        its = agents if cause.rank is None else agents.keys() & {cause.rank // per_node}
+        return bare.replace(failure=with_oom_kills(cause, sum(agents[node].oom_kills for node in its)))
     ranks = [reports[rank] for rank in sorted(reports)]
     try:
         run = _measured(bare, ranks, request)
@@ -107,14 +108,6 @@ def cause_of(
 
 def _ended(agents: Mapping[int, LaunchFile]) -> list[Failure]:
     return [each for agent in agents.values() for each in agent.failures]
-
-
-def _oom_kills(agents: Mapping[int, LaunchFile], cause: Failure, per_node: int) -> OomKills:
-    whose = agents if cause.rank is None else agents.keys() & {cause.rank // per_node}
-    seen = [agents[node].oom_kills for node in whose]
-    return OomKills(
-        of_group=sum(each.of_group for each in seen), of_machine=sum(each.of_machine for each in seen)
-    )
 
 
 def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
@@ -249,8 +242,6 @@ def _disagreements(reports: list[RankReport], case: Case) -> Iterator[str]:
     world, nodes, first = case.topology.world_size, case.topology.nodes, reports[0]
     if first.world_size != world:
         yield f"a world size of {world} was asked for, {first.world_size} ran"
-    if (ranks := [report.rank for report in reports]) != list(range(world)):
-        yield f"the files of ranks 0 to {world - 1} hold the reports of {ranks}"
     if nodes > 1 and len(hosts := {report.host for report in reports}) != nodes:
         yield f"{nodes} nodes were asked for, the ranks ran on {', '.join(sorted(hosts))}"
     for report in reports:

@@ -163,7 +163,7 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
 
 
 def extra_figures(run: Run, reports: Sequence[RankReport], metrics: Sequence[Metric]) -> dict[str, float]:
-    """Return other packages' metrics of a run, by name. Raises `ReportError` if ranks or a `read` err."""
+    """Return other packages' metrics of a run, by name. Raises `ReportError` if a `read` errs."""
     values = {metric.name: _value(metric, run, reports) for metric in metrics}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -178,39 +178,25 @@ def _value(metric: Metric, run: Run, reports: Sequence[RankReport]) -> float | N
                 f"metric {metric.name!r} could not be read out of the launch: {type(error).__name__}: "
                 f"{error}. Mend the package that brings it, or uninstall it"
             ) from error
-    values = {report.rank: report.extra[metric.name] for report in reports if metric.name in report.extra}
-    if metric.across_ranks == "equal" and len(set(values.values())) > 1:
-        each = ", ".join(f"rank {rank}: {value:g}" for rank, value in values.items())
-        raise ReportError(f"ranks disagree on {metric.name} ({each}), which has to be equal on all ranks")
-    return known(_ACROSS_RANKS[metric.across_ranks], values.values())
+    choose = _ACROSS_RANKS[metric.across_ranks]
+    return known(choose, (report.extra.get(metric.name) for report in reports))
 
 
-_ACROSS_RANKS: dict[str, Callable[[Sequence[float]], float]] = {
-    "max": max,
-    "min": min,
-    "sum": sum,
-    "mean": fmean,
-    "equal": max,
-}
+_ACROSS_RANKS: dict[str, Callable[[Sequence[float]], float]]
+_ACROSS_RANKS = {"max": max, "min": min, "sum": sum, "mean": fmean}
 
 
 def settling_notes(run: Run) -> list[str]:
-    """The options to raise where a GPU is measured before its clock and temperature settle."""
-    if run.machine.device == "cpu":
-        return []
-    measured_s, step_s = sum(run.measured_steps), median(run.measured_steps)
-    first = COUNTED_STEP if run.counts else UNMEASURED_STEPS
-    warmup_s = sum(run.step_s[first : run.window[0]])
-    steps = {
-        "steps": SETTLED_WINDOW_S / step_s if measured_s < SETTLED_WINDOW_S else 0,
-        "max_warmup_steps": first + SETTLED_WARMUP_S / step_s if warmup_s < SETTLED_WARMUP_S else 0,
-    }
-    wanted = [f"{option}={10 * math.ceil(least / 10)}" for option, least in steps.items() if least]
-    if not wanted:
+    """What to raise where a GPU is measured before its clock and temperature settle."""
+    measured_s = sum(run.measured_steps)
+    warmup_s = sum(run.step_s[COUNTED_STEP if run.counts else UNMEASURED_STEPS : run.window[0]])
+    is_settled = measured_s >= SETTLED_WINDOW_S and warmup_s >= SETTLED_WARMUP_S
+    if run.machine.device == "cpu" or is_settled:
         return []
     return [
-        f"the measured window is {measured_s:.0f} s, after {warmup_s:.0f} s of warm-up: a GPU's "
-        f"clocks and temperature settle in 30 to 60 s; set {' and '.join(wanted)}, or more"
+        f"the measured window is {measured_s:.0f} s, after {warmup_s:.0f} s of warm-up: a GPU's clocks and "
+        f"temperature settle in 30 to 60 s; raise steps and max_warmup_steps to {SETTLED_WINDOW_S} s of "
+        f"window after {SETTLED_WARMUP_S} s, or more"
     ]
 
 

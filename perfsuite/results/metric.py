@@ -63,8 +63,8 @@ class Metric:
     """What tables call it; empty: `label`."""
     format: Callable[[float], str] | None = None
     """Writes a value with its unit; None: by the unit."""
-    across_ranks: Literal["max", "min", "sum", "mean", "equal"] = "max"
-    """Makes the value of a launch from those of its ranks; `equal`: ranks that differ are an error."""
+    across_ranks: Literal["max", "min", "sum", "mean"] = "max"
+    """Makes the value of a launch from those of its ranks."""
     recorder: Callable[[], MetricRecorder] | None = None
     """Makes what measures the metric in each rank."""
     read: Callable[[Run], float | None] | None = None

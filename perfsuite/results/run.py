@@ -214,13 +214,6 @@ class Run(Document):
         return self.step_s[self.window[0] : self.window[1]]
 
 
-class OomKills(Data):
-    """How many processes the kernel killed during a launch because memory had run out."""
-
-    of_group: int = 0  # of the control group that the agent is in
-    of_machine: int = 0
-
-
 class LaunchFile(Document):
     """`launch-NODE.json`: how the processes of one node ended and how the node was, as its agent saw it."""
 
@@ -229,4 +222,5 @@ class LaunchFile(Document):
     is_over: bool = True  # false in a file that is written while ranks of the node still run
     failures: tuple[Failure, ...] = ()
     health: Health | None = None
-    oom_kills: OomKills = OomKills()
+    # How many processes of the control group that the agent is in the kernel killed for want of memory.
+    oom_kills: int = 0

@@ -3,7 +3,7 @@
 Nothing that differs between the arms is refused: other versions and settings are why they are compared.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from perfsuite.results import baseline as baselines
 from perfsuite.results import count_baseline
@@ -24,7 +24,7 @@ from perfsuite.verdict.judge import (
 from perfsuite.verdict.loss import loss_differs, other_gradients, steadily_other_gradients
 from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
 from perfsuite.verdict.overall import explained
-from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, PairedDecision, decided
+from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, decided
 
 ARM_A, ARM_B = "arm A", "arm B"
 FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)
@@ -222,22 +222,10 @@ def _check(
         minimum_detectable=metric.bound(decision.minimum_detectable),
         probe_exponent=decision.exponent or None,
     )
-    return check.replace(note="; ".join(_notes(decision, check, len(a))) or None)
-
-
-def _notes(decision: PairedDecision, check: Check, pairs: int) -> Iterator[str]:
-    """Why there is no decision, or that it is an older one, and that the medians (in tables) disagree."""
     if decision.disputed is not None:
-        yield disagreement(*decision.disputed, "the probe may differ between the arms, too")
-    elif decision.pairs < pairs:
-        yield f"decided after {decision.pairs} pairs"
-    if check.measured and check.baseline and check.change is not None and check.probe_exponent is None:
-        medians = check.measured / check.baseline - 1
-        if abs(medians - check.change) > check.allowed / 2:
-            yield (
-                f"the medians of the arms differ by {medians:+.1%}, the launches of a pair by "
-                f"{check.change:+.1%}: the machine's speed changed meanwhile, and the pairs are judged"
-            )
+        why = disagreement(*decision.disputed, "the probe may differ between the arms, too")
+        return check.replace(note=why)
+    return check.replace(note=f"decided after {decision.pairs} pairs") if decision.pairs < len(a) else check
 
 
 def _counts(a: Sequence[Run], b: Sequence[Run], *, judges: bool = False) -> CountCheck | None:

@@ -11,7 +11,7 @@ import pytest
 from perfsuite import documents
 from perfsuite.analysis.cause import read_stacks
 from perfsuite.results.rank_report import UNREPORTED, Failure, RankReport
-from perfsuite.results.run import LaunchFile, OomKills
+from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import RunDir
 from tests.collected import COMMAND_FAILED, TIMEOUT, collected, crash, failure_of
 from tests.samples import make_case, make_report, write_launch
@@ -260,14 +260,13 @@ OUT_OF_MEMORY = "as memory had run out (oom_kill of its control group: +1)"
 @pytest.mark.parametrize(
     ("failed", "kills", "kind", "said"),
     [
-        (crash(1, 1.0, KILLED), OomKills(of_group=1, of_machine=1), "out_of_memory", OUT_OF_MEMORY),
-        (crash(1, 1.0, KILLED), OomKills(of_machine=2), "crash", "/proc/vmstat: +2): was it this process?"),
-        (crash(1, 1.0, KILLED), OomKills(), "crash", "could be seen"),
-        (crash(1, 1.0, "exit code 1"), OomKills(of_group=1, of_machine=1), "crash", "exit code 1"),
+        (crash(1, 1.0, KILLED), 1, "out_of_memory", OUT_OF_MEMORY),
+        (crash(1, 1.0, KILLED), 0, "crash", "could be seen"),
+        (crash(1, 1.0, "exit code 1"), 1, "crash", "exit code 1"),
     ],
 )
 def test_a_rank_that_the_kernel_killed_for_want_of_memory_ran_out_of_memory(
-    tmp_path: Path, failed: Failure, kills: OomKills, kind: str, said: str
+    tmp_path: Path, failed: Failure, kills: int, kind: str, said: str
 ) -> None:
     run_dir = write_launch(tmp_path, make_report(0))
     documents.write(run_dir.launch(0), LaunchFile(failures=(failed,), oom_kills=kills))
@@ -289,7 +288,7 @@ def test_a_kill_that_only_a_log_tells_is_one_of_the_kernel_where_it_counted_one(
     tmp_path: Path, log: str
 ) -> None:
     run_dir = write_launch(tmp_path)
-    documents.write(run_dir.launch(0), LaunchFile(failures=(COMMAND_FAILED,), oom_kills=OomKills(of_group=1)))
+    documents.write(run_dir.launch(0), LaunchFile(failures=(COMMAND_FAILED,), oom_kills=1))
     run_dir.agent_log(0).write_text(f"{log}\n")
     assert failure_of(collected(run_dir)).kind == "out_of_memory"
 
@@ -297,7 +296,7 @@ def test_a_kill_that_only_a_log_tells_is_one_of_the_kernel_where_it_counted_one(
 def test_a_kill_on_another_node_is_not_why_a_rank_was_killed(tmp_path: Path) -> None:
     case = make_case(topology={"nodes": 2, "processes_per_node": 1})
     run_dir = write_launch(tmp_path, make_report(0), case=case)
-    documents.write(run_dir.launch(0), LaunchFile(oom_kills=OomKills(of_group=1)))
+    documents.write(run_dir.launch(0), LaunchFile(oom_kills=1))
     documents.write(run_dir.launch(1), LaunchFile(failures=(crash(1, 1.0, KILLED),)))
     assert failure_of(collected(run_dir)).kind == "crash"
 
