@@ -4,7 +4,6 @@ It is reduced from the trace of a launch that is not judged. Times are in micros
 """
 
 from collections.abc import Iterable, Mapping
-from statistics import median
 from typing import Literal
 
 from pydantic import Field
@@ -15,7 +14,6 @@ from perfsuite.results.counts import OfRanks, grouped
 
 METHOD = "profile-2"  # the way of reducing a trace. Profiles of another method are not compared
 PROFILED_STEPS = 3
-STRAGGLES = 1.2  # a rank that computes so many times as long as the median of the others is named
 UNSEEN = 0.1
 """Share of what the GPU computes that kernels may compute that no operator launched. In eager and in compiled
 training operators and nodes of autograd launch all of them; this leaves room for a package's own kernels."""
@@ -100,14 +98,6 @@ class LaunchProfile(Data):
 
     method: str = METHOD
     ranks: tuple[RankProfile, ...] = Field(min_length=1)
-    busy_us: tuple[float, ...]  # what each rank computes, by its number
-
-    @property
-    def straggler(self) -> int | None:
-        """The rank that computes much longer than the others; None without one."""
-        rank = self.busy_us.index(max(self.busy_us))
-        others = [us for number, us in enumerate(self.busy_us) if number != rank]
-        return rank if others and self.busy_us[rank] > STRAGGLES * median(others) else None
 
     @property
     def unseen(self) -> str | None:
@@ -183,7 +173,6 @@ def merged(profiles: Mapping[int, Profile], method: str = METHOD) -> LaunchProfi
             )
             for group in grouped(profiles, is_alike)
         ),
-        busy_us=tuple(round(profile.split.busy_us, 1) for _, profile in sorted(profiles.items())),
     )
 
 

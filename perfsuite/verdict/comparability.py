@@ -37,8 +37,9 @@ PROBE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver", "threads")
 
 def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
     """Reasons to discard a launch, because the machine was not as at the baseline; empty if it is usable."""
-    reasons = health.unknown_health(run.health) + health.machine_problems(run.health, run.machine)
-    reasons += _slow_gpus(run)
+    is_unknown = run.health is not None and not run.health.samples
+    reasons = [health.NOT_SAMPLED] if is_unknown else []
+    reasons += [*health.machine_problems(run.health, run.machine), *_slow_gpus(run)]
     if baseline is not None and (other := [*_less_power(run, baseline), *_slower_machine(run, baseline)]):
         reasons += [*other, *_clock_change(run, baseline)]
     return reasons

@@ -111,9 +111,7 @@ def why_failed(run: Run) -> tuple[str, ...]:
     reasons += [f"meanwhile {why}" for why in health.machine_problems(run.health, run.machine)]
     text = "\n".join(filter(None, [run.failure.message, run.failure.traceback]))
     if (fault := health.hardware_fault(text)) is not None:
-        where = "`nvidia-smi -q` and dmesg (Xid)"
-        if health.NO_FABRIC in fault.lower():
-            where = "the Fabric Manager (systemctl status nvidia-fabricmanager)"
+        where = "`nvidia-smi -q`, dmesg (Xid) and `systemctl status nvidia-fabricmanager`"
         reasons.append(f"meanwhile hardware: {fault}: look at {where}")
     return tuple(reasons)
 

@@ -43,7 +43,7 @@ def compared(before: LaunchProfile, now: LaunchProfile, against: str) -> Profile
     more = f" and {len(new) - MOST_CALLS} more" if len(new) > MOST_CALLS else ""
     return Profiled(
         calls=_calls(then, entry, by_rank=len(now.ranks) > 1),
-        hints=(*_hints(then, entry.profile), *_straggler(before, now)),
+        hints=_hints(then, entry.profile),
         notes=(f"{NOT_IN_EACH_STEP}: {', '.join(new[:MOST_CALLS])}{more}",) if new else (),
     )
 
@@ -96,7 +96,7 @@ def _waits(*profiles: Profile) -> set[str]:
     return {work.name for profile in profiles for work in profile.host_syncs}
 
 
-def _hints(before: Profile, now: Profile) -> list[str]:
+def _hints(before: Profile, now: Profile) -> tuple[str, ...]:
     step = now.split.step_us - before.split.step_us
     least = LEAST_SHARE * before.split.step_us
     parts = _both(before.split.parts(), now.split.parts())
@@ -105,10 +105,8 @@ def _hints(before: Profile, now: Profile) -> list[str]:
     named = "kernels" if now.kernels else "operators"
     singly = _both(*(_times(each.kernels or each.operators) for each in (before, now)))
     changed = [_arrow(name, *times) for name, times in _most(singly, least)]
-    return [
-        f"by time, a hint: {first}",
-        *([f"by time, a hint, of the {named}: {', '.join(changed)}"] if changed else []),
-    ]
+    singly_told = (f"by time, a hint, of the {named}: {', '.join(changed)}",) if changed else ()
+    return f"by time, a hint: {first}", *singly_told
 
 
 def _most(times: Mapping[str, tuple[float, float]], least: float) -> list[tuple[str, tuple[float, float]]]:
@@ -129,12 +127,3 @@ def _both(then: Mapping[str, float], today: Mapping[str, float]) -> dict[str, tu
 
 def _times(works: Iterable[Work]) -> dict[str, float]:
     return {work.name: work.us for work in works}
-
-
-def _straggler(before: LaunchProfile, now: LaunchProfile) -> list[str]:
-    rank = now.straggler
-    if rank is None or rank == before.straggler:
-        return []
-    others = [f"{us / 1e3:.1f}" for us in sorted(us for at, us in enumerate(now.busy_us) if at != rank)]
-    told = f"the others {others[0]} to {others[-1]} ms" if len(others) > 1 else f"the other {others[0]} ms"
-    return [f"by time, a hint: rank {rank} computes {now.busy_us[rank] / 1e3:.1f} ms a step, {told}"]

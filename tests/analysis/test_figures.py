@@ -337,9 +337,9 @@ def test_ten_seconds_of_warm_up_and_twenty_measured_settle_a_gpu(
     run = make_run(machine=make_gpu_machine(), step_s=(step_s,) * 30, window=window, counts=counts)
     warmup_s = step_s * (start - (4 if counted else 2))
     told = [
-        f"the measured window is {measured * step_s:.0f} s, after {warmup_s:.0f} s of warm-up: a GPU's clocks "
-        "and temperature settle in 30 to 60 s; raise steps and max_warmup_steps to 20 s of window after 10 s, "
-        "or more"
+        f"the measured window is {measured * step_s:.0f} s, after {warmup_s:.0f} s of warm-up: a GPU's "
+        "clocks and temperature settle in 30 to 60 s; raise steps and max_warmup_steps to 20 s of window "
+        "after 10 s, or more"
     ]
     assert settling_notes(run) == ([] if is_settled else told)
     assert settling_notes(run.replace(machine=make_machine())) == []

@@ -116,16 +116,6 @@ def test_a_part_that_changed_against_the_step_has_no_share_of_it() -> None:
     assert "all_gather exposed 12.1 -> 16.1 ms (+4.0 ms)" in first
 
 
-def test_a_rank_that_computes_longer_than_before_is_named() -> None:
-    late = BEFORE.replace(split=BEFORE.split.replace(compute_us=90_000))
-    before, now = launch_profile(BEFORE, BEFORE, BEFORE), launch_profile(BEFORE, late, BEFORE)
-    told = "by time, a hint: rank 1 computes 100.0 ms a step, the others 70.0 to 70.0 ms"
-    assert told in compared(before, now, "the baseline").hints
-    assert told not in compared(now, now, "the baseline").hints
-    two = compared(launch_profile(BEFORE, BEFORE), launch_profile(BEFORE, late), "the baseline")
-    assert two.hints[-1].endswith("rank 1 computes 100.0 ms a step, the other 70.0 ms")
-
-
 @pytest.mark.parametrize(
     "other",
     [launch_profile(BEFORE).replace(method="profile-0"), launch_profile(BEFORE.replace(device="cpu"))],
