@@ -148,7 +148,6 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
         cpu_s_per_step=known(median, run.cpu_s[first:end]),
         peak_memory_bytes=max(memory.peak for memory in run.memory) if len(run.memory) == ranks else None,
         reserved_memory_bytes=known(max, (memory.reserved for memory in run.memory)),
-        alloc_retries=known(max, (memory.alloc_retries for memory in run.memory)),
         tflops_per_device=achieved / 1e12 if achieved is not None else None,
         mfu=achieved / peak_flops if achieved is not None and peak_flops is not None else None,
         roofline_share=limit.share(tokens_per_s) if limit is not None else None,

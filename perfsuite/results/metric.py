@@ -61,8 +61,6 @@ class Metric:
     given more."""
     heading: str = ""
     """What tables call it; empty: `label`."""
-    format: Callable[[float], str] | None = None
-    """Writes a value with its unit; None: by the unit."""
     across_ranks: Literal["max", "min", "sum", "mean"] = "max"
     """Makes the value of a launch from those of its ranks."""
     recorder: Callable[[], MetricRecorder] | None = None
@@ -220,9 +218,7 @@ def _of_another_package(name: str) -> Metric | None:
 
 def described(name: str) -> Metric:
     """Return the metric of that name, or for one that is not installed any more, what can be said of it."""
-    return find(name) or Metric(
-        name, f"{name} (its package is not installed)", "", "lower", "shown", format="{:,}".format
-    )
+    return find(name) or Metric(name, f"{name} (its package is not installed)", "", "lower", "shown")
 
 
 def extra_metrics(launches: Iterable[Figures]) -> tuple[Metric, ...]:

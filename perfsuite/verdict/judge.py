@@ -23,20 +23,12 @@ from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, d
 
 MAX_UNHEALTHY = 3
 """After this many unhealthy launches, if there are no more healthy ones, the verdict is `unhealthy`."""
-UNKNOWN_NOISE = (
-    "the noise between launches is unknown, too few launches are in the baselines of this hardware: accept "
-    "more (--perf-min-launches)"
-)
-TOO_FEW_LAUNCHES = (
-    f"only {FEWEST_LAUNCHES} launches or more can show a regression by times (--perf-max-launches)"
-)
+UNKNOWN_NOISE = "the noise between launches is unknown: accept a baseline of more (--perf-min-launches)"
+TOO_FEW_LAUNCHES = f"{FEWEST_LAUNCHES} launches or more show a regression by times (--perf-max-launches)"
 SESSIONS_APART = 0.2
 """Growth of a time on a CPU that two sessions may show with the same code: once the CPU time of a step was
 15 % higher an hour later. A smaller change is called only if baselines tell how sessions differ."""
-ONE_SESSION = (
-    "two sessions on a CPU may differ by as much, and the baseline knows one: accept a second one (perfsuite "
-    "baseline accept --sessions 2), or compare two environments"
-)
+ONE_SESSION = "sessions on a CPU may differ so: accept two of them (perfsuite baseline accept --sessions 2)"
 OTHER_SOFTWARE = "the software that the probe runs through changed, too: accept a new baseline if all is well"
 UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches"
 

@@ -3,13 +3,8 @@
 Arms A and B are launched in the order A B B A A B B A ... Neighbouring launches form pairs, (1, 2), (3, 4),
 ..., so that what the machine does to both cancels in their ratio. Between the pairs there are neighbours of
 one arm, (2, 3), (4, 5), ..., which differ by noise alone: both tell the noise, and no baseline is needed. All
-arithmetic is on logarithms of costs (lower is better). A look at the pairs so far has one of the outcomes
-
-    regressed     B is significantly slower than A; a slowdown by the tolerance is not excluded
-    improved      the same for a speed-up
-    passed        a change by the tolerance is excluded, in both directions
-    undecided     launch one more pair
-    inconclusive  `max_pairs` are used up, or more of them would hardly decide
+arithmetic is on logarithms of costs (lower is better). A look at the pairs so far has one of the outcomes of
+`verdict.sequential`; it is `passed` if a change by the tolerance is excluded in both directions.
 
 On a machine with two speeds, all launches of A may be fast and all of B slow by chance: those of n pairs are
 so with probability 2 / 4^n. A change is therefore called from `MIN_CHANGED` pairs on, and nearly all pairs
