@@ -143,15 +143,14 @@ def with_log(failure: Failure, run_dir: RunDir) -> Failure:
     if failure.traceback and "\n" in failure.traceback:
         return failure
     logs = run_dir.all_rank_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
-    tails = [(log.name, _tail(log)) for log in [*logs, *run_dir.all_agent_logs(), run_dir.scheduler_log]]
-    written = [f"last lines of {name}:\n{tail}" for name, tail in tails if tail]
+    written = [
+        f"last lines of {log.name}:\n" + "\n".join(lines[-LOG_TAIL_LINES:])
+        for log in [*logs, *run_dir.all_agent_logs(), run_dir.scheduler_log]
+        if (lines := _end(log).splitlines())
+    ]
     if where := read_stacks(run_dir):
         written.insert(0, where)
     return failure.replace(traceback="\n".join(written) or "no process wrote anything")
-
-
-def _tail(path: Path) -> str:
-    return "\n".join(_end(path).splitlines()[-LOG_TAIL_LINES:])
 
 
 def _end(path: Path) -> str:

@@ -13,11 +13,9 @@ from perfsuite.analysis.figures import (
     extra_figures,
     figures_of,
     find_window,
-    in_few_bits,
-    in_tf32,
     job_steps,
     lowest_device_probe,
-    peak_with_float8,
+    peak_for_mfu,
     settled,
     settling_notes,
 )
@@ -36,8 +34,6 @@ from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
 
 WALL_CLOCK_AGREES = 0.05
 """Relative difference of a rank's wall clock and the sum of its steps from which a note tells it."""
-NO_TF32_PEAK = "no MFU: matmuls in fp32 ran in TF32 here, and the peak that is known is that of fp32"
-NO_FLOAT8_PEAK = "no MFU: matmuls ran in fewer than 16 bits, and how many, or their peak, is not known"
 LOSS_STEPS = 3
 """Fewest steps at each end whose mean losses are compared, to see whether the loss falls; a tenth of all
 steps if that is more. In 48 runs of 12 steps (the tiny models, learning rates 1e-3 and 1e-4) the loss falls
@@ -171,7 +167,7 @@ def _with_training_checked(run: Run, ranks: Sequence[RankReport]) -> Run:
 
 def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     """The run with what its ranks measured. Raises `ReportError` where they disagree."""
-    case, peak_flops = bare.case, request.peak_flops
+    case = bare.case
     for wrong in _disagreements(reports, case):
         raise ReportError(wrong)
     if reports[0].clock == SIMULATED_CLOCK:
@@ -205,11 +201,9 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
             *agreement.token_notes(reports, case),
         ),
     )
-    if in_tf32(run):
-        run, peak_flops = run.replace(notes=(*run.notes, NO_TF32_PEAK)), None
-    if in_few_bits(run) and (peak_flops := peak_with_float8(run, peak_flops)) is None:
-        run = run.replace(notes=(*run.notes, NO_FLOAT8_PEAK))
-    run = run.replace(figures=figures_of(run, reports, peak_flops), notes=(*run.notes, *settling_notes(run)))
+    peak_flops, why_none = peak_for_mfu(run, request.peak_flops)
+    told = [*([] if why_none is None else [why_none]), *settling_notes(run)]
+    run = run.replace(figures=figures_of(run, reports, peak_flops), notes=(*run.notes, *told))
     metrics = [metric for name in request.metrics if (metric := find(name)) is not None]
     return run.replace(figures=run.figures.replace(extra=extra_figures(run, reports, metrics)))
 

@@ -24,6 +24,8 @@ UNMEASURED_STEPS = 2
 SETTLED_WARMUP_S, SETTLED_WINDOW_S = 10, 20
 """Fewest seconds of warm-up, after the steps that are never measured, and of measured window on a GPU: with
 less, its clock and temperature have not settled, and launches of other machines or days differ."""
+NO_TF32_PEAK = "no MFU: matmuls in fp32 ran in TF32 here, and the peak that is known is that of fp32"
+NO_FLOAT8_PEAK = "no MFU: matmuls ran in fewer than 16 bits, and how many, or their peak, is not known"
 
 
 def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
@@ -98,28 +100,22 @@ def lowest_device_probe(reports: list[RankReport]) -> dict[str, float]:
     return {name: min(r.device_probe[name] for r in reports if name in r.device_probe) for name in names}
 
 
-def in_tf32(run: Run) -> bool:
-    """Whether matmuls of a case in fp32 ran in a lower precision on a GPU."""
-    settings = run.observed.settings if run.observed is not None else {}
-    is_lower = settings.get("fp32_matmul", "ieee") != "ieee"
-    return run.case.precision == "fp32" and run.machine.device == "cuda" and is_lower
+def peak_for_mfu(run: Run, peak_flops: float | None) -> tuple[float | None, str | None]:
+    """The FLOP/s at which a device does a run's FLOPs at best; or None, and why MFU has no such peak.
 
-
-def in_few_bits(run: Run) -> bool:
-    """Whether modules were seen that multiply in fewer than 16 bits, as float8."""
-    return run.observed is not None and run.observed.settings.get("low_precision_modules", "none") != "none"
-
-
-def peak_with_float8(run: Run, peak_flops: float | None) -> float | None:
-    """The FLOP/s at which a device does a run's FLOPs at best: those in float8 at the peak of float8.
-
-    The others at `peak_flops`. None where it is not known how many are in float8, or a peak.
+    FLOPs in float8 are done at the peak of float8, the others at `peak_flops`.
     """
+    settings = run.observed.settings if run.observed is not None else {}
+    is_lower = run.case.precision == "fp32" and settings.get("fp32_matmul", "ieee") != "ieee"
+    if is_lower and run.machine.device == "cuda":
+        return None, NO_TF32_PEAK
+    if settings.get("low_precision_modules", "none") == "none":
+        return peak_flops, None
     of_float8, flops = run.machine.peak_flops("float8"), run.flops
     if peak_flops is None or of_float8 is None or flops is None or flops.per_token_float8 is None:
-        return None
+        return None, NO_FLOAT8_PEAK
     rest = flops.per_token - flops.per_token_float8
-    return flops.per_token / (flops.per_token_float8 / of_float8 + rest / peak_flops)
+    return flops.per_token / (flops.per_token_float8 / of_float8 + rest / peak_flops), None
 
 
 def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) -> Figures:
@@ -148,6 +144,7 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
         cpu_s_per_step=known(median, run.cpu_s[first:end]),
         peak_memory_bytes=max(memory.peak for memory in run.memory) if len(run.memory) == ranks else None,
         reserved_memory_bytes=known(max, (memory.reserved for memory in run.memory)),
+        alloc_retries=known(max, (memory.alloc_retries for memory in run.memory)),
         tflops_per_device=achieved / 1e12 if achieved is not None else None,
         mfu=achieved / peak_flops if achieved is not None and peak_flops is not None else None,
         roofline_share=limit.share(tokens_per_s) if limit is not None else None,

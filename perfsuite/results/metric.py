@@ -40,7 +40,7 @@ class MetricRecorder(Protocol):
 class Metric:
     """One figure of a launch. Unit, direction and how it is judged have no default: nobody shall guess them.
 
-    Raises `ValueError` if a judged metric lacks a tolerance, or if two places would measure it.
+    Raises `ValueError` if a judged metric lacks a tolerance.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Metric:
     recorder: Callable[[], MetricRecorder] | None = None
     """Makes what measures the metric in each rank."""
     read: Callable[[Run], float | None] | None = None
-    """Reads the value out of a launch after it, on the driver's side, where no recorder is needed."""
+    """Reads the value out of a launch after it, on the driver's side, in place of a recorder."""
 
     def __post_init__(self) -> None:
         ways = {str(way) for way in (self.judged, self.judged_on_cpu) if way in ("sequential", "exact")}
@@ -76,8 +76,6 @@ class Metric:
                 f"and 'cuda', got {dict(self.tolerances)}: give tolerances={{'cpu': 0.15, 'cuda': 0.03}}, "
                 "or judged='shown' without judged_on_cpu"
             )
-        if self.recorder is not None and self.read is not None:
-            raise ValueError(f"metric {self.name!r} has both recorder and read: give one of them")
 
     def of(self, figures: Figures) -> float | None:
         """Return its value among the figures of a launch, of a baseline's launch or of a case, or None."""

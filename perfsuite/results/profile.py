@@ -102,14 +102,12 @@ class LaunchProfile(Data):
     @property
     def unseen(self) -> str | None:
         """That counts lack what kernels compute that no operator launched; None if those take little time."""
-        most = max(self.ranks, key=lambda entry: entry.profile.split.unseen)
-        share = most.profile.split.unseen
+        share = max(entry.profile.split.unseen for entry in self.ranks)
         if share < UNSEEN:
             return None
-        of_ranks = f" (rank{'s' * (len(most.ranks) > 1)} {most.name})" if len(self.ranks) > 1 else ""
         return (
             f"by the profile, {share:.0%} of the GPU's computing time is of kernels that no operator "
-            f"launched, as those of a replayed CUDA graph{of_ranks}: the counts do not contain them"
+            f"launched, as those of a replayed CUDA graph: the counts do not contain them"
         )
 
     def of_rank(self, rank: int) -> Profile | None:

@@ -114,6 +114,7 @@ class Figures(Data):
     peak_memory_bytes: float | None = None
     """Memory of the rank that used most, as all memory figures."""
     reserved_memory_bytes: float | None = None
+    alloc_retries: float | None = None
     tflops_per_device: float | None = None
     mfu: float | None = None
     roofline_share: float | None = None

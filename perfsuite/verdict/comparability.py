@@ -3,7 +3,6 @@
 import math
 
 from perfsuite.analysis import health
-from perfsuite.analysis.health import gpu_of
 from perfsuite.case.case import NOT_IN_ID
 from perfsuite.case.hardware import AND
 from perfsuite.results.amounts import amount, signed
@@ -59,7 +58,7 @@ def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
             now, allowed = run.device_probe.get(name), _probe_may_be_slower(name, baseline)
             if now is not None and now < (1 - allowed) * usual:
                 ranks = [rank for rank, probe in enumerate(run.rank_probes) if probe.get(name) == now]
-                whose = f" of {gpu_of(run, ranks[0])}" if ranks else ""
+                whose = f" of {health.gpu_of(run, ranks[0])}" if ranks else ""
                 reasons.append(
                     f"before the workload, {name} was {now:.4g}{whose}, at the baseline {usual:.4g} "
                     f"({allowed:.0%} less is healthy)"
@@ -77,8 +76,8 @@ def _slow_gpus(run: Run) -> list[str]:
         if (lag := health.laggard(rates)) is not None:
             slowest, fastest, share = lag
             found.append(
-                f"before the workload, {name} was {rates[slowest]:.4g} of {gpu_of(run, slowest)}, "
-                f"{share:.0%} less than the {rates[fastest]:.4g} of {gpu_of(run, fastest)} "
+                f"before the workload, {name} was {rates[slowest]:.4g} of {health.gpu_of(run, slowest)}, "
+                f"{share:.0%} less than the {rates[fastest]:.4g} of {health.gpu_of(run, fastest)} "
                 f"({health.DEVICE_LAG:.0%} less is healthy)"
             )
     return found

@@ -56,9 +56,8 @@ def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
     if not methods:
         return None
     return (
-        f"cannot be compared: the baseline's step was counted by the method {baseline.method!r}, this one by "
-        f"{methods.pop()!r}: accept counts anew (perfsuite baseline accept --counts), or delete a local "
-        "baseline"
+        f"cannot be compared: the baseline was counted by the method {baseline.method!r}, this step by "
+        f"{methods.pop()!r}: accept counts anew (perfsuite baseline accept --counts), or delete it"
     )
 
 

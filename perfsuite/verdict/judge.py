@@ -37,16 +37,14 @@ UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches
 class Policy:
     """How many launches a verdict may cost."""
 
+    # Most launches, those that are set aside included. With 1 or 2 healthy ones it is a quick look: by times
+    # they cannot show a regression, so that the verdict is `passed` or `inconclusive`.
     max_launches: int = MAX_LAUNCHES
-    """Most launches, those that are set aside included. With 1 or 2 healthy ones it is a quick look: by
-    times they cannot show a regression, so that the verdict is `passed` or `inconclusive`."""
+    # Fewest healthy launches, whatever they show: a baseline is accepted from so many. They are made even if
+    # they are more than `max_launches`.
     min_launches: int = 1
-    """Fewest healthy launches, whatever they show: a baseline is accepted from so many. They are made even
-    if they are more than `max_launches`."""
-    record_launches: int = 3
-    """Healthy launches from which a baseline is recorded where there is none."""
-    max_unhealthy: int = MAX_UNHEALTHY
-    """Unhealthy launches that end a case (see `MAX_UNHEALTHY`); 1 where more launches would be in vain."""
+    record_launches: int = 3  # healthy launches from which a baseline is recorded where there is none
+    max_unhealthy: int = MAX_UNHEALTHY  # 1 where more launches would be in vain
 
     @property
     def most(self) -> int:
@@ -62,9 +60,7 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     """
     for run in runs:
         if run.failure is not None:
-            return Verdict(
-                outcome="failed", launches=len(runs), failure=run.failure.kind, reasons=why_failed(run)
-            )
+            return _failed(runs, run.failure.kind, *why_failed(run))
     problems = {
         number: why
         for number, run in enumerate(runs, 1)
@@ -150,15 +146,18 @@ def _metrics(runs: Sequence[Run], baseline: Baseline | None) -> Sequence[Metric]
     return judged(figures, runs[0].machine.device)
 
 
+def _failed(runs: Sequence[Run], failure: FailureKind, *reasons: str) -> Verdict:
+    return Verdict(outcome="failed", launches=len(runs), failure=failure, reasons=reasons)
+
+
 def _unlike(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
-    why = tuple(comparability.unlike(runs[-1], baseline))
-    return Verdict(outcome="failed", launches=len(runs), failure="unlike", reasons=why) if why else None
+    why = comparability.unlike(runs[-1], baseline)
+    return _failed(runs, "unlike", *why) if why else None
 
 
 def _other_loss(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
-    if (difference := loss_differs(runs, baseline)) is None:
-        return None
-    return Verdict(outcome="failed", launches=len(runs), failure="loss", reasons=(difference,))
+    difference = loss_differs(runs, baseline)
+    return None if difference is None else _failed(runs, "loss", difference)
 
 
 def worst(checks: Sequence[Check], launches: int) -> Verdict:

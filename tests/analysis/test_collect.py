@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from perfsuite import Script, documents
-from perfsuite.analysis.collect import NO_FLOAT8_PEAK, NO_TF32_PEAK, collect_profile
-from perfsuite.analysis.figures import UNMEASURED_STEPS
+from perfsuite.analysis.collect import collect_profile
+from perfsuite.analysis.figures import NO_FLOAT8_PEAK, NO_TF32_PEAK, UNMEASURED_STEPS
 from perfsuite.analysis.health import NOT_SAMPLED
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.errors import ReportError

@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 
 from perfsuite.analysis.figures import (
     FLAT,
+    NO_TF32_PEAK,
     ROLL,
     UNMEASURED_STEPS,
     Window,
     extra_figures,
     figures_of,
     find_window,
-    in_tf32,
     job_steps,
     lowest_device_probe,
+    peak_for_mfu,
     settled,
     settling_notes,
 )
@@ -215,7 +216,7 @@ def test_memory_is_that_of_the_rank_that_used_most_where_all_tell(tmp_path: Path
     figures = run.figures
     assert run.memory == (one, other)
     assert run.notes == ("2 allocator retries: memory is nearly full, which slows steps down",)
-    assert (figures.peak_memory_bytes, figures.reserved_memory_bytes) == (20, 40)
+    assert (figures.peak_memory_bytes, figures.reserved_memory_bytes, figures.alloc_retries) == (20, 40, 2)
     run = collected(write_launch(tmp_path, make_report(0), make_report(1, memory=None)))
     assert run.failure is None
     assert (run.figures.peak_memory_bytes, run.figures.reserved_memory_bytes) == (None, None)
@@ -286,8 +287,8 @@ def test_only_fp32_on_a_gpu_runs_in_tf32(
         machine=make_gpu_machine() if on_gpu else make_machine(),
         observed=Observed(settings=settings, environment={}),
     )
-    assert in_tf32(run) is expected
-    assert not in_tf32(run.replace(observed=None))
+    assert peak_for_mfu(run, 1e12) == ((None, NO_TF32_PEAK) if expected else (1e12, None))
+    assert peak_for_mfu(run.replace(observed=None), 1e12) == (1e12, None)
 
 
 @pytest.mark.parametrize(

@@ -84,11 +84,6 @@ def test_what_is_judged_needs_a_tolerance_for_each_device(
     assert Metric(**{**EVERYTHING, "judged": "shown", "tolerances": {}}).judging("cpu") == "shown"
 
 
-def test_a_metric_is_recorded_in_the_ranks_or_read_on_the_driver_not_both() -> None:
-    with pytest.raises(ValueError, match="metric 'x' has both recorder and read: give one of them"):
-        Metric(**{**EVERYTHING, "recorder": object, "read": lambda run: 1.0})
-
-
 def test_a_metric_is_made_of_named_values_and_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
         TOKENS_PER_S.unit = "s"  # type: ignore[misc]

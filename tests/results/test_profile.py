@@ -55,8 +55,6 @@ def test_much_time_of_kernels_that_no_operator_launched_is_told() -> None:
         "by the profile, 43% of the GPU's computing time is of kernels that no operator launched, as those "
         "of a replayed CUDA graph: the counts do not contain them"
     )
-    one_of_two = launch_profile(make_profile(kernels=()), unseen_profile(0.5)).unseen
-    assert one_of_two is not None
-    assert "(rank 1): the counts" in one_of_two
+    assert launch_profile(make_profile(kernels=()), unseen_profile(0.5)).unseen is not None
     idle = StepSplit(step_us=1, compute_us=0, optimizer_us=0)
     assert launch_profile(make_profile(device="cpu", split=idle)).unseen is None

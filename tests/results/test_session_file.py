@@ -40,7 +40,7 @@ def test_figures_are_the_medians_over_the_launches_that_have_them() -> None:
     figures = make_result(*runs, before=None).figures
     assert figures.tokens_per_s == 2
     assert figures.mfu == pytest.approx(0.3)
-    assert (figures.step_jitter, figures.energy_per_token_j) == (1.1, None)
+    assert (figures.step_jitter, figures.alloc_retries) == (1.1, None)
 
 
 def test_measured_steps_are_those_in_the_windows_of_all_launches() -> None:

@@ -285,8 +285,8 @@ def test_counts_that_have_nothing_to_be_compared_with(
 def test_counts_of_another_method_are_refused_with_both_named() -> None:
     reason = exact.unlike([launch(counts(method="hooks-1", host_reads={}))], baseline_of())
     assert reason is not None
-    assert reason.startswith("cannot be compared: the baseline's step was counted by the method 'dispatch-1'")
-    assert "this one by 'hooks-1': accept counts anew (perfsuite baseline accept --counts)" in reason
+    assert reason.startswith("cannot be compared: the baseline was counted by the method 'dispatch-1'")
+    assert "this step by 'hooks-1': accept counts anew (perfsuite baseline accept --counts)" in reason
     assert exact.unlike([launch()], baseline_of()) is None
 
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from perfsuite import Case, Model, Topology, TorchTitan
-from perfsuite.analysis.figures import in_few_bits
+from perfsuite.analysis.figures import NO_FLOAT8_PEAK, peak_for_mfu
 from perfsuite.errors import MismatchError
 from perfsuite.launch.requirements import unsupported
 from perfsuite.results.rank_report import Observed
@@ -286,8 +286,8 @@ def test_modules_in_few_bits_are_told_by_class(titan: Any) -> None:
 def test_no_mfu_where_matmuls_have_several_peaks(modules: str, expected: bool) -> None:
     run = make_run()
     seen = Observed(settings={"low_precision_modules": modules}, environment={})
-    assert in_few_bits(run.replace(observed=seen)) is expected
-    assert not in_few_bits(run.replace(observed=None))
+    why_none = peak_for_mfu(run.replace(observed=seen, flops=None), 1e12)[1]
+    assert why_none == (NO_FLOAT8_PEAK if expected else None)
 
 
 OF_THE_SUITE = [
