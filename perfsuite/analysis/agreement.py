@@ -43,8 +43,7 @@ def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
         f"the {len(evidence)} ranks trained apart: {len(apart)} of {len(common)} parameters are not the "
         f"same on all of them after the last step, as {apart[0]}. {_WRAP} If they are not to be the same: "
         "with tensor or pipeline parallelism, say data_parallel=, the number of ranks that see different "
-        "data; with experts or embeddings that each rank has its own of, or replicas that are averaged now "
-        "and then, say Script(replicas='differ'), and they are not compared"
+        "data; with experts of each rank, or replicas averaged at times, say Script(replicas='differ')"
     )
 
 

@@ -186,7 +186,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         probe_s=tuple(max(probes) for probes in zip(*(report.probe_s for report in reports), strict=True)),
         cpu_s=tuple(sum(ranks) for ranks in zip(*(report.cpu_s for report in reports), strict=True)),
         loss=tuple(fmean(losses) for losses in zip(*(report.loss for report in reports), strict=True)),
-        window=(window.start, window.stop),
+        window=(window.start, len(series)),
         memory=tuple(report.memory for report in reports if report.memory is not None),
         flops=reports[0].flops,
         observed=_with_machine(reports[0].observed, bare),

@@ -47,10 +47,9 @@ def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
 
 
 class Window(NamedTuple):
-    """The measured steps `series[start:stop]`. `steady` is False if the series never became flat."""
+    """The measured steps `series[start:]`. `steady` is False if the series never became flat."""
 
     start: int
-    stop: int
     steady: bool
 
 
@@ -91,7 +90,7 @@ def find_window(step_s: Sequence[float], max_warmup: int, *, unmeasured: int = U
         start += 1
     middle = (start + count) // 2
     drift = abs(median(step_s[start:middle]) - median(step_s[middle:]))
-    return Window(start, count, drift <= bound)
+    return Window(start, drift <= bound)
 
 
 def lowest_device_probe(reports: list[RankReport]) -> dict[str, float]:

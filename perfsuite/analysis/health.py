@@ -69,18 +69,15 @@ def machine_problems(health: Health | None, machine: Machine) -> list[str]:
     whose = "the cores' time" + (f" of {health.node}" if health.node else "")
     if machine.device == "cuda":
         found += _few_cores(health, whose)
-    else:
-        if _exceeds(health.foreign_cpu, FOREIGN_CPU_SHARE):
-            found.append(
-                f"other processes used {health.foreign_cpu:.0%} of {whose} "
-                f"(at most {FOREIGN_CPU_SHARE:.0%} is healthy)"
-            )
-        if _exceeds(health.steal, STEAL_SHARE):
-            found.append(
-                f"the hypervisor took {health.steal:.0%} of {whose} "
-                f"(steal; at most {STEAL_SHARE:.0%} is healthy)"
-            )
-    return found
+        return found
+    return found + [
+        f"{who} {share:.0%} of {whose} (at most {most:.0%} is healthy)"
+        for who, share, most in (
+            ("other processes used", health.foreign_cpu, FOREIGN_CPU_SHARE),
+            ("the hypervisor took", health.steal, STEAL_SHARE),
+        )
+        if share is not None and share > most
+    ]
 
 
 def laggard(rates: Mapping[int, float]) -> tuple[int, int, float] | None:

@@ -280,10 +280,8 @@ def _kernel_name(name: str) -> str:
         return name
     short = name.removeprefix("void ").replace("(anonymous namespace)", "anonymous")
     short = _of_all(short[: _parameters(short)].strip())
-    if len(short) <= LONGEST_NAME:
-        return short
     mark = f"~{documents.digest(short, 8)}"
-    return short[: LONGEST_NAME - len(mark)] + mark
+    return short if len(short) <= LONGEST_NAME else short[: LONGEST_NAME - len(mark)] + mark
 
 
 def _parameters(name: str) -> int:

@@ -48,12 +48,8 @@ STYLES: dict[str, OutcomeStyle] = {
 """The style of each word, the worst outcome first: reports list cases in this order, and a verdict is the
 worst of its checks."""
 WORST_FIRST = tuple(STYLES)
-QUIET = frozenset(word for word, style in STYLES.items() if style.quiet)
-"""Outcomes that nobody needs to act upon."""
-
-
-UNMEASURED: frozenset[Outcome] = frozenset({"failed", "unhealthy"})
-"""Outcomes that say nothing about the speed of the code."""
+QUIET = frozenset(word for word, style in STYLES.items() if style.quiet)  # nobody needs to act upon them
+UNMEASURED: frozenset[Outcome] = frozenset({"failed", "unhealthy"})  # they say nothing of the code's speed
 UNJUDGED: frozenset[Outcome] = frozenset({"inconclusive", "unhealthy", "recorded"})
 """Outcomes that say neither that the code is as good as before nor that it is worse."""
 

@@ -154,24 +154,11 @@ def of_baseline(known: Baseline, profile: LaunchProfile) -> ProfileBaseline:
 
 def merged(profiles: Mapping[int, Profile], method: str = METHOD) -> LaunchProfile:
     """The profiles of all ranks, alike ones as that of the first; what is unsteady in one is not compared."""
-    unsteady = {name for profile in profiles.values() for name in profile.unsteady}
-
-    def is_alike(one: Profile, other: Profile) -> bool:
-        calls, others = (
-            {name: count for name, count in each.calls().items() if name not in unsteady}
-            for each in (one, other)
-        )
-        return one.device == other.device and calls == others
-
-    return LaunchProfile(
-        method=method,
-        ranks=tuple(
-            RankProfile(
-                ranks=tuple(group), profile=group[min(group)].replace(unsteady=tuple(sorted(unsteady)))
-            )
-            for group in grouped(profiles, is_alike)
-        ),
-    )
+    unsteady = tuple(sorted({name for profile in profiles.values() for name in profile.unsteady}))
+    shared = {rank: profile.replace(unsteady=unsteady) for rank, profile in profiles.items()}
+    groups = grouped(shared, lambda one, other: (one.device, one.calls()) == (other.device, other.calls()))
+    ranks = tuple(RankProfile(ranks=tuple(group), profile=group[min(group)]) for group in groups)
+    return LaunchProfile(method=method, ranks=ranks)
 
 
 def longest_first(works: Iterable[Work]) -> tuple[Work, ...]:

@@ -1,7 +1,7 @@
 """What of the counts of a step is judged, each quantity by one number, for `exact` and `count_sentences`."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
@@ -30,10 +30,6 @@ class Change(NamedTuple):
     now: int
 
 
-def _nothing(_: Counts) -> float:
-    return 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
     """Something that a step does, judged by the sum of its fields: more is worse."""
@@ -42,9 +38,9 @@ class Quantity:
     unit: Unit
     read: Callable[[Counts], Mapping[str, int] | None]
     """Its fields by name; None where these counts cannot say."""
-    allowed: Callable[[Counts], float] = _nothing
+    allowed: Callable[[Counts], float] = lambda _: 0
     """The difference from these counts that says nothing, in its unit: asynchronous work makes it."""
-    floor: Callable[[Counts], float] = _nothing
+    floor: Callable[[Counts], float] = lambda _: 0
     """The difference from these counts that is too small to be judged, in its unit: it is listed."""
     is_python: bool = False
     """Whether it is calls of Python: what a progress bar calls more now and then makes none unsteady."""
@@ -142,16 +138,11 @@ def _group(kind: str, ranks: int, apart: int) -> Group:
     return Group(name=name, unit=unit, read=read, rows=rows)
 
 
-def _phased(
-    name: str,
-    unit: Unit,
-    read: Callable[[Counts], Mapping[Phase, int]],
-    floor: Callable[[Counts], float] = _nothing,
-) -> Quantity:
+def _phased(name: str, unit: Unit, read: Callable[[Counts], Mapping[Phase, int]]) -> Quantity:
     def fields(counts: Counts) -> Mapping[str, int]:
         return {f"{name} in {phase}": read(counts).get(phase, 0) for phase in PHASES}
 
-    return Quantity(name=name, unit=unit, read=fields, floor=floor)
+    return Quantity(name=name, unit=unit, read=fields)
 
 
 def _of_memory(
@@ -174,8 +165,8 @@ def _of_compiled(name: str, read: Callable[[Compiled], int]) -> Quantity:
     )
 
 
-FLOPS = _phased(
-    *("FLOPs", "FLOP", lambda counts: counts.flops),
+FLOPS = replace(
+    _phased("FLOPs", "FLOP", lambda counts: counts.flops),
     floor=lambda counts: FLOPS_FLOOR * sum(counts.flops.values()),
 )
 HOST_READS = _phased("host reads", "calls", lambda counts: counts.host_reads)

@@ -27,8 +27,7 @@ from perfsuite.verdict.overall import explained
 from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, decided
 
 ARM_A, ARM_B = "arm A", "arm B"
-FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)
-"""What may be corrected by the probe: whatever takes longer where the machine is slower."""
+FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)  # what takes longer where the machine is slower
 
 
 def unhealthy_pairs(a: Sequence[Run], b: Sequence[Run]) -> dict[int, list[str]]:
@@ -56,12 +55,11 @@ def judge_pairs(
 ) -> Verdict:
     """Judge the pairs so far, in the order they were made. Call again after one more while `undecided`.
 
-    With a `metric`, the verdict is `undecided` as long as that is, and `tolerance` is that metric's. Without,
-    it is `undecided` as long as tokens/s is, and then as long as any other metric is, unless one is worse;
-    `tolerance` is that of tokens/s. The `max_pairs` include pairs that are no evidence. After `max_unhealthy`
-    of these, if there are no more healthy ones, it is `unhealthy`. Its launches count those of both arms; its
-    `unhealthy_launches` are numbers of pairs. With `corrects`, both arms have the same packages and
-    variables: on a CPU, what follows the probe is taken out of the ratios.
+    It is `undecided` as long as `metric` is; without one, as long as tokens/s is, and then as long as any
+    other metric is, unless one is worse. `tolerance` is that of `metric`, or of tokens/s. The `max_pairs`
+    include pairs that are no evidence; after `max_unhealthy` of these, if there are no more healthy ones, it
+    is `unhealthy`. Its launches are those of both arms, its `unhealthy_launches` numbers of pairs. With
+    `corrects` (both arms have the same packages and variables), what follows the probe is taken out.
     """
     launches = len(a) + len(b)
     if (failed := _failed(a, b)) is not None:

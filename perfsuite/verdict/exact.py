@@ -28,8 +28,7 @@ from perfsuite.results.run import Run
 from perfsuite.verdict.count_sentences import sentence
 
 Judged = Literal["regressed", "improved", "passed"]
-Launches = Sequence[Sequence[RankCounts]]
-"""The counts of each launch."""
+Launches = Sequence[Sequence[RankCounts]]  # the counts of each launch
 _NOT_COUNTED, _NOT_IN_BASELINE = "not counted in these launches", "not in the baseline"
 GONE = 0.5
 """Share of the baseline's FLOPs, or bytes of collectives, below which they may have gone out of sight."""

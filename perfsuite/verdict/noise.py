@@ -19,8 +19,8 @@ from perfsuite.verdict.probe_correction import Pair, probe_corrected, probe_expo
 from perfsuite.verdict.robust import location, sorted_logs
 from perfsuite.verdict.sequential import Noise, pooled_noise
 
+# The costs of one baseline's launches, by the session that made them; None: a session without a name.
 LaunchesBySession = Mapping[str | None, Sequence[float]]
-"""The costs of one baseline's launches, by the session that made them; None: a session without a name."""
 
 MIN_DEGREES = 2  # fewest degrees of freedom (launches minus groups) from which a noise is estimated
 MIN_DEGREES_OF_EXPONENT = 20  # degrees of freedom from which an estimated probe exponent of 0 is believed

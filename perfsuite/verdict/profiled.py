@@ -8,8 +8,7 @@ from perfsuite.results.profile import LaunchProfile, Profile, RankProfile, Taken
 
 MOST_CALLS = 5  # names whose calls differ that are told: those most likely to be the cause
 MOST_TIMES = 3
-NOT_IN_EACH_STEP = "new, but not in each step, so that calls cannot be compared"
-"""Begins a note on what is called now and then."""
+NOT_IN_EACH_STEP = "new, but not in each step, so that calls cannot be compared"  # begins a note
 LEAST_SHARE = 0.03  # share of the step below which a difference of times is not told
 _NO_WORK = re.compile(
     r"(aten::)?(_unsafe_view|_reshape_alias|alias|as_strided|chunk|contiguous|detach_?|empty\w*|expand(_as)?|"

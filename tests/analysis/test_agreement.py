@@ -72,8 +72,8 @@ def test_replicas_that_moved_apart_are_named() -> None:
     assert "after the last step, as b. Their gradients are not exchanged" in said
     assert said.endswith(
         "If they are not to be the same: with tensor or pipeline parallelism, say data_parallel=, the number "
-        "of ranks that see different data; with experts or embeddings that each rank has its own of, or "
-        "replicas that are averaged now and then, say Script(replicas='differ'), and they are not compared"
+        "of ranks that see different data; with experts of each rank, or replicas averaged at times, say "
+        "Script(replicas='differ')"
     )
 
 

@@ -100,7 +100,7 @@ def test_what_is_wrong_with_a_gpu_is_told_with_its_values(device: dict[str, Any]
         (make_health(), [], False),
         (make_health(foreign_cpu=0.2, steal=0.1), [], False),
         (make_health(foreign_cpu=0.347), ["other processes used 35% of the cores' time (at most 20%"], False),
-        (make_health(steal=0.12), ["the hypervisor took 12% of the cores' time (steal; at most 10% "], False),
+        (make_health(steal=0.12), ["the hypervisor took 12% of the cores' time (at most 10% "], False),
         (make_health(foreign_cpu=1.0, steal=1.0), ["other processes used", "the hypervisor took"], False),
         (make_health({"foreign_memory_bytes": 256 * MIB}), [], False),
         (make_health({"foreign_memory_bytes": 256 * MIB + 1}), None, True),
@@ -203,7 +203,7 @@ def test_the_worst_of_the_nodes_is_judged_and_named() -> None:
     assert run.health == quiet(node="n2", samples=10, notes=("n1: a note",), **busy)
     assert machine_problems(run.health, make_machine()) == [
         "other processes used 60% of the cores' time of n2 (at most 20% is healthy)",
-        "the hypervisor took 20% of the cores' time of n2 (steal; at most 10% is healthy)",
+        "the hypervisor took 20% of the cores' time of n2 (at most 10% is healthy)",
     ]
 
 
