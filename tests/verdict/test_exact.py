@@ -19,6 +19,7 @@ from tests.twin_counts import (
     GATHERED,
     GATHERED_AGAIN,
     REDUCED,
+    WORSE,
     baseline_of,
     collective,
     compiled,
@@ -52,27 +53,6 @@ def called(times: int) -> Counts:
     """The same bytes gathered in so many calls."""
     more = GATHERED.replace(count=times - GATHERED_AGAIN.count)
     return counts(collectives=(more, GATHERED_AGAIN, REDUCED))
-
-
-WORSE: dict[str, Counts] = {
-    "all_gather of 2 ranks: bytes": counts(
-        collectives=(GATHERED, GATHERED_AGAIN.replace(count=6, bytes=BYTES + 2), REDUCED)
-    ),
-    "barrier of 2 ranks: calls": counts(
-        collectives=(*counts().collectives, collective("barrier", dtype="", count=1, bytes=0))
-    ),
-    "FLOPs in recompute": counts(flops={**counts().flops, "recompute": 337_544_321}),
-    "host reads in forward": reads(2),
-    "copies cpu to cuda": counts(device_copies={"cpu to cuda": 1}),
-    "empty all_gather of 2 ranks": counts(
-        collectives=(*counts().collectives, GATHERED.replace(count=1, bytes=0))
-    ),
-    "Python 3.11 calls in forward": python(forward=9_000, backward=4_000),
-    "kernels in forward": counts(kernels={**counts().kernels, "forward": 178}),
-    "peak of live tensors": counts(memory=memory(peak=12_970_000)),
-    "saved for backward": counts(memory=memory(saved_for_backward=4_100_000)),
-    "growth in a step": counts(memory=memory(growth=64_505)),
-}
 
 
 @pytest.mark.parametrize(("field", "more"), WORSE.items(), ids=list(WORSE))
