@@ -93,10 +93,12 @@ def pooled_noise(groups: Sequence[Sequence[float]], *, fitted: int = 0) -> Noise
 
     The variance is that about each group's median, clipped, so that one outlier among five launches changes
     it little. `fitted` is the number of parameters already fitted to these launches (1 for the probe's
-    exponent). There must be 2 launches more than groups and fitted parameters.
+    exponent). Raises ValueError with fewer than 2 degrees of freedom (launches - groups - fitted).
     """
     residuals = [square for group in groups for square in squares(sorted_logs(group))]
     degrees = len(residuals) - len(groups) - fitted
+    if degrees < 2:
+        raise ValueError(f"noise needs 2 launches beyond one for each group and fitted value, got {degrees}")
     variance = clipped_variance(residuals, degrees)
     return Noise(sigma=max(math.sqrt(variance), SIGMA_FLOOR), degrees_of_freedom=SCALE_EFFICIENCY * degrees)
 

@@ -203,9 +203,13 @@ def test_noise_has_a_floor() -> None:
     assert judge([1.0] * 5, [1.0] * 5).interval[1] > 0.001
 
 
-def test_degrees_of_freedom_are_launches_beyond_groups_and_fitted_parameters() -> None:
+def test_noise_needs_launches_to_spare() -> None:
     assert pooled_noise([[1.0, 1.1, 0.9]]).degrees_of_freedom == pytest.approx(1.6)
     assert pooled_noise([[1.0, 1.1, 0.9, 1.05]], fitted=1).degrees_of_freedom == pytest.approx(1.6)
+    with pytest.raises(ValueError, match=r"noise needs 2 launches beyond one .* got 1"):
+        pooled_noise([[1.0, 1.1], [1.0]])
+    with pytest.raises(ValueError, match="got 0"):
+        pooled_noise([])
 
 
 # Pinned: what the simulated tables were made with. A change here is a change of every verdict.
