@@ -806,6 +806,10 @@ def test_a_waived_regression_passes_and_is_shown_as_such_everywhere(recorded: py
     beyond.stdout.fnmatch_lines(["*not waived: tokens/s -2*%: beyond the waiver of tokens* for fake-*: 10%*"])
     assert "not waived: tokens/s" in (recorded.path / "out" / "summary.md").read_text()
 
+    waivers.write_text(waiver(tolerated="10%", case="fsdp-*"))
+    run_cpu(recorded).stdout.fnmatch_lines(
+        ["note: perf-waivers.toml: *fsdp-?* matches none of the 2 cases here"]
+    )
     waivers.write_text("[[waiver]]")
     bad = run_cpu(recorded)
     assert bad.ret == pytest.ExitCode.USAGE_ERROR

@@ -73,7 +73,7 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
         out.print()
         for found in session.preflights:
             out.print(f"{preflight.as_text(found)}\n")
-        for note in summary.machine_notes(session.results):
+        for note in (*summary.machine_notes(session.results), *session.waivers):
             out.print(f"note: {note}")
         if session.results:
             width = max(out.width, 80) if out.is_terminal else None

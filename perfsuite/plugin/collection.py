@@ -158,6 +158,7 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
                 f"{first.nodeid} and {item.nodeid} measure the same case, {case.id}, and would share a "
                 "baseline: leave one of them out, or change a field of its case"
             )
+    config.stash[SESSION].collected = frozenset(known)
     _check_marker_names(config, items)
 
 

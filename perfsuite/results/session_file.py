@@ -196,5 +196,6 @@ class SessionFile(Document):
     preflights: tuple[Preflight, ...] = ()
     results: tuple[Measurement, ...]
     skipped: tuple[Skipped, ...]
+    waivers: tuple[str, ...] = ()  # what is to be said of waivers that match nothing, or are not needed
     interrupted_case: str | None = None  # the case that an interrupt cut short
     interrupted_launches: tuple[Run, ...] = ()  # the launches of that case that had ended by then

@@ -31,7 +31,7 @@ from perfsuite.session.preflights import Preflights
 from perfsuite.session.setup import MISSING_FAILS, Setup
 from perfsuite.session.way import Trial, Way
 from perfsuite.verdict.profiled import explained
-from perfsuite.verdict.waivers import waive
+from perfsuite.verdict.waivers import remarks, waive
 
 
 @dataclass
@@ -51,6 +51,7 @@ class Session:
     trial: Trial | None = None  # the case that is being measured, or was measured last
     # The id of the case that is being measured: at the end of an interrupted session, the lost one.
     running: str | None = None
+    collected: frozenset[str] = frozenset()  # the ids of all cases, selected or not; empty: not known
     _cases: dict[str, Case] = field(default_factory=dict)
     # The results of earlier parts that are still in `results`, by test and case.
     _earlier: dict[tuple[str, str], Measurement] = field(default_factory=dict)
@@ -65,6 +66,11 @@ class Session:
     def today(self) -> date:
         """The day for which waivers hold or not."""
         return datetime.fromisoformat(self.started_at).date()
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The waivers that match nothing, or that no case needs any more."""
+        return remarks(self.waivers, self.results, self.collected, self.today)
 
     @cached_property
     def directory(self) -> SessionDir:
@@ -304,6 +310,7 @@ def session_file(session: Session, status: Status) -> SessionFile:
         preflights=(*(() if earlier is None else earlier.preflights), *session.nodes.made),
         results=tuple(session.results),
         skipped=tuple(session.skipped),
+        waivers=session.remarks,
         interrupted_case=session.running,
         interrupted_launches=tuple(session.launches) if session.running is not None else (),
     )

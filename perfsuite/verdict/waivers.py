@@ -1,14 +1,19 @@
-"""Says which regressions are waived. Pure."""
+"""Says which regressions are waived, and which waivers nobody needs. Pure."""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from datetime import date
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from perfsuite.results.metric import in_unit
+from perfsuite.results.outcome import Check
+from perfsuite.results.quantities import quantities
 from perfsuite.results.session_file import Measurement
-from perfsuite.results.waivers import Waiver
+from perfsuite.results.waivers import FILE, Waiver
+
+_KIND = re.compile(r"(\w+) of \d+ rank")  # of a collective, whatever its group
 
 
 class Regression(NamedTuple):
@@ -26,12 +31,47 @@ def waive(result: Measurement, waivers: Sequence[Waiver], today: date) -> tuple[
     told, is_waived = list[str](), bool(regressions)
     own = [each for each in waivers if fnmatchcase(result.case_id, each.case)]
     for found in regressions:
-        meant = [each for each in own if any(fnmatchcase(name, each.metric) for name in found.names)]
-        why_not = {each: _why_not(each, found, today) for each in meant}
+        why_not = {each: _why_not(each, found, today) for each in own if _matches(each, found.names)}
         holds = [f"waived: {found.told}: {each.told}" for each, why in why_not.items() if why is None]
         told += holds[:1] or [f"not waived: {found.told}: {why}" for why in why_not.values()]
         is_waived = is_waived and bool(holds)
     return is_waived, tuple(told)
+
+
+def remarks(
+    waivers: Sequence[Waiver], results: Sequence[Measurement], collected: Collection[str], today: date
+) -> tuple[str, ...]:
+    """The waivers that match nothing, or are not needed any more; `collected` are ids, empty if not known."""
+    told = [(each, _remark(each, results, collected)) for each in waivers]
+    ended = {each: f", and ended on {each.until}" if each.until < today else "" for each in waivers}
+    return tuple(f"{FILE}: {each.name} {remark}{ended[each]}" for each, remark in told if remark)
+
+
+def _remark(waiver: Waiver, results: Sequence[Measurement], collected: Collection[str]) -> str | None:
+    if collected and not any(fnmatchcase(case, waiver.case) for case in collected):
+        return f"matches none of the {len(collected)} cases here"
+    own = [each for each in results if each.runs and fnmatchcase(each.case_id, waiver.case)]
+    measured = {each.case_id for each in own}
+    if any(fnmatchcase(case, waiver.case) for case in {*(collected or [waiver.case])} - measured):
+        return None  # one that was not measured may need it
+    known = {name: None for each in own for check in each.verdict.checks for name in _called(check, each)}
+    known |= {name: None for each in own for name in _counted(each)}
+    if known and not _matches(waiver, known):
+        return f"matches no metric and no count of them, which are {', '.join(sorted(known))}"
+    return (
+        "is not needed any more: take it out" if own and all(_is_good(waiver, each) for each in own) else None
+    )
+
+
+def _is_good(waiver: Waiver, result: Measurement) -> bool:
+    """Whether a case was judged by all that a waiver names, and nothing of that is worse."""
+    checks = [check for check in result.verdict.checks if _matches(waiver, _called(check, result))]
+    good = [check.outcome in ("passed", "improved") for check in checks]
+    if _matches(waiver, _counted(result)):
+        counts = result.verdict.counts
+        good.append(counts is not None and counts.compared and counts.outcome != "not counted")
+    is_worse = any(_matches(waiver, each.names) for each in _regressions(result))
+    return result.outcome != "failed" and bool(good) and all(good) and not is_worse
 
 
 def _why_not(waiver: Waiver, found: Regression, today: date) -> str | None:
@@ -53,13 +93,31 @@ def _regressions(result: Measurement) -> list[Regression]:
         if check.outcome == "regressed":
             share = math.inf if check.change is None else abs(check.change)  # unknown: beyond every bound
             told = check.label if check.change is None else f"{check.label} {check.change:+.1%}"
-            names = {check.metric, in_unit(check.metric, result.unit), check.label}
-            found.append(Regression(names, told, share, None))
+            found.append(Regression(_called(check, result), told, share, None))
     for each in result.verdict.counts.findings if result.verdict.counts is not None else ():
         if each.outcome == "regressed":
             growth = abs(each.now - each.before)
             share = growth / each.before if each.before else math.inf
-            kind, _, _ = each.quantity.partition(" of ")  # of a collective, whatever its group
-            names = {each.quantity, each.field, kind}
+            names = _with_kinds({each.quantity, each.field})
             found.append(Regression(names, each.sentence, share, growth))
     return found
+
+
+def _matches(waiver: Waiver, names: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, waiver.metric) for name in names)
+
+
+def _called(check: Check, result: Measurement) -> set[str]:
+    return {check.metric, in_unit(check.metric, result.unit), check.label}
+
+
+def _counted(result: Measurement) -> set[str]:
+    every = [entry.counts for entry in result.counts]
+    known = quantities(every)
+    return _with_kinds(
+        {name for each in known for one in every for name in (each.name, *(each.read(one) or ()))}
+    )
+
+
+def _with_kinds(names: set[str]) -> set[str]:
+    return names | {kind[1] for name in names if (kind := _KIND.match(name))}

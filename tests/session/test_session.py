@@ -18,6 +18,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile, Skipped
 from perfsuite.results.store import SessionDir, Store
 from perfsuite.session.against_arm import AgainstArm
+from perfsuite.session.outputs import lines
 from perfsuite.session.session import Session, session_file
 from tests.samples import (
     BEFORE,
@@ -346,6 +347,7 @@ def test_a_waived_regression_is_judged_and_fails_nothing(sessions: Sessions) -> 
     )
     assert not ours.setup.options.is_failing(result)
     assert (ours.judged, ours.nothing_measured) == (1, False)
+    assert session_file(ours, "complete").waivers == ()
 
 
 @pytest.mark.parametrize(
@@ -359,6 +361,14 @@ def test_a_waiver_that_does_not_hold_leaves_a_regression_red(
     (result,) = ours.results
     assert (result.excused, ours.setup.options.is_failing(result)) == (None, True)
     assert why in result.waivers[0]
+
+
+def test_a_waiver_that_matches_nothing_is_said_at_the_end_and_in_the_file(sessions: Sessions) -> None:
+    ours = waived_session(sessions, metric="tokens")
+    ours.collected = frozenset({BEFORE.case.id})
+    (said,) = session_file(ours, "complete").waivers
+    assert "the waiver of tokens for fake-* matches no metric and no count" in said
+    assert f"note: {said}" in lines(ours, whole=False, color=False, width=None)
 
 
 def test_a_bad_file_of_waivers_is_an_error_before_anything_is_measured(sessions: Sessions) -> None:

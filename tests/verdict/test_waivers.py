@@ -9,7 +9,7 @@ from perfsuite.results.counts import RankCounts
 from perfsuite.results.outcome import CountCheck, Finding
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.waivers import Waiver
-from perfsuite.verdict.waivers import waive
+from perfsuite.verdict.waivers import remarks, waive
 from tests.counted import make_counts, make_finding
 from tests.samples import BEFORE, make_image_result, make_result, never_run, now
 
@@ -142,3 +142,71 @@ def test_only_what_regressed_is_waived() -> None:
     failed = SLOW.replace(verdict=SLOW.verdict.replace(outcome="failed", failure="loss"))
     for result in (failed, never_run(), GOOD):
         assert waive(result, [waiver()], TODAY) == (False, ())
+
+
+OF = "perf-waivers.toml: the waiver of tokens_per_s for"
+GONE = f"{OF} fake-* is not needed any more: take it out"
+
+
+def test_a_waiver_that_matches_no_case_is_said_if_all_cases_are_known() -> None:
+    mine = waiver(case="ddp-*")
+    assert remarks([mine], [GOOD], {CASE, "other"}, TODAY) == (
+        f"{OF} ddp-* matches none of the 2 cases here",
+    )
+    assert remarks([mine], [GOOD], (), TODAY) == ()
+    assert remarks([waiver()], [], {CASE}, TODAY) == ()  # there, and not selected
+
+
+def test_a_waiver_that_matches_no_metric_is_said_with_those_that_there_are() -> None:
+    (told,) = remarks([waiver(metric="tokens")], [counted(GATHER)], {CASE}, TODAY)
+    begin = (
+        f"{OF.replace('tokens_per_s', 'tokens')} fake-* matches no metric and no count of them, which are "
+    )
+    assert told.startswith(begin)
+    for name in (
+        "tokens_per_s",
+        "peak memory",
+        "kernels in forward",
+        "reduce_scatter",
+        "all_gather of 64 ranks",
+    ):
+        assert name in told.removeprefix(begin).split(", ") or f", {name}" in told
+    assert remarks([waiver(metric="tokens")], [never_run()], {CASE}, TODAY) == ()  # nothing is known of it
+
+
+@pytest.mark.parametrize("metric", ["tokens_per_s", "nosuch"])
+def test_nothing_is_said_of_a_waiver_that_a_case_which_was_not_measured_may_need(metric: str) -> None:
+    mine = waiver(metric=metric)
+    assert remarks([mine], [GOOD], {CASE, "ddp-other"}, TODAY) != ()
+    assert remarks([mine], [GOOD], {CASE, "fake-other"}, TODAY) == ()
+    assert remarks([mine], [GOOD], (), TODAY) == (), "which cases there are is not known"
+    assert remarks([mine.replace(case=CASE)], [GOOD], (), TODAY) != ()
+
+
+@pytest.mark.parametrize(
+    ("results", "fields", "is_gone"),
+    [
+        pytest.param([GOOD], {}, True, id="passed"),
+        pytest.param([GOOD, SLOW], {}, False, id="another case needs it"),
+        pytest.param([], {}, False, id="not measured"),
+        pytest.param([SLOW], {"metric": "peak memory"}, True, id="something else regressed"),
+        pytest.param([make_result(BEFORE, before=None)], {}, False, id="recorded"),
+        pytest.param([counted(outcome="passed")], {"metric": "reduce_scatter"}, True, id="counts passed"),
+        pytest.param([counted(GATHER)], {"metric": "reduce_scatter"}, True, id="another count regressed"),
+        pytest.param([counted(GATHER)], {"metric": "all_gather"}, False, id="count regressed"),
+        pytest.param(
+            [counted(outcome="passed", counts="not counted")],
+            {"metric": "reduce_scatter"},
+            False,
+            id="not counted",
+        ),
+    ],
+)
+def test_a_waiver_that_no_case_needs_says_so(
+    results: list[Measurement], fields: dict[str, Any], is_gone: bool
+) -> None:
+    mine = waiver(**fields)
+    said = remarks([mine], results, {CASE}, TODAY)
+    assert said == ((GONE.replace("tokens_per_s", mine.metric),) if is_gone else ())
+    ended = remarks([mine.replace(until=date(2026, 11, 1))], results, {CASE}, TODAY)
+    assert ended == tuple(f"{line}, and ended on 2026-11-01" for line in said)

@@ -74,7 +74,10 @@ def rendered(
     results = [result for session in sessions for result in session.results]
     return environment.get_template(template).render(
         headline=summary.headline(sessions),
-        sessions=[(summary.provenance(each), summary.interruption(each)) for each in sessions],
+        sessions=[
+            (summary.provenance(each), [*filter(None, [summary.interruption(each)]), *each.waivers])
+            for each in sessions
+        ],
         skipped=Table(
             caption="Cases that this hardware cannot run, and why.",
             headers=("case", "reason"),
