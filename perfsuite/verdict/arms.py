@@ -21,7 +21,7 @@ from perfsuite.verdict.judge import (
     why_failed,
     worst,
 )
-from perfsuite.verdict.loss import loss_differs, other_gradients, steadily_other_gradients
+from perfsuite.verdict.loss import loss_differs, loss_scale, other_gradients, scaled, steadily_other_gradients
 from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
 from perfsuite.verdict.overall import explained
 from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, decided
@@ -82,6 +82,7 @@ def judge_pairs(
         launches=launches,
         unhealthy_launches=tuple(problems),
         reasons=(*verdict.reasons, *set_aside),
+        changed=(*scaled(b, baselines.from_runs(a)), *verdict.changed),
     )
 
 
@@ -111,7 +112,8 @@ def judge_counts(a: Run, b: Run) -> Verdict:
 
 def judge_gradients(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
     """The verdict of `judge_counts` after more launches: `failed` if the arms always have other gradients."""
-    if (told := steadily_other_gradients(a, b)) is None:
+    scale = loss_scale(b, baselines.from_runs(a)) or 1
+    if (told := steadily_other_gradients(a, b, scale)) is None:
         return verdict
     others = [reason for reason in verdict.reasons if not reason.startswith(told)]
     reasons = (f"{told}, in {len(b)} launches of each arm", *others)

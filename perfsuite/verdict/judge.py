@@ -16,7 +16,7 @@ from perfsuite.results.outcome import WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
 from perfsuite.verdict import comparability
-from perfsuite.verdict.loss import loss_differs
+from perfsuite.verdict.loss import loss_differs, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs
 from perfsuite.verdict.probe_correction import probe_corrected
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, decide
@@ -85,6 +85,7 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
         reasons = [*comparability.unexplained(newest, baseline), *reasons]
         changed = [
             *comparability.library_choices(newest, baseline),
+            *scaled(runs, baseline),
             *comparability.run_changes(newest, baseline),
         ]
     return verdict.replace(

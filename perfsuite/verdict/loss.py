@@ -24,24 +24,25 @@ they do in 1 of 3,000 cases, where gradients scatter at all."""
 def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the baseline") -> str | None:
     """The first tenth of the steps where a run's loss differs from the baseline's by more than is allowed.
 
-    None if there is none. From a spike of the baseline on, it differs only where it is higher than that. The
-    message has both losses and the allowed difference; `whose` is the baseline in it.
+    None if there is none, or if it is the same curve at another `loss_scale`. From a spike of the baseline
+    on, it differs only where it is higher than that. The message has both losses and the allowed difference;
+    `whose` is the baseline in it.
     """
-    usual = _usual_loss(baseline)
+    usual, scale = _usual_loss(baseline), loss_scale(runs, baseline) or 1
     spike = _spike([mean for mean, _ in usual])
     for run in runs:
         for position, (now, (then, allowed)) in enumerate(zip(loss_curve(run.loss), usual, strict=False)):
             share = f"the loss over {10 * position} to {10 * position + 10} % of the steps is {now:.4f}"
             if position >= spike:
                 highest, above = usual[spike]
-                if not now <= highest + above:
+                if not now / scale <= highest + above:
                     return f"{share}, {whose}'s highest {highest:.4f} + {above:.4f}"
-            elif not abs(now - then) <= allowed:
+            elif not abs(now / scale - then) <= allowed:
                 return f"{share}, {whose}'s {then:.4f} +- {allowed:.4f}"
-    return _gradients_differ(runs, baseline, whose)
+    return _gradients_differ(runs, baseline, whose, scale)
 
 
-def _gradients_differ(runs: Sequence[Run], baseline: Baseline, whose: str) -> str | None:
+def _gradients_differ(runs: Sequence[Run], baseline: Baseline, whose: str, scale: float) -> str | None:
     """The norm of a run's gradients if it is not the baseline's: a wrong one may long have an equal loss."""
     usual = baseline.values("gradient_norm")
     if len(usual) < 3:
@@ -50,7 +51,7 @@ def _gradients_differ(runs: Sequence[Run], baseline: Baseline, whose: str) -> st
     allowed = max(LOSS_FLOOR * then, sigmas * stdev(usual))
     for run in runs:
         now = run.figures.gradient_norm
-        if now is not None and not abs(now - then) <= allowed:
+        if now is not None and not min(abs(now - then), abs(now / scale - then)) <= allowed:
             return (
                 f"the norm of the gradients before step 4 is {now:.4g}, {whose}'s {then:.4g} +- {allowed:.2g}"
             )
@@ -65,10 +66,11 @@ def other_gradients(before: Run, now: Run) -> str | None:
     return f"the norm of the gradients before step 4: {then:.4g} -> {today:.4g}"
 
 
-def steadily_other_gradients(before: Sequence[Run], now: Sequence[Run]) -> str | None:
+def steadily_other_gradients(before: Sequence[Run], now: Sequence[Run], scale: float) -> str | None:
     """`other_gradients` of several launches of each side, where each side agrees with itself.
 
     Without a seed it does not: the sides must lie `CLEAR` times as far apart as launches of one of them.
+    `scale`: how many times the loss of `before` that of `now` is, by which gradients may differ, too.
     """
     sides = [[run.figures.gradient_norm for run in runs] for runs in (before, now)]
     first, second = ([norm for norm in side if norm is not None] for side in sides)
@@ -76,7 +78,8 @@ def steadily_other_gradients(before: Sequence[Run], now: Sequence[Run]) -> str |
         return None
     within = max(max(side) - min(side) for side in (first, second))
     apart = max(min(first) - max(second), min(second) - max(first))
-    return other_gradients(before[0], now[0]) if apart > CLEAR * within else None
+    is_scaled = abs(second[0] / scale - first[0]) <= LOSS_FLOOR * first[0]
+    return other_gradients(before[0], now[0]) if apart > CLEAR * within and not is_scaled else None
 
 
 def _spike(curve: Sequence[float]) -> int:
@@ -87,6 +90,30 @@ def _spike(curve: Sequence[float]) -> int:
     if not curve or not max(curve) - curve[0] > LOSS_FLOOR * abs(curve[0]):
         return len(curve)
     return curve.index(max(curve))
+
+
+def loss_scale(runs: Sequence[Run], baseline: Baseline) -> float | None:
+    """How many times the baseline's loss the runs' is, or one part of so many, in each step; else None."""
+    usual = _usual_loss(baseline)
+    both = [
+        (now, then, allowed)
+        for run in runs
+        for now, (then, allowed) in zip(loss_curve(run.loss), usual, strict=False)
+    ]
+    ratios = [now / then for now, then, _ in both if then]
+    if not ratios or not all(0 < ratio < math.inf for ratio in ratios):
+        return None
+    scale = median(ratios)
+    times = max(scale, 1 / scale)
+    if round(times) < 2 or abs(times / round(times) - 1) > LOSS_FLOOR:
+        return None
+    return scale if all(abs(now / scale - then) <= allowed for now, then, allowed in both) else None
+
+
+def scaled(runs: Sequence[Run], baseline: Baseline) -> list[str]:
+    """That the loss is a multiple of the baseline's, in words; nothing where it is not."""
+    scale = loss_scale(runs, baseline)
+    return [] if scale is None else [f"the loss is x {scale:.3g} in every step: scaled elsewhere"]
 
 
 def _usual_loss(baseline: Baseline) -> list[tuple[float, float]]:

@@ -134,6 +134,12 @@ def test_another_loss_fails_and_hides_no_speed() -> None:
     assert ", arm A's 3.97" in verdict.reasons[0]
 
 
+def test_a_loss_that_is_scaled_elsewhere_is_told_and_judged_as_equal() -> None:
+    verdict = compared([with_loss(1)] * 3, [with_loss(4)] * 3)
+    assert verdict.outcome == "passed"
+    assert verdict.changed == ("the loss is x 4 in every step: scaled elsewhere",)
+
+
 def test_other_settings_are_a_finding_and_no_reason_to_refuse() -> None:
     a, b = (
         Observed(settings={"attention": attention, "dtype": "bf16"}, environment={"torch": torch})
@@ -280,20 +286,24 @@ def test_what_does_less_and_has_other_gradients_is_no_improvement(norm: float | 
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "outcome"),
+    ("a", "b", "losses", "outcome"),
     [
-        ((1.0, 1.0), (0.36, 0.36), "failed"),
-        ((1.0, 1.001), (0.36, 0.36), "failed"),
-        ((1.0, 1.0), (0.99, 0.99), "passed"),  # sums in another order
-        ((1.0, 1.1), (0.5, 0.5), "passed"),  # without a seed
-        ((1.0, 1.0), (0.5, None), "passed"),
+        ((1.0, 1.0), (0.36, 0.36), 1.0, "failed"),
+        ((1.0, 1.001), (0.36, 0.36), 1.0, "failed"),
+        ((1.0, 1.0), (0.99, 0.99), 1.0, "passed"),  # sums in another order
+        ((1.0, 1.1), (0.5, 0.5), 1.0, "passed"),  # without a seed
+        ((1.0, 1.0), (0.5, None), 1.0, "passed"),
+        ((1.0, 1.0), (4.0, 4.0), 4.0, "passed"),  # the loss is a sum of four in place of their mean
     ],
 )
 def test_other_gradients_in_every_launch_fail(
-    a: tuple[float, float], b: tuple[float, float], outcome: str
+    a: tuple[float, float], b: tuple[float, float], losses: float, outcome: str
 ) -> None:
     """Where the launches of one arm scatter, too, they say nothing."""
-    before, now = ([launch(figures=make_figures(gradient_norm=norm)) for norm in arm] for arm in (a, b))
+    loss = [5 - step / 10 for step in range(20)]
+    before = [launch(loss=tuple(loss), figures=make_figures(gradient_norm=norm)) for norm in a]
+    scaled = tuple(losses * each for each in loss)
+    now = [launch(loss=scaled, figures=make_figures(gradient_norm=norm)) for norm in b]
     verdict = judge_gradients(judge_counts(before[0], now[0]), before, now)
     assert verdict.outcome == outcome
     told = "the norm of the gradients before step 4: 1 -> 0.36, in 2 launches of each arm"

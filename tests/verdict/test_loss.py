@@ -28,8 +28,19 @@ def test_a_loss_that_leaves_the_baselines_fails_and_hides_no_speed(
     assert check_of(verdict, "tokens_per_s").outcome == outcome
 
 
-def with_norm(norm: float | None) -> Run:
-    run = with_loss(1)
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [(0.252, "0.252"), (0.5, "0.5"), (3.99, "3.99"), (1 / 1024, "0.000977"), (65536, "6.55e+04")],
+)
+def test_a_loss_that_is_the_same_multiple_in_every_step_is_scaled_elsewhere(factor: float, said: str) -> None:
+    """As where a library takes the mean over micro-batches after backward, and not before."""
+    verdict = judged([with_loss(factor)], FIVE)
+    assert (verdict.outcome, verdict.failure) == ("passed", None)
+    assert verdict.changed == (f"the loss is x {said} in every step: scaled elsewhere",)
+
+
+def with_norm(norm: float | None, scale: float = 1) -> Run:
+    run = with_loss(scale)
     return run.replace(figures=run.figures.replace(gradient_norm=norm))
 
 
@@ -41,6 +52,9 @@ def with_norm(norm: float | None) -> Run:
         ([1.0] * 3, with_norm(0.36), True),
         ([1.0] * 3, with_norm(math.nan), True),
         ([1.0] * 3, with_norm(None), False),
+        ([1.0] * 3, with_norm(4.0, scale=4), False),
+        ([1.0] * 3, with_norm(1.0, scale=4), False),
+        ([1.0] * 3, with_norm(2.0, scale=4), True),
         ([1.0] * 2, with_norm(0.36), False),
         ([0.9, 1.0, 1.1, 0.8, 1.2], with_norm(1.5), False),
     ],
@@ -56,13 +70,19 @@ def test_gradients_of_another_norm_fail_though_the_loss_is_equal(
 @pytest.mark.parametrize(
     "runs",
     [
-        *([with_loss(factor)] for factor in (-2, 0, 0.25, 0.5, 1.5, 2, 4)),
+        *([with_loss(4, first=first, last=last)] for first, last in ((5, 25), (0, 20), (0, 1))),
+        *([with_loss(0.25, first=first, last=last)] for first, last in ((5, 25), (0, 20), (0, 1))),
+        *([with_loss(factor)] for factor in (-2, 0, 1.5, 2.1, 0.4)),
+        [with_loss(4), with_loss(2)],
         *([with_loss(1)] * good + [with_loss(1.1, first=20), with_loss(1)] for good in (0, 1)),
         [with_loss(1), with_loss(1), with_loss(1.1, first=20)],
     ],
 )
-def test_one_launch_with_another_loss_is_enough(runs: list[Run]) -> None:
-    assert judged(runs, FIVE).failure == "loss"
+def test_a_loss_that_is_not_the_same_whole_multiple_in_all_steps_of_all_launches_is_another(
+    runs: list[Run],
+) -> None:
+    verdict = judged(runs, FIVE)
+    assert (verdict.failure, verdict.changed) == ("loss", ())
 
 
 def test_the_loss_is_named_with_the_place_the_value_and_what_is_usual() -> None:
