@@ -392,13 +392,6 @@ OPTIONS = (
     ),
 )
 BY_NAME = {option.name: option for option in OPTIONS}
-OLD = {
-    "no-baseline": "--perf-missing-baseline=fail",
-    "no-wait": "--perf-busy=fail",
-    "strict-improved": "--perf-strict=improved",
-    "strict-inconclusive": "--perf-strict=inconclusive",
-}
-"""Options that were, and what they are now."""
 EXCLUDING = {
     "dry": {
         **dict.fromkeys(("inject", "no-counts", "explain"), "a dry run only counts"),
