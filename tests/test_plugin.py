@@ -481,10 +481,8 @@ def test_a_budget_takes_what_failed_and_what_was_not_measured_for_longest_and_te
     assert measured()[0] == 3, "what regressed comes first"
     last.stdout.fnmatch_lines(["*2 of 4 cases judged, --perf-min-judged asks for 60%: not a pass"])
     none = run_cpu(timed, "--perf-budget=99s")
-    assert none.ret == pytest.ExitCode.USAGE_ERROR
-    none.stderr.fnmatch_lines(
-        ["*a budget of 99 s is below one case: the shortest, *, takes about 1.7 min: give 2min or more"]
-    )
+    assert none.ret == pytest.ExitCode.TESTS_FAILED
+    none.stdout.fnmatch_lines(["*: never within 99 s, as it takes about 1.7 min: give 2min or more"])
 
 
 def test_jobs_share_the_cases(timed: pytest.Pytester) -> None:
@@ -572,12 +570,8 @@ def held() -> Iterator[MachineLock]:
 def test_two_sessions_measure_one_after_the_other(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, held: MachineLock
 ) -> None:
-    refused = suite.runpytest_subprocess("-m", "cpu", "--perf-busy=fail", "-W", "error")
-    assert refused.ret == pytest.ExitCode.INTERRUPTED
-    refused.stdout.fnmatch_lines(["*perfsuite: another session measures on this machine (pid *"])
-    assert not list(suite.path.glob(".perfsuite/runs/*"))
     assert suite.runpytest("--collect-only").ret == 0
-    assert run_cpu(suite, "--perf-busy=fail", "--perf-missing-baseline=fail").ret == 1, "it launches nothing"
+    assert run_cpu(suite, "--perf-missing-baseline=fail").ret == 1, "it launches nothing"
 
     def written(descriptor: int, length: int, offset: int) -> bytes:
         held.release()  # it ends just now
@@ -589,11 +583,11 @@ def test_two_sessions_measure_one_after_the_other(
     assert queued.ret == 0
     queued.stdout.fnmatch_lines(
         [
-            "perfsuite: waiting for another session on this machine: pid * (--perf-busy=fail fails instead)",
+            "perfsuite: waiting for another session on this machine: pid 7 of somebody",
             "perfsuite: [[]1/1] fake-* begins",
         ]
     )
-    held.take(print, wait=False)  # the session let go
+    held.take(print)  # the session let go
 
 
 @pytest.mark.parametrize("on_ci", [False, True])

@@ -13,7 +13,6 @@ from typing import Any
 import psutil
 import pytest
 
-from perfsuite.launch.lock import MachineLock
 from tests.suite import CASES, FAKE, local_baseline, read_json, run_cpu
 from tests.synthetic import commit
 
@@ -217,14 +216,3 @@ def test_verdicts_under_other_conditions_are_not_taken_over(
         [f"perfsuite: --perf-resume: a new session begins: the newest session, *, has {said}", "*begins"]
     )
     assert len(list(measured.path.glob(".perfsuite/runs/*"))) == 2
-
-
-def test_no_session_goes_on_while_it_runs(measured: pytest.Pytester) -> None:
-    lock = MachineLock()
-    lock.take(print)
-    try:
-        refused = measured.runpytest_subprocess("-m", "cpu", "--perf-resume", "--perf-busy=fail")
-    finally:
-        lock.release()
-    assert refused.ret == pytest.ExitCode.INTERRUPTED
-    refused.stdout.fnmatch_lines(["*perfsuite: another session measures on this machine (pid *"])

@@ -10,8 +10,8 @@ from perfsuite.dry.driver import dry_run
 from perfsuite.dry.machine import Device
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import framework_of
-from perfsuite.launch.base import Listener
 from perfsuite.measure import measure, profile_once
+from perfsuite.report.progress import Progress
 from perfsuite.report.text import plural
 from perfsuite.results import baseline, count_baseline
 from perfsuite.results.count_baseline import target_of
@@ -95,7 +95,7 @@ class AgainstBaseline(Way):
         """The result with a profile and, of a worse one, with what differs from the baseline's."""
         if not self._wants_profile(result, trial.case):
             return None
-        self.setup.listener.say(f"{trial.case.id} is launched once more, for a profile")
+        self.setup.progress.say(f"{trial.case.id} is launched once more, for a profile")
         directory = RunDir.of_profile(trial.directory).path
         taken = profile_once(trial.case, trial.machine, directory, self.setup.launching)
         verdict = with_unseen(result.verdict, {"": taken})
@@ -167,7 +167,7 @@ class Dry(Way):
         target = target_of(trial.machine, dry=True)
         store = self.setup.baselines.counts
         known = store.find(target, trial.case)
-        self.setup.listener.begin(trial.case.id, COUNTED_STEP, 1, trial.case.unit)
+        self.setup.progress.begin(trial.case.id, COUNTED_STEP, 1, trial.case.unit)
         directory = RunDir.of_launch(trial.directory, 1).path
         run = dry_run(trial.case, directory, ranks=self.ranks, device=self.device)
         trial.runs.append(run)
@@ -202,8 +202,8 @@ class Dry(Way):
 
 
 def dry_session(
-    options: Options, listener: Listener, device: Device | None = None, ranks: tuple[int, ...] | None = None
+    options: Options, progress: Progress, device: Device | None = None, ranks: tuple[int, ...] | None = None
 ) -> Session:
     """A session that runs cases dry, on the machines that they are meant for or on another `device`."""
-    setup = Setup(options, listener, DryHost(device=device))
+    setup = Setup(options, progress, DryHost(device=device))
     return Session(setup, Dry(setup, device=device, ranks=ranks))

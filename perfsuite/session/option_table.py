@@ -310,13 +310,6 @@ OPTIONS = (
         "judged and recorded",
     ),
     Option(
-        name="busy",
-        metavar="wait|fail",
-        default="wait",
-        sets="fail_if_busy",
-        help="where another session measures on this machine: wait until it ends, or fail",
-    ),
-    Option(
         name="launcher",
         metavar="NAME",
         default_told="`slurm` in an allocation of several nodes, else `local`",

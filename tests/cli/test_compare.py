@@ -48,7 +48,7 @@ class Verdicts:
         self.ways.append(way)
         if trial.case.id in self.errors:
             raise self.errors[trial.case.id]
-        way.setup.listener.begin(trial.case.id, 20, 1)
+        way.setup.progress.begin(trial.case.id, 20, 1)
         outcome = self.outcomes.get((type(way), trial.case.id), self.outcome)
         run = make_run(dry=way.dry, failure=self.failure if way.dry and outcome == "failed" else None)
         trial.runs += [run] * 3

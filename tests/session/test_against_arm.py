@@ -325,7 +325,7 @@ class Arms:
     ) -> Measurement:
         setup = make_setup(self.root, self.said, **options)
         launcher = None if dry else LocalLauncher()
-        ours = by_counts(setup.options, setup.listener, launcher, (A, B), known_a)
+        ours = by_counts(setup.options, setup.progress, launcher, (A, B), known_a)
         ours.setup.lock = Unlocked()
         if not dry:
             ours.setup.host.machine = make_machine()

@@ -10,7 +10,7 @@ from perfsuite import documents
 from perfsuite import measure as running
 from perfsuite.case.case import Case, KnownIssue
 from perfsuite.case.hardware import Machine
-from perfsuite.errors import AllocationOverError, BusyError, CaseError, PerfsuiteError
+from perfsuite.errors import AllocationOverError, CaseError, PerfsuiteError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
@@ -25,7 +25,7 @@ from perfsuite.session.session import session_file
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.overall import Reference
 from tests.samples import DISTURBED, make_case, make_figures, make_gpu_machine, make_run
-from tests.session.making import PASSED, RECORDED, Held, Sessions, Unlocked, reviewed
+from tests.session.making import PASSED, RECORDED, Sessions, Unlocked, reviewed
 from tests.traces import EAGER, launch_profile, taken, unseen_profile
 from tests.twin_counts import baseline_of, counts, launch
 
@@ -116,18 +116,18 @@ def test_what_another_session_records_while_this_one_waits_is_compared_with(sess
     known: list[Baseline | None] = []
 
     class Waits(Unlocked):
-        def take(self, say: Callable[[str], None], *, wait: bool = True) -> None:
+        def take(self, say: Callable[[str], None]) -> None:
             ours.setup.baselines.write_local(before)
 
     def measure(
         case: Case, machine: Machine, directory: Path, reference: Reference, *_: Any, **__: Any
     ) -> Any:
         known.append(reference.baseline)
-        raise BusyError("enough")
+        raise AllocationOverError("enough")
 
     ours.setup.lock = Waits()
     sessions.measure_by(measure)
-    with pytest.raises(BusyError):
+    with pytest.raises(AllocationOverError):
         ours.measure(make_case(), "test")
     assert known == [before]
 
@@ -327,14 +327,6 @@ def test_what_is_allowed_changes_neither_undisturbed_launches_nor_a_crash(sessio
     result = crashed.measure()
     assert (result.outcome, result.verdict.failure) == ("failed", "crash")
     assert crashed.session.setup.options.is_failing(result)
-
-
-def test_where_another_session_measures_and_nobody_waits_there_is_no_result(sessions: Sessions) -> None:
-    busy = Busy(sessions, fail_if_busy=True)
-    busy.session.setup.lock = Held()
-    with pytest.raises(BusyError, match="wait=False"):
-        busy.measure()
-    assert (busy.session.results, busy.launched) == ([], 0)
 
 
 TRAINS = make_case(model="llama-tiny", framework=DDP())

@@ -42,7 +42,6 @@ def test_every_field_of_the_options_is_set_by_one_option() -> None:
         ("budget", "40 min", "budget_s", 2400),
         ("budget", "2.5h", "budget_s", 9000),
         ("shard", "2/8", "shard", (2, 8)),
-        ("busy", "fail", "fail_if_busy", True),
         ("baselines", "/shared", "baselines", Path("/shared")),
         ("inject", "nan", "inject", "nan"),
     ],
