@@ -93,10 +93,6 @@ class SlurmLauncher:
     def _allocated(self) -> commands.SlurmJob:
         return patiently(time.monotonic() + END_S, commands.job, self.job_id)
 
-    @cached_property
-    def _gpus(self) -> list[str]:
-        return patiently(time.monotonic() + END_S, commands.gpus_option, self.job_id)
-
     @property
     def lock(self) -> str:
         """The nodes are this allocation's own: only sessions inside it queue for each other."""
@@ -105,6 +101,11 @@ class SlurmLauncher:
     def machine(self, shared: Path) -> Machine:
         """Return what each node is, by asking all of them. See `Launcher.machine`."""
         self._refuse_if_over()
+        if self._allocated.spreads_gpus:
+            raise MachineError(
+                f"the Slurm job {self.job_id} asked for GPUs otherwise than per node, and no launch would "
+                "have all of them: ask for them by --gres=gpu:8 of salloc or sbatch"
+            )
         probe, word = shared / f"probe-{uuid.uuid4().hex}", secrets.token_hex(8)
         documents.write_text(probe, word)
         try:
@@ -120,9 +121,7 @@ class SlurmLauncher:
         refuse_other_gpus(told)
         nodes = (AllocatedNode(name=each.name, interface=each.interface) for each in told)
         network = {n: value for n, value in variables(os.environ).items() if n.startswith(("NCCL_", "GLOO_"))}
-        allocation = Allocation(
-            job_id=self.job_id, nodes=tuple(nodes), queued_s=self._allocated.queued_s, variables=network
-        )
+        allocation = Allocation(job_id=self.job_id, nodes=tuple(nodes), variables=network)
         return alike(told).replace(nodes=len(told), allocation=allocation)
 
     def _describe(self, probe: Path) -> list[Described]:
@@ -175,7 +174,6 @@ class SlurmLauncher:
             "--mpi=none",
             "--cpu-bind=none",
             "--gpu-bind=none",
-            *self._gpus,
             "--kill-on-bad-exit=0",  # see `BAD_END`
             f"--wait={WAIT_S}",
             *options,

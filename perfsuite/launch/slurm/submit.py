@@ -107,7 +107,7 @@ def follow(
     try:
         job = follower.until_over(came, math.inf if wait_start_s is None else wait_start_s)
         if job is not None:
-            say(f"job {submitted.id} ended: queued {job.queued_s or 0:.0f} s, ran {job.ran_s or 0:.0f} s")
+            say(f"job {submitted.id} ended")
             return _exit_status(job, submitted)
         say(f"cancelling job {submitted.id}; interrupt again to leave at once")
         follower.cancel()
@@ -168,8 +168,7 @@ class _Follower:
         if job.is_waiting and job.reason is not None:
             self._say_once(f"job {self.id} is queued: {job.reason}")
         if not job.is_waiting and job.nodes:
-            queued = f"(queued {job.queued_s or 0:.0f} s)"
-            self._say_once(f"job {self.id} runs on {', '.join(job.nodes)} {queued}")
+            self._say_once(f"job {self.id} runs on {', '.join(job.nodes)}")
         return job
 
     def _say_once(self, line: str) -> None:
