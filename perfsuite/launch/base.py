@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol
 
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
@@ -35,7 +35,6 @@ class Job:
     """Where its agents run, and so its scripts; None: where this process does."""
 
 
-@runtime_checkable
 class Launcher(Protocol):
     """Starts jobs on the nodes that it knows. One is chosen by `--perf-launcher NAME`.
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from perfsuite import documents
-from perfsuite.case.case import Case
 from perfsuite.frameworks.base import NCCL_AFTER_S, framework_of
 from perfsuite.launch.base import Job, OnProgress
 from perfsuite.launch.hang import HangDetector
@@ -111,17 +110,16 @@ def prepare(run_dir: RunDir) -> None:
     documents.write_text(run_dir.progress, "")
 
 
-COVERAGE = ("COV_CORE_", "COVERAGE_PROCESS_")
-"""Beginnings of the variables by which coverage.py traces child processes, which slows them."""
-
-
 def environment(job: Job) -> dict[str, str]:
     """Return this process's environment, changed for the job: offline, with the framework's variables.
 
     Those of the job win over all. Each agent adds what depends on its node, as the number of threads, unless
     the job has a variable for it.
     """
-    chosen = {**usual(job.case, job.machine.device), **job.variables}
+    ours = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    no_gpu = {"CUDA_VISIBLE_DEVICES": ""} if job.machine.device == "cpu" else {}
+    of_framework = framework_of(job.case).plan(job.case).environment
+    chosen = {**os.environ, **ours, **no_gpu, **of_framework, **job.variables}
     if job.variables:
         chosen[JOB_VARIABLES] = " ".join(job.variables)
     if job.machine.device == "cpu":
@@ -134,11 +132,3 @@ def environment(job: Job) -> dict[str, str]:
         ours["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
         ours[FLIGHT_RECORDER_FILE] = str(job.run_dir.flight_recorder.resolve())
     return {**ours, **chosen}
-
-
-def usual(case: Case, device: str) -> dict[str, str]:
-    """Return this process's variables with those that perfsuite and the framework give to every launch."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(COVERAGE)}
-    ours = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    no_gpu = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-    return {**inherited, **ours, **no_gpu, **framework_of(case).plan(case).environment}

@@ -15,12 +15,10 @@ from typing import Any, ClassVar
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.dry.machine import Device
 from perfsuite.frameworks.base import framework_of
-from perfsuite.launch import driving
 from perfsuite.launch.arm import Arm, resolve
 from perfsuite.launch.base import Launcher
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import Launching, is_free, launch_once, launch_watched, profile_once
-from perfsuite.node.cpu import node_variables
 from perfsuite.report.progress import Progress
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.outcome import Verdict
@@ -46,15 +44,9 @@ class TwoArms(Way):
     def refused(self, trial: Trial) -> None:
         """Refuse nothing: no baseline is needed. Says if both arms are one environment."""
         a, b = self.arms
-        device = trial.machine.device
-        usual = {**driving.usual(trial.case, device), **node_variables(trial.case, device)}
-        if self.setup.options.inject is None and a.acts_as(b, usual):
-            given = " and ".join(sorted({*a.given, *b.given}))
-            no_effect = f", {given} has no effect" if given else ""
-            self.setup.progress.say(
-                f"{trial.case.id}: arms A and B are the same environment{no_effect}: "
-                f"this comparison can {self.of_equals}"
-            )
+        if self.setup.options.inject is None and a.acts_as(b):
+            same = "arms A and B are the same environment"
+            self.setup.progress.say(f"{trial.case.id}: {same}: this comparison can {self.of_equals}")
 
     def excuse(self, trial: Trial, verdict: Verdict) -> None:
         """Note why a failure is no surprise, if all launches of both arms have it."""

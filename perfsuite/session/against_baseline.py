@@ -129,19 +129,13 @@ class AgainstBaseline(Way):
         if found and (found.baseline.accepted is not None or len(found.baseline.launches) >= fewest):
             return found, None
         if options.inject is not None:
-            option, why = "--perf-inject", "--perf-inject needs one to compare with: run once without it"
+            why = "--perf-inject needs one to compare with: run once without it"
         elif options.fail_without_baseline:
-            option = why = MISSING_FAILS
+            why = MISSING_FAILS
         else:
             return None, None
-        reason = f"no baseline on {trial.machine.hardware_class} in {self.setup.baselines}, and {why}"
-        if found is not None:
-            launches = plural(len(found.baseline.launches), "launch")
-            reason = (
-                f"the baseline in {found.file} is of {launches}, and {option} asks for {fewest} or "
-                "more: run once without it, which records it anew, or add --perf-record-launches=1 to "
-                "compare with it as it is"
-            )
+        of = "" if found is None else f" of {plural(fewest, 'launch')} or more"
+        reason = f"no baseline{of} on {trial.machine.hardware_class} in {self.setup.baselines}, and {why}"
         return None, Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,))
 
 

@@ -21,22 +21,19 @@ from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_CHANGED
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
 
-MOST_DIGITS = 9  # of a whole number: with more it is a slip, and with some thousands Python does not read it
 STRICT = ("improved", "inconclusive")  # outcomes that fail a test only on request
 
 Parse = Callable[[str], Any]
 """Reads a value. Raises `ValueError` with what is allowed, as it stands after `give`."""
 
 
-def whole(least: int, most: int | None = None) -> Parse:
+def whole(least: int, most: int = 10**9) -> Parse:
     """A whole number in a range."""
 
     def parse(value: str) -> int:
-        several = f"a whole number, {least} or more, of at most {MOST_DIGITS} digits"
-        allowed = several if most is None else f"a whole number from {least} to {most}"
-        if not value.isdecimal() or len(value) > MOST_DIGITS or not least <= int(value) <= (most or 10**9):
-            raise ValueError(allowed)
-        return int(value)
+        if re.fullmatch(r"[0-9]{1,10}", value) and least <= int(value) <= most:
+            return int(value)
+        raise ValueError(f"a whole number from {least} to {most}")
 
     return parse
 
@@ -81,27 +78,16 @@ def shard(value: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def path(value: str) -> Path:
-    """A path that can exist."""
-    try:
-        os.stat(value)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except (OSError, ValueError) as error:
-        raise ValueError(f"another path: {getattr(error, 'strerror', error)}") from None
-    return Path(value)
-
-
 def file(value: str) -> Path:
     """A file to write."""
-    if path(value).is_dir():
+    if os.path.isdir(value):
         raise ValueError("a file: this is a directory")
     return Path(value)
 
 
 def directory(value: str) -> Path:
     """A directory to write to."""
-    if path(value).is_file():
+    if os.path.isfile(value):
         raise ValueError("a directory: this is a file")
     return Path(value)
 
@@ -124,7 +110,6 @@ class Option:
     parse: Parse = str
     # The value without it, as text. It is parsed like any other, unless it is empty: then it is None.
     default: str = ""
-    default_told: str = ""  # the default in words, where a value does not say it
     # The field of `Options` that it sets, if not the one of its name; `policy.` begins one of its policy. A
     # flag whose name begins with `no-` sets it to False.
     sets: str = ""
@@ -153,14 +138,9 @@ class Option:
         return self.sets or (own if own in Options.__dataclass_fields__ else None)
 
     @property
-    def told(self) -> str:
-        """The default, for people."""
-        return self.default_told or self.default
-
-    @property
     def help_with_default(self) -> str:
         """The help, as a command line shows it."""
-        return self.help + (f" (default: {self.told.replace('`', '')})" if self.told else "")
+        return self.help + (f" (default: {self.default})" if self.default else "")
 
     def read(self, spelled: str, value: str | bool | None) -> Any:
         """Return what a value means. Raises `CaseError`, which names the option as it was `spelled`."""
@@ -256,7 +236,6 @@ OPTIONS = (
         metavar="OUTCOMES",
         parse=strict,
         ini=True,
-        default_told="neither",
         help="fail a case that is improved or inconclusive, too: --perf-strict=improved,inconclusive",
     ),
     Option(
@@ -271,7 +250,6 @@ OPTIONS = (
         metavar="SHARE",
         parse=share,
         default="0",
-        default_told="0: one case is enough",
         ini=True,
         help="fail the session if fewer of its cases are judged, as 90% or 0.9; inconclusive, unhealthy, "
         "newly recorded and excused ones are not",
@@ -281,7 +259,6 @@ OPTIONS = (
         metavar="TIME",
         parse=seconds,
         sets="budget_s",
-        default_told="none",
         help="begin no case that would end after TIME (40min, 2h), by what it took last",
         page="`perfsuite plan` shows the order. What is not reached counts as not judged",
     ),
@@ -289,7 +266,6 @@ OPTIONS = (
         name="shard",
         metavar="K/N",
         parse=shard,
-        default_told="all cases",
         help="only the cases of job K of N jobs, which share them alike: 2/8",
         page="`perfsuite report` and `perfsuite history push` take the results of all jobs",
     ),
@@ -312,10 +288,9 @@ OPTIONS = (
     Option(
         name="launcher",
         metavar="NAME",
-        default_told="`slurm` in an allocation of several nodes, else `local`",
         ini=True,
-        help="what starts the processes of a case: local, slurm (inside an allocation, on its nodes), or one "
-        "of another package",
+        help="what starts the processes of a case: local, slurm (in an allocation, on its nodes: the default "
+        "where it has several), or one of another package",
         page="See [Inside an allocation](slurm.md#inside-an-allocation)",
     ),
     Option(
@@ -361,7 +336,7 @@ OPTIONS = (
     Option(
         name="store",
         metavar="DIR",
-        parse=path,
+        parse=Path,
         default=str(STORE),
         ini=True,
         help="local baselines, and the files of each launch, from the root directory",
@@ -369,7 +344,7 @@ OPTIONS = (
     Option(
         name="baselines",
         metavar="DIR",
-        parse=path,
+        parse=Path,
         default=str(BASELINES),
         ini=True,
         of_verdict=True,

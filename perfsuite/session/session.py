@@ -56,7 +56,6 @@ class Session:
     # The results of earlier parts that are still in `results`, by test and case.
     _earlier: dict[tuple[str, str], Measurement] = field(default_factory=dict)
     _unsaved: str | None = None  # why `results.json` could not be written last
-    _noted: tuple[git.Revision, Conditions] | None = None
 
     def __post_init__(self) -> None:
         """Read which regressions are tolerated: none of two arms. Raises `FileError` for a bad file."""
@@ -88,16 +87,15 @@ class Session:
         """What was found out about nodes in this part of the session."""
         return Preflights(self.setup, lambda: self.directory.new_preflight(), self.save)
 
-    def note_conditions(self) -> tuple[git.Revision, Conditions]:
-        """Return what is checked out, and what the verdicts hold for, as they were at the first call."""
-        if self._noted is None:
-            revision = git.revision(self.setup.options.root)
-            if revision.problem is not None:
-                self.setup.progress.say(f"the commit of the cases is not known: {revision.problem}")
-            versions = {"perfsuite": __version__, **environment.of_this_process()}
-            changes, chosen = git.changes(self.setup.options.root), of_verdicts(self.setup.options)
-            self._noted = revision, Conditions(changes=changes, options=chosen, environment=versions)
-        return self._noted
+    @cached_property
+    def noted(self) -> tuple[git.Revision, Conditions]:
+        """What is checked out, and what the verdicts hold for, as they were when first asked for."""
+        revision = git.revision(self.setup.options.root)
+        if revision.problem is not None:
+            self.setup.progress.say(f"the commit of the cases is not known: {revision.problem}")
+        versions = {"perfsuite": __version__, **environment.of_this_process()}
+        changes, chosen = git.changes(self.setup.options.root), of_verdicts(self.setup.options)
+        return revision, Conditions(changes=changes, options=chosen, environment=versions)
 
     def resume(self) -> None:
         """Go on with the newest session, once none runs, if its verdicts hold."""
@@ -166,7 +164,7 @@ class Session:
         failed result, and its error is raised. `AllocationOverError` leaves none: it says nothing of the
         case, and no other can be launched either.
         """
-        self.note_conditions()  # as they are now, and not after hours
+        _ = self.noted  # as they are now, and not after hours
         if (known := self.earlier_result(case, nodeid)) is not None:
             return known
         self.trial = None
@@ -295,7 +293,7 @@ def session_file(session: Session, status: Status) -> SessionFile:
     """Everything that a session found out, in all its parts."""
     earlier = session.earlier
     part = PytestRun(started_at=session.started_at, status=status, cases=session.measured)
-    revision, conditions = session.note_conditions()
+    revision, conditions = session.noted
     return SessionFile(
         perfsuite=__version__,
         status=status,

@@ -41,12 +41,7 @@ def test_what_is_given_reaches_the_session(
             (f"--perf-min-judged={share}", f"*={share}: give a share from 0% to 100%, or from 0 to 1")
             for share in ("1.1", "-1", "nan", "90%%", "all", "101%")
         ),
-        ("--perf-min-launches=" + 5000 * "9", "--perf-min-launches=9999*: give a whole number, 1 or more*"),
-        ("--perf-wait-quiet=" + 5000 * "9", "--perf-wait-quiet=9999*: give a whole number, 0 or more*"),
-        *(
-            (f"--perf-{name}={300 * 'a'}", f"--perf-{name}=aaaa*: give another path: File name too long")
-            for name in ("json", "report", "store", "baselines")
-        ),
+        ("--perf-min-launches=" + 5000 * "9", "--perf-min-launches=9999*: give a whole number from 1 *"),
         ("--perf-inject=slow", "*'slow': give slowdown=P%*"),
         ("--perf-against=nosuch", "--perf-against 'nosuch': 'nosuch' is no commit of *"),
         ("--perf-dry --perf-resume", "--perf-dry with --perf-resume: only launches are resumed; leave one *"),

@@ -68,7 +68,7 @@ def test_a_quick_look_ends_with_one_unhealthy_launch() -> None:
         ),
         ("shard", "0/8", "--perf-shard=0/8: give the number of this job"),
         ("shard", "half", "--perf-shard=half: give the number of this job"),
-        ("max-launches", "0", "--perf-max-launches=0: give a whole number, 1 or more"),
+        ("max-launches", "0", "--perf-max-launches=0: give a whole number from 1 to"),
         ("max-pairs", "13", "--perf-max-pairs=13: give a whole number from 5 to 12"),
         ("json", "/", "--perf-json=/: give a file: this is a directory"),
         ("report", __file__, "give a directory: this is a file"),
@@ -81,7 +81,7 @@ def test_what_is_no_value_is_refused_with_what_is_allowed(name: str, value: str,
 
 
 def test_a_command_names_its_own_option() -> None:
-    with pytest.raises(CaseError, match="--wait-quiet=soon: give a whole number, 0 or more"):
+    with pytest.raises(CaseError, match="--wait-quiet=soon: give a whole number from 0 to"):
         options(wait_quiet="soon")
 
 
