@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite import DDP, FSDP2, Nanotron, Topology
+from perfsuite import DDP, FSDP, FSDP2, Nanotron, Topology
 from perfsuite.dry import driver
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.errors import CaseError, DryRunError
@@ -63,7 +63,8 @@ def test_a_process_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pyte
 
 def test_a_rank_finds_its_place_in_the_environment_of_its_arm(tmp_path: Path) -> None:
     arm = with_process('env > "$3/environment"; echo "$@" > "$3/words"', tmp_path)
-    case = CASE.replace(topology=Topology(nodes=3, processes_per_node=2))
+    topology = Topology(nodes=3, processes_per_node=2)
+    case = CASE.replace(framework=FSDP(sharding_strategy="FULL_SHARD"), topology=topology)
     dry_run(case, tmp_path / "run", arm=arm)
     given = {"X": "1", "PWD": str(tmp_path), "PERFSUITE_ANCESTOR_PID": str(os.getpid())}
     given |= {"RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "0", "GROUP_RANK": "2"}
