@@ -110,8 +110,8 @@ class Option:
     parse: Parse = str
     # The value without it, as text. It is parsed like any other, unless it is empty: then it is None.
     default: str = ""
-    # The field of `Options` that it sets, if not the one of its name; `policy.` begins one of its policy. A
-    # flag whose name begins with `no-` sets it to False.
+    # The field of `Options` or of its policy that it sets, if not the one of its name without `no-`, which
+    # sets it to False.
     sets: str = ""
     ini: bool = False  # whether a repository can fix it in pytest's ini file
     of_verdict: bool = False  # whether a verdict depends on it: a session is resumed only with the same value
@@ -133,9 +133,11 @@ class Option:
 
     @property
     def sets_field(self) -> str | None:
-        """The field of `Options` that it sets, if any."""
-        own = self.name.replace("-", "_")
-        return self.sets or (own if own in Options.__dataclass_fields__ else None)
+        """The field of `Options` that it sets, if any; `policy.` begins one of its policy."""
+        own = self.sets or self.name.removeprefix("no-").replace("-", "_")
+        if own in Policy.__dataclass_fields__:
+            return f"policy.{own}"
+        return own if own in Options.__dataclass_fields__ else None
 
     @property
     def help_with_default(self) -> str:
@@ -195,7 +197,6 @@ OPTIONS = (
         metavar="N",
         parse=whole(1),
         default=str(MAX_LAUNCHES),
-        sets="policy.max_launches",
         ini=True,
         of_verdict=True,
         help="launches of a case at most, with those that are set aside; 1 or 2 are a quick look, which "
@@ -206,7 +207,6 @@ OPTIONS = (
         metavar="N",
         parse=whole(1),
         default="1",
-        sets="policy.min_launches",
         ini=True,
         of_verdict=True,
         help="healthy launches of a case at least: 5 or more to accept as a baseline",
@@ -217,7 +217,6 @@ OPTIONS = (
         metavar="N",
         parse=whole(1),
         default="3",
-        sets="policy.record_launches",
         ini=True,
         of_verdict=True,
         help="healthy launches of a case without a baseline: 1 only shows that it runs",
@@ -295,7 +294,6 @@ OPTIONS = (
     ),
     Option(
         name="no-preflight",
-        sets="preflight",
         help="launch cases of several nodes without looking at the nodes before",
         page="See [Preflight](slurm.md#preflight)",
     ),
@@ -307,7 +305,6 @@ OPTIONS = (
     ),
     Option(
         name="no-counts",
-        sets="counts",
         of_verdict=True,
         help="do not count what a step does (collectives, FLOPs, kernels, memory): nothing of it is judged",
     ),
@@ -315,7 +312,7 @@ OPTIONS = (
         name="against",
         metavar="ARM",
         help="compare with another environment in place of baselines: launches alternate between ARM and "
-        "this one. ARM: NAME=VALUE, PACKAGE==VERSION, path/to/python, image:NAME, a git commit or "
+        "this one. ARM: NAME=VALUE, PACKAGE==VERSION, path/to/python, a git commit or "
         "COMMIT:LOCKFILE, or several with spaces between them",
         page="No baseline is needed, and none is written: see [Two environments](compare.md)",
     ),
@@ -360,24 +357,20 @@ OPTIONS = (
     ),
 )
 BY_NAME = {option.name: option for option in OPTIONS}
-EXCLUDING = {
-    "dry": {
-        **dict.fromkeys(("inject", "no-counts", "explain"), "a dry run only counts"),
-        "resume": "only launches are resumed",
-    },
-    "against": {"resume": "two arms are compared in a session of their own"},
-}
-"""Options that do not go together, and why."""
+EXCLUDING = (
+    ("dry", ("inject", "no-counts", "explain"), "a dry run only counts"),
+    ("dry", ("resume",), "only launches are resumed"),
+    ("against", ("resume",), "two arms are compared in a session of their own"),
+)
+"""Options that do not go with some others, and why."""
 
 
 def check_together(given: set[str]) -> None:
     """Raise `CaseError` if the options that were given do not go together."""
-    for one, others in EXCLUDING.items():
-        for other, why in others.items():
+    for one, others, why in EXCLUDING:
+        for other in others:
             if {one, other} <= given:
                 raise CaseError(f"--perf-{one} with --perf-{other}: {why}; leave one of them out")
-    if "max-pairs" in given and "against" not in given:
-        raise CaseError("--perf-max-pairs is for --perf-against: add that, or leave it out")
 
 
 def options_of(root: Path, values: Mapping[str, Any]) -> Options:

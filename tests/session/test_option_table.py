@@ -94,7 +94,6 @@ OF_LAUNCHES = ("inject", "no-counts", "explain")
         *(({"dry", name}, f"--perf-dry with --perf-{name}: a dry run only") for name in OF_LAUNCHES),
         ({"dry", "resume"}, "--perf-dry with --perf-resume: only launches are resumed"),
         ({"against", "resume"}, "--perf-against with --perf-resume: two arms"),
-        ({"max-pairs"}, "--perf-max-pairs is for --perf-against"),
     ],
 )
 def test_options_that_do_not_go_together_are_named(given: set[str], said: str) -> None:

@@ -30,7 +30,7 @@ from perfsuite.launch.slurm import ENVIRONMENT, PREFIX, commands
 from perfsuite.launch.slurm.commands import POLL_S, patiently
 from perfsuite.node import lease
 from perfsuite.node.agent import NODE_VARIABLE
-from perfsuite.node.describe import GRANTED_GPUS, Described
+from perfsuite.node.describe import Described
 from perfsuite.node.processes import JOB_MARK, KILL_S, wait_for
 from perfsuite.results.environment import variables
 from perfsuite.results.rank_report import Failure
@@ -53,14 +53,8 @@ ENDED_BY_SLURM = re.compile(r"\*\*\* (STEP|JOB) .*? \*\*\*")
 """What slurmstepd writes when a step is cancelled, out of time, or has lost a node: not always."""
 ABORTED = re.compile(rf"^srun: Job step aborted|exit code {128 + signal.SIGTERM}$", re.MULTILINE)
 """What `srun` says then, and of an agent that had SIGTERM from Slurm."""
-GPU_REQUESTS = frozenset(
-    [
-        *("SLURM_CPUS_PER_GPU", "SLURM_GPUS", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK"),
-        *("SLURM_GPU_BIND", "SLURM_MEM_PER_GPU", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK"),
-        GRANTED_GPUS,  # that of the step counts, not that of the script of the job
-    ]
-)
-"""Variables that an allocation has by its own options and `srun` reads as options of a step, which has one
+GPU_REQUEST = re.compile(r"SLURM_\w*GPU\w*|SLURM_TRES_PER_TASK")
+"""A variable that an allocation has by its own options. `srun` reads some as options of a step, which has one
 task a node for all GPUs: https://slurm.schedmd.com/srun.html, "Input environment variables"."""
 
 
@@ -83,11 +77,6 @@ class SlurmLauncher:
         self._python = os.environ.get(f"{ENVIRONMENT}PYTHON") or ini.text(f"{PREFIX}python") or sys.executable
         self._longest_s = 0.0
         self._left_over: str | None = None
-
-    @cached_property
-    def nodes(self) -> tuple[str, ...]:
-        """The names of the allocation's nodes, in Slurm's order."""
-        return self._allocated.nodes
 
     @cached_property
     def _allocated(self) -> commands.SlurmJob:
@@ -126,12 +115,12 @@ class SlurmLauncher:
 
     def _describe(self, probe: Path) -> list[Described]:
         words = [self._python, "-m", "perfsuite.node.describe", str(probe.resolve())]
-        srun = self._srun(len(self.nodes), "perfsuite-describe", "--input=none")
+        srun = self._srun(len(self._allocated.nodes), "perfsuite-describe", "--input=none")
         done = commands.ask(*srun, *words, answer_s=DESCRIBE_S, environment=_for_srun(os.environ))
         found = [Described.model_validate_json(line) for line in done.splitlines() if line.startswith("{")]
-        if missing := set(self.nodes) - {each.name for each in found}:
+        if missing := set(self._allocated.nodes) - {each.name for each in found}:
             raise MachineError(f"{', '.join(sorted(missing))} did not say what they are: {done[-2000:]}")
-        return sorted(found, key=lambda each: self.nodes.index(each.name))
+        return sorted(found, key=lambda each: self._allocated.nodes.index(each.name))
 
     def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
         """Run a job to its end on the first nodes of the allocation. See `Launcher.launch`."""
@@ -168,7 +157,7 @@ class SlurmLauncher:
             f"--nodes={nodes}",
             f"--ntasks={nodes}",
             "--ntasks-per-node=1",
-            f"--nodelist={','.join(self.nodes[:nodes])}",
+            f"--nodelist={','.join(self._allocated.nodes[:nodes])}",
             "--overlap",
             "--mem=0",
             "--mpi=none",
@@ -295,7 +284,7 @@ def _told(file: Path) -> LaunchFile:
 
 
 def _for_srun(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if name not in GPU_REQUESTS}
+    return {name: value for name, value in variables.items() if not GPU_REQUEST.fullmatch(name)}
 
 
 def refuse_other_gpus(told: Sequence[Described]) -> None:
