@@ -13,7 +13,7 @@ from perfsuite.frameworks.base import framework_of
 from perfsuite.measure import measure, profile_once
 from perfsuite.report.progress import Progress
 from perfsuite.report.text import plural
-from perfsuite.results import baseline, count_baseline
+from perfsuite.results import baseline
 from perfsuite.results.count_baseline import target_of
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.outcome import UNMEASURED, Verdict
@@ -25,7 +25,6 @@ from perfsuite.results.store import FoundBaseline
 from perfsuite.session.session import Session
 from perfsuite.session.setup import MISSING_FAILS, DryHost, Options, Setup
 from perfsuite.session.way import Trial, Way, excused
-from perfsuite.verdict.exact import counted
 from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.overall import Reference, with_counts, with_unseen
 from perfsuite.verdict.profiled import explained
@@ -88,8 +87,7 @@ class AgainstBaseline(Way):
             self.setup.baselines.write_local(recorded)
             if result.profile is not None and result.profile.profile is not None:
                 self.setup.baselines.profiles.write_local(of_baseline(recorded, result.profile.profile))
-        if verdict.counts is not None and verdict.counts.outcome == "recorded":
-            self.setup.baselines.counts.write_local(count_baseline.from_runs(counted(result.runs)))
+        super().record(result)
 
     def profile(self, result: Measurement, trial: Trial) -> Measurement | None:
         """The result with a profile and, of a worse one, with what differs from the baseline's."""
@@ -173,12 +171,6 @@ class Dry(Way):
             reason = f"no baseline of counts for {target} in {self.setup.baselines}, and {MISSING_FAILS}"
             return Verdict(outcome="failed", launches=1, failure="no_baseline", reasons=(reason,))
         return Verdict(outcome="passed" if is_known else "recorded", launches=1)
-
-    def record(self, result: Measurement) -> None:
-        """Write the local baseline of counts, if a case turned out to need one."""
-        counts = result.verdict.counts
-        if counts is not None and counts.outcome == "recorded":
-            self.setup.baselines.counts.write_local(count_baseline.from_runs(result.runs))
 
     def reviewed_file(self, case: Case) -> Path:
         """Where the reviewed baseline of the counts of a case stands, or would."""

@@ -42,8 +42,7 @@ class SlurmJob:
     state_words: str  # its state as it was printed: `CANCELLED by 0`
     reason: str | None = None
     nodes: tuple[str, ...] = ()  # its nodes in Slurm's order; none while it waits
-    exit_status: int | None = None  # that of its script; 0 while it runs
-    exit_signal: int | None = None  # the signal that ended its script, or 0
+    exit_status: int | None = None  # that of its script; 0 while it runs, and if a signal ended it
     left_s: int | None = None  # seconds until its time limit; None without a limit
     # Whether it asked for GPUs in all, per task or per socket: a step then has not all of each node.
     spreads_gpus: bool = False
@@ -132,7 +131,7 @@ def parse_job(job_id: str, told: Mapping[str, str], nodes: tuple[str, ...]) -> S
     words = told.get("JobState", "UNKNOWN")
     states = re.findall(r"[A-Z_]+", words.upper()) or ["UNKNOWN"]
     limit_s, run_s = (parse_duration_s(told.get(name, "")) for name in ("TimeLimit", "RunTime"))
-    exit_code = re.fullmatch(r"(\d+):(\d+)", told.get("ExitCode", ""))
+    exit_code = re.fullmatch(r"(\d+):\d+", told.get("ExitCode", ""))
     return SlurmJob(
         id=job_id,
         state=next((state for state in states if state in ENDED), states[0]),  # how it ended, if it did
@@ -140,7 +139,6 @@ def parse_job(job_id: str, told: Mapping[str, str], nodes: tuple[str, ...]) -> S
         reason=told.get("Reason"),
         nodes=nodes,
         exit_status=None if exit_code is None else int(exit_code[1]),
-        exit_signal=None if exit_code is None else int(exit_code[2]),
         left_s=None if limit_s is None or run_s is None else limit_s - run_s,
         spreads_gpus=any("gpu" in told.get(f"TresPer{each}", "") for each in ("Job", "Task", "Socket")),
     )
