@@ -217,10 +217,7 @@ def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
 
     An interpreter whose editable installs lie in the repository has their directories on its path.
     """
-    try:
-        said = ask(Arm(python=python), "import json, sys; print(json.dumps([sys.prefix, *sys.path]))")
-    except CaseError as error:
-        raise CaseError(f"{python} is no interpreter that can be used ({error})") from None
+    said = ask(Arm(python=python), "import json, sys; print(json.dumps([sys.prefix, *sys.path]))")
     prefix, *paths = map(Path, filter(None, json.loads(said)))
     is_inside = prefix.is_relative_to(top)  # else the repository may lie below it, as /usr/src below /usr
     ours = [
@@ -244,7 +241,7 @@ def _version(arm: Arm) -> str:
     except CaseError as error:
         install = f"Install it there: {arm.python} -m pip install perfsuite=={__version__}"
         way_out = f"Name it in {arm.lock}" if arm.lock else install
-        raise CaseError(f"{arm.python} cannot import perfsuite ({error}). {way_out}") from None
+        raise CaseError(f"cannot import perfsuite ({error}). {way_out}") from None
 
 
 def ask(arm: Arm, code: str) -> str:
@@ -270,4 +267,4 @@ def ask(arm: Arm, code: str) -> str:
         said = f"no answer in {ANSWER_S} s"
     except OSError as error:
         said = str(error.strerror)
-    raise CaseError(said)
+    raise CaseError(f"{arm.python}: {said}")

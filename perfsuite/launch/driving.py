@@ -126,9 +126,11 @@ def environment(job: Job) -> dict[str, str]:
         return chosen
     # GPUs are numbered as NVML does, and NCCL's own monitor must not end a job before this module does.
     later_s = max(NCCL_HEARTBEAT_S, math.ceil(job.case.timeout_s) + NCCL_AFTER_S)
-    ours = {"CUDA_DEVICE_ORDER": CUDA_ORDER, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(later_s)}
-    if "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in os.environ:  # else a user's own, by the older name
+    return {
+        "CUDA_DEVICE_ORDER": CUDA_ORDER,
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(later_s),
         # torch's flight recorder: what each rank last asked of NCCL, if its watchdog ends a collective.
-        ours["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
-        ours[FLIGHT_RECORDER_FILE] = str(job.run_dir.flight_recorder.resolve())
-    return {**ours, **chosen}
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        FLIGHT_RECORDER_FILE: str(job.run_dir.flight_recorder.resolve()),
+        **chosen,
+    }

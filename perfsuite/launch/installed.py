@@ -96,10 +96,7 @@ def versions(package: str) -> list[Version]:
 
     Raises `PackageError` where it finds none.
     """
-    try:
-        said = pip("index", "versions", "--pre", package).splitlines()
-    except PackageError as error:
-        raise PackageError(f"there is no package {package!r}, or no index can be reached: {error}") from None
+    said = pip("index", "versions", "--pre", package).splitlines()
     listed = next((line for line in said if line.startswith("Available versions:")), "").partition(":")[2]
     return sorted(Version(each.strip()) for each in listed.split(",") if each.strip())
 

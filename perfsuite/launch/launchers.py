@@ -24,10 +24,9 @@ def launcher(name: str | None = None) -> Launcher:
     `MachineError` for one that cannot work here.
     """
     name = name or usual()
-    if name == LocalLauncher.name:
-        return LocalLauncher()
-    if name == SlurmLauncher.name:
-        return SlurmLauncher()
+    for built_in in (LocalLauncher, SlurmLauncher):
+        if name == built_in.name:
+            return built_in()
     extension = extensions.find(LAUNCHERS, name, built_in=BUILT_IN_LAUNCHERS)
     if extension is None:
         known = ", ".join(extensions.names(LAUNCHERS, built_in=BUILT_IN_LAUNCHERS))

@@ -134,10 +134,8 @@ class Session:
 
     def record_skip(self, case: Case, nodeid: str, reason: str, *, not_reached: bool = False) -> None:
         """Keep a case that this machine cannot run, or that the budget does not reach."""
-        framework = case.framework.name
-        skip = Skipped(
-            nodeid=nodeid, case_id=case.id, framework=framework, reason=reason, not_reached=not_reached
-        )
+        names = {"nodeid": nodeid, "case_id": case.id, "framework": case.framework.name}
+        skip = Skipped(**names, reason=reason, not_reached=not_reached)
         if skip not in self.skipped:  # an earlier part of this session may have skipped it
             self.skipped.append(skip)
 

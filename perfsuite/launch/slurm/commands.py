@@ -131,14 +131,13 @@ def parse_job(job_id: str, told: Mapping[str, str], nodes: tuple[str, ...]) -> S
     words = told.get("JobState", "UNKNOWN")
     states = re.findall(r"[A-Z_]+", words.upper()) or ["UNKNOWN"]
     limit_s, run_s = (parse_duration_s(told.get(name, "")) for name in ("TimeLimit", "RunTime"))
-    exit_code = re.fullmatch(r"(\d+):\d+", told.get("ExitCode", ""))
     return SlurmJob(
         id=job_id,
         state=next((state for state in states if state in ENDED), states[0]),  # how it ended, if it did
         state_words=words,
         reason=told.get("Reason"),
         nodes=nodes,
-        exit_status=None if exit_code is None else int(exit_code[1]),
+        exit_status=int(told["ExitCode"].partition(":")[0]) if "ExitCode" in told else None,
         left_s=None if limit_s is None or run_s is None else limit_s - run_s,
         spreads_gpus=any("gpu" in told.get(f"TresPer{each}", "") for each in ("Job", "Task", "Socket")),
     )
