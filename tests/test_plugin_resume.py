@@ -197,22 +197,3 @@ def test_what_is_decided_is_shown_and_its_test_ends_as_then(measured: pytest.Pyt
     again.stdout.fnmatch_lines(["perfsuite: --perf-resume: goes on with *", "*recorded", "*1 recorded*"])
     assert "1 case, complete; " in (measured.path / "out" / "summary.md").read_text()
     assert len(list(measured.path.glob(".perfsuite/runs/*"))) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "change", "said"),
-    [
-        (["--perf-record-launches=2"], None, "--perf-record-launches 1, not 2"),
-        (["--perf-record-launches=1"], "# another code", "uncommitted changes none, not *"),
-    ],
-)
-def test_verdicts_under_other_conditions_are_not_taken_over(
-    measured: pytest.Pytester, options: Sequence[str], change: str | None, said: str
-) -> None:
-    if change is not None:
-        measured.makepyfile(test_cases=f"{ONE_CASE}\n    {change}\n")
-    new = run_cpu(measured, "--perf-resume", *options)
-    new.stdout.fnmatch_lines(
-        [f"perfsuite: --perf-resume: a new session begins: the newest session, *, has {said}", "*begins"]
-    )
-    assert len(list(measured.path.glob(".perfsuite/runs/*"))) == 2

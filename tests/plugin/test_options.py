@@ -20,10 +20,7 @@ def options(config: pytest.Config) -> Options:
     [
         ((), "preflight", True),
         (("--perf-no-preflight",), "preflight", False),
-        ((), "min_judged", 0),
         (("--perf-min-judged=90%",), "min_judged", 0.9),
-        (("-o", "perf_min_judged=0.5"), "min_judged", 0.5),
-        ((), "explain", False),
         (("--perf-explain",), "explain", True),
         (("-o", "perf_explain=true"), "explain", True),
     ],
