@@ -17,7 +17,7 @@ TESTS = .venv/bin/python -m compileall -q perfsuite && .venv/bin/pytest tests --
 export BASE HARDWARE OUT TAG
 
 .PHONY: bench dry dry-ci comparisons quick unit smoke test test-all versions test-lowest test-newest check docs dist mutants selftest gpu-day \
-	format figures hindsight releases history-figures samples pictures browser slurm clean night site compare compare-dry
+	format figures hindsight releases history-figures samples pictures browser slurm podman clean night site compare compare-dry
 
 bench: .venv/installed  ## measure a tiny model by every framework, compare with the last time
 	.venv/bin/pytest bench_cases/test_cpu.py $(ARGS)
@@ -125,6 +125,9 @@ slurm:  ## Slurm for the tests that need one (they run as root); installed only 
 	command -v slurmctld && command -v slurmd && command -v srun && command -v munged && command -v ip || { \
 	  apt-get update -qq && \
 	  apt-get install -qq -y --no-install-recommends slurmctld slurmd slurm-client munge iproute2; }
+
+podman:  ## for the test of an image as an arm; installed only where that takes no password
+	command -v podman || { apt-get update -qq && apt-get install -qq -y --no-install-recommends podman runc; }
 
 history-figures: .venv/installed  ## what a long history costs, and how soon a drift is found (half an hour)
 	.venv/bin/python -m tests.benchmarks.history

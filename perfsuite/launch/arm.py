@@ -5,6 +5,7 @@ An arm is written as words with spaces between them, as in a shell. A word is on
     .                       this environment, as it is; where nothing else stands, too
     NAME=VALUE              an environment variable of the launches, which wins over all others
     path/to/venv/bin/python an interpreter; it needs a slash, and perfsuite installed
+    image:ghcr.io/me/it:1   `python` of a container image, which has perfsuite installed
     main, v1.2, 0123abc     a commit, branch or tag of the repository: launches run in a worktree of it
     main:requirements.lock  the same, with the packages that this file of it names; also uv.lock
     accelerate==1.10.0      a release of a package, with those of its needs that differ here
@@ -28,13 +29,14 @@ from pathlib import Path
 from perfsuite import __version__
 from perfsuite.errors import CaseError, GitError, PackageError
 from perfsuite.git import git, revision
+from perfsuite.launch import image
 from perfsuite.launch.installed import environment, locked, release
 from perfsuite.results.environment import SECRET
 from perfsuite.results.run_dir import MOVED
 
 ANSWER_S = 60
 WORDS = (
-    "give . for this environment, NAME=VALUE, PACKAGE==VERSION, path/to/python, a git commit or "
+    "give . for this environment, NAME=VALUE, PACKAGE==VERSION, path/to/python, image:NAME, a git commit or "
     "COMMIT:LOCKFILE, with spaces between them"
 )
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(?!=)(.*)", re.DOTALL)
@@ -134,9 +136,14 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path) -> Arm:
     """The arm of these words. No error of this and of what follows names a word that may hold a secret."""
     given = {match[1]: match[2] for word in words if (match := _VARIABLE.fullmatch(word))}
     releases = [word for word in words if RELEASE.fullmatch(word)]
+    images = [word for word in words if word.startswith(image.PREFIX)]
     pythons, commits = _environments(
-        word for word in words if not (word in releases or _VARIABLE.fullmatch(word))
+        word for word in words if not (word in (*releases, *images) or _VARIABLE.fullmatch(word))
     )
+    if images:
+        if len(images) > 1 or pythons or releases:
+            raise CaseError("an image has its own interpreter and packages: give it alone, or with a commit")
+        pythons = [image.interpreter(images[0].removeprefix(image.PREFIX), (_top(root), store), store)]
     python = os.path.abspath(pythons[0]) if pythons else sys.executable  # a venv's link stays a link
     arm = replace(arm, python=python, given=given)
     if commits:
@@ -239,9 +246,15 @@ def _version(arm: Arm) -> str:
     try:
         return ask(arm, "import perfsuite; print(perfsuite.__version__)")
     except CaseError as error:
+        is_image = image.PREFIX in arm.text
+        if is_image and "No module named" not in str(error):
+            by_hand = f"{arm.python} -c 'import perfsuite'"
+            raise CaseError(f"the image does not run ({error}). See why, or wait for it: {by_hand}") from None
         install = f"Install it there: {arm.python} -m pip install perfsuite=={__version__}"
         way_out = f"Name it in {arm.lock}" if arm.lock else install
-        raise CaseError(f"cannot import perfsuite ({error}). {way_out}") from None
+        if is_image:
+            way_out = "Install it in the image"
+        raise CaseError(f"{arm.python} cannot import perfsuite ({error}). {way_out}") from None
 
 
 def ask(arm: Arm, code: str) -> str:
@@ -262,7 +275,10 @@ def ask(arm: Arm, code: str) -> str:
         )
         if done.returncode == 0 and done.stdout.strip():
             return done.stdout.splitlines()[-1]
-        said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        told = [
+            line for line in done.stderr.splitlines() if line.strip() and "--help" not in line
+        ]  # docker's
+        said = told[-1] if told else f"exit status {done.returncode}"
     except subprocess.TimeoutExpired:
         said = f"no answer in {ANSWER_S} s"
     except OSError as error:

@@ -312,7 +312,7 @@ OPTIONS = (
         name="against",
         metavar="ARM",
         help="compare with another environment in place of baselines: launches alternate between ARM and "
-        "this one. ARM: NAME=VALUE, PACKAGE==VERSION, path/to/python, a git commit or "
+        "this one. ARM: NAME=VALUE, PACKAGE==VERSION, path/to/python, image:NAME, a git commit or "
         "COMMIT:LOCKFILE, or several with spaces between them",
         page="No baseline is needed, and none is written: see [Two environments](compare.md)",
     ),
@@ -371,6 +371,8 @@ def check_together(given: set[str]) -> None:
         for other in others:
             if {one, other} <= given:
                 raise CaseError(f"--perf-{one} with --perf-{other}: {why}; leave one of them out")
+    if "max-pairs" in given and "against" not in given:
+        raise CaseError("--perf-max-pairs is for --perf-against: add that, or leave it out")
 
 
 def options_of(root: Path, values: Mapping[str, Any]) -> Options:

@@ -1,0 +1,74 @@
+"""An interpreter in a container image, as a script that stands for it: launches are made as with any other.
+
+The container shares the processes, the network and the shared memory of this machine: a launch is watched and
+ended as outside of one, and NCCL has what it needs.
+"""
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfsuite import documents
+from perfsuite.errors import CaseError
+
+PREFIX = "image:"
+# Variables of this machine that mean its own files. The image has its own.
+NOT_PASSED = "PATH|HOME|PWD|OLDPWD|SHLVL|_|TMPDIR"
+RUNTIMES = {
+    "docker": "docker run --rm --interactive --network=host --ipc=host --pid=host --ulimit memlock=-1 "
+    '--user "$(id -u):$(id -g)" {gpus}{mounts}$names --workdir "$(pwd)" {image} python "$@"',
+    "podman": "podman run --rm --interactive --network=host --ipc=host --pid=host {gpus}{mounts}$names "
+    '--workdir "$(pwd)" {image} python "$@"',
+    "apptainer": 'apptainer exec --no-home {gpus}{mounts}--pwd "$(pwd)" {image} python "$@"',
+    "singularity": 'singularity exec --no-home {gpus}{mounts}--pwd "$(pwd)" {image} python "$@"',
+    "enroot": 'enroot start {mounts}$names {image} sh -c \'cd "$0" && exec python "$@"\' "$(pwd)" "$@"',
+}
+"""How each runtime runs `python` of an image in this directory, the first that is installed."""
+GPUS = {
+    "docker": "--gpus=all ",
+    "podman": "--device=nvidia.com/gpu=all ",
+    "apptainer": "--nv ",
+    "singularity": "--nv ",
+}
+MOUNTS = {"apptainer": "--bind={0} ", "singularity": "--bind={0} ", "enroot": "--mount={0}:{0} "}
+SCRIPT = """\
+#!/bin/sh
+# Python of the image {image}, with this machine's variables but for those of its own files.
+unset LD_LIBRARY_PATH LD_PRELOAD PYTHONHOME VIRTUAL_ENV $(env | sed -n 's/^\\(CONDA_[A-Z_0-9]*\\)=.*/\\1/p')
+names=$(env | sed -n 's/^\\([A-Za-z_][A-Za-z0-9_]*\\)=.*/\\1/p' | grep -Evx '{not_passed}')
+names=$(printf ' --env %s' $names)
+exec {command}
+"""
+
+
+def _answers(runtime: str) -> bool:
+    """Whether it is installed and can be used: of docker, whether its daemon answers."""
+    ask = [runtime, "version"]
+    return (
+        bool(shutil.which(runtime)) and subprocess.run(ask, capture_output=True, check=False).returncode == 0
+    )
+
+
+def interpreter(image: str, shared: Sequence[Path], store: Path) -> str:
+    """Return the path of a script that runs the Python of an image; `shared` directories are seen in it.
+
+    Raises `CaseError` if no runtime is installed.
+    """
+    runtime = next(filter(_answers, RUNTIMES), None)
+    if runtime is None:
+        raise CaseError(f"{PREFIX}{image} needs one of {', '.join(RUNTIMES)}, and none of them answers here")
+    if runtime in ("apptainer", "singularity") and "://" not in image and not Path(image).exists():
+        image = f"docker://{image}"
+    mount = MOUNTS.get(runtime, "--volume={0}:{0} ")
+    command = RUNTIMES[runtime].format(
+        gpus=GPUS.get(runtime, "") if Path("/dev/nvidiactl").exists() else "",
+        mounts="".join(mount.format(shlex.quote(str(each.absolute()))) for each in shared),
+        image=shlex.quote(image),
+    )
+    script = SCRIPT.format(image=image, not_passed=NOT_PASSED, command=command)
+    path = (store / "images" / documents.digest(script) / "python").absolute()
+    documents.write_text(path, script)
+    path.chmod(0o755)
+    return str(path)
