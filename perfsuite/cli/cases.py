@@ -185,6 +185,9 @@ def _tells(result: Measurement) -> bool:
 def dry_run(
     case: Ids = None,
     k: Expression = None,
+    rank: Annotated[
+        int | None, typer.Option(help="the rank to run (default: those that tell what all do)")
+    ] = None,
     device: Annotated[
         Device | None, typer.Option(help="what to pretend (default: the GPU that the case is meant for)")
     ] = None,
@@ -199,7 +202,9 @@ def dry_run(
     """
     chosen = selected(cases, case, k)
     progress = Progress(line=say, cases=len(chosen))
-    session = dry_session(options(store=store, baselines=baselines), progress, device)
+    session = dry_session(
+        options(store=store, baselines=baselines), progress, device, None if rank is None else (rank,)
+    )
     fits = chosen if k is None else fitting(session, chosen)  # one that is named tells itself why not
     progress.cases = len(fits)
     with _shown(json_output=json_output) as sessions:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
@@ -30,25 +31,31 @@ def dry_run(
     case: Case,
     directory: Path,
     *,
+    ranks: Sequence[int] | None = None,
     device: Device | None = None,
     arm: Arm = HERE,
     stop: Event | None = None,
 ) -> Run:
-    """Run `case` dry as each of the ranks that tell what all do, one process after another.
+    """Run `case` dry as each of `ranks` (default: those that tell what all do), one process after another.
 
     `arm` is their environment; `stop` kills the one that runs. `directory` is as a launch's. What went wrong
     in a process is in the `failure` of the run. Raises `DryRunError` for what cannot be run dry, and
     `CaseError` for what the framework refuses.
     """
+    last = case.topology.world_size - 1
+    for rank in ranks or ():
+        if not 0 <= rank <= last:
+            has = f"ranks 0 to {last}" if last else "rank 0 alone"
+            raise DryRunError(f"rank {rank} does not exist: {case.id} has {has}")
     machine, instead = pretended(case, device)
     if (reason := limits.why_not(case, machine)) is not None:
         raise DryRunError(f"{case.id}: {reason}")
     framework_of(case).check(case)
+    chosen = limits.ranks(case) if ranks is None else tuple(ranks)
     run_dir = RunDir(directory)
     documents.write(run_dir.case, CaseFile(case=case, device=machine.device))
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    stop = stop or Event()
-    reports = [_report(run_dir, case, machine, rank, arm, stop) for rank in limits.ranks(case)]
+    reports = [_report(run_dir, case, machine, rank, arm, stop or Event()) for rank in chosen]
     run = Run(
         case=case,
         machine=machine,

@@ -142,11 +142,16 @@ def _is_worse(verdict: Verdict) -> bool:
     return any(check.outcome == "regressed" for check in verdict.checks)
 
 
+ONE_RANK = "not recorded: --rank looks at one rank, and a baseline has all that differ"
+
+
 @dataclass
 class Dry(Way):
     """Runs cases dry, whatever this machine is. The host of its `setup` is a `DryHost`."""
 
     device: Device | None = None  # what to pretend; None: what the case is meant for
+    # The ranks to run. None: those that tell what all do; only these are recorded.
+    ranks: tuple[int, ...] | None = None
     dry: ClassVar[bool] = True
 
     def judge(self, trial: Trial) -> Verdict:
@@ -156,11 +161,15 @@ class Dry(Way):
         known = store.find(target, trial.case)
         self.setup.progress.begin(trial.case.id, COUNTED_STEP, 1, trial.case.unit)
         directory = RunDir.of_launch(trial.directory, 1).path
-        run = dry_run(trial.case, directory, device=self.device)
+        run = dry_run(trial.case, directory, ranks=self.ranks, device=self.device)
         trial.runs.append(run)
         file = known.file if known else store.local_file(target, trial.case.id)
         verdict = self._uncounted(run, target, is_known=known is not None)
-        return with_counts(verdict, trial.runs, known.baseline if known else None, str(file))
+        verdict = with_counts(verdict, trial.runs, known.baseline if known else None, str(file))
+        if known is None and self.ranks is not None and verdict.counts is not None:
+            looked_at = verdict.counts.replace(outcome="passed", baseline_file=None, notes=(ONE_RANK,))
+            verdict = verdict.replace(counts=looked_at)
+        return verdict
 
     def _uncounted(self, run: Run, target: str, *, is_known: bool) -> Verdict:
         """What a dry run says before its counts are looked at."""
@@ -170,7 +179,7 @@ class Dry(Way):
         if not is_known and self.setup.options.fail_without_baseline:
             reason = f"no baseline of counts for {target} in {self.setup.baselines}, and {MISSING_FAILS}"
             return Verdict(outcome="failed", launches=1, failure="no_baseline", reasons=(reason,))
-        return Verdict(outcome="passed" if is_known else "recorded", launches=1)
+        return Verdict(outcome="passed" if is_known or self.ranks is not None else "recorded", launches=1)
 
     def reviewed_file(self, case: Case) -> Path:
         """Where the reviewed baseline of the counts of a case stands, or would."""
@@ -178,7 +187,9 @@ class Dry(Way):
         return self.setup.baselines.counts.reviewed_file(target, case.id)
 
 
-def dry_session(options: Options, progress: Progress, device: Device | None = None) -> Session:
+def dry_session(
+    options: Options, progress: Progress, device: Device | None = None, ranks: tuple[int, ...] | None = None
+) -> Session:
     """A session that runs cases dry, on the machines that they are meant for or on another `device`."""
     setup = Setup(options, progress, DryHost(device=device))
-    return Session(setup, Dry(setup, device=device))
+    return Session(setup, Dry(setup, device=device, ranks=ranks))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -35,11 +36,15 @@ class DryRuns:
     """Stands in for the processes: what a step does, or why it fails."""
 
     def __init__(self) -> None:
+        self.ranks: list[Sequence[int] | None] = []
         self.flops = 100
         self.failure: Failure | None = None
 
-    def __call__(self, case: Case, directory: Path, *, device: str | None) -> Run:
-        counts = merged({0: Counts(flops={"forward": self.flops})})
+    def __call__(
+        self, case: Case, directory: Path, *, ranks: Sequence[int] | None, device: str | None
+    ) -> Run:
+        self.ranks.append(ranks)
+        counts = merged({rank: Counts(flops={"forward": self.flops}) for rank in ranks or (0,)})
         machine = pretended(case, device)[0]  # type: ignore[arg-type]
         return make_run(
             case=case,
@@ -70,8 +75,19 @@ def test_the_first_dry_run_records_and_the_next_compares_and_a_cpu_has_its_own(d
     assert f"{CASE.id}: passed" in command(CASE.id).stdout
     dry_runs.flops = 200
     assert f"{CASE.id}: regressed" in command(CASE.id, status=1).stdout
+    assert dry_runs.ranks == [None] * 3
     assert "as if on CPU" in command(CASE.id, "--device", "cpu").stdout
     assert Path(f".perfsuite/baselines/counts/dry-cpu/{CASE.id}.json").exists()
+
+
+def test_one_rank_is_compared_and_never_recorded(dry_runs: DryRuns) -> None:
+    result = command(CASE.id, "--rank", "1")
+    assert "step 4 of rank 1, counted:" in result.stdout
+    assert dry_runs.ranks == [(1,)]
+    assert f"{CASE.id}: passed" in result.stdout
+    assert "counts: recorded" not in result.stdout
+    assert "not recorded: --rank looks at one rank" in result.stdout
+    assert not Path(".perfsuite/baselines").exists()
 
 
 def test_json_is_the_session(dry_runs: DryRuns) -> None:
@@ -132,6 +148,7 @@ ONE_OF_BOTH = "name the cases by their ids, or select them by -k"
     ("arguments", "words"),
     [
         ((COMPILED.id,), "not by a dry run: torch.compile"),
+        ((CASE.id, "--rank", "2"), f"rank 2 does not exist: {CASE.id} has ranks 0 to 1"),
         (("nosuch",), "is called 'nosuch'"),
         (("nosuch", "--cases", "elsewhere"), "--cases elsewhere: no such directory"),
         ((), ONE_OF_BOTH),
@@ -158,6 +175,6 @@ def test_a_full_size_case_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
         topology={"nodes": 8, "processes_per_node": 8},
     )
     commands.hold(monkeypatch, case)
-    result = command(case.id, "--device", "cpu")
-    assert "step 4 of rank 0, counted:" in result.stdout
+    result = command(case.id, "--device", "cpu", "--rank", "63")
+    assert "step 4 of rank 63, counted:" in result.stdout
     assert "reduce_scatter float32 4.6" in result.stdout

@@ -22,6 +22,11 @@ CASE = make_case(framework=FSDP2(), hardware="cpu")
 def test_a_case_that_cannot_be_run_dry_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(DryRunError, match=r"fsdp2-.*: not by a dry run: torch.compile"):
         dry_run(CASE.replace(compile=True), tmp_path)
+    for rank in (-1, 2):
+        with pytest.raises(DryRunError, match=f"rank {rank} does not exist: .* has ranks 0 to 1"):
+            dry_run(CASE, tmp_path, ranks=[rank])
+    with pytest.raises(DryRunError, match="has rank 0 alone"):
+        dry_run(CASE.replace(topology=Topology(processes_per_node=1)), tmp_path, ranks=[1])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -63,11 +68,10 @@ def test_a_process_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pyte
 
 def test_a_rank_finds_its_place_in_the_environment_of_its_arm(tmp_path: Path) -> None:
     arm = with_process('env > "$3/environment"; echo "$@" > "$3/words"', tmp_path)
-    topology = Topology(nodes=3, processes_per_node=2)
-    case = CASE.replace(framework=FSDP(sharding_strategy="FULL_SHARD"), topology=topology)
-    dry_run(case, tmp_path / "run", arm=arm)
+    case = CASE.replace(topology=Topology(nodes=4, processes_per_node=2))
+    dry_run(case, tmp_path / "run", ranks=[5], arm=arm)
     given = {"X": "1", "PWD": str(tmp_path), "PERFSUITE_ANCESTOR_PID": str(os.getpid())}
-    given |= {"RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "0", "GROUP_RANK": "2"}
+    given |= {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "GROUP_RANK": "2"}
     variables = (tmp_path / "run" / "environment").read_text().splitlines()
     assert {f"{name}={value}" for name, value in given.items()} <= set(variables)
     assert "--rank 5" in (tmp_path / "run" / "words").read_text()

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 
 from perfsuite.cli.baseline.times import Refused, Shown
+from perfsuite.dry import limits
+from perfsuite.errors import PerfsuiteError
 from perfsuite.report import counts as told
 from perfsuite.report.terminal import console, lines_of
 from perfsuite.report.text import plural, wrapped
 from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import Acceptance
 from perfsuite.results.count_baseline import CountBaseline, from_runs, versions_of
-from perfsuite.results.counts import RankCounts
+from perfsuite.results.counts import RankCounts, of_rank
 from perfsuite.results.quantities import PEAK
 from perfsuite.results.run import Run
 from perfsuite.results.store import BaselineFiles
@@ -34,8 +36,18 @@ def _cells(known: CountBaseline) -> list[str]:
 
 
 def can_be_accepted(run: Run) -> bool:
-    """Whether a launch was counted and did what its case asks for."""
-    return bool(exact.counted([run])) and run.inject is None
+    """Whether a launch was counted and did what its case asks for; a dry run with --rank only looks."""
+    only_looks = run.dry and of_rank(run.counts, 0) is None
+    return bool(exact.counted([run])) and run.inject is None and not only_looks
+
+
+def _is_whole(run: Run) -> bool:
+    needed: tuple[int, ...]
+    try:
+        needed = limits.ranks(run.case)
+    except PerfsuiteError:  # its framework is not installed here
+        needed = (0,)
+    return all(of_rank(run.counts, rank) is not None for rank in needed)
 
 
 def accepted(
@@ -52,6 +64,8 @@ def accepted(
     if not counted:
         return None
     newest = counted[-1]
+    if newest.dry and not _is_whole(newest):
+        raise Refused("the newest dry run counted some ranks only: run it again without --rank")
 
     def way(run: Run) -> object:
         return {entry.counts.method for entry in run.counts}, versions_of(run)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite import documents
+from perfsuite import FSDP, documents
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Failure
@@ -60,6 +60,23 @@ def test_a_dry_run_is_accepted_by_its_own_target_and_never_for_its_times(reposit
     told("accept", "--counts")
     held = accepted(REVIEWED.counts.reviewed_file("dry-cpu", CASE.id))
     assert (held.target, held.launches) == ("dry-cpu", 5)
+
+
+def test_a_dry_run_of_another_rank_alone_is_never_accepted(repository: Path) -> None:
+    run = launch(counts(), MORE)
+    assert "no counted launch of a case" in counted(
+        "1", 1, status=2, counts=run.counts[1:], observed=run.observed, dry=True
+    )
+
+
+def test_a_dry_run_of_the_first_rank_alone_is_no_baseline_where_ranks_differ(repository: Path) -> None:
+    whole = seen(counts(), MORE, case=CASE.replace(framework=FSDP(sharding_strategy="FULL_SHARD")), dry=True)
+    alone = {**whole, "counts": whole["counts"][:1]}
+    measured("1", 1, **whole)
+    result = counted("2", 1, status=1, **alone)
+    assert "some ranks only: run it again without --rank" in " ".join(result.split())
+    counted("3", 1, **whole)
+    counted("4", 1, **{**alone, "case": CASE})
 
 
 def test_a_rank_that_the_baseline_has_is_never_lost(repository: Path) -> None:
