@@ -30,7 +30,7 @@ from perfsuite.launch.slurm import ENVIRONMENT, PREFIX, commands
 from perfsuite.launch.slurm.commands import POLL_S, patiently
 from perfsuite.node import lease
 from perfsuite.node.agent import NODE_VARIABLE
-from perfsuite.node.describe import Described
+from perfsuite.node.describe import GRANTED_GPUS, Described
 from perfsuite.node.processes import JOB_MARK, KILL_S, wait_for
 from perfsuite.results.environment import variables
 from perfsuite.results.rank_report import Failure
@@ -53,8 +53,14 @@ ENDED_BY_SLURM = re.compile(r"\*\*\* (STEP|JOB) .*? \*\*\*")
 """What slurmstepd writes when a step is cancelled, out of time, or has lost a node: not always."""
 ABORTED = re.compile(rf"^srun: Job step aborted|exit code {128 + signal.SIGTERM}$", re.MULTILINE)
 """What `srun` says then, and of an agent that had SIGTERM from Slurm."""
-GPU_REQUEST = re.compile(r"SLURM_\w*GPU\w*|SLURM_TRES_PER_TASK")
-"""A variable that an allocation has by its own options. `srun` reads some as options of a step, which has one
+GPU_REQUESTS = frozenset(
+    [
+        *("SLURM_CPUS_PER_GPU", "SLURM_GPUS", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK"),
+        *("SLURM_GPU_BIND", "SLURM_MEM_PER_GPU", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK"),
+        GRANTED_GPUS,  # that of the step counts, not that of the script of the job
+    ]
+)
+"""Variables that an allocation has by its own options and `srun` reads as options of a step, which has one
 task a node for all GPUs: https://slurm.schedmd.com/srun.html, "Input environment variables"."""
 
 
@@ -284,7 +290,7 @@ def _told(file: Path) -> LaunchFile:
 
 
 def _for_srun(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if not GPU_REQUEST.fullmatch(name)}
+    return {name: value for name, value in variables.items() if name not in GPU_REQUESTS}
 
 
 def refuse_other_gpus(told: Sequence[Described]) -> None:
