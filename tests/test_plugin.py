@@ -52,7 +52,6 @@ def test_the_first_run_records_and_the_second_compares(suite: pytest.Pytester) -
             "*1 recorded*",
         ]
     )
-    first.stdout.no_fnmatch_line("Name (time in *")
     second = run_cpu(suite, "-v", "--perf-json", "out.json")
     assert second.ret == 0
     second.stdout.fnmatch_lines(["*fake-llama-tiny-s64-b4-fp32-1x2*+0.0%*passed*"])
@@ -240,15 +239,29 @@ def test_xdist_is_refused_with_the_reason(suite: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*perfsuite does not run under pytest-xdist*Run without -n*"])
 
 
-@pytest.mark.parametrize(("mark", "chosen"), [("skip", ""), ("xfail", "h100")])
-def test_a_test_that_lost_its_cases_is_refused_whatever_hardware_is_selected(
+@pytest.mark.parametrize(
+    ("mark", "chosen"), [("skip", ""), ("skip", "h100"), ("xfail", "h100"), ("skip", "not cpu")]
+)
+def test_a_test_that_lost_its_cases_fails_whatever_hardware_is_selected(
     suite: pytest.Pytester, mark: str, chosen: str
 ) -> None:
     suite.makepyfile(test_cases=CASES.replace("[FAKE, A100]", "[]"))
     suite.makeini(f"[pytest]\nempty_parameter_set_mark = {mark}\n")
     result = suite.runpytest("-m", chosen)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: *: no case: the parameters of this test are empty"])
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*no case: the parameters of this test are empty*"])
+
+
+@pytest.mark.parametrize("arguments", [("-m", "not slow"), ("-m", "h100", "-k", "other")])
+def test_who_deselects_a_test_by_its_own_mark_or_name_does_not_get_it_back(
+    suite: pytest.Pytester, arguments: tuple[str, ...]
+) -> None:
+    marked = CASES.replace("[FAKE, A100]", "[]").replace(
+        "@pytest.mark.param", "@pytest.mark.slow\n    @pytest.mark.param"
+    )
+    suite.makepyfile(test_cases=marked if "slow" in arguments[1] else CASES.replace("[FAKE, A100]", "[]"))
+    suite.makeini("[pytest]\nmarkers = slow\n")
+    assert suite.runpytest(*arguments).ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 def test_an_error_of_another_plugin_at_the_end_loses_no_result(suite: pytest.Pytester) -> None:
@@ -272,6 +285,7 @@ def test_a_benchmark_of_others_needs_no_machine_that_could_be_measured_on(
     assert result.ret == 0
     told = json.loads((suite.path / "b.json").read_text())
     assert "hardware" not in told["machine_info"]
+    assert "frameworks" in told["machine_info"]
 
 
 def test_one_case_in_two_tests_is_measured_twice(suite: pytest.Pytester) -> None:

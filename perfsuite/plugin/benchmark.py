@@ -5,14 +5,21 @@ It reads its timer once, when its fixture is built; `pedantic` never calibrates:
 
 import contextlib
 from collections.abc import Generator, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import pytest
 
 from perfsuite import documents
 from perfsuite.errors import PerfsuiteError
+from perfsuite.frameworks.base import optional_packages
 from perfsuite.plugin.keys import SESSION
 
+TABLE_OPTIONS = tuple(
+    f"--benchmark-{name}"
+    for name in ("columns", "compare", "cprofile", "group-by", "histogram", "name", "sort", "verbose")
+)
+"""Options of pytest-benchmark that are about its table: one of them shows cases in it, too."""
 Groups = list[tuple[str | None, list[dict[str, Any]]]]
 
 
@@ -52,9 +59,14 @@ def replay_nothing(benchmark: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """Add the hardware, if it can be told, to the JSON, which may be of other benchmarks alone."""
+    """Add versions and hardware, if it can be told, to the JSON, which may be of other benchmarks alone."""
     with contextlib.suppress(PerfsuiteError):
         machine_info["hardware"] = documents.plain(config.stash[SESSION].setup.host.machine)
+    versions = {}
+    for package in optional_packages():
+        with contextlib.suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    machine_info["frameworks"] = versions
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
@@ -76,10 +88,10 @@ def pytest_benchmark_compare_machine_info(
 
 @pytest.hookimpl(optionalhook=True, wrapper=True)
 def pytest_benchmark_group_stats(config: pytest.Config) -> Generator[None, Groups, Groups]:
-    """Leave cases, which have perfsuite's table, out of pytest-benchmark's unless its options are given."""
+    """Leave cases out of pytest-benchmark's own table: perfsuite's has them. `TABLE_OPTIONS` ask for it."""
     groups = yield
     arguments = [*config.invocation_params.args, *config.getini("addopts")]
-    if any(str(each).startswith("--benchmark-") for each in arguments):
+    if any(str(each).startswith(TABLE_OPTIONS) for each in arguments):
         return groups
     others = [
         (name, [each for each in group if "case_id" not in each["extra_info"]]) for name, group in groups

@@ -1,25 +1,34 @@
 """Which tests measure a case, and what is refused of them before anything is deselected or launched."""
 
+import re
 from collections.abc import Generator
+from difflib import get_close_matches
 from pathlib import Path
 
 import pytest
 
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseList
+from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ini import read_ini
 from perfsuite.plugin.keys import NO_SHARE, PROGRESS, SELECTED, SESSION, terminal_of, usage_error
+from perfsuite.results.outcome import STYLES
+from perfsuite.results.store import BASELINES
 from perfsuite.session import plan
 from perfsuite.session.session import Session, check_same
 from perfsuite.session.setup import Host
 
-EMPTY = "got empty parameter set"
-"""How the reason begins of a mark by which pytest keeps a test without parameters from running."""
+LETTERS = ", ".join(f"{style.letter} {style.word}" for style in STYLES.values() if style.letter)
+"""pytest's letters for verdicts."""
+EMPTY = pytest.StashKey[bool]()  # of a test: whether its parametrization found no case. pytest would skip it
 NO_CASE = (
     "bench measures a case that is a parameter of the test, so that -m and -k can select it. Write "
     '@pytest.mark.parametrize("case", [Case(...)]) above def test_it(bench, case)'
 )
+MARKER_NAME = re.compile(r"\bnot\s+[\w:+.-]+|\([^()]*=[^()]*\)|([\w:+.-]+)")
+"""A name in what stands after `-m`, as its group: not one after `not`, which selects nothing, and none in the
+arguments of a marker."""
 
 
 def case_of(item: pytest.Item) -> Case | None:
@@ -49,9 +58,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, object, object]:
-    """Check what was collected, before anything is deselected, and plan what is left."""
+    """Check what was collected, before anything is deselected.
+
+    A test that lost its cases has no hardware either. Unless it has marks of its own, it is left whatever
+    `-m` selects: else nobody would see that it measures nothing.
+    """
     check_collected(config, items)
+    lost = [item for item in items if EMPTY in item.stash]
+    lost = [item for item in lost if {mark.name for mark in item.iter_markers()} <= {"parametrize"}]
     result = yield
+    if config.option.markexpr and not config.option.keyword:
+        items += [item for item in lost if item not in items]
     _plan(config, items)
     return result
 
@@ -112,15 +129,21 @@ def _resume(session: Session, benchmarks: list[pytest.Item]) -> int:
 
 
 def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Raise `UsageError` for what would be measured wrongly, or never."""
+    """Find the tests that lost their cases. Raises `UsageError` for what is measured wrongly, or never."""
     benchmarks = [item for item in items if uses_bench(item)]
     if not benchmarks:
         return
+    if not any(map(config.pluginmanager.hasplugin, ("benchmark", "pytest_benchmark.plugin"))):
+        raise pytest.UsageError(
+            f"{benchmarks[0].nodeid} asks for bench, which needs pytest-benchmark, and that is turned off: "
+            "run without -p no:benchmark"
+        )
     _check_root(config)
     known: dict[str, tuple[pytest.Item, Case]] = {}
     for item in benchmarks:
-        if any(str(mark.kwargs.get("reason")).startswith(EMPTY) for mark in item.own_markers):
-            raise pytest.UsageError(f"{item.nodeid}: no case: the parameters of this test are empty")
+        _note_lost_cases(item)
+        if EMPTY in item.stash:
+            continue
         if (case := case_of(item)) is None:
             raise pytest.UsageError(f"{item.nodeid}: {NO_CASE}")
         first, same = known.setdefault(case.id, (item, case))
@@ -132,18 +155,55 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
                 "baseline: leave one of them out, or change a field of its case"
             )
     config.stash[SESSION].collected = frozenset(known)
+    _check_marker_names(config, items)
 
 
 def _check_root(config: pytest.Config) -> None:
-    """Raise `UsageError` where an option's value keeps pytest from the settings of its tests."""
-    if config.inipath is not None or config.getoption("inifilename") is not None:
-        return
-    here = config.invocation_params.dir
-    with usage_error():
-        ini = read_ini(here)
+    """Raise `UsageError` where an option's value keeps pytest from the settings or baselines of its tests."""
+    here, root = config.invocation_params.dir, config.stash[SESSION].setup.options.root
     paths = [here / argument.partition("::")[0] for argument in config.args]
-    if ini.values and any(path.is_relative_to(ini.root) for path in paths):
+    why = "pytest takes an option's value that is an existing path for a test: write --option=PATH, with ="
+    if config.inipath is None and config.getoption("inifilename") is None:
+        with usage_error():
+            ini = read_ini(here)
+        if ini.values and any(path.is_relative_to(ini.root) for path in paths):
+            raise pytest.UsageError(
+                f"the settings of pytest in {ini.root} were not read. {why}, or use -c FILE"
+            )
+    is_chosen = config.getoption("--perf-baselines") or config.getini("perf_baselines") != str(BASELINES)
+    if is_chosen or config.getoption("rootdir") or not any(path.is_relative_to(here) for path in paths):
+        return
+    if (here / BASELINES).is_dir() and not (root / BASELINES).is_dir():
         raise pytest.UsageError(
-            f"the settings of pytest in {ini.root} were not read. pytest takes an option's value that is an "
-            "existing path for a test: write --option=PATH, with =, or use -c FILE"
+            f"there is {here / BASELINES}, but baselines would be looked for in {root / BASELINES}. {why}, "
+            "or use --perf-baselines=DIR"
         )
+
+
+def _note_lost_cases(item: pytest.Item) -> None:
+    """Take off the marks by which pytest keeps a test from running whose parametrization is empty."""
+    for mark in [mark for mark in item.own_markers if mark.name in ("skip", "xfail")]:
+        if str(mark.kwargs.get("reason", "")).startswith("got empty parameter set"):
+            item.own_markers.remove(mark)
+            item.stash[EMPTY] = True
+
+
+def _check_marker_names(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse a marker after `-m` that neither pytest nor any test knows: it would select no case."""
+    known = {re.split("[:(]", line)[0].strip() for line in config.getini("markers")}
+    known |= {mark.name for item in items for mark in item.iter_markers()}
+    for name in re.findall(MARKER_NAME, config.option.markexpr):
+        if name and name not in {*known, "and", "or"}:
+            family = name.partition("-")[0]  # of `a100-80gb`, as stands in a case
+            near = [family] if family in known else get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"Hardware is one of {', '.join(ACCELERATORS)}."
+            raise pytest.UsageError(
+                f"-m {config.option.markexpr!r}: no marker is named {name}. "
+                f"{hint} Register one of your own as `markers` in pytest's ini file"
+            )
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> str | None:
+    """Return the line below the number of tests; with -v pytest shows words, which need none."""
+    shows_letters = config.get_verbosity() <= 0 and not config.option.collectonly
+    return f"perfsuite: {LETTERS}" if shows_letters and any(map(uses_bench, items)) else None

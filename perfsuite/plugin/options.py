@@ -17,7 +17,7 @@ from perfsuite.report.progress import Progress
 from perfsuite.report.text import printable
 from perfsuite.session import against_arm
 from perfsuite.session.against_baseline import AgainstBaseline, dry_session
-from perfsuite.session.option_table import OPTIONS, Option, check_together, options_of
+from perfsuite.session.option_table import OLD, OPTIONS, Option, check_together, options_of
 from perfsuite.session.session import Session
 from perfsuite.session.setup import Host, Setup
 
@@ -35,6 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             parser.addini(option.key, f"as {option.spelled}", type="bool", default=False)
         elif option.ini:
             parser.addini(option.key, f"as {option.spelled}", default=option.default)
+    for old, new in OLD.items():
+        group.addoption(f"--perf-{old}", nargs="?", const="", help="==SUPPRESS==")
+        parser.addini(f"perf_{old.replace('-', '_')}", f"is {new} now", default="")
     group.addoption("--perf-cases", help="==SUPPRESS==")  # a file for the selected cases: tools use it
     parser.addini(
         "perf_cases", "directory of the cases, for the commands of perfsuite", default="bench_cases"
@@ -64,6 +67,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def values(config: pytest.Config) -> dict[str, Any]:
     """What every option was set to, by its name. Raises `UsageError` for a bad one, with what is allowed."""
+    for old, new in OLD.items():
+        if config.getoption(f"--perf-{old}") is not None or config.getini(f"perf_{old.replace('-', '_')}"):
+            raise pytest.UsageError(f"there is no --perf-{old} any more: it is {new} now")
     with usage_error():
         check_together({option.name for option in OPTIONS if config.getoption(option.spelled)})
         return {option.name: _value(config, option) for option in OPTIONS}
@@ -71,6 +77,8 @@ def values(config: pytest.Config) -> dict[str, Any]:
 
 def _value(config: pytest.Config, option: Option) -> Any:
     given = config.getoption(option.spelled)
+    if given in ([], "--"):  # what argparse makes of two dashes before Python 3.13, and since
+        raise pytest.UsageError(f"{option.spelled}=--: give a value, or leave the option out")
     if given or not option.ini:
         return option.read(option.spelled, given)
     return option.read(option.key, config.getini(option.key))

@@ -9,7 +9,7 @@ from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.errors import AllocationOverError, PerfsuiteError, told
 from perfsuite.plugin.benchmark import CLOCK, replay, replay_nothing, set_clock
-from perfsuite.plugin.collection import NO_CASE, case_of, uses_bench
+from perfsuite.plugin.collection import EMPTY, NO_CASE, case_of, uses_bench
 from perfsuite.plugin.keys import ENDED, MEASUREMENT, PASSED, SESSION, is_worker, shown
 from perfsuite.report import summary
 from perfsuite.report import terminal as report
@@ -28,6 +28,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             "Run without -n (or with -p no:xdist); --perf-dry, which times nothing, may have it.",
             pytrace=False,
         )
+    if EMPTY in item.stash:
+        pytest.fail("no case: the parameters of this test are empty", pytrace=False)
     if (case := case_of(item)) is not None:
         _skip_if_impossible(item, case)
     set_clock(item)

@@ -357,6 +357,12 @@ OPTIONS = (
     ),
 )
 BY_NAME = {option.name: option for option in OPTIONS}
+OLD = {
+    "no-baseline": "--perf-missing-baseline=fail",
+    "strict-improved": "--perf-strict=improved",
+    "strict-inconclusive": "--perf-strict=inconclusive",
+}
+"""Options that were, and what they are now."""
 EXCLUDING = (
     ("dry", ("inject", "no-counts", "explain"), "a dry run only counts"),
     ("dry", ("resume",), "only launches are resumed"),

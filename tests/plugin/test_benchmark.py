@@ -40,7 +40,11 @@ def test_a_benchmark_that_has_nothing_to_show_is_used_all_the_same() -> None:
 
 @pytest.mark.launch
 def test_pytest_benchmark_has_every_step(suite: pytest.Pytester) -> None:
-    run_cpu(suite, "--benchmark-json=b.json", "--benchmark-save=one", "--perf-json=out.json")
+    result = run_cpu(suite, "--benchmark-json=b.json", "--benchmark-save=one", "--perf-json=out.json")
+    result.stdout.no_fnmatch_line("Name (time in *")
+    result.stdout.fnmatch_lines(
+        ["perfsuite: R regressed, U unhealthy, I inconclusive, i improved, r recorded"]
+    )
     (saved,) = read_json(suite, "b.json")["benchmarks"]
     runs = read_json(suite)["results"][0]["runs"]
     assert len(runs) == 3
@@ -50,6 +54,7 @@ def test_pytest_benchmark_has_every_step(suite: pytest.Pytester) -> None:
     assert saved["extra_info"]["case_id"] == "fake-llama-tiny-s64-b4-fp32-1x2"
     machine = read_json(suite, "b.json")["machine_info"]
     assert machine["hardware"]["hardware_class"].startswith("cpu-")
+    assert machine["frameworks"]["torch"].startswith("2.")
     clock = "ignore::pytest_benchmark.logger.PytestBenchmarkWarning"  # that of the cores may have changed
     compared = run_cpu(suite, "--benchmark-compare", "-W", clock)
     assert compared.ret == 0
@@ -75,3 +80,14 @@ def test_saved_benchmarks_of_others_can_be_compared(suite: pytest.Pytester) -> N
     assert list(suite.path.glob(".benchmarks/*/*.json"))
     result = suite.runpytest("-W", "ignore", "--benchmark-compare")
     assert result.ret == 0
+
+
+@pytest.mark.launch
+def test_without_pytest_benchmark_the_error_says_so(suite: pytest.Pytester) -> None:
+    result = suite.runpytest_subprocess("-p", "no:benchmark")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["*test_cases.py::test_it?fake-*? asks for bench, which needs pytest-benchmark*-p no:benchmark"]
+    )
+    suite.makepyfile(test_cases="def test_other():\n    pass\n")
+    assert suite.runpytest_subprocess("-p", "no:benchmark").ret == 0

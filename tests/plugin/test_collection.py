@@ -32,8 +32,12 @@ TWICE = "fake-llama-tiny-s64-b4-fp32-1x2"
             (),
             f"two different cases have the id {TWICE}: they differ in may_run_out_of_memory",
         ),
+        (CASES, ("-m", "h10"), "-m 'h10': no marker is named h10. Did you mean h100?"),
+        (CASES, ("-m", "cpu or h10"), "-m 'cpu or h10': no marker is named h10. Did you mean h100?"),
+        (CASES, ("-m", "a100-80gb"), "no marker is named a100-80gb. Did you mean a100?"),
+        (CASES, ("-m", "xyzzy"), "no marker is named xyzzy. Hardware is one of cpu, gpu, a10, "),
     ],
-    ids=["no parameter", "-m", "no case", "twice", "one id"],
+    ids=["no parameter", "-m", "no case", "twice", "one id", "near", "one of two", "family", "unknown"],
 )
 def test_what_would_be_measured_wrongly_or_never_is_refused_whatever_is_selected(
     suite: pytest.Pytester, content: str, args: tuple[str, ...], said: str
@@ -65,6 +69,31 @@ def test_a_bench_that_was_not_seen_when_collected_measures_nothing(suite: pytest
     result = suite.runpytest("-W", "ignore")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*bench measures a case that is a parameter of the test*"])
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "not slow",
+        "h100 or (cpu and not slow)",
+        "mine",
+        "registered(name='h10', other=1) or cpu",
+        "parametrize",
+    ],
+)
+def test_markers_that_somebody_knows_or_that_deselect_nothing_are_fine(
+    suite: pytest.Pytester, expression: str
+) -> None:
+    suite.makeini("[pytest]\nmarkers = registered(name, other): mine, too\n")
+    marked = CASES.replace("@pytest", "@pytest.mark.mine\n    @pytest")
+    suite.makepyfile(test_cases=marked)
+    result = suite.runpytest("--collect-only", "-m", expression, "-W", "ignore")
+    assert result.ret == 0
+
+
+def test_markers_are_not_looked_at_where_no_case_was_collected(suite: pytest.Pytester) -> None:
+    suite.makepyfile(test_cases="def test_it():\n    pass\n")
+    assert suite.runpytest("-m", "h10").ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 @pytest.mark.parametrize("wrong", ["FAKE.replace(micro_batchs=4)", "Topology(processes=2)"])

@@ -38,6 +38,7 @@ def test_what_is_given_reaches_the_session(
             (f"--perf-min-judged={share}", f"*={share}: give a share from 0% to 100%, or from 0 to 1")
             for share in ("1.1", "-1", "nan", "90%%", "all", "101%")
         ),
+        *((f"--perf-{name}=--", f"--perf-{name}=--: give a value*") for name in ("against", "json")),
         ("--perf-min-launches=" + 5000 * "9", "--perf-min-launches=9999*: give a whole number from 1 *"),
         ("--perf-inject=slow", "*'slow': give slowdown=P%*"),
         ("--perf-against=nosuch", "--perf-against 'nosuch': 'nosuch' is no commit of *"),
@@ -85,3 +86,17 @@ def test_settings_that_pytest_does_not_read_for_an_options_value_are_said(
     assert suite.runpytest("--collect-only", "-c", "tox.ini", *given[1:]).ret == 0
     elsewhere = (suite.path / "test_cases.py").rename(tmp_path / "test_cases.py")
     assert suite.runpytest("--collect-only", elsewhere).ret == 0
+
+
+def test_baselines_here_that_are_not_those_of_the_root_are_said(
+    suite: pytest.Pytester, tmp_path: Path
+) -> None:
+    suite.mkdir("baselines")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "out").mkdir()
+    moved = ("--collect-only", "--perf-report", str(tmp_path / "out"))
+    result = suite.runpytest(*moved)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    there = f"{suite.path}/baselines, but baselines would be looked for in {tmp_path}/baselines"
+    result.stderr.fnmatch_lines([f"ERROR: there is {there}.*"])
+    assert suite.runpytest(*moved, "--perf-baselines=elsewhere").ret == 0
