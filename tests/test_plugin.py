@@ -622,7 +622,7 @@ def test_a_store_that_cannot_be_written_is_said(suite: pytest.Pytester) -> None:
     (suite.path / "file").write_text("")
     result = run_cpu(suite, "--perf-store", "file/store")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*cannot write *file/store/*Give a directory that you may write to*"])
+    result.stdout.fnmatch_lines(["*cannot write *file/store/*: Not a directory*"])
 
 
 @pytest.mark.fault("anything else fails in pytest's process")

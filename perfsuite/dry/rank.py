@@ -16,7 +16,7 @@ from perfsuite.dry import cuda, group, values
 from perfsuite.dry.fit import predict
 from perfsuite.errors import DryRunError, MismatchError
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, Workload, framework_of
-from perfsuite.frameworks.common import finetuning
+from perfsuite.frameworks.common import finetuning, float8
 from perfsuite.frameworks.common.model import DTYPES, dtype_name, model_without_weights
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import Observed, RankReport
@@ -128,6 +128,7 @@ class DryRank:
             "parameter_dtype": ", ".join(sorted({dtype_name(each.dtype) for each in model.parameters()})),
             "optimizer": type(self._optimizer).__name__,
             **finetuning.observed(model),
+            **float8.observed(model),
             **self.workload.settings,
         }
 

@@ -54,7 +54,7 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
         return
     status: Status = "complete" if _is_complete(session, exitstatus) else "interrupted"
     try:
-        outputs.write_files([ours], status)
+        outputs.write_files(ours, status)
     except PerfsuiteError as error:  # the figures are still on the screen
         config.stash[UNWRITTEN] = str(error)
         if session.exitstatus in NO_ERROR:

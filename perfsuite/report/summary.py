@@ -252,7 +252,7 @@ def in_short(results: Sequence[Measurement]) -> list[str]:
     """Return a few lines about the cases that nobody needs to act upon, however many they are."""
     quiet = [result for result in results if not needs_words(result)]
     lines = [f"{result.case_id}: {told}" for result in quiet for told in excuses(result)]
-    lines += map(str, scalings(results))
+    lines += scalings(results)
     by_note = defaultdict[str, list[str]](list)
     for result in quiet:
         for note in quiet_notes(result):

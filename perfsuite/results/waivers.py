@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from perfsuite.documents import Data, explain, read_text
+from perfsuite.documents import Data, explain
 from perfsuite.errors import FileError
 
 FILE = "perf-waivers.toml"  # in the root directory of the cases
@@ -45,7 +45,7 @@ class Waiver(Data):
 def read(file: Path) -> tuple[Waiver, ...]:
     """The waivers of a file, none without such a file. Raises `FileError`, which names the entry."""
     try:
-        content = tomllib.loads(read_text(file))
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return ()
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

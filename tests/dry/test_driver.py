@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Nanotron, Topology
+from perfsuite import DDP, FSDP2, Nanotron, Topology
 from perfsuite.dry import driver
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.errors import CaseError, DryRunError
