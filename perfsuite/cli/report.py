@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from perfsuite import documents
-from perfsuite.cli.cases import AsJson, Report, directory, read
+from perfsuite.cli.cases import AsJson, Report, read
 from perfsuite.errors import CaseError, FileError
 from perfsuite.report import export as exports
 from perfsuite.report import preflight, summary
@@ -17,7 +17,7 @@ from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import STORE, SessionDir, Store
 from perfsuite.session.outputs import write_report
 
-LocalStore = Annotated[Path, directory("store", "Local store, where sessions are.")]
+LocalStore = Annotated[Path, typer.Option("--store", help="Local store, where sessions are.")]
 
 
 def report(
@@ -35,7 +35,7 @@ def report(
         typer.Option(
             "--verbose",
             "-v",
-            help="In the terminal, explain the cases that passed, too, and tell all figures.",
+            help="In the terminal, explain the cases that passed, too.",
         ),
     ] = False,
 ) -> None:
@@ -91,10 +91,10 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
 
 def export(
     output_format: Annotated[
-        Literal["hud", "openmetrics", "bencher"],
+        Literal["hud", "openmetrics"],
         typer.Option(
             "--format",
-            help="PyTorch HUD's benchmark database, OpenMetrics text (Prometheus), or Bencher Metric Format.",
+            help="Format of PyTorch HUD's benchmark database, or of Prometheus (OpenMetrics).",
         ),
     ],
     session: Annotated[

@@ -16,9 +16,6 @@ UNKNOWN = (-0.9, 9.0)
 """A change is not known where its interval reaches a tenth or ten times of what it is compared with."""
 
 WIDTH = 100  # columns of what reports write in words, on a terminal and in a log
-_NO_BREAK = "\N{NO-BREAK SPACE}"
-_PARTED = re.compile(r"(?<=[\d%BPs]) (?:->|to) (?=[-+\d])|(?<=[\d%]) (?=[A-Za-zµ%°])")
-"""Blanks next to a number at which no line may end: `7.0 MiB`, `99 %`, `29.9 -> 59.8`, `-27.0% to -8.0%`."""
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _COMMAND = re.compile(r"^([^\S\n]*)::", re.MULTILINE)
 
@@ -102,13 +99,11 @@ def cut(lines: Sequence[str], most: int) -> list[str]:
 def wrapped(text: str, *, indent: str = "  ", most: int | None = None) -> list[str]:
     """Return text as lines of at most `WIDTH` columns. Paths and other long words stay whole.
 
-    A number stays with its unit and with the number that an arrow or an interval leads to. `most`: lines at
-    the most, of which the last one then ends in an ellipsis.
+    `most`: lines at the most, of which the last one then ends in an ellipsis.
     """
-    together = _PARTED.sub(lambda found: found[0].replace(" ", _NO_BREAK), text)
     lines = [
-        line.replace(_NO_BREAK, " ")
-        for paragraph in together.splitlines()
+        line
+        for paragraph in text.splitlines()
         for line in textwrap.wrap(
             paragraph,
             WIDTH,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from perfsuite.documents import Data, explain, read_text
+from perfsuite.documents import Data, explain
 from perfsuite.errors import FileError
 
 FILE = "perf-waivers.toml"  # in the root directory of the cases
@@ -49,7 +49,7 @@ class _File(Data):
 def read(file: Path) -> tuple[Waiver, ...]:
     """The waivers of a file, none without such a file. Raises `FileError`, which names entry and field."""
     try:
-        return _File.model_validate(tomllib.loads(read_text(file))).waiver
+        return _File.model_validate(tomllib.loads(file.read_text(encoding="utf-8"))).waiver
     except FileNotFoundError:
         return ()
     except ValidationError as error:

@@ -21,22 +21,19 @@ from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_CHANGED
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
 
-MOST_DIGITS = 9  # of a whole number: with more it is a slip, and with some thousands Python does not read it
 STRICT = ("improved", "inconclusive")  # outcomes that fail a test only on request
 
 Parse = Callable[[str], Any]
 """Reads a value. Raises `ValueError` with what is allowed, as it stands after `give`."""
 
 
-def whole(least: int, most: int | None = None) -> Parse:
+def whole(least: int, most: int = 10**9) -> Parse:
     """A whole number in a range."""
 
     def parse(value: str) -> int:
-        several = f"a whole number, {least} or more, of at most {MOST_DIGITS} digits"
-        allowed = several if most is None else f"a whole number from {least} to {most}"
-        if not value.isdecimal() or len(value) > MOST_DIGITS or not least <= int(value) <= (most or 10**9):
-            raise ValueError(allowed)
-        return int(value)
+        if re.fullmatch(r"[0-9]{1,10}", value) and least <= int(value) <= most:
+            return int(value)
+        raise ValueError(f"a whole number from {least} to {most}")
 
     return parse
 
@@ -81,28 +78,25 @@ def shard(value: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def path(value: str) -> Path:
-    """A path that can exist."""
-    try:
-        os.stat(value)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except (OSError, ValueError) as error:
-        raise ValueError(f"another path: {getattr(error, 'strerror', error)}") from None
-    return Path(value)
-
-
 def file(value: str) -> Path:
     """A file to write."""
-    if path(value).is_dir():
+    if os.path.isdir(value):
         raise ValueError("a file: this is a directory")
     return Path(value)
 
 
 def directory(value: str) -> Path:
     """A directory to write to."""
-    if path(value).is_file():
+    if os.path.isfile(value):
         raise ValueError("a directory: this is a file")
+    return Path(value)
+
+
+def report(value: str) -> Path:
+    """A directory for a report, whose page replaces no other page."""
+    page = directory(value) / "index.html"
+    if page.exists() and b"<title>perfsuite: " not in page.read_bytes():
+        raise ValueError("a directory without an index.html of your own")
     return Path(value)
 
 
@@ -124,9 +118,8 @@ class Option:
     parse: Parse = str
     # The value without it, as text. It is parsed like any other, unless it is empty: then it is None.
     default: str = ""
-    default_told: str = ""  # the default in words, where a value does not say it
-    # The field of `Options` that it sets, if not the one of its name; `policy.` begins one of its policy. A
-    # flag whose name begins with `no-` sets it to False.
+    # The field of `Options` or of its policy that it sets, if not the one of its name without `no-`, which
+    # sets it to False.
     sets: str = ""
     ini: bool = False  # whether a repository can fix it in pytest's ini file
     of_verdict: bool = False  # whether a verdict depends on it: a session is resumed only with the same value
@@ -148,19 +141,16 @@ class Option:
 
     @property
     def sets_field(self) -> str | None:
-        """The field of `Options` that it sets, if any."""
-        own = self.name.replace("-", "_")
-        return self.sets or (own if own in Options.__dataclass_fields__ else None)
-
-    @property
-    def told(self) -> str:
-        """The default, for people."""
-        return self.default_told or self.default
+        """The field of `Options` that it sets, if any; `policy.` begins one of its policy."""
+        own = self.sets or self.name.removeprefix("no-").replace("-", "_")
+        if own in Policy.__dataclass_fields__:
+            return f"policy.{own}"
+        return own if own in Options.__dataclass_fields__ else None
 
     @property
     def help_with_default(self) -> str:
         """The help, as a command line shows it."""
-        return self.help + (f" (default: {self.told.replace('`', '')})" if self.told else "")
+        return self.help + (f" (default: {self.default})" if self.default else "")
 
     def read(self, spelled: str, value: str | bool | None) -> Any:
         """Return what a value means. Raises `CaseError`, which names the option as it was `spelled`."""
@@ -192,7 +182,7 @@ OPTIONS = (
     Option(
         name="report",
         metavar="DIR",
-        parse=directory,
+        parse=report,
         help="write a report to DIR: index.html, summary.md for CI, and results.json",
         page="Also of an interrupted session",
     ),
@@ -201,43 +191,38 @@ OPTIONS = (
         metavar="FILE",
         parse=file,
         help="write every verdict and figure to FILE as JSON",
-        page="The same file that each session leaves in the store as `results.json`",
+        page="Each session leaves the same in the store as `results.json`",
     ),
     Option(
         name="explain",
         ini=True,
-        help="launch a slower case once more, to profile some steps and say what they do differently; also "
-        "a case whose launches may become a baseline, which is compared with then",
-        page="See [Explain](explain.md). `--perf-against` always does",
+        help="launch a slower case once more, profile some steps and say what they do differently; also "
+        "a case whose launches may become a baseline",
+        page="See [Explain](explain.md)",
     ),
     Option(
         name="max-launches",
         metavar="N",
         parse=whole(1),
         default=str(MAX_LAUNCHES),
-        sets="policy.max_launches",
         ini=True,
         of_verdict=True,
-        help="launches of a case at most, with those that are set aside; 1 or 2 are a quick look, which "
-        "never shows a regression by times",
+        help="launches of a case at most; 1 or 2 are a quick look, which never shows a regression by times",
     ),
     Option(
         name="min-launches",
         metavar="N",
         parse=whole(1),
         default="1",
-        sets="policy.min_launches",
         ini=True,
         of_verdict=True,
         help="healthy launches of a case at least: 5 or more to accept as a baseline",
-        page="It wins over a smaller `--perf-max-launches`",
     ),
     Option(
         name="record-launches",
         metavar="N",
         parse=whole(1),
         default="3",
-        sets="policy.record_launches",
         ini=True,
         of_verdict=True,
         help="healthy launches of a case without a baseline: 1 only shows that it runs",
@@ -256,14 +241,13 @@ OPTIONS = (
         metavar="OUTCOMES",
         parse=strict,
         ini=True,
-        default_told="neither",
         help="fail a case that is improved or inconclusive, too: --perf-strict=improved,inconclusive",
     ),
     Option(
         name="shadow",
         ini=True,
         of_verdict=True,
-        help="measure and judge, but fail no test for it: the end says how many cases would have failed",
+        help="measure and judge, but fail no test for it",
         page="See [Shadow mode](your-repository.md#shadow-mode)",
     ),
     Option(
@@ -271,27 +255,22 @@ OPTIONS = (
         metavar="SHARE",
         parse=share,
         default="0",
-        default_told="0: one case is enough",
         ini=True,
-        help="fail the session if fewer of its cases are judged, as 90% or 0.9; inconclusive, unhealthy, "
-        "newly recorded and excused ones are not",
+        help="fail the session if fewer of its cases are judged, as 90% or 0.9",
     ),
     Option(
         name="budget",
         metavar="TIME",
         parse=seconds,
         sets="budget_s",
-        default_told="none",
         help="begin no case that would end after TIME (40min, 2h), by what it took last",
-        page="`perfsuite plan` shows the order. What is not reached counts as not judged",
+        page="See [A budget](your-repository.md#a-budget)",
     ),
     Option(
         name="shard",
         metavar="K/N",
         parse=shard,
-        default_told="all cases",
         help="only the cases of job K of N jobs, which share them alike: 2/8",
-        page="`perfsuite report` and `perfsuite history push` take the results of all jobs",
     ),
     Option(
         name="wait-quiet",
@@ -300,75 +279,61 @@ OPTIONS = (
         default=f"{WAIT_S:.0f}",
         sets="wait_quiet_s",
         ini=True,
-        help="where others used the machine in a launch, wait so long at most until they end; 0: launch "
-        "again at once",
+        help="wait at most so long for others who use the machine; 0: launch again at once",
         page="With the local launcher",
     ),
     Option(
         name="allow-shared",
-        help="where others use the machine, do not wait but show the figures, marked: counts alone are "
-        "judged and recorded",
-    ),
-    Option(
-        name="busy",
-        metavar="wait|fail",
-        default="wait",
-        sets="fail_if_busy",
-        help="where another session measures on this machine: wait until it ends, or fail",
+        help="if others use the machine, show the figures without waiting; counts alone are judged and "
+        "recorded",
     ),
     Option(
         name="launcher",
         metavar="NAME",
-        default_told="`slurm` in an allocation of several nodes, else `local`",
         ini=True,
-        help="what starts the processes of a case: local, slurm (inside an allocation, on its nodes), or one "
-        "of another package",
+        help="what starts the processes of a case: local, slurm (in an allocation, on its nodes: the default "
+        "where it has several), or one of another package",
         page="See [Inside an allocation](slurm.md#inside-an-allocation)",
     ),
     Option(
         name="no-preflight",
-        sets="preflight",
         help="launch cases of several nodes without looking at the nodes before",
         page="See [Preflight](slurm.md#preflight)",
     ),
     Option(
         name="resume",
-        help="go on with the newest session of the store: cases that it decided, for the same commit, "
-        "hardware, environment and options, are shown and not measured again",
-        page="See [Going on with a session](faults.md#go-on-with-a-session)",
+        help="go on with the newest session of the store: do not measure again what it decided",
+        page="See [Going on with a session](#go-on-with-a-session)",
     ),
     Option(
         name="no-counts",
-        sets="counts",
         of_verdict=True,
-        help="do not count what a step does (collectives, FLOPs, kernels, memory): nothing of it is judged",
+        help="do not count what a step does, and judge nothing of it",
     ),
     Option(
         name="against",
         metavar="ARM",
-        help="compare with another environment in place of baselines: launches alternate between ARM and "
-        "this one. ARM: NAME=VALUE, PACKAGE==VERSION, path/to/python, image:NAME, a git commit or "
-        "COMMIT:LOCKFILE, or several with spaces between them",
-        page="No baseline is needed, and none is written: see [Two environments](compare.md)",
+        help="compare with another environment in place of baselines. ARM: NAME=VALUE, PACKAGE==VERSION, "
+        "path/to/python, image:NAME, a git commit or COMMIT:LOCKFILE, or several with spaces between them",
+        page="See [Two environments](compare.md)",
     ),
     Option(
         name="max-pairs",
         metavar="N",
         parse=whole(MIN_CHANGED, MAX_PAIRS),
         default=str(MAX_PAIRS),
-        help=f"of two environments: pairs of launches of a case at most, {MIN_CHANGED} to {MAX_PAIRS}, with "
-        "those that are set aside",
+        help=f"pairs of launches at most, if two environments are compared: {MIN_CHANGED} to {MAX_PAIRS}",
     ),
     Option(
         name="dry",
-        help="run every case dry instead of launching it: at its full size, in one process, without its "
-        "hardware; what a step does is counted and judged, nothing is timed",
-        page="See [Dry runs](dry-run.md). May be combined with `--numprocesses` of pytest-xdist",
+        help="run every case dry: at its full size, in one process, without its hardware. What a step does "
+        "is counted and judged, nothing is timed",
+        page="See [Dry runs](dry-run.md)",
     ),
     Option(
         name="store",
         metavar="DIR",
-        parse=path,
+        parse=Path,
         default=str(STORE),
         ini=True,
         help="local baselines, and the files of each launch, from the root directory",
@@ -376,7 +341,7 @@ OPTIONS = (
     Option(
         name="baselines",
         metavar="DIR",
-        parse=path,
+        parse=Path,
         default=str(BASELINES),
         ini=True,
         of_verdict=True,
@@ -388,31 +353,28 @@ OPTIONS = (
         parse=fault,
         of_verdict=True,
         help="inject a fault to test the gate, for example slowdown=30%; such launches are never recorded",
-        page="Needs a baseline, except with `--perf-against`: run once without it",
+        page="See [Faults](#faults)",
     ),
 )
 BY_NAME = {option.name: option for option in OPTIONS}
 OLD = {
     "no-baseline": "--perf-missing-baseline=fail",
-    "no-wait": "--perf-busy=fail",
     "strict-improved": "--perf-strict=improved",
     "strict-inconclusive": "--perf-strict=inconclusive",
 }
 """Options that were, and what they are now."""
-EXCLUDING = {
-    "dry": {
-        **dict.fromkeys(("inject", "no-counts", "explain"), "a dry run only counts"),
-        "resume": "only launches are resumed",
-    },
-    "against": {"resume": "two arms are compared in a session of their own"},
-}
-"""Options that do not go together, and why."""
+EXCLUDING = (
+    ("dry", ("inject", "no-counts", "explain"), "a dry run only counts"),
+    ("dry", ("resume",), "only launches are resumed"),
+    ("against", ("resume",), "two arms are compared in a session of their own"),
+)
+"""Options that do not go with some others, and why."""
 
 
 def check_together(given: set[str]) -> None:
     """Raise `CaseError` if the options that were given do not go together."""
-    for one, others in EXCLUDING.items():
-        for other, why in others.items():
+    for one, others, why in EXCLUDING:
+        for other in others:
             if {one, other} <= given:
                 raise CaseError(f"--perf-{one} with --perf-{other}: {why}; leave one of them out")
     if "max-pairs" in given and "against" not in given:

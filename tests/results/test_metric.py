@@ -88,7 +88,7 @@ def test_a_metric_is_made_of_named_values_and_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
         TOKENS_PER_S.unit = "s"  # type: ignore[misc]
     with pytest.raises(TypeError, match="positional"):
-        Metric(*EVERYTHING.values())  # type: ignore[call-arg]
+        Metric(*EVERYTHING.values())
 
 
 # Metrics of other packages

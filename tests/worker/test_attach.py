@@ -288,7 +288,7 @@ def test_two_optimizers_in_turn_of_which_one_steps_more_are_told_apart(start: St
     attached = start(ALONE.replace(framework=Script(path="train.py", loss=None)))
     model, more = nn.Linear(4, 4), nn.Linear(4, 4)
     both = [*model.parameters(), *more.parameters()]
-    first, second = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(both, lr=0.1)
+    first, second = torch.optim.SGD(model.parameters(), lr=0.01), torch.optim.SGD(both, lr=0.01)
     turns: list[Any] = []
 
     def trained() -> None:
@@ -296,6 +296,7 @@ def test_two_optimizers_in_turn_of_which_one_steps_more_are_told_apart(start: St
             turns.append(optimizer)
             loss_of(lambda x: more(model(x))).backward()
             optimizer.step()
+            second.zero_grad()
 
     assert len(measured(attached, trained).step_s) == ALONE.total_steps
     assert turns.count(first) == ALONE.total_steps, "each step of the clock is its own"

@@ -134,7 +134,8 @@ def accepted(
     out.print(TIMES.before_after(before, now))
     if why:
         out.print(f"  left out: {why}")
-    if changed := _changed_among(runs):
+    older = (baseline.from_runs([run]) for run in runs[:-1])
+    if changed := dict.fromkeys(each for run in older for each in environment_changes(runs[-1], run)):
         out.print("  changed from the older of these launches to the newest: " + "; ".join(changed))
     if before is not None and not acceptance.reason:
         _require_reason(before, now, runs)
@@ -163,11 +164,6 @@ def _choose(
         else:
             chosen.append(launch)
     return chosen[::-1]
-
-
-def _changed_among(runs: list[Run]) -> list[str]:
-    older = (baseline.from_runs([run]) for run in runs[:-1])
-    return list(dict.fromkeys(change for each in older for change in environment_changes(runs[-1], each)))
 
 
 def _require_reason(before: Baseline, now: Baseline, runs: Sequence[Run]) -> None:
