@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from perfsuite.case.case import Case
-from perfsuite.results.counts import Counts, spans
+from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Evidence, RankReport
 
 OF_THE_MOVE = 0.01
@@ -43,8 +43,7 @@ def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
         f"the {len(evidence)} ranks trained apart: {len(apart)} of {len(common)} parameters are not the "
         f"same on all of them after the last step, as {apart[0]}. {_WRAP} If they are not to be the same: "
         "with tensor or pipeline parallelism, say data_parallel=, the number of ranks that see different "
-        "data; with experts or embeddings that each rank has its own of, or replicas that are averaged now "
-        "and then, say Script(replicas='differ'), and they are not compared"
+        "data; with experts of each rank, or replicas averaged at times, say Script(replicas='differ')"
     )
 
 
@@ -165,13 +164,8 @@ def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     counts = [report.counts for report in reports if report.counts is not None]
     if len(counts) < len(reports):
         return ()  # what is missing is told otherwise
-    ranks_of: dict[str, list[int]] = {}
-    for report in reports:
-        for why in report.hidden:
-            ranks_of.setdefault(why, []).append(report.rank)
-    by_rank = {why: f"rank{'s' * (len(ranks) > 1)} {spans(sorted(ranks))}" for why, ranks in ranks_of.items()}
     return (
-        *(why if len(ranks_of[why]) == len(reports) else f"{who}: {why}" for why, who in by_rank.items()),
+        *dict.fromkeys(why for report in reports for why in report.hidden),
         *_less_than_the_formula(reports, counts, case),
         *_less_than_the_gradients(reports, counts, case),
     )

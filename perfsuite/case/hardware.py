@@ -132,7 +132,6 @@ class Allocation(Data):
 
     job_id: str
     nodes: tuple[AllocatedNode, ...]  # in the order of the ranks
-    queued_s: float | None = None  # seconds from submission to start of the job, by the scheduler's clock
     variables: dict[str, str] = Field(default_factory=dict)  # set for NCCL and gloo; the ranks have them, too
 
 

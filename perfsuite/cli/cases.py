@@ -16,7 +16,7 @@ from perfsuite.case.case import Case
 from perfsuite.case.hardware import hardware_error
 from perfsuite.dry import cases as found
 from perfsuite.dry.machine import Device
-from perfsuite.errors import AllocationOverError, BusyError, CaseError, told
+from perfsuite.errors import AllocationOverError, CaseError, told
 from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.report.progress import Progress
 from perfsuite.report.terminal import console
@@ -217,7 +217,7 @@ def _measure(session: Session, cases: list[Case], *, json_output: bool) -> int:
         for case in cases:
             try:
                 session.measure(case, case.id)
-            except (AllocationOverError, BusyError):
+            except AllocationOverError:
                 raise
             except Exception as error:  # a failed result; the others may do better
                 refused += 1

@@ -28,7 +28,7 @@ def plan(
     """
     shared.check_asked(hardware, cases)
     most_s = shared.read("budget", budget)
-    chosen = found.by_marker(cases, hardware, k)
+    chosen = found.by_expression(cases, k, hardware)
     past = past_of(Store(shared.options(store=store).store).results())
     order = planned(chosen, past, datetime.now(UTC).date())
     limit = None if most_s is None else budget_for(order, most_s)

@@ -70,7 +70,7 @@ def _parts(before: Profile | None, entry: RankProfile, against: str) -> Table:
         for part in {**then, **today}
     ]
     caption = (
-        f"Where the time of a step goes: the mean of {now.steps} steps of one launch, ranks {entry.name}. "
+        f"Where the time of a step goes: the mean of {now.steps} steps of one launch, rank {entry.ranks[0]}. "
         "What is hidden runs behind computation and is part of no sum."
     )
     headers = ("part", f"{against}, ms", "now, ms", "change")

@@ -203,11 +203,9 @@ def arms_told(arms: Sequence[ArmFacts]) -> dict[str, str]:
 
 def _allocated(allocation: Allocation) -> dict[str, str]:
     interfaces = {node.interface for node in allocation.nodes if node.interface is not None}
-    queued = allocation.queued_s
     told = {
         "nodes": ", ".join(node.name for node in allocation.nodes),
         "job": allocation.job_id,
-        "queued": "" if queued is None else f"{queued:,.0f} s, before it began to run",
         "interface": ", ".join(sorted(interfaces)),
         "network": ", ".join(f"{name}={value}" for name, value in sorted(allocation.variables.items())),
     }

@@ -4,7 +4,6 @@ import io
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,13 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from perfsuite.report import counts, summary
-from perfsuite.report.columns import SPEED_CHANGE, figure, of_cases, speed_in
+from perfsuite.report.columns import SPEED_CHANGE, STEP_MS, figure, of_cases, speed_in
 from perfsuite.report.explained import Explained, explained
-from perfsuite.report.text import WIDTH, Table, cut, plural, printable, relative, value, wrapped
+from perfsuite.report.text import WIDTH, Table, cut, plural, printable, relative, wrapped
 from perfsuite.results import metric as metrics
-from perfsuite.results.amounts import rate
+from perfsuite.results.amounts import amount, rate
 from perfsuite.results.counts import RankCounts
-from perfsuite.results.metric import MFU, PEAK_MEMORY, STEP_S_P50, extra_metrics
+from perfsuite.results.metric import MFU, PEAK_MEMORY, extra_metrics
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement
 
@@ -81,8 +80,7 @@ def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> 
     """
     measured = [
         speed_in(summary.speed_unit(results)),
-        # a time with the unit in its heading, which keeps the table narrow
-        figure(replace(STEP_S_P50, heading="p50 ms", format=lambda step_s: f"{1e3 * step_s:.1f}")),
+        STEP_MS,
         figure(PEAK_MEMORY),
         *([figure(MFU)] if any(MFU.of(result.figures) is not None for result in results) else []),
         SPEED_CHANGE._replace(heading="vs base"),
@@ -205,7 +203,7 @@ def _shown(result: Measurement) -> list[str]:
     shown = [metric for metric in SHOWN if metric.name not in judged]
     shown += [metric for metric in extra_metrics([figures]) if metric.judged == "shown"]
     lines = [
-        f"{metric.label}: {value(metric, metric.of(figures))} (not judged)"
+        f"{metric.label}: {amount(metric.of(figures), metric.unit)} (not judged)"
         for metric in (each.counting(result.unit) for each in shown if each.of(figures) is not None)
     ]
     if figures.own_tokens_per_s is not None and figures.tokens_per_s is not None:

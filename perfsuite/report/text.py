@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfsuite.results.amounts import amount
-from perfsuite.results.metric import Metric, described, find
+from perfsuite.results.metric import described
 from perfsuite.results.outcome import Check
 
 NONE = "\N{EN DASH}"  # stands where a figure is not known
@@ -41,9 +41,9 @@ class Table:
 
 def sentence(check: Check, against: str | None = None) -> str:
     """Return a check in words, certainty and limit included; `against`: as `arm A` in place of a baseline."""
-    text = f"{check.label}: {written(check, check.measured)}"
+    text = f"{check.label}: {amount(check.measured, check.unit)}"
     if check.baseline is not None:
-        text += f", {against or 'baseline'} {written(check, check.baseline)}"
+        text += f", {against or 'baseline'} {amount(check.baseline, check.unit)}"
     if check.change is not None:
         less = "fewer" if check.unit in SPEEDS else "less"
         text += f": {abs(check.change):.1%} {less if round(check.change, 3) < 0 else 'more'}"
@@ -76,19 +76,6 @@ def detectable(check: Check) -> str | None:
     least = check.minimum_detectable
     beyond = -UNKNOWN[0] if described(check.metric).better == "higher" else UNKNOWN[1]
     return None if least is None or not least < beyond else f"{least:.1%}"
-
-
-def written(check: Check, figure: float | None) -> str:
-    """Return a figure of a check with its unit, as its metric wants it written."""
-    metric = find(check.metric)
-    if metric is None or metric.format is None or figure is None:
-        return amount(figure, check.unit)
-    return metric.format(figure)
-
-
-def value(metric: Metric, figure: float | None) -> str:
-    """Return a value of a metric with its unit, as the metric wants it written."""
-    return amount(figure, metric.unit) if metric.format is None or figure is None else metric.format(figure)
 
 
 def percent(change: float) -> str:

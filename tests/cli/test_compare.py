@@ -43,7 +43,7 @@ class Verdicts:
         self.ways.append(way)
         if trial.case.id in self.errors:
             raise self.errors[trial.case.id]
-        way.setup.listener.begin(trial.case.id, 20, 1)
+        way.setup.progress.begin(trial.case.id, 20, 1)
         run = make_run(dry=way.dry)
         trial.runs += [run] * 3
         trial.before += [run] * 3
