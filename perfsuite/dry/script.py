@@ -24,7 +24,7 @@ from perfsuite.dry.rank import DryRank, Enough
 from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError
 from perfsuite.frameworks.common import pretend as wrappers
 from perfsuite.frameworks.common.patches import found, module, nothing, replace, wrap
-from perfsuite.frameworks.deepspeed import NOT_DRY
+from perfsuite.frameworks.common.sharding import DEEPSPEED_NOT_DRY
 from perfsuite.node.ranks import moved
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
@@ -158,7 +158,7 @@ def _explained(error: Exception) -> Exception:
     said = f"{type(error).__name__}: {error}".splitlines()[0]
     engine = sys.modules.get("deepspeed.runtime.engine")
     if engine is not None and (isinstance(error, ScriptError) or living(engine.DeepSpeedEngine)):
-        return DryRunError(f"not by a dry run: {NOT_DRY}. Launch the case. {said}{at}")
+        return DryRunError(f"not by a dry run: {DEEPSPEED_NOT_DRY}. Launch the case. {said}{at}")
     if isinstance(error, PerfsuiteError):
         return type(error)(f"{error}{at}")
     return PerfsuiteError(said + at)

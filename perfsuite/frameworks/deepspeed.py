@@ -19,6 +19,7 @@ from perfsuite.documents import did_you_mean, digest, explain
 from perfsuite.errors import CaseError, MismatchError
 from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.config_file import ConfigFile
+from perfsuite.frameworks.common.sharding import DEEPSPEED_NOT_DRY
 
 PRECISIONS = ("fp32", "bf16", "bf16-mixed")
 """Precisions of a case. `bf16` is DeepSpeed's, with fp32 copies in the optimizer; `bf16-mixed` is its
@@ -44,7 +45,6 @@ FLAT = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32
 """Attributes of what a rank optimizes: in ZeRO 3, in 1 and 2, and in 1 with bf16."""
 FLAGS = {"optimizer": ("offload_optimizer", "cpu_offload"), "parameters": ("offload_param",)}
 """Attributes by which it knows that it offloads."""
-NOT_DRY = "DeepSpeed decides by values of gradients and of other ranks whether it steps: a dry run has none"
 
 
 class ZeroConfig(ConfigFile):
@@ -116,7 +116,7 @@ class DeepSpeed(Framework):
             raise CaseError(f"{self.slug()}: {'; '.join(problems)}")
 
     def dry(self, case: Case) -> DryPlan:
-        return DryPlan(impossible=NOT_DRY)
+        return DryPlan(impossible=DEEPSPEED_NOT_DRY)
 
     def expected(self, case: Case) -> dict[str, str | None]:
         stage, ranks = self.config.stage, case.topology.world_size

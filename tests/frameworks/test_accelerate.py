@@ -204,7 +204,7 @@ def test_a_case_carries_its_file(config: Path) -> None:
     ("options", "said"),
     [
         ({}, "give either strategy ('ddp', 'fsdp1' or 'fsdp2') or config (the path of an accelerate YAML)"),
-        ({"config": "none.yaml"}, "No such file or directory: 'none.yaml'"),
+        ({"config": "none.yaml"}, "cannot read none.yaml: No such file or directory"),
         ({"strategy": "fsdp2", "config": "mine.yaml"}, "give either strategy"),
         ({"strategy": "fsdp3"}, "strategy: Input should be 'ddp', 'fsdp1' or 'fsdp2', got 'fsdp3'"),
         (
