@@ -136,6 +136,8 @@ def load(extension: Extension) -> type[FrameworkOptions]:
         raise extension.error(f"{kind!r} is no perfsuite.frameworks.Framework: derive it from that")
     if kind.name != extension.name:
         raise extension.error(f"{kind.__name__}.name is {kind.name!r}: set it to {extension.name!r}")
+    if reserved := sorted(RESERVED & kind.model_fields.keys()):
+        raise extension.error(f"rename its option {reserved[0]!r}, which is a key of files")
     return kind
 
 

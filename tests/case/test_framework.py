@@ -106,6 +106,7 @@ def test_a_typing_error_is_compared_with_names_of_other_packages_too(packages: P
         ("Mine = 3", "3 is no perfsuite.frameworks.Framework: derive it from that"),
         ("class Mine: name = 'mine'", "is no perfsuite.frameworks.Framework"),
         (SIMULATED.replace('"mine"', '"other"'), "Mine.name is 'other': set it to 'mine'"),
+        (SIMULATED.replace("stage", "package"), "rename its option 'package'"),
         (BROKEN, "cannot be imported: OSError: no disk"),
     ],
 )
