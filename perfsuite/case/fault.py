@@ -12,13 +12,8 @@ Structural = Literal[
     "reshard-toggled",
     "fp32-communication",
     "checkpointing-lost",
-    "checkpointing-lost-in-one-block",
     "host-read",
     "loss-twice",
-    "gradient-copies",
-    "small-buckets",
-    "optimizer-loop",
-    "optimizer-foreach",
     "eager-attention",
     "weight-copy",
 ]

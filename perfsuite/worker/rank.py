@@ -78,9 +78,7 @@ class Rank:
     ) -> None:
         """Make the clock, then let the framework build its training job on `device` (a `torch.device`)."""
         self.device = device
-        before_end, framework = None, self.framework
-        if self._injector is not None:
-            before_end, framework = self._injector.before_end, self._injector.built_with(framework)
+        before_end = None if self._injector is None else self._injector.before_end
         profiling = None
         if self.request.profile:
             profiling = Profiling(warmup=self.case.max_warmup_steps, device=self.request.device)
@@ -89,7 +87,7 @@ class Rank:
         self.recorder.profiling = profiling
         report, directory = self.report, self.run_dir.path
         ranks = Ranks(rank=report.rank, world_size=report.world_size, device=device, directory=directory)
-        self.workload = framework.build(self.case, ranks, self.recorder)
+        self.workload = self.framework.build(self.case, ranks, self.recorder)
 
     def observe(self) -> None:
         """Make the observer of what `build` returned. `before_optimizer_step` must see every step."""
