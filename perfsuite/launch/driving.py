@@ -17,7 +17,6 @@ from perfsuite.frameworks.base import NCCL_AFTER_S, framework_of
 from perfsuite.launch.base import Job, OnProgress
 from perfsuite.launch.hang import HangDetector
 from perfsuite.node.lease import Beats, text_of
-from perfsuite.node.machine import CUDA_ORDER
 from perfsuite.node.processes import POLL_S, wait_for
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, JOB_VARIABLES, RunDir
@@ -126,14 +125,14 @@ def environment(job: Job) -> dict[str, str]:
         chosen[JOB_VARIABLES] = " ".join(job.variables)
     if job.machine.device == "cpu":
         return chosen
-    # GPUs are numbered as NVML does, and NCCL's own monitor must not end a job before this module does.
+    # NCCL's own monitor must not end a job before this module does.
     later_s = max(NCCL_HEARTBEAT_S, math.ceil(job.case.timeout_s) + NCCL_AFTER_S)
-    ours = {"CUDA_DEVICE_ORDER": CUDA_ORDER, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(later_s)}
+    ours = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(later_s)}
     if "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in os.environ:  # else a user's own, by the older name
         # torch's flight recorder: what each rank last asked of NCCL, if its watchdog ends a collective.
         ours["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
         ours[FLIGHT_RECORDER_FILE] = str(job.run_dir.flight_recorder.resolve())
-    return {**ours, **chosen}
+    return {**ours, **chosen, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as NVML, which finds and watches them
 
 
 def usual(case: Case, device: str) -> dict[str, str]:

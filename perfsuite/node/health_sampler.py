@@ -62,7 +62,6 @@ class Sampler:
         self._cards: tuple[DeviceHealth, ...] = ()
         self.near_cores: tuple[frozenset[int], ...] = ()
         """The cores near each GPU of the job, once that is prepared; empty where they are unknown."""
-        self._slowest_s = 0.0
         self._counted: list[_Sample] = []
         self._pending: list[_Sample] = []
         self._step, self._sampled_at, self._whole_at = 0, -EVERY_S, -WHOLE_EVERY_S
@@ -112,8 +111,6 @@ class Sampler:
 
     def seen(self, *notes: str) -> Health | None:
         """Return what was seen so far with these notes, None if there is neither."""
-        if self._slowest_s > SILENT_S:
-            notes = (*notes, f"NVML took {self._slowest_s:.0f} s to answer: look at dmesg")
         counted = self._counted
         if len(counted) < 2 and self._first is not None:
             counted = [self._first, *counted]
@@ -129,11 +126,9 @@ class Sampler:
             self._job.scan()
         gpus: tuple[Gpu, ...] = ()
         if self._gpus is not None:
-            began = self._clock()
-            if whole := rescan or not self._counted or began - self._whole_at >= WHOLE_EVERY_S:
-                self._whole_at = began
+            if whole := rescan or not self._counted or now - self._whole_at >= WHOLE_EVERY_S:
+                self._whole_at = now
             gpus = self._gpus.read(whole=whole)
-            self._slowest_s = max(self._slowest_s, self._clock() - began)
         return _Sample(
             at=now,
             step=step,

@@ -119,7 +119,8 @@ OF_GPUS = (
     *("CUDA_DEVICE_ORDER", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
     *("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
 )
-ENDED_LAST = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "960"}
+NUMBERED = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+ENDED_LAST = {**NUMBERED, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "960"}
 FLIGHT_RECORDER = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     "TORCH_FR_DUMP_TEMP_FILE": "{launch}/nccl-flight-recorder-rank-",
@@ -132,7 +133,7 @@ OLDER_NAME = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine"}
     [
         ("cpu", {}, {}),
         ("cuda", {}, {**ENDED_LAST, **FLIGHT_RECORDER}),
-        ("cuda", dict.fromkeys(OF_GPUS[:4], "7"), dict.fromkeys(OF_GPUS[:4], "7")),
+        ("cuda", dict.fromkeys(OF_GPUS[:4], "7"), {**dict.fromkeys(OF_GPUS[1:4], "7"), **NUMBERED}),
         ("cuda", OLDER_NAME, {**ENDED_LAST, **OLDER_NAME}),
     ],
     ids=["cpu", "cuda", "all set by the user", "flight recorder set by the user"],
