@@ -37,8 +37,6 @@ with contextlib.suppress(Exception):  # what torch lacks for it is said where a 
     import perfsuite.worker.counting  # noqa: F401  before the level of memory is taken
 
 TOLD_AFTER = 3  # steps after which a mismatch that the first ones show ends the launch
-PASSES_WITHOUT_A_STEP = 100
-"""Backward passes (or those of ten steps, if more) without an optimizer step, after which none will come."""
 
 CAPTURED = (
     "the script captures its optimizer's step in a CUDA graph. A replay calls no optimizer, whose step is "
@@ -119,7 +117,6 @@ class Attached:
         self._losses = Losses() if self.case.framework.promises.loss is not None else None
         self._pid: int | None = None  # this process, since its first step: what it forks is another
         self._at_first_step: RankReport | None = None  # of a rank, which may leave its group afterwards
-        self._passes = 0  # backward passes before any optimizer has stepped
         before_backward(self._before_backward)
         register_optimizer_step_pre_hook(self._before_optimizer_step)
         register_optimizer_step_post_hook(self._after_optimizer_step)
@@ -143,18 +140,18 @@ class Attached:
     @_guarded
     def _before(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
         """The clock starts here, once: after all that perfsuite itself does before the first step."""
-        if self.state == "over" or not self._optimizers.takes_turn(optimizer):
+        if self.state == "over" or not self._optimizers.is_clock(optimizer):
             return
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise ScriptError(CAPTURED)
         if self.rank is not None:
-            self.rank.before_clock_step(optimizer, args, kwargs)
+            self.rank.before_optimizer_step(optimizer, args, kwargs)
             if self.steps == 1:
-                self.rank.check_second_step()
-        elif (standing := self._stand()) == "child":
+                self.rank.observer.check_second_step()
+        elif self._stand() == "aside":
             self.state = "aside"
         else:
-            self.rank = self._become_rank(optimizer, is_next=standing == "next")
+            self.rank = self._become_rank(optimizer)
             self.state = "measuring"
             self.rank.before_optimizer_step(optimizer, args, kwargs)
             self.rank.start()
@@ -179,8 +176,8 @@ class Attached:
         self.rank.recorder.boundary()
         if self._losses is not None:
             self._losses.end_step(optimizer)
-        if self.steps == TOLD_AFTER:
-            self.rank.check_first_steps()
+            if self.steps == TOLD_AFTER:
+                self._losses.check(self.case.gradient_accumulation, more_come=True)
         if self.rank.is_profiled:
             self._write(self.rank, self.rank.profiled())
             self.rank.wait_for_others()
@@ -196,29 +193,16 @@ class Attached:
             return  # recomputation (checkpointing), or a count of operations without data
         if self._losses is not None and tensors.numel() == 1:
             self._losses.see(tensors)
-        if not self._optimizers.seen and self.state != "over":
-            self._passes += 1
-            accumulation = self.case.gradient_accumulation
-            if self._passes > max(PASSES_WITHOUT_A_STEP, 10 * accumulation) and self._must_be_rank():
-                raise ScriptError(
-                    f"no optimizer of torch has stepped after {self._passes - 1} backward passes (the case "
-                    f"says gradient_accumulation={accumulation}): the clock is the step of a "
-                    "torch.optim.Optimizer, and what trains without one cannot be measured"
-                )
 
     # Which process of a launch is a rank.
 
     def _stand(self) -> Standing:
         """How this process, which is about to train, stands to the others of its rank; no `second` may."""
         self._pid, self._at_first_step = os.getpid(), _empty_report()
-        standing = Claim(self.run_dir, self._empty.rank).stand() if self._may_be_rank() else "child"
+        standing = Claim(self.run_dir, self._empty.rank).stand() if self._may_be_rank() else "aside"
         if standing == "second":
             raise MismatchError(TWICE.format(rank=self._empty.rank))
         return standing
-
-    def _must_be_rank(self) -> bool:
-        is_alone = self.case.topology.world_size == 1
-        return self._may_be_rank() and ("RANK" in os.environ or dist.is_initialized() or is_alone)
 
     def _may_be_rank(self) -> bool:  # of a `path` or `module` the rank is what the agent started
         is_command = getattr(self.case.framework, "command", None) is not None
@@ -229,18 +213,12 @@ class Attached:
     def _empty(self) -> RankReport:
         return self._at_first_step or _empty_report()
 
-    def _become_rank(self, optimizer: Any, *, is_next: bool) -> ScriptRank:
+    def _become_rank(self, optimizer: Any) -> ScriptRank:
         leash.die_with_parent()
-        number = self._empty.rank
-        leash.listen(self.run_dir, number)  # known only now if the script starts its own processes
+        leash.listen(self.run_dir, self._empty.rank)  # known only now if the script starts its own processes
         rank = ScriptRank(
             self.run_dir, self.request, self._empty, losses=self._losses, optimizers=self._optimizers
         )
-        if is_next:
-            self.run_dir.rank(number).unlink(missing_ok=True)
-            rank.notes.append(
-                f"another process trained as rank {number} before, and ended without being measured"
-            )
         rank.begin(optimizer, self._host_memory)
         return rank
 

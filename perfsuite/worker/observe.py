@@ -97,8 +97,12 @@ class Observer:
             environment["attention_kernel"] = settings.pop("attention_kernel")
         return Observed(settings=settings, environment=environment)
 
-    def given(self) -> Evidence:
-        """Return the tokens that the model was given in the second step, when that is over."""
+    def evidence(self) -> Evidence:
+        """Return what the driver has to compare between ranks. Call it after `result`."""
+        count, before, norms = replicas.collectives_begun(), self._collectives_before, self._before.items()
+        whole: set[str] = set()
+        if dist.is_initialized() and self.workload.data_parallel == dist.get_world_size():
+            whole = replicas.replicated(self.model) & self._after.keys()
         tokens = self._second_step.tokens
         return Evidence(
             data_parallel=self.workload.data_parallel,
@@ -106,15 +110,6 @@ class Observer:
             padding=tokens.padding(),
             forwards=tokens.forwards,
             samples=tokens.samples or None,
-        )
-
-    def evidence(self) -> Evidence:
-        """Return what the driver has to compare between ranks. Call it after `result`."""
-        count, before, norms = replicas.collectives_begun(), self._collectives_before, self._before.items()
-        whole: set[str] = set()
-        if dist.is_initialized() and self.workload.data_parallel == dist.get_world_size():
-            whole = replicas.replicated(self.model) & self._after.keys()
-        return self.given().replace(
             collectives=None if count is None or before is None else count - before,
             replicated={name: (norm, self._after[name]) for name, norm in norms if name in whole},
             replicated_bytes=sum(p.nbytes for name, p in self.model.named_parameters() if name in whole),

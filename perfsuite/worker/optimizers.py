@@ -4,81 +4,66 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 TOLD = 6  # optimizers that a message names; the others it counts
 
 
+@dataclass(eq=False)
+class Stepping:
+    """One optimizer that steps."""
+
+    kind: str  # its class
+    number: int  # its place among those of its class, from 1
+    steps: int = 0
+    steps_since: int = 0  # steps since the clock's first one began
+
+    @property
+    def name(self) -> str:
+        """Its class, and its number if it is not the first of that class."""
+        return self.kind if self.number == 1 else f"{self.kind}:{self.number}"
+
+
 class Optimizers:
     """The optimizers that step, in order, and which of them is the clock: the first, or the `wanted` one.
 
-    `wanted` is the name of a class, or with a number, as in `AdamW:2`, the second of that class. A new one of
-    the clock's class goes on as the clock, as the script has built it anew, if it steps the same parameters,
-    some of them, or more. (If each has some of its own, they share a part and step in turn.) One that was
-    there when the clock began may step in turn with it: it goes on as the clock from its second step in a
-    row.
+    `wanted` is the name of a class, or with a number, as in `AdamW:2`, the second of that class.
     """
 
     def __init__(self, wanted: str | None = None) -> None:
         self.wanted = wanted
         self.seen: list[Stepping] = []
-        self._by_id: dict[int, Stepping] = {}
-        self._clocks: list[Stepping] = []  # those that together are the clock, the one that steps now last
-        self._there: weakref.WeakSet[Any] = weakref.WeakSet()  # built when the clock began
-        self._in_turn: list[Stepping] = []  # of them: the clock, once they step twice in a row
-        self._ticks = 0  # steps of the clock
-
-    def takes_turn(self, optimizer: Any) -> bool:
-        """Whether the step that `optimizer` is about to make is one of the clock's."""
-        stepping = self._of(optimizer)
-        if stepping in self._in_turn and stepping.at[-1:] == [self._ticks]:  # twice in a row
-            self._in_turn.remove(stepping)
-            self._clocks.append(stepping)
-        return self.is_clock(optimizer)
+        self._living: weakref.WeakKeyDictionary[Any, Stepping] = weakref.WeakKeyDictionary()
+        self._clock: Stepping | None = None
 
     def is_clock(self, optimizer: Any) -> bool:
         """Whether the steps of `optimizer` are those that are timed."""
-        stepping = self._of(optimizer)
-        if stepping not in self._clocks:
-            return False
-        if stepping is not self._clocks[-1]:
-            if self._clocks[-1].steps < 2:  # both step in turn: the new one is no successor
-                self._clocks.pop()
-            self._clocks.remove(stepping)
-            self._clocks.append(stepping)
-        return True
+        return self._of(optimizer) is self._clock
 
     def count(self, optimizer: Any) -> None:
         """Count a step of `optimizer`."""
         stepping = self._of(optimizer)
-        self._ticks += stepping in self._clocks
         stepping.steps += 1
-        stepping.at.append(self._ticks)
+        stepping.steps_since += 1
 
-    def begin(self, there: Iterable[Any] = ()) -> None:
-        """Begin with the clock's first step, as `notes` do; `there`: all optimizers built so far."""
-        self._there.update(there)
+    def begin(self) -> None:
+        """Begin with the clock's first step, as `notes` do."""
         for each in self.seen:
-            each.at.clear()
+            each.steps_since = 0
 
     def notes(self) -> tuple[str, ...]:
         """Return which optimizers step at another rate than the clock, after the clock's last step."""
-        if not self._clocks:
+        if self._clock is None:
             return ()
-        intervals = sum(len(each.at) for each in self._clocks) - 1
+        steps = self._clock.steps_since
         return tuple(
-            f"{each.name} stepped {each.rate(intervals):.3g} times for each step of the clock, {self.name}: "
+            f"{each.name} made {each.steps_since} steps in {steps} of the clock, {self._clock.name}: "
             "name another optimizer with Script(clock=...)"
             for each in self.seen
-            if each not in self._clocks and each.at and abs(len(each.at) - intervals) > 1
+            if each.steps_since and abs(each.steps_since - steps) > 1
         )
-
-    @property
-    def name(self) -> str:
-        """The clock's name: that of the first optimizer that was it."""
-        return next(each.name for each in self.seen if each in self._clocks)
 
     def summary(self) -> str:
         """Return which optimizers stepped and how often, for a message."""
@@ -87,40 +72,14 @@ class Optimizers:
         return f"Those that stepped: {steps}{more}" if steps else "None of torch stepped"
 
     def _of(self, optimizer: Any) -> Stepping:
-        known = self._by_id.get(id(optimizer))
-        if known is not None and known.optimizer() is optimizer:
-            return known
-        kind = type(optimizer).__name__
-        number = 1 + sum(each.kind == kind for each in self.seen)
-        new = Stepping(optimizer, kind, number)
-        self.seen.append(new)
-        self._by_id[id(optimizer)] = new
-        if self._clocks:
-            clock = self._clocks[-1]
-            both = new.parameters & clock.parameters
-            if kind == clock.kind and both and both in (new.parameters, clock.parameters):
-                (self._in_turn if optimizer in self._there else self._clocks).append(new)
-        elif self.wanted in (None, f"{kind}:{number}", new.name):
-            self._clocks.append(new)
-        return new
-
-
-class Stepping:
-    """One optimizer that steps: `number` is its place among those of its class, from 1."""
-
-    def __init__(self, optimizer: Any, kind: str, number: int) -> None:
-        self.optimizer = weakref.ref(optimizer)
-        self.kind = kind
-        self.name = kind if number == 1 else f"{kind}:{number}"
-        # Their identities: what observes the training keeps those of the clock alive.
-        self.parameters = set(map(id, parameters_of(optimizer)))
-        self.steps = 0
-        self.at: list[int] = []  # after how many steps of the clock, for each step since that began
-
-    def rate(self, intervals: int) -> float:
-        """Return its steps for each step of the clock, from its first to its last in so many `intervals`."""
-        first, last, steps = self.at[0], self.at[-1], len(self.at)
-        return (steps - self.at.count(last)) / (last - first) if last > first else steps / max(intervals, 1)
+        if optimizer not in self._living:
+            kind = type(optimizer).__name__
+            new = Stepping(kind, number=1 + sum(each.kind == kind for each in self.seen))
+            self.seen.append(new)
+            self._living[optimizer] = new
+            if self._clock is None and self.wanted in (None, f"{kind}:{new.number}", new.name):
+                self._clock = new
+        return self._living[optimizer]
 
 
 def parameters_of(*optimizers: Any) -> list[Any]:

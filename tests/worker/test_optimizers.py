@@ -16,18 +16,15 @@ class RMSprop(Adam):
     pass
 
 
-def stepping(optimizers: Optimizers, order: Sequence[object], there: Sequence[object] = ()) -> list[object]:
-    """Steps of these; which of them were the clock's. `there`: those that were built before the first."""
-    clocks, begun = [], False
+def stepping(optimizers: Optimizers, order: Sequence[object]) -> list[object]:
+    """Steps of these; which of them were the clock's."""
+    clocks: list[object] = []
     for optimizer in order:
-        is_tick = optimizers.takes_turn(optimizer)
-        if is_tick:
+        if optimizers.is_clock(optimizer):
+            if not clocks:
+                optimizers.begin()
             clocks.append(optimizer)
-            if not begun:
-                optimizers.begin(there)
-                begun = True
         optimizers.count(optimizer)
-        assert optimizers.is_clock(optimizer) == is_tick, "after its step as before it"
     return clocks
 
 
@@ -46,12 +43,11 @@ def test_another_rate_is_a_note() -> None:
     optimizers = Optimizers("Adam")
     stepping(optimizers, [*[critic] * 3, *[generator, also, *[critic] * 5] * 4, generator])
     assert optimizers.notes() == (
-        "RMSprop stepped 5 times for each step of the clock, Adam: "
-        "name another optimizer with Script(clock=...)",
+        "RMSprop made 20 steps in 5 of the clock, Adam: name another optimizer with Script(clock=...)",
     )
     slow = Optimizers()
     stepping(slow, [*[*[generator] * 4, critic] * 5, generator])
-    assert "RMSprop stepped 0.25 times for each step of the clock, Adam" in slow.notes()[0]
+    assert "RMSprop made 5 steps in 21 of the clock, Adam" in slow.notes()[0]
 
 
 def test_the_same_rate_is_no_note_nor_is_what_stepped_before() -> None:
@@ -71,67 +67,6 @@ def test_those_that_stepped_are_told() -> None:
     kept += [Adam() for _ in range(6)]
     stepping(optimizers, kept[2:])
     assert optimizers.summary().endswith(", Adam:6 (1 steps) and 2 more")
-
-
-def test_the_rate_of_one_that_steps_rarely_is_exact() -> None:
-    """Its steps in so few of the clock's would tell 0.143."""
-    critic, generator = Adam(), RMSprop()
-    optimizers = Optimizers("RMSprop")
-    stepping(optimizers, [generator, *[*[generator] * 5, critic] * 2, *[generator] * 4])
-    assert "Adam stepped 0.2 times for each step of the clock, RMSprop" in optimizers.notes()[0]
-    once = Optimizers("RMSprop")
-    stepping(once, [*[generator] * 6, critic, *[generator] * 5])
-    assert "Adam stepped 0.1 times for each step of the clock, RMSprop" in once.notes()[0]
-
-
-class Over(Adam):
-    """An optimizer over some parameters."""
-
-    def __init__(self, *parameters: object) -> None:
-        self.param_groups = [{"params": list(parameters)}]
-
-
-ONE, TWO = object(), object()
-
-
-def test_an_optimizer_that_is_built_anew_goes_on_as_the_clock() -> None:
-    """As by progressive unfreezing, or warm restarts."""
-    optimizers, made = Optimizers(), [Over(ONE), Over(TWO, ONE), Over(TWO)]
-    order = [made[0]] * 3 + [made[1]] * 3 + [made[2]]
-    assert stepping(optimizers, order) == order
-    assert optimizers.notes() == ()
-    assert optimizers.name == "Over"
-    each_step = [Over(ONE) for _ in range(9)]
-    assert stepping(Optimizers(), each_step) == each_step
-
-
-A, B, OTHER, KIND = Over(ONE), Over(ONE, TWO), Over(TWO), RMSprop()
-HEAD, NECK = Over(ONE, TWO), Over(ONE, object())
-STAGES = [*[A] * 3, *[B] * 3, *[A] * 3, *[B] * 2]
-
-
-@pytest.mark.parametrize(
-    ("order", "there", "ticks"),
-    [
-        ([A, OTHER, KIND, A], (), [A, A]),
-        ([*[A] * 3, B, *[A] * 3, B, A], (), [*[A] * 3, B, *[A] * 4]),  # the first step of the other alone
-        ([A, B] * 4, (A, B), [A] * 4),
-        (STAGES, (A, B), [*STAGES[:3], *STAGES[4:]]),
-        # The other's first step would be taken for the second step of training.
-        ([HEAD, NECK] * 3, (), [HEAD] * 3),
-        (STAGES, (), STAGES),
-    ],
-    ids=[
-        "over other parameters or of another class",
-        "in turn, sharing a parameter, as a generator and its discriminator",
-        "in turn, both there from the start",
-        "a second stage, both there from the start: from its second step",
-        "each with a head of its own",
-        "stages that come again",
-    ],
-)
-def test_which_of_two_is_the_clock(order: list[object], there: Sequence[object], ticks: list[object]) -> None:
-    assert stepping(Optimizers(), order, there) == ticks
 
 
 def test_an_optimizer_that_is_gone_is_not_taken_for_a_new_one() -> None:
