@@ -13,7 +13,6 @@ Structural = Literal[
     "fp32-communication",
     "checkpointing-lost",
     "host-read",
-    "loss-twice",
     "eager-attention",
     "weight-copy",
 ]

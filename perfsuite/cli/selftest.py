@@ -192,7 +192,6 @@ def bases(machine: Machine) -> tuple[Base, ...]:
     of_replicated: dict[Structural, str] = {
         "checkpointing-lost": "FLOPs in recompute",
         "host-read": "host reads in forward",
-        "loss-twice": "kernels in forward",
         "eager-attention": "kernels",
         "weight-copy": "peak",
     }

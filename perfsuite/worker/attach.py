@@ -30,7 +30,7 @@ from perfsuite.worker import calls, deepspeed, leash, memory
 from perfsuite.worker.losses import Losses, before_backward
 from perfsuite.worker.optimizers import Optimizers
 from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure
-from perfsuite.worker.script_rank import Claim, ScriptRank, Standing
+from perfsuite.worker.script_rank import Claim, ScriptRank
 from perfsuite.worker.second_step import in_backward
 
 with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
@@ -42,11 +42,6 @@ CAPTURED = (
     "the script captures its optimizer's step in a CUDA graph. A replay calls no optimizer, whose step is "
     "the clock: such training cannot be measured. Capture forward and backward alone, and call "
     "optimizer.step() outside of the graph, or switch the graph off"
-)
-TWICE = (
-    "two processes of this command trained as rank {rank}: one process of each rank is measured, and ended "
-    "after its last measured step. Give each stage of training a case of its own; processes that train "
-    "together need a process group"
 )
 
 State = Literal["waiting", "measuring", "over", "aside"]
@@ -148,7 +143,7 @@ class Attached:
             self.rank.before_optimizer_step(optimizer, args, kwargs)
             if self.steps == 1:
                 self.rank.observer.check_second_step()
-        elif self._stand() == "aside":
+        elif not self._is_first():
             self.state = "aside"
         else:
             self.rank = self._become_rank(optimizer)
@@ -196,13 +191,10 @@ class Attached:
 
     # Which process of a launch is a rank.
 
-    def _stand(self) -> Standing:
-        """How this process, which is about to train, stands to the others of its rank; no `second` may."""
+    def _is_first(self) -> bool:
+        """Whether this process, which is about to train, is a rank. Raises as `Claim.take`."""
         self._pid, self._at_first_step = os.getpid(), _empty_report()
-        standing = Claim(self.run_dir, self._empty.rank).stand() if self._may_be_rank() else "aside"
-        if standing == "second":
-            raise MismatchError(TWICE.format(rank=self._empty.rank))
-        return standing
+        return self._may_be_rank() and Claim(self.run_dir, self._empty.rank).take()
 
     def _may_be_rank(self) -> bool:  # of a `path` or `module` the rank is what the agent started
         is_command = getattr(self.case.framework, "command", None) is not None
@@ -239,8 +231,7 @@ class Attached:
         rank.write(report)
         self.state = "over"
         if rank.claim.is_twice():  # after it is written: the other process looks for it after it has told
-            error = MismatchError(TWICE.format(rank=report.rank))
-            rank.write(report.replace(failure=failure_of(error, report.rank)))
+            rank.write(report.replace(failure=failure_of(rank.claim.twice(), report.rank)))
         rank.claim.over()
 
     @_guarded

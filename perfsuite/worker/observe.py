@@ -36,16 +36,6 @@ if TYPE_CHECKING:
 NO_CONFIGURATION = "not observed (the model is not transformers' own)"
 NO_ATTENTION = "none"
 """The attention of a model without any, such as Mamba; only a case's default attention fits to it."""
-FIELDS = {
-    "recomputing_blocks": "activation_checkpointing",
-    "compute_dtype": "precision",
-    "attention": "attention",
-    "trained": "lora",
-    "lora": "lora",
-    "adapters": "lora",
-    "quantised_layers": "quantization",
-}
-"""The field of a case that describes a script, for each setting that is observed in it."""
 
 
 class Observer:
@@ -134,9 +124,11 @@ class Observer:
         finetuning.check_asked(case, self.model, settings)
         for key, asked in {**self._expected(settings), **framework_of(case).expected(case)}.items():
             if asked is not None and settings.get(key) != asked and key not in later:
+                is_ours = case.framework.promises.builds_model
+                advice = "" if is_ours else " Correct the case if the script is as it should be."
                 raise MismatchError(
                     f"{key}: the case asks for {asked!r}, but {settings.get(key)!r} ran. "
-                    f"Nothing measured this way would be what its name says.{self._advice(key)}"
+                    f"Nothing measured this way would be what its name says.{advice}"
                 )
 
     def _expected(self, settings: Mapping[str, str]) -> dict[str, str | None]:
@@ -159,16 +151,6 @@ class Observer:
             if case.framework.promises.builds_model or self._second_step.compute_dtype != NO_LINEAR:
                 expected["compute_dtype"] = dtype_name(COMPUTE_DTYPES[case.precision])
         return expected
-
-    def _advice(self, key: str) -> str:
-        if key == "world_size" and not self.case.framework.promises.builds_model:
-            return (
-                " Start its processes so that they meet, by torchrun or accelerate as command=(...). Some "
-                "scripts open a process group on GPUs alone."
-            )
-        if self.case.framework.promises.builds_model or key not in FIELDS:
-            return ""
-        return f" If the script is as it should be, say another {FIELDS[key]} in the case."
 
     def _look(self) -> dict[str, str]:
         parameters = list(self.model.parameters())

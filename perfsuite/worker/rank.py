@@ -8,7 +8,6 @@ import gc
 import os
 import re
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -21,7 +20,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.case.fault import Fault
 from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.results.counts import COUNTED_STEP
-from perfsuite.results.rank_report import UNREPORTED, Failure, FailureKind, RankReport
+from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RUN_DIR, RunDir
 from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.faults import Injector
@@ -256,13 +255,8 @@ def empty_report(rank: int | None = None, world_size: int | None = None) -> Rank
 
 
 def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None:
-    """Write why a rank has measured nothing, into its report or, if there can be none, its log."""
-    try:
-        documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
-    except Exception as error:
-        line = f"{UNREPORTED} {failure.kind}: {failure.message} ({errors.told(error)})"
-        with contextlib.suppress(Exception):
-            print(line, file=sys.stderr, flush=True)
+    """Write why a rank has measured nothing. Raises `FileError` if there can be no report."""
+    documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
 
 
 def failure_of(error: BaseException, rank: int) -> Failure:

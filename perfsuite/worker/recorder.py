@@ -154,14 +154,11 @@ class Recorder:
         return [self.timer.seconds(start, end) for start, end in zip(self._starts, self._ends, strict=False)]
 
     def lengthen(self, share: float) -> None:
-        """Make the running step longer by a share of itself: an injected fault.
+        """Make the running step longer by a share of the median of the last finished ones: an injected fault.
 
-        On a GPU it is a share of the median of the last finished steps, as soon as there is one after the
-        first two.
+        The first steps stay as they are.
         """
-        seconds = self.timer.since(self._starts[-1])
-        added = share * (self._usual_s() if seconds is None else seconds)
-        if added:
+        if added := share * self._usual_s():
             self._lengthened_s[self.steps] = added
             self.timer.sleep(added)
 

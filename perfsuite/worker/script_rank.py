@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,9 +27,6 @@ from perfsuite.worker.rank import WAIT_S, Rank, failure_of
 if TYPE_CHECKING:
     from perfsuite.worker.observe import Observer
 
-Standing = Literal["first", "aside", "second"]
-"""`first`: nobody has trained as this rank. `aside`: an ancestor of this process trains as it, or who did has
-failed. `second`: another process does, or has been measured."""
 TRAINS, TWICE, OVER = "trains", "twice", "over"
 
 
@@ -41,22 +38,27 @@ class Claim:
     """
 
     def __init__(self, run_dir: RunDir, rank: int) -> None:
+        self._rank = rank
         self._report = run_dir.rank(rank)
         self._path = run_dir.training(rank)
 
-    def stand(self) -> Standing:
-        """Add this process, which is about to train as this rank. Returns how it stands to the first one."""
+    def take(self) -> bool:
+        """Add this process, which is about to train as this rank. Returns whether it is the first.
+
+        If not, it is left alone where an ancestor of it trains as this rank, or who did has failed. Raises
+        `MismatchError` where another process trains, or has been measured.
+        """
         host = socket.gethostname()
         mine = f"{os.getpid()} {host}"
         self._add(TRAINS, mine)  # before it reads: of two that begin at once, one is the second
         first = self._all(TRAINS)[0]
         if first == mine:
-            return "first"
+            return True
         pid, _, where = first.partition(" ")
         if (where == host and int(pid) in leash.ancestors()) or self._has_failed():
-            return "aside"
+            return False
         self._add(TWICE)  # the first one has yet to hear of it
-        return "second"
+        raise self.twice()
 
     def _has_failed(self) -> bool:
         try:
@@ -67,6 +69,14 @@ class Claim:
     def is_twice(self) -> bool:
         """Whether two processes have trained as this rank."""
         return bool(self._all(TWICE))
+
+    def twice(self) -> MismatchError:
+        """Make the error of both processes."""
+        return MismatchError(
+            f"two processes of this command trained as rank {self._rank}: one process of each rank is "
+            "measured, and ended after its last measured step. Give each stage of training a case of its "
+            "own; processes that train together need a process group"
+        )
 
     def over(self) -> None:
         """Say that this rank's report is written. Where that fails, the others wait for it in vain."""

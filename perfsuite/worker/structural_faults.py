@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 AVERAGED = 0.999  # the share of the moving average that a step leaves
 FSDP2_SHARDS = "what FSDP2 shards"
-TRANSFORMERS = "models of transformers"
 
 
 class _Misfit(Exception):
@@ -116,19 +115,6 @@ def _read_on_host(model: nn.Module, optimizer: Optimizer) -> None:
     model.register_forward_hook(read)
 
 
-def _compute_loss_twice(model: nn.Module, optimizer: Optimizer) -> None:
-    trained: Any = next((m for m in model.modules() if hasattr(type(m), "loss_function")), None)
-    if trained is None:
-        raise _Misfit("no model of transformers computes a loss")
-    loss_function = trained.loss_function
-
-    def twice(*args: Any, **kwargs: Any) -> Any:
-        loss_function(*args, **kwargs)
-        return loss_function(*args, **kwargs)
-
-    trained.loss_function = twice
-
-
 def _attend_eagerly(model: nn.Module, optimizer: Optimizer) -> None:
     configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
     fused = [each for each in configs if getattr(each, "_attn_implementation", None) not in (None, "eager")]
@@ -155,7 +141,6 @@ _FAULTS: Mapping[Structural, _Fault] = {
     "fp32-communication": _Fault(f"precision bf16 under ddp, or {FSDP2_SHARDS}", _reduce_in_fp32),
     "checkpointing-lost": _Fault("cases with activation_checkpointing", _forget_checkpointing),
     "host-read": _Fault("every framework that trains", _read_on_host),
-    "loss-twice": _Fault(TRANSFORMERS, _compute_loss_twice),
-    "eager-attention": _Fault(f"{TRANSFORMERS}, unless attention='eager'", _attend_eagerly),
+    "eager-attention": _Fault("models of transformers, unless attention='eager'", _attend_eagerly),
     "weight-copy": _Fault("every framework that trains", _keep_average),
 }

@@ -34,10 +34,6 @@ class HostTimer:
         """Whether a mark is in the past. Does not wait."""
         return True
 
-    def since(self, start: Any) -> float | None:
-        """Return the seconds from a mark to now; None where that would mean waiting for the device."""
-        return self.seconds(start, self.stamp())
-
     def host(self) -> float:
         """Return the host's time in seconds: by a clock that nobody sets and that is not that of `stamp`."""
         return float(_time.clock_gettime(_time.CLOCK_MONOTONIC_RAW))
@@ -91,9 +87,6 @@ class CudaTimer(HostTimer):
     def is_past(self, mark: Any) -> bool:
         """Whether the device has reached the event."""
         return bool(mark.query())
-
-    def since(self, start: Any) -> float | None:
-        """None: the device is behind the host."""
 
     def sleep(self, seconds: float) -> None:
         """Keep the device busy, after the work that is queued, and the host for as long: either may set the

@@ -38,10 +38,10 @@ def series(text: str | None, *, is_last_rank: bool = True, steps: int = 12) -> R
     ("text", "step_s"),
     [
         (None, [1.0] * 12),
-        ("slowdown=30%", [1.3] * 12),
-        ("slowdown=90%", [1.9] * 12),
+        ("slowdown=30%", [1.0] * 3 + [1.3] * 9),
+        ("slowdown=90%", [1.0] * 3 + [1.9] * 9),
         ("stall=4", [1.0, 1.0, 1.0, 3.0] * 3),
-        ("stall=1", [3.0] * 12),
+        ("stall=1", [1.0] * 3 + [3.0] * 9),
         ("nan", [1.0] * 12),
         ("missing-rank", [1.0] * 12),
     ],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile, Topology
+from perfsuite.errors import MismatchError
 from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import RunDir
@@ -70,28 +72,31 @@ def trained(run_dir: RunDir, pid: int, host: str = HERE) -> Claim:
 
 
 def test_the_first_process_that_trains_as_a_rank_is_measured(run_dir: RunDir) -> None:
-    assert Claim(run_dir, 0).stand() == "first"
-    assert Claim(run_dir, 1).stand() == "first", "of another rank"
+    assert Claim(run_dir, 0).take()
+    assert Claim(run_dir, 1).take(), "of another rank"
 
 
 def test_another_process_is_a_child_of_the_rank_or_the_second(run_dir: RunDir) -> None:
     assert os.getppid() in leash.ancestors()
-    assert trained(run_dir, leash.ancestors()[-1]).stand() == "aside"
+    assert not trained(run_dir, leash.ancestors()[-1]).take()
     run_dir.training(0).unlink()
-    assert trained(run_dir, 1, host="another").stand() == "second", "a process of that number lives here"
+    with pytest.raises(MismatchError, match=r"^two processes of this command trained as rank 0: "):
+        trained(run_dir, 1, host="another").take()  # though a process of that number lives here
 
 
-@pytest.mark.parametrize(("kind", "standing"), [(None, "second"), ("mismatch", "aside"), ("crash", "aside")])
-def test_one_that_has_failed_stays_the_one_that_is_told(run_dir: RunDir, kind: Any, standing: str) -> None:
+@pytest.mark.parametrize("kind", [None, "mismatch", "crash"])
+def test_one_that_has_failed_stays_the_one_that_is_told(run_dir: RunDir, kind: Any) -> None:
     failure = None if kind is None else Failure(kind=kind, message="")
     documents.write(run_dir.rank(0), make_report(0, failure=failure))
-    assert trained(run_dir, 1, host="another").stand() == standing
+    with contextlib.nullcontext() if failure else pytest.raises(MismatchError):
+        assert not trained(run_dir, 1, host="another").take()
 
 
 def test_what_one_process_tells_another_one_reads(run_dir: RunDir) -> None:
     claim = trained(run_dir, 1, host="another")
     assert not claim.is_twice()
-    assert claim.stand() == "second"
+    with pytest.raises(MismatchError):
+        claim.take()
     assert not claim.is_over()
     claim.over()
     assert Claim(run_dir, 0).is_over()

@@ -109,13 +109,10 @@ def test_blocks_are_not_recomputed(replicated: Counts) -> None:
     assert memory(lost).saved_for_backward > memory(replicated).saved_for_backward
 
 
-def test_a_host_read_and_a_second_loss_cost_nothing_else(replicated: Counts) -> None:
-    reading, twice = counted(REPLICATED, "host-read"), counted(REPLICATED, "loss-twice")
+def test_a_host_read_costs_nothing_else(replicated: Counts) -> None:
+    reading = counted(REPLICATED, "host-read")
     assert reading.host_reads["forward"] == replicated.host_reads.get("forward", 0) + 1
-    assert twice.kernels["forward"] > replicated.kernels["forward"] == reading.kernels["forward"]
-    for each in (reading, twice):
-        assert {**each.kernels, "forward": 0} == {**replicated.kernels, "forward": 0}
-        assert each.flops == replicated.flops
+    assert (reading.kernels, reading.flops) == (replicated.kernels, replicated.flops)
 
 
 def test_attention_becomes_matrix_products(replicated: Counts) -> None:
@@ -156,5 +153,5 @@ def test_every_fault_needs_something_that_trains(kind: Structural) -> None:
 def test_a_model_of_another_make() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters())
-    with pytest.raises(MismatchError, match="no model of transformers computes a loss"):
-        begin("loss-twice", model, optimizer)
+    with pytest.raises(MismatchError, match="no model of transformers has another"):
+        begin("eager-attention", model, optimizer)
