@@ -175,11 +175,8 @@ def detect_cpu(reason: str) -> Machine:
 
 @functools.cache
 def _cpu_name() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found.group(1).strip() if found else platform.machine() or "unknown"
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1].strip() if found else platform.machine()
 
 
 def _slug(name: str) -> str:

@@ -29,6 +29,7 @@ from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RUN_DIR, RunDir
 from perfsuite.worker import calls, deepspeed, leash, memory
 from perfsuite.worker.losses import Losses, before_backward
 from perfsuite.worker.optimizers import Optimizers
+from perfsuite.worker.profiling import ProfileTaken
 from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure
 from perfsuite.worker.script_rank import Claim, ScriptRank
 from perfsuite.worker.second_step import in_backward
@@ -108,7 +109,6 @@ class Attached:
             memory.keep_peaks()  # before the script imports torch's function under a name of its own
         calls.watch()
         self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
-        self._engines = deepspeed.Engines(self._before, self._after)
         self._losses = Losses() if self.case.framework.promises.loss is not None else None
         self._pid: int | None = None  # this process, since its first step: what it forks is another
         self._at_first_step: RankReport | None = None  # of a rank, which may leave its group afterwards
@@ -124,12 +124,12 @@ class Attached:
 
     @_guarded
     def _before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._engines.take(optimizer):
+        if not deepspeed.takes(optimizer, self._before, self._after):
             self._before(optimizer, args, kwargs)
 
     @_guarded
     def _after_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._engines.take(optimizer):
+        if not deepspeed.takes(optimizer, self._before, self._after):
             self._after(optimizer)
 
     @_guarded
@@ -168,7 +168,8 @@ class Attached:
     @_guarded
     def _end_step(self, optimizer: Any) -> None:
         assert self.rank is not None
-        self.rank.recorder.boundary()
+        with contextlib.suppress(ProfileTaken):
+            self.rank.recorder.boundary()
         if self._losses is not None:
             self._losses.end_step(optimizer)
             if self.steps == TOLD_AFTER:
@@ -232,7 +233,6 @@ class Attached:
         self.state = "over"
         if rank.claim.is_twice():  # after it is written: the other process looks for it after it has told
             rank.write(report.replace(failure=failure_of(rank.claim.twice(), report.rank)))
-        rank.claim.over()
 
     @_guarded
     def crashed(self, error: BaseException) -> None:
@@ -284,7 +284,6 @@ class Attached:
             self.state = "over"
             steps = None if self.rank is None else self.steps
             write_failure(self.run_dir, self._empty.replace(steps=steps), failure)
-            Claim(self.run_dir, self._empty.rank).over()
 
 
 def _empty_report() -> RankReport:

@@ -87,7 +87,6 @@ def _measure(rank: Rank) -> RankReport:
     register_optimizer_step_pre_hook(rank.before_optimizer_step)
     if rank.plan.clock == "torch":
         register_optimizer_step_post_hook(rank.recorder.after_optimizer_step)
-    register_optimizer_step_post_hook(rank.end_if_profiled)
     with contextlib.suppress(ProfileTaken):
         rank.start()
         losses = rank.workload.run(case.total_steps)  # unread: to read one on a GPU is to wait for its step

@@ -15,7 +15,7 @@ WARM_STEPS = 1  # steps in which the profiler is there and records nothing: its 
 
 
 class ProfileTaken(BaseException):
-    """Ends a training loop of ours when its steps are recorded; no framework takes it for its own error."""
+    """Ends a training loop when its steps are recorded; no framework takes it for its own error."""
 
 
 class Profiling:
@@ -29,7 +29,7 @@ class Profiling:
         self._profiler: Any = None
 
     def boundary(self, steps: int) -> None:
-        """So many steps have ended, and the next one is about to begin."""
+        """So many steps have ended, and the next one is about to begin. Raises `ProfileTaken` at the end."""
         if self.is_over or steps < self._warmup:
             return
         self._try(self._start if steps == self._warmup else lambda: self._profiler.step())
@@ -37,6 +37,7 @@ class Profiling:
         if steps == self._warmup + WARM_STEPS + PROFILED_STEPS + 1:
             self._try(lambda: self._profiler.stop())
             self.is_over = True
+            raise ProfileTaken
 
     def write(self, run_dir: RunDir, rank: int) -> None:
         """Write the trace and what it comes to, after the last step."""

@@ -24,7 +24,7 @@ from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RUN_DIR, RunDir
 from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.faults import Injector
-from perfsuite.worker.profiling import ProfileTaken, Profiling
+from perfsuite.worker.profiling import Profiling
 from perfsuite.worker.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -116,11 +116,6 @@ class Rank:
         """Whether this launch is made for a profile, and its steps are recorded."""
         return self.recorder.profiling is not None and self.recorder.profiling.is_over
 
-    def end_if_profiled(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Raise `ProfileTaken` when a training loop of ours is profiled; torch's hook after the clock's."""
-        if self.is_profiled:
-            raise ProfileTaken
-
     def profiled(self) -> RankReport:
         """Stop the clock and write the profile. Returns a report without figures, as nothing is judged."""
         self.recorder.finish()
@@ -186,7 +181,7 @@ class Rank:
         return report if self.observer is None else self._observed(report, self.observer)
 
     def _observed(self, report: RankReport, observer: Observer) -> RankReport:
-        from perfsuite.worker import flops, software
+        from perfsuite.worker import flops
 
         if (counting := self.recorder.counting) is not None:
             report = report.replace(counts=counting.result(), hidden=counting.hidden)
@@ -196,7 +191,7 @@ class Rank:
         report = report.replace(
             observed=observed,
             evidence=observer.evidence(),
-            notes=(*self.notes, *software.compile_notes(), *flops.notes(self.case)),
+            notes=(*self.notes, *flops.notes(self.case)),
         )
         try:
             observer.check(observed)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,14 +28,14 @@ from perfsuite.worker.rank import WAIT_S, Rank, failure_of
 if TYPE_CHECKING:
     from perfsuite.worker.observe import Observer
 
-TRAINS, TWICE, OVER = "trains", "twice", "over"
+TRAINS, TWICE = "trains", "twice"
 
 
 class Claim:
     """Decides which process of a launch is a rank: the first one that trains as it.
 
     Stages of a shell script, a child process, or workers may train as well. Each adds a line to the rank's
-    file: `trains PID HOST` of each process, `twice`, `over`.
+    file: `trains PID HOST` of each process, `twice`.
     """
 
     def __init__(self, run_dir: RunDir, rank: int) -> None:
@@ -77,15 +78,6 @@ class Claim:
             "measured, and ended after its last measured step. Give each stage of training a case of its "
             "own; processes that train together need a process group"
         )
-
-    def over(self) -> None:
-        """Say that this rank's report is written. Where that fails, the others wait for it in vain."""
-        with contextlib.suppress(OSError):
-            self._add(OVER)
-
-    def is_over(self) -> bool:
-        """Whether this rank's report is written."""
-        return bool(self._all(OVER))
 
     def _add(self, word: str, told: str = "") -> None:
         with self._path.open("a") as file:
@@ -146,17 +138,18 @@ class ScriptRank(Rank):
 
     def wait_for_others(self) -> None:
         """Return when every rank has written its report, or after `WAIT_S`."""
-        claims = [Claim(self.run_dir, rank) for rank in range(self.case.topology.world_size)]
         until = time.monotonic() + WAIT_S
-        while not all(claim.is_over() for claim in claims) and time.monotonic() < until:
+        while not all(file.exists() for file in self._reports()) and time.monotonic() < until:
             time.sleep(0.02)
 
     def are_all_measured(self) -> bool:
         """Whether every rank has measured, so that none will be missing in a collective."""
-        paths = [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]
         with contextlib.suppress(FileError):
-            return all(documents.read(path, RankReport).failure is None for path in paths)
+            return all(documents.read(file, RankReport).failure is None for file in self._reports())
         return False
+
+    def _reports(self) -> list[Path]:
+        return [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]
 
     def probed(self) -> dict[str, float]:
         """Return the rates of the device; none if the memory that the script leaves is not enough."""

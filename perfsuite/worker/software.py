@@ -110,17 +110,3 @@ def _breaks() -> Counter[str]:
     for reason, count in _dynamo().get("graph_break", {}).items():
         breaks[reason.splitlines()[0]] += count
     return breaks
-
-
-def compile_notes() -> tuple[str, ...]:
-    """Return why parts of a compiled model may run as plain Python."""
-    notes = []
-    if breaks := _breaks():
-        notes.append(f"torch.compile: {breaks.total()} graph breaks ({'; '.join(sorted(breaks))})")
-    if any("recompile limit" in what.lower() for counts in _dynamo().values() for what in counts):
-        limit = getattr(torch._dynamo.config, "recompile_limit", "unknown")
-        notes.append(
-            f"torch.compile: recompile_limit ({limit}) was hit, and what was "
-            "compiled too often runs as Python: mark what varies as dynamic, or keep shapes fixed"
-        )
-    return tuple(notes)

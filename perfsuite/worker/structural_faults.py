@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -26,30 +26,20 @@ if TYPE_CHECKING:
     from perfsuite.case.fault import Structural
 
 AVERAGED = 0.999  # the share of the moving average that a step leaves
-FSDP2_SHARDS = "what FSDP2 shards"
 
 
 class _Misfit(Exception):
     """Why a fault changes nothing here."""
 
 
-class _Fault(NamedTuple):
-    fits: str
-    begin: Callable[[nn.Module, Optimizer], None]  # changes what trains, between two steps
-
-
 def begin(kind: Structural, model: nn.Module | None, optimizer: Optimizer | None) -> None:
     """Change what trains, from the next step on. Raises `MismatchError` where there is nothing to change."""
-    if model is None or optimizer is None:
-        raise _misfit(kind, "nothing trains here")
     try:
-        _FAULTS[kind].begin(model, optimizer)
+        if model is None or optimizer is None:
+            raise _Misfit("nothing trains here")
+        _FAULTS[kind](model, optimizer)
     except _Misfit as why:
-        raise _misfit(kind, str(why)) from None
-
-
-def _misfit(kind: Structural, why: str) -> MismatchError:
-    return MismatchError(f"--perf-inject {kind}: {why}. It fits {_FAULTS[kind].fits}")
+        raise MismatchError(f"--perf-inject {kind}: {why}") from None
 
 
 def _sharding(model: nn.Module) -> list[tuple[FSDPModule, Any]]:
@@ -136,11 +126,11 @@ def _keep_average(model: nn.Module, optimizer: Optimizer) -> None:
     optimizer.register_step_post_hook(update)
 
 
-_FAULTS: Mapping[Structural, _Fault] = {
-    "reshard-toggled": _Fault(FSDP2_SHARDS, _toggle_resharding),
-    "fp32-communication": _Fault(f"precision bf16 under ddp, or {FSDP2_SHARDS}", _reduce_in_fp32),
-    "checkpointing-lost": _Fault("cases with activation_checkpointing", _forget_checkpointing),
-    "host-read": _Fault("every framework that trains", _read_on_host),
-    "eager-attention": _Fault("models of transformers, unless attention='eager'", _attend_eagerly),
-    "weight-copy": _Fault("every framework that trains", _keep_average),
+_FAULTS: Mapping[Structural, Callable[[nn.Module, Optimizer], None]] = {
+    "reshard-toggled": _toggle_resharding,
+    "fp32-communication": _reduce_in_fp32,
+    "checkpointing-lost": _forget_checkpointing,
+    "host-read": _read_on_host,
+    "eager-attention": _attend_eagerly,
+    "weight-copy": _keep_average,
 }

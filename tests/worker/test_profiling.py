@@ -17,7 +17,7 @@ from perfsuite import documents
 from perfsuite.results.profile import PROFILED_STEPS, Profile, RankProfileFile, merged
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.profiled import compared
-from perfsuite.worker.profiling import Profiling
+from perfsuite.worker.profiling import ProfileTaken, Profiling
 from tests.fake_group import alone
 
 WARMUP = 2
@@ -52,8 +52,9 @@ def train(profiling: Profiling, model: nn.Module, steps: int = ENOUGH) -> int:
         model(torch.ones(2, 1, 4, 8)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        profiling.boundary(number)
-        if profiling.is_over:
+        try:
+            profiling.boundary(number)
+        except ProfileTaken:
             return number
     return steps
 

@@ -48,10 +48,10 @@ def test_a_rank_waits_for_the_reports_of_the_others_but_not_for_ever(
     rank, sleep = made(tmp_path), Mock()
     monkeypatch.setattr(time, "monotonic", lambda: 100.0 + 20 * sleep.call_count)
     monkeypatch.setattr(time, "sleep", sleep)
-    Claim(rank.run_dir, 0).over()
+    rank.write(rank.report)
     rank.wait_for_others()
     assert sleep.call_count == 3, "60 s"
-    Claim(rank.run_dir, 1).over()
+    documents.write(rank.run_dir.rank(1), empty_report(1, 2))
     rank.wait_for_others()
     assert sleep.call_count == 3
 
@@ -92,17 +92,9 @@ def test_one_that_has_failed_stays_the_one_that_is_told(run_dir: RunDir, kind: A
         assert not trained(run_dir, 1, host="another").take()
 
 
-def test_what_one_process_tells_another_one_reads(run_dir: RunDir) -> None:
+def test_that_a_second_process_trains_is_told_to_the_first(run_dir: RunDir) -> None:
     claim = trained(run_dir, 1, host="another")
     assert not claim.is_twice()
     with pytest.raises(MismatchError):
         claim.take()
-    assert not claim.is_over()
-    claim.over()
-    assert Claim(run_dir, 0).is_over()
     assert Claim(run_dir, 0).is_twice()
-
-
-def test_a_rank_that_cannot_say_that_its_report_is_written_goes_on(run_dir: RunDir) -> None:
-    run_dir.training(0).mkdir()
-    Claim(run_dir, 0).over()

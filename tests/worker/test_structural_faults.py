@@ -132,21 +132,21 @@ def test_a_copy_of_the_weights_is_kept(replicated: Counts) -> None:
 @pytest.mark.parametrize(
     ("kind", "case", "why"),
     [
-        ("reshard-toggled", REPLICATED, "FSDP2 shards no blocks. It fits what FSDP2 shards"),
-        ("fp32-communication", REPLICATED, "DDP reduces in float32 already. It fits precision bf16"),
+        ("reshard-toggled", REPLICATED, "FSDP2 shards no blocks"),
+        ("fp32-communication", REPLICATED, "DDP reduces in float32 already"),
         ("fp32-communication", SHARDED.replace(precision="fp32"), "no gradients are reduced in a lower"),
-        ("checkpointing-lost", SHARDED, "no block is checkpointed. It fits cases with activation_ch"),
+        ("checkpointing-lost", SHARDED, "no block is checkpointed"),
         ("eager-attention", REPLICATED.replace(attention="eager"), "no model of transformers has another"),
     ],
 )
-def test_a_fault_that_changes_nothing_says_where_it_fits(kind: Structural, case: Case, why: str) -> None:
-    with pytest.raises(MismatchError, match=f"^--perf-inject {kind}: .*{why}"):
+def test_a_fault_that_changes_nothing_says_why(kind: Structural, case: Case, why: str) -> None:
+    with pytest.raises(MismatchError, match=f"^--perf-inject {kind}: {why}"):
         counted(case, kind)
 
 
 @pytest.mark.parametrize("kind", STRUCTURAL)
 def test_every_fault_needs_something_that_trains(kind: Structural) -> None:
-    with pytest.raises(MismatchError, match=f"--perf-inject {kind}: nothing trains here. It fits "):
+    with pytest.raises(MismatchError, match=f"--perf-inject {kind}: nothing trains here"):
         begin(kind, None, None)
 
 
