@@ -143,15 +143,13 @@ def _counter(file: Path) -> int:
 
 def _wait_for_peers(job: AgentJob) -> None:
     """Wait until every node has written its stacks: ranks whose peers are killed end before they can."""
-    nodes = range(job.topology.nodes)
-    wait_until(lambda: all(_is_over(job.run_dir, node) for node in nodes), PEERS_S)
 
+    def are_over() -> bool:
+        files = map(job.run_dir.launch, range(job.topology.nodes))
+        told = [documents.read_or_none(file, LaunchFile) for file in files]
+        return all(each is not None and each.is_over for each in told)
 
-def _is_over(run_dir: RunDir, node: int) -> bool:
-    try:
-        return documents.read(run_dir.launch(node), LaunchFile).is_over
-    except FileError:
-        return False
+    wait_until(are_over, PEERS_S)
 
 
 def _sweep() -> None:

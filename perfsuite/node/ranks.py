@@ -21,7 +21,6 @@ from pathlib import Path
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile, Topology
-from perfsuite.errors import FileError
 from perfsuite.frameworks.base import Command, framework_of
 from perfsuite.node import cpu, rendezvous
 from perfsuite.node.processes import POLL_S
@@ -215,10 +214,10 @@ def _wait(job: AgentJob, processes: Mapping[int | None, Process]) -> list[Failur
             if code is None:
                 continue
             del running[rank]
-            is_measured = rank is None or _is_measured(job.run_dir, rank)
+            report = None if rank is None else documents.read_or_none(job.run_dir.rank(rank), RankReport)
             if (message := _failure(job, rank, code, isinstance(each, subprocess.Popen))) is not None:
                 failed(message, rank)
-            if not is_measured:
+            if rank is not None and (report is None or report.failure is not None):
                 until = min(until, time.monotonic() + GRACE_S)
     for rank, process in running.items():
         process.kill()  # what it has started is swept
@@ -239,13 +238,6 @@ def _bury(ours: Collection[int]) -> None:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None and ended.si_pid not in ours:
             os.waitpid(ended.si_pid, 0)
-
-
-def _is_measured(run_dir: RunDir, rank: int) -> bool:
-    try:
-        return documents.read(run_dir.rank(rank), RankReport).failure is None
-    except FileError:
-        return False
 
 
 def _failure(job: AgentJob, rank: int | None, code: int, is_script: bool) -> str | None:

@@ -41,8 +41,7 @@ TOLD_AFTER = 3  # steps after which a mismatch that the first ones show ends the
 
 CAPTURED = (
     "the script captures its optimizer's step in a CUDA graph. A replay calls no optimizer, whose step is "
-    "the clock: such training cannot be measured. Capture forward and backward alone, and call "
-    "optimizer.step() outside of the graph, or switch the graph off"
+    "the clock: capture forward and backward alone, or switch the graph off"
 )
 
 State = Literal["waiting", "measuring", "over", "aside"]

@@ -1,6 +1,5 @@
 """Notices calls whose work torch's dispatcher does not see, for `worker.hidden`, by public names alone."""
 
-import contextlib
 import functools
 import inspect
 import sys
@@ -41,5 +40,4 @@ def _notice(owner: Any, name: str, said: str) -> None:
         return original(*args, **kwargs)
 
     noticing.is_noticed = True  # type: ignore[attr-defined]
-    with contextlib.suppress(AttributeError, TypeError):  # a class of C++
-        setattr(owner, name, noticing)
+    setattr(owner, name, noticing)

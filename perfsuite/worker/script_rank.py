@@ -13,10 +13,10 @@ import torch
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
-from perfsuite.errors import FileError, MismatchError
+from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common import finetuning
 from perfsuite.frameworks.common.float8 import with_float8
-from perfsuite.results.rank_report import Observed, RankReport
+from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash, memory, software, timers
 from perfsuite.worker.flops import count_known
@@ -56,16 +56,12 @@ class Claim:
         if first == mine:
             return True
         pid, _, where = first.partition(" ")
-        if (where == host and int(pid) in leash.ancestors()) or self._has_failed():
+        report = documents.read_or_none(self._report, RankReport)
+        has_failed = report is not None and report.failure is not None
+        if has_failed or (where == host and int(pid) in leash.ancestors()):
             return False
         self._add(TWICE)  # the first one has yet to hear of it
         raise self.twice()
-
-    def _has_failed(self) -> bool:
-        try:
-            return documents.read(self._report, RankReport).failure is not None
-        except FileError:
-            return False
 
     def is_twice(self) -> bool:
         """Whether two processes have trained as this rank."""
@@ -125,7 +121,10 @@ class ScriptRank(Rank):
         self.notes += self._optimizers.notes()
         report = self.finish()
         assert report.observed is not None
-        report = report.replace(observed=_with_script(report.observed, report.rank))
+        # With what the script imported and a digest of it: a change of them is listed with a verdict.
+        imported = software.imported() if report.rank == 0 else {}
+        environment = {**imported, **report.observed.environment, **software.program()}
+        report = report.replace(observed=report.observed.replace(environment=environment))
         if report.failure is not None:
             return report
         try:
@@ -144,9 +143,8 @@ class ScriptRank(Rank):
 
     def are_all_measured(self) -> bool:
         """Whether every rank has measured, so that none will be missing in a collective."""
-        with contextlib.suppress(FileError):
-            return all(documents.read(file, RankReport).failure is None for file in self._reports())
-        return False
+        reports = [documents.read_or_none(file, RankReport) for file in self._reports()]
+        return all(report is not None and report.failure is None for report in reports)
 
     def _reports(self) -> list[Path]:
         return [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]
@@ -164,9 +162,3 @@ def device_of(optimizer: Any) -> torch.device:
     """Return the GPU of the optimizer's first parameter that is on one, or the current GPU if none is."""
     on_gpu = (p.device for p in parameters_of(optimizer) if p.device.type == "cuda")
     return next(on_gpu, None) or torch.device("cuda", torch.cuda.current_device())
-
-
-def _with_script(observed: Observed, rank: int) -> Observed:
-    """With what the script imported and a digest of it, so that a change of them is listed with a verdict."""
-    imported = software.imported() if rank == 0 else {}
-    return observed.replace(environment={**imported, **observed.environment, **software.program()})
