@@ -289,12 +289,6 @@ def test_shares_of_the_cores_that_the_job_may_use(tmp_path: Path, monkeypatch: p
     assert (found.job_cpu, found.foreign_cpu, found.steal) == (0.3, 0.15, 0.12)
 
 
-def test_a_proc_that_does_not_tell_leaves_shares_unknown(tmp_path: Path) -> None:
-    found = seen(sampled((1, 2), proc=tmp_path))
-    assert (found.job_cpu, found.foreign_cpu, found.steal) == (None,) * 3
-    assert machine_problems(found, make_machine()) == []
-
-
 @pytest.fixture
 def launcher_and_stranger() -> Iterator[int]:
     """A process whose child spins, and beside it a process that spins."""
