@@ -116,6 +116,15 @@ def test_a_loop_is_measured_and_counted_and_ended(start: Start) -> None:
     assert report_of(attached).failure is None, "its end is no news"
 
 
+def test_a_script_that_is_profiled_ends_after_its_steps_without_figures(start: Start) -> None:
+    attached = start(ALONE.replace(steps=1000))
+    attached.request = attached.request.replace(profile=True)
+    report = measured(attached)
+    assert (report.step_s, report.notes) == ((), ())
+    assert attached.steps < 20
+    assert attached.run_dir.profile(0).exists()
+
+
 @pytest.mark.parametrize("how", ["in the loop", "a hook of all optimizers", "another optimizer"])
 def test_work_behind_the_optimizer_s_step_is_counted_in_the_next_step(start: Start, how: str) -> None:
     def work(*args: object) -> None:
