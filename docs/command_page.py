@@ -10,19 +10,31 @@ from typing import Any
 
 from typer.main import get_command
 
+from perfsuite.session.option_table import BY_NAME
+
 PAGE = Path(__file__).with_name("commands.md")
 HEAD = """# Commands
 
 <!-- Made by `python docs/command_page.py` from the commands themselves. -->
 
-A command ends with exit status 0, with 1 for a finding (a worsening, a check that failed, a case that was
-not accepted), or with 2 and a message for an error. `compare`, `bisect`, `releases`, `doctor` and `selftest`
-end with 3 if they cannot tell. pytest's ini keys `perf_store`, `perf_baselines` and `perf_cases` are the
-defaults of `--store`, `--baselines` and `--cases`. `--help` says more.
+A command of `perfsuite` ends with exit status 0; with 1 for a finding (a worsening, a check that failed, a
+case that was not accepted); or with 2 and a message for an error. `compare`, `bisect`, `releases`, `doctor`
+and `selftest` end with 3 if they cannot tell. `--help` says more.
 
-`--json` prints for machines, and nothing else on standard output: `compare`, `dry-run` and `report` the
-[document of a session](reference.md), or a list of several; `history trend` its findings; `bisect` and
-`judge` their steps; others an object with `schema_version` and `rows` with these fields:
+Several commands have these options:
+
+{common}
+- `--cases`, `--store`, `--baselines`: the directories of cases, local results and reviewed baselines; without
+  them what pytest's ini keys `perf_cases`, `perf_store` and `perf_baselines` say, else `bench_cases`,
+  `.perfsuite` and `baselines`
+- {as_pytest}:
+  as the [options of pytest](options.md) whose names begin with `--perf-`
+- `--history`: the directory of the history (`.perfsuite/history`; of `pull` and `push` `history`)
+- `--json`: print for machines, and nothing else on standard output. `compare`, `dry-run` and `report` print
+  the [document of a session](reference.md) or a list of several, `bisect` and `judge` their steps, and
+  `history trend` what it found. The others print an object with `schema_version` and `rows`
+
+The rows have these fields:
 
 - `plan`: `case`, `outcome`, `day`, `expected_s`, `gpu_hours`, `reached_after_s`
 - `history list`: `hardware_class`, `case`, `sessions`, `first`, `last`, `step_s_p50`, `peak_memory_bytes`,
@@ -31,9 +43,13 @@ defaults of `--store`, `--baselines` and `--cases`. `--help` says more.
 - `baseline list`: `hardware_class`, `case`, `tokens_per_s` or `samples_per_s`, `peak_memory_bytes`,
   `launches`, `day`, `accepted_by`; of counts `counts_on`, `case`, `collective_bytes`, `flop`, `kernel_calls`,
   `peak_live_bytes`, and the last three
+- `baseline show`: `file`, `baseline`; `baseline diff`: `file`, `before`, `now`
 - `doctor`, `selftest`: `check`, `status`, `found`, `advice`
 - `releases`: `title`, `same`, `rows`, `lines`, `unknown`
 """
+IN_HEAD = {"--cases", "--store", "--baselines", "--history", "--json"}
+"""Options that most commands have, so that their sections do not name them."""
+OF_PYTEST = {f"--{name}": option.help_with_default for name, option in BY_NAME.items()}
 
 
 def commands() -> dict[str, Any]:
@@ -49,37 +65,46 @@ def commands() -> dict[str, Any]:
 def written() -> str:
     """Return the page as it is now: first the options that several commands have."""
     shown = {name: command for name, command in commands().items() if not command.hidden}
-    times = Counter(line(option) for command in shown.values() for option in options(command))
-    common = sorted(told for told, number in times.items() if number > 1)
-    head = [HEAD, "## Options of several commands", "", *common, ""]
-    return "\n".join([*head, *(section(name, command, set(common)) for name, command in shown.items())])
+    told = [each for command in shown.values() for each in options(command)]
+    as_pytest = sorted({each.opts[0] for each in told if is_of_pytest(each)})
+    times = Counter(line(each) for each in told if not is_of_pytest(each))
+    common = sorted(text for text, number in times.items() if number > 1)
+    head = HEAD.format(common="\n".join(common), as_pytest=", ".join(f"`{name}`" for name in as_pytest))
+    return "\n".join([head, *(section(name, command, set(common)) for name, command in shown.items())])
+
+
+def is_of_pytest(option: Any) -> bool:
+    """Return whether an option of a command is one of pytest's, with the same meaning."""
+    return bool(OF_PYTEST.get(option.opts[0]) == option.help)
 
 
 def options(command: Any) -> list[Any]:
-    """Return the options of a command, `--help` left out."""
-    return [each for each in command.params if each.param_type_name == "option" and each.name != "help"]
+    """Return the options of a command without those that most commands have."""
+    options = [each for each in command.params if each.param_type_name == "option" and each.name != "help"]
+    return [each for each in options if each.opts[0] not in IN_HEAD]
 
 
 def section(name: str, command: Any, common: set[str]) -> str:
-    """Return what a command does, its options, and the names of those that other commands have, too."""
-    own = [line(each) for each in options(command) if line(each) not in common]
-    also = [f"`{each.opts[0]}`" for each in options(command) if line(each) in common]
+    """Return what a command does, its options, and the names of those that the head of the page explains."""
+    in_head = [each for each in options(command) if line(each) in common or is_of_pytest(each)]
+    own = [line(each) for each in options(command) if each not in in_head]
+    also = [f"`{each.opts[0]}`" for each in in_head]
     last = [f"- also {', '.join(also)}"] if also else []
     listed = [*own, *last, ""] if own or last else []
-    return "\n".join([f"## `perfsuite {name}`", "", in_short(command.help), "", *listed])
+    return "\n".join([f"## `{name}`", "", in_short(command.help), "", *listed])
 
 
 def line(option: Any) -> str:
     """Return an option with its default and its meaning; a flag has no default."""
+    meaning = said(option.help).removesuffix(".")
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     default = "" if option.is_flag or option.default in (None, (), "", "*") else f" (`{option.default}`)"
-    return f"- {names}{default}: {said(option.help).removesuffix('.')}"
+    return f"- {names}{default}: {meaning[0].lower()}{meaning[1:]}"
 
 
 def in_short(text: str | None) -> str:
-    """Return the first sentence of a help text, and what it says of the exit status."""
-    first, *rest = re.split(r"(?<=[.?]) (?=[A-Z])", said(text))
-    return " ".join([first, *(sentence for sentence in rest if sentence.startswith("Exit status"))])
+    """Return the first sentence of a help text."""
+    return re.split(r"(?<=[.?]) (?=[A-Z])", said(text))[0]
 
 
 def said(text: str | None) -> str:

@@ -70,11 +70,11 @@ def tolerance(text: str) -> float:
 
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[CASE]...", help="ids of cases")]
-Expression = Annotated[str | None, typer.Option("-k", help="instead of ids: pytest's expression for them")]
+Expression = Annotated[str | None, typer.Option("-k", help="pytest's expression in place of ids")]
 Cases = Annotated[Path, typer.Option("--cases", help="directory of the cases")]
 AsJson = Annotated[bool, typer.Option("--json", help="for machines: print what --perf-json writes")]
 RowsAsJson = Annotated[bool, typer.Option("--json", help="for machines: print the rows as JSON")]
-Hardware = Annotated[str, typer.Option(help="the marker of the cases to measure: h100")]
+Hardware = Annotated[str, typer.Option(help="the marker of the cases: h100")]
 PytestOptions = Annotated[
     list[str] | None,
     typer.Argument(metavar="[-- PYTEST OPTIONS]...", help="more options of pytest, which win over its own"),
@@ -84,7 +84,7 @@ Tolerance = Annotated[
     typer.Option(
         parser=tolerance,
         metavar="SHARE",
-        help="growth of the time per token that matters: 3% (default: a gate's on such a device)",
+        help="growth of the time per token that matters: 3% (default: as for baselines)",
     ),
 ]
 LocalStore = Annotated[str | None, option("store")]

@@ -26,8 +26,8 @@ from perfsuite.results.store import BASELINES
 app = typer.Typer(help="Tell people on GitHub, by its command gh and the token in GH_TOKEN.")
 app.command()(issue)
 
-RunUrl = Annotated[str, typer.Option(help="Where the job can be looked at.", envvar="RUN_URL")]
-Out = Annotated[Path, typer.Option(help="Directory of the report, as `refresh` was given.")]
+RunUrl = Annotated[str, typer.Option(help="Address of the job's page.", envvar="RUN_URL")]
+Out = Annotated[Path, typer.Option(help="Directory of the report.")]
 BEFORE_AFTER = "before-after.txt"
 """The file of `perfsuite refresh` with the figures of each new baseline and of the one before."""
 
@@ -121,14 +121,12 @@ def conclusion(results: list[Measurement], is_cut_short: bool = False) -> str:
 
 @app.command()
 def propose(
-    hardware: Annotated[str, typer.Option(help="The marker that was measured: h100.")],
+    hardware: Annotated[str, typer.Option(help="The marker of the cases: h100.")],
     reason: Annotated[str, typer.Option(help="Why a baseline may become slower or larger.")],
     out: Out = Path("out"),
     measured: Annotated[
         Path | None,
-        typer.Option(
-            help="Take baselines from this directory, an artifact: only *.json, nothing is followed."
-        ),
+        typer.Option(help="Take baselines from this directory, an artifact: only its *.json."),
     ] = None,
     baselines: Annotated[Path, typer.Option(help="Directory of the reviewed baselines.")] = BASELINES,
 ) -> None:

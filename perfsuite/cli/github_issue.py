@@ -173,7 +173,7 @@ def gh(step: Step) -> str:
 
 def issue(
     results: Annotated[list[Path], typer.Argument(help="results.json of the night's sessions.")],
-    run_url: Annotated[str, typer.Option(help="Where the night can be looked at.", envvar="RUN_URL")],
+    run_url: Annotated[str, typer.Option(help="Address of the job's page.", envvar="RUN_URL")],
     trend: Annotated[
         Path | None, typer.Option(help="What `perfsuite history trend --json` printed: drifts count, too.")
     ] = None,

@@ -31,13 +31,11 @@ from perfsuite.results.store import BASELINES, STORE, Store
 app = typer.Typer(help="Keep results for years, look at them, find what drifts.")
 
 HISTORY = Store().history
-History = Annotated[
-    Path, directory("history", "Directory of the history: in a git branch, an artifact, a share.")
-]
+History = Annotated[Path, directory("history", "Directory of the history.")]
 HardwareClass = Annotated[str, typer.Option("--hardware-class", help="Only these classes; * and ? match.")]
 CaseGlob = Annotated[str, typer.Option("--case", help="Only cases with such an id; * and ? match.")]
-Worktree = Annotated[Path, directory("history", "Directory for the branch of the history.")]
-HistoryBranch = Annotated[str, typer.Option("--branch", help="The branch of the history.")]
+Worktree = Annotated[Path, directory("history", "Directory of the history.")]
+HistoryBranch = Annotated[str, typer.Option("--branch", help="Branch of the history.")]
 BRANCH, WORKTREE = "perfsuite-history", Path("history")
 COMMITTER = ("-c", "user.name=perfsuite", "-c", "user.email=perfsuite@users.noreply.github.com")
 Since = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Only sessions from this day on.")]
@@ -45,12 +43,12 @@ Notify = Annotated[
     str | None,
     typer.Option(
         metavar="VARIABLE",
-        help="Post which cases turned red, green or undecided since the last night, to the webhook of Slack "
-        "or Mattermost whose address is in this environment variable.",
+        help="Post which cases changed since the last night, to the webhook of Slack or Mattermost whose "
+        "address is in this environment variable.",
     ),
 ]
 Branch = Annotated[
-    str, typer.Option("--branch", help="The branch whose commits are shown; that which is checked out.")
+    str, typer.Option("--branch", help="Branch whose commits are shown (default: the one checked out).")
 ]
 
 
@@ -264,8 +262,7 @@ def trend(
         datetime | None,
         typer.Option(
             formats=["%Y-%m-%d"],
-            help="Report changes from this day on alone. Without it: those of the 90 days before the newest "
-            "session, and what is still worse since before.",
+            help="Only changes from this day on (default: of the last 90 days, and what is still worse).",
         ),
     ] = None,
     repo: Annotated[

@@ -19,7 +19,7 @@ from perfsuite.cli.night import gate
 from perfsuite.errors import CaseError
 from perfsuite.ini import read_ini
 
-IGNORED = (".perfsuite/", ".venv/", "out/", "history/")
+IGNORED = (".perfsuite/", "out/")
 NIGHT, ACCEPT = Path("performance-night.sh"), 'perfsuite baseline accept --reason "the first"'
 FRAMEWORKS = {
     "FSDP2": ("transformers", "FSDP2()"),
@@ -28,9 +28,7 @@ FRAMEWORKS = {
     "Lightning": ("lightning", 'Lightning(strategy="fsdp2")'),
 }
 """What a first case file measures next to DDP: the package that must be there, and the framework."""
-SCRIPT = Template('''\
-"""$script, measured as it is."""
-
+SCRIPT = Template("""\
 import pytest
 from perfsuite import Case, Model, Script, Topology
 
@@ -42,16 +40,13 @@ SMALL = Case(
     topology=Topology(processes_per_node=1),
     hardware="cpu",
 )
-${large}CASES = [$cases]
+$large
 
-
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [$cases])
 def test_$stem(bench, case):
     bench(case)
-''')
-LLAMA = Template('''\
-"""A tiny Llama on two processes, by every framework that is installed."""
-
+""")
+LLAMA = Template("""\
 import pytest
 from perfsuite import $names
 
@@ -63,75 +58,57 @@ SMALL = Case(
     topology=Topology(processes_per_node=2),
     hardware="cpu",
 )
-${large}CASES = [
-    $cases,
+${large}FRAMEWORKS = [
+    $frameworks,
 ]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [each.replace(framework=by) for each in [$cases] for by in FRAMEWORKS])
 def test_llama(bench, case):
     bench(case)
-''')
+""")
 EACH_NIGHT = """\
 name: Performance
-on:
-  schedule:
-    - cron: "17 1 * * *"
-  workflow_dispatch:
+on: {schedule: [{cron: "17 1 * * *"}], workflow_dispatch: {}}
 """
 WORKFLOW = Template(
     EACH_NIGHT
     + """\
-permissions:
-  contents: read
+permissions: {contents: read}
 jobs:
   night:
     runs-on: $runs_on
 $container    timeout-minutes: 600
     steps:
-      - uses: actions/checkout@v5
-        with:
-          persist-credentials: false
+      - uses: actions/checkout@08c6903cd8c0fde910a37f88322edcfb5dd907a8 # v5.0.0
+        with: {persist-credentials: false, clean: false} # keeps .venv and .perfsuite
 $install      - run: $perfsuite night --hardware $hardware
       - if: always() # also if the night takes longer than the job may
         run: $perfsuite night --hardware $hardware --only-summary
       - if: always()
-        uses: actions/upload-artifact@v7
-        with:
-          name: night-$hardware
-          path: out
+        uses: actions/upload-artifact@bbbca2ddaa5d8feaa63e36b76fdaad77386f024f # v7.0.0
+        with: {name: night-$hardware, path: out}
 """
 )
-INSTALL = """\
-          clean: false # keeps .venv, which holds gigabytes of torch
-      - run: test -d .venv || python3 -m venv .venv
-      - run: .venv/bin/pip install -r requirements.txt
-"""
 CALL = Template(
     EACH_NIGHT
     + """\
 permissions: {}
 jobs:
   night:
-    permissions:
-      contents: write # the branch perfsuite-history
-      issues: write # open, update, close
+    permissions: {contents: write, issues: write} # the branch perfsuite-history, an issue for slower cases
     uses: $repository/.github/workflows/night.yml@$commit
     with:
       hardware: '$hardware'
-      hosted_setup: python -m pip install "perfsuite[history] @ git+https://github.com/$repository@$commit"
+${setup}      hosted_setup: python -m pip install "perfsuite[history] @ git+https://github.com/$repository@$commit"
 """
 )
-SETUP = """\
-      setup: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt
-      python: .venv/bin/python
-"""
 INSTALLED = ("torch", "transformers", "accelerate", "lightning")
 """Next to perfsuite: what requirements name, as it is installed here."""
 LARGE = (
     'LARGE = SMALL.replace(topology=Topology(processes_per_node=8), hardware="{hardware}")\n',
     'LARGE = SMALL.replace(\n    model="llama-3.2-1b",\n    sequence_length=2048,\n    micro_batch=1,\n'
-    '    topology=Topology(processes_per_node=8),  # GPUs\n    hardware="{hardware}",\n)\n',
+    '    topology=Topology(processes_per_node=8),\n    hardware="{hardware}",\n)\n',
 )
 """A case for GPUs, of a script and of a Llama."""
 
@@ -178,8 +155,6 @@ def init(
         **(_slurm(hardware, cases) if slurm else {}),
     }.items():
         _write(path, text)
-    if github and not container:
-        _require(Path("requirements.txt"))
     _ignore(Path(".gitignore"))
     _settings(cases)
     record = [str(cases), "-m", hardware if slurm or hardware == "cpu" else f"cpu or {hardware}"]
@@ -192,33 +167,35 @@ def init(
 
 def _case_file(script: Path | None, hardware: str, cases: Path) -> dict[Path, str]:
     large = LARGE[script is None].format(hardware=hardware) if hardware != "cpu" else ""
-    every = ["SMALL", *(["LARGE"] if large else [])]
+    of_file = {"large": large, "cases": "SMALL, LARGE" if large else "SMALL"}
     if script is not None:
         stem = re.sub(r"\W", "_", script.stem)
-        text = SCRIPT.substitute(script=script.as_posix(), stem=stem, large=large, cases=", ".join(every))
+        text = SCRIPT.substitute(of_file, script=script.as_posix(), stem=stem)
         return {cases / f"test_{stem}.py": text}
     there = {name: made for name, (package, made) in FRAMEWORKS.items() if find_spec(package)}
-    every += [f"{case}.replace(framework={made})" for made in there.values() for case in every]
-    names = ", ".join(sorted(["DDP", "Case", "Topology", *there]))
-    return {cases / "test_llama.py": LLAMA.substitute(names=names, large=large, cases=",\n    ".join(every))}
+    names = sorted(["DDP", "Case", "Topology", *there], key=lambda name: (not name.isupper(), name))
+    of_file["names"] = ", ".join(names)  # as ruff sorts them
+    of_file["frameworks"] = ",\n    ".join(["DDP()", *there.values()])
+    return {cases / "test_llama.py": LLAMA.substitute(of_file)}
 
 
 def _workflow(hardware: str, runs_on: str, container: str, uses: str) -> dict[Path, str]:
     runner = runs_on or f"[self-hosted, {hardware}]"
     where = _yaml(runner)
+    install = "" if container else _install(uses)
     if uses:
         repository, _, commit = uses.partition("@")
         machine = {"runs-on": where, **({"container": container} if container else {})}
         machines = json.dumps({hardware: machine}).replace("'", "''")  # as YAML escapes it
-        text = CALL.substitute(repository=repository, commit=commit, hardware=machines)
-        text += "" if container else SETUP
+        setup = f"      setup: {install}\n" if install else ""
+        text = CALL.substitute(repository=repository, commit=commit, hardware=machines, setup=setup)
     else:
         of_image = {"image": container, "options": "--gpus=all --ipc=host"}
         image = f"    container: {json.dumps(of_image)}\n" if container else ""
-        own, made = ("", "python -m perfsuite.cli"), (INSTALL, ".venv/bin/perfsuite")
-        install, command = own if container else made
-        of_job = {"runs_on": runner, "container": image, "install": install, "perfsuite": command}
-        text = WORKFLOW.substitute(hardware=hardware, **of_job)
+        command = "python -m perfsuite.cli" if container else ".venv/bin/perfsuite"
+        of_job = {"runs_on": runner, "container": image, "perfsuite": command}
+        of_job["install"] = f"      - run: {install}\n" if install else ""
+        text = WORKFLOW.substitute(of_job, hardware=hardware)
     return {Path(".github/workflows/performance.yml"): text}
 
 
@@ -243,19 +220,32 @@ def _submit(hardware: str) -> str:
     return f"perfsuite slurm submit --nodes=1 --time=10:00:00{gpus} --mem=0"
 
 
-def _require(path: Path) -> None:
-    """Name what a night needs, in the releases that are here; perfsuite from where it was installed."""
+def _install(uses: str) -> str:
+    """Return a command that installs the project of this directory, and perfsuite, into `.venv`.
+
+    Without a file that says what the project needs, write one with the releases that are here.
+    """
+    needs = Path("requirements.txt")
+    if not needs.exists() and not Path("pyproject.toml").exists():
+        others = [f"{name}=={Version(version(name)).public}" for name in INSTALLED if find_spec(name)]
+        _write(needs, "".join(f"{line}\n" for line in others))
+    project = "-r requirements.txt" if needs.exists() else "-e ."
+    return f"test -d .venv || python3 -m venv .venv && .venv/bin/pip install {project} '{_perfsuite(uses)}'"
+
+
+def _perfsuite(uses: str) -> str:
+    """Return the requirement of perfsuite: that copy on GitHub, or from where it was installed here."""
+    if uses:
+        return "perfsuite @ git+https://github.com/" + uses
     source = json.loads(distribution("perfsuite").read_text("direct_url.json") or "{}")
-    commit = source.get("vcs_info", {}).get("commit_id")
-    address = f"git+{source['url']}@{commit}" if commit else source.get("url")
-    ours = f"perfsuite @ {address}" if address else f"perfsuite=={version('perfsuite')}"
-    if path.exists() and "perfsuite" not in path.read_text():
-        typer.echo(f"add to {path}, which the workflow installs: {ours}")
-        return
-    others = [f"{name}=={Version(version(name)).public}" for name in INSTALLED if find_spec(name)]
-    _write(path, "".join(f"{line}\n" for line in [ours, *others]))
-    if address and not commit:
-        typer.echo(f"{path} names perfsuite by its path here: give a git address if the runner lacks that")
+    if commit := source.get("vcs_info", {}).get("commit_id"):
+        return f"perfsuite @ git+{source['url']}@{commit}"
+    if "url" in source:
+        typer.echo(
+            "the workflow installs perfsuite by its path here: give a git address if the runner lacks that"
+        )
+        return f"perfsuite @ {source['url']}"
+    return f"perfsuite=={version('perfsuite')}"
 
 
 def _write(path: Path, text: str) -> None:

@@ -153,15 +153,14 @@ def judge(
     baseline: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A log of a launch before the change; give it 3 times or more. A log is a TensorBoard event "
-            "file or a directory of them, or an MLPerf log."
+            help="A log of a launch before the change, of TensorBoard or MLPerf; give it 3 times or more."
         ),
     ] = None,
     tag: Annotated[
         str | None,
         typer.Option(
-            help="What of the logs to judge: a scalar that is a time (default: iteration-time, Megatron's), "
-            "or of MLPerf's train_step_time or throughput (default: the first that is there)."
+            help="The scalar to judge, a time (default: iteration-time; of MLPerf logs train_step_time, else "
+            "throughput)."
         ),
     ] = None,
     tolerance: Annotated[

@@ -38,7 +38,7 @@ def night(
     selftest: Annotated[
         str, typer.Option(help="what the self-test trains: ddp, fake, ... (default: ddp with transformers)")
     ] = "",
-    out: Annotated[Path, shared.directory("out", "directory of the report and results.json")] = Path("out"),
+    out: Annotated[Path, shared.directory("out", "directory of the report")] = Path("out"),
     shard: Annotated[str | None, shared.option("shard")] = None,
     cases: shared.Cases = shared.CASES,
     store: LocalStore = STORE,
@@ -54,6 +54,7 @@ def night(
     """
     shared.check_asked(hardware, cases)
     shared.read("shard", shard)
+    shared.read("report", str(out))
     known = Store(store).results()
     summary = out / "summary.md"
     if only_summary and summary.is_file():

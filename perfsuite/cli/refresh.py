@@ -21,9 +21,9 @@ LAUNCHES = 10  # of each case
 
 def refresh(
     hardware: Hardware,
-    reason: Annotated[str, typer.Option(help="why a baseline may become slower or larger: torch 2.14")],
+    reason: Annotated[str, typer.Option(help="why a baseline may become slower or larger")],
     pytest_options: PytestOptions = None,
-    out: Annotated[Path, directory("out", "directory of the report and of before-after.txt")] = Path("out"),
+    out: Annotated[Path, directory("out", "directory of the report")] = Path("out"),
     cases: Cases = CASES,
     baselines: Annotated[Path, directory("baselines", "Directory of reviewed baselines.")] = BASELINES,
 ) -> None:

@@ -35,7 +35,7 @@ def report(
         typer.Option(
             "--verbose",
             "-v",
-            help="In the terminal, explain the cases that passed, too, and tell all figures.",
+            help="In the terminal, explain the cases that passed, too.",
         ),
     ] = False,
 ) -> None:
@@ -94,7 +94,7 @@ def export(
         Literal["hud", "openmetrics", "bencher"],
         typer.Option(
             "--format",
-            help="PyTorch HUD's benchmark database, OpenMetrics text (Prometheus), or Bencher Metric Format.",
+            help="Format of PyTorch HUD's benchmark database, of Prometheus (OpenMetrics) or of Bencher.",
         ),
     ],
     session: Annotated[

@@ -42,8 +42,7 @@ def submit(
         str | None,
         typer.Option(
             envvar=f"{ENVIRONMENT}WAIT_START",
-            help="Seconds after which a job that has not started is cancelled (default: it may queue for "
-            "ever).",
+            help="Seconds after which a job that has not started is cancelled (default: never).",
         ),
     ] = None,
 ) -> None:

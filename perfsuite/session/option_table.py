@@ -106,6 +106,14 @@ def directory(value: str) -> Path:
     return Path(value)
 
 
+def report(value: str) -> Path:
+    """A directory for a report, whose page replaces no other page."""
+    page = directory(value) / "index.html"
+    if page.exists() and b"<title>perfsuite: " not in page.read_bytes():
+        raise ValueError("a directory without an index.html of your own")
+    return Path(value)
+
+
 def fault(value: str) -> str:
     """A fault to inject. Raises `CaseError` for one that there is not."""
     Fault.parse(value)
@@ -192,7 +200,7 @@ OPTIONS = (
     Option(
         name="report",
         metavar="DIR",
-        parse=directory,
+        parse=report,
         help="write a report to DIR: index.html, summary.md for CI, and results.json",
         page="Also of an interrupted session",
     ),
@@ -201,14 +209,14 @@ OPTIONS = (
         metavar="FILE",
         parse=file,
         help="write every verdict and figure to FILE as JSON",
-        page="The same file that each session leaves in the store as `results.json`",
+        page="Each session leaves the same in the store as `results.json`",
     ),
     Option(
         name="explain",
         ini=True,
-        help="launch a slower case once more, to profile some steps and say what they do differently; also "
-        "a case whose launches may become a baseline, which is compared with then",
-        page="See [Explain](explain.md). `--perf-against` always does",
+        help="launch a slower case once more, profile some steps and say what they do differently; also "
+        "a case whose launches may become a baseline",
+        page="See [Explain](explain.md)",
     ),
     Option(
         name="max-launches",
@@ -218,8 +226,7 @@ OPTIONS = (
         sets="policy.max_launches",
         ini=True,
         of_verdict=True,
-        help="launches of a case at most, with those that are set aside; 1 or 2 are a quick look, which "
-        "never shows a regression by times",
+        help="launches of a case at most; 1 or 2 are a quick look, which never shows a regression by times",
     ),
     Option(
         name="min-launches",
@@ -230,7 +237,6 @@ OPTIONS = (
         ini=True,
         of_verdict=True,
         help="healthy launches of a case at least: 5 or more to accept as a baseline",
-        page="It wins over a smaller `--perf-max-launches`",
     ),
     Option(
         name="record-launches",
@@ -263,7 +269,7 @@ OPTIONS = (
         name="shadow",
         ini=True,
         of_verdict=True,
-        help="measure and judge, but fail no test for it: the end says how many cases would have failed",
+        help="measure and judge, but fail no test for it",
         page="See [Shadow mode](your-repository.md#shadow-mode)",
     ),
     Option(
@@ -273,8 +279,7 @@ OPTIONS = (
         default="0",
         default_told="0: one case is enough",
         ini=True,
-        help="fail the session if fewer of its cases are judged, as 90% or 0.9; inconclusive, unhealthy, "
-        "newly recorded and excused ones are not",
+        help="fail the session if fewer of its cases are judged, as 90% or 0.9",
     ),
     Option(
         name="budget",
@@ -283,7 +288,7 @@ OPTIONS = (
         sets="budget_s",
         default_told="none",
         help="begin no case that would end after TIME (40min, 2h), by what it took last",
-        page="`perfsuite plan` shows the order. What is not reached counts as not judged",
+        page="See [A budget](your-repository.md#a-budget)",
     ),
     Option(
         name="shard",
@@ -291,7 +296,6 @@ OPTIONS = (
         parse=shard,
         default_told="all cases",
         help="only the cases of job K of N jobs, which share them alike: 2/8",
-        page="`perfsuite report` and `perfsuite history push` take the results of all jobs",
     ),
     Option(
         name="wait-quiet",
@@ -300,29 +304,27 @@ OPTIONS = (
         default=f"{WAIT_S:.0f}",
         sets="wait_quiet_s",
         ini=True,
-        help="where others used the machine in a launch, wait so long at most until they end; 0: launch "
-        "again at once",
+        help="wait at most so long for others who use the machine; 0: launch again at once",
         page="With the local launcher",
     ),
     Option(
         name="allow-shared",
-        help="where others use the machine, do not wait but show the figures, marked: counts alone are "
-        "judged and recorded",
+        help="if others use the machine, show the figures without waiting; counts alone are judged and "
+        "recorded",
     ),
     Option(
         name="busy",
         metavar="wait|fail",
         default="wait",
         sets="fail_if_busy",
-        help="where another session measures on this machine: wait until it ends, or fail",
+        help="if another session measures on this machine: wait until it ends, or fail",
     ),
     Option(
         name="launcher",
         metavar="NAME",
         default_told="`slurm` in an allocation of several nodes, else `local`",
         ini=True,
-        help="what starts the processes of a case: local, slurm (inside an allocation, on its nodes), or one "
-        "of another package",
+        help="what starts the processes of a case: local, slurm, or a launcher of another package",
         page="See [Inside an allocation](slurm.md#inside-an-allocation)",
     ),
     Option(
@@ -333,37 +335,34 @@ OPTIONS = (
     ),
     Option(
         name="resume",
-        help="go on with the newest session of the store: cases that it decided, for the same commit, "
-        "hardware, environment and options, are shown and not measured again",
-        page="See [Going on with a session](faults.md#go-on-with-a-session)",
+        help="go on with the newest session of the store: do not measure again what it decided",
+        page="See [Going on with a session](#go-on-with-a-session)",
     ),
     Option(
         name="no-counts",
         sets="counts",
         of_verdict=True,
-        help="do not count what a step does (collectives, FLOPs, kernels, memory): nothing of it is judged",
+        help="do not count what a step does, and judge nothing of it",
     ),
     Option(
         name="against",
         metavar="ARM",
-        help="compare with another environment in place of baselines: launches alternate between ARM and "
-        "this one. ARM: NAME=VALUE, PACKAGE==VERSION, path/to/python, image:NAME, a git commit or "
-        "COMMIT:LOCKFILE, or several with spaces between them",
-        page="No baseline is needed, and none is written: see [Two environments](compare.md)",
+        help="compare with another environment in place of baselines. ARM: NAME=VALUE, PACKAGE==VERSION, "
+        "path/to/python, image:NAME, a git commit or COMMIT:LOCKFILE, or several with spaces between them",
+        page="See [Two environments](compare.md)",
     ),
     Option(
         name="max-pairs",
         metavar="N",
         parse=whole(MIN_CHANGED, MAX_PAIRS),
         default=str(MAX_PAIRS),
-        help=f"of two environments: pairs of launches of a case at most, {MIN_CHANGED} to {MAX_PAIRS}, with "
-        "those that are set aside",
+        help=f"pairs of launches at most, if two environments are compared: {MIN_CHANGED} to {MAX_PAIRS}",
     ),
     Option(
         name="dry",
-        help="run every case dry instead of launching it: at its full size, in one process, without its "
-        "hardware; what a step does is counted and judged, nothing is timed",
-        page="See [Dry runs](dry-run.md). May be combined with `--numprocesses` of pytest-xdist",
+        help="run every case dry: at its full size, in one process, without its hardware. What a step does "
+        "is counted and judged, nothing is timed",
+        page="See [Dry runs](dry-run.md)",
     ),
     Option(
         name="store",
@@ -388,7 +387,7 @@ OPTIONS = (
         parse=fault,
         of_verdict=True,
         help="inject a fault to test the gate, for example slowdown=30%; such launches are never recorded",
-        page="Needs a baseline, except with `--perf-against`: run once without it",
+        page="See [Faults](#faults)",
     ),
 )
 BY_NAME = {option.name: option for option in OPTIONS}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.cli.commands import run
 from tests.doc_pages import ROOT, Page
 
 COMMIT = "4d2c1b0f" * 5
+WORKFLOW = Path(".github/workflows/performance.yml")
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +44,7 @@ def test_a_first_case_file_has_a_small_case_for_every_framework_here_and_one_for
         "trainer-full_shard_auto_wrap-",
         "lightning-fsdp2-",
     }
-    assert Path(".gitignore").read_text() == ".perfsuite/\n.venv/\nout/\nhistory/\n"
+    assert Path(".gitignore").read_text() == ".perfsuite/\nout/\n"
 
 
 def test_a_script_is_measured_as_it_is_where_cases_lie_that_commands_then_find(repository: Path) -> None:
@@ -65,8 +67,8 @@ def test_what_is_there_stays(repository: Path) -> None:
     told = run("init").stdout
     assert "kept: bench_cases/test_llama.py, which was there" in told
     assert Path("bench_cases/test_llama.py").read_text() == "mine"
-    assert Path(".gitignore").read_text() == "out/\n*.log\n.perfsuite/\n.venv/\nhistory/\n"
-    assert "added to .gitignore: .perfsuite/ .venv/ history/\n" in told
+    assert Path(".gitignore").read_text() == "out/\n*.log\n.perfsuite/\n"
+    assert "added to .gitignore: .perfsuite/\n" in told
     told = run("init", "--cases", "perf").stdout
     assert "add to pytest's settings, for the commands of perfsuite: perf_cases = perf" in told
     assert Path("pytest.ini").read_text() == "[pytest]\naddopts = -q\n"
@@ -75,23 +77,26 @@ def test_what_is_there_stays(repository: Path) -> None:
 def test_a_workflow_runs_where_it_is_told_and_a_script_submits_to_slurm() -> None:
     where = ("--runs-on", "{group: gpus}", "--container", "ghcr.io/me/it@sha256:0")
     run("init", "--hardware", "a100", "--github", *where, "--slurm")
-    job = yaml.safe_load(Path(".github/workflows/performance.yml").read_text())["jobs"]["night"]
+    job = yaml.safe_load(WORKFLOW.read_text())["jobs"]["night"]
     assert job["runs-on"] == {"group": "gpus"}
     assert job["container"] == {"image": "ghcr.io/me/it@sha256:0", "options": "--gpus=all --ipc=host"}
     assert job["steps"][1]["run"] == "python -m perfsuite.cli night --hardware a100"
     script = Path("performance-night.sh").read_text()
     assert " -- bench_cases -m a100 --perf-missing-baseline=fail " in script
-    Path(".github/workflows/performance.yml").unlink()
+    WORKFLOW.unlink()
     run("init", "--hardware", "a100", "--github")
-    job = yaml.safe_load(Path(".github/workflows/performance.yml").read_text())["jobs"]["night"]
+    job = yaml.safe_load(WORKFLOW.read_text())["jobs"]["night"]
     assert job["runs-on"] == ["self-hosted", "a100"]
     assert "container" not in job
 
 
 def test_the_page_shows_what_is_written() -> None:
+    Path("pyproject.toml").write_text("")
     run("init", "--hardware", "h100", "--github", "--runs-on", "[self-hosted, h100]")
+    theirs = "'perfsuite @ git+https://github.com/OWNER/perfsuite@COMMIT'"
+    written = re.sub("'perfsuite ?[@=].*'", theirs, WORKFLOW.read_text())
     shown = [block.text for block in Page(ROOT / "docs" / "your-repository.md").blocks]
-    assert Path(".github/workflows/performance.yml").read_text() in shown
+    assert written in shown
     assert Path(".gitignore").read_text() in shown
 
 
@@ -106,37 +111,57 @@ DIRECT_URL = '{"url": "https://example.org/p.git", "vcs_info": {"vcs": "git", "c
         ('{"url": "file:///src/perfsuite"}', "perfsuite @ file:///src/perfsuite"),
     ],
 )
-def test_requirements_name_perfsuite_from_where_it_was_installed(
+def test_a_workflow_installs_perfsuite_from_where_it_was_installed_next_to_what_the_project_needs(
     monkeypatch: pytest.MonkeyPatch, installed: str | None, line: str
 ) -> None:
     module, known = sys.modules["perfsuite.cli.init"], SimpleNamespace(read_text=lambda name: installed)
     monkeypatch.setattr(module, "distribution", {"perfsuite": known}.get)
-    monkeypatch.setattr(module, "version", {"perfsuite": perfsuite.__version__}.get)
-    monkeypatch.setattr(module, "INSTALLED", ())
+    monkeypatch.setattr(module, "version", {"perfsuite": perfsuite.__version__, "torch": "2.13.0+cpu"}.get)
+    monkeypatch.setattr(module, "INSTALLED", ("torch",))
+    Path("pyproject.toml").write_text("")
     told = run("init", "--github").stdout
-    assert Path("requirements.txt").read_text() == f"{line}\n"
-    assert ("names perfsuite by its path here" in told) == ("file:" in line)
-    Path("requirements.txt").write_text("torch\n")
-    assert f"add to requirements.txt, which the workflow installs: {line}" in run("init", "--github").stdout
-    assert Path("requirements.txt").read_text() == "torch\n"
+    assert ("installs perfsuite by its path here" in told) == ("file:" in line)
+    assert f".venv/bin/pip install -e . '{line}'\n" in WORKFLOW.read_text()
+    assert not Path("requirements.txt").exists()
+    for path in (WORKFLOW, Path("pyproject.toml")):
+        path.unlink()
+    run("init", "--github")
+    assert Path("requirements.txt").read_text() == "torch==2.13.0\n"
+    assert f".venv/bin/pip install -r requirements.txt '{line}'\n" in WORKFLOW.read_text()
 
 
 def test_a_workflow_calls_that_of_a_copy_of_perfsuite() -> None:
     where = ("--runs-on", "{group: gpus}", "--container", "image")
     run("init", "--hardware", "a100", "--github", *where, "--uses", f"octo/perfsuite@{COMMIT}")
-    text = Path(".github/workflows/performance.yml").read_text()
-    assert len(text.splitlines()) < 20
+    text = WORKFLOW.read_text()
     assert f"perfsuite[history] @ git+https://github.com/octo/perfsuite@{COMMIT}" in text
     job = yaml.safe_load(text)["jobs"]["night"]
     assert job["uses"] == f"octo/perfsuite/.github/workflows/night.yml@{COMMIT}"
     machine = {"runs-on": {"group": "gpus"}, "container": "image"}
     assert json.loads(job["with"]["hardware"]) == {"a100": machine}
-    assert not {"setup", "python"} & {*job["with"]}, "the image has its own"
-    Path(".github/workflows/performance.yml").unlink()
+    assert "setup" not in job["with"], "the image has its own"
+    WORKFLOW.unlink()
     run("init", "--github", "--uses", "octo/perfsuite@v1.2.0")
-    job = yaml.safe_load(Path(".github/workflows/performance.yml").read_text())["jobs"]["night"]
-    assert job["with"]["setup"].endswith("pip install -r requirements.txt")
-    assert job["with"]["python"] == ".venv/bin/python"
+    job = yaml.safe_load(WORKFLOW.read_text())["jobs"]["night"]
+    theirs = "-r requirements.txt 'perfsuite @ git+https://github.com/octo/perfsuite@v1.2.0'"
+    assert job["with"]["setup"] == f"test -d .venv || python3 -m venv .venv && .venv/bin/pip install {theirs}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--github", "--runs-on", "{group: gpus}", "--uses", f"octo/perfsuite@{COMMIT}"),
+        ("--github", "--container", "ghcr.io/me/it@sha256:0", "--uses", f"octo/perfsuite@{COMMIT}"),
+        ("--slurm",),
+    ],
+)
+def test_a_project_gets_at_most_thirty_lines(repository: Path, words: tuple[str, ...]) -> None:
+    for name in ("pyproject.toml", "train.py"):
+        Path(name).write_text("")
+    run("init", "--script", "train.py", "--hardware", "h100", *words)
+    written = [each for each in repository.rglob("*") if each.is_file()]
+    assert len(written) == 5
+    assert sum(len(each.read_text().splitlines()) for each in written) <= 30
 
 
 @pytest.mark.parametrize(

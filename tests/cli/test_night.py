@@ -118,6 +118,14 @@ def test_the_report_of_an_earlier_night_is_not_tonight_s(tonight: Night) -> None
     assert [file.name for file in Path("out").iterdir()] == ["summary.md"]
 
 
+def test_a_page_of_somebody_else_in_its_directory_stays(tonight: Night) -> None:
+    documents.write_text(page := Path("out/index.html"), "<title>Ours</title>")
+    refused = run("night", "--hardware", "cpu", status=2).stderr
+    assert "--report=out: give a directory without an index.html of your own" in refused
+    assert page.read_text() == "<title>Ours</title>"
+    assert tonight.commands == []
+
+
 def test_an_older_session_is_not_told_as_tonight_s(tonight: Night) -> None:
     tonight.run("pytest")
     tonight.measured = 0

@@ -71,6 +71,7 @@ def show(
     baselines: BaselinesOption = BASELINES,
     store: StoreOption = STORE,
     hardware_class: HardwareClass = None,
+    as_json: RowsAsJson = False,
 ) -> None:
     """One or more baselines in full: launches, noise, settings, environment, who accepted them and why.
 
@@ -83,6 +84,11 @@ def show(
         raise FileError(
             f"no baseline matches {case!r} on {machine_class} in {known}; see: perfsuite baseline list"
         )
+    if as_json:
+        contents = [(file, known.read(file).model_dump(mode="json")) for file in files]
+        contents += [(file, known.counts.read(file).model_dump(mode="json")) for file in count_files]
+        print_json([{"file": str(file), "baseline": content} for file, content in contents])
+        return
     for file in files:
         times = known.read(file)
         profile = known.profile_of(Found(times, file))
@@ -108,6 +114,7 @@ def _show(shown: Shown[J], known: J, file: Path, more: Sequence[str] = ()) -> No
 def diff(
     ref: Annotated[str, typer.Argument(help="A git commit, branch or tag to compare with.")] = "HEAD",
     baselines: BaselinesOption = BASELINES,
+    as_json: RowsAsJson = False,
 ) -> None:
     """What changed in the reviewed baselines since a git ref, in figures rather than lines."""
     root = Path(git("rev-parse", "--show-toplevel", cwd=Path()).strip())
@@ -115,19 +122,27 @@ def diff(
     listed = git("diff", "--name-only", "--no-renames", ref, "--", str(known), cwd=root)
     listed += git("ls-files", "--others", "--exclude-standard", "--", str(known), cwd=root)
     files = [root / name for name in sorted(set(listed.splitlines())) if name.endswith(".json")]
-    if not files:
-        console().print(f"no baseline changed since {ref}")
+    told = list[tuple[Text, dict[str, object]]]()
     for file in files:
         if file.parent.parent == known.profiles.reviewed:
-            told = _changed(PROFILES, known.profiles, ref, file, root)
+            told.append(_changed(PROFILES, known.profiles, ref, file, root))
         elif file.parent.parent == known.counts.reviewed:
-            told = _changed(COUNTS, known.counts, ref, file, root)
+            told.append(_changed(COUNTS, known.counts, ref, file, root))
         else:
-            told = _changed(TIMES, known, ref, file, root)
-        console().print(told)
+            told.append(_changed(TIMES, known, ref, file, root))
+    if as_json:
+        print_json([row for _, row in told])
+        return
+    for text, _ in told:
+        console().print(text)
+    if not told:
+        console().print(f"no baseline changed since {ref}")
 
 
-def _changed(shown: Shown[B], known: BaselineFiles[B], ref: str, file: Path, root: Path) -> Text:
+def _changed(
+    shown: Shown[B], known: BaselineFiles[B], ref: str, file: Path, root: Path
+) -> tuple[Text, dict[str, object]]:
+    """Return what changed in a baseline's file since a git ref, in words and as data."""
     name, before = str(file.relative_to(root)), None
     if git("ls-tree", "--name-only", "--full-tree", ref, "--", name, cwd=root).strip():
         try:
@@ -135,7 +150,11 @@ def _changed(shown: Shown[B], known: BaselineFiles[B], ref: str, file: Path, roo
             before = known.kind.model_validate(content, context=documents.FROM_FILE)
         except ValueError as error:
             raise Refused(f"{name} at {ref} is no baseline that this perfsuite reads: {error}") from None
-    return shown.before_after(before, documents.read(file, known.kind) if is_there(file) else None)
+    now = documents.read(file, known.kind) if is_there(file) else None
+    row: dict[str, object] = {"file": name}
+    for key, each in (("before", before), ("now", now)):
+        row[key] = each and each.model_dump(mode="json")
+    return shown.before_after(before, now), row
 
 
 @app.command()
@@ -146,7 +165,7 @@ def accept(
     hardware_class: Annotated[
         str | None, typer.Option("--hardware-class", help="This class, not those of the newest session.")
     ] = None,
-    reason: Annotated[str | None, typer.Option(help="Why it may be slower or larger than before.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Why a baseline may become slower or larger.")] = None,
     another_machine: Annotated[bool, typer.Option("--another-machine", help=ANOTHER_MACHINE)] = False,
     sessions: Annotated[
         int, typer.Option(help="Take the launches of so many sessions, the newest ones.", min=1)

@@ -100,13 +100,14 @@ def _shared_memory_row(root: Path) -> Row:
     except OSError as error:
         return unknown("shared memory", f"/dev/shm: {error.strerror}")
     size = space.f_blocks * space.f_frsize
-    ok = size >= SHARED_MEMORY_BYTES
-    found = "/dev/shm holds " + (f"{size / 2**30:.0f} GiB" if ok else f"{size / 2**20:.0f} MiB")
-    advice = (
-        "NCCL between GPUs fails for want of it, and a DataLoader's workers die of a bus error: start the "
-        "container with --ipc=host or --shm-size=8g, or mount an emptyDir of medium Memory there in the pod"
+    if size >= SHARED_MEMORY_BYTES:
+        return passed("shared memory", f"/dev/shm holds {size / 2**30:.0f} GiB")
+    return unknown(
+        "shared memory",
+        f"/dev/shm holds {size / 2**20:.0f} MiB",
+        "NCCL fails where it needs more between GPUs, and a DataLoader's workers die of a bus error: start "
+        "the container with --ipc=host or --shm-size=8g, or mount an emptyDir of medium Memory in the pod",
     )
-    return checked("shared memory", found, ok=ok, advice=advice)
 
 
 def neighbours_row(machine: Machine, neighbours: Neighbours | None = None) -> Row:

@@ -27,6 +27,9 @@ def test_list_and_show(repository: Path) -> None:
     assert "accepted by Ada" in shown
     assert "reason: first" in shown
     assert "tokens/s: 50,050, 50,100, 50,150, 50,200, 50,250 +- 0.2%" in shown
+    (held,) = rows(told("show", CASE.id, "--json"))
+    assert held["baseline"]["accepted"]["by"] == "Ada"
+    assert Path(held["file"]).parent.name == first["hardware_class"]
     assert "no baseline matches 'nothing'" in told("show", "nothing", status=2)
 
 
@@ -52,6 +55,9 @@ def test_diff_against_a_git_ref(repository: Path) -> None:
     changed = told("diff")
     assert "tokens/s: 50,150 +- 0.2% -> 60,180" in changed
     assert "(+20.0%)" in changed
-    next(Path("baselines").glob("*/*.json")).unlink()
+    (row,) = rows(told("diff", "--json"))
+    assert len(row["before"]["launches"]) == len(row["now"]["launches"]) == 5
+    Path(row["file"]).unlink()
+    assert rows(told("diff", "--json")) == [{"file": row["file"], "before": row["before"], "now": None}]
     assert "-> removed" in told("diff")
     assert "no-such-ref" in told("diff", "no-such-ref", status=2)

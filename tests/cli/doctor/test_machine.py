@@ -77,7 +77,7 @@ def test_shared_memory_matters_to_several_gpus(tmp_path: Path, monkeypatch: pyte
     assert checked(H100, tmp_path)[check].status == "pass"
     monkeypatch.setattr(checks, "SHARED_MEMORY_BYTES", 2**80)
     row = checked(H100, tmp_path)[check]
-    assert row.status == "fail"
+    assert row.status == "unknown", "GPUs that are linked may do without"
     assert "--shm-size" in str(row.advice)
 
 
@@ -93,7 +93,7 @@ def test_two_of_four_gpus_and_what_docker_gives_of_dev_shm_are_told_with_their_r
     monkeypatch.setattr(os, "statvfs", lambda path: size)
     rows = checked(make_gpu_machine(count=2), tmp_path)
     hidden, shared = rows["hidden GPUs"], rows["shared memory"]
-    assert (hidden.status, shared.status) == ("unknown", "fail")
+    assert (hidden.status, shared.status) == ("unknown", "unknown")
     assert hidden.found.startswith("2 of the 4 GPUs are visible: cases of more than 2 processes are skipped")
     assert "CUDA_VISIBLE_DEVICES, --gpus=all" in str(hidden.advice)
     assert shared.found == "/dev/shm holds 64 MiB"
