@@ -13,6 +13,8 @@ Structural = Literal[
     "fp32-communication",
     "checkpointing-lost",
     "host-read",
+    "small-buckets",
+    "optimizer-foreach",
     "eager-attention",
     "weight-copy",
 ]

@@ -192,6 +192,8 @@ def bases(machine: Machine) -> tuple[Base, ...]:
     of_replicated: dict[Structural, str] = {
         "checkpointing-lost": "FLOPs in recompute",
         "host-read": "host reads in forward",
+        "small-buckets": "all_reduce",
+        "optimizer-foreach": "in optimizer",  # kernels on a GPU, host reads on a CPU
         "eager-attention": "kernels",
         "weight-copy": "peak",
     }

@@ -105,16 +105,15 @@ class DryScript(DryRank):
         os._exit(1)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._optimizers.is_clock(optimizer):
+        if self._optimizers.takes_turn(optimizer):
             if self._optimizer is None:  # what trains ends with the script
                 self.workload = dataclasses.replace(self.workload, model=owner(optimizer))
                 self.environment |= software.program()
                 self.recorder.start()
-            self._before_optimizer_step(optimizer, args, kwargs)
+            self._before_optimizer_step(self._optimizer or optimizer, args, kwargs)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._optimizers.count(optimizer)
-        if self._optimizers.is_clock(optimizer):
+        if self._optimizers.count(optimizer):
             self.recorder.boundary()
 
     def _not_compiled(self, model: Any = None, *args: Any, **options: Any) -> Any:

@@ -33,10 +33,13 @@ from perfsuite.worker.rank import LEAVE_S
 ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 """torch's environment variable that torchrun sets to 1, unless the user has set it."""
 GRACE_S = 5  # seconds in which the other ranks may end by themselves, and say why, when one has failed
+SERVER_S = 1.0  # seconds in which the end of the fork server is known after its connections are closed
 STAY_S = LEAVE_S + GRACE_S
 """Seconds in which ranks have ended when all of them have reported: the kernel ends them sooner, unless they
 ignore its signal."""
 STAYED = f"was killed: it had not ended {STAY_S} s after every rank had reported"
+NO_EXIT_CODE = "exit code 255"
+"""What multiprocessing tells of a rank whose fork server is gone; a rank may also end so by itself."""
 
 Process = BaseProcess | subprocess.Popen[bytes]  # a rank of perfsuite's worker, or of a script
 
@@ -103,10 +106,33 @@ def _fork(job: AgentJob, process: type[BaseProcess], meeting: Mapping[str, str])
         rank: process(target=worker.forked, args=(path, {**_variables(job, rank), **meeting}))
         for rank in job.ranks
     }
-    for each in ranks.values():
-        each.start()
+    try:
+        for each in ranks.values():
+            each.start()
+    except (EOFError, OSError):
+        if not (ended := _server_ended()):
+            raise
+        return ended
     _bind(job, ranks.values())
-    return _wait(job, ranks)
+    failures = _wait(job, ranks)
+    if any(each.message == NO_EXIT_CODE for each in failures):
+        return _server_ended() or failures  # its ranks died with it
+    return failures
+
+
+def _server_ended() -> list[Failure]:
+    """How the server ended from which ranks are forked; empty if it has not, or if there is none."""
+    import psutil
+
+    pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+    if pid is None:
+        return []
+    try:
+        code = psutil.Process(pid).wait(SERVER_S)
+    except psutil.Error:
+        return []
+    message = f"the server from which ranks are forked (multiprocessing's) ended with {_exit_code(code)}"
+    return [Failure(kind="error", message=message, at=time.time())]
 
 
 def _bind(job: AgentJob, ranks: Iterable[Process]) -> None:

@@ -21,7 +21,10 @@ class DeviceHealth(Data):
 
     index: int = Field(ge=0)  # its number among the GPUs that the job may see
     node: str | None = None  # the node that it is in; None on one machine
-    pci_bus_id: str | None = None  # as `nvidia-smi` prints it
+    # As `nvidia-smi` prints it: with it, `uuid` or `serial` a card is found again.
+    pci_bus_id: str | None = None
+    uuid: str | None = None
+    serial: str | None = None
     power_limit_w: float | None = None  # that the driver enforces
     power_limit_default_w: float | None = None
     # The highest; `sm_clock_set_mhz` is what `nvidia-smi -ac` has set (applications clock).

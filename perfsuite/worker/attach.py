@@ -31,13 +31,15 @@ from perfsuite.worker.losses import Losses, before_backward
 from perfsuite.worker.optimizers import Optimizers
 from perfsuite.worker.profiling import ProfileTaken
 from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure
-from perfsuite.worker.script_rank import Claim, ScriptRank
+from perfsuite.worker.script_rank import Claim, ScriptRank, Standing
 from perfsuite.worker.second_step import in_backward
 
 with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
     import perfsuite.worker.counting  # noqa: F401  before the level of memory is taken
 
 TOLD_AFTER = 3  # steps after which a mismatch that the first ones show ends the launch
+PASSES_WITHOUT_A_STEP = 100
+"""Backward passes (or those of ten steps, if more) without an optimizer step, after which none will come."""
 
 CAPTURED = (
     "the script captures its optimizer's step in a CUDA graph. A replay calls no optimizer, whose step is "
@@ -111,6 +113,7 @@ class Attached:
         self._losses = Losses() if self.case.framework.promises.loss is not None else None
         self._pid: int | None = None  # this process, since its first step: what it forks is another
         self._at_first_step: RankReport | None = None  # of a rank, which may leave its group afterwards
+        self._passes = 0  # backward passes before any optimizer has stepped
         before_backward(self._before_backward)
         register_optimizer_step_pre_hook(self._before_optimizer_step)
         register_optimizer_step_post_hook(self._after_optimizer_step)
@@ -134,18 +137,18 @@ class Attached:
     @_guarded
     def _before(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
         """The clock starts here, once: after all that perfsuite itself does before the first step."""
-        if self.state == "over" or not self._optimizers.is_clock(optimizer):
+        if not self._optimizers.takes_turn(optimizer) or self.state == "over":
             return
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise ScriptError(CAPTURED)
         if self.rank is not None:
             self.rank.before_optimizer_step(optimizer, args, kwargs)
             if self.steps == 1:
-                self.rank.observer.check_second_step()
-        elif not self._is_first():
+                self.rank.check_second_step()
+        elif (standing := self._stand()) == "child":
             self.state = "aside"
         else:
-            self.rank = self._become_rank(optimizer)
+            self.rank = self._become_rank(optimizer, is_next=standing == "next")
             self.state = "measuring"
             self.rank.before_optimizer_step(optimizer, args, kwargs)
             self.rank.start()
@@ -161,8 +164,7 @@ class Attached:
 
     @_guarded
     def _ends_step(self, optimizer: Any) -> bool:
-        self._optimizers.count(optimizer)
-        return self._optimizers.is_clock(optimizer)
+        return self._optimizers.count(optimizer)
 
     @_guarded
     def _end_step(self, optimizer: Any) -> None:
@@ -171,8 +173,8 @@ class Attached:
             self.rank.recorder.boundary()
         if self._losses is not None:
             self._losses.end_step(optimizer)
-            if self.steps == TOLD_AFTER:
-                self._losses.check(self.case.gradient_accumulation, more_come=True)
+        if self.steps == TOLD_AFTER:
+            self.rank.check_first_steps()
         if self.rank.is_profiled:
             self._write(self.rank, self.rank.profiled())
             self.rank.wait_for_others()
@@ -188,13 +190,26 @@ class Attached:
             return  # recomputation (checkpointing), or a count of operations without data
         if self._losses is not None and tensors.numel() == 1:
             self._losses.see(tensors)
+        if not self._optimizers.seen and self.state != "over":
+            self._passes += 1
+            accumulation = self.case.gradient_accumulation
+            if self._passes > max(PASSES_WITHOUT_A_STEP, 10 * accumulation) and self._must_be_rank():
+                raise ScriptError(
+                    f"no optimizer of torch has stepped after {self._passes - 1} backward passes (the case "
+                    f"says gradient_accumulation={accumulation}): the clock is the step of a "
+                    "torch.optim.Optimizer, and what trains without one cannot be measured"
+                )
 
     # Which process of a launch is a rank.
 
-    def _is_first(self) -> bool:
-        """Whether this process, which is about to train, is a rank. Raises as `Claim.take`."""
+    def _stand(self) -> Standing:
+        """How this process, which is about to train, stands to the others of its rank. Raises as `Claim`."""
         self._pid, self._at_first_step = os.getpid(), _empty_report()
-        return self._may_be_rank() and Claim(self.run_dir, self._empty.rank).take()
+        return Claim(self.run_dir, self._empty.rank).stand() if self._may_be_rank() else "child"
+
+    def _must_be_rank(self) -> bool:
+        is_alone = self.case.topology.world_size == 1
+        return self._may_be_rank() and ("RANK" in os.environ or dist.is_initialized() or is_alone)
 
     def _may_be_rank(self) -> bool:  # of a `path` or `module` the rank is what the agent started
         is_command = getattr(self.case.framework, "command", None) is not None
@@ -205,12 +220,17 @@ class Attached:
     def _empty(self) -> RankReport:
         return self._at_first_step or _empty_report()
 
-    def _become_rank(self, optimizer: Any) -> ScriptRank:
+    def _become_rank(self, optimizer: Any, *, is_next: bool) -> ScriptRank:
         leash.die_with_parent()
         leash.listen(self.run_dir, self._empty.rank)  # known only now if the script starts its own processes
         rank = ScriptRank(
             self.run_dir, self.request, self._empty, losses=self._losses, optimizers=self._optimizers
         )
+        if is_next:
+            self.run_dir.rank(self._empty.rank).unlink(missing_ok=True)
+            rank.notes.append(
+                f"another process trained as rank {self._empty.rank} before, and ended without being measured"
+            )
         rank.begin(optimizer, self._host_memory)
         return rank
 

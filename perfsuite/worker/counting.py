@@ -77,6 +77,11 @@ class Counting:
             if self._ended == COUNTED_STEP - 1 and not runs_closure and active_fake_mode() is None:
                 self.gradient_squares = squares(each.grad for each in parameters_of(optimizer))
 
+    def rebuilt(self) -> None:
+        """Another optimizer has taken the place of the first: its state is not known as such."""
+        if self._ended < COUNTED_STEP and not self.notes:
+            self._give_up("the script built a new optimizer in the first steps")
+
     @_to_a_note
     def end_step(self) -> None:
         """A step has ended."""

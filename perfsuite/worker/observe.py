@@ -36,6 +36,16 @@ if TYPE_CHECKING:
 NO_CONFIGURATION = "not observed (the model is not transformers' own)"
 NO_ATTENTION = "none"
 """The attention of a model without any, such as Mamba; only a case's default attention fits to it."""
+FIELDS = {
+    "recomputing_blocks": "activation_checkpointing",
+    "compute_dtype": "precision",
+    "attention": "attention",
+    "trained": "lora",
+    "lora": "lora",
+    "adapters": "lora",
+    "quantised_layers": "quantization",
+}
+"""The field of a case that describes a script, for each setting that is observed in it."""
 
 
 class Observer:
@@ -88,7 +98,7 @@ class Observer:
         return Observed(settings=settings, environment=environment)
 
     def evidence(self) -> Evidence:
-        """Return what the driver has to compare between ranks. Call it after `result`."""
+        """Return what is to be compared between ranks. Before `result`, no parameters are."""
         count, before, norms = replicas.collectives_begun(), self._collectives_before, self._before.items()
         whole: set[str] = set()
         if dist.is_initialized() and self.workload.data_parallel == dist.get_world_size():
@@ -124,12 +134,21 @@ class Observer:
         finetuning.check_asked(case, self.model, settings)
         for key, asked in {**self._expected(settings), **framework_of(case).expected(case)}.items():
             if asked is not None and settings.get(key) != asked and key not in later:
-                is_ours = case.framework.promises.builds_model
-                advice = "" if is_ours else " Correct the case if the script is as it should be."
                 raise MismatchError(
                     f"{key}: the case asks for {asked!r}, but {settings.get(key)!r} ran. "
-                    f"Nothing measured this way would be what its name says.{advice}"
+                    f"Nothing measured this way would be what its name says.{self._advice(key)}"
                 )
+
+    def _advice(self, key: str) -> str:
+        if self.case.framework.promises.builds_model:
+            return ""
+        if key == "world_size":
+            return (
+                " Start its processes so that they meet, by torchrun or accelerate as command=(...). Some "
+                "scripts open a process group on GPUs alone."
+            )
+        field = FIELDS.get(key)
+        return f" If the script is as it should be, say another {field} in the case." if field else ""
 
     def _expected(self, settings: Mapping[str, str]) -> dict[str, str | None]:
         case = self.case

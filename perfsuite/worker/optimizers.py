@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,52 +18,77 @@ class Stepping:
 
     kind: str  # its class
     number: int  # its place among those of its class, from 1
+    parameters: set[int]  # their identities: what observes the training keeps those of the clock alive
+    is_clock: bool = False
+    in_turn: bool = False  # it was there when the clock began: the clock, once it steps twice in a row
     steps: int = 0
     steps_since: int = 0  # steps since the clock's first one began
+    tick: int | None = None  # steps of the clock when it stepped last
 
     @property
     def name(self) -> str:
         """Its class, and its number if it is not the first of that class."""
         return self.kind if self.number == 1 else f"{self.kind}:{self.number}"
 
+    def follows(self, clock: Stepping) -> bool:
+        """Whether it may be what a script has built anew: the same, or more or fewer parameters."""
+        both = self.parameters & clock.parameters
+        return self.kind == clock.kind and bool(both) and both in (self.parameters, clock.parameters)
+
 
 class Optimizers:
     """The optimizers that step, in order, and which of them is the clock: the first, or the `wanted` one.
 
-    `wanted` is the name of a class, or with a number, as in `AdamW:2`, the second of that class.
+    `wanted` is the name of a class, or with a number, as in `AdamW:2`, the second of that class. A new one of
+    the clock's class goes on as the clock, as the script has built it anew, if it steps the same parameters,
+    some of them, or more. (If each has some of its own, they share a part and step in turn.) One that was
+    there when the clock began may step in turn with it: it goes on as the clock from its second step in a
+    row.
     """
 
     def __init__(self, wanted: str | None = None) -> None:
         self.wanted = wanted
         self.seen: list[Stepping] = []
         self._living: weakref.WeakKeyDictionary[Any, Stepping] = weakref.WeakKeyDictionary()
-        self._clock: Stepping | None = None
+        self._clock: Stepping | None = None  # the one that is it now
+        self._ticks = 0  # steps of the clock
+        self._there: weakref.WeakSet[Any] = weakref.WeakSet()  # built when the clock began
 
-    def is_clock(self, optimizer: Any) -> bool:
-        """Whether the steps of `optimizer` are those that are timed."""
-        return self._of(optimizer) is self._clock
-
-    def count(self, optimizer: Any) -> None:
-        """Count a step of `optimizer`."""
+    def takes_turn(self, optimizer: Any) -> bool:
+        """Whether the step that `optimizer` is about to make is one of the clock's, which is timed."""
         stepping = self._of(optimizer)
+        if stepping.in_turn and stepping.tick == self._ticks:  # twice in a row
+            stepping.is_clock, self._clock = True, stepping
+        if stepping.is_clock and self._clock is not None and stepping is not self._clock:
+            if self._clock.steps < 2:  # both step in turn: the new one is no successor
+                self._clock.is_clock = False
+            self._clock = stepping
+        return stepping.is_clock
+
+    def count(self, optimizer: Any) -> bool:
+        """Count a step that `optimizer` has made. Returns whether it was one of the clock's."""
+        stepping = self._of(optimizer)
+        self._ticks += stepping.is_clock
         stepping.steps += 1
         stepping.steps_since += 1
+        stepping.tick = self._ticks
+        return stepping.is_clock
 
-    def begin(self) -> None:
-        """Begin with the clock's first step, as `notes` do."""
+    def begin(self, there: Iterable[Any] = ()) -> None:
+        """Begin with the clock's first step, as `notes` do; `there`: all optimizers built so far."""
+        self._there.update(there)
         for each in self.seen:
             each.steps_since = 0
 
     def notes(self) -> tuple[str, ...]:
         """Return which optimizers step at another rate than the clock, after the clock's last step."""
-        if self._clock is None:
-            return ()
-        steps = self._clock.steps_since
+        clocks = [each for each in self.seen if each.is_clock]
+        steps = sum(each.steps_since for each in clocks)
         return tuple(
-            f"{each.name} made {each.steps_since} steps in {steps} of the clock, {self._clock.name}: "
+            f"{each.name} made {each.steps_since} steps in {steps} of the clock, {clocks[0].name}: "
             "name another optimizer with Script(clock=...)"
             for each in self.seen
-            if each.steps_since and abs(each.steps_since - steps) > 1
+            if clocks and not each.is_clock and each.steps_since and abs(each.steps_since - steps) > 1
         )
 
     def summary(self) -> str:
@@ -74,10 +100,15 @@ class Optimizers:
     def _of(self, optimizer: Any) -> Stepping:
         if optimizer not in self._living:
             kind = type(optimizer).__name__
-            new = Stepping(kind, number=1 + sum(each.kind == kind for each in self.seen))
+            number = 1 + sum(each.kind == kind for each in self.seen)
+            new = self._living[optimizer] = Stepping(kind, number, set(map(id, parameters_of(optimizer))))
             self.seen.append(new)
-            self._living[optimizer] = new
-            if self._clock is None and self.wanted in (None, f"{kind}:{new.number}", new.name):
+            if self._clock is None:
+                new.is_clock = self.wanted in (None, f"{kind}:{number}", new.name)
+            elif new.follows(self._clock):
+                new.in_turn = optimizer in self._there
+                new.is_clock = not new.in_turn
+            if new.is_clock:
                 self._clock = new
         return self._living[optimizer]
 

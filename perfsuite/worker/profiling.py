@@ -8,10 +8,13 @@ from typing import Any, Literal
 
 from perfsuite import documents
 from perfsuite.analysis.trace import reduced
+from perfsuite.errors import ReportError
 from perfsuite.results.profile import PROFILED_STEPS, RankProfileFile
 from perfsuite.results.run_dir import RunDir
 
 WARM_STEPS = 1  # steps in which the profiler is there and records nothing: its own start takes time
+LARGEST_TRACE = 1 << 30
+"""Characters of a trace that is reduced: more would take a rank many times that in memory, and minutes."""
 
 
 class ProfileTaken(BaseException):
@@ -61,7 +64,10 @@ class Profiling:
         trace = run_dir.trace(rank)
         self._profiler.export_chrome_trace(str(trace))
         with gzip.open(trace, "rt", encoding="utf-8", errors="replace") as file:
-            events = json.load(file)["traceEvents"]
+            text = file.read(LARGEST_TRACE + 1)
+        if len(text) > LARGEST_TRACE:
+            raise ReportError(f"{trace} is larger than {LARGEST_TRACE >> 30} GiB, and only kept")
+        events = json.loads(text)["traceEvents"]
         documents.write(run_dir.profile(rank), RankProfileFile(profile=reduced(events, self._device)))
 
     def _try(self, do: Callable[[], object]) -> None:

@@ -7,35 +7,40 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from perfsuite import documents
+from perfsuite.analysis import agreement
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common import finetuning
 from perfsuite.frameworks.common.float8 import with_float8
-from perfsuite.results.rank_report import RankReport
+from perfsuite.results.rank_report import Evidence, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash, memory, software, timers
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.losses import Losses
 from perfsuite.worker.node_probe import device_probe
-from perfsuite.worker.optimizers import Optimizers, parameters_of
+from perfsuite.worker.optimizers import Optimizers, living, parameters_of
 from perfsuite.worker.rank import WAIT_S, Rank, failure_of
 
 if TYPE_CHECKING:
     from perfsuite.worker.observe import Observer
 
-TRAINS, TWICE = "trains", "twice"
+Standing = Literal["first", "next", "child"]
+"""`first`: nobody has trained as this rank. `next`: who did has ended by itself. `child`: an ancestor of this
+process trains as it."""
+ENDED = ("crash", "out_of_memory")  # kinds of failures after which a shell script may start the rank again
+TRAINS, GIVEN, TWICE = "trains", "given", "twice"
 
 
 class Claim:
     """Decides which process of a launch is a rank: the first one that trains as it.
 
     Stages of a shell script, a child process, or workers may train as well. Each adds a line to the rank's
-    file: `trains PID HOST` of each process, `twice`.
+    file: `trains PID HOST` of each process, `given EVIDENCE`, `twice`.
     """
 
     def __init__(self, run_dir: RunDir, rank: int) -> None:
@@ -43,25 +48,38 @@ class Claim:
         self._report = run_dir.rank(rank)
         self._path = run_dir.training(rank)
 
-    def take(self) -> bool:
-        """Add this process, which is about to train as this rank. Returns whether it is the first.
+    def stand(self) -> Standing:
+        """Add this process, which is about to train as this rank. Returns how it stands to the one before.
 
-        If not, it is left alone where an ancestor of it trains as this rank, or who did has failed. Raises
-        `MismatchError` where another process trains, or has been measured.
+        Raises `MismatchError` where another process trains, or has been measured.
         """
         host = socket.gethostname()
         mine = f"{os.getpid()} {host}"
         self._add(TRAINS, mine)  # before it reads: of two that begin at once, one is the second
-        first = self._all(TRAINS)[0]
-        if first == mine:
-            return True
-        pid, _, where = first.partition(" ")
-        report = documents.read_or_none(self._report, RankReport)
-        has_failed = report is not None and report.failure is not None
-        if has_failed or (where == host and int(pid) in leash.ancestors()):
-            return False
+        processes = self._all(TRAINS)
+        before = processes[: processes.index(mine)]
+        if not before:
+            return "first"
+        pid, _, where = before[-1].partition(" ")
+        if where == host and int(pid) in leash.ancestors():
+            return "child"
+        if (report := documents.read_or_none(self._report, RankReport)) is None:
+            has_ended_by_itself = where == host and not leash.is_alive(int(pid))
+        else:
+            has_ended_by_itself = report.failure is not None and report.failure.kind in ENDED
+        if has_ended_by_itself:
+            return "next"
         self._add(TWICE)  # the first one has yet to hear of it
         raise self.twice()
+
+    def give(self, evidence: Evidence) -> None:
+        """Tell what the model was given in the second step."""
+        self._add(GIVEN, evidence.model_dump_json())
+
+    def given(self) -> Evidence | None:
+        """Return what the model was given, None if that is not told yet."""
+        told = self._all(GIVEN)
+        return Evidence.model_validate_json(told[-1]) if told else None
 
     def is_twice(self) -> bool:
         """Whether two processes have trained as this rank."""
@@ -107,14 +125,42 @@ class ScriptRank(Rank):
     def begin(self, optimizer: Any, host_memory: memory.HostMemory) -> None:
         """Make clock and observer for what `optimizer`, the clock's, trains; the clock starts later."""
         device = torch.device("cpu")
-        counters: memory.HostMemory | memory.CudaMemory = host_memory
+        counters: memory.HostMemory | memory.CudaMemory | None = host_memory
         if self.request.device == "cuda":
-            device = device_of(optimizer)
-            counters = memory.CudaMemory(device)
+            device, counters = device_of(optimizer), None
+            try:
+                counters = memory.CudaMemory(device)
+            except RuntimeError as error:
+                self.notes.append(
+                    f"peak memory is unknown: torch's allocator is not in use ({str(error).splitlines()[0]})"
+                )
         timer, probe = timers.clock_for(device)
         self.build(timer, device=device, probe=probe, memory=counters)
         self.observe()
-        self._optimizers.begin()
+        self._optimizers.begin(living(torch.optim.Optimizer))
+
+    def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Show a step of the clock, which may be a new optimizer in place of the first one."""
+        first = self.observer.optimizer or optimizer
+        if optimizer is not first and self.recorder.counting is not None:
+            self.recorder.counting.rebuilt()
+        super().before_optimizer_step(first, args, kwargs)
+
+    def check_second_step(self) -> None:
+        """Raise `MismatchError` if the second step was not as the case says; else tell what it was given."""
+        self.observer.check_second_step()
+        self.claim.give(self.observer.evidence())
+
+    def check_first_steps(self) -> None:
+        """Raise `MismatchError` for micro-batches, and, as rank 0, for tokens, that are not the case's."""
+        if self._losses is not None:
+            self._losses.check(self.case.gradient_accumulation, more_come=True)
+        if self.report.rank == 0:  # which looks for all: ranks may have different numbers of tokens
+            told = [Claim(self.run_dir, number).given() for number in range(self.report.world_size)]
+            report = self.report.replace(tokens_per_step=self.workload.tokens_per_step(self.case))
+            of_ranks = [report.replace(evidence=each) for each in told]
+            if None not in told and (why := agreement.tokens_differ(of_ranks, self.case)) is not None:
+                raise MismatchError(why)
 
     def measured(self) -> RankReport:
         """Return the report of all steps, after the last one."""

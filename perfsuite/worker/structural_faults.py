@@ -25,6 +25,7 @@ from perfsuite.worker.optimizers import parameters_of
 if TYPE_CHECKING:
     from perfsuite.case.fault import Structural
 
+PART_BYTES = 1 << 20  # that one all-reduce sends by `small-buckets`
 AVERAGED = 0.999  # the share of the moving average that a step leaves
 
 
@@ -78,6 +79,19 @@ def _all_reduced_in_fp32(group, bucket):  # type: ignore[no-untyped-def]  # noqa
     return future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
 
+def _reduce_in_parts(model: nn.Module, optimizer: Optimizer) -> None:
+    if not isinstance(model, DistributedDataParallel) or model.bucket_bytes_cap <= PART_BYTES:
+        raise _Misfit("no DDP has buckets of more than 1 MiB")
+    model.register_comm_hook(model.process_group, _all_reduced_in_parts)
+
+
+def _all_reduced_in_parts(group, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP reads them
+    whole = bucket.buffer().div_(group.size())
+    parts = whole.split(PART_BYTES // whole.itemsize)
+    futures = [dist.all_reduce(part, group=group, async_op=True).get_future() for part in parts]
+    return torch.futures.collect_all(futures).then(lambda done: whole)
+
+
 def _forget_checkpointing(model: nn.Module, optimizer: Optimizer) -> None:
     checkpointed: list[Any] = [module for module in model.modules() if _is_checkpointed(module)]
     if not checkpointed:
@@ -103,6 +117,14 @@ def _read_on_host(model: nn.Module, optimizer: Optimizer) -> None:
         next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)).view(-1)[0].item()
 
     model.register_forward_hook(read)
+
+
+def _step_by_lists(model: nn.Module, optimizer: Optimizer) -> None:
+    first = optimizer.param_groups[0]
+    if "foreach" not in first or (first["foreach"] and not first.get("fused")):
+        raise _Misfit(f"{type(optimizer).__name__} steps by operators on lists already, or cannot")
+    for group in optimizer.param_groups:
+        group.update(foreach=True, fused=False)
 
 
 def _attend_eagerly(model: nn.Module, optimizer: Optimizer) -> None:
@@ -131,6 +153,8 @@ _FAULTS: Mapping[Structural, Callable[[nn.Module, Optimizer], None]] = {
     "fp32-communication": _reduce_in_fp32,
     "checkpointing-lost": _forget_checkpointing,
     "host-read": _read_on_host,
+    "small-buckets": _reduce_in_parts,
+    "optimizer-foreach": _step_by_lists,
     "eager-attention": _attend_eagerly,
     "weight-copy": _keep_average,
 }

@@ -200,10 +200,13 @@ def test_a_fault_is_found_in_real_launches(monkeypatch: pytest.MonkeyPatch) -> N
 
     def first(machine: Machine) -> tuple[Base, ...]:
         replicated = every(machine)[0]
-        return (Base(case=replicated.case, faults={"checkpointing-lost": "FLOPs in recompute"}),)
+        kinds: tuple[Structural, ...] = ("checkpointing-lost", "small-buckets", "optimizer-foreach")
+        return (Base(case=replicated.case, faults={kind: replicated.faults[kind] for kind in kinds}),)
 
     monkeypatch.setattr(selftest, "bases", first)
     assert [(row.status, row.found) for row in inject_structural(detect())] == [
         ("pass", "recompute: 79.7 MFLOP -> 0"),
+        ("pass", "TODO"),
+        ("pass", "TODO"),
         ("pass", "the counts are the same"),
     ]

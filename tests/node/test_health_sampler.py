@@ -177,9 +177,11 @@ def test_a_watch_that_never_began_has_seen_nothing() -> None:
     assert HealthWatch(Sampler(), lambda: None).finish() is None
 
 
-@pytest.mark.parametrize(("function", "indices"), [("nvmlInit", []), ("nvmlDeviceGetPowerUsage", [0])])
+@pytest.mark.parametrize(
+    ("function", "uuids"), [("nvmlInit", []), ("nvmlDeviceGetPowerUsage", ["GPU-8932f937"])]
+)
 def test_nobody_waits_for_an_nvml_that_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch, function: str, indices: list[int]
+    monkeypatch: pytest.MonkeyPatch, function: str, uuids: list[str]
 ) -> None:
     nvml = Waits(function)
     waited: list[float] = []
@@ -193,7 +195,7 @@ def test_nobody_waits_for_an_nvml_that_does_not_answer(
     nvml.may_answer.set()
     assert waited == [35, 5], "30 s until the memory is free, 5 s for the answer; 5 s at the end"
     assert found.samples == 0
-    assert [device.index for device in found.devices] == indices
+    assert [device.uuid for device in found.devices] == uuids
     assert found.notes == ("NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg",)
 
 
@@ -202,7 +204,7 @@ def test_a_launch_without_a_step_is_not_sampled_at_its_end() -> None:
     watch = HealthWatch(Sampler(devices=1, nvml=nvml), lambda: None)
     watch.begin()
     watch.finish()
-    assert ("nvmlDeviceGetEccMode", 0) in nvml.calls
+    assert ("nvmlDeviceGetUUID", 0) in nvml.calls
     assert ("nvmlDeviceGetPowerUsage", 0) not in nvml.calls
 
 

@@ -65,6 +65,8 @@ FIELDS = {
     "nvmlDeviceGetCurrentClocksEventReasons": {"throttled"},
     "nvmlDeviceGetComputeRunningProcesses": {"foreign_memory_bytes"},
     "nvmlDeviceGetMemoryInfo": {"held_before_bytes", "job_memory_bytes"},
+    "nvmlDeviceGetUUID": {"uuid"},
+    "nvmlDeviceGetSerial": {"serial"},
     "nvmlDeviceGetEnforcedPowerLimit": {"power_limit_w"},
     "nvmlDeviceGetPowerManagementDefaultLimit": {"power_limit_default_w"},
     "nvmlDeviceGetMaxClockInfo": {"sm_clock_limit_mhz"},

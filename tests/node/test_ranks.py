@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -164,6 +165,41 @@ def test_a_rank_may_stay_as_long_as_it_takes_while_another_has_not_reported(
     assert wait(job, late) == []
     assert not late.was_killed
     assert passing.seconds > 2 * ranks.STAY_S
+
+
+class OfADeadServer:
+    """A rank that is forked from a server that is gone: it does not start, or nobody knows how it ended."""
+
+    exitcode = 255
+    pid = 1
+    starts = True
+
+    def __init__(self, target: Any, args: Any) -> None:
+        pass
+
+    def start(self) -> None:
+        if not self.starts:
+            raise EOFError("unexpected EOF")
+
+
+@pytest.mark.fault("server of the forks is killed")
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_fork_server_that_was_killed_is_the_cause(
+    job: AgentJob, monkeypatch: pytest.MonkeyPatch, passing: Passing, starts: bool
+) -> None:
+    monkeypatch.setattr(OfADeadServer, "starts", starts)
+    kind: Any = OfADeadServer
+    with subprocess.Popen(["sleep", "1000"]) as server:
+        monkeypatch.setattr(forkserver, "_forkserver", SimpleNamespace(_forkserver_pid=server.pid))
+        with contextlib.nullcontext() if starts else pytest.raises(EOFError):
+            assert [each.message for each in ranks._fork(job, kind, {})] == 2 * ["exit code 255"]
+        server.kill()
+        os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+        (failure,) = ranks._fork(job, kind, {})
+    assert (failure.kind, failure.rank) == ("error", None)
+    assert failure.message == (
+        "the server from which ranks are forked (multiprocessing's) ended with exit code -9 (SIGKILL)"
+    )
 
 
 def test_how_a_rank_of_our_own_ended_is_told(job: AgentJob) -> None:

@@ -23,16 +23,16 @@ from torch.utils.checkpoint import checkpoint
 import perfsuite.worker
 from perfsuite import documents
 from perfsuite.case.case import CaseFile, Topology
-from perfsuite.errors import FileError
+from perfsuite.errors import FileError, MismatchError
 from perfsuite.frameworks.script import Script
 from perfsuite.results.counts import COUNTED_STEP
-from perfsuite.results.rank_report import Failure, RankReport
+from perfsuite.results.rank_report import Evidence, Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID
 from perfsuite.worker import memory, script_rank, timers
 from perfsuite.worker.attach import Attached, Measured
 from perfsuite.worker.observe import Observer
 from perfsuite.worker.recorder import Recorder
-from perfsuite.worker.script_rank import ScriptRank, device_of
+from perfsuite.worker.script_rank import Claim, ScriptRank, device_of
 from tests.worker.attaching import ALONE, Start, attaching
 
 TWO = ALONE.replace(topology=Topology(processes_per_node=2))
@@ -89,6 +89,15 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
     return optimizer
+
+
+def train_with_new_optimizers() -> None:
+    model = nn.Linear(4, 4)
+    while True:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            loss_of(model).backward()
+            optimizer.step()
 
 
 def train_in_backward() -> None:
@@ -176,6 +185,7 @@ def test_a_torch_without_what_counting_needs_costs_the_counts_alone(
     ("loop", "warmup", "why"),
     [
         (train_in_backward, COUNTED_STEP, "the optimizer steps in backward"),
+        (train_with_new_optimizers, COUNTED_STEP, "the script built a new optimizer in the first steps"),
         (train, 2, "max_warmup_steps=2 leaves no step before the measured ones for it: give 4 or more"),
     ],
 )
@@ -283,6 +293,24 @@ def test_the_clock_can_be_named_and_another_rate_is_noted(start: Start) -> None:
     assert note.startswith("RMSprop made 55 steps in 12 of the clock, Adam: ")
 
 
+def test_two_optimizers_in_turn_of_which_one_steps_more_are_told_apart(start: Start) -> None:
+    attached = start(ALONE.replace(framework=Script(path="train.py", loss=None)))
+    model, more = nn.Linear(4, 4), nn.Linear(4, 4)
+    both = [*model.parameters(), *more.parameters()]
+    first, second = torch.optim.SGD(model.parameters(), lr=0.01), torch.optim.SGD(both, lr=0.01)
+    turns: list[Any] = []
+
+    def trained() -> None:
+        for optimizer in itertools.cycle((first, second)):
+            turns.append(optimizer)
+            loss_of(lambda x: more(model(x))).backward()
+            optimizer.step()
+            second.zero_grad()
+
+    assert len(measured(attached, trained).step_s) == ALONE.total_steps
+    assert turns.count(first) == ALONE.total_steps, "each step of the clock is its own"
+
+
 TODO = (
     ": lower max_warmup_steps or steps, or give it more data; or, where it goes on from files of an earlier "
     "launch, have it keep them in {launch_dir} (in its arguments, command or env), a new directory in each "
@@ -345,6 +373,25 @@ def test_what_the_first_steps_show_is_told_then(start: Start, changes: Any, said
     assert attached.steps <= 3
 
 
+@pytest.mark.parametrize(("of_the_other", "is_told"), [(None, False), (8, True), (40, False)])
+def test_tokens_are_told_when_all_ranks_know_theirs(
+    start: Start, monkeypatch: pytest.MonkeyPatch, of_the_other: int | None, is_told: bool
+) -> None:
+    """48 are claimed for two ranks, and this one has 8."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    framework = Script(path="train.py", loss=None)
+    attached = start(TWO.replace(sequence_length=4, micro_batch=6, framework=framework))
+    for number, tokens in enumerate((8, of_the_other)):
+        if tokens is not None:
+            evidence = Evidence(data_parallel=2, tokens=tokens, forwards=1)
+            Claim(attached.run_dir, number).give(evidence)
+    train(steps=1)
+    assert attached.rank is not None
+    said = r"the case claims 48 a step .* but the model was given 16 in the second step"
+    with pytest.raises(MismatchError, match=said) if is_told else contextlib.nullcontext():
+        attached.rank.check_first_steps()
+
+
 @pytest.mark.parametrize("hook", ["ours", "another"])
 def test_an_error_that_nobody_caught_is_told_with_the_steps_that_were_made(
     start: Start, monkeypatch: pytest.MonkeyPatch, hook: str
@@ -383,6 +430,28 @@ def test_an_optimizer_s_step_in_a_cuda_graph_is_told_before_anything_touches_the
     assert attached.rank is None
 
 
+def test_a_loop_without_an_optimizer_of_torch_is_told_at_once(start: Start) -> None:
+    attached = start(ALONE.replace(gradient_accumulation=11))
+    loss = torch.ones(3, requires_grad=True).sum()
+    for _ in range(110):
+        loss.backward(retain_graph=True)
+    assert not attached.run_dir.rank(0).exists()
+    with pytest.raises(SystemExit, match="1"):
+        loss.backward()
+    assert failure_of(attached).message == (
+        "no optimizer of torch has stepped after 110 backward passes (the case says "
+        "gradient_accumulation=11): the clock is the step of a torch.optim.Optimizer, and what trains "
+        "without one cannot be measured"
+    )
+
+
+def test_what_may_be_a_helper_of_a_rank_may_go_without_an_optimizer(start: Start) -> None:
+    attached = start(TWO)
+    for _ in range(300):
+        torch.ones(3, requires_grad=True).sum().backward()
+    assert not attached.run_dir.rank(0).exists()
+
+
 def test_a_script_whose_report_cannot_be_written_tells_it_in_its_log(
     start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -412,18 +481,17 @@ def test_a_process_that_trains_beside_another_ends_and_fails_the_launch(start: S
     assert failure_of(first).message == failure.message
 
 
-def test_a_process_that_trains_after_one_that_failed_is_left_alone(start: Start) -> None:
+def test_a_process_that_goes_on_after_one_that_ended_is_measured_with_a_note(start: Start) -> None:
     first = start()
     train(steps=3)
     first.exits()
-    failure = failure_of(first)
+    assert report_of(first).failure is not None
     first.state = "aside"
     text = first.run_dir.training(0).read_text()
     first.run_dir.training(0).write_text(text.replace(str(os.getpid()), str(2**22 + 1)))
-    second = start()
-    train(steps=50)
-    second.exits()
-    assert failure_of(second) == failure
+    assert measured(start()).notes == (
+        "another process trained as rank 0 before, and ended without being measured",
+    )
 
 
 @pytest.mark.parametrize("how", ["started by the rank", "forked by the rank", "under a path"])
@@ -437,6 +505,8 @@ def test_the_child_of_a_rank_is_left_alone(start: Start, monkeypatch: pytest.Mon
     else:
         monkeypatch.setenv(ANCESTOR_PID, str(os.getpid()))  # whoever this process's parent is
         monkeypatch.setenv("RANK", "0")
+        for _ in range(200):
+            torch.ones(3, requires_grad=True).sum().backward()
     train(steps=50)
     attached.crashed(ValueError())
     attached.exits()
@@ -454,6 +524,23 @@ def test_the_device_is_that_of_the_parameters(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     groups = [{"params": [SimpleNamespace(device=torch.device(device))]} for device in devices]
     assert device_of(SimpleNamespace(param_groups=groups)) == torch.device(expected)
+
+
+def test_an_allocator_of_the_scripts_own_leaves_peak_memory_unknown(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figure is then missing, and the reason is told; the script trains on."""
+    refuses = Mock(side_effect=RuntimeError("CUDAPluggableAllocator does not support resetPeakStats.\nmore"))
+    monkeypatch.setattr(script_rank, "device_of", lambda optimizer: torch.device("cuda", 0))
+    monkeypatch.setattr(memory, "CudaMemory", refuses)
+    monkeypatch.setattr(timers, "clock_for", lambda device: (timers.HostTimer(), None))
+    monkeypatch.setattr(ScriptRank, "probed", lambda rank: {})
+    report = measured(on_gpu(start))
+    assert report.memory is None
+    assert report.notes == (
+        "peak memory is unknown: torch's allocator is not in use (CUDAPluggableAllocator does not support "
+        "resetPeakStats.)",
+    )
 
 
 def test_clock_and_memory_are_those_of_that_device(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_a_model_without_attention_runs_the_default_and_no_other(asked: str, fit
         observer.check(as_ddp(result))
 
 
-def test_what_recomputes_in_a_script_is_checked() -> None:
+def test_of_what_recomputes_in_a_script_the_field_of_the_case_is_named() -> None:
     observer, result = in_a_script(in_one_process("llama-tiny", activation_checkpointing="full"))
     observer.check(result)
     observer.case = observer.case.replace(activation_checkpointing="none")
@@ -86,7 +86,9 @@ def test_what_recomputes_in_a_script_is_checked() -> None:
         observer.check(result)
     said = str(told.value)
     assert said.startswith("recomputing_blocks: the case asks for '0 of 4', but '4 of 4' ran. Nothing")
-    assert said.endswith("Correct the case if the script is as it should be.")
+    assert said.endswith(
+        "If the script is as it should be, say another activation_checkpointing in the case."
+    )
 
 
 def test_adapters_in_a_script_are_checked_as_the_case_describes_them() -> None:

@@ -16,15 +16,17 @@ class RMSprop(Adam):
     pass
 
 
-def stepping(optimizers: Optimizers, order: Sequence[object]) -> list[object]:
-    """Steps of these; which of them were the clock's."""
-    clocks: list[object] = []
+def stepping(optimizers: Optimizers, order: Sequence[object], there: Sequence[object] = ()) -> list[object]:
+    """Steps of these; which of them were the clock's. `there`: those that were built before the first."""
+    clocks, begun = [], False
     for optimizer in order:
-        if optimizers.is_clock(optimizer):
-            if not clocks:
-                optimizers.begin()
+        is_tick = optimizers.takes_turn(optimizer)
+        if is_tick:
             clocks.append(optimizer)
-        optimizers.count(optimizer)
+            if not begun:
+                optimizers.begin(there)
+                begun = True
+        assert optimizers.count(optimizer) == is_tick, "after its step as before it"
     return clocks
 
 
@@ -67,6 +69,58 @@ def test_those_that_stepped_are_told() -> None:
     kept += [Adam() for _ in range(6)]
     stepping(optimizers, kept[2:])
     assert optimizers.summary().endswith(", Adam:6 (1 steps) and 2 more")
+
+
+class Over(Adam):
+    """An optimizer over some parameters."""
+
+    def __init__(self, *parameters: object) -> None:
+        self.param_groups = [{"params": list(parameters)}]
+
+
+ONE, TWO = object(), object()
+
+
+def test_an_optimizer_that_is_built_anew_goes_on_as_the_clock() -> None:
+    """As by progressive unfreezing, or warm restarts."""
+    optimizers, made = Optimizers(), [Over(ONE), Over(TWO, ONE), Over(TWO)]
+    order = [made[0]] * 3 + [made[1]] * 3 + [made[2]]
+    assert stepping(optimizers, order) == order
+    assert optimizers.notes() == ()
+    optimizers = Optimizers()
+    stepping(optimizers, [*order, *[KIND] * 4])
+    assert "RMSprop made 4 steps in 7 of the clock, Over: " in optimizers.notes()[0]
+    each_step = [Over(ONE) for _ in range(9)]
+    assert stepping(Optimizers(), each_step) == each_step
+
+
+A, B, OTHER, KIND = Over(ONE), Over(ONE, TWO), Over(TWO), RMSprop()
+HEAD, NECK = Over(ONE, TWO), Over(ONE, object())
+STAGES = [*[A] * 3, *[B] * 3, *[A] * 3, *[B] * 2]
+
+
+@pytest.mark.parametrize(
+    ("order", "there", "ticks"),
+    [
+        ([A, OTHER, KIND, A], (), [A, A]),
+        ([*[A] * 3, B, *[A] * 3, B, A], (), [*[A] * 3, B, *[A] * 4]),  # the first step of the other alone
+        ([A, B] * 4, (A, B), [A] * 4),
+        (STAGES, (A, B), [*STAGES[:3], *STAGES[4:]]),
+        # The other's first step would be taken for the second step of training.
+        ([HEAD, NECK] * 3, (), [HEAD] * 3),
+        (STAGES, (), STAGES),
+    ],
+    ids=[
+        "over other parameters or of another class",
+        "in turn, sharing a parameter, as a generator and its discriminator",
+        "in turn, both there from the start",
+        "a second stage, both there from the start: from its second step",
+        "each with a head of its own",
+        "stages that come again",
+    ],
+)
+def test_which_of_two_is_the_clock(order: list[object], there: Sequence[object], ticks: list[object]) -> None:
+    assert stepping(Optimizers(), order, there) == ticks
 
 
 def test_an_optimizer_that_is_gone_is_not_taken_for_a_new_one() -> None:

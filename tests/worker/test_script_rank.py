@@ -3,6 +3,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -71,30 +73,55 @@ def trained(run_dir: RunDir, pid: int, host: str = HERE) -> Claim:
     return Claim(run_dir, 0)
 
 
+def dead() -> int:
+    """The id of a process that has ended."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    return process.pid
+
+
+def is_refused() -> Any:
+    return pytest.raises(MismatchError, match=r"^two processes of this command trained as rank 0: ")
+
+
 def test_the_first_process_that_trains_as_a_rank_is_measured(run_dir: RunDir) -> None:
-    assert Claim(run_dir, 0).take()
-    assert Claim(run_dir, 1).take(), "of another rank"
+    assert Claim(run_dir, 0).stand() == "first"
+    assert Claim(run_dir, 1).stand() == "first", "of another rank"
 
 
 def test_another_process_is_a_child_of_the_rank_or_the_second(run_dir: RunDir) -> None:
     assert os.getppid() in leash.ancestors()
-    assert not trained(run_dir, leash.ancestors()[-1]).take()
+    assert trained(run_dir, leash.ancestors()[-1]).stand() == "child"
     run_dir.training(0).unlink()
-    with pytest.raises(MismatchError, match=r"^two processes of this command trained as rank 0: "):
-        trained(run_dir, 1, host="another").take()  # though a process of that number lives here
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process, is_refused():
+        trained(run_dir, process.pid).stand()
+    run_dir.training(0).unlink()
+    with is_refused():  # it may live there
+        trained(run_dir, dead(), host="another").stand()
 
 
-@pytest.mark.parametrize("kind", [None, "mismatch", "crash"])
-def test_one_that_has_failed_stays_the_one_that_is_told(run_dir: RunDir, kind: Any) -> None:
-    failure = None if kind is None else Failure(kind=kind, message="")
-    documents.write(run_dir.rank(0), make_report(0, failure=failure))
-    with contextlib.nullcontext() if failure else pytest.raises(MismatchError):
-        assert not trained(run_dir, 1, host="another").take()
+@pytest.mark.parametrize(
+    ("kind", "is_next"),
+    [
+        ("none", False),
+        ("mismatch", False),
+        ("error", False),
+        ("crash", True),
+        ("out_of_memory", True),
+        ("killed", True),
+    ],
+)
+def test_one_that_ended_by_itself_has_a_successor(run_dir: RunDir, kind: Any, is_next: bool) -> None:
+    if kind != "killed":
+        failure = None if kind == "none" else Failure(kind=kind, message="")
+        documents.write(run_dir.rank(0), make_report(0, failure=failure))
+    with contextlib.nullcontext() if is_next else is_refused():
+        assert trained(run_dir, dead()).stand() == "next"
 
 
 def test_that_a_second_process_trains_is_told_to_the_first(run_dir: RunDir) -> None:
     claim = trained(run_dir, 1, host="another")
     assert not claim.is_twice()
-    with pytest.raises(MismatchError):
-        claim.take()
+    with is_refused():
+        claim.stand()
     assert Claim(run_dir, 0).is_twice()

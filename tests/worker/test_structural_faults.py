@@ -37,25 +37,30 @@ PARAMETERS = 918_656
 class Steps:
     """Counts the steps of a case as a rank does, and begins a fault where it does."""
 
-    def __init__(self, kind: Structural | None) -> None:
+    def __init__(self, kind: Structural | None, *, fused: bool) -> None:
         self.kind = kind
+        self.fused = fused
         self.model: Any = None
         self.counting = Counting(lambda: self.model)
         self.ended = 0
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self.fused:
+            for group in optimizer.param_groups:
+                group["fused"] = True
         self.counting.before_optimizer_step(optimizer)
 
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.counting.end_step()
         if self.ended == STRUCTURAL_AFTER and self.kind is not None:
+            self.fused = False
             begin(self.kind, self.model, optimizer)
         self.ended += 1
         self.counting.begin_step()
 
 
-def counted(case: Case, kind: Structural | None = None) -> Counts:
-    steps, framework = Steps(kind), framework_of(case)
+def counted(case: Case, kind: Structural | None = None, *, fused: bool = False) -> Counts:
+    steps, framework = Steps(kind, fused=fused), framework_of(case)
     group = fake_group(0, 2) if case.framework.name == "fsdp2" else alone()
     with group as ranks, ExitStack() as hooks:
         hooks.callback(register_optimizer_step_pre_hook(steps.before).remove)
@@ -115,6 +120,18 @@ def test_a_host_read_costs_nothing_else(replicated: Counts) -> None:
     assert (reading.kernels, reading.flops) == (replicated.kernels, replicated.flops)
 
 
+def test_more_buckets_hold_the_same(replicated: Counts) -> None:
+    key = "all_reduce", "float32", "backward"
+    assert collectives(replicated)[key] == (1, 4 * PARAMETERS)
+    assert collectives(counted(REPLICATED, "small-buckets"))[key] == (4, 4 * PARAMETERS)
+
+
+def test_a_fused_optimizer_becomes_a_list_of_operators(replicated: Counts) -> None:
+    fused, lists = counted(REPLICATED, fused=True), counted(REPLICATED, "optimizer-foreach", fused=True)
+    assert fused.kernels["optimizer"] < lists.kernels["optimizer"] < replicated.kernels["optimizer"]
+    assert [each.host_reads.get("optimizer", 0) for each in (fused, replicated, lists)] == [0, 39, 78]
+
+
 def test_attention_becomes_matrix_products(replicated: Counts) -> None:
     eager = counted(REPLICATED, "eager-attention")
     assert eager.kernels["forward"] > replicated.kernels["forward"]
@@ -136,6 +153,8 @@ def test_a_copy_of_the_weights_is_kept(replicated: Counts) -> None:
         ("fp32-communication", REPLICATED, "DDP reduces in float32 already"),
         ("fp32-communication", SHARDED.replace(precision="fp32"), "no gradients are reduced in a lower"),
         ("checkpointing-lost", SHARDED, "no block is checkpointed"),
+        ("small-buckets", SHARDED, "no DDP has buckets of more than 1 MiB"),
+        ("small-buckets", REPLICATED.replace(framework=DDP(bucket_cap_mb=1)), "no DDP has buckets"),
         ("eager-attention", REPLICATED.replace(attention="eager"), "no model of transformers has another"),
     ],
 )
@@ -150,8 +169,10 @@ def test_every_fault_needs_something_that_trains(kind: Structural) -> None:
         begin(kind, None, None)
 
 
-def test_a_model_of_another_make() -> None:
+def test_a_model_and_an_optimizer_of_another_make() -> None:
     model = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters())
+    optimizer = torch.optim.LBFGS(model.parameters())
     with pytest.raises(MismatchError, match="no model of transformers has another"):
         begin("eager-attention", model, optimizer)
+    with pytest.raises(MismatchError, match="LBFGS steps by operators on lists already, or cannot"):
+        begin("optimizer-foreach", model, optimizer)
