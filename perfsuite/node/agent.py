@@ -32,8 +32,7 @@ NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
 """Environment variable: the name of the scheduler's variable that holds the number of this node, from 0 on.
 Without it this is node 0."""
 LATCH_S = 5  # seconds for which an agent without a driver waits for whoever writes its file, to end it then
-PEERS_S = 5
-"""Seconds that a node which ends the job waits for the nodes that have not written their stacks yet."""
+PEERS_S = 5  # seconds that a node which ends the job waits for nodes that have not written their stacks yet
 
 
 def main(path: str) -> int:
@@ -66,8 +65,7 @@ def _watched(job: AgentJob) -> list[Failure]:
 
     watch = HealthWatch(sampler(job.request.device, job.topology.processes_per_node), job.run_dir.steps_seen)
     killed_before = oom_kills()
-    ending = threading.Lock()
-    """Who ends the job never releases it: any other thread that wants to waits until this process is gone."""
+    ending = threading.Lock()  # who ends the job never releases it: others wait until this process is gone
 
     def write(failures: Sequence[Failure] = (), *, is_over: bool = True) -> None:
         content = LaunchFile(
@@ -134,10 +132,8 @@ def oom_kills(
 
 def _counter(file: Path) -> int:
     with contextlib.suppress(OSError, ValueError):
-        for line in file.read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
+        lines = (line.partition(" ") for line in file.read_text().splitlines())
+        return next((int(value) for name, _, value in lines if name == "oom_kill"), 0)
     return 0
 
 

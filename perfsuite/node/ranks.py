@@ -30,16 +30,14 @@ from perfsuite.worker import leash
 from perfsuite.worker import main as worker
 from perfsuite.worker.rank import LEAVE_S
 
-ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-"""torch's environment variable that torchrun sets to 1, unless the user has set it."""
+ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # torchrun sets it to 1, unless the user has set it
 GRACE_S = 5  # seconds in which the other ranks may end by themselves, and say why, when one has failed
 SERVER_S = 1.0  # seconds in which the end of the fork server is known after its connections are closed
 STAY_S = LEAVE_S + GRACE_S
 """Seconds in which ranks have ended when all of them have reported: the kernel ends them sooner, unless they
 ignore its signal."""
 STAYED = f"was killed: it had not ended {STAY_S} s after every rank had reported"
-NO_EXIT_CODE = "exit code 255"
-"""What multiprocessing tells of a rank whose fork server is gone; a rank may also end so by itself."""
+NO_EXIT_CODE = "exit code 255"  # told by multiprocessing if the fork server is gone; or a rank's own
 
 Process = BaseProcess | subprocess.Popen[bytes]  # a rank of perfsuite's worker, or of a script
 

@@ -27,7 +27,7 @@ from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RUN_DIR, RunDir
 from perfsuite.worker import calls, deepspeed, leash, memory
-from perfsuite.worker.losses import Losses, before_backward
+from perfsuite.worker.losses import Losses
 from perfsuite.worker.optimizers import Optimizers
 from perfsuite.worker.profiling import ProfileTaken
 from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure
@@ -38,8 +38,7 @@ with contextlib.suppress(Exception):  # what torch lacks for it is said where a 
     import perfsuite.worker.counting  # noqa: F401  before the level of memory is taken
 
 TOLD_AFTER = 3  # steps after which a mismatch that the first ones show ends the launch
-PASSES_WITHOUT_A_STEP = 100
-"""Backward passes (or those of ten steps, if more) without an optimizer step, after which none will come."""
+PASSES_WITHOUT_A_STEP = 100  # backward passes (those of ten steps, if more) after which none will come
 
 CAPTURED = (
     "the script captures its optimizer's step in a CUDA graph. A replay calls no optimizer, whose step is "
@@ -114,7 +113,7 @@ class Attached:
         self._pid: int | None = None  # this process, since its first step: what it forks is another
         self._at_first_step: RankReport | None = None  # of a rank, which may leave its group afterwards
         self._passes = 0  # backward passes before any optimizer has stepped
-        before_backward(self._before_backward)
+        calls.before(torch.autograd, "backward", self._before_backward)  # also of `Tensor.backward`
         register_optimizer_step_pre_hook(self._before_optimizer_step)
         register_optimizer_step_post_hook(self._after_optimizer_step)
 
@@ -143,8 +142,6 @@ class Attached:
             raise ScriptError(CAPTURED)
         if self.rank is not None:
             self.rank.before_optimizer_step(optimizer, args, kwargs)
-            if self.steps == 1:
-                self.rank.check_second_step()
         elif (standing := self._stand()) == "child":
             self.state = "aside"
         else:
@@ -183,7 +180,7 @@ class Attached:
             self._finish(self.rank)
 
     @_guarded
-    def _before_backward(self, tensors: Any) -> None:
+    def _before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(tensors, list | tuple) and len(tensors) == 1:
             tensors = tensors[0]
         if in_backward() or not isinstance(tensors, Tensor) or tensors.is_meta:
@@ -204,7 +201,7 @@ class Attached:
 
     def _stand(self) -> Standing:
         """How this process, which is about to train, stands to the others of its rank. Raises as `Claim`."""
-        self._pid, self._at_first_step = os.getpid(), _empty_report()
+        self._pid, self._at_first_step = os.getpid(), self._empty
         return Claim(self.run_dir, self._empty.rank).stand() if self._may_be_rank() else "child"
 
     def _must_be_rank(self) -> bool:
@@ -218,7 +215,8 @@ class Attached:
 
     @property
     def _empty(self) -> RankReport:
-        return self._at_first_step or _empty_report()
+        ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else ()
+        return self._at_first_step or empty_report(*ranks)
 
     def _become_rank(self, optimizer: Any, *, is_next: bool) -> ScriptRank:
         leash.die_with_parent()
@@ -303,9 +301,3 @@ class Attached:
             self.state = "over"
             steps = None if self.rank is None else self.steps
             write_failure(self.run_dir, self._empty.replace(steps=steps), failure)
-
-
-def _empty_report() -> RankReport:
-    if dist.is_initialized():
-        return empty_report(dist.get_rank(), dist.get_world_size())
-    return empty_report()

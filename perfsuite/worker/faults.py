@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from perfsuite.results.rank_report import RankReport
     from perfsuite.worker.recorder import Recorder
 
-STRUCTURAL_AFTER = 1
-"""The step, counted from 0, after which a structural fault begins: the one that the worker observes."""
+STRUCTURAL_AFTER = 1  # the step, from 0 on, after which a structural fault begins: the one that is observed
 
 
 class Injector:

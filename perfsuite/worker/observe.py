@@ -34,18 +34,14 @@ if TYPE_CHECKING:
     from perfsuite.frameworks.base import Workload
 
 NO_CONFIGURATION = "not observed (the model is not transformers' own)"
-NO_ATTENTION = "none"
-"""The attention of a model without any, such as Mamba; only a case's default attention fits to it."""
-FIELDS = {
+NO_ATTENTION = "none"  # of a model without any, such as Mamba; only a case's default attention fits to it
+FIELDS = {  # of a case that describes a script, by the setting that is observed in it
     "recomputing_blocks": "activation_checkpointing",
     "compute_dtype": "precision",
     "attention": "attention",
-    "trained": "lora",
-    "lora": "lora",
-    "adapters": "lora",
+    **dict.fromkeys(("trained", "lora", "adapters"), "lora"),
     "quantised_layers": "quantization",
 }
-"""The field of a case that describes a script, for each setting that is observed in it."""
 
 
 class Observer:

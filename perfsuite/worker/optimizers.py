@@ -17,18 +17,13 @@ class Stepping:
     """One optimizer that steps."""
 
     kind: str  # its class
-    number: int  # its place among those of its class, from 1
+    name: str  # its class, and its number, from 1, if it is not the first of that class
     parameters: set[int]  # their identities: what observes the training keeps those of the clock alive
     is_clock: bool = False
     in_turn: bool = False  # it was there when the clock began: the clock, once it steps twice in a row
     steps: int = 0
     steps_since: int = 0  # steps since the clock's first one began
     tick: int | None = None  # steps of the clock when it stepped last
-
-    @property
-    def name(self) -> str:
-        """Its class, and its number if it is not the first of that class."""
-        return self.kind if self.number == 1 else f"{self.kind}:{self.number}"
 
     def follows(self, clock: Stepping) -> bool:
         """Whether it may be what a script has built anew: the same, or more or fewer parameters."""
@@ -101,10 +96,11 @@ class Optimizers:
         if optimizer not in self._living:
             kind = type(optimizer).__name__
             number = 1 + sum(each.kind == kind for each in self.seen)
-            new = self._living[optimizer] = Stepping(kind, number, set(map(id, parameters_of(optimizer))))
+            name = kind if number == 1 else f"{kind}:{number}"
+            new = self._living[optimizer] = Stepping(kind, name, set(map(id, parameters_of(optimizer))))
             self.seen.append(new)
             if self._clock is None:
-                new.is_clock = self.wanted in (None, f"{kind}:{number}", new.name)
+                new.is_clock = self.wanted in (None, f"{kind}:{number}", name)
             elif new.follows(self._clock):
                 new.in_turn = optimizer in self._there
                 new.is_clock = not new.in_turn

@@ -13,8 +13,7 @@ from perfsuite.results.profile import PROFILED_STEPS, RankProfileFile
 from perfsuite.results.run_dir import RunDir
 
 WARM_STEPS = 1  # steps in which the profiler is there and records nothing: its own start takes time
-LARGEST_TRACE = 1 << 30
-"""Characters of a trace that is reduced: more would take a rank many times that in memory, and minutes."""
+LARGEST_TRACE = 1 << 30  # characters of a trace that is reduced: that takes many times its bytes, and minutes
 
 
 class ProfileTaken(BaseException):

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from perfsuite.worker.observe import Observer
     from perfsuite.worker.timers import HostTimer
 
-WAIT_S = 60
-"""Seconds that a rank waits for the reports of the others: one that leaves early breaks their connections."""
+WAIT_S = 60  # seconds that a rank waits for the reports of others: if it left, their connections would break
 NO_FAULT_OF_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 """Errors of the system that the machine has to answer for: a disk that is full or may not be written."""
 OUT_OF_MEMORY = "can't allocate memory|out of memory"

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from perfsuite.worker.observe import Observer
 
 Standing = Literal["first", "next", "child"]
-"""`first`: nobody has trained as this rank. `next`: who did has ended by itself. `child`: an ancestor of this
-process trains as it."""
 ENDED = ("crash", "out_of_memory")  # kinds of failures after which a shell script may start the rank again
 TRAINS, GIVEN, TWICE = "trains", "given", "twice"
 
@@ -49,9 +47,10 @@ class Claim:
         self._path = run_dir.training(rank)
 
     def stand(self) -> Standing:
-        """Add this process, which is about to train as this rank. Returns how it stands to the one before.
+        """Add this process, which is about to train as this rank.
 
-        Raises `MismatchError` where another process trains, or has been measured.
+        Returns `first` if nobody has trained as it, `next` if who did has ended by itself, `child` if an
+        ancestor of this process does. Raises `MismatchError` where another process does, or was measured.
         """
         host = socket.gethostname()
         mine = f"{os.getpid()} {host}"
@@ -140,16 +139,17 @@ class ScriptRank(Rank):
         self._optimizers.begin(living(torch.optim.Optimizer))
 
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Show a step of the clock, which may be a new optimizer in place of the first one."""
+        """Show a step of the clock, which may be of a new optimizer in place of the first one.
+
+        Raises `MismatchError` if the second step was not as the case says; else tells what it was given.
+        """
         first = self.observer.optimizer or optimizer
         if optimizer is not first and self.recorder.counting is not None:
             self.recorder.counting.rebuilt()
         super().before_optimizer_step(first, args, kwargs)
-
-    def check_second_step(self) -> None:
-        """Raise `MismatchError` if the second step was not as the case says; else tell what it was given."""
-        self.observer.check_second_step()
-        self.claim.give(self.observer.evidence())
+        if self.recorder.steps == 1:
+            self.observer.check_second_step()
+            self.claim.give(self.observer.evidence())
 
     def check_first_steps(self) -> None:
         """Raise `MismatchError` for micro-batches, and, as rank 0, for tokens, that are not the case's."""

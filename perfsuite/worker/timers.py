@@ -7,8 +7,7 @@ from typing import Any
 
 from perfsuite.results.rank_report import SIMULATED_CLOCK
 
-CALIBRATION_CYCLES = 10**7
-"""GPU cycles that `CudaTimer.sleep` times once to learn how long a cycle takes: some milliseconds."""
+CALIBRATION_CYCLES = 10**7  # GPU cycles, some milliseconds, that `CudaTimer.sleep` times once
 
 _time: Any = module_from_spec(BuiltinImporter.find_spec("time"))  # type: ignore[arg-type]
 BuiltinImporter.exec_module(_time)  # anew: freezegun and scalers of time patch the one that scripts import
