@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,8 +21,9 @@ from pydantic import Field, model_validator
 from perfsuite import documents
 from perfsuite.documents import Data, Document
 from perfsuite.errors import CaseError, PerfsuiteError
-from perfsuite.report import markdown, text
+from perfsuite.report import markdown
 from perfsuite.report.terminal import console, plain_table
+from perfsuite.results.amounts import amount
 from perfsuite.results.dry_facts import Roofline
 from perfsuite.results.metric import (
     GPU_UTILISATION,
@@ -61,16 +62,23 @@ QUANTITIES: Mapping[QuantityName, Metric] = {
     "tokens_per_s_per_device": TOKENS_PER_S_PER_DEVICE,
     "mfu": MFU,
     "tflops_per_device": TFLOPS_PER_DEVICE,
-    "step_s": replace(STEP_S_P50, label="iteration time", format=lambda s: f"{1e3 * s:,.0f} ms"),
+    "step_s": replace(STEP_S_P50, label="iteration time"),
     "peak_memory_bytes": PEAK_MEMORY,
     "reserved_memory_bytes": replace(RESERVED_MEMORY, label="memory"),
-    "gpu_utilisation": replace(GPU_UTILISATION, label="GPU usage", format="{:.1f} %".format),
+    "gpu_utilisation": replace(GPU_UTILISATION, label="GPU usage"),
     # Time per token over that of the row it is relative to; 1.2 is 20 % slower. See `_measured`.
-    "relative_time": replace(TOKENS_PER_S, label="relative time", format="{:.2f}".format),
+    "relative_time": replace(TOKENS_PER_S, label="relative time"),
     # The source does not say what the figure is: shown next to tokens/s, without a ratio.
-    "unstated": replace(TOKENS_PER_S, label="throughput", format="{:,.0f} tokens/s".format),
+    "unstated": replace(TOKENS_PER_S, label="throughput"),
 }
 """The same figure here for each quantity that a source publishes, with the source's word for it."""
+_WRITTEN: Mapping[QuantityName, Callable[[float], str]] = {
+    "step_s": lambda step_s: f"{1e3 * step_s:,.0f} ms",
+    "gpu_utilisation": "{:.1f} %".format,
+    "relative_time": "{:.2f}".format,
+    "unstated": "{:,.0f} tokens/s".format,
+}
+"""How those are written that sources write otherwise than reports."""
 
 
 class PublishedFigure(Data):
@@ -268,12 +276,17 @@ def _here(
         return f"not run: needs {row.devices} x {accelerator}"
     if measured is None:
         return result.verdict.failure or "not measured"
-    return text.value(QUANTITIES[quantity], measured)
+    return _written(quantity, measured)
+
+
+def _written(quantity: QuantityName, measured: float) -> str:
+    write = _WRITTEN.get(quantity)
+    return amount(measured, QUANTITIES[quantity].unit) if write is None else write(measured)
 
 
 def _both(row: Row, quantity: QuantityName, results: Mapping[str, Measurement]) -> str:
     published, measured = _published(row, quantity), _measured(row, quantity, results)
-    here = text.value(QUANTITIES[quantity], measured) if measured is not None else "-"
+    here = _written(quantity, measured) if measured is not None else "-"
     return f"{published.reported if published else '-'} / {here}"
 
 
@@ -282,7 +295,7 @@ def _shares(row: Row, result: Measurement | None, limit: Roofline | None) -> str
     published = None if limit is None else _published_share(row, limit)
     here = None if result is None else result.figures.roofline_share
     return " / ".join(
-        "-" if share is None else text.value(ROOFLINE_SHARE, share) for share in (published, here)
+        "-" if share is None else amount(share, ROOFLINE_SHARE.unit) for share in (published, here)
     )
 
 

@@ -14,7 +14,7 @@ def row(option: Option) -> str:
     """A row of the table."""
     value = option.metavar.replace("|", "\\|")
     spelled = option.spelled + (f"={value}" if "|" in value else f" {value}" if value else "")
-    default = option.told if "`" in option.told else f"`{option.told}`" if option.default else option.told
+    default = f"`{option.default}`" if option.default else ""
     meaning = f"{option.help[0].upper()}{option.help[1:]}" + (f". {option.page}" if option.page else "")
     key = f"`{option.key}`" if option.ini else ""
     return f"| `{spelled}` | {key} | {default} | {meaning} |"

@@ -215,11 +215,9 @@ def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
             f"--good {good!r} and --bad {bad!r} differ in more than their commit: give both the same "
             "variables and interpreter, or the same lock file"
         )
-    if git("rev-list", "--max-count=1", first.commit, f"^{last.commit}", cwd=root):
-        raise CaseError(f"--good {first.commit[:12]} does not come before --bad {last.commit[:12]}")
-    if first.commit == last.commit:
-        raise CaseError(f"--good and --bad are the same commit, {first.commit[:12]}")
     between = git("rev-list", "--first-parent", "--reverse", f"{first.commit}..{last.commit}", cwd=root)
+    if not between or git("rev-list", "--max-count=1", first.commit, f"^{last.commit}", cwd=root):
+        raise CaseError(f"--good {first.commit[:12]} does not come before --bad {last.commit[:12]}")
     lock = f":{first.lock}" if first.lock else ""
     others = [f"{name}={value}" for name, value in first.given.items()]
     others += [first.python] if first.python != sys.executable and not lock else []

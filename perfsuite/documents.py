@@ -1,7 +1,5 @@
 """The base of every value object, and JSON files of them, written whole or not at all."""
 
-import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -18,6 +16,8 @@ from perfsuite.errors import CaseError, FileError
 
 D = TypeVar("D", bound="Data")
 
+OPEN_FILES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
+"""Directories of open files, which may be files that others write to."""
 FROM_FILE = {"from_file": True}
 """The validation context of data from a file: it may name a framework that is not installed here."""
 
@@ -69,20 +69,13 @@ def explain(error: ValidationError, known: Sequence[str] = ()) -> str:
         if problem["type"] == "value_error" and not field:  # it says itself what does not fit together
             problems.append(message)
             continue
-        shown = _shown(problem["input"])
+        shown = repr(problem["input"])
         got = f", got {shown if len(shown) < 80 else shown[:77] + '...'}"
         is_told = isinstance(problem["input"], str) and shown in message
         if problem["type"] == "missing" or is_told or message.endswith(got):
             got = ""
         problems.append(f"{field or '(whole)'}: {message}{got}")
     return "; ".join(problems)
-
-
-def _shown(value: Any) -> str:
-    try:
-        return repr(value)
-    except ValueError:  # Python writes no integer of more than some thousand digits
-        return "a number too long to be shown"
 
 
 class Document(Data):
@@ -130,34 +123,22 @@ def write_text(path: Path, text: str) -> None:
     """Replace a file as a whole; links are followed. A device or a FIFO is written to. Raises `FileError`."""
     try:
         if _is_in_place(path):
-            _write_in_place(path, text)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(text)
         else:
             _replace(Path(os.path.realpath(path)), text)
     except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = "Make room on that disk." if is_full else "Give a directory that you may write to."
-        if error.errno == errno.ENXIO:
-            advice = "Start what reads from it first, or give another path."
-        raise FileError(f"cannot write {path}: {error.strerror}. {advice}") from error
+        raise FileError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _is_in_place(path: Path) -> bool:
-    """Whether a path is a device, a FIFO or a socket, or an open file of a process as /dev/stdout is."""
+    """Whether a path is a device or a FIFO, or an open file of this process as /dev/stdout is."""
+    if path.parent in OPEN_FILES:
+        return True
     try:
-        mode = path.stat().st_mode
+        return not (path.is_dir() or stat.S_ISREG(path.stat().st_mode))
     except (FileNotFoundError, NotADirectoryError):
         return False
-    next_link = os.readlink(path) if path.is_symlink() else ""
-    is_open_file = any(place.startswith("/proc/") for place in (os.path.realpath(path.parent), next_link))
-    return is_open_file or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
-
-
-def _write_in_place(path: Path, text: str) -> None:
-    """Append to what is there. A FIFO that nothing reads from is an error: to wait could take for ever."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
-    os.set_blocking(descriptor, True)  # a slow reader is waited for
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 def _replace(path: Path, text: str) -> None:
@@ -176,28 +157,10 @@ def _replace(path: Path, text: str) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file, or what is written to a FIFO. Raises `OSError`, for a FIFO that nothing
-    writes to as well: to wait could take for ever; and `UnicodeDecodeError`.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    try:
-        first = b""
-        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            with contextlib.suppress(BlockingIOError):  # its writer has yet to write
-                if not (first := os.read(descriptor, 1)):
-                    raise OSError(errno.ENXIO, "it is a FIFO that nothing writes to")
-        os.set_blocking(descriptor, True)
-        with open(descriptor, "rb", closefd=False) as file:
-            return (first + file.read()).decode()
-    finally:
-        os.close(descriptor)
-
-
 def read(path: Path, kind: type[D]) -> D:
     """Read a file that `write` wrote. Raises `FileError` naming the file, and the field if one is bad."""
     try:
-        raw = json.loads(read_text(path))
+        raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # the latter: nested without end
@@ -220,6 +183,7 @@ def read(path: Path, kind: type[D]) -> D:
 
 def read_or_none(path: Path, kind: type[D]) -> D | None:
     """Return what `read` does; None of a file that is not there, or that nobody could use."""
-    with contextlib.suppress(FileError):
+    try:
         return read(path, kind)
-    return None
+    except FileError:
+        return None

@@ -12,10 +12,6 @@ class AllocationOverError(PerfsuiteError):
     """The allocation in which jobs are launched is over, or about to be."""
 
 
-class BusyError(PerfsuiteError):
-    """Another session measures on this machine, and nobody wants to wait."""
-
-
 class CaseError(PerfsuiteError, ValueError):
     """A case, model or option that cannot be: the message says what is allowed."""
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from iniconfig import IniConfig, ParseError
 
-from perfsuite.documents import read_text
 from perfsuite.errors import CaseError, FileError
 
 FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
@@ -65,7 +64,7 @@ def read_ini(directory: Path) -> Ini:
 def _settings(file: Path) -> Mapping[str, Any] | None:
     """pytest's settings in a file; None without such a file, or such a section in it."""
     try:
-        text = read_text(file)
+        text = file.read_text(encoding="utf-8")
         if file.suffix == ".toml":
             return _of_toml(file, tomllib.loads(text))
         sections = IniConfig(file, data=text).sections

@@ -1,4 +1,4 @@
-"""For tests of what builds on perfsuite: sample data, the simulated framework, and `check_framework`.
+"""For tests of a framework in another package: `check_framework`.
 
     from perfsuite.testing import check_framework
 
@@ -19,122 +19,15 @@ from typing import Any, Literal, get_args, get_origin
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile, Topology
 from perfsuite.case.framework import FrameworkOptions
-from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import Framework, framework_of
-from perfsuite.frameworks.fake import Fake
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect_cpu
-from perfsuite.results.baseline import Baseline, from_runs
-from perfsuite.results.rank_report import FailureKind, Memory, RankReport
-from perfsuite.results.run import Figures, Run
+from perfsuite.results.rank_report import FailureKind
+from perfsuite.results.run import Run
 
-__all__ = [
-    "Fake",
-    "check_framework",
-    "make_baseline",
-    "make_case",
-    "make_figures",
-    "make_launches",
-    "make_machine",
-    "make_report",
-    "make_run",
-]
-
-
-# Sample data: each function takes the fields that a test wants to be different.
-
-
-def make_case(**changes: Any) -> Case:
-    """A case of two simulated processes on a CPU: at most 5 steps of warm-up, 20 measured steps."""
-    values: dict[str, Any] = {
-        "model": "gpt2-tiny",
-        "framework": Fake(),
-        "sequence_length": 64,
-        "micro_batch": 2,
-        "topology": Topology(processes_per_node=2),
-        "hardware": "cpu",
-        "max_warmup_steps": 5,
-        "steps": 20,
-    }
-    return Case(**{**values, **changes})
-
-
-def make_machine(**changes: Any) -> Machine:
-    """A processor with two cores."""
-    values: dict[str, Any] = {
-        "device": "cpu",
-        "device_name": "Test CPU",
-        "hardware_class": "cpu-test-2c",
-        "devices": 2,
-        "memory_bytes": 8 * 2**30,
-    }
-    return Machine(**{**values, **changes})
-
-
-def make_figures(**changes: Any) -> Figures:
-    """The figures of a launch: 1,000 tokens/s in 64 MiB, rather even steps."""
-    values = {
-        "tokens_per_s": 1000.0,
-        "tokens_per_s_mean": 990.0,
-        "step_jitter": 1.1,
-        "peak_memory_bytes": 64.0 * 2**20,
-    }
-    return Figures(**{**values, **changes})
-
-
-def make_run(**changes: Any) -> Run:
-    """A launch that went well."""
-    values: dict[str, Any] = {
-        "case": make_case(),
-        "machine": make_machine(),
-        "started_at": "2026-01-02T03:04:05+00:00",
-        "duration_s": 1.5,
-        "figures": make_figures(),
-        "step_s": (0.25,) * 25,
-        "loss": tuple(7 - 0.1 * step for step in range(25)),
-        "window": (0, 25),
-    }
-    return Run(**{**values, **changes})
-
-
-def make_launches(*speeds: float, machine: Machine | None = None, **figures: Any) -> list[Run]:
-    """One launch per speed, relative to 1,000 tokens/s; `figures` are those of every launch."""
-    return [
-        make_run(
-            machine=machine or make_machine(),
-            figures=make_figures(
-                **{"tokens_per_s": 1000 * speed, "tokens_per_s_mean": 990 * speed, **figures}
-            ),
-        )
-        for speed in speeds
-    ]
-
-
-def make_baseline(*runs: Run) -> Baseline:
-    """A baseline of these launches, or of five equal ones."""
-    return from_runs(runs or [make_run()] * 5)
-
-
-def make_report(rank: int = 0, **changes: Any) -> RankReport:
-    """The report of one rank of `make_case`: 25 steps of 0.1 s, 256 tokens each, a falling loss."""
-    steps = changes.get("step_s", (0.1,) * 25)
-    values: dict[str, Any] = {
-        "rank": rank,
-        "world_size": 2,
-        "host": "here",
-        "clock": "simulated",
-        "tokens_per_step": 256,
-        "step_s": steps,
-        "wall_s": sum(steps),
-        "loss": tuple(7 - 0.1 * step for step in range(25)),
-        "memory": Memory(peak=10**6, method="simulated"),
-    }
-    return RankReport(**{**values, **changes})
-
-
-# The promises of a framework.
+__all__ = ["check_framework"]
 
 
 def check_framework(framework: Framework, *, case: Case | None = None) -> Run:
@@ -147,8 +40,18 @@ def check_framework(framework: Framework, *, case: Case | None = None) -> Run:
     what `expected` says; the loss fell.
     """
     if case is None:
-        values = {"max_warmup_steps": 2, "steps": 10, "learning_rate": 1e-2, "timeout_s": 300}
-        case = make_case(model="llama-tiny", sequence_length=32, **values)
+        case = Case(
+            model="llama-tiny",
+            framework=framework,
+            sequence_length=32,
+            micro_batch=2,
+            learning_rate=1e-2,
+            topology=Topology(processes_per_node=2),
+            hardware="cpu",
+            max_warmup_steps=2,
+            steps=10,
+            timeout_s=300,
+        )
     case = case.replace(framework=framework)
     _check_json(case)
     _check_ids(case)

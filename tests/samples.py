@@ -9,25 +9,19 @@ from hypothesis import settings
 
 from perfsuite import documents
 from perfsuite.analysis.health import all_shared
-from perfsuite.case.case import Case, CaseFile
+from perfsuite.case.case import Case, CaseFile, Topology
 from perfsuite.case.hardware import Machine
 from perfsuite.case.model import Model
+from perfsuite.frameworks.fake import Fake
 from perfsuite.frameworks.script import Script
 from perfsuite.node.machine import gpu_machine
-from perfsuite.results.baseline import from_runs
+from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.metric import GATED
 from perfsuite.results.outcome import Check, Verdict
-from perfsuite.results.rank_report import Failure, RankReport
-from perfsuite.results.run import Health, LaunchFile, Run
+from perfsuite.results.rank_report import Failure, Memory, RankReport
+from perfsuite.results.run import Figures, Health, LaunchFile, Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import ArmFacts, Conditions, Measurement, PytestRun, SessionFile
-from perfsuite.testing import make_baseline as make_baseline
-from perfsuite.testing import make_case as make_case
-from perfsuite.testing import make_figures as make_figures
-from perfsuite.testing import make_launches as make_launches
-from perfsuite.testing import make_machine as make_machine
-from perfsuite.testing import make_report as make_report
-from perfsuite.testing import make_run as make_run
 from perfsuite.verdict.arms import judge_pairs
 from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import ClassNoise
@@ -35,6 +29,94 @@ from perfsuite.verdict.sequential import Noise
 
 deterministic = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 """For hypothesis: the same examples in every run, however slow the machine."""
+
+
+def make_case(**changes: Any) -> Case:
+    """A case of two simulated processes on a CPU: at most 5 steps of warm-up, 20 measured steps."""
+    values: dict[str, Any] = {
+        "model": "gpt2-tiny",
+        "framework": Fake(),
+        "sequence_length": 64,
+        "micro_batch": 2,
+        "topology": Topology(processes_per_node=2),
+        "hardware": "cpu",
+        "max_warmup_steps": 5,
+        "steps": 20,
+    }
+    return Case(**{**values, **changes})
+
+
+def make_machine(**changes: Any) -> Machine:
+    """A processor with two cores."""
+    values: dict[str, Any] = {
+        "device": "cpu",
+        "device_name": "Test CPU",
+        "hardware_class": "cpu-test-2c",
+        "devices": 2,
+        "memory_bytes": 8 * 2**30,
+    }
+    return Machine(**{**values, **changes})
+
+
+def make_figures(**changes: Any) -> Figures:
+    """The figures of a launch: 1,000 tokens/s in 64 MiB, rather even steps."""
+    values = {
+        "tokens_per_s": 1000.0,
+        "tokens_per_s_mean": 990.0,
+        "step_jitter": 1.1,
+        "peak_memory_bytes": 64.0 * 2**20,
+    }
+    return Figures(**{**values, **changes})
+
+
+def make_run(**changes: Any) -> Run:
+    """A launch that went well."""
+    values: dict[str, Any] = {
+        "case": make_case(),
+        "machine": make_machine(),
+        "started_at": "2026-01-02T03:04:05+00:00",
+        "duration_s": 1.5,
+        "figures": make_figures(),
+        "step_s": (0.25,) * 25,
+        "loss": tuple(7 - 0.1 * step for step in range(25)),
+        "window": (0, 25),
+    }
+    return Run(**{**values, **changes})
+
+
+def make_launches(*speeds: float, machine: Machine | None = None, **figures: Any) -> list[Run]:
+    """One launch per speed, relative to 1,000 tokens/s; `figures` are those of every launch."""
+    return [
+        make_run(
+            machine=machine or make_machine(),
+            figures=make_figures(
+                **{"tokens_per_s": 1000 * speed, "tokens_per_s_mean": 990 * speed, **figures}
+            ),
+        )
+        for speed in speeds
+    ]
+
+
+def make_baseline(*runs: Run) -> Baseline:
+    """A baseline of these launches, or of five equal ones."""
+    return from_runs(runs or [make_run()] * 5)
+
+
+def make_report(rank: int = 0, **changes: Any) -> RankReport:
+    """The report of one rank of `make_case`: 25 steps of 0.1 s, 256 tokens each, a falling loss."""
+    steps = changes.get("step_s", (0.1,) * 25)
+    values: dict[str, Any] = {
+        "rank": rank,
+        "world_size": 2,
+        "host": "here",
+        "clock": "simulated",
+        "tokens_per_step": 256,
+        "step_s": steps,
+        "wall_s": sum(steps),
+        "loss": tuple(7 - 0.1 * step for step in range(25)),
+        "memory": Memory(peak=10**6, method="simulated"),
+    }
+    return RankReport(**{**values, **changes})
 
 
 def make_gpu_machine(name: str = "NVIDIA H100 80GB HBM3", *, count: int = 8) -> Machine:

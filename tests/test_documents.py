@@ -20,7 +20,6 @@ from pydantic import ValidationError
 from perfsuite import documents
 from perfsuite.documents import Data, Document, plain
 from perfsuite.errors import CaseError, FileError
-from tests.processes import wait_until
 from tests.samples import deterministic
 
 
@@ -223,24 +222,9 @@ def test_write_text_into_a_fifo_reaches_its_reader(tmp_path: Path) -> None:
     os.mkfifo(path)
     text = "x" * 200_000  # more than a pipe holds: the writer waits for the reader
     with (tmp_path / "read").open("wb") as output, subprocess.Popen(["cat", path], stdout=output):
-        wait_until(lambda: _is_written(path, text), "cat opens the FIFO")
+        documents.write_text(path, text)
     assert (tmp_path / "read").read_text() == text
     assert path.is_fifo()
-
-
-def _is_written(path: Path, text: str) -> bool:
-    try:
-        documents.write_text(path, text)
-    except FileError:  # nothing reads yet
-        return False
-    return True
-
-
-def test_a_fifo_that_nothing_writes_to_is_an_error_and_not_waited_for(tmp_path: Path) -> None:
-    fifo = tmp_path / "results.json"
-    os.mkfifo(fifo)
-    with pytest.raises(FileError, match=rf"cannot read {fifo}: it is a FIFO that nothing writes to"):
-        documents.read(fifo, Note)
 
 
 def test_what_is_written_to_a_pipe_is_read_to_its_end() -> None:
@@ -266,12 +250,11 @@ def test_no_descriptor_of_a_directory_stays(tmp_path: Path) -> None:
     assert os.listdir("/proc/self/fd") == before
 
 
-@pytest.mark.parametrize("name", ["stdout", "/proc/self/fd/1"])
+@pytest.mark.parametrize("name", ["/dev/stdout", "/proc/self/fd/1"])
 def test_write_text_to_standard_output_that_is_a_file_keeps_what_stands_there(
     tmp_path: Path, name: str
 ) -> None:
     out = tmp_path / "out.txt"
-    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")  # as /dev/stdout is
     code = (
         "import sys; from pathlib import Path; from perfsuite import documents; print('before', flush=True); "
         "documents.write_text(Path(sys.argv[1]), 'text\\n'); print('after')"
@@ -284,18 +267,16 @@ def test_write_text_to_standard_output_that_is_a_file_keeps_what_stands_there(
 @pytest.mark.parametrize(
     ("below", "said"),
     [
-        ("file/out.json", "File exists.* Give a directory that you may write to"),
-        ("file/deep/out.json", "Not a directory.* Give a directory that you may write to"),
-        ("directory", "Is a directory.* Give a directory that you may write to"),
+        ("file/out.json", "File exists"),
+        ("file/deep/out.json", "Not a directory"),
+        ("directory", "Is a directory"),
         ("loop", "Too many levels of symbolic links"),
-        ("fifo", "Start what reads from it first"),  # it is not waited for
     ],
 )
 def test_write_text_names_the_file_and_what_to_do(tmp_path: Path, below: str, said: str) -> None:
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "directory").mkdir()
     (tmp_path / "loop").symlink_to("loop")
-    os.mkfifo(tmp_path / "fifo")
     before = sorted(tmp_path.iterdir())
     with pytest.raises(FileError, match=f"cannot write {tmp_path / below}: .*{said}"):
         documents.write_text(tmp_path / below, "")

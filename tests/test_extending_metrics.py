@@ -124,7 +124,7 @@ def test_after_the_package_is_uninstalled_its_metrics_are_read_and_named(
         f"metric {name}: in the baseline; the package that measures it is not installed, so it is not judged"
         for name in ("step_s_p99", "weight_bytes")
     )
-    assert "weight_bytes (its package is not installed): 104,857,600.0 (not judged)" in explanation(old)
+    assert "weight_bytes (its package is not installed): 104,857,600.00 (not judged)" in explanation(old)
     assert "weights: 100.0 MiB, baseline 100.0 MiB" in explanation(old)
     assert "weight_bytes (its package is not installed)" in page.render(
         [make_session(0).replace(results=(old,))]

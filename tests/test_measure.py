@@ -196,6 +196,7 @@ def test_who_asks_for_no_neighbours_launches_again(measured: Measured) -> None:
     assert (verdict.outcome, len(runs), runs[0].notes) == ("unhealthy", 3, ())
 
 
+@pytest.mark.fault("report is of another launch")
 def test_a_directory_that_holds_a_launch_is_refused(tmp_path: Path) -> None:
     RunDir(tmp_path).case.write_text("{}")
     with pytest.raises(FileError, match=rf"^{tmp_path} holds another launch: .*\. Give an empty one\.$"):

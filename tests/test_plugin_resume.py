@@ -13,7 +13,6 @@ from typing import Any
 import psutil
 import pytest
 
-from perfsuite.launch.lock import MachineLock
 from tests.suite import CASES, FAKE, local_baseline, read_json, run_cpu
 from tests.synthetic import commit
 
@@ -198,33 +197,3 @@ def test_what_is_decided_is_shown_and_its_test_ends_as_then(measured: pytest.Pyt
     again.stdout.fnmatch_lines(["perfsuite: --perf-resume: goes on with *", "*recorded", "*1 recorded*"])
     assert "1 case, complete; " in (measured.path / "out" / "summary.md").read_text()
     assert len(list(measured.path.glob(".perfsuite/runs/*"))) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "change", "said"),
-    [
-        (["--perf-record-launches=2"], None, "--perf-record-launches 1, not 2"),
-        (["--perf-record-launches=1"], "# another code", "uncommitted changes none, not *"),
-    ],
-)
-def test_verdicts_under_other_conditions_are_not_taken_over(
-    measured: pytest.Pytester, options: Sequence[str], change: str | None, said: str
-) -> None:
-    if change is not None:
-        measured.makepyfile(test_cases=f"{ONE_CASE}\n    {change}\n")
-    new = run_cpu(measured, "--perf-resume", *options)
-    new.stdout.fnmatch_lines(
-        [f"perfsuite: --perf-resume: a new session begins: the newest session, *, has {said}", "*begins"]
-    )
-    assert len(list(measured.path.glob(".perfsuite/runs/*"))) == 2
-
-
-def test_no_session_goes_on_while_it_runs(measured: pytest.Pytester) -> None:
-    lock = MachineLock()
-    lock.take(print)
-    try:
-        refused = measured.runpytest_subprocess("-m", "cpu", "--perf-resume", "--perf-busy=fail")
-    finally:
-        lock.release()
-    assert refused.ret == pytest.ExitCode.INTERRUPTED
-    refused.stdout.fnmatch_lines(["*perfsuite: another session measures on this machine (pid *"])

@@ -13,8 +13,9 @@ from perfsuite.frameworks import Framework
 from perfsuite.frameworks.fake import Fake
 from perfsuite.frameworks.script import Script
 from perfsuite.results.rank_report import Observed
-from perfsuite.testing import check_framework, make_baseline, make_case, make_run
+from perfsuite.testing import check_framework
 from tests.packages import Packages
+from tests.samples import make_case, make_run
 
 MINE = """
 from typing import Any, ClassVar
@@ -37,13 +38,6 @@ def mine(packages: Packages) -> Any:
         return framework
 
     return install
-
-
-def test_every_sample_is_valid() -> None:
-    for name in perfsuite.testing.__all__:
-        if name.startswith("make_"):
-            assert getattr(perfsuite.testing, name)() is not None
-    assert make_baseline(make_run()).case == make_case()
 
 
 @pytest.mark.launch

@@ -70,3 +70,25 @@ def launch(*ranks: Counts, torch: str = "2.13.0", **changes: Any) -> Run:
 def baseline_of(*launches: Run | Counts) -> CountBaseline:
     """The baseline of these launches, or of one launch of each of these counts."""
     return from_runs([each if isinstance(each, Run) else launch(each) for each in launches or (launch(),)])
+
+
+WORSE: dict[str, Counts] = {
+    "all_gather of 2 ranks: bytes": counts(
+        collectives=(GATHERED, GATHERED_AGAIN.replace(count=6, bytes=BYTES + 2), REDUCED)
+    ),
+    "barrier of 2 ranks: calls": counts(
+        collectives=(*counts().collectives, collective("barrier", dtype="", count=1, bytes=0))
+    ),
+    "FLOPs in recompute": counts(flops={**counts().flops, "recompute": 337_544_321}),
+    "host reads in forward": counts(host_reads={"forward": 2, "optimizer": 39}),
+    "copies cpu to cuda": counts(device_copies={"cpu to cuda": 1}),
+    "empty all_gather of 2 ranks": counts(
+        collectives=(*counts().collectives, GATHERED.replace(count=1, bytes=0))
+    ),
+    "Python 3.11 calls in forward": python(forward=9_000, backward=4_000),
+    "kernels in forward": counts(kernels={**counts().kernels, "forward": 178}),
+    "peak of live tensors": counts(memory=memory(peak=12_970_000)),
+    "saved for backward": counts(memory=memory(saved_for_backward=4_100_000)),
+    "growth in a step": counts(memory=memory(growth=64_505)),
+}
+"""Counts of which one field alone is worse than in `counts()`, by its name."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from perfsuite.case.case import Case
-from perfsuite.results.counts import Counts, spans
+from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Evidence, RankReport
 
 OF_THE_MOVE = 0.01
@@ -43,8 +43,7 @@ def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
         f"the {len(evidence)} ranks trained apart: {len(apart)} of {len(common)} parameters are not the "
         f"same on all of them after the last step, as {apart[0]}. {_WRAP} If they are not to be the same: "
         "with tensor or pipeline parallelism, say data_parallel=, the number of ranks that see different "
-        "data; with experts or embeddings that each rank has its own of, or replicas that are averaged now "
-        "and then, say Script(replicas='differ'), and they are not compared"
+        "data; with experts of each rank, or replicas averaged at times, say Script(replicas='differ')"
     )
 
 
@@ -129,11 +128,11 @@ def _sample_notes(reports: Sequence[RankReport]) -> tuple[str, ...]:
 class _Seen:
     """The tokens that all data-parallel ranks together were given in the second step."""
 
-    def __init__(self, of_ranks: Sequence[Evidence], world_size: int) -> None:
+    def __init__(self, of_ranks: Sequence[Evidence], world_size: int, parts: int) -> None:
         self.world_size = world_size
         self.data_parallel = of_ranks[0].data_parallel
         self.tokens = fmean(evidence.tokens or 0 for evidence in of_ranks) * self.data_parallel
-        self.of_all_ranks = self.tokens * world_size / self.data_parallel
+        self.of_all_ranks = self.tokens * (parts if parts > 1 else world_size / self.data_parallel)
         """Their number if no two ranks were given the same: where sequences are split among ranks."""
         self.padding = fmean(evidence.padding for evidence in of_ranks) * self.data_parallel
         self.forwards = fmean(evidence.forwards for evidence in of_ranks)
@@ -148,7 +147,12 @@ def _tokens(reports: Sequence[RankReport], case: Case) -> _Seen | None:
     if case.unit == "samples":  # integers that a model is given are none
         return None
     given = [report.evidence for report in reports if report.evidence is not None and report.evidence.tokens]
-    return _Seen(given, reports[0].world_size) if given else None
+    return _Seen(given, reports[0].world_size, _parts(reports)) if given else None
+
+
+def _parts(reports: Sequence[RankReport]) -> int:
+    """Return over how many ranks context parallelism was observed to split a sequence."""
+    return int(reports[0].observed.settings.get("context_parallel", "1")) if reports[0].observed else 1
 
 
 def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
@@ -160,13 +164,8 @@ def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     counts = [report.counts for report in reports if report.counts is not None]
     if len(counts) < len(reports):
         return ()  # what is missing is told otherwise
-    ranks_of: dict[str, list[int]] = {}
-    for report in reports:
-        for why in report.hidden:
-            ranks_of.setdefault(why, []).append(report.rank)
-    by_rank = {why: f"rank{'s' * (len(ranks) > 1)} {spans(sorted(ranks))}" for why, ranks in ranks_of.items()}
     return (
-        *(why if len(ranks_of[why]) == len(reports) else f"{who}: {why}" for why, who in by_rank.items()),
+        *dict.fromkeys(why for report in reports for why in report.hidden),
         *_less_than_the_formula(reports, counts, case),
         *_less_than_the_gradients(reports, counts, case),
     )
@@ -175,12 +174,17 @@ def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
 def _less_than_the_formula(
     reports: Sequence[RankReport], counts: Sequence[Counts], case: Case
 ) -> Iterator[str]:
-    """Why, if all ranks together were seen to compute less than a forward takes: 2 N + 4 L H Q S a token."""
+    """Why, if all ranks together were seen to compute less than a forward takes: 2 N + 4 L H Q S a token.
+
+    Of C parts of a causal sequence, ring attention leaves out the products of (C - 1) / 2 C.
+    """
     flops = reports[0].flops
     if flops is None or case.framework.promises.tokens_vary or any(each.without_flops for each in counts):
         return
     trained = flops.matmul_parameters if flops.trained_parameters is None else flops.trained_parameters
     per_token = (flops.per_token + 2 * (flops.matmul_parameters - trained)) / 3
+    parts, attention = _parts(reports), per_token - 2 * flops.matmul_parameters
+    per_token -= attention * (parts - 1) / (2 * parts)
     takes = per_token * reports[0].tokens_per_step
     seen = sum(each.flops.get("forward", 0) for each in counts)
     if seen < OF_THE_FORMULA * takes:

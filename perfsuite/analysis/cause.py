@@ -3,12 +3,10 @@
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from itertools import filterfalse
 from pathlib import Path
 
 from perfsuite.case.case import Case
 from perfsuite.results.rank_report import Failure, RankReport
-from perfsuite.results.run import OomKills
 from perfsuite.results.run_dir import RunDir
 
 PEERS_SAY = (
@@ -27,10 +25,6 @@ PEERS_SAY = (
 cause."""
 WATCHDOG_SAYS = "watchdog caught collective operation timeout"
 """What NCCL's process group writes when a collective hung for as long as the group allows."""
-ELASTIC_SAYS = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ torch/(distributed/elastic|multiprocessing)/")
-"""The beginning of a line in which torch's launcher says that a rank has ended."""
-PROFILER_SAYS = re.compile(r"(USDT|INFO|STAGE|WARNING):\d{4}-\d\d-\d\d [\d:]+ \d+:\d+ \w+\.cpp:\d+\] ")
-"""The beginning of a line in which torch's profiler says that it begins or ends: no error."""
 KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
 """What is said of a process that was killed: by perfsuite's agent, torch's launcher and its `DataLoader`."""
 LEAST_FREE_BYTES = 2**16  # free bytes of a disk below which a report finds no room
@@ -86,22 +80,15 @@ def _behind(reports: Mapping[int, RankReport], case: Case) -> Failure | None:
     return None
 
 
-def with_oom_kills(failure: Failure, kills: OomKills) -> Failure:
+def with_oom_kills(failure: Failure, kills: int) -> Failure:
     """The failure of a process; `out_of_memory` if it was killed, and the kernel killed for want of memory.
 
-    `kills` are those of its node, or of all nodes. Kills outside of the agent's control group may be others'.
+    `kills` are those of the agents' control groups, on its node or on all nodes.
     """
-    if failure.kind not in ("crash", "error") or KILLED.search(_text(failure)) is None:
+    if not kills or failure.kind not in ("crash", "error") or KILLED.search(_text(failure)) is None:
         return failure
-    if kills.of_group:
-        why = (
-            f"the kernel killed it, as memory had run out (oom_kill of its control group: +{kills.of_group})"
-        )
-        return failure.replace(kind="out_of_memory", message=f"{failure.message}: {why}")
-    if kills.of_machine:
-        meanwhile = f"the kernel killed for want of memory (oom_kill in /proc/vmstat: +{kills.of_machine})"
-        return failure.replace(message=f"{failure.message}; meanwhile {meanwhile}: was it this process?")
-    return failure
+    why = f"the kernel killed it, as memory had run out (oom_kill of its control group: +{kills})"
+    return failure.replace(kind="out_of_memory", message=f"{failure.message}: {why}")
 
 
 def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: RunDir, case: Case) -> Failure:
@@ -146,21 +133,14 @@ def with_log(failure: Failure, run_dir: RunDir) -> Failure:
     if failure.traceback and "\n" in failure.traceback:
         return failure
     logs = run_dir.all_rank_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
-    tails = [(log.name, _tail(log)) for log in logs]
-    agents = [(log.name, _tail(log)) for log in [*run_dir.all_agent_logs(), run_dir.scheduler_log]]
-    if any(tail for _, tail in tails):  # a rank says why: that a process ended is no news then
-        lines = [(name, tail.splitlines()) for name, tail in agents]
-        agents = [(name, "\n".join(filterfalse(ELASTIC_SAYS.match, each)).strip()) for name, each in lines]
-    tails += agents
-    written = [f"last lines of {name}:\n{tail}" for name, tail in tails if tail]
+    written = [
+        f"last lines of {log.name}:\n" + "\n".join(lines[-LOG_TAIL_LINES:])
+        for log in [*logs, *run_dir.all_agent_logs(), run_dir.scheduler_log]
+        if (lines := _end(log).splitlines())
+    ]
     if where := read_stacks(run_dir):
         written.insert(0, where)
     return failure.replace(traceback="\n".join(written) or "no process wrote anything")
-
-
-def _tail(path: Path) -> str:
-    lines = [line for line in _end(path).splitlines() if PROFILER_SAYS.match(line) is None]
-    return "\n".join(lines[-LOG_TAIL_LINES:])
 
 
 def _end(path: Path) -> str:

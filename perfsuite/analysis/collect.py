@@ -13,11 +13,9 @@ from perfsuite.analysis.figures import (
     extra_figures,
     figures_of,
     find_window,
-    in_few_bits,
-    in_tf32,
     job_steps,
     lowest_device_probe,
-    peak_with_float8,
+    peak_for_mfu,
     settled,
     settling_notes,
 )
@@ -31,13 +29,11 @@ from perfsuite.results.metric import find
 from perfsuite.results.profile import LaunchProfile, RankProfileFile
 from perfsuite.results.profile import merged as merged_profiles
 from perfsuite.results.rank_report import SIMULATED_CLOCK, Failure, Observed, RankReport
-from perfsuite.results.run import LaunchFile, OomKills, Run
+from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
 
 WALL_CLOCK_AGREES = 0.05
 """Relative difference of a rank's wall clock and the sum of its steps from which a note tells it."""
-NO_TF32_PEAK = "no MFU: matmuls in fp32 ran in TF32 here, and the peak that is known is that of fp32"
-NO_FLOAT8_PEAK = "no MFU: matmuls ran in fewer than 16 bits, and how many, or their peak, is not known"
 LOSS_STEPS = 3
 """Fewest steps at each end whose mean losses are compared, to see whether the loss falls; a tenth of all
 steps if that is more. In 48 runs of 12 steps (the tiny models, learning rates 1e-3 and 1e-4) the loss falls
@@ -74,7 +70,8 @@ def collect(
     bare = with_nodes(bare, agents, {rank // per_node: report.host for rank, report in reports.items()})
     cause = cause_of(reports, agents, run_dir, request.case, failure)
     if cause is not None:
-        return bare.replace(failure=with_oom_kills(cause, _oom_kills(agents, cause, per_node)))
+        its = agents if cause.rank is None else agents.keys() & {cause.rank // per_node}
+        return bare.replace(failure=with_oom_kills(cause, sum(agents[node].oom_kills for node in its)))
     ranks = [reports[rank] for rank in sorted(reports)]
     try:
         run = _measured(bare, ranks, request)
@@ -107,14 +104,6 @@ def cause_of(
 
 def _ended(agents: Mapping[int, LaunchFile]) -> list[Failure]:
     return [each for agent in agents.values() for each in agent.failures]
-
-
-def _oom_kills(agents: Mapping[int, LaunchFile], cause: Failure, per_node: int) -> OomKills:
-    whose = agents if cause.rank is None else agents.keys() & {cause.rank // per_node}
-    seen = [agents[node].oom_kills for node in whose]
-    return OomKills(
-        of_group=sum(each.of_group for each in seen), of_machine=sum(each.of_machine for each in seen)
-    )
 
 
 def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
@@ -178,7 +167,7 @@ def _with_training_checked(run: Run, ranks: Sequence[RankReport]) -> Run:
 
 def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     """The run with what its ranks measured. Raises `ReportError` where they disagree."""
-    case, peak_flops = bare.case, request.peak_flops
+    case = bare.case
     for wrong in _disagreements(reports, case):
         raise ReportError(wrong)
     if reports[0].clock == SIMULATED_CLOCK:
@@ -197,7 +186,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         probe_s=tuple(max(probes) for probes in zip(*(report.probe_s for report in reports), strict=True)),
         cpu_s=tuple(sum(ranks) for ranks in zip(*(report.cpu_s for report in reports), strict=True)),
         loss=tuple(fmean(losses) for losses in zip(*(report.loss for report in reports), strict=True)),
-        window=(window.start, window.stop),
+        window=(window.start, len(series)),
         memory=tuple(report.memory for report in reports if report.memory is not None),
         flops=reports[0].flops,
         observed=_with_machine(reports[0].observed, bare),
@@ -212,11 +201,9 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
             *agreement.token_notes(reports, case),
         ),
     )
-    if in_tf32(run):
-        run, peak_flops = run.replace(notes=(*run.notes, NO_TF32_PEAK)), None
-    if in_few_bits(run) and (peak_flops := peak_with_float8(run, peak_flops)) is None:
-        run = run.replace(notes=(*run.notes, NO_FLOAT8_PEAK))
-    run = run.replace(figures=figures_of(run, reports, peak_flops), notes=(*run.notes, *settling_notes(run)))
+    peak_flops, why_none = peak_for_mfu(run, request.peak_flops)
+    told = [*([] if why_none is None else [why_none]), *settling_notes(run)]
+    run = run.replace(figures=figures_of(run, reports, peak_flops), notes=(*run.notes, *told))
     metrics = [metric for name in request.metrics if (metric := find(name)) is not None]
     return run.replace(figures=run.figures.replace(extra=extra_figures(run, reports, metrics)))
 
@@ -249,8 +236,6 @@ def _disagreements(reports: list[RankReport], case: Case) -> Iterator[str]:
     world, nodes, first = case.topology.world_size, case.topology.nodes, reports[0]
     if first.world_size != world:
         yield f"a world size of {world} was asked for, {first.world_size} ran"
-    if (ranks := [report.rank for report in reports]) != list(range(world)):
-        yield f"the files of ranks 0 to {world - 1} hold the reports of {ranks}"
     if nodes > 1 and len(hosts := {report.host for report in reports}) != nodes:
         yield f"{nodes} nodes were asked for, the ranks ran on {', '.join(sorted(hosts))}"
     for report in reports:

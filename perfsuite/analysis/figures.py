@@ -24,6 +24,8 @@ UNMEASURED_STEPS = 2
 SETTLED_WARMUP_S, SETTLED_WINDOW_S = 10, 20
 """Fewest seconds of warm-up, after the steps that are never measured, and of measured window on a GPU: with
 less, its clock and temperature have not settled, and launches of other machines or days differ."""
+NO_TF32_PEAK = "no MFU: matmuls in fp32 ran in TF32 here, and the peak that is known is that of fp32"
+NO_FLOAT8_PEAK = "no MFU: matmuls ran in fewer than 16 bits, and how many, or their peak, is not known"
 
 
 def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
@@ -45,10 +47,9 @@ def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
 
 
 class Window(NamedTuple):
-    """The measured steps `series[start:stop]`. `steady` is False if the series never became flat."""
+    """The measured steps `series[start:]`. `steady` is False if the series never became flat."""
 
     start: int
-    stop: int
     steady: bool
 
 
@@ -89,7 +90,7 @@ def find_window(step_s: Sequence[float], max_warmup: int, *, unmeasured: int = U
         start += 1
     middle = (start + count) // 2
     drift = abs(median(step_s[start:middle]) - median(step_s[middle:]))
-    return Window(start, count, drift <= bound)
+    return Window(start, drift <= bound)
 
 
 def lowest_device_probe(reports: list[RankReport]) -> dict[str, float]:
@@ -98,28 +99,22 @@ def lowest_device_probe(reports: list[RankReport]) -> dict[str, float]:
     return {name: min(r.device_probe[name] for r in reports if name in r.device_probe) for name in names}
 
 
-def in_tf32(run: Run) -> bool:
-    """Whether matmuls of a case in fp32 ran in a lower precision on a GPU."""
-    settings = run.observed.settings if run.observed is not None else {}
-    is_lower = settings.get("fp32_matmul", "ieee") != "ieee"
-    return run.case.precision == "fp32" and run.machine.device == "cuda" and is_lower
+def peak_for_mfu(run: Run, peak_flops: float | None) -> tuple[float | None, str | None]:
+    """The FLOP/s at which a device does a run's FLOPs at best; or None, and why MFU has no such peak.
 
-
-def in_few_bits(run: Run) -> bool:
-    """Whether modules were seen that multiply in fewer than 16 bits, as float8."""
-    return run.observed is not None and run.observed.settings.get("low_precision_modules", "none") != "none"
-
-
-def peak_with_float8(run: Run, peak_flops: float | None) -> float | None:
-    """The FLOP/s at which a device does a run's FLOPs at best: those in float8 at the peak of float8.
-
-    The others at `peak_flops`. None where it is not known how many are in float8, or a peak.
+    FLOPs in float8 are done at the peak of float8, the others at `peak_flops`.
     """
+    settings = run.observed.settings if run.observed is not None else {}
+    is_lower = run.case.precision == "fp32" and settings.get("fp32_matmul", "ieee") != "ieee"
+    if is_lower and run.machine.device == "cuda":
+        return None, NO_TF32_PEAK
+    if settings.get("low_precision_modules", "none") == "none":
+        return peak_flops, None
     of_float8, flops = run.machine.peak_flops("float8"), run.flops
     if peak_flops is None or of_float8 is None or flops is None or flops.per_token_float8 is None:
-        return None
+        return None, NO_FLOAT8_PEAK
     rest = flops.per_token - flops.per_token_float8
-    return flops.per_token / (flops.per_token_float8 / of_float8 + rest / peak_flops)
+    return flops.per_token / (flops.per_token_float8 / of_float8 + rest / peak_flops), None
 
 
 def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) -> Figures:
@@ -163,7 +158,7 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
 
 
 def extra_figures(run: Run, reports: Sequence[RankReport], metrics: Sequence[Metric]) -> dict[str, float]:
-    """Return other packages' metrics of a run, by name. Raises `ReportError` if ranks or a `read` err."""
+    """Return other packages' metrics of a run, by name. Raises `ReportError` if a `read` errs."""
     values = {metric.name: _value(metric, run, reports) for metric in metrics}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -178,39 +173,25 @@ def _value(metric: Metric, run: Run, reports: Sequence[RankReport]) -> float | N
                 f"metric {metric.name!r} could not be read out of the launch: {type(error).__name__}: "
                 f"{error}. Mend the package that brings it, or uninstall it"
             ) from error
-    values = {report.rank: report.extra[metric.name] for report in reports if metric.name in report.extra}
-    if metric.across_ranks == "equal" and len(set(values.values())) > 1:
-        each = ", ".join(f"rank {rank}: {value:g}" for rank, value in values.items())
-        raise ReportError(f"ranks disagree on {metric.name} ({each}), which has to be equal on all ranks")
-    return known(_ACROSS_RANKS[metric.across_ranks], values.values())
+    choose = _ACROSS_RANKS[metric.across_ranks]
+    return known(choose, (report.extra.get(metric.name) for report in reports))
 
 
-_ACROSS_RANKS: dict[str, Callable[[Sequence[float]], float]] = {
-    "max": max,
-    "min": min,
-    "sum": sum,
-    "mean": fmean,
-    "equal": max,
-}
+_ACROSS_RANKS: dict[str, Callable[[Sequence[float]], float]]
+_ACROSS_RANKS = {"max": max, "min": min, "sum": sum, "mean": fmean}
 
 
 def settling_notes(run: Run) -> list[str]:
-    """The options to raise where a GPU is measured before its clock and temperature settle."""
-    if run.machine.device == "cpu":
-        return []
-    measured_s, step_s = sum(run.measured_steps), median(run.measured_steps)
-    first = COUNTED_STEP if run.counts else UNMEASURED_STEPS
-    warmup_s = sum(run.step_s[first : run.window[0]])
-    steps = {
-        "steps": SETTLED_WINDOW_S / step_s if measured_s < SETTLED_WINDOW_S else 0,
-        "max_warmup_steps": first + SETTLED_WARMUP_S / step_s if warmup_s < SETTLED_WARMUP_S else 0,
-    }
-    wanted = [f"{option}={10 * math.ceil(least / 10)}" for option, least in steps.items() if least]
-    if not wanted:
+    """What to raise where a GPU is measured before its clock and temperature settle."""
+    measured_s = sum(run.measured_steps)
+    warmup_s = sum(run.step_s[COUNTED_STEP if run.counts else UNMEASURED_STEPS : run.window[0]])
+    is_settled = measured_s >= SETTLED_WINDOW_S and warmup_s >= SETTLED_WARMUP_S
+    if run.machine.device == "cpu" or is_settled:
         return []
     return [
-        f"the measured window is {measured_s:.0f} s, after {warmup_s:.0f} s of warm-up: a GPU's "
-        f"clocks and temperature settle in 30 to 60 s; set {' and '.join(wanted)}, or more"
+        f"the measured window is {measured_s:.0f} s, after {warmup_s:.0f} s of warm-up: a GPU's clocks and "
+        f"temperature settle in 30 to 60 s; raise steps and max_warmup_steps to {SETTLED_WINDOW_S} s of "
+        f"window after {SETTLED_WARMUP_S} s, or more"
     ]
 
 

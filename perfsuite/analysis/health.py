@@ -27,8 +27,6 @@ GPUs normally run."""
 DEVICE_LAG = 0.10
 """How much slower the slowest GPU may be than the fastest in the same piece of work, relative."""
 NOT_SAMPLED = "the machine's health is unknown: no sample was taken while steps were made"
-NO_FABRIC = "system not yet initialized"
-"""CUDA's error 802: of GPUs with NVSwitch, the Fabric Manager does not run."""
 UNKNOWN = Health(samples=0, seconds=0, steps=0)  # the health of a machine that was not sampled
 HARDWARE_FAULTS = (
     "uncorrectable ecc",
@@ -37,7 +35,7 @@ HARDWARE_FAULTS = (
     "gpu is lost",
     "fallen off the bus",
     "unspecified launch failure",
-    NO_FABRIC,
+    "system not yet initialized",  # error 802: of GPUs with NVSwitch, the Fabric Manager does not run
     "nvrm: xid",
     "xid error",
 )
@@ -71,23 +69,15 @@ def machine_problems(health: Health | None, machine: Machine) -> list[str]:
     whose = "the cores' time" + (f" of {health.node}" if health.node else "")
     if machine.device == "cuda":
         found += _few_cores(health, whose)
-    else:
-        if _exceeds(health.foreign_cpu, FOREIGN_CPU_SHARE):
-            found.append(
-                f"other processes used {health.foreign_cpu:.0%} of {whose} "
-                f"(at most {FOREIGN_CPU_SHARE:.0%} is healthy)"
-            )
-        if _exceeds(health.steal, STEAL_SHARE):
-            found.append(
-                f"the hypervisor took {health.steal:.0%} of {whose} "
-                f"(steal; at most {STEAL_SHARE:.0%} is healthy)"
-            )
-    return found
-
-
-def unknown_health(health: Health | None) -> list[str]:
-    """The reason to discard a launch that was not sampled; none where nothing was computed (None)."""
-    return [] if health is None or health.samples else [NOT_SAMPLED]
+        return found
+    return found + [
+        f"{who} {share:.0%} of {whose} (at most {most:.0%} is healthy)"
+        for who, share, most in (
+            ("other processes used", health.foreign_cpu, FOREIGN_CPU_SHARE),
+            ("the hypervisor took", health.steal, STEAL_SHARE),
+        )
+        if share is not None and share > most
+    ]
 
 
 def laggard(rates: Mapping[int, float]) -> tuple[int, int, float] | None:

@@ -100,15 +100,15 @@ def reduced(events: Sequence[dict[str, Any]], device: Literal["cpu", "cuda"]) ->
     else:
         split = _split(spans, window.starts[0], window.starts[-1], window.steps, on_gpu=False)
         syncs = [call for call in operators if call.name == HOST_READ]
-    steps = window.steps
+    works, unsteady = zip(*(_work(calls, window.steps) for calls in (operators, kernels, syncs)), strict=True)
     return Profile(
         device=device,
-        steps=steps,
+        steps=window.steps,
         split=split,
-        operators=_work(operators, steps),
-        kernels=_work(kernels, steps),
-        host_syncs=_work(syncs, steps),
-        unsteady=tuple(sorted({*_unsteady(operators, steps), *_unsteady(kernels + syncs, steps)})),
+        operators=works[0],
+        kernels=works[1],
+        host_syncs=works[2],
+        unsteady=tuple(sorted(set().union(*unsteady))),
     )
 
 
@@ -280,10 +280,8 @@ def _kernel_name(name: str) -> str:
         return name
     short = name.removeprefix("void ").replace("(anonymous namespace)", "anonymous")
     short = _of_all(short[: _parameters(short)].strip())
-    if len(short) <= LONGEST_NAME:
-        return short
     mark = f"~{documents.digest(short, 8)}"
-    return short[: LONGEST_NAME - len(mark)] + mark
+    return short if len(short) <= LONGEST_NAME else short[: LONGEST_NAME - len(mark)] + mark
 
 
 def _parameters(name: str) -> int:
@@ -296,27 +294,21 @@ def _parameters(name: str) -> int:
     return len(name)
 
 
-def _work(calls: Iterable[_Call], steps: int) -> tuple[Work, ...]:
-    return longest_first(
+def _work(calls: Iterable[_Call], steps: int) -> tuple[tuple[Work, ...], set[str]]:
+    """All calls by their names, and the names that are not called equally often in each step."""
+    named = defaultdict[str, list[_Call]](list)
+    for call in calls:
+        named[call.name].append(call)
+    works = longest_first(
         Work(
             name=name,
             calls=round(len(its) / steps, 3),
             us=_a_step(sum(max(call.us, 0) for call in its), steps),
         )
-        for name, its in _by_name(calls).items()
+        for name, its in named.items()
     )
-
-
-def _unsteady(calls: Iterable[_Call], steps: int) -> set[str]:
-    in_steps = {name: Counter(call.step for call in its) for name, its in _by_name(calls).items()}
-    return {name for name, of in in_steps.items() if len({of[step] for step in range(steps)}) > 1}
-
-
-def _by_name(calls: Iterable[_Call]) -> dict[str, list[_Call]]:
-    named = defaultdict[str, list[_Call]](list)
-    for call in calls:
-        named[call.name].append(call)
-    return named
+    in_steps = {name: Counter(call.step for call in its) for name, its in named.items()}
+    return works, {name for name, of in in_steps.items() if len({of[step] for step in range(steps)}) > 1}
 
 
 def _span(event: dict[str, Any]) -> Span:

@@ -141,8 +141,6 @@ class Allocation(Data):
     job_id: str
     nodes: tuple[AllocatedNode, ...]
     """In the order of the ranks."""
-    queued_s: float | None = None
-    """Seconds from the submission of the job to its start, by the clock of the scheduler alone."""
     variables: dict[str, str] = Field(default_factory=dict)
     """What is set for NCCL and gloo in the environment of the session, which its ranks have, too."""
 

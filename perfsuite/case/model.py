@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, Field, JsonValue, PlainSerializer, field_validator
 
-from perfsuite.documents import Data, read_text
+from perfsuite.documents import Data
 from perfsuite.errors import CaseError, FileError
 
 V = TypeVar("V")
@@ -80,7 +80,7 @@ class Model(Data):
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(read_text(path))
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}. Give a transformers config.json.") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -1,6 +1,5 @@
 """The `perfsuite` command: puts its commands together."""
 
-import errno
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,7 +32,7 @@ GONE = {
     "hardware": "perfsuite doctor --quick says what machine this is; --expect MARKER is its option",
     "github-issue": "write github issue",
     "power": "each report states the smallest change that the gate of a case can find",
-    "history export-asv": "perfsuite history publish OUT --no-pages writes asv's files alone",
+    "history export-asv": "write history publish, which makes asv's pages, too",
     "report --comparison": "python -m bench_cases.published shows published comparisons",
     "report --published": "python -m bench_cases.published shows published comparisons",
 }
@@ -55,13 +54,8 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except PerfsuiteError as error:
-            said = str(error)
-        except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
-                raise
-            said = f"{str(error.filename)[:80]}...: {error.strerror}: give another path"
-        console(stderr=True).print(f"perfsuite {ctx.invoked_subcommand}: {said}", style="red")
-        raise typer.Exit(2)
+            console(stderr=True).print(f"perfsuite {ctx.invoked_subcommand}: {error}", style="red")
+            raise typer.Exit(2) from None
 
 
 app = typer.Typer(
@@ -100,9 +94,8 @@ app.add_typer(baseline.app, name="baseline", no_args_is_help=True)
 app.add_typer(history.app, name="history", no_args_is_help=True)
 app.add_typer(github.app, name="github", no_args_is_help=True)
 app.add_typer(slurm.app, name="slurm", no_args_is_help=True)
-_OWN = (
+for command in (
     *(init, night, plan, refresh, selftest, doctor),
     *(compare, bisect, releases, dry_run, report, export, judge),
-)
-for command in _OWN:
+):
     app.command()(command)

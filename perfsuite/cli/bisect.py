@@ -48,10 +48,7 @@ def bisect(
     Exit status 0 if that is found; 3 if several are left, as the others could not be told apart, or if noise
     hides whether the bad arm is slower.
     """
-    if dry and counts:
-        raise CaseError("--dry with --counts: a search goes one way; leave one of them out")
-    if dry or counts:
-        shared.refuse_without_times({"tolerance": tolerance, "max-pairs": max_pairs}, "search by times")
+    shared.check_way(dry=dry, counts=counts, of_times={"tolerance": tolerance, "max-pairs": max_pairs})
     root = Path.cwd()
     most = shared.read("max-pairs", max_pairs)
     options = shared.options(store=store, wait_quiet=wait_quiet)

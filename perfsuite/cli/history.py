@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from perfsuite.cli import notify as webhook
-from perfsuite.cli.cases import RowsAsJson, directory
+from perfsuite.cli.cases import RowsAsJson
 from perfsuite.cli.report import LocalStore, stored
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import require
@@ -31,10 +31,10 @@ from perfsuite.results.store import BASELINES, STORE, Store
 app = typer.Typer(help="Keep results for years, look at them, find what drifts.")
 
 HISTORY = Store().history
-History = Annotated[Path, directory("history", "Directory of the history.")]
+History = Annotated[Path, typer.Option("--history", help="Directory of the history.")]
 HardwareClass = Annotated[str, typer.Option("--hardware-class", help="Only these classes; * and ? match.")]
 CaseGlob = Annotated[str, typer.Option("--case", help="Only cases with such an id; * and ? match.")]
-Worktree = Annotated[Path, directory("history", "Directory of the history.")]
+Worktree = Annotated[Path, typer.Option("--history", help="Directory of the history.")]
 HistoryBranch = Annotated[str, typer.Option("--branch", help="Branch of the history.")]
 BRANCH, WORKTREE = "perfsuite-history", Path("history")
 COMMITTER = ("-c", "user.name=perfsuite", "-c", "user.email=perfsuite@users.noreply.github.com")
@@ -98,16 +98,12 @@ def pull(history_dir: Worktree = WORKTREE, branch: HistoryBranch = BRANCH) -> No
     """Check out the branch of the history into a directory; an empty one if origin has no such branch."""
     here = Path()
     if (history_dir / ".git").exists():
-        if git("status", "--porcelain", cwd=history_dir):
-            raise FileError(f"{history_dir} has changes that are in no commit: keep or delete them first")
         held = git("branch", "--show-current", cwd=history_dir).strip()
         if held != branch:
             raise FileError(
                 f"{history_dir} holds {held or 'a commit'}, not {branch}: name an empty directory"
             )
-        git("worktree", "remove", "--force", str(history_dir), cwd=here)
-    elif history_dir.exists() and any(history_dir.iterdir()):
-        raise FileError(f"{history_dir} is no worktree of the history: name an empty directory (--history)")
+        git("worktree", "remove", str(history_dir), cwd=here)  # not if it has changes that are in no commit
     git("worktree", "prune", cwd=here)
     known = git("ls-remote", "--heads", "origin", branch, cwd=here)
     if known:
@@ -187,7 +183,6 @@ def list_history(
     history_dir: History = HISTORY,
     hardware_class: HardwareClass = "*",
     case: CaseGlob = "*",
-    commit: Annotated[str, typer.Option(help="Only the commit whose hash begins so.")] = "",
     since: Since = None,
     as_json: RowsAsJson = False,
 ) -> None:
@@ -195,7 +190,7 @@ def list_history(
     rows = defaultdict[tuple[str, str], list[tuple[str, StoredResult]]](list)
     cases = history.read_cases(history_dir)
     wanted = history.matching(cases, case)
-    for place in history.places(history_dir, hardware_class=hardware_class, commit=commit, since=since):
+    for place in history.places(history_dir, hardware_class=hardware_class, since=since):
         session = place.read(cases)
         when = f"{session.started_at:%Y-%m-%d} {place.commit[:8]}"
         for result in session.results:
@@ -227,30 +222,21 @@ def list_history(
 
 @app.command()
 def publish(
-    out: Annotated[Path, typer.Argument(help="A directory of its own; what is there is brought up to date.")],
+    out: Annotated[Path, typer.Argument(help="A directory of its own; what it holds is made anew.")],
     history_dir: History = HISTORY,
     repo: Annotated[Path, typer.Option(help="Full clone of the repository that holds the cases.")] = Path(),
     branch: Branch = "",
     commit_url: Annotated[
         str, typer.Option(help="What a commit's hash is appended to, for links to it.")
     ] = "#",
-    no_pages: Annotated[
-        bool, typer.Option("--no-pages", help="Write only asv's own files: asv.conf.json, results/.")
-    ] = False,
 ) -> None:
     """Make asv's pages of a history in OUT/html. They load their scripts from a CDN."""
-    if not no_pages:
-        require("asv", purpose="to publish a history")
+    require("asv", purpose="to publish a history")
     exported = asv.export(history_dir, repo, out, branch=branch, commit_url=commit_url)
     _print_unplaced(exported.unplaced)
-    say = console().print
-    if lost := len(exported.unplaced):
-        say(f"commits left out: {lost}, exported: {len(exported.commits)}", style="yellow")
-    counts = f"{exported.written} written, {exported.unchanged} unchanged, {exported.removed} removed"
-    say(f"results in {out}: {counts}")
-    if not no_pages:
-        html = asv.publish(out, commits=exported.commits)
-        say(f"pages: {html} (to look at them: python -m http.server --directory {html})")
+    html = asv.publish(out, commits=exported.commits)
+    kept = f"{plural(len(exported.commits), 'commit')}, {len(exported.unplaced)} left out"
+    console().print(f"pages of {kept}: {html} (to look at them: python -m http.server --directory {html})")
 
 
 @app.command()

@@ -6,7 +6,6 @@ import shlex
 from importlib.metadata import distribution, version
 from importlib.util import find_spec
 from pathlib import Path
-from string import Template
 from typing import Annotated
 
 import typer
@@ -28,89 +27,8 @@ FRAMEWORKS = {
     "Lightning": ("lightning", 'Lightning(strategy="fsdp2")'),
 }
 """What a first case file measures next to DDP: the package that must be there, and the framework."""
-SCRIPT = Template("""\
-import pytest
-from perfsuite import Case, Model, Script, Topology
-
-SMALL = Case(
-    model=Model.named("$stem"),
-    framework=Script(path="$script", arguments=()),
-    sequence_length=None,  # tokens in a sequence; None for images or audio: speeds are then in samples/s
-    micro_batch=1,  # what the script does: perfsuite checks it
-    topology=Topology(processes_per_node=1),
-    hardware="cpu",
-)
-$large
-
-@pytest.mark.parametrize("case", [$cases])
-def test_$stem(bench, case):
-    bench(case)
-""")
-LLAMA = Template("""\
-import pytest
-from perfsuite import $names
-
-SMALL = Case(
-    model="llama-tiny",
-    framework=DDP(),
-    sequence_length=64,
-    micro_batch=4,
-    topology=Topology(processes_per_node=2),
-    hardware="cpu",
-)
-${large}FRAMEWORKS = [
-    $frameworks,
-]
-
-
-@pytest.mark.parametrize("case", [each.replace(framework=by) for each in [$cases] for by in FRAMEWORKS])
-def test_llama(bench, case):
-    bench(case)
-""")
-EACH_NIGHT = """\
-name: Performance
-on: {schedule: [{cron: "17 1 * * *"}], workflow_dispatch: {}}
-"""
-WORKFLOW = Template(
-    EACH_NIGHT
-    + """\
-permissions: {contents: read}
-jobs:
-  night:
-    runs-on: $runs_on
-$container    timeout-minutes: 600
-    steps:
-      - uses: actions/checkout@08c6903cd8c0fde910a37f88322edcfb5dd907a8 # v5.0.0
-        with: {persist-credentials: false, clean: false} # keeps .venv and .perfsuite
-$install      - run: $perfsuite night --hardware $hardware
-      - if: always() # also if the night takes longer than the job may
-        run: $perfsuite night --hardware $hardware --only-summary
-      - if: always()
-        uses: actions/upload-artifact@bbbca2ddaa5d8feaa63e36b76fdaad77386f024f # v7.0.0
-        with: {name: night-$hardware, path: out}
-"""
-)
-CALL = Template(
-    EACH_NIGHT
-    + """\
-permissions: {}
-jobs:
-  night:
-    permissions: {contents: write, issues: write} # the branch perfsuite-history, an issue for slower cases
-    uses: $repository/.github/workflows/night.yml@$commit
-    with:
-      hardware: '$hardware'
-${setup}      hosted_setup: python -m pip install "perfsuite[history] @ git+https://github.com/$repository@$commit"
-"""
-)
 INSTALLED = ("torch", "transformers", "accelerate", "lightning")
 """Next to perfsuite: what requirements name, as it is installed here."""
-LARGE = (
-    'LARGE = SMALL.replace(topology=Topology(processes_per_node=8), hardware="{hardware}")\n',
-    'LARGE = SMALL.replace(\n    model="llama-3.2-1b",\n    sequence_length=2048,\n    micro_batch=1,\n'
-    '    topology=Topology(processes_per_node=8),\n    hardware="{hardware}",\n)\n',
-)
-"""A case for GPUs, of a script and of a Llama."""
 
 
 def init(
@@ -166,37 +84,47 @@ def init(
 
 
 def _case_file(script: Path | None, hardware: str, cases: Path) -> dict[Path, str]:
-    large = LARGE[script is None].format(hardware=hardware) if hardware != "cpu" else ""
-    of_file = {"large": large, "cases": "SMALL, LARGE" if large else "SMALL"}
     if script is not None:
         stem = re.sub(r"\W", "_", script.stem)
-        text = SCRIPT.substitute(of_file, script=script.as_posix(), stem=stem)
+        text = _written("test_script.py", stem=stem, script=script.as_posix(), hardware=hardware)
         return {cases / f"test_{stem}.py": text}
     there = {name: made for name, (package, made) in FRAMEWORKS.items() if find_spec(package)}
     names = sorted(["DDP", "Case", "Topology", *there], key=lambda name: (not name.isupper(), name))
-    of_file["names"] = ", ".join(names)  # as ruff sorts them
-    of_file["frameworks"] = ",\n    ".join(["DDP()", *there.values()])
-    return {cases / "test_llama.py": LLAMA.substitute(of_file)}
+    made = ["DDP()", *there.values()]
+    text = _written("test_llama.py", names=names, frameworks=made, hardware=hardware)
+    return {cases / "test_llama.py": text}
 
 
 def _workflow(hardware: str, runs_on: str, container: str, uses: str) -> dict[Path, str]:
     runner = runs_on or f"[self-hosted, {hardware}]"
     where = _yaml(runner)
-    install = "" if container else _install(uses)
+    of_job = {"hardware": hardware, "container": container, "install": "" if container else _install(uses)}
     if uses:
         repository, _, commit = uses.partition("@")
         machine = {"runs-on": where, **({"container": container} if container else {})}
         machines = json.dumps({hardware: machine}).replace("'", "''")  # as YAML escapes it
-        setup = f"      setup: {install}\n" if install else ""
-        text = CALL.substitute(repository=repository, commit=commit, hardware=machines, setup=setup)
+        text = _written("call.yml", **of_job, repository=repository, commit=commit, machines=machines)
     else:
-        of_image = {"image": container, "options": "--gpus=all --ipc=host"}
-        image = f"    container: {json.dumps(of_image)}\n" if container else ""
         command = "python -m perfsuite.cli" if container else ".venv/bin/perfsuite"
-        of_job = {"runs_on": runner, "container": image, "perfsuite": command}
-        of_job["install"] = f"      - run: {install}\n" if install else ""
-        text = WORKFLOW.substitute(of_job, hardware=hardware)
+        text = _written("workflow.yml", **of_job, runs_on=runner, perfsuite=command)
     return {Path(".github/workflows/performance.yml"): text}
+
+
+def _written(name: str, **values: object) -> str:
+    """Return one of the files in `templates`, with these values in it."""
+    from jinja2 import (
+        Environment,
+        PackageLoader,
+        StrictUndefined,
+    )  # only here: every command imports this file
+
+    files = Environment(
+        loader=PackageLoader("perfsuite.cli"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return files.get_template(f"{name}.j2").render(values)
 
 
 def _yaml(text: str) -> object:

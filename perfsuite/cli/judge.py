@@ -82,7 +82,7 @@ def seconds_per_step(series: Sequence[float]) -> float:
     if len(series) < SHORT_SERIES:
         return median(series)
     window = find_window(series, min(MAX_WARMUP, 2 * len(series) // 7))
-    return median(series[window.start : window.stop])
+    return median(series[window.start :])
 
 
 def judge_trace(trace: Trace) -> Decision:

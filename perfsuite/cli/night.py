@@ -38,7 +38,7 @@ def night(
     selftest: Annotated[
         str, typer.Option(help="what the self-test trains: ddp, fake, ... (default: ddp with transformers)")
     ] = "",
-    out: Annotated[Path, shared.directory("out", "directory of the report")] = Path("out"),
+    out: Annotated[Path, typer.Option(help="directory of the report")] = Path("out"),
     shard: Annotated[str | None, shared.option("shard")] = None,
     cases: shared.Cases = shared.CASES,
     store: LocalStore = STORE,

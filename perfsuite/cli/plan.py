@@ -7,7 +7,7 @@ import typer
 
 from perfsuite.cli import cases as shared
 from perfsuite.dry import cases as found
-from perfsuite.report.terminal import console, plain_table, print_rows
+from perfsuite.report.terminal import console, plain_table, print_json
 from perfsuite.report.text import plural
 from perfsuite.results.store import Store
 from perfsuite.session.plan import budget_for, past_of, planned
@@ -28,7 +28,7 @@ def plan(
     """
     shared.check_asked(hardware, cases)
     most_s = shared.read("budget", budget)
-    chosen = found.by_marker(cases, hardware, k)
+    chosen = found.by_expression(cases, k, hardware)
     past = past_of(Store(shared.options(store=store).store).results())
     order = planned(chosen, past, datetime.now(UTC).date())
     limit = None if most_s is None else budget_for(order, most_s)
@@ -49,9 +49,10 @@ def plan(
         rows.append({"case": each.case.id, **known, **costs, "reached_after_s": used if fits else None})
         if limit is not None and cost > limit.seconds:
             never.append(f"{each.case.id}: {limit.told(each.case)}")
-    print_rows(rows, grid, as_json=as_json)
     if as_json:
+        print_json(rows)
         return
+    console().print(grid)
     reached = sum(row["reached_after_s"] is not None for row in rows)
     within = "" if most_s is None else f" of {len(order)} within {budget}"
     total = f"{used / 60:,.1f} min, {hours:,.1f} GPU hours, as far as is known"

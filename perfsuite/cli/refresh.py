@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from perfsuite import documents
-from perfsuite.cli.cases import CASES, Cases, Hardware, PytestOptions, check_asked, directory, say
+from perfsuite.cli.cases import CASES, Cases, Hardware, PytestOptions, check_asked, say
 from perfsuite.cli.github import BEFORE_AFTER
 from perfsuite.cli.night import run
 from perfsuite.errors import CaseError, FileError
@@ -23,9 +23,11 @@ def refresh(
     hardware: Hardware,
     reason: Annotated[str, typer.Option(help="why a baseline may become slower or larger")],
     pytest_options: PytestOptions = None,
-    out: Annotated[Path, directory("out", "directory of the report")] = Path("out"),
+    out: Annotated[Path, typer.Option(help="directory of the report")] = Path("out"),
     cases: Cases = CASES,
-    baselines: Annotated[Path, directory("baselines", "Directory of reviewed baselines.")] = BASELINES,
+    baselines: Annotated[
+        Path, typer.Option("--baselines", help="Directory of reviewed baselines.")
+    ] = BASELINES,
 ) -> None:
     """Measure cases by ten launches each, and make these their reviewed baselines, to commit.
 

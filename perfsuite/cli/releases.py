@@ -161,7 +161,7 @@ class _Runs:
                 if isinstance(found, str):
                     step.unknown.append(f"- {text(case.id)}: {text(found)}")
                 elif _used(found[-1], self.package) is None:
-                    self.setup.listener.say(f"{case.id} does not use {self.package}, and is left out")
+                    self.setup.progress.say(f"{case.id} does not use {self.package}, and is left out")
                     left.remove(case)
                 else:
                     before[case.id] = name, arm
@@ -209,11 +209,11 @@ class _Runs:
             run = None
         if run is None or run.failure is not None:
             shutil.rmtree(run_dir.path, ignore_errors=True)
-            self.setup.listener.say(f"{arm.text}: {way} of {case.id}")
+            self.setup.progress.say(f"{arm.text}: {way} of {case.id}")
             if way == DRY:
                 run = dry_run(case, run_dir.path, device=device, arm=arm)
             else:
-                self.setup.take_lock()
+                self.setup.lock.take(self.setup.progress.say)
                 machine, how = self.setup.host.machine_for(case), replace(self.setup.launching, arm=arm)
                 run = launch_once(case, machine, run_dir.path, how)
         if run.failure is not None or run.hidden or not run.counts:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from perfsuite import documents
-from perfsuite.cli.cases import AsJson, Report, directory, read
+from perfsuite.cli.cases import AsJson, Report, read
 from perfsuite.errors import CaseError, FileError
 from perfsuite.report import export as exports
 from perfsuite.report import preflight, summary
@@ -17,7 +17,7 @@ from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import STORE, SessionDir, Store
 from perfsuite.session.outputs import write_report
 
-LocalStore = Annotated[Path, directory("store", "Local store, where sessions are.")]
+LocalStore = Annotated[Path, typer.Option("--store", help="Local store, where sessions are.")]
 
 
 def report(
@@ -91,10 +91,10 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
 
 def export(
     output_format: Annotated[
-        Literal["hud", "openmetrics", "bencher"],
+        Literal["hud", "openmetrics"],
         typer.Option(
             "--format",
-            help="Format of PyTorch HUD's benchmark database, of Prometheus (OpenMetrics) or of Bencher.",
+            help="Format of PyTorch HUD's benchmark database, or of Prometheus (OpenMetrics).",
         ),
     ],
     session: Annotated[

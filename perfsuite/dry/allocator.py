@@ -23,7 +23,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from operator import attrgetter
 
 from perfsuite.results.counts import MemoryLog
 
@@ -47,6 +47,9 @@ class Block:
     next: Block | None = None
 
 
+_place = attrgetter("size", "address")
+
+
 class _Pool:
     """The small or the large blocks: which are free."""
 
@@ -54,22 +57,19 @@ class _Pool:
         self.is_small = is_small
         self.last: Block | None = None
         """The last block of the expandable segment."""
-        self._order: list[tuple[int, int]] = []  # size and address of each free block, sorted
-        self._at: dict[int, Block] = {}
+        self._free: list[Block] = []  # by size, then by address
 
     def put(self, block: Block) -> None:
         block.is_free = True
-        insort(self._order, (block.size, block.address))
-        self._at[block.address] = block
+        insort(self._free, block, key=_place)
 
     def remove(self, block: Block) -> None:
         block.is_free = False
-        del self._order[bisect_left(self._order, (block.size, block.address))]
-        del self._at[block.address]
+        del self._free[bisect_left(self._free, _place(block), key=_place)]
 
     def best_fit(self, size: int) -> Block | None:
-        index = bisect_left(self._order, (size, -1))
-        fitting = [self._at[address] for _, address in self._order[index : index + 2]]
+        index = bisect_left(self._free, (size, -1), key=_place)
+        fitting = self._free[index : index + 2]
         if len(fitting) == 2 and fitting[0] is self.last:
             return fitting[1]
         return fitting[0] if fitting else None
@@ -80,9 +80,9 @@ class CachingAllocator:
 
     def __init__(self, *, expandable_segments: bool = False) -> None:
         self.expandable_segments = expandable_segments
-        self.allocated = self.peak_allocated = 0
-        self.reserved = 0
-        """Held from CUDA; it never falls."""
+        self.allocated = 0
+        self.peak_allocated = 0  # as `torch.cuda.max_memory_allocated`: blocks in use, rounding included
+        self.reserved = 0  # as `torch.cuda.max_memory_reserved`: held from CUDA, which never falls
         self._small, self._large = _Pool(is_small=True), _Pool(is_small=False)
 
     def take(self, request: int) -> Block:
@@ -170,16 +170,10 @@ def _rounded(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-class Replayed(NamedTuple):
-    """What the allocator would have told of a log, in bytes."""
-
-    # As `torch.cuda.max_memory_allocated`: the most that blocks in use held, rounding included.
-    allocated: int
-    reserved: int  # as `torch.cuda.max_memory_reserved`: the most that was taken from CUDA
-
-
-def replay(log: MemoryLog, *, workspaces: Iterable[int] = (), expandable_segments: bool = False) -> Replayed:
-    """Let an empty allocator live through a log, with `workspaces` of so many bytes that it does not see.
+def replay(
+    log: MemoryLog, *, workspaces: Iterable[int] = (), expandable_segments: bool = False
+) -> CachingAllocator:
+    """Let a new allocator live through a log, with `workspaces` of so many bytes that it does not see.
 
     A storage that is resized takes its new block before it gives the old one back, as in torch.
     """
@@ -195,4 +189,4 @@ def replay(log: MemoryLog, *, workspaces: Iterable[int] = (), expandable_segment
             blocks[storage] = allocator.take(sizes[storage])
         if old is not None:
             allocator.give_back(old)
-    return Replayed(allocated=allocator.peak_allocated, reserved=allocator.reserved)
+    return allocator

@@ -26,7 +26,7 @@ def pretend(machine: Machine) -> None:
     assert capability is not None
     plain: Any = functional.scaled_dot_product_attention
 
-    def attention(
+    def scaled_dot_product_attention(  # context parallelism replaces it by its own name
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -55,7 +55,7 @@ def pretend(machine: Machine) -> None:
         mask = None if attn_mask is None else _added(attn_mask, query, key)
         return efficient(query, key, value, mask, keeps_sums, dropout_p, is_causal, scale=scale)[0]
 
-    replace(functional, "scaled_dot_product_attention", attention)
+    replace(functional, "scaled_dot_product_attention", scaled_dot_product_attention)
 
 
 def chosen(capability: tuple[int, int], query: Tensor, *, is_masked: bool, shares_heads: bool) -> str:

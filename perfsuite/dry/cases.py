@@ -1,5 +1,6 @@
 """Finds the cases of a repository, by id or by expression: pytest collects them, in a process of its own."""
 
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -25,18 +26,11 @@ def by_id(directory: Path, ids: Sequence[str]) -> list[Case]:
     return [known[case_id] for case_id in ids]
 
 
-def by_expression(directory: Path, expression: str) -> list[Case]:
-    """Return the cases that pytest's `-k` selects in `directory`. Raises `CaseError` where there is none."""
-    if not (cases := _collected(directory, "-k", expression)):
-        raise CaseError(f"-k {expression!r} selects no case in {directory}")
-    return cases
-
-
-def by_marker(directory: Path, marker: str, expression: str = "") -> list[Case]:
-    """Return the cases that `-m` and `-k` select in `directory`. Raises `CaseError` where there is none."""
-    if not (cases := _collected(directory, "-m", marker, "-k", expression)):
-        also = f" and -k {expression!r}" if expression else ""
-        raise CaseError(f"no case in {directory} has the marker {marker}{also}")
+def by_expression(directory: Path, expression: str, marker: str = "") -> list[Case]:
+    """Return the cases that `-k` and `-m` select in `directory`. Raises `CaseError` where there is none."""
+    given = [word for option in (("-k", expression), ("-m", marker)) if option[1] for word in option]
+    if not (cases := _collected(directory, *given)):
+        raise CaseError(f"{shlex.join(given)} selects no case in {directory}")
     return cases
 
 

@@ -78,7 +78,7 @@ def why_no_cuda(arm: Arm) -> str | None:
     try:
         said = ask(arm, "from perfsuite.dry import guard; print(guard.why_not() or 'it can be')")
     except CaseError as error:
-        return f"{arm.python} does not tell: {error}"
+        return str(error)
     return None if said == "it can be" else said
 
 

@@ -43,7 +43,7 @@ def predict(log: MemoryLog, counts: Counts, machine: Machine, rank: int, *, buil
     fit = Fit(
         rank=rank,
         live=log.peak,
-        allocated=cache.allocated,
+        allocated=cache.peak_allocated,
         reserved=cache.reserved,
         reserved_expandable=replay(log, workspaces=workspaces, expandable_segments=True).reserved,
         built=built,

@@ -16,7 +16,7 @@ from perfsuite.dry import cuda, group, values
 from perfsuite.dry.fit import predict
 from perfsuite.errors import DryRunError, MismatchError
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, Workload, framework_of
-from perfsuite.frameworks.common import finetuning
+from perfsuite.frameworks.common import finetuning, float8
 from perfsuite.frameworks.common.model import DTYPES, dtype_name, model_without_weights
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import Observed, RankReport
@@ -46,8 +46,10 @@ class DryRank:
         self.plan = self.framework.dry(case) or DryPlan()
         self.device = torch.device("cuda", 0) if machine.device == "cuda" else torch.device("cpu")
         self.recorder = Recorder(HostTimer())
+        self.ranks = Ranks(
+            rank=report.rank, world_size=report.world_size, device=self.device, directory=directory
+        )
         self._machine = machine
-        self._directory = directory
         self._optimizer: Any = None
         self._built_bytes = 0
 
@@ -95,9 +97,7 @@ class DryRank:
         plan = self.framework.plan(self.case)
         if plan.process_group != "library":
             dist.init_process_group()
-        rank, world_size = self.report.rank, self.report.world_size
-        ranks = Ranks(rank=rank, world_size=world_size, device=self.device, directory=self._directory)
-        self.workload = self.framework.build(self.case, ranks, self.recorder)
+        self.workload = self.framework.build(self.case, self.ranks, self.recorder)
         register_optimizer_step_pre_hook(self._before_optimizer_step)
         if plan.clock == "torch":
             register_optimizer_step_post_hook(self.recorder.after_optimizer_step)
@@ -128,6 +128,7 @@ class DryRank:
             "parameter_dtype": ", ".join(sorted({dtype_name(each.dtype) for each in model.parameters()})),
             "optimizer": type(self._optimizer).__name__,
             **finetuning.observed(model),
+            **float8.observed(model),
             **self.workload.settings,
         }
 

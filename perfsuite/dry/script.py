@@ -22,7 +22,6 @@ from torch.utils.data import dataloader
 from perfsuite.dry import cuda, group, program, values
 from perfsuite.dry.rank import DryRank, Enough
 from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError
-from perfsuite.frameworks.base import Ranks
 from perfsuite.frameworks.common import pretend as wrappers
 from perfsuite.frameworks.common.patches import found, module, nothing, replace, wrap
 from perfsuite.node.ranks import moved
@@ -60,9 +59,7 @@ class DryScript(DryRank):
 
     def _train(self) -> None:
         """Run the script until the step that is counted has ended."""
-        rank, world_size = self.report.rank, self.report.world_size
-        ranks = Ranks(rank=rank, world_size=world_size, device=self.device, directory=self._directory)
-        self.workload = self.framework.build(self.case, ranks, self.recorder)
+        self.workload = self.framework.build(self.case, self.ranks, self.recorder)
         self._optimizers = Optimizers(getattr(self.framework, "clock", None))
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
@@ -70,7 +67,7 @@ class DryScript(DryRank):
         command, counting = self.framework.plan(self.case).command, self.recorder.counting
         assert command is not None
         assert counting is not None
-        files = RunDir(self._directory).files
+        files = RunDir(self.ranks.directory).files
         files.mkdir(exist_ok=True)
         os.environ[FILES] = str(files.resolve())
         words = [moved(word).replace(LAUNCH_DIR, str(files.resolve())) for word in command.words]
@@ -78,7 +75,7 @@ class DryScript(DryRank):
         signal.signal(signal.SIGALRM, self._late)
         signal.setitimer(signal.ITIMER_REAL, self.case.timeout_s)
         try:
-            program.run(words, rank=rank, world_size=world_size)
+            program.run(words, rank=self.ranks.rank, world_size=self.ranks.world_size)
         except Enough:
             if self._asked_to_compile:
                 counting.notes.append(NOT_COMPILED)
@@ -101,7 +98,7 @@ class DryScript(DryRank):
         at = f" ({where})" if where else ""
         why = f"the script was ended after {self.case.timeout_s} s (timeout_s) and {self._made()}{at}"
         failure = failure_of(ScriptError(why), self.report.rank)
-        write_failure(RunDir(self._directory), self.report, failure)
+        write_failure(RunDir(self.ranks.directory), self.report, failure)
         os._exit(1)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -165,20 +162,7 @@ def _explained(error: Exception) -> Exception:
         )
     if isinstance(error, PerfsuiteError):
         return type(error)(f"{error}{at}")
-    if _asks_the_hub(error):
-        said += (
-            ". HF_HUB_OFFLINE=1: a dry run asks no hub. Download it before, or name a directory in its place"
-        )
     return PerfsuiteError(said + at)
-
-
-def _asks_the_hub(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, is one of `huggingface_hub` that finds nothing without network."""
-    while error is not None:
-        if type(error).__name__ in ("LocalEntryNotFoundError", "OfflineModeIsEnabled"):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _keep_own_state(synchronize: Any) -> Any:

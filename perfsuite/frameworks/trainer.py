@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises
 from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, StepClock, Workload
-from perfsuite.frameworks.common import sharding
+from perfsuite.frameworks.common import float8, sharding
 from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp
-from perfsuite.frameworks.common.parallelism import Degrees, refuse_other_axes
+from perfsuite.frameworks.common.parallelism import Degrees, Size, refuse_other_axes
 
 SHARDINGS = {
     "full_shard": "FULL_SHARD",
@@ -36,12 +37,12 @@ class Trainer(Framework):
     fsdp: str = ""
     """A sharding, and optionally `offload` and `auto_wrap`, separated by spaces. Empty: DDP."""
     fsdp_version: Literal[1, 2] = 2
-    dp_replicate_size: int = Field(default=1, ge=1, strict=True)
-    """Groups of ranks that replicate, while each group shards."""
-    dp_shard_size: int = Field(default=1, ge=1, strict=True)
-    """Ranks that shard. Without any degree all ranks do."""
-    tp_size: int = Field(default=1, ge=1, strict=True)
-    """Neighbouring ranks that split each layer and see the same data."""
+    dp_replicate_size: Size = 1
+    dp_shard_size: Size = 1
+    cp_size: Size = 1
+    tp_size: Size = 1
+    float8: Literal["tensorwise"] | None = None
+    """By accelerate's `mixed_precision="fp8"` and torchao: no argument names another recipe."""
 
     _axes = model_validator(mode="before")(refuse_other_axes)
 
@@ -64,6 +65,8 @@ class Trainer(Framework):
         if self._degrees.given and (self.fsdp_version == 1 or not self.fsdp):
             raise ValueError(f"{self._degrees}: degrees are of FSDP2; name what to shard, fsdp='full_shard'")
         self._degrees.refuse_without_shards()
+        if self.float8 is not None and self.fsdp_version == 1:
+            raise ValueError(f"float8={self.float8!r} goes with DDP and FSDP2, not with fsdp_version=1")
         return self
 
     @property
@@ -77,6 +80,8 @@ class Trainer(Framework):
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         if case.precision not in ("fp32", "bf16-mixed", "bf16"):
             return f"precision {case.precision!r} is not one of fp32, bf16-mixed, bf16"
+        if reason := float8.unsupported(self.float8, case, machine, by_accelerate=True):
+            return reason
         if case.activation_checkpointing == "selective-op":
             return "the Trainer checkpoints whole blocks (none, full, every-N): no 'selective-op'"
         if case.topology.world_size < 2:
@@ -88,22 +93,21 @@ class Trainer(Framework):
                 return "the gradient norm of offloaded FSDP2 shards needs gloo, too; take fsdp_version=1"
         if self._sharding is not None and self._sharding.startswith("hybrid_shard"):
             return sharding.hybrid_within_nodes_unsupported(self._sharding, case, machine)
-        return self._degrees.unsupported(case)
+        return self._degrees.unsupported(case, machine)
 
     def check(self, case: Case) -> None:
         self._degrees.check(case)
 
     def dry(self, case: Case) -> DryPlan:
         offloads = "offload" in self.fsdp.split()
-        return sharding.dry_plan(
-            ranks_differ=self.fsdp_version == 1, offloads=offloads, built_over=self.tp_size
-        )
+        return self._degrees.dry_plan(ranks_differ=self.fsdp_version == 1, offloads=offloads)
 
     def expected(self, case: Case) -> dict[str, str]:
+        low = float8.expected(self.float8, case, kept=1, gathered=self.fsdp != "")
         if self._sharding is None:
-            return {"wrapper": "DistributedDataParallel"}
+            return {"wrapper": "DistributedDataParallel", **low}
         if self.fsdp_version == 2:
-            return {"wrapper": "FSDPModule", **self._degrees.expected()}
+            return {"wrapper": "FSDPModule", **self._degrees.expected(), **low}
         return {"wrapper": "FullyShardedDataParallel", "sharding": SHARDINGS[self._sharding]}
 
     def load(self, case: Case, device: Any) -> None:
@@ -119,6 +123,8 @@ class Trainer(Framework):
 
         on_cpu = ranks.device.type == "cpu"
         clear_environment()
+        if self.float8 is not None:
+            os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"  # which no argument says
         directory = tempfile.TemporaryDirectory()
         degrees, parallelism = self._degrees, self._degrees.config()
         given = {} if on_cpu or parallelism is None else {"parallelism_config": parallelism}
@@ -128,7 +134,7 @@ class Trainer(Framework):
         # The Trainer itself checkpoints the blocks, and moves its batches to the device.
         plain = case.replace(activation_checkpointing="none")
         model: Any = degrees.model(plain, parallelism, ranks.device)
-        data_rank, data_parallel = ranks.rank // self.tp_size, ranks.world_size // self.tp_size
+        data_rank, data_parallel = ranks.rank // degrees.alike, ranks.world_size // degrees.alike
         data = _Data(synthetic_batches(case, data_rank, torch.device("cpu")), case, data_rank, data_parallel)
         micro_losses = _keep_losses(model)
         # The Trainer's own AdamW would not decay norms and biases, as the other frameworks' here does.
@@ -137,6 +143,10 @@ class Trainer(Framework):
             model, arguments, train_dataset=data, optimizer_cls_and_kwargs=(optimizer, {})
         )
         settings = {"gradient_norm": "computed in each step, not clipped", **degrees.patch()}
+        settings |= degrees.observed(trainer.accelerator)
+        if self.float8 is not None:  # the same, but emulated on a CPU, and DDP gathers nothing
+            recipe = float8.accelerate_recipe(self.float8, ranks.device, gathered=self.fsdp != "")
+            trainer.accelerator.ao_recipe_handler = recipe
         if on_cpu and self.fsdp:
             plugin = FullyShardedDataParallelPlugin(**arguments.fsdp_plugin_args)
             settings["forced"] = force_fsdp(trainer.accelerator, plugin, parallelism)
@@ -164,7 +174,7 @@ class Trainer(Framework):
             "gradient_accumulation_steps": case.gradient_accumulation,
             "gradient_checkpointing": mode != "none",
             "gradient_checkpointing_kwargs": {"use_reentrant": False, **every},
-            "bf16": case.precision == "bf16-mixed",
+            "bf16": case.precision == "bf16-mixed" and self.float8 is None,
             "use_cpu": on_cpu,
             "seed": case.seed,
             "lr_scheduler_type": "constant",
@@ -210,7 +220,7 @@ def _keep_losses(model: Any) -> list[Any]:
     def keep(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:
         loss, items = output.loss.detach(), inputs.get("num_items_in_batch")
         if items is not None:  # the Trainer lets the model divide by the tokens of all ranks' micro-batches
-            loss = loss * (items / inputs["labels"][:, 1:].numel())
+            loss = loss * (items / inputs.get("shift_labels", inputs["labels"][:, 1:]).numel())
         losses.append(loss)
 
     model.register_forward_hook(keep, with_kwargs=True)

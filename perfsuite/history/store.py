@@ -173,20 +173,16 @@ def _resolved(session: StoredSession, result: StoredResult) -> tuple[object, ...
     return settings, environment, result.replace(settings=0, environment=0)
 
 
-def places(
-    history: Path, *, hardware_class: str = "*", commit: str = "", since: date | None = None
-) -> list[Place]:
+def places(history: Path, *, hardware_class: str = "*", since: date | None = None) -> list[Place]:
     """List the sessions of a history, oldest first.
 
-    `hardware_class` is a glob pattern, `commit` the beginning of a hash, `since` the first day. Raises
-    `FileError` if there is no history.
+    `hardware_class` is a glob pattern, `since` the first day. Raises `FileError` if there is no history.
     """
     if not history.is_dir():
         raise FileError(f"no history in {history}. Add sessions to one: perfsuite history add")
     hashes = "[0-9a-f]" * 40 + "*"  # other files may be there: it may be a branch of a repository
     files = sorted(history.glob(f"{hardware_class}/{hashes}/*.json"), key=lambda file: file.name)
     sessions = [Place(file, file.parts[-3], file.parts[-2], file.name[:8]) for file in files]
-    sessions = [place for place in sessions if place.commit.startswith(commit.lower())]
     return [place for place in sessions if since is None or place.day >= f"{since:%Y%m%d}"]
 
 

@@ -88,20 +88,12 @@ class Arm:
 
     def has_packages_of(self, other: Arm) -> bool:
         """Whether launches of both import the same packages with the same variables, if of other commits."""
-        return self._packages == other._packages
+        mine, theirs = ((arm.python, arm.given, arm.packages) for arm in (self, other))
+        return mine == theirs
 
-    def acts_as(self, other: Arm, usual: Mapping[str, str]) -> bool:
-        """Whether launches of both are the same: one commit, the same packages, variables to the same effect.
-
-        `usual` are the variables of a launch without an arm.
-        """
-        code, others = ((arm.python, arm.commit, arm.dirty, arm._packages[2]) for arm in (self, other))
-        mine, theirs = ({**usual, **arm.given} for arm in (self, other))
-        return code == others and mine == theirs
-
-    @property
-    def _packages(self) -> tuple[str, dict[str, str], str]:
-        return self.python, dict(self.given), self.packages
+    def acts_as(self, other: Arm) -> bool:
+        """Whether launches of both are the same: of one commit, with the same packages and variables."""
+        return self.has_packages_of(other) and (self.commit, self.dirty) == (other.commit, other.dirty)
 
 
 HERE = Arm()
@@ -232,10 +224,7 @@ def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
 
     An interpreter whose editable installs lie in the repository has their directories on its path.
     """
-    try:
-        said = ask(Arm(python=python), "import json, sys; print(json.dumps([sys.prefix, *sys.path]))")
-    except CaseError as error:
-        raise CaseError(f"{python} is no interpreter that can be used ({error})") from None
+    said = ask(Arm(python=python), "import json, sys; print(json.dumps([sys.prefix, *sys.path]))")
     prefix, *paths = map(Path, filter(None, json.loads(said)))
     is_inside = prefix.is_relative_to(top)  # else the repository may lie below it, as /usr/src below /usr
     ours = [
@@ -294,4 +283,4 @@ def ask(arm: Arm, code: str) -> str:
         said = f"no answer in {ANSWER_S} s"
     except OSError as error:
         said = str(error.strerror)
-    raise CaseError(said)
+    raise CaseError(f"{arm.python}: {said}")

@@ -1,12 +1,12 @@
-"""What a session and a launch say to each other. Imports neither torch nor pytest."""
+"""What a launch is asked for, and who launches. Imports neither torch nor pytest."""
 
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol
 
-from perfsuite.case.case import Case, Unit
+from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import RunDir
@@ -35,7 +35,6 @@ class Job:
     """Where its agents run, and so its scripts; None: where this process does."""
 
 
-@runtime_checkable
 class Launcher(Protocol):
     """Starts jobs on the nodes that it knows. One is chosen by `--perf-launcher NAME`.
 
@@ -63,22 +62,3 @@ class Launcher(Protocol):
         Every node runs `python -m perfsuite.node.agent RUNDIR` (`perfsuite.launch.driving`). Raises
         `AllocationOverError` where no further job can be started, and `LaunchError` where processes stay.
         """
-
-
-class Listener(Protocol):
-    """Follows a session of launches: the session calls these methods, whoever shows its progress has them."""
-
-    def begin(self, case_id: str, total_steps: int, launch: int, unit: Unit = "tokens") -> None:
-        """Launch number `launch` of a case begins; its speed is shown in `unit` per second."""
-
-    def step(self, step: int, tokens_per_step: int) -> None:
-        """Rank 0 has finished `step` steps (0: it is still starting). Called many times a second."""
-
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
-
-    def waiting(self, text: str | None) -> None:
-        """Show what the session waits for now; None when it waits no longer."""
-
-    def end(self, outcome: str) -> None:
-        """The case has its verdict."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from perfsuite import documents
-from perfsuite.case.case import Case
 from perfsuite.frameworks.base import NCCL_AFTER_S, framework_of
 from perfsuite.launch.base import Job, OnProgress
 from perfsuite.launch.hang import HangDetector
@@ -110,34 +109,27 @@ def prepare(run_dir: RunDir) -> None:
     documents.write_text(run_dir.progress, "")
 
 
-COVERAGE = ("COV_CORE_", "COVERAGE_PROCESS_")
-"""Beginnings of the variables by which coverage.py traces child processes, which slows them."""
-
-
 def environment(job: Job) -> dict[str, str]:
     """Return this process's environment, changed for the job: offline, with the framework's variables.
 
     Those of the job win over all. Each agent adds what depends on its node, as the number of threads, unless
     the job has a variable for it.
     """
-    chosen = {**usual(job.case, job.machine.device), **job.variables}
+    ours = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    no_gpu = {"CUDA_VISIBLE_DEVICES": ""} if job.machine.device == "cpu" else {}
+    of_framework = framework_of(job.case).plan(job.case).environment
+    chosen = {**os.environ, **ours, **no_gpu, **of_framework, **job.variables}
     if job.variables:
         chosen[JOB_VARIABLES] = " ".join(job.variables)
     if job.machine.device == "cpu":
         return chosen
     # NCCL's own monitor must not end a job before this module does.
     later_s = max(NCCL_HEARTBEAT_S, math.ceil(job.case.timeout_s) + NCCL_AFTER_S)
-    ours = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(later_s)}
-    if "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in os.environ:  # else a user's own, by the older name
+    return {
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(later_s),
         # torch's flight recorder: what each rank last asked of NCCL, if its watchdog ends a collective.
-        ours["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
-        ours[FLIGHT_RECORDER_FILE] = str(job.run_dir.flight_recorder.resolve())
-    return {**ours, **chosen, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as NVML, which finds and watches them
-
-
-def usual(case: Case, device: str) -> dict[str, str]:
-    """Return this process's variables with those that perfsuite and the framework give to every launch."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(COVERAGE)}
-    ours = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    no_gpu = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-    return {**inherited, **ours, **no_gpu, **framework_of(case).plan(case).environment}
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        FLIGHT_RECORDER_FILE: str(job.run_dir.flight_recorder.resolve()),
+        **chosen,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML, which finds and watches them
+    }

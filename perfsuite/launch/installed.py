@@ -20,10 +20,6 @@ from perfsuite.errors import PackageError
 INSTALL_S = 3600
 UV_LOCK = "uv.lock"
 DONE = ".installed"
-NO_REQUIREMENTS = frozenset(
-    ("Pipfile.lock", "environment.yml", "pdm.lock", "poetry.lock", "pyproject.toml", "setup.py")
-)
-"""Files that say what to install, and that neither pip nor uv installs from."""
 NO_FILES = ("--hash", "--index-url", "--extra-index-url", "-i ", "--pre", "--no-binary", "--only-binary")
 """Options in requirements that name no file of the commit."""
 OF_ANOTHER_ENVIRONMENT = frozenset(("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER"))
@@ -39,8 +35,6 @@ def environment(lock: Path, commit: str, store: Path) -> str:
     file by `pip install -r`. The same requirements have the same environment at every commit. Raises
     `PackageError` with what the installer said.
     """
-    if lock.name in NO_REQUIREMENTS:
-        raise PackageError(f"{lock.name} is no file for pip or uv: name a requirements file or {UV_LOCK}")
     here = str(Path(sys.executable).parent)  # where pip puts it; the environment may not be activated
     uv = shutil.which("uv", path=os.pathsep.join([here, os.environ.get("PATH", os.defpath)]))
     if lock.name == UV_LOCK and uv is None:
@@ -102,10 +96,7 @@ def versions(package: str) -> list[Version]:
 
     Raises `PackageError` where it finds none.
     """
-    try:
-        said = pip("index", "versions", "--pre", package).splitlines()
-    except PackageError as error:
-        raise PackageError(f"there is no package {package!r}, or no index can be reached: {error}") from None
+    said = pip("index", "versions", "--pre", package).splitlines()
     listed = next((line for line in said if line.startswith("Available versions:")), "").partition(":")[2]
     return sorted(Version(each.strip()) for each in listed.split(",") if each.strip())
 

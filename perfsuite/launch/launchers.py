@@ -24,15 +24,12 @@ def launcher(name: str | None = None) -> Launcher:
     `MachineError` for one that cannot work here.
     """
     name = name or usual()
-    if name == LocalLauncher.name:
-        return LocalLauncher()
-    if name == SlurmLauncher.name:
-        return SlurmLauncher()
+    for built_in in (LocalLauncher, SlurmLauncher):
+        if name == built_in.name:
+            return built_in()
     extension = extensions.find(LAUNCHERS, name, built_in=BUILT_IN_LAUNCHERS)
     if extension is None:
         known = ", ".join(extensions.names(LAUNCHERS, built_in=BUILT_IN_LAUNCHERS))
         raise CaseError(f"there is no launcher {name!r}; known are {known}")
-    found = extension.load()()
-    if not isinstance(found, Launcher):
-        raise extension.error("it has not the methods of perfsuite.launch.base.Launcher; mend it")
-    return found
+    made: Launcher = extension.load()()
+    return made

@@ -6,7 +6,6 @@ The lock is flock(2) on a file, which holds who has it; the kernel lets it go wh
 import contextlib
 import fcntl
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from perfsuite.errors import BusyError, FileError
+from perfsuite.errors import FileError
 
 LOCK_FILE = "PERFSUITE_LOCK"
 """Environment variable with another lock file: its sessions do not wait for those of the usual one."""
@@ -32,14 +31,14 @@ class MachineLock:
         self._file, self._sleep = file, sleep
         self._descriptor: int | None = None
 
-    def take(self, say: Callable[[str], None], *, wait: bool = True) -> None:
-        """Take the lock, or wait and say for whom. Raises `BusyError` unless `wait`, and `FileError`."""
+    def take(self, say: Callable[[str], None]) -> None:
+        """Take the lock, or wait and say for whom. Raises `FileError`."""
         if self._descriptor is not None:
             return
         file = Path(os.environ.get(LOCK_FILE) or self._file or USUAL)
         descriptor = _open(file)
         try:
-            self._queue(descriptor, file, say, wait)
+            self._queue(descriptor, say)
             with contextlib.suppress(OSError):  # a full disk: the text only tells who has the lock
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, _ourselves().encode(errors="replace"), 0)
@@ -56,24 +55,17 @@ class MachineLock:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _queue(self, descriptor: int, file: Path, say: Callable[[str], None], wait: bool) -> None:
-        told = ""
+    def _queue(self, descriptor: int, say: Callable[[str], None]) -> None:
+        told = None
         while True:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             written = os.pread(descriptor, LONGEST, 0).decode(errors="replace")
             holder = "".join(letter if letter.isprintable() else "?" for letter in written)
-            if not re.match(r"pid \d+ of ", holder):
-                holder = "it has not said who it is"
-            if not wait:
-                raise BusyError(
-                    f"another session measures on this machine ({holder}; {file} is locked): "
-                    "run again when it has ended, or without --perf-busy=fail to queue"
-                )
             if holder != told:
                 told = holder
-                say(f"waiting for another session on this machine: {holder} (--perf-busy=fail fails instead)")
+                say(f"waiting for another session on this machine: {holder or 'it has not said who it is'}")
             self._sleep(POLL_S)
 
 

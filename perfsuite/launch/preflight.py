@@ -130,19 +130,11 @@ def judged(preflight: Preflight) -> Preflight:
         for number, node in enumerate(nodes)
         if "next_gb_s" in node.rates
     }
-    return preflight.replace(
-        nodes=tuple(
-            node.replace(
-                problems=(
-                    *node.problems,
-                    *_slow(node, nodes, preflight.machine),
-                    *_slow_links(number, links),
-                    *_gpu_problems(node.health, preflight.machine),
-                )
-            )
-            for number, node in enumerate(nodes)
-        )
-    )
+    seen = []
+    for number, node in enumerate(nodes):
+        alone = (*_slow(node, nodes, preflight.machine), *_gpu_problems(node.health, preflight.machine))
+        seen.append(node.replace(problems=(*node.problems, *alone, *_slow_links(number, links))))
+    return preflight.replace(nodes=tuple(seen))
 
 
 def _slow(node: NodePreflight, nodes: Sequence[NodePreflight], machine: Machine) -> list[str]:

@@ -34,23 +34,21 @@ LONGEST_NAME = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Cores(Cpu):
-    """The cores that a job may use, at one moment, and who has used them."""
+    """The cores that a job may use, at one moment, and who has used them or others."""
 
-    allowed: frozenset[int]
     by_process: Mapping[tuple[int, float], float]
     """CPU seconds of each process, by its id and when it began: ids are used again."""
 
 
 def cores() -> Cores:
     """Read the cores now."""
-    allowed = os.sched_getaffinity(0)
-    cpu = read_cpu(Path("/proc/stat"), allowed) or Cpu(processes_s=0, steal_s=0, total_s=0)
+    cpu = read_cpu(Path("/proc/stat"), os.sched_getaffinity(0)) or Cpu(processes_s=0, steal_s=0, total_s=0)
     by_process = {
         (process.pid, process.info["create_time"]): spent.user + spent.system
         for process in psutil.process_iter(["create_time", "cpu_times"])
         if (spent := process.info["cpu_times"]) is not None
     }
-    return Cores(**vars(cpu), allowed=frozenset(allowed), by_process=by_process)
+    return Cores(**vars(cpu), by_process=by_process)
 
 
 def others(before: Cores, after: Cores, own_pid: int) -> list[str]:
@@ -74,16 +72,8 @@ def who(before: Cores, after: Cores, own_pid: int) -> str:
     total = after.total_s - before.total_s
     shares = [(seconds / total, pid) for (pid, _), seconds in _spent(before, after).items() if total > 0]
     most = sorted(each for each in shares if each[0] >= WORTH_NAMING and each[1] != own_pid)
-    there = [(share, pid) for share, pid in reversed(most) if _may_use(after.allowed, pid)]
-    named = [f"{name_of(pid)} {share:.0%}" for share, pid in there[:NAMED]]
+    named = [f"{name_of(pid)} {share:.0%}" for share, pid in most[: -NAMED - 1 : -1]]
     return ", ".join(named) or "processes that have ended or cannot be seen from here"
-
-
-def _may_use(cores: frozenset[int], pid: int) -> bool:
-    try:
-        return not cores.isdisjoint(psutil.Process(pid).cpu_affinity())
-    except psutil.Error:
-        return True
 
 
 def _spent(before: Cores, after: Cores) -> dict[tuple[int, float], float]:

@@ -44,7 +44,7 @@ def _topology(case: Case, machine: Machine) -> str | None:
 def _attention(case: Case, machine: Machine) -> str | None:
     if case.attention != "flash_attention_2":
         return None
-    return _on_gpu(machine, "flash_attention_2", "flash_attention_2", "flash_attn")
+    return _on_gpu(machine, "flash_attention_2", "flash_attn")
 
 
 def _fields(case: Case, machine: Machine) -> str | None:
@@ -59,7 +59,7 @@ def _finetuning(case: Case, machine: Machine) -> str | None:
         return missing
     if case.quantization == "none":
         return None
-    return _on_gpu(machine, f"quantization {case.quantization!r}", "quantization", "bitsandbytes")
+    return _on_gpu(machine, f"quantization {case.quantization!r}", "bitsandbytes")
 
 
 def _configuration(case: Case, machine: Machine) -> str | None:
@@ -103,8 +103,8 @@ def _needs(what: str, package: str) -> str | None:
     return missing and f"for {what} {missing}"
 
 
-def _on_gpu(machine: Machine, told: str, what: str, package: str) -> str | None:
-    return f"{told} runs on GPUs only" if machine.device == "cpu" else _needs(what, package)
+def _on_gpu(machine: Machine, what: str, package: str) -> str | None:
+    return f"{what} runs on GPUs only" if machine.device == "cpu" else _needs(what, package)
 
 
 def _builds_model(case: Case) -> bool:

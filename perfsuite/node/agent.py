@@ -24,7 +24,7 @@ from perfsuite.node.lease import Lease
 from perfsuite.node.processes import JOB_MARK, ask_for_stacks, marked, sweep, wait_until
 from perfsuite.node.ranks import AgentJob
 from perfsuite.results.rank_report import Failure
-from perfsuite.results.run import LaunchFile, OomKills
+from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import ANCESTOR_PID, NODE, RunDir
 from perfsuite.worker import leash
 
@@ -73,7 +73,7 @@ def _watched(job: AgentJob) -> list[Failure]:
             is_over=is_over,
             failures=tuple(failures),
             health=watch.finish() if is_over else None,
-            oom_kills=oom_kills(killed_before),
+            oom_kills=max(0, oom_kills() - killed_before),
         )
         documents.write(job.run_dir.launch(job.node), content)
 
@@ -109,13 +109,11 @@ def _watched(job: AgentJob) -> list[Failure]:
     return failures
 
 
-def oom_kills(
-    before: OomKills | None = None, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
-) -> OomKills:
-    """Return how many processes the kernel has killed for want of memory since then; 0 if it does not tell.
+def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how many processes of our control group the kernel killed for want of memory; 0 if untold.
 
     Linux counts them as `oom_kill` ("Control Group v2", memory.events; "Memory Resource Controller",
-    memory.oom_control; /proc/vmstat).
+    memory.oom_control).
     """
     groups = []
     with contextlib.suppress(OSError, ValueError):
@@ -125,9 +123,7 @@ def oom_kills(
                 groups.append(_counter(cgroups / path.lstrip("/") / "memory.events"))
             elif "memory" in controllers.split(","):
                 groups.append(_counter(cgroups / "memory" / path.lstrip("/") / "memory.oom_control"))
-    before = before or OomKills()
-    of_machine = _counter(proc / "vmstat") - before.of_machine
-    return OomKills(of_group=max(0, sum(groups) - before.of_group), of_machine=max(0, of_machine))
+    return sum(groups)
 
 
 def _counter(file: Path) -> int:

@@ -10,7 +10,7 @@ import pytest
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseList
 from perfsuite.case.hardware import ACCELERATORS
-from perfsuite.errors import BusyError, PerfsuiteError
+from perfsuite.errors import PerfsuiteError
 from perfsuite.ini import read_ini
 from perfsuite.plugin.keys import NO_SHARE, PROGRESS, SELECTED, SESSION, terminal_of, usage_error
 from perfsuite.results.outcome import STYLES
@@ -88,8 +88,7 @@ def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
     if options.budget_s is not None:
         past = plan.past_of(session.setup.store.results())
         order = plan.planned(cases.values(), past, session.today)
-        with usage_error():
-            session.budget = plan.budget_for(order, options.budget_s)
+        session.budget = plan.budget_for(order, options.budget_s)
         place = {each.case.id: number for number, each in enumerate(order)}
         items.sort(key=lambda item: place[cases[item].id] if item in cases else -1)
 
@@ -124,10 +123,7 @@ def _may_run(host: Host, case: Case | None) -> bool:
 
 def _resume(session: Session, benchmarks: list[pytest.Item]) -> int:
     """Go on with the newest session. Return how many of these tests have their result already."""
-    try:
-        session.resume()
-    except BusyError as error:
-        pytest.exit(f"perfsuite: {error}")
+    session.resume()
     found = [(case, item.nodeid) for item in benchmarks if (case := case_of(item)) is not None]
     return sum(session.earlier_result(case, nodeid) is not None for case, nodeid in found)
 

@@ -11,7 +11,7 @@ import pytest
 from perfsuite import documents
 from perfsuite.errors import PerfsuiteError
 from perfsuite.plugin.collection import uses_bench
-from perfsuite.plugin.keys import ENDED, NO_SHARE, SELECTED, SESSION, UNDECIDED, UNWRITTEN, is_worker, shown
+from perfsuite.plugin.keys import ENDED, NO_SHARE, SELECTED, SESSION, UNWRITTEN, is_worker, shown
 from perfsuite.report import summary
 from perfsuite.report.text import plural, printable
 from perfsuite.results.outcome import STYLES
@@ -54,7 +54,7 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
         return
     status: Status = "complete" if _is_complete(session, exitstatus) else "interrupted"
     try:
-        outputs.write_files([ours], status)
+        outputs.write_files(ours, status)
     except PerfsuiteError as error:  # the figures are still on the screen
         config.stash[UNWRITTEN] = str(error)
         if session.exitstatus in NO_ERROR:
@@ -97,12 +97,6 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         )
         for skip in missed:
             terminal.write_line(f"  {skip.case_id}: {skip.reason.removeprefix('not reached: ')}")
-    if left := config.stash.get(UNDECIDED, []):
-        terminal.section("perfsuite: the allocation is over", red=True, bold=True)
-        terminal.write_line(
-            f"{plural(len(left), 'case')} left, which --perf-resume measures in another allocation:"
-        )
-        terminal.write_line("\n".join(f"  {case_id}" for case_id in left))
     if session.running is not None:
         terminal.write_line(f"interrupted, not judged: {session.running}")
     if exitstatus == pytest.ExitCode.USAGE_ERROR:

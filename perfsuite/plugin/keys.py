@@ -22,7 +22,6 @@ SESSION = pytest.StashKey[Session]()
 PROGRESS = pytest.StashKey[Progress]()
 SELECTED = pytest.StashKey[int]()  # how many tests ask for a measurement
 NO_SHARE = pytest.StashKey[bool]()  # whether there are cases, and all of them are those of other jobs
-UNDECIDED = pytest.StashKey[list[str]]()  # the cases that were left when nothing more could be launched
 UNWRITTEN = pytest.StashKey[str]()  # why the results could not be written as files
 
 

@@ -21,10 +21,7 @@ from perfsuite.session.option_table import OLD, OPTIONS, Option, check_together,
 from perfsuite.session.session import Session
 from perfsuite.session.setup import Host, Setup
 
-SLURM_KEYS = {
-    **dict.fromkeys(("options", "wait_start"), "as that option of perfsuite slurm submit"),
-    **dict.fromkeys(("srun_options", "python"), "how each launch is started on Slurm's nodes"),
-}
+SLURM_KEYS = ("options", "wait_start", "srun_options", "python")
 """Ini keys, after `perf_slurm_`, that `perfsuite slurm submit` or the launcher slurm reads."""
 
 
@@ -45,8 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini(
         "perf_cases", "directory of the cases, for the commands of perfsuite", default="bench_cases"
     )
-    for name, told in SLURM_KEYS.items():
-        parser.addini(f"{PREFIX}{name}", told, default="")
+    for name in SLURM_KEYS:
+        parser.addini(f"{PREFIX}{name}", "how perfsuite starts jobs and steps of Slurm", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.case.case import Case
-from perfsuite.errors import AllocationOverError, BusyError, PerfsuiteError, told
+from perfsuite.errors import AllocationOverError, PerfsuiteError, told
 from perfsuite.plugin.benchmark import CLOCK, replay, replay_nothing, set_clock
 from perfsuite.plugin.collection import EMPTY, NO_CASE, case_of, uses_bench
-from perfsuite.plugin.keys import ENDED, MEASUREMENT, PASSED, SESSION, UNDECIDED, is_worker, shown
+from perfsuite.plugin.keys import ENDED, MEASUREMENT, PASSED, SESSION, is_worker, shown
 from perfsuite.report import summary
 from perfsuite.report import terminal as report
 from perfsuite.report.text import printable
@@ -80,11 +80,8 @@ def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
     except BaseException as error:
         replay_nothing(benchmark)
         if isinstance(error, AllocationOverError):
-            items = item.session.items
-            left = [case_of(each) for each in items[items.index(item) + 1 :] if uses_bench(each)]
-            item.config.stash[UNDECIDED] = [case.id, *(each.id for each in left if each is not None)]
-        if isinstance(error, (AllocationOverError, BusyError)):
-            raise pytest.exit.Exception(f"perfsuite: {error}") from None
+            told_how = "--perf-resume measures what is left in another allocation"
+            raise pytest.exit.Exception(f"perfsuite: {error}. {told_how}") from None
         if isinstance(error, PerfsuiteError) or (isinstance(error, Exception) and _is_shadow(item)):
             raise _failed(item, told(error)) from None
         raise

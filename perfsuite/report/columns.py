@@ -42,7 +42,7 @@ def figure(metric: Metric) -> Column:
     """Return the column of a metric: the median over the launches of each case."""
     return Column(
         metric.heading or metric.label,
-        lambda result: _cell(metric.of(result.figures), lambda value: text.value(metric, value)),
+        lambda result: _cell(metric.of(result.figures), lambda value: amount(value, metric.unit)),
     )
 
 
@@ -141,4 +141,6 @@ STEP = (
     Column("gradient norm", lambda result: _cell(result.figures.gradient_norm, "{:.4g}".format)),
 )
 """What a step does, by counts and by the norm of its gradients."""
+STEP_MS = Column("p50 ms", lambda result: _cell(result.figures.step_s_p50, lambda s: f"{1e3 * s:.1f}"))
+"""A time with the unit in its heading, which keeps a table narrow."""
 LAUNCHES = Column("launches", lambda result: None if result.dry else _cell(len(result.runs), str))

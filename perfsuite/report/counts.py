@@ -1,13 +1,12 @@
 """Turns the counts of a step into amounts, tables and lines of text, which every report shares. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from perfsuite.report.text import NONE, Table, cut, plural
 from perfsuite.results.amounts import amount, signed
 from perfsuite.results.counts import (
     PHASES,
-    Collective,
     Compiled,
     Counts,
     RankCounts,
@@ -19,10 +18,6 @@ from perfsuite.results.counts import (
 from perfsuite.results.outcome import CountCheck
 
 MOST_UNSTEADY = 5
-LEAST_GROWTH = 2**10
-"""Bytes by which live tensors must grow in a step to be told in words: a step counter has 4."""
-MOST_ENTRIES = 2
-"""Entries of ranks that are told in words."""
 MOST_FINDINGS = 50
 """Findings of a table."""
 
@@ -45,28 +40,11 @@ def peak(counts: Counts) -> int | None:
     return None if counts.memory is None else counts.memory.peak
 
 
-def bytes_by_kind(counts: Counts) -> dict[str, int]:
-    """Return the bytes of a step's messages by kind and dtype, the largest first; 0 for barriers."""
-    amounts = Counter[str]()
-    for each in _largest_first(counts.collectives):
-        amounts[_kind(each)] += each.bytes
-    return dict(amounts.most_common())
-
-
 def peak_by_part(memory: StepMemory) -> dict[str, int]:
     """Return the bytes that lived at the peak by part, the largest first."""
     names = {"kept": "kept from before"} | {phase: f"made in {phase}" for phase in PHASES}
     sizes = {names.get(part, part): size for part, size in memory.at_peak.items() if size}
     return dict(Counter(sizes).most_common())
-
-
-def _largest_first(collectives: Sequence[Collective]) -> list[Collective]:
-    """By bytes; those of no bytes by calls."""
-    return sorted(collectives, key=lambda each: (-each.bytes, -each.count))
-
-
-def _kind(collective: Collective) -> str:
-    return f"{collective.kind} {collective.dtype}".rstrip()
 
 
 # What a step did
@@ -83,81 +61,6 @@ def in_short(counts: Counts) -> str:
     if counts.memory is not None:
         parts.append(f"at most {amount(counts.memory.peak, 'bytes')} live")
     return ", ".join(parts)
-
-
-def lines(entries: Sequence[RankCounts]) -> list[str]:
-    """Return what a step did, a few lines for each of the first entries."""
-    told = []
-    for entry in entries[:MOST_ENTRIES]:
-        step = entry.counts
-        did = [_collectives(step), _flops(step), _calls(step)]
-        did += [] if step.memory is None else [_memory(step.memory)]
-        did += [] if step.compiled is None else [_compiled(step.compiled)]
-        told += [f"step {step.step} of {ranks(entry)}, counted:", *(f"  {line}" for line in did)]
-    if left := sum(len(entry.ranks) for entry in entries[MOST_ENTRIES:]):
-        told.append(f"the step of {plural(left, 'rank')} more: the HTML report tells")
-    return told
-
-
-def _collectives(counts: Counts) -> str:
-    calls = Counter[str]()
-    for each in counts.collectives:
-        calls[_kind(each)] += each.count
-    told = [
-        " ".join([kind, *([amount(size, "bytes")] if size else []), "in", plural(calls[kind], "call")])
-        for kind, size in bytes_by_kind(counts).items()
-    ]
-    return "collectives: " + (", ".join(told) or "none")
-
-
-def _flops(counts: Counts) -> str:
-    phases = [f"{phase} {amount(counts.flops[phase], 'FLOP')}" for phase in PHASES if counts.flops.get(phase)]
-    told = f"computed: {amount(flops(counts), 'FLOP')}" + (f": {', '.join(phases)}" if phases else "")
-    return f"{told}; {_without_flops(counts)}" if counts.without_flops else told
-
-
-def _without_flops(counts: Counts) -> str:
-    told = [f"{name} in {plural(calls, 'call')}" for name, calls in counts.without_flops.items()]
-    return f"without those of {', '.join(told)}: no formula"
-
-
-def _calls(counts: Counts) -> str:
-    kernels, reads = sum(counts.kernels.values()), sum(counts.host_reads.values())
-    python = [] if counts.python is None else [plural(sum(counts.python.calls.values()), "Python function")]
-    did = [f"called: {plural(kernels, 'kernel')}", *python, plural(reads, "host read")]
-    did += [f"copied {each}" for each in _copies(counts)]
-    return ", ".join(did)
-
-
-def _copies(counts: Counts) -> list[str]:
-    """As `cpu to cuda 3 times, 1 of them blocking`."""
-    blocking = counts.blocking_copies or {}
-    return [
-        f"{way} {plural(count, 'time')}"
-        + (f", {blocking[way]:,} of them blocking" if way in blocking else "")
-        for way, count in counts.device_copies.items()
-    ]
-
-
-def _memory(memory: StepMemory) -> str:
-    parts = [f"{name} {amount(size, 'bytes')}" for name, size in peak_by_part(memory).items()]
-    told = f"live tensors: at most {amount(memory.peak, 'bytes')}, {_peak_in(memory)}: {', '.join(parts)}"
-    grows = memory.growth >= LEAST_GROWTH
-    return f"{told}; {amount(memory.growth, 'bytes')} more after the step" if grows else told
-
-
-def _peak_in(memory: StepMemory) -> str:
-    return "at the start" if memory.peak_in == "start" else f"in {memory.peak_in}"
-
-
-def _compiled(compiled: Compiled) -> str:
-    breaks = plural(sum(compiled.breaks.values()), "graph break")
-    if compiled.breaks:
-        breaks += f" ({'; '.join(f'{count} x {reason}' for reason, count in compiled.breaks.items())})"
-    return (
-        f"compiled: {plural(compiled.graphs, 'graph')}, {breaks}, "
-        f"{plural(compiled.recompilations, 'recompilation')}, {plural(compiled.kernels, 'kernel')} generated"
-    )
 
 
 def tables(counts: Counts) -> list[Table]:
@@ -178,7 +81,7 @@ def _calls_table(counts: Counts) -> Table:
             amount(each.count, "calls"),
             amount(each.bytes, "bytes"),
         )
-        for each in _largest_first(counts.collectives)
+        for each in sorted(counts.collectives, key=lambda each: (-each.bytes, -each.count))
     ]
     caption = "Bytes are those of whole messages: what is gathered, what is to be scattered, what is reduced."
     headers = ("collective", "group", "dtype", "phase", "calls", "bytes")
@@ -199,14 +102,26 @@ def _work_table(counts: Counts) -> Table:
     if counts.compiled is not None:
         caption += " Kernels are those outside of compiled code."
     if counts.without_flops:
-        caption += f" FLOPs are {_without_flops(counts)}."
+        others = [f"{name} in {plural(calls, 'call')}" for name, calls in counts.without_flops.items()]
+        caption += f" FLOPs are without those of {', '.join(others)}: no formula."
     caption += "".join(f" Copied {each}." for each in _copies(counts))
     return Table(caption=caption, headers=("phase", *work), rows=rows)
 
 
+def _copies(counts: Counts) -> list[str]:
+    """As `cpu to cuda 3 times, 1 of them blocking`."""
+    blocking = counts.blocking_copies or {}
+    return [
+        f"{way} {plural(count, 'time')}"
+        + (f", {blocking[way]:,} of them blocking" if way in blocking else "")
+        for way, count in counts.device_copies.items()
+    ]
+
+
 def _memory_table(memory: StepMemory) -> Table:
+    when = "at the start" if memory.peak_in == "start" else f"in {memory.peak_in}"
     rows = [
-        (f"peak, {_peak_in(memory)}", amount(memory.peak, "bytes")),
+        (f"peak, {when}", amount(memory.peak, "bytes")),
         *((f"at the peak: {part}", amount(size, "bytes")) for part, size in peak_by_part(memory).items()),
         ("saved for backward", amount(memory.saved_for_backward, "bytes")),
         ("more after the step than before", amount(memory.growth, "bytes")),

@@ -14,8 +14,6 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 
 SHARED = "shared: others used the machine; its figures are shown, and counts alone are judged"
-LEAST_TOLD_S = 1e-4
-"""Seconds of a roofline below which a step is bound by the host that launches its kernels."""
 _size = partial(amount, unit="bytes")
 
 
@@ -45,9 +43,10 @@ class Explained:
 def explained(result: Measurement) -> Explained:
     """Return everything that is to be said about the verdict of a case."""
     verdict, by_rank = result.verdict, len(result.counts) > 1
+    mark = "(waived) " if result.excused == "waived" else "(shadow) " if result.shadow else ""
     counted = verdict.counts or CountCheck(outcome="not counted", compared=False)
     return Explained(
-        verdict=f"{verdict.outcome} {_unfailing(result)}{_evidence(result)}",
+        verdict=f"{verdict.outcome} {mark}{_evidence(result)}",
         why=profile.because(verdict),
         reasons=verdict.reasons,
         decisive=[sentence(check, verdict.against) for check in summary.decisive(verdict)],
@@ -68,10 +67,6 @@ def explained(result: Measurement) -> Explained:
             *_tracebacks(result.runs, "arm B, launch" if result.before else "launch"),
         ],
     )
-
-
-def _unfailing(result: Measurement) -> str:
-    return "(waived) " if result.excused == "waived" else "(shadow) " if result.shadow else ""
 
 
 def _evidence(result: Measurement) -> str:
@@ -120,8 +115,6 @@ def _memory(fit: Fit) -> list[str]:
 
 
 def _speed(limit: Roofline, unit: Unit) -> list[str]:
-    if limit.step_s < LEAST_TOLD_S:
-        return ["a step has less than 0.1 ms of work for this card: the host that launches it takes longer"]
     compute = f"{limit.flops / 1e12:.3g} TFLOP at {limit.peak_flops / 1e12:.4g} TFLOP/s"
     known, unknown = "", ", whose link is unknown: not counted"
     if limit.link_bytes_per_s is not None:

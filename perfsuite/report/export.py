@@ -1,11 +1,7 @@
-"""Writes what a session measured as other programs read it: `FORMATS`. What was not measured is left out.
-
-All but Bencher's, which knows numbers alone, hold the outcomes of the case and of its counts, too.
-"""
+"""Writes what a session measured as other programs read it: `FORMATS`. What was not measured is left out."""
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
@@ -129,23 +125,5 @@ def openmetrics(session: SessionFile) -> str:
     return text.decode()
 
 
-def bencher(session: SessionFile) -> str:
-    """Return Bencher Metric Format JSON: the median of the launches, with the lowest and the highest of them.
-
-    The format holds numbers alone, so it names no outcome, and a case without figures is left out. One launch
-    has no lowest and no highest: they would say that it is exact.
-    """
-    content = defaultdict[str, dict[str, dict[str, float]]](dict)
-    for result in newest(session):
-        for name, values in figures(result).items():
-            bounds = {"lower_value": min(values), "upper_value": max(values)} if len(values) > 1 else {}
-            content[result.case_id][name] = {"value": median(values), **bounds}
-    return json.dumps(content, indent=1, allow_nan=False) + "\n"
-
-
-FORMATS: Mapping[str, Callable[[SessionFile], str]] = {
-    "hud": hud,
-    "openmetrics": openmetrics,
-    "bencher": bencher,
-}
+FORMATS: Mapping[str, Callable[[SessionFile], str]] = {"hud": hud, "openmetrics": openmetrics}
 """The function that writes each format, by its name on the command line."""

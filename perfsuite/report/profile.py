@@ -1,7 +1,5 @@
 """Says what profiles found, in lines of text and in tables. Pure; imports neither torch nor pytest."""
 
-from collections.abc import Sequence
-
 from perfsuite.report.text import NONE, Table, plural
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.profile import Profile, RankProfile, StepSplit
@@ -34,15 +32,13 @@ def because(verdict: Verdict) -> list[str]:
 def traces(result: Measurement) -> list[str]:
     """Return which files to open in Perfetto; none without a profile."""
     named = (("arm A, ", result.profile_before), ("arm B, " if result.before else "", result.profile))
-    return [
-        f"trace of {arm}rank 0{_others(taken.traces)}: {taken.traces[0]} (opens in https://ui.perfetto.dev)"
-        for arm, taken in named
-        if taken is not None and taken.traces
-    ]
-
-
-def _others(files: Sequence[str]) -> str:
-    return f", with {plural(len(files) - 1, 'other')}" if len(files) > 1 else ""
+    told = []
+    for arm, taken in named:
+        if taken is not None and taken.traces:
+            first, *others = taken.traces
+            more = f", with {plural(len(others), 'other')}" if others else ""
+            told.append(f"trace of {arm}rank 0{more}: {first} (opens in https://ui.perfetto.dev)")
+    return told
 
 
 def tables(result: Measurement) -> list[Table]:
@@ -74,7 +70,7 @@ def _parts(before: Profile | None, entry: RankProfile, against: str) -> Table:
         for part in {**then, **today}
     ]
     caption = (
-        f"Where the time of a step goes: the mean of {now.steps} steps of one launch, ranks {entry.name}. "
+        f"Where the time of a step goes: the mean of {now.steps} steps of one launch, rank {entry.ranks[0]}. "
         "What is hidden runs behind computation and is part of no sum."
     )
     headers = ("part", f"{against}, ms", "now, ms", "change")

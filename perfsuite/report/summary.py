@@ -203,11 +203,9 @@ def arms_told(arms: Sequence[ArmFacts]) -> dict[str, str]:
 
 def _allocated(allocation: Allocation) -> dict[str, str]:
     interfaces = {node.interface for node in allocation.nodes if node.interface is not None}
-    queued = allocation.queued_s
     told = {
         "nodes": ", ".join(node.name for node in allocation.nodes),
         "job": allocation.job_id,
-        "queued": "" if queued is None else f"{queued:,.0f} s, before it began to run",
         "interface": ", ".join(sorted(interfaces)),
         "network": ", ".join(f"{name}={value}" for name, value in sorted(allocation.variables.items())),
     }
@@ -254,7 +252,7 @@ def in_short(results: Sequence[Measurement]) -> list[str]:
     """Return a few lines about the cases that nobody needs to act upon, however many they are."""
     quiet = [result for result in results if not needs_words(result)]
     lines = [f"{result.case_id}: {told}" for result in quiet for told in excuses(result)]
-    lines += map(str, scalings(results))
+    lines += scalings(results)
     by_note = defaultdict[str, list[str]](list)
     for result in quiet:
         for note in quiet_notes(result):

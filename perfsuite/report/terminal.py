@@ -4,7 +4,6 @@ import io
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,20 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from perfsuite.report import counts, summary
-from perfsuite.report.columns import SPEED_CHANGE, figure, of_cases, speed_in
+from perfsuite.report.columns import SPEED_CHANGE, STEP_MS, figure, of_cases, speed_in
 from perfsuite.report.explained import Explained, explained
-from perfsuite.report.text import WIDTH, Table, cut, printable, relative, value, wrapped
+from perfsuite.report.text import WIDTH, Table, cut, plural, printable, relative, wrapped
 from perfsuite.results import metric as metrics
-from perfsuite.results.amounts import rate
-from perfsuite.results.metric import MFU, PEAK_MEMORY, STEP_S_P50, extra_metrics
+from perfsuite.results.amounts import amount, rate
+from perfsuite.results.counts import RankCounts
+from perfsuite.results.metric import MFU, PEAK_MEMORY, extra_metrics
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement
 
 PIPED = 200  # columns of a table that goes into a file or another program
 MOST_LINES = 12  # lines about a case that did not pass, unless all of them are asked for
 MOST_COUNTS = 10  # counts of one kind, judged or not, that are told in words
+MOST_ENTRIES = 2  # entries of ranks whose step is told
 WIDEST = 10_000  # columns of a table that nothing limits; no table needs so many
 SHOWN = (
     *(metrics.TOKENS_PER_S_PER_DEVICE, metrics.STEP_S_P95, metrics.STEP_JITTER, metrics.ROOFLINE_SHARE),
@@ -79,8 +80,7 @@ def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> 
     """
     measured = [
         speed_in(summary.speed_unit(results)),
-        # a time with the unit in its heading, which keeps the table narrow
-        figure(replace(STEP_S_P50, heading="p50 ms", format=lambda step_s: f"{1e3 * step_s:.1f}")),
+        STEP_MS,
         figure(PEAK_MEMORY),
         *([figure(MFU)] if any(MFU.of(result.figures) is not None for result in results) else []),
         SPEED_CHANGE._replace(heading="vs base"),
@@ -124,6 +124,14 @@ def lines_of(table: Table) -> list[str]:
     return _rendered(grid)
 
 
+def step_of(entry: RankCounts) -> list[str]:
+    """Return what a step of some ranks did as lines, in the tables of the HTML page."""
+    lines = [f"step {entry.counts.step} of {counts.ranks(entry)}, counted:"]
+    for table in counts.tables(entry.counts):
+        lines += [*wrapped(table.caption), *(f"    {line}" for line in lines_of(table))]
+    return lines
+
+
 def explanation(result: Measurement, *, whole: bool = True) -> str:
     """Return everything about one case in words, in lines of at most `WIDTH` columns.
 
@@ -142,12 +150,14 @@ def _all(result: Measurement, told: Explained) -> list[str]:
     parts = [
         ("  ", [*told.why, *told.reasons, *counted]),
         ("    ", found),
-        ("  ", [*told.checks, *told.excuses, *_shown(result), *told.predicted]),
-        *(("    " if line[0] == " " else "  ", [line.lstrip()]) for line in counts.lines(result.counts)),
-        ("  ", [*notes, *told.changed, *files, *told.traces]),
+        ("  ", [*told.checks, *told.excuses, *_shown(result), *told.predicted, *notes, *told.changed]),
+        ("  ", [*files, *told.traces]),
     ]
     lines = _title(result, told)
     lines += [line for indent, texts in parts for text in texts for line in _lines(text, indent=indent)]
+    lines += [f"  {line}" for entry in result.counts[:MOST_ENTRIES] for line in step_of(entry)]
+    if left := sum(len(entry.ranks) for entry in result.counts[MOST_ENTRIES:]):
+        lines.append(f"  the step of {plural(left, 'rank')} more: the HTML report tells")
     for title, traceback in told.tracebacks:
         lines += [f"  {title}:", *(f"    {line}" for line in traceback.splitlines())]
     return lines
@@ -160,18 +170,16 @@ def _in_short(result: Measurement, told: Explained) -> list[str]:
     worth_less = [*told.not_counted, *told.excuses]
     if not any(check.blind for check in summary.decisive(result.verdict)):
         worth_less += filter(None, [summary.blind_to(result)])
-    end = [line for text in worth_less for line in _lines(text, most=2)]
-    end += _lines(f"{name}: {directory}")
+    end = [line for text in worth_less for line in _lines(text, most=2)] + _lines(f"{name}: {directory}")
     findings = [each for each in told.findings if not any(why in each for why in told.why)]
     texts = [*told.why, *told.reasons, *told.decisive, *findings, *told.changed, *told.notes]
     texts += [f"{each}: {file}" for each, file in others]
-    for number, text in enumerate(texts):
-        more = _lines(text, most=3)
-        if len(lines) + len(more) + len(end) >= MOST_LINES:
-            lines.append(f"  {len(texts) - number} more: {summary.REST}")
-            break
-        lines += more
-    room = MOST_LINES - len(lines) - len(end) - 1
+    found = [line for text in texts for line in _lines(text, most=3)]
+    room = MOST_LINES - len(lines) - len(end)
+    if len(found) > room:
+        found[room - 1 :] = [f"  {plural(len(found) - room + 1, 'line')} more: {summary.REST}"]
+    lines += found
+    room -= len(found) + 1
     if told.tracebacks and room > 0:
         title, traceback = told.tracebacks[-1]
         last = [f"    {line}" for line in traceback.splitlines()]
@@ -195,7 +203,7 @@ def _shown(result: Measurement) -> list[str]:
     shown = [metric for metric in SHOWN if metric.name not in judged]
     shown += [metric for metric in extra_metrics([figures]) if metric.judged == "shown"]
     lines = [
-        f"{metric.label}: {value(metric, metric.of(figures))} (not judged)"
+        f"{metric.label}: {amount(metric.of(figures), metric.unit)} (not judged)"
         for metric in (each.counting(result.unit) for each in shown if each.of(figures) is not None)
     ]
     if figures.own_tokens_per_s is not None and figures.tokens_per_s is not None:

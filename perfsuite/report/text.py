@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfsuite.results.amounts import amount
-from perfsuite.results.metric import Metric, described, find
+from perfsuite.results.metric import described
 from perfsuite.results.outcome import Check
 
 NONE = "\N{EN DASH}"  # stands where a figure is not known
@@ -16,9 +16,6 @@ UNKNOWN = (-0.9, 9.0)
 """A change is not known where its interval reaches a tenth or ten times of what it is compared with."""
 
 WIDTH = 100  # columns of what reports write in words, on a terminal and in a log
-_NO_BREAK = "\N{NO-BREAK SPACE}"
-_PARTED = re.compile(r"(?<=[\d%BPs]) (?:->|to) (?=[-+\d])|(?<=[\d%]) (?=[A-Za-zµ%°])")
-"""Blanks next to a number at which no line may end: `7.0 MiB`, `99 %`, `29.9 -> 59.8`, `-27.0% to -8.0%`."""
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _COMMAND = re.compile(r"^([^\S\n]*)::", re.MULTILINE)
 
@@ -44,9 +41,9 @@ class Table:
 
 def sentence(check: Check, against: str | None = None) -> str:
     """Return a check in words, certainty and limit included; `against`: as `arm A` in place of a baseline."""
-    text = f"{check.label}: {written(check, check.measured)}"
+    text = f"{check.label}: {amount(check.measured, check.unit)}"
     if check.baseline is not None:
-        text += f", {against or 'baseline'} {written(check, check.baseline)}"
+        text += f", {against or 'baseline'} {amount(check.baseline, check.unit)}"
     if check.change is not None:
         less = "fewer" if check.unit in SPEEDS else "less"
         text += f": {abs(check.change):.1%} {less if round(check.change, 3) < 0 else 'more'}"
@@ -81,19 +78,6 @@ def detectable(check: Check) -> str | None:
     return None if least is None or not least < beyond else f"{least:.1%}"
 
 
-def written(check: Check, figure: float | None) -> str:
-    """Return a figure of a check with its unit, as its metric wants it written."""
-    metric = find(check.metric)
-    if metric is None or metric.format is None or figure is None:
-        return amount(figure, check.unit)
-    return metric.format(figure)
-
-
-def value(metric: Metric, figure: float | None) -> str:
-    """Return a value of a metric with its unit, as the metric wants it written."""
-    return amount(figure, metric.unit) if metric.format is None or figure is None else metric.format(figure)
-
-
 def percent(change: float) -> str:
     """Return a relative change with its sign, never `-0.0%`."""
     return f"{round(change, 3) + 0.0:+.1%}"
@@ -115,13 +99,11 @@ def cut(lines: Sequence[str], most: int) -> list[str]:
 def wrapped(text: str, *, indent: str = "  ", most: int | None = None) -> list[str]:
     """Return text as lines of at most `WIDTH` columns. Paths and other long words stay whole.
 
-    A number stays with its unit and with the number that an arrow or an interval leads to. `most`: lines at
-    the most, of which the last one then ends in an ellipsis.
+    `most`: lines at the most, of which the last one then ends in an ellipsis.
     """
-    together = _PARTED.sub(lambda found: found[0].replace(" ", _NO_BREAK), text)
     lines = [
-        line.replace(_NO_BREAK, " ")
-        for paragraph in together.splitlines()
+        line
+        for paragraph in text.splitlines()
         for line in textwrap.wrap(
             paragraph,
             WIDTH,

@@ -68,7 +68,7 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {
     "share": "{:.1%}".format,
     "%": "{:.0f} %".format,
     "ratio": "{:.2f}".format,
-    "": "{:.2f}".format,
+    "": "{:,.2f}".format,
     "TFLOP/s": "{:.2f}".format,
     "J per token": lambda joules: f"{1e3 * joules:.2f} mJ per token",
     "J per sample": lambda joules: f"{1e3 * joules:.2f} mJ per sample",

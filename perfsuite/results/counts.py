@@ -26,20 +26,15 @@ there was made out of sight: what is there before the first counted step is not 
 class Collective(Data):
     """The calls of one kind in one group, dtype and phase; those that move nothing apart from the others."""
 
-    kind: str
-    """As `all_gather`, `reduce_scatter`, `all_reduce`, `broadcast`, `all_to_all`, `send`, `barrier`."""
-    ranks: int
-    """Ranks of the group."""
+    kind: str  # as `all_gather`, `reduce_scatter`, `all_reduce`, `broadcast`, `all_to_all`, `send`, `barrier`
+    ranks: int  # of the group
+    # Distance between neighbouring ranks of the group: 1 for ranks 0 to 7, 8 for 0, 8, 16; 0 for one rank.
     apart: int
-    """Distance between neighbouring ranks of the group: 1 for ranks 0 to 7, 8 for 0, 8, 16, ...; 0 for one
-    rank alone."""
-    dtype: str
-    """As `bfloat16`; empty for a barrier."""
+    dtype: str  # as `bfloat16`; empty for a barrier
     phase: Phase
     count: int
+    # Of the whole message in all calls together: what is gathered, to be scattered or reduced, what travels.
     bytes: int
-    """Of the whole message in all calls together: what is gathered, what is to be scattered, what is reduced,
-    what travels."""
 
 
 def group_name(ranks: int, apart: int) -> str:
@@ -52,13 +47,11 @@ class StepMemory(Data):
 
     peak: int
     peak_in: Phase | Literal["start"]
+    # What lived at the peak, by part: `parameter`, `gradient`, `optimizer state`, `unsharded`,
+    # `communication`, the phase in which other tensors were made, `kept` for those from before the step.
     at_peak: dict[str, int]
-    """What lived at the peak, by part: `parameter`, `gradient`, `optimizer state`, `unsharded`,
-    `communication`, the phase in which other tensors were made, `kept` for those from before the step."""
-    saved_for_backward: int
-    """The most that forward left alive when a backward began."""
-    growth: int
-    """Bytes alive at the end of the step beyond those at its beginning."""
+    saved_for_backward: int  # the most that forward left alive when a backward began
+    growth: int  # bytes alive at the end of the step beyond those at its beginning
     allocations: int
 
 
@@ -73,10 +66,9 @@ class MemoryChange(NamedTuple):
 class MemoryLog(NamedTuple):
     """The storages of one rank on its device over one step, or several in a row: a dry run replays it."""
 
+    # Bytes of those that lived when the first of the steps began, by number; 0 for one that did not.
     at_start: tuple[int, ...]
-    """Bytes of those that lived when the first of the steps began, by number; 0 for one that did not."""
-    steps: tuple[tuple[MemoryChange, ...], ...]
-    """What happened in each step, in this order."""
+    steps: tuple[tuple[MemoryChange, ...], ...]  # what happened in each step, in this order
 
     @property
     def changes(self) -> Iterator[MemoryChange]:
@@ -106,11 +98,10 @@ class Compiled(Data):
 class PythonCalls(Data):
     """Calls of Python functions, by the thread that trains."""
 
-    version: str
-    """Of Python, as `3.11`: another one calls otherwise for the same code."""
+    version: str  # of Python, as `3.11`: another one calls otherwise for the same code
     calls: dict[Phase, int]
+    # Those of the functions that are called most, as `torch.nn.modules.module.Module.__getattr__`.
     functions: dict[str, int]
-    """Those of the functions that are called most, as `torch.nn.modules.module.Module.__getattr__`."""
 
 
 class Counts(Data):
@@ -119,27 +110,24 @@ class Counts(Data):
     method: str = METHOD
     step: int = COUNTED_STEP
     collectives: tuple[Collective, ...] = ()
+    # Of matrix products, convolutions and attention, by torch's formulas.
     flops: dict[Phase, int] = Field(default_factory=dict)
-    """Of matrix products, convolutions and attention, by torch's formulas."""
+    # Calls of operators that do work on the device. Of a compiled model: of what runs outside of it.
     kernels: dict[Phase, int] = Field(default_factory=dict)
-    """Calls of operators that do work on the device. Of a compiled model: of what runs outside of it."""
+    # Times the host reads a value of a tensor: of one on a GPU, each is a synchronisation.
     host_reads: dict[Phase, int] = Field(default_factory=dict)
-    """Times the host reads a value of a tensor: of one on a GPU, each is a synchronisation."""
-    device_copies: dict[str, int] = Field(default_factory=dict)
-    """Copies between devices, as `cpu to cuda`."""
+    device_copies: dict[str, int] = Field(default_factory=dict)  # between devices, as `cpu to cuda`
+    # Those that the host waits for: without `non_blocking=True`. None where it was not counted.
     blocking_copies: dict[str, int] | None = None
-    """Those of them that the host waits for: without `non_blocking=True`. None where it was not counted."""
-    memory: StepMemory | None = None
-    """None for a compiled model, whose buffers are not seen."""
+    memory: StepMemory | None = None  # none for a compiled model, whose buffers are not seen
+    # The calls in `kernels` by operator, as `aten.mm`: neither views nor allocations.
     ops: dict[str, int] = Field(default_factory=dict)
-    """The calls in `kernels` by operator, as `aten.mm`: neither views nor allocations."""
+    # Those of `ops` that are matrix products, convolutions or attention by their names, and have no formula:
+    # their FLOPs are missing in `flops`.
     without_flops: dict[str, int] = Field(default_factory=dict)
-    """Those of `ops` that are matrix products, convolutions or attention by their names, and have no formula:
-    their FLOPs are missing in `flops`."""
-    compiled: Compiled | None = None
-    """None where nothing was compiled."""
+    compiled: Compiled | None = None  # none where nothing was compiled
+    # None in a dry run, next to a profiler of the user's, and where it was not counted then.
     python: PythonCalls | None = None
-    """None in a dry run, next to a profiler of the user's, and where it was not counted then."""
 
 
 class OfRanks(Data):

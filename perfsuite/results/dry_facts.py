@@ -100,17 +100,12 @@ class Roofline(Data):
 def roofline(counts: Iterable[RankCounts], case: Case, machine: Machine, tokens: int) -> Roofline | None:
     """Return what a step takes at least, `tokens` as in `Roofline`.
 
-    Two limits, the larger of which counts, because communication may run during computation:
-
-    - computation: FLOPs over the dense peak at the case's precision; over that of float8 if any product
-      was in float8, as the FLOPs of the others are not counted apart;
-    - communication: bytes over the link between the GPUs of one machine, each kind by the factor of its
-      bus bandwidth (doc/PERFORMANCE.md of nccl-tests): what a rank has at least to pass in one direction.
-      Switches that reduce on their way (NVLink SHARP, `NCCL_ALGO=NVLS`) let an all-reduce take less.
-
-    Between machines the link is unknown, so groups that span machines take no time here: the limit stays
-    true, and is further away. Not in it either: memory bandwidth, and all that is not a matrix product, a
-    convolution or attention.
+    The larger of two limits, because communication may run during computation. Computation: FLOPs over the
+    dense peak at the case's precision; over that of float8 if any product was in float8. Communication:
+    bytes over the link between the GPUs of one machine, each kind by the factor of its bus bandwidth
+    (doc/PERFORMANCE.md of nccl-tests): what a rank has at least to pass in one direction. Switches that
+    reduce on their way (NVLink SHARP, `NCCL_ALGO=NVLS`) let an all-reduce take less. Groups that span
+    machines, whose link is unknown, take no time here, nor do memory bandwidth and what has no FLOPs.
 
     None where the accelerator's peak is unknown, where nothing was counted, and for a compiled model, most of
     whose FLOPs are not seen.

@@ -16,8 +16,6 @@ VARIABLES = (
     *("OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_CPU_CAPABILITY", "LD_PRELOAD"),
 )
 """The beginnings of environment variables that are recorded."""
-NOT_OF_THE_MACHINE = ("NVIDIA_REQUIRE_",)
-"""Beginnings of variables that are not recorded: what a container image asks for, not what it finds."""
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 """Words in a variable's name that keep it from being recorded: `NVIDIA_API_KEY` is a secret."""
 
@@ -67,7 +65,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         key: value.replace(new, LAUNCH_DIR)
         for key, value in environ.items()
-        if key.startswith(VARIABLES) and not key.startswith(NOT_OF_THE_MACHINE) and not SECRET.search(key)
+        if key.startswith(VARIABLES) and not SECRET.search(key)
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from perfsuite import extensions
@@ -36,11 +36,11 @@ class MetricRecorder(Protocol):
         """Return this rank's value, after the last step; None if there is none."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Metric:
     """One figure of a launch. Unit, direction and how it is judged have no default: nobody shall guess them.
 
-    Raises `ValueError` if a judged metric lacks a tolerance, or if two places would measure it.
+    Raises `ValueError` if a judged metric lacks a tolerance.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Metric:
     judged: Judged
     """`sequential`: by the statistics of several launches. `exact`: one launch is enough, every change beyond
     the tolerance counts. `shown`: never judged."""
+    _: KW_ONLY
     judged_on_cpu: Judged | None = None
     """How it is judged on a machine without accelerator; None: as `judged` says."""
     tolerances: Mapping[Device, float] = field(default_factory=dict)
@@ -60,14 +61,12 @@ class Metric:
     given more."""
     heading: str = ""
     """What tables call it; empty: `label`."""
-    format: Callable[[float], str] | None = None
-    """Writes a value with its unit; None: by the unit."""
-    across_ranks: Literal["max", "min", "sum", "mean", "equal"] = "max"
-    """Makes the value of a launch from those of its ranks; `equal`: ranks that differ are an error."""
+    across_ranks: Literal["max", "min", "sum", "mean"] = "max"
+    """Makes the value of a launch from those of its ranks."""
     recorder: Callable[[], MetricRecorder] | None = None
     """Makes what measures the metric in each rank."""
     read: Callable[[Run], float | None] | None = None
-    """Reads the value out of a launch after it, on the driver's side, where no recorder is needed."""
+    """Reads the value out of a launch after it, on the driver's side, in place of a recorder."""
 
     def __post_init__(self) -> None:
         ways = {str(way) for way in (self.judged, self.judged_on_cpu) if way in ("sequential", "exact")}
@@ -77,8 +76,6 @@ class Metric:
                 f"and 'cuda', got {dict(self.tolerances)}: give tolerances={{'cpu': 0.15, 'cuda': 0.03}}, "
                 "or judged='shown' without judged_on_cpu"
             )
-        if self.recorder is not None and self.read is not None:
-            raise ValueError(f"metric {self.name!r} has both recorder and read: give one of them")
 
     def of(self, figures: Figures) -> float | None:
         """Return its value among the figures of a launch, of a baseline's launch or of a case, or None."""
@@ -126,16 +123,10 @@ class Metric:
         return low, high
 
 
-def _metric(
-    name: str, label: str, unit: str, better: Literal["higher", "lower"], judged: Judged, **others: Any
-) -> Metric:
-    return Metric(name=name, label=label, unit=unit, better=better, judged=judged, **others)
-
-
-TOKENS_PER_S = _metric(
+TOKENS_PER_S = Metric(
     "tokens_per_s", "tokens/s", "tokens/s", "higher", "sequential", tolerances={"cpu": 0.15, "cuda": 0.03}
 )
-TOKENS_PER_S_MEAN = _metric(
+TOKENS_PER_S_MEAN = Metric(
     "tokens_per_s_mean",
     "tokens/s with stalls",
     "tokens/s",
@@ -145,7 +136,7 @@ TOKENS_PER_S_MEAN = _metric(
 )
 """By the mean step, so that rare long steps count: it alone judges stalls. Noisier than the median, hence the
 wider tolerance; any measure of the slowest steps (p95/p50) jumps by more than the change to be found."""
-PEAK_MEMORY = _metric(
+PEAK_MEMORY = Metric(
     "peak_memory_bytes",
     "peak memory",
     "bytes",
@@ -156,7 +147,7 @@ PEAK_MEMORY = _metric(
     tolerances={"cpu": 0.20, "cuda": 0.01},
 )
 GATED = (TOKENS_PER_S, TOKENS_PER_S_MEAN, PEAK_MEMORY)  # what every verdict judges
-CPU_S_PER_STEP = _metric(
+CPU_S_PER_STEP = Metric(
     "cpu_s_per_step",
     "CPU time per step",
     "s",
@@ -171,22 +162,22 @@ it at all: it stands next to the speed, never in its place. On a GPU it is what 
 
 Against a baseline it is not corrected by the probe, whose seconds are those of a clock on the wall. A
 comparison of two arms estimates from its own launches how CPU time follows the probe."""
-TOKENS_PER_S_PER_DEVICE = _metric(
+TOKENS_PER_S_PER_DEVICE = Metric(
     "tokens_per_s_per_device", "tokens/s per device", "tokens/s", "higher", "shown", heading="per device"
 )
-STEP_S_P50 = _metric("step_s_p50", "median step", "s", "lower", "shown", heading="p50")
-STEP_S_P95 = _metric("step_s_p95", "95th percentile of a step", "s", "lower", "shown", heading="p95")
-STEP_JITTER = _metric("step_jitter", "p95/p50 of a step", "ratio", "lower", "shown", heading="p95/p50")
-RESERVED_MEMORY = _metric(
+STEP_S_P50 = Metric("step_s_p50", "median step", "s", "lower", "shown", heading="p50")
+STEP_S_P95 = Metric("step_s_p95", "95th percentile of a step", "s", "lower", "shown", heading="p95")
+STEP_JITTER = Metric("step_jitter", "p95/p50 of a step", "ratio", "lower", "shown", heading="p95/p50")
+RESERVED_MEMORY = Metric(
     "reserved_memory_bytes", "reserved memory", "bytes", "lower", "shown", heading="reserved"
 )
-TFLOPS_PER_DEVICE = _metric("tflops_per_device", "TFLOP/s/GPU", "TFLOP/s", "higher", "shown")
-MFU = _metric("mfu", "MFU", "share", "higher", "shown")
-ROOFLINE_SHARE = _metric(
+TFLOPS_PER_DEVICE = Metric("tflops_per_device", "TFLOP/s/GPU", "TFLOP/s", "higher", "shown")
+MFU = Metric("mfu", "MFU", "share", "higher", "shown")
+ROOFLINE_SHARE = Metric(
     "roofline_share", "share of the roofline", "share", "higher", "shown", heading="of roofline"
 )
-GPU_UTILISATION = _metric("gpu_utilisation", "GPU utilisation", "%", "higher", "shown")
-ENERGY_PER_TOKEN = _metric("energy_per_token_j", "energy", "J per token", "lower", "shown")
+GPU_UTILISATION = Metric("gpu_utilisation", "GPU utilisation", "%", "higher", "shown")
+ENERGY_PER_TOKEN = Metric("energy_per_token_j", "energy", "J per token", "lower", "shown")
 
 _BUILT_IN = {metric.name: metric for metric in [*vars().values()] if isinstance(metric, Metric)}
 _TAKEN = frozenset(Figures.model_fields) | {
@@ -215,25 +206,17 @@ def _of_another_package(name: str) -> Metric | None:
     if extension is None:
         return None
     metric = extension.load()
-    if not isinstance(metric, Metric):
-        raise extension.error(
-            f"it is a {type(metric).__name__}: an entry point of {extensions.METRICS} names a "
-            "perfsuite.results.Metric"
-        )
-    if metric.name != name:
-        raise extension.error(
-            f"the metric's own name is {metric.name!r}: give entry point and metric the same name"
-        )
-    if metric.recorder is None and metric.read is None:
-        raise extension.error("nothing measures it: give the metric a recorder or read")
-    return metric
+    if isinstance(metric, Metric) and metric.name == name and (metric.recorder or metric.read):
+        return metric
+    raise extension.error(
+        f"it is {metric!r}: an entry point of {extensions.METRICS} names a perfsuite.results.Metric of the "
+        "same name that has a recorder or read"
+    )
 
 
 def described(name: str) -> Metric:
     """Return the metric of that name, or for one that is not installed any more, what can be said of it."""
-    return find(name) or _metric(
-        name, f"{name} (its package is not installed)", "", "lower", "shown", format="{:,}".format
-    )
+    return find(name) or Metric(name, f"{name} (its package is not installed)", "", "lower", "shown")
 
 
 def extra_metrics(launches: Iterable[Figures]) -> tuple[Metric, ...]:

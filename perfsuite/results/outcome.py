@@ -48,12 +48,8 @@ STYLES: dict[str, OutcomeStyle] = {
 """The style of each word, the worst outcome first: reports list cases in this order, and a verdict is the
 worst of its checks."""
 WORST_FIRST = tuple(STYLES)
-QUIET = frozenset(word for word, style in STYLES.items() if style.quiet)
-"""Outcomes that nobody needs to act upon."""
-
-
-UNMEASURED: frozenset[Outcome] = frozenset({"failed", "unhealthy"})
-"""Outcomes that say nothing about the speed of the code."""
+QUIET = frozenset(word for word, style in STYLES.items() if style.quiet)  # nobody needs to act upon them
+UNMEASURED: frozenset[Outcome] = frozenset({"failed", "unhealthy"})  # they say nothing of the code's speed
 UNJUDGED: frozenset[Outcome] = frozenset({"inconclusive", "unhealthy", "recorded"})
 """Outcomes that say neither that the code is as good as before nor that it is worse."""
 
@@ -69,20 +65,16 @@ class Check(Data):
     label: str
     unit: str
     outcome: Outcome
-    measured: float | None
-    """Median of the launches."""
-    baseline: float | None
-    """Median of the baseline's launches."""
-    allowed: float
-    """Size of the largest change for the worse that passes: 0.13 is 13 % fewer tokens/s, 13 % more bytes."""
-    change: float | None = None
-    """Estimated relative change of the figure."""
+    measured: float | None  # median of the launches
+    baseline: float | None  # median of the baseline's launches
+    allowed: float  # largest change for the worse that passes: 0.13 is 13 % fewer tokens/s, 13 % more bytes
+    change: float | None = None  # estimated relative change of the figure
+    # 99 % interval of `change`, the baseline's own uncertainty included.
     interval: tuple[float, float] | None = None
-    """99 % interval of `change`, the baseline's own uncertainty included."""
+    # Smallest change for the worse that this gate finds 95 times in 100.
     minimum_detectable: float | None = None
-    """Size of the smallest change for the worse that this gate finds 95 times in 100."""
+    # Exponent of the correction for the machine's own speed, by the probe; None: not corrected.
     probe_exponent: float | None = None
-    """Exponent of the correction for the machine's own speed, by the probe; None: not corrected."""
     note: str | None = None
 
     @property
@@ -107,16 +99,13 @@ class Finding(Data):
 class CountCheck(Data):
     """The counts of the launches, judged against those of the baseline."""
 
+    # `not counted`: a step did work that counting did not see, or no launch was counted; `notes` say why.
     outcome: Literal["regressed", "improved", "passed", "recorded", "not counted"]
-    """`not counted`: a step did work that counting did not see, or no launch was counted; `notes` say why."""
-    findings: tuple[Finding, ...] = ()
-    """The judged ones first, of these the largest change first."""
+    findings: tuple[Finding, ...] = ()  # the judged ones first, of these the largest change first
+    # Fields that differ between the launches of the baseline, or of this session: shown, never judged.
     unsteady: tuple[str, ...] = ()
-    """Fields that differ between the launches of the baseline, or of this session: shown, never judged."""
-    notes: tuple[str, ...] = ()
-    """What was not judged, and why."""
-    compared: bool = True
-    """Whether launches and baseline were compared at all: `notes` say why not, if there was a baseline."""
+    notes: tuple[str, ...] = ()  # what was not judged, and why
+    compared: bool = True  # whether launches and baseline were compared at all
     baseline_file: str | None = None
 
 
@@ -135,22 +124,17 @@ class Verdict(Data):
     outcome: Outcome
     launches: int
     checks: tuple[Check, ...] = ()
-    counts: CountCheck | None = None
-    """None where nothing was counted."""
-    explained: str | None = None
-    """Why a slower case is slower, as far as counts tell: what a step does otherwise, or that its work is the
-    same."""
-    profiled: Profiled | None = None
-    """What a profile adds to that; None where none was taken."""
+    counts: CountCheck | None = None  # none where nothing was counted
+    explained: str | None = None  # why a slower case is slower, as far as counts tell
+    profiled: Profiled | None = None  # what a profile adds to that; none where none was taken
     failure: FailureKind | None = None
+    # Why the case failed, where no metric says it, and why launches were set aside.
     reasons: tuple[str, ...] = ()
-    """Why the case failed, where no metric says it, and why launches were set aside."""
+    # Numbers, from 1, of the launches that are no evidence and can be no baseline.
     unhealthy_launches: tuple[int, ...] = ()
-    """Numbers, from 1, of the launches that are no evidence and can be no baseline."""
-    changed: tuple[str, ...] = ()
-    """What differs in the environment since the baseline. It may explain a change; it is not judged."""
+    changed: tuple[str, ...] = ()  # what is not as at the baseline, may explain a change, and is not judged
+    # What the launches were compared with, as `arm A`; None: a stored baseline, if there was one.
     against: str | None = None
-    """What the launches were compared with, as `arm A`; None: a stored baseline, if there was one."""
 
     @property
     def is_recorded(self) -> bool:

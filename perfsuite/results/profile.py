@@ -3,10 +3,7 @@
 It is reduced from the trace of a launch that is not judged. Times are in microseconds a step.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
-from itertools import chain
-from statistics import fmean, median
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -17,7 +14,6 @@ from perfsuite.results.counts import OfRanks, grouped
 
 METHOD = "profile-2"  # the way of reducing a trace. Profiles of another method are not compared
 PROFILED_STEPS = 3
-STRAGGLES = 1.2  # a rank that computes so many times as long as the median of the others is named
 UNSEEN = 0.1
 """Share of what the GPU computes that kernels may compute that no operator launched. In eager and in compiled
 training operators and nodes of autograd launch all of them; this leaves room for a package's own kernels."""
@@ -92,7 +88,7 @@ class Profile(Data):
 
 
 class RankProfile(OfRanks):
-    """The profile of one rank, or the mean of several that make the same calls."""
+    """The profile of one rank, or of the first of several that make the same calls."""
 
     profile: Profile
 
@@ -102,26 +98,16 @@ class LaunchProfile(Data):
 
     method: str = METHOD
     ranks: tuple[RankProfile, ...] = Field(min_length=1)
-    busy_us: tuple[float, ...]  # what each rank computes, by its number
-
-    @property
-    def straggler(self) -> int | None:
-        """The rank that computes much longer than the others; None without one."""
-        rank = self.busy_us.index(max(self.busy_us))
-        others = [us for number, us in enumerate(self.busy_us) if number != rank]
-        return rank if others and self.busy_us[rank] > STRAGGLES * median(others) else None
 
     @property
     def unseen(self) -> str | None:
         """That counts lack what kernels compute that no operator launched; None if those take little time."""
-        most = max(self.ranks, key=lambda entry: entry.profile.split.unseen)
-        share = most.profile.split.unseen
+        share = max(entry.profile.split.unseen for entry in self.ranks)
         if share < UNSEEN:
             return None
-        of_ranks = f" (rank{'s' * (len(most.ranks) > 1)} {most.name})" if len(self.ranks) > 1 else ""
         return (
             f"by the profile, {share:.0%} of the GPU's computing time is of kernels that no operator "
-            f"launched, as those of a replayed CUDA graph{of_ranks}: the counts do not contain them"
+            f"launched, as those of a replayed CUDA graph: the counts do not contain them"
         )
 
     def of_rank(self, rank: int) -> Profile | None:
@@ -167,57 +153,12 @@ def of_baseline(known: Baseline, profile: LaunchProfile) -> ProfileBaseline:
 
 
 def merged(profiles: Mapping[int, Profile], method: str = METHOD) -> LaunchProfile:
-    """The profiles of all ranks: alike ones share their mean; what is unsteady in one is not compared."""
-    unsteady = {name for profile in profiles.values() for name in profile.unsteady}
-
-    def is_alike(one: Profile, other: Profile) -> bool:
-        calls, others = (
-            {name: count for name, count in each.calls().items() if name not in unsteady}
-            for each in (one, other)
-        )
-        return one.device == other.device and calls == others
-
-    return LaunchProfile(
-        method=method,
-        ranks=tuple(
-            RankProfile(ranks=tuple(group), profile=_mean([*group.values()], unsteady))
-            for group in grouped(profiles, is_alike)
-        ),
-        busy_us=tuple(round(profile.split.busy_us, 1) for _, profile in sorted(profiles.items())),
-    )
-
-
-def _mean(profiles: Sequence[Profile], unsteady: Set[str]) -> Profile:
-    first = profiles[0].replace(unsteady=tuple(sorted(unsteady)))
-    if len(profiles) == 1:
-        return first
-    work = ("operators", "kernels", "host_syncs")
-    return first.replace(
-        split=_mean_split([each.split for each in profiles]),
-        **{name: _mean_work([getattr(each, name) for each in profiles]) for name in work},
-    )
-
-
-def _mean_split(splits: Sequence[StepSplit]) -> StepSplit:
-    def mean(name: str) -> float | dict[str, float]:
-        values = [getattr(split, name) for split in splits]
-        if not isinstance(values[0], dict):
-            return round(fmean(values), 1)
-        kinds = sorted({*chain(*values)})
-        return {kind: round(fmean(each.get(kind, 0) for each in values), 1) for kind in kinds}
-
-    return splits[0].replace(**{name: mean(name) for name in StepSplit.model_fields})
-
-
-def _mean_work(of_ranks: Sequence[Iterable[Work]]) -> tuple[Work, ...]:
-    calls, us = defaultdict[str, float](float), defaultdict[str, float](float)
-    for work in chain(*of_ranks):
-        calls[work.name] += work.calls
-        us[work.name] += work.us
-    count = len(of_ranks)
-    return longest_first(
-        Work(name=name, calls=round(calls[name] / count, 3), us=round(us[name] / count, 1)) for name in calls
-    )
+    """The profiles of all ranks, alike ones as that of the first; what is unsteady in one is not compared."""
+    unsteady = tuple(sorted({name for profile in profiles.values() for name in profile.unsteady}))
+    shared = {rank: profile.replace(unsteady=unsteady) for rank, profile in profiles.items()}
+    groups = grouped(shared, lambda one, other: (one.device, one.calls()) == (other.device, other.calls()))
+    ranks = tuple(RankProfile(ranks=tuple(group), profile=group[min(group)]) for group in groups)
+    return LaunchProfile(method=method, ranks=ranks)
 
 
 def longest_first(works: Iterable[Work]) -> tuple[Work, ...]:

@@ -1,11 +1,11 @@
 """What of the counts of a step is judged, each quantity by one number, for `exact` and `count_sentences`."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from perfsuite.results.counts import PHASES, Collective, Counts, Phase, StepMemory, group_name
+from perfsuite.results.counts import PHASES, Collective, Compiled, Counts, Phase, StepMemory, group_name
 
 Unit = Literal["bytes", "FLOP", "calls"]
 
@@ -38,11 +38,12 @@ class Quantity:
     unit: Unit
     read: Callable[[Counts], Mapping[str, int] | None]
     """Its fields by name; None where these counts cannot say."""
-    loose: Callable[[StepMemory], int] | None = None
-    """Of what a difference of `LOOSE` says nothing, as asynchronous work makes it; None: every one counts."""
-
-    small: int = 0
-    """A difference up to this, in its unit, is listed and not judged."""
+    allowed: Callable[[Counts], float] = lambda _: 0
+    """The difference from these counts that says nothing, in its unit: asynchronous work makes it."""
+    floor: Callable[[Counts], float] = lambda _: 0
+    """The difference from these counts that is too small to be judged, in its unit: it is listed."""
+    is_python: bool = False
+    """Whether it is calls of Python: what a progress bar calls more now and then makes none unsteady."""
 
     @property
     def family(self) -> str:
@@ -54,18 +55,6 @@ class Quantity:
         if (fields := self.read(counts)) is None:
             return None
         return sum(value for field, value in fields.items() if field not in leave_out)
-
-    def allowed(self, counts: Counts) -> float:
-        """The difference from these counts that says nothing, in its unit."""
-        return LOOSE * self.loose(counts.memory) if self.loose and counts.memory else 0
-
-    def scatter(self, counts: Counts) -> float:
-        """The difference between launches of the same code that does not make it unsteady, in its unit."""
-        return self.allowed(counts)
-
-    def floor(self, counts: Counts) -> float:
-        """The difference from these counts that is too small to be judged, in its unit: it is listed."""
-        return FLOPS_FLOOR * (self.value(counts) or 0) if self.unit == "FLOP" else self.small
 
     def changes(self, before: Counts, now: Counts) -> list[Change]:
         """Every field that differs."""
@@ -93,16 +82,11 @@ class Group(Quantity):
         return sum(row.count for row in self.rows(counts))
 
     def changes(self, before: Counts, now: Counts) -> list[Change]:
-        """What is judged; where that is equal, the number of calls; where that is, too, another split."""
+        """What is judged; where that is equal, the number of calls."""
         if changes := super().changes(before, now):
             return changes
         calls = self.calls(before), self.calls(now)
-        if calls[0] != calls[1]:
-            return [Change(f"{self.name}: calls", "calls", *calls)]
-        if {*self.rows(before)} != {*self.rows(now)}:
-            amount = self.value(now) or 0
-            return [Change(f"{self.name}: split", self.unit, amount, amount)]
-        return []
+        return [] if calls[0] == calls[1] else [Change(f"{self.name}: calls", "calls", *calls)]
 
 
 def _of_group(counts: Counts, *shape: Any) -> list[Collective]:
@@ -119,24 +103,7 @@ def _empty(kind: str, ranks: int, apart: int) -> Quantity:
     return Quantity(name=name, unit="calls", read=read)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Python(Quantity):
-    """Calls of Python functions by one version of Python."""
-
-    def floor(self, counts: Counts) -> float:
-        """The difference from these counts that is too small to be judged, in its unit: it is listed."""
-        return max(self.small, PYTHON_SHARE * (self.value(counts) or 0))
-
-    def allowed(self, counts: Counts) -> float:
-        """The difference from these counts that says nothing, in its unit."""
-        return PYTHON_LOOSE * (self.value(counts) or 0)
-
-    def scatter(self, counts: Counts) -> float:
-        """That which is not judged: what a progress bar calls more now and then hides nothing else."""
-        return self.floor(counts)
-
-
-def _python(version: str) -> Python:
+def _python(version: str) -> Quantity:
     """Counts of another Python, which calls otherwise for the same code, cannot say."""
     name = f"Python {version} calls"
 
@@ -145,7 +112,17 @@ def _python(version: str) -> Python:
             return None
         return {f"{name} in {phase}": counts.python.calls.get(phase, 0) for phase in PHASES}
 
-    return Python(name=name, unit="calls", read=read, small=PYTHON_FLOOR)
+    def size(counts: Counts) -> int:
+        return sum((read(counts) or {}).values())
+
+    return Quantity(
+        name=name,
+        unit="calls",
+        read=read,
+        allowed=lambda counts: PYTHON_LOOSE * size(counts),
+        floor=lambda counts: max(PYTHON_FLOOR, PYTHON_SHARE * size(counts)),
+        is_python=True,
+    )
 
 
 def _group(kind: str, ranks: int, apart: int) -> Group:
@@ -168,24 +145,30 @@ def _phased(name: str, unit: Unit, read: Callable[[Counts], Mapping[Phase, int]]
     return Quantity(name=name, unit=unit, read=fields)
 
 
-def _of_part(
-    name: str,
-    part: Literal["memory", "compiled"],
-    read: Callable[[Any], int],
-    loose: Callable[[StepMemory], int] | None = None,
-    small: int = 0,
+def _of_memory(
+    name: str, read: Callable[[StepMemory], int], loose: Callable[[StepMemory], int], floor: int
 ) -> Quantity:
-    """A quantity with one field: bytes of `Counts.memory`, or a number of `Counts.compiled`."""
+    return Quantity(
+        name=name,
+        unit="bytes",
+        read=lambda counts: None if counts.memory is None else {name: read(counts.memory)},
+        allowed=lambda counts: 0 if counts.memory is None else LOOSE * loose(counts.memory),
+        floor=lambda _: floor,
+    )
 
-    def fields(counts: Counts) -> Mapping[str, int] | None:
-        known = getattr(counts, part)
-        return None if known is None else {name: read(known)}
 
-    unit: Unit = "bytes" if part == "memory" else "calls"
-    return Quantity(name=name, unit=unit, read=fields, loose=loose, small=small)
+def _of_compiled(name: str, read: Callable[[Compiled], int]) -> Quantity:
+    return Quantity(
+        name=name,
+        unit="calls",
+        read=lambda counts: None if counts.compiled is None else {name: read(counts.compiled)},
+    )
 
 
-FLOPS = _phased("FLOPs", "FLOP", lambda counts: counts.flops)
+FLOPS = replace(
+    _phased("FLOPs", "FLOP", lambda counts: counts.flops),
+    floor=lambda counts: FLOPS_FLOOR * sum(counts.flops.values()),
+)
 HOST_READS = _phased("host reads", "calls", lambda counts: counts.host_reads)
 COPIES = Quantity(
     name="copies between devices",
@@ -201,12 +184,11 @@ def _waits(counts: Counts) -> Mapping[str, int] | None:
 
 BLOCKING = Quantity(name="blocking copies between devices", unit="calls", read=_waits)
 KERNELS = _phased("kernels", "calls", lambda counts: counts.kernels)
-PEAK = _of_part("peak of live tensors", "memory", attrgetter("peak"), attrgetter("peak"), FLOOR)
-SAVED = _of_part(
-    *("saved for backward", "memory", attrgetter("saved_for_backward"), attrgetter("saved_for_backward")),
-    small=FLOOR,
+PEAK = _of_memory("peak of live tensors", attrgetter("peak"), attrgetter("peak"), FLOOR)
+SAVED = _of_memory(
+    "saved for backward", attrgetter("saved_for_backward"), attrgetter("saved_for_backward"), FLOOR
 )
-GROWTH = _of_part("growth in a step", "memory", lambda memory: max(memory.growth, 0), attrgetter("peak"))
+GROWTH = _of_memory("growth in a step", lambda memory: max(memory.growth, 0), attrgetter("peak"), 0)
 """A step that frees more than it makes frees what the one before kept too long: that is no improvement.
 However little a step leaves behind, thousands of them add up."""
 GRAPHS = Quantity(
@@ -215,12 +197,12 @@ GRAPHS = Quantity(
     read=lambda counts: {"compiled graphs": counts.compiled.graphs if counts.compiled else 0},
 )
 """Without any, nothing is compiled: the only quantity of which none at all is worse than some."""
-BREAKS = _of_part("graph breaks", "compiled", lambda compiled: sum(compiled.breaks.values()))
+BREAKS = _of_compiled("graph breaks", lambda compiled: sum(compiled.breaks.values()))
 COMPILED = (
     *(GRAPHS, BREAKS),
-    _of_part("recompilations", "compiled", attrgetter("recompilations")),
-    _of_part("generated kernels", "compiled", attrgetter("kernels")),
-    _of_part("extern calls of compiled code", "compiled", attrgetter("extern_calls")),
+    _of_compiled("recompilations", attrgetter("recompilations")),
+    _of_compiled("generated kernels", attrgetter("kernels")),
+    _of_compiled("extern calls of compiled code", attrgetter("extern_calls")),
 )
 """What is counted over the whole launch."""
 _OTHERS = (FLOPS, HOST_READS, BLOCKING, COPIES, KERNELS, PEAK, SAVED, GROWTH, *COMPILED)
@@ -241,10 +223,10 @@ def quantities(every: Iterable[Counts]) -> list[Quantity]:
 def differing(launches: Iterable[Counts]) -> set[str]:
     """The fields that are not the same in all of these counts of one rank, but for what is allowed."""
     first, *others = launches
-    return {
-        change.field
-        for other in others
-        for quantity in quantities((first, other))
-        for change in quantity.changes(first, other)
-        if not (scatter := quantity.scatter(first)) or abs(change.now - change.before) > scatter
-    }
+    found = set[str]()
+    for other in others:
+        for quantity in quantities((first, other)):
+            bound = (quantity.floor if quantity.is_python else quantity.allowed)(first)
+            changes = quantity.changes(first, other)
+            found |= {change.field for change in changes if abs(change.now - change.before) > bound}
+    return found

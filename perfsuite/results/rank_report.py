@@ -94,46 +94,37 @@ class RankReport(Document):
     rank: int = Field(ge=0)
     world_size: int = Field(ge=1)
     host: str
-    clock: str
-    """Which clock stamped the steps: `cuda events`, `perf_counter`, `simulated`."""
-    tokens_per_step: int = 0
-    """Tokens of all ranks together in one step."""
-    step_s: tuple[float, ...] = ()
-    """Every optimizer step from the first, warm-up included."""
+    clock: str  # which one stamped the steps: `cuda events`, `perf_counter`, `simulated`
+    tokens_per_step: int = 0  # of all ranks together
+    step_s: tuple[float, ...] = ()  # every optimizer step from the first, warm-up included
+    # On CPU: seconds of the fixed piece of work after each step, which is timed apart from the step.
     probe_s: tuple[float, ...] = ()
-    """On CPU: seconds of the fixed piece of work after each step, which is timed apart from the step."""
+    # CPU seconds of this process in each step, all its threads together; empty on a simulated clock.
     cpu_s: tuple[float, ...] = ()
-    """CPU seconds of this process in each step, all its threads together; empty on a simulated clock."""
+    # Of all steps by the host clock, without what was done between them: should agree with their sum.
     wall_s: float = 0
-    """Seconds of all steps by the host clock, without what was done between them; should agree with the sum
-    of `step_s`."""
-    elapsed_s: float = 0
-    """Seconds from the first step's start to the end by the host clock, with what was done between steps."""
-    uptime_s: float | None = None
-    """The same seconds by the kernel's uptime, in hundredths; None if that is not known."""
+    elapsed_s: float = 0  # from the first step's start to the end by the host clock, all included
+    uptime_s: float | None = None  # the same by the kernel's uptime, in hundredths; None if unknown
     loss: tuple[float, ...] = ()
+    # Tokens/s of all ranks together as reported by the framework; None if it reports none.
     own_tokens_per_s: float | None = None
-    """Tokens/s of all ranks together as reported by the framework; None if it reports none."""
     memory: Memory | None = None
     flops: Flops | None = None
     observed: Observed | None = None
     evidence: Evidence | None = None
+    # What the device could do before the workload was built, or after a script was measured
+    # (`perfsuite.worker.node_probe`).
     device_probe: dict[str, float] = Field(default_factory=dict)
-    """What the device could do before the workload was built, or after a script was measured
-    (`perfsuite.worker.node_probe`)."""
+    # What the recorders of other packages' metrics returned in this rank, by the metric's name.
     extra: dict[str, float] = Field(default_factory=dict)
-    """What the recorders of other packages' metrics returned in this rank, by the metric's name."""
-    counts: Counts | None = None
-    """What a step did, counted; None where it was not."""
+    counts: Counts | None = None  # what a step did, counted; None where it was not
+    # Sum of the squares of the gradients that the rank holds, just before its clock's step `COUNTED_STEP`;
+    # None where they are not known.
     gradient_squares: float | None = None
-    """Sum of the squares of the gradients that the rank holds, just before its clock's step `COUNTED_STEP`;
-    None where they are not known."""
+    # Why the counted step did more than `counts` tells; empty where nothing shows that.
     hidden: tuple[str, ...] = ()
-    """Why the counted step did more than `counts` tells; empty where nothing shows that."""
-    fit: Fit | None = None
-    """The memory that it is predicted to need; None but in a dry run."""
-    notes: tuple[str, ...] = ()
-    """What a reader of the figures should know."""
+    fit: Fit | None = None  # the memory that it is predicted to need; None but in a dry run
+    notes: tuple[str, ...] = ()  # what a reader of the figures should know
     failure: Failure | None = None
+    # Optimizer steps that had ended when a script's rank failed; None where it has not, or is not known.
     steps: int | None = None
-    """Optimizer steps that had ended when a script's rank failed; None where it has not, or is not known."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
@@ -134,7 +134,7 @@ class Figures(Data):
     loss_first: float | None = None
     loss_last: float | None = None
     extra: dict[str, float] = Field(default_factory=dict)
-    """Metrics of other packages by name (`perfsuite.results.metric`); not written where there is none."""
+    """Metrics of other packages by name (`perfsuite.results.metric`)."""
 
     def get(self, name: str) -> float | None:
         """Return a figure by its name, or a metric of another package; None if it was not measured."""
@@ -159,11 +159,6 @@ class Figures(Data):
             for name, value in figures.by_name().items():
                 values.setdefault(name, []).append(value)
         return cls.of({name: median(each) for name, each in values.items()})
-
-    @model_serializer(mode="wrap")
-    def _without_empty_extra(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = write(self)
-        return fields if self.extra else {name: value for name, value in fields.items() if name != "extra"}
 
 
 _FIELDS = tuple(name for name in Figures.model_fields if name != "extra")  # perfsuite's own figures
@@ -219,13 +214,6 @@ class Run(Document):
         return self.step_s[self.window[0] : self.window[1]]
 
 
-class OomKills(Data):
-    """How many processes the kernel killed during a launch because memory had run out."""
-
-    of_group: int = 0  # of the control group that the agent is in
-    of_machine: int = 0
-
-
 class LaunchFile(Document):
     """`launch-NODE.json`: how the processes of one node ended and how the node was, as its agent saw it."""
 
@@ -234,4 +222,5 @@ class LaunchFile(Document):
     is_over: bool = True  # false in a file that is written while ranks of the node still run
     failures: tuple[Failure, ...] = ()
     health: Health | None = None
-    oom_kills: OomKills = OomKills()
+    # How many processes of the control group that the agent is in the kernel killed for want of memory.
+    oom_kills: int = 0

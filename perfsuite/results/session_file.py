@@ -20,27 +20,20 @@ class Measurement(Data):
     nodeid: str
     case_id: str
     framework: str
-    runs: tuple[Run, ...]
-    """Its launches, in the order they were made."""
+    runs: tuple[Run, ...]  # its launches, in the order they were made
     verdict: Verdict
     baseline_file: str | None
-    judged_by: str | None = None
-    """A digest of the baselines of times and of counts; None if there was none."""
-    directory: str
-    """The directory with the files of its launches."""
+    judged_by: str | None = None  # a digest of the baselines of times and of counts; None without any
+    directory: str  # with the files of its launches
+    # The launches of arm A where two arms were compared: `runs` are those of arm B, pair by pair.
     before: tuple[Run, ...] = ()
-    """The launches of arm A where two arms were compared: `runs` are those of arm B, pair by pair."""
-    profile: TakenProfile | None = None
-    """Of a launch that was made for it, and is none of `runs`; None without one."""
-    profile_before: TakenProfile | None = None
-    """What it was compared with: the profile of the baseline, or of arm A."""
+    profile: TakenProfile | None = None  # of a launch that was made for it, and is none of `runs`
+    profile_before: TakenProfile | None = None  # what it was compared with: of the baseline, or of arm A
     excused: Excuse | None = None
-    waivers: tuple[str, ...] = ()
-    """What `perf-waivers.toml` says of each of its regressions."""
-    shadow: bool = False
-    """Whether its test would have failed, were it not for `--perf-shadow`."""
+    waivers: tuple[str, ...] = ()  # what `perf-waivers.toml` says of each of its regressions
+    shadow: bool = False  # whether its test would have failed, were it not for `--perf-shadow`
+    # Whether others used the machine in the launches that are shown: their figures prove nothing.
     shared: bool = False
-    """Whether others used the machine in the launches that are shown: their figures prove nothing."""
 
     @property
     def hardware_class(self) -> str | None:

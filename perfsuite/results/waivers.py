@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from perfsuite.documents import Data, explain, read_text
+from perfsuite.documents import Data, explain
 from perfsuite.errors import FileError
 
 FILE = "perf-waivers.toml"  # in the root directory of the cases
@@ -42,27 +42,21 @@ class Waiver(Data):
         return f"{self.tolerated} tolerated until {self.until}, {self.owner}, {self.issue}"
 
 
+class _File(Data):
+    waiver: tuple[Waiver, ...] = ()
+
+
 def read(file: Path) -> tuple[Waiver, ...]:
-    """The waivers of a file, none without such a file. Raises `FileError`, which names the entry."""
+    """The waivers of a file, none without such a file. Raises `FileError`, which names entry and field."""
     try:
-        content = tomllib.loads(read_text(file))
+        return _File.model_validate(tomllib.loads(file.read_text(encoding="utf-8"))).waiver
     except FileNotFoundError:
         return ()
+    except ValidationError as error:
+        fields = tuple(Waiver.model_fields)
+        raise FileError(
+            f"{file}: {explain(error)}; each [[waiver]] has {', '.join(fields)} (without quotes: "
+            "2026-12-31), and there is nothing else"
+        ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise FileError(f"{file} cannot be read: {error}; it is TOML, with a [[waiver]] for each") from error
-    entries = content.pop("waiver", [])
-    if content or not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
-        raise FileError(f"{file}: {', '.join(content) or 'waiver'}: it may hold [[waiver]] tables alone")
-    waivers = []
-    for number, entry in enumerate(entries, 1):
-        try:
-            waivers.append(Waiver.model_validate(entry))
-        except ValidationError as error:
-            told = f"waiver {number} (case {entry.get('case', 'missing')}): {explain(error, FIELDS)}"
-            raise FileError(
-                f"{file}: {told}; a waiver has {', '.join(FIELDS)} (without quotes: 2026-12-31)"
-            ) from None
-    return tuple(waivers)
-
-
-FIELDS = tuple(Waiver.model_fields)

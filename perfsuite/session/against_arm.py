@@ -15,12 +15,11 @@ from typing import Any, ClassVar
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.dry.machine import Device
 from perfsuite.frameworks.base import framework_of
-from perfsuite.launch import driving
 from perfsuite.launch.arm import Arm, resolve
-from perfsuite.launch.base import Launcher, Listener
+from perfsuite.launch.base import Launcher
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import Launching, is_free, launch_once, launch_watched, profile_once
-from perfsuite.node.cpu import node_variables
+from perfsuite.report.progress import Progress
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
@@ -45,15 +44,9 @@ class TwoArms(Way):
     def refused(self, trial: Trial) -> None:
         """Refuse nothing: no baseline is needed. Says if both arms are one environment."""
         a, b = self.arms
-        device = trial.machine.device
-        usual = {**driving.usual(trial.case, device), **node_variables(trial.case, device)}
-        if self.setup.options.inject is None and a.acts_as(b, usual):
-            given = " and ".join(sorted({*a.given, *b.given}))
-            no_effect = f", {given} has no effect" if given else ""
-            self.setup.listener.say(
-                f"{trial.case.id}: arms A and B are the same environment{no_effect}: "
-                f"this comparison can {self.of_equals}"
-            )
+        if self.setup.options.inject is None and a.acts_as(b):
+            same = "arms A and B are the same environment"
+            self.setup.progress.say(f"{trial.case.id}: {same}: this comparison can {self.of_equals}")
 
     def excuse(self, trial: Trial, verdict: Verdict) -> None:
         """Note why a failure is no surprise, if all launches of both arms have it."""
@@ -123,7 +116,7 @@ class AgainstArm(TwoArms):
             return None
         taken = []
         for arm, name in (("a", ARM_A), ("b", ARM_B)):
-            self.setup.listener.say(f"{name} of {trial.case.id} is launched once more, for a profile")
+            self.setup.progress.say(f"{name} of {trial.case.id} is launched once more, for a profile")
             directory = RunDir.of_profile(trial.directory / arm).path
             taken.append(profile_once(trial.case, trial.machine, directory, self.launching(arm)))
         before, now = taken
@@ -175,7 +168,7 @@ class ByDryRuns(ByCounts):
     device: Device | None = None  # what to pretend; None: what the case is meant for
 
     def _made(self, trial: Trial, arms: str, launch: int = 1) -> dict[str, Run]:
-        self.setup.listener.begin(trial.case.id, COUNTED_STEP, 1, trial.case.unit)
+        self.setup.progress.begin(trial.case.id, COUNTED_STEP, 1, trial.case.unit)
         stop = Event()
 
         def run(arm: str) -> Run:
@@ -204,16 +197,16 @@ def resolved(options: Options, arms: Sequence[tuple[str, str]]) -> tuple[Arm, ..
 
 
 def by_times(
-    options: Options, listener: Listener, launcher: Launcher, arms: tuple[Arm, ...], **how: Any
+    options: Options, progress: Progress, launcher: Launcher, arms: tuple[Arm, ...], **how: Any
 ) -> Session:
     """A session that compares two arms by the times of launches; `how` has fields of `AgainstArm`."""
-    setup = Setup(options, listener, Host(launcher, options.store))
+    setup = Setup(options, progress, Host(launcher, options.store))
     return Session(setup, AgainstArm(setup, arms, **how))
 
 
 def by_counts(
     options: Options,
-    listener: Listener,
+    progress: Progress,
     launcher: Launcher | None,
     arms: tuple[Arm, ...],
     known_a: Run | None = None,
@@ -223,11 +216,11 @@ def by_counts(
     Dry runs pretend CUDA in both arms or in neither: says so if the torch of an arm lets none be pretended.
     """
     if launcher is not None:
-        setup = Setup(options, listener, Host(launcher, options.store))
+        setup = Setup(options, progress, Host(launcher, options.store))
         return Session(setup, ByCounts(setup, arms, known_a=known_a))
     why_not = {name: why for name, arm in zip("AB", arms, strict=True) if (why := why_no_cuda(arm))}
     for name, why in why_not.items():
-        listener.say(f"a CPU is pretended in both arms, for arm {name}: {why}")
+        progress.say(f"a CPU is pretended in both arms, for arm {name}: {why}")
     device: Device | None = "cpu" if why_not else None
-    setup = Setup(options, listener, DryHost(device=device))
+    setup = Setup(options, progress, DryHost(device=device))
     return Session(setup, ByDryRuns(setup, arms, known_a=known_a, device=device))

@@ -10,10 +10,10 @@ from perfsuite.dry.driver import dry_run
 from perfsuite.dry.machine import Device
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import framework_of
-from perfsuite.launch.base import Listener
 from perfsuite.measure import measure, profile_once
+from perfsuite.report.progress import Progress
 from perfsuite.report.text import plural
-from perfsuite.results import baseline, count_baseline
+from perfsuite.results import baseline
 from perfsuite.results.count_baseline import target_of
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.outcome import UNMEASURED, Verdict
@@ -25,7 +25,6 @@ from perfsuite.results.store import FoundBaseline
 from perfsuite.session.session import Session
 from perfsuite.session.setup import MISSING_FAILS, DryHost, Options, Setup
 from perfsuite.session.way import Trial, Way, excused
-from perfsuite.verdict.exact import counted
 from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.overall import Reference, with_counts, with_unseen
 from perfsuite.verdict.profiled import explained
@@ -88,14 +87,13 @@ class AgainstBaseline(Way):
             self.setup.baselines.write_local(recorded)
             if result.profile is not None and result.profile.profile is not None:
                 self.setup.baselines.profiles.write_local(of_baseline(recorded, result.profile.profile))
-        if verdict.counts is not None and verdict.counts.outcome == "recorded":
-            self.setup.baselines.counts.write_local(count_baseline.from_runs(counted(result.runs)))
+        super().record(result)
 
     def profile(self, result: Measurement, trial: Trial) -> Measurement | None:
         """The result with a profile and, of a worse one, with what differs from the baseline's."""
         if not self._wants_profile(result, trial.case):
             return None
-        self.setup.listener.say(f"{trial.case.id} is launched once more, for a profile")
+        self.setup.progress.say(f"{trial.case.id} is launched once more, for a profile")
         directory = RunDir.of_profile(trial.directory).path
         taken = profile_once(trial.case, trial.machine, directory, self.setup.launching)
         verdict = with_unseen(result.verdict, {"": taken})
@@ -129,19 +127,13 @@ class AgainstBaseline(Way):
         if found and (found.baseline.accepted is not None or len(found.baseline.launches) >= fewest):
             return found, None
         if options.inject is not None:
-            option, why = "--perf-inject", "--perf-inject needs one to compare with: run once without it"
+            why = "--perf-inject needs one to compare with: run once without it"
         elif options.fail_without_baseline:
-            option = why = MISSING_FAILS
+            why = MISSING_FAILS
         else:
             return None, None
-        reason = f"no baseline on {trial.machine.hardware_class} in {self.setup.baselines}, and {why}"
-        if found is not None:
-            launches = plural(len(found.baseline.launches), "launch")
-            reason = (
-                f"the baseline in {found.file} is of {launches}, and {option} asks for {fewest} or "
-                "more: run once without it, which records it anew, or add --perf-record-launches=1 to "
-                "compare with it as it is"
-            )
+        of = "" if found is None else f" of {plural(fewest, 'launch')} or more"
+        reason = f"no baseline{of} on {trial.machine.hardware_class} in {self.setup.baselines}, and {why}"
         return None, Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,))
 
 
@@ -167,7 +159,7 @@ class Dry(Way):
         target = target_of(trial.machine, dry=True)
         store = self.setup.baselines.counts
         known = store.find(target, trial.case)
-        self.setup.listener.begin(trial.case.id, COUNTED_STEP, 1, trial.case.unit)
+        self.setup.progress.begin(trial.case.id, COUNTED_STEP, 1, trial.case.unit)
         directory = RunDir.of_launch(trial.directory, 1).path
         run = dry_run(trial.case, directory, ranks=self.ranks, device=self.device)
         trial.runs.append(run)
@@ -189,12 +181,6 @@ class Dry(Way):
             return Verdict(outcome="failed", launches=1, failure="no_baseline", reasons=(reason,))
         return Verdict(outcome="passed" if is_known or self.ranks is not None else "recorded", launches=1)
 
-    def record(self, result: Measurement) -> None:
-        """Write the local baseline of counts, if a case turned out to need one."""
-        counts = result.verdict.counts
-        if counts is not None and counts.outcome == "recorded" and self.ranks is None:
-            self.setup.baselines.counts.write_local(count_baseline.from_runs(result.runs))
-
     def reviewed_file(self, case: Case) -> Path:
         """Where the reviewed baseline of the counts of a case stands, or would."""
         target = target_of(self.setup.host.machine_for(case), dry=True)
@@ -202,8 +188,8 @@ class Dry(Way):
 
 
 def dry_session(
-    options: Options, listener: Listener, device: Device | None = None, ranks: tuple[int, ...] | None = None
+    options: Options, progress: Progress, device: Device | None = None, ranks: tuple[int, ...] | None = None
 ) -> Session:
     """A session that runs cases dry, on the machines that they are meant for or on another `device`."""
-    setup = Setup(options, listener, DryHost(device=device))
+    setup = Setup(options, progress, DryHost(device=device))
     return Session(setup, Dry(setup, device=device, ranks=ranks))

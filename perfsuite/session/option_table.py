@@ -21,22 +21,19 @@ from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_CHANGED
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
 
-MOST_DIGITS = 9  # of a whole number: with more it is a slip, and with some thousands Python does not read it
 STRICT = ("improved", "inconclusive")  # outcomes that fail a test only on request
 
 Parse = Callable[[str], Any]
 """Reads a value. Raises `ValueError` with what is allowed, as it stands after `give`."""
 
 
-def whole(least: int, most: int | None = None) -> Parse:
+def whole(least: int, most: int = 10**9) -> Parse:
     """A whole number in a range."""
 
     def parse(value: str) -> int:
-        several = f"a whole number, {least} or more, of at most {MOST_DIGITS} digits"
-        allowed = several if most is None else f"a whole number from {least} to {most}"
-        if not value.isdecimal() or len(value) > MOST_DIGITS or not least <= int(value) <= (most or 10**9):
-            raise ValueError(allowed)
-        return int(value)
+        if re.fullmatch(r"[0-9]{1,10}", value) and least <= int(value) <= most:
+            return int(value)
+        raise ValueError(f"a whole number from {least} to {most}")
 
     return parse
 
@@ -81,27 +78,16 @@ def shard(value: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def path(value: str) -> Path:
-    """A path that can exist."""
-    try:
-        os.stat(value)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except (OSError, ValueError) as error:
-        raise ValueError(f"another path: {getattr(error, 'strerror', error)}") from None
-    return Path(value)
-
-
 def file(value: str) -> Path:
     """A file to write."""
-    if path(value).is_dir():
+    if os.path.isdir(value):
         raise ValueError("a file: this is a directory")
     return Path(value)
 
 
 def directory(value: str) -> Path:
     """A directory to write to."""
-    if path(value).is_file():
+    if os.path.isfile(value):
         raise ValueError("a directory: this is a file")
     return Path(value)
 
@@ -132,9 +118,8 @@ class Option:
     parse: Parse = str
     # The value without it, as text. It is parsed like any other, unless it is empty: then it is None.
     default: str = ""
-    default_told: str = ""  # the default in words, where a value does not say it
-    # The field of `Options` that it sets, if not the one of its name; `policy.` begins one of its policy. A
-    # flag whose name begins with `no-` sets it to False.
+    # The field of `Options` or of its policy that it sets, if not the one of its name without `no-`, which
+    # sets it to False.
     sets: str = ""
     ini: bool = False  # whether a repository can fix it in pytest's ini file
     of_verdict: bool = False  # whether a verdict depends on it: a session is resumed only with the same value
@@ -156,19 +141,16 @@ class Option:
 
     @property
     def sets_field(self) -> str | None:
-        """The field of `Options` that it sets, if any."""
-        own = self.name.replace("-", "_")
-        return self.sets or (own if own in Options.__dataclass_fields__ else None)
-
-    @property
-    def told(self) -> str:
-        """The default, for people."""
-        return self.default_told or self.default
+        """The field of `Options` that it sets, if any; `policy.` begins one of its policy."""
+        own = self.sets or self.name.removeprefix("no-").replace("-", "_")
+        if own in Policy.__dataclass_fields__:
+            return f"policy.{own}"
+        return own if own in Options.__dataclass_fields__ else None
 
     @property
     def help_with_default(self) -> str:
         """The help, as a command line shows it."""
-        return self.help + (f" (default: {self.told.replace('`', '')})" if self.told else "")
+        return self.help + (f" (default: {self.default})" if self.default else "")
 
     def read(self, spelled: str, value: str | bool | None) -> Any:
         """Return what a value means. Raises `CaseError`, which names the option as it was `spelled`."""
@@ -223,7 +205,6 @@ OPTIONS = (
         metavar="N",
         parse=whole(1),
         default=str(MAX_LAUNCHES),
-        sets="policy.max_launches",
         ini=True,
         of_verdict=True,
         help="launches of a case at most; 1 or 2 are a quick look, which never shows a regression by times",
@@ -233,7 +214,6 @@ OPTIONS = (
         metavar="N",
         parse=whole(1),
         default="1",
-        sets="policy.min_launches",
         ini=True,
         of_verdict=True,
         help="healthy launches of a case at least: 5 or more to accept as a baseline",
@@ -243,7 +223,6 @@ OPTIONS = (
         metavar="N",
         parse=whole(1),
         default="3",
-        sets="policy.record_launches",
         ini=True,
         of_verdict=True,
         help="healthy launches of a case without a baseline: 1 only shows that it runs",
@@ -262,7 +241,6 @@ OPTIONS = (
         metavar="OUTCOMES",
         parse=strict,
         ini=True,
-        default_told="neither",
         help="fail a case that is improved or inconclusive, too: --perf-strict=improved,inconclusive",
     ),
     Option(
@@ -277,7 +255,6 @@ OPTIONS = (
         metavar="SHARE",
         parse=share,
         default="0",
-        default_told="0: one case is enough",
         ini=True,
         help="fail the session if fewer of its cases are judged, as 90% or 0.9",
     ),
@@ -286,7 +263,6 @@ OPTIONS = (
         metavar="TIME",
         parse=seconds,
         sets="budget_s",
-        default_told="none",
         help="begin no case that would end after TIME (40min, 2h), by what it took last",
         page="See [A budget](your-repository.md#a-budget)",
     ),
@@ -294,7 +270,6 @@ OPTIONS = (
         name="shard",
         metavar="K/N",
         parse=shard,
-        default_told="all cases",
         help="only the cases of job K of N jobs, which share them alike: 2/8",
     ),
     Option(
@@ -313,23 +288,15 @@ OPTIONS = (
         "recorded",
     ),
     Option(
-        name="busy",
-        metavar="wait|fail",
-        default="wait",
-        sets="fail_if_busy",
-        help="if another session measures on this machine: wait until it ends, or fail",
-    ),
-    Option(
         name="launcher",
         metavar="NAME",
-        default_told="`slurm` in an allocation of several nodes, else `local`",
         ini=True,
-        help="what starts the processes of a case: local, slurm, or a launcher of another package",
+        help="what starts the processes of a case: local, slurm (in an allocation, on its nodes: the default "
+        "where it has several), or one of another package",
         page="See [Inside an allocation](slurm.md#inside-an-allocation)",
     ),
     Option(
         name="no-preflight",
-        sets="preflight",
         help="launch cases of several nodes without looking at the nodes before",
         page="See [Preflight](slurm.md#preflight)",
     ),
@@ -340,7 +307,6 @@ OPTIONS = (
     ),
     Option(
         name="no-counts",
-        sets="counts",
         of_verdict=True,
         help="do not count what a step does, and judge nothing of it",
     ),
@@ -367,7 +333,7 @@ OPTIONS = (
     Option(
         name="store",
         metavar="DIR",
-        parse=path,
+        parse=Path,
         default=str(STORE),
         ini=True,
         help="local baselines, and the files of each launch, from the root directory",
@@ -375,7 +341,7 @@ OPTIONS = (
     Option(
         name="baselines",
         metavar="DIR",
-        parse=path,
+        parse=Path,
         default=str(BASELINES),
         ini=True,
         of_verdict=True,
@@ -393,25 +359,22 @@ OPTIONS = (
 BY_NAME = {option.name: option for option in OPTIONS}
 OLD = {
     "no-baseline": "--perf-missing-baseline=fail",
-    "no-wait": "--perf-busy=fail",
     "strict-improved": "--perf-strict=improved",
     "strict-inconclusive": "--perf-strict=inconclusive",
 }
 """Options that were, and what they are now."""
-EXCLUDING = {
-    "dry": {
-        **dict.fromkeys(("inject", "no-counts", "explain"), "a dry run only counts"),
-        "resume": "only launches are resumed",
-    },
-    "against": {"resume": "two arms are compared in a session of their own"},
-}
-"""Options that do not go together, and why."""
+EXCLUDING = (
+    ("dry", ("inject", "no-counts", "explain"), "a dry run only counts"),
+    ("dry", ("resume",), "only launches are resumed"),
+    ("against", ("resume",), "two arms are compared in a session of their own"),
+)
+"""Options that do not go with some others, and why."""
 
 
 def check_together(given: set[str]) -> None:
     """Raise `CaseError` if the options that were given do not go together."""
-    for one, others in EXCLUDING.items():
-        for other, why in others.items():
+    for one, others, why in EXCLUDING:
+        for other in others:
             if {one, other} <= given:
                 raise CaseError(f"--perf-{one} with --perf-{other}: {why}; leave one of them out")
     if "max-pairs" in given and "against" not in given:

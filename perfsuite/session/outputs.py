@@ -1,6 +1,6 @@
 """What a session leaves, of pytest or of a command: its text for a terminal, and its files."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from perfsuite import documents
@@ -29,21 +29,20 @@ def lines(session: Session, *, whole: bool, color: bool, width: int | None) -> l
     return told if whole else [*told, *summary.in_short(measurements)]
 
 
-def write_files(sessions: Sequence[Session], status: Status) -> None:
-    """Write what was asked for, and `results.json` of each begun session. Raises `FileError` at the end."""
-    options = sessions[-1].setup.options
-    begun = [each for each in sessions if each.results or each.launches or each.running is not None]
-    writes: list[tuple[Callable[..., object], Path, Sequence[Session]]] = [
-        (documents.write, each.directory.results, [each]) for each in begun
+def write_files(session: Session, status: Status) -> None:
+    """Write what was asked for, and the `results.json` of a begun session. Raises `FileError` at the end."""
+    options = session.setup.options
+    writes: list[tuple[Callable[[Path, SessionFile], object], Path | None]] = [
+        (documents.write, options.json),
+        (write_report, options.report),
     ]
-    if options.json is not None:
-        writes.append((documents.write, options.json, sessions[-1:]))
-    if options.report is not None:
-        writes.append((write_report, options.report, sessions))
+    if session.results or session.launches or session.running is not None:
+        writes.insert(0, (documents.write, session.directory.results))
     problems = []
-    for write, path, told in writes:
+    for write, path in writes:
         try:
-            write(path, *(session_file(each, status) for each in told))
+            if path is not None:
+                write(path, session_file(session, status))
         except PerfsuiteError as error:  # another file may lie on another disk
             problems.append(str(error))
     if problems:

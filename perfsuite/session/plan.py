@@ -10,7 +10,7 @@ from time import monotonic
 
 from perfsuite import documents
 from perfsuite.case.case import Case
-from perfsuite.errors import CaseError, FileError
+from perfsuite.errors import FileError
 from perfsuite.results.outcome import UNJUDGED, Outcome
 from perfsuite.results.session_file import SessionFile
 
@@ -111,23 +111,15 @@ class Budget:
         """Return why a case is not reached."""
         cost, whole = self.costs.get(case.id), _told(self.seconds)
         if cost is not None and cost > self.seconds:
-            return f"not reached: never within {whole}, as it takes {_needs(cost)}"
+            needs = f"about {_told(cost)}: give {ceil(cost / 60)}min or more"
+            return f"not reached: never within {whole}, as it takes {needs}"
         takes = "" if cost is None else f", and it takes about {_told(cost)}"
         return f"not reached: too little is left of the budget of {whole}{takes}"
 
 
 def budget_for(order: Sequence[Planned], seconds: float) -> Budget:
-    """Return a budget for these cases. Raises `CaseError` for one in which none of them would ever begin."""
-    costs = {each.case.id: each.seconds for each in order if each.seconds is not None}
-    if order and len(costs) == len(order) and (least := min(costs.values())) > seconds:
-        shortest = next(case_id for case_id, cost in costs.items() if cost == least)
-        told = f"a budget of {_told(seconds)} is below one case: the shortest, {shortest}"
-        raise CaseError(f"{told}, takes {_needs(least)}")
-    return Budget(seconds, costs)
-
-
-def _needs(seconds: float) -> str:
-    return f"about {_told(seconds)}: give {ceil(seconds / 60)}min or more"
+    """Return a budget for these cases."""
+    return Budget(seconds, {each.case.id: each.seconds for each in order if each.seconds is not None})
 
 
 def _told(seconds: float) -> str:

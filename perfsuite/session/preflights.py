@@ -42,7 +42,7 @@ class Preflights:
         first = self._preflight(nodes, machine)
         if not first.problems:
             return
-        self.setup.listener.say(
+        self.setup.progress.say(
             "what a preflight finds wrong counts if a second one finds that node bad, too"
         )
         second = self._preflight(nodes, machine)
@@ -52,11 +52,11 @@ class Preflights:
 
     def _preflight(self, nodes: int, machine: Machine) -> Preflight:
         self.save()
-        self.setup.listener.waiting(f"preflight of {nodes} nodes")
+        self.setup.progress.waiting(f"preflight of {nodes} nodes")
         launcher, allocation = self.setup.host.launcher, self.setup.host.machine.allocation
         names = [node.name for node in allocation.nodes[:nodes]] if allocation else []
         found = preflight(launcher, machine, nodes, self.new_directory(), names=names)
         self.made.append(found)
         self.save()
-        self.setup.listener.say(report.as_text(found))
+        self.setup.progress.say(report.as_text(found))
         return found

@@ -56,7 +56,6 @@ class Session:
     # The results of earlier parts that are still in `results`, by test and case.
     _earlier: dict[tuple[str, str], Measurement] = field(default_factory=dict)
     _unsaved: str | None = None  # why `results.json` could not be written last
-    _noted: tuple[git.Revision, Conditions] | None = None
 
     def __post_init__(self) -> None:
         """Read which regressions are tolerated: none of two arms. Raises `FileError` for a bad file."""
@@ -88,21 +87,20 @@ class Session:
         """What was found out about nodes in this part of the session."""
         return Preflights(self.setup, lambda: self.directory.new_preflight(), self.save)
 
-    def note_conditions(self) -> tuple[git.Revision, Conditions]:
-        """Return what is checked out, and what the verdicts hold for, as they were at the first call."""
-        if self._noted is None:
-            revision = git.revision(self.setup.options.root)
-            if revision.problem is not None:
-                self.setup.listener.say(f"the commit of the cases is not known: {revision.problem}")
-            versions = {"perfsuite": __version__, **environment.of_this_process()}
-            changes, chosen = git.changes(self.setup.options.root), of_verdicts(self.setup.options)
-            self._noted = revision, Conditions(changes=changes, options=chosen, environment=versions)
-        return self._noted
+    @cached_property
+    def noted(self) -> tuple[git.Revision, Conditions]:
+        """What is checked out, and what the verdicts hold for, as they were when first asked for."""
+        revision = git.revision(self.setup.options.root)
+        if revision.problem is not None:
+            self.setup.progress.say(f"the commit of the cases is not known: {revision.problem}")
+        versions = {"perfsuite": __version__, **environment.of_this_process()}
+        changes, chosen = git.changes(self.setup.options.root), of_verdicts(self.setup.options)
+        return revision, Conditions(changes=changes, options=chosen, environment=versions)
 
     def resume(self) -> None:
-        """Go on with the newest session, once none runs, if its verdicts hold. Raises `BusyError`."""
-        self.setup.take_lock()
-        say = self.setup.listener.say
+        """Go on with the newest session, once none runs, if its verdicts hold."""
+        self.setup.lock.take(self.setup.progress.say)
+        say = self.setup.progress.say
         try:
             self.directory, earlier = resume.newest(self.setup.store, session_file(self, "running"))
         except errors.FileError as error:
@@ -136,10 +134,8 @@ class Session:
 
     def record_skip(self, case: Case, nodeid: str, reason: str, *, not_reached: bool = False) -> None:
         """Keep a case that this machine cannot run, or that the budget does not reach."""
-        framework = case.framework.name
-        skip = Skipped(
-            nodeid=nodeid, case_id=case.id, framework=framework, reason=reason, not_reached=not_reached
-        )
+        names = {"nodeid": nodeid, "case_id": case.id, "framework": case.framework.name}
+        skip = Skipped(**names, reason=reason, not_reached=not_reached)
         if skip not in self.skipped:  # an earlier part of this session may have skipped it
             self.skipped.append(skip)
 
@@ -163,10 +159,10 @@ class Session:
         """Launch a case and judge it until decided; record a baseline where there is none.
 
         A case that an earlier part of this session decided has that result. One that cannot be launched is a
-        failed result, and its error is raised. `BusyError` and `AllocationOverError` leave none: they say
-        nothing of the case, and no other can be launched either.
+        failed result, and its error is raised. `AllocationOverError` leaves none: it says nothing of the
+        case, and no other can be launched either.
         """
-        self.note_conditions()  # as they are now, and not after hours
+        _ = self.noted  # as they are now, and not after hours
         if (known := self.earlier_result(case, nodeid)) is not None:
             return known
         self.trial = None
@@ -175,7 +171,7 @@ class Session:
             self.trial = trial = Trial(case, self.setup.host.machine_for(case), directory)
             check_same(self._cases.setdefault(case.id, case), case)
             verdict = self.way.refused(trial) or self._judge(trial)
-        except (errors.BusyError, errors.AllocationOverError):
+        except errors.AllocationOverError:
             raise
         except Exception as error:
             self.running = None
@@ -192,13 +188,13 @@ class Session:
     def _judge(self, trial: Trial) -> Verdict:
         """Measure a case, unless it is launched on bad nodes."""
         if not self.way.dry:
-            self.setup.take_lock()
+            self.setup.lock.take(self.setup.progress.say)
         self.running = trial.case.id
         if not self.way.dry and (reasons := self.nodes.problems(trial.case, trial.machine)):
             return Verdict(outcome="unhealthy", launches=0, reasons=reasons)
         self.save()
         verdict = self.way.judge(trial)
-        self.setup.listener.end(verdict.outcome)
+        self.setup.progress.end(verdict.outcome)
         return verdict
 
     def _profile(self, trial: Trial) -> None:
@@ -253,7 +249,7 @@ class Session:
         except errors.FileError as error:
             problem = f"{error} The session goes on; what it measures is shown at its end"
             if problem != self._unsaved:
-                self.setup.listener.say(problem)
+                self.setup.progress.say(problem)
         self._unsaved = problem
 
     @property
@@ -295,7 +291,7 @@ def session_file(session: Session, status: Status) -> SessionFile:
     """Everything that a session found out, in all its parts."""
     earlier = session.earlier
     part = PytestRun(started_at=session.started_at, status=status, cases=session.measured)
-    revision, conditions = session.note_conditions()
+    revision, conditions = session.noted
     return SessionFile(
         perfsuite=__version__,
         status=status,

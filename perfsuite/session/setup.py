@@ -9,13 +9,14 @@ from perfsuite.case.hardware import Machine
 from perfsuite.dry import limits
 from perfsuite.dry.machine import Device, pretended
 from perfsuite.errors import CaseError, MachineError
-from perfsuite.launch.base import Launcher, Listener
+from perfsuite.launch.base import Launcher
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.lock import MachineLock
 from perfsuite.launch.quiet import WAIT_S, Neighbours
 from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.measure import Launching, WhenShared
 from perfsuite.node.machine import detect_cpu
+from perfsuite.report.progress import Progress
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import STORE, BaselineStore, Store
 from perfsuite.verdict.judge import Policy
@@ -42,7 +43,6 @@ class Options:
     shard: tuple[int, int] | None = None  # which of how many jobs this is, from 1
     wait_quiet_s: float = WAIT_S
     allow_shared: bool = False
-    fail_if_busy: bool = False
     preflight: bool = True
     json: Path | None = None
     report: Path | None = None
@@ -114,7 +114,7 @@ class Setup:
     """What a session measures with: its options, its machine and who else uses it, and its baselines."""
 
     options: Options
-    listener: Listener
+    progress: Progress
     host: Host = field(default_factory=Host)
 
     @cached_property
@@ -132,16 +132,12 @@ class Setup:
         """Lets one session at a time measure on these nodes."""
         return MachineLock(self.host.launcher.lock)
 
-    def take_lock(self) -> None:
-        """Wait until no other session measures on these nodes. Raises `BusyError` where nobody is to wait."""
-        self.lock.take(self.listener.say, wait=not self.options.fail_if_busy)
-
     @cached_property
     def neighbours(self) -> Neighbours | None:
         """Who else uses this machine; None where launches are on others."""
         if self.host.launcher.name != LocalLauncher.name:
             return None
-        return Neighbours(self.listener.say, self.listener.waiting, self.options.wait_quiet_s)
+        return Neighbours(self.progress.say, self.progress.waiting, self.options.wait_quiet_s)
 
     @property
     def launching(self) -> Launching:
@@ -152,6 +148,6 @@ class Setup:
             counts=self.options.counts,
             neighbours=self.neighbours,
             when_shared=self.options.when_shared,
-            on_launch=lambda case, number: self.listener.begin(case.id, case.total_steps, number, case.unit),
-            on_progress=self.listener.step,
+            on_launch=lambda case, number: self.progress.begin(case.id, case.total_steps, number, case.unit),
+            on_progress=self.progress.step,
         )

@@ -16,11 +16,13 @@ from perfsuite.analysis.health import is_shared
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.launch.arm import Arm
+from perfsuite.results import count_baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.outcome import Excuse, Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 from perfsuite.session.setup import Setup
+from perfsuite.verdict.exact import counted
 from perfsuite.verdict.overall import excuse
 
 
@@ -60,8 +62,11 @@ class Way(ABC):
         """The result with a profile, or with why there is none; None where none is wanted."""
         return None
 
-    def record(self, result: Measurement) -> None:  # noqa: B027  # a comparison writes none
+    def record(self, result: Measurement) -> None:
         """Write the local baselines that the launches of a case become, if it turned out to need them."""
+        counts = result.verdict.counts
+        if counts is not None and counts.outcome == "recorded":  # never of a comparison
+            self.setup.baselines.counts.write_local(count_baseline.from_runs(counted(result.runs)))
 
     def reviewed_file(self, case: Case) -> Path:
         """Where the reviewed baseline of a case stands, or would."""

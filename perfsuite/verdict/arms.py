@@ -3,7 +3,7 @@
 Nothing that differs between the arms is refused: other versions and settings are why they are compared.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from perfsuite.results import baseline as baselines
 from perfsuite.results import count_baseline
@@ -24,11 +24,10 @@ from perfsuite.verdict.judge import (
 from perfsuite.verdict.loss import loss_differs, loss_scale, other_gradients, scaled, steadily_other_gradients
 from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
 from perfsuite.verdict.overall import explained
-from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, PairedDecision, decided
+from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, decided
 
 ARM_A, ARM_B = "arm A", "arm B"
-FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)
-"""What may be corrected by the probe: whatever takes longer where the machine is slower."""
+FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)  # what takes longer where the machine is slower
 
 
 def unhealthy_pairs(a: Sequence[Run], b: Sequence[Run]) -> dict[int, list[str]]:
@@ -56,12 +55,11 @@ def judge_pairs(
 ) -> Verdict:
     """Judge the pairs so far, in the order they were made. Call again after one more while `undecided`.
 
-    With a `metric`, the verdict is `undecided` as long as that is, and `tolerance` is that metric's. Without,
-    it is `undecided` as long as tokens/s is, and then as long as any other metric is, unless one is worse;
-    `tolerance` is that of tokens/s. The `max_pairs` include pairs that are no evidence. After `max_unhealthy`
-    of these, if there are no more healthy ones, it is `unhealthy`. Its launches count those of both arms; its
-    `unhealthy_launches` are numbers of pairs. With `corrects`, both arms have the same packages and
-    variables: on a CPU, what follows the probe is taken out of the ratios.
+    It is `undecided` as long as `metric` is; without one, as long as tokens/s is, and then as long as any
+    other metric is, unless one is worse. `tolerance` is that of `metric`, or of tokens/s. The `max_pairs`
+    include pairs that are no evidence; after `max_unhealthy` of these, if there are no more healthy ones, it
+    is `unhealthy`. Its launches are those of both arms, its `unhealthy_launches` numbers of pairs. With
+    `corrects` (both arms have the same packages and variables), what follows the probe is taken out.
     """
     launches = len(a) + len(b)
     if (failed := _failed(a, b)) is not None:
@@ -224,22 +222,10 @@ def _check(
         minimum_detectable=metric.bound(decision.minimum_detectable),
         probe_exponent=decision.exponent or None,
     )
-    return check.replace(note="; ".join(_notes(decision, check, len(a))) or None)
-
-
-def _notes(decision: PairedDecision, check: Check, pairs: int) -> Iterator[str]:
-    """Why there is no decision, or that it is an older one, and that the medians (in tables) disagree."""
     if decision.disputed is not None:
-        yield disagreement(*decision.disputed, "the probe may differ between the arms, too")
-    elif decision.pairs < pairs:
-        yield f"decided after {decision.pairs} pairs"
-    if check.measured and check.baseline and check.change is not None and check.probe_exponent is None:
-        medians = check.measured / check.baseline - 1
-        if abs(medians - check.change) > check.allowed / 2:
-            yield (
-                f"the medians of the arms differ by {medians:+.1%}, the launches of a pair by "
-                f"{check.change:+.1%}: the machine's speed changed meanwhile, and the pairs are judged"
-            )
+        why = disagreement(*decision.disputed, "the probe may differ between the arms, too")
+        return check.replace(note=why)
+    return check.replace(note=f"decided after {decision.pairs} pairs") if decision.pairs < len(a) else check
 
 
 def _counts(a: Sequence[Run], b: Sequence[Run], *, judges: bool = False) -> CountCheck | None:

@@ -3,7 +3,6 @@
 import math
 
 from perfsuite.analysis import health
-from perfsuite.analysis.health import gpu_of
 from perfsuite.case.case import NOT_IN_ID
 from perfsuite.case.hardware import AND
 from perfsuite.results.amounts import amount, signed
@@ -37,8 +36,9 @@ PROBE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver", "threads")
 
 def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
     """Reasons to discard a launch, because the machine was not as at the baseline; empty if it is usable."""
-    reasons = health.unknown_health(run.health) + health.machine_problems(run.health, run.machine)
-    reasons += _slow_gpus(run)
+    is_unknown = run.health is not None and not run.health.samples
+    reasons = [health.NOT_SAMPLED] if is_unknown else []
+    reasons += [*health.machine_problems(run.health, run.machine), *_slow_gpus(run)]
     if baseline is not None and (other := [*_less_power(run, baseline), *_slower_machine(run, baseline)]):
         reasons += [*other, *_clock_change(run, baseline)]
     return reasons
@@ -58,7 +58,7 @@ def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
             now, allowed = run.device_probe.get(name), _probe_may_be_slower(name, baseline)
             if now is not None and now < (1 - allowed) * usual:
                 ranks = [rank for rank, probe in enumerate(run.rank_probes) if probe.get(name) == now]
-                whose = f" of {gpu_of(run, ranks[0])}" if ranks else ""
+                whose = f" of {health.gpu_of(run, ranks[0])}" if ranks else ""
                 reasons.append(
                     f"before the workload, {name} was {now:.4g}{whose}, at the baseline {usual:.4g} "
                     f"({allowed:.0%} less is healthy)"
@@ -76,8 +76,8 @@ def _slow_gpus(run: Run) -> list[str]:
         if (lag := health.laggard(rates)) is not None:
             slowest, fastest, share = lag
             found.append(
-                f"before the workload, {name} was {rates[slowest]:.4g} of {gpu_of(run, slowest)}, "
-                f"{share:.0%} less than the {rates[fastest]:.4g} of {gpu_of(run, fastest)} "
+                f"before the workload, {name} was {rates[slowest]:.4g} of {health.gpu_of(run, slowest)}, "
+                f"{share:.0%} less than the {rates[fastest]:.4g} of {health.gpu_of(run, fastest)} "
                 f"({health.DEVICE_LAG:.0%} less is healthy)"
             )
     return found
@@ -89,7 +89,7 @@ def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
     if len(rates) < 3 or not all(map(is_size, rates)):
         return DEVICE_PROBE_SLOWER
     degrees = len(rates) - 1
-    variance = clipped_variance(squares(sorted_logs(name, rates)), degrees) * (1 + 1 / len(rates))
+    variance = clipped_variance(squares(sorted_logs(rates)), degrees) * (1 + 1 / len(rates))
     return max(
         DEVICE_PROBE_SLOWER, -math.expm1(-t_quantile(DEVICE_PROBE_SIGMAS, degrees) * math.sqrt(variance))
     )

@@ -7,7 +7,7 @@ from typing import Literal
 from perfsuite.results import quantities
 from perfsuite.results.amounts import arrow, signed
 from perfsuite.results.counts import Collective, Counts
-from perfsuite.results.quantities import Change, Group, Python, Quantity, Unit
+from perfsuite.results.quantities import Change, Group, Quantity, Unit
 
 MOST_NAMED = 4  # operators, parts of memory or reasons that a sentence names: those that changed most
 
@@ -32,7 +32,7 @@ def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
     """The parts of a quantity that explain its change, as ` (kept +3.5 MiB)`; nothing where none is known."""
     if quantity is quantities.KERNELS:
         return _parts(before.ops, now.ops, "calls")
-    if isinstance(quantity, Python) and before.python is not None and now.python is not None:
+    if quantity.is_python and before.python is not None and now.python is not None:
         return _parts(before.python.functions, now.python.functions, "calls")
     if quantity is quantities.PEAK and before.memory is not None and now.memory is not None:
         return _parts(before.memory.at_peak, now.memory.at_peak, "bytes")
@@ -52,14 +52,11 @@ def _largest_first(by: Mapping[str, int]) -> dict[str, int]:
 
 
 def _group(group: Group, change: Change, before: Counts, now: Counts) -> str:
-    """What changed in the collectives of a group: their bytes, else their calls, else how they are split."""
+    """What changed in the collectives of a group: their bytes, else their calls."""
     then, today = group.rows(before), group.rows(now)
     if change.unit == "calls":
         equal = "" if group.unit == "calls" else ", the same bytes"
         return f"{group.name}: {arrow(change.before, change.now, 'calls')} calls a step{equal}"
-    if change.before == change.now:
-        split = _other_dtype(then, today) or _other_phase(then, today) or "otherwise split"
-        return f"{group.name}: the same bytes, {split}"
     more_calls = group.calls(now) - group.calls(before)
     where, dtype = _where(then, today), _other_dtype(then, today)
     if dtype or not more_calls:
@@ -75,11 +72,6 @@ def _other_dtype(before: list[Collective], now: list[Collective]) -> str:
     is_replaced = sum(row.count for row in before) == sum(row.count for row in now)
     is_gone = all(by.get(row.dtype, 0) >= 0 for row in now)
     return _instead(by) if is_replaced or is_gone else ""
-
-
-def _other_phase(before: list[Collective], now: list[Collective]) -> str:
-    said = _instead(_moved("bytes", "phase", before, now))
-    return f"in {said}" if said else ""
 
 
 def _where(before: list[Collective], now: list[Collective]) -> str:

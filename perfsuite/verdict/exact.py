@@ -1,7 +1,7 @@
 """Judges the counts of a step exactly, against those of a baseline. Pure.
 
 No statistics: counts have no noise. More of anything is `regressed`, less is `improved`; where the sum is the
-same, another split is listed. A step that did work out of sight is neither: it is `not counted`.
+same, another number of calls is listed. A step that did work out of sight is neither: it is `not counted`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,6 @@ from perfsuite.results.quantities import (
     PEAK,
     SAVED,
     Group,
-    Python,
     Quantity,
     differing,
     quantities,
@@ -29,8 +28,7 @@ from perfsuite.results.run import Run
 from perfsuite.verdict.count_sentences import sentence
 
 Judged = Literal["regressed", "improved", "passed"]
-Launches = Sequence[Sequence[RankCounts]]
-"""The counts of each launch."""
+Launches = Sequence[Sequence[RankCounts]]  # the counts of each launch
 _NOT_COUNTED, _NOT_IN_BASELINE = "not counted in these launches", "not in the baseline"
 GONE = 0.5
 """Share of the baseline's FLOPs, or bytes of collectives, below which they may have gone out of sight."""
@@ -57,9 +55,8 @@ def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
     if not methods:
         return None
     return (
-        f"cannot be compared: the baseline's step was counted by the method {baseline.method!r}, this one by "
-        f"{methods.pop()!r}: accept counts anew (perfsuite baseline accept --counts), or delete a local "
-        "baseline"
+        f"cannot be compared: the baseline was counted by the method {baseline.method!r}, this step by "
+        f"{methods.pop()!r}: accept counts anew (perfsuite baseline accept --counts), or delete it"
     )
 
 
@@ -185,7 +182,7 @@ def _place(quantity: Quantity, finding: Finding, baseline: CountBaseline) -> int
     if quantity in (HOST_READS, COPIES, BLOCKING):
         return 1
     if finding.unit == "calls":
-        return 4 if isinstance(quantity, Python) else 3
+        return 4 if quantity.is_python else 3
     return 2 if quantity in (PEAK, SAVED, GROWTH) else 0
 
 

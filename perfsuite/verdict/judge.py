@@ -23,20 +23,12 @@ from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, d
 
 MAX_UNHEALTHY = 3
 """After this many unhealthy launches, if there are no more healthy ones, the verdict is `unhealthy`."""
-UNKNOWN_NOISE = (
-    "the noise between launches is unknown, too few launches are in the baselines of this hardware: accept "
-    "more (--perf-min-launches)"
-)
-TOO_FEW_LAUNCHES = (
-    f"only {FEWEST_LAUNCHES} launches or more can show a regression by times (--perf-max-launches)"
-)
+UNKNOWN_NOISE = "the noise between launches is unknown: accept a baseline of more (--perf-min-launches)"
+TOO_FEW_LAUNCHES = f"{FEWEST_LAUNCHES} launches or more show a regression by times (--perf-max-launches)"
 SESSIONS_APART = 0.2
 """Growth of a time on a CPU that two sessions may show with the same code: once the CPU time of a step was
 15 % higher an hour later. A smaller change is called only if baselines tell how sessions differ."""
-ONE_SESSION = (
-    "two sessions on a CPU may differ by as much, and the baseline knows one: accept a second one (perfsuite "
-    "baseline accept --sessions 2), or compare two environments"
-)
+ONE_SESSION = "sessions on a CPU may differ so: accept two of them (perfsuite baseline accept --sessions 2)"
 OTHER_SOFTWARE = "the software that the probe runs through changed, too: accept a new baseline if all is well"
 UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches"
 
@@ -45,16 +37,14 @@ UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches
 class Policy:
     """How many launches a verdict may cost."""
 
+    # Most launches, those that are set aside included. With 1 or 2 healthy ones it is a quick look: by times
+    # they cannot show a regression, so that the verdict is `passed` or `inconclusive`.
     max_launches: int = MAX_LAUNCHES
-    """Most launches, those that are set aside included. With 1 or 2 healthy ones it is a quick look: by
-    times they cannot show a regression, so that the verdict is `passed` or `inconclusive`."""
+    # Fewest healthy launches, whatever they show: a baseline is accepted from so many. They are made even if
+    # they are more than `max_launches`.
     min_launches: int = 1
-    """Fewest healthy launches, whatever they show: a baseline is accepted from so many. They are made even
-    if they are more than `max_launches`."""
-    record_launches: int = 3
-    """Healthy launches from which a baseline is recorded where there is none."""
-    max_unhealthy: int = MAX_UNHEALTHY
-    """Unhealthy launches that end a case (see `MAX_UNHEALTHY`); 1 where more launches would be in vain."""
+    record_launches: int = 3  # healthy launches from which a baseline is recorded where there is none
+    max_unhealthy: int = MAX_UNHEALTHY  # 1 where more launches would be in vain
 
     @property
     def most(self) -> int:
@@ -70,9 +60,7 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     """
     for run in runs:
         if run.failure is not None:
-            return Verdict(
-                outcome="failed", launches=len(runs), failure=run.failure.kind, reasons=why_failed(run)
-            )
+            return _failed(runs, run.failure.kind, *why_failed(run))
     problems = {
         number: why
         for number, run in enumerate(runs, 1)
@@ -112,9 +100,7 @@ def why_failed(run: Run) -> tuple[str, ...]:
     reasons += [f"meanwhile {why}" for why in health.machine_problems(run.health, run.machine)]
     text = "\n".join(filter(None, [run.failure.message, run.failure.traceback]))
     if (fault := health.hardware_fault(text)) is not None:
-        where = "`nvidia-smi -q` and dmesg (Xid)"
-        if health.NO_FABRIC in fault.lower():
-            where = "the Fabric Manager (systemctl status nvidia-fabricmanager)"
+        where = "`nvidia-smi -q`, dmesg (Xid) and `systemctl status nvidia-fabricmanager`"
         reasons.append(f"meanwhile hardware: {fault}: look at {where}")
     return tuple(reasons)
 
@@ -161,15 +147,18 @@ def _metrics(runs: Sequence[Run], baseline: Baseline | None) -> Sequence[Metric]
     return judged(figures, runs[0].machine.device)
 
 
+def _failed(runs: Sequence[Run], failure: FailureKind, *reasons: str) -> Verdict:
+    return Verdict(outcome="failed", launches=len(runs), failure=failure, reasons=reasons)
+
+
 def _unlike(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
-    why = tuple(comparability.unlike(runs[-1], baseline))
-    return Verdict(outcome="failed", launches=len(runs), failure="unlike", reasons=why) if why else None
+    why = comparability.unlike(runs[-1], baseline)
+    return _failed(runs, "unlike", *why) if why else None
 
 
 def _other_loss(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
-    if (difference := loss_differs(runs, baseline)) is None:
-        return None
-    return Verdict(outcome="failed", launches=len(runs), failure="loss", reasons=(difference,))
+    difference = loss_differs(runs, baseline)
+    return None if difference is None else _failed(runs, "loss", difference)
 
 
 def worst(checks: Sequence[Check], launches: int) -> Verdict:

@@ -19,8 +19,8 @@ from perfsuite.verdict.probe_correction import Pair, probe_corrected, probe_expo
 from perfsuite.verdict.robust import location, sorted_logs
 from perfsuite.verdict.sequential import Noise, pooled_noise
 
+# The costs of one baseline's launches, by the session that made them; None: a session without a name.
 LaunchesBySession = Mapping[str | None, Sequence[float]]
-"""The costs of one baseline's launches, by the session that made them; None: a session without a name."""
 
 MIN_DEGREES = 2  # fewest degrees of freedom (launches minus groups) from which a noise is estimated
 MIN_DEGREES_OF_EXPONENT = 20  # degrees of freedom from which an estimated probe exponent of 0 is believed
@@ -121,7 +121,7 @@ def _components(cases: Sequence[LaunchesBySession], sigma: float) -> tuple[float
     """Return three variances between sessions: observed, expected of launches and cases, a case's excess."""
     rows = []  # a row for each case: its deviation in each session from its own mean
     for case in cases:
-        means = [location(sorted_logs("session", case[name]), sigma or math.inf) for name in cases[0]]
+        means = [location(sorted_logs(case[name]), sigma or math.inf) for name in cases[0]]
         rows.append([mean - fmean(means) for mean in means])
     degrees = len(cases[0]) - 1
     shared = [fmean(column) for column in zip(*rows, strict=True)]

@@ -17,9 +17,7 @@ from perfsuite.verdict.noise import ClassNoise
 THE_SAME = "the work is the same: look at"
 """Begins what is said of a slower case whose counts are equal; what to look at depends on the machine."""
 
-NOTHING_TO_COMPARE = (
-    "counts are not judged: there is no baseline of counts, and these launches cannot become one"
-)
+NOTHING_TO_COMPARE = "counts are not judged: no baseline has them, and these launches cannot become one"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,8 @@
 Arms A and B are launched in the order A B B A A B B A ... Neighbouring launches form pairs, (1, 2), (3, 4),
 ..., so that what the machine does to both cancels in their ratio. Between the pairs there are neighbours of
 one arm, (2, 3), (4, 5), ..., which differ by noise alone: both tell the noise, and no baseline is needed. All
-arithmetic is on logarithms of costs (lower is better). A look at the pairs so far has one of the outcomes
-
-    regressed     B is significantly slower than A; a slowdown by the tolerance is not excluded
-    improved      the same for a speed-up
-    passed        a change by the tolerance is excluded, in both directions
-    undecided     launch one more pair
-    inconclusive  `max_pairs` are used up, or more of them would hardly decide
+arithmetic is on logarithms of costs (lower is better). A look at the pairs so far has one of the outcomes of
+`verdict.sequential`; it is `passed` if a change by the tolerance is excluded in both directions.
 
 On a machine with two speeds, all launches of A may be fast and all of B slow by chance: those of n pairs are
 so with probability 2 / 4^n. A change is therefore called from `MIN_CHANGED` pairs on, and nearly all pairs
@@ -34,7 +29,6 @@ from perfsuite.verdict.robust import (
     clipped_variance,
     location,
     relative,
-    sorted_logs,
     squares,
     t_quantile,
 )
@@ -137,11 +131,10 @@ def decided(
     Returns what the first of all looks that decides says, or the last look if none does: call it again after
     one more pair while it is "undecided". `tolerance` is the relative change that matters: 0.03 is 3 %.
     `probes` are the seconds of the probe in the launches of A and of B, if the probe runs through the same
-    software in both. Raises ValueError for a value out of range.
+    software in both. Raises ValueError for a tolerance out of range.
     """
-    _check(a, b, tolerance, max_pairs)
-    if probes is not None:
-        _check(*probes, tolerance, max_pairs)
+    if not 0 < tolerance < 1:
+        raise ValueError(f"tolerance is {tolerance!r}, expected a fraction above 0: 0.03 for 3 %")
     for pairs in range(1, len(a) + 1):
         costs = pair_differences(a[:pairs], b[:pairs])
         probe = None if probes is None else pair_differences(probes[0][:pairs], probes[1][:pairs])
@@ -163,19 +156,6 @@ def minimum_detectable_difference(
     """
     final = _EFFICIENCY * 2 * (max_pairs - 1)
     return relative((t_quantile(z, final) + _Z_POWER) * pair_sigma / math.sqrt(max_pairs))
-
-
-def _check(a: Sequence[float], b: Sequence[float], tolerance: float, max_pairs: int) -> None:
-    sorted_logs("arm A", a)
-    sorted_logs("arm B", b)
-    if not 0 < tolerance < 1:
-        raise ValueError(f"tolerance is {tolerance!r}, expected a fraction above 0: 0.03 for 3 %")
-    if not MIN_CHANGED <= max_pairs <= MAX_PAIRS:
-        raise ValueError(f"max_pairs is {max_pairs}, expected {MIN_CHANGED} to {MAX_PAIRS}")
-    if len(a) != len(b):
-        raise ValueError(f"{len(a)} launches of arm A and {len(b)} of arm B, expected one of each in a pair")
-    if len(a) > max_pairs:
-        raise ValueError(f"{len(a)} pairs, more than max_pairs {max_pairs}")
 
 
 def _look(costs: Differences, probe: Differences | None, tolerance: float, max_pairs: int) -> PairedDecision:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from perfsuite.verdict.robust import sorted_logs
 from perfsuite.verdict.sequential import pooled_noise
 
 Pair = tuple[float, float]
@@ -20,12 +19,9 @@ def probe_corrected(launches: Sequence[Pair], baseline: Sequence[Pair], exponent
     """Return seconds as at the baseline's usual speed: seconds x (median baseline probe / probe)^exponent.
 
     `exponent`, 0 to 1, is best that of all baselines of the hardware class (`probe_exponent`). Today's
-    launches are never used to choose it. Raises ValueError for another exponent or a probe not above 0.
+    launches are never used to choose it.
     """
-    if not 0 <= exponent <= 1:
-        raise ValueError(f"exponent is {exponent!r}, expected 0 to 1")
-    typical = math.exp(median(sorted_logs("baseline probe", [probe for _, probe in baseline])))
-    sorted_logs("launches probe", [probe for _, probe in launches])  # only for its checks
+    typical = math.exp(median(math.log(probe) for _, probe in baseline))
     return [seconds * (typical / probe) ** exponent for seconds, probe in launches]
 
 
@@ -37,10 +33,8 @@ def probe_exponent(groups: Sequence[Sequence[Pair]]) -> float:
     with fewer than 3 of them, and if the correction does not lower the clipped noise. Five launches with
     unrelated probes give an exponent above 0 about 7 times in 100.
     """
-    seconds = [_centred_logs("baseline seconds", [pair[0] for pair in group]) for group in groups]
-    probes = [_centred_logs("baseline probe", [pair[1] for pair in group]) for group in groups]
-    y = [value for group in seconds for value in group]
-    x = [value for group in probes for value in group]
+    y = [value for group in groups for value in _centred_logs([seconds for seconds, _ in group])]
+    x = [value for group in groups for value in _centred_logs([probe for _, probe in group])]
     exponent = shrunk_slope(x, y, len(y) - len(groups) - 1)
     if not exponent:
         return 0.0
@@ -61,8 +55,7 @@ def shrunk_slope(x: Sequence[float], y: Sequence[float], degrees: float) -> floa
     return min(1.0, slope * max(0.0, 1 - by_chance / explained))
 
 
-def _centred_logs(what: str, values: Sequence[float]) -> list[float]:
-    sorted_logs(what, values)  # only for its checks
+def _centred_logs(values: Sequence[float]) -> list[float]:
     logs = [math.log(value) for value in values]
     mean = sum(logs) / len(logs)
     return [value - mean for value in logs]

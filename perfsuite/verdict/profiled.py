@@ -8,18 +8,8 @@ from perfsuite.results.profile import LaunchProfile, Profile, RankProfile, Taken
 
 MOST_CALLS = 5  # names whose calls differ that are told: those most likely to be the cause
 MOST_TIMES = 3
-NOT_IN_EACH_STEP = "new, but not in each step, so that calls cannot be compared"
-"""Begins a note on what is called now and then."""
+NOT_IN_EACH_STEP = "new, but not in each step, so that calls cannot be compared"  # begins a note
 LEAST_SHARE = 0.03  # share of the step below which a difference of times is not told
-UNCHANGED = 0.05  # relative difference below which a family of kernels counts as unchanged
-_FAMILIES: Mapping[str, re.Pattern[str]] = {
-    "matmuls": re.compile(
-        r"^(?!.*(flash|fmha|attention)).*(gemm|cutlass|cublas|nvjet|xmma|gemv|splitK|aten::(mm|bmm|addmm|baddbmm)$)",
-        re.I,
-    ),
-    "attention": re.compile(r"flash|fmha|attention", re.I),
-    "copies": re.compile(r"Memcpy|copy_kernel|aten::copy_$|CatArrayBatchedCopy"),
-}
 _NO_WORK = re.compile(
     r"(aten::)?(_unsafe_view|_reshape_alias|alias|as_strided|chunk|contiguous|detach_?|empty\w*|expand(_as)?|"
     r"flatten|lift_fresh|narrow|new_empty\w*|permute|reshape|resolve_conj|resolve_neg|result_type|select|slice|"
@@ -52,7 +42,7 @@ def compared(before: LaunchProfile, now: LaunchProfile, against: str) -> Profile
     more = f" and {len(new) - MOST_CALLS} more" if len(new) > MOST_CALLS else ""
     return Profiled(
         calls=_calls(then, entry, by_rank=len(now.ranks) > 1),
-        hints=(*_hints(then, entry.profile), *_straggler(before, now)),
+        hints=_hints(then, entry.profile),
         notes=(f"{NOT_IN_EACH_STEP}: {', '.join(new[:MOST_CALLS])}{more}",) if new else (),
     )
 
@@ -105,26 +95,17 @@ def _waits(*profiles: Profile) -> set[str]:
     return {work.name for profile in profiles for work in profile.host_syncs}
 
 
-def _hints(before: Profile, now: Profile) -> list[str]:
+def _hints(before: Profile, now: Profile) -> tuple[str, ...]:
     step = now.split.step_us - before.split.step_us
     least = LEAST_SHARE * before.split.step_us
-    timed = [each.kernels or each.operators for each in (before, now)]
-    families = {
-        name: [sum(work.us for work in works if pattern.search(work.name)) for works in timed]
-        for name, pattern in _FAMILIES.items()
-    }
     parts = _both(before.split.parts(), now.split.parts())
     told = [_arrow(name, *times, step) for name, times in _most(parts, least)]
-    same = [name for name, (one, other) in families.items() if one and abs(other - one) <= UNCHANGED * one]
     first = ", ".join(told) or f"no part of a step differs by {LEAST_SHARE:.0%} of it"
-    unchanged = f"; {', '.join(same)} unchanged" if same else ""
     named = "kernels" if now.kernels else "operators"
-    singly = _both(*map(_times, timed))
+    singly = _both(*(_times(each.kernels or each.operators) for each in (before, now)))
     changed = [_arrow(name, *times) for name, times in _most(singly, least)]
-    return [
-        f"by time, a hint: {first}{unchanged}",
-        *([f"by time, a hint, of the {named}: {', '.join(changed)}"] if changed else []),
-    ]
+    singly_told = (f"by time, a hint, of the {named}: {', '.join(changed)}",) if changed else ()
+    return f"by time, a hint: {first}", *singly_told
 
 
 def _most(times: Mapping[str, tuple[float, float]], least: float) -> list[tuple[str, tuple[float, float]]]:
@@ -145,12 +126,3 @@ def _both(then: Mapping[str, float], today: Mapping[str, float]) -> dict[str, tu
 
 def _times(works: Iterable[Work]) -> dict[str, float]:
     return {work.name: work.us for work in works}
-
-
-def _straggler(before: LaunchProfile, now: LaunchProfile) -> list[str]:
-    rank = now.straggler
-    if rank is None or rank == before.straggler:
-        return []
-    others = [f"{us / 1e3:.1f}" for us in sorted(us for at, us in enumerate(now.busy_us) if at != rank)]
-    told = f"the others {others[0]} to {others[-1]} ms" if len(others) > 1 else f"the other {others[0]} ms"
-    return [f"by time, a hint: rank {rank} computes {now.busy_us[rank] / 1e3:.1f} ms a step, {told}"]

@@ -18,14 +18,9 @@ SCALE_EFFICIENCY = 0.8  # efficiency of the clipped variance relative to the pla
 _SCALE_CLIPPED_SQUARE = 0.7784655  # E[min(z^2, SCALE_CLIP^2)] of a standard normal z
 
 
-def sorted_logs(what: str, seconds: Sequence[float]) -> list[float]:
-    """Return the logarithms in ascending order. Raises ValueError, with `what`, unless all are sizes."""
-    if not seconds:
-        raise ValueError(f"{what}: no launches")
-    for index, value in enumerate(seconds):
-        if not 0 < value < math.inf:
-            raise ValueError(f"{what}: launch {index} is {value!r}, expected seconds above 0")
-    return sorted([math.log(value) for value in seconds])
+def sorted_logs(seconds: Sequence[float]) -> list[float]:
+    """Return the logarithms in ascending order; all values are above 0 and finite, and there is one."""
+    return sorted(map(math.log, seconds))
 
 
 def location(logs: list[float], sigma: float) -> float:

@@ -60,11 +60,14 @@ OPERATORS: Mapping[str, tuple[str, Where]] = {  # by operator, without overload:
     "cplib.flex_cp_allgather_backward": ("reduce_scatter", slice(2)),
 }
 
+ONE_FOR_EACH = frozenset(name for name in OPERATORS if name.startswith("cplib."))
+"""Operators that call a collective for each of their tensors, all others one for all."""
+
 
 def call_of(
     operator: str, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Tensor], phase: Phase
 ) -> Collective:
-    """The collective that one call of one of `OPERATORS` is. `results`: the tensors that it returned."""
+    """What one call of one of `OPERATORS` sends. `results`: the tensors that it returned."""
     kind, where = OPERATORS[operator]
     message = results if where == "out" else () if where is None else args[where]
     sent = [leaf for leaf in tree_leaves(message) if isinstance(leaf, Tensor)]
@@ -75,7 +78,7 @@ def call_of(
         apart=ranks[1] - ranks[0] if len(ranks) > 1 else 0,
         dtype=str(sent[0].dtype).removeprefix("torch.") if sent else "",
         phase=phase,
-        count=1,
+        count=len(sent) if operator in ONE_FOR_EACH else 1,
         bytes=sum(tensor.numel() * tensor.element_size() for tensor in sent),  # a sparse one has no `nbytes`
     )
 

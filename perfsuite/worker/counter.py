@@ -198,7 +198,9 @@ class StepCounter(TorchDispatchMode):
         counts = Counts(
             step=step,
             collectives=tuple(
-                calls[0].replace(count=len(calls), bytes=sum(call.bytes for call in calls))
+                calls[0].replace(
+                    count=sum(each.count for each in calls), bytes=sum(each.bytes for each in calls)
+                )
                 for _, calls in sorted(alike.items())
             ),
             memory=self.memory.end_step(),

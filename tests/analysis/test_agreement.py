@@ -9,7 +9,7 @@ from perfsuite.analysis import agreement
 from perfsuite.case.case import Case
 from perfsuite.frameworks.script import Script
 from perfsuite.results.counts import Collective, Counts
-from perfsuite.results.rank_report import Evidence, Flops, RankReport
+from perfsuite.results.rank_report import Evidence, Flops, Observed, RankReport
 from perfsuite.results.run import Run
 from tests.collected import collected
 from tests.samples import IMAGES, make_case, make_report, write_launch
@@ -72,8 +72,8 @@ def test_replicas_that_moved_apart_are_named() -> None:
     assert "after the last step, as b. Their gradients are not exchanged" in said
     assert said.endswith(
         "If they are not to be the same: with tensor or pipeline parallelism, say data_parallel=, the number "
-        "of ranks that see different data; with experts or embeddings that each rank has its own of, or "
-        "replicas that are averaged now and then, say Script(replicas='differ'), and they are not compared"
+        "of ranks that see different data; with experts of each rank, or replicas averaged at times, say "
+        "Script(replicas='differ')"
     )
 
 
@@ -264,6 +264,10 @@ def sent(size: int, ranks: int = 2) -> Collective:
     return collective("all_reduce", ranks=ranks, count=1, bytes=size)
 
 
+def in_parts(parts: str) -> Observed:
+    return Observed(settings={"context_parallel": parts}, environment={})
+
+
 FULL = Counts(collectives=(sent(4_000_000),), flops={"forward": FORWARD, "backward": 2 * FORWARD})
 """All of it."""
 ALONE = FULL.replace(collectives=())
@@ -288,7 +292,7 @@ def test_a_step_that_shows_all_its_work_hides_nothing() -> None:
 def test_what_a_rank_found_is_told_with_its_rank() -> None:
     first, second = launch(hidden=("a CUDA graph was replayed",))
     assert why([first, second]) == ("a CUDA graph was replayed",)
-    assert why([first, second.replace(hidden=("b",))]) == ("rank 0: a CUDA graph was replayed", "rank 1: b")
+    assert why([first, second.replace(hidden=("b",))]) == ("a CUDA graph was replayed", "b")
 
 
 def test_fewer_flops_than_the_formula_of_the_model() -> None:
@@ -300,6 +304,25 @@ def test_fewer_flops_than_the_formula_of_the_model() -> None:
     frozen = FLOPS.replace(per_token=14.0, trained_parameters=0)  # multiplied in forward as others
     assert why(launch(flops=frozen)) == ()
     assert why(launch(FULL.replace(flops={"forward": FORWARD // 2}), flops=frozen))
+
+
+def test_ring_attention_leaves_out_what_is_masked() -> None:
+    """Of four parts of a sequence it takes (4 + 1) / (2 x 4) of the products: 4 + 2 x 5 / 8 a token."""
+    takes = FORWARD * 5.25 / 6
+    enough, less = (FULL.replace(flops={"forward": int(share * takes)}) for share in (0.91, 0.89))
+    assert why(launch(enough, observed=in_parts("4"))) == ()
+    assert why(launch(less, observed=in_parts("4")))
+    assert why(launch(enough, observed=in_parts("1")))
+
+
+def test_parts_of_a_sequence_are_counted_once_where_layers_are_split_too() -> None:
+    """Of 256 tokens on eight ranks: two sequences, each in two parts, which two ranks train."""
+    for parts, is_told in (("1", True), ("2", False)):
+        ranks = [
+            each.replace(tokens_per_step=256, world_size=8, observed=in_parts(parts))
+            for each in saw(*[64] * 8)
+        ]
+        assert (agreement.tokens_differ(ranks, case_of()) is not None) == is_told
 
 
 def test_flops_that_nobody_knows_are_not_compared() -> None:

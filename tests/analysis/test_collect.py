@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from perfsuite import Script, documents
-from perfsuite.analysis.collect import NO_FLOAT8_PEAK, NO_TF32_PEAK, collect_profile
-from perfsuite.analysis.figures import UNMEASURED_STEPS
+from perfsuite.analysis.collect import collect_profile
+from perfsuite.analysis.figures import NO_FLOAT8_PEAK, NO_TF32_PEAK, UNMEASURED_STEPS
 from perfsuite.analysis.health import NOT_SAMPLED
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.errors import ReportError
@@ -150,14 +150,6 @@ def test_a_bad_launch_file_is_named(tmp_path: Path) -> None:
     run_dir.launch(0).write_text("[]")
     failure = failure_of(collected(run_dir))
     assert failure.message.startswith(f"{run_dir.launch(0)}: expected a JSON object")
-
-
-def test_a_report_in_another_ranks_file_is_an_error(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path, make_report(0))
-    documents.write(run_dir.rank(1), make_report(0))
-    failure = failure_of(collected(run_dir))
-    assert failure.kind == "ranks_disagree"
-    assert failure.message == "the files of ranks 0 to 1 hold the reports of [0, 0]"
 
 
 @pytest.mark.parametrize(
@@ -398,7 +390,7 @@ EXTRA = """
     def metric(name, **how):
         return Metric(name=name, label=name, unit="", better="lower", judged="shown", **how)
 
-    EQUAL = metric("equal", across_ranks="equal", recorder=object)
+    LARGEST = metric("largest", recorder=object)
     STEPS = metric("steps", read=lambda run: run.figures.tokens_per_s)
 """
 """A metric that ranks record, and one that is read out of the launch."""
@@ -408,19 +400,15 @@ def test_a_run_has_the_metrics_of_other_packages_that_its_case_file_names(
     tmp_path: Path, packages: Packages
 ) -> None:
     packages.install(
-        "extra-metrics", EXTRA, metrics="equal = extra_metrics:EQUAL\nsteps = extra_metrics:STEPS"
+        "extra-metrics", EXTRA, metrics="largest = extra_metrics:LARGEST\nsteps = extra_metrics:STEPS"
     )
-    run_dir = of_two(tmp_path / "a", {"extra": {"equal": 3.0}}, {"extra": {"equal": 3.0}})
+    run_dir = of_two(tmp_path / "a", {"extra": {"largest": 2.0}}, {"extra": {"largest": 3.0}})
     request = documents.read(run_dir.case, CaseFile)
-    documents.write(run_dir.case, request.replace(metrics=("equal", "steps")))
+    documents.write(run_dir.case, request.replace(metrics=("largest", "steps")))
     run = collected(run_dir)
     assert run.failure is None
-    assert run.figures.extra == {"equal": 3.0, "steps": run.figures.tokens_per_s}
+    assert run.figures.extra == {"largest": 3.0, "steps": run.figures.tokens_per_s}
     assert collected(both(tmp_path / "b")).figures == run.figures.replace(extra={})
-    documents.write(run_dir.rank(1), make_report(1, extra={"equal": 4.0}))
-    failure = failure_of(collected(run_dir))
-    assert failure.kind == "ranks_disagree"
-    assert failure.message.startswith("ranks disagree on equal (rank 0: 3, rank 1: 4)")
 
 
 def test_the_profiles_of_all_ranks_are_one(tmp_path: Path) -> None:

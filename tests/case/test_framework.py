@@ -19,10 +19,17 @@ from perfsuite.results.baseline import Baseline
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
-from perfsuite.testing import make_baseline
 from tests.cli import commands
 from tests.packages import Packages
-from tests.samples import make_case, make_figures, make_machine, make_result, make_run, write_session
+from tests.samples import (
+    make_baseline,
+    make_case,
+    make_figures,
+    make_machine,
+    make_result,
+    make_run,
+    write_session,
+)
 
 SIMULATED = """
 from typing import ClassVar

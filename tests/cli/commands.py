@@ -41,4 +41,4 @@ def hold(monkeypatch: pytest.MonkeyPatch, *held: Case) -> None:
     Path("bench_cases").mkdir(exist_ok=True)
     monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [*held])
     monkeypatch.setattr("perfsuite.launch.local.detect", make_machine)
-    monkeypatch.setattr(MachineLock, "take", lambda self, say, wait=True: None)
+    monkeypatch.setattr(MachineLock, "take", lambda self, say: None)

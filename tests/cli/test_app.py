@@ -33,16 +33,6 @@ def test_commands_look_where_pytests_ini_file_says(tmp_path: Path, monkeypatch: 
     assert make_case().id not in shown.stdout, "an option wins"
 
 
-@pytest.mark.parametrize(
-    "command", ["report --store", "baseline list --baselines", "history trend --history"]
-)
-def test_a_path_that_no_file_can_have_is_one_line(command: str) -> None:
-    done = run(*command.split(), 300 * "a", status=2)
-    assert done.output.count("\n") == 1
-    assert f"{60 * 'a'}" in done.output
-    assert done.output.endswith("...: File name too long: give another path\n")
-
-
 def test_a_link_to_itself_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     assert "no session in" in run("report", "--store", tmp_path / "loop", status=2).stderr

@@ -14,7 +14,6 @@ from perfsuite.dry import guard, limits
 from perfsuite.errors import AllocationOverError, CaseError
 from perfsuite.git import git
 from perfsuite.results.outcome import Outcome, Verdict
-from perfsuite.results.rank_report import Failure, FailureKind
 from perfsuite.session import against_arm
 from perfsuite.session.against_arm import AgainstArm, ByCounts, ByDryRuns
 from perfsuite.session.way import Trial, Way
@@ -38,24 +37,18 @@ class Verdicts:
     def __init__(self) -> None:
         self.outcome: Outcome = "passed"
         self.ways: list[Way] = []
-        self.outcomes: dict[tuple[type, str], Outcome] = {}
-        """Of some cases, by the way and the case."""
-        self.failure: Failure | None = None
-        """Of both arms, where a case fails by a dry run."""
         self.errors: dict[str, Exception] = {}
 
     def __call__(self, way: Way, trial: Trial) -> Verdict:
         self.ways.append(way)
         if trial.case.id in self.errors:
             raise self.errors[trial.case.id]
-        way.setup.listener.begin(trial.case.id, 20, 1)
-        outcome = self.outcomes.get((type(way), trial.case.id), self.outcome)
-        run = make_run(dry=way.dry, failure=self.failure if way.dry and outcome == "failed" else None)
+        way.setup.progress.begin(trial.case.id, 20, 1)
+        run = make_run(dry=way.dry)
         trial.runs += [run] * 3
         trial.before += [run] * 3
         changed = ("torch: 2.13.0 -> 2.14.0",)
-        failure = None if run.failure is None else run.failure.kind
-        return Verdict(outcome=outcome, launches=6, against="arm A", changed=changed, failure=failure)
+        return Verdict(outcome=self.outcome, launches=6, against="arm A", changed=changed)
 
 
 @pytest.fixture
@@ -170,7 +163,8 @@ def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:
         ("--against . --inject nosuch", "nosuch"),
         ("--against . --launcher nosuch", "there is no launcher 'nosuch'"),
         ("--against . --dry --inject slowdown=10%", "--dry with --inject: a dry run only"),
-        ("--against . --dry --tolerance 3%", "exactly: add --times, or leave it out"),
+        ("--against . --dry --tolerance 3%", "exactly: leave it out"),
+        ("--against . --dry --counts", "--dry with --counts: arms are compared one way"),
         ("--against . --counts --max-pairs 3", "--max-pairs is for times, and counts are compared exactly: "),
     ],
 )
@@ -179,49 +173,10 @@ def test_what_cannot_be_compared_is_refused(verdicts: Verdicts, arguments: str, 
     assert verdicts.ways == []
 
 
-EVERY_WAY = ("--dry", "--counts", "--times")
-
-
-def test_each_case_takes_the_cheapest_way_that_can_tell(verdicts: Verdicts, dry: None) -> None:
-    """CASE is counted only by a launch, OTHER not at all; GPU_CASE needs a GPU, and runs dry here."""
-    verdicts.outcomes = {
-        (ByDryRuns, CASE.id): "failed",
-        (ByDryRuns, OTHER.id): "inconclusive",
-        (ByCounts, OTHER.id): "inconclusive",
-    }
-    verdicts.failure = Failure(kind="not_dry", message="a shape depends on values")
-    result = command("--against", "main~1", "--report=out", "--json", *EVERY_WAY, "-k", "any")
-    taken = [[each["case_id"] for each in session["results"]] for session in json.loads(result.stdout)]
-    assert taken == [[GPU_CASE.id], [CASE.id], [OTHER.id]]
-    assert "3 passed" in Path("out/summary.md").read_text()
-    text = command("--against", "main~1", *EVERY_WAY, "-k", "any").stdout
-    headings = [text.index(f"by {way}:") for way in ("dry runs", "counts of one launch of each arm", "times")]
-    assert headings == sorted(headings)
-
-
-@pytest.mark.parametrize(
-    ("kind", "ways"), [("crash", [ByDryRuns, ByCounts]), (None, [ByDryRuns])], ids=["arm A, too", "arm B"]
-)
-def test_a_dry_run_that_fails_in_arm_a_too_says_nothing_of_arm_b(
-    verdicts: Verdicts, dry: None, kind: FailureKind | None, ways: list[type]
-) -> None:
-    verdicts.outcomes = {(ByDryRuns, CASE.id): "failed"}
-    verdicts.failure = None if kind is None else Failure(kind=kind, message="boom")
-    command("--against", "main~1", "--dry", "--counts", CASE.id, status=int(kind is None))
-    assert [type(way) for way in verdicts.ways] == ways
-
-
-def test_what_no_way_can_tell_is_not_decided(verdicts: Verdicts, dry: None) -> None:
+def test_what_is_not_counted_is_not_decided(verdicts: Verdicts, dry: None) -> None:
     verdicts.outcome = "inconclusive"
-    command("--against", "main~1", "--dry", "--counts", CASE.id, status=3)
     command("--against", "main~1", "--dry", CASE.id, status=3)
-    assert [type(way) for way in verdicts.ways] == [ByDryRuns, ByCounts, ByDryRuns]
-
-
-def test_a_case_that_no_way_can_run_is_refused_after_what_others_found(verdicts: Verdicts) -> None:
-    told = command("--against", "main~1", "--counts", CASE.id, GPU_CASE.id, status=2)
-    assert f"{GPU_CASE.id}: it is meant for h100" in " ".join(told.stderr.split())
-    assert verdicts.ways == []
+    assert [type(way) for way in verdicts.ways] == [ByDryRuns]
 
 
 @pytest.mark.launch

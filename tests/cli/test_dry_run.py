@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -150,7 +151,6 @@ ONE_OF_BOTH = "name the cases by their ids, or select them by -k"
         ((COMPILED.id,), "not by a dry run: torch.compile"),
         ((CASE.id, "--rank", "2"), f"rank 2 does not exist: {CASE.id} has ranks 0 to 1"),
         (("nosuch",), "is called 'nosuch'"),
-        (("nosuch", "--cases", "elsewhere"), "--cases elsewhere: no such directory"),
         ((), ONE_OF_BOTH),
         ((CASE.id, "-k", "a"), ONE_OF_BOTH),
     ],
@@ -177,4 +177,4 @@ def test_a_full_size_case_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
     commands.hold(monkeypatch, case)
     result = command(case.id, "--device", "cpu", "--rank", "63")
     assert "step 4 of rank 63, counted:" in result.stdout
-    assert "reduce_scatter float32 4.6" in result.stdout
+    assert re.search(r"reduce_scatter .* float32 .* 4\.6\d* GiB\n", result.stdout)

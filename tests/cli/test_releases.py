@@ -300,5 +300,4 @@ def test_yanked_releases_are_left_out_unless_they_are_named(
 @pytest.mark.launch
 def test_a_package_that_pip_does_not_find_is_refused(runs: Runs, index: Path) -> None:
     said = " ".join(command("--from", "1.0", status=2).stderr.split())
-    assert "there is no package 'some_thing', or no index can be reached: " in said
     assert "ERROR: No matching distribution found for some_thing" in said

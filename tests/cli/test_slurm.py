@@ -90,8 +90,8 @@ def test_a_session_runs_in_the_job_and_gives_its_exit_status(project: Path) -> N
     status, out, err = submit("--nodes=2", "--", "-k", "good")
     assert (status, "1 passed, 2 deselected" in out) == (0, True), err
     assert f"launched by slurm\non n1 of n[1-2] in {project}" in out
-    assert re.search(r"job \d+ (runs|ran) on n1, n2 \(queued \d+ s\)", err)
-    assert re.search(r"job \d+ ended: queued \d+ s, ran \d+ s", err)
+    assert re.search(r"job \d+ (runs|ran) on n1, n2", err)
+    assert re.search(r"job \d+ ended", err)
     (log,) = (project / ".perfsuite" / "slurm").iterdir()
     assert log.read_text() == out
 

@@ -92,7 +92,7 @@ def test_what_goes_wrong_in_the_framework_is_told_with_its_traceback(tmp_path: P
     [
         ("echo it can be", None),
         ("echo torch 2.13.0 is built for CUDA 13.0", "torch 2.13.0 is built for CUDA 13.0"),
-        ("echo No module named perfsuite >&2; exit 1", "/python does not tell: No module named perfsuite"),
+        ("echo No module named perfsuite >&2; exit 1", "/python: No module named perfsuite"),
     ],
 )
 def test_an_arm_is_asked_whether_its_torch_lets_cuda_be_pretended(

@@ -35,8 +35,7 @@ def test_without_a_compiler_the_reason_says_what_to_install_unless_it_is_built(
     monkeypatch.setattr(torch_build, "installed", lambda: FOR_CPUS)
     monkeypatch.setenv("PATH", "/nonexistent")
     assert guard.why_not() == "there is no C++ compiler: install g++ (apt-get install g++)"
-    with pytest.raises(DryRunError, match=r"there is no g\+\+; give --device cpu"):
-        guard.build(guard.library())
+    guard.library().parent.mkdir(parents=True)
     guard.library().touch()
     assert guard.why_not() is None
 
@@ -76,13 +75,6 @@ def test_two_processes_may_build_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     with ThreadPoolExecutor() as pool:
         list(pool.map(guard.build, [guard.library()] * 4))
     assert [file.read_text() for file in guard.library().parent.iterdir()] == ["built\n"]
-
-
-def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(DryRunError, match="Set XDG_CACHE_HOME"):
-        guard.build(guard.library())
 
 
 BACKWARD = """

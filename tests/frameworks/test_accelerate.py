@@ -10,7 +10,7 @@ from perfsuite import Accelerate, Topology
 from perfsuite.case.case import CaseFile
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError, FileError
-from perfsuite.frameworks.accelerate import LaunchConfig
+from perfsuite.frameworks.common.accelerate_config import LaunchConfig
 from tests.frameworks.test_base import SMALL, measured, observed
 from tests.samples import make_case, make_gpu_machine, make_machine
 
@@ -210,15 +210,19 @@ def test_a_case_carries_its_file(config: Path) -> None:
         (
             {"strategy": "fsdp2", "sharding_strategy": "NO_SHARD"},
             "sharding_strategy='NO_SHARD' does not go with strategy 'fsdp2', which takes "
-            "reshard_after_forward, cpu_offload, dp_replicate_size, dp_shard_size, tp_size",
+            "reshard_after_forward, cpu_offload, dp_replicate_size, dp_shard_size, cp_size, tp_size",
         ),
         (
             {"strategy": "ddp", "cpu_offload": True},
-            "cpu_offload=True does not go with strategy 'ddp', which takes no options",
+            "cpu_offload=True does not go with strategy 'ddp', which takes float8",
         ),
         (
             {"strategy": "fsdp1", "dp_shard_size": 2},
             "dp_shard_size=2 does not go with strategy 'fsdp1', which takes sharding_strategy, ",
+        ),
+        (
+            {"strategy": "fsdp1", "float8": "rowwise"},
+            "float8='rowwise' does not go with strategy 'fsdp1', which takes sharding_strategy, ",
         ),
         (
             {"config": "mine.yaml", "reshard_after_forward": False},

@@ -168,6 +168,25 @@ def test_float8_trains_the_same_sharded_and_nearly_as_without(ddp: Run, tmp_path
 
 
 @pytest.mark.launch
+@pytest.mark.parametrize(
+    "framework",
+    [
+        Accelerate(strategy="fsdp2", float8="tensorwise"),
+        pytest.param(Accelerate(strategy="ddp", float8="rowwise"), marks=pytest.mark.nightly),
+        Trainer(fsdp="full_shard auto_wrap", float8="tensorwise"),
+        pytest.param(Trainer(float8="tensorwise"), marks=pytest.mark.nightly),
+    ],
+    ids=["accelerate", "accelerate-ddp", "trainer", "trainer-ddp"],
+)
+def test_accelerate_trains_nearly_the_same_in_float8(framework: Framework, ddp: Run, tmp_path: Path) -> None:
+    run = measured(COUNTED.replace(framework=framework, precision="bf16-mixed"), tmp_path)
+    assert run.loss == pytest.approx(ddp.loss, rel=0.02)
+    gathered = {each.dtype for each in run.counts[0].counts.collectives if each.kind == "all_gather"}
+    assert ("uint8" in gathered) == ("gathered in float8" in observed(run).settings["low_precision_modules"])
+    assert any(note.startswith("no MFU: matmuls ran in fewer than 16 bits") for note in run.notes)
+
+
+@pytest.mark.launch
 def test_a_mixture_of_experts_trains_the_same_sharded(tmp_path: Path) -> None:
     experts = Model.from_config(MIXTRAL, name="mixtral-tiny")
     whole, sharded = (

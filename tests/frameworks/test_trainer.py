@@ -30,10 +30,15 @@ def test_the_id_tells_the_options() -> None:
         ({"fsdp": "full_shard no_shard"}, "leave it empty for DDP, got 'full_shard no_shard'"),
         ({"fsdp": "no_shard"}, "no_shard is of FSDP1: fsdp_version=1, or full_shard, shard_grad_op"),
         ({"fsdp_version": 1}, "fsdp_version=1 without fsdp; name what to shard"),
+        ({"float8": "rowwise"}, "float8: Input should be 'tensorwise', got 'rowwise'"),
+        (
+            {"fsdp": "full_shard", "fsdp_version": 1, "float8": "tensorwise"},
+            "float8='tensorwise' goes with DDP and FSDP2, not with fsdp_version=1",
+        ),
         ({"fsdp_version": 3}, "fsdp_version: Input should be 1 or 2, got 3"),
         (
             {"dp_shard_size": 2},
-            "dp_replicate_size=1, dp_shard_size=2, tp_size=1: degrees are of FSDP2; name what to shard",
+            "dp_replicate_size=1, dp_shard_size=2, cp_size=1, tp_size=1: degrees are of FSDP2; name",
         ),
         ({"fsdp": "full_shard", "fsdp_version": 1, "tp_size": 2}, "tp_size=2: degrees are of FSDP2"),
     ],

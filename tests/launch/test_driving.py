@@ -103,13 +103,9 @@ def test_the_variables_of_a_job_win_and_its_agents_leave_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Tree")
-    monkeypatch.setenv("COV_CORE_SOURCE", "perfsuite")
-    monkeypatch.setenv("COVERAGE_PROCESS_START", "/somewhere")
     ours = replace(job(tmp_path), variables={"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "0"})
     environment = driving.environment(ours)
     assert environment["NCCL_ALGO"] == "Ring"
-    traced = {"COV_CORE_SOURCE", "COVERAGE_PROCESS_START"}
-    assert traced.isdisjoint(environment), "nothing traces what is measured"
     assert environment["CUDA_VISIBLE_DEVICES"] == "0"
     assert environment["PERFSUITE_JOB_VARIABLES"] == "NCCL_ALGO CUDA_VISIBLE_DEVICES"
     assert "PERFSUITE_JOB_VARIABLES" not in driving.environment(job(tmp_path / "other"))
@@ -117,7 +113,7 @@ def test_the_variables_of_a_job_win_and_its_agents_leave_them(
 
 OF_GPUS = (
     *("CUDA_DEVICE_ORDER", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
-    *("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+    "TORCH_FR_DUMP_TEMP_FILE",
 )
 NUMBERED = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 ENDED_LAST = {**NUMBERED, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "960"}
@@ -125,7 +121,6 @@ FLIGHT_RECORDER = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     "TORCH_FR_DUMP_TEMP_FILE": "{launch}/nccl-flight-recorder-rank-",
 }
-OLDER_NAME = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine"}
 
 
 @pytest.mark.parametrize(
@@ -133,10 +128,9 @@ OLDER_NAME = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine"}
     [
         ("cpu", {}, {}),
         ("cuda", {}, {**ENDED_LAST, **FLIGHT_RECORDER}),
-        ("cuda", dict.fromkeys(OF_GPUS[:4], "7"), {**dict.fromkeys(OF_GPUS[1:4], "7"), **NUMBERED}),
-        ("cuda", OLDER_NAME, {**ENDED_LAST, **OLDER_NAME}),
+        ("cuda", dict.fromkeys(OF_GPUS, "7"), {**dict.fromkeys(OF_GPUS[1:], "7"), **NUMBERED}),
     ],
-    ids=["cpu", "cuda", "all set by the user", "flight recorder set by the user"],
+    ids=["cpu", "cuda", "all set by the user"],
 )
 def test_gpus_are_numbered_as_nvml_does_and_nccl_ends_a_job_last_and_leaves_its_flight_recorder(
     tmp_path: Path,

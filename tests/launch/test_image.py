@@ -120,7 +120,7 @@ def test_an_image_that_cannot_be_pulled_says_why_and_how_to_try_it(only: str, tm
         "#!/bin/sh\n[ $1 = version ] && exit\n"
         f"printf '{said}\\n\\nRun docker run --help for more\\n' >&2; exit 125\n"
     )
-    told = rf"the image does not run \({said}\)\. See why, .*: \S+ -c"
+    told = rf"the image does not run \(\S+: {said}\)\. See why, .*: \S+ -c"
     with pytest.raises(CaseError, match=told) as error:
         resolve("--arm", "image:a", root=tmp_path, store=tmp_path / "store")
     script = str(error.value).rpartition(": ")[2].split()[0]

@@ -147,12 +147,6 @@ def test_a_lock_of_uv_needs_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         installed.environment(tmp_path / "uv.lock", "a", tmp_path / "store")
 
 
-def test_files_that_neither_installs_from_are_refused(tmp_path: Path) -> None:
-    for name in installed.NO_REQUIREMENTS:
-        with pytest.raises(PackageError, match=rf"{name} is no file for pip or uv: name a requirements file"):
-            installed.environment(tmp_path / name, "a", tmp_path / "store")
-
-
 def test_a_lock_of_uv_is_of_a_commit_where_it_names_packages_of_the_repository(tmp_path: Path) -> None:
     lock = tmp_path / "uv.lock"
 

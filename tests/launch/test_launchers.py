@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.errors import CaseError, ExtensionError, MachineError
+from perfsuite.errors import CaseError, MachineError
 from perfsuite.launch.launchers import launcher, usual
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.slurm.launcher import SlurmLauncher
@@ -62,8 +62,5 @@ def test_a_name_that_nobody_has_is_refused(packages: Any) -> None:
 
 
 def test_another_package_adds_one(packages: Any) -> None:
-    points = "k8s = perfsuite_k8s:Pods\nhalf = perfsuite_k8s:Half"
-    packages.install("perfsuite-k8s", THEIRS, launchers=points)
+    packages.install("perfsuite-k8s", THEIRS, launchers="k8s = perfsuite_k8s:Pods")
     assert launcher("k8s").name == "k8s"
-    with pytest.raises(ExtensionError, match="it has not the methods of perfsuite"):
-        launcher("half")

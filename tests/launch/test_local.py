@@ -17,7 +17,7 @@ import pytest
 
 from perfsuite import DDP, Case, Fake, Script, Topology, documents
 from perfsuite.case.case import CaseFile
-from perfsuite.errors import FileError, LaunchError
+from perfsuite.errors import LaunchError
 from perfsuite.launch import hang, local
 from perfsuite.launch.base import Job
 from perfsuite.launch.local import LocalLauncher
@@ -286,13 +286,6 @@ def test_where_a_rank_of_a_script_fails_the_others_do_not_go_on(tmp_path: Path) 
     assert failure is not None
     assert (failure.kind, failure.rank) == ("crash", 1)
     assert failure.message == "the script ended with exit code 7, before an optimizer step could be seen"
-
-
-@pytest.mark.fault("report is of another launch")
-def test_a_directory_that_holds_another_launch_is_refused(tmp_path: Path) -> None:
-    launch_once(FAKE, detect(), tmp_path)
-    with pytest.raises(FileError, match="holds another launch"):
-        launch_once(FAKE, detect(), tmp_path)
 
 
 ESCAPES = """

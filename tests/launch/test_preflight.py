@@ -10,7 +10,7 @@ from perfsuite import documents
 from perfsuite.case.case import CaseFile, Topology
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import AllocationOverError
-from perfsuite.launch.base import Job, Launcher, OnProgress, no_progress
+from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.preflight import judged, preflight
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import DeviceHealth, Health, LaunchFile
@@ -68,7 +68,6 @@ def all_good(run_dir: RunDir) -> None:
 
 def test_it_is_a_job_whose_ranks_only_probe(tmp_path: Path) -> None:
     launcher = Pretends(all_good)
-    assert isinstance(launcher, Launcher)
     seen = preflight(launcher, make_machine(), 3, tmp_path, names=NAMES)
     (job,) = launcher.jobs
     asked = documents.read(job.run_dir.case, CaseFile)

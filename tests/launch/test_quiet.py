@@ -22,14 +22,13 @@ BUSY, OTHER = 4711, 4712
 @pytest.fixture(autouse=True)
 def _named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quiet, "name_of", lambda pid: f"train (pid {pid})")
-    monkeypatch.setattr(quiet, "_may_use", lambda cores, pid: True)
 
 
 def at(seconds: float, steal_s: float = 0.0, **spent: float) -> Cores:
     """Two cores after so many seconds; `pN` is what process N has spent."""
     by_process = {(int(name[1:]), 1.0): each for name, each in spent.items()}
     cpu = {"processes_s": sum(spent.values()), "steal_s": steal_s, "total_s": 2 * seconds}
-    return Cores(**cpu, allowed=frozenset({0, 1}), by_process=by_process)
+    return Cores(**cpu, by_process=by_process)
 
 
 # What others do
@@ -66,19 +65,16 @@ def test_what_others_use_of_the_cores_is_said_with_who_they_are(
     assert who(before, after, OURS) == named
 
 
-def test_who_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most three, none that does next to nothing, and none that may not use our cores."""
+def test_who_is_named() -> None:
+    """At most three, and none that does next to nothing."""
     after = at(10, p1=0.1, p2=1, p3=4, p5=3, p6=2)
     assert who(at(0), after, OURS) == "train (pid 3) 20%, train (pid 5) 15%, train (pid 6) 10%"
     born = replace(at(10), by_process={(BUSY, 5.0): 2.0})
     assert who(at(0, p4711=100), born, OURS) == "train (pid 4711) 10%", "another that has an older one's id"
-    monkeypatch.setattr(quiet, "_may_use", lambda cores, pid: pid != BUSY)
-    assert who(at(0), at(10, p4711=9, p4712=5), OURS) == "train (pid 4712) 25%"
 
 
 def test_this_machines_cores_can_be_read() -> None:
     seen = cores()
-    assert seen.allowed == frozenset(os.sched_getaffinity(0))
     assert seen.total_s > seen.processes_s > 0
     assert any(pid == OURS for pid, _ in seen.by_process)
 

@@ -43,7 +43,7 @@ def test_what_cannot_be_combined_is_known_beforehand(changes: dict[str, Any], re
     assert reason in str(unsupported(SMALL.replace(**changes), detect()))
 
 
-@pytest.mark.parametrize(("package", "field"), [("peft", "lora"), ("bitsandbytes", "quantization")])
+@pytest.mark.parametrize(("package", "field"), [("peft", "lora"), ("bitsandbytes", "quantization '4bit'")])
 def test_an_extra_that_is_not_installed_is_named(
     without: Callable[[str], None], package: str, field: str
 ) -> None:

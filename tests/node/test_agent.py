@@ -21,7 +21,7 @@ from perfsuite.node.lease import Lease
 from perfsuite.node.processes import JOB_MARK, POLL_S
 from perfsuite.node.ranks import AgentJob
 from perfsuite.results.rank_report import Failure
-from perfsuite.results.run import LaunchFile, OomKills
+from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import RunDir
 from tests.node.conftest import Passing
 from tests.node.fake_nvml import Nvml
@@ -190,12 +190,11 @@ def test_a_node_that_ends_the_job_waits_for_the_stacks_of_the_other_nodes(
     assert passing.seconds == pytest.approx(waited, abs=1.01 * POLL_S)
 
 
-def kernel(directory: Path, groups: str, files: dict[str, int], kills: int) -> tuple[Path, Path]:
+def kernel(directory: Path, groups: str, files: dict[str, int]) -> tuple[Path, Path]:
     """Return stand-ins for /proc and /sys/fs/cgroup."""
     proc, cgroups = directory / "proc", directory / "cgroup"
     (proc / "self").mkdir(parents=True)
     (proc / "self" / "cgroup").write_text(groups)
-    (proc / "vmstat").write_text(f"nr_free_pages 7\noom_kill {kills}\n")
     for name, count in files.items():
         (cgroups / name).parent.mkdir(parents=True)
         (cgroups / name).write_text(f"low 0\noom 9\noom_kill {count}\noom_group_kill 0\n")
@@ -210,21 +209,13 @@ def kernel(directory: Path, groups: str, files: dict[str, int], kills: int) -> t
     ],
     ids=["version 2", "version 1"],
 )
-def test_the_kernels_counters_are_those_of_our_control_group_and_of_the_machine(
-    tmp_path: Path, groups: str, file: str
-) -> None:
-    assert oom_kills(None, *kernel(tmp_path, groups, {file: 3}, 5)) == OomKills(of_group=3, of_machine=5)
+def test_the_kernels_counters_are_those_of_our_control_group(tmp_path: Path, groups: str, file: str) -> None:
+    assert oom_kills(*kernel(tmp_path, groups, {file: 3})) == 3
 
 
 def test_a_counter_that_is_missing_or_no_number_counts_nothing(tmp_path: Path) -> None:
-    assert oom_kills(None, tmp_path, tmp_path) == OomKills()
-    assert oom_kills(None, *kernel(tmp_path / "odd", "no control groups\n", {}, 2)) == OomKills(of_machine=2)
-    proc, cgroups = kernel(tmp_path, "0::/\n", {}, 2)
-    (proc / "vmstat").write_text("oom_kill many\n")
-    assert oom_kills(None, proc, cgroups) == OomKills()
-
-
-def test_what_was_killed_before_is_none_of_the_launchs(tmp_path: Path) -> None:
-    now = kernel(tmp_path, "0::/\n", {"memory.events": 3}, 5)
-    assert oom_kills(OomKills(of_group=2, of_machine=1), *now) == OomKills(of_group=1, of_machine=4)
-    assert oom_kills(OomKills(of_group=4, of_machine=6), *now) == OomKills(), "one that began anew"
+    assert oom_kills(tmp_path, tmp_path) == 0
+    assert oom_kills(*kernel(tmp_path / "odd", "no control groups\n", {})) == 0
+    proc, cgroups = kernel(tmp_path, "0::/job\n", {"job/memory.events": 2})
+    (cgroups / "job" / "memory.events").write_text("oom_kill many\n")
+    assert oom_kills(proc, cgroups) == 0

@@ -57,7 +57,7 @@ def test_metrics_of_other_packages_have_a_column_where_any_case_has_them() -> No
     results = [make_result(now(), before=None), make_result(extra, before=None)]
     assert [column.heading.split()[0] for column in extras(results)] == ["a", "b"]
     cells = [[column.text(result) for column in extras(results)] for result in results]
-    assert cells == [["-", "-"], ["3.0", "1.5"]]
+    assert cells == [["-", "-"], ["3.00", "1.50"]]
     assert extras(results[:1]) == []
 
 

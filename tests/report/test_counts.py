@@ -1,22 +1,18 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from perfsuite.report import counts
 from perfsuite.report.text import NONE
-from perfsuite.results.counts import Counts, PythonCalls
+from perfsuite.results.counts import PythonCalls
 from perfsuite.results.outcome import CountCheck
 from tests.counted import (
     BUCKETS,
     GIB,
     HOST_READ,
     make_check,
-    make_collective,
     make_compiled,
     make_counts,
-    make_entries,
     make_finding,
     make_memory,
 )
@@ -24,11 +20,6 @@ from tests.counted import (
 NO_FINDINGS = make_check(outcome="passed").replace(findings=())
 PYTHON = PythonCalls(version="3.11", calls={"forward": 1_000, "backward": 200}, functions={"a.b": 9})
 NOT_COUNTED = CountCheck(outcome="not counted", compared=False, notes=("a", "b"))
-
-
-def line(begin: str, **changes: Any) -> str:
-    [found] = [each for each in counts.lines(make_entries(make_counts(**changes))) if begin in each]
-    return found.strip()
 
 
 # Amounts and names
@@ -42,21 +33,6 @@ def test_amounts_are_sums_over_phases_and_groups() -> None:
     assert counts.in_short(step) == f"{counts.in_short(bare)}, at most 41.0 GiB live"
 
 
-def test_bytes_by_kind_put_phases_and_groups_together_and_dtypes_apart() -> None:
-    collectives = (
-        make_collective(bytes=10),
-        make_collective(bytes=10, phase="backward"),
-        make_collective(bytes=10, ranks=8, apart=8),
-        make_collective(bytes=50, dtype="float32"),
-        make_collective(bytes=0, kind="barrier", dtype=""),
-    )
-    assert list(counts.bytes_by_kind(make_counts(collectives=collectives)).items()) == [
-        ("all_gather float32", 50),
-        ("all_gather bfloat16", 30),
-        ("barrier", 0),
-    ]
-
-
 def test_the_peak_by_part_says_when_nameless_tensors_were_made() -> None:
     at_peak = {"kept": 3, "recompute": 5, "gradient": 0, "unsharded": 4}
     parts = counts.peak_by_part(make_memory(at_peak=at_peak))
@@ -66,41 +42,7 @@ def test_the_peak_by_part_says_when_nameless_tensors_were_made() -> None:
 # What a step did
 
 
-def test_a_step_in_lines() -> None:
-    assert counts.lines(make_entries()) == [
-        "step 4 of ranks 0-63, counted:",
-        "  collectives: all_gather bfloat16 30.0 GiB in 65 calls, "
-        "reduce_scatter float32 29.9 GiB in 33 calls, "
-        "all_reduce float32 4 bytes in 1 call, barrier in 1 call",
-        "  computed: 551.0 TFLOP: forward 158.0 TFLOP, recompute 59.0 TFLOP, backward 334.0 TFLOP",
-        "  called: 11,891 kernels, 1 host read, copied cpu to cuda 2 times",
-        "  live tensors: at most 41.0 GiB, in backward: made in forward 29.0 GiB, "
-        "made in backward 8.00 GiB, unsharded 2.00 GiB, optimizer state 1.00 GiB, "
-        "parameter 512.0 MiB, kept from before 512.0 MiB",
-    ]
-
-
-def test_a_step_says_what_it_keeps_what_was_compiled_and_what_has_no_formula() -> None:
-    kept = make_memory(growth=131072, peak_in="start", at_peak={"parameter": 5})
-    assert line("live", memory=kept) == (
-        "live tensors: at most 41.0 GiB, at the start: parameter 5 bytes; 128.0 KiB more after the step"
-    )
-    assert line("compiled", compiled=make_compiled()) == (
-        "compiled: 2 graphs, 1 graph break (1 x data-dependent branch), 1 recompilation, 31 kernels generated"
-    )
-    assert ", 0 graph breaks, " in line("compiled", compiled=make_compiled(breaks={}))
-    missing = {"ours.fused_mlp": 4, "aten._new_mm": 1}
-    told = "without those of ours.fused_mlp in 4 calls, aten._new_mm in 1 call: no formula"
-    assert told in line("computed", without_flops=missing)
-    assert f"FLOPs are {told}." in counts.tables(make_counts(without_flops=missing))[1].caption
-
-
 def test_a_step_says_which_copies_wait_and_what_python_calls() -> None:
-    told = line("called", blocking_copies={"cpu to cuda": 1}, python=PYTHON)
-    assert told == (
-        "called: 11,891 kernels, 1,200 Python functions, 1 host read, "
-        "copied cpu to cuda 2 times, 1 of them blocking"
-    )
     work = counts.tables(make_counts(blocking_copies={"cpu to cuda": 1}, python=PYTHON))[1]
     assert work.caption.endswith(" Copied cpu to cuda 2 times, 1 of them blocking.")
     assert work.headers == ("phase", "FLOPs", "kernels", "host reads", "Python calls")
@@ -108,25 +50,9 @@ def test_a_step_says_which_copies_wait_and_what_python_calls() -> None:
     assert work.rows[-1][-1] == "1,200"
 
 
-def test_a_step_that_did_nothing_has_no_empty_lists() -> None:
-    assert counts.lines(make_entries(Counts())) == [
-        "step 4 of ranks 0-63, counted:",
-        "  collectives: none",
-        "  computed: 0 FLOP",
-        "  called: 0 kernels, 0 host reads",
-    ]
-
-
-def test_of_many_entries_the_first_are_told_and_the_others_counted() -> None:
-    told = counts.lines(make_entries(*[make_counts(host_reads={"forward": rank}) for rank in range(5)]))
-    shown = [f"step 4 of rank {rank}, counted:" for rank in (0, 1)]
-    left = "the step of 3 ranks more: the HTML report tells"
-    assert [each for each in told if "step" in each] == [*shown, left]
-
-
 def test_a_step_in_tables() -> None:
     tables = counts.tables(make_counts())
-    collectives, work, memory = (list(table.rows) for table in tables)
+    collectives, done, memory = (list(table.rows) for table in tables)
     assert collectives == [
         ("reduce_scatter", "64 ranks", "float32", "backward", "33", "29.9 GiB"),
         ("all_gather", "64 ranks", "bfloat16", "forward", "33", "15.0 GiB"),
@@ -134,7 +60,7 @@ def test_a_step_in_tables() -> None:
         ("all_reduce", "8 ranks, 8 apart", "float32", "forward", "1", "4 bytes"),
         ("barrier", "64 ranks", NONE, "optimizer", "1", "0 bytes"),
     ]
-    assert work == [
+    assert done == [
         ("forward", "158.0 TFLOP", "3,907", "1"),
         ("recompute", "59.0 TFLOP", "1,580", "0"),
         ("backward", "334.0 TFLOP", "6,402", "0"),
@@ -149,6 +75,10 @@ def test_a_step_in_tables() -> None:
         "allocations": "5,309",
     }
     assert [table.headers[0] for table in counts.tables(make_counts(collectives=()))] == ["phase", "memory"]
+    at_start, missing = make_memory(peak_in="start"), {"ours.fused_mlp": 4, "aten._new_mm": 1}
+    _, work, kept = counts.tables(make_counts(memory=at_start, without_flops=missing))
+    assert "without those of ours.fused_mlp in 4 calls, aten._new_mm in 1 call: no formula." in work.caption
+    assert kept.rows[0] == ("peak, at the start", "41.0 GiB")
 
 
 def test_a_compiled_step_has_a_table_of_what_was_compiled_and_none_of_memory() -> None:

@@ -62,12 +62,6 @@ def test_what_is_not_counted_is_said(changes: dict[str, Any], line: str) -> None
     assert prediction(DryFacts(roofline=limit(**changes)))[-1] == line
 
 
-def test_a_step_of_next_to_nothing_has_no_speed_of_light() -> None:
-    assert prediction(DryFacts(roofline=limit(flops=10**6, wire_bytes=0))) == [
-        "a step has less than 0.1 ms of work for this card: the host that launches it takes longer"
-    ]
-
-
 def test_what_decided_stands_apart_from_all_that_was_judged() -> None:
     told = explained(make_explained(make_gpu_result(2, "regressed")))
     assert told.verdict == "regressed after 3 launches"

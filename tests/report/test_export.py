@@ -12,7 +12,7 @@ import prometheus_client.parser
 import pytest
 
 from perfsuite.frameworks.fake import Fake
-from perfsuite.report.export import FORMATS, bencher, figures, hud, newest, openmetrics
+from perfsuite.report.export import FORMATS, figures, hud, newest, openmetrics
 from perfsuite.results.outcome import CountCheck, Verdict
 from perfsuite.results.session_file import Measurement, SessionFile
 from tests.counted import NOT_COUNTED
@@ -57,18 +57,6 @@ HUD_SCHEMA = {
 github.com/pytorch/test-infra, less those that the upload adds; what is required, from "Benchmark results
 format" in github.com/pytorch/pytorch/wiki/PyTorch-OSS-benchmark-infra."""
 
-BENCHER_SCHEMA = {
-    "type": "object",
-    "propertyNames": {"minLength": 1, "maxLength": 1024},
-    "additionalProperties": {
-        "type": "object",
-        "propertyNames": {"minLength": 1, "maxLength": 64},
-        "additionalProperties": record(["value"], value=NUMBER, lower_value=NUMBER, upper_value=NUMBER),
-    },
-}
-"""Written from the JSON schema and the lengths of names in
-bencher.dev/docs/reference/bencher-metric-format."""
-
 
 def session_of(*results: Measurement) -> SessionFile:
     return make_session(0).replace(results=results)
@@ -77,12 +65,6 @@ def session_of(*results: Measurement) -> SessionFile:
 def records(session: SessionFile) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(hud(session), parse_constant=pytest.fail)
     jsonschema.validate(found, HUD_SCHEMA)
-    return found
-
-
-def metrics(session: SessionFile) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads(bencher(session), parse_constant=pytest.fail)
-    jsonschema.validate(found, BENCHER_SCHEMA)
     return found
 
 
@@ -127,16 +109,6 @@ def test_hud_has_a_record_for_each_figure_with_the_value_of_each_launch() -> Non
     assert "gpu_count" not in runner
 
 
-def test_bencher_has_the_median_between_the_lowest_and_the_highest_launch() -> None:
-    (result,) = make_session(1).results
-    speeds = sorted(run.figures.tokens_per_s or 0 for run in result.runs)
-    found = metrics(make_session(1))[result.case_id]
-    assert found["tokens_per_s"] == {"value": speeds[1], "lower_value": speeds[0], "upper_value": speeds[2]}
-    assert set(found) == {"tokens_per_s", "peak_memory_bytes"}
-    one = make_result(make_run())  # which has no bounds
-    assert metrics(session_of(one))[one.case_id]["tokens_per_s"] == {"value": one.figures.tokens_per_s}
-
-
 def test_openmetrics_has_gauges_with_the_case_the_class_and_the_outcome() -> None:
     (result,) = make_session(1).results
     name = 'a"b\\c\nd'
@@ -175,7 +147,6 @@ def test_no_format_has_figures_of_what_failed_or_was_unhealthy() -> None:
     left_out = {each.case_id for each in EVERYTHING.results if each.outcome in ("failed", "unhealthy")}
     shown = cases - left_out
     assert len(left_out) == 2
-    assert set(metrics(EVERYTHING)) == shown
     found, gauges = records(EVERYTHING), samples(EVERYTHING)
     assert {each["model"]["name"] for each in found if each["metric"].get("benchmark_values")} == shown
     assert {each["model"]["name"] for each in found if each["metric"]["name"] == "outcome"} == cases
@@ -190,7 +161,6 @@ def test_launches_on_a_sick_machine_and_injected_faults_are_not_among_the_values
     assert figures(result)["tokens_per_s"] == [100, 100]
     injected = make_result(make_run(inject="slowdown=30%"))
     assert figures(injected) == {}
-    assert metrics(session_of(injected)) == {}
 
 
 def test_what_is_not_measured_is_left_out_and_never_zero() -> None:
@@ -198,13 +168,11 @@ def test_what_is_not_measured_is_left_out_and_never_zero() -> None:
     result = result.replace(verdict=Verdict(outcome="recorded", launches=1))
     session = session_of(result)
     assert figures(result) == {}
-    assert metrics(session) == {}
     assert [each["metric"]["name"] for each in records(session)] == ["outcome"]
     assert list(samples(session)) == [("perfsuite_outcome", result.case_id)]
     assert {name: write(session_of()) for name, write in FORMATS.items()} == {
         "hud": "[]\n",
         "openmetrics": "# EOF\n",
-        "bencher": "{}\n",
     }
 
 
@@ -226,5 +194,4 @@ def test_of_a_case_measured_twice_the_last_result_is_written() -> None:
     other = make_result(make_run(case=make_case(framework=Fake(step_ms=9))), before=None)
     session = session_of(first, other, last)
     assert len(newest(session)) == 2
-    assert metrics(session)[first.case_id]["tokens_per_s"]["value"] == 200
     assert samples(session)["perfsuite_tokens_per_s", first.case_id][0] == 200

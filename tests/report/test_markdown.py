@@ -7,7 +7,7 @@ from markdown_it import MarkdownIt
 
 from perfsuite.report.markdown import MAX_EXPLAINED, MAX_ROWS, render, text
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
-from tests.counted import FULL_SIZE, make_check, make_counted, make_dry, make_finding
+from tests.counted import make_check, make_counted, make_finding
 from tests.report.html.test_page import EVIL, make_evil
 from tests.samples import make_result, make_shared, never_run, now
 from tests.sessions import make_blind, make_gpu_result, make_session
@@ -160,11 +160,3 @@ def test_it_stays_far_below_what_github_takes() -> None:
     assert cut == [f"and {3000 - MAX_ROWS} more"] * 4
     worst = make_counted(make_check(*[make_finding(sentence="|" * 3000)] * 500))
     assert len(render([make_session(0).replace(results=(worst,) * 500)]).encode()) < MIB
-
-
-def test_dry_runs_have_a_table_of_what_was_counted() -> None:
-    why = f"{make_finding().sentence}; and 1 count more"
-    assert of(make_dry()).rows[:2] == [
-        ["verdict", "case", "why", "computed", "collectives", "live peak"],
-        ["regressed (dry run)", FULL_SIZE.id, why, "551.0 TFLOP", "59.9 GiB", "41.0 GiB"],
-    ]

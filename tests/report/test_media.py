@@ -7,10 +7,10 @@ from itertools import chain
 
 import pytest
 
-from perfsuite.report import counts, markdown
+from perfsuite.report import markdown
 from perfsuite.report.explained import explained
 from perfsuite.report.html import page
-from perfsuite.report.terminal import explanation, table
+from perfsuite.report.terminal import explanation, step_of, table
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
 from tests.counted import BUCKETS, FACTS, NOT_COUNTED, make_check, make_dry, make_entries
@@ -71,7 +71,7 @@ Medium = Callable[..., str]
 ORDER: dict[Medium, tuple[str, ...]] = {
     on_terminal: (
         *("verdict", "why", "reasons", "counts", "findings", "listed", "remarks", "checks", "excuses"),
-        *("predicted", "step", "notes", "changed", "files", "traces", "tracebacks"),
+        *("predicted", "notes", "changed", "files", "traces", "step", "tracebacks"),
     ),
     in_markdown: (
         *("why", "reasons", "decisive", "findings", "excuses", "not_counted", "changed", "traces", "notes"),
@@ -81,11 +81,13 @@ ORDER: dict[Medium, tuple[str, ...]] = {
         *("notes", "files"),
     ),
 }
-"""The fields of `Explained` that a medium tells; `step`: what a step did, in words."""
+"""The fields of `Explained` that a medium tells; `step`: what a step did."""
 
 
 def lines(result: Measurement, field: str) -> Iterator[str]:
-    told = {**vars(explained(result)), "step": counts.lines(result.counts)}[field]
+    told = {**vars(explained(result)), "step": [line for entry in result.counts for line in step_of(entry)]}[
+        field
+    ]
     if isinstance(told, str | None):
         yield from filter(None, [told])
     elif field == "files":

@@ -85,7 +85,7 @@ def test_of_several_ranks_the_one_is_shown_that_differs_most() -> None:
     last_stage = usual.replace(operators=(*usual.operators, Work(name="aten::loss", calls=1, us=9)))
     slower = EAGER.replace(operators=(*EAGER.operators, Work(name="aten::loss", calls=1, us=9)))
     result = make_result(now(), profile=taken(usual, slower), profile_before=taken(usual, last_stage))
-    assert profile.tables(result)[0].caption.count("ranks 1.") == 1
+    assert profile.tables(result)[0].caption.count("rank 1.") == 1
 
 
 def test_without_a_profile_before_that_can_be_compared_there_is_nothing_next_to_it() -> None:

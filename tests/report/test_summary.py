@@ -56,26 +56,25 @@ def test_provenance_is_that_of_the_launches_as_far_as_it_is_known() -> None:
     assert summary.provenance(dirty)["commit"] == "0123456789ab with uncommitted changes"
 
 
-def test_the_nodes_of_an_allocation_their_network_and_its_queue_are_told() -> None:
+def test_the_nodes_of_an_allocation_and_their_network_are_told() -> None:
     nodes = (
         AllocatedNode(name="n1", interface="ib0"),
         AllocatedNode(name="n2", interface="ib0"),
         AllocatedNode(name="n3", interface="eth0"),
     )
     variables = {"NCCL_IB_HCA": "mlx5", "GLOO_SOCKET_IFNAME": "ib0"}
-    allocation = Allocation(job_id="4711", nodes=nodes, queued_s=3120, variables=variables)
+    allocation = Allocation(job_id="4711", nodes=nodes, variables=variables)
     session = make_session(0)
     told = summary.provenance(session.replace(machine=make_machine().replace(nodes=3, allocation=allocation)))
-    assert list(told.items())[1:6] == [
+    assert list(told.items())[1:5] == [
         ("nodes", "n1, n2, n3"),
         ("job", "4711"),
-        ("queued", "3,120 s, before it began to run"),
         ("interface", "eth0, ib0"),
         ("network", "GLOO_SOCKET_IFNAME=ib0, NCCL_IB_HCA=mlx5"),
     ]
     bare = Allocation(job_id="4711", nodes=(AllocatedNode(name="n1"),))
     told = summary.provenance(session.replace(machine=make_machine().replace(allocation=bare)))
-    assert not told.keys() & {"queued", "interface", "network"}
+    assert not told.keys() & {"interface", "network"}
 
 
 def test_an_interrupted_session_names_what_was_lost() -> None:

@@ -10,7 +10,17 @@ from perfsuite.report.text import WIDTH
 from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Figures
-from tests.counted import EXPLAINED, FACTS, HOST_READ, NOT_COUNTED, make_check, make_counted, make_dry
+from tests.counted import (
+    EXPLAINED,
+    FACTS,
+    HOST_READ,
+    NOT_COUNTED,
+    make_check,
+    make_counted,
+    make_counts,
+    make_dry,
+    make_entries,
+)
 from tests.samples import (
     judged,
     make_case,
@@ -37,23 +47,6 @@ def test_table_shows_the_figures_in_a_row_of_the_case() -> None:
     assert re.split(r"  +", heading.strip()) == headings
     figures = ["104,690", "12.3", "64.0", "MiB", "42.3%", "+6.0%"]
     assert shown.split() == ["a[red]b[/x]:bug:", *figures, "passed"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "change", "outcome"),
-    [
-        ({"tokens_per_s": 98_764}, "+0.0%", "passed"),
-        ({"tokens_per_s": 0.95 * 98_765}, "-5.0%", "passed"),
-        ({"tokens_per_s": 0.7 * 98_765}, "-30.0%", "regressed"),
-        ({"tokens_per_s": 1.5 * 98_765}, "+50.0%", "improved"),
-        ({"peak_memory_bytes": 128 * MIB}, "+0.0%", "regressed"),
-    ],
-)
-def test_vs_base_is_the_change_of_the_speed(changes: dict[str, float], change: str, outcome: str) -> None:
-    told = make_result(*[now(**changes)] * 3)
-    other_order = told.replace(verdict=told.verdict.replace(checks=told.verdict.checks[::-1]))
-    for each in (told, other_order):
-        assert table([each], color=False, width=160).split()[-2:] == [change, outcome]
 
 
 def test_table_shows_a_dash_for_what_there_is_not_and_no_column_that_no_case_has() -> None:
@@ -138,7 +131,7 @@ def test_a_case_that_did_not_pass_is_told_in_twelve_lines_of_a_hundred_columns()
         assert result.directory in told[-1]
         assert result.verdict.outcome in told[0]
     assert "\n  counts: not counted: a CUDA graph" in explanation(hidden_too, whole=False)
-    assert re.search(r"  \d+ more: -v or the HTML report tells", explanation(counted, whole=False))
+    assert re.search(r"  \d+ lines more: -v or the HTML report tells", explanation(counted, whole=False))
     said = explanation(crashed, whole=False)
     assert "launch 1, traceback of rank 3, its end:\n    a\n    b\n" in said
     assert said.endswith(f"\n    b\n  files of the launches: {crashed.directory}")
@@ -159,6 +152,16 @@ def test_in_short_there_is_what_decided_and_no_figure_that_was_not_judged() -> N
     said = explanation(blind, whole=False)
     assert ("; blind: this gate finds only" in said, "blind to changes" in said) == (True, False)
     assert explanation(make_dry(), whole=False) == explanation(make_dry())
+
+
+def test_of_many_entries_the_first_are_told_in_tables_and_the_others_counted() -> None:
+    entries = make_entries(*[make_counts(host_reads={"forward": rank}) for rank in range(5)])
+    told = explanation(make_result(now().replace(counts=entries))).splitlines()
+    told = [" ".join(line.split()) for line in told]
+    shown = [f"step 4 of rank {rank}, counted:" for rank in (0, 1)]
+    left = "the step of 3 ranks more: the HTML report tells"
+    assert [each for each in told if each.endswith("counted:") or "more:" in each] == [*shown, left]
+    assert "reduce_scatter 64 ranks float32 backward 33 29.9 GiB" in told
 
 
 def test_a_dry_run_is_told_as_one_with_what_was_counted_and_predicted() -> None:

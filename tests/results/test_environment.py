@@ -26,7 +26,6 @@ def test_variables_that_may_explain_a_change_and_no_secret() -> None:
         "TORCH_SECRET": "s",
         "HF_TOKEN": "t",
         "HOME": "/root",
-        "NVIDIA_REQUIRE_CUDA": "cuda>=13.0 driver>=535",
     }
     assert environment.variables({**kept, **dropped}) == kept
 

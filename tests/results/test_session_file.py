@@ -145,7 +145,7 @@ def test_json_of_a_case_that_was_never_launched() -> None:
     [told] = strict([never_run()])["results"]
     assert (told["outcome"], told["runs"]) == ("failed", [])
     assert (told["verdict"]["failure"], told["verdict"]["launches"]) == ("no_baseline", 0)
-    assert set(told["figures"].values()) == {None}
+    assert [value for value in told["figures"].values() if value is not None] == [{}]
     assert (never_run().hardware_class, make_result(now()).hardware_class) == (None, "cpu-test-2c")
 
 

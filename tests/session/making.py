@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perfsuite.case.case import Case
-from perfsuite.errors import BusyError
+from perfsuite.errors import FileError
 from perfsuite.launch.lock import MachineLock
 from perfsuite.report.progress import Progress
 from perfsuite.results.baseline import Acceptance, Baseline, from_runs
@@ -28,15 +28,15 @@ PASSED = Verdict(outcome="passed", launches=1)
 class Unlocked(MachineLock):
     """Of sessions that launch nothing, several of which a test may have at a time."""
 
-    def take(self, say: Callable[[str], None], *, wait: bool = True) -> None:
+    def take(self, say: Callable[[str], None]) -> None:
         pass
 
 
 class Held(MachineLock):
-    """Another session measures."""
+    """Cannot be taken."""
 
-    def take(self, say: Callable[[str], None], *, wait: bool = True) -> None:
-        raise BusyError(f"held, wait={wait}")
+    def take(self, say: Callable[[str], None]) -> None:
+        raise FileError("held")
 
 
 def make_setup(directory: Path, said: list[str], **options: Any) -> Setup:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from perfsuite.case.case import Case, Topology
-from perfsuite.errors import CaseError
 from perfsuite.results.outcome import Outcome
 from perfsuite.session.plan import Budget, Past, budget_for, past_of, planned, shard
 from tests.samples import make_case, make_result, make_run, write_session
@@ -96,18 +95,6 @@ def test_a_case_that_alone_takes_longer_is_told_with_the_budget_that_it_needs() 
     )
     assert "too little is left" in budget.told(short)
     assert "too little is left" in budget.told(CASES[2])
-
-
-def test_a_budget_below_one_case_is_refused() -> None:
-    first, second, *_ = CASES
-    known = {first.id: past("passed", "2026-01-01", 1800), second.id: past("passed", "2026-01-01", 100)}
-    told = rf"a budget of 90 s is below one case: the shortest, {second.id}, takes about 1\.7 min: give 2min"
-    with pytest.raises(CaseError, match=told):
-        budget_for(planned([first, second], known, DAY), 90)
-    assert budget_for(planned([first, second], known, DAY), 101).allows(second)
-    wide = make_case(topology=Topology(processes_per_node=8), hardware="h100")
-    assert budget_for(planned([first, wide], known, DAY), 90).allows(wide), "nobody knows what it takes"
-    assert budget_for([], 90).costs == {}
 
 
 def test_jobs_share_cases_alike_and_leave_none_out() -> None:

@@ -9,7 +9,7 @@ from perfsuite import documents
 from perfsuite.case import torch_build
 from perfsuite.case.case import Case, Topology
 from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
-from perfsuite.errors import BusyError
+from perfsuite.errors import FileError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.report.summary import reason
 from perfsuite.results.session_file import NodePreflight, Preflight, SessionFile
@@ -121,5 +121,5 @@ def test_a_session_that_goes_on_looks_again_and_keeps_what_was_seen(sessions: Se
 def test_the_lock_is_taken_before_nodes_are_looked_at(sessions: Sessions) -> None:
     nodes = Nodes(sessions)
     nodes.session.setup.lock = Held()
-    with pytest.raises(BusyError):
+    with pytest.raises(FileError):
         nodes.outcomes(2)

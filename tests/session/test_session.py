@@ -9,7 +9,7 @@ from perfsuite import documents, git
 from perfsuite import measure as running
 from perfsuite.case.case import Case
 from perfsuite.documents import plain
-from perfsuite.errors import BusyError, FileError, PerfsuiteError
+from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.launch.arm import HERE
 from perfsuite.report.summary import interruption
 from perfsuite.results import baseline
@@ -263,9 +263,9 @@ def test_another_commit_begins_a_new_session_and_says_so(in_git: Sessions) -> No
 
 
 def test_nothing_goes_on_while_another_session_measures(sessions: Sessions) -> None:
-    ours = sessions.make(fail_if_busy=True)
+    ours = sessions.make()
     ours.setup.lock = Held()
-    with pytest.raises(BusyError, match="held, wait=False"):
+    with pytest.raises(FileError, match="held"):
         ours.resume()
 
 
@@ -373,7 +373,7 @@ def test_a_waiver_that_matches_nothing_is_said_at_the_end_and_in_the_file(sessio
 
 def test_a_bad_file_of_waivers_is_an_error_before_anything_is_measured(sessions: Sessions) -> None:
     (sessions.directory / "perf-waivers.toml").write_text("[[waiver]]\ncase = 'x'")
-    with pytest.raises(FileError, match=r"perf-waivers.toml: waiver 1 \(case x\): metric: Field required"):
+    with pytest.raises(FileError, match=r"perf-waivers.toml: waiver\.0\.metric: Field required"):
         sessions.make()
 
 

@@ -19,6 +19,7 @@ from tests.twin_counts import (
     GATHERED,
     GATHERED_AGAIN,
     REDUCED,
+    WORSE,
     baseline_of,
     collective,
     compiled,
@@ -54,27 +55,6 @@ def called(times: int) -> Counts:
     return counts(collectives=(more, GATHERED_AGAIN, REDUCED))
 
 
-WORSE: dict[str, Counts] = {
-    "all_gather of 2 ranks: bytes": counts(
-        collectives=(GATHERED, GATHERED_AGAIN.replace(count=6, bytes=BYTES + 2), REDUCED)
-    ),
-    "barrier of 2 ranks: calls": counts(
-        collectives=(*counts().collectives, collective("barrier", dtype="", count=1, bytes=0))
-    ),
-    "FLOPs in recompute": counts(flops={**counts().flops, "recompute": 337_544_321}),
-    "host reads in forward": reads(2),
-    "copies cpu to cuda": counts(device_copies={"cpu to cuda": 1}),
-    "empty all_gather of 2 ranks": counts(
-        collectives=(*counts().collectives, GATHERED.replace(count=1, bytes=0))
-    ),
-    "Python 3.11 calls in forward": python(forward=9_000, backward=4_000),
-    "kernels in forward": counts(kernels={**counts().kernels, "forward": 178}),
-    "peak of live tensors": counts(memory=memory(peak=12_970_000)),
-    "saved for backward": counts(memory=memory(saved_for_backward=4_100_000)),
-    "growth in a step": counts(memory=memory(growth=64_505)),
-}
-
-
 @pytest.mark.parametrize(("field", "more"), WORSE.items(), ids=list(WORSE))
 def test_more_is_regressed_and_fewer_improved(field: str, more: Counts) -> None:
     same = counts() if more.python is None else python()
@@ -93,7 +73,6 @@ def test_more_is_regressed_and_fewer_improved(field: str, more: Counts) -> None:
     [
         called(2 * CALLS),
         counts(collectives=(GATHERED.replace(bytes=2 * BYTES), REDUCED)),
-        counts(collectives=(GATHERED.replace(dtype="int32"), GATHERED_AGAIN, REDUCED)),
         counts(flops={"forward": 469_762_048 + 335_544_320, "backward": 956_301_312}),
         reads(39, optimizer=1),
         counts(kernels={"forward": 177 + 327, "optimizer": 351}),
@@ -286,8 +265,8 @@ def test_counts_that_have_nothing_to_be_compared_with(
 def test_counts_of_another_method_are_refused_with_both_named() -> None:
     reason = exact.unlike([launch(counts(method="hooks-1", host_reads={}))], baseline_of())
     assert reason is not None
-    assert reason.startswith("cannot be compared: the baseline's step was counted by the method 'dispatch-1'")
-    assert "this one by 'hooks-1': accept counts anew (perfsuite baseline accept --counts)" in reason
+    assert reason.startswith("cannot be compared: the baseline was counted by the method 'dispatch-1'")
+    assert "this step by 'hooks-1': accept counts anew (perfsuite baseline accept --counts)" in reason
     assert exact.unlike([launch()], baseline_of()) is None
 
 

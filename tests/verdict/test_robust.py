@@ -28,13 +28,8 @@ def test_the_clipped_square_is_that_of_a_standard_normal() -> None:
     assert pytest.approx(expected, abs=1e-6) == robust._SCALE_CLIPPED_SQUARE
 
 
-def test_logs_are_sorted_and_checked() -> None:
-    assert sorted_logs("x", [math.e, 1.0]) == [0.0, 1.0]
-    with pytest.raises(ValueError, match="x: no launches"):
-        sorted_logs("x", [])
-    for bad in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match=f"x: launch 1 is {bad}, expected seconds above 0"):
-            sorted_logs("x", [1.0, bad])
+def test_logs_are_sorted() -> None:
+    assert sorted_logs([math.e, 1.0]) == [0.0, 1.0]
 
 
 def test_squares_are_about_the_median() -> None:

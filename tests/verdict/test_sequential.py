@@ -186,42 +186,10 @@ def test_the_minimum_detectable_drop_follows_noise_baseline_and_launches() -> No
     assert minimum_detectable_drop(noise=vague, baseline_launches=10) > 1.5 * usual
 
 
-@pytest.mark.parametrize(
-    ("launches", "settings", "words"),
-    [
-        ([], {}, "launches: no launches"),
-        ([1.0, 0.0], {}, r"launches: launch 1 is 0\.0, expected seconds above 0"),
-        ([1.0], {"baseline": []}, "baseline: no launches"),
-        ([1.0], {"baseline": [1.0, 1.0, math.nan]}, "baseline: launch 2 is nan"),
-        ([1.0], {"max_launches": 2}, "max_launches is 2, expected 3 or more"),
-        ([1.0] * 4, {"max_launches": 3}, "4 launches, more than max_launches 3"),
-        *(
-            ([1.0], {"tolerance": bad}, f"tolerance is {bad}, expected a fraction above 0")
-            for bad in (0.0, -0.03, 1.0, 3.0, math.nan)
-        ),
-    ],
-)
-def test_what_cannot_be_judged_is_named(launches: list[float], settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        judge(launches, **settings)
-
-
-NO_SIZES = (0.0, -0.01, math.nan, math.inf)
-
-
-@pytest.mark.parametrize(
-    ("name", "bad", "words"),
-    [
-        *((name, bad, "expected above 0") for name in ("sigma", "degrees_of_freedom") for bad in NO_SIZES),
-        ("sigma", 1e6 + 1, r"expected above 0 and at most 1e\+06"),
-        ("degrees_of_freedom", 2e9, r"expected above 0 and at most 1e\+09"),
-        ("session_sigma", -0.1, "expected 0 or more"),
-        ("session_sigma", math.inf, "expected 0 or more"),
-    ],
-)
-def test_a_noise_is_checked(name: str, bad: float, words: str) -> None:
-    with pytest.raises(ValueError, match=rf"{name} is {bad!r}, ".replace("+", r"\+") + words):
-        Noise(**{"sigma": 0.01, "degrees_of_freedom": 4, name: bad})
+@pytest.mark.parametrize("bad", [0.0, -0.03, 1.0, 3.0, math.nan])
+def test_a_tolerance_out_of_range_is_named(bad: float) -> None:
+    with pytest.raises(ValueError, match=f"tolerance is {bad}, expected a fraction above 0"):
+        judge([1.0], tolerance=bad)
 
 
 @pytest.mark.parametrize("outlier", [1.1, 2.0, 1000.0, 0.1])
@@ -242,8 +210,6 @@ def test_noise_needs_launches_to_spare() -> None:
         pooled_noise([[1.0, 1.1], [1.0]])
     with pytest.raises(ValueError, match="got 0"):
         pooled_noise([])
-    with pytest.raises(ValueError, match=r"baseline 1: launch 0 is 0\.0"):
-        pooled_noise([[1.0, 1.1, 0.9], [0.0, 1.0]])
 
 
 # Pinned: what the simulated tables were made with. A change here is a change of every verdict.
@@ -336,7 +302,6 @@ def test_a_pooled_noise_is_what_it_was(baselines: list[list[float]], sigma: floa
 
 
 def test_limits_of_the_settings_are_allowed() -> None:
-    assert Noise(sigma=1e6, degrees_of_freedom=1e9, session_sigma=0.0).sigma == 1e6
     assert judge([1.0], tolerance=0.999, max_launches=3).tolerance == 0.999
     assert judge([1.0] * 3, max_launches=3).launches_used == 3
 

@@ -38,8 +38,6 @@ def world() -> str:
         (lambda: all_reduce(FULL, "sum", list(range(WORLD))), "all_reduce", 32),
         (lambda: all_gather_tensor(SHARD, 0, list(range(WORLD))), "all_gather", 32),
         (lambda: reduce_scatter_tensor(FULL, "sum", 0, list(range(WORLD))), "reduce_scatter", 32),
-        (lambda: in_parts.flex_cp_allgather(SHARD, SHARD, 0, world()), "all_gather", 64),
-        (lambda: in_parts.flex_cp_allgather_backward(FULL, FULL, 0, world()), "reduce_scatter", 64),
     ],
 )
 def test_each_kind_is_known_with_its_whole_message(call: Any, kind: str, size: int) -> None:
@@ -48,6 +46,21 @@ def test_each_kind_is_known_with_its_whole_message(call: Any, kind: str, size: i
     assert (message.kind, message.bytes) == (kind, size)
     assert (message.ranks, message.apart) == (WORLD, 1)
     assert message.dtype == ("" if kind == "barrier" else "float32")
+    assert message.count == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda: in_parts.flex_cp_allgather(SHARD, SHARD, 0, world()), "all_gather"),
+        (lambda: in_parts.flex_cp_allgather_backward(FULL, FULL, 0, world()), "reduce_scatter"),
+    ],
+)
+def test_keys_and_values_are_sent_one_after_the_other(call: Any, kind: str) -> None:
+    with fake_group(0, WORLD):
+        (messages,) = counted(call).collectives
+    assert (messages.kind, messages.count, messages.bytes) == (kind, 2, 64)
+    assert (messages.ranks, messages.dtype) == (WORLD, "float32")
 
 
 def test_groups_of_one_size_are_told_apart_by_their_distance() -> None:

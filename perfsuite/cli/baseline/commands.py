@@ -12,13 +12,13 @@ from rich.text import Text
 from perfsuite import documents
 from perfsuite.cli.baseline.accept import accept as write_accepted
 from perfsuite.cli.baseline.accept import counted, measured
-from perfsuite.cli.baseline.counts import COUNTS, step
+from perfsuite.cli.baseline.counts import COUNTS
 from perfsuite.cli.baseline.times import PROFILES, TIMES, B, Refused, Shown, profile_lines
-from perfsuite.cli.cases import RowsAsJson, directory
+from perfsuite.cli.cases import RowsAsJson
 from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.git import git
 from perfsuite.node.machine import detect
-from perfsuite.report.terminal import console, plain_table, print_json
+from perfsuite.report.terminal import console, plain_table, print_json, step_of
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.store import BASELINES, STORE, BaselineFiles, BaselineStore, Found, Store, is_there
@@ -26,8 +26,8 @@ from perfsuite.results.store import BASELINES, STORE, BaselineFiles, BaselineSto
 J = TypeVar("J", Baseline, CountBaseline)
 app = typer.Typer(help="Reviewed baselines: what each case reached when somebody accepted it.")
 
-BaselinesOption = Annotated[Path, directory("baselines", "Directory of reviewed baselines.")]
-StoreOption = Annotated[Path, directory("store", "Local store, where sessions are.")]
+BaselinesOption = Annotated[Path, typer.Option("--baselines", help="Directory of reviewed baselines.")]
+StoreOption = Annotated[Path, typer.Option("--store", help="Local store, where sessions are.")]
 HardwareClass = Annotated[
     str | None, typer.Option("--hardware-class", help="Another class than this machine's.")
 ]
@@ -97,7 +97,7 @@ def show(
         counts = known.counts.read(file)
         _show(COUNTS, counts, file)
         for entry in counts.counts:
-            console().print("\n".join(step(entry)))
+            console().print("\n".join(step_of(entry)))
 
 
 def _show(shown: Shown[J], known: J, file: Path, more: Sequence[str] = ()) -> None:

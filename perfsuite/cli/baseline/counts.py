@@ -6,13 +6,12 @@ from perfsuite.cli.baseline.times import Refused, Shown
 from perfsuite.dry import limits
 from perfsuite.errors import PerfsuiteError
 from perfsuite.report import counts as told
-from perfsuite.report.terminal import console, lines_of
-from perfsuite.report.text import plural, wrapped
+from perfsuite.report.terminal import console
+from perfsuite.report.text import plural
 from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import Acceptance
 from perfsuite.results.count_baseline import CountBaseline, from_runs, versions_of
-from perfsuite.results.counts import RankCounts, of_rank
-from perfsuite.results.quantities import PEAK
+from perfsuite.results.counts import of_rank
 from perfsuite.results.run import Run
 from perfsuite.results.store import BaselineFiles
 from perfsuite.verdict import exact
@@ -21,10 +20,10 @@ from perfsuite.verdict import exact
 def _listed(known: CountBaseline) -> dict[str, float | None]:
     counts = known.counts[0].counts  # of the first rank
     return {
-        "collective_bytes": sum(each.bytes for each in counts.collectives),
-        "flop": sum(counts.flops.values()),
+        "collective_bytes": told.moved(counts),
+        "flop": told.flops(counts),
         "kernel_calls": sum(counts.kernels.values()),
-        "peak_live_bytes": PEAK.value(counts),
+        "peak_live_bytes": told.peak(counts),
         "launches": known.launches,
     }
 
@@ -115,14 +114,6 @@ def _details(known: CountBaseline) -> list[str]:
 
 def _unsteady(known: CountBaseline) -> list[str]:
     return [f"not judged, because its launches differ: {', '.join(known.unsteady)}"] if known.unsteady else []
-
-
-def step(entry: RankCounts) -> list[str]:
-    """What a step of some ranks does, in the tables of the HTML report."""
-    lines = [told.ranks(entry)]
-    for table in told.tables(entry.counts):
-        lines += [*wrapped(table.caption), *(f"    {line}" for line in lines_of(table))]
-    return lines
 
 
 COUNTS = Shown(

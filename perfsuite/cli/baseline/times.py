@@ -83,7 +83,7 @@ def _cells(known: Baseline) -> list[str]:
 def _details(known: Baseline) -> list[str]:
     lines = []
     for metric in metrics_of(_figures(known)):
-        values = ", ".join(text.value(metric, value) for value in known.values(metric.name))
+        values = ", ".join(amount(value, metric.unit) for value in known.values(metric.name))
         label = metric.counting(known.case.unit).label
         lines.append(f"{label}: {values or 'not measured'}{_noise(known, metric)}")
     if (observed := known.observed) is not None:
@@ -100,8 +100,8 @@ def _changes(before: Baseline | None, now: Baseline | None) -> list[str]:
         old, new = (known.median(metric.name) if known else None for known in (before, now))
         if (old, new) == (None, None):
             continue
-        was = text.value(metric, old) + _noise(before, metric) if before else "new"
-        now_is = text.value(metric, new) + _noise(now, metric) if now else "removed"
+        was = amount(old, metric.unit) + _noise(before, metric) if before else "new"
+        now_is = amount(new, metric.unit) + _noise(now, metric) if now else "removed"
         change = f" ({text.percent(new / old - 1)})" if old and new else ""
         lines.append(f"{metric.counting(either.case.unit).label}: {was} -> {now_is}{change}")
     return lines
@@ -134,7 +134,8 @@ def accepted(
     out.print(TIMES.before_after(before, now))
     if why:
         out.print(f"  left out: {why}")
-    if changed := _changed_among(runs):
+    older = (baseline.from_runs([run]) for run in runs[:-1])
+    if changed := dict.fromkeys(each for run in older for each in environment_changes(runs[-1], run)):
         out.print("  changed from the older of these launches to the newest: " + "; ".join(changed))
     if before is not None and not acceptance.reason:
         _require_reason(before, now, runs)
@@ -165,11 +166,6 @@ def _choose(
     return chosen[::-1]
 
 
-def _changed_among(runs: list[Run]) -> list[str]:
-    older = (baseline.from_runs([run]) for run in runs[:-1])
-    return list(dict.fromkeys(change for each in older for change in environment_changes(runs[-1], each)))
-
-
 def _require_reason(before: Baseline, now: Baseline, runs: Sequence[Run]) -> None:
     device = runs[-1].machine.device
     for metric in judged(_figures(before, now), device):
@@ -182,7 +178,7 @@ def _require_reason(before: Baseline, now: Baseline, runs: Sequence[Run]) -> Non
         allowed = MAX_WORSENING if metric in (TOKENS_PER_S, PEAK_MEMORY) else metric.tolerance(device)
         less, more = (old, new) if metric.better == "lower" else (new, old)
         if more > less * (1 + allowed):  # no quotient: 0 bytes are a measured value
-            change = f"{text.value(metric, old)} -> {text.value(metric, new)}"
+            change = f"{amount(old, metric.unit)} -> {amount(new, metric.unit)}"
             raise Refused(f"{label} gets worse ({change}): say why with --reason")
     if (difference := loss_differs(runs, before)) is not None:
         raise Refused(f"{difference}: say why with --reason")

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from perfsuite.documents import Data, digest, read_text
+from perfsuite.documents import Data, digest
 from perfsuite.errors import FileError
 
 
@@ -52,7 +52,7 @@ class ConfigFile(Data):
     def read_text(cls, path: Path) -> str:
         """Return the text of a file. Raise `FileError` if it cannot be read, or not be parsed."""
         try:
-            text = read_text(path)
+            text = path.read_text(encoding="utf-8")
             cls.parse(text)
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", error)

@@ -20,13 +20,20 @@ Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 """How torchao scales: a tensor as a whole, each row, or each row but for gradients of weights (16 bits)."""
 LOW_PRECISION = ("Float8", "MXFP8", "NVFP4")
 """How the names of modules begin whose matmuls have fewer than 16 bits."""
+GATHERED = ", gathered in float8"  # what is added if FSDP2 gathers weights in 8 bits
 MULTIPLE = 16  # float8 products of a GPU take sizes that are a multiple of it
 
 
-def unsupported(recipe: Recipe | None, case: Case, machine: Machine) -> str | None:
+def unsupported(
+    recipe: Recipe | None, case: Case, machine: Machine, *, by_accelerate: bool = False
+) -> str | None:
     """Return why a case cannot train in float8 on a machine, or None."""
     if recipe is None:
         return None
+    if by_accelerate and case.precision != "bf16-mixed":
+        return f"float8={recipe!r} is mixed with bf16: give precision 'bf16-mixed', not {case.precision!r}"
+    if by_accelerate and getattr(case.framework, "tp_size", 1) > 1:
+        return f"float8={recipe!r}: torchao's linear layers are none that transformers splits by tp_size"
     if case.lora is not None or case.quantization != "none":
         return f"float8={recipe!r} goes with neither lora nor quantization"
     if machine.compute_capability is not None and machine.compute_capability < (8, 9):
@@ -35,8 +42,13 @@ def unsupported(recipe: Recipe | None, case: Case, machine: Machine) -> str | No
 
 
 @functools.cache
-def expected(recipe: Recipe | None, case: Case) -> Mapping[str, str]:
-    """Return what must be observed: every linear layer of the blocks in float8."""
+def expected(
+    recipe: Recipe | None, case: Case, *, kept: int = 0, gathered: bool = False
+) -> Mapping[str, str]:
+    """Return what must be observed: the linear layers of the blocks in float8, but the first that are kept.
+
+    `gathered`: by a wrapper that gathers weights in float8, if the recipe allows it.
+    """
     if recipe is None:
         return {}
     import torch
@@ -44,8 +56,9 @@ def expected(recipe: Recipe | None, case: Case) -> Mapping[str, str]:
     from perfsuite.frameworks.common.finetuning import linear_layers
     from perfsuite.frameworks.common.model import blocks, model_without_weights
 
+    gathers = gathered and recipe == "tensorwise"
     layers = linear_layers(blocks(model_without_weights(case, torch.device("meta"))))
-    return {"low_precision_modules": f"{len(layers)} Float8Linear"}
+    return {"low_precision_modules": f"{len(layers) - kept} Float8Linear{GATHERED * gathers}"}
 
 
 def convert(recipe: Recipe | None, model: Any, device: Any) -> None:
@@ -71,9 +84,21 @@ def convert(recipe: Recipe | None, model: Any, device: Any) -> None:
     convert_to_float8_training(model, config=config, module_filter_fn=lambda layer, name: id(layer) in chosen)
 
 
+def accelerate_recipe(recipe: Recipe, device: Any, *, gathered: bool) -> Any:
+    """Return accelerate's `AORecipeKwargs`; `tensorwise` as accelerate makes them by itself."""
+    from accelerate.utils import AORecipeKwargs
+    from torchao.float8 import Float8LinearConfig
+
+    own = {"pad_inner_dim": True, "enable_fsdp_float8_all_gather": gathered} if recipe == "tensorwise" else {}
+    config = Float8LinearConfig.from_recipe_name(recipe)
+    return AORecipeKwargs(config=dataclasses.replace(config, emulate=device.type == "cpu", **own))
+
+
 def observed(model: Any) -> dict[str, str]:
-    """Return which modules multiply in fewer than 16 bits, if any."""
+    """Return which modules multiply in fewer than 16 bits, if any, and whether they are gathered so."""
     seen = low_precision(model.modules())
+    kinds = {type(getattr(each, "_local_tensor", each)).__name__ for each in model.parameters()}
+    seen += GATHERED * ("WeightWithDynamicFloat8CastTensor" in kinds)
     return {} if seen == "none" else {"low_precision_modules": seen}
 
 

@@ -29,6 +29,7 @@ def training(
     step: Callable[[], None],
     scaler: Any = None,
     autocast: torch.dtype | None = None,
+    inputs: Callable[[Tensor], AbstractContextManager[Mapping[str, Tensor]]] | None = None,
     tensor_parallel: int = 1,
     settings: Mapping[str, str] | None = None,
 ) -> Workload:
@@ -38,22 +39,24 @@ def training(
     returns the loss divided alike. Forward and backward run inside `sync(is_last)`, which may keep ranks from
     reducing gradients before the last micro-batch. `step` steps the optimizer and clears the gradients.
     `scaler`: the gradient scaler that may not skip a step. `autocast`: the dtype that torch's autocast
-    computes in. `tensor_parallel`: number of neighbouring ranks that see the same data.
+    computes in. `inputs`: what the model is given of a batch, while forward and backward run inside.
+    `tensor_parallel`: number of neighbouring ranks that see the same data.
     """
+    inputs = inputs or (lambda batch: nullcontext({"input_ids": batch, "labels": batch}))
     batches = synthetic_batches(case, ranks.rank // tensor_parallel, ranks.device)
     tokens = itertools.cycle(batches)
 
-    def forward() -> Tensor:
-        batch = next(tokens)
+    def forward(given: Mapping[str, Tensor]) -> Tensor:
         with torch.autocast(ranks.device.type, autocast, enabled=autocast is not None):
-            loss: Tensor = model(input_ids=batch, labels=batch).loss  # over all tokens but each first
+            loss: Tensor = model(**given).loss  # over all tokens but each first
         return loss
 
     def train_step() -> Tensor:
         total = torch.zeros((), device=ranks.device)
         for micro_batch in range(case.gradient_accumulation):
-            with sync(micro_batch == case.gradient_accumulation - 1):
-                share = backward(forward())
+            is_last = micro_batch == case.gradient_accumulation - 1
+            with sync(is_last), inputs(next(tokens)) as given:
+                share = backward(forward(given))
             total += share.detach()
         step()
         return total

@@ -7,37 +7,54 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
 from perfsuite.documents import Data
-from perfsuite.errors import CaseError
-from perfsuite.frameworks.common.sharding import tensor_parallel_unsupported
+from perfsuite.errors import CaseError, MismatchError
+from perfsuite.frameworks.base import DryPlan
+from perfsuite.frameworks.common import patches
+from perfsuite.frameworks.common.sharding import dry_plan, tensor_parallel_unsupported
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 NEEDS = {"accelerate": "1.12", "transformers": "5.23"}
 """Package -> the first version whose mesh, or tensor parallelism, is the one that is used here."""
 
+Size = Annotated[int, Field(ge=1, strict=True)]
+
 
 def refuse_other_axes(given: Any) -> Any:
-    """Raise `ValueError` if options, as given, split sequences; return them."""
-    for name in ("cp_size", "sp_size"):
-        if name in given:
-            raise ValueError(
-                f"{name}={given[name]!r}: perfsuite does not split sequences by accelerate; leave it out, or "
-                "take TorchTitan with --parallelism.context_parallel_degree (GPU or dry: a CPU has no kernel)"
-            )
+    """Raise `ValueError` if options, as given, name an axis that FSDP2 has not; return them."""
+    if "sp_size" in given:
+        told = f"sp_size={given['sp_size']!r}: accelerate splits sequences so with DeepSpeed alone"
+        raise ValueError(f"{told}, not with FSDP2; give cp_size in its place")
     return given
 
 
 class Degrees(Data):
-    """How many ranks replicate, shard, and split layers: the axes of the mesh, the outermost first."""
+    """How many ranks replicate, shard, split sequences, and layers: the axes of the mesh, outermost first."""
 
-    dp_replicate_size: int
-    dp_shard_size: int
-    tp_size: int
+    dp_replicate_size: Size
+    """Groups of ranks that replicate, while each group shards."""
+    dp_shard_size: Size
+    """Ranks that shard. Without any degree all ranks do."""
+    cp_size: Size
+    """Neighbouring ranks that have parts of the same sequences, and shard, too."""
+    tp_size: Size
+    """Neighbouring ranks that split each layer and see the same data."""
+
+    @property
+    def alike(self) -> int:
+        """Number of neighbouring ranks that train on the same sequences."""
+        return self.cp_size * self.tp_size
 
     @property
     def given(self) -> bool:
@@ -45,25 +62,35 @@ class Degrees(Data):
 
     def refuse_without_shards(self) -> None:
         """Raise `ValueError` for degrees that accelerate refuses with FSDP2."""
-        if self.given and self.dp_shard_size == 1:
+        if self.given and self.dp_shard_size == 1 and (self.cp_size == 1 or self.dp_replicate_size > 1):
             raise ValueError(
                 f"dp_shard_size=1 leaves FSDP2 nothing to shard ({self}); give at least 2, "
                 "or no degree to shard among all ranks"
             )
 
     def check(self, case: Case) -> None:
-        """Raise `CaseError` if the degrees do not multiply to the ranks of the case."""
+        """Raise `CaseError` if the degrees do not multiply to the ranks, or do not divide the sequence."""
         ranks, product = case.topology.world_size, math.prod(self.model_dump().values())
         if self.given and product != ranks:
             raise CaseError(
                 f"{self} multiply to {product}, but the topology of the case has {ranks} processes; "
                 "change one of them"
             )
+        if self.cp_size > 1 and (case.sequence_length or 0) % (2 * self.cp_size):  # parts from either end
+            raise CaseError(
+                f"sequence_length={case.sequence_length} is no multiple of {2 * self.cp_size}, twice the "
+                "cp_size: change one of them"
+            )
 
-    def unsupported(self, case: Case) -> str | None:
+    def unsupported(self, case: Case, machine: Machine) -> str | None:
         """Return why `case` cannot be trained so here, or None."""
         if not self.given:
             return None
+        if self.cp_size > 1 and machine.device == "cpu":
+            return f"cp_size={self.cp_size}: a CPU has no kernel for it: run the case dry, as on a GPU"
+        if self.cp_size > 1 and (case.attention != "sdpa" or case.precision == "fp32" or case.compile):
+            told = f"{case.attention!r}, precision {case.precision!r}, compile {case.compile}"
+            return f"cp_size={self.cp_size} needs attention 'sdpa' in 16 bits, not compiled, not {told}"
         split = self.tp_size > 1
         for package in ("accelerate", *(["transformers"] if split else [])):
             if (reason := _too_old(package)) is not None:
@@ -74,7 +101,8 @@ class Degrees(Data):
         """Return the mesh and the placements that must be observed; accelerate names the mesh's axes."""
         if not self.given:
             return {"sharding": "Shard(0)"}
-        axes = {"dp_replicate": self.dp_replicate_size, "dp_shard_cp": self.dp_shard_size, "tp": self.tp_size}
+        shards = self.dp_shard_size * self.cp_size
+        axes = {"dp_replicate": self.dp_replicate_size, "dp_shard_cp": shards, "tp": self.tp_size}
         placements = ["Shard(0)"]
         if self.tp_size > 1:  # norms; matrices split by their inputs; by their outputs
             placements = ["Shard(0), Replicate", "Shard(0), Shard(1)", "StridedShard(0), Shard(0)"]
@@ -82,7 +110,67 @@ class Degrees(Data):
         return {
             "mesh": " x ".join(f"{name} {size}" for name, size in axes.items() if size > 1),
             "sharding": " and ".join(replicate + placement for placement in placements),
+            **({"context_parallel": str(self.cp_size)} if self.cp_size > 1 else {}),
         }
+
+    def observed(self, accelerator: Any) -> dict[str, str]:
+        """Return what is not seen of the parameters: FSDP2 shards them over `dp_shard` and `cp` as one."""
+        if self.cp_size == 1:
+            return {}
+        return {"context_parallel": str(accelerator.torch_device_mesh["cp"].size())}
+
+    def dry_plan(self, *, ranks_differ: bool, offloads: bool) -> DryPlan:
+        """Return how FSDP of accelerate is run dry with these degrees."""
+        plan = dry_plan(ranks_differ=ranks_differ, offloads=offloads, built_over=self.tp_size)
+        if self.cp_size == 1:
+            return plan
+
+        def pretend() -> None:
+            plan.pretend()
+            masks = patches.module("transformers.masking_utils")
+            patches.wrap(masks, "find_packed_sequence_indices", self._told_by_positions)
+
+        return replace(plan, pretend=pretend, ranks_differ=True)
+
+    def _told_by_positions(self, find: Any) -> Any:
+        """Let transformers find gaps in positions, whose values a dry run does not know.
+
+        A rank has one part of a sequence from its begin, and as far from its end another. On all ranks but
+        the last they are apart: transformers takes them for two sequences, and makes a mask, which accelerate
+        drops.
+        """
+        import torch.distributed as dist
+
+        def packed(positions: Tensor) -> Any:
+            if (dist.get_rank() // self.tp_size + 1) % self.cp_size == 0:
+                return find(positions)
+            sequence = (positions.diff(dim=-1, prepend=positions[:, :1] - 1) != 1).cumsum(-1)
+            bool((sequence[:, -1] == 0).all())  # the host waits for it
+            return sequence
+
+        return packed
+
+    @contextmanager
+    def inputs(self, accelerator: Any, tokens: Tensor) -> Iterator[Mapping[str, Tensor]]:
+        """Yield what the model is given of whole sequences; inside, this rank has its parts of them.
+
+        The tensors are those of accelerate's `nd_parallel.py`, and each is cut in place.
+        """
+        import torch
+        from torch.nn import functional
+
+        if self.cp_size == 1:
+            yield {"input_ids": tokens, "labels": tokens}
+            return
+        given = {
+            "input_ids": tokens.clone(),
+            "labels": tokens.clone(),
+            "shift_labels": functional.pad(tokens[:, 1:], (0, 1), value=-100),
+            "position_ids": torch.arange(tokens.shape[1], device=tokens.device)[None],
+        }
+        cut = [*given.values()]
+        with accelerator.maybe_context_parallel(cut, [1] * len(cut), no_restore_buffers=set(cut)):
+            yield given
 
     def config(self) -> Any:
         """Return accelerate's `ParallelismConfig`; None without degrees."""
@@ -96,11 +184,15 @@ class Degrees(Data):
         from perfsuite.frameworks.common.weights import initialise
 
         if self.tp_size == 1:
-            return build_model(case, device)
+            model: Any = build_model(case, device)
+            if self.cp_size > 1 and not any(name.endswith("self_attn") for name, _ in model.named_modules()):
+                told = f"drops the mask of modules named self_attn, which {type(model).__name__} has not"
+                raise MismatchError(f"cp_size={self.cp_size}: accelerate {told}: give another model")
+            return model
         from transformers.distributed.configuration_utils import DistributedConfig
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-        model: Any = model_without_weights(case, device)
+        model = model_without_weights(case, device)
         plan, _, _ = model._resolve_parallel_plans(DistributedConfig(tp_size=self.tp_size))
         known = {*dict(model.named_modules()), *dict(model.named_parameters())}  # a tied weight by one name
         plan = {name: style for name, style in plan.items() if name in known}

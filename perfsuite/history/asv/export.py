@@ -3,16 +3,12 @@
 They are written directly, because asv's own classes rewrite all of them.
 """
 
-import hashlib
 import json
-import multiprocessing
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +20,19 @@ from perfsuite.history.asv import results as asv
 from perfsuite.history.store import Place, StoredCase, StoredSession
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
 
-CHUNK = 16  # nights that a process is given at a time
+FILE = "-perfsuite.json"  # ends the name of each file of results, behind the commit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """The result of an export. Counts are files of results: one per hardware class and commit."""
+    """The result of an export."""
 
-    written: int
-    unchanged: int
-    removed: int
     commits: frozenset[str]
     unplaced: dict[str, str]  # commits that asv cannot show, and why; their sessions are left out
 
 
 def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url: str = "#") -> Exported:
-    """Bring `out` up to date with a history. Results that have not changed are not touched.
+    """Write a history into `out`, in place of an earlier export.
 
     `repo` is a full clone of the repository that holds the cases. The commits of `branch` are shown, by
     default of that which is checked out, with links to `commit_url` and their hash. Raises `FileError` and
@@ -47,48 +40,24 @@ def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url
     """
     branch = branch or git.current_branch(repo)
     places, dates, unplaced = store.on_branch(store.places(history), history, repo, branch)
-    nights = defaultdict[tuple[str, str], list[Place]](list)  # all sessions are one of asv's results
-    for place in places:
-        nights[place.hardware_class, place.commit].append(place)
-    wanted = {
-        out / "results" / hardware_class / _file_name(commit, sessions): sessions
-        for (hardware_class, commit), sessions in nights.items()
-    }
     if out.exists() and any(out.iterdir()) and not (out / "asv.conf.json").exists():
         raise FileError(f"{out} is not empty and holds no export. Give a directory of its own.")
     cases = store.read_cases(history)
-    write = partial(_write_night, cases=cases, slots=_slots(cases), dates=dates)
+    slots = _slots(cases)
+    nights = defaultdict[tuple[str, str], list[Place]](list)  # all sessions are one of asv's results
+    for place in places:
+        nights[place.hardware_class, place.commit].append(place)
     _write(out / "asv.conf.json", _configuration(repo.resolve(), branch, commit_url), indent=1)
-    present = set(out.glob("results/*/*.json")) - set(out.glob("results/*/machine.json"))
-    for stale in present - wanted.keys():
+    for stale in out.glob(f"results/*/*{FILE}"):
         stale.unlink()
-    # The list of benchmarks is removed first and written last: without it, an export was cut short.
-    listing = out / "results" / "benchmarks.json"
-    unchanged = present & wanted.keys() if listing.exists() else set()
-    benchmarks = {} if not unchanged else json.loads(listing.read_text(encoding="utf-8"))
-    parameters = {name: entry["params"] for name, entry in benchmarks.items() if name != "version"}
-    listing.unlink(missing_ok=True)
-    new = sorted(wanted.keys() - unchanged)
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
-        for written in pool.map(write, new, [wanted[file] for file in new], chunksize=CHUNK):
-            for name, values in written.items():
-                known = parameters.get(name, [[]] * len(asv.PARAMETERS))
-                parameters[name] = [
-                    asv.in_order({*old, *new}) for old, new in zip(known, values, strict=True)
-                ]
-    _write(listing, {"version": 2, **_listed(parameters)}, indent=1)
-    return Exported(
-        written=len(new),
-        unchanged=len(unchanged),
-        removed=len(present - wanted.keys()),
-        commits=frozenset(place.commit for place in places),
-        unplaced=unplaced,
-    )
-
-
-def _file_name(commit: str, sessions: Sequence[Place]) -> str:
-    names = "\n".join([asv.VERSION, *sorted(place.file.name for place in sessions)])
-    return f"{commit}-{hashlib.sha256(names.encode()).hexdigest()[:12]}.json"
+    parameters = defaultdict[str, list[set[str]]](lambda: [set() for _ in asv.PARAMETERS])
+    for (hardware_class, commit), sessions in nights.items():
+        file = out / "results" / hardware_class / f"{commit}{FILE}"
+        for name, values in _write_night(file, sessions, cases, slots, dates[commit]).items():
+            for known, new in zip(parameters[name], values, strict=True):
+                known.update(new)
+    _write(out / "results" / "benchmarks.json", {"version": 2, **_listed(parameters)}, indent=1)
+    return Exported(commits=frozenset(place.commit for place in places), unplaced=unplaced)
 
 
 def _slots(cases: Mapping[str, StoredCase]) -> dict[str, asv.Slot]:
@@ -108,10 +77,9 @@ def _slots(cases: Mapping[str, StoredCase]) -> dict[str, asv.Slot]:
 def _write_night(
     file: Path,
     places: Sequence[Place],
-    *,
     cases: Mapping[str, StoredCase],
     slots: Mapping[str, asv.Slot],
-    dates: Mapping[str, int],
+    date: int,
 ) -> dict[str, list[list[str]]]:
     """Write the results of one hardware class at one commit. Returns each benchmark's parameter values."""
     sessions = [place.read(cases) for place in places]
@@ -120,7 +88,7 @@ def _write_night(
     content = {
         "version": 2,
         "commit_hash": commit,
-        "date": 1000 * dates[commit],
+        "date": 1000 * date,
         "env_name": "perfsuite",
         "env_vars": {},
         "params": {"machine": hardware_class},
@@ -153,13 +121,13 @@ def _pooled(
     return asv.results(launches, round(1000 * newest.timestamp()))
 
 
-def _listed(parameters: Mapping[str, list[list[str]]]) -> dict[str, Any]:
+def _listed(parameters: Mapping[str, Sequence[set[str]]]) -> dict[str, Any]:
     return {
         name: {
             "name": name,
             "code": "",
             "param_names": asv.PARAMETERS,
-            "params": params,
+            "params": list(map(asv.in_order, params)),
             "type": "memory" if name.endswith("memory") else "time",
             "unit": asv.METRICS[name.rpartition(".")[2]],
             "version": asv.VERSION,

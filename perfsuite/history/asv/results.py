@@ -4,7 +4,6 @@ A benchmark is here a metric, a cost, of a model on a topology in a precision; i
 tells cases apart. Names depend on the case alone: a new case never renames an old series.
 """
 
-import functools
 import itertools
 import math
 import re
@@ -28,7 +27,7 @@ METRICS = {
 }
 """Unit of each metric, as asv shows it: "bytes" would become MB. A case has the first or the second, by what
 it counts."""
-VERSION = "2"  # version of names, parameters and statistics. With another one, every export begins anew
+VERSION = "2"  # of names, parameters and statistics: asv compares no results of different ones
 COLUMNS = (
     *("result", "params", "version", "started_at", "duration", "stats_ci_99_a", "stats_ci_99_b"),
     *("stats_q_25", "stats_q_75", "stats_number", "stats_repeat", "samples"),
@@ -92,16 +91,10 @@ def _error(metric: str, groups: Sequence[Sequence[float]]) -> float | None:
 def _row(
     by_values: Mapping[tuple[str, ...], Sequence[float]], error: float | None, started_at_ms: int
 ) -> list[Any]:
-    params, combinations = _product(frozenset(by_values))
-    statistics = [_statistics(by_values.get(values), error) for values in combinations]
+    params = [in_order(set(values)) for values in zip(*by_values, strict=True)]
+    statistics = [_statistics(by_values.get(values), error) for values in itertools.product(*params)]
     middle, *others = map(list, zip(*statistics, strict=True))
     return [middle, params, VERSION, started_at_ms, None, *others]
-
-
-@functools.cache
-def _product(present: frozenset[tuple[str, ...]]) -> tuple[list[list[str]], list[tuple[str, ...]]]:
-    params = [in_order(set(values)) for values in zip(*present, strict=True)]
-    return params, list(itertools.product(*params))
 
 
 def _statistics(values: Sequence[float] | None, error: float | None) -> tuple[Any, ...]:

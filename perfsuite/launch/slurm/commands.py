@@ -10,10 +10,9 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TypeVar
 
-from perfsuite.errors import MachineError, SlurmError
+from perfsuite.errors import SlurmError
 
 POLL_S = 0.2  # seconds between two questions until there is an answer
 ANSWER_S = 60  # seconds after which a command that has not answered is given up
@@ -30,28 +29,23 @@ ENDED = frozenset(
 NOTHING = ("", "(null)", "N/A", "None", "Unknown")  # what Slurm prints where there is nothing to tell
 T = TypeVar("T")
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=(.*?)(?=\s+[A-Za-z][\w:/]*=|\s*$)")
-_OF_NODES = re.compile(r"\bNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
-"""The resources of some nodes of a job, in the details of `scontrol show job`."""
-_GPUS = re.compile(r"\bgpu(?::[^:(,]+)?:(\d+)\(")
 _UNKNOWN_JOB = "Invalid job id"
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:
-    """What Slurm tells of a job. Seconds are by its controller's clock, None if it does not tell them."""
+    """What Slurm tells of a job."""
 
     id: str
     state: str  # its state in one word: PENDING, RUNNING, TIMEOUT
     state_words: str  # its state as it was printed: `CANCELLED by 0`
     reason: str | None = None
     nodes: tuple[str, ...] = ()  # its nodes in Slurm's order; none while it waits
-    exit_status: int | None = None  # that of its script; 0 while it runs
-    exit_signal: int | None = None  # the signal that ended its script, or 0
-    queued_s: float | None = None  # from its submission to its start
-    ran_s: float | None = None  # from its start to its end, or to its time limit if it is not over
-    time_limit: str | None = None
+    exit_status: int | None = None  # that of its script; 0 while it runs, and if a signal ended it
     left_s: int | None = None  # seconds until its time limit; None without a limit
+    # Whether it asked for GPUs in all, per task or per socket: a step then has not all of each node.
+    spreads_gpus: bool = False
 
     @property
     def is_waiting(self) -> bool:
@@ -73,8 +67,6 @@ class SlurmJob:
         """Why its allocation is over, in Slurm's words; None while it is not."""
         if not self.is_over:
             return None
-        if self.state == "TIMEOUT" and self.time_limit is not None:
-            return f"{self.state_words}, its time limit is {self.time_limit}"
         return self.state_words if self.reason is None else f"{self.state_words} ({self.reason})"
 
 
@@ -139,45 +131,16 @@ def parse_job(job_id: str, told: Mapping[str, str], nodes: tuple[str, ...]) -> S
     words = told.get("JobState", "UNKNOWN")
     states = re.findall(r"[A-Z_]+", words.upper()) or ["UNKNOWN"]
     limit_s, run_s = (parse_duration_s(told.get(name, "")) for name in ("TimeLimit", "RunTime"))
-    exit_code = re.fullmatch(r"(\d+):(\d+)", told.get("ExitCode", ""))
     return SlurmJob(
         id=job_id,
         state=next((state for state in states if state in ENDED), states[0]),  # how it ended, if it did
         state_words=words,
         reason=told.get("Reason"),
         nodes=nodes,
-        exit_status=None if exit_code is None else int(exit_code[1]),
-        exit_signal=None if exit_code is None else int(exit_code[2]),
-        queued_s=_seconds_between(told.get("SubmitTime"), told.get("StartTime")),
-        ran_s=_seconds_between(told.get("StartTime"), told.get("EndTime")),
-        time_limit=told.get("TimeLimit"),
+        exit_status=int(told["ExitCode"].partition(":")[0]) if "ExitCode" in told else None,
         left_s=None if limit_s is None or run_s is None else limit_s - run_s,
+        spreads_gpus=any("gpu" in told.get(f"TresPer{each}", "") for each in ("Job", "Task", "Socket")),
     )
-
-
-def gpus_option(job_id: str) -> list[str]:
-    """The option by which a step asks for all GPUs of a job, if it must; else nothing.
-
-    A step gets the GPUs that its job asked for per node by itself. What a job asked for in all, per task or
-    per socket is applied to the step anew: `--gpus-per-task=1` gives one GPU to a step of one task a node.
-    Raises `MachineError` if nodes have unlike numbers.
-    """
-    printed = ask("scontrol", "show", "job", job_id, "--oneliner", "--details")
-    told = fields(printed)
-    if not any("gpu" in told.get(f"TresPer{each}", "") for each in ("Job", "Task", "Socket")):
-        return []
-    found = {
-        node: sum(map(int, _GPUS.findall(gres)))
-        for nodes, gres in _OF_NODES.findall(printed)
-        for node in hostnames(nodes)
-    }
-    if len(set(found.values())) > 1:
-        each = ", ".join(f"{count} on {node}" for node, count in found.items())
-        raise MachineError(
-            f"Slurm gave this allocation unlike numbers of GPUs: {each}. Ask for them per node: --gres=gpu:8 "
-            "of salloc or sbatch"
-        )
-    return [f"--gres=gpu:{count}" for count in set(found.values())]
 
 
 def fields(line: str) -> dict[str, str]:
@@ -213,12 +176,3 @@ def steps(job_id: str, name: str) -> list[str]:
 def cancel(id_: str, *options: str) -> None:
     """Cancel a job or a step, which may have ended. `options` are those of scancel."""
     _ask_unless(f"already completing or completed|{_UNKNOWN_JOB}", "scancel", *options, id_)
-
-
-def _seconds_between(began: str | None, ended: str | None) -> float | None:
-    try:
-        # Local times without a zone: with one, a change to summer time is no hour of training.
-        first, last = (datetime.fromisoformat(each or "").astimezone() for each in (began, ended))
-    except ValueError:
-        return None
-    return last.timestamp() - first.timestamp()

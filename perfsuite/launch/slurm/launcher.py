@@ -85,17 +85,8 @@ class SlurmLauncher:
         self._left_over: str | None = None
 
     @cached_property
-    def nodes(self) -> tuple[str, ...]:
-        """The names of the allocation's nodes, in Slurm's order."""
-        return self._allocated.nodes
-
-    @cached_property
     def _allocated(self) -> commands.SlurmJob:
         return patiently(time.monotonic() + END_S, commands.job, self.job_id)
-
-    @cached_property
-    def _gpus(self) -> list[str]:
-        return patiently(time.monotonic() + END_S, commands.gpus_option, self.job_id)
 
     @property
     def lock(self) -> str:
@@ -105,6 +96,11 @@ class SlurmLauncher:
     def machine(self, shared: Path) -> Machine:
         """Return what each node is, by asking all of them. See `Launcher.machine`."""
         self._refuse_if_over()
+        if self._allocated.spreads_gpus:
+            raise MachineError(
+                f"the Slurm job {self.job_id} asked for GPUs otherwise than per node, and no launch would "
+                "have all of them: ask for them by --gres=gpu:8 of salloc or sbatch"
+            )
         probe, word = shared / f"probe-{uuid.uuid4().hex}", secrets.token_hex(8)
         documents.write_text(probe, word)
         try:
@@ -120,19 +116,17 @@ class SlurmLauncher:
         refuse_other_gpus(told)
         nodes = (AllocatedNode(name=each.name, interface=each.interface) for each in told)
         network = {n: value for n, value in variables(os.environ).items() if n.startswith(("NCCL_", "GLOO_"))}
-        allocation = Allocation(
-            job_id=self.job_id, nodes=tuple(nodes), queued_s=self._allocated.queued_s, variables=network
-        )
+        allocation = Allocation(job_id=self.job_id, nodes=tuple(nodes), variables=network)
         return alike(told).replace(nodes=len(told), allocation=allocation)
 
     def _describe(self, probe: Path) -> list[Described]:
         words = [self._python, "-m", "perfsuite.node.describe", str(probe.resolve())]
-        srun = self._srun(len(self.nodes), "perfsuite-describe", "--input=none")
+        srun = self._srun(len(self._allocated.nodes), "perfsuite-describe", "--input=none")
         done = commands.ask(*srun, *words, answer_s=DESCRIBE_S, environment=_for_srun(os.environ))
         found = [Described.model_validate_json(line) for line in done.splitlines() if line.startswith("{")]
-        if missing := set(self.nodes) - {each.name for each in found}:
+        if missing := set(self._allocated.nodes) - {each.name for each in found}:
             raise MachineError(f"{', '.join(sorted(missing))} did not say what they are: {done[-2000:]}")
-        return sorted(found, key=lambda each: self.nodes.index(each.name))
+        return sorted(found, key=lambda each: self._allocated.nodes.index(each.name))
 
     def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
         """Run a job to its end on the first nodes of the allocation. See `Launcher.launch`."""
@@ -169,13 +163,12 @@ class SlurmLauncher:
             f"--nodes={nodes}",
             f"--ntasks={nodes}",
             "--ntasks-per-node=1",
-            f"--nodelist={','.join(self.nodes[:nodes])}",
+            f"--nodelist={','.join(self._allocated.nodes[:nodes])}",
             "--overlap",
             "--mem=0",
             "--mpi=none",
             "--cpu-bind=none",
             "--gpu-bind=none",
-            *self._gpus,
             "--kill-on-bad-exit=0",  # see `BAD_END`
             f"--wait={WAIT_S}",
             *options,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from perfsuite.errors import FileError, SlurmError
+from perfsuite.errors import SlurmError
 from perfsuite.ini import Ini
 from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm.commands import SlurmJob
@@ -66,13 +66,10 @@ def submit(options: Sequence[str], arguments: Sequence[str], *, directory: Path,
     """Submit a session with these arguments of pytest, to run in `directory`; its log goes to the store.
 
     `options` are those of sbatch. Nobody else runs on the nodes, and a job that lost one does not start anew.
-    Raises `SlurmError` in Slurm's words if it is refused, `FileError` if the store cannot be written.
+    Raises `SlurmError` in Slurm's words if it is refused.
     """
     logs = (store / "slurm").resolve()
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"{logs}, where logs of jobs go, cannot be made: {error.strerror}") from error
+    logs.mkdir(parents=True, exist_ok=True)
     told = commands.ask(
         "sbatch",
         "--parsable",
@@ -107,7 +104,7 @@ def follow(
     try:
         job = follower.until_over(came, math.inf if wait_start_s is None else wait_start_s)
         if job is not None:
-            say(f"job {submitted.id} ended: queued {job.queued_s or 0:.0f} s, ran {job.ran_s or 0:.0f} s")
+            say(f"job {submitted.id} ended")
             return _exit_status(job, submitted)
         say(f"cancelling job {submitted.id}; interrupt again to leave at once")
         follower.cancel()
@@ -168,8 +165,7 @@ class _Follower:
         if job.is_waiting and job.reason is not None:
             self._say_once(f"job {self.id} is queued: {job.reason}")
         if not job.is_waiting and job.nodes:
-            queued = f"(queued {job.queued_s or 0:.0f} s)"
-            self._say_once(f"job {self.id} runs on {', '.join(job.nodes)} {queued}")
+            self._say_once(f"job {self.id} runs on {', '.join(job.nodes)}")
         return job
 
     def _say_once(self, line: str) -> None:
@@ -189,8 +185,8 @@ class _Follower:
 
 def _exit_status(job: SlurmJob, submitted: Submitted) -> int:
     """Return that of pytest. Raises `SlurmError` if the job did not end by pytest's end."""
-    failed_itself = job.state == "FAILED" and job.reason in (None, "NonZeroExitCode")
-    if (job.state == "COMPLETED" or failed_itself) and job.exit_status is not None and not job.exit_signal:
+    if job.state == "COMPLETED":
+        return 0
+    if job.state == "FAILED" and job.reason in (None, "NonZeroExitCode") and job.exit_status:
         return job.exit_status
-    by_signal = f", ended by signal {job.exit_signal}" if job.exit_signal else ""
-    raise SlurmError(f"job {job.id} is over: {job.why_over}{by_signal}. What it wrote is in {submitted.log}")
+    raise SlurmError(f"job {job.id} is over: {job.why_over}. What it wrote is in {submitted.log}")

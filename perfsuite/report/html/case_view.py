@@ -98,20 +98,13 @@ def _steps_caption(result: Measurement, number: int, run: Run, highest_s: float)
         )
     if lost := sum(not math.isfinite(step_s) for step_s in run.step_s):
         parts.append(f"{lost} without a finite time: a gap in the line")
-    if len(run.step_s) > 2 * charts.BUCKETS:
-        per = len(run.step_s) / charts.BUCKETS
-        parts.append(f"of every {per:.0f} steps the shortest and the longest are drawn")
     return "; ".join(parts) + "."
 
 
 def _loss_caption(runs: Sequence[Run]) -> str:
     curves = [run.loss for run in runs if run.loss]
     several = f": {len(curves)} launches over each other" if len(curves) > 1 else ""
-    caption = f"Loss, mean over ranks{several}; at the end {curves[-1][-1]:.4f}"
-    longest = max(map(len, curves))
-    if longest > 2 * charts.BUCKETS:
-        caption += f"; of every {longest / charts.BUCKETS:.0f} steps the lowest and the highest are drawn"
-    return caption + "."
+    return f"Loss, mean over ranks{several}; at the end {curves[-1][-1]:.4f}."
 
 
 def _command(result: Measurement, session: SessionFile) -> str:
@@ -121,11 +114,6 @@ def _command(result: Measurement, session: SessionFile) -> str:
         words = ["perfsuite", "compare", "--against", a.text, "--arm", b.text]
         words += ["--dry"] if result.dry else ["--counts"] if result.by_counts else []
         words += ["--inject", inject] if inject else []
-        check = result.verdict.check(TOKENS_PER_S.name)
-        if check is not None and result.runs:
-            of_a_gate = TOKENS_PER_S.bound(TOKENS_PER_S.tolerance(result.runs[0].machine.device))
-            own = f"{100 * TOKENS_PER_S.bound(-check.allowed):g}%"
-            words += ["--tolerance", own] if check.allowed != of_a_gate else []
         words.append(result.case_id)
     elif result.dry:
         words = ["perfsuite", "dry-run", f"--device={result.runs[-1].machine.device}", result.case_id]

@@ -129,8 +129,6 @@ def _description(run: Run, band: Band | None) -> str:
         description += f", measured from step {start} to {stop - 1}"
     if figures.step_s_p50 is not None:
         description += f": median {duration(figures.step_s_p50)}"
-    if figures.step_s_p95 is not None:
-        description += f", 95th percentile {duration(figures.step_s_p95)}"
     if finite := [(value, step) for step, value in enumerate(run.step_s) if math.isfinite(value)]:
         value, step = max(finite)
         description += f"; longest {duration(value)} at step {step}"

@@ -85,7 +85,7 @@ def rendered(
             text_columns=2,
         ),
         preflights=[_preflight(each) for session in sessions for each in session.preflights],
-        scalings=[(each.name, each.table()) for each in scalings(results)],
+        scalings=scalings(results),
         **content,
     )
 

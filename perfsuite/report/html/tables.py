@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from perfsuite.analysis.health import BAD_REASONS
 from perfsuite.report.html import charts
-from perfsuite.report.text import NONE, Table, between, detectable, percent, value, written
+from perfsuite.report.text import NONE, Table, between, detectable, percent
 from perfsuite.results.amounts import amount, duration
 from perfsuite.results.metric import (
     CPU_S_PER_STEP,
@@ -33,8 +33,8 @@ def checks(result: Measurement, anchor: str) -> Table:
         (
             check.label,
             check.outcome,
-            written(check, check.measured),
-            NONE if check.baseline is None else written(check, check.baseline),
+            amount(check.measured, check.unit),
+            NONE if check.baseline is None else amount(check.baseline, check.unit),
             _known(check.change, percent),
             _known(check.interval, between),
             f"{check.allowed:.1%}",
@@ -91,7 +91,7 @@ def launches(result: Measurement, runs: Sequence[Run]) -> Table:
 
 
 def _figure(metric: Metric, run: Run) -> str:
-    return _known(metric.of(run.figures), lambda figure: value(metric, figure))
+    return _known(metric.of(run.figures), lambda figure: amount(figure, metric.unit))
 
 
 def _memory(ranks: Sequence[Memory]) -> tuple[str, str, str, str]:

@@ -176,7 +176,7 @@ def test_list_and_show(repository: Path) -> None:
     assert "  of 1 launch; versions: torch 2.13.0, transformers 5.23.0\n" in shown
     rows = [" ".join(line.split()) for line in shown.splitlines()]
     for row in (
-        "rank 0",
+        "step 4 of rank 0, counted:",
         "collective group dtype phase calls bytes",
         "all_gather 2 ranks float32 backward 5 3.50 MiB",
         "phase FLOPs kernels host reads",

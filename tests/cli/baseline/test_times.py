@@ -189,7 +189,7 @@ def test_metrics_of_other_packages_are_shown_and_a_worse_one_needs_a_reason(
     measured("2", 5, figures=make_figures(extra={"weights": 4e9}))
     assert "weights gets worse (1.86 GiB -> 3.73 GiB): say why with --reason" in told("accept", status=1)
     packages.uninstall("extra-weights")
-    assert "weights (its package is not installed): 2,000,000,000.0, " in told("show", "*")
+    assert "weights (its package is not installed): 2,000,000,000.00, " in told("show", "*")
     told("accept")
 
 

@@ -134,7 +134,7 @@ def test_good_extensions_are_listed(packages: Packages) -> None:
         ("", {"launchers": "local = perf_mine:X"}, "taken twice: by perfsuite itself, and by perf-mine 1.5"),
         (EXTENSION.format(name="ddp"), {"frameworks": "ddp = perf_mine:Mine"}, "taken twice: by perfsuite"),
         (EXTENSION.format(name="x"), {"frameworks": "mine = perf_mine:Mine"}, "Mine.name is 'x': set it to"),
-        ("M = 3", {"metrics": "m = perf_mine:M"}, "it is a int"),
+        ("M = 3", {"metrics": "m = perf_mine:M"}, "it is 3"),
         ("1 / 0", {"launchers": "m = perf_mine:M"}, "cannot be imported: ZeroDivisionError"),
     ],
 )

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from perfsuite import DDP, FSDP2, Case, LoRA
+from perfsuite import DDP, FSDP2, Accelerate, Case, LoRA, Topology, Trainer
 from perfsuite.case.catalog import llama
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import MismatchError
@@ -17,7 +17,26 @@ from tests.frameworks.common.test_model import TINY
 from tests.samples import make_gpu_machine, make_machine
 
 H100, A100 = make_gpu_machine(), make_gpu_machine("NVIDIA A100-SXM4-80GB")
+BY_ACCELERATE = TINY.replace(
+    framework=Accelerate(strategy="fsdp2", float8="tensorwise"), precision="bf16-mixed"
+)
 TENSORWISE = TINY.replace(framework=DDP(float8="tensorwise"))
+
+
+@pytest.mark.parametrize(
+    ("framework", "seen"),
+    [
+        (Accelerate(strategy="fsdp2", float8="tensorwise"), "27 Float8Linear, gathered in float8"),
+        (Accelerate(strategy="fsdp2", float8="rowwise"), "27 Float8Linear"),
+        (Accelerate(strategy="ddp", float8="tensorwise"), "27 Float8Linear"),
+        (Trainer(fsdp="full_shard auto_wrap", float8="tensorwise"), "27 Float8Linear, gathered in float8"),
+        (Trainer(float8="tensorwise"), "27 Float8Linear"),
+        (Accelerate(strategy="fsdp2"), None),
+    ],
+)
+def test_accelerate_leaves_the_first_linear_layer_and_the_head(framework: Any, seen: str | None) -> None:
+    case = TINY.replace(framework=framework)
+    assert framework_of(case).expected(case).get("low_precision_modules") == seen
 
 
 @pytest.mark.parametrize("framework", [DDP(float8="tensorwise"), FSDP2(float8="rowwise_with_gw_hp")])
@@ -56,6 +75,23 @@ def test_sizes_that_float8_does_not_take_are_named() -> None:
             H100,
             "tensor_parallel=2 does not go with float8",
         ),
+        (BY_ACCELERATE, make_machine(), None),
+        (BY_ACCELERATE, H100, None),
+        (BY_ACCELERATE, A100, "needs a GPU of compute capability 8.9 or more"),
+        (BY_ACCELERATE.replace(precision="bf16"), H100, "give precision 'bf16-mixed', not 'bf16'"),
+        (
+            BY_ACCELERATE.replace(framework=Trainer(float8="tensorwise"), precision="fp32"),
+            H100,
+            "float8='tensorwise' is mixed with bf16: give precision 'bf16-mixed', not 'fp32'",
+        ),
+        (
+            BY_ACCELERATE.replace(
+                framework=Accelerate(strategy="fsdp2", dp_shard_size=2, tp_size=2, float8="rowwise"),
+                topology=Topology(processes_per_node=4),
+            ),
+            H100,
+            "float8='rowwise': torchao's linear layers are none that transformers splits by tp_size",
+        ),
     ],
 )
 def test_where_it_does_not_run(case: Case, machine: Machine, reason: str | None) -> None:
@@ -63,9 +99,10 @@ def test_where_it_does_not_run(case: Case, machine: Machine, reason: str | None)
     assert said is None if reason is None else reason in str(said)
 
 
-def test_without_torchao_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", [TENSORWISE, BY_ACCELERATE])
+def test_without_torchao_the_package_is_named(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     monkeypatch.setattr(float8, "missing_package", lambda name: f"it needs the package {name}")
-    assert framework_of(TENSORWISE).unsupported(TENSORWISE, make_machine()) == "it needs the package torchao"
+    assert framework_of(case).unsupported(case, make_machine()) == "it needs the package torchao"
 
 
 @pytest.mark.parametrize(("recipe", "per_weight"), [("tensorwise", 6), ("rowwise_with_gw_hp", 4)])

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from perfsuite import Accelerate, Case, LoRA, Topology, Trainer
 from perfsuite.case.catalog import llama
-from perfsuite.errors import CaseError
+from perfsuite.case.hardware import Machine
+from perfsuite.errors import CaseError, MismatchError
 from perfsuite.frameworks.base import Framework, framework_of
 from perfsuite.frameworks.common.parallelism import Degrees
 from tests.dry.runs import passed
-from tests.samples import make_case, make_machine
+from tests.fake_group import CPU, fake_group
+from tests.samples import make_case, make_gpu_machine, make_machine
 
 
 def accelerate(**degrees: int) -> Framework:
@@ -35,12 +38,12 @@ BOTH = pytest.mark.parametrize("make", [accelerate, trainer])
     [
         ({"tp_size": 2}, "dp_shard_size=1 leaves FSDP2 nothing to shard (dp_replicate_size=1, dp_shard_s"),
         ({"dp_replicate_size": 2, "tp_size": 2}, "give at least 2, or no degree to shard among all ranks"),
+        ({"dp_replicate_size": 2, "cp_size": 2}, "give at least 2, or no degree to shard among all ranks"),
         ({"tp_size": 0}, "tp_size: Input should be greater than or equal to 1, got 0"),
         (
-            {"cp_size": 2},
-            "cp_size=2: perfsuite does not split sequences by accelerate; leave it out",
+            {"sp_size": 2},
+            "sp_size=2: accelerate splits sequences so with DeepSpeed alone, not with F",
         ),
-        ({"sp_size": 2}, "(GPU or dry: a CPU has no kernel)"),
         ({"dp_shard_size": 2.0}, "dp_shard_size: Input should be a valid integer, got 2.0"),
     ],
 )
@@ -57,9 +60,80 @@ def test_degrees_multiply_to_the_ranks(make: Any) -> None:
     with pytest.raises(CaseError) as caught:
         framework_of(case).check(case.replace(topology=FOUR))
     assert str(caught.value) == (
-        "dp_replicate_size=2, dp_shard_size=2, tp_size=2 multiply to 8, but the topology of the case has 4 "
-        "processes; change one of them"
+        "dp_replicate_size=2, dp_shard_size=2, cp_size=1, tp_size=2 multiply to 8, but the topology of the "
+        "case has 4 processes; change one of them"
     )
+
+
+@BOTH
+def test_each_rank_has_two_equal_parts_of_a_sequence(make: Any) -> None:
+    case = make_case(framework=make(cp_size=4), topology=FOUR, sequence_length=64)
+    framework_of(case).check(case)
+    with pytest.raises(CaseError, match="sequence_length=60 is no multiple of 8, twice the cp_size: change"):
+        framework_of(case).check(case.replace(sequence_length=60))
+
+
+NEEDS = "cp_size=4 needs attention 'sdpa' in 16 bits, not compiled, not "
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("machine", "changes", "reason"),
+    [
+        (make_gpu_machine(), {}, None),
+        (
+            make_machine(),
+            {},
+            "cp_size=4: a CPU has no kernel for it: run the case dry, as on a GPU",
+        ),
+        (
+            make_gpu_machine(),
+            {"attention": "eager"},
+            f"{NEEDS}'eager', precision 'bf16', compile False",
+        ),
+        (
+            make_gpu_machine(),
+            {"precision": "fp32"},
+            f"{NEEDS}'sdpa', precision 'fp32', compile False",
+        ),
+        (make_gpu_machine(), {"compile": True}, f"{NEEDS}'sdpa', precision 'bf16', compile True"),
+    ],
+)
+def test_where_sequences_are_not_split(
+    make: Any, machine: Machine, changes: dict[str, Any], reason: str | None
+) -> None:
+    case = make_case(**{"framework": make(cp_size=4), "topology": FOUR, "precision": "bf16", **changes})
+    assert framework_of(case).unsupported(case, machine) == reason
+
+
+def test_a_model_whose_mask_accelerate_leaves_is_named() -> None:
+    degrees = Degrees(dp_replicate_size=1, dp_shard_size=1, cp_size=2, tp_size=1)
+    with pytest.raises(MismatchError, match="drops the mask of modules named self_attn, which GPT2LM"):
+        degrees.model(make_case(model="gpt2-tiny"), None, CPU)
+
+
+def test_gaps_in_positions_are_those_of_torch_s_parts() -> None:
+    """transformers sees a gap on all ranks but the last, and a dry run is told the same without values."""
+    from torch.distributed.tensor.experimental._context_parallel._load_balancer import _HeadTailLoadBalancer
+    from transformers.masking_utils import find_packed_sequence_indices
+
+    degrees = Degrees(dp_replicate_size=1, dp_shard_size=1, cp_size=4, tp_size=2)
+    in_order: Any = _HeadTailLoadBalancer(64, 4, "cpu")._generate_indices()
+    for rank in range(8):
+        positions = in_order.chunk(4, dim=-1)[rank // 2]
+        real = find_packed_sequence_indices(positions)
+        with fake_group(rank, 8):
+            told = degrees._told_by_positions(lambda positions: None)(positions)
+        assert (real is None) == (told is None) == (rank >= 6)
+        assert real is None or torch.equal(real, told)
+
+
+def test_without_context_parallelism_the_model_is_given_whole_sequences() -> None:
+    degrees, tokens = Degrees(dp_replicate_size=1, dp_shard_size=2, cp_size=1, tp_size=1), torch.arange(4)
+    with degrees.inputs(None, tokens) as given:
+        assert {name: tensor.data_ptr() for name, tensor in given.items()} == dict.fromkeys(
+            ("input_ids", "labels"), tokens.data_ptr()
+        )
 
 
 @BOTH
@@ -104,7 +178,7 @@ def test_a_class_that_transformers_has_is_not_replaced(monkeypatch: pytest.Monke
     from transformers.integrations import tensor_parallel
 
     monkeypatch.setattr(tensor_parallel, "ReplicateParallel", object, raising=False)
-    assert Degrees(dp_replicate_size=1, dp_shard_size=2, tp_size=2).patch() == {}
+    assert Degrees(dp_replicate_size=1, dp_shard_size=2, cp_size=1, tp_size=2).patch() == {}
     assert tensor_parallel.ReplicateParallel is object  # type: ignore[attr-defined]
 
 
@@ -189,3 +263,63 @@ def test_a_step_sends_what_theory_says(case: Case, mesh: str, tmp_path: Path) ->
     assert run.dry_facts.fit is not None
     assert run.dry_facts.fit.built == 4 * 8_030_261_248 // tp, "fp32, split before it is sharded"
     assert sent == theory(degrees, recomputed=case.activation_checkpointing == "full")
+
+
+def of_attention(parts: int, *, recomputed: bool) -> dict[tuple[str, str, str], tuple[int, int]]:
+    """Calls and bytes of context parallelism: accelerate gathers keys and values, and once more in backward.
+
+    Their gradients, in fp32, pass from rank to rank until each is back at its own (Liu et al. 2023).
+    """
+    both = 2 * TOKENS_OF_LONG // parts * KEYS
+    gathered = LAYERS, LAYERS * BF16 * both * parts
+    return {
+        ("all_gather", "bfloat16", "forward"): gathered,
+        **({("all_gather", "bfloat16", "recompute"): gathered} if recomputed else {}),
+        ("all_gather", "bfloat16", "backward"): gathered,
+        ("all_to_all", "float32", "backward"): (LAYERS * parts, LAYERS * parts * 4 * both),
+    }
+
+
+TOKENS_OF_LONG = 131072
+LONG = FULL_SIZE.replace(
+    framework=accelerate(dp_shard_size=2, cp_size=4),
+    sequence_length=TOKENS_OF_LONG,
+    topology=Topology(processes_per_node=8),
+)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    "framework",
+    [
+        accelerate(dp_shard_size=2, cp_size=4),
+        pytest.param(trainer(dp_shard_size=2, cp_size=4), marks=pytest.mark.nightly),
+    ],
+    ids=["accelerate", "trainer"],
+)
+def test_parts_of_a_sequence_send_and_compute_what_theory_says(framework: Framework, tmp_path: Path) -> None:
+    parts, own = 4, TOKENS_OF_LONG // 4
+    run = passed(LONG.replace(framework=framework), tmp_path)
+    assert run.observed is not None
+    settings = run.observed.settings
+    assert (settings["mesh"], settings["context_parallel"]) == ("dp_shard_cp 8", "4")
+    # Of two blocks of a part each, one is whole: itself. Of each part of others it takes half.
+    attention = LAYERS * 4 * HIDDEN * own * own * (1 + (parts - 1) / 2)
+    matmuls = LAYERS * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * KEYS + 3 * HIDDEN * MLP) + VOCABULARY * HIDDEN
+    assert len(run.counts) == 2, "of the first and the last rank"
+    for each in run.counts:
+        sent = {
+            (call.kind, call.dtype, call.phase): (call.count, call.bytes)
+            for call in each.counts.collectives
+            if call.ranks == parts
+        }
+        assert sent == of_attention(parts, recomputed=True)
+        assert each.counts.flops["forward"] == attention + 2 * own * matmuls
+        assert each.counts.host_reads == {"forward": 1}
+    first, last = (each.counts.memory for each in run.counts)
+    assert first is not None
+    assert last is not None
+    assert abs(first.saved_for_backward - last.saved_for_backward - own * own) < own * own // 500, "the mask"
+    assert run.dry_facts is not None
+    assert run.dry_facts.roofline is not None
+    assert run.dry_facts.roofline.tokens == 2 * TOKENS_OF_LONG, "of two sequences, each on four ranks"

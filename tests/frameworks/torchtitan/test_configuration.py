@@ -12,13 +12,11 @@ import torch
 from pydantic import ValidationError
 
 from perfsuite import Case, Model, Topology, TorchTitan
-from perfsuite.analysis.figures import in_few_bits
 from perfsuite.errors import MismatchError
 from perfsuite.launch.requirements import unsupported
-from perfsuite.results.rank_report import Observed
 from tests.frameworks.test_base import measured, observed
 from tests.frameworks.torchtitan.samples import MARKS
-from tests.samples import make_machine, make_run
+from tests.samples import make_machine
 from tests.test_published import CASES
 
 pytestmark = MARKS
@@ -280,14 +278,6 @@ def test_modules_in_few_bits_are_told_by_class(titan: Any) -> None:
 
     assert titan.low_precision([Linear(), Float8Linear(), Float8Linear()]) == "2 Float8Linear"
     assert titan.low_precision([Linear()]) == "none"
-
-
-@pytest.mark.parametrize(("modules", "expected"), [("none", False), ("42 Float8Linear", True)])
-def test_no_mfu_where_matmuls_have_several_peaks(modules: str, expected: bool) -> None:
-    run = make_run()
-    seen = Observed(settings={"low_precision_modules": modules}, environment={})
-    assert in_few_bits(run.replace(observed=seen)) is expected
-    assert not in_few_bits(run.replace(observed=None))
 
 
 OF_THE_SUITE = [

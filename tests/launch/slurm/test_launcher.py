@@ -86,8 +86,6 @@ def test_both_nodes_are_described(
     assert told is not None
     assert (told.job_id, told.variables) == (allocation.job_id, {"NCCL_SOCKET_IFNAME": "eth0"})
     assert [(node.name, node.interface) for node in told.nodes] == [("n1", "eth0"), ("n2", "eth0")]
-    assert told.queued_s is not None
-    assert 0 <= told.queued_s < 600
     assert list(tmp_path.iterdir()) == []
 
 
@@ -104,30 +102,24 @@ def test_a_directory_that_a_node_does_not_see_is_refused(allocation: Allocation,
 
 
 @pytest.mark.parametrize(
-    ("allocation", "variables", "granted"),
+    ("allocation", "said"),
     [
-        (["--gres=gpu:4"], {}, 4),
-        (["--gpus=16"], {"SLURM_GPUS": "16"}, 8),
-        (["--gpus=16", "--ntasks-per-gpu=1"], {"SLURM_GPUS": "16", "SLURM_NTASKS_PER_GPU": "1"}, 8),
-        (["--gpus-per-task=1", "--ntasks-per-node=8"], {"SLURM_GPUS_PER_TASK": "1"}, 8),
+        (["--gres=gpu:4"], r"^n1: Slurm gave a step 4 GPUs, and it sees 0 \(.*ask for none"),
+        (["--gpus=16"], "asked for GPUs otherwise than per node"),
+        (["--gpus-per-task=1", "--ntasks-per-node=8"], "asked for GPUs otherwise than per node"),
     ],
     indirect=["allocation"],
 )
-def test_however_gpus_were_asked_for_a_step_has_all_of_each_node(
-    allocation: Allocation,
-    variables: dict[str, str],
-    granted: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_step_has_all_gpus_of_each_node_or_is_refused(
+    allocation: Allocation, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm gives steps GPUs here that no driver knows: they are counted, and missed."""
-    for name, value in {**variables, "SLURM_GPUS_ON_NODE": "1"}.items():  # as in the script of the job
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")  # as in the script of the job
     launcher = SlurmLauncher()
-    with pytest.raises(
-        MachineError, match=rf"^n1: Slurm gave a step {granted} GPUs, and it sees 0 \(.*ask for none"
-    ):
+    with pytest.raises(MachineError, match=said):
         launcher.machine(tmp_path)
+    if "otherwise" in said:
+        return
     on_one_node = FAKE.replace(topology=Topology(nodes=1, processes_per_node=1))
     run = launch_once(on_one_node, MACHINE, tmp_path / "launch", Launching(launcher=launcher))
     assert run.failure is None

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from perfsuite.report.html.case_view import case_view, overview
-from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.session_file import ArmFacts, Measurement
 from tests.counted import make_counted
 from tests.samples import ARMS, BEFORE, judged, make_compared, make_result, never_run, now
@@ -40,12 +39,9 @@ def test_captions_say_what_the_chart_cannot() -> None:
     seen = view(make_result(run))
     assert seen.steps[0].caption == (
         "Launch 1: median 12.3 ms; 2 measured steps are off the scale (▲), "
-        "the longest 8,500.0 ms at step 502; 1 without a finite time: a gap in the line; "
-        "of every 3 steps the shortest and the longest are drawn."
+        "the longest 8,500.0 ms at step 502; 1 without a finite time: a gap in the line."
     )
-    assert seen.loss.caption == (
-        "Loss, mean over ranks; at the end 5.0000; of every 3 steps the lowest and the highest are drawn."
-    )
+    assert seen.loss.caption == "Loss, mean over ranks; at the end 5.0000."
     assert "set aside, the machine was not well" in view(make_gpu_result(3, "throttled")).steps[0].caption
 
 
@@ -59,7 +55,3 @@ def test_the_command_measures_the_same_again() -> None:
     assert view(compared, ARMS).command == f"{again} {compared.case_id}"
     counted = judged(compared.replace(verdict=make_counted().verdict), checks=())
     assert view(counted, ARMS).command == f"{again} --counts {compared.case_id}"
-    checks = tuple(each.replace(allowed=TOKENS_PER_S.bound(0.03)) for each in compared.verdict.checks)
-    own = judged(compared, checks=checks)
-    assert view(own, ARMS).command == f"{again} --tolerance 3% {compared.case_id}"
-    assert "--tolerance" not in view(own.replace(runs=()), ARMS).command, "it failed before its first launch"

@@ -1,0 +1,62 @@
+"""Formulas next to counts at full size: docs/evidence/dry-run.md (ten minutes).
+
+python -m tests.benchmarks.theory [NAME ...]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.test_theory import THEORIES, Step, counted
+
+GIB = 1 << 30
+HEADINGS = ("configuration", "sent, GiB", "calls", "TFLOP", "parameters and optimizer, GiB", "differs")
+
+
+def main(names: list[str]) -> None:
+    """Print theory / count of each configuration as a row, and what differs."""
+    print(
+        *(f"| {' | '.join(cells)} |" for cells in (HEADINGS, ["---"] * len(HEADINGS))), sep="\n", flush=True
+    )
+    for name in names or THEORIES:
+        print(f"| {name} | {' | '.join(_row(name))} |", flush=True)
+
+
+def _row(name: str) -> list[str]:
+    case, theory = THEORIES[name](True)
+    with tempfile.TemporaryDirectory() as directory:
+        sent, counts = counted(case, Path(directory))
+    assert counts.memory is not None
+    found = Step(sent=sent)
+    found.flops.update({str(phase): flops for phase, flops in counts.flops.items()})
+    held = [counts.memory.at_peak[part] for part in ("parameter", "optimizer state")]
+    differs = [
+        *(
+            f"{key}: {theory.sent[key]}, {sent[key]}"
+            for key in {*sent, *theory.sent}
+            if sent[key] != theory.sent[key]
+        ),
+        *(
+            f"{phase}: {theory.flops[phase]}, {flop}"
+            for phase, flop in counts.flops.items()
+            if theory.flops[phase] != flop
+        ),
+        *(
+            [f"{theory.parameter}, {theory.optimizer}: {held}"]
+            if held != [theory.parameter, theory.optimizer]
+            else []
+        ),
+    ]
+    said = zip(_figures(theory, theory.parameter + theory.optimizer), _figures(found, sum(held)), strict=True)
+    return [*(" / ".join(pair) for pair in said), "; ".join(differs) or "nothing"]
+
+
+def _figures(step: Step, held: int) -> tuple[str, ...]:
+    calls, sent = (sum(each[part] for each in step.sent.values()) for part in (0, 1))
+    return f"{sent / GIB:,.3f}", f"{calls:,}", f"{step.flops.total() / 1e12:,.3f}", f"{held / GIB:,.3f}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

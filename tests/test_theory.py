@@ -1,0 +1,427 @@
+"""Closed formulas of what a step of ten configurations costs, against what a dry run counts.
+
+The formulas follow papers and the sources of torch 2.13, torchtitan 0.3, transformers 5.23 and torchao 0.18.
+They were written before anything of perfsuite that counts was read. All must be met exactly; `python -m
+tests.benchmarks.theory` prints the same at full size.
+
+Conventions. A collective has the bytes of the whole tensor on one rank: what an all-gather returns, what a
+reduce-scatter, an all-reduce or an all-to-all takes. FLOPs are those of matrix products, a multiplication and
+an addition each; attention masks nothing (torch/utils/flop_counter.py: "not accounting for causal").
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite import DDP, FSDP2, Case, Model, Topology, TorchTitan
+from perfsuite.case import torch_build
+from perfsuite.frameworks.torchtitan import MIN_TORCH
+from perfsuite.results.counts import Counts
+from tests.dry.runs import passed
+
+Shape = tuple[int, ...]
+Group = tuple[int, int]
+"""Ranks, and how far apart they are."""
+
+LAYERS = 3  # of tests/theory_configs.py, too
+BYTES = {"float32": 4, "bfloat16": 2, "int64": 8}
+MIB = 1 << 20
+
+
+def elements(shapes: Sequence[Shape]) -> int:
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def rows(shapes: Sequence[Shape], ranks: int) -> int:
+    """Elements of the first rank's shards. fully_shard splits dimension 0 in pieces of ceil(rows / ranks),
+    and pads what it sends to such pieces (torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
+    """
+    return sum(math.ceil(shape[0] / ranks) * math.prod(shape[1:]) for shape in shapes)
+
+
+Sent = dict[tuple[str, Group, str], list[int]]
+"""Kind, group and dtype -> calls and bytes."""
+
+
+@dataclass
+class Step:
+    """What one rank sends, computes and holds in a step."""
+
+    sent: Sent = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
+    flops: Counter[str] = field(default_factory=Counter)
+    held: list[int] = field(default_factory=lambda: [0])
+    """Bytes of what is reduced at a time, in the order of backward."""
+    tensors: Counter[Group] = field(default_factory=Counter)
+    """How many are sharded over a group."""
+    replicas: Group | None = None
+
+    def send(self, kind: str, group: Group, dtype: str, size: int, calls: int = 1) -> None:
+        """`calls` collectives of `size` elements each."""
+        entry = self.sent[kind, group, dtype]
+        entry[0] += calls
+        entry[1] += calls * size * BYTES[dtype]
+
+    def unit(self, shapes: Sequence[Shape], group: Group, gathers: int, dtype: str = "float32") -> None:
+        """A unit of FSDP2: gathered in bf16, its gradients reduced (Zhao et al. 2023, section 3.2)."""
+        self.send("all_gather", group, "bfloat16", rows(shapes, group[0]) * group[0], gathers)
+        self.reduce(shapes, group, dtype)
+
+    def reduce(self, shapes: Sequence[Shape], group: Group, dtype: str = "float32") -> None:
+        """What is reduced and scattered is all-reduced among `replicas` (section 3.2.2), and kept in fp32."""
+        size = rows(shapes, group[0])
+        self.send("reduce_scatter", group, dtype, size * group[0])
+        if self.replicas is not None:
+            self.send("all_reduce", self.replicas, dtype, size)
+        self.hold(size * BYTES["float32"], group, len(shapes))
+
+    def hold(self, size: int, group: Group, tensors: int = 1) -> None:
+        self.held.append(size)
+        self.tensors[group] += tensors
+
+    @property
+    def parameter(self) -> int:
+        return sum(self.held)
+
+    @property
+    def optimizer(self) -> int:
+        """AdamW's two moments; fused, it keeps a step on the device for each tensor, in fp32."""
+        return 2 * self.parameter + 4 * self.tensors.total()
+
+    def clip(self, group: Group, tensors: int) -> None:
+        """The norms of all gradients of a kind are reduced at once, not their norm: DTensor's vector_norm
+        takes whole numbers (torch/distributed/tensor/_ops/_math_ops.py, `common_reduction_strategy`)."""
+        self.send("all_reduce", group, "float32", tensors)
+
+    def multiply(self, tokens: int, weights: Sequence[Shape], again: Sequence[Shape] = ()) -> None:
+        """Products of tokens and weights: one forward, two backward (Kaplan et al. 2020, section 2.1)."""
+        once = 2 * tokens * elements(weights)
+        self.flops += Counter(forward=once, backward=2 * once, recompute=2 * tokens * elements(again))
+
+    def attend(self, heads: int, queries: int, keys: int, sizes: Group, layers: int, again: int = 0) -> None:
+        """FlashAttention-2 (Dao 2023, section 3): two products forward, five backward, of which three are as
+        long as a query (scores anew, dQ, dK) and two as a value (dP, dV). `again`: layers recomputed.
+        """
+        once, (query, value) = 2 * heads * queries * keys, sizes
+        forward, backward = once * (query + value), once * (3 * query + 2 * value)
+        self.flops += Counter(forward=forward * layers, backward=backward * layers, recompute=forward * again)
+
+
+@dataclass(frozen=True)
+class Llama:
+    """Llama 3 (Grattafiori et al. 2024, table 3): grouped queries, SwiGLU, RMSNorm, no biases."""
+
+    dim: int
+    hidden: int
+    layers: int
+    heads: int
+    kv: int = 8
+    vocabulary: int = 128256
+    head: int = 128
+
+    def layer(self, fused: bool, tp: int = 1) -> list[Shape]:
+        """Weights that multiply, of one tensor parallel rank (Shoeybi et al. 2019, section 3): what is first
+        is split by rows, `wo` and `w2` by columns. torchtitan has q, k and v in one.
+        """
+        query, kv, hidden = self.heads * self.head // tp, self.kv * self.head // tp, self.hidden // tp
+        qkv = [(query + 2 * kv, self.dim)] if fused else [(query, self.dim), (kv, self.dim), (kv, self.dim)]
+        return [*qkv, (self.dim, query), (hidden, self.dim), (hidden, self.dim), (self.dim, hidden)]
+
+    @property
+    def norms(self) -> list[Shape]:
+        return [(self.dim,)] * 2
+
+    @property
+    def end(self) -> Shape:
+        return (self.vocabulary, self.dim)
+
+    def config(self, layers: int, model_type: str = "llama", **more: Any) -> Model:
+        config = {"model_type": model_type, "num_hidden_layers": layers, "max_position_embeddings": 8192}
+        config |= {"hidden_size": self.dim, "intermediate_size": self.hidden, "vocab_size": self.vocabulary}
+        config |= {"num_attention_heads": self.heads, "num_key_value_heads": self.kv, **more}
+        return Model.from_config(config, name=f"{model_type}-{layers}")
+
+
+LLAMA_8B = Llama(4096, 14336, 32, 32)
+Theory = tuple[Case, Step]
+BASE = Case(
+    model=LLAMA_8B.config(LAYERS),
+    framework=DDP(),
+    sequence_length=4096,
+    micro_batch=1,
+    precision="bf16-mixed",
+    activation_checkpointing="full",
+    topology=Topology(nodes=8, processes_per_node=8),
+    hardware="h100",
+)
+
+
+def titan(config: str, full: bool, *overrides: str, **changes: Any) -> Case:
+    """A case of a registered configuration, or of the same with few layers."""
+    family = {"llama3_8b": "llama3", "qwen3_30b_a3b": "qwen3", "deepseek_v3_16b": "deepseek_v3"}
+    name = f"{config}_whole_loss" if full and config not in family else config
+    module = family.get(config, "bench_cases.torchtitan_configs") if full else "tests.theory_configs"
+    framework = TorchTitan(module=module, config=name, overrides=overrides)
+    return BASE.replace(model=Model.named(config), framework=framework, **changes)
+
+
+def ddp(full: bool) -> Theory:
+    """Buckets of 1 MiB, then of 25 MiB, in reverse order of the parameters. The gradient that fills a bucket
+    closes it (torch/csrc/distributed/c10d/reducer.cpp, `compute_bucket_assignment_by_size`). Embedding and
+    head are one. The two buffers of the rotary embedding are broadcast before each forward, as one.
+    """
+    llama, tokens, group = Llama(2048, 8192, 16, 32, head=64), 2 * 4096, (8, 1)
+    layers = llama.layers if full else LAYERS
+    step, weights, limits, bucket = Step(), llama.layer(fused=False), [MIB], 0
+    for shape in reversed([llama.end, *layers * [*weights, *llama.norms], (llama.dim,)]):
+        step.hold(math.prod(shape) * BYTES["bfloat16"], group)
+        bucket += step.held[-1]
+        if bucket >= limits[-1]:
+            limits.append(25 * MIB)
+            bucket = 0
+    step.sent["all_reduce", group, "bfloat16"] = [len(limits) - (bucket == 0), step.parameter]
+    step.send("broadcast", group, "float32", 2 * llama.head // 2)
+    step.multiply(tokens, [*layers * weights, llama.end])
+    step.attend(llama.heads, tokens, 4096, (64, 64), layers)
+    model, topology = llama.config(layers, tie_word_embeddings=True), Topology(processes_per_node=8)
+    changes = {"micro_batch": 2, "precision": "bf16", "activation_checkpointing": "none"}
+    return BASE.replace(model=model, topology=topology, **changes), step
+
+
+def fsdp2(full: bool, nodes: int, framework: FSDP2, **changes: Any) -> Theory:
+    """Each block is gathered for forward and again for backward, the root (embedding, last norm, head) once.
+    torch stops recomputing a block at its last saved tensor: the input of the last product, which is not
+    done again (`set_checkpoint_early_stop`), unless it is of an autograd function as in float8, which saves
+    after it has multiplied. Gradients of all micro-batches are reduced at the last.
+    """
+    llama, group, step = LLAMA_8B, (8 * nodes, 1), Step()
+    layers, topology = llama.layers if full else LAYERS, Topology(nodes=nodes, processes_per_node=8)
+    case = BASE.replace(model=llama.config(layers), framework=framework, topology=topology, **changes)
+    micro, length = case.gradient_accumulation, changes.get("sequence_length", 4096)
+    weights, tokens = llama.layer(fused=False), length * micro
+    for _ in range(layers):
+        step.unit([*weights, *llama.norms], group, 2 * micro, framework.reduce_dtype)
+    step.unit([llama.end, llama.end, (llama.dim,)], group, micro, framework.reduce_dtype)
+    again = layers if case.activation_checkpointing == "full" else math.ceil(layers / 2)
+    products = again * weights[: None if framework.float8 else -1]
+    step.multiply(tokens, [*layers * weights, llama.end], products)
+    if framework.float8:  # counted as backward, since autograd functions do it (docs/evidence/measuring.md)
+        moved = 2 * tokens * elements(products)
+        step.flops += Counter(backward=moved)
+        step.flops -= Counter(recompute=moved)
+    step.attend(llama.heads, tokens, length, (128, 128), layers, again)
+    return case, step
+
+
+def head(step: Step, end: Shape, group: Group, batches: Group) -> None:
+    """torchtitan has norm and head in one unit, gathered for the norm, for the parts of the loss and for the
+    norm's backward, and reduced one after the other (`ChunkedLossWrapper`); it sums the number of tokens.
+    """
+    step.send("all_gather", group, "bfloat16", rows([end, end[1:]], group[0]) * group[0], 3)
+    for part in (end, end[1:]):
+        step.reduce([part], group)
+    step.send("all_reduce", batches, "int64", 1)
+
+
+def hsdp(full: bool) -> Theory:
+    """4 x 16 ranks. Every second product is recomputed, `wo` and `w3` of (wqkv, wo, w1, w3, w2), and
+    attention kept (torchtitan/distributed/activation_checkpoint.py).
+    """
+    llama, length, shard, step = LLAMA_8B, 8192, (16, 1), Step(replicas=(4, 16))
+    layers = llama.layers if full else LAYERS
+    weights = llama.layer(fused=True)
+    head(step, llama.end, shard, (64, 1))
+    for unit in (*layers * [[*weights, *llama.norms]], [llama.end]):
+        step.unit(unit, shard, 2)
+    step.clip(shard, step.tensors[shard])
+    step.multiply(length, [*layers * weights, llama.end], layers * [weights[1], weights[3]])
+    step.attend(llama.heads, length, length, (128, 128), layers)
+    changes = {"sequence_length": length, "activation_checkpointing": "selective-op"}
+    framework = TorchTitan(data_parallel_replicate=4)
+    return BASE.replace(model=llama.config(layers), framework=framework, **changes), step
+
+
+def tensor_parallel(full: bool) -> Theory:
+    """32 x 8 ranks with sequence parallelism (Korthikanti et al. 2022, section 4.2.2): before attention and
+    before the MLP activations are gathered, after them reduced and scattered, and backward the other way
+    round; forward is done twice. The same once at the embedding and at the last norm, which are not
+    recomputed. Each norm's gradient is summed over the 8; the loss needs maximum, sum and target of each
+    position.
+    """
+    llama, length, tp, dp, step = Llama(8192, 28672, 80, 64), 8192, (8, 1), (32, 8), Step()
+    layers, tokens = llama.layers if full else LAYERS, 2 * length
+    weights, end = llama.layer(fused=True, tp=8), (llama.vocabulary // 8, llama.dim)
+    step.unit([end, (llama.dim,)], dp, 1)  # the loss of all positions at once
+    for _ in range(layers):
+        step.unit([*weights, *llama.norms], dp, 2)
+    step.unit([end], dp, 2)
+    for kind in ("all_gather", "reduce_scatter"):
+        step.send(kind, tp, "bfloat16", tokens * llama.dim, 6 * layers + 2)
+    step.send("all_reduce", tp, "bfloat16", llama.dim, 2 * layers + 1)
+    step.send("all_reduce", tp, "float32", tokens, 3)
+    step.send("all_reduce", dp, "int64", 1)
+    for group in (dp, tp):
+        step.clip(group, step.tensors[dp])
+    step.multiply(tokens, [*layers * weights, end], layers * weights)
+    step.attend(llama.heads // 8, tokens, length, (128, 128), layers, layers)
+    words = ["--parallelism.tensor_parallel_degree=8", "--training.local_batch_size=2"]
+    changes = {"sequence_length": length, "micro_batch": 2, "topology": BASE.topology.replace(nodes=32)}
+    return titan("llama3_70b", full, *words, "activation-checkpoint:full", **changes), step
+
+
+def context_parallel(full: bool) -> Theory:
+    """8 x 8 ranks, each with an eighth of a sequence: keys and values of all are gathered (Grattafiori et al.
+    2024, section 3.3.2), their gradients reduced and scattered (`flex_cp_allgather`). Selective recomputation
+    keeps attention but gathers once more. Parameters are sharded over all 64.
+    """
+    llama, length, cp, every, step = LLAMA_8B, 8192, (8, 1), (64, 1), Step()
+    layers, tokens = llama.layers if full else LAYERS, length // 8
+    weights = llama.layer(fused=True)
+    head(step, llama.end, every, (8, 8))
+    for unit in (*layers * [[*weights, *llama.norms]], [llama.end]):
+        step.unit(unit, every, 2)
+    step.clip(every, step.tensors[every])
+    step.send("all_gather", cp, "bfloat16", length * llama.kv * llama.head, 4 * layers)
+    step.send("reduce_scatter", cp, "bfloat16", length * llama.kv * llama.head, 2 * layers)
+    step.multiply(tokens, [*layers * weights, llama.end], layers * [weights[1], weights[3]])
+    step.attend(llama.heads, tokens, length, (128, 128), layers)
+    changes = {"sequence_length": length, "activation_checkpointing": "selective-op"}
+    return titan("llama3_8b", full, "--parallelism.context_parallel_degree=8", **changes), step
+
+
+def experts(
+    step: Step, layers: int, dense: list[Shape], routed: int, number: int, top: int, hidden: int
+) -> None:
+    """Expert parallelism (Lepikhin et al. 2020, section 3.2) of SwiGLU experts on 8 of 64 ranks, in `layers`.
+    Tokens go to their experts and come back, forward, recomputed and backward; before each forward
+    ranks tell each other how many come to each expert. Routing is balanced: a rank's experts get as many
+    tokens as it sends. The loads of all are summed for the experts' bias (Wang et al. 2024).
+    """
+    every, ep, same, dim = (64, 1), (8, 1), (8, 8), dense[0][1]
+    for _ in range(layers):
+        step.unit([(number // 8, hidden, dim)] * 3, same, 2)
+        step.unit([*dense, (number, dim)], every, 2)
+    step.send("all_to_all", ep, "int64", number, 2 * layers)
+    step.send("all_to_all", ep, "bfloat16", routed * top * dim, 6 * layers)
+    step.send("all_reduce", every, "float32", layers * number)
+    for tokens, weights in ((routed * top, [(hidden, dim)] * 3), (routed, [(number, dim)])):
+        step.multiply(tokens, layers * weights, layers * weights)
+
+
+def expert_norms(step: Step) -> None:
+    """Those of the experts and those of the rest: both over 64 ranks, by a mesh that torchtitan has for the
+    loss (torch/distributed/tensor/_redistribute.py, `_get_flattened_mesh_by_layout`).
+    """
+    for tensors in step.tensors.values():
+        step.clip((64, 1), tensors)
+
+
+def qwen_moe(full: bool) -> Theory:
+    """Qwen3-30B-A3B (Yang et al. 2025, table 2): 8 of 128 experts, and norms of queries and keys."""
+    dim, heads, kv, length, end, step = 2048, 32, 4, 4096, (151936, 2048), Step()
+    layers, tokens = 48 if full else LAYERS, 2 * length
+    weights: list[Shape] = [((heads + 2 * kv) * 128, dim), (dim, heads * 128)]
+    head(step, end, (64, 1), (64, 1))
+    experts(step, layers, [*weights, (128,), (128,), (dim,), (dim,)], tokens, 128, 8, 768)
+    step.unit([end], (64, 1), 2)
+    expert_norms(step)
+    step.multiply(tokens, [*layers * weights, end], layers * weights)
+    step.attend(heads, tokens, length, (128, 128), layers, layers)
+    word = "--parallelism.expert_parallel_degree=8"
+    return titan("qwen3_30b_a3b", full, word, micro_batch=2), step
+
+
+def deepseek(full: bool) -> Theory:
+    """DeepSeek's 16B (Dai et al. 2024): 6 of 64 experts and 2 shared, the first layer dense. Latent attention
+    (DeepSeek-AI 2024, section 2.1) without compressed queries: queries and keys are longer than values.
+    """
+    dim, heads, nope, rope, value, rank, end = 2048, 16, 128, 64, 128, 512, (102400, 2048)
+    layers, length, every, step = 27 if full else LAYERS, 4096, (64, 1), Step()
+    tokens, sparse = 4 * length, layers - 1
+    attention: list[Shape] = [(heads * (nope + rope), dim), (rank + rope, dim)]
+    attention += [(heads * (nope + value), rank), (dim, heads * value)]
+    dense, shared = ([(size, dim), (size, dim), (dim, size)] for size in (10944, 2 * 1408))
+    norms: list[Shape] = [(rank,), (dim,), (dim,)]
+    head(step, end, every, every)
+    experts(step, sparse, [*attention, *norms, *shared], tokens, 64, 6, 1408)
+    for unit in ([*attention, *norms, *dense], [end]):
+        step.unit(unit, every, 2)
+    expert_norms(step)
+    weights = [*layers * attention, *dense, *sparse * shared]
+    step.multiply(tokens, [*weights, end], weights)
+    step.attend(heads, tokens, length, (nope + rope, value), layers, layers)
+    words = ("--compile.no-enable", "activation-checkpoint:full")
+    return titan("deepseek_v3_16b", full, *words, micro_batch=4), step
+
+
+def mixtral(full: bool) -> Theory:
+    """Mixtral 8x7B (Jiang et al. 2024, table 1) of transformers, whose experts are two tensors of 8 rows. 16
+    ranks share these 8 rows: 8 ranks hold an expert each, and twice the weights are gathered and reduced. Two
+    of 8 experts multiply for a token. Recomputation ends behind the last product, whose result is weighted.
+    """
+    llama, length, group, step = Llama(4096, 14336, 32, 32, vocabulary=32000), 4096, (16, 1), Step()
+    layers = llama.layers if full else LAYERS
+    weights = [*llama.layer(fused=False)[:4], (8, llama.dim)]
+    stacked: list[Shape] = [(8, 2 * llama.hidden, llama.dim), (8, llama.dim, llama.hidden)]
+    for _ in range(layers):
+        step.unit([*weights, *llama.norms, *stacked], group, 2)
+    step.unit([llama.end, llama.end, (llama.dim,)], group, 1)
+    step.multiply(length, [*layers * weights, llama.end], layers * weights)
+    step.multiply(2 * length, *2 * [3 * layers * [(llama.hidden, llama.dim)]])
+    step.attend(llama.heads, length, length, (128, 128), layers, layers)
+    model = llama.config(layers, "mixtral", num_local_experts=8, num_experts_per_tok=2)
+    topology = Topology(nodes=2, processes_per_node=8)
+    return BASE.replace(model=model, framework=FSDP2(), topology=topology), step
+
+
+def float8(full: bool) -> Theory:
+    return fsdp2(full, 1, FSDP2(float8="tensorwise"), sequence_length=8192)
+
+
+def micro_batches(full: bool) -> Theory:
+    framework = FSDP2(reduce_dtype="bfloat16", sync_each_micro_batch=False)
+    return fsdp2(full, 1, framework, gradient_accumulation=4, activation_checkpointing="every-2")
+
+
+THEORIES: dict[str, Callable[[bool], Theory]] = {
+    "DDP, bf16": ddp,
+    "FSDP2 64": lambda full: fsdp2(full, 8, FSDP2()),
+    "HSDP 4 x 16": hsdp,
+    "FSDP2 32 x TP 8": tensor_parallel,
+    "FSDP2 64, CP 8": context_parallel,
+    "Qwen3 MoE, EP 8": qwen_moe,
+    "DeepSeek, EP 8": deepseek,
+    "Mixtral, FSDP2 16": mixtral,
+    "float8, FSDP2 8": float8,
+    "4 micro-batches, reduced in bf16": micro_batches,
+}
+
+
+def counted(case: Case, directory: Path) -> tuple[Sent, Counts]:
+    """What a dry run counts on rank 0; first the collectives, of all phases."""
+    counts, sent = passed(case, directory).counts[0].counts, Step().sent
+    for each in counts.collectives:
+        entry = sent[each.kind, (each.ranks, each.apart), each.dtype]
+        entry[:] = entry[0] + each.count, entry[1] + each.bytes
+    return sent, counts
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(torch_build.release() < MIN_TORCH, reason="the formulas are of a newer torch")
+@pytest.mark.parametrize("name", THEORIES)
+def test_a_dry_run_counts_what_theory_says(name: str, tmp_path: Path) -> None:
+    case, theory = THEORIES[name](False)
+    sent, counts = counted(case, tmp_path)
+    assert sent == theory.sent
+    assert counts.flops == theory.flops
+    assert counts.memory is not None
+    held = counts.memory.at_peak
+    assert (held["parameter"], held["optimizer state"]) == (theory.parameter, theory.optimizer)
+    assert held.get("gradient", 0) in accumulate(theory.held)  # those that were reduced before the peak
