@@ -33,9 +33,7 @@ from perfsuite.worker.rank import LEAVE_S
 ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # torchrun sets it to 1, unless the user has set it
 GRACE_S = 5  # seconds in which the other ranks may end by themselves, and say why, when one has failed
 SERVER_S = 1.0  # seconds in which the end of the fork server is known after its connections are closed
-STAY_S = LEAVE_S + GRACE_S
-"""Seconds in which ranks have ended when all of them have reported: the kernel ends them sooner, unless they
-ignore its signal."""
+STAY_S = LEAVE_S + GRACE_S  # after the last report: the kernel ends ranks sooner, if they heed its signal
 STAYED = f"was killed: it had not ended {STAY_S} s after every rank had reported"
 NO_EXIT_CODE = "exit code 255"  # told by multiprocessing if the fork server is gone; or a rank's own
 
