@@ -202,6 +202,6 @@ def test_a_fault_is_found_in_real_launches(monkeypatch: pytest.MonkeyPatch) -> N
     assert [(row.status, row.found) for row in inject_structural(detect())] == [
         ("pass", "recompute: 79.7 MFLOP -> 0"),
         ("pass", "all_reduce of 2 ranks: 1 -> 4 calls a step, the same bytes"),
-        ("pass", "host reads in optimizer: 39 -> 78"),
+        ("pass", "host reads in optimizer: 39 -> 78 a step"),
         ("pass", "the counts are the same"),
     ]

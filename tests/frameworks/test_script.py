@@ -507,6 +507,25 @@ def test_a_script_that_never_trains_is_told_with_what_it_said(tmp_path: Path) ->
 
 
 @pytest.mark.launch
+@pytest.mark.parametrize(
+    ("code", "ended", "last"),
+    [
+        ("", "exit code 0, before an optimizer step could be seen: it does not train", ""),
+        (
+            "import sys; sys.exit('no config')",
+            "the command ended with exit code 1",
+            "last lines of agent-0.log:\nno config",
+        ),
+    ],
+)
+def test_a_command_that_never_trains(tmp_path: Path, code: str, ended: str, last: str) -> None:
+    kind, told = failure_of(case_of(Script(command=("python", "-c", code))), tmp_path)
+    assert kind == "crash"
+    assert ended in told
+    assert last in told
+
+
+@pytest.mark.launch
 @pytest.mark.parametrize("how", ["path", "command"])
 def test_a_crash_shows_the_scripts_traceback(tmp_path: Path, how: str) -> None:
     kind, said = failure_of(trained(tmp_path, how, "--die-at", "0"), tmp_path)
