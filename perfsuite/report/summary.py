@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from perfsuite.case.case import Unit
 from perfsuite.case.hardware import Allocation, Machine
 from perfsuite.report import counts as told_counts
-from perfsuite.report.scaling import scalings
+from perfsuite.report.nodes import scalings
 from perfsuite.report.text import detectable, percent, plural
 from perfsuite.results.amounts import rate
 from perfsuite.results.metric import in_unit

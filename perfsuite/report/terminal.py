@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from perfsuite.report import counts, summary
+from perfsuite.report import counts, nodes, summary
 from perfsuite.report.columns import SPEED_CHANGE, STEP_MS, figure, of_cases, speed_in
 from perfsuite.report.explained import Explained, explained
 from perfsuite.report.text import WIDTH, Table, cut, plural, printable, relative, wrapped
@@ -20,7 +20,7 @@ from perfsuite.results.amounts import amount, rate
 from perfsuite.results.counts import RankCounts
 from perfsuite.results.metric import MFU, PEAK_MEMORY, extra_metrics
 from perfsuite.results.outcome import STYLES
-from perfsuite.results.session_file import Measurement
+from perfsuite.results.session_file import Measurement, Preflight
 
 PIPED = 200  # columns of a table that goes into a file or another program
 MOST_LINES = 12  # lines about a case that did not pass, unless all of them are asked for
@@ -122,6 +122,13 @@ def lines_of(table: Table) -> list[str]:
     for row in table.rows:
         grid.add_row(*row)
     return _rendered(grid)
+
+
+def preflight_text(preflight: Preflight) -> str:
+    """Return title, table and notes of a preflight as lines without colours."""
+    lines = [f"  {line}" for line in lines_of(nodes.table(preflight))]
+    lines += [f"  note: {note}" for note in nodes.notes(preflight)]
+    return "\n".join([nodes.title(preflight), *lines])
 
 
 def step_of(entry: RankCounts) -> list[str]:
