@@ -179,3 +179,11 @@ def read(path: Path, kind: type[D]) -> D:
         raise FileError(f"{path}: field {explain(error)}") from None
     except CaseError as error:
         raise FileError(f"{path}: {error}") from None
+
+
+def read_or_none(path: Path, kind: type[D]) -> D | None:
+    """Return what `read` does; None of a file that is not there, or that nobody could use."""
+    try:
+        return read(path, kind)
+    except FileError:
+        return None

@@ -160,7 +160,7 @@ def _all(result: Measurement, told: Explained) -> list[str]:
         ("  ", [*told.checks, *told.excuses, *_shown(result), *told.predicted, *notes, *told.changed]),
         ("  ", [*files, *told.traces]),
     ]
-    lines = _title(result, told)
+    lines = _lines(f"{result.case_id}: {told.verdict}", indent="")
     lines += [line for indent, texts in parts for text in texts for line in _lines(text, indent=indent)]
     lines += [f"  {line}" for entry in result.counts[:MOST_ENTRIES] for line in step_of(entry)]
     if left := sum(len(entry.ranks) for entry in result.counts[MOST_ENTRIES:]):
@@ -172,7 +172,7 @@ def _all(result: Measurement, told: Explained) -> list[str]:
 
 def _in_short(result: Measurement, told: Explained) -> list[str]:
     """The verdict, what decided it and what changed; always with what makes it worth less, and the files."""
-    lines = _title(result, told)
+    lines = _lines(f"{result.case_id}: {told.verdict}", indent="")
     *others, (name, directory) = told.files.items()
     worth_less = [*told.not_counted, *told.excuses]
     if not any(check.blind for check in summary.decisive(result.verdict)):
@@ -198,10 +198,6 @@ def _in_short(result: Measurement, told: Explained) -> list[str]:
 def _lines(text: str, *, indent: str = "  ", most: int | None = None) -> list[str]:
     """Return text as lines, with paths as they are from here, which makes them shorter."""
     return wrapped(relative(text, Path.cwd()), indent=indent, most=most)
-
-
-def _title(result: Measurement, told: Explained) -> list[str]:
-    return _lines(f"{result.case_id}: {told.verdict}", indent="")
 
 
 def _shown(result: Measurement) -> list[str]:
