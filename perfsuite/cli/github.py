@@ -26,8 +26,6 @@ from perfsuite.results.store import BASELINES
 app = typer.Typer(help="Tell people on GitHub, by its command gh and the token in GH_TOKEN.")
 app.command()(issue)
 
-RunUrl = Annotated[str, typer.Option(help="Address of the job's page.", envvar="RUN_URL")]
-Out = Annotated[Path, typer.Option(help="Directory of the report.")]
 BEFORE_AFTER = "before-after.txt"
 """The file of `perfsuite refresh` with the figures of each new baseline and of the one before."""
 
@@ -35,7 +33,7 @@ BEFORE_AFTER = "before-after.txt"
 @app.command()
 def comment(
     results: Annotated[list[Path], typer.Argument(help="results.json of the job's sessions.")],
-    run_url: RunUrl,
+    run_url: Annotated[str, typer.Option(help="Address of the job's page.", envvar="RUN_URL")],
     pull_request: Annotated[
         int | None, typer.Option(help="Its number (default: that of the job, from GITHUB_REF).")
     ] = None,
@@ -53,10 +51,8 @@ def comment(
     mark = f"<!-- perfsuite: comment {name} -->"
     head, ours = _pull_request(number, mark)
     text = commented(sessions, run_url, mark)
-    if ours is None:
-        gh(Step(("pr", "comment", str(number), "--body-file", "-"), text))
-    else:
-        gh(Step(("api", "--method", "PATCH", ours, "--field", "body=@-"), text))
+    new = ("pr", "comment", str(number), "--body-file", "-")
+    gh(Step(new if ours is None else ("api", "--method", "PATCH", ours, "--field", "body=@-"), text))
     measured = [result for session in sessions for result in session.results]
     outcome = conclusion(measured, any(skip.not_reached for each in sessions for skip in each.skipped))
     output = {"title": headline(sessions), "summary": f"[The job]({run_url})"}
@@ -108,7 +104,7 @@ def conclusion(results: list[Measurement], is_cut_short: bool = False) -> str:
 def propose(
     hardware: Annotated[str, typer.Option(help="The marker of the cases: h100.")],
     reason: Annotated[str, typer.Option(help="Why a baseline may become slower or larger.")],
-    out: Out = Path("out"),
+    out: Annotated[Path, typer.Option(help="Directory of the report.")] = Path("out"),
     measured: Annotated[
         Path | None, typer.Option(help="Take baselines from this directory, an artifact: only its *.json.")
     ] = None,

@@ -11,7 +11,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from perfsuite import documents
 from perfsuite.cli.github_issue import code
-from perfsuite.errors import CaseError, PerfsuiteError
+from perfsuite.errors import PerfsuiteError
 from perfsuite.history import verdicts
 from perfsuite.history.verdicts import Night
 from perfsuite.report import summary
@@ -27,12 +27,6 @@ class _NoRedirect(HTTPRedirectHandler):
 
     def redirect_request(self, *args: Any) -> None:
         return None
-
-
-def check_name(variable: str) -> None:
-    """Raise `CaseError` for what is no name of a variable, without showing it: it may be a secret."""
-    if not variable.isidentifier():
-        raise CaseError("--notify: give the name of a variable that holds the address, not the address")
 
 
 def announce(variable: str, history: Path, added: Sequence[Path], results: Sequence[Path]) -> str:
