@@ -14,8 +14,7 @@ from perfsuite.cli.cases import compare, dry_run, plan
 from perfsuite.cli.doctor.command import doctor
 from perfsuite.cli.init import init
 from perfsuite.cli.judge import judge
-from perfsuite.cli.night import night
-from perfsuite.cli.refresh import refresh
+from perfsuite.cli.night import night, refresh
 from perfsuite.cli.releases import releases
 from perfsuite.cli.report import export, report
 from perfsuite.cli.selftest import selftest
