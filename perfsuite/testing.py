@@ -148,9 +148,8 @@ def _check_run(case: Case, run: Run) -> None:
     if (failure := run.failure) is not None:
         advice = f". {_ADVICE[failure.kind]}" if failure.kind in _ADVICE else ""
         detail = f"\n{failure.traceback}" if failure.traceback else ""
-        raise AssertionError(
-            f"the launch with {name} failed: {failure.kind}: {failure.message}{advice}{detail}"
-        )
+        told = f"{failure.kind}: {failure.message}{advice}{detail}"
+        raise AssertionError(f"the launch with {name} failed: {told}")
     if run.observed is not None and "wrapper" not in framework_of(case).expected(case):
         wrapper = run.observed.settings["wrapper"]
         raise AssertionError(

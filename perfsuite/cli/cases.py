@@ -162,9 +162,8 @@ def dry_run(
     """
     chosen = selected(cases, case, k)
     progress = Progress(line=say, cases=len(chosen))
-    session = dry_session(
-        options(store=store, baselines=baselines), progress, device, None if rank is None else (rank,)
-    )
+    ranks = None if rank is None else (rank,)
+    session = dry_session(options(store=store, baselines=baselines), progress, device, ranks)
     fits = chosen if k is None else fitting(session, chosen)  # one that is named tells itself why not
     progress.cases = len(fits)
     if _measure(session, fits, json_output=json_output):

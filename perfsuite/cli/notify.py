@@ -39,9 +39,8 @@ def announce(variable: str, history: Path, added: Sequence[Path], results: Seque
         problem = post(variable, message(changed, reasons, os.environ.get("RUN_URL", "")))
     except PerfsuiteError as error:
         problem = str(error)
-    return (
-        f"--notify: nothing was posted: {problem}" if problem else f"--notify: posted, {len(changed)} changed"
-    )
+    told = f"nothing was posted: {problem}" if problem else f"posted, {len(changed)} changed"
+    return f"--notify: {told}"
 
 
 def message(changed: Sequence[Night], reasons: Mapping[tuple[str, str], str], link: str) -> str:
@@ -68,9 +67,8 @@ def post(variable: str, text: str) -> str | None:
     """Post a text to the address in a variable. Returns why it could not, without the address; else None."""
     address = os.environ.get(variable, "").strip()
     if not address.startswith(("https://", "http://")):
-        return (
-            f"{variable} holds no address that begins with https://" if address else f"{variable} is not set"
-        )
+        why = "holds no address that begins with https://" if address else "is not set"
+        return f"{variable} {why}"
     try:
         content = {"Content-Type": "application/json"}
         request = Request(address, json.dumps({"text": text}).encode(), content)
