@@ -67,8 +67,8 @@ def post(variable: str, text: str) -> str | None:
     """Post a text to the address in a variable. Returns why it could not, without the address; else None."""
     address = os.environ.get(variable, "").strip()
     if not address.startswith(("https://", "http://")):
-        why = "holds no address that begins with https://" if address else "is not set"
-        return f"{variable} {why}"
+        told = "holds no address that begins with https://" if address else "is not set"
+        return f"{variable} {told}"
     try:
         content = {"Content-Type": "application/json"}
         request = Request(address, json.dumps({"text": text}).encode(), content)
