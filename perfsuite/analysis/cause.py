@@ -4,10 +4,9 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import get_args
 
 from perfsuite.case.case import Case
-from perfsuite.results.rank_report import UNREPORTED, Failure, FailureKind, RankReport
+from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import RunDir
 
 PEERS_SAY = (
@@ -26,8 +25,6 @@ PEERS_SAY = (
 cause."""
 WATCHDOG_SAYS = "watchdog caught collective operation timeout"
 """What NCCL's process group writes when a collective hung for as long as the group allows."""
-UNREPORTED_FAILURE = re.compile(rf"{UNREPORTED} ({'|'.join(get_args(FailureKind))}): (.*)$", re.MULTILINE)
-"""What a rank writes into its log that failed and could not write its report."""
 KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
 """What is said of a process that was killed: by perfsuite's agent, torch's launcher and its `DataLoader`."""
 LEAST_FREE_BYTES = 2**16  # free bytes of a disk below which a report finds no room
@@ -54,7 +51,7 @@ def first_cause(
         if (line := _watchdog_line("\n".join([_text(failure), *written]))) is not None:
             by_watchdog.append(failure)
             hung[failure.at] = line
-    silent = [_as_logged(failure, run_dir) for failure in silent if failure not in by_watchdog]
+    silent = [failure for failure in silent if failure not in by_watchdog]
     causes = [each for each in by_ranks + silent if not is_peer(each)]
     if causes:
         return min(causes, key=lambda failure: failure.at)
@@ -66,13 +63,6 @@ def first_cause(
     if not missing:
         return min(by_ranks, key=lambda failure: failure.at, default=None)
     return _missing_ranks(missing, by_ranks, run_dir, case)
-
-
-def _as_logged(failure: Failure, run_dir: RunDir) -> Failure:
-    for log in _logs(failure, run_dir):
-        if (said := UNREPORTED_FAILURE.search(_end(log))) is not None:
-            return Failure.model_validate({**dict(failure), "kind": said[1], "message": said[2]})
-    return failure
 
 
 def _behind(reports: Mapping[int, RankReport], case: Case) -> Failure | None:

@@ -12,14 +12,12 @@ from perfsuite import documents
 from perfsuite.case.case import Case, Topology
 from perfsuite.case.fault import Structural
 from perfsuite.case.hardware import Machine
-from perfsuite.case.model import Model
 from perfsuite.cli.cases import RowsAsJson
 from perfsuite.cli.checks import EXIT, Row, checked, failed, passed, show, unknown, worst
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.fsdp2 import FSDP2
-from perfsuite.frameworks.script import Script
 from perfsuite.launch.lock import machine_lock
 from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.measure import Launching, launch_once, measure
@@ -170,30 +168,6 @@ def _judged(case: Case, machine: Machine, root: Path, expected: Expectation, rec
     return checked(name, found, ok=expected.is_met(verdict), advice=advice)
 
 
-FUSED = """
-import os
-
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-on_gpu = torch.cuda.is_available()
-device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
-if on_gpu:
-    torch.cuda.set_device(device)
-dist.init_process_group("nccl" if on_gpu else "gloo")
-model = DistributedDataParallel(nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 64)).to(device))
-optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-tokens = torch.arange(32, device=device).view(2, 16)
-while True:
-    nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-"""A script with an optimizer of one kernel: perfsuite's own frameworks have one on GPUs alone."""
-
-
 class Base(NamedTuple):
     """A case, and what its counts must show of each fault."""
 
@@ -201,13 +175,11 @@ class Base(NamedTuple):
     faults: Mapping[Structural, str]  # the field of the finding that names the fault
 
 
-def bases(machine: Machine, directory: Path) -> tuple[Base, ...]:
-    """The cases, on two ranks where the machine has room; `directory` is for the script of one of them."""
-    script = directory / "fused.py"
-    script.write_text(FUSED)
+def bases(machine: Machine) -> tuple[Base, ...]:
+    """The cases, on two ranks where the machine has room."""
     replicated = Case(
         model="llama-tiny",
-        framework=DDP(gradient_as_bucket_view=True),
+        framework=DDP(),
         sequence_length=32,
         micro_batch=2,
         activation_checkpointing="full",
@@ -218,31 +190,24 @@ def bases(machine: Machine, directory: Path) -> tuple[Base, ...]:
         timeout_s=300,
     )
     sharded = replicated.replace(framework=FSDP2(), precision="bf16", activation_checkpointing="none")
-    scripted = sharded.replace(
-        model=Model.named("fused-script"), framework=Script(path=script), sequence_length=16, precision="fp32"
-    )
-    recompute, optimizer = "FLOPs in recompute", "kernels in optimizer"
     of_replicated: dict[Structural, str] = {
-        "checkpointing-lost": recompute,
-        "checkpointing-lost-in-one-block": recompute,
+        "checkpointing-lost": "FLOPs in recompute",
         "host-read": "host reads in forward",
-        "loss-twice": "kernels in forward",
-        "gradient-copies": "kernels in backward",
         "small-buckets": "all_reduce",
+        "optimizer-foreach": "in optimizer",  # kernels on a GPU, host reads on a CPU
         "eager-attention": "kernels",
         "weight-copy": "peak",
     }
     return (
         Base(replicated, of_replicated),
         Base(sharded, {"reshard-toggled": "all_gather", "fp32-communication": "reduce_scatter"}),
-        Base(scripted, {"optimizer-loop": optimizer, "optimizer-foreach": optimizer}),
     )
 
 
 def inject_structural(machine: Machine) -> Iterator[Row]:
     """Try each fault, and each case without one, by one launch. Yields a row of each."""
     with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
-        for base in bases(machine, Path(directory)):
+        for base in bases(machine):
             if (reason := unsupported(base.case, machine)) is not None:
                 yield from (unknown(f"inject {kind}", "not tried here", reason) for kind in base.faults)
             else:

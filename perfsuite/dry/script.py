@@ -110,8 +110,7 @@ class DryScript(DryRank):
             self._before_optimizer_step(self._optimizer or optimizer, args, kwargs)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._optimizers.count(optimizer)
-        if self._optimizers.is_clock(optimizer):
+        if self._optimizers.count(optimizer):
             self.recorder.boundary()
 
     def _not_compiled(self, model: Any = None, *args: Any, **options: Any) -> Any:

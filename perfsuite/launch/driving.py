@@ -16,7 +16,6 @@ from perfsuite.frameworks.base import NCCL_AFTER_S, framework_of
 from perfsuite.launch.base import Job, OnProgress
 from perfsuite.launch.hang import HangDetector
 from perfsuite.node.lease import Beats, text_of
-from perfsuite.node.machine import CUDA_ORDER
 from perfsuite.node.processes import POLL_S, wait_for
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, JOB_VARIABLES, RunDir
@@ -124,13 +123,13 @@ def environment(job: Job) -> dict[str, str]:
         chosen[JOB_VARIABLES] = " ".join(job.variables)
     if job.machine.device == "cpu":
         return chosen
-    # GPUs are numbered as NVML does, and NCCL's own monitor must not end a job before this module does.
+    # NCCL's own monitor must not end a job before this module does.
     later_s = max(NCCL_HEARTBEAT_S, math.ceil(job.case.timeout_s) + NCCL_AFTER_S)
     return {
-        "CUDA_DEVICE_ORDER": CUDA_ORDER,
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(later_s),
         # torch's flight recorder: what each rank last asked of NCCL, if its watchdog ends a collective.
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         FLIGHT_RECORDER_FILE: str(job.run_dir.flight_recorder.resolve()),
         **chosen,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML, which finds and watches them
     }

@@ -32,8 +32,7 @@ NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
 """Environment variable: the name of the scheduler's variable that holds the number of this node, from 0 on.
 Without it this is node 0."""
 LATCH_S = 5  # seconds for which an agent without a driver waits for whoever writes its file, to end it then
-PEERS_S = 5
-"""Seconds that a node which ends the job waits for the nodes that have not written their stacks yet."""
+PEERS_S = 5  # seconds that a node which ends the job waits for nodes that have not written their stacks yet
 
 
 def main(path: str) -> int:
@@ -66,8 +65,7 @@ def _watched(job: AgentJob) -> list[Failure]:
 
     watch = HealthWatch(sampler(job.request.device, job.topology.processes_per_node), job.run_dir.steps_seen)
     killed_before = oom_kills()
-    ending = threading.Lock()
-    """Who ends the job never releases it: any other thread that wants to waits until this process is gone."""
+    ending = threading.Lock()  # who ends the job never releases it: others wait until this process is gone
 
     def write(failures: Sequence[Failure] = (), *, is_over: bool = True) -> None:
         content = LaunchFile(
@@ -130,24 +128,20 @@ def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
 
 def _counter(file: Path) -> int:
     with contextlib.suppress(OSError, ValueError):
-        for line in file.read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
+        lines = (line.partition(" ") for line in file.read_text().splitlines())
+        return next((int(value) for name, _, value in lines if name == "oom_kill"), 0)
     return 0
 
 
 def _wait_for_peers(job: AgentJob) -> None:
     """Wait until every node has written its stacks: ranks whose peers are killed end before they can."""
-    nodes = range(job.topology.nodes)
-    wait_until(lambda: all(_is_over(job.run_dir, node) for node in nodes), PEERS_S)
 
+    def are_over() -> bool:
+        files = map(job.run_dir.launch, range(job.topology.nodes))
+        told = [documents.read_or_none(file, LaunchFile) for file in files]
+        return all(each is not None and each.is_over for each in told)
 
-def _is_over(run_dir: RunDir, node: int) -> bool:
-    try:
-        return documents.read(run_dir.launch(node), LaunchFile).is_over
-    except FileError:
-        return False
+    wait_until(are_over, PEERS_S)
 
 
 def _sweep() -> None:

@@ -25,8 +25,7 @@ T = TypeVar("T")
 EVERY_S = 0.25
 """Seconds between samples. One is also taken when the step moves, so that the first and the last are at the
 end of a step: rank 0 tells its steps at most twice a second."""
-WHOLE_EVERY_S = 1.0
-"""Seconds between samples of what changes slowly: utilisation, temperature, memory and processes."""
+WHOLE_EVERY_S = 1.0  # seconds between samples of what changes slowly: utilisation, temperature, memory
 LOOK_S = 0.06  # seconds between looks at how many steps are finished
 RESCAN_S = 2.0  # seconds between looks for new processes of the job
 FREE_POLL_S = 0.5  # seconds between looks at the memory of the GPUs, until it is free before a launch
@@ -60,15 +59,12 @@ class Sampler:
         self._job = JobProcesses(pid or os.getpid())
         self._gpus = Gpus(nvml, devices, self._job) if nvml is not None else None
         self._cards: tuple[DeviceHealth, ...] = ()
-        self.near_cores: tuple[frozenset[int], ...] = ()
-        """The cores near each GPU of the job, once that is prepared; empty where they are unknown."""
-        self._slowest_s = 0.0
+        self.near_cores: tuple[frozenset[int], ...] = ()  # to each GPU, once prepared; empty if unknown
         self._counted: list[_Sample] = []
         self._pending: list[_Sample] = []
         self._step, self._sampled_at, self._whole_at = 0, -EVERY_S, -WHOLE_EVERY_S
         self._scanned_at = -RESCAN_S
-        self._first: _Sample | None = None
-        """Of the beginning of the training; on a CPU, until that is seen, of the launch's."""
+        self._first: _Sample | None = None  # at the beginning of the training; on a CPU the launch's before
         self._has_begun = False
 
     def prepare(self) -> None:
@@ -112,8 +108,6 @@ class Sampler:
 
     def seen(self, *notes: str) -> Health | None:
         """Return what was seen so far with these notes, None if there is neither."""
-        if self._slowest_s > SILENT_S:
-            notes = (*notes, f"NVML took {self._slowest_s:.0f} s to answer: look at dmesg")
         counted = self._counted
         if len(counted) < 2 and self._first is not None:
             counted = [self._first, *counted]
@@ -129,11 +123,9 @@ class Sampler:
             self._job.scan()
         gpus: tuple[Gpu, ...] = ()
         if self._gpus is not None:
-            began = self._clock()
-            if whole := rescan or not self._counted or began - self._whole_at >= WHOLE_EVERY_S:
-                self._whole_at = began
+            if whole := rescan or not self._counted or now - self._whole_at >= WHOLE_EVERY_S:
+                self._whole_at = now
             gpus = self._gpus.read(whole=whole)
-            self._slowest_s = max(self._slowest_s, self._clock() - began)
         return _Sample(
             at=now,
             step=step,

@@ -16,16 +16,14 @@ from perfsuite.case.hardware import AND, PRODUCTS, Machine
 from perfsuite.errors import MachineError
 from perfsuite.node import nvml_process
 
-AMD_DRIVER = Path("/dev/kfd")  # a device file that exists where Linux drives an AMD GPU
 HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that hide every GPU
-CUDA_ORDER = "PCI_BUS_ID"  # the value of CUDA_DEVICE_ORDER with which CUDA numbers GPUs as NVML does
 
 
 def detect() -> Machine:
     """Return this machine. GPUs are found through NVML, so that torch need not be imported.
 
     Raises `MachineError` if NVML does not answer, and if a visible GPU cannot be measured on: one that NVML
-    cannot read, that is split by MIG, or is one of several unlike GPUs in an order that NVML does not know.
+    cannot read, or that is split by MIG.
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN or not nvml_process.has_library():
         return detect_here()
@@ -37,8 +35,7 @@ def detect_here() -> Machine:
     try:
         return _detect_gpu()
     except _NoGpu as reason:
-        amd = f"; there is an AMD GPU ({AMD_DRIVER}), perfsuite measures on NVIDIA's only"
-        return detect_cpu(f"{reason}{amd if AMD_DRIVER.exists() else ''}")
+        return detect_cpu(str(reason))
 
 
 class _NoGpu(Exception):
@@ -64,16 +61,11 @@ def _detect_gpu() -> Machine:
                 with contextlib.suppress(pynvml.NVMLError_NotSupported):  # none of its own: GB10, Jetson
                     memory.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
             _refuse_mig(pynvml, index, handle)
-        _refuse_other_order(pynvml)
         driver = pynvml.nvmlSystemGetDriverVersion()
     finally:
         pynvml.nvmlShutdown()
     least = min(memory, default=psutil.virtual_memory().total)
-    machine = gpu_machine(sorted(names), count=len(handles), memory_bytes=least, driver=driver)
-    if len(memory) == len(handles):
-        return machine
-    shared = "NVML tells no memory of the GPU, as where it shares the machine's: that is taken for it"
-    return machine.replace(note="; ".join(filter(None, [machine.note, shared])))
+    return gpu_machine(sorted(names), count=len(handles), memory_bytes=least, driver=driver)
 
 
 def visible_handles(pynvml: Any) -> list[Any]:
@@ -96,21 +88,13 @@ def _by_index(pynvml: Any, index: int) -> Any:
 
 
 def _named(pynvml: Any, entry: str, count: int) -> Any | None:
-    """Return the handle of an entry of CUDA_VISIBLE_DEVICES: an index, a UUID, or how one UUID begins."""
+    """Return the handle of an entry of CUDA_VISIBLE_DEVICES: an index, or a whole UUID; None if unknown."""
     if entry.isdigit():
         return _by_index(pynvml, int(entry)) if int(entry) < count else None
     unknown = (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument)
     with _readable(pynvml, entry), contextlib.suppress(*unknown):
         return pynvml.nvmlDeviceGetHandleByUUID(entry)
-    if not entry.startswith("GPU-"):
-        return None
-    found = []
-    for index in range(count):
-        with contextlib.suppress(pynvml.NVMLError):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            if pynvml.nvmlDeviceGetUUID(handle).startswith(entry):
-                found.append(handle)
-    return found[0] if len(found) == 1 else None
+    return None
 
 
 def pci_bus_id(pynvml: Any, handle: Any) -> str | None:
@@ -149,22 +133,6 @@ def _refuse_mig(pynvml: Any, index: int, handle: Any) -> None:
             f"{_gpu_name(pynvml, str(index), handle)} is split by MIG, so it is not what its name says: name "
             "an instance (CUDA_VISIBLE_DEVICES=MIG-..., as `nvidia-smi -L` lists them), or switch MIG off "
             f"(`nvidia-smi -i {pci_bus_id(pynvml, handle) or index} -mig 0`)"
-        )
-
-
-def _refuse_other_order(pynvml: Any) -> None:
-    """Raise `MachineError` for unlike GPUs in another order: others would be watched than train."""
-    order = os.environ.get("CUDA_DEVICE_ORDER", CUDA_ORDER)
-    if order == CUDA_ORDER:
-        return
-    names = set()
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        with contextlib.suppress(pynvml.NVMLError):
-            names.add(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index)))
-    if len(names) > 1:
-        raise MachineError(
-            f"CUDA_DEVICE_ORDER={order} on a machine with unlike GPUs ({', '.join(sorted(names))}): NVML "
-            f"numbers them by PCI bus, so others would be watched than train; unset it, or set {CUDA_ORDER}"
         )
 
 
@@ -207,11 +175,8 @@ def detect_cpu(reason: str) -> Machine:
 
 @functools.cache
 def _cpu_name() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found.group(1).strip() if found else platform.machine() or "unknown"
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1].strip() if found else platform.machine()
 
 
 def _slug(name: str) -> str:

@@ -36,7 +36,6 @@ class Gpus:
     def __init__(self, nvml: Any, count: int, job: JobProcesses) -> None:
         self._nvml, self._count, self._job = nvml, count, job
         self._notes: dict[str, None] = {}
-        self._unsupported: set[tuple[str, int]] = set()
         self._strangers: set[int] = set()
         self._own_seen: set[int] = set()
         self._listed: set[int] = set()
@@ -71,16 +70,14 @@ class Gpus:
 
     def _ask(self, index: int, what: str, *arguments: Any) -> Any | None:
         """Return what `nvmlDeviceGet...` says of a GPU of the job, by the end of that function's name."""
-        if (what, index) in self._unsupported:
-            return None
         nvml, function = self._nvml, f"nvmlDeviceGet{what}"
         try:
             return getattr(nvml, function)(self._handles[index], *arguments)
         except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, AttributeError):
-            self._unsupported.add((what, index))
+            return None
         except Exception as error:  # pynvml's own are not all NVMLErrors
             self._note(index, f"{function}: {error}")
-        return None
+            return None
 
     def _ask_thousandths(self, index: int, what: str) -> float | None:
         value = self._ask(index, what)
@@ -191,8 +188,6 @@ class Gpus:
 
     def _read(self, index: int) -> Gpu:
         bits = self._ask(index, "CurrentClocksEventReasons")
-        if bits is None:  # a driver from before 2023
-            bits = self._ask(index, "CurrentClocksThrottleReasons")
         reasons: frozenset[str] | None = None
         if bits is not None:
             active = (1 << power for power in range(bits.bit_length()) if bits >> power & 1)

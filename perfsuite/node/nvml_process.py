@@ -11,8 +11,7 @@ from typing import Any
 from perfsuite.errors import MachineError
 
 LIBRARY = "libnvidia-ml.so.1"  # NVML: without it there is no driver, and nothing to wait for
-ANSWER_S = 30.0
-"""Seconds in which NVML must have answered: it does in milliseconds, and Python starts in a second."""
+ANSWER_S = 30.0  # seconds in which NVML must have answered: it takes milliseconds, Python a second to start
 
 
 def has_library() -> bool:

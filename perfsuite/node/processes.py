@@ -22,8 +22,7 @@ POLL_S = 0.05  # seconds between two looks at whether a child has ended
 KILL_S = 60  # seconds in which a killed process has to be gone
 STACKS_S = 5  # seconds that the stacks are waited for, if a process does not write any
 STACKS_POLL_S = 0.1
-JOB_MARK = "PERFSUITE_JOB"
-"""Environment variable that every process of a job inherits: a value of its own for each job."""
+JOB_MARK = "PERFSUITE_JOB"  # environment variable that the processes of a job inherit: its own value
 
 
 def marked(mark: str) -> list[psutil.Process]:
@@ -58,8 +57,7 @@ class JobProcesses:
     def __init__(self, pid: int) -> None:
         import psutil
 
-        self.pids = {pid}
-        """Every process that the job ever had: NVML lists the dead for a while."""
+        self.pids = {pid}  # every process that the job ever had: NVML lists the dead for a while
         self._agent = psutil.Process(pid)
         self._processes = [self._agent]
 

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile, Topology
-from perfsuite.errors import FileError
 from perfsuite.frameworks.base import Command, framework_of
 from perfsuite.node import cpu, rendezvous
 from perfsuite.node.processes import POLL_S
@@ -31,16 +30,12 @@ from perfsuite.worker import leash
 from perfsuite.worker import main as worker
 from perfsuite.worker.rank import LEAVE_S
 
-ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-"""torch's environment variable that torchrun sets to 1, unless the user has set it."""
+ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # torchrun sets it to 1, unless the user has set it
 GRACE_S = 5  # seconds in which the other ranks may end by themselves, and say why, when one has failed
 SERVER_S = 1.0  # seconds in which the end of the fork server is known after its connections are closed
-STAY_S = LEAVE_S + GRACE_S
-"""Seconds in which ranks have ended when all of them have reported: the kernel ends them sooner, unless they
-ignore its signal."""
+STAY_S = LEAVE_S + GRACE_S  # after the last report: the kernel ends ranks sooner, if they heed its signal
 STAYED = f"was killed: it had not ended {STAY_S} s after every rank had reported"
-NO_EXIT_CODE = "exit code 255"
-"""What multiprocessing tells of a rank whose fork server is gone; a rank may also end so by itself."""
+NO_EXIT_CODE = "exit code 255"  # told by multiprocessing if the fork server is gone; or a rank's own
 
 Process = BaseProcess | subprocess.Popen[bytes]  # a rank of perfsuite's worker, or of a script
 
@@ -123,18 +118,17 @@ def _fork(job: AgentJob, process: type[BaseProcess], meeting: Mapping[str, str])
 
 def _server_ended() -> list[Failure]:
     """How the server ended from which ranks are forked; empty if it has not, or if there is none."""
+    import psutil
+
     pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
-    until = time.monotonic() + SERVER_S
-    with contextlib.suppress(ChildProcessError):
-        while pid is not None and time.monotonic() < until:
-            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is not None:
-                code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-                what = "the server from which ranks are forked (multiprocessing's)"
-                message = f"{what} ended with {_exit_code(code)}"
-                return [Failure(kind="error", message=message, at=time.time())]
-            time.sleep(POLL_S)
-    return []
+    if pid is None:
+        return []
+    try:
+        code = psutil.Process(pid).wait(SERVER_S)
+    except psutil.Error:
+        return []
+    message = f"the server from which ranks are forked (multiprocessing's) ended with {_exit_code(code)}"
+    return [Failure(kind="error", message=message, at=time.time())]
 
 
 def _bind(job: AgentJob, ranks: Iterable[Process]) -> None:
@@ -242,10 +236,10 @@ def _wait(job: AgentJob, processes: Mapping[int | None, Process]) -> list[Failur
             if code is None:
                 continue
             del running[rank]
-            is_measured = rank is None or _is_measured(job.run_dir, rank)
+            report = None if rank is None else documents.read_or_none(job.run_dir.rank(rank), RankReport)
             if (message := _failure(job, rank, code, isinstance(each, subprocess.Popen))) is not None:
                 failed(message, rank)
-            if not is_measured:
+            if rank is not None and (report is None or report.failure is not None):
                 until = min(until, time.monotonic() + GRACE_S)
     for rank, process in running.items():
         process.kill()  # what it has started is swept
@@ -266,13 +260,6 @@ def _bury(ours: Collection[int]) -> None:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None and ended.si_pid not in ours:
             os.waitpid(ended.si_pid, 0)
-
-
-def _is_measured(run_dir: RunDir, rank: int) -> bool:
-    try:
-        return documents.read(run_dir.rank(rank), RankReport).failure is None
-    except FileError:
-        return False
 
 
 def _failure(job: AgentJob, rank: int | None, code: int, is_script: bool) -> str | None:

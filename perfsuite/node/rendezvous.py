@@ -11,8 +11,7 @@ from perfsuite.errors import LaunchError
 from perfsuite.node.processes import wait_until
 from perfsuite.results.run_dir import RunDir
 
-MEET_S = 300
-"""Seconds in which node 0 must have told where: Python from a shared file system may take long to start."""
+MEET_S = 300  # seconds in which node 0 must have told where: Python on a shared file system may start slowly
 
 
 @contextlib.contextmanager

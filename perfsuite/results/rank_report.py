@@ -25,10 +25,6 @@ FailureKind = Literal[
 ]
 
 
-UNREPORTED = "perfsuite: no report could be written of"
-"""The beginning of the line, `KIND: MESSAGE (why)`, by which the log of a rank tells its failure."""
-
-
 class Failure(Data):
     """Why a launch gave no measurement."""
 

@@ -27,8 +27,9 @@ from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RUN_DIR, RunDir
 from perfsuite.worker import calls, deepspeed, leash, memory
-from perfsuite.worker.losses import Losses, before_backward
+from perfsuite.worker.losses import Losses
 from perfsuite.worker.optimizers import Optimizers
+from perfsuite.worker.profiling import ProfileTaken
 from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure
 from perfsuite.worker.script_rank import Claim, ScriptRank, Standing
 from perfsuite.worker.second_step import in_backward
@@ -37,18 +38,11 @@ with contextlib.suppress(Exception):  # what torch lacks for it is said where a 
     import perfsuite.worker.counting  # noqa: F401  before the level of memory is taken
 
 TOLD_AFTER = 3  # steps after which a mismatch that the first ones show ends the launch
-PASSES_WITHOUT_A_STEP = 100
-"""Backward passes (or those of ten steps, if more) without an optimizer step, after which none will come."""
+PASSES_WITHOUT_A_STEP = 100  # backward passes (those of ten steps, if more) after which none will come
 
 CAPTURED = (
     "the script captures its optimizer's step in a CUDA graph. A replay calls no optimizer, whose step is "
-    "the clock: such training cannot be measured. Capture forward and backward alone, and call "
-    "optimizer.step() outside of the graph, or switch the graph off"
-)
-TWICE = (
-    "two processes of this command trained as rank {rank}: one process of each rank is measured, and ended "
-    "after its last measured step. Give each stage of training a case of its own; processes that train "
-    "together need a process group"
+    "the clock: capture forward and backward alone, or switch the graph off"
 )
 
 State = Literal["waiting", "measuring", "over", "aside"]
@@ -115,12 +109,11 @@ class Attached:
             memory.keep_peaks()  # before the script imports torch's function under a name of its own
         calls.watch()
         self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
-        self._engines = deepspeed.Engines(self._before, self._after)
         self._losses = Losses() if self.case.framework.promises.loss is not None else None
         self._pid: int | None = None  # this process, since its first step: what it forks is another
         self._at_first_step: RankReport | None = None  # of a rank, which may leave its group afterwards
         self._passes = 0  # backward passes before any optimizer has stepped
-        before_backward(self._before_backward)
+        calls.before(torch.autograd, "backward", self._before_backward)  # also of `Tensor.backward`
         register_optimizer_step_pre_hook(self._before_optimizer_step)
         register_optimizer_step_post_hook(self._after_optimizer_step)
 
@@ -132,25 +125,23 @@ class Attached:
 
     @_guarded
     def _before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._engines.take(optimizer):
+        if not deepspeed.takes(optimizer, self._before, self._after):
             self._before(optimizer, args, kwargs)
 
     @_guarded
     def _after_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._engines.take(optimizer):
+        if not deepspeed.takes(optimizer, self._before, self._after):
             self._after(optimizer)
 
     @_guarded
     def _before(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
         """The clock starts here, once: after all that perfsuite itself does before the first step."""
-        if self.state == "over" or not self._optimizers.takes_turn(optimizer):
+        if not self._optimizers.takes_turn(optimizer) or self.state == "over":
             return
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise ScriptError(CAPTURED)
         if self.rank is not None:
-            self.rank.before_clock_step(optimizer, args, kwargs)
-            if self.steps == 1:
-                self.rank.check_second_step()
+            self.rank.before_optimizer_step(optimizer, args, kwargs)
         elif (standing := self._stand()) == "child":
             self.state = "aside"
         else:
@@ -170,13 +161,13 @@ class Attached:
 
     @_guarded
     def _ends_step(self, optimizer: Any) -> bool:
-        self._optimizers.count(optimizer)
-        return self._optimizers.is_clock(optimizer)
+        return self._optimizers.count(optimizer)
 
     @_guarded
     def _end_step(self, optimizer: Any) -> None:
         assert self.rank is not None
-        self.rank.recorder.boundary()
+        with contextlib.suppress(ProfileTaken):
+            self.rank.recorder.boundary()
         if self._losses is not None:
             self._losses.end_step(optimizer)
         if self.steps == TOLD_AFTER:
@@ -189,7 +180,7 @@ class Attached:
             self._finish(self.rank)
 
     @_guarded
-    def _before_backward(self, tensors: Any) -> None:
+    def _before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(tensors, list | tuple) and len(tensors) == 1:
             tensors = tensors[0]
         if in_backward() or not isinstance(tensors, Tensor) or tensors.is_meta:
@@ -209,12 +200,9 @@ class Attached:
     # Which process of a launch is a rank.
 
     def _stand(self) -> Standing:
-        """How this process, which is about to train, stands to the others of its rank; no `second` may."""
-        self._pid, self._at_first_step = os.getpid(), _empty_report()
-        standing = Claim(self.run_dir, self._empty.rank).stand() if self._may_be_rank() else "child"
-        if standing == "second":
-            raise MismatchError(TWICE.format(rank=self._empty.rank))
-        return standing
+        """How this process, which is about to train, stands to the others of its rank. Raises as `Claim`."""
+        self._pid, self._at_first_step = os.getpid(), self._empty
+        return Claim(self.run_dir, self._empty.rank).stand() if self._may_be_rank() else "child"
 
     def _must_be_rank(self) -> bool:
         is_alone = self.case.topology.world_size == 1
@@ -227,19 +215,19 @@ class Attached:
 
     @property
     def _empty(self) -> RankReport:
-        return self._at_first_step or _empty_report()
+        ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else ()
+        return self._at_first_step or empty_report(*ranks)
 
     def _become_rank(self, optimizer: Any, *, is_next: bool) -> ScriptRank:
         leash.die_with_parent()
-        number = self._empty.rank
-        leash.listen(self.run_dir, number)  # known only now if the script starts its own processes
+        leash.listen(self.run_dir, self._empty.rank)  # known only now if the script starts its own processes
         rank = ScriptRank(
             self.run_dir, self.request, self._empty, losses=self._losses, optimizers=self._optimizers
         )
         if is_next:
-            self.run_dir.rank(number).unlink(missing_ok=True)
+            self.run_dir.rank(self._empty.rank).unlink(missing_ok=True)
             rank.notes.append(
-                f"another process trained as rank {number} before, and ended without being measured"
+                f"another process trained as rank {self._empty.rank} before, and ended without being measured"
             )
         rank.begin(optimizer, self._host_memory)
         return rank
@@ -261,9 +249,7 @@ class Attached:
         rank.write(report)
         self.state = "over"
         if rank.claim.is_twice():  # after it is written: the other process looks for it after it has told
-            error = MismatchError(TWICE.format(rank=report.rank))
-            rank.write(report.replace(failure=failure_of(error, report.rank)))
-        rank.claim.over()
+            rank.write(report.replace(failure=failure_of(rank.claim.twice(), report.rank)))
 
     @_guarded
     def crashed(self, error: BaseException) -> None:
@@ -315,10 +301,3 @@ class Attached:
             self.state = "over"
             steps = None if self.rank is None else self.steps
             write_failure(self.run_dir, self._empty.replace(steps=steps), failure)
-            Claim(self.run_dir, self._empty.rank).over()
-
-
-def _empty_report() -> RankReport:
-    if dist.is_initialized():
-        return empty_report(dist.get_rank(), dist.get_world_size())
-    return empty_report()

@@ -1,17 +1,21 @@
 """Notices calls whose work torch's dispatcher does not see, for `worker.hidden`, by public names alone."""
 
-import contextlib
 import functools
 import inspect
 import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-BUFFERS = ("Buffer", "HybridEPBuffer", "ElasticBuffer")
-"""Classes of DeepEP, and the beginnings of their methods that send."""
-SENDS = ("dispatch", "combine", "low_latency_dispatch", "low_latency_combine")
+BUFFERS = ("Buffer", "HybridEPBuffer", "ElasticBuffer")  # classes of DeepEP
+SENDS = (
+    "dispatch",
+    "combine",
+    "low_latency_dispatch",
+    "low_latency_combine",
+)  # how methods begin that send
 
 seen: Counter[str] = Counter()  # what was called in this process since `watch`, by what is said of it
 
@@ -31,15 +35,21 @@ def watch_packages() -> None:
 
 
 def _notice(owner: Any, name: str, said: str) -> None:
+    def look(*args: Any, **kwargs: Any) -> None:
+        seen[said] += 1
+
+    if not hasattr(getattr(owner, name), "is_watched"):
+        before(owner, name, look)
+
+
+def before(owner: Any, name: str, look: Callable[..., None]) -> None:
+    """Call `look` with the arguments before each call of a function, which then has `is_watched`."""
     original = getattr(owner, name)
-    if hasattr(original, "is_noticed"):
-        return
 
     @functools.wraps(original)
-    def noticing(*args: Any, **kwargs: Any) -> Any:
-        seen[said] += 1
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        look(*args, **kwargs)
         return original(*args, **kwargs)
 
-    noticing.is_noticed = True  # type: ignore[attr-defined]
-    with contextlib.suppress(AttributeError, TypeError):  # a class of C++
-        setattr(owner, name, noticing)
+    watched.is_watched = True  # type: ignore[attr-defined]
+    setattr(owner, name, watched)

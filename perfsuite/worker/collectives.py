@@ -17,7 +17,7 @@ Where = int | slice | Literal["out"] | None
 """Which argument is the whole message, or which are: what is gathered, what is to be scattered, what travels.
 `out`: the result is. None: there is no message."""
 
-OPERATORS: Mapping[str, tuple[str, Where]] = {
+OPERATORS: Mapping[str, tuple[str, Where]] = {  # by operator, without overload: kind, where the message is
     "c10d.allreduce_": ("all_reduce", 0),
     "c10d.allreduce_coalesced_": ("all_reduce", 0),
     "c10d.allgather_": ("all_gather", 0),
@@ -59,7 +59,6 @@ OPERATORS: Mapping[str, tuple[str, Where]] = {
     "cplib.flex_cp_allgather": ("all_gather", "out"),
     "cplib.flex_cp_allgather_backward": ("reduce_scatter", slice(2)),
 }
-"""Operator, without its overload -> kind, and which argument is the message."""
 
 ONE_FOR_EACH = frozenset(name for name in OPERATORS if name.startswith("cplib."))
 """Operators that call a collective for each of their tensors, all others one for all."""

@@ -104,8 +104,7 @@ NO_KERNEL = frozenset({
     "aten.set_", "prim.device", "profiler._record_function_enter_new", "profiler._record_function_exit",
 })  # fmt: skip
 """Operators that are not marked as views and still give the device nothing to do."""
-ALLOCATIONS = ("aten.empty", "aten.new_empty")
-"""How the names of those begin that leave memory as it was."""
+ALLOCATIONS = ("aten.empty", "aten.new_empty")  # how the names of those begin that leave memory as it was
 
 
 class StepCounter(TorchDispatchMode):

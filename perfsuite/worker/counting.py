@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 import torch
 from torch._C import _len_torch_dispatch_stack
@@ -25,14 +25,13 @@ from perfsuite.worker.replicas import squares
 from perfsuite.worker.second_step import in_backward
 
 IN_BACKWARD = "the optimizer steps in backward"
-P = ParamSpec("P")
 
 
-def _to_a_note(method: Callable[Concatenate[Counting, P], None]) -> Callable[Concatenate[Counting, P], None]:
+def _to_a_note(method: Callable[..., None]) -> Callable[..., None]:
     """Let an error of `method` end the counting, and nothing else."""
 
     @functools.wraps(method)
-    def guarded(self: Counting, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def guarded(self: Counting, *args: Any, **kwargs: Any) -> None:
         try:
             method(self, *args, **kwargs)
         except Exception as error:

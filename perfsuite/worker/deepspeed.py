@@ -16,41 +16,32 @@ STEP = "_take_model_step"  # the method of an engine that makes one training ste
 NAME = "DeepSpeedEngine"
 
 
-class Engines:
-    """Calls `before` and `after` around an engine's steps, from the second on, with the optimizer in it."""
+def takes(optimizer: Any, before: Callable[[Any], None], after: Callable[[Any], None]) -> bool:
+    """Whether a step of `optimizer` is part of one of DeepSpeed. Raises `MismatchError` if made elsewhere.
 
-    def __init__(self, before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
-        self._before = before
-        self._after = after
-
-    def take(self, optimizer: Any) -> bool:
-        """Whether this step is part of one of DeepSpeed. Raises `MismatchError` if it is made elsewhere."""
-        callers = _callers() if "deepspeed" in sys.modules else []
-        if not callers:
-            return False
-        engine = next((self_ for name, self_ in callers if name == STEP), None)
-        if engine is not None:
-            self._follow(engine, optimizer)
-        elif not any(name == "__init__" for name, _ in callers):
-            raise MismatchError(
-                f"DeepSpeed {importlib.metadata.version('deepspeed')} steps {type(optimizer).__name__} "
-                f"outside of {NAME}.{STEP}, by {callers[0][0]}: what is one step of training is not known. "
-                "Train by engine.backward and engine.step, with another version of DeepSpeed, or without it"
-            )
-        return True
-
-    def _follow(self, engine: Any, optimizer: Any) -> None:
-        if STEP in vars(engine):
-            return
+    `before` and `after` are then called around the engine's steps, from the second on, with `optimizer`.
+    """
+    callers = _callers() if "deepspeed" in sys.modules else []
+    if not callers:
+        return False
+    engine = next((self_ for name, self_ in callers if name == STEP), None)
+    if engine is None and not any(name == "__init__" for name, _ in callers):
+        raise MismatchError(
+            f"DeepSpeed {importlib.metadata.version('deepspeed')} steps {type(optimizer).__name__} "
+            f"outside of {NAME}.{STEP}, by {callers[0][0]}: what is one step of training is not known. "
+            "Train by engine.backward and engine.step, with another version of DeepSpeed, or without it"
+        )
+    if engine is not None and STEP not in vars(engine):
         step = getattr(engine, STEP)
 
         @functools.wraps(step)
         def timed(*args: Any, **kwargs: Any) -> None:
-            self._before(optimizer)
+            before(optimizer)
             step(*args, **kwargs)
-            self._after(optimizer)
+            after(optimizer)
 
         setattr(engine, STEP, timed)
+    return True
 
 
 def _callers() -> list[tuple[str, Any]]:

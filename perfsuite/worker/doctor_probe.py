@@ -27,10 +27,8 @@ from perfsuite.worker.memory import memory_for
 from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.timers import clock_for
 
-PAIRS, STEPS = 10, 20
-"""The same steps bare and under the clock, alternating, so that what the machine does to both cancels."""
-BLOCK_BYTES = 64 * 2**20
-"""Bytes that are allocated to see whether the peak that perfsuite reads rises by as much."""
+PAIRS, STEPS = 10, 20  # bare and under the clock in turn, so that what the machine does to both cancels
+BLOCK_BYTES = 64 * 2**20  # allocated to see whether the peak that perfsuite reads rises by as much
 Run = Callable[[int], list[Any]]
 
 

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 from perfsuite.case.fault import AT_STEP, Fault
 
 if TYPE_CHECKING:
-    from perfsuite.frameworks.base import Framework
     from perfsuite.results.rank_report import RankReport
     from perfsuite.worker.recorder import Recorder
 
-STRUCTURAL_AFTER = 1
-"""The step, counted from 0, after which a structural fault begins: the one that the worker observes."""
+STRUCTURAL_AFTER = 1  # the step, from 0 on, after which a structural fault begins: the one that is observed
 
 
 class Injector:
@@ -32,14 +30,6 @@ class Injector:
         self.is_last_rank = is_last_rank
         self._training = training
         self._held: Any = None
-
-    def built_with(self, framework: Framework) -> Framework:
-        """Return the framework to build with. Raises `MismatchError` for a fault that does not fit to it."""
-        if (kind := self.fault.structural) is None:
-            return framework
-        from perfsuite.worker import structural_faults
-
-        return structural_faults.built_with(kind, framework)
 
     def before_end(self, step: int, recorder: Recorder) -> None:
         """Called before the end of a step is stamped."""

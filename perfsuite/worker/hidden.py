@@ -16,13 +16,11 @@ from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.optimizers import parameters_of
 from perfsuite.worker.replicas import local
 
-Gradients = list[tuple[Tensor, Tensor]]
-"""Parameters that were stepped, each with what this rank holds of its gradient."""
+Gradients = list[tuple[Tensor, Tensor]]  # parameters that stepped, with what this rank has of the gradient
 UNSEEN_GRADIENTS = 0.1
 """Share of the gradients' elements that nothing seen may have computed. Kernels of packages that pass the
 dispatcher by compute gradients of small parameters, such as those of norms and of a Mamba's scan."""
-ONE_SIDED = ("symm_mem.", "nvshmem.")
-"""How the names of operators begin whose messages belong to no process group."""
+ONE_SIDED = ("symm_mem.", "nvshmem.")  # how operators are named whose messages belong to no group
 SEVERAL = frozenset({
     "c10d.reduce_scatter_", "c10d.monitored_barrier_", "c10d.allgather_coalesced_",
     "c10d.allgather_into_tensor_coalesced_", "c10d.reduce_scatter_tensor_coalesced_",

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from perfsuite.results.run_dir import ANCESTOR_PID, NODE, STACKS_SIGNAL, RunDir
 
-ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Signals by which an agent ends its job; a rank ends itself alone."""
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # by which an agent ends its job, a rank itself
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 
 

@@ -19,8 +19,7 @@ from perfsuite.results.counts import MemoryChange, MemoryLog, Phase, StepMemory
 from perfsuite.worker.replicas import local
 
 RECEIVED, UNSHARDED, COMMUNICATION, KEPT = "received", "unsharded", "communication", "kept"
-PERMANENT = ("parameter", "gradient", "optimizer state", RECEIVED)
-"""Parts that a storage stays in, whatever is done with it."""
+PERMANENT = ("parameter", "gradient", "optimizer state", RECEIVED)  # parts that a storage stays in
 
 
 class LiveMemory:

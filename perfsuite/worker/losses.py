@@ -1,7 +1,5 @@
 """Collects the losses of a script: what it calls backward on. Imports torch."""
 
-import functools
-from collections.abc import Callable
 from statistics import mode
 from typing import Any
 
@@ -11,18 +9,6 @@ from torch import Tensor
 from perfsuite.errors import MismatchError
 from perfsuite.worker.optimizers import parameters_of
 from perfsuite.worker.second_step import nodes_of
-
-
-def before_backward(see: Callable[[Any], None]) -> None:
-    """Call `see` with the tensors before each `torch.autograd.backward`, also of `Tensor.backward`."""
-    original = torch.autograd.backward
-
-    @functools.wraps(original)
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        see(tensors)
-        original(tensors, *args, **kwargs)
-
-    torch.autograd.backward = backward
 
 
 class Losses:

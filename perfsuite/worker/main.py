@@ -11,7 +11,6 @@ from typing import Any
 
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
-from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import NCCL_AFTER_S
 from perfsuite.frameworks.common.float8 import with_float8
 from perfsuite.results.rank_report import RankReport
@@ -82,22 +81,18 @@ def _measure(rank: Rank) -> RankReport:
     rank.device_probe = device_probe(device)  # while nothing else runs; on a CPU it raises the peak of memory
     memory = memory_for(device)
     rank.build(timer, device=device, probe=probe, memory=memory)
-    if device.type == "cuda":
-        _lengthen_timeouts(_watchdog_after(case))
     if process_group == "library":  # until now there was none for an all-reduce
         rank.device_probe |= all_reduce_probe(device)
     rank.observe()
     register_optimizer_step_pre_hook(rank.before_optimizer_step)
     if rank.plan.clock == "torch":
         register_optimizer_step_post_hook(rank.recorder.after_optimizer_step)
-    register_optimizer_step_post_hook(rank.end_if_profiled)
     with contextlib.suppress(ProfileTaken):
         rank.start()
         losses = rank.workload.run(case.total_steps)  # unread: to read one on a GPU is to wait for its step
         rank.recorder.finish()
     if rank.is_profiled:
         return rank.profiled()
-    _check_boundaries(rank)
     flops = rank.workload.flops or with_float8(flops, rank.model())
     return rank.finish().replace(loss=tuple(map(float, losses)), flops=flops)
 
@@ -113,40 +108,19 @@ def _preflight(rank: Rank) -> RankReport:
     return rank.report.replace(device_probe=probed)
 
 
-def _check_boundaries(rank: Rank) -> None:
-    if rank.plan.clock == "framework" and rank.recorder.steps != rank.case.total_steps:
-        raise MismatchError(
-            f"{rank.framework.name} called StepClock.boundary {rank.recorder.steps} times in "
-            f"{rank.case.total_steps} steps: its plan has clock='framework', which asks for one call after "
-            "each step of training"
-        )
-
-
 def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> None:
-    """`connects_at_once`: NCCL, given the device, connects all ranks now, not when they first talk."""
+    """`connects_at_once`: NCCL, given the device, connects all ranks now, not when they first talk.
+
+    NCCL's watchdog ends a rank that waits later than the driver does.
+    """
     import torch.distributed as dist
 
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         device_id=device if on_gpu and connects_at_once else None,
-        timeout=_watchdog_after(case) if on_gpu else None,
+        timeout=timedelta(seconds=case.timeout_s + NCCL_AFTER_S) if on_gpu else None,
     )
-
-
-def _watchdog_after(case: Case) -> timedelta:
-    """When NCCL's watchdog ends a rank that waits: later than the driver does."""
-    return timedelta(seconds=case.timeout_s + NCCL_AFTER_S)
-
-
-def _lengthen_timeouts(timeout: timedelta) -> None:
-    """Of every group of this rank: those that a library made have NCCL's own, of ten minutes."""
-    with contextlib.suppress(Exception):  # names that are private to torch: another version may lack one
-        from torch.distributed import distributed_c10d
-
-        set_timeout = getattr(distributed_c10d, "set_timeout", None)  # there since torch 2.15
-        for group in distributed_c10d._world.pg_map:
-            (set_timeout or distributed_c10d._set_pg_timeout)(timeout, group)
 
 
 def _leave_process_group() -> None:

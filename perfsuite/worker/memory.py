@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import Any, ClassVar
 
 import torch
 
 from perfsuite.results.rank_report import Memory
+from perfsuite.worker import calls
 
 
 class HostMemory:
@@ -114,17 +114,11 @@ def memory_for(device: Any) -> HostMemory | CudaMemory:
 
 def keep_peaks() -> None:
     """Make each `CudaMemory` fold its peaks before torch's functions, which no script has yet, reset them."""
-    for owner in (torch.cuda.memory, torch.cuda, torch.accelerator.memory, torch.accelerator):
-        if not hasattr(original := owner.reset_peak_memory_stats, "folds"):
-            owner.reset_peak_memory_stats = _folding(original)  # type: ignore[attr-defined]
 
-
-def _folding(original: Any) -> Any:
-    @functools.wraps(original)
-    def reset_peak_memory_stats(*args: Any, **kwargs: Any) -> None:
+    def fold(*args: Any, **kwargs: Any) -> None:
         for memory in tuple(CudaMemory.counting):
             memory.fold()
-        original(*args, **kwargs)
 
-    reset_peak_memory_stats.folds = True  # type: ignore[attr-defined]
-    return reset_peak_memory_stats
+    for owner in (torch.cuda.memory, torch.cuda, torch.accelerator.memory, torch.accelerator):
+        if not hasattr(owner.reset_peak_memory_stats, "is_watched"):
+            calls.before(owner, "reset_peak_memory_stats", fold)

@@ -15,8 +15,7 @@ from perfsuite.worker.timers import CudaTimer, HostTimer
 
 MIB = 2**20
 WAKE_S = 0.2
-ROUNDS = 10
-"""How often `node_probe` probes each device: the best is what it can do, whatever others do now and then."""
+ROUNDS = 10  # probes of each device by `node_probe`: the best is what it can do, whatever others do meanwhile
 
 
 def device_probe(device: torch.device) -> dict[str, float]:

@@ -34,18 +34,14 @@ if TYPE_CHECKING:
     from perfsuite.frameworks.base import Workload
 
 NO_CONFIGURATION = "not observed (the model is not transformers' own)"
-NO_ATTENTION = "none"
-"""The attention of a model without any, such as Mamba; only a case's default attention fits to it."""
-FIELDS = {
+NO_ATTENTION = "none"  # of a model without any, such as Mamba; only a case's default attention fits to it
+FIELDS = {  # of a case that describes a script, by the setting that is observed in it
     "recomputing_blocks": "activation_checkpointing",
     "compute_dtype": "precision",
     "attention": "attention",
-    "trained": "lora",
-    "lora": "lora",
-    "adapters": "lora",
+    **dict.fromkeys(("trained", "lora", "adapters"), "lora"),
     "quantised_layers": "quantization",
 }
-"""The field of a case that describes a script, for each setting that is observed in it."""
 
 
 class Observer:
@@ -97,8 +93,12 @@ class Observer:
             environment["attention_kernel"] = settings.pop("attention_kernel")
         return Observed(settings=settings, environment=environment)
 
-    def given(self) -> Evidence:
-        """Return the tokens that the model was given in the second step, when that is over."""
+    def evidence(self) -> Evidence:
+        """Return what is to be compared between ranks. Before `result`, no parameters are."""
+        count, before, norms = replicas.collectives_begun(), self._collectives_before, self._before.items()
+        whole: set[str] = set()
+        if dist.is_initialized() and self.workload.data_parallel == dist.get_world_size():
+            whole = replicas.replicated(self.model) & self._after.keys()
         tokens = self._second_step.tokens
         return Evidence(
             data_parallel=self.workload.data_parallel,
@@ -106,15 +106,6 @@ class Observer:
             padding=tokens.padding(),
             forwards=tokens.forwards,
             samples=tokens.samples or None,
-        )
-
-    def evidence(self) -> Evidence:
-        """Return what the driver has to compare between ranks. Call it after `result`."""
-        count, before, norms = replicas.collectives_begun(), self._collectives_before, self._before.items()
-        whole: set[str] = set()
-        if dist.is_initialized() and self.workload.data_parallel == dist.get_world_size():
-            whole = replicas.replicated(self.model) & self._after.keys()
-        return self.given().replace(
             collectives=None if count is None or before is None else count - before,
             replicated={name: (norm, self._after[name]) for name, norm in norms if name in whole},
             replicated_bytes=sum(p.nbytes for name, p in self.model.named_parameters() if name in whole),
@@ -144,6 +135,17 @@ class Observer:
                     f"Nothing measured this way would be what its name says.{self._advice(key)}"
                 )
 
+    def _advice(self, key: str) -> str:
+        if self.case.framework.promises.builds_model:
+            return ""
+        if key == "world_size":
+            return (
+                " Start its processes so that they meet, by torchrun or accelerate as command=(...). Some "
+                "scripts open a process group on GPUs alone."
+            )
+        field = FIELDS.get(key)
+        return f" If the script is as it should be, say another {field} in the case." if field else ""
+
     def _expected(self, settings: Mapping[str, str]) -> dict[str, str | None]:
         case = self.case
         attention = settings["attention"]
@@ -164,16 +166,6 @@ class Observer:
             if case.framework.promises.builds_model or self._second_step.compute_dtype != NO_LINEAR:
                 expected["compute_dtype"] = dtype_name(COMPUTE_DTYPES[case.precision])
         return expected
-
-    def _advice(self, key: str) -> str:
-        if key == "world_size" and not self.case.framework.promises.builds_model:
-            return (
-                " Start its processes so that they meet, by torchrun or accelerate as command=(...). Some "
-                "scripts open a process group on GPUs alone."
-            )
-        if self.case.framework.promises.builds_model or key not in FIELDS:
-            return ""
-        return f" If the script is as it should be, say another {FIELDS[key]} in the case."
 
     def _look(self) -> dict[str, str]:
         parameters = list(self.model.parameters())

@@ -5,10 +5,30 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 TOLD = 6  # optimizers that a message names; the others it counts
+
+
+@dataclass(eq=False)
+class Stepping:
+    """One optimizer that steps."""
+
+    kind: str  # its class
+    name: str  # its class, and its number, from 1, if it is not the first of that class
+    parameters: set[int]  # their identities: what observes the training keeps those of the clock alive
+    is_clock: bool = False
+    in_turn: bool = False  # it was there when the clock began: the clock, once it steps twice in a row
+    steps: int = 0
+    steps_since: int = 0  # steps since the clock's first one began
+    tick: int | None = None  # steps of the clock when it stepped last
+
+    def follows(self, clock: Stepping) -> bool:
+        """Whether it may be what a script has built anew: the same, or more or fewer parameters."""
+        both = self.parameters & clock.parameters
+        return self.kind == clock.kind and bool(both) and both in (self.parameters, clock.parameters)
 
 
 class Optimizers:
@@ -24,61 +44,47 @@ class Optimizers:
     def __init__(self, wanted: str | None = None) -> None:
         self.wanted = wanted
         self.seen: list[Stepping] = []
-        self._by_id: dict[int, Stepping] = {}
-        self._clocks: list[Stepping] = []  # those that together are the clock, the one that steps now last
-        self._there: weakref.WeakSet[Any] = weakref.WeakSet()  # built when the clock began
-        self._in_turn: list[Stepping] = []  # of them: the clock, once they step twice in a row
+        self._living: weakref.WeakKeyDictionary[Any, Stepping] = weakref.WeakKeyDictionary()
+        self._clock: Stepping | None = None  # the one that is it now
         self._ticks = 0  # steps of the clock
+        self._there: weakref.WeakSet[Any] = weakref.WeakSet()  # built when the clock began
 
     def takes_turn(self, optimizer: Any) -> bool:
-        """Whether the step that `optimizer` is about to make is one of the clock's."""
+        """Whether the step that `optimizer` is about to make is one of the clock's, which is timed."""
         stepping = self._of(optimizer)
-        if stepping in self._in_turn and stepping.at[-1:] == [self._ticks]:  # twice in a row
-            self._in_turn.remove(stepping)
-            self._clocks.append(stepping)
-        return self.is_clock(optimizer)
+        if stepping.in_turn and stepping.tick == self._ticks:  # twice in a row
+            stepping.is_clock, self._clock = True, stepping
+        if stepping.is_clock and self._clock is not None and stepping is not self._clock:
+            if self._clock.steps < 2:  # both step in turn: the new one is no successor
+                self._clock.is_clock = False
+            self._clock = stepping
+        return stepping.is_clock
 
-    def is_clock(self, optimizer: Any) -> bool:
-        """Whether the steps of `optimizer` are those that are timed."""
+    def count(self, optimizer: Any) -> bool:
+        """Count a step that `optimizer` has made. Returns whether it was one of the clock's."""
         stepping = self._of(optimizer)
-        if stepping not in self._clocks:
-            return False
-        if stepping is not self._clocks[-1]:
-            if self._clocks[-1].steps < 2:  # both step in turn: the new one is no successor
-                self._clocks.pop()
-            self._clocks.remove(stepping)
-            self._clocks.append(stepping)
-        return True
-
-    def count(self, optimizer: Any) -> None:
-        """Count a step of `optimizer`."""
-        stepping = self._of(optimizer)
-        self._ticks += stepping in self._clocks
+        self._ticks += stepping.is_clock
         stepping.steps += 1
-        stepping.at.append(self._ticks)
+        stepping.steps_since += 1
+        stepping.tick = self._ticks
+        return stepping.is_clock
 
     def begin(self, there: Iterable[Any] = ()) -> None:
         """Begin with the clock's first step, as `notes` do; `there`: all optimizers built so far."""
         self._there.update(there)
         for each in self.seen:
-            each.at.clear()
+            each.steps_since = 0
 
     def notes(self) -> tuple[str, ...]:
         """Return which optimizers step at another rate than the clock, after the clock's last step."""
-        if not self._clocks:
-            return ()
-        intervals = sum(len(each.at) for each in self._clocks) - 1
+        clocks = [each for each in self.seen if each.is_clock]
+        steps = sum(each.steps_since for each in clocks)
         return tuple(
-            f"{each.name} stepped {each.rate(intervals):.3g} times for each step of the clock, {self.name}: "
+            f"{each.name} made {each.steps_since} steps in {steps} of the clock, {clocks[0].name}: "
             "name another optimizer with Script(clock=...)"
             for each in self.seen
-            if each not in self._clocks and each.at and abs(len(each.at) - intervals) > 1
+            if clocks and not each.is_clock and each.steps_since and abs(each.steps_since - steps) > 1
         )
-
-    @property
-    def name(self) -> str:
-        """The clock's name: that of the first optimizer that was it."""
-        return next(each.name for each in self.seen if each in self._clocks)
 
     def summary(self) -> str:
         """Return which optimizers stepped and how often, for a message."""
@@ -87,40 +93,20 @@ class Optimizers:
         return f"Those that stepped: {steps}{more}" if steps else "None of torch stepped"
 
     def _of(self, optimizer: Any) -> Stepping:
-        known = self._by_id.get(id(optimizer))
-        if known is not None and known.optimizer() is optimizer:
-            return known
-        kind = type(optimizer).__name__
-        number = 1 + sum(each.kind == kind for each in self.seen)
-        new = Stepping(optimizer, kind, number)
-        self.seen.append(new)
-        self._by_id[id(optimizer)] = new
-        if self._clocks:
-            clock = self._clocks[-1]
-            both = new.parameters & clock.parameters
-            if kind == clock.kind and both and both in (new.parameters, clock.parameters):
-                (self._in_turn if optimizer in self._there else self._clocks).append(new)
-        elif self.wanted in (None, f"{kind}:{number}", new.name):
-            self._clocks.append(new)
-        return new
-
-
-class Stepping:
-    """One optimizer that steps: `number` is its place among those of its class, from 1."""
-
-    def __init__(self, optimizer: Any, kind: str, number: int) -> None:
-        self.optimizer = weakref.ref(optimizer)
-        self.kind = kind
-        self.name = kind if number == 1 else f"{kind}:{number}"
-        # Their identities: what observes the training keeps those of the clock alive.
-        self.parameters = set(map(id, parameters_of(optimizer)))
-        self.steps = 0
-        self.at: list[int] = []  # after how many steps of the clock, for each step since that began
-
-    def rate(self, intervals: int) -> float:
-        """Return its steps for each step of the clock, from its first to its last in so many `intervals`."""
-        first, last, steps = self.at[0], self.at[-1], len(self.at)
-        return (steps - self.at.count(last)) / (last - first) if last > first else steps / max(intervals, 1)
+        if optimizer not in self._living:
+            kind = type(optimizer).__name__
+            number = 1 + sum(each.kind == kind for each in self.seen)
+            name = kind if number == 1 else f"{kind}:{number}"
+            new = self._living[optimizer] = Stepping(kind, name, set(map(id, parameters_of(optimizer))))
+            self.seen.append(new)
+            if self._clock is None:
+                new.is_clock = self.wanted in (None, f"{kind}:{number}", name)
+            elif new.follows(self._clock):
+                new.in_turn = optimizer in self._there
+                new.is_clock = not new.in_turn
+            if new.is_clock:
+                self._clock = new
+        return self._living[optimizer]
 
 
 def parameters_of(*optimizers: Any) -> list[Any]:

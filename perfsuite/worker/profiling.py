@@ -13,12 +13,11 @@ from perfsuite.results.profile import PROFILED_STEPS, RankProfileFile
 from perfsuite.results.run_dir import RunDir
 
 WARM_STEPS = 1  # steps in which the profiler is there and records nothing: its own start takes time
-LARGEST_TRACE = 1 << 30
-"""Characters of a trace that is reduced: more would take a rank many times that in memory, and minutes."""
+LARGEST_TRACE = 1 << 30  # characters of a trace that is reduced: that takes many times its bytes, and minutes
 
 
 class ProfileTaken(BaseException):
-    """Ends a training loop of ours when its steps are recorded; no framework takes it for its own error."""
+    """Ends a training loop when its steps are recorded; no framework takes it for its own error."""
 
 
 class Profiling:
@@ -32,7 +31,7 @@ class Profiling:
         self._profiler: Any = None
 
     def boundary(self, steps: int) -> None:
-        """So many steps have ended, and the next one is about to begin."""
+        """So many steps have ended, and the next one is about to begin. Raises `ProfileTaken` at the end."""
         if self.is_over or steps < self._warmup:
             return
         self._try(self._start if steps == self._warmup else lambda: self._profiler.step())
@@ -40,6 +39,7 @@ class Profiling:
         if steps == self._warmup + WARM_STEPS + PROFILED_STEPS + 1:
             self._try(lambda: self._profiler.stop())
             self.is_over = True
+            raise ProfileTaken
 
     def write(self, run_dir: RunDir, rank: int) -> None:
         """Write the trace and what it comes to, after the last step."""

@@ -13,14 +13,12 @@ from perfsuite.results.counts import Phase, PythonCalls
 T = TypeVar("T")
 
 OURS = str(Path(__file__).parents[1])
-COUNTING = str(Path(__file__).with_name("counting.py"))
-"""The file whose functions are not counted, nor what they call."""
+COUNTING = str(Path(__file__).with_name("counting.py"))  # whose functions are not counted, nor their calls
 NOT_SEEN = ("find_torch_dispatch_rule", "__eq__")
 """Functions that are not counted, nor what they call: torch's, which is called for each operator under a
 dispatch mode, as the one that counts; and comparisons, which a dictionary makes where hashes of addresses
 collide, so by chance."""
-LEAST = 0.001
-"""Share of all calls below which a function is not kept by its name."""
+LEAST = 0.001  # share of all calls below which a function is not kept by its name
 
 
 def _is_ours(frame: FrameType) -> bool:
@@ -121,5 +119,4 @@ class PythonCounter:
         elif not _is_ours(frame) and not (caller is not None and _is_ours(caller)):
             self._calls[frame.f_globals.get("__name__", ""), code.co_qualname, self._phase()] += 1
 
-    HOOKS = (_see, _call, _is_ours, _pause, _collecting, unseen)
-    """The functions that run while it sees."""
+    HOOKS = (_see, _call, _is_ours, _pause, _collecting, unseen)  # the functions that run while it sees

@@ -8,7 +8,6 @@ import gc
 import os
 import re
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -21,11 +20,11 @@ from perfsuite.case.case import CaseFile
 from perfsuite.case.fault import Fault
 from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.results.counts import COUNTED_STEP
-from perfsuite.results.rank_report import UNREPORTED, Failure, FailureKind, RankReport
+from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RUN_DIR, RunDir
 from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.faults import Injector
-from perfsuite.worker.profiling import ProfileTaken, Profiling
+from perfsuite.worker.profiling import Profiling
 from perfsuite.worker.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
     from perfsuite.worker.observe import Observer
     from perfsuite.worker.timers import HostTimer
 
-WAIT_S = 60
-"""Seconds that a rank waits for the reports of the others: one that leaves early breaks their connections."""
+WAIT_S = 60  # seconds that a rank waits for the reports of others: if it left, their connections would break
 NO_FAULT_OF_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 """Errors of the system that the machine has to answer for: a disk that is full or may not be written."""
 OUT_OF_MEMORY = "can't allocate memory|out of memory"
@@ -78,9 +76,7 @@ class Rank:
     ) -> None:
         """Make the clock, then let the framework build its training job on `device` (a `torch.device`)."""
         self.device = device
-        before_end, framework = None, self.framework
-        if self._injector is not None:
-            before_end, framework = self._injector.before_end, self._injector.built_with(framework)
+        before_end = None if self._injector is None else self._injector.before_end
         profiling = None
         if self.request.profile:
             profiling = Profiling(warmup=self.case.max_warmup_steps, device=self.request.device)
@@ -89,7 +85,7 @@ class Rank:
         self.recorder.profiling = profiling
         report, directory = self.report, self.run_dir.path
         ranks = Ranks(rank=report.rank, world_size=report.world_size, device=device, directory=directory)
-        self.workload = framework.build(self.case, ranks, self.recorder)
+        self.workload = self.framework.build(self.case, ranks, self.recorder)
 
     def observe(self) -> None:
         """Make the observer of what `build` returned. `before_optimizer_step` must see every step."""
@@ -118,11 +114,6 @@ class Rank:
     def is_profiled(self) -> bool:
         """Whether this launch is made for a profile, and its steps are recorded."""
         return self.recorder.profiling is not None and self.recorder.profiling.is_over
-
-    def end_if_profiled(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Raise `ProfileTaken` when a training loop of ours is profiled; torch's hook after the clock's."""
-        if self.is_profiled:
-            raise ProfileTaken
 
     def profiled(self) -> RankReport:
         """Stop the clock and write the profile. Returns a report without figures, as nothing is judged."""
@@ -189,7 +180,7 @@ class Rank:
         return report if self.observer is None else self._observed(report, self.observer)
 
     def _observed(self, report: RankReport, observer: Observer) -> RankReport:
-        from perfsuite.worker import flops, software
+        from perfsuite.worker import flops
 
         if (counting := self.recorder.counting) is not None:
             report = report.replace(counts=counting.result(), hidden=counting.hidden)
@@ -199,7 +190,7 @@ class Rank:
         report = report.replace(
             observed=observed,
             evidence=observer.evidence(),
-            notes=(*self.notes, *software.compile_notes(), *flops.notes(self.case)),
+            notes=(*self.notes, *flops.notes(self.case)),
         )
         try:
             observer.check(observed)
@@ -258,13 +249,8 @@ def empty_report(rank: int | None = None, world_size: int | None = None) -> Rank
 
 
 def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None:
-    """Write why a rank has measured nothing, into its report or, if there can be none, its log."""
-    try:
-        documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
-    except Exception as error:
-        line = f"{UNREPORTED} {failure.kind}: {failure.message} ({errors.told(error)})"
-        with contextlib.suppress(Exception):
-            print(line, file=sys.stderr, flush=True)
+    """Write why a rank has measured nothing. Raises `FileError` if there can be no report."""
+    documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
 
 
 def failure_of(error: BaseException, rank: int) -> Failure:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from perfsuite.worker.memory import CudaMemory, HostMemory
     from perfsuite.worker.profiling import Profiling
 
-GC_EVERY = 50
-"""Steps between collections: at the same step on every rank, so that no rank waits for another's."""
+GC_EVERY = 50  # steps between collections: at the same on every rank, so that none waits for another's
 PROGRESS_EVERY_S = 0.5
 UNSETTLED_STEPS = 2  # steps at the start of a launch whose times say nothing about later steps
 USUAL_OF_STEPS = 20  # finished steps whose median is taken for the length of the running step
@@ -154,26 +153,20 @@ class Recorder:
         return [self.timer.seconds(start, end) for start, end in zip(self._starts, self._ends, strict=False)]
 
     def lengthen(self, share: float) -> None:
-        """Make the running step longer by a share of itself: an injected fault.
+        """Make the running step longer by a share of the median of the last finished ones: an injected fault.
 
-        On a GPU it is a share of the median of the last finished steps, as soon as there is one after the
-        first two.
+        The first steps stay as they are.
         """
-        seconds = self.timer.since(self._starts[-1])
-        added = share * (self._usual_s() if seconds is None else seconds)
-        if added:
-            self._lengthened_s[self.steps] = added
+        past = self._steps_past()
+        lengths = [
+            self.timer.seconds(self._starts[step], self._ends[step]) - self._lengthened_s.get(step, 0)
+            for step in range(max(UNSETTLED_STEPS, past - USUAL_OF_STEPS), past)
+        ]
+        if lengths:
+            self._lengthened_s[self.steps] = added = share * median(lengths)
             self.timer.sleep(added)
 
     def _steps_past(self) -> int:
         while self._past < self.steps and self.timer.is_past(self._ends[self._past]):
             self._past += 1
         return self._past
-
-    def _usual_s(self) -> float:
-        past = self._steps_past()
-        lengths = [
-            self.timer.seconds(self._starts[step], self._ends[step]) - self._lengthened_s.get(step, 0)
-            for step in range(max(UNSETTLED_STEPS, past - USUAL_OF_STEPS), past)
-        ]
-        return median(lengths) if lengths else 0

@@ -38,24 +38,14 @@ def squares(gradients: Iterable[Any]) -> float | None:
         shares = [1 / _copies(each) for each in known]
         if all(share * _mesh_size(each) == 1 for share, each in zip(shares, known, strict=True)):
             shares = [1.0] * len(known)
-        held = [(local(each), share) for each, share in zip(known, shares, strict=True)]
-        dense = [(each.coalesce().values() if each.is_sparse else each, share) for each, share in held]
-        norms = [
-            (torch.linalg.vector_norm(each, dtype=torch.float32), share)
-            for each, share in dense
+        held = [each.coalesce().values() if each.is_sparse else each for each in map(local, known)]
+        terms = [
+            share * float(torch.linalg.vector_norm(each, dtype=torch.float32)) ** 2
+            for each, share in zip(held, shares, strict=True)
             if each.numel()
         ]
-        of_devices = (
-            [(norm, share) for norm, share in norms if norm.device == device]
-            for device in {norm.device for norm, _ in norms}
-        )
-        return sum(map(_sum_of_squares, of_devices)) if norms else None
+        return sum(terms) if terms else None
     return None  # as of complex numbers
-
-
-def _sum_of_squares(norms: list[tuple[torch.Tensor, float]]) -> float:
-    stacked = torch.stack([norm for norm, _ in norms]).square()
-    return float(stacked @ stacked.new_tensor([share for _, share in norms]))
 
 
 def _mesh_size(tensor: Any) -> int:

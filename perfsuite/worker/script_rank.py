@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -13,10 +14,10 @@ import torch
 from perfsuite import documents
 from perfsuite.analysis import agreement
 from perfsuite.case.case import CaseFile
-from perfsuite.errors import FileError, MismatchError
+from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common import finetuning
 from perfsuite.frameworks.common.float8 import with_float8
-from perfsuite.results.rank_report import Evidence, Observed, RankReport
+from perfsuite.results.rank_report import Evidence, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash, memory, software, timers
 from perfsuite.worker.flops import count_known
@@ -28,25 +29,29 @@ from perfsuite.worker.rank import WAIT_S, Rank, failure_of
 if TYPE_CHECKING:
     from perfsuite.worker.observe import Observer
 
-Standing = Literal["first", "next", "child", "second"]
-"""`first`: nobody has trained as this rank. `next`: who did has ended by itself. `child`: an ancestor of this
-process trains as it. `second`: another process does, or has been measured."""
-TRAINS, GIVEN, TWICE, OVER = "trains", "given", "twice", "over"
+Standing = Literal["first", "next", "child"]
+ENDED = ("crash", "out_of_memory")  # kinds of failures after which a shell script may start the rank again
+TRAINS, GIVEN, TWICE = "trains", "given", "twice"
 
 
 class Claim:
     """Decides which process of a launch is a rank: the first one that trains as it.
 
     Stages of a shell script, a child process, or workers may train as well. Each adds a line to the rank's
-    file: `trains PID HOST` of each process, `given EVIDENCE`, `twice`, `over`.
+    file: `trains PID HOST` of each process, `given EVIDENCE`, `twice`.
     """
 
     def __init__(self, run_dir: RunDir, rank: int) -> None:
+        self._rank = rank
         self._report = run_dir.rank(rank)
         self._path = run_dir.training(rank)
 
     def stand(self) -> Standing:
-        """Add this process, which is about to train as this rank. Returns how it stands to the one before."""
+        """Add this process, which is about to train as this rank.
+
+        Returns `first` if nobody has trained as it, `next` if who did has ended by itself, `child` if an
+        ancestor of this process does. Raises `MismatchError` where another process does, or was measured.
+        """
         host = socket.gethostname()
         mine = f"{os.getpid()} {host}"
         self._add(TRAINS, mine)  # before it reads: of two that begin at once, one is the second
@@ -57,15 +62,14 @@ class Claim:
         pid, _, where = before[-1].partition(" ")
         if where == host and int(pid) in leash.ancestors():
             return "child"
-        try:
-            failure = documents.read(self._report, RankReport).failure
-            has_ended_by_itself = failure is not None and failure.kind in ("crash", "out_of_memory")
-        except FileError:
+        if (report := documents.read_or_none(self._report, RankReport)) is None:
             has_ended_by_itself = where == host and not leash.is_alive(int(pid))
+        else:
+            has_ended_by_itself = report.failure is not None and report.failure.kind in ENDED
         if has_ended_by_itself:
             return "next"
         self._add(TWICE)  # the first one has yet to hear of it
-        return "second"
+        raise self.twice()
 
     def give(self, evidence: Evidence) -> None:
         """Tell what the model was given in the second step."""
@@ -80,25 +84,22 @@ class Claim:
         """Whether two processes have trained as this rank."""
         return bool(self._all(TWICE))
 
-    def over(self) -> None:
-        """Say that this rank's report is written. Where that fails, the others wait for it in vain."""
-        with contextlib.suppress(OSError):
-            self._add(OVER)
-
-    def is_over(self) -> bool:
-        """Whether this rank's report is written, by the last process that trains as it."""
-        return [word for word, _ in self._lines() if word != TWICE][-1:] == [OVER]
+    def twice(self) -> MismatchError:
+        """Make the error of both processes."""
+        return MismatchError(
+            f"two processes of this command trained as rank {self._rank}: one process of each rank is "
+            "measured, and ended after its last measured step. Give each stage of training a case of its "
+            "own; processes that train together need a process group"
+        )
 
     def _add(self, word: str, told: str = "") -> None:
         with self._path.open("a") as file:
             file.write(f"{word} {told}\n")
 
     def _all(self, wanted: str) -> list[str]:
-        return [told for word, told in self._lines() if word == wanted]
-
-    def _lines(self) -> list[tuple[str, str]]:
         whole, _, _ = self._path.read_text().rpartition("\n") if self._path.exists() else ("", "", "")
-        return [(word, told) for word, _, told in (line.partition(" ") for line in whole.splitlines())]
+        lines = (line.partition(" ") for line in whole.splitlines())
+        return [told for word, _, told in lines if word == wanted]
 
 
 class ScriptRank(Rank):
@@ -137,17 +138,18 @@ class ScriptRank(Rank):
         self.observe()
         self._optimizers.begin(living(torch.optim.Optimizer))
 
-    def before_clock_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Show a step of the clock, which may be a new optimizer in place of the first one."""
-        first = self.observer.optimizer
+    def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Show a step of the clock, which may be of a new optimizer in place of the first one.
+
+        Raises `MismatchError` if the second step was not as the case says; else tells what it was given.
+        """
+        first = self.observer.optimizer or optimizer
         if optimizer is not first and self.recorder.counting is not None:
             self.recorder.counting.rebuilt()
-        self.before_optimizer_step(first, args, kwargs)
-
-    def check_second_step(self) -> None:
-        """Raise `MismatchError` if the second step was not as the case says; else tell what it was given."""
-        self.observer.check_second_step()
-        self.claim.give(self.observer.given())
+        super().before_optimizer_step(first, args, kwargs)
+        if self.recorder.steps == 1:
+            self.observer.check_second_step()
+            self.claim.give(self.observer.evidence())
 
     def check_first_steps(self) -> None:
         """Raise `MismatchError` for micro-batches, and, as rank 0, for tokens, that are not the case's."""
@@ -165,7 +167,10 @@ class ScriptRank(Rank):
         self.notes += self._optimizers.notes()
         report = self.finish()
         assert report.observed is not None
-        report = report.replace(observed=_with_script(report.observed, report.rank))
+        # With what the script imported and a digest of it: a change of them is listed with a verdict.
+        imported = software.imported() if report.rank == 0 else {}
+        environment = {**imported, **report.observed.environment, **software.program()}
+        report = report.replace(observed=report.observed.replace(environment=environment))
         if report.failure is not None:
             return report
         try:
@@ -178,17 +183,17 @@ class ScriptRank(Rank):
 
     def wait_for_others(self) -> None:
         """Return when every rank has written its report, or after `WAIT_S`."""
-        claims = [Claim(self.run_dir, rank) for rank in range(self.case.topology.world_size)]
         until = time.monotonic() + WAIT_S
-        while not all(claim.is_over() for claim in claims) and time.monotonic() < until:
+        while not all(file.exists() for file in self._reports()) and time.monotonic() < until:
             time.sleep(0.02)
 
     def are_all_measured(self) -> bool:
         """Whether every rank has measured, so that none will be missing in a collective."""
-        paths = [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]
-        with contextlib.suppress(FileError):
-            return all(documents.read(path, RankReport).failure is None for path in paths)
-        return False
+        reports = [documents.read_or_none(file, RankReport) for file in self._reports()]
+        return all(report is not None and report.failure is None for report in reports)
+
+    def _reports(self) -> list[Path]:
+        return [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]
 
     def probed(self) -> dict[str, float]:
         """Return the rates of the device; none if the memory that the script leaves is not enough."""
@@ -203,9 +208,3 @@ def device_of(optimizer: Any) -> torch.device:
     """Return the GPU of the optimizer's first parameter that is on one, or the current GPU if none is."""
     on_gpu = (p.device for p in parameters_of(optimizer) if p.device.type == "cuda")
     return next(on_gpu, None) or torch.device("cuda", torch.cuda.current_device())
-
-
-def _with_script(observed: Observed, rank: int) -> Observed:
-    """With what the script imported and a digest of it, so that a change of them is listed with a verdict."""
-    imported = software.imported() if rank == 0 else {}
-    return observed.replace(environment={**imported, **observed.environment, **software.program()})

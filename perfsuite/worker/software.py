@@ -93,34 +93,15 @@ def compiled_counts() -> Compiled | None:
     """Return what torch.compile has made; None if nothing. Kernels out of inductor's cache count, too."""
     if not compiled_graphs():
         return None
+    breaks = Counter[str]()
+    for reason, count in _dynamo().get("graph_break", {}).items():
+        breaks[reason.splitlines()[0]] += count  # what follows names places in files
     metrics = sys.modules["torch._dynamo.utils"].get_compilation_metrics()
     inductor: Any = sys.modules.get("torch._inductor.metrics")
     return Compiled(
         graphs=compiled_graphs(),
-        breaks=dict(_breaks()),
+        breaks=dict(breaks),
         recompilations=sum(metric.recompile_reason is not None for metric in metrics),
         kernels=0 if inductor is None else inductor.generated_kernel_count,
         extern_calls=_dynamo().get("inductor", {}).get("extern_calls", 0),
     )
-
-
-def _breaks() -> Counter[str]:
-    """Return the graph breaks by the first lines of their reasons: what follows names places in files."""
-    breaks = Counter[str]()
-    for reason, count in _dynamo().get("graph_break", {}).items():
-        breaks[reason.splitlines()[0]] += count
-    return breaks
-
-
-def compile_notes() -> tuple[str, ...]:
-    """Return why parts of a compiled model may run as plain Python."""
-    notes = []
-    if breaks := _breaks():
-        notes.append(f"torch.compile: {breaks.total()} graph breaks ({'; '.join(sorted(breaks))})")
-    if any("recompile limit" in what.lower() for counts in _dynamo().values() for what in counts):
-        limit = getattr(torch._dynamo.config, "recompile_limit", "unknown")
-        notes.append(
-            f"torch.compile: recompile_limit ({limit}) was hit, and what was "
-            "compiled too often runs as Python: mark what varies as dynamic, or keep shapes fixed"
-        )
-    return tuple(notes)

@@ -1,13 +1,13 @@
 """Changes what a training step does, as a mistake in its code would (docs/evidence/faults.md has a table).
 
-A fault begins with the first counted step, or is an option of DDP from the start.
+A fault begins with the first counted step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -24,51 +24,23 @@ from perfsuite.worker.optimizers import parameters_of
 
 if TYPE_CHECKING:
     from perfsuite.case.fault import Structural
-    from perfsuite.frameworks.base import Framework
 
-SMALL_BUCKET_MB = 1.0
+PART_BYTES = 1 << 20  # that one all-reduce sends by `small-buckets`
 AVERAGED = 0.999  # the share of the moving average that a step leaves
-FSDP2_SHARDS = "what FSDP2 shards"
-TRANSFORMERS = "models of transformers"
 
 
 class _Misfit(Exception):
     """Why a fault changes nothing here."""
 
 
-class _Fault(NamedTuple):
-    fits: str
-    begin: Callable[[nn.Module, Optimizer], None] | None = None
-    """Changes what trains, between two steps. None: an option of the framework, from the start."""
-
-
-def built_with(kind: Structural, framework: Framework) -> Framework:
-    """Return the framework with the fault, if an option of DDP. Raises `MismatchError` if it lacks that."""
-    if _FAULTS[kind].begin is not None:
-        return framework
-    options = framework.model_dump() if framework.name == "ddp" else {}
-    if kind == "gradient-copies" and options.get("gradient_as_bucket_view"):
-        return framework.replace(gradient_as_bucket_view=False)
-    if kind == "small-buckets" and options.get("bucket_cap_mb", 0) > SMALL_BUCKET_MB:
-        return framework.replace(bucket_cap_mb=SMALL_BUCKET_MB)
-    raise _misfit(kind, f"the case has framework {framework.slug()}")
-
-
 def begin(kind: Structural, model: nn.Module | None, optimizer: Optimizer | None) -> None:
     """Change what trains, from the next step on. Raises `MismatchError` where there is nothing to change."""
-    change = _FAULTS[kind].begin
-    if change is None:
-        return
-    if model is None or optimizer is None:
-        raise _misfit(kind, "nothing trains here")
     try:
-        change(model, optimizer)
+        if model is None or optimizer is None:
+            raise _Misfit("nothing trains here")
+        _FAULTS[kind](model, optimizer)
     except _Misfit as why:
-        raise _misfit(kind, str(why)) from None
-
-
-def _misfit(kind: Structural, why: str) -> MismatchError:
-    return MismatchError(f"--perf-inject {kind}: {why}. It fits {_FAULTS[kind].fits}")
+        raise MismatchError(f"--perf-inject {kind}: {why}") from None
 
 
 def _sharding(model: nn.Module) -> list[tuple[FSDPModule, Any]]:
@@ -107,11 +79,24 @@ def _all_reduced_in_fp32(group, bucket):  # type: ignore[no-untyped-def]  # noqa
     return future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
 
-def _forget_checkpointing(model: nn.Module, optimizer: Optimizer, *, blocks: int | None = None) -> None:
+def _reduce_in_parts(model: nn.Module, optimizer: Optimizer) -> None:
+    if not isinstance(model, DistributedDataParallel) or model.bucket_bytes_cap <= PART_BYTES:
+        raise _Misfit("no DDP has buckets of more than 1 MiB")
+    model.register_comm_hook(model.process_group, _all_reduced_in_parts)
+
+
+def _all_reduced_in_parts(group, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP reads them
+    whole = bucket.buffer().div_(group.size())
+    parts = whole.split(PART_BYTES // whole.itemsize)
+    futures = [dist.all_reduce(part, group=group, async_op=True).get_future() for part in parts]
+    return torch.futures.collect_all(futures).then(lambda done: whole)
+
+
+def _forget_checkpointing(model: nn.Module, optimizer: Optimizer) -> None:
     checkpointed: list[Any] = [module for module in model.modules() if _is_checkpointed(module)]
     if not checkpointed:
         raise _Misfit("no block is checkpointed")
-    for block in checkpointed[:blocks]:
+    for block in checkpointed:
         if isinstance(block, CheckpointWrapper):
             block.checkpoint_fn = partial(lambda module, *args, **kwargs: module(*args, **kwargs))
         elif getattr(block, "gradient_checkpointing", False):
@@ -134,30 +119,12 @@ def _read_on_host(model: nn.Module, optimizer: Optimizer) -> None:
     model.register_forward_hook(read)
 
 
-def _compute_loss_twice(model: nn.Module, optimizer: Optimizer) -> None:
-    trained: Any = next((m for m in model.modules() if hasattr(type(m), "loss_function")), None)
-    if trained is None:
-        raise _Misfit("no model of transformers computes a loss")
-    loss_function = trained.loss_function
-
-    def twice(*args: Any, **kwargs: Any) -> Any:
-        loss_function(*args, **kwargs)
-        return loss_function(*args, **kwargs)
-
-    trained.loss_function = twice
-
-
-def _step_by(model: nn.Module, optimizer: Optimizer, *, foreach: bool) -> None:
-    """By lists of parameters (`foreach`), or by one after the other: as no fused optimizer does."""
-    first, name = optimizer.param_groups[0], type(optimizer).__name__
-    by_default = first["params"][0].device.type == "cuda" and first.get("foreach", False) is None
-    by_lists = first.get("foreach") and not first.get("fused")
-    if foreach and (by_lists or "foreach" not in first):
-        raise _Misfit(f"{name} does so already, or cannot")
-    if not foreach and not (first.get("fused") or by_lists or by_default):
-        raise _Misfit(f"{name} already steps parameter by parameter")
+def _step_by_lists(model: nn.Module, optimizer: Optimizer) -> None:
+    first = optimizer.param_groups[0]
+    if "foreach" not in first or (first["foreach"] and not first.get("fused")):
+        raise _Misfit(f"{type(optimizer).__name__} steps by operators on lists already, or cannot")
     for group in optimizer.param_groups:
-        group.update(foreach=foreach, fused=False)
+        group.update(foreach=True, fused=False)
 
 
 def _attend_eagerly(model: nn.Module, optimizer: Optimizer) -> None:
@@ -181,23 +148,13 @@ def _keep_average(model: nn.Module, optimizer: Optimizer) -> None:
     optimizer.register_step_post_hook(update)
 
 
-_FAULTS: Mapping[Structural, _Fault] = {
-    "reshard-toggled": _Fault(FSDP2_SHARDS, _toggle_resharding),
-    "fp32-communication": _Fault(f"precision bf16 under ddp, or {FSDP2_SHARDS}", _reduce_in_fp32),
-    "checkpointing-lost": _Fault("cases with activation_checkpointing", _forget_checkpointing),
-    "checkpointing-lost-in-one-block": _Fault(
-        "cases with activation_checkpointing", partial(_forget_checkpointing, blocks=1)
-    ),
-    "host-read": _Fault("every framework that trains", _read_on_host),
-    "loss-twice": _Fault(TRANSFORMERS, _compute_loss_twice),
-    "gradient-copies": _Fault("DDP(gradient_as_bucket_view=True)"),
-    "small-buckets": _Fault(f"DDP with a bucket_cap_mb above {SMALL_BUCKET_MB:g}"),
-    "optimizer-loop": _Fault(
-        "optimizers of torch that are fused, as on a GPU, or foreach", partial(_step_by, foreach=False)
-    ),
-    "optimizer-foreach": _Fault(
-        "optimizers of torch that are fused, or loop, as on a CPU", partial(_step_by, foreach=True)
-    ),
-    "eager-attention": _Fault(f"{TRANSFORMERS}, unless attention='eager'", _attend_eagerly),
-    "weight-copy": _Fault("every framework that trains", _keep_average),
+_FAULTS: Mapping[Structural, Callable[[nn.Module, Optimizer], None]] = {
+    "reshard-toggled": _toggle_resharding,
+    "fp32-communication": _reduce_in_fp32,
+    "checkpointing-lost": _forget_checkpointing,
+    "host-read": _read_on_host,
+    "small-buckets": _reduce_in_parts,
+    "optimizer-foreach": _step_by_lists,
+    "eager-attention": _attend_eagerly,
+    "weight-copy": _keep_average,
 }

@@ -7,8 +7,7 @@ from typing import Any
 
 from perfsuite.results.rank_report import SIMULATED_CLOCK
 
-CALIBRATION_CYCLES = 10**7
-"""GPU cycles that `CudaTimer.sleep` times once to learn how long a cycle takes: some milliseconds."""
+CALIBRATION_CYCLES = 10**7  # GPU cycles, some milliseconds, that `CudaTimer.sleep` times once
 
 _time: Any = module_from_spec(BuiltinImporter.find_spec("time"))  # type: ignore[arg-type]
 BuiltinImporter.exec_module(_time)  # anew: freezegun and scalers of time patch the one that scripts import
@@ -33,10 +32,6 @@ class HostTimer:
     def is_past(self, mark: Any) -> bool:
         """Whether a mark is in the past. Does not wait."""
         return True
-
-    def since(self, start: Any) -> float | None:
-        """Return the seconds from a mark to now; None where that would mean waiting for the device."""
-        return self.seconds(start, self.stamp())
 
     def host(self) -> float:
         """Return the host's time in seconds: by a clock that nobody sets and that is not that of `stamp`."""
@@ -91,9 +86,6 @@ class CudaTimer(HostTimer):
     def is_past(self, mark: Any) -> bool:
         """Whether the device has reached the event."""
         return bool(mark.query())
-
-    def since(self, start: Any) -> float | None:
-        """None: the device is behind the host."""
 
     def sleep(self, seconds: float) -> None:
         """Keep the device busy, after the work that is queued, and the host for as long: either may set the

@@ -10,7 +10,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.analysis.cause import read_stacks
-from perfsuite.results.rank_report import UNREPORTED, Failure, RankReport
+from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import RunDir
 from tests.collected import COMMAND_FAILED, TIMEOUT, collected, crash, failure_of
@@ -240,16 +240,6 @@ def test_a_rank_whose_clock_stopped_is_named_and_not_the_peer_that_left_it(tmp_p
 def test_a_rank_that_is_not_behind_is_told_by_what_it_said(tmp_path: Path, steps: int | None) -> None:
     late = make_report(1, failure=crash(1, 5.0, PEER)).replace(steps=steps, step_s=())
     assert cause(tmp_path, make_report(0), late).message == PEER
-
-
-@pytest.mark.fault("failed rank cannot write")
-def test_a_rank_that_could_not_write_its_report_is_told_by_its_log(tmp_path: Path) -> None:
-    line = f"{UNREPORTED} mismatch: MismatchError: another model (cannot write rank-1.json: No permission)"
-    logs = {"rank-1.log": f"epoch 1\n[rank1]: {line}\nmore\n"}
-    failure = cause(tmp_path, make_report(0), ended=[crash(1, 5.0, "exit code 1")], logs=logs)
-    assert (failure.kind, failure.rank) == ("mismatch", 1)
-    assert failure.message.startswith("MismatchError: another model (cannot write")
-    assert str(failure.traceback).startswith("last lines of rank-1.log:\nepoch 1\n")
 
 
 KILLED = "the script ended with exit code -9 (SIGKILL), before an optimizer step could be seen"

@@ -17,7 +17,7 @@ from perfsuite.errors import CaseError
             (kind, kind, 0)
             for kind in [
                 *("nan", "loss", "missing-metric", "missing-rank", "crash", "exit", "oom", "hang"),
-                *("reshard-toggled", "checkpointing-lost-in-one-block", "weight-copy"),
+                *("reshard-toggled", "checkpointing-lost", "weight-copy"),
             ]
         ),
     ],

@@ -7,15 +7,10 @@ from pathlib import Path
 import pytest
 
 from perfsuite import Case, Topology
-from perfsuite.errors import MismatchError
-from perfsuite.frameworks import LaunchPlan
-from perfsuite.frameworks.fake import Fake
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
-from perfsuite.worker.main import _check_boundaries
 from tests.dry.runs import passed
 from tests.packages import Packages
-from tests.worker.test_rank import simulated
 
 PARTS = 3
 ENGINE = f"""
@@ -98,18 +93,3 @@ def test_the_steps_of_an_engine_are_counted_not_those_inside(packages: Packages,
     dry = passed(case, tmp_path / "dry")
     for (counts,) in ([each.counts for each in run.counts], [each.counts for each in dry.counts]):
         assert counts.ops["aten._foreach_lerp_"] == PARTS, "all that the engine does in one step"
-
-
-def test_a_framework_that_does_not_end_its_steps_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Fake, "plan", lambda framework, case: LaunchPlan(clock="framework"))
-    rank = simulated(tmp_path)
-    rank.start()
-    rank.workload.run(rank.case.total_steps - 1)
-    with pytest.raises(
-        MismatchError, match=r"^fake called StepClock.boundary 24 times in 25 steps: its plan"
-    ):
-        _check_boundaries(rank)
-    rank.recorder.boundary()
-    _check_boundaries(rank)

@@ -115,7 +115,8 @@ OF_GPUS = (
     *("CUDA_DEVICE_ORDER", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
     "TORCH_FR_DUMP_TEMP_FILE",
 )
-ENDED_LAST = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "960"}
+NUMBERED = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+ENDED_LAST = {**NUMBERED, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "960"}
 FLIGHT_RECORDER = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     "TORCH_FR_DUMP_TEMP_FILE": "{launch}/nccl-flight-recorder-rank-",
@@ -127,7 +128,7 @@ FLIGHT_RECORDER = {
     [
         ("cpu", {}, {}),
         ("cuda", {}, {**ENDED_LAST, **FLIGHT_RECORDER}),
-        ("cuda", dict.fromkeys(OF_GPUS, "7"), dict.fromkeys(OF_GPUS, "7")),
+        ("cuda", dict.fromkeys(OF_GPUS, "7"), {**dict.fromkeys(OF_GPUS[1:], "7"), **NUMBERED}),
     ],
     ids=["cpu", "cuda", "all set by the user"],
 )

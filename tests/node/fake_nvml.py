@@ -150,7 +150,7 @@ class Nvml:
         return 0
 
     def __getattr__(self, function: str) -> Any:
-        if function not in {*TRAINING, "nvmlDeviceGetCurrentClocksThrottleReasons"}:
+        if function not in TRAINING:
             raise AttributeError(function)
 
         def answer(handle: int, *arguments: int) -> Any:

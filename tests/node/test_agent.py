@@ -114,17 +114,17 @@ def test_a_failure_is_on_disk_while_other_ranks_run_and_its_node_is_not_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[LaunchFile] = []
+    job = job_of(tmp_path)
 
     def run(job: AgentJob) -> list[Failure]:
         job.tell([KILLED])
         seen.append(written(job))
-        assert not agent._is_over(job.run_dir, 0)
         return [KILLED]
 
     monkeypatch.setattr(ranks, "run", run)
-    assert agent._watched(job_of(tmp_path)) == [KILLED]
-    assert seen[0].failures == (KILLED,)
-    assert agent._is_over(RunDir(tmp_path), 0)
+    assert agent._watched(job) == [KILLED]
+    assert (seen[0].failures, seen[0].is_over) == ((KILLED,), False)
+    assert written(job).is_over
 
 
 @pytest.mark.usefixtures("_driver_lives")

@@ -218,19 +218,6 @@ def test_a_sampler_that_breaks_ends_no_launch() -> None:
     assert seen(watch.finish()).notes == (note,)
 
 
-@pytest.mark.parametrize(("seconds", "notes"), [(7, ("NVML took 7 s to answer: look at dmesg",)), (5, ())])
-def test_an_answer_that_takes_long_is_noted(seconds: float, notes: tuple[str, ...]) -> None:
-    clock = Clock()
-
-    class Slow(Nvml):
-        def __getattr__(self, function: str) -> Any:
-            if function == "nvmlDeviceGetPowerUsage":
-                clock.now += seconds
-            return super().__getattr__(function)
-
-    assert seen(sampled((1, 2, 3), clock=clock, devices=1, nvml=Slow({}))).notes == notes
-
-
 def used(*gib: float) -> dict[str, Any]:
     """A card of whose memory so much is used, look after look."""
     return {"nvmlDeviceGetMemoryInfo": [SimpleNamespace(used=int(each * GIB)) for each in gib]}
@@ -302,12 +289,6 @@ def test_shares_of_the_cores_that_the_job_may_use(tmp_path: Path, monkeypatch: p
     sampler.sample(2)
     found = seen(sampler.finish())
     assert (found.job_cpu, found.foreign_cpu, found.steal) == (0.3, 0.15, 0.12)
-
-
-def test_a_proc_that_does_not_tell_leaves_shares_unknown(tmp_path: Path) -> None:
-    found = seen(sampled((1, 2), proc=tmp_path))
-    assert (found.job_cpu, found.foreign_cpu, found.steal) == (None,) * 3
-    assert machine_problems(found, make_machine()) == []
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from perfsuite.case.case import CaseFile, Topology
 from perfsuite.errors import FileError, MismatchError
 from perfsuite.frameworks.script import Script
 from perfsuite.results.counts import COUNTED_STEP
-from perfsuite.results.rank_report import UNREPORTED, Evidence, Failure, RankReport
+from perfsuite.results.rank_report import Evidence, Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID
 from perfsuite.worker import memory, script_rank, timers
 from perfsuite.worker.attach import Attached, Measured
@@ -123,6 +123,15 @@ def test_a_loop_is_measured_and_counted_and_ended(start: Start) -> None:
     assert report.notes == ()
     attached.exits()
     assert report_of(attached).failure is None, "its end is no news"
+
+
+def test_a_script_that_is_profiled_ends_after_its_steps_without_figures(start: Start) -> None:
+    attached = start(ALONE.replace(steps=1000))
+    attached.request = attached.request.replace(profile=True)
+    report = measured(attached)
+    assert (report.step_s, report.notes) == ((), ())
+    assert attached.steps < 20
+    assert attached.run_dir.profile(0).exists()
 
 
 @pytest.mark.parametrize("how", ["in the loop", "a hook of all optimizers", "another optimizer"])
@@ -281,7 +290,7 @@ def test_the_clock_can_be_named_and_another_rate_is_noted(start: Start) -> None:
     assert report.observed is not None
     assert report.observed.settings["optimizer"] == "Adam"
     (note,) = report.notes
-    assert note.startswith("RMSprop stepped 5 times for each step of the clock, Adam: ")
+    assert note.startswith("RMSprop made 55 steps in 12 of the clock, Adam: ")
 
 
 def test_two_optimizers_in_turn_of_which_one_steps_more_are_told_apart(start: Start) -> None:
@@ -416,8 +425,7 @@ def test_an_optimizer_s_step_in_a_cuda_graph_is_told_before_anything_touches_the
         train()
     assert failure_of(attached).message == (
         "the script captures its optimizer's step in a CUDA graph. A replay calls no optimizer, whose step "
-        "is the clock: such training cannot be measured. Capture forward and backward alone, and call "
-        "optimizer.step() outside of the graph, or switch the graph off"
+        "is the clock: capture forward and backward alone, or switch the graph off"
     )
     assert attached.rank is None
 
@@ -452,9 +460,7 @@ def test_a_script_whose_report_cannot_be_written_tells_it_in_its_log(
     monkeypatch.setattr(documents, "write", Mock(side_effect=FileError("cannot write rank-0.json")))
     with pytest.raises(Measured):
         train(steps=12)
-    said = capsys.readouterr().err
-    assert f"{UNREPORTED} error: perfsuite could not observe this script" in said
-    assert "FileError: cannot write " in said
+    assert "FileError: cannot write " in capsys.readouterr().err
 
 
 def test_a_process_that_trains_beside_another_ends_and_fails_the_launch(start: Start) -> None:

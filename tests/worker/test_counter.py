@@ -187,13 +187,6 @@ def test_a_second_copy_of_the_model_is_in_the_peak_to_the_byte() -> None:
     assert after.at_peak["optimizer state"] >= 2 * 2 * WIDTH * WIDTH * 4
 
 
-def test_what_is_kept_from_step_to_step_is_growth() -> None:
-    training, kept = Training(), []
-    assert memory(training.counted()).growth == 0
-    training.after_backward = lambda: kept.append(torch.zeros(3))
-    assert memory(training.counted()).growth == 12
-
-
 def received() -> torch.Tensor:
     """A batch, rebuilt in this process as one that a worker of a `DataLoader` has sent."""
     shared = torch.UntypedStorage._new_shared(4 * BATCH * WIDTH)
@@ -294,10 +287,6 @@ def test_a_buffer_of_the_backend_is_not_the_training_s_memory() -> None:
     assert dist.Work.wait is wait
 
 
-def test_compiled_code_stays_compiled() -> None:
-    assert StepCounter.ignore_compile_internals()
-
-
 def test_an_optimizer_that_steps_others_has_their_state() -> None:
     training = Training()
 
@@ -345,14 +334,6 @@ def test_copies_that_the_host_waits_for_are_those_without_non_blocking() -> None
     assert counts.device_copies == {"cpu to hpu": 3}
     assert counts.blocking_copies == {"cpu to hpu": 1}
     assert counted(lambda: None).blocking_copies == {}
-
-
-def test_experts_of_a_grouped_product_are_counted() -> None:
-    rows, weights = torch.ones(16, 32).bfloat16(), torch.ones(2, 32, 16).bfloat16()
-    offsets = torch.tensor([4, 16], dtype=torch.int32)
-    counts = counted(lambda: torch.ops.aten._grouped_mm(rows, weights, offs=offsets))
-    assert counts.flops == {"forward": 2 * 16 * 32 * 16}
-    assert counts.without_flops == {}
 
 
 @torch.library.custom_op("counting::fused_attention", mutates_args=())

@@ -36,7 +36,7 @@ STEPS = CASE.total_steps
 GUARDS = {
     "_guarded.<locals>.guarded",
     "SecondStep._hook.<locals>.run",
-    "before_backward.<locals>.backward",
+    "before.<locals>.watched",
     "LiveMemory._see_storage.<locals>.<lambda>",
     "LiveMemory._died",
 }

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from perfsuite.errors import MismatchError
-from perfsuite.worker.losses import Losses, before_backward
+from perfsuite.worker import calls
+from perfsuite.worker.losses import Losses
 
 
 @pytest.fixture
@@ -17,11 +18,11 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> Losses:
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
     seen = Losses()
 
-    def told(tensors: Any) -> None:
+    def told(tensors: Any, *args: Any, **kwargs: Any) -> None:
         if tensors.numel() == 1:
             seen.see(tensors)
 
-    before_backward(told)
+    calls.before(torch.autograd, "backward", told)
     return seen
 
 

@@ -20,7 +20,6 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash, node_probe
 from perfsuite.worker import main as worker
 from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank
-from tests.fake_group import alone
 from tests.samples import make_case, make_report
 
 
@@ -74,15 +73,6 @@ def test_nccl_connects_lazily_where_the_library_would_have_it_so(
         worker._measure(Rank(run_dir, case, make_report()))
     after_the_driver = timedelta(seconds=case.case.timeout_s + 60)
     init_process_group.assert_called_once_with("nccl", device_id=device_id, timeout=after_the_driver)
-
-
-def test_every_group_waits_longer_than_the_driver() -> None:
-    """Whoever made it; of NCCL the default is ten minutes."""
-    with alone():
-        groups = [dist.group.WORLD, dist.new_group([0]), dist.new_group([0], timeout=timedelta(seconds=3))]
-        worker._lengthen_timeouts(timedelta(seconds=960))
-        backends = [group._get_backend(torch.device("cpu")) for group in groups if group is not None]
-        assert [backend.options._timeout for backend in backends] == 3 * [timedelta(seconds=960)]
 
 
 def test_a_preflight_probes_trains_nothing_and_tells_its_rounds_as_steps(

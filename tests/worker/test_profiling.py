@@ -17,7 +17,8 @@ from perfsuite import documents
 from perfsuite.results.profile import PROFILED_STEPS, Profile, RankProfileFile, merged
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.profiled import compared
-from perfsuite.worker.profiling import Profiling
+from perfsuite.worker import profiling as profiling_module
+from perfsuite.worker.profiling import ProfileTaken, Profiling
 from tests.fake_group import alone
 
 WARMUP = 2
@@ -52,8 +53,9 @@ def train(profiling: Profiling, model: nn.Module, steps: int = ENOUGH) -> int:
         model(torch.ones(2, 1, 4, 8)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        profiling.boundary(number)
-        if profiling.is_over:
+        try:
+            profiling.boundary(number)
+        except ProfileTaken:
             return number
     return steps
 
@@ -100,6 +102,17 @@ def test_an_error_of_the_profiler_is_a_note_and_the_launch_ends_with_the_other_r
     profiling.write(RunDir(tmp_path), 0)
     assert profiling.notes == ["no profile: RuntimeError: no profiler here"]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_that_is_too_large_is_only_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling_module, "LARGEST_TRACE", 1000)
+    profiling, run_dir = Profiling(warmup=WARMUP, device="cpu"), RunDir(tmp_path)
+    train(profiling, Attention(), steps=20)
+    profiling.write(run_dir, 0)
+    (note,) = profiling.notes
+    assert note.startswith(f"no profile: ReportError: {run_dir.trace(0)} is larger than ")
+    assert run_dir.trace(0).exists()
+    assert not run_dir.profile(0).exists()
 
 
 def test_a_training_that_ends_too_early_leaves_no_profile(tmp_path: Path) -> None:

@@ -173,18 +173,6 @@ def test_a_profiler_of_the_user_keeps_its_place_and_nothing_is_counted() -> None
     assert called(lambda: sys.setprofile(None)) is None, "one that goes in a step"
 
 
-def test_an_error_in_counting_reaches_no_training() -> None:
-    def phase() -> Any:
-        raise RuntimeError
-
-    counter = PythonCounter(phase)
-    counter.start()
-    helper()
-    counter.stop()
-    assert counter.result() is None
-    assert sys.getprofile() is None
-
-
 def test_a_dry_run_whose_tensors_have_python_of_their_own_counts_none() -> None:
     with FakeTensorMode():
         counter = StepCounter([])

@@ -13,7 +13,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import MAX_TOLD, ExtensionError, FileError, MismatchError, ScriptError
 from perfsuite.frameworks.base import Ranks, Workload
 from perfsuite.frameworks.fake import Fake
-from perfsuite.results.rank_report import UNREPORTED, Evidence, FailureKind, Memory, Observed, RankReport
+from perfsuite.results.rank_report import Evidence, FailureKind, Memory, Observed, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.observe import Observer
 from perfsuite.worker.rank import Rank, empty_report, failure_of, write_failure
@@ -107,11 +107,13 @@ def test_an_injected_fault_lengthens_steps_and_changes_the_report_of_the_last_ra
     def steps(inject: str | None) -> list[float]:
         rank = simulated(tmp_path, inject=inject)
         rank.start()
-        rank.workload.run(5)
+        rank.workload.run(9)
         rank.recorder.finish()
         return rank.recorder.step_s
 
-    assert steps("slowdown=50%") == pytest.approx([1.5 * step for step in steps(None)])
+    before, now = steps(None), steps("slowdown=50%")
+    assert now[:3] == before[:3]
+    assert now[3:] == pytest.approx([1.5 * step for step in before[3:]], rel=0.05)
     ranks = [made(tmp_path, inject="missing-rank", rank=number) for number in (0, 1)]
     for rank in ranks:
         rank.write(rank.report)
@@ -187,15 +189,6 @@ def test_an_error_that_cannot_be_written_as_it_is_keeps_its_cause(
     assert failure is not None
     assert failure.message.startswith(message)
     assert str(failure.traceback).rstrip().endswith(end)
-
-
-def test_a_failure_that_no_report_can_take_is_told_in_the_log(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    write_failure(RunDir(tmp_path / "file"), empty_report(0, 1), failure_of(ValueError("the cause"), 0))
-    said = capsys.readouterr().err
-    assert said.startswith(f"{UNREPORTED} crash: ValueError: the cause (cannot write ")
 
 
 def test_the_end_of_a_script_is_told_in_its_own_words_without_a_traceback() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile, Topology
+from perfsuite.errors import MismatchError
 from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import RunDir
@@ -48,10 +50,10 @@ def test_a_rank_waits_for_the_reports_of_the_others_but_not_for_ever(
     rank, sleep = made(tmp_path), Mock()
     monkeypatch.setattr(time, "monotonic", lambda: 100.0 + 20 * sleep.call_count)
     monkeypatch.setattr(time, "sleep", sleep)
-    Claim(rank.run_dir, 0).over()
+    rank.write(rank.report)
     rank.wait_for_others()
     assert sleep.call_count == 3, "60 s"
-    Claim(rank.run_dir, 1).over()
+    documents.write(rank.run_dir.rank(1), empty_report(1, 2))
     rank.wait_for_others()
     assert sleep.call_count == 3
 
@@ -78,6 +80,10 @@ def dead() -> int:
     return process.pid
 
 
+def is_refused() -> Any:
+    return pytest.raises(MismatchError, match=r"^two processes of this command trained as rank 0: ")
+
+
 def test_the_first_process_that_trains_as_a_rank_is_measured(run_dir: RunDir) -> None:
     assert Claim(run_dir, 0).stand() == "first"
     assert Claim(run_dir, 1).stand() == "first", "of another rank"
@@ -87,41 +93,35 @@ def test_another_process_is_a_child_of_the_rank_or_the_second(run_dir: RunDir) -
     assert os.getppid() in leash.ancestors()
     assert trained(run_dir, leash.ancestors()[-1]).stand() == "child"
     run_dir.training(0).unlink()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        assert trained(run_dir, process.pid).stand() == "second"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process, is_refused():
+        trained(run_dir, process.pid).stand()
     run_dir.training(0).unlink()
-    assert trained(run_dir, dead(), host="another").stand() == "second", "it may live there"
+    with is_refused():  # it may live there
+        trained(run_dir, dead(), host="another").stand()
 
 
 @pytest.mark.parametrize(
-    ("kind", "standing"),
+    ("kind", "is_next"),
     [
-        ("none", "second"),
-        ("mismatch", "second"),
-        ("error", "second"),
-        ("crash", "next"),
-        ("out_of_memory", "next"),
-        ("killed", "next"),
+        ("none", False),
+        ("mismatch", False),
+        ("error", False),
+        ("crash", True),
+        ("out_of_memory", True),
+        ("killed", True),
     ],
 )
-def test_one_that_ended_by_itself_has_a_successor(run_dir: RunDir, kind: Any, standing: str) -> None:
+def test_one_that_ended_by_itself_has_a_successor(run_dir: RunDir, kind: Any, is_next: bool) -> None:
     if kind != "killed":
         failure = None if kind == "none" else Failure(kind=kind, message="")
         documents.write(run_dir.rank(0), make_report(0, failure=failure))
-    assert trained(run_dir, dead()).stand() == standing
+    with contextlib.nullcontext() if is_next else is_refused():
+        assert trained(run_dir, dead()).stand() == "next"
 
 
-def test_what_one_process_tells_another_one_reads(run_dir: RunDir) -> None:
-    claim = trained(run_dir, dead(), host="another")
+def test_that_a_second_process_trains_is_told_to_the_first(run_dir: RunDir) -> None:
+    claim = trained(run_dir, 1, host="another")
     assert not claim.is_twice()
-    assert claim.stand() == "second"
-    assert not claim.is_over()
-    claim.over()
-    assert Claim(run_dir, 0).is_over()
+    with is_refused():
+        claim.stand()
     assert Claim(run_dir, 0).is_twice()
-    assert not trained(run_dir, 1).is_over(), "another process trains as this rank now"
-
-
-def test_a_rank_that_cannot_say_that_its_report_is_written_goes_on(run_dir: RunDir) -> None:
-    run_dir.training(0).mkdir()
-    Claim(run_dir, 0).over()

@@ -97,26 +97,8 @@ def with_counters(monkeypatch: pytest.MonkeyPatch, counters: dict[str, dict[str,
 def test_graphs_of_torch_compile_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     with_counters(monkeypatch, {"stats": {"unique_graphs": 3, "calls_captured": 9}})
     assert software.compiled_graphs() == 3
-    assert software.compile_notes() == ()
     monkeypatch.delitem(sys.modules, "torch._dynamo.utils")
-    assert (software.compiled_graphs(), software.compile_notes()) == (0, ())
-
-
-def test_what_runs_as_python_though_it_was_compiled_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    limit = "Dynamo recompile limit exceeded\n  Explanation: Dynamo attempted to"
-    with_counters(
-        monkeypatch,
-        {
-            "stats": {"unique_graphs": 8},
-            "graph_break": {"Failed to trace builtin operator\n  Hint: x": 2, "call to print\n": 1},
-            "unimplemented": {limit: 1},
-        },
-    )
-    breaks, recompiled = software.compile_notes()
-    assert breaks == "torch.compile: 3 graph breaks (Failed to trace builtin operator; call to print)"
-    assert recompiled.startswith(
-        "torch.compile: recompile_limit (8) was hit, and what was compiled too often"
-    )
+    assert software.compiled_graphs() == 0
 
 
 def test_every_distribution_that_is_imported_is_named_with_its_version() -> None:

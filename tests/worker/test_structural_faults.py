@@ -11,19 +11,19 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from perfsuite import DDP, FSDP2, Accelerate, Case, Topology
+from perfsuite import DDP, FSDP2, Case, Topology
 from perfsuite.case.fault import STRUCTURAL, Structural
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import Framework, framework_of
 from perfsuite.results.counts import Counts, StepMemory
 from perfsuite.worker.counting import Counting
 from perfsuite.worker.faults import STRUCTURAL_AFTER
-from perfsuite.worker.structural_faults import begin, built_with
+from perfsuite.worker.structural_faults import begin
 from tests.fake_group import alone, fake_group
 
 REPLICATED = Case(
     model="llama-tiny",
-    framework=DDP(gradient_as_bucket_view=True),
+    framework=DDP(),
     sequence_length=32,
     micro_batch=2,
     activation_checkpointing="full",
@@ -61,8 +61,6 @@ class Steps:
 
 def counted(case: Case, kind: Structural | None = None, *, fused: bool = False) -> Counts:
     steps, framework = Steps(kind, fused=fused), framework_of(case)
-    if kind is not None:
-        framework = built_with(kind, framework)
     group = fake_group(0, 2) if case.framework.name == "fsdp2" else alone()
     with group as ranks, ExitStack() as hooks:
         hooks.callback(register_optimizer_step_pre_hook(steps.before).remove)
@@ -109,39 +107,29 @@ def test_gradients_are_reduced_in_float32(framework: Framework, kind: str) -> No
     assert (kind, "bfloat16", "backward") not in now
 
 
-@pytest.mark.parametrize(
-    ("kind", "left"), [("checkpointing-lost", 0), ("checkpointing-lost-in-one-block", 0.75)]
-)
-def test_blocks_are_not_recomputed(kind: Structural, left: float, replicated: Counts) -> None:
-    lost = counted(REPLICATED, kind)
-    assert lost.flops.get("recompute", 0) == left * replicated.flops["recompute"]
+def test_blocks_are_not_recomputed(replicated: Counts) -> None:
+    lost = counted(REPLICATED, "checkpointing-lost")
+    assert replicated.flops["recompute"] > 0
+    assert "recompute" not in lost.flops
     assert memory(lost).saved_for_backward > memory(replicated).saved_for_backward
 
 
-def test_a_host_read_and_a_second_loss_cost_nothing_else(replicated: Counts) -> None:
-    reading, twice = counted(REPLICATED, "host-read"), counted(REPLICATED, "loss-twice")
+def test_a_host_read_costs_nothing_else(replicated: Counts) -> None:
+    reading = counted(REPLICATED, "host-read")
     assert reading.host_reads["forward"] == replicated.host_reads.get("forward", 0) + 1
-    assert twice.kernels["forward"] > replicated.kernels["forward"] == reading.kernels["forward"]
-    for each in (reading, twice):
-        assert {**each.kernels, "forward": 0} == {**replicated.kernels, "forward": 0}
-        assert each.flops == replicated.flops
+    assert (reading.kernels, reading.flops) == (replicated.kernels, replicated.flops)
 
 
-def test_gradients_are_copied_into_buckets_and_more_buckets_hold_the_same(replicated: Counts) -> None:
-    copied = counted(REPLICATED, "gradient-copies")
-    assert copied.kernels["backward"] > replicated.kernels["backward"]
-    assert memory(copied).peak > memory(replicated).peak
+def test_more_buckets_hold_the_same(replicated: Counts) -> None:
     key = "all_reduce", "float32", "backward"
     assert collectives(replicated)[key] == (1, 4 * PARAMETERS)
     assert collectives(counted(REPLICATED, "small-buckets"))[key] == (4, 4 * PARAMETERS)
 
 
-def test_a_fused_optimizer_becomes_a_loop_or_a_list_of_operators() -> None:
-    fused, loop, lists = (
-        counted(REPLICATED, kind, fused=True) for kind in (None, "optimizer-loop", "optimizer-foreach")
-    )
-    assert fused.kernels["optimizer"] < lists.kernels["optimizer"] < loop.kernels["optimizer"]
-    assert [each.host_reads.get("optimizer", 0) for each in (fused, loop, lists)] == [0, 39, 78]
+def test_a_fused_optimizer_becomes_a_list_of_operators(replicated: Counts) -> None:
+    fused, lists = counted(REPLICATED, fused=True), counted(REPLICATED, "optimizer-foreach", fused=True)
+    assert fused.kernels["optimizer"] < lists.kernels["optimizer"] < replicated.kernels["optimizer"]
+    assert [each.host_reads.get("optimizer", 0) for each in (fused, replicated, lists)] == [0, 39, 78]
 
 
 def test_attention_becomes_matrix_products(replicated: Counts) -> None:
@@ -161,36 +149,30 @@ def test_a_copy_of_the_weights_is_kept(replicated: Counts) -> None:
 @pytest.mark.parametrize(
     ("kind", "case", "why"),
     [
-        ("reshard-toggled", REPLICATED, "FSDP2 shards no blocks. It fits what FSDP2 shards"),
-        ("fp32-communication", REPLICATED, "DDP reduces in float32 already. It fits precision bf16"),
+        ("reshard-toggled", REPLICATED, "FSDP2 shards no blocks"),
+        ("fp32-communication", REPLICATED, "DDP reduces in float32 already"),
         ("fp32-communication", SHARDED.replace(precision="fp32"), "no gradients are reduced in a lower"),
-        ("checkpointing-lost", SHARDED, "no block is checkpointed. It fits cases with activation_ch"),
-        ("gradient-copies", SHARDED, r"framework fsdp2\. It fits DDP\(gradient_as_bucket_view=True\)"),
-        ("gradient-copies", REPLICATED.replace(framework=DDP()), "has framework ddp. It fits DDP"),
-        ("small-buckets", REPLICATED.replace(framework=DDP(bucket_cap_mb=1)), "ddp-bucket_cap_mb1. It fits"),
-        ("optimizer-loop", REPLICATED, "AdamW already steps parameter by parameter. It fits"),
+        ("checkpointing-lost", SHARDED, "no block is checkpointed"),
+        ("small-buckets", SHARDED, "no DDP has buckets of more than 1 MiB"),
+        ("small-buckets", REPLICATED.replace(framework=DDP(bucket_cap_mb=1)), "no DDP has buckets"),
         ("eager-attention", REPLICATED.replace(attention="eager"), "no model of transformers has another"),
     ],
 )
-def test_a_fault_that_changes_nothing_says_where_it_fits(kind: Structural, case: Case, why: str) -> None:
-    with pytest.raises(MismatchError, match=f"^--perf-inject {kind}: .*{why}"):
+def test_a_fault_that_changes_nothing_says_why(kind: Structural, case: Case, why: str) -> None:
+    with pytest.raises(MismatchError, match=f"^--perf-inject {kind}: {why}"):
         counted(case, kind)
 
 
 @pytest.mark.parametrize("kind", STRUCTURAL)
 def test_every_fault_needs_something_that_trains(kind: Structural) -> None:
-    if kind in ("gradient-copies", "small-buckets"):
-        with pytest.raises(MismatchError, match="It fits DDP"):
-            built_with(kind, Accelerate(strategy="ddp"))
-        return
-    with pytest.raises(MismatchError, match=f"--perf-inject {kind}: nothing trains here. It fits "):
+    with pytest.raises(MismatchError, match=f"--perf-inject {kind}: nothing trains here"):
         begin(kind, None, None)
 
 
 def test_a_model_and_an_optimizer_of_another_make() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.LBFGS(model.parameters())
-    with pytest.raises(MismatchError, match="no model of transformers computes a loss"):
-        begin("loss-twice", model, optimizer)
-    with pytest.raises(MismatchError, match="LBFGS does so already, or cannot"):
+    with pytest.raises(MismatchError, match="no model of transformers has another"):
+        begin("eager-attention", model, optimizer)
+    with pytest.raises(MismatchError, match="LBFGS steps by operators on lists already, or cannot"):
         begin("optimizer-foreach", model, optimizer)
