@@ -50,15 +50,13 @@ class BisectFile(Document):
     schema_version: Literal[1] = 1
     case_id: str
     good: str
-    candidates: tuple[str, ...]
-    """Everything after the good one up to the bad one, oldest first."""
+    candidates: tuple[str, ...]  # everything after the good one up to the bad one, oldest first
+    # What is worse in the bad arm, a metric or a count: every step looks at it. None until that is tested.
     metric: str | None = None
-    """The metric, or the count, that is worse in the bad arm: every step looks at it. None until the bad arm
-    is tested."""
+    # How much it may grow in each step: half of what the bad arm has lost. Of a metric's cost (seconds per
+    # token, bytes) half of the logarithm, of a count half of the number. Until the bad arm is tested: how
+    # much seconds per token may grow there, None for the usual.
     tolerance: float | None = None
-    """How much it may grow in each step: half of what the bad arm has lost. Of a metric's cost (seconds per
-    token, bytes) half of the logarithm, of a count half of the number. Until the bad arm is tested: how much
-    seconds per token may grow there, None for the usual."""
     steps: tuple[Step, ...] = ()
 
     @property

@@ -33,17 +33,11 @@ def git(*arguments: str, cwd: Path) -> str:
 
 
 def _run(arguments: Sequence[str], cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
-    return subprocess.run(
-        # in a container the checkout belongs to another user; code of it runs here anyway
-        ["git", "-c", "safe.directory=*", *arguments],
-        cwd=cwd,
-        env={**environment, **variables},
-        capture_output=True,
-        text=True,
-        errors="backslashreplace",  # files and their names need not be UTF-8
-        check=False,
-    )
+    usual = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
+    # In a container the checkout belongs to another user; code of it runs here anyway.
+    command, told = ["git", "-c", "safe.directory=*", *arguments], usual | variables
+    # Files and their names need not be UTF-8.
+    return subprocess.run(command, cwd=cwd, env=told, capture_output=True, errors="backslashreplace")
 
 
 class Revision(NamedTuple):

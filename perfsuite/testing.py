@@ -124,9 +124,8 @@ sys.exit("torch" if "torch" in sys.modules else 0)
 def _check_without_torch(case: Case, directory: Path) -> None:
     file = directory / "case.json"
     documents.write(file, CaseFile(case=case, device="cpu"))
-    done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_TORCH, str(file)], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", _WITHOUT_TORCH, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stderr.strip() != "torch", (
         f"{case.framework.name} imports torch when it is loaded, or in unsupported, check or plan. Thousands "
         "of cases are collected without it: import torch inside load and build"
@@ -149,9 +148,8 @@ def _check_run(case: Case, run: Run) -> None:
     if (failure := run.failure) is not None:
         advice = f". {_ADVICE[failure.kind]}" if failure.kind in _ADVICE else ""
         detail = f"\n{failure.traceback}" if failure.traceback else ""
-        raise AssertionError(
-            f"the launch with {name} failed: {failure.kind}: {failure.message}{advice}{detail}"
-        )
+        told = f"{failure.kind}: {failure.message}{advice}{detail}"
+        raise AssertionError(f"the launch with {name} failed: {told}")
     if run.observed is not None and "wrapper" not in framework_of(case).expected(case):
         wrapper = run.observed.settings["wrapper"]
         raise AssertionError(

@@ -10,13 +10,11 @@ from typer.core import TyperGroup
 from perfsuite.cli import github, history, slurm
 from perfsuite.cli.baseline import commands as baseline
 from perfsuite.cli.bisect import bisect
-from perfsuite.cli.cases import compare, dry_run
+from perfsuite.cli.cases import compare, dry_run, plan
 from perfsuite.cli.doctor.command import doctor
 from perfsuite.cli.init import init
 from perfsuite.cli.judge import judge
-from perfsuite.cli.night import night
-from perfsuite.cli.plan import plan
-from perfsuite.cli.refresh import refresh
+from perfsuite.cli.night import night, refresh
 from perfsuite.cli.releases import releases
 from perfsuite.cli.report import export, report
 from perfsuite.cli.selftest import selftest

@@ -1,10 +1,11 @@
-"""`perfsuite compare` and `dry-run`, and what the commands share that measure cases.
+"""`perfsuite compare`, `dry-run` and `plan`, and what the commands share that measure cases.
 
-They are `pytest --perf-against` and `pytest --perf-dry` without a test.
+The first two are `pytest --perf-against` and `pytest --perf-dry` without a test.
 """
 
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,13 +20,15 @@ from perfsuite.dry.machine import Device
 from perfsuite.errors import AllocationOverError, CaseError, told
 from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.report.progress import Progress
-from perfsuite.report.terminal import console
-from perfsuite.report.text import relative
+from perfsuite.report.terminal import console, plain_table, print_json
+from perfsuite.report.text import plural, relative
 from perfsuite.results.session_file import Status
+from perfsuite.results.store import Store
 from perfsuite.session import outputs
 from perfsuite.session.against_arm import by_counts, by_times, resolved
 from perfsuite.session.against_baseline import dry_session
 from perfsuite.session.option_table import BY_NAME, fraction, options_of
+from perfsuite.session.plan import budget_for, past_of, planned
 from perfsuite.session.session import Session, session_file
 from perfsuite.session.setup import Options
 
@@ -159,15 +162,60 @@ def dry_run(
     """
     chosen = selected(cases, case, k)
     progress = Progress(line=say, cases=len(chosen))
-    session = dry_session(
-        options(store=store, baselines=baselines), progress, device, None if rank is None else (rank,)
-    )
+    ranks = None if rank is None else (rank,)
+    session = dry_session(options(store=store, baselines=baselines), progress, device, ranks)
     fits = chosen if k is None else fitting(session, chosen)  # one that is named tells itself why not
     progress.cases = len(fits)
     if _measure(session, fits, json_output=json_output):
         raise typer.Exit(2)
     if any(map(session.setup.options.is_failing, session.results)):
         raise typer.Exit(1)
+
+
+def plan(
+    hardware: Hardware,
+    k: Annotated[str, typer.Option("-k", help="only cases that pytest's expression selects, too")] = "",
+    budget: Annotated[str | None, option("budget")] = None,
+    as_json: RowsAsJson = False,
+    cases: Cases = CASES,
+    store: LocalStore = None,
+) -> None:
+    """What does each case cost in minutes and GPU hours, and in which order does a budget take them?
+
+    By the launches in the store. A case that was never measured is expected to take what others on as many
+    GPUs took (`~`). Nothing is launched.
+    """
+    check_asked(hardware, cases)
+    most_s = read("budget", budget)
+    chosen = found.by_expression(cases, k, hardware)
+    past = past_of(Store(options(store=store).store).results())
+    order = planned(chosen, past, datetime.now(UTC).date())
+    limit = None if most_s is None else budget_for(order, most_s)
+    grid = plain_table(("case", "last", "measured", "minutes", "GPU hours", "reached after"))
+    rows, used, hours, never = list[dict[str, object]](), 0.0, 0.0, list[str]()
+    for each in order:
+        cost, before = each.seconds or 0.0, each.past
+        fits = most_s is None or used + cost <= most_s
+        used, hours = used + cost * fits, hours + (each.gpu_hours or 0) * fits
+        last, day = ("never", "") if before is None else (before.outcome, before.started_at[:10])
+        about = "~" if before is None else ""
+        minutes = "not known" if each.seconds is None else f"{about}{each.seconds / 60:,.1f}"
+        of_gpus = "not known" if each.gpu_hours is None else f"{about}{each.gpu_hours:,.1f}"
+        after = f"{used / 60:,.1f} min" if fits else "not reached"
+        grid.add_row(each.case.id, last, day, minutes, of_gpus, after)
+        known = {"outcome": last, "day": day} if before else {"outcome": None, "day": None}
+        costs = {"expected_s": each.seconds, "gpu_hours": each.gpu_hours}
+        rows.append({"case": each.case.id, **known, **costs, "reached_after_s": used if fits else None})
+        if limit is not None and cost > limit.seconds:
+            never.append(f"{each.case.id}: {limit.told(each.case)}")
+    if as_json:
+        print_json(rows)
+        return
+    console().print(grid)
+    reached = sum(row["reached_after_s"] is not None for row in rows)
+    within = "" if most_s is None else f" of {len(order)} within {budget}"
+    total = f"{used / 60:,.1f} min, {hours:,.1f} GPU hours, as far as is known"
+    console().print("\n".join([*never, f"{plural(reached, 'case')}{within}: {total}"]))
 
 
 def read(name: str, value: str | None) -> Any:

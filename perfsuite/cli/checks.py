@@ -1,14 +1,12 @@
 """The rows of `perfsuite doctor` and `selftest`: what was checked and found, and what to do about it."""
 
 from collections.abc import Iterable
-from typing import Literal, NoReturn
+from typing import Literal
 
-import typer
 from rich.text import Text
 
-from perfsuite import documents
 from perfsuite.documents import Data
-from perfsuite.report.terminal import console, print_json
+from perfsuite.report.terminal import console
 
 Status = Literal["pass", "fail", "unknown"]
 STYLES: dict[Status, str] = {"pass": "green", "fail": "red", "unknown": "yellow"}
@@ -26,12 +24,12 @@ class Row(Data):
 
 
 def passed(check: str, found: str) -> Row:
-    """The row of a check that passed."""
+    """Return the row of a check that passed."""
     return Row(check=check, status="pass", found=found)
 
 
 def failed(check: str, found: str, advice: str | None = None) -> Row:
-    """The row of a check that failed."""
+    """Return the row of a check that failed."""
     return Row(check=check, status="fail", found=found, advice=advice)
 
 
@@ -51,16 +49,6 @@ def show(row: Row, width: int) -> None:
     out.print(Text.assemble((f"{row.status:<9}", style), (f"{row.check:<{width}}", "bold"), row.found))
     if row.advice is not None:
         out.print(Text(f"{'':<{9 + width}}-> {row.advice}", style=style))
-
-
-def show_json(rows: Iterable[Row]) -> None:
-    """Print rows for machines."""
-    print_json([documents.plain(row) for row in rows])
-
-
-def end(rows: Iterable[Row]) -> NoReturn:
-    """End the command: with status 1 if a check failed, with 3 if one could not tell."""
-    raise typer.Exit(EXIT[worst(rows)])
 
 
 def worst(rows: Iterable[Row]) -> Status:

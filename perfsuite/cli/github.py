@@ -6,13 +6,13 @@ import re
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 
 from perfsuite import documents
 from perfsuite.cli.cases import say
-from perfsuite.cli.github_issue import LONGEST, Step, gh, issue, unlinked
+from perfsuite.cli.github_issue import LONGEST, Step, fitting, gh, issue, unlinked
 from perfsuite.cli.history import COMMITTER
 from perfsuite.errors import CaseError, FileError, GitHubError
 from perfsuite.git import git
@@ -26,25 +26,14 @@ from perfsuite.results.store import BASELINES
 app = typer.Typer(help="Tell people on GitHub, by its command gh and the token in GH_TOKEN.")
 app.command()(issue)
 
-RunUrl = Annotated[str, typer.Option(help="Address of the job's page.", envvar="RUN_URL")]
-Out = Annotated[Path, typer.Option(help="Directory of the report.")]
 BEFORE_AFTER = "before-after.txt"
 """The file of `perfsuite refresh` with the figures of each new baseline and of the one before."""
-
-
-class PullRequest(NamedTuple):
-    """What GitHub knows of a pull request."""
-
-    head: str
-    """Its newest commit."""
-    comment: str | None
-    """The address of our comment in GitHub's interface; None if there is none yet."""
 
 
 @app.command()
 def comment(
     results: Annotated[list[Path], typer.Argument(help="results.json of the job's sessions.")],
-    run_url: RunUrl,
+    run_url: Annotated[str, typer.Option(help="Address of the job's page.", envvar="RUN_URL")],
     pull_request: Annotated[
         int | None, typer.Option(help="Its number (default: that of the job, from GITHUB_REF).")
     ] = None,
@@ -60,19 +49,17 @@ def comment(
     number = _number() if pull_request is None else pull_request
     sessions = [documents.read(file, SessionFile) for file in results]
     mark = f"<!-- perfsuite: comment {name} -->"
-    asked = _pull_request(number, mark)
+    head, ours = _pull_request(number, mark)
     text = commented(sessions, run_url, mark)
-    if asked.comment is None:
-        gh(Step(("pr", "comment", str(number), "--body-file", "-"), text))
-    else:
-        gh(Step(("api", "--method", "PATCH", asked.comment, "--field", "body=@-"), text))
+    new = ("pr", "comment", str(number), "--body-file", "-")
+    gh(Step(new if ours is None else ("api", "--method", "PATCH", ours, "--field", "body=@-"), text))
     measured = [result for session in sessions for result in session.results]
     outcome = conclusion(measured, any(skip.not_reached for each in sessions for skip in each.skipped))
     output = {"title": headline(sessions), "summary": f"[The job]({run_url})"}
-    check = {"name": name, "head_sha": asked.head, "status": "completed", "conclusion": outcome}
+    check = {"name": name, "head_sha": head, "status": "completed", "conclusion": outcome}
     fields = json.dumps({**check, "details_url": run_url, "output": output})
     gh(Step(("api", "--method", "POST", "repos/{owner}/{repo}/check-runs", "--input", "-"), fields))
-    done = "new comment" if asked.comment is None else "comment brought up to date"
+    done = "new comment" if ours is None else "comment brought up to date"
     typer.echo(f"pull request {number}: {done}, check {name}: {outcome}")
 
 
@@ -83,8 +70,8 @@ def _number() -> int:
     return int(found[1])
 
 
-def _pull_request(number: int, mark: str) -> PullRequest:
-    """Ask for its newest commit and our comment: only one that this token's own account wrote."""
+def _pull_request(number: int, mark: str) -> tuple[str, str | None]:
+    """Ask for its newest commit, and the address of our comment, if this token's own account wrote one."""
     printed = gh(Step(("pr", "view", str(number), "--json", "headRefOid,comments")))
     try:
         told = json.loads(printed)
@@ -92,20 +79,14 @@ def _pull_request(number: int, mark: str) -> PullRequest:
         raise GitHubError(f"gh pr view printed no JSON ({error}): {printed[:200]!r}") from None
     ours = (each["url"] for each in told["comments"] if each["viewerDidAuthor"] and mark in each["body"])
     found = re.search(r"#issuecomment-(\d+)$", next(ours, ""))
-    return PullRequest(
-        told["headRefOid"], f"repos/{{owner}}/{{repo}}/issues/comments/{found[1]}" if found else None
-    )
+    return told["headRefOid"], f"repos/{{owner}}/{{repo}}/issues/comments/{found[1]}" if found else None
 
 
 def commented(sessions: list[SessionFile], run_url: str, mark: str) -> str:
     """Return the text of a comment: the summary of a job, cut at what GitHub takes; it mentions nobody."""
-    lines, space = [], LONGEST - len(mark) - len(run_url)
-    for line in unlinked(markdown.render(sessions)).splitlines():
-        space -= len(line) + 1
-        if space < 0:
-            lines += ["", "The rest is cut."]
-            break
-        lines.append(line)
+    whole = unlinked(markdown.render(sessions)).splitlines()
+    lines = fitting(whole, LONGEST - len(mark) - len(run_url))
+    lines += ["", "The rest is cut."] if len(lines) < len(whole) else []
     open_parts = "".join(lines).count("<details>") - "".join(lines).count("</details>")
     return "\n".join([*lines, *["</details>"] * open_parts, "", f"[The job]({run_url})", mark])
 
@@ -123,10 +104,9 @@ def conclusion(results: list[Measurement], is_cut_short: bool = False) -> str:
 def propose(
     hardware: Annotated[str, typer.Option(help="The marker of the cases: h100.")],
     reason: Annotated[str, typer.Option(help="Why a baseline may become slower or larger.")],
-    out: Out = Path("out"),
+    out: Annotated[Path, typer.Option(help="Directory of the report.")] = Path("out"),
     measured: Annotated[
-        Path | None,
-        typer.Option(help="Take baselines from this directory, an artifact: only its *.json."),
+        Path | None, typer.Option(help="Take baselines from this directory, an artifact: only its *.json.")
     ] = None,
     baselines: Annotated[Path, typer.Option(help="Directory of the reviewed baselines.")] = BASELINES,
 ) -> None:
@@ -160,12 +140,7 @@ def _copied(source: Path, baselines: Path) -> int:
         )
     if not (root := source / baselines).is_dir():
         raise FileError(f"--measured {source}: there is no directory {root}")
-    files = [
-        Path(directory, name)
-        for directory, _, names in os.walk(root)
-        for name in names
-        if name.endswith(".json") and not Path(directory, name).is_symlink()
-    ]
+    files = [file for file in root.rglob("*.json") if file.is_file() and not file.is_symlink()]
     for file in files:
         target = baselines / file.relative_to(root)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -117,16 +118,16 @@ def _body(bad: Mapping[str, str], waived: Sequence[str], run_url: str) -> str:
     """Return an issue's text from one for each subject; its hidden line lists them for `Issue.subjects`."""
     listed = json.dumps(sorted(bad)).replace(">", "\\u003e")  # it ends no comment
     hidden = f"<!-- perfsuite: {listed} -->"
-    lines, space = [f"As of {run_url}:", ""], LONGEST - len(hidden)
     texts = [*bad.values(), *waived]
-    for number, text in enumerate(texts):
-        space -= len(text) + 1
-        if space < 0:
-            lines.append(f"- and {len(texts) - number} more")
-            break
-        lines.append(text)
-    lines += ["", "perfsuite keeps this text up to date, and closes the issue when all of them are good."]
-    return "\n".join([*lines, hidden])
+    shown = fitting(texts, LONGEST - len(hidden))
+    shown += [f"- and {left} more"] if (left := len(texts) - len(shown)) else []
+    end = "perfsuite keeps this text up to date, and closes the issue when all of them are good."
+    return "\n".join([f"As of {run_url}:", "", *shown, "", end, hidden])
+
+
+def fitting(texts: Sequence[str], most: int) -> list[str]:
+    """Return the first of these texts: as many as have, with their ends of lines, `most` characters."""
+    return list(texts[: sum(length <= most for length in accumulate(len(text) + 1 for text in texts))])
 
 
 def _plain(text: str) -> str:

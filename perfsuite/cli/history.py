@@ -14,7 +14,7 @@ from rich.text import Text
 from perfsuite.cli import notify as webhook
 from perfsuite.cli.cases import RowsAsJson
 from perfsuite.cli.report import LocalStore, stored
-from perfsuite.errors import FileError
+from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.base import require
 from perfsuite.git import git
 from perfsuite.history import store as history
@@ -34,7 +34,6 @@ HISTORY = Store().history
 History = Annotated[Path, typer.Option("--history", help="Directory of the history.")]
 HardwareClass = Annotated[str, typer.Option("--hardware-class", help="Only these classes; * and ? match.")]
 CaseGlob = Annotated[str, typer.Option("--case", help="Only cases with such an id; * and ? match.")]
-Worktree = Annotated[Path, typer.Option("--history", help="Directory of the history.")]
 HistoryBranch = Annotated[str, typer.Option("--branch", help="Branch of the history.")]
 BRANCH, WORKTREE = "perfsuite-history", Path("history")
 COMMITTER = ("-c", "user.name=perfsuite", "-c", "user.email=perfsuite@users.noreply.github.com")
@@ -65,8 +64,8 @@ def add(
     with uncommitted changes. Exit status 1 if nothing can be kept of all that was asked for by name, 2 if a
     file cannot be read; the others are added all the same.
     """
-    if notify is not None:
-        webhook.check_name(notify)
+    if notify is not None and not notify.isidentifier():  # it may be a secret, so that it is not shown
+        raise CaseError("--notify: give the name of a variable that holds the address, not the address")
     out = console()
     kept, bad, files = 0, False, list[Path]()
     for file in results or stored(store):
@@ -94,7 +93,7 @@ def add(
 
 
 @app.command()
-def pull(history_dir: Worktree = WORKTREE, branch: HistoryBranch = BRANCH) -> None:
+def pull(history_dir: History = WORKTREE, branch: HistoryBranch = BRANCH) -> None:
     """Check out the branch of the history into a directory; an empty one if origin has no such branch."""
     here = Path()
     if (history_dir / ".git").exists():
@@ -108,9 +107,8 @@ def pull(history_dir: Worktree = WORKTREE, branch: HistoryBranch = BRANCH) -> No
     known = git("ls-remote", "--heads", "origin", branch, cwd=here)
     if known:
         git("fetch", "--quiet", "origin", f"+refs/heads/{branch}:refs/remotes/origin/{branch}", cwd=here)
-        if git("branch", "--list", branch, cwd=here) and git(
-            "rev-list", f"origin/{branch}..{branch}", cwd=here
-        ):
+        is_here = git("branch", "--list", branch, cwd=here)
+        if is_here and git("rev-list", f"origin/{branch}..{branch}", cwd=here):
             raise FileError(
                 f"{branch} has commits that were never pushed: git push origin {branch}, then again"
             )
@@ -125,7 +123,7 @@ def pull(history_dir: Worktree = WORKTREE, branch: HistoryBranch = BRANCH) -> No
 @app.command()
 def push(
     results: Annotated[list[Path], typer.Argument(help="results.json of sessions.")],
-    history_dir: Worktree = WORKTREE,
+    history_dir: History = WORKTREE,
     branch: HistoryBranch = BRANCH,
     notify: Notify = None,
 ) -> None:
@@ -202,15 +200,9 @@ def list_history(
         (first, _), (last, newest) = row[0], row[-1]
         outcomes = Counter(result.outcome for _, result in row)
         step_s, peak = history.middle(newest.step_s_p50), history.middle(newest.peak_memory_bytes)
-        told = {
-            "hardware_class": of_class,
-            "case": case_id,
-            "sessions": len(row),
-            "first": first,
-            "last": last,
-        }
+        told = {"hardware_class": of_class, "case": case_id, "sessions": len(row), "first": first}
         figures = {"step_s_p50": step_s, "peak_memory_bytes": peak, "verdicts": outcomes}
-        listed.append({**told, **figures})
+        listed.append({**told, "last": last, **figures})
         counted = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
         texts = (f"{1000 * (step_s or math.nan):.1f}", amount(peak, "bytes"), counted)
         grid.add_row(of_class, case_id, str(len(row)), first, last, *texts)

@@ -7,17 +7,17 @@ launches (`cli.judge_logs`). The docs' page on existing jobs explains both.
 import codecs
 import contextlib
 import json
-import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pydantic import ConfigDict, FailFast, Field, ValidationError
+from pydantic_core import from_json, to_json
 
 from perfsuite.analysis.figures import find_window
 from perfsuite.cli.cases import tolerance as share
@@ -236,19 +236,9 @@ def as_json(decision: Decision | BadLine) -> str:
     """Format a decision as one line of strict JSON, with null for an infinite number."""
     if isinstance(decision, BadLine):
         return json.dumps(asdict(decision))
-    content: dict[str, Any] = {
-        "outcome": decision.outcome,
-        "estimate": _finite(decision.estimate),
-        "interval": [_finite(end) for end in decision.interval],
-        "launches_used": decision.launches_used,
-        "minimum_detectable_drop": _finite(decision.minimum_detectable_drop),
-        "blind": decision.blind,
-    }
-    return json.dumps(content, allow_nan=False)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    content = from_json(to_json(decision, inf_nan_mode="null"))
+    del content["tolerance"]
+    return json.dumps({**content, "blind": decision.blind})
 
 
 def _as_row(decision: Decision | BadLine) -> str:

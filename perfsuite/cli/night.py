@@ -1,7 +1,8 @@
-"""`perfsuite night`: all of a night in one command, which works the same in any CI, in cron and in a job."""
+"""`perfsuite night` and `refresh`: whole jobs in one command, the same in any CI, in cron and in a job."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,16 +15,20 @@ import typer
 from perfsuite import documents
 from perfsuite.cli import cases as shared
 from perfsuite.cli.cases import say
+from perfsuite.cli.github import BEFORE_AFTER
 from perfsuite.cli.report import LocalStore
+from perfsuite.errors import CaseError, FileError
 from perfsuite.report.summary import needs_words, reason
 from perfsuite.results.session_file import Measurement, SessionFile
-from perfsuite.results.store import STORE, Store
+from perfsuite.results.store import BASELINES, STORE, Store
 from perfsuite.session.outputs import write_report
 
 NOTHING = "Nothing was measured: see the log.\n\n<!-- sessions before: {} -->\n"
 BEGUN = re.compile(NOTHING.format(r"(\d+)"))
 """A summary until there is a report: which sessions are of another night."""
 CANNOT_TELL = 3  # exit status of doctor and selftest on a busy machine: the night goes on
+REFRESHED = Path(".perfsuite/refresh")  # the store of `refresh`
+LAUNCHES = 10  # of each case that is refreshed
 
 
 def gate(out: Path) -> list[str]:
@@ -83,6 +88,47 @@ def night(
         _summarise(summary, [each for each in Store(store).results() if each not in known])
     say(f"report: {out / 'index.html'}; to keep the results: perfsuite history push {out / 'results.json'}")
     raise typer.Exit(status if status in (0, 1) else 2)
+
+
+def refresh(
+    hardware: shared.Hardware,
+    reason: Annotated[str, typer.Option(help="why a baseline may become slower or larger")],
+    pytest_options: shared.PytestOptions = None,
+    out: Annotated[Path, typer.Option(help="directory of the report")] = Path("out"),
+    cases: shared.Cases = shared.CASES,
+    baselines: Annotated[
+        Path, typer.Option("--baselines", help="Directory of reviewed baselines.")
+    ] = BASELINES,
+) -> None:
+    """Measure cases by ten launches each, and make these their reviewed baselines, to commit.
+
+    Exit status 2 if nothing new was measured.
+    """
+    shared.check_asked(hardware, cases)
+    if not reason.strip():
+        raise CaseError("--reason is empty: say why a baseline may change, as 'torch 2.14'")
+    if run("perfsuite.cli", "doctor", f"--expect={hardware}") == 2:
+        raise typer.Exit(2)
+    shutil.rmtree(REFRESHED, ignore_errors=True)
+    measure = (f"--perf-min-launches={LAUNCHES}", "--perf-explain", f"--perf-report={out}")
+    where = (f"--perf-store={REFRESHED}", f"--perf-baselines={baselines}")
+    status = run("pytest", str(cases), "-m", hardware, *measure, *where, *(pytest_options or ()))
+    if status not in (0, 1):  # 1: a case is slower, which is why it gets a new baseline
+        raise typer.Exit(2)
+    before = _contents(baselines)
+    accept = ("baseline", "accept", f"--store={REFRESHED}", f"--baselines={baselines}", f"--reason={reason}")
+    command = [sys.executable, "-m", "perfsuite.cli", *accept]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    say(done.stdout)
+    documents.write_text(out / BEFORE_AFTER, done.stdout)
+    if done.returncode > 1:
+        raise typer.Exit(2)
+    if _contents(baselines) == before:
+        raise FileError(f"no baseline in {baselines} differs from before")
+
+
+def _contents(baselines: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in baselines.rglob("*.json")}
 
 
 def run(module: str, *arguments: str) -> int:

@@ -11,7 +11,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from perfsuite import documents
 from perfsuite.cli.github_issue import code
-from perfsuite.errors import CaseError, PerfsuiteError
+from perfsuite.errors import PerfsuiteError
 from perfsuite.history import verdicts
 from perfsuite.history.verdicts import Night
 from perfsuite.report import summary
@@ -29,12 +29,6 @@ class _NoRedirect(HTTPRedirectHandler):
         return None
 
 
-def check_name(variable: str) -> None:
-    """Raise `CaseError` for what is no name of a variable, without showing it: it may be a secret."""
-    if not variable.isidentifier():
-        raise CaseError("--notify: give the name of a variable that holds the address, not the address")
-
-
 def announce(variable: str, history: Path, added: Sequence[Path], results: Sequence[Path]) -> str:
     """Post what added sessions changed. Returns a line on that: nothing of it is an error."""
     try:
@@ -45,9 +39,8 @@ def announce(variable: str, history: Path, added: Sequence[Path], results: Seque
         problem = post(variable, message(changed, reasons, os.environ.get("RUN_URL", "")))
     except PerfsuiteError as error:
         problem = str(error)
-    return (
-        f"--notify: nothing was posted: {problem}" if problem else f"--notify: posted, {len(changed)} changed"
-    )
+    told = f"nothing was posted: {problem}" if problem else f"posted, {len(changed)} changed"
+    return f"--notify: {told}"
 
 
 def message(changed: Sequence[Night], reasons: Mapping[tuple[str, str], str], link: str) -> str:
@@ -74,9 +67,8 @@ def post(variable: str, text: str) -> str | None:
     """Post a text to the address in a variable. Returns why it could not, without the address; else None."""
     address = os.environ.get(variable, "").strip()
     if not address.startswith(("https://", "http://")):
-        return (
-            f"{variable} holds no address that begins with https://" if address else f"{variable} is not set"
-        )
+        told = "holds no address that begins with https://" if address else "is not set"
+        return f"{variable} {told}"
     try:
         content = {"Content-Type": "application/json"}
         request = Request(address, json.dumps({"text": text}).encode(), content)

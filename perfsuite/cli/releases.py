@@ -17,7 +17,7 @@ from perfsuite.case.case import Case
 from perfsuite.cli import cases as shared
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.dry.machine import Device
-from perfsuite.errors import CaseError, FileError, PerfsuiteError
+from perfsuite.errors import CaseError, PerfsuiteError
 from perfsuite.launch.arm import HERE, Arm, resolve
 from perfsuite.launch.installed import versions
 from perfsuite.launch.launchers import launcher as launcher_of
@@ -108,12 +108,10 @@ class Step:
     """What a release changed."""
 
     title: str
-    same: int = 0
-    """How many cases it did not change. `rows` and `lines` tell of those that it did."""
+    same: int = 0  # how many cases it did not change. `rows` and `lines` tell of those that it did
     rows: list[list[str]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-    """What could not be run, and why."""
+    unknown: list[str] = field(default_factory=list)  # what could not be run, and why
 
     def compare(self, before: Run, now: Run, since: str, name: str) -> None:
         """Add what differs between the runs of a case under the release `since` and under this one."""
@@ -137,13 +135,11 @@ class _Runs:
 
     setup: Setup
     package: str
-    ways: Sequence[str]
-    """The cheapest first."""
+    ways: Sequence[str]  # the cheapest first
+    # The first of the ways in which a case ran: it keeps to that as long as it can.
     way_of: dict[str, str] = field(default_factory=dict)
-    """The first of the ways in which a case ran: it keeps to that as long as it can."""
-
+    # Whether the torch of an arm lets CUDA be pretended.
     has_cuda: dict[str, bool] = field(default_factory=dict)
-    """Whether the torch of an arm lets CUDA be pretended."""
 
     def steps(self, cases: Sequence[Case], names: Sequence[str]) -> Iterator[Step]:
         """Compare each release with the last one under which a case ran. `CaseError` if none uses it."""
@@ -203,10 +199,7 @@ class _Runs:
         code = [each.read_text() for each in sorted(Path(path).parent.glob("*.py"))] if path else []
         key = [documents.plain(case), arm.text, arm.python, installed(), f"{way}{device or ''}", code]
         run_dir = RunDir((self.setup.options.store / "releases" / documents.digest(key)).absolute())
-        try:
-            run = documents.read(run_dir.run, Run)
-        except FileError:
-            run = None
+        run = documents.read_or_none(run_dir.run, Run)
         if run is None or run.failure is not None:
             shutil.rmtree(run_dir.path, ignore_errors=True)
             self.setup.progress.say(f"{arm.text}: {way} of {case.id}")

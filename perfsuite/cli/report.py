@@ -10,8 +10,8 @@ from perfsuite import documents
 from perfsuite.cli.cases import AsJson, Report, read
 from perfsuite.errors import CaseError, FileError
 from perfsuite.report import export as exports
-from perfsuite.report import preflight, summary
-from perfsuite.report.terminal import console, explanation, table
+from perfsuite.report import summary
+from perfsuite.report.terminal import console, explanation, preflight_text, table
 from perfsuite.report.text import plural, relative
 from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import STORE, SessionDir, Store
@@ -31,12 +31,7 @@ def report(
     store: LocalStore = STORE,
     as_json: AsJson = False,
     verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose",
-            "-v",
-            help="In the terminal, explain the cases that passed, too.",
-        ),
+        bool, typer.Option("--verbose", "-v", help="In the terminal, explain the cases that passed, too.")
     ] = False,
 ) -> None:
     """Show what sessions found out, in the terminal or as a report; the exit status is no verdict."""
@@ -72,7 +67,7 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
             out.print(interruption)
         out.print()
         for found in session.preflights:
-            out.print(f"{preflight.as_text(found)}\n")
+            out.print(f"{preflight_text(found)}\n")
         for note in (*summary.machine_notes(session.results), *session.waivers):
             out.print(f"note: {note}")
         if session.results:
@@ -93,8 +88,7 @@ def export(
     output_format: Annotated[
         Literal["hud", "openmetrics"],
         typer.Option(
-            "--format",
-            help="Format of PyTorch HUD's benchmark database, or of Prometheus (OpenMetrics).",
+            "--format", help="Format of PyTorch HUD's benchmark database, or of Prometheus (OpenMetrics)."
         ),
     ],
     session: Annotated[

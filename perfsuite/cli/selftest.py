@@ -8,11 +8,12 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from perfsuite import documents
 from perfsuite.case.case import Case, Topology
 from perfsuite.case.fault import Structural
 from perfsuite.case.hardware import Machine
 from perfsuite.cli.cases import RowsAsJson
-from perfsuite.cli.checks import Row, checked, end, failed, passed, show, show_json, unknown, worst
+from perfsuite.cli.checks import EXIT, Row, checked, failed, passed, show, unknown, worst
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.frameworks.ddp import DDP
@@ -21,7 +22,7 @@ from perfsuite.launch.lock import machine_lock
 from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.measure import Launching, launch_once, measure
 from perfsuite.node.machine import detect
-from perfsuite.report.terminal import console
+from perfsuite.report.terminal import console, print_json
 from perfsuite.report.text import plural
 from perfsuite.results import baseline, count_baseline
 from perfsuite.results.baseline import Baseline
@@ -55,7 +56,7 @@ def selftest(
     Exit status 1 if it is otherwise; 3 if some of it could not be tried: the machine was too unhealthy, or
     something is missing.
     """
-    machine, out = detect(), console()
+    machine = detect()
     case = small_case(machine).replace(framework=framework)
     if (reason := unsupported(case, machine) or wrong_torch(case, machine)) is not None:
         raise CaseError(f"the self-test cannot run here: {reason}")
@@ -69,11 +70,11 @@ def selftest(
             if not as_json:
                 show(row, WIDTH)
     if as_json:
-        show_json(rows)
-        end(rows)
-    answer, style = ANSWERS[worst(rows)]
-    out.print(answer, style=style)
-    end(rows)
+        print_json([documents.plain(row) for row in rows])
+    else:
+        answer, style = ANSWERS[worst(rows)]
+        console().print(answer, style=style)
+    raise typer.Exit(EXIT[worst(rows)])
 
 
 class Expectation(NamedTuple):

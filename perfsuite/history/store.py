@@ -109,7 +109,7 @@ class Place(NamedTuple):
             )
         for result in session.results:
             if result.case not in cases:
-                missing = _case_file(self.file.parents[2], result.case)
+                missing = self.file.parents[2] / "cases" / f"{result.case}.json"
                 raise FileError(f"{self.file}: its case is missing, restore {missing}")
         return session
 
@@ -161,7 +161,7 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase])
     session = session.replace(results=new, verdicts=verdicts)
     target = directory / f"{time}-{documents.digest(documents.plain(session), 12)}.json"
     for name in {result.case for result in session.results}:
-        if not (case_file := _case_file(history, name)).exists():
+        if not (case_file := history / "cases" / f"{name}.json").exists():
             _write(case_file, cases[name])
     _write(target, session)
     return target
@@ -321,10 +321,6 @@ def _tokens_per_step(run: Run) -> int | None:
 def _rounded(value: float) -> float:
     """Round to six digits, or to whole bytes: more digits mean nothing and take space for years."""
     return float(f"{value:.6g}") if value < 1e5 else float(round(value))
-
-
-def _case_file(history: Path, name: str) -> Path:
-    return history / "cases" / f"{name}.json"
 
 
 def _write(file: Path, document: Document) -> None:

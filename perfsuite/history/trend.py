@@ -216,11 +216,11 @@ def _findings(
     measured_since: date,
 ) -> list[Drift]:
     """Find the changes of a series. `order` has commits by their place in the branch, if that is known."""
-    hardware_class, case, metric = key
+    metric = key.metric
     changes = changepoint.change_points(
         [point.value for point in points],
         min_change=MIN_CHANGE,
-        correlation=correlations.get((hardware_class, metric), UNKNOWN_CORRELATION[metric]),
+        correlation=correlations.get((key.hardware_class, metric), UNKNOWN_CORRELATION[metric]),
     )
     found = []
     for change in changes:
@@ -229,14 +229,12 @@ def _findings(
         cost = METRICS[metric].cost
         before, after, newest = map(cost, (change.before, change.after, changes[-1].after))
         worse = after > before
-        file = baselines.reviewed_file(hardware_class, case)
+        file = baselines.reviewed_file(key.hardware_class, key.case)
         accepted = worse and _accepts(file, METRICS[metric], (before, min(after, newest)), _day(last))
         still_worse = worse and newest >= before * (1 + MIN_CHANGE)
         found.append(
             Drift(
-                hardware_class=hardware_class,
-                case=case,
-                metric=metric,
+                **key._asdict(),
                 change=change,
                 first_day=_day(first),
                 last_day=_day(last),

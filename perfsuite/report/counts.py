@@ -18,8 +18,7 @@ from perfsuite.results.counts import (
 from perfsuite.results.outcome import CountCheck
 
 MOST_UNSTEADY = 5
-MOST_FINDINGS = 50
-"""Findings of a table."""
+MOST_FINDINGS = 50  # of a table
 
 
 # Amounts

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from perfsuite.case.case import Unit
 from perfsuite.case.hardware import Allocation, Machine
 from perfsuite.report import counts as told_counts
-from perfsuite.report.scaling import scalings
+from perfsuite.report.nodes import scalings
 from perfsuite.report.text import detectable, percent, plural
 from perfsuite.results.amounts import rate
 from perfsuite.results.metric import in_unit
@@ -15,8 +15,7 @@ from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdic
 from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
 from perfsuite.verdict.comparability import UNEXPLAINED
 
-MARKS = ("shadow", "shared", "blind", "not counted", "dry run")
-"""What may stand next to a verdict: see `marks`."""
+MARKS = ("shadow", "shared", "blind", "not counted", "dry run")  # what may stand next to a verdict
 NOTES_SHOWN = 5  # number of different notes that are shown of the cases that nobody needs to look at
 LONGEST_SENTENCE = 160  # letters of a finding in a table, which has a few words for it
 JUDGED_ALL_THE_SAME = ("unlike", "loss")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from perfsuite.report import counts, summary
+from perfsuite.report import counts, nodes, summary
 from perfsuite.report.columns import SPEED_CHANGE, STEP_MS, figure, of_cases, speed_in
 from perfsuite.report.explained import Explained, explained
 from perfsuite.report.text import WIDTH, Table, cut, plural, printable, relative, wrapped
@@ -20,7 +20,7 @@ from perfsuite.results.amounts import amount, rate
 from perfsuite.results.counts import RankCounts
 from perfsuite.results.metric import MFU, PEAK_MEMORY, extra_metrics
 from perfsuite.results.outcome import STYLES
-from perfsuite.results.session_file import Measurement
+from perfsuite.results.session_file import Measurement, Preflight
 
 PIPED = 200  # columns of a table that goes into a file or another program
 MOST_LINES = 12  # lines about a case that did not pass, unless all of them are asked for
@@ -124,6 +124,13 @@ def lines_of(table: Table) -> list[str]:
     return _rendered(grid)
 
 
+def preflight_text(preflight: Preflight) -> str:
+    """Return title, table and notes of a preflight as lines without colours."""
+    lines = [f"  {line}" for line in lines_of(nodes.table(preflight))]
+    lines += [f"  note: {note}" for note in nodes.notes(preflight)]
+    return "\n".join([nodes.title(preflight), *lines])
+
+
 def step_of(entry: RankCounts) -> list[str]:
     """Return what a step of some ranks did as lines, in the tables of the HTML page."""
     lines = [f"step {entry.counts.step} of {counts.ranks(entry)}, counted:"]
@@ -153,7 +160,7 @@ def _all(result: Measurement, told: Explained) -> list[str]:
         ("  ", [*told.checks, *told.excuses, *_shown(result), *told.predicted, *notes, *told.changed]),
         ("  ", [*files, *told.traces]),
     ]
-    lines = _title(result, told)
+    lines = _lines(f"{result.case_id}: {told.verdict}", indent="")
     lines += [line for indent, texts in parts for text in texts for line in _lines(text, indent=indent)]
     lines += [f"  {line}" for entry in result.counts[:MOST_ENTRIES] for line in step_of(entry)]
     if left := sum(len(entry.ranks) for entry in result.counts[MOST_ENTRIES:]):
@@ -165,7 +172,7 @@ def _all(result: Measurement, told: Explained) -> list[str]:
 
 def _in_short(result: Measurement, told: Explained) -> list[str]:
     """The verdict, what decided it and what changed; always with what makes it worth less, and the files."""
-    lines = _title(result, told)
+    lines = _lines(f"{result.case_id}: {told.verdict}", indent="")
     *others, (name, directory) = told.files.items()
     worth_less = [*told.not_counted, *told.excuses]
     if not any(check.blind for check in summary.decisive(result.verdict)):
@@ -191,10 +198,6 @@ def _in_short(result: Measurement, told: Explained) -> list[str]:
 def _lines(text: str, *, indent: str = "  ", most: int | None = None) -> list[str]:
     """Return text as lines, with paths as they are from here, which makes them shorter."""
     return wrapped(relative(text, Path.cwd()), indent=indent, most=most)
-
-
-def _title(result: Measurement, told: Explained) -> list[str]:
-    return _lines(f"{result.case_id}: {told.verdict}", indent="")
 
 
 def _shown(result: Measurement) -> list[str]:

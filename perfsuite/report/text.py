@@ -101,18 +101,8 @@ def wrapped(text: str, *, indent: str = "  ", most: int | None = None) -> list[s
 
     `most`: lines at the most, of which the last one then ends in an ellipsis.
     """
-    lines = [
-        line
-        for paragraph in text.splitlines()
-        for line in textwrap.wrap(
-            paragraph,
-            WIDTH,
-            initial_indent=indent,
-            subsequent_indent=f"{indent}  ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    ]
+    made = textwrap.TextWrapper(WIDTH, indent, f"{indent}  ", break_long_words=False, break_on_hyphens=False)
+    lines = [line for paragraph in text.splitlines() for line in made.wrap(paragraph)]
     if most is not None and len(lines) > most:
         lines = [*lines[: most - 1], f"{lines[most - 1][: WIDTH - 2]} …"]
     return lines

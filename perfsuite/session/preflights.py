@@ -9,7 +9,7 @@ from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.preflight import preflight
-from perfsuite.report import preflight as report
+from perfsuite.report.terminal import preflight_text
 from perfsuite.results.session_file import Preflight
 from perfsuite.session.setup import Setup
 
@@ -58,5 +58,5 @@ class Preflights:
         found = preflight(launcher, machine, nodes, self.new_directory(), names=names)
         self.made.append(found)
         self.save()
-        self.setup.progress.say(report.as_text(found))
+        self.setup.progress.say(preflight_text(found))
         return found

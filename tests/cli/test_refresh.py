@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite import documents
-from perfsuite.cli import refresh
+from perfsuite.cli import night
 from tests.cli.commands import run
 from tests.synthetic import make_repository
 
@@ -30,7 +30,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measured:
     monkeypatch.chdir(tmp_path / "repository")
     Path("bench_cases").mkdir()
     made = Measured()
-    monkeypatch.setattr(refresh, "run", made.run)
+    monkeypatch.setattr(night, "run", made.run)
     accept(tmp_path, monkeypatch, "mkdir -p baselines; echo new > baselines/x.json")
     return made
 

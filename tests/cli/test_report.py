@@ -7,7 +7,7 @@ from perfsuite import documents
 from perfsuite.cli.report import stored
 from perfsuite.results.session_file import NodePreflight, SessionFile
 from tests.cli import commands
-from tests.report.test_preflight import FOUND
+from tests.report.test_nodes import FOUND
 from tests.sessions import make_blind, make_session
 
 run = partial(commands.run, "report")

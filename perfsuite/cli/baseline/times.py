@@ -32,18 +32,16 @@ MAX_WORSENING = 0.005  # largest worsening of a baseline that needs no reason, r
 class Shown(Generic[B]):
     """How baselines of one kind are shown."""
 
-    on: str = "on"
-    """The words between a case and its folder."""
+    on: str = "on"  # the words between a case and its folder
+    # The columns of the list, apart from when it was made and who accepted it; none: it is not listed.
     headings: Sequence[str] = ()
-    """The columns of the list, apart from when it was made and who accepted it; none: it is not listed."""
+    # What stands in the list, after the folder of a baseline and its case; the names hold the units.
     figures: Callable[[B], dict[str, float | None]] = lambda known: {}
-    """What stands in the list, after the folder of a baseline and its case; the names hold the units."""
-    cells: Callable[[B], list[str]] = lambda known: []
-    """These figures as text."""
+    cells: Callable[[B], list[str]] = lambda known: []  # these figures as text
+    # The lines of a baseline in full, after those of who accepted it.
     details: Callable[[B], list[str]] = lambda known: []
-    """The lines of a baseline in full, after those of who accepted it."""
+    # The lines that tell what differs between two baselines; None is one that is not there.
     changes: Callable[[B | None, B | None], list[str]]
-    """The lines that tell what differs between two baselines; None is one that is not there."""
 
     def title(self, known: B) -> Text:
         """The case of a baseline and what else it depends on."""

@@ -12,7 +12,7 @@ import typer
 from perfsuite import documents
 from perfsuite.case.hardware import Machine, hardware_error
 from perfsuite.cli.cases import RowsAsJson
-from perfsuite.cli.checks import Row, checked, end, failed, passed, show, show_json, unknown
+from perfsuite.cli.checks import EXIT, Row, checked, failed, passed, show, unknown, worst
 from perfsuite.cli.doctor import gpus, machine, torch
 from perfsuite.cli.doctor.gpus import device_rows
 from perfsuite.cli.selftest import small_case
@@ -20,7 +20,7 @@ from perfsuite.errors import CaseError
 from perfsuite.launch.lock import machine_lock
 from perfsuite.measure import Launching, measure
 from perfsuite.node.machine import detect, detect_cpu
-from perfsuite.report.terminal import console
+from perfsuite.report.terminal import console, print_json
 from perfsuite.report.text import plural
 from perfsuite.results import baseline
 from perfsuite.results.metric import TOKENS_PER_S
@@ -54,14 +54,14 @@ def doctor(
     with contextlib.nullcontext() if quick else machine_lock(err.print):
         rows = examine(found, quick=quick, say=lambda text: err.print(f"perfsuite doctor: {text} ..."))
     if as_json:
-        show_json(rows)
+        print_json([documents.plain(row) for row in rows])
     else:
         width = max(len(row.check) for row in rows) + 2
         for row in rows:
             show(row, width)
         count = Counter(row.status for row in rows)
         console().print(f"{count['pass']} passed, {count['fail']} failed, {count['unknown']} unknown")
-    end(rows)
+    raise typer.Exit(EXIT[worst(rows)])
 
 
 def _expected(marker: str | None) -> Machine:

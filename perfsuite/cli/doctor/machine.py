@@ -45,7 +45,12 @@ def system_rows(machine: Machine, *, root: Path = Path("/")) -> list[Row]:
         rows.append(_shared_memory_row(root))
     there = sum(_is_gpu(device) for device in (root / "sys/bus/pci/devices").glob("*"))
     if machine.device == "cuda" and machine.devices < there:
-        rows.append(_hidden_row(machine.devices, there))
+        found = f"{machine.devices} of the {there} GPUs are visible: cases of more than {machine.devices} "
+        found += "processes are skipped, and what others do on the rest slows these unseen"
+        advice = (
+            "show all (CUDA_VISIBLE_DEVICES, --gpus=all, nvidia.com/gpu of the pod), or keep the rest idle"
+        )
+        rows.append(unknown("hidden GPUs", found, advice))
     return rows
 
 
@@ -56,15 +61,6 @@ def _is_gpu(device: Path) -> bool:
     except OSError:
         return False
     return vendor == "0x10de" and kind.startswith(("0x0300", "0x0302"))  # VGA, or 3-D without a display
-
-
-def _hidden_row(visible: int, there: int) -> Row:
-    return unknown(
-        "hidden GPUs",
-        f"{visible} of the {there} GPUs are visible: cases of more than {visible} processes are skipped, and "
-        "what others do on the rest slows these unseen",
-        "show all (CUDA_VISIBLE_DEVICES, --gpus=all, nvidia.com/gpu of the pod), or keep the rest idle",
-    )
 
 
 def _cores_row(machine: Machine, root: Path) -> Row:

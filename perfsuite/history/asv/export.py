@@ -172,13 +172,8 @@ def _write(file: Path, content: dict[str, Any], indent: int | None = None) -> No
 
 def publish(out: Path, *, commits: frozenset[str]) -> Path:
     """Run `asv publish` on an export; return the pages. Raises `PublishError`, also for a commit left out."""
-    done = subprocess.run(
-        [sys.executable, "-m", "asv", "publish", "--no-pull", "--config", "asv.conf.json"],
-        cwd=out,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "asv", "publish", "--no-pull", "--config", "asv.conf.json"]
+    done = subprocess.run(command, cwd=out, capture_output=True, text=True, check=False)
     if done.returncode:
         raise PublishError(f"asv publish in {out} ended with {done.returncode}: {done.stdout}{done.stderr}")
     pages = out / "html"

@@ -14,11 +14,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from perfsuite.report import counts, preflight, summary
+from perfsuite.report import counts, nodes, summary
 from perfsuite.report.columns import Column, extras, of_cases
 from perfsuite.report.html import tables
 from perfsuite.report.html.case_view import case_view, overview
-from perfsuite.report.scaling import scalings
 from perfsuite.report.text import Table
 from perfsuite.results.outcome import STYLES, WORST_FIRST
 from perfsuite.results.session_file import Preflight, SessionFile
@@ -85,7 +84,7 @@ def rendered(
             text_columns=2,
         ),
         preflights=[_preflight(each) for session in sessions for each in session.preflights],
-        scalings=scalings(results),
+        scalings=nodes.scalings(results),
         **content,
     )
 
@@ -106,8 +105,8 @@ def _views(sessions: Sequence[SessionFile], columns: Sequence[Column]) -> list[d
 
 def _preflight(found: Preflight) -> tuple[str, list[Table], list[str]]:
     seen = [(node.name, node.health) for node in found.nodes if node.health is not None]
-    shown = [preflight.table(found), tables.gpus(seen, of="node", when="meanwhile")]
-    return preflight.title(found), [table for table in shown if table], preflight.notes(found)
+    shown = [nodes.table(found), tables.gpus(seen, of="node", when="meanwhile")]
+    return nodes.title(found), [table for table in shown if table], nodes.notes(found)
 
 
 def _own(name: str) -> str:

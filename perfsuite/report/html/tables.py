@@ -52,10 +52,7 @@ def checks(result: Measurement, anchor: str) -> Table:
         caption += " Corrected for the machine's own speed, it is not the ratio of these two figures."
     against = result.verdict.against
     sides = ("measured", "baseline") if against is None else ("arm B", against)
-    headers = (
-        *("metric", "verdict", *sides, "change", "99 % interval"),
-        *("allowed", "can find", "chart"),
-    )
+    headers = ("metric", "verdict", *sides, "change", "99 % interval", "allowed", "can find", "chart")
     return Table(caption=caption, headers=headers, rows=rows, text_columns=2, last_text_columns=1)
 
 

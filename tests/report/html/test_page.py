@@ -11,7 +11,7 @@ import pytest
 import perfsuite
 from perfsuite.report import markdown
 from perfsuite.report.html.page import render
-from perfsuite.report.preflight import title
+from perfsuite.report.nodes import title
 from perfsuite.report.text import NONE
 from perfsuite.results.metric import GATED
 from perfsuite.results.outcome import WORST_FIRST
@@ -32,7 +32,7 @@ from tests.counted import (
     make_finding,
     make_memory,
 )
-from tests.report.test_preflight import FOUND
+from tests.report.test_nodes import FOUND
 from tests.samples import (
     ARMS,
     judged,

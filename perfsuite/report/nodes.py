@@ -1,8 +1,11 @@
-"""Tells in tables what a preflight found out about each node. Pure; imports neither torch nor pytest."""
+"""Tells what a preflight found out about each node, and how speed grows with their number. Pure."""
 
-from perfsuite.report.terminal import lines_of
+from collections import defaultdict
+from collections.abc import Iterable
+
+from perfsuite.case.case import Case
 from perfsuite.report.text import NONE, Table, plural
-from perfsuite.results.session_file import Preflight
+from perfsuite.results.session_file import Measurement, Preflight
 
 RATES = {
     "matmul_tflops": ("matmul", "TFLOP/s"),
@@ -51,7 +54,26 @@ def notes(preflight: Preflight) -> list[str]:
     return [f"{name}: {note}" for name, found in told for note in found]
 
 
-def as_text(preflight: Preflight) -> str:
-    """Return title, table and notes as lines for a terminal, without colours."""
-    lines = [f"  {line}" for line in lines_of(table(preflight))]
-    return "\n".join([title(preflight), *lines, *(f"  note: {note}" for note in notes(preflight))])
+def scalings(results: Iterable[Measurement]) -> list[str]:
+    """Return a sentence for each group of cases that one kind of device measured on several numbers of nodes.
+
+    The cases differ in nothing else. A share is the speed of one device by that on the fewest nodes.
+    """
+    groups = defaultdict[tuple[str, str], list[tuple[Case, float]]](list)
+    for result in results:
+        if result.no_evidence is None and (speed := result.figures.tokens_per_s) is not None:
+            run = result.runs[-1]
+            on_one_node = run.case.replace(topology=run.case.topology.replace(nodes=1))
+            of_device = speed / run.case.topology.world_size
+            groups[run.machine.device_name, on_one_node.model_dump_json()].append((run.case, of_device))
+    told = []
+    for cases in groups.values():
+        cases.sort(key=lambda each: each[0].topology.nodes)
+        first, of_fewest = cases[0]
+        if first.topology.nodes < cases[-1][0].topology.nodes:
+            name = first.id.removesuffix(f"-{first.parameters['topology']}")
+            parts = [
+                f"{plural(case.topology.nodes, 'node')} {speed / of_fewest:.0%}" for case, speed in cases
+            ]
+            told.append(f"scaling of {name}: {', '.join(parts)} of the speed per device")
+    return told
