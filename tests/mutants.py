@@ -46,9 +46,6 @@ OPERATORS = re.compile(
 )
 """One or two for each kind of token. Not `|` and `*`, which stand in annotations and signatures, too."""
 LEFT_OUT = {
-    "case/hardware.py": {
-        r'"[^"]+": Accelerator\(.*': "a datasheet's figures: a test would be a copy",
-    },
     "analysis/agreement.py": {
         r".*reports\[ -1\]\.(tokens_per_step|world_size).*": "collect has checked that ranks agree",
         r".*(evidence\[ -?1\]|of_ranks\[ -1\])\.data_parallel.*": "the case says it, the same for all ranks",

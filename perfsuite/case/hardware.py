@@ -5,7 +5,9 @@ A baseline belongs to a hardware class: accelerator, memory, form factor (`h100-
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from importlib import resources
 from typing import Literal, NamedTuple
 
 from pydantic import Field
@@ -25,6 +27,7 @@ class Accelerator(NamedTuple):
     """The bandwidth of one device to the others of its machine in GB/s, in one direction: of NVLink where the
     form factor has it (`sxm`, `nvl`, NVL72), else of PCIe with 16 lanes, bridges between pairs left out. None
     if no datasheet gives it."""
+    capability: int  # of computing, times ten, by developer.nvidia.com/cuda-gpus
     source: str  # where the peaks and the link are published; datasheets give the sum of both directions
 
     @property
@@ -33,76 +36,17 @@ class Accelerator(NamedTuple):
         return f"{self.family}-{self.memory_gb}gb-{self.form_factor}"
 
 
-_V100 = "NVIDIA V100 datasheet, Jan 2020"
-_A10G = "AWS G5 instance page; NVIDIA A10G datasheet"
-_A100 = "NVIDIA A100 datasheet, Jun 2021"
-_H100 = "NVIDIA H100 datasheet, 2023 (figures with sparsity halved)"
-_H200 = "NVIDIA H200 datasheet, 2024 (figures with sparsity halved)"
-_L40S = "NVIDIA L40S datasheet, 2023 (dense figures)"
-_A800 = "NVIDIA A800 datasheet, 2022 (computes as the A100)"
-_H20 = "NVIDIA H20's specification as server makers publish it, 2024 (dense figures)"
-_H800 = "NVIDIA H800 datasheet, 2023 (sparsity halved)"
-_GH200 = "NVIDIA GH200 datasheet, 2023 (sparsity halved)"
-_GB200 = "NVIDIA GB200 NVL72 datasheet, 2024 (a 72nd; figures with sparsity halved)"
-_B200 = "NVIDIA HGX B200 datasheet, 2024 (per GPU)"
-_B300 = "NVIDIA HGX B300 datasheet, 2025 (an eighth; figures with sparsity halved)"
-_GA102 = "NVIDIA Ampere GA102 whitepaper, 2020 (tensor cores with fp32 accumulation, dense)"
-_AD102 = "NVIDIA Ada whitepaper, 2022 (tensor cores with fp32 accumulation, dense)"
-_GB202 = "NVIDIA RTX Blackwell whitepaper, 2025 (tensor cores with fp32 accumulation, dense)"
-_LEONARDO = "a chip of its own, with more cores than the A100's datasheet tells of"
-
-PRODUCTS: Mapping[str, Accelerator] = {  # by the name that NVML gives
-    "Tesla V100-SXM2-16GB": Accelerator("v100", 16, "sxm", 125, 15.7, 150, _V100),
-    "Tesla V100-SXM2-32GB": Accelerator("v100", 32, "sxm", 125, 15.7, 150, _V100),
-    "Tesla V100-PCIE-16GB": Accelerator("v100", 16, "pcie", 112, 14, 16, _V100),
-    "Tesla V100-PCIE-32GB": Accelerator("v100", 32, "pcie", 112, 14, 16, _V100),
-    "Tesla T4": Accelerator("t4", 16, "pcie", 65, 8.1, 16, "NVIDIA T4 datasheet, 2019"),
-    "NVIDIA A10G": Accelerator("a10g", 24, "pcie", 70, 35, None, _A10G),
-    "NVIDIA A100-SXM4-40GB": Accelerator("a100", 40, "sxm", 312, 19.5, 300, _A100),
-    "NVIDIA A100-SXM4-80GB": Accelerator("a100", 80, "sxm", 312, 19.5, 300, _A100),
-    "NVIDIA A100-SXM-64GB": Accelerator("a100", 64, "sxm", None, None, None, _LEONARDO),
-    "NVIDIA A100-PCIE-40GB": Accelerator("a100", 40, "pcie", 312, 19.5, 32, _A100),
-    "NVIDIA A100 80GB PCIe": Accelerator("a100", 80, "pcie", 312, 19.5, 32, _A100),
-    "NVIDIA A800-SXM4-80GB": Accelerator("a800", 80, "sxm", 312, 19.5, 200, _A800),
-    "NVIDIA A800 80GB PCIe": Accelerator("a800", 80, "pcie", 312, 19.5, 32, _A800),
-    "NVIDIA A10": Accelerator("a10", 24, "pcie", 125, 31.2, 32, "NVIDIA A10 datasheet, 2021"),
-    "NVIDIA A30": Accelerator("a30", 24, "pcie", 165, 10.3, 32, "NVIDIA A30 datasheet, 2021"),
-    "NVIDIA A40": Accelerator("a40", 48, "pcie", 149.7, 37.4, 32, "NVIDIA A40 datasheet, 2021"),
-    "NVIDIA RTX A6000": Accelerator("rtxa6000", 48, "pcie", 154.8, 38.7, 32, _GA102),
-    "NVIDIA GeForce RTX 3090": Accelerator("rtx3090", 24, "pcie", 71, 35.6, 32, _GA102),
-    "NVIDIA GeForce RTX 4090": Accelerator("rtx4090", 24, "pcie", 165.2, 82.6, 32, _AD102),
-    "NVIDIA GeForce RTX 5090": Accelerator("rtx5090", 32, "pcie", 209.5, 104.8, 64, _GB202),
-    "NVIDIA RTX 6000 Ada Generation": Accelerator("rtx6000ada", 48, "pcie", 364.2, 91.1, 32, _AD102),
-    "NVIDIA L40": Accelerator("l40", 48, "pcie", 181.05, 90.5, 32, "NVIDIA L40 datasheet, 2022"),
-    "NVIDIA L4": Accelerator("l4", 24, "pcie", 121, 30.3, 32, "NVIDIA L4 datasheet, 2023 (sparsity halved)"),
-    "NVIDIA L40S": Accelerator("l40s", 48, "pcie", 362, 91.6, 32, _L40S),
-    "NVIDIA H100 80GB HBM3": Accelerator("h100", 80, "sxm", 989.5, 67, 450, _H100),
-    "NVIDIA H100 PCIe": Accelerator("h100", 80, "pcie", 756, 51, 64, _H100),
-    "NVIDIA H100 NVL": Accelerator("h100", 94, "nvl", 835.5, 60, 300, _H100),
-    "NVIDIA H200": Accelerator("h200", 141, "sxm", 989.5, 67, 450, _H200),
-    "NVIDIA H200 NVL": Accelerator("h200", 141, "nvl", 835.5, 60, 450, _H200),
-    "NVIDIA H800": Accelerator("h800", 80, "sxm", 989.5, 67, 200, _H800),
-    "NVIDIA H20": Accelerator("h20", 96, "sxm", 148, 44, 450, _H20),
-    "NVIDIA GH200 480GB": Accelerator("gh200", 96, "superchip", 989.5, 67, None, _GH200),
-    "NVIDIA B200": Accelerator("b200", 180, "sxm", 2250, 75, 900, _B200),
-    "NVIDIA B300 SXM6 AC": Accelerator("b300", 288, "sxm", 2250, 75, 900, _B300),
-    "NVIDIA GB200": Accelerator("gb200", 186, "superchip", 2500, 80, 900, _GB200),
+_TABLE = resources.files("perfsuite.case").joinpath("accelerators.json").read_text(encoding="utf-8")
+PRODUCTS: Mapping[str, Accelerator] = {
+    name: Accelerator(**known) for name, known in json.loads(_TABLE).items()
 }
+"""The known accelerators, by the name that NVML gives."""
 
 ACCELERATORS: tuple[str, ...] = ("cpu", "gpu", *sorted({product.family for product in PRODUCTS.values()}))
 """What a case's `hardware` may begin with, and so every marker of hardware. `gpu` is any, known or not."""
 
-ARCHITECTURES: Mapping[str, int] = {  # compute capability times ten, by developer.nvidia.com/cuda-gpus
-    "v100": 70,
-    "t4": 75,
-    **dict.fromkeys(("a100", "a30", "a800"), 80),
-    **dict.fromkeys(("a10", "a10g", "a40", "rtx3090", "rtxa6000"), 86),
-    **dict.fromkeys(("l4", "l40", "l40s", "rtx4090", "rtx6000ada"), 89),
-    **dict.fromkeys(("gh200", "h100", "h20", "h200", "h800"), 90),
-    **dict.fromkeys(("b200", "gb200"), 100),
-    "b300": 103,
-    "rtx5090": 120,
-}
+ARCHITECTURES: Mapping[str, int] = {known.family: known.capability for known in PRODUCTS.values()}
+"""The compute capability of each family, times ten: libraries choose kernels by it."""
 
 
 def hardware_error(name: str) -> str | None:

@@ -144,7 +144,7 @@ def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str 
     if product is None:
         note = (
             f"GPU {name!r} is not in perfsuite's table, so its peak FLOP/s is unknown and MFU is left out; "
-            "add it to PRODUCTS in perfsuite/case/hardware.py with its datasheet"
+            "add it to perfsuite/case/accelerators.json with its datasheet"
         )
     elif product.peak_16bit is None:
         note = f"the peak FLOP/s of {name} is unknown ({product.source}), so MFU is left out"

@@ -135,7 +135,7 @@ def test_an_unknown_gpu_has_a_class_but_no_peak_and_a_note_saying_what_to_do(
     assert machine.note is not None
     assert " + ".join(names) in machine.note
     assert "MFU is left out" in machine.note
-    assert "add it to PRODUCTS in perfsuite/case/hardware.py" in machine.note
+    assert "add it to perfsuite/case/accelerators.json" in machine.note
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_the_machine_is_named_with_its_peak_and_the_markers_that_select_cases_he
     ]
     _, peak, _ = machine_rows(make_gpu_machine("NVIDIA Imaginary X1"))
     assert (peak.check, peak.status) == ("peak FLOP/s", "unknown")
-    assert "add it to PRODUCTS" in str(peak.advice)
+    assert "add it to perfsuite/case/accelerators.json" in str(peak.advice)
 
 
 @pytest.mark.parametrize(
