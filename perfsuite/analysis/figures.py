@@ -36,8 +36,7 @@ def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
     and is waiting in the next step of the others, counts once; the largest step over ranks would count it
     twice.
     """
-    behind = [0.0] * len(step_s)
-    """For each rank: C(i-1) minus the sum of its own first i-1 steps."""
+    behind = [0.0] * len(step_s)  # for each rank: C(i-1) minus the sum of its own first i-1 steps
     series = []
     for steps in zip(*step_s, strict=True):
         took = max(step - lag for step, lag in zip(steps, behind, strict=True))

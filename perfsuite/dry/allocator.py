@@ -55,8 +55,7 @@ class _Pool:
 
     def __init__(self, *, is_small: bool) -> None:
         self.is_small = is_small
-        self.last: Block | None = None
-        """The last block of the expandable segment."""
+        self.last: Block | None = None  # the last block of the expandable segment
         self._free: list[Block] = []  # by size, then by address
 
     def put(self, block: Block) -> None:

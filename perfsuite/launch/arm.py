@@ -96,8 +96,7 @@ class Arm:
         return self.has_packages_of(other) and (self.commit, self.dirty) == (other.commit, other.dirty)
 
 
-HERE = Arm()
-"""This environment, in whatever repository."""
+HERE = Arm()  # this environment, in whatever repository
 
 
 def here(root: Path) -> Arm:

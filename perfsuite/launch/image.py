@@ -16,7 +16,7 @@ from perfsuite.errors import CaseError
 PREFIX = "image:"
 # Variables of this machine that mean its own files. The image has its own.
 NOT_PASSED = "PATH|HOME|PWD|OLDPWD|SHLVL|_|TMPDIR"
-RUNTIMES = {
+RUNTIMES = {  # how each runtime runs `python` of an image in this directory, the first that is installed
     "docker": "docker run --rm --interactive --network=host --ipc=host --pid=host --ulimit memlock=-1 "
     '--user "$(id -u):$(id -g)" {gpus}{mounts}$names --workdir "$(pwd)" {image} python "$@"',
     "podman": "podman run --rm --interactive --network=host --ipc=host --pid=host {gpus}{mounts}$names "
@@ -25,7 +25,6 @@ RUNTIMES = {
     "singularity": 'singularity exec --no-home {gpus}{mounts}--pwd "$(pwd)" {image} python "$@"',
     "enroot": 'enroot start {mounts}$names {image} sh -c \'cd "$0" && exec python "$@"\' "$(pwd)" "$@"',
 }
-"""How each runtime runs `python` of an image in this directory, the first that is installed."""
 GPUS = {
     "docker": "--gpus=all ",
     "podman": "--device=nvidia.com/gpu=all ",

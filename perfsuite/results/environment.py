@@ -10,12 +10,11 @@ from itertools import pairwise
 
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR
 
-VARIABLES = (
+VARIABLES = (  # the beginnings of environment variables that are recorded
     *("NCCL_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "GLOO_", "UCX_", "FI_"),
     *("TORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TRITON_", "TRANSFORMERS_", "PYTORCH_"),
     *("OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_CPU_CAPABILITY", "LD_PRELOAD"),
 )
-"""The beginnings of environment variables that are recorded."""
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 """Words in a variable's name that keep it from being recorded: `NVIDIA_API_KEY` is a secret."""
 
@@ -28,12 +27,11 @@ _OF_TEXT = re.compile(
     re.IGNORECASE,
 )
 """Tokens of a text, and keys of its samples, which are no secrets: `PAD_TOKEN`, `TEXT_KEY`."""
-_OF_AN_OPTION = re.compile(
+_OF_AN_OPTION = re.compile(  # fewer words than of a variable: `--pad-token` and `--text-key` are no secrets
     r"(api|access|auth|bearer|comet|github|hf|hub|neptune|private|wandb)[-_]?(key|token)$"
     r"|(password|passwd|secret|secret[-_]key|credentials)$",
     re.IGNORECASE,
 )
-"""Fewer words than of a variable: `--pad-token` and `--text-key` are no secrets."""
 _IN_AN_ADDRESS = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 """A password in an address: `postgres://user:password@host`."""
 

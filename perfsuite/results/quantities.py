@@ -198,13 +198,12 @@ GRAPHS = Quantity(
 )
 """Without any, nothing is compiled: the only quantity of which none at all is worse than some."""
 BREAKS = _of_compiled("graph breaks", lambda compiled: sum(compiled.breaks.values()))
-COMPILED = (
+COMPILED = (  # what is counted over the whole launch
     *(GRAPHS, BREAKS),
     _of_compiled("recompilations", attrgetter("recompilations")),
     _of_compiled("generated kernels", attrgetter("kernels")),
     _of_compiled("extern calls of compiled code", attrgetter("extern_calls")),
 )
-"""What is counted over the whole launch."""
 _OTHERS = (FLOPS, HOST_READS, BLOCKING, COPIES, KERNELS, PEAK, SAVED, GROWTH, *COMPILED)
 
 

@@ -96,11 +96,9 @@ class Figures(Data):
     Tokens are what the case counts: samples, where it has no tokens (`Case.unit`).
     """
 
-    tokens_per_s: float | None = None
-    """Global tokens per step over the median step time."""
+    tokens_per_s: float | None = None  #: Global tokens per step over the median step time.
     tokens_per_s_per_device: float | None = None
-    tokens_per_s_mean: float | None = None
-    """By the mean step time: stalls show here."""
+    tokens_per_s_mean: float | None = None  #: By the mean step time: stalls show here.
     own_tokens_per_s: float | None = None
     """As reported by the framework, which may count warm-up: never judged, shown next to the clock's."""
     step_s_p50: float | None = None
@@ -111,18 +109,15 @@ class Figures(Data):
     probe_s_p50: float | None = None
     cpu_s_per_step: float | None = None
     """CPU seconds of all ranks together in a step, median: what is computed, without any waiting."""
-    peak_memory_bytes: float | None = None
-    """Memory of the rank that used most, as all memory figures."""
+    peak_memory_bytes: float | None = None  #: Memory of the rank that used most, as all memory figures.
     reserved_memory_bytes: float | None = None
     alloc_retries: float | None = None
     tflops_per_device: float | None = None
     mfu: float | None = None
     roofline_share: float | None = None
     """Share of the most tokens/s that the accelerator can do (`perfsuite.results.dry_facts`), 0 to 1."""
-    gpu_utilisation: float | None = None
-    """Percent, mean over devices."""
-    sm_clock_mhz: float | None = None
-    """Median over the window, of the GPU with the slowest clock."""
+    gpu_utilisation: float | None = None  #: Percent, mean over devices.
+    sm_clock_mhz: float | None = None  #: Median over the window, of the GPU with the slowest clock.
     device_memory_bytes: float | None = None
     """Memory in use on the GPU where the job used most, by NVML: also what the allocator does not count.
     Never judged."""
@@ -172,8 +167,7 @@ class Run(Document):
     machine: Machine
     started_at: str
     duration_s: float
-    inject: str | None = None
-    """The fault that was injected; such a run can never become a baseline."""
+    inject: str | None = None  #: The fault that was injected; such a run can never become a baseline.
     dry: bool = False
     """Whether nothing ran: `machine` and every rank were pretended, and there is nothing but counts."""
     figures: Figures = Figures()
@@ -181,31 +175,22 @@ class Run(Document):
     """Seconds of each step, warm-up included: from the moment when every rank had finished the step before
     until every rank had finished this one."""
     probe_s: tuple[float, ...] = ()
-    cpu_s: tuple[float, ...] = ()
-    """CPU seconds of all ranks together in each step."""
-    loss: tuple[float, ...] = ()
-    """Mean over ranks."""
-    window: tuple[int, int] = (0, 0)
-    """The measured steps are `step_s[window[0]:window[1]]`."""
+    cpu_s: tuple[float, ...] = ()  #: CPU seconds of all ranks together in each step.
+    loss: tuple[float, ...] = ()  #: Mean over ranks.
+    window: tuple[int, int] = (0, 0)  #: The measured steps are `step_s[window[0]:window[1]]`.
     memory: tuple[Memory, ...] = ()
     flops: Flops | None = None
     observed: Observed | None = None
-    health: Health | None = None
-    """The worst of the nodes. None where nothing was computed."""
-    nodes: tuple[Node, ...] = ()
-    """The nodes in the order of their ranks; empty for a launch on one machine."""
+    health: Health | None = None  #: The worst of the nodes. None where nothing was computed.
+    nodes: tuple[Node, ...] = ()  #: The nodes in the order of their ranks; empty for a launch on one machine.
     device_probe: dict[str, float] = Field(default_factory=dict)
     """What the device could do before the workload was built: the slowest rank's, figure by figure."""
-    rank_probes: tuple[dict[str, float], ...] = ()
-    """The same of each rank, in their order."""
+    rank_probes: tuple[dict[str, float], ...] = ()  #: The same of each rank, in their order.
     counts: tuple[RankCounts, ...] = ()
     """What a step did, counted (`perfsuite.results.counts`); empty where it was not counted."""
-    hidden: tuple[str, ...] = ()
-    """Why the step was not counted: a rank did work that counting did not see."""
-    dry_facts: DryFacts | None = None
-    """What a dry run predicts; None for a launch."""
-    notes: tuple[str, ...] = ()
-    """What a reader of the figures should know."""
+    hidden: tuple[str, ...] = ()  #: Why the step was not counted: a rank did work that counting did not see.
+    dry_facts: DryFacts | None = None  #: What a dry run predicts; None for a launch.
+    notes: tuple[str, ...] = ()  #: What a reader of the figures should know.
     failure: Failure | None = None
 
     @property

@@ -45,14 +45,11 @@ class RunDir:
 
     path: Path
 
-    case = Below("case.json")
-    """`CaseFile`, by the driver."""
-    run = Below("run.json")
-    """`Run`, by the driver."""
+    case = Below("case.json")  # `CaseFile`, by the driver
+    run = Below("run.json")  # `Run`, by the driver
     scheduler_log = Below("scheduler.log")
     """What the scheduler's own command wrote, where one starts the agents."""
-    lease = Below("lease")
-    """The driver's sign of life and what it wants (`perfsuite.node.lease`)."""
+    lease = Below("lease")  # the driver's sign of life and what it wants (`perfsuite.node.lease`)
     endpoint = Below("endpoint")
     """Where ranks meet, as `HOST:PORT`: made empty by the driver, written by the agent of node 0."""
     files = Below("files")

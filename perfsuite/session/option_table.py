@@ -357,18 +357,16 @@ OPTIONS = (
     ),
 )
 BY_NAME = {option.name: option for option in OPTIONS}
-OLD = {
+OLD = {  # options that were, and what they are now
     "no-baseline": "--perf-missing-baseline=fail",
     "strict-improved": "--perf-strict=improved",
     "strict-inconclusive": "--perf-strict=inconclusive",
 }
-"""Options that were, and what they are now."""
-EXCLUDING = (
+EXCLUDING = (  # options that do not go with some others, and why
     ("dry", ("inject", "no-counts", "explain"), "a dry run only counts"),
     ("dry", ("resume",), "only launches are resumed"),
     ("against", ("resume",), "two arms are compared in a session of their own"),
 )
-"""Options that do not go with some others, and why."""
 
 
 def check_together(given: set[str]) -> None:
