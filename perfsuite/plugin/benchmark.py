@@ -13,7 +13,7 @@ import pytest
 from perfsuite import documents
 from perfsuite.errors import PerfsuiteError
 from perfsuite.frameworks.base import optional_packages
-from perfsuite.plugin.keys import SESSION
+from perfsuite.plugin.collection import SESSION
 
 TABLE_OPTIONS = tuple(
     f"--benchmark-{name}"

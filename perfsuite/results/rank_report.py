@@ -63,8 +63,8 @@ class Flops(Data):
 class Observed(Data):
     """What a worker found to be running, as opposed to what was asked for."""
 
-    # World size, wrapper, sharding, dtypes and so on. `perfsuite.verdict.settings` says which of them keep
-    # runs from being compared.
+    # World size, wrapper, sharding, dtypes and so on. `verdict.comparability` says which of them keep runs
+    # from being compared.
     settings: dict[str, str]
     environment: dict[str, str]  # versions and variables: differences are listed with a verdict
 

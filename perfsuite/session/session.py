@@ -27,8 +27,7 @@ from perfsuite.results.store import SessionDir, is_there
 from perfsuite.session import resume
 from perfsuite.session.option_table import of_verdicts
 from perfsuite.session.plan import Budget
-from perfsuite.session.preflights import Preflights
-from perfsuite.session.setup import MISSING_FAILS, Setup
+from perfsuite.session.setup import MISSING_FAILS, Preflights, Setup
 from perfsuite.session.way import Trial, Way
 from perfsuite.verdict.profiled import explained
 from perfsuite.verdict.waivers import remarks, waive

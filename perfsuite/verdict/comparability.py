@@ -12,7 +12,6 @@ from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.robust import clipped_variance, sorted_logs, squares, t_quantile
-from perfsuite.verdict.settings import NOT_OBSERVED, is_seen, is_unlike
 
 SAME_MACHINE = (0.8, 1.25)
 """Lowest and highest speed of the machine by the probe, as a share of its speed at the baseline, at which a
@@ -32,6 +31,22 @@ DEVICE_MEMORY_GREW = 256 * 2**20
 """Bytes of GPU memory in use, by NVML, beyond the baseline's, from which that is listed as a change."""
 PROBE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver", "threads")
 """What the probes run through: where one changed, a slow probe is not the machine's fault."""
+ASKED = frozenset(
+    [
+        # a field of the case
+        *("world_size", "device", "attention", "recomputing_blocks", "trained", "lora", "quantised_layers"),
+        # an option of the framework, a configuration of the user, or the script
+        *("wrapper", "sharding", "parallelism", "tp_mode", "tp_linear_async_communication", "pp_engine"),
+        *("gradient_dtype", "config_sha256", "mesh", "cuda_graphs", "accelerate_config"),
+        *("context_parallel", "experts_per_rank", "low_precision_modules"),
+        *("rank_holds", "offload", "pipeline"),
+        # a switch of torch, or NVIDIA_TF32_OVERRIDE
+        *("fp32_matmul", "fp32_convolution", "deterministic"),
+    ]
+)
+"""Settings that the case or its user asks for. One that differs makes launches `unlike`; any other is a
+finding, and all is judged as ever."""
+NOT_OBSERVED = "not observed"  # how a value begins that says that nothing could be seen
 
 
 def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
@@ -121,6 +136,16 @@ def setting_differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, st
         if name not in NOT_IN_ID and asked[0] != asked[1]:  # their text may still say the same
             settings[name] = str(asked[0]), str(asked[1])
     return {key: (then, now) for key, (then, now) in settings.items() if then != now}
+
+
+def is_unlike(setting: str, then: str, now: str) -> bool:
+    """Whether launches with these two values do work that was asked for otherwise."""
+    return setting in ASKED and then != now and is_seen(then) and is_seen(now)
+
+
+def is_seen(value: str) -> bool:
+    """Whether a worker has seen what it looked for."""
+    return value != "?" and not value.startswith(NOT_OBSERVED)
 
 
 def unlike(run: Run, baseline: Baseline) -> list[str]:

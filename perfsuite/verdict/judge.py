@@ -17,8 +17,7 @@ from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
 from perfsuite.verdict import comparability
 from perfsuite.verdict.loss import loss_differs, scaled
-from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs
-from perfsuite.verdict.probe_correction import probe_corrected
+from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs, probe_corrected
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, decide
 
 MAX_UNHEALTHY = 3

@@ -8,7 +8,7 @@ arithmetic is on logarithms of costs (lower is better). A look at the pairs so f
 
 On a machine with two speeds, all launches of A may be fast and all of B slow by chance: those of n pairs are
 so with probability 2 / 4^n. A change is therefore called from `MIN_CHANGED` pairs on, and nearly all pairs
-must show it. What follows a probe (`verdict.probe_correction`) faster than pairs take it out is corrected, at
+must show it. What follows a probe (`verdict.noise`) faster than pairs take it out is corrected, at
 the cost of degrees of freedom and a stricter threshold: not where the probe surely differs between the arms;
 where it may, what is decided must hold with and without the correction.
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal, NamedTuple
 
-from perfsuite.verdict.probe_correction import shrunk_slope
+from perfsuite.verdict.noise import shrunk_slope
 from perfsuite.verdict.robust import (
     SCALE_EFFICIENCY,
     Z_99,
@@ -70,7 +70,7 @@ class PairedDecision:
     pair_sigma: float  # estimated standard deviation of the logarithm of a pair's ratio
     # `minimum_detectable_difference` with this noise and the pairs that are allowed.
     minimum_detectable: float
-    # Exponent of the correction by the probe (`perfsuite.verdict.probe_correction`); 0: not corrected.
+    # Exponent of the correction by the probe (`perfsuite.verdict.noise`); 0: not corrected.
     exponent: float = 0.0
     # The outcomes without the correction and with it, where both are needed and differ at the last pair.
     disputed: tuple[Outcome, Outcome] | None = None
