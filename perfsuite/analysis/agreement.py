@@ -11,8 +11,7 @@ OF_THE_MOVE = 0.01
 """Difference between two replicas of a parameter's norm, as a share of what training changed that norm by,
 from which the ranks train two models."""
 ROUNDING = 5e-7  # relative difference of norms that rounding explains, where devices sum in another order
-TOKENS_OFF = 0.02
-"""Share by which the tokens that a model was given may differ from those that the case claims."""
+TOKENS_OFF = 0.02  # share by which the tokens that a model was given may differ from those claimed
 
 CLOCK_OFF, CLOCK_SLACK_S = 0.05, 0.3
 """How much a clock may differ from the kernel's: a share, and what two readings that are interrupted between

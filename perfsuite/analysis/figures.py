@@ -15,8 +15,7 @@ from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Figures, Health, Run
 
 ROLL = 5  # steps of the rolling median: one slow step moves it little, and five steps are soon past
-FLAT = 0.05
-"""Relative difference that is allowed between a rolling median and the level on which the series ends."""
+FLAT = 0.05  # relative difference allowed between a rolling median and the level at the end
 
 UNMEASURED_STEPS = 2
 """First steps of a case that are never measured: in the second one the worker observes what runs

@@ -20,8 +20,7 @@ from perfsuite.results.profile import PROFILED_STEPS, Profile, StepSplit, Work, 
 STEP = "ProfilerStep#"
 OPTIMIZER = "Optimizer.step#"
 DATA_LOADER = "enumerate(DataLoader)#"
-REPEATS = "autograd::engine::evaluate_function: "
-"""Begins the name of an event that only wraps the one of the same node."""
+REPEATS = "autograd::engine::evaluate_function: "  # the name of an event that only wraps another
 OPERATOR = "cpu_op"
 OPERATORS = frozenset({OPERATOR, "user_annotation"})
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})

@@ -14,8 +14,7 @@ from torch.nn import functional
 from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.common.patches import replace
 
-PREFER_CUDNN = frozenset({(9, 0), (10, 0), (10, 3)})
-"""Compute capabilities on which torch prefers cuDNN's kernel."""
+PREFER_CUDNN = frozenset({(9, 0), (10, 0), (10, 3)})  # where torch prefers cuDNN's kernel
 CUDNN_LARGEST_HEAD = 128
 FLASH_LARGEST_HEAD = 256
 

@@ -51,14 +51,12 @@ class Arm:
     python: str = sys.executable
     given: Mapping[str, str] = field(default_factory=dict)  # the variables among its words
     paths: tuple[str, ...] = ()  # what comes first on PYTHONPATH: the worktree of its commit
-    # What comes after it: the directory with the releases among its words; empty: it names none.
-    packages: str = ""
+    packages: str = ""  # what comes after: the directory with the releases among its words; or empty
     # The top of the repository, and the worktree that stands for it: for scripts that a case names.
     moved: tuple[str, str] | None = None
     directory: Path | None = None  # where the launches run; None: where this process does
     commit: str | None = None  # what is checked out there; None outside of git
-    # The file of the commit, from its top on, whose packages the interpreter has; empty: none was named.
-    lock: str = ""
+    lock: str = ""  # the commit's file whose packages the interpreter has, from its top on; or empty
     dirty: bool = False
     perfsuite: str = __version__
 

@@ -14,8 +14,7 @@ from perfsuite import documents
 from perfsuite.errors import CaseError
 
 PREFIX = "image:"
-# Variables of this machine that mean its own files. The image has its own.
-NOT_PASSED = "PATH|HOME|PWD|OLDPWD|SHLVL|_|TMPDIR"
+NOT_PASSED = "PATH|HOME|PWD|OLDPWD|SHLVL|_|TMPDIR"  # this machine's own: the image has others
 RUNTIMES = {  # how each runtime runs `python` of an image in this directory, the first that is installed
     "docker": "docker run --rm --interactive --network=host --ipc=host --pid=host --ulimit memlock=-1 "
     '--user "$(id -u):$(id -g)" {gpus}{mounts}$names --workdir "$(pwd)" {image} python "$@"',

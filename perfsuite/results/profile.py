@@ -74,8 +74,7 @@ class Profile(Data):
     kernels: tuple[Work, ...] = ()  # all kernels and copies of the GPU, the longest first; none on a CPU
     # Calls in which the host waits for the device: a value that it reads, a synchronisation, a copy.
     host_syncs: tuple[Work, ...] = ()
-    # Names whose calls are not the same in each of the steps: they are not compared.
-    unsteady: tuple[str, ...] = ()
+    unsteady: tuple[str, ...] = ()  # names whose calls are not the same in each step: they are not compared
 
     @property
     def every(self) -> tuple[Work, ...]:
@@ -137,8 +136,7 @@ class ProfileBaseline(BaselineDocument):
     schema_version: Literal[1] = 1
     hardware_class: str
     profile: LaunchProfile
-    of_baseline: str
-    """When that baseline's launches were made, as it says itself: a newer one has another profile."""
+    of_baseline: str  # when that baseline was recorded, as it says: a newer one has another profile
 
     def as_json(self) -> str:
         """As other documents, but each operator in one line."""

@@ -27,19 +27,16 @@ class DeviceHealth(Data):
     serial: str | None = None
     power_limit_w: float | None = None  # that the driver enforces
     power_limit_default_w: float | None = None
-    # The highest; `sm_clock_set_mhz` is what `nvidia-smi -ac` has set (applications clock).
-    sm_clock_limit_mhz: float | None = None
+    sm_clock_limit_mhz: float | None = None  # the highest; `sm_clock_set_mhz`: set by `nvidia-smi -ac`
     sm_clock_set_mhz: float | None = None
     ecc: bool | None = None
     persistence: bool | None = None
     # What NVML says against its memory: errors that ECC did not correct, a row that was not remapped.
     memory_faults: tuple[str, ...] = ()
     memory_pending: tuple[str, ...] = ()  # rows or pages of its memory that wait to be replaced
-    # Its NVLinks that are up; `nvlinks_down` those that could be and are not. None without any.
-    nvlinks: int | None = None
+    nvlinks: int | None = None  # that are up; `nvlinks_down`: that could be and are not. None without any
     nvlinks_down: int | None = None
-    # Bytes of its memory in use just before the launch, by processes other than the job's.
-    held_before_bytes: int | None = None
+    held_before_bytes: int | None = None  # of its memory, just before the launch, by others than the job
     held_before_by: tuple[int, ...] = ()  # the processes that NVML listed then
     sm_clock_mhz: float | None = None  # median; `sm_clock_mhz_min` the lowest
     sm_clock_mhz_min: float | None = None
@@ -66,18 +63,15 @@ class DeviceHealth(Data):
 class Health(Data):
     """The machine while steps were being made, warm-up included (`perfsuite.node.health_sampler`)."""
 
-    # Of several nodes the one that others used most: `foreign_cpu` and `steal` are its own. Else None.
-    node: str | None = None
-    # 0 where none was taken: then only what was read before the run is known, and nothing on a CPU.
-    samples: int = Field(ge=0)
+    node: str | None = None  # of several, the one that others used most, as `foreign_cpu` and `steal` say
+    samples: int = Field(ge=0)  # 0: none was taken, and only what was read before is known, on a CPU nothing
     seconds: float  # from the first sample to the last
     steps: int  # finished in these seconds
     devices: tuple[DeviceHealth, ...] = ()  # the job's GPUs; empty on a CPU
     # Samples of the GPU with the slowest SM clock: steps finished by then, and the clock.
     sm_clocks_mhz: tuple[tuple[int, float], ...] = ()
     cores: int | None = None  # that the job may use: of `node`
-    # Share, 0 to 1, of the time of all cores that the job may use, as the next two.
-    job_cpu: float | None = None
+    job_cpu: float | None = None  # share, 0 to 1, of the time of all cores that it may use, as the next two
     foreign_cpu: float | None = None  # used by processes that are not the job's
     steal: float | None = None  # taken by the hypervisor
     notes: tuple[str, ...] = ()  # what could not be found out, and why
@@ -207,5 +201,4 @@ class LaunchFile(Document):
     is_over: bool = True  # false in a file that is written while ranks of the node still run
     failures: tuple[Failure, ...] = ()
     health: Health | None = None
-    # How many processes of the control group that the agent is in the kernel killed for want of memory.
-    oom_kills: int = 0
+    oom_kills: int = 0  # processes that the kernel killed in the agent's control group for want of memory

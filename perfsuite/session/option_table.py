@@ -23,8 +23,7 @@ from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
 
 STRICT = ("improved", "inconclusive")  # outcomes that fail a test only on request
 
-Parse = Callable[[str], Any]
-"""Reads a value. Raises `ValueError` with what is allowed, as it stands after `give`."""
+Parse = Callable[[str], Any]  # reads a value. Raises `ValueError` with what stands after `give`
 
 
 def whole(least: int, most: int = 10**9) -> Parse:
@@ -113,11 +112,9 @@ class Option:
     name: str
     help: str  # what it does, in pytest's help, in that of the commands, and on the page
     page: str = ""  # what the page says besides, in Markdown
-    # How its value is shown; nothing for a flag. The second of two words, with a `|` between, is True.
-    metavar: str = ""
+    metavar: str = ""  # of its value; empty for a flag. Of two words with a `|` between the second is True
     parse: Parse = str
-    # The value without it, as text. It is parsed like any other, unless it is empty: then it is None.
-    default: str = ""
+    default: str = ""  # the value without it, as text, parsed like any other; empty means None
     # The field of `Options` or of its policy that it sets, if not the one of its name without `no-`, which
     # sets it to False.
     sets: str = ""

@@ -37,8 +37,7 @@ class Planned:
 
     case: Case
     past: Past | None
-    seconds: float | None
-    """What it took last, else the median of known cases on as many devices; None if there is none."""
+    seconds: float | None  # it took last, else the median of known cases on as many devices; else None
 
     @property
     def gpu_hours(self) -> float | None:

@@ -48,8 +48,7 @@ class Session:
     earlier: SessionFile | None = None
     measured: int = 0  # how many cases this part of the session has measured, or could not measure
     trial: Trial | None = None  # the case that is being measured, or was measured last
-    # The id of the case that is being measured: at the end of an interrupted session, the lost one.
-    running: str | None = None
+    running: str | None = None  # the id of the case being measured: after an interrupt, the lost one
     collected: frozenset[str] = frozenset()  # the ids of all cases, selected or not; empty: not known
     _cases: dict[str, Case] = field(default_factory=dict)
     # The results of earlier parts that are still in `results`, by test and case.

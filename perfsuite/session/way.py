@@ -36,8 +36,7 @@ class Trial:
     runs: list[Run] = field(default_factory=list)
     # The launches of arm A where two arms are compared: `runs` are those of arm B.
     before: list[Run] = field(default_factory=list)
-    # The baseline of times that it was judged by, or that its launches become.
-    baseline_file: Path | None = None
+    baseline_file: Path | None = None  # of times: what it was judged by, or its launches become
     judged_by: str | None = None  # a digest of the baselines that it was judged by
     excused: Excuse | None = None  # why its failure is no surprise
 

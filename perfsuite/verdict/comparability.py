@@ -25,8 +25,7 @@ slower still; a case ends only after three unhealthy launches."""
 OBSERVED = "observed "  # how the name of a setting begins that workers observed, among `setting_differences`
 UNEXPLAINED = "settings differ, though no version or variable that is recorded does"
 POWER_LIMIT_LOWER = 0.01  # share by which the power limit of the GPUs may be lower than at the baseline
-CLOCK_DIFFERS = 0.02
-"""Share by which the median SM clock in the window may differ from the baseline's without being listed."""
+CLOCK_DIFFERS = 0.02  # share by which the median SM clock of the window may differ without being listed
 DEVICE_MEMORY_GREW = 256 * 2**20
 """Bytes of GPU memory in use, by NVML, beyond the baseline's, from which that is listed as a change."""
 PROBE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver", "threads")

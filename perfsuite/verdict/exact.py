@@ -30,8 +30,7 @@ from perfsuite.verdict.count_sentences import sentence
 Judged = Literal["regressed", "improved", "passed"]
 Launches = Sequence[Sequence[RankCounts]]  # the counts of each launch
 _NOT_COUNTED, _NOT_IN_BASELINE = "not counted in these launches", "not in the baseline"
-GONE = 0.5
-"""Share of the baseline's FLOPs, or bytes of collectives, below which they may have gone out of sight."""
+GONE = 0.5  # share of the baseline's FLOPs, or collectives' bytes, below which they may be out of sight
 MANY_MORE = 2
 """Times as many calls of a collective as in the baseline, above which the same bytes cost more: a call has
 its latency."""

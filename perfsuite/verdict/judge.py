@@ -20,8 +20,7 @@ from perfsuite.verdict.loss import loss_differs, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs, probe_corrected
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, decide
 
-MAX_UNHEALTHY = 3
-"""After this many unhealthy launches, if there are no more healthy ones, the verdict is `unhealthy`."""
+MAX_UNHEALTHY = 3  # so many unhealthy launches, if no more are healthy, make the verdict `unhealthy`
 UNKNOWN_NOISE = "the noise between launches is unknown: accept a baseline of more (--perf-min-launches)"
 TOO_FEW_LAUNCHES = f"{FEWEST_LAUNCHES} launches or more show a regression by times (--perf-max-launches)"
 SESSIONS_APART = 0.2

@@ -14,8 +14,7 @@ distribution."""
 LOSS_DEGREES = 3
 """Degrees of freedom that one launch adds to the estimated spread: fewer than its ten tenths, because they
 are correlated (found by simulation)."""
-LOSS_FLOOR = 0.02
-"""Relative difference of a loss curve that is always allowed: sums in another order drift apart."""
+LOSS_FLOOR = 0.02  # relative difference of a loss curve, always allowed: sums in another order drift
 CLEAR = 30
 """Times the largest difference within two sides, of two launches each, by which they must differ: by chance
 they do in 1 of 3,000 cases, where gradients scatter at all."""

@@ -23,15 +23,13 @@ from perfsuite.results.run import Figures
 from perfsuite.verdict.robust import location, sorted_logs
 from perfsuite.verdict.sequential import Noise, pooled_noise
 
-Pair = tuple[float, float]
-"""One launch: its seconds per step, and the seconds of the probe in the same launch."""
+Pair = tuple[float, float]  # of one launch: its seconds per step, and the seconds of its probe
 # The costs of one baseline's launches, by the session that made them; None: a session without a name.
 LaunchesBySession = Mapping[str | None, Sequence[float]]
 
 MIN_DEGREES = 2  # fewest degrees of freedom (launches minus groups) from which a noise is estimated
 MIN_DEGREES_OF_EXPONENT = 20  # degrees of freedom from which an estimated probe exponent of 0 is believed
-PROBE_CORRECTED = (TOKENS_PER_S, TOKENS_PER_S_MEAN)
-"""Metrics that follow the machine's own speed, and are corrected by the probe."""
+PROBE_CORRECTED = (TOKENS_PER_S, TOKENS_PER_S_MEAN)  # they follow the machine's own speed
 _UPPER_LIMIT = (40.4, 7.49, 4.33, 3.28, 2.77, 2.46, 2.25, 2.11, 2.0)
 """Upper 87.5 % confidence limit of a variance, as a multiple of its estimate, for 1, 2, ... degrees of
 freedom: degrees / (0.125 quantile of chi-squared). The variance between sessions is multiplied by it, because

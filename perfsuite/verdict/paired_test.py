@@ -44,8 +44,7 @@ _PAIR_FLOOR = SIGMA_FLOOR * math.sqrt(2)  # smallest noise of a pair that is bel
 _SHARED_LAUNCH = 1.5
 """How many differences of launches in a row tell as much as one that shares no launch with another: two
 neighbouring ones correlate by -1/2, and 1 + 2 (1/2)^2 is 1.5."""
-_EFFICIENCY = SCALE_EFFICIENCY / _SHARED_LAUNCH
-"""Degrees of freedom for each difference beyond the first pair."""
+_EFFICIENCY = SCALE_EFFICIENCY / _SHARED_LAUNCH  # degrees of freedom for each difference after the first pair
 
 # Thresholds in standard errors, tuned by simulation.
 _Z_CHANGE = 2.6  # regressed, improved
@@ -68,10 +67,8 @@ class PairedDecision:
     interval: tuple[float, float]  # 99 % confidence interval of `change` at this look
     pairs: int
     pair_sigma: float  # estimated standard deviation of the logarithm of a pair's ratio
-    # `minimum_detectable_difference` with this noise and the pairs that are allowed.
-    minimum_detectable: float
-    # Exponent of the correction by the probe (`perfsuite.verdict.noise`); 0: not corrected.
-    exponent: float = 0.0
+    minimum_detectable: float  # `minimum_detectable_difference` with this noise and the pairs allowed
+    exponent: float = 0.0  # of the correction by the probe (`perfsuite.verdict.noise`); 0: not corrected
     # The outcomes without the correction and with it, where both are needed and differ at the last pair.
     disputed: tuple[Outcome, Outcome] | None = None
 
@@ -80,8 +77,7 @@ class Differences(NamedTuple):
     """Differences of logarithms between neighbouring launches, in the order of the launches."""
 
     pairs: list[float]  # log(B / A) of each pair
-    # log(later / earlier) of two neighbouring launches of one arm: one fewer than pairs.
-    neighbours: list[float]
+    neighbours: list[float]  # log(later / earlier) of two neighbours of one arm: one fewer than pairs
 
 
 class _Evidence(NamedTuple):

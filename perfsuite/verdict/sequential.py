@@ -76,8 +76,7 @@ class Decision:
 
     outcome: Outcome
     estimate: float  # estimated change
-    # 99 % confidence interval of the change at this look, the baseline's uncertainty included.
-    interval: tuple[float, float]
+    interval: tuple[float, float]  # 99 %, of the change at this look, with the baseline's uncertainty
     tolerance: float
     launches_used: int
     minimum_detectable_drop: float  # `minimum_detectable_drop` with the noise that this decision used

@@ -44,8 +44,7 @@ class SlurmJob:
     nodes: tuple[str, ...] = ()  # its nodes in Slurm's order; none while it waits
     exit_status: int | None = None  # that of its script; 0 while it runs, and if a signal ended it
     left_s: int | None = None  # seconds until its time limit; None without a limit
-    # Whether it asked for GPUs in all, per task or per socket: a step then has not all of each node.
-    spreads_gpus: bool = False
+    spreads_gpus: bool = False  # whether it asked for GPUs not per node: a step has not all of each then
 
     @property
     def is_waiting(self) -> bool:

@@ -38,14 +38,12 @@ from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import RunDir
 
 JOB_ID = "SLURM_JOB_ID"
-END_S = 90.0
-"""Seconds in which Slurm must have ended a step: it keeps one whose slurmstepd was killed for over 30."""
+END_S = 90.0  # seconds for Slurm to end a step: it keeps one with a killed slurmstepd for over 30
 WAIT_S = 120
 """Seconds after the end of the first agent in which the others must end, or `srun` ends them: the ranks of a
 script may end at different times."""
 DESCRIBE_S = 300.0
-SHORTEST_S = 60.0
-"""Seconds that a launch takes at the least, as long as no launch has told how long one takes."""
+SHORTEST_S = 60.0  # seconds of a launch at the least, until one has told how long one takes
 BAD_END = re.compile(r"^srun: error: (\S+: tasks? .*)", re.MULTILINE)
 """How `srun` tells that an agent ended badly. It then ends no other: this process does, so that whatever says
 that the step was aborted is told by Slurm."""
