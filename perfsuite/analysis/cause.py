@@ -10,7 +10,7 @@ from perfsuite.case.case import Case
 from perfsuite.results.rank_report import UNREPORTED, Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RunDir
 
-PEERS_SAY = (
+PEERS_SAY = (  # what gloo, NCCL, torch's store or launcher say when another rank died: never the cause
     "connection closed by peer",
     "connection reset by peer",
     "broken pipe",
@@ -22,8 +22,6 @@ PEERS_SAY = (
     "watchdog caught collective operation timeout",
     "nccl communicator was aborted",
 )
-"""What a healthy rank says when another one died, by gloo, NCCL, torch's store or its launcher: never the
-cause."""
 WATCHDOG_SAYS = "watchdog caught collective operation timeout"
 """What NCCL's process group writes when a collective hung for as long as the group allows."""
 UNREPORTED_FAILURE = re.compile(rf"{UNREPORTED} ({'|'.join(get_args(FailureKind))}): (.*)$", re.MULTILINE)

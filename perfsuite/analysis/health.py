@@ -15,15 +15,14 @@ FREE_S = 30.0  # most seconds to wait until the GPUs' memory is free: drivers cl
 STEAL_SHARE = 0.10  # largest share of the cores' time that the hypervisor may take
 SETTINGS = ("power_limit_w", "sm_clock_limit_mhz", "sm_clock_set_mhz", "ecc", "persistence", "nvlinks")
 """The fields of `DeviceHealth` that tell how a GPU is set up."""
-POWER_LIMIT = "gpu_power_limit_w"
-"""Key of a run's environment: the enforced power limit; of GPUs that differ, each, in ascending order."""
+POWER_LIMIT = "gpu_power_limit_w"  # in a run's environment: the limit enforced, of unlike GPUs each, sorted
 BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
 """Throttle reasons of a machine that is too hot or short of power. The others, SwPowerCap above all, are how
 GPUs normally run."""
 DEVICE_LAG = 0.10  # how much slower the slowest GPU may be than the fastest in equal work, relative
 NOT_SAMPLED = "the machine's health is unknown: no sample was taken while steps were made"
 UNKNOWN = Health(samples=0, seconds=0, steps=0)  # the health of a machine that was not sampled
-HARDWARE_FAULTS = (
+HARDWARE_FAULTS = (  # of a card or link, by CUDA, NCCL, NVML; an unspecified failure may be a kernel's bug
     "uncorrectable ecc",
     "uncorrectable nvlink",
     "nvlink error",
@@ -34,8 +33,6 @@ HARDWARE_FAULTS = (
     "nvrm: xid",
     "xid error",
 )
-"""Messages of CUDA, NCCL and NVML about a broken card or link. An unspecified launch failure may also be a
-bug in a kernel."""
 
 
 def gpu_setup(health: Health | None) -> dict[str, str]:

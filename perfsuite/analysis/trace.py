@@ -39,8 +39,7 @@ _NOT_COMPUTED = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional:
 _COMPILED = ("## Call CompiledFxGraph", "CompiledFunction")
 _OF_ONE = re.compile(r"(FSDP::[\w ]+?) (?:\(.*\)|for .*)|(## Call CompiledFxGraph) \S+ ##|(triton_\w+?)_\d+")
 """Names that end in the layer, the graph or the number of one, and what all of these are called."""
-_WAITED_FOR = "Memcpy DtoH (Device -> Pageable)"
-"""The copy to the host that the host waits for, as its memory is not pinned."""
+_WAITED_FOR = "Memcpy DtoH (Device -> Pageable)"  # the host waits for this copy: its memory is not pinned
 
 
 @dataclass

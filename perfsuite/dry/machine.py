@@ -12,8 +12,7 @@ from perfsuite.launch.requirements import CHECKS, OF_THE_MACHINE
 from perfsuite.node.machine import gpu_machine
 
 Device = Literal["cuda", "cpu"]
-ANY_GPU = "NVIDIA H100 80GB HBM3"
-"""Pretended for a case that is meant for `gpu`, and for one meant for `cpu` where CUDA is asked for."""
+ANY_GPU = "NVIDIA H100 80GB HBM3"  # for a case meant for `gpu`, or for `cpu` where CUDA is asked for
 
 
 def pretended(case: Case, device: Device | None = None) -> tuple[Machine, str | None]:

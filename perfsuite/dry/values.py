@@ -233,13 +233,12 @@ def _swap(one: Any, other: Any) -> None:
             setattr(other if tensor is one else one, name, value)
 
 
-COALESCED = (
+COALESCED = (  # collectives of several tensors, for which torch has no rule; each returns a `Work`
     "allreduce_coalesced_",
     "allgather_coalesced_",
     "allgather_into_tensor_coalesced_",
     "reduce_scatter_tensor_coalesced_",
 )
-"""Collectives of c10d on several tensors at once: torch has no rule for them. Each returns a `Work` alone."""
 MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_concatenate")
 """Methods of `DeviceMesh` that look at the numbers of ranks in it."""
 

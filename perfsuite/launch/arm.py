@@ -52,8 +52,7 @@ class Arm:
     given: Mapping[str, str] = field(default_factory=dict)  # the variables among its words
     paths: tuple[str, ...] = ()  # what comes first on PYTHONPATH: the worktree of its commit
     packages: str = ""  # what comes after: the directory with the releases among its words; or empty
-    # The top of the repository, and the worktree that stands for it: for scripts that a case names.
-    moved: tuple[str, str] | None = None
+    moved: tuple[str, str] | None = None  # the repository's top and the worktree in its place, for scripts
     directory: Path | None = None  # where the launches run; None: where this process does
     commit: str | None = None  # what is checked out there; None outside of git
     lock: str = ""  # the commit's file whose packages the interpreter has, from its top on; or empty

@@ -36,8 +36,7 @@ LONGEST_NAME = 40
 class Cores(Cpu):
     """The cores that a job may use, at one moment, and who has used them or others."""
 
-    by_process: Mapping[tuple[int, float], float]
-    """CPU seconds of each process, by its id and when it began: ids are used again."""
+    by_process: Mapping[tuple[int, float], float]  # CPU seconds, by id and when it began: ids are used again
 
 
 def cores() -> Cores:

@@ -106,15 +106,13 @@ class Counts(Data):
     method: str = METHOD
     step: int = COUNTED_STEP
     collectives: tuple[Collective, ...] = ()
-    # Of matrix products, convolutions and attention, by torch's formulas.
-    flops: dict[Phase, int] = Field(default_factory=dict)
+    flops: dict[Phase, int] = Field(default_factory=dict)  # matmul, convolution, attention: torch's formulas
     # Calls of operators that do work on the device. Of a compiled model: of what runs outside of it.
     kernels: dict[Phase, int] = Field(default_factory=dict)
     # Times the host reads a value of a tensor: of one on a GPU, each is a synchronisation.
     host_reads: dict[Phase, int] = Field(default_factory=dict)
     device_copies: dict[str, int] = Field(default_factory=dict)  # between devices, as `cpu to cuda`
-    # Those that the host waits for: without `non_blocking=True`. None where it was not counted.
-    blocking_copies: dict[str, int] | None = None
+    blocking_copies: dict[str, int] | None = None  # the host waits for it: not `non_blocking`; None: unknown
     memory: StepMemory | None = None  # none for a compiled model, whose buffers are not seen
     # The calls in `kernels` by operator, as `aten.mm`: neither views nor allocations.
     ops: dict[str, int] = Field(default_factory=dict)

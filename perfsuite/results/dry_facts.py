@@ -16,8 +16,7 @@ OF_ALL = frozenset({"broadcast", "reduce", "send"})
 and what is received comes in the other direction, while as much is sent."""
 
 
-SCALED = ("aten._scaled_mm", "aten._scaled_grouped_mm")
-"""How the names of operators begin whose operands are in float8, or in fewer bits."""
+SCALED = ("aten._scaled_mm", "aten._scaled_grouped_mm")  # operators on float8, or fewer bits, begin so
 
 
 class MemoryPart(Data):

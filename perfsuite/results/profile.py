@@ -33,8 +33,7 @@ class StepSplit(Data):
     step_us: float
     compute_us: float  # kernels, on a GPU; operators, on a CPU. Without the optimizer's
     optimizer_us: float
-    # Communication during which nothing is computed, by kind: `all_gather`.
-    exposed_us: dict[str, float] = Field(default_factory=dict)
+    exposed_us: dict[str, float] = Field(default_factory=dict)  # communication alone, by kind: `all_gather`
     hidden_us: dict[str, float] = Field(default_factory=dict)  # communication behind computation
     data_wait_us: float = 0  # waiting for the data loader; on a GPU, that meanwhile does nothing
     idle_us: float = 0  # on a GPU: it does nothing, and no data are waited for
@@ -72,8 +71,7 @@ class Profile(Data):
     split: StepSplit
     operators: tuple[Work, ...]  # all of them, the longest first
     kernels: tuple[Work, ...] = ()  # all kernels and copies of the GPU, the longest first; none on a CPU
-    # Calls in which the host waits for the device: a value that it reads, a synchronisation, a copy.
-    host_syncs: tuple[Work, ...] = ()
+    host_syncs: tuple[Work, ...] = ()  # where the host waits for the device: reads, synchronisations, copies
     unsteady: tuple[str, ...] = ()  # names whose calls are not the same in each step: they are not compared
 
     @property

@@ -44,8 +44,7 @@ class Memory(Data):
 
     peak: int  # peak allocated. On CPU: peak resident set above its level before the model was built
     reserved: int | None = None
-    # How often the allocator had to free its cache to serve a request: each time stalls a step.
-    alloc_retries: int | None = None
+    alloc_retries: int | None = None  # how often the allocator freed its cache for a request: a step stalls
     method: str  # how it was read
 
 
@@ -63,9 +62,7 @@ class Flops(Data):
 class Observed(Data):
     """What a worker found to be running, as opposed to what was asked for."""
 
-    # World size, wrapper, sharding, dtypes and so on. `verdict.comparability` says which of them keep runs
-    # from being compared.
-    settings: dict[str, str]
+    settings: dict[str, str]  # as world size, wrapper; `verdict.comparability` says which must be equal
     environment: dict[str, str]  # versions and variables: differences are listed with a verdict
 
 
@@ -77,9 +74,7 @@ class Evidence(Data):
     padding: int = 0  # how many of these tokens the attention mask takes out
     forwards: int = 0  # how many calls of the model these tokens came with
     samples: int | None = None  # first dimension of its first input then, summed over calls; None: unknown
-    # Number of collectives in groups of several ranks, from the first optimizer step to the last; None if
-    # they were not counted.
-    collectives: int | None = None
+    collectives: int | None = None  # in groups of several ranks, first optimizer step to last; None: unknown
     # L1 norms before the first optimizer step and after the last, by the name of each trained parameter that
     # data-parallel ranks hold whole.
     replicated: dict[str, tuple[float, float]] = Field(default_factory=dict)
@@ -123,5 +118,4 @@ class RankReport(Document):
     fit: Fit | None = None  # the memory that it is predicted to need; None but in a dry run
     notes: tuple[str, ...] = ()  # what a reader of the figures should know
     failure: Failure | None = None
-    # Optimizer steps that had ended when a script's rank failed; None where it has not, or is not known.
-    steps: int | None = None
+    steps: int | None = None  # steps that had ended when a script's rank failed; None: it has not, or unknown

@@ -21,8 +21,7 @@ class DeviceHealth(Data):
 
     index: int = Field(ge=0)  # its number among the GPUs that the job may see
     node: str | None = None  # the node that it is in; None on one machine
-    # As `nvidia-smi` prints it: with it, `uuid` or `serial` a card is found again.
-    pci_bus_id: str | None = None
+    pci_bus_id: str | None = None  # as `nvidia-smi` prints it; a card is found by it, `uuid` or `serial`
     uuid: str | None = None
     serial: str | None = None
     power_limit_w: float | None = None  # that the driver enforces
@@ -31,8 +30,7 @@ class DeviceHealth(Data):
     sm_clock_set_mhz: float | None = None
     ecc: bool | None = None
     persistence: bool | None = None
-    # What NVML says against its memory: errors that ECC did not correct, a row that was not remapped.
-    memory_faults: tuple[str, ...] = ()
+    memory_faults: tuple[str, ...] = ()  # by NVML: errors that ECC did not correct, a row not remapped
     memory_pending: tuple[str, ...] = ()  # rows or pages of its memory that wait to be replaced
     nvlinks: int | None = None  # that are up; `nvlinks_down`: that could be and are not. None without any
     nvlinks_down: int | None = None
@@ -40,15 +38,12 @@ class DeviceHealth(Data):
     held_before_by: tuple[int, ...] = ()  # the processes that NVML listed then
     sm_clock_mhz: float | None = None  # median; `sm_clock_mhz_min` the lowest
     sm_clock_mhz_min: float | None = None
-    # Percent of the time in which a kernel ran, mean: NVML's figure, which does not say how full it was.
-    utilisation: float | None = None
+    utilisation: float | None = None  # percent of time with a kernel, mean: NVML's, which tells not how full
     power_w: float | None = None  # the mean of the samples
     energy_j: float | None = None  # joules over `Health.seconds`
     temperature_c: float | None = None  # the highest sample
-    # Share of samples, 0 to 1, in which each reason for a lower clock was active, by NVML's names.
-    throttled: dict[str, float] | None = None
-    # Most that processes not of the job held. None also where they cannot be told from the job's.
-    foreign_memory_bytes: int | None = None
+    throttled: dict[str, float] | None = None  # share of samples, 0 to 1, with each reason, by NVML's names
+    foreign_memory_bytes: int | None = None  # most that others held. None, too: not told from the job's
     # Most that was used beyond `held_before_bytes`: the allocator's, and what NCCL, the CUDA context and
     # libraries hold in addition.
     job_memory_bytes: int | None = None
@@ -68,8 +63,7 @@ class Health(Data):
     seconds: float  # from the first sample to the last
     steps: int  # finished in these seconds
     devices: tuple[DeviceHealth, ...] = ()  # the job's GPUs; empty on a CPU
-    # Samples of the GPU with the slowest SM clock: steps finished by then, and the clock.
-    sm_clocks_mhz: tuple[tuple[int, float], ...] = ()
+    sm_clocks_mhz: tuple[tuple[int, float], ...] = ()  # of the slowest GPU: steps finished by then, the clock
     cores: int | None = None  # that the job may use: of `node`
     job_cpu: float | None = None  # share, 0 to 1, of the time of all cores that it may use, as the next two
     foreign_cpu: float | None = None  # used by processes that are not the job's

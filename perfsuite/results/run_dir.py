@@ -15,16 +15,13 @@ RUN_DIR = "PERFSUITE_RUN_DIR"  # environment variable of a script's processes: `
 ANCESTOR_PID = "PERFSUITE_ANCESTOR_PID"
 """Environment variable: the process that this one must not outlive. For an agent that is the driver, unless
 it is on another machine; for every process that the agent starts it is the agent."""
-MOVED = "PERFSUITE_MOVED"
-"""Environment variable of an arm of another commit: the top of the repository, `:`, and its worktree."""
+MOVED = "PERFSUITE_MOVED"  # variable of an arm of another commit: top of the repository, `:`, worktree
 JOB_VARIABLES = "PERFSUITE_JOB_VARIABLES"
 """Environment variable of an agent: names of the variables that the job has been given, which it leaves."""
 NODE = "PERFSUITE_NODE"  # environment variable of every process of a job: the number of its node, from 0 on
-MODEL_CODE = "PERFSUITE_MODEL_CODE"
-"""Environment variable of an agent: the modules with the model's code, which its fork server imports."""
+MODEL_CODE = "PERFSUITE_MODEL_CODE"  # of an agent: the modules with the model's code, for its fork server
 STACKS_SIGNAL = signal.SIGUSR1  # makes a process write its stacks into `RunDir.stacks`
-FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"
-"""torch's environment variable: where its flight recorder is written, the rank appended."""
+FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"  # torch's: the file of its flight recorder, rank appended
 
 
 @dataclass(frozen=True)
@@ -58,23 +55,19 @@ class RunDir:
     run = Below("run.json")  # `Run`, by the driver
     scheduler_log = Below("scheduler.log")  # what the scheduler's command wrote, where one starts the agents
     lease = Below("lease")  # the driver's sign of life and what it wants (`perfsuite.node.lease`)
-    endpoint = Below("endpoint")
-    """Where ranks meet, as `HOST:PORT`: made empty by the driver, written by the agent of node 0."""
+    endpoint = Below("endpoint")  # where ranks meet, `HOST:PORT`: empty by the driver, written by node 0
     files = Below("files")
     """A directory for what a script writes, and would go on from if it found it. Made empty by the
     agent of node 0, kept with the launch's other files."""
-    checkpoints = Below("checkpoints")
-    """A checkpoint that a framework goes on from: removed after the launch, however that ended."""
-    progress = Below("progress")
-    """`STEPS TOKENS_PER_STEP` of rank 0, as text, from before the first step on, about twice a second."""
+    checkpoints = Below("checkpoints")  # that a framework goes on from: removed after the launch in any case
+    progress = Below("progress")  # rank 0's `STEPS TOKENS_PER_STEP`, even before it steps, every 0.5 s
     launch = Numbered("launch-{}.json")  # `LaunchFile`, by the agent of that node
     agent_log = Numbered("agent-{}.log")  # what the agent of that node wrote to stdout and stderr
     rank = Numbered("rank-{}.json")  # `RankReport`, by that rank
     rank_log = Numbered("rank-{}.log")  # what that rank wrote to stdout and stderr
     profile = Numbered("profile-{}.json")  # `RankProfileFile`, by that rank of a launch that is profiled
     trace = Numbered("trace-{}.json.gz")  # what torch's profiler recorded in that rank: opens in Perfetto
-    training = Numbered("training-{}")
-    """Which processes trained as that rank (`perfsuite.worker.script_rank`). Made empty by its agent."""
+    training = Numbered("training-{}")  # who trained as that rank (`worker.script_rank`); empty by its agent
     flight_recorder = Below("nccl-flight-recorder-rank-")
     """What each rank, its number appended, last asked of NCCL: by torch, when its watchdog ends it."""
 

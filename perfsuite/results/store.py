@@ -42,8 +42,7 @@ STORE = Path(".perfsuite")  # the local store, unless the user names another
 BASELINES = Path("baselines")  # the reviewed baselines, unless the user names another directory
 COUNTS = "counts"  # the folder of the baselines of counts, next to those of hardware classes
 PROFILES = "profiles"  # the folder of the profiles that belong to baselines
-_REPETITION = re.compile(r"\.\d+$")
-"""At the end of a directory's name: that of a case measured again in one session. No id ends so."""
+_REPETITION = re.compile(r"\.\d+$")  # ends the directory of a case measured again in one session, and no id
 
 
 B = TypeVar("B", bound=BaselineDocument)

@@ -115,9 +115,7 @@ class Option:
     metavar: str = ""  # of its value; empty for a flag. Of two words with a `|` between the second is True
     parse: Parse = str
     default: str = ""  # the value without it, as text, parsed like any other; empty means None
-    # The field of `Options` or of its policy that it sets, if not the one of its name without `no-`, which
-    # sets it to False.
-    sets: str = ""
+    sets: str = ""  # field of `Options` or its policy; else as its name, or that without `no-`, set to False
     ini: bool = False  # whether a repository can fix it in pytest's ini file
     of_verdict: bool = False  # whether a verdict depends on it: a session is resumed only with the same value
 

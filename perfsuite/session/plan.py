@@ -97,8 +97,7 @@ class Budget:
     """What is left of the time of a session."""
 
     seconds: float
-    costs: dict[str, float] = field(default_factory=dict)
-    """Expected seconds of a case, by its id; of those that are not known, none."""
+    costs: dict[str, float] = field(default_factory=dict)  # expected seconds by case id, of those known
     began: float = field(default_factory=lambda: monotonic())
 
     def allows(self, case: Case) -> bool:

@@ -44,8 +44,7 @@ class Session:
     skipped: list[Skipped] = field(default_factory=list)
     budget: Budget | None = None
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    # The session that this one goes on with, as its earlier parts left it; None: it is a new one.
-    earlier: SessionFile | None = None
+    earlier: SessionFile | None = None  # what it goes on with, as its earlier parts left it; None: it is new
     measured: int = 0  # how many cases this part of the session has measured, or could not measure
     trial: Trial | None = None  # the case that is being measured, or was measured last
     running: str | None = None  # the id of the case being measured: after an interrupt, the lost one

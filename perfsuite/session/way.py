@@ -34,8 +34,7 @@ class Trial:
     machine: Machine
     directory: Path
     runs: list[Run] = field(default_factory=list)
-    # The launches of arm A where two arms are compared: `runs` are those of arm B.
-    before: list[Run] = field(default_factory=list)
+    before: list[Run] = field(default_factory=list)  # of arm A where two are compared: `runs` are arm B's
     baseline_file: Path | None = None  # of times: what it was judged by, or its launches become
     judged_by: str | None = None  # a digest of the baselines that it was judged by
     excused: Excuse | None = None  # why its failure is no surprise

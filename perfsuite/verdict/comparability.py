@@ -26,8 +26,7 @@ OBSERVED = "observed "  # how the name of a setting begins that workers observed
 UNEXPLAINED = "settings differ, though no version or variable that is recorded does"
 POWER_LIMIT_LOWER = 0.01  # share by which the power limit of the GPUs may be lower than at the baseline
 CLOCK_DIFFERS = 0.02  # share by which the median SM clock of the window may differ without being listed
-DEVICE_MEMORY_GREW = 256 * 2**20
-"""Bytes of GPU memory in use, by NVML, beyond the baseline's, from which that is listed as a change."""
+DEVICE_MEMORY_GREW = 256 * 2**20  # bytes of GPU memory beyond the baseline's, by NVML, listed as a change
 PROBE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver", "threads")
 """What the probes run through: where one changed, a slow probe is not the machine's fault."""
 ASKED = frozenset(

@@ -31,9 +31,7 @@ Judged = Literal["regressed", "improved", "passed"]
 Launches = Sequence[Sequence[RankCounts]]  # the counts of each launch
 _NOT_COUNTED, _NOT_IN_BASELINE = "not counted in these launches", "not in the baseline"
 GONE = 0.5  # share of the baseline's FLOPs, or collectives' bytes, below which they may be out of sight
-MANY_MORE = 2
-"""Times as many calls of a collective as in the baseline, above which the same bytes cost more: a call has
-its latency."""
+MANY_MORE = 2  # times the baseline's calls of a collective above which equal bytes cost more: latency
 _OUT_OF_SIGHT = " a step: less than half, which may be done out of sight"
 _ACCEPT = "; if it is not done any more, accept the counts (perfsuite baseline accept --counts)"
 

@@ -38,9 +38,7 @@ class Policy:
     # Most launches, those that are set aside included. With 1 or 2 healthy ones it is a quick look: by times
     # they cannot show a regression, so that the verdict is `passed` or `inconclusive`.
     max_launches: int = MAX_LAUNCHES
-    # Fewest healthy launches, whatever they show: a baseline is accepted from so many. They are made even if
-    # they are more than `max_launches`.
-    min_launches: int = 1
+    min_launches: int = 1  # fewest healthy ones, whatever they show, even beyond `max_launches`
     record_launches: int = 3  # healthy launches from which a baseline is recorded where there is none
     max_unhealthy: int = MAX_UNHEALTHY  # 1 where more launches would be in vain
 

@@ -8,9 +8,7 @@ from perfsuite.results.baseline import Baseline, loss_curve
 from perfsuite.results.run import Run
 from perfsuite.verdict.robust import t_quantile
 
-LOSS_SIGMAS = 4.3
-"""Standard deviations by which a tenth of a loss curve may differ: 1 in 60,000 differs by more, for a normal
-distribution."""
+LOSS_SIGMAS = 4.3  # standard deviations by which a tenth of a curve may differ: 1 in 60,000, if normal
 LOSS_DEGREES = 3
 """Degrees of freedom that one launch adds to the estimated spread: fewer than its ten tenths, because they
 are correlated (found by simulation)."""

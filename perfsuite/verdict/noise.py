@@ -45,9 +45,7 @@ class ClassNoise:
     where the exponent is above 0. `session_sigma` is here the standard deviation of one session about the
     mean of all sessions; `against` makes it that of a new session against a baseline."""
     probe_exponent: float = 0.0  # by which seconds per step follow the probe's seconds, 0 to 1
-    knows_exponent: bool = False
-    """Whether there are enough launches to estimate the exponent: 0 then means that speed does not follow the
-    probe."""
+    knows_exponent: bool = False  # whether launches suffice to estimate it: 0 then means no relation
     uncorrected: Mapping[str, Noise] = field(default_factory=dict)
     """Noise of the corrected metrics without correction, for launches that have no probe."""
 

@@ -34,9 +34,7 @@ from perfsuite.verdict.robust import (
 )
 from perfsuite.verdict.sequential import SIGMA_FLOOR, Outcome
 
-MAX_PAIRS = 12
-"""Most pairs of a comparison. The thresholds below were chosen for it: more looks would raise more false
-alarms."""
+MAX_PAIRS = 12  # most pairs: the thresholds were chosen for it, more looks raise more false alarms
 MIN_PAIRS = 3  # fewest pairs that can decide anything: with two, one slow launch would decide
 MIN_CHANGED = 5  # fewest pairs that can tell a change: 2 / 4^5 is 0.2 %
 
@@ -86,9 +84,7 @@ class _Evidence(NamedTuple):
     ordered: list[float]
     change: float
     sigma: float  # estimated noise of a pair
-    # Standard error of `change`, as a share of that of a mean of as many pairs: 1, or more where a fitted
-    # exponent adds its own.
-    error: float
+    error: float  # standard error of `change`, as a share of that of a mean; above 1 by a fitted exponent
     degrees: float  # degrees of freedom of that estimate
     z: float  # threshold of a change
 
