@@ -157,6 +157,14 @@ def _replace(path: Path, text: str) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def read_or_none(path: Path, kind: type[D]) -> D | None:
+    """As `read`; None in place of a `FileError`."""
+    try:
+        return read(path, kind)
+    except FileError:
+        return None
+
+
 def read(path: Path, kind: type[D]) -> D:
     """Read a file that `write` wrote. Raises `FileError` naming the file, and the field if one is bad."""
     try:

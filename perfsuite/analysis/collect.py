@@ -87,10 +87,7 @@ def cause_of(
     case: Case,
     failure: Failure | None,
 ) -> Failure | None:
-    """Why a launch failed, with the end of the log; None if every rank has reported without a failure.
-
-    `failure` is why the launch was killed, or None.
-    """
+    """Why a launch failed, with the log's end; None if every rank did well. `failure`: why it was killed."""
     cause = first_cause(reports, _ended(agents), run_dir, case)
     if cause is None:
         return None
@@ -207,7 +204,6 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
 
 
 def _with_machine(observed: Observed | None, run: Run) -> Observed | None:
-    """What a worker observed, with the driver and how its GPUs are set up."""
     if observed is None:
         return None
     kept = dict(observed.environment)

@@ -17,8 +17,7 @@ SETTINGS = ("power_limit_w", "sm_clock_limit_mhz", "sm_clock_set_mhz", "ecc", "p
 """The fields of `DeviceHealth` that tell how a GPU is set up."""
 POWER_LIMIT = "gpu_power_limit_w"  # in a run's environment: the limit enforced, of unlike GPUs each, sorted
 BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
-"""Throttle reasons of a machine that is too hot or short of power. The others, SwPowerCap above all, are how
-GPUs normally run."""
+"""Of machines too hot or short of power. The others, SwPowerCap above all, are how GPUs normally run."""
 DEVICE_LAG = 0.10  # how much slower the slowest GPU may be than the fastest in equal work, relative
 NOT_SAMPLED = "the machine's health is unknown: no sample was taken while steps were made"
 UNKNOWN = Health(samples=0, seconds=0, steps=0)  # the health of a machine that was not sampled
@@ -60,8 +59,7 @@ def machine_problems(health: Health | None, machine: Machine) -> list[str]:
     found += _lost_nvlinks(health.devices)
     whose = "the cores' time" + (f" of {health.node}" if health.node else "")
     if machine.device == "cuda":
-        found += _few_cores(health, whose)
-        return found
+        return [*found, *_few_cores(health, whose)]
     return found + [
         f"{who} {share:.0%} of {whose} (at most {most:.0%} is healthy)"
         for who, share, most in (

@@ -28,8 +28,7 @@ LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 HOST_READ = "aten::_local_scalar_dense"
 GRAPH_LAUNCH = "GraphLaunch"  # part of the names of the calls by which the host has a CUDA graph replayed
 LONGEST_NAME = 160
-"""Characters that are kept of a kernel's name, whose template arguments may be thousands. One that is cut
-ends in a digest of the whole name."""
+"""Characters kept of a kernel's name (templates have thousands); one cut ends in a digest of the whole."""
 
 _GLOO = re.compile(r"gloo:(\w+)")
 _NCCL = re.compile(r"nccl\w*?Kernel_?((?:[A-Z][a-z]+)+)")

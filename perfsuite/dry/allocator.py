@@ -130,7 +130,6 @@ class CachingAllocator:
         return block
 
     def _split(self, block: Block, size: int) -> None:
-        """Cut a block that is in use down to `size`, if what is left is worth it."""
         left = block.size - size
         if left < MIN_BLOCK if block.pool.is_small or self.expandable_segments else left <= SMALL_SIZE:
             return

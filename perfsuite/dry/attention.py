@@ -85,7 +85,6 @@ def _flash(
 
 
 def _added(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Return a mask as it is added to the scores, of their shape."""
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), float("-inf"))
     return mask.expand(*query.shape[:3], key.shape[2])

@@ -112,7 +112,6 @@ def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int, arm: Arm, 
 
 
 def _environment(case: Case, rank: int) -> dict[str, str]:
-    """Return this process's environment with torchrun's variables of a rank, on the one pretended device."""
     topology = case.topology
     return {
         **os.environ,

@@ -81,7 +81,6 @@ def facts_of(reports: Sequence[RankReport], case: Case, machine: Machine) -> Dry
 
 
 def _nccl(counts: Counts) -> tuple[MemoryPart, ...]:
-    """The buffers of the groups in which the step communicates, all of them together."""
     groups = {(each.ranks, each.apart) for each in counts.collectives if each.ranks > 1}
     if not groups:
         return ()

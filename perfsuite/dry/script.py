@@ -58,7 +58,6 @@ class DryScript(DryRank):
         replace(torch.nn.Module, "compile", self._not_compiled)
 
     def _train(self) -> None:
-        """Run the script until the step that is counted has ended."""
         self.workload = self.framework.build(self.case, self.ranks, self.recorder)
         self._optimizers = Optimizers(getattr(self.framework, "clock", None))
         register_optimizer_step_pre_hook(self._before_step)

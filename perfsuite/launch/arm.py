@@ -31,6 +31,7 @@ from perfsuite.errors import CaseError, GitError, PackageError
 from perfsuite.git import git, revision
 from perfsuite.launch import image
 from perfsuite.launch.installed import environment, locked, release
+from perfsuite.node.processes import captured
 from perfsuite.results.environment import SECRET
 from perfsuite.results.run_dir import MOVED
 
@@ -254,21 +255,10 @@ def _version(arm: Arm) -> str:
 
 
 def ask(arm: Arm, code: str) -> str:
-    """Return the last line that `code` prints in the environment of an arm.
-
-    Raises `CaseError` with why the interpreter does not answer.
-    """
+    """Return the last line that `code` prints by an arm's Python. Raises `CaseError` if that says nothing."""
     try:
-        done = subprocess.run(
-            [arm.python, "-c", code],
-            cwd=arm.directory,
-            env={**os.environ, **arm.variables},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=ANSWER_S,
-            check=False,
-        )
+        environment = {**os.environ, **arm.variables}
+        done = captured([arm.python, "-c", code], cwd=arm.directory, env=environment, timeout=ANSWER_S)
         if done.returncode == 0 and done.stdout.strip():
             return done.stdout.splitlines()[-1]
         told = [

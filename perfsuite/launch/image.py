@@ -6,12 +6,12 @@ ended as outside of one, and NCCL has what it needs.
 
 import shlex
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from perfsuite import documents
 from perfsuite.errors import CaseError
+from perfsuite.node.processes import captured
 
 PREFIX = "image:"
 NOT_PASSED = "PATH|HOME|PWD|OLDPWD|SHLVL|_|TMPDIR"  # this machine's own: the image has others
@@ -43,17 +43,11 @@ exec {command}
 
 def _answers(runtime: str) -> bool:
     """Whether it is installed and can be used: of docker, whether its daemon answers."""
-    ask = [runtime, "version"]
-    return (
-        bool(shutil.which(runtime)) and subprocess.run(ask, capture_output=True, check=False).returncode == 0
-    )
+    return shutil.which(runtime) is not None and captured([runtime, "version"]).returncode == 0
 
 
 def interpreter(image: str, shared: Sequence[Path], store: Path) -> str:
-    """Return the path of a script that runs the Python of an image; `shared` directories are seen in it.
-
-    Raises `CaseError` if no runtime is installed.
-    """
+    """Return a script that runs an image's Python, which sees `shared`. Raises `CaseError`: no runtime."""
     runtime = next(filter(_answers, RUNTIMES), None)
     if runtime is None:
         raise CaseError(f"{PREFIX}{image} needs one of {', '.join(RUNTIMES)}, and none of them answers here")

@@ -42,8 +42,7 @@ NO_CASE = (
     '@pytest.mark.parametrize("case", [Case(...)]) above def test_it(bench, case)'
 )
 MARKER_NAME = re.compile(r"\bnot\s+[\w:+.-]+|\([^()]*=[^()]*\)|([\w:+.-]+)")
-"""A name in what stands after `-m`, as its group: not one after `not`, which selects nothing, and none in the
-arguments of a marker."""
+"""A name after `-m`, as its group: none after `not`, which selects nothing, and none in arguments."""
 
 
 def is_worker(config: pytest.Config) -> bool:
@@ -161,7 +160,6 @@ def _may_run(host: Host, case: Case | None) -> bool:
 
 
 def _resume(session: Session, benchmarks: list[pytest.Item]) -> int:
-    """Go on with the newest session. Return how many of these tests have their result already."""
     session.resume()
     found = [(case, item.nodeid) for item in benchmarks if (case := case_of(item)) is not None]
     return sum(session.earlier_result(case, nodeid) is not None for case, nodeid in found)

@@ -114,8 +114,6 @@ def _session(config: pytest.Config, progress: Progress) -> Session:
 
 
 def _progress(config: pytest.Config) -> Progress:
-    """The progress of a session, written past pytest's capturing."""
-
     def uncaptured() -> Any:
         capture: Any = config.pluginmanager.getplugin("capturemanager")
         return capture.global_and_fixture_disabled() if capture else contextlib.nullcontext()

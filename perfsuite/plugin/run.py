@@ -75,7 +75,6 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[
 
 
 def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
-    """Measure the case of a test. Raises what the test is to end with, if it is not to pass."""
     session = item.config.stash[SESSION]
     try:
         measurement = session.measure(case, item.nodeid)

@@ -12,8 +12,7 @@ Outcome = Literal[
     "passed", "improved", "regressed", "inconclusive", "recorded", "unhealthy", "failed", "undecided"
 ]
 Excuse = Literal["known issue", "out of memory", "waived"]
-"""Why a failure is no surprise (`Case.known_issue`, `Case.may_run_out_of_memory`), or a
-regression that is tolerated: `perf-waivers.toml`."""
+"""Why a failure is no surprise (`Case.known_issue`, `.may_run_out_of_memory`), or a regression tolerated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +42,7 @@ STYLES: dict[str, OutcomeStyle] = {
         OutcomeStyle(word="passed", sign="✓", colour="green", quiet=True),
     )
 }
-"""The style of each word, the worst outcome first: reports list cases in this order, and a verdict is the
-worst of its checks."""
+"""By word, the worst first: reports list cases in this order, and a verdict is the worst of its checks."""
 WORST_FIRST = tuple(STYLES)
 QUIET = frozenset(word for word, style in STYLES.items() if style.quiet)  # nobody needs to act upon them
 UNMEASURED: frozenset[Outcome] = frozenset({"failed", "unhealthy"})  # they say nothing of the code's speed

@@ -19,7 +19,6 @@ The classes here, and the modules that are named, alone know the names of direct
     .perfsuite/bisect/<digest>/search.json                  how far a bisect has come (`perfsuite.bisection`)
 """
 
-import contextlib
 import itertools
 import os
 import re
@@ -149,11 +148,8 @@ class BaselineStore(BaselineFiles[Baseline]):
         first_files: dict[str, Path] = {}
         for file in self.files(hardware_class):
             first_files.setdefault(file.name, file)
-        baselines = []
-        for file in first_files.values():
-            with contextlib.suppress(FileError):
-                baselines.append(documents.read(file, Baseline))
-        return baselines
+        found = (documents.read_or_none(file, Baseline) for file in first_files.values())
+        return [known for known in found if known is not None]
 
 
 def is_there(file: Path) -> bool:

@@ -187,10 +187,7 @@ def _launch(trial: Trial, arm: str, number: int) -> Path:
 
 
 def resolved(options: Options, arms: Sequence[tuple[str, str]]) -> tuple[Arm, ...]:
-    """The two arms, each given as the option that names it and its value.
-
-    Raises `CaseError` and `GitError` for an arm that there is not.
-    """
+    """The two arms, of options and their values. Raises `CaseError` and `GitError` where there is none."""
     return tuple(resolve(option, text, root=options.root, store=options.store) for option, text in arms)
 
 

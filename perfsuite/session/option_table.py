@@ -84,16 +84,11 @@ def file(value: str) -> Path:
     return Path(value)
 
 
-def directory(value: str) -> Path:
-    """A directory to write to."""
-    if os.path.isfile(value):
-        raise ValueError("a directory: this is a file")
-    return Path(value)
-
-
 def report(value: str) -> Path:
     """A directory for a report, whose page replaces no other page."""
-    page = directory(value) / "index.html"
+    if os.path.isfile(value):
+        raise ValueError("a directory: this is a file")
+    page = Path(value) / "index.html"
     if page.exists() and b"<title>perfsuite: " not in page.read_bytes():
         raise ValueError("a directory without an index.html of your own")
     return Path(value)

@@ -10,7 +10,6 @@ from time import monotonic
 
 from perfsuite import documents
 from perfsuite.case.case import Case
-from perfsuite.errors import FileError
 from perfsuite.results.outcome import UNJUDGED, Outcome
 from perfsuite.results.session_file import SessionFile
 
@@ -52,10 +51,8 @@ def past_of(files: Sequence[Path]) -> dict[str, Past]:
     """Return how each case was measured last, by its id, from the newest of these results."""
     found: dict[str, Past] = {}
     for file in files[-SESSIONS_READ:]:
-        try:
-            session = documents.read(file, SessionFile)
-        except FileError:  # of another version, or cut short: a plan does without it
-            continue
+        if (session := documents.read_or_none(file, SessionFile)) is None:
+            continue  # of another version, or cut short: a plan does without it
         for result in session.results:
             if result.runs and not result.dry and not any(run.inject for run in result.runs):
                 found[result.case_id] = Past(

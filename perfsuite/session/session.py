@@ -183,7 +183,6 @@ class Session:
         return self.results[-1]
 
     def _judge(self, trial: Trial) -> Verdict:
-        """Measure a case, unless it is launched on bad nodes."""
         if not self.way.dry:
             self.setup.lock.take(self.setup.progress.say)
         self.running = trial.case.id

@@ -1,11 +1,4 @@
-"""The ways to measure a case: each answers the same few questions of a session.
-
-AgainstBaseline   launches a case and judges it by its baseline     perfsuite.session.against_baseline
-AgainstArm        launches a case in two environments, in turn      perfsuite.session.against_arm
-ByCounts          launches it once in each: what a step does        perfsuite.session.against_arm
-ByDryRuns         the same by dry runs                              perfsuite.session.against_arm
-Dry               runs a case dry and judges what a step does       perfsuite.session.against_baseline
-"""
+"""What every way to measure a case answers a session: those of `against_baseline` and `against_arm`."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field

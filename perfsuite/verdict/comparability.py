@@ -42,8 +42,7 @@ ASKED = frozenset(
         *("fp32_matmul", "fp32_convolution", "deterministic"),
     ]
 )
-"""Settings that the case or its user asks for. One that differs makes launches `unlike`; any other is a
-finding, and all is judged as ever."""
+"""What the case or its user asks for: others make launches `unlike`; any other difference is a finding."""
 NOT_OBSERVED = "not observed"  # how a value begins that says that nothing could be seen
 
 
@@ -80,7 +79,6 @@ def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _slow_gpus(run: Run) -> list[str]:
-    """The reasons to discard a launch one of whose GPUs, all alike, is slower than the others."""
     if run.machine.device == "cpu" or AND in run.machine.device_name:
         return []
     found = []
@@ -238,7 +236,6 @@ def _device_memory_grew(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _metrics_gone(baseline: Baseline) -> list[str]:
-    """Metrics of the baseline that nothing measures any more, because their package is not installed."""
     return [
         f"metric {name}: in the baseline; the package that measures it is not installed, so it is not judged"
         for name in sorted({name for launch in baseline.launches for name in launch.figures.extra})

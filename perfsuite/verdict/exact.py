@@ -249,7 +249,6 @@ def _has_many_more_calls(quantity: Quantity, before: Counts, launches: list[Coun
 
 
 def _not_judged(baseline: CountBaseline, launches: Launches) -> Iterable[str]:
-    """The ranks and quantities that one side lacks, each once."""
     then, now = _ranks(baseline.counts), set.intersection(*map(_ranks, launches))
     notes = [
         f"{_named(sorted(ranks))} not judged: {where}"

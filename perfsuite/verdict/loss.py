@@ -10,8 +10,7 @@ from perfsuite.verdict.robust import t_quantile
 
 LOSS_SIGMAS = 4.3  # standard deviations by which a tenth of a curve may differ: 1 in 60,000, if normal
 LOSS_DEGREES = 3
-"""Degrees of freedom that one launch adds to the estimated spread: fewer than its ten tenths, because they
-are correlated (found by simulation)."""
+"""What one launch adds for the estimated spread: fewer than ten, as tenths correlate (by simulation)."""
 LOSS_FLOOR = 0.02  # relative difference of a loss curve, always allowed: sums in another order drift
 CLEAR = 30
 """Times the largest difference within two sides, of two launches each, by which they must differ: by chance

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from perfsuite.errors import SlurmError
+from perfsuite.node.processes import captured
 
 POLL_S = 0.2  # seconds between two questions until there is an answer
 ANSWER_S = 60  # seconds after which a command that has not answered is given up
@@ -73,16 +74,7 @@ def ask(*words: str, answer_s: float = ANSWER_S, environment: Mapping[str, str] 
     """What a command of Slurm prints. It has a session of its own: a Ctrl-C does not reach it."""
     command = shlex.join(words)
     try:
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=answer_s,
-            start_new_session=True,
-            env=environment,
-        )
+        done = captured(words, timeout=answer_s, start_new_session=True, env=environment)
     except OSError as error:
         raise SlurmError(f"{words[0]}, a command of Slurm, cannot be started: {error.strerror}") from error
     except subprocess.TimeoutExpired:
