@@ -19,8 +19,7 @@ OF_THE_FORMULA = 0.9
 have 1.00 or more of forward and backward together."""
 OF_THE_GRADIENTS = 1e-4
 """Share of the gradients' bytes that ranks must exchange in a step. Compression sends more: PowerSGD of rank
-1 does so for matrices up to 20,000 wide. The norm of the gradients, or a loss, is less from 20,000 parameters
-on."""
+1 does so for matrices up to 20,000 wide. A norm of the gradients, or a loss, is less of 20,000 parameters."""
 
 
 def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:

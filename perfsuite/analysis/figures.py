@@ -32,8 +32,7 @@ def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
 
     The job has finished a step when the last rank has: C(i) is the largest over ranks of the sum of their
     first i steps, and step i took C(i) - C(i-1). What stalls one rank after its last collective of a step,
-    and is waiting in the next step of the others, counts once; the largest step over ranks would count it
-    twice.
+    and is waiting in the next step of the others, counts once: the largest step would count it twice.
     """
     behind = [0.0] * len(step_s)  # for each rank: C(i-1) minus the sum of its own first i-1 steps
     series = []

@@ -33,8 +33,7 @@ class NoValues(TorchDispatchMode):
     """Answers what the host reads of a tensor: yes for a bool, 1 for a number, as a step counter may say.
 
     So no token is masked. The flag by which a gradient scaler learns of infinities reads 0: each step is
-    made. A CPU has no number, as for real tensors: fake ones would take `cpu:0` for another device than
-    `cpu`.
+    made. A CPU has no number, as for real tensors: to fake ones `cpu:0` would be another device than `cpu`.
     """
 
     def __init__(self) -> None:

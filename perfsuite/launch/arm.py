@@ -67,10 +67,8 @@ class Arm:
             return dict(self.given)
         # With a lock file, what is on the path here would stand before what it names.
         others = self.given.get("PYTHONPATH", None if self.lock else os.environ.get("PYTHONPATH"))
-        found = {
-            **self.given,
-            "PYTHONPATH": os.pathsep.join(filter(None, [*self.paths, self.packages, others])),
-        }
+        path = os.pathsep.join(filter(None, [*self.paths, self.packages, others]))
+        found = {**self.given, "PYTHONPATH": path}
         return found if self.moved is None else {**found, MOVED: os.pathsep.join(self.moved)}
 
     @property
@@ -134,9 +132,8 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path) -> Arm:
     given = {match[1]: match[2] for word in words if (match := _VARIABLE.fullmatch(word))}
     releases = [word for word in words if RELEASE.fullmatch(word)]
     images = [word for word in words if word.startswith(image.PREFIX)]
-    pythons, commits = _environments(
-        word for word in words if not (word in (*releases, *images) or _VARIABLE.fullmatch(word))
-    )
+    others = (word for word in words if not (word in (*releases, *images) or _VARIABLE.fullmatch(word)))
+    pythons, commits = _environments(others)
     if images:
         if len(images) > 1 or pythons or releases:
             raise CaseError("an image has its own interpreter and packages: give it alone, or with a commit")
@@ -261,9 +258,8 @@ def ask(arm: Arm, code: str) -> str:
         done = captured([arm.python, "-c", code], cwd=arm.directory, env=environment, timeout=ANSWER_S)
         if done.returncode == 0 and done.stdout.strip():
             return done.stdout.splitlines()[-1]
-        told = [
-            line for line in done.stderr.splitlines() if line.strip() and "--help" not in line
-        ]  # docker's
+        # Without docker's advice.
+        told = [line for line in done.stderr.splitlines() if line.strip() and "--help" not in line]
         said = told[-1] if told else f"exit status {done.returncode}"
     except subprocess.TimeoutExpired:
         said = f"no answer in {ANSWER_S} s"

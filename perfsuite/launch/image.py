@@ -14,7 +14,7 @@ from perfsuite.errors import CaseError
 from perfsuite.node.processes import captured
 
 PREFIX = "image:"
-NOT_PASSED = "PATH|HOME|PWD|OLDPWD|SHLVL|_|TMPDIR"  # this machine's own: the image has others
+NOT_PASSED = "PATH|HOME|PWD|OLDPWD|SHLVL|_|TMPDIR"  # they mean files of this machine: an image has its own
 RUNTIMES = {  # how each runtime runs `python` of an image in this directory, the first that is installed
     "docker": "docker run --rm --interactive --network=host --ipc=host --pid=host --ulimit memlock=-1 "
     '--user "$(id -u):$(id -g)" {gpus}{mounts}$names --workdir "$(pwd)" {image} python "$@"',

@@ -72,8 +72,7 @@ def release(requirements: Sequence[str], python: str, store: Path) -> Path:
     """Return the directory with releases of packages, `accelerate==1.10.0`, for an interpreter.
 
     It holds those of their needs, too, that the interpreter's environment has in another version. Its torch
-    stays, unless that is named: releases that need another one are refused. Raises `PackageError` with what
-    pip said.
+    stays, unless that is named: releases that need another are refused. Raises `PackageError`: what pip said.
     """
     of = "" if python == sys.executable else f"-{documents.digest([python])}"
     directory = (store / "packages" / f"{','.join(requirements)}{of}").absolute()

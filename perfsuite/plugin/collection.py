@@ -1,7 +1,4 @@
-"""Which tests measure a case, and what is refused of them before anything is deselected or launched.
-
-Here is, too, what the hooks keep for each other, and small things that several of them need.
-"""
+"""Which tests measure a case, what is refused of them before any launch, and what all hooks keep."""
 
 import contextlib
 import re

@@ -112,7 +112,7 @@ class Counts(Data):
     # Times the host reads a value of a tensor: of one on a GPU, each is a synchronisation.
     host_reads: dict[Phase, int] = Field(default_factory=dict)
     device_copies: dict[str, int] = Field(default_factory=dict)  # between devices, as `cpu to cuda`
-    blocking_copies: dict[str, int] | None = None  # the host waits for it: not `non_blocking`; None: unknown
+    blocking_copies: dict[str, int] | None = None  # without `non_blocking`: the host waits; None: unknown
     memory: StepMemory | None = None  # none for a compiled model, whose buffers are not seen
     # The calls in `kernels` by operator, as `aten.mm`: neither views nor allocations.
     ops: dict[str, int] = Field(default_factory=dict)

@@ -16,7 +16,7 @@ OF_ALL = frozenset({"broadcast", "reduce", "send"})
 and what is received comes in the other direction, while as much is sent."""
 
 
-SCALED = ("aten._scaled_mm", "aten._scaled_grouped_mm")  # operators on float8, or fewer bits, begin so
+SCALED = ("aten._scaled_mm", "aten._scaled_grouped_mm")  # so begin operators on float8, or fewer bits
 
 
 class MemoryPart(Data):
@@ -102,8 +102,7 @@ def roofline(counts: Iterable[RankCounts], case: Case, machine: Machine, tokens:
     reduce on their way (NVLink SHARP, `NCCL_ALGO=NVLS`) let an all-reduce take less. Groups that span
     machines, whose link is unknown, take no time here, nor do memory bandwidth and what has no FLOPs.
 
-    None where the accelerator's peak is unknown, where nothing was counted, and for a compiled model, most of
-    whose FLOPs are not seen.
+    None where the accelerator's peak is unknown, nothing was counted, or most FLOPs are not seen: compiled.
     """
     of_ranks = []
     for its in (entry.counts for entry in counts):

@@ -65,7 +65,7 @@ class Check(Data):
     baseline: float | None  # median of the baseline's launches
     allowed: float  # largest change for the worse that passes: 0.13 is 13 % fewer tokens/s, 13 % more bytes
     change: float | None = None  # estimated relative change of the figure
-    interval: tuple[float, float] | None = None  # 99 %, of `change`, with the baseline's uncertainty
+    interval: tuple[float, float] | None = None  # of `change`, 99 %, with the baseline's uncertainty
     minimum_detectable: float | None = None  # smallest change for the worse found 95 times in 100
     probe_exponent: float | None = None  # of the correction by the probe for the machine's speed; None: none
     note: str | None = None

@@ -75,8 +75,7 @@ class Evidence(Data):
     forwards: int = 0  # how many calls of the model these tokens came with
     samples: int | None = None  # first dimension of its first input then, summed over calls; None: unknown
     collectives: int | None = None  # in groups of several ranks, first optimizer step to last; None: unknown
-    # L1 norms before the first optimizer step and after the last, by the name of each trained parameter that
-    # data-parallel ranks hold whole.
+    # L1 norms before and after all optimizer steps, by trained parameter that data-parallel ranks hold whole.
     replicated: dict[str, tuple[float, float]] = Field(default_factory=dict)
     replicated_bytes: int = 0  # bytes of these parameters
 
@@ -105,14 +104,12 @@ class RankReport(Document):
     flops: Flops | None = None
     observed: Observed | None = None
     evidence: Evidence | None = None
-    # What the device could do before the workload was built, or after a script was measured
-    # (`perfsuite.worker.node_probe`).
+    # Of the device, before the workload was built or after a script was measured (`worker.node_probe`).
     device_probe: dict[str, float] = Field(default_factory=dict)
     # What the recorders of other packages' metrics returned in this rank, by the metric's name.
     extra: dict[str, float] = Field(default_factory=dict)
     counts: Counts | None = None  # what a step did, counted; None where it was not
-    # Sum of the squares of the gradients that the rank holds, just before its clock's step `COUNTED_STEP`;
-    # None where they are not known.
+    # Sum of squares of the rank's gradients, just before its clock's step `COUNTED_STEP`; None: not known.
     gradient_squares: float | None = None
     hidden: tuple[str, ...] = ()  # why the counted step did more than `counts` tells; empty: nothing shows it
     fit: Fit | None = None  # the memory that it is predicted to need; None but in a dry run

@@ -44,8 +44,7 @@ class DeviceHealth(Data):
     temperature_c: float | None = None  # the highest sample
     throttled: dict[str, float] | None = None  # share of samples, 0 to 1, with each reason, by NVML's names
     foreign_memory_bytes: int | None = None  # most that others held. None, too: not told from the job's
-    # Most that was used beyond `held_before_bytes`: the allocator's, and what NCCL, the CUDA context and
-    # libraries hold in addition.
+    # Most used beyond `held_before_bytes`: the allocator's, and what NCCL, the CUDA context, libraries hold.
     job_memory_bytes: int | None = None
 
     @property

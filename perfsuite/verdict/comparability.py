@@ -101,9 +101,8 @@ def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
         return DEVICE_PROBE_SLOWER
     degrees = len(rates) - 1
     variance = clipped_variance(squares(sorted_logs(rates)), degrees) * (1 + 1 / len(rates))
-    return max(
-        DEVICE_PROBE_SLOWER, -math.expm1(-t_quantile(DEVICE_PROBE_SIGMAS, degrees) * math.sqrt(variance))
-    )
+    scatter = -math.expm1(-t_quantile(DEVICE_PROBE_SIGMAS, degrees) * math.sqrt(variance))
+    return max(DEVICE_PROBE_SLOWER, scatter)
 
 
 def _less_power(run: Run, baseline: Baseline) -> list[str]:

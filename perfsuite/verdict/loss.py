@@ -21,8 +21,7 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the base
     """The first tenth of the steps where a run's loss differs from the baseline's by more than is allowed.
 
     None if there is none, or if it is the same curve at another `loss_scale`. From a spike of the baseline
-    on, it differs only where it is higher than that. The message has both losses and the allowed difference;
-    `whose` is the baseline in it.
+    on, it differs only where it is higher than that. `whose` names the baseline in the message.
     """
     usual, scale = _usual_loss(baseline), loss_scale(runs, baseline) or 1
     spike = _spike([mean for mean, _ in usual])
@@ -129,9 +128,8 @@ def _usual_loss(baseline: Baseline) -> list[tuple[float, float]]:
     if count < 3:
         return [(mean, LOSS_FLOOR * abs(mean)) for mean in means]
     spreads = [stdev(tenth) if len(tenth) > 1 else 0.0 for tenth in tenths]
-    typical = median(
-        [spread / abs(mean) if mean else 0.0 for spread, mean in zip(spreads, means, strict=True)]
-    )
+    shares = [spread / abs(mean) if mean else 0.0 for spread, mean in zip(spreads, means, strict=True)]
+    typical = median(shares)
     sigmas = t_quantile(LOSS_SIGMAS, LOSS_DEGREES * (count - 1)) * math.sqrt(1 + 1 / count)
     return [
         (mean, max(sigmas * _near(spreads, tenth), max(sigmas * typical, LOSS_FLOOR) * abs(mean)))

@@ -143,8 +143,7 @@ def minimum_detectable_difference(
 
     `pair_sigma` is the standard deviation of log(B / A) between pairs: sqrt(2) times that between launches,
     where the machine does not drift. The formula (T + 3.0) sigma / sqrt(N), T the quantile of Student's t
-    that calls a change, is up to 10 % optimistic from 8 pairs on; below, it depends on single disturbed
-    launches.
+    that calls a change, is up to 10 % optimistic from 8 pairs on; below, single launches matter.
     """
     final = _EFFICIENCY * 2 * (max_pairs - 1)
     return relative((t_quantile(z, final) + _Z_POWER) * pair_sigma / math.sqrt(max_pairs))

@@ -45,7 +45,7 @@ class SlurmJob:
     nodes: tuple[str, ...] = ()  # its nodes in Slurm's order; none while it waits
     exit_status: int | None = None  # that of its script; 0 while it runs, and if a signal ended it
     left_s: int | None = None  # seconds until its time limit; None without a limit
-    spreads_gpus: bool = False  # whether it asked for GPUs not per node: a step has not all of each then
+    spreads_gpus: bool = False  # GPUs were asked for otherwise than per node: a step lacks some then
 
     @property
     def is_waiting(self) -> bool:
