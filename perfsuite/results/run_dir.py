@@ -55,7 +55,7 @@ class RunDir:
     run = Below("run.json")  # `Run`, by the driver
     scheduler_log = Below("scheduler.log")  # what the scheduler's command wrote, where one starts the agents
     lease = Below("lease")  # the driver's sign of life and what it wants (`perfsuite.node.lease`)
-    endpoint = Below("endpoint")  # where ranks meet, `HOST:PORT`: empty by the driver, written by node 0
+    endpoint = Below("endpoint")  # where ranks meet, `HOST:PORT`: made by the driver, written by node 0
     files = Below("files")
     """A directory for what a script writes, and would go on from if it found it. Made empty by the
     agent of node 0, kept with the launch's other files."""
@@ -67,7 +67,7 @@ class RunDir:
     rank_log = Numbered("rank-{}.log")  # what that rank wrote to stdout and stderr
     profile = Numbered("profile-{}.json")  # `RankProfileFile`, by that rank of a launch that is profiled
     trace = Numbered("trace-{}.json.gz")  # what torch's profiler recorded in that rank: opens in Perfetto
-    training = Numbered("training-{}")  # who trained as that rank (`worker.script_rank`); empty by its agent
+    training = Numbered("training-{}")  # who trained as it (`worker.script_rank`); made empty by its agent
     flight_recorder = Below("nccl-flight-recorder-rank-")
     """What each rank, its number appended, last asked of NCCL: by torch, when its watchdog ends it."""
 
