@@ -21,7 +21,7 @@ BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerB
 DEVICE_LAG = 0.10  # how much slower the slowest GPU may be than the fastest in equal work, relative
 NOT_SAMPLED = "the machine's health is unknown: no sample was taken while steps were made"
 UNKNOWN = Health(samples=0, seconds=0, steps=0)  # the health of a machine that was not sampled
-HARDWARE_FAULTS = (  # of a card or link, by CUDA, NCCL, NVML; an unspecified failure may be a kernel's bug
+HARDWARE_FAULTS = (  # broken cards and links, by CUDA, NCCL, NVML; an unspecified one may be a kernel's bug
     "uncorrectable ecc",
     "uncorrectable nvlink",
     "nvlink error",

@@ -107,7 +107,7 @@ class Option:
     name: str
     help: str  # what it does, in pytest's help, in that of the commands, and on the page
     page: str = ""  # what the page says besides, in Markdown
-    metavar: str = ""  # of its value; empty for a flag. Of two words with a `|` between the second is True
+    metavar: str = ""  # how its value is shown; empty: a flag. Of two words with a `|`, the second is True
     parse: Parse = str
     default: str = ""  # the value without it, as text, parsed like any other; empty means None
     sets: str = ""  # field of `Options` or its policy; else as its name, or that without `no-`, set to False

@@ -36,7 +36,7 @@ class Planned:
 
     case: Case
     past: Past | None
-    seconds: float | None  # it took last, else the median of known cases on as many devices; else None
+    seconds: float | None  # as it took last, else the median of known cases on as many devices; or None
 
     @property
     def gpu_hours(self) -> float | None:

@@ -29,10 +29,7 @@ LaunchesBySession = Mapping[str | None, Sequence[float]]
 
 MIN_DEGREES = 2  # fewest degrees of freedom (launches minus groups) from which a noise is estimated
 MIN_DEGREES_OF_EXPONENT = 20  # degrees of freedom from which an estimated probe exponent of 0 is believed
-PROBE_CORRECTED = (
-    TOKENS_PER_S,
-    TOKENS_PER_S_MEAN,
-)  # follow the machine's speed: the probe corrects them
+PROBE_CORRECTED = (TOKENS_PER_S, TOKENS_PER_S_MEAN)  # follow the machine's speed: the probe corrects them
 _UPPER_LIMIT = (40.4, 7.49, 4.33, 3.28, 2.77, 2.46, 2.25, 2.11, 2.0)
 """Upper 87.5 % confidence limit of a variance, as a multiple of its estimate, for 1, 2, ... degrees of
 freedom: degrees / (0.125 quantile of chi-squared). The variance between sessions is multiplied by it, because
