@@ -162,6 +162,14 @@ def _replace(path: Path, text: str) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def read_or_none(path: Path, kind: type[D]) -> D | None:
+    """As `read`; None in place of a `FileError`."""
+    try:
+        return read(path, kind)
+    except FileError:
+        return None
+
+
 def read(path: Path, kind: type[D]) -> D:
     """Read a file that `write` wrote. Raises `FileError` naming the file, and the field if one is bad."""
     try:
@@ -184,11 +192,3 @@ def read(path: Path, kind: type[D]) -> D:
         raise FileError(f"{path}: field {explain(error)}") from None
     except CaseError as error:
         raise FileError(f"{path}: {error}") from None
-
-
-def read_or_none(path: Path, kind: type[D]) -> D | None:
-    """Return what `read` does; None of a file that is not there, or that nobody could use."""
-    try:
-        return read(path, kind)
-    except FileError:
-        return None

@@ -168,6 +168,14 @@ def test_read_names_the_file_and_the_field(tmp_path: Path, changes: dict[str, An
         documents.read(path, Note)
 
 
+def test_what_cannot_be_read_is_none_where_that_is_asked_for(tmp_path: Path) -> None:
+    documents.write(file := tmp_path / "note.json", Note(text="read"))
+    assert documents.read_or_none(file, Note) == Note(text="read")
+    file.write_text("{")
+    assert documents.read_or_none(file, Note) is None
+    assert documents.read_or_none(tmp_path / "missing.json", Note) is None
+
+
 def test_a_huge_bad_value_is_cut_in_the_message(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "note.json", step_s="x" * 100_000)
     with pytest.raises(FileError) as caught:

@@ -24,7 +24,6 @@ FILES = {
 WORKER_ONLY = (
     "perfsuite.dry.attention",
     "perfsuite.dry.cuda",
-    "perfsuite.dry.group",
     "perfsuite.dry.program",
     "perfsuite.dry.rank",
     "perfsuite.dry.script",
@@ -44,11 +43,10 @@ MOST_ENTRIES = 24
 NO_TEST_FILE = {
     "perfsuite.analysis.intervals": "run by analysis/test_trace.py",
     "perfsuite.cli.checks": "its rows are read by tests of cli/doctor and cli/test_selftest.py",
-    "perfsuite.dry.group": "run by dry/test_rank.py, and by every dry run",
     "perfsuite.frameworks.common.accelerate_config": "run by frameworks/test_accelerate.py",
-    "perfsuite.launch.base": "a Protocol: session/test_preflights.py implements it",
+    "perfsuite.launch.base": "a Protocol: session/test_setup.py implements it",
     **dict.fromkeys(
-        (f"perfsuite.plugin.{name}" for name in ("ending", "keys", "run")),
+        (f"perfsuite.plugin.{name}" for name in ("ending", "run")),
         "run by test_plugin.py and test_plugin_resume.py, which run pytest",
     ),
     "perfsuite.session.outputs": "run by cli/test_compare.py, cli/test_dry_run.py and test_plugin.py",

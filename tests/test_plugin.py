@@ -293,7 +293,7 @@ def test_one_case_in_two_tests_is_measured_twice(suite: pytest.Pytester) -> None
     suite.makepyfile(
         test_cases=with_fake("""
         import dataclasses
-        from perfsuite.plugin.keys import SESSION
+        from perfsuite.plugin.collection import SESSION
         @pytest.mark.parametrize("case", [FAKE])
         def test_one(bench, case):
             bench(FAKE)

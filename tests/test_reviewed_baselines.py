@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite import Case, documents
-from perfsuite.dry import limits
-from perfsuite.dry.machine import pretended
+from perfsuite.dry.machine import pretended, why_not_dry
 from perfsuite.frameworks.base import missing_package
 from perfsuite.results.count_baseline import CountBaseline, target_of
 from perfsuite.results.counts import METHOD
@@ -41,5 +40,5 @@ def test_each_case_that_can_be_run_dry_has_counts(case: Case) -> None:
     machine, instead = pretended(case, None)
     if (missing := missing_package(*case.framework.packages) or instead) is not None:
         pytest.skip(missing)
-    if limits.why_not(case, machine) is None:
+    if why_not_dry(case, machine) is None:
         assert COUNTS.reviewed_file(target_of(machine, dry=True), case.id).exists()

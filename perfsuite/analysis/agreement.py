@@ -8,22 +8,18 @@ from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Evidence, RankReport
 
 OF_THE_MOVE = 0.01
-"""Difference between two replicas of a parameter's norm, as a share of what training changed that norm by,
-from which the ranks train two models."""
+"""Difference of two replicas' norms, as a share of what training changed, that makes them two models."""
 ROUNDING = 5e-7  # relative difference of norms that rounding explains, where devices sum in another order
-TOKENS_OFF = 0.02
-"""Share by which the tokens that a model was given may differ from those that the case claims."""
+TOKENS_OFF = 0.02  # share by which the tokens that a model was given may differ from those claimed
 
 CLOCK_OFF, CLOCK_SLACK_S = 0.05, 0.3
-"""How much a clock may differ from the kernel's: a share, and what two readings that are interrupted between
-take."""
+"""How much a clock may differ from the kernel's: a share, and what two interrupted readings take."""
 OF_THE_FORMULA = 0.9
 """Share of the forward's FLOPs by formula that must be counted. The counts in this repository's baselines
 have 1.00 or more of forward and backward together."""
 OF_THE_GRADIENTS = 1e-4
 """Share of the gradients' bytes that ranks must exchange in a step. Compression sends more: PowerSGD of rank
-1 does so for matrices up to 20,000 wide. The norm of the gradients, or a loss, is less from 20,000 parameters
-on."""
+1 does so for matrices up to 20,000 wide. A norm of the gradients, or a loss, is less of 20,000 parameters."""
 
 
 def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from perfsuite.case.case import Case
-from perfsuite.results.rank_report import Failure, RankReport
+from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RunDir
 
-PEERS_SAY = (
+PEERS_SAY = (  # what gloo, NCCL, torch's store or launcher say when another rank died: never the cause
     "connection closed by peer",
     "connection reset by peer",
     "broken pipe",
@@ -21,8 +21,6 @@ PEERS_SAY = (
     "watchdog caught collective operation timeout",
     "nccl communicator was aborted",
 )
-"""What a healthy rank says when another one died, by gloo, NCCL, torch's store or its launcher: never the
-cause."""
 WATCHDOG_SAYS = "watchdog caught collective operation timeout"
 """What NCCL's process group writes when a collective hung for as long as the group allows."""
 KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
@@ -94,19 +92,19 @@ def with_oom_kills(failure: Failure, kills: int) -> Failure:
 def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: RunDir, case: Case) -> Failure:
     """The failure of ranks that left no report. `by_ranks` only tell that another rank was gone."""
     ranks = f"rank {', '.join(map(str, missing))} of {case.topology.world_size}"
-    if shutil.disk_usage(run_dir.path).free < LEAST_FREE_BYTES:
-        message = f"no report from {ranks}: no space is left on the disk of {run_dir.path}. Make room there."
-        return Failure(kind="error", rank=missing[0], message=message)
     nodes = sorted({rank // case.topology.processes_per_node for rank in missing})
-    if dead := [node for node in nodes if not run_dir.launch(node).exists()]:
+    kind: FailureKind = "missing_report"
+    message = f"no report from {ranks}: see {run_dir.path}"
+    if shutil.disk_usage(run_dir.path).free < LEAST_FREE_BYTES:
+        kind = "error"
+        message = f"no report from {ranks}: no space is left on the disk of {run_dir.path}. Make room there."
+    elif dead := [node for node in nodes if not run_dir.launch(node).exists()]:
         who = "the agent" if case.topology.nodes == 1 else f"the agent of node {', '.join(map(str, dead))}"
         message = f"{who} died before {ranks} had reported: was it killed? See {run_dir.path}"
-        return Failure(kind="missing_report", rank=missing[0], message=message)
-    if by_ranks:
+    elif by_ranks:
+        kind = "crash"
         message = f"{ranks} died without a report; rank {by_ranks[0].rank} then said: {by_ranks[0].message}"
-        return Failure(kind="crash", rank=missing[0], message=message)
-    message = f"no report from {ranks}: see {run_dir.path}"
-    return Failure(kind="missing_report", rank=missing[0], message=message)
+    return Failure(kind=kind, rank=missing[0], message=message)
 
 
 def is_peer(failure: Failure) -> bool:

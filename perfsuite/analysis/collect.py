@@ -32,8 +32,7 @@ from perfsuite.results.rank_report import SIMULATED_CLOCK, Failure, Observed, Ra
 from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
 
-WALL_CLOCK_AGREES = 0.05
-"""Relative difference of a rank's wall clock and the sum of its steps from which a note tells it."""
+WALL_CLOCK_AGREES = 0.05  # relative difference of a rank's wall clock and its steps' sum that a note tells
 LOSS_STEPS = 3
 """Fewest steps at each end whose mean losses are compared, to see whether the loss falls; a tenth of all
 steps if that is more. In 48 runs of 12 steps (the tiny models, learning rates 1e-3 and 1e-4) the loss falls
@@ -88,17 +87,13 @@ def cause_of(
     case: Case,
     failure: Failure | None,
 ) -> Failure | None:
-    """Why a launch failed, with the end of the log; None if every rank has reported without a failure.
-
-    `failure` is why the launch was killed, or None.
-    """
+    """Why a launch failed, with the log's end; None if every rank did well. `failure`: why it was killed."""
     cause = first_cause(reports, _ended(agents), run_dir, case)
     if cause is None:
         return None
     by_ranks = [report.failure for report in reports.values() if report.failure is not None]
     if failure is not None and (cause not in by_ranks or is_peer(cause)):
-        # Ranks report secondary errors when they are killed; prefer the reason for killing.
-        cause = failure
+        cause = failure  # ranks that are killed report secondary errors: prefer the reason for killing
     return with_log(cause, run_dir)
 
 
@@ -209,7 +204,6 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
 
 
 def _with_machine(observed: Observed | None, run: Run) -> Observed | None:
-    """What a worker observed, with the driver and how its GPUs are set up."""
     if observed is None:
         return None
     kept = dict(observed.environment)

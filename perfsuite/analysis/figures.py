@@ -15,8 +15,7 @@ from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Figures, Health, Run
 
 ROLL = 5  # steps of the rolling median: one slow step moves it little, and five steps are soon past
-FLAT = 0.05
-"""Relative difference that is allowed between a rolling median and the level on which the series ends."""
+FLAT = 0.05  # relative difference allowed between a rolling median and the level at the end
 
 UNMEASURED_STEPS = 2
 """First steps of a case that are never measured: in the second one the worker observes what runs
@@ -33,11 +32,9 @@ def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
 
     The job has finished a step when the last rank has: C(i) is the largest over ranks of the sum of their
     first i steps, and step i took C(i) - C(i-1). What stalls one rank after its last collective of a step,
-    and is waiting in the next step of the others, counts once; the largest step over ranks would count it
-    twice.
+    and is waiting in the next step of the others, counts once: the largest step would count it twice.
     """
-    behind = [0.0] * len(step_s)
-    """For each rank: C(i-1) minus the sum of its own first i-1 steps."""
+    behind = [0.0] * len(step_s)  # for each rank: C(i-1) minus the sum of its own first i-1 steps
     series = []
     for steps in zip(*step_s, strict=True):
         took = max(step - lag for step, lag in zip(steps, behind, strict=True))

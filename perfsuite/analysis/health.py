@@ -8,27 +8,20 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import DeviceHealth, Health, LaunchFile, Node, Run
 
 THROTTLED_SHARE = 0.05  # largest share of samples in which a healthy GPU may be throttled
-FOREIGN_MEMORY_BYTES = 256 * 2**20
-"""Most GPU memory of other processes: a monitor holds less, a program that computes holds more."""
-FOREIGN_CPU_SHARE = 0.20
-"""Largest share of the cores' time that other processes may use: on 2 cores less than half of one."""
-HELD_BYTES = 2**30
-"""Most memory of a GPU in use before a launch: a desktop holds less, a job that did not end holds more."""
-FREE_S = 30.0
-"""Most seconds to wait before a launch until the GPUs' memory is free: a driver cleans up after a process."""
+FOREIGN_MEMORY_BYTES = 256 * 2**20  # most GPU memory of others: a monitor holds less, what computes more
+FOREIGN_CPU_SHARE = 0.20  # most of the cores' time that others may use: on 2 cores, less than half of one
+HELD_BYTES = 2**30  # most of a GPU's memory in use before a launch: a desktop holds less, a stuck job more
+FREE_S = 30.0  # most seconds to wait until the GPUs' memory is free: drivers clean up after processes
 STEAL_SHARE = 0.10  # largest share of the cores' time that the hypervisor may take
 SETTINGS = ("power_limit_w", "sm_clock_limit_mhz", "sm_clock_set_mhz", "ecc", "persistence", "nvlinks")
 """The fields of `DeviceHealth` that tell how a GPU is set up."""
-POWER_LIMIT = "gpu_power_limit_w"
-"""Key of a run's environment: the enforced power limit; of GPUs that differ, each, in ascending order."""
+POWER_LIMIT = "gpu_power_limit_w"  # in a run's environment: the limit enforced, of unlike GPUs each, sorted
 BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
-"""Throttle reasons of a machine that is too hot or short of power. The others, SwPowerCap above all, are how
-GPUs normally run."""
-DEVICE_LAG = 0.10
-"""How much slower the slowest GPU may be than the fastest in the same piece of work, relative."""
+"""Of machines too hot or short of power. The others, SwPowerCap above all, are how GPUs normally run."""
+DEVICE_LAG = 0.10  # how much slower the slowest GPU may be than the fastest in equal work, relative
 NOT_SAMPLED = "the machine's health is unknown: no sample was taken while steps were made"
 UNKNOWN = Health(samples=0, seconds=0, steps=0)  # the health of a machine that was not sampled
-HARDWARE_FAULTS = (
+HARDWARE_FAULTS = (  # broken cards and links, by CUDA, NCCL, NVML; an unspecified one may be a kernel's bug
     "uncorrectable ecc",
     "uncorrectable nvlink",
     "nvlink error",
@@ -39,8 +32,6 @@ HARDWARE_FAULTS = (
     "nvrm: xid",
     "xid error",
 )
-"""Messages of CUDA, NCCL and NVML about a broken card or link. An unspecified launch failure may also be a
-bug in a kernel."""
 
 
 def gpu_setup(health: Health | None) -> dict[str, str]:
@@ -68,8 +59,7 @@ def machine_problems(health: Health | None, machine: Machine) -> list[str]:
     found += _lost_nvlinks(health.devices)
     whose = "the cores' time" + (f" of {health.node}" if health.node else "")
     if machine.device == "cuda":
-        found += _few_cores(health, whose)
-        return found
+        return [*found, *_few_cores(health, whose)]
     return found + [
         f"{who} {share:.0%} of {whose} (at most {most:.0%} is healthy)"
         for who, share, most in (

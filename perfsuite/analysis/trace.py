@@ -20,8 +20,7 @@ from perfsuite.results.profile import PROFILED_STEPS, Profile, StepSplit, Work, 
 STEP = "ProfilerStep#"
 OPTIMIZER = "Optimizer.step#"
 DATA_LOADER = "enumerate(DataLoader)#"
-REPEATS = "autograd::engine::evaluate_function: "
-"""Begins the name of an event that only wraps the one of the same node."""
+REPEATS = "autograd::engine::evaluate_function: "  # the name of an event that only wraps another
 OPERATOR = "cpu_op"
 OPERATORS = frozenset({OPERATOR, "user_annotation"})
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -29,8 +28,7 @@ LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 HOST_READ = "aten::_local_scalar_dense"
 GRAPH_LAUNCH = "GraphLaunch"  # part of the names of the calls by which the host has a CUDA graph replayed
 LONGEST_NAME = 160
-"""Characters that are kept of a kernel's name, whose template arguments may be thousands. One that is cut
-ends in a digest of the whole name."""
+"""Characters kept of a kernel's name (templates have thousands); one cut ends in a digest of the whole."""
 
 _GLOO = re.compile(r"gloo:(\w+)")
 _NCCL = re.compile(r"nccl\w*?Kernel_?((?:[A-Z][a-z]+)+)")
@@ -40,8 +38,7 @@ _NOT_COMPUTED = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional:
 _COMPILED = ("## Call CompiledFxGraph", "CompiledFunction")
 _OF_ONE = re.compile(r"(FSDP::[\w ]+?) (?:\(.*\)|for .*)|(## Call CompiledFxGraph) \S+ ##|(triton_\w+?)_\d+")
 """Names that end in the layer, the graph or the number of one, and what all of these are called."""
-_WAITED_FOR = "Memcpy DtoH (Device -> Pageable)"
-"""The copy to the host that the host waits for, as its memory is not pinned."""
+_WAITED_FOR = "Memcpy DtoH (Device -> Pageable)"  # the host waits for this copy: its memory is not pinned
 
 
 @dataclass

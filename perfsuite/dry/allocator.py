@@ -55,8 +55,7 @@ class _Pool:
 
     def __init__(self, *, is_small: bool) -> None:
         self.is_small = is_small
-        self.last: Block | None = None
-        """The last block of the expandable segment."""
+        self.last: Block | None = None  # the last block of the expandable segment
         self._free: list[Block] = []  # by size, then by address
 
     def put(self, block: Block) -> None:
@@ -131,7 +130,6 @@ class CachingAllocator:
         return block
 
     def _split(self, block: Block, size: int) -> None:
-        """Cut a block that is in use down to `size`, if what is left is worth it."""
         left = block.size - size
         if left < MIN_BLOCK if block.pool.is_small or self.expandable_segments else left <= SMALL_SIZE:
             return

@@ -14,8 +14,7 @@ from torch.nn import functional
 from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.common.patches import replace
 
-PREFER_CUDNN = frozenset({(9, 0), (10, 0), (10, 3)})
-"""Compute capabilities on which torch prefers cuDNN's kernel."""
+PREFER_CUDNN = frozenset({(9, 0), (10, 0), (10, 3)})  # where torch prefers cuDNN's kernel
 CUDNN_LARGEST_HEAD = 128
 FLASH_LARGEST_HEAD = 256
 
@@ -86,7 +85,6 @@ def _flash(
 
 
 def _added(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Return a mask as it is added to the scores, of their shape."""
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), float("-inf"))
     return mask.expand(*query.shape[:3], key.shape[2])

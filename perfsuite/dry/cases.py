@@ -1,7 +1,6 @@
 """Finds the cases of a repository, by id or by expression: pytest collects them, in a process of its own."""
 
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseList
 from perfsuite.errors import CaseError
+from perfsuite.node.processes import captured
 
 NO_TESTS_COLLECTED = 5  # pytest's exit status where a selection is empty
 
@@ -39,13 +39,7 @@ def _collected(directory: Path, *selection: str) -> list[Case]:
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "cases.json"
         command = [sys.executable, "-m", "pytest", str(directory), "--collect-only", "--quiet", *selection]
-        done = subprocess.run(
-            [*command, "--perf-dry", f"--perf-cases={file}"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = captured([*command, "--perf-dry", f"--perf-cases={file}"])
         if done.returncode not in (0, NO_TESTS_COLLECTED):
             said = (done.stderr.strip() or done.stdout.strip())[-2000:]
             raise CaseError(f"pytest cannot collect the cases in {directory}: {said}")

@@ -19,7 +19,7 @@ ONE_KERNEL = ("_fused_rms_norm", "_fused_rms_norm_backward", "mish_backward", "s
 in a build for CPUs, torch makes most of them of other operators."""
 
 NCCL = (2, 27, 7)  # the version that is pretended: scripts ask for bf16, which came with 2.10
-_kept: list[Any] = []  # what is registered stays so as long as its library lives
+_LIBRARY = torch.library.Library("aten", "IMPL")  # what is registered lives as long as it
 
 
 class _Idle:
@@ -73,10 +73,8 @@ def pretend(machine: Machine) -> None:
 
 def _register_kernels() -> None:
     """Have torch know of a kernel for each of `ONE_KERNEL`, which never runs: fake tensors have no values."""
-    library = torch.library.Library("aten", "IMPL")
-    _kept.append(library)
     for name in ONE_KERNEL:
-        library.impl(name, _never, "CUDA")
+        _LIBRARY.impl(name, _never, "CUDA")
 
 
 def _never(*args: Any) -> NoReturn:

@@ -12,9 +12,8 @@ from perfsuite import documents
 from perfsuite.analysis.cause import with_log
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.hardware import Machine
-from perfsuite.dry import limits
 from perfsuite.dry.fit import facts_of
-from perfsuite.dry.machine import Device, pretended
+from perfsuite.dry.machine import Device, pretended, telling_ranks, why_not_dry
 from perfsuite.errors import CaseError, DryRunError, FileError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.arm import HERE, Arm, ask
@@ -48,10 +47,10 @@ def dry_run(
             has = f"ranks 0 to {last}" if last else "rank 0 alone"
             raise DryRunError(f"rank {rank} does not exist: {case.id} has {has}")
     machine, instead = pretended(case, device)
-    if (reason := limits.why_not(case, machine)) is not None:
+    if (reason := why_not_dry(case, machine)) is not None:
         raise DryRunError(f"{case.id}: {reason}")
     framework_of(case).check(case)
-    chosen = limits.ranks(case) if ranks is None else tuple(ranks)
+    chosen = telling_ranks(case) if ranks is None else tuple(ranks)
     run_dir = RunDir(directory)
     documents.write(run_dir.case, CaseFile(case=case, device=machine.device))
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
@@ -113,7 +112,6 @@ def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int, arm: Arm, 
 
 
 def _environment(case: Case, rank: int) -> dict[str, str]:
-    """Return this process's environment with torchrun's variables of a rank, on the one pretended device."""
     topology = case.topology
     return {
         **os.environ,

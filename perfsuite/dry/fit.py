@@ -30,8 +30,7 @@ NCCL_LOW, NCCL_HIGH = 100 * MIB, 1024 * MIB
 """Of one communicator. Each connection of a channel has buffers of 10 to 12 MiB (nccl issue 1685); a ring has
 a few channels over PCIe, up to 32 over NVLink. 1.6 GB with the context was seen for one (nccl issue 864)."""
 
-MATMUL_THREADS = 2
-"""That of forward, and autograd's of the device: each has a cuBLAS handle with a workspace of its own."""
+MATMUL_THREADS = 2  # forward's and autograd's: each has a cuBLAS handle with its own workspace
 
 
 def predict(log: MemoryLog, counts: Counts, machine: Machine, rank: int, *, built: int = 0) -> Fit | None:
@@ -82,7 +81,6 @@ def facts_of(reports: Sequence[RankReport], case: Case, machine: Machine) -> Dry
 
 
 def _nccl(counts: Counts) -> tuple[MemoryPart, ...]:
-    """The buffers of the groups in which the step communicates, all of them together."""
     groups = {(each.ranks, each.apart) for each in counts.collectives if each.ranks > 1}
     if not groups:
         return ()

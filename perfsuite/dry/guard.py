@@ -71,7 +71,6 @@ def build(file: Path) -> None:
 
 
 def _torch() -> Path:
-    """Return the directory of the installed torch, without importing it."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     assert spec.origin is not None

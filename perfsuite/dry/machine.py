@@ -1,16 +1,18 @@
-"""The machine that a dry run pretends. Imports neither torch nor pytest."""
+"""The machine that a dry run pretends, what cannot be run dry, and which ranks are. Imports no torch."""
 
 from typing import Literal
 
+from perfsuite.case import torch_build
 from perfsuite.case.case import Case, Topology
 from perfsuite.case.hardware import PRODUCTS, Machine
 from perfsuite.dry import guard
-from perfsuite.errors import DryRunError
+from perfsuite.errors import CaseError, DryRunError
+from perfsuite.frameworks.base import framework_of
+from perfsuite.launch.requirements import CHECKS, OF_THE_MACHINE
 from perfsuite.node.machine import gpu_machine
 
 Device = Literal["cuda", "cpu"]
-ANY_GPU = "NVIDIA H100 80GB HBM3"
-"""Pretended for a case that is meant for `gpu`, and for one meant for `cpu` where CUDA is asked for."""
+ANY_GPU = "NVIDIA H100 80GB HBM3"  # for a case meant for `gpu`, or for `cpu` where CUDA is asked for
 
 
 def pretended(case: Case, device: Device | None = None) -> tuple[Machine, str | None]:
@@ -47,3 +49,28 @@ def pretended_cpu(topology: Topology) -> Machine:
     """Return a machine with one core for each process, and no memory of its own."""
     devices = topology.processes_per_node
     return Machine(device="cpu", device_name="CPU", hardware_class="cpu", devices=devices, memory_bytes=0)
+
+
+def why_not_dry(case: Case, machine: Machine) -> str | None:
+    """Return why `case` cannot be run dry on `machine`, or None. Raises `CaseError` without its packages."""
+    framework = framework_of(case)
+    if (problem := torch_build.wrong_build(pretended_cpu(case.topology))) is not None:
+        raise CaseError(problem)
+    if case.quantization != "none":
+        return f"not by a dry run: bitsandbytes' {case.quantization} kernels do not know fake tensors"
+    if case.compile:
+        return "not by a dry run: torch.compile makes its kernels on the GPU, and there is none: leave it out"
+    for check in CHECKS:
+        if check not in OF_THE_MACHINE and (reason := check(case, machine)) is not None:
+            return reason
+    if (plan := framework.dry(case)) is None:
+        return (
+            f"not by a dry run: {framework.name} does not say how it builds on fake tensors (Framework.dry)"
+        )
+    return None if plan.impossible is None else f"not by a dry run: {plan.impossible}"
+
+
+def telling_ranks(case: Case) -> tuple[int, ...]:
+    """Return the ranks that tell what all do: the first, and the last if ranks differ by design."""
+    last, plan = case.topology.world_size - 1, framework_of(case).dry(case)
+    return (0, last) if last and plan is not None and plan.ranks_differ else (0,)

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
-from perfsuite.dry import cuda, group, values
+from perfsuite.dry import cuda, values
 from perfsuite.dry.fit import predict
 from perfsuite.errors import DryRunError, MismatchError
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, Workload, framework_of
@@ -89,7 +89,7 @@ class DryRank:
             cuda.pretend(self._machine)
         values.pretend()
         self.framework.load(self.case, self.device)
-        group.pretend(self.report.rank, self.report.world_size)
+        values.pretend_ranks(self.report.rank, self.report.world_size)
         self.plan.pretend()
 
     def _train(self) -> None:

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils.data import dataloader
 
-from perfsuite.dry import cuda, group, program, values
+from perfsuite.dry import cuda, program, values
 from perfsuite.dry.rank import DryRank, Enough
 from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError
 from perfsuite.frameworks.common import pretend as wrappers
@@ -48,7 +48,7 @@ class DryScript(DryRank):
             cuda.pretend(self._machine)
         values.pretend_tensors()
         values.pretend_answers()
-        group.pretend(self.report.rank, self.report.world_size)
+        values.pretend_ranks(self.report.rank, self.report.world_size)
         if importlib.util.find_spec("accelerate") is not None:
             wrap(module("accelerate.utils.random"), "synchronize_rng_state", _keep_own_state)
         wrappers.ddp()
@@ -59,7 +59,6 @@ class DryScript(DryRank):
         replace(torch.nn.Module, "compile", self._not_compiled)
 
     def _train(self) -> None:
-        """Run the script until the step that is counted has ended."""
         self.workload = self.framework.build(self.case, self.ranks, self.recorder)
         self._optimizers = Optimizers(getattr(self.framework, "clock", None))
         register_optimizer_step_pre_hook(self._before_step)

@@ -1,21 +1,29 @@
-"""What asks fake tensors for values, which they have not. Worker side; imports torch."""
+"""What asks fake tensors for values, or ranks that are not there for theirs. Worker side; imports torch."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import copyreg
+import functools
 import importlib.util
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FakeWork
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed import device_mesh
+from torch.distributed._tools import fake_collectives  # noqa: F401  the collectives of fake tensors
+from torch.distributed.device_mesh import DeviceMesh
+from torch.library import Library
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from perfsuite.frameworks.common import model, weights
-from perfsuite.frameworks.common.patches import module, nothing, replace, wrap
+from perfsuite.frameworks.common.patches import module, nothing, replace, replace_everywhere, wrap
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
@@ -25,8 +33,7 @@ class NoValues(TorchDispatchMode):
     """Answers what the host reads of a tensor: yes for a bool, 1 for a number, as a step counter may say.
 
     So no token is masked. The flag by which a gradient scaler learns of infinities reads 0: each step is
-    made. A CPU has no number, as for real tensors: fake ones would take `cpu:0` for another device than
-    `cpu`.
+    made. A CPU has no number, as for real tensors: to fake ones `cpu:0` would be another device than `cpu`.
     """
 
     def __init__(self) -> None:
@@ -223,3 +230,57 @@ def _swap(one: Any, other: Any) -> None:
                 delattr(tensor, name)
         for tensor, value in values:
             setattr(other if tensor is one else one, name, value)
+
+
+COALESCED = (  # collectives of several tensors, for which torch has no rule; each returns a `Work`
+    "allreduce_coalesced_",
+    "allgather_coalesced_",
+    "allgather_into_tensor_coalesced_",
+    "reduce_scatter_tensor_coalesced_",
+)
+MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_concatenate")
+"""Methods of `DeviceMesh` that look at the numbers of ranks in it."""
+
+
+_LIBRARY = Library("c10d", "IMPL")  # what is registered lives as long as it
+
+
+def pretend_ranks(rank: int, world_size: int) -> None:
+    """Make this process `rank` of `world_size`, with fake process groups. Call it when all is imported."""
+    fake_store = module("torch.testing._internal.distributed.fake_pg").FakeStore
+    init, new_group = dist.init_process_group, dist.new_group
+
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        with _disable_current_modes():
+            init("fake", store=fake_store(), rank=rank, world_size=world_size)
+
+    def group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        kept = {name: kwargs[name] for name in ("group_desc", "use_local_synchronization") if name in kwargs}
+        with _disable_current_modes():
+            return new_group(ranks, backend="fake", **kept)
+
+    def all_gather_object(results: list[Any], value: Any, *args: Any, **kwargs: Any) -> None:
+        results[:] = [value] * len(results)
+
+    replace_everywhere(dist, "init_process_group", init_process_group)
+    replace_everywhere(dist, "new_group", group)
+    replace_everywhere(dist, "broadcast_object_list", nothing)
+    replace_everywhere(dist, "all_gather_object", all_gather_object)
+    for name in COALESCED:
+        _LIBRARY.impl(name, lambda *args, **kwargs: FakeWork().boxed(), "Meta")
+    # DTensor tries operators on fake tensors to learn shapes, in a mode of its own: that is not counted.
+    replace(module("torch.distributed.tensor._sharding_prop"), "detect_fake_mode", lambda *args: None)
+    for name in MESH_METHODS:
+        wrap(DeviceMesh, name, _with_values)
+    replace_everywhere(device_mesh, "init_device_mesh", _with_values(device_mesh.init_device_mesh))
+
+
+def _with_values(function: Any) -> Callable[..., Any]:
+    """Return `function` outside of every mode: the numbers of ranks are tensors, and they count."""
+
+    @functools.wraps(function)
+    def outside(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return outside

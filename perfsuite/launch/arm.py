@@ -31,6 +31,7 @@ from perfsuite.errors import CaseError, GitError, PackageError
 from perfsuite.git import git, revision
 from perfsuite.launch import image
 from perfsuite.launch.installed import environment, locked, release
+from perfsuite.node.processes import captured
 from perfsuite.results.environment import SECRET
 from perfsuite.results.run_dir import MOVED
 
@@ -51,14 +52,11 @@ class Arm:
     python: str = sys.executable
     given: Mapping[str, str] = field(default_factory=dict)  # the variables among its words
     paths: tuple[str, ...] = ()  # what comes first on PYTHONPATH: the worktree of its commit
-    # What comes after it: the directory with the releases among its words; empty: it names none.
-    packages: str = ""
-    # The top of the repository, and the worktree that stands for it: for scripts that a case names.
-    moved: tuple[str, str] | None = None
+    packages: str = ""  # what comes after: the directory with the releases among its words; or empty
+    moved: tuple[str, str] | None = None  # the repository's top and the worktree in its place, for scripts
     directory: Path | None = None  # where the launches run; None: where this process does
     commit: str | None = None  # what is checked out there; None outside of git
-    # The file of the commit, from its top on, whose packages the interpreter has; empty: none was named.
-    lock: str = ""
+    lock: str = ""  # the commit's file whose packages the interpreter has, from its top on; or empty
     dirty: bool = False
     perfsuite: str = __version__
 
@@ -69,10 +67,8 @@ class Arm:
             return dict(self.given)
         # With a lock file, what is on the path here would stand before what it names.
         others = self.given.get("PYTHONPATH", None if self.lock else os.environ.get("PYTHONPATH"))
-        found = {
-            **self.given,
-            "PYTHONPATH": os.pathsep.join(filter(None, [*self.paths, self.packages, others])),
-        }
+        path = os.pathsep.join(filter(None, [*self.paths, self.packages, others]))
+        found = {**self.given, "PYTHONPATH": path}
         return found if self.moved is None else {**found, MOVED: os.pathsep.join(self.moved)}
 
     @property
@@ -96,8 +92,7 @@ class Arm:
         return self.has_packages_of(other) and (self.commit, self.dirty) == (other.commit, other.dirty)
 
 
-HERE = Arm()
-"""This environment, in whatever repository."""
+HERE = Arm()  # this environment, in whatever repository
 
 
 def here(root: Path) -> Arm:
@@ -137,9 +132,8 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path) -> Arm:
     given = {match[1]: match[2] for word in words if (match := _VARIABLE.fullmatch(word))}
     releases = [word for word in words if RELEASE.fullmatch(word)]
     images = [word for word in words if word.startswith(image.PREFIX)]
-    pythons, commits = _environments(
-        word for word in words if not (word in (*releases, *images) or _VARIABLE.fullmatch(word))
-    )
+    others = (word for word in words if not (word in (*releases, *images) or _VARIABLE.fullmatch(word)))
+    pythons, commits = _environments(others)
     if images:
         if len(images) > 1 or pythons or releases:
             raise CaseError("an image has its own interpreter and packages: give it alone, or with a commit")
@@ -258,26 +252,14 @@ def _version(arm: Arm) -> str:
 
 
 def ask(arm: Arm, code: str) -> str:
-    """Return the last line that `code` prints in the environment of an arm.
-
-    Raises `CaseError` with why the interpreter does not answer.
-    """
+    """Return the last line that `code` prints by an arm's Python. Raises `CaseError` if that says nothing."""
     try:
-        done = subprocess.run(
-            [arm.python, "-c", code],
-            cwd=arm.directory,
-            env={**os.environ, **arm.variables},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=ANSWER_S,
-            check=False,
-        )
+        environment = {**os.environ, **arm.variables}
+        done = captured([arm.python, "-c", code], cwd=arm.directory, env=environment, timeout=ANSWER_S)
         if done.returncode == 0 and done.stdout.strip():
             return done.stdout.splitlines()[-1]
-        told = [
-            line for line in done.stderr.splitlines() if line.strip() and "--help" not in line
-        ]  # docker's
+        # Without docker's advice.
+        told = [line for line in done.stderr.splitlines() if line.strip() and "--help" not in line]
         said = told[-1] if told else f"exit status {done.returncode}"
     except subprocess.TimeoutExpired:
         said = f"no answer in {ANSWER_S} s"

@@ -25,14 +25,11 @@ class Job:
 
     run_dir: RunDir
     case: Case
-    machine: Machine
-    """The machine of each node."""
-    python: str = sys.executable
-    """The interpreter of the agents and ranks."""
+    machine: Machine  #: The machine of each node.
+    python: str = sys.executable  #: The interpreter of the agents and ranks.
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of all its processes: they win over those of the case and of perfsuite."""
-    directory: Path | None = None
-    """Where its agents run, and so its scripts; None: where this process does."""
+    directory: Path | None = None  #: Where its agents run, and so its scripts; None: where this process does.
 
 
 class Launcher(Protocol):

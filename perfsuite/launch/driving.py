@@ -21,8 +21,7 @@ from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, JOB_VARIABLES, RunDir
 
 REPORTS_S = 1.0  # seconds between two listings of the directory, to see which ranks have reported
-END_S = 20.0
-"""Seconds in which agents that were told to end the job do so: stacks, NVML, peers take up to 5 each."""
+END_S = 20.0  # seconds for agents that were told to end the job: stacks, NVML, peers take up to 5 each
 NCCL_HEARTBEAT_S = 480  # torch's default of TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC
 
 

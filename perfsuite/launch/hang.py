@@ -3,10 +3,8 @@
 HANG_S = 120
 """Seconds without a step, at the least, in a job that hangs. More than a rank may take at its end: it waits
 `WAIT_S` for the others and has `LEAVE_S` to end in (`perfsuite.worker.rank`)."""
-LONGEST_STEPS = 20
-"""How many times the longest step before may pass without a step: an evaluation, or a checkpoint."""
-WARM_UP_STEPS = 2
-"""Steps whose lengths are no measure of later ones: libraries load and kernels are compiled in them."""
+LONGEST_STEPS = 20  # how many times the longest step may pass without one: an evaluation, a checkpoint
+WARM_UP_STEPS = 2  # steps that are no measure of later ones: libraries load, kernels are compiled
 LONGEST_WARM_UPS = 3
 """How many times the longest of these steps may pass, until a later step has shown how long one takes."""
 
@@ -15,12 +13,9 @@ class HangDetector:
     """Tells a job that hangs: no sign of life for max(`HANG_S`, `LONGEST_STEPS` times the longest step)."""
 
     def __init__(self) -> None:
-        self._longest_s = 0.0
-        """The longest time between two signs of life after the warm-up steps, in seconds."""
-        self._longest_warm_up_s = 0.0
-        """The same from the beginning of training to the end of the warm-up steps."""
-        self._last: tuple[bool, int, int] | None = None
-        """What `quiet_s` was last told that differed from before."""
+        self._longest_s = 0.0  # the longest time between two signs of life after the warm-up steps
+        self._longest_warm_up_s = 0.0  # the same from the beginning of training to the warm-up's end
+        self._last: tuple[bool, int, int] | None = None  # what `quiet_s` was last told that was new
         self._last_at = 0.0
 
     def quiet_s(self, now: float, *, is_training: bool, steps: int, reports: int) -> float | None:

@@ -6,17 +6,16 @@ ended as outside of one, and NCCL has what it needs.
 
 import shlex
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from perfsuite import documents
 from perfsuite.errors import CaseError
+from perfsuite.node.processes import captured
 
 PREFIX = "image:"
-# Variables of this machine that mean its own files. The image has its own.
-NOT_PASSED = "PATH|HOME|PWD|OLDPWD|SHLVL|_|TMPDIR"
-RUNTIMES = {
+NOT_PASSED = "PATH|HOME|PWD|OLDPWD|SHLVL|_|TMPDIR"  # they mean files of this machine: an image has its own
+RUNTIMES = {  # how each runtime runs `python` of an image in this directory, the first that is installed
     "docker": "docker run --rm --interactive --network=host --ipc=host --pid=host --ulimit memlock=-1 "
     '--user "$(id -u):$(id -g)" {gpus}{mounts}$names --workdir "$(pwd)" {image} python "$@"',
     "podman": "podman run --rm --interactive --network=host --ipc=host --pid=host {gpus}{mounts}$names "
@@ -25,7 +24,6 @@ RUNTIMES = {
     "singularity": 'singularity exec --no-home {gpus}{mounts}--pwd "$(pwd)" {image} python "$@"',
     "enroot": 'enroot start {mounts}$names {image} sh -c \'cd "$0" && exec python "$@"\' "$(pwd)" "$@"',
 }
-"""How each runtime runs `python` of an image in this directory, the first that is installed."""
 GPUS = {
     "docker": "--gpus=all ",
     "podman": "--device=nvidia.com/gpu=all ",
@@ -45,17 +43,11 @@ exec {command}
 
 def _answers(runtime: str) -> bool:
     """Whether it is installed and can be used: of docker, whether its daemon answers."""
-    ask = [runtime, "version"]
-    return (
-        bool(shutil.which(runtime)) and subprocess.run(ask, capture_output=True, check=False).returncode == 0
-    )
+    return shutil.which(runtime) is not None and captured([runtime, "version"]).returncode == 0
 
 
 def interpreter(image: str, shared: Sequence[Path], store: Path) -> str:
-    """Return the path of a script that runs the Python of an image; `shared` directories are seen in it.
-
-    Raises `CaseError` if no runtime is installed.
-    """
+    """Return a script that runs an image's Python, which sees `shared`. Raises `CaseError`: no runtime."""
     runtime = next(filter(_answers, RUNTIMES), None)
     if runtime is None:
         raise CaseError(f"{PREFIX}{image} needs one of {', '.join(RUNTIMES)}, and none of them answers here")

@@ -16,6 +16,7 @@ from packaging.version import Version
 
 from perfsuite import documents
 from perfsuite.errors import PackageError
+from perfsuite.node.processes import captured
 
 INSTALL_S = 3600
 UV_LOCK = "uv.lock"
@@ -71,8 +72,7 @@ def release(requirements: Sequence[str], python: str, store: Path) -> Path:
     """Return the directory with releases of packages, `accelerate==1.10.0`, for an interpreter.
 
     It holds those of their needs, too, that the interpreter's environment has in another version. Its torch
-    stays, unless that is named: releases that need another one are refused. Raises `PackageError` with what
-    pip said.
+    stays, unless that is named: releases that need another are refused. Raises `PackageError`: what pip said.
     """
     of = "" if python == sys.executable else f"-{documents.digest([python])}"
     directory = (store / "packages" / f"{','.join(requirements)}{of}").absolute()
@@ -92,10 +92,7 @@ def release(requirements: Sequence[str], python: str, store: Path) -> Path:
 
 
 def versions(package: str) -> list[Version]:
-    """Return the versions of a package that pip finds, oldest first: no yanked one, but pre-releases.
-
-    Raises `PackageError` where it finds none.
-    """
+    """What pip finds, oldest first: pre-releases, nothing yanked. Raises `PackageError` if it finds none."""
     said = pip("index", "versions", "--pre", package).splitlines()
     listed = next((line for line in said if line.startswith("Available versions:")), "").partition(":")[2]
     return sorted(Version(each.strip()) for each in listed.split(",") if each.strip())
@@ -143,16 +140,7 @@ def run(*command: str, cwd: Path | None = None, variables: Mapping[str, str] | N
     # Safe: a module of the repository, in whose directory this runs, is none of the installer's.
     ours = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONSAFEPATH": "1"}
     try:
-        done = subprocess.run(
-            command,
-            cwd=cwd,
-            env={**kept, **ours, **(variables or {})},
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=INSTALL_S,
-            check=False,
-        )
+        done = captured(command, cwd=cwd, env={**kept, **ours, **(variables or {})}, timeout=INSTALL_S)
     except subprocess.TimeoutExpired:
         raise PackageError(f"{said}: no end after {INSTALL_S} s") from None
     if done.returncode:

@@ -16,10 +16,8 @@ import psutil
 
 from perfsuite.errors import FileError
 
-LOCK_FILE = "PERFSUITE_LOCK"
-"""Environment variable with another lock file: its sessions do not wait for those of the usual one."""
-USUAL = Path("/tmp/perfsuite.lock")
-"""The usual lock file, the same for every user: `tempfile.gettempdir()` may be a user's own."""
+LOCK_FILE = "PERFSUITE_LOCK"  # variable with another lock file, whose sessions wait for each other alone
+USUAL = Path("/tmp/perfsuite.lock")  # the same for every user: `tempfile.gettempdir()` may be a user's own
 POLL_S = 1.0
 LONGEST = 4096  # most bytes that are read of the file: another user may have written it
 

@@ -25,8 +25,7 @@ from perfsuite.results.run import Health
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import NodePreflight, Preflight
 
-TIMEOUT_S = 300.0
-"""Seconds after which a preflight is ended: importing torch from a shared file system takes long."""
+TIMEOUT_S = 300.0  # seconds after which it is ended: importing torch from a shared file system takes long
 GPU_SHARE = 0.75
 """Least rate of a node's slowest GPU, as a share of the best other node's. GPUs of one model differ by up to
 22 % for no other reason than that they are different cards (arXiv 2208.11035)."""

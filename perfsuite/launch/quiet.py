@@ -25,8 +25,7 @@ from perfsuite.results.amounts import amount
 QUIET_S = 5.0  # seconds without any other user after which the machine counts as quiet
 LOOK_EVERY_S = 1.0
 WAIT_S = 120.0
-"""Seconds that quiet is waited for at the most, by default: a compiler or a run of tests often ends by then,
-a neighbour's training takes hours."""
+"""Longest wait for quiet by default: a compiler or tests often end by then, a neighbour's training not."""
 NAMED = 3  # processes that a line names at the most
 WORTH_NAMING = 0.02  # the share of the cores' time from which on a process is named
 LONGEST_NAME = 40
@@ -36,8 +35,7 @@ LONGEST_NAME = 40
 class Cores(Cpu):
     """The cores that a job may use, at one moment, and who has used them or others."""
 
-    by_process: Mapping[tuple[int, float], float]
-    """CPU seconds of each process, by its id and when it began: ids are used again."""
+    by_process: Mapping[tuple[int, float], float]  # CPU seconds, by id and when it began: ids are used again
 
 
 def cores() -> Cores:

@@ -98,8 +98,7 @@ CHECKS: tuple[Callable[[Case, Machine], str | None], ...] = (
     _transformers,
     lambda case, machine: framework_of(case).unsupported(case, machine),
 )
-OF_THE_MACHINE = frozenset({_hardware, _topology})
-"""Those that ask what a machine has, not what it can do: where it is pretended, it has enough."""
+OF_THE_MACHINE = frozenset({_hardware, _topology})  # what it has, not can do: a pretended one has enough
 
 
 def _needs(what: str, package: str) -> str | None:

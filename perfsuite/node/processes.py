@@ -9,8 +9,8 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from perfsuite.errors import LaunchError
 from perfsuite.results.run_dir import STACKS_SIGNAL, RunDir
@@ -23,6 +23,12 @@ KILL_S = 60  # seconds in which a killed process has to be gone
 STACKS_S = 5  # seconds that the stacks are waited for, if a process does not write any
 STACKS_POLL_S = 0.1
 JOB_MARK = "PERFSUITE_JOB"  # environment variable that the processes of a job inherit: its own value
+
+
+def captured(command: Sequence[str], **how: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command without input to whatever end; `how` has more arguments of `subprocess.run`."""
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    return subprocess.run(command, check=False, **pipes, **how)
 
 
 def marked(mark: str) -> list[psutil.Process]:

@@ -13,13 +13,12 @@ import pytest
 from perfsuite import documents
 from perfsuite.errors import PerfsuiteError
 from perfsuite.frameworks.base import optional_packages
-from perfsuite.plugin.keys import SESSION
+from perfsuite.plugin.collection import SESSION
 
-TABLE_OPTIONS = tuple(
+TABLE_OPTIONS = tuple(  # about pytest-benchmark's table: one of them shows cases in it, too
     f"--benchmark-{name}"
     for name in ("columns", "compare", "cprofile", "group-by", "histogram", "name", "sort", "verbose")
 )
-"""Options of pytest-benchmark that are about its table: one of them shows cases in it, too."""
 Groups = list[tuple[str | None, list[dict[str, Any]]]]
 
 

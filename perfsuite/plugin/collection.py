@@ -1,9 +1,11 @@
-"""Which tests measure a case, and what is refused of them before anything is deselected or launched."""
+"""Which tests measure a case, what is refused of them before any launch, and what all hooks keep."""
 
+import contextlib
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,23 +14,56 @@ from perfsuite.case.case import Case, CaseList
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ini import read_ini
-from perfsuite.plugin.keys import NO_SHARE, PROGRESS, SELECTED, SESSION, terminal_of, usage_error
+from perfsuite.report.progress import Progress
+from perfsuite.report.text import printable, relative
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.store import BASELINES
 from perfsuite.session import plan
 from perfsuite.session.session import Session, check_same
 from perfsuite.session.setup import Host
 
+EMPTY = pytest.StashKey[bool]()  # of a test: whether its parametrization found no case. pytest would skip it
+ENDED = pytest.StashKey[bool]()  # of a test: whether it came to its end: not where an interrupt cut it short
+
+# Of the session:
+SESSION = pytest.StashKey[Session]()
+PROGRESS = pytest.StashKey[Progress]()
+SELECTED = pytest.StashKey[int]()  # how many tests ask for a measurement
+NO_SHARE = pytest.StashKey[bool]()  # whether there are cases, and all of them are those of other jobs
+UNWRITTEN = pytest.StashKey[str]()  # why the results could not be written as files
+
 LETTERS = ", ".join(f"{style.letter} {style.word}" for style in STYLES.values() if style.letter)
 """pytest's letters for verdicts."""
-EMPTY = pytest.StashKey[bool]()  # of a test: whether its parametrization found no case. pytest would skip it
 NO_CASE = (
     "bench measures a case that is a parameter of the test, so that -m and -k can select it. Write "
     '@pytest.mark.parametrize("case", [Case(...)]) above def test_it(bench, case)'
 )
 MARKER_NAME = re.compile(r"\bnot\s+[\w:+.-]+|\([^()]*=[^()]*\)|([\w:+.-]+)")
-"""A name in what stands after `-m`, as its group: not one after `not`, which selects nothing, and none in the
-arguments of a marker."""
+"""A name after `-m`, as its group: none after `not`, which selects nothing, and none in arguments."""
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this is a process of pytest-xdist: another process collects its reports."""
+    return hasattr(config, "workerinput")
+
+
+def terminal_of(config: pytest.Config) -> Any:
+    """pytest's terminal, or None."""
+    return config.pluginmanager.getplugin("terminalreporter")
+
+
+def shown(config: pytest.Config, text: str) -> str:
+    """The text as it may go to a terminal, with paths as pytest shows them: from its root directory."""
+    return printable(relative(text, config.rootpath))
+
+
+@contextlib.contextmanager
+def usage_error() -> Iterator[None]:
+    """Turn a `PerfsuiteError` into pytest's `UsageError`, which ends the session before anything runs."""
+    try:
+        yield
+    except PerfsuiteError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def case_of(item: pytest.Item) -> Case | None:
@@ -122,7 +157,6 @@ def _may_run(host: Host, case: Case | None) -> bool:
 
 
 def _resume(session: Session, benchmarks: list[pytest.Item]) -> int:
-    """Go on with the newest session. Return how many of these tests have their result already."""
     session.resume()
     found = [(case, item.nodeid) for item in benchmarks if (case := case_of(item)) is not None]
     return sum(session.earlier_result(case, nodeid) is not None for case, nodeid in found)

@@ -10,8 +10,16 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.errors import PerfsuiteError
-from perfsuite.plugin.collection import uses_bench
-from perfsuite.plugin.keys import ENDED, NO_SHARE, SELECTED, SESSION, UNWRITTEN, is_worker, shown
+from perfsuite.plugin.collection import (
+    ENDED,
+    NO_SHARE,
+    SELECTED,
+    SESSION,
+    UNWRITTEN,
+    is_worker,
+    shown,
+    uses_bench,
+)
 from perfsuite.report import summary
 from perfsuite.report.text import plural, printable
 from perfsuite.results.outcome import STYLES

@@ -11,8 +11,8 @@ from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.ini import read_ini
 from perfsuite.launch.launchers import launcher
 from perfsuite.launch.slurm import PREFIX
+from perfsuite.plugin.collection import PROGRESS, SESSION, is_worker, terminal_of, usage_error
 from perfsuite.plugin.ending import CollectsFromWorkers, HoldsInterrupts
-from perfsuite.plugin.keys import PROGRESS, SESSION, is_worker, terminal_of, usage_error
 from perfsuite.report.progress import Progress
 from perfsuite.report.text import printable
 from perfsuite.session import against_arm
@@ -114,8 +114,6 @@ def _session(config: pytest.Config, progress: Progress) -> Session:
 
 
 def _progress(config: pytest.Config) -> Progress:
-    """The progress of a session, written past pytest's capturing."""
-
     def uncaptured() -> Any:
         capture: Any = config.pluginmanager.getplugin("capturemanager")
         return capture.global_and_fixture_disabled() if capture else contextlib.nullcontext()

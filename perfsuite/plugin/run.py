@@ -9,12 +9,14 @@ from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.errors import AllocationOverError, PerfsuiteError, told
 from perfsuite.plugin.benchmark import CLOCK, replay, replay_nothing, set_clock
-from perfsuite.plugin.collection import EMPTY, NO_CASE, case_of, uses_bench
-from perfsuite.plugin.keys import ENDED, MEASUREMENT, PASSED, SESSION, is_worker, shown
+from perfsuite.plugin.collection import EMPTY, ENDED, NO_CASE, SESSION, case_of, is_worker, shown, uses_bench
 from perfsuite.report import summary
 from perfsuite.report import terminal as report
 from perfsuite.report.text import printable
 from perfsuite.results.session_file import Measurement
+
+PASSED = pytest.StashKey[bool]()  # whether the test itself had no complaint
+MEASUREMENT = pytest.StashKey[Measurement]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -73,7 +75,6 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[
 
 
 def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
-    """Measure the case of a test. Raises what the test is to end with, if it is not to pass."""
     session = item.config.stash[SESSION]
     try:
         measurement = session.measure(case, item.nodeid)

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Mapping
 
-_SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
+_SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {  # the units of what a step does, the largest first
     "bytes": ((2**40, " TiB"), (2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB"), (1, " bytes")),
     "FLOP": ((1e15, " PFLOP"), (1e12, " TFLOP"), (1e9, " GFLOP"), (1e6, " MFLOP"), (1, " FLOP")),
     "calls": ((1, ""),),
 }
-"""The units of what a step does, the largest first."""
 
 
 def amount(value: float | None, unit: str) -> str:

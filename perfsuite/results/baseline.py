@@ -21,10 +21,8 @@ class BaselineLaunch(Data):
 
     figures: Figures  # rounded to 6 significant digits
     loss: tuple[float, ...] = ()  # the loss curve, see `loss_curve`
-    # What the device could do before the workload was built.
-    device_probe: dict[str, float] = Field(default_factory=dict)
-    # The session that measured it. Launches without one count as launches of the same session.
-    session: str | None = None
+    device_probe: dict[str, float] = Field(default_factory=dict)  # of the device, before the workload
+    session: str | None = None  # that measured it; launches without one count as of one session
     nodes: tuple[str, ...] = ()  # the nodes that it ran on; none of a launch on one machine
 
 

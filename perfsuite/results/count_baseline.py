@@ -25,8 +25,7 @@ class CountBaseline(BaselineDocument):
     schema_version: Literal[1] = 1
     target: str  # see `target_of`
     counts: tuple[RankCounts, ...] = Field(min_length=1)  # of the newest launch
-    # Fields that were not the same in all launches: they are shown and never judged.
-    unsteady: tuple[str, ...] = ()
+    unsteady: tuple[str, ...] = ()  # fields not the same in all launches: shown and never judged
     versions: dict[str, str]  # of torch and of the packages whose code makes a step
     launches: int = Field(ge=1)
     recorded_at: str

@@ -28,13 +28,11 @@ class Collective(Data):
 
     kind: str  # as `all_gather`, `reduce_scatter`, `all_reduce`, `broadcast`, `all_to_all`, `send`, `barrier`
     ranks: int  # of the group
-    # Distance between neighbouring ranks of the group: 1 for ranks 0 to 7, 8 for 0, 8, 16; 0 for one rank.
-    apart: int
+    apart: int  # between neighbouring ranks of the group: 1 for ranks 0 to 7, 8 for 0, 8, 16; 0 for one rank
     dtype: str  # as `bfloat16`; empty for a barrier
     phase: Phase
     count: int
-    # Of the whole message in all calls together: what is gathered, to be scattered or reduced, what travels.
-    bytes: int
+    bytes: int  # of the whole message in all calls together: what is gathered, scattered, reduced, travels
 
 
 def group_name(ranks: int, apart: int) -> str:
@@ -66,8 +64,7 @@ class MemoryChange(NamedTuple):
 class MemoryLog(NamedTuple):
     """The storages of one rank on its device over one step, or several in a row: a dry run replays it."""
 
-    # Bytes of those that lived when the first of the steps began, by number; 0 for one that did not.
-    at_start: tuple[int, ...]
+    at_start: tuple[int, ...]  # bytes of those alive when the first step began, by number; 0 for others
     steps: tuple[tuple[MemoryChange, ...], ...]  # what happened in each step, in this order
 
     @property
@@ -100,8 +97,7 @@ class PythonCalls(Data):
 
     version: str  # of Python, as `3.11`: another one calls otherwise for the same code
     calls: dict[Phase, int]
-    # Those of the functions that are called most, as `torch.nn.modules.module.Module.__getattr__`.
-    functions: dict[str, int]
+    functions: dict[str, int]  # of those called most, as `torch.nn.modules.module.Module.__getattr__`
 
 
 class Counts(Data):
@@ -110,15 +106,13 @@ class Counts(Data):
     method: str = METHOD
     step: int = COUNTED_STEP
     collectives: tuple[Collective, ...] = ()
-    # Of matrix products, convolutions and attention, by torch's formulas.
-    flops: dict[Phase, int] = Field(default_factory=dict)
+    flops: dict[Phase, int] = Field(default_factory=dict)  # matmul, convolution, attention: torch's formulas
     # Calls of operators that do work on the device. Of a compiled model: of what runs outside of it.
     kernels: dict[Phase, int] = Field(default_factory=dict)
     # Times the host reads a value of a tensor: of one on a GPU, each is a synchronisation.
     host_reads: dict[Phase, int] = Field(default_factory=dict)
     device_copies: dict[str, int] = Field(default_factory=dict)  # between devices, as `cpu to cuda`
-    # Those that the host waits for: without `non_blocking=True`. None where it was not counted.
-    blocking_copies: dict[str, int] | None = None
+    blocking_copies: dict[str, int] | None = None  # without `non_blocking`: the host waits; None: unknown
     memory: StepMemory | None = None  # none for a compiled model, whose buffers are not seen
     # The calls in `kernels` by operator, as `aten.mm`: neither views nor allocations.
     ops: dict[str, int] = Field(default_factory=dict)
@@ -126,8 +120,7 @@ class Counts(Data):
     # their FLOPs are missing in `flops`.
     without_flops: dict[str, int] = Field(default_factory=dict)
     compiled: Compiled | None = None  # none where nothing was compiled
-    # None in a dry run, next to a profiler of the user's, and where it was not counted then.
-    python: PythonCalls | None = None
+    python: PythonCalls | None = None  # none in a dry run, next to a user's profiler, and where not counted
 
 
 class OfRanks(Data):

@@ -16,8 +16,7 @@ OF_ALL = frozenset({"broadcast", "reduce", "send"})
 and what is received comes in the other direction, while as much is sent."""
 
 
-SCALED = ("aten._scaled_mm", "aten._scaled_grouped_mm")
-"""How the names of operators begin whose operands are in float8, or in fewer bits."""
+SCALED = ("aten._scaled_mm", "aten._scaled_grouped_mm")  # so begin operators on float8, or fewer bits
 
 
 class MemoryPart(Data):
@@ -34,12 +33,10 @@ class Fit(Data):
 
     rank: int
     live: int  # peak of live tensors
-    # Peak of the caching allocator's blocks in use: rounding and the workspaces of cuBLAS are in it.
-    allocated: int
+    allocated: int  # peak of the caching allocator's blocks in use, with rounding and cuBLAS's workspaces
     reserved: int  # peak of what the caching allocator holds
     reserved_expandable: int  # the same with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
-    # The parameters of the whole model, where a rank has them on its device before they are sharded.
-    built: int = 0
+    built: int = 0  # the whole model's parameters, where a rank has them on its device before sharding
     outside: tuple[MemoryPart, ...]  # what the process holds outside of the caching allocator
     card: int  # the memory of the device
     verdict: FitWord
@@ -61,10 +58,8 @@ class Roofline(Data):
     flops: int  # recomputation included
     peak_flops: float  # dense, per second, at the case's precision or that of float8
     wire_bytes: float  # over the link between GPUs of one machine, in one direction
-    # Of that link in one direction; None where no datasheet gives it: then the wire takes no time here.
-    link_bytes_per_s: float | None
-    # Of groups that span machines, whose link is unknown: they take no time here.
-    between_machines_bytes: float
+    link_bytes_per_s: float | None  # of that link, one direction; None (no datasheet): the wire takes no time
+    between_machines_bytes: float  # of groups that span machines, by a link unknown: they take no time here
     tokens: int  # of all ranks in one step; samples where the case has no tokens
 
     @property
@@ -107,8 +102,7 @@ def roofline(counts: Iterable[RankCounts], case: Case, machine: Machine, tokens:
     reduce on their way (NVLink SHARP, `NCCL_ALGO=NVLS`) let an all-reduce take less. Groups that span
     machines, whose link is unknown, take no time here, nor do memory bandwidth and what has no FLOPs.
 
-    None where the accelerator's peak is unknown, where nothing was counted, and for a compiled model, most of
-    whose FLOPs are not seen.
+    None where the accelerator's peak is unknown, nothing was counted, or most FLOPs are not seen: compiled.
     """
     of_ranks = []
     for its in (entry.counts for entry in counts):

@@ -10,12 +10,11 @@ from itertools import pairwise
 
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR
 
-VARIABLES = (
+VARIABLES = (  # the beginnings of environment variables that are recorded
     *("NCCL_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "GLOO_", "UCX_", "FI_"),
     *("TORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TRITON_", "TRANSFORMERS_", "PYTORCH_"),
     *("OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_CPU_CAPABILITY", "LD_PRELOAD"),
 )
-"""The beginnings of environment variables that are recorded."""
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 """Words in a variable's name that keep it from being recorded: `NVIDIA_API_KEY` is a secret."""
 
@@ -23,19 +22,16 @@ _OF_A_VARIABLE = re.compile(
     r"(^|_|API|ACCESS|AUTH|PRIVATE|SECRET)KEY(_|$)|(^|_)TOKEN$|(^|_)(SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)",
     re.IGNORECASE,
 )
-_OF_TEXT = re.compile(
+_OF_TEXT = re.compile(  # a text's tokens and its samples' keys are no secrets: `PAD_TOKEN`, `TEXT_KEY`
     r"(^|_)(PAD|EOS|BOS|UNK|MASK|SEP|CLS|START|END|STOP|IMAGE|NEW|SPECIAL|EXTRA|PER|TEXT|LABEL)_(TOKEN|KEY)$",
     re.IGNORECASE,
 )
-"""Tokens of a text, and keys of its samples, which are no secrets: `PAD_TOKEN`, `TEXT_KEY`."""
-_OF_AN_OPTION = re.compile(
+_OF_AN_OPTION = re.compile(  # fewer words than of a variable: `--pad-token` and `--text-key` are no secrets
     r"(api|access|auth|bearer|comet|github|hf|hub|neptune|private|wandb)[-_]?(key|token)$"
     r"|(password|passwd|secret|secret[-_]key|credentials)$",
     re.IGNORECASE,
 )
-"""Fewer words than of a variable: `--pad-token` and `--text-key` are no secrets."""
-_IN_AN_ADDRESS = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
-"""A password in an address: `postgres://user:password@host`."""
+_IN_AN_ADDRESS = re.compile(r"://[^/\s:@]*:[^/\s@]+@")  # a password: `postgres://user:password@host`
 
 
 def secret_variable(given: Mapping[str, str]) -> str | None:

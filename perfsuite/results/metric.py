@@ -45,10 +45,8 @@ class Metric:
 
     name: str
     """The field of `Figures` that holds the value; for a metric of another package, its key in `extra`."""
-    label: str
-    """What sentences call it."""
-    unit: str
-    """Also says how a value is written: see `perfsuite.results.amounts.amount`."""
+    label: str  #: What sentences call it.
+    unit: str  #: Also says how a value is written: see `perfsuite.results.amounts.amount`.
     better: Literal["higher", "lower"]
     judged: Judged
     """`sequential`: by the statistics of several launches. `exact`: one launch is enough, every change beyond
@@ -59,12 +57,10 @@ class Metric:
     tolerances: Mapping[Device, float] = field(default_factory=dict)
     """Largest growth of the cost (see `cost`) that passes, relative, by device. A CPU is noisier, so it is
     given more."""
-    heading: str = ""
-    """What tables call it; empty: `label`."""
+    heading: str = ""  #: What tables call it; empty: `label`.
     across_ranks: Literal["max", "min", "sum", "mean"] = "max"
     """Makes the value of a launch from those of its ranks."""
-    recorder: Callable[[], MetricRecorder] | None = None
-    """Makes what measures the metric in each rank."""
+    recorder: Callable[[], MetricRecorder] | None = None  #: Makes what measures the metric in each rank.
     read: Callable[[Run], float | None] | None = None
     """Reads the value out of a launch after it, on the driver's side, in place of a recorder."""
 

@@ -12,8 +12,7 @@ Outcome = Literal[
     "passed", "improved", "regressed", "inconclusive", "recorded", "unhealthy", "failed", "undecided"
 ]
 Excuse = Literal["known issue", "out of memory", "waived"]
-"""Why a failure is no surprise (`Case.known_issue`, `Case.may_run_out_of_memory`), or a
-regression that is tolerated: `perf-waivers.toml`."""
+"""Why a failure is no surprise (`Case.known_issue`, `.may_run_out_of_memory`), or a regression tolerated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +21,8 @@ class OutcomeStyle:
 
     word: Outcome | Excuse
     sign: str  # stands before the word on the HTML page
-    # In the terminal; the HTML page has a style sheet of its own.
-    colour: Literal["green", "cyan", "yellow", "red"]
-    # pytest's letter for a test with this outcome; None where pytest's own (`.`, `F`, `x`) says it.
-    letter: str | None = None
+    colour: Literal["green", "cyan", "yellow", "red"]  # in the terminal; the HTML page has a style sheet
+    letter: str | None = None  # pytest's letter for such a test; None: pytest's own (`.`, `F`, `x`) says it
     quiet: bool = False  # whether nobody needs to act upon it
 
 
@@ -45,8 +42,7 @@ STYLES: dict[str, OutcomeStyle] = {
         OutcomeStyle(word="passed", sign="✓", colour="green", quiet=True),
     )
 }
-"""The style of each word, the worst outcome first: reports list cases in this order, and a verdict is the
-worst of its checks."""
+"""By word, the worst first: reports list cases in this order, and a verdict is the worst of its checks."""
 WORST_FIRST = tuple(STYLES)
 QUIET = frozenset(word for word, style in STYLES.items() if style.quiet)  # nobody needs to act upon them
 UNMEASURED: frozenset[Outcome] = frozenset({"failed", "unhealthy"})  # they say nothing of the code's speed
@@ -69,12 +65,9 @@ class Check(Data):
     baseline: float | None  # median of the baseline's launches
     allowed: float  # largest change for the worse that passes: 0.13 is 13 % fewer tokens/s, 13 % more bytes
     change: float | None = None  # estimated relative change of the figure
-    # 99 % interval of `change`, the baseline's own uncertainty included.
-    interval: tuple[float, float] | None = None
-    # Smallest change for the worse that this gate finds 95 times in 100.
-    minimum_detectable: float | None = None
-    # Exponent of the correction for the machine's own speed, by the probe; None: not corrected.
-    probe_exponent: float | None = None
+    interval: tuple[float, float] | None = None  # of `change`, 99 %, with the baseline's uncertainty
+    minimum_detectable: float | None = None  # smallest change for the worse found 95 times in 100
+    probe_exponent: float | None = None  # of the correction by the probe for the machine's speed; None: none
     note: str | None = None
 
     @property
@@ -102,8 +95,7 @@ class CountCheck(Data):
     # `not counted`: a step did work that counting did not see, or no launch was counted; `notes` say why.
     outcome: Literal["regressed", "improved", "passed", "recorded", "not counted"]
     findings: tuple[Finding, ...] = ()  # the judged ones first, of these the largest change first
-    # Fields that differ between the launches of the baseline, or of this session: shown, never judged.
-    unsteady: tuple[str, ...] = ()
+    unsteady: tuple[str, ...] = ()  # fields that differ in the baseline's launches or today's: never judged
     notes: tuple[str, ...] = ()  # what was not judged, and why
     compared: bool = True  # whether launches and baseline were compared at all
     baseline_file: str | None = None
@@ -112,8 +104,7 @@ class CountCheck(Data):
 class Profiled(Data):
     """What a profile of some steps says of why a case is slower than the baseline or arm A."""
 
-    # What a step calls more or less often, the likeliest cause first: `aten::bmm 0 -> 24 calls a step`.
-    calls: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()  # made more or less often, the likeliest cause first: `aten::bmm 0 -> 24`
     hints: tuple[str, ...] = ()  # what takes longer: times of one launch a side, which is no proof
     notes: tuple[str, ...] = ()  # what could not be compared, and why
 
@@ -128,13 +119,10 @@ class Verdict(Data):
     explained: str | None = None  # why a slower case is slower, as far as counts tell
     profiled: Profiled | None = None  # what a profile adds to that; none where none was taken
     failure: FailureKind | None = None
-    # Why the case failed, where no metric says it, and why launches were set aside.
-    reasons: tuple[str, ...] = ()
-    # Numbers, from 1, of the launches that are no evidence and can be no baseline.
-    unhealthy_launches: tuple[int, ...] = ()
+    reasons: tuple[str, ...] = ()  # why it failed, where no metric says it, and why launches were set aside
+    unhealthy_launches: tuple[int, ...] = ()  # numbers, from 1, of those that are no evidence and no baseline
     changed: tuple[str, ...] = ()  # what is not as at the baseline, may explain a change, and is not judged
-    # What the launches were compared with, as `arm A`; None: a stored baseline, if there was one.
-    against: str | None = None
+    against: str | None = None  # what they were compared with, as `arm A`; None: a stored baseline, if any
 
     @property
     def is_recorded(self) -> bool:

@@ -33,8 +33,7 @@ class StepSplit(Data):
     step_us: float
     compute_us: float  # kernels, on a GPU; operators, on a CPU. Without the optimizer's
     optimizer_us: float
-    # Communication during which nothing is computed, by kind: `all_gather`.
-    exposed_us: dict[str, float] = Field(default_factory=dict)
+    exposed_us: dict[str, float] = Field(default_factory=dict)  # communication alone, by kind: `all_gather`
     hidden_us: dict[str, float] = Field(default_factory=dict)  # communication behind computation
     data_wait_us: float = 0  # waiting for the data loader; on a GPU, that meanwhile does nothing
     idle_us: float = 0  # on a GPU: it does nothing, and no data are waited for
@@ -72,10 +71,8 @@ class Profile(Data):
     split: StepSplit
     operators: tuple[Work, ...]  # all of them, the longest first
     kernels: tuple[Work, ...] = ()  # all kernels and copies of the GPU, the longest first; none on a CPU
-    # Calls in which the host waits for the device: a value that it reads, a synchronisation, a copy.
-    host_syncs: tuple[Work, ...] = ()
-    # Names whose calls are not the same in each of the steps: they are not compared.
-    unsteady: tuple[str, ...] = ()
+    host_syncs: tuple[Work, ...] = ()  # where the host waits for the device: reads, synchronisations, copies
+    unsteady: tuple[str, ...] = ()  # names whose calls are not the same in each step: they are not compared
 
     @property
     def every(self) -> tuple[Work, ...]:
@@ -137,8 +134,7 @@ class ProfileBaseline(BaselineDocument):
     schema_version: Literal[1] = 1
     hardware_class: str
     profile: LaunchProfile
-    of_baseline: str
-    """When that baseline's launches were made, as it says itself: a newer one has another profile."""
+    of_baseline: str  # when that baseline was recorded, as it says: a newer one has another profile
 
     def as_json(self) -> str:
         """As other documents, but each operator in one line."""

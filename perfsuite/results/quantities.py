@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import starmap
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
@@ -9,16 +10,14 @@ from perfsuite.results.counts import PHASES, Collective, Compiled, Counts, Phase
 
 Unit = Literal["bytes", "FLOP", "calls"]
 
-FLOOR = 64 * 2**10
-"""Bytes of memory by which a step may differ without being judged: some small tensors more or less."""
+FLOOR = 64 * 2**10  # bytes by which memory may differ without being judged: some small tensors
 FLOPS_FLOOR = 0.001  # share of a step's FLOPs by which it may differ without being judged
 PYTHON_FLOOR, PYTHON_SHARE = 1000, 0.2
 """Calls of Python functions, and their share, by which a step may differ without being judged: each release
 of a library has some more or less, and 1,000 take some tenths of a millisecond."""
 PYTHON_LOOSE = 0.02  # share by which they may differ between launches: a progress bar is drawn by time
 LOOSE = 0.005
-"""Share by which memory may differ between launches: threads that communicate, or load data, free what they
-hold at times of their own."""
+"""Share by which memory may differ between launches: threads free what they hold at times of their own."""
 
 
 class Change(NamedTuple):
@@ -36,14 +35,12 @@ class Quantity:
 
     name: str
     unit: Unit
-    read: Callable[[Counts], Mapping[str, int] | None]
-    """Its fields by name; None where these counts cannot say."""
+    read: Callable[[Counts], Mapping[str, int] | None]  # its fields by name; None where it cannot be said
+    # The difference from these counts that says nothing, in its unit: asynchronous work makes it.
     allowed: Callable[[Counts], float] = lambda _: 0
-    """The difference from these counts that says nothing, in its unit: asynchronous work makes it."""
+    # The difference from these counts that is too small to be judged, in its unit: it is listed.
     floor: Callable[[Counts], float] = lambda _: 0
-    """The difference from these counts that is too small to be judged, in its unit: it is listed."""
-    is_python: bool = False
-    """Whether it is calls of Python: what a progress bar calls more now and then makes none unsteady."""
+    is_python: bool = False  # of Python: what a progress bar calls now and then makes none unsteady
 
     @property
     def family(self) -> str:
@@ -89,8 +86,11 @@ class Group(Quantity):
         return [] if calls[0] == calls[1] else [Change(f"{self.name}: calls", "calls", *calls)]
 
 
+_shape = attrgetter("kind", "ranks", "apart")
+
+
 def _of_group(counts: Counts, *shape: Any) -> list[Collective]:
-    return [row for row in counts.collectives if (row.kind, row.ranks, row.apart) == shape]
+    return [row for row in counts.collectives if _shape(row) == shape]
 
 
 def _empty(kind: str, ranks: int, apart: int) -> Quantity:
@@ -145,14 +145,12 @@ def _phased(name: str, unit: Unit, read: Callable[[Counts], Mapping[Phase, int]]
     return Quantity(name=name, unit=unit, read=fields)
 
 
-def _of_memory(
-    name: str, read: Callable[[StepMemory], int], loose: Callable[[StepMemory], int], floor: int
-) -> Quantity:
+def _of_memory(name: str, read: Callable[[StepMemory], int], share_of: str, floor: int) -> Quantity:
     return Quantity(
         name=name,
         unit="bytes",
         read=lambda counts: None if counts.memory is None else {name: read(counts.memory)},
-        allowed=lambda counts: 0 if counts.memory is None else LOOSE * loose(counts.memory),
+        allowed=lambda counts: 0 if counts.memory is None else LOOSE * getattr(counts.memory, share_of),
         floor=lambda _: floor,
     )
 
@@ -184,40 +182,35 @@ def _waits(counts: Counts) -> Mapping[str, int] | None:
 
 BLOCKING = Quantity(name="blocking copies between devices", unit="calls", read=_waits)
 KERNELS = _phased("kernels", "calls", lambda counts: counts.kernels)
-PEAK = _of_memory("peak of live tensors", attrgetter("peak"), attrgetter("peak"), FLOOR)
-SAVED = _of_memory(
-    "saved for backward", attrgetter("saved_for_backward"), attrgetter("saved_for_backward"), FLOOR
-)
-GROWTH = _of_memory("growth in a step", lambda memory: max(memory.growth, 0), attrgetter("peak"), 0)
+PEAK = _of_memory("peak of live tensors", attrgetter("peak"), "peak", FLOOR)
+SAVED = _of_memory("saved for backward", attrgetter("saved_for_backward"), "saved_for_backward", FLOOR)
+GROWTH = _of_memory("growth in a step", lambda memory: max(memory.growth, 0), "peak", 0)
 """A step that frees more than it makes frees what the one before kept too long: that is no improvement.
 However little a step leaves behind, thousands of them add up."""
-GRAPHS = Quantity(
+GRAPHS = Quantity(  # without any, nothing is compiled: here alone, none at all is worse than some
     name="compiled graphs",
     unit="calls",
     read=lambda counts: {"compiled graphs": counts.compiled.graphs if counts.compiled else 0},
 )
-"""Without any, nothing is compiled: the only quantity of which none at all is worse than some."""
 BREAKS = _of_compiled("graph breaks", lambda compiled: sum(compiled.breaks.values()))
-COMPILED = (
+COMPILED = (  # what is counted over the whole launch
     *(GRAPHS, BREAKS),
     _of_compiled("recompilations", attrgetter("recompilations")),
     _of_compiled("generated kernels", attrgetter("kernels")),
     _of_compiled("extern calls of compiled code", attrgetter("extern_calls")),
 )
-"""What is counted over the whole launch."""
 _OTHERS = (FLOPS, HOST_READS, BLOCKING, COPIES, KERNELS, PEAK, SAVED, GROWTH, *COMPILED)
 
 
 def quantities(every: Iterable[Counts]) -> list[Quantity]:
     """Every quantity that any of these counts has, collectives first."""
     every = list(every)
-    groups = dict.fromkeys((row.kind, row.ranks, row.apart) for counts in every for row in counts.collectives)
-    none = dict.fromkeys(
-        (row.kind, row.ranks, row.apart) for counts in every for row in counts.collectives if not row.bytes
-    )
-    empty = [_empty(*shape) for shape in none if shape[0] != "barrier"]
+    rows = [row for counts in every for row in counts.collectives]
+    groups = starmap(_group, dict.fromkeys(map(_shape, rows)))
+    without_bytes = (row for row in rows if not row.bytes and row.kind != "barrier")
+    empty = starmap(_empty, dict.fromkeys(map(_shape, without_bytes)))
     versions = dict.fromkeys(counts.python.version for counts in every if counts.python is not None)
-    return [*(_group(*shape) for shape in groups), *empty, *_OTHERS, *map(_python, versions)]
+    return [*groups, *empty, *_OTHERS, *map(_python, versions)]
 
 
 def differing(launches: Iterable[Counts]) -> set[str]:

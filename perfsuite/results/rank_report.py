@@ -40,8 +40,7 @@ class Memory(Data):
 
     peak: int  # peak allocated. On CPU: peak resident set above its level before the model was built
     reserved: int | None = None
-    # How often the allocator had to free its cache to serve a request: each time stalls a step.
-    alloc_retries: int | None = None
+    alloc_retries: int | None = None  # how often the allocator freed its cache for a request: a step stalls
     method: str  # how it was read
 
 
@@ -59,9 +58,7 @@ class Flops(Data):
 class Observed(Data):
     """What a worker found to be running, as opposed to what was asked for."""
 
-    # World size, wrapper, sharding, dtypes and so on. `perfsuite.verdict.settings` says which of them keep
-    # runs from being compared.
-    settings: dict[str, str]
+    settings: dict[str, str]  # as world size, wrapper; `verdict.comparability` says which must be equal
     environment: dict[str, str]  # versions and variables: differences are listed with a verdict
 
 
@@ -69,17 +66,12 @@ class Evidence(Data):
     """What one rank observed for questions that need all ranks (`perfsuite.analysis.agreement`)."""
 
     data_parallel: int = Field(ge=1)  # ranks that see different data
-    # Elements of the model's first integer input in the second step; None if it was given no integers.
-    tokens: int | None = None
+    tokens: int | None = None  # elements of the model's first integer input, second step; None: no integers
     padding: int = 0  # how many of these tokens the attention mask takes out
     forwards: int = 0  # how many calls of the model these tokens came with
-    # First dimension of the model's first input in the second step, summed over its calls; None: unknown.
-    samples: int | None = None
-    # Number of collectives in groups of several ranks, from the first optimizer step to the last; None if
-    # they were not counted.
-    collectives: int | None = None
-    # L1 norms before the first optimizer step and after the last, by the name of each trained parameter that
-    # data-parallel ranks hold whole.
+    samples: int | None = None  # first dimension of its first input then, summed over calls; None: unknown
+    collectives: int | None = None  # in groups of several ranks, first optimizer step to last; None: unknown
+    # L1 norms before and after all optimizer steps, by trained parameter that data-parallel ranks hold whole.
     replicated: dict[str, tuple[float, float]] = Field(default_factory=dict)
     replicated_bytes: int = 0  # bytes of these parameters
 
@@ -97,34 +89,26 @@ class RankReport(Document):
     clock: str  # which one stamped the steps: `cuda events`, `perf_counter`, `simulated`
     tokens_per_step: int = 0  # of all ranks together
     step_s: tuple[float, ...] = ()  # every optimizer step from the first, warm-up included
-    # On CPU: seconds of the fixed piece of work after each step, which is timed apart from the step.
-    probe_s: tuple[float, ...] = ()
-    # CPU seconds of this process in each step, all its threads together; empty on a simulated clock.
-    cpu_s: tuple[float, ...] = ()
-    # Of all steps by the host clock, without what was done between them: should agree with their sum.
-    wall_s: float = 0
+    probe_s: tuple[float, ...] = ()  # on CPU: seconds of the fixed work after each step, timed apart from it
+    cpu_s: tuple[float, ...] = ()  # CPU seconds in each step, of all threads; empty on a simulated clock
+    wall_s: float = 0  # of all steps by the host clock, without what was between: should be their sum
     elapsed_s: float = 0  # from the first step's start to the end by the host clock, all included
     uptime_s: float | None = None  # the same by the kernel's uptime, in hundredths; None if unknown
     loss: tuple[float, ...] = ()
-    # Tokens/s of all ranks together as reported by the framework; None if it reports none.
-    own_tokens_per_s: float | None = None
+    own_tokens_per_s: float | None = None  # of all ranks, as the framework reports it; None if it does not
     memory: Memory | None = None
     flops: Flops | None = None
     observed: Observed | None = None
     evidence: Evidence | None = None
-    # What the device could do before the workload was built, or after a script was measured
-    # (`perfsuite.worker.node_probe`).
+    # Of the device, before the workload was built or after a script was measured (`worker.node_probe`).
     device_probe: dict[str, float] = Field(default_factory=dict)
     # What the recorders of other packages' metrics returned in this rank, by the metric's name.
     extra: dict[str, float] = Field(default_factory=dict)
     counts: Counts | None = None  # what a step did, counted; None where it was not
-    # Sum of the squares of the gradients that the rank holds, just before its clock's step `COUNTED_STEP`;
-    # None where they are not known.
+    # Sum of squares of the rank's gradients, just before its clock's step `COUNTED_STEP`; None: not known.
     gradient_squares: float | None = None
-    # Why the counted step did more than `counts` tells; empty where nothing shows that.
-    hidden: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()  # why the counted step did more than `counts` tells; empty: nothing shows it
     fit: Fit | None = None  # the memory that it is predicted to need; None but in a dry run
     notes: tuple[str, ...] = ()  # what a reader of the figures should know
     failure: Failure | None = None
-    # Optimizer steps that had ended when a script's rank failed; None where it has not, or is not known.
-    steps: int | None = None
+    steps: int | None = None  # steps that had ended when a script's rank failed; None: it has not, or unknown

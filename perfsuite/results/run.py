@@ -21,39 +21,30 @@ class DeviceHealth(Data):
 
     index: int = Field(ge=0)  # its number among the GPUs that the job may see
     node: str | None = None  # the node that it is in; None on one machine
-    # As `nvidia-smi` prints it: with it, `uuid` or `serial` a card is found again.
-    pci_bus_id: str | None = None
+    pci_bus_id: str | None = None  # as `nvidia-smi` prints it; a card is found by it, `uuid` or `serial`
     uuid: str | None = None
     serial: str | None = None
     power_limit_w: float | None = None  # that the driver enforces
     power_limit_default_w: float | None = None
-    # The highest; `sm_clock_set_mhz` is what `nvidia-smi -ac` has set (applications clock).
-    sm_clock_limit_mhz: float | None = None
+    sm_clock_limit_mhz: float | None = None  # the highest; `sm_clock_set_mhz`: set by `nvidia-smi -ac`
     sm_clock_set_mhz: float | None = None
     ecc: bool | None = None
     persistence: bool | None = None
-    # What NVML says against its memory: errors that ECC did not correct, a row that was not remapped.
-    memory_faults: tuple[str, ...] = ()
+    memory_faults: tuple[str, ...] = ()  # by NVML: errors that ECC did not correct, a row not remapped
     memory_pending: tuple[str, ...] = ()  # rows or pages of its memory that wait to be replaced
-    # Its NVLinks that are up; `nvlinks_down` those that could be and are not. None without any.
-    nvlinks: int | None = None
+    nvlinks: int | None = None  # that are up; `nvlinks_down`: that could be and are not. None without any
     nvlinks_down: int | None = None
-    # Bytes of its memory in use just before the launch, by processes other than the job's.
-    held_before_bytes: int | None = None
+    held_before_bytes: int | None = None  # of its memory, just before the launch, by others than the job
     held_before_by: tuple[int, ...] = ()  # the processes that NVML listed then
     sm_clock_mhz: float | None = None  # median; `sm_clock_mhz_min` the lowest
     sm_clock_mhz_min: float | None = None
-    # Percent of the time in which a kernel ran, mean: NVML's figure, which does not say how full it was.
-    utilisation: float | None = None
+    utilisation: float | None = None  # percent of time with a kernel, mean: NVML's, which tells not how full
     power_w: float | None = None  # the mean of the samples
     energy_j: float | None = None  # joules over `Health.seconds`
     temperature_c: float | None = None  # the highest sample
-    # Share of samples, 0 to 1, in which each reason for a lower clock was active, by NVML's names.
-    throttled: dict[str, float] | None = None
-    # Most that processes not of the job held. None also where they cannot be told from the job's.
-    foreign_memory_bytes: int | None = None
-    # Most that was used beyond `held_before_bytes`: the allocator's, and what NCCL, the CUDA context and
-    # libraries hold in addition.
+    throttled: dict[str, float] | None = None  # share of samples, 0 to 1, with each reason, by NVML's names
+    foreign_memory_bytes: int | None = None  # most that others held. None, too: not told from the job's
+    # Most used beyond `held_before_bytes`: the allocator's, and what NCCL, the CUDA context, libraries hold.
     job_memory_bytes: int | None = None
 
     @property
@@ -66,18 +57,14 @@ class DeviceHealth(Data):
 class Health(Data):
     """The machine while steps were being made, warm-up included (`perfsuite.node.health_sampler`)."""
 
-    # Of several nodes the one that others used most: `foreign_cpu` and `steal` are its own. Else None.
-    node: str | None = None
-    # 0 where none was taken: then only what was read before the run is known, and nothing on a CPU.
-    samples: int = Field(ge=0)
+    node: str | None = None  # of several, the one that others used most, as `foreign_cpu` and `steal` say
+    samples: int = Field(ge=0)  # 0: none was taken, and only what was read before is known, on a CPU nothing
     seconds: float  # from the first sample to the last
     steps: int  # finished in these seconds
     devices: tuple[DeviceHealth, ...] = ()  # the job's GPUs; empty on a CPU
-    # Samples of the GPU with the slowest SM clock: steps finished by then, and the clock.
-    sm_clocks_mhz: tuple[tuple[int, float], ...] = ()
+    sm_clocks_mhz: tuple[tuple[int, float], ...] = ()  # of the slowest GPU: steps finished by then, the clock
     cores: int | None = None  # that the job may use: of `node`
-    # Share, 0 to 1, of the time of all cores that the job may use, as the next two.
-    job_cpu: float | None = None
+    job_cpu: float | None = None  # share, 0 to 1, of the time of all cores that it may use, as the next two
     foreign_cpu: float | None = None  # used by processes that are not the job's
     steal: float | None = None  # taken by the hypervisor
     notes: tuple[str, ...] = ()  # what could not be found out, and why
@@ -96,11 +83,9 @@ class Figures(Data):
     Tokens are what the case counts: samples, where it has no tokens (`Case.unit`).
     """
 
-    tokens_per_s: float | None = None
-    """Global tokens per step over the median step time."""
+    tokens_per_s: float | None = None  #: Global tokens per step over the median step time.
     tokens_per_s_per_device: float | None = None
-    tokens_per_s_mean: float | None = None
-    """By the mean step time: stalls show here."""
+    tokens_per_s_mean: float | None = None  #: By the mean step time: stalls show here.
     own_tokens_per_s: float | None = None
     """As reported by the framework, which may count warm-up: never judged, shown next to the clock's."""
     step_s_p50: float | None = None
@@ -111,18 +96,15 @@ class Figures(Data):
     probe_s_p50: float | None = None
     cpu_s_per_step: float | None = None
     """CPU seconds of all ranks together in a step, median: what is computed, without any waiting."""
-    peak_memory_bytes: float | None = None
-    """Memory of the rank that used most, as all memory figures."""
+    peak_memory_bytes: float | None = None  #: Memory of the rank that used most, as all memory figures.
     reserved_memory_bytes: float | None = None
     alloc_retries: float | None = None
     tflops_per_device: float | None = None
     mfu: float | None = None
     roofline_share: float | None = None
     """Share of the most tokens/s that the accelerator can do (`perfsuite.results.dry_facts`), 0 to 1."""
-    gpu_utilisation: float | None = None
-    """Percent, mean over devices."""
-    sm_clock_mhz: float | None = None
-    """Median over the window, of the GPU with the slowest clock."""
+    gpu_utilisation: float | None = None  #: Percent, mean over devices.
+    sm_clock_mhz: float | None = None  #: Median over the window, of the GPU with the slowest clock.
     device_memory_bytes: float | None = None
     """Memory in use on the GPU where the job used most, by NVML: also what the allocator does not count.
     Never judged."""
@@ -172,8 +154,7 @@ class Run(Document):
     machine: Machine
     started_at: str
     duration_s: float
-    inject: str | None = None
-    """The fault that was injected; such a run can never become a baseline."""
+    inject: str | None = None  #: The fault that was injected; such a run can never become a baseline.
     dry: bool = False
     """Whether nothing ran: `machine` and every rank were pretended, and there is nothing but counts."""
     figures: Figures = Figures()
@@ -181,31 +162,22 @@ class Run(Document):
     """Seconds of each step, warm-up included: from the moment when every rank had finished the step before
     until every rank had finished this one."""
     probe_s: tuple[float, ...] = ()
-    cpu_s: tuple[float, ...] = ()
-    """CPU seconds of all ranks together in each step."""
-    loss: tuple[float, ...] = ()
-    """Mean over ranks."""
-    window: tuple[int, int] = (0, 0)
-    """The measured steps are `step_s[window[0]:window[1]]`."""
+    cpu_s: tuple[float, ...] = ()  #: CPU seconds of all ranks together in each step.
+    loss: tuple[float, ...] = ()  #: Mean over ranks.
+    window: tuple[int, int] = (0, 0)  #: The measured steps are `step_s[window[0]:window[1]]`.
     memory: tuple[Memory, ...] = ()
     flops: Flops | None = None
     observed: Observed | None = None
-    health: Health | None = None
-    """The worst of the nodes. None where nothing was computed."""
-    nodes: tuple[Node, ...] = ()
-    """The nodes in the order of their ranks; empty for a launch on one machine."""
+    health: Health | None = None  #: The worst of the nodes. None where nothing was computed.
+    nodes: tuple[Node, ...] = ()  #: The nodes in the order of their ranks; empty for a launch on one machine.
     device_probe: dict[str, float] = Field(default_factory=dict)
     """What the device could do before the workload was built: the slowest rank's, figure by figure."""
-    rank_probes: tuple[dict[str, float], ...] = ()
-    """The same of each rank, in their order."""
+    rank_probes: tuple[dict[str, float], ...] = ()  #: The same of each rank, in their order.
     counts: tuple[RankCounts, ...] = ()
     """What a step did, counted (`perfsuite.results.counts`); empty where it was not counted."""
-    hidden: tuple[str, ...] = ()
-    """Why the step was not counted: a rank did work that counting did not see."""
-    dry_facts: DryFacts | None = None
-    """What a dry run predicts; None for a launch."""
-    notes: tuple[str, ...] = ()
-    """What a reader of the figures should know."""
+    hidden: tuple[str, ...] = ()  #: Why the step was not counted: a rank did work that counting did not see.
+    dry_facts: DryFacts | None = None  #: What a dry run predicts; None for a launch.
+    notes: tuple[str, ...] = ()  #: What a reader of the figures should know.
     failure: Failure | None = None
 
     @property
@@ -222,5 +194,4 @@ class LaunchFile(Document):
     is_over: bool = True  # false in a file that is written while ranks of the node still run
     failures: tuple[Failure, ...] = ()
     health: Health | None = None
-    # How many processes of the control group that the agent is in the kernel killed for want of memory.
-    oom_kills: int = 0
+    oom_kills: int = 0  # processes that the kernel killed in the agent's control group for want of memory

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 LAUNCH_DIR = "{launch_dir}"  # in the words and variables of a script: replaced by the path of `RunDir.files`
 FILES = "PERFSUITE_LAUNCH_DIR"  # environment variable of every process of a job: the path of `RunDir.files`
-RUN_DIR = "PERFSUITE_RUN_DIR"
-"""Environment variable of a script's processes: the path of `RunDir`, where they find the case."""
+RUN_DIR = "PERFSUITE_RUN_DIR"  # environment variable of a script's processes: `RunDir`'s path, with the case
 ANCESTOR_PID = "PERFSUITE_ANCESTOR_PID"
 """Environment variable: the process that this one must not outlive. For an agent that is the driver, unless
 it is on another machine; for every process that the agent starts it is the agent."""
-MOVED = "PERFSUITE_MOVED"
-"""Environment variable of an arm of another commit: the top of the repository, `:`, and its worktree."""
+MOVED = "PERFSUITE_MOVED"  # variable of an arm of another commit: top of the repository, `:`, worktree
 JOB_VARIABLES = "PERFSUITE_JOB_VARIABLES"
 """Environment variable of an agent: names of the variables that the job has been given, which it leaves."""
 NODE = "PERFSUITE_NODE"  # environment variable of every process of a job: the number of its node, from 0 on
-MODEL_CODE = "PERFSUITE_MODEL_CODE"
-"""Environment variable of an agent: the modules with the model's code, which its fork server imports."""
+MODEL_CODE = "PERFSUITE_MODEL_CODE"  # of an agent: the modules with the model's code, for its fork server
 STACKS_SIGNAL = signal.SIGUSR1  # makes a process write its stacks into `RunDir.stacks`
-FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"
-"""torch's environment variable: where its flight recorder is written, the rank appended."""
+FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"  # torch's: the file of its flight recorder, rank appended
 
 
 @dataclass(frozen=True)
@@ -40,28 +36,38 @@ class Below:
 
 
 @dataclass(frozen=True)
+class Numbered:
+    """A name with the number of a node or a rank in it: read from an object, the path by that number."""
+
+    name: str
+
+    def __get__(self, directory: Any, _: type) -> Callable[[int], Path]:
+        return lambda number: Path(directory.path / self.name.format(number))
+
+
+@dataclass(frozen=True)
 class RunDir:
     """A directory that driver, launcher and workers share; every file in it is written by one of them."""
 
     path: Path
 
-    case = Below("case.json")
-    """`CaseFile`, by the driver."""
-    run = Below("run.json")
-    """`Run`, by the driver."""
-    scheduler_log = Below("scheduler.log")
-    """What the scheduler's own command wrote, where one starts the agents."""
-    lease = Below("lease")
-    """The driver's sign of life and what it wants (`perfsuite.node.lease`)."""
-    endpoint = Below("endpoint")
-    """Where ranks meet, as `HOST:PORT`: made empty by the driver, written by the agent of node 0."""
+    case = Below("case.json")  # `CaseFile`, by the driver
+    run = Below("run.json")  # `Run`, by the driver
+    scheduler_log = Below("scheduler.log")  # what the scheduler's command wrote, where one starts the agents
+    lease = Below("lease")  # the driver's sign of life and what it wants (`perfsuite.node.lease`)
+    endpoint = Below("endpoint")  # where ranks meet, `HOST:PORT`: made by the driver, written by node 0
     files = Below("files")
     """A directory for what a script writes, and would go on from if it found it. Made empty by the
     agent of node 0, kept with the launch's other files."""
-    checkpoints = Below("checkpoints")
-    """A checkpoint that a framework goes on from: removed after the launch, however that ended."""
-    progress = Below("progress")
-    """`STEPS TOKENS_PER_STEP` of rank 0, as text, from before the first step on, about twice a second."""
+    checkpoints = Below("checkpoints")  # that a framework goes on from: removed after the launch in any case
+    progress = Below("progress")  # rank 0's `STEPS TOKENS_PER_STEP`, even before it steps, every 0.5 s
+    launch = Numbered("launch-{}.json")  # `LaunchFile`, by the agent of that node
+    agent_log = Numbered("agent-{}.log")  # what the agent of that node wrote to stdout and stderr
+    rank = Numbered("rank-{}.json")  # `RankReport`, by that rank
+    rank_log = Numbered("rank-{}.log")  # what that rank wrote to stdout and stderr
+    profile = Numbered("profile-{}.json")  # `RankProfileFile`, by that rank of a launch that is profiled
+    trace = Numbered("trace-{}.json.gz")  # what torch's profiler recorded in that rank: opens in Perfetto
+    training = Numbered("training-{}")  # who trained as it (`worker.script_rank`); made empty by its agent
     flight_recorder = Below("nccl-flight-recorder-rank-")
     """What each rank, its number appended, last asked of NCCL: by torch, when its watchdog ends it."""
 
@@ -81,18 +87,10 @@ class RunDir:
         match = re.fullmatch(r"launch-(\d+)", self.path.name)
         return None if match is None else int(match[1])
 
-    def launch(self, node: int) -> Path:
-        """`LaunchFile`, by the agent of that node."""
-        return self.path / f"launch-{node}.json"
-
     def all_launches(self, nodes: int) -> dict[int, Path]:
         """The `launch` of each of so many nodes that has one, by the number of the node."""
         # Each is asked for by its name: on NFS a listing of the directory may be some seconds old.
         return {node: self.launch(node) for node in range(nodes) if self.launch(node).exists()}
-
-    def agent_log(self, node: int) -> Path:
-        """What the agent of that node wrote to stdout and stderr."""
-        return self.path / f"agent-{node}.log"
 
     def all_agent_logs(self) -> list[Path]:
         """The `agent_log` of every node that has one, by the number of the node."""
@@ -106,14 +104,6 @@ class RunDir:
         except (OSError, ValueError):
             return None
 
-    def rank(self, rank: int) -> Path:
-        """`RankReport`, by that rank."""
-        return self.path / f"rank-{rank}.json"
-
-    def training(self, rank: int) -> Path:
-        """Which processes trained as that rank (`perfsuite.worker.script_rank`). Made empty by its agent."""
-        return self.path / f"training-{rank}"
-
     def all_ranks(self) -> list[Path]:
         """Every `RankReport` that was written, in no particular order."""
         return list(self.path.glob("rank-*.json"))
@@ -121,18 +111,6 @@ class RunDir:
     def all_profiles(self) -> list[Path]:
         """Every trace and every `RankProfileFile` that was written, in no particular order."""
         return [*self.path.glob("trace-*"), *self.path.glob("profile-*.json")]
-
-    def profile(self, rank: int) -> Path:
-        """`RankProfileFile`, by that rank of a launch that is profiled."""
-        return self.path / f"profile-{rank}.json"
-
-    def trace(self, rank: int) -> Path:
-        """What torch's profiler recorded in that rank: opens in Perfetto."""
-        return self.path / f"trace-{rank}.json.gz"
-
-    def rank_log(self, rank: int) -> Path:
-        """What that rank wrote to stdout and stderr."""
-        return self.path / f"rank-{rank}.log"
 
     def all_rank_logs(self) -> list[Path]:
         """The `rank_log` of every rank that has one, by the number of the rank."""

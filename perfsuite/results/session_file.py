@@ -25,15 +25,13 @@ class Measurement(Data):
     baseline_file: str | None
     judged_by: str | None = None  # a digest of the baselines of times and of counts; None without any
     directory: str  # with the files of its launches
-    # The launches of arm A where two arms were compared: `runs` are those of arm B, pair by pair.
-    before: tuple[Run, ...] = ()
+    before: tuple[Run, ...] = ()  # of arm A where two arms were compared: `runs` are arm B's, pair by pair
     profile: TakenProfile | None = None  # of a launch that was made for it, and is none of `runs`
     profile_before: TakenProfile | None = None  # what it was compared with: of the baseline, or of arm A
     excused: Excuse | None = None
     waivers: tuple[str, ...] = ()  # what `perf-waivers.toml` says of each of its regressions
     shadow: bool = False  # whether its test would have failed, were it not for `--perf-shadow`
-    # Whether others used the machine in the launches that are shown: their figures prove nothing.
-    shared: bool = False
+    shared: bool = False  # whether others used the machine in the launches shown: figures prove nothing
 
     @property
     def hardware_class(self) -> str | None:
@@ -157,8 +155,7 @@ class Preflight(Data):
     duration_s: float
     machine: Machine  # what each of the nodes is
     nodes: tuple[NodePreflight, ...]  # in the order of their ranks
-    # Why it failed alike on every node, which says nothing against any of them; else None.
-    failure: str | None = None
+    failure: str | None = None  # why it failed alike on every node, which speaks against none; else None
     directory: str  # the directory with its files
 
     @property
@@ -189,11 +186,9 @@ class SessionFile(Document):
     conditions: Conditions
     commit: str | None = None  # the commit of the repository that holds the cases; None outside of git
     dirty: bool = False  # whether that repository had uncommitted changes to tracked files
-    # Arms A and B where two were compared; none of a session that judges by baselines.
-    arms: tuple[ArmFacts, ...] = ()
+    arms: tuple[ArmFacts, ...] = ()  # arms A and B if two were compared; else it judges by baselines
     machine: Machine
-    # What was found out about several nodes before the first launches on them, the oldest first.
-    preflights: tuple[Preflight, ...] = ()
+    preflights: tuple[Preflight, ...] = ()  # of several nodes before the first launches, oldest first
     results: tuple[Measurement, ...]
     skipped: tuple[Skipped, ...]
     waivers: tuple[str, ...] = ()  # what is to be said of waivers that match nothing, or are not needed

@@ -19,7 +19,6 @@ The classes here, and the modules that are named, alone know the names of direct
     .perfsuite/bisect/<digest>/search.json                  how far a bisect has come (`perfsuite.bisection`)
 """
 
-import contextlib
 import itertools
 import os
 import re
@@ -42,8 +41,7 @@ STORE = Path(".perfsuite")  # the local store, unless the user names another
 BASELINES = Path("baselines")  # the reviewed baselines, unless the user names another directory
 COUNTS = "counts"  # the folder of the baselines of counts, next to those of hardware classes
 PROFILES = "profiles"  # the folder of the profiles that belong to baselines
-_REPETITION = re.compile(r"\.\d+$")
-"""At the end of a directory's name: that of a case measured again in one session. No id ends so."""
+_REPETITION = re.compile(r"\.\d+$")  # ends the directory of a case measured again in one session, and no id
 
 
 B = TypeVar("B", bound=BaselineDocument)
@@ -150,11 +148,8 @@ class BaselineStore(BaselineFiles[Baseline]):
         first_files: dict[str, Path] = {}
         for file in self.files(hardware_class):
             first_files.setdefault(file.name, file)
-        baselines = []
-        for file in first_files.values():
-            with contextlib.suppress(FileError):
-                baselines.append(documents.read(file, Baseline))
-        return baselines
+        found = (documents.read_or_none(file, Baseline) for file in first_files.values())
+        return [known for known in found if known is not None]
 
 
 def is_there(file: Path) -> bool:

@@ -65,11 +65,9 @@ class AgainstArm(TwoArms):
     """Launches pairs until they decide."""
 
     max_pairs: int = MAX_PAIRS
-    # Of `metric` (None: of tokens/s), as a share; None: as a gate has it on this kind of device.
-    tolerance: float | None = None
+    tolerance: float | None = None  # a share, of `metric` (None: tokens/s); None: as a gate has it
     explains: bool = True  # have both arms profiled, in one more launch of each, if they differ
-    # Pairs are made until this one is decided; None: until tokens/s and all others are.
-    metric: str | None = None
+    metric: str | None = None  # until it is decided, pairs are made; None: until tokens/s and all are
 
     def judge(self, trial: Trial) -> Verdict:
         """Launch pairs until they decide. A pair that is no evidence is made again, in the same order."""
@@ -189,10 +187,7 @@ def _launch(trial: Trial, arm: str, number: int) -> Path:
 
 
 def resolved(options: Options, arms: Sequence[tuple[str, str]]) -> tuple[Arm, ...]:
-    """The two arms, each given as the option that names it and its value.
-
-    Raises `CaseError` and `GitError` for an arm that there is not.
-    """
+    """The two arms, of options and their values. Raises `CaseError` and `GitError` where there is none."""
     return tuple(resolve(option, text, root=options.root, store=options.store) for option, text in arms)
 
 

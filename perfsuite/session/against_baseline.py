@@ -150,8 +150,7 @@ class Dry(Way):
     """Runs cases dry, whatever this machine is. The host of its `setup` is a `DryHost`."""
 
     device: Device | None = None  # what to pretend; None: what the case is meant for
-    # The ranks to run. None: those that tell what all do; only these are recorded.
-    ranks: tuple[int, ...] | None = None
+    ranks: tuple[int, ...] | None = None  # to run; None: those that tell what all do, alone recorded
     dry: ClassVar[bool] = True
 
     def judge(self, trial: Trial) -> Verdict:

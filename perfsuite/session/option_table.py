@@ -23,8 +23,7 @@ from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
 
 STRICT = ("improved", "inconclusive")  # outcomes that fail a test only on request
 
-Parse = Callable[[str], Any]
-"""Reads a value. Raises `ValueError` with what is allowed, as it stands after `give`."""
+Parse = Callable[[str], Any]  # reads a value. Raises `ValueError` with what stands after `give`
 
 
 def whole(least: int, most: int = 10**9) -> Parse:
@@ -85,16 +84,11 @@ def file(value: str) -> Path:
     return Path(value)
 
 
-def directory(value: str) -> Path:
-    """A directory to write to."""
-    if os.path.isfile(value):
-        raise ValueError("a directory: this is a file")
-    return Path(value)
-
-
 def report(value: str) -> Path:
     """A directory for a report, whose page replaces no other page."""
-    page = directory(value) / "index.html"
+    if os.path.isfile(value):
+        raise ValueError("a directory: this is a file")
+    page = Path(value) / "index.html"
     if page.exists() and b"<title>perfsuite: " not in page.read_bytes():
         raise ValueError("a directory without an index.html of your own")
     return Path(value)
@@ -113,14 +107,10 @@ class Option:
     name: str
     help: str  # what it does, in pytest's help, in that of the commands, and on the page
     page: str = ""  # what the page says besides, in Markdown
-    # How its value is shown; nothing for a flag. The second of two words, with a `|` between, is True.
-    metavar: str = ""
+    metavar: str = ""  # how its value is shown; empty: a flag. Of two words with a `|`, the second is True
     parse: Parse = str
-    # The value without it, as text. It is parsed like any other, unless it is empty: then it is None.
-    default: str = ""
-    # The field of `Options` or of its policy that it sets, if not the one of its name without `no-`, which
-    # sets it to False.
-    sets: str = ""
+    default: str = ""  # the value without it, as text, parsed like any other; empty means None
+    sets: str = ""  # field of `Options` or its policy; else as its name, or that without `no-`, set to False
     ini: bool = False  # whether a repository can fix it in pytest's ini file
     of_verdict: bool = False  # whether a verdict depends on it: a session is resumed only with the same value
 
@@ -357,18 +347,16 @@ OPTIONS = (
     ),
 )
 BY_NAME = {option.name: option for option in OPTIONS}
-OLD = {
+OLD = {  # options that were, and what they are now
     "no-baseline": "--perf-missing-baseline=fail",
     "strict-improved": "--perf-strict=improved",
     "strict-inconclusive": "--perf-strict=inconclusive",
 }
-"""Options that were, and what they are now."""
-EXCLUDING = (
+EXCLUDING = (  # options that do not go with some others, and why
     ("dry", ("inject", "no-counts", "explain"), "a dry run only counts"),
     ("dry", ("resume",), "only launches are resumed"),
     ("against", ("resume",), "two arms are compared in a session of their own"),
 )
-"""Options that do not go with some others, and why."""
 
 
 def check_together(given: set[str]) -> None:

@@ -10,7 +10,6 @@ from time import monotonic
 
 from perfsuite import documents
 from perfsuite.case.case import Case
-from perfsuite.errors import FileError
 from perfsuite.results.outcome import UNJUDGED, Outcome
 from perfsuite.results.session_file import SessionFile
 
@@ -37,8 +36,7 @@ class Planned:
 
     case: Case
     past: Past | None
-    seconds: float | None
-    """What it took last, else the median of known cases on as many devices; None if there is none."""
+    seconds: float | None  # as it took last, else the median of known cases on as many devices; or None
 
     @property
     def gpu_hours(self) -> float | None:
@@ -53,10 +51,8 @@ def past_of(files: Sequence[Path]) -> dict[str, Past]:
     """Return how each case was measured last, by its id, from the newest of these results."""
     found: dict[str, Past] = {}
     for file in files[-SESSIONS_READ:]:
-        try:
-            session = documents.read(file, SessionFile)
-        except FileError:  # of another version, or cut short: a plan does without it
-            continue
+        if (session := documents.read_or_none(file, SessionFile)) is None:
+            continue  # of another version, or cut short: a plan does without it
         for result in session.results:
             if result.runs and not result.dry and not any(run.inject for run in result.runs):
                 found[result.case_id] = Past(
@@ -98,8 +94,7 @@ class Budget:
     """What is left of the time of a session."""
 
     seconds: float
-    costs: dict[str, float] = field(default_factory=dict)
-    """Expected seconds of a case, by its id; of those that are not known, none."""
+    costs: dict[str, float] = field(default_factory=dict)  # expected seconds by case id, of those known
     began: float = field(default_factory=lambda: monotonic())
 
     def allows(self, case: Case) -> bool:

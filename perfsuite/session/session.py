@@ -27,8 +27,7 @@ from perfsuite.results.store import SessionDir, is_there
 from perfsuite.session import resume
 from perfsuite.session.option_table import of_verdicts
 from perfsuite.session.plan import Budget
-from perfsuite.session.preflights import Preflights
-from perfsuite.session.setup import MISSING_FAILS, Setup
+from perfsuite.session.setup import MISSING_FAILS, Preflights, Setup
 from perfsuite.session.way import Trial, Way
 from perfsuite.verdict.profiled import explained
 from perfsuite.verdict.waivers import remarks, waive
@@ -45,12 +44,10 @@ class Session:
     skipped: list[Skipped] = field(default_factory=list)
     budget: Budget | None = None
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    # The session that this one goes on with, as its earlier parts left it; None: it is a new one.
-    earlier: SessionFile | None = None
+    earlier: SessionFile | None = None  # what it goes on with, as its earlier parts left it; None: it is new
     measured: int = 0  # how many cases this part of the session has measured, or could not measure
     trial: Trial | None = None  # the case that is being measured, or was measured last
-    # The id of the case that is being measured: at the end of an interrupted session, the lost one.
-    running: str | None = None
+    running: str | None = None  # the id of the case being measured: after an interrupt, the lost one
     collected: frozenset[str] = frozenset()  # the ids of all cases, selected or not; empty: not known
     _cases: dict[str, Case] = field(default_factory=dict)
     # The results of earlier parts that are still in `results`, by test and case.
@@ -186,7 +183,6 @@ class Session:
         return self.results[-1]
 
     def _judge(self, trial: Trial) -> Verdict:
-        """Measure a case, unless it is launched on bad nodes."""
         if not self.way.dry:
             self.setup.lock.take(self.setup.progress.say)
         self.running = trial.case.id

@@ -1,11 +1,4 @@
-"""The ways to measure a case: each answers the same few questions of a session.
-
-AgainstBaseline   launches a case and judges it by its baseline     perfsuite.session.against_baseline
-AgainstArm        launches a case in two environments, in turn      perfsuite.session.against_arm
-ByCounts          launches it once in each: what a step does        perfsuite.session.against_arm
-ByDryRuns         the same by dry runs                              perfsuite.session.against_arm
-Dry               runs a case dry and judges what a step does       perfsuite.session.against_baseline
-"""
+"""What every way to measure a case answers a session: those of `against_baseline` and `against_arm`."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -34,10 +27,8 @@ class Trial:
     machine: Machine
     directory: Path
     runs: list[Run] = field(default_factory=list)
-    # The launches of arm A where two arms are compared: `runs` are those of arm B.
-    before: list[Run] = field(default_factory=list)
-    # The baseline of times that it was judged by, or that its launches become.
-    baseline_file: Path | None = None
+    before: list[Run] = field(default_factory=list)  # of arm A where two are compared: `runs` are arm B's
+    baseline_file: Path | None = None  # of times: what it was judged by, or its launches become
     judged_by: str | None = None  # a digest of the baselines that it was judged by
     excused: Excuse | None = None  # why its failure is no surprise
 

@@ -135,7 +135,6 @@ def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:
 
 
 def _with_differences(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
-    """The verdict, with settings and environment that are not the same in both arms."""
     known = baselines.from_runs(a)
     other_settings = [
         f"settings differ: {name.removeprefix('observed ')} is {then!r} in {ARM_A} and {now!r} in {ARM_B}"

@@ -12,7 +12,6 @@ from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.robust import clipped_variance, sorted_logs, squares, t_quantile
-from perfsuite.verdict.settings import NOT_OBSERVED, is_seen, is_unlike
 
 SAME_MACHINE = (0.8, 1.25)
 """Lowest and highest speed of the machine by the probe, as a share of its speed at the baseline, at which a
@@ -26,12 +25,25 @@ slower still; a case ends only after three unhealthy launches."""
 OBSERVED = "observed "  # how the name of a setting begins that workers observed, among `setting_differences`
 UNEXPLAINED = "settings differ, though no version or variable that is recorded does"
 POWER_LIMIT_LOWER = 0.01  # share by which the power limit of the GPUs may be lower than at the baseline
-CLOCK_DIFFERS = 0.02
-"""Share by which the median SM clock in the window may differ from the baseline's without being listed."""
-DEVICE_MEMORY_GREW = 256 * 2**20
-"""Bytes of GPU memory in use, by NVML, beyond the baseline's, from which that is listed as a change."""
+CLOCK_DIFFERS = 0.02  # share by which the median SM clock of the window may differ without being listed
+DEVICE_MEMORY_GREW = 256 * 2**20  # bytes of GPU memory beyond the baseline's, by NVML, listed as a change
 PROBE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver", "threads")
 """What the probes run through: where one changed, a slow probe is not the machine's fault."""
+ASKED = frozenset(
+    [
+        # a field of the case
+        *("world_size", "device", "attention", "recomputing_blocks", "trained", "lora", "quantised_layers"),
+        # an option of the framework, a configuration of the user, or the script
+        *("wrapper", "sharding", "parallelism", "tp_mode", "tp_linear_async_communication", "pp_engine"),
+        *("gradient_dtype", "config_sha256", "mesh", "cuda_graphs", "accelerate_config"),
+        *("context_parallel", "experts_per_rank", "low_precision_modules"),
+        *("rank_holds", "offload", "pipeline"),
+        # a switch of torch, or NVIDIA_TF32_OVERRIDE
+        *("fp32_matmul", "fp32_convolution", "deterministic"),
+    ]
+)
+"""What the case or its user asks for: others make launches `unlike`; any other difference is a finding."""
+NOT_OBSERVED = "not observed"  # how a value begins that says that nothing could be seen
 
 
 def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
@@ -67,7 +79,6 @@ def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _slow_gpus(run: Run) -> list[str]:
-    """The reasons to discard a launch one of whose GPUs, all alike, is slower than the others."""
     if run.machine.device == "cpu" or AND in run.machine.device_name:
         return []
     found = []
@@ -90,9 +101,8 @@ def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
         return DEVICE_PROBE_SLOWER
     degrees = len(rates) - 1
     variance = clipped_variance(squares(sorted_logs(rates)), degrees) * (1 + 1 / len(rates))
-    return max(
-        DEVICE_PROBE_SLOWER, -math.expm1(-t_quantile(DEVICE_PROBE_SIGMAS, degrees) * math.sqrt(variance))
-    )
+    scatter = -math.expm1(-t_quantile(DEVICE_PROBE_SIGMAS, degrees) * math.sqrt(variance))
+    return max(DEVICE_PROBE_SLOWER, scatter)
 
 
 def _less_power(run: Run, baseline: Baseline) -> list[str]:
@@ -121,6 +131,16 @@ def setting_differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, st
         if name not in NOT_IN_ID and asked[0] != asked[1]:  # their text may still say the same
             settings[name] = str(asked[0]), str(asked[1])
     return {key: (then, now) for key, (then, now) in settings.items() if then != now}
+
+
+def is_unlike(setting: str, then: str, now: str) -> bool:
+    """Whether launches with these two values do work that was asked for otherwise."""
+    return setting in ASKED and then != now and is_seen(then) and is_seen(now)
+
+
+def is_seen(value: str) -> bool:
+    """Whether a worker has seen what it looked for."""
+    return value != "?" and not value.startswith(NOT_OBSERVED)
 
 
 def unlike(run: Run, baseline: Baseline) -> list[str]:
@@ -215,7 +235,6 @@ def _device_memory_grew(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _metrics_gone(baseline: Baseline) -> list[str]:
-    """Metrics of the baseline that nothing measures any more, because their package is not installed."""
     return [
         f"metric {name}: in the baseline; the package that measures it is not installed, so it is not judged"
         for name in sorted({name for launch in baseline.launches for name in launch.figures.extra})

@@ -71,7 +71,9 @@ def _other_dtype(before: list[Collective], now: list[Collective]) -> str:
     by = _moved("bytes", "dtype", before, now)
     is_replaced = sum(row.count for row in before) == sum(row.count for row in now)
     is_gone = all(by.get(row.dtype, 0) >= 0 for row in now)
-    return _instead(by) if is_replaced or is_gone else ""
+    new, old = ([name for name in by if (by[name] > 0) == is_new] for is_new in (True, False))
+    is_told = (is_replaced or is_gone) and new and old
+    return f"{' and '.join(new)} instead of {' and '.join(old)}" if is_told else ""
 
 
 def _where(before: list[Collective], now: list[Collective]) -> str:
@@ -91,8 +93,3 @@ def _moved(
         for row in rows:
             sums[getattr(row, by)] += sign * getattr(row, amount)
     return _largest_first(sums)
-
-
-def _instead(by: Mapping[str, int]) -> str:
-    new, old = ([name for name in by if (by[name] > 0) == is_new] for is_new in (True, False))
-    return f"{' and '.join(new)} instead of {' and '.join(old)}" if new and old else ""

@@ -30,11 +30,8 @@ from perfsuite.verdict.count_sentences import sentence
 Judged = Literal["regressed", "improved", "passed"]
 Launches = Sequence[Sequence[RankCounts]]  # the counts of each launch
 _NOT_COUNTED, _NOT_IN_BASELINE = "not counted in these launches", "not in the baseline"
-GONE = 0.5
-"""Share of the baseline's FLOPs, or bytes of collectives, below which they may have gone out of sight."""
-MANY_MORE = 2
-"""Times as many calls of a collective as in the baseline, above which the same bytes cost more: a call has
-its latency."""
+GONE = 0.5  # share of the baseline's FLOPs, or collectives' bytes, below which they may be out of sight
+MANY_MORE = 2  # times the baseline's calls of a collective above which equal bytes cost more: latency
 _OUT_OF_SIGHT = " a step: less than half, which may be done out of sight"
 _ACCEPT = "; if it is not done any more, accept the counts (perfsuite baseline accept --counts)"
 
@@ -252,7 +249,6 @@ def _has_many_more_calls(quantity: Quantity, before: Counts, launches: list[Coun
 
 
 def _not_judged(baseline: CountBaseline, launches: Launches) -> Iterable[str]:
-    """The ranks and quantities that one side lacks, each once."""
     then, now = _ranks(baseline.counts), set.intersection(*map(_ranks, launches))
     notes = [
         f"{_named(sorted(ranks))} not judged: {where}"

@@ -17,12 +17,10 @@ from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
 from perfsuite.verdict import comparability
 from perfsuite.verdict.loss import loss_differs, scaled
-from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs
-from perfsuite.verdict.probe_correction import probe_corrected
+from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs, probe_corrected
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, decide
 
-MAX_UNHEALTHY = 3
-"""After this many unhealthy launches, if there are no more healthy ones, the verdict is `unhealthy`."""
+MAX_UNHEALTHY = 3  # so many unhealthy launches, if no more are healthy, make the verdict `unhealthy`
 UNKNOWN_NOISE = "the noise between launches is unknown: accept a baseline of more (--perf-min-launches)"
 TOO_FEW_LAUNCHES = f"{FEWEST_LAUNCHES} launches or more show a regression by times (--perf-max-launches)"
 SESSIONS_APART = 0.2
@@ -40,9 +38,7 @@ class Policy:
     # Most launches, those that are set aside included. With 1 or 2 healthy ones it is a quick look: by times
     # they cannot show a regression, so that the verdict is `passed` or `inconclusive`.
     max_launches: int = MAX_LAUNCHES
-    # Fewest healthy launches, whatever they show: a baseline is accepted from so many. They are made even if
-    # they are more than `max_launches`.
-    min_launches: int = 1
+    min_launches: int = 1  # fewest healthy ones, whatever they show, even beyond `max_launches`
     record_launches: int = 3  # healthy launches from which a baseline is recorded where there is none
     max_unhealthy: int = MAX_UNHEALTHY  # 1 where more launches would be in vain
 

@@ -8,14 +8,10 @@ from perfsuite.results.baseline import Baseline, loss_curve
 from perfsuite.results.run import Run
 from perfsuite.verdict.robust import t_quantile
 
-LOSS_SIGMAS = 4.3
-"""Standard deviations by which a tenth of a loss curve may differ: 1 in 60,000 differs by more, for a normal
-distribution."""
+LOSS_SIGMAS = 4.3  # standard deviations by which a tenth of a curve may differ: 1 in 60,000, if normal
 LOSS_DEGREES = 3
-"""Degrees of freedom that one launch adds to the estimated spread: fewer than its ten tenths, because they
-are correlated (found by simulation)."""
-LOSS_FLOOR = 0.02
-"""Relative difference of a loss curve that is always allowed: sums in another order drift apart."""
+"""What one launch adds for the estimated spread: fewer than ten, as tenths correlate (by simulation)."""
+LOSS_FLOOR = 0.02  # relative difference of a loss curve, always allowed: sums in another order drift
 CLEAR = 30
 """Times the largest difference within two sides, of two launches each, by which they must differ: by chance
 they do in 1 of 3,000 cases, where gradients scatter at all."""
@@ -25,8 +21,7 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the base
     """The first tenth of the steps where a run's loss differs from the baseline's by more than is allowed.
 
     None if there is none, or if it is the same curve at another `loss_scale`. From a spike of the baseline
-    on, it differs only where it is higher than that. The message has both losses and the allowed difference;
-    `whose` is the baseline in it.
+    on, it differs only where it is higher than that. `whose` names the baseline in the message.
     """
     usual, scale = _usual_loss(baseline), loss_scale(runs, baseline) or 1
     spike = _spike([mean for mean, _ in usual])
@@ -133,9 +128,8 @@ def _usual_loss(baseline: Baseline) -> list[tuple[float, float]]:
     if count < 3:
         return [(mean, LOSS_FLOOR * abs(mean)) for mean in means]
     spreads = [stdev(tenth) if len(tenth) > 1 else 0.0 for tenth in tenths]
-    typical = median(
-        [spread / abs(mean) if mean else 0.0 for spread, mean in zip(spreads, means, strict=True)]
-    )
+    shares = [spread / abs(mean) if mean else 0.0 for spread, mean in zip(spreads, means, strict=True)]
+    typical = median(shares)
     sigmas = t_quantile(LOSS_SIGMAS, LOSS_DEGREES * (count - 1)) * math.sqrt(1 + 1 / count)
     return [
         (mean, max(sigmas * _near(spreads, tenth), max(sigmas * typical, LOSS_FLOOR) * abs(mean)))

@@ -3,29 +3,33 @@
 Two standard deviations of log(cost), which are relative: `sigma`, between launches of one session, and
 `session_sigma`, between sessions, of what all launches of one share. Each variance component is a mean square
 minus what the levels below explain, and at least 0 (Searle, Casella, McCulloch, Variance Components, 1992).
+
+The machine's own drift is removed by a probe timed between the steps of a launch, a fixed piece of work.
+Where the machine slows down both, seconds / probe_seconds**exponent scatters less than seconds. The exponent
+is the least-squares slope of log(seconds) on log(probe_seconds), shrunk towards 0 like Stein's positive-part
+estimator (James and Stein 1961; here F replaces chi-squared).
 """
 
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import TypeGuard
 
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric, judged
 from perfsuite.results.run import Figures
-from perfsuite.verdict.probe_correction import Pair, probe_corrected, probe_exponent
 from perfsuite.verdict.robust import location, sorted_logs
 from perfsuite.verdict.sequential import Noise, pooled_noise
 
+Pair = tuple[float, float]  # of one launch: its seconds per step, and the seconds of its probe
 # The costs of one baseline's launches, by the session that made them; None: a session without a name.
 LaunchesBySession = Mapping[str | None, Sequence[float]]
 
 MIN_DEGREES = 2  # fewest degrees of freedom (launches minus groups) from which a noise is estimated
 MIN_DEGREES_OF_EXPONENT = 20  # degrees of freedom from which an estimated probe exponent of 0 is believed
-PROBE_CORRECTED = (TOKENS_PER_S, TOKENS_PER_S_MEAN)
-"""Metrics that follow the machine's own speed, and are corrected by the probe."""
+PROBE_CORRECTED = (TOKENS_PER_S, TOKENS_PER_S_MEAN)  # follow the machine's speed: the probe corrects them
 _UPPER_LIMIT = (40.4, 7.49, 4.33, 3.28, 2.77, 2.46, 2.25, 2.11, 2.0)
 """Upper 87.5 % confidence limit of a variance, as a multiple of its estimate, for 1, 2, ... degrees of
 freedom: degrees / (0.125 quantile of chi-squared). The variance between sessions is multiplied by it, because
@@ -40,11 +44,8 @@ class ClassNoise:
     """Noise by name of the metric. For the metrics in `PROBE_CORRECTED` it is the noise after correction,
     where the exponent is above 0. `session_sigma` is here the standard deviation of one session about the
     mean of all sessions; `against` makes it that of a new session against a baseline."""
-    probe_exponent: float = 0.0
-    """Exponent by which seconds per step follow the probe's seconds, 0 to 1. See `probe_correction`."""
-    knows_exponent: bool = False
-    """Whether there are enough launches to estimate the exponent: 0 then means that speed does not follow the
-    probe."""
+    probe_exponent: float = 0.0  # by which seconds per step follow the probe's seconds, 0 to 1
+    knows_exponent: bool = False  # whether launches suffice to estimate it: 0 then means no relation
     uncorrected: Mapping[str, Noise] = field(default_factory=dict)
     """Noise of the corrected metrics without correction, for launches that have no probe."""
 
@@ -173,3 +174,49 @@ def pairs(launches: Iterable[Figures], metric: Metric) -> list[Pair]:
 
 def _degrees(groups: Sequence[Sequence[object]]) -> int:
     return sum(len(group) - 1 for group in groups)
+
+
+def probe_corrected(launches: Sequence[Pair], baseline: Sequence[Pair], exponent: float) -> list[float]:
+    """Return seconds as at the baseline's usual speed: seconds x (median baseline probe / probe)^exponent.
+
+    `exponent`, 0 to 1, is best that of all baselines of the hardware class (`probe_exponent`). Today's
+    launches are never used to choose it.
+    """
+    typical = math.exp(median(math.log(probe) for _, probe in baseline))
+    return [seconds * (typical / probe) ** exponent for seconds, probe in launches]
+
+
+def probe_exponent(groups: Sequence[Sequence[Pair]]) -> float:
+    """Estimate how strongly launches follow their probe, 0 to 1, from one or more baselines.
+
+    The least-squares slope is multiplied by max(0, 1 - E[F] / F): F is its squared t statistic, and E[F] = d
+    / (d - 2) is the expectation of F without any relation, at d residual degrees of freedom. The result is 0
+    with fewer than 3 of them, and if the correction does not lower the clipped noise. Five launches with
+    unrelated probes give an exponent above 0 about 7 times in 100.
+    """
+    y = [value for group in groups for value in _centred_logs([seconds for seconds, _ in group])]
+    x = [value for group in groups for value in _centred_logs([probe for _, probe in group])]
+    exponent = shrunk_slope(x, y, len(y) - len(groups) - 1)
+    if not exponent:
+        return 0.0
+    measured = pooled_noise([[launch for launch, _ in group] for group in groups])
+    corrected = pooled_noise([probe_corrected(group, group, exponent) for group in groups], fitted=1)
+    return exponent if corrected.sigma < measured.sigma else 0.0
+
+
+def shrunk_slope(x: Sequence[float], y: Sequence[float], degrees: float) -> float:
+    """Return the slope of y on x, shrunk as `probe_exponent` tells: 0 to 1. Both have the mean 0."""
+    shared = sum(a * b for a, b in zip(x, y, strict=True))
+    if degrees < 3 or shared <= 0:
+        return 0.0
+    slope = shared / sum(a * a for a in x)
+    explained = slope * shared
+    residual = max(sum(b * b for b in y) - explained, 0.0)
+    by_chance = residual / (degrees - 2)
+    return min(1.0, slope * max(0.0, 1 - by_chance / explained))
+
+
+def _centred_logs(values: Sequence[float]) -> list[float]:
+    logs = [math.log(value) for value in values]
+    mean = sum(logs) / len(logs)
+    return [value - mean for value in logs]

@@ -8,7 +8,7 @@ arithmetic is on logarithms of costs (lower is better). A look at the pairs so f
 
 On a machine with two speeds, all launches of A may be fast and all of B slow by chance: those of n pairs are
 so with probability 2 / 4^n. A change is therefore called from `MIN_CHANGED` pairs on, and nearly all pairs
-must show it. What follows a probe (`verdict.probe_correction`) faster than pairs take it out is corrected, at
+must show it. What follows a probe (`verdict.noise`) faster than pairs take it out is corrected, at
 the cost of degrees of freedom and a stricter threshold: not where the probe surely differs between the arms;
 where it may, what is decided must hold with and without the correction.
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal, NamedTuple
 
-from perfsuite.verdict.probe_correction import shrunk_slope
+from perfsuite.verdict.noise import shrunk_slope
 from perfsuite.verdict.robust import (
     SCALE_EFFICIENCY,
     Z_99,
@@ -34,9 +34,7 @@ from perfsuite.verdict.robust import (
 )
 from perfsuite.verdict.sequential import SIGMA_FLOOR, Outcome
 
-MAX_PAIRS = 12
-"""Most pairs of a comparison. The thresholds below were chosen for it: more looks would raise more false
-alarms."""
+MAX_PAIRS = 12  # most pairs: the thresholds were chosen for it, more looks raise more false alarms
 MIN_PAIRS = 3  # fewest pairs that can decide anything: with two, one slow launch would decide
 MIN_CHANGED = 5  # fewest pairs that can tell a change: 2 / 4^5 is 0.2 %
 
@@ -44,8 +42,7 @@ _PAIR_FLOOR = SIGMA_FLOOR * math.sqrt(2)  # smallest noise of a pair that is bel
 _SHARED_LAUNCH = 1.5
 """How many differences of launches in a row tell as much as one that shares no launch with another: two
 neighbouring ones correlate by -1/2, and 1 + 2 (1/2)^2 is 1.5."""
-_EFFICIENCY = SCALE_EFFICIENCY / _SHARED_LAUNCH
-"""Degrees of freedom for each difference beyond the first pair."""
+_EFFICIENCY = SCALE_EFFICIENCY / _SHARED_LAUNCH  # degrees of freedom for each difference after the first pair
 
 # Thresholds in standard errors, tuned by simulation.
 _Z_CHANGE = 2.6  # regressed, improved
@@ -68,10 +65,8 @@ class PairedDecision:
     interval: tuple[float, float]  # 99 % confidence interval of `change` at this look
     pairs: int
     pair_sigma: float  # estimated standard deviation of the logarithm of a pair's ratio
-    # `minimum_detectable_difference` with this noise and the pairs that are allowed.
-    minimum_detectable: float
-    # Exponent of the correction by the probe (`perfsuite.verdict.probe_correction`); 0: not corrected.
-    exponent: float = 0.0
+    minimum_detectable: float  # `minimum_detectable_difference` with this noise and the pairs allowed
+    exponent: float = 0.0  # of the correction by the probe (`perfsuite.verdict.noise`); 0: not corrected
     # The outcomes without the correction and with it, where both are needed and differ at the last pair.
     disputed: tuple[Outcome, Outcome] | None = None
 
@@ -80,8 +75,7 @@ class Differences(NamedTuple):
     """Differences of logarithms between neighbouring launches, in the order of the launches."""
 
     pairs: list[float]  # log(B / A) of each pair
-    # log(later / earlier) of two neighbouring launches of one arm: one fewer than pairs.
-    neighbours: list[float]
+    neighbours: list[float]  # log(later / earlier) of two neighbours of one arm: one fewer than pairs
 
 
 class _Evidence(NamedTuple):
@@ -90,9 +84,7 @@ class _Evidence(NamedTuple):
     ordered: list[float]
     change: float
     sigma: float  # estimated noise of a pair
-    # Standard error of `change`, as a share of that of a mean of as many pairs: 1, or more where a fitted
-    # exponent adds its own.
-    error: float
+    error: float  # standard error of `change`, as a share of that of a mean; above 1 by a fitted exponent
     degrees: float  # degrees of freedom of that estimate
     z: float  # threshold of a change
 
@@ -151,8 +143,7 @@ def minimum_detectable_difference(
 
     `pair_sigma` is the standard deviation of log(B / A) between pairs: sqrt(2) times that between launches,
     where the machine does not drift. The formula (T + 3.0) sigma / sqrt(N), T the quantile of Student's t
-    that calls a change, is up to 10 % optimistic from 8 pairs on; below, it depends on single disturbed
-    launches.
+    that calls a change, is up to 10 % optimistic from 8 pairs on; below, single launches matter.
     """
     final = _EFFICIENCY * 2 * (max_pairs - 1)
     return relative((t_quantile(z, final) + _Z_POWER) * pair_sigma / math.sqrt(max_pairs))

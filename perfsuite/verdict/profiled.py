@@ -10,14 +10,13 @@ MOST_CALLS = 5  # names whose calls differ that are told: those most likely to b
 MOST_TIMES = 3
 NOT_IN_EACH_STEP = "new, but not in each step, so that calls cannot be compared"  # begins a note
 LEAST_SHARE = 0.03  # share of the step below which a difference of times is not told
-_NO_WORK = re.compile(
+_NO_WORK = re.compile(  # views, allocations and nodes of views, which follow from other calls: told last
     r"(aten::)?(_unsafe_view|_reshape_alias|alias|as_strided|chunk|contiguous|detach_?|empty\w*|expand(_as)?|"
     r"flatten|lift_fresh|narrow|new_empty\w*|permute|reshape|resolve_conj|resolve_neg|result_type|select|slice|"
     r"split(_with_sizes)?|squeeze|t|to|transpose|unbind|unflatten|unsqueeze|view(_as)?)|"
     r"(Alias|AsStrided|Expand|Permute|Reshape\w*|Select|Slice|Split\w*|Squeeze|T|Transpose|Unbind|UnsafeView|"
     r"Unsqueeze|View)Backward\d+"
 )
-"""Views and allocations, and the nodes of views, which follow from other calls: they are told last."""
 
 
 def explained(before: TakenProfile | None, now: TakenProfile, against: str) -> Profiled:

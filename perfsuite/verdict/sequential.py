@@ -39,9 +39,7 @@ MAX_LAUNCHES = 15
 """Most launches of a case in a session. With noise 1 % and tolerance 3 %, 10 would be enough (98 % of drops
 found). 15 find a drop of twice the noise 95 times in 100 (10: 85, 20: 97). Unchanged code needs hardly more
 launches for it: 1.7 to 2.9 on average."""
-FEWEST_LAUNCHES = 3
-"""Fewest launches that can show a change. With two, if one launch in 20 is slow, 1 session in 400 would be a
-false alarm."""
+FEWEST_LAUNCHES = 3  # to show a change: with 2, if 1 launch in 20 is slow, 1 session in 400 alarms falsely
 SIGMA_FLOOR = 0.002
 """Smallest noise between launches that is believed, 0.2 %. Launches made in a row share temperature, node and
 file cache: a few that agree to 0.05 % do not show that next week's will."""
@@ -76,8 +74,7 @@ class Decision:
 
     outcome: Outcome
     estimate: float  # estimated change
-    # 99 % confidence interval of the change at this look, the baseline's uncertainty included.
-    interval: tuple[float, float]
+    interval: tuple[float, float]  # 99 %, of the change at this look, with the baseline's uncertainty
     tolerance: float
     launches_used: int
     minimum_detectable_drop: float  # `minimum_detectable_drop` with the noise that this decision used

@@ -58,9 +58,8 @@ def _remark(waiver: Waiver, results: Sequence[Measurement], collected: Collectio
     known |= {name: None for each in own for name in _counted(each)}
     if known and not _matches(waiver, known):
         return f"matches no metric and no count of them, which are {', '.join(sorted(known))}"
-    return (
-        "is not needed any more: take it out" if own and all(_is_good(waiver, each) for each in own) else None
-    )
+    is_good = bool(own) and all(_is_good(waiver, each) for each in own)
+    return "is not needed any more: take it out" if is_good else None
 
 
 def _is_good(waiver: Waiver, result: Measurement) -> bool:
@@ -114,9 +113,8 @@ def _called(check: Check, result: Measurement) -> set[str]:
 def _counted(result: Measurement) -> set[str]:
     every = [entry.counts for entry in result.counts]
     known = quantities(every)
-    return _with_kinds(
-        {name for each in known for one in every for name in (each.name, *(each.read(one) or ()))}
-    )
+    names = {name for each in known for one in every for name in (each.name, *(each.read(one) or ()))}
+    return _with_kinds(names)
 
 
 def _with_kinds(names: set[str]) -> set[str]:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from perfsuite import Model, Script
-from perfsuite.dry import guard, limits
+from perfsuite.dry import driver, guard
 from perfsuite.errors import AllocationOverError, CaseError
 from perfsuite.git import git
 from perfsuite.results.outcome import Outcome, Verdict
-from perfsuite.session import against_arm
+from perfsuite.session import against_arm, setup
 from perfsuite.session.against_arm import AgainstArm, ByCounts, ByDryRuns
 from perfsuite.session.way import Trial, Way
 from tests.cli import commands
@@ -62,7 +62,8 @@ def verdicts(monkeypatch: pytest.MonkeyPatch) -> Verdicts:
 @pytest.fixture
 def dry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every case can be run dry here, on any device."""
-    monkeypatch.setattr(limits, "why_not", lambda case, machine: None)
+    for module in (driver, setup):
+        monkeypatch.setattr(module, "why_not_dry", lambda case, machine: None)
     monkeypatch.setattr(guard, "why_not", lambda: None)
     monkeypatch.setattr(against_arm, "why_no_cuda", lambda arm: None)
 

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from perfsuite import DDP, FSDP, FSDP2, Accelerate, Lightning, LoRA, Nanotron, Topology, Trainer
+from perfsuite.case import torch_build
 from perfsuite.dry import guard
-from perfsuite.dry.machine import pretended, product
-from perfsuite.errors import DryRunError
-from tests.samples import make_case
+from perfsuite.dry.machine import pretended, product, telling_ranks, why_not_dry
+from perfsuite.errors import CaseError, DryRunError
+from tests.samples import make_case, make_gpu_machine
 
 NO_COMPILER = "there is no C++ compiler: install g++"
 
@@ -52,3 +56,58 @@ def test_without_a_compiler_a_cpu_is_pretended_and_it_is_said(monkeypatch: pytes
     assert pretended(make_case(hardware="h100"), "cpu")[1] is None
     with pytest.raises(DryRunError, match=r"--device cuda: there is no C\+\+ compiler.*or give --device cpu"):
         pretended(make_case(hardware="h100"), "cuda")
+
+
+IN_FP32 = Nanotron(dp=8, accumulate_grad_in_fp32=True)
+SIZES = {"hardware": "h100", "topology": Topology(processes_per_node=8)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"quantization": "4bit", "lora": LoRA(rank=8, alpha=16)}, "bitsandbytes' 4bit kernels"),
+        ({"compile": True}, "torch.compile"),
+        ({"framework": {"name": "fake"}}, "fake does not say how it builds on fake tensors"),
+        ({"model": "llama-tiny", "framework": Nanotron(pp=8)}, "the stages of a pipeline"),
+        ({"model": "llama-tiny", "framework": Nanotron(dp=8, resume=True)}, "a checkpoint holds values"),
+        ({"model": "llama-tiny", "framework": IN_FP32, "precision": "bf16"}, "cuts a storage"),
+        ({"framework": FSDP(sharding_strategy="FULL_SHARD", cpu_offload=True)}, "offloading keeps shards"),
+        ({"framework": Accelerate(strategy="fsdp2", cpu_offload=True)}, "offloading keeps shards"),
+        ({"framework": Trainer(fsdp="full_shard offload", fsdp_version=1)}, "offloading keeps shards"),
+        ({"framework": Lightning(strategy="fsdp", cpu_offload=True)}, "offloading keeps shards"),
+    ],
+)
+def test_what_cannot_be_run_dry_says_why(changes: dict[str, Any], said: str) -> None:
+    reason = str(why_not_dry(make_case(**SIZES).replace(**changes), make_gpu_machine()))
+    assert reason.startswith("not by a dry run: ")
+    assert said in reason
+
+
+def test_what_a_framework_cannot_do_on_that_machine_is_its_own_reason_but_not_that_it_is_not_there() -> None:
+    case = make_case(**SIZES).replace(framework=DDP(static_graph=True), gradient_accumulation=2)
+    assert str(why_not_dry(case, make_gpu_machine())).startswith("static_graph needs")
+    case = make_case(**SIZES).replace(topology=Topology(nodes=64, processes_per_node=8), framework=FSDP2())
+    assert why_not_dry(case, make_gpu_machine(count=1)) is None
+
+
+@pytest.mark.parametrize(
+    ("framework", "ranks"),
+    [
+        (DDP(), (0,)),
+        (FSDP(sharding_strategy="FULL_SHARD"), (0, 7)),
+        (Accelerate(strategy="fsdp1"), (0, 7)),
+        (Accelerate(strategy="fsdp2"), (0,)),
+        (Trainer(fsdp="full_shard", fsdp_version=1), (0, 7)),
+        (Trainer(), (0,)),
+    ],
+)
+def test_the_last_rank_runs_where_ranks_differ(framework: Any, ranks: tuple[int, ...]) -> None:
+    case = make_case(**SIZES).replace(framework=framework)
+    assert telling_ranks(case) == ranks
+    assert telling_ranks(case.replace(topology=Topology(processes_per_node=1))) == (0,)
+
+
+def test_torch_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_build, "wrong_build", lambda machine: f"no torch for a {machine.device}")
+    with pytest.raises(CaseError, match="no torch for a cpu"):
+        why_not_dry(make_case(**SIZES), make_gpu_machine())

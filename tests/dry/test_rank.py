@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite import DDP, FSDP2, Accelerate, Case, LoRA, Nanotron, Topology, Trainer, documents
-from perfsuite.dry import limits
-from perfsuite.dry.machine import pretended
+from perfsuite.dry.machine import pretended, why_not_dry
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect_cpu
 from perfsuite.results.count_baseline import CountBaseline, versions_of
@@ -100,7 +99,7 @@ def divided_by_the_hook(ops: Counter[str]) -> Counter[str]:
 def test_a_dry_run_does_what_a_launch_of_the_twin_does(name: str, tmp_path: Path) -> None:
     """The launch is the reviewed one, or under other versions than it was, one made now."""
     known = documents.read(BASELINES / "counts" / "cpu" / f"{name}.json", CountBaseline)
-    if (reason := limits.why_not(known.case, pretended(known.case)[0])) is not None:
+    if (reason := why_not_dry(known.case, pretended(known.case)[0])) is not None:
         pytest.skip(reason)  # torchtitan needs a newer torch than the lowest
     dry = passed(known.case, tmp_path / "dry")
     of_its_versions = versions_of(dry) == known.versions

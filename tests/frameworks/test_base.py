@@ -33,7 +33,7 @@ from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
-from perfsuite.verdict.settings import ASKED
+from perfsuite.verdict.comparability import ASKED
 from perfsuite.worker import flops
 from tests.verdict.judging import CHOSEN
 

@@ -122,6 +122,12 @@ def test_the_end_of_a_child_is_seen_though_an_interrupt_left_its_lock_held(start
     assert has_ended(other), "somebody has waited for it before"
 
 
+def test_what_a_command_without_input_prints_is_captured_however_it_ends() -> None:
+    code = "import sys; print(sys.stdin.read(), end='told'); sys.exit('failed')"
+    done = processes.captured([sys.executable, "-c", code], timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "told", "failed\n")
+
+
 def test_who_cannot_be_killed_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stuck:
         """A process in a system call that never returns: one of a lost GPU, say."""

@@ -26,9 +26,8 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.session import against_arm
 from perfsuite.session.against_arm import AgainstArm, ByDryRuns, by_counts
-from perfsuite.session.preflights import Preflights
 from perfsuite.session.session import Session, session_file
-from perfsuite.session.setup import Host
+from perfsuite.session.setup import Host, Preflights
 from perfsuite.session.way import Trial
 from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
 from tests.session.making import Unlocked, make_setup

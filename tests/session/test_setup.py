@@ -1,13 +1,24 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perfsuite import documents
+from perfsuite.case import torch_build
+from perfsuite.case.case import Case, Topology
+from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
+from perfsuite.errors import FileError
+from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch import local
 from perfsuite.node.machine import gpu_machine
-from tests.samples import make_case, never_run
-from tests.session.making import Sessions
+from perfsuite.report.summary import reason
+from perfsuite.results.session_file import NodePreflight, Preflight, SessionFile
+from perfsuite.session import setup
+from perfsuite.session.session import session_file
+from tests.samples import make_case, make_machine, make_run, never_run
+from tests.session.making import Held, Sessions
 
 
 @pytest.mark.parametrize(
@@ -44,3 +55,110 @@ def test_a_machine_with_gpus_is_a_cpu_machine_for_a_cpu_case(
     assert ours.setup.host.machine_for(make_case(hardware="a100")) == gpus
     assert "this machine is h100-80gb-sxm" in str(ours.skip_reason(make_case(hardware="a100")))
     assert ours.skip_reason(make_case(hardware="cpu")) is None
+
+
+FOUR = Allocation(job_id="7", nodes=tuple(AllocatedNode(name=f"n{number}") for number in range(1, 5)))
+
+
+def on_nodes(count: int) -> Case:
+    return make_case(framework=DDP(), topology=Topology(nodes=count, processes_per_node=1))
+
+
+class Nodes:
+    """A session on four nodes: each preflight finds those bad that are named next in `bad`."""
+
+    def __init__(self, sessions: Sessions, *bad: set[str], **options: Any) -> None:
+        self.bad = list(bad)
+        self.session = sessions.make(**options)
+        self.session.setup.host.machine = make_machine().replace(nodes=4, allocation=FOUR)
+        sessions.patch.setattr(setup, "preflight", self.preflight)
+        sessions.launch(make_run())
+
+    def preflight(
+        self, launcher: object, machine: Machine, nodes: int, directory: Path, *, names: list[str]
+    ) -> Preflight:
+        assert names == ["n1", "n2", "n3", "n4"][:nodes]
+        assert machine.allocation is None
+        assert self.session.running is not None
+        directory.mkdir(parents=True)
+        bad = self.bad.pop(0)
+        found = [
+            NodePreflight(name=name, problems=("matmul 0.02 TFLOP/s",) if name in bad else ())
+            for name in names
+        ]
+        return Preflight(
+            started_at="2026-01-02T03:04:05+00:00",
+            duration_s=1,
+            machine=machine,
+            nodes=tuple(found),
+            directory=str(directory),
+        )
+
+    def outcomes(self, *counts: int) -> list[str]:
+        return [self.session.measure(on_nodes(count), f"test{count}").outcome for count in counts]
+
+
+@pytest.mark.fault("node is bad")
+def test_a_case_on_a_bad_node_is_unhealthy_and_not_launched(sessions: Sessions) -> None:
+    nodes = Nodes(sessions, {"n3"}, {"n3"}, set())
+    assert nodes.outcomes(3, 4, 2, 1) == ["unhealthy", "unhealthy", "passed", "passed"]
+    launched = [each.case_id for each in nodes.session.results if each.runs]
+    assert launched == [on_nodes(2).id, on_nodes(1).id]
+    verdict = nodes.session.results[0].verdict
+    assert (verdict.launches, verdict.reasons) == (0, ("n3, by two preflights: matmul 0.02 TFLOP/s",))
+    assert reason(nodes.session.results[0]) == "n3, by two preflights: matmul 0.02 TFLOP/s"
+    told = session_file(nodes.session, "complete")
+    assert [len(each.nodes) for each in told.preflights] == [3, 3, 2], "that of 4 nodes would find n3 again"
+    assert [Path(each.directory).name for each in told.preflights] == [
+        f"preflight-{number}" for number in (1, 2, 3)
+    ]
+    assert documents.read(nodes.session.directory.results, SessionFile).preflights == told.preflights
+    assert nodes.session.running is None
+
+
+def test_what_a_second_preflight_does_not_find_again_was_no_bad_node(sessions: Sessions) -> None:
+    nodes = Nodes(sessions, {"n1"}, {"n2"})
+    assert nodes.outcomes(2, 2) == ["passed", "passed"]
+    assert nodes.bad == []
+    assert any("counts if a second one finds that node bad, too" in line for line in sessions.said)
+
+
+def test_each_set_of_nodes_is_looked_at_once_and_shown(sessions: Sessions) -> None:
+    nodes = Nodes(sessions, set(), set())
+    assert nodes.outcomes(2, 4, 2, 4) == ["passed"] * 4
+    assert nodes.bad == []
+    assert [line.splitlines()[0] for line in sessions.said if "preflight" in line] == [
+        f"perfsuite: preflight of {count} nodes ({make_machine().device_name}) in 1 s: none of them bad"
+        for count in (2, 4)
+    ]
+
+
+def test_one_machine_what_trains_nothing_and_nodes_without_torch_are_not_looked_at(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Nodes(sessions)
+    assert nodes.outcomes(1) == ["passed"]
+    simulated = make_case(topology=Topology(nodes=2, processes_per_node=1))
+    assert nodes.session.measure(simulated, "test").outcome == "passed"
+    assert Nodes(sessions, preflight=False).outcomes(4) == ["passed"]
+    monkeypatch.setattr(torch_build, "installed", dict)
+    assert Nodes(sessions).outcomes(2) == ["passed"]
+
+
+def test_a_session_that_goes_on_looks_again_and_keeps_what_was_seen(sessions: Sessions) -> None:
+    first = Nodes(sessions, {"n2"}, {"n2"})
+    assert first.outcomes(2) == ["unhealthy"]
+    second = Nodes(sessions, set())
+    second.session.earlier = session_file(first.session, "interrupted")
+    second.session.directory = first.session.directory
+    assert second.outcomes(2) == ["passed"]
+    told = session_file(second.session, "complete").preflights
+    assert [bool(each.problems) for each in told] == [True, True, False]
+    assert Path(told[2].directory).name == "preflight-3"
+
+
+def test_the_lock_is_taken_before_nodes_are_looked_at(sessions: Sessions) -> None:
+    nodes = Nodes(sessions)
+    nodes.session.setup.lock = Held()
+    with pytest.raises(FileError):
+        nodes.outcomes(2)

@@ -126,4 +126,4 @@ CHOSEN = frozenset(
     ]
 )
 """Settings that a library, or perfsuite for one of its versions, chooses: whoever adds one decides whether it
-is asked for (`perfsuite.verdict.settings.ASKED`), or stands here."""
+is asked for (`perfsuite.verdict.comparability.ASKED`), or stands here."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from perfsuite.cli.baseline.times import Refused, Shown
-from perfsuite.dry import limits
+from perfsuite.dry.machine import telling_ranks
 from perfsuite.errors import PerfsuiteError
 from perfsuite.report import counts as told
 from perfsuite.report.terminal import console
@@ -43,7 +43,7 @@ def can_be_accepted(run: Run) -> bool:
 def _is_whole(run: Run) -> bool:
     needed: tuple[int, ...]
     try:
-        needed = limits.ranks(run.case)
+        needed = telling_ranks(run.case)
     except PerfsuiteError:  # its framework is not installed here
         needed = (0,)
     return all(of_rank(run.counts, rank) is not None for rank in needed)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from perfsuite.errors import SlurmError
+from perfsuite.node.processes import captured
 
 POLL_S = 0.2  # seconds between two questions until there is an answer
 ANSWER_S = 60  # seconds after which a command that has not answered is given up
@@ -44,8 +45,7 @@ class SlurmJob:
     nodes: tuple[str, ...] = ()  # its nodes in Slurm's order; none while it waits
     exit_status: int | None = None  # that of its script; 0 while it runs, and if a signal ended it
     left_s: int | None = None  # seconds until its time limit; None without a limit
-    # Whether it asked for GPUs in all, per task or per socket: a step then has not all of each node.
-    spreads_gpus: bool = False
+    spreads_gpus: bool = False  # GPUs were asked for otherwise than per node: a step lacks some then
 
     @property
     def is_waiting(self) -> bool:
@@ -74,16 +74,7 @@ def ask(*words: str, answer_s: float = ANSWER_S, environment: Mapping[str, str] 
     """What a command of Slurm prints. It has a session of its own: a Ctrl-C does not reach it."""
     command = shlex.join(words)
     try:
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=answer_s,
-            start_new_session=True,
-            env=environment,
-        )
+        done = captured(words, timeout=answer_s, start_new_session=True, env=environment)
     except OSError as error:
         raise SlurmError(f"{words[0]}, a command of Slurm, cannot be started: {error.strerror}") from error
     except subprocess.TimeoutExpired:

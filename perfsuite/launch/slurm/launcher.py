@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from perfsuite import documents
 from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
-from perfsuite.errors import AllocationOverError, FileError, LaunchError, MachineError, SlurmError
+from perfsuite.errors import AllocationOverError, LaunchError, MachineError, SlurmError
 from perfsuite.ini import read_ini, split
 from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
@@ -38,14 +38,11 @@ from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import RunDir
 
 JOB_ID = "SLURM_JOB_ID"
-END_S = 90.0
-"""Seconds in which Slurm must have ended a step: it keeps one whose slurmstepd was killed for over 30."""
+END_S = 90.0  # seconds for Slurm to end a step: it keeps one with a killed slurmstepd for over 30
 WAIT_S = 120
-"""Seconds after the end of the first agent in which the others must end, or `srun` ends them: the ranks of a
-script may end at different times."""
+"""Seconds from the first agent's end to that of the others, by `srun`: a script's ranks may differ so."""
 DESCRIBE_S = 300.0
-SHORTEST_S = 60.0
-"""Seconds that a launch takes at the least, as long as no launch has told how long one takes."""
+SHORTEST_S = 60.0  # seconds of a launch at the least, until one has told how long one takes
 BAD_END = re.compile(r"^srun: error: (\S+: tasks? .*)", re.MULTILINE)
 """How `srun` tells that an agent ended badly. It then ends no other: this process does, so that whatever says
 that the step was aborted is told by Slurm."""
@@ -265,8 +262,8 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     logs = [log.read_text(errors="replace") for log in (run_dir.scheduler_log, *run_dir.all_agent_logs())]
     why = next((found[0] for log in logs if (found := ENDED_BY_SLURM.search(log))), None)
     is_aborted = why is not None or ABORTED.search(logs[0]) is not None
-    told = [_told(file) for file in run_dir.all_launches(nodes).values()]
-    if any(each.failures and (each.is_over or not is_aborted) for each in told):
+    told = [documents.read_or_none(file, LaunchFile) for file in run_dir.all_launches(nodes).values()]
+    if any(each and each.failures and (each.is_over or not is_aborted) for each in told):
         return None
     if is_aborted:
         message = f"Slurm ended the step: {why or 'somebody cancelled it'}"
@@ -280,13 +277,6 @@ def _bad_end(run_dir: RunDir) -> str | None:
     """Which agent ended badly first, in `srun`'s words; None if none did."""
     found = BAD_END.search(run_dir.scheduler_log.read_text(errors="replace"))
     return None if found is None else found[1]
-
-
-def _told(file: Path) -> LaunchFile:
-    try:
-        return documents.read(file, LaunchFile)
-    except FileError:
-        return LaunchFile()
 
 
 def _for_srun(variables: Mapping[str, str]) -> dict[str, str]:
