@@ -21,7 +21,7 @@ from pydantic_core import from_json, to_json
 
 from perfsuite.analysis.figures import find_window
 from perfsuite.cli.cases import tolerance as share
-from perfsuite.cli.judge_logs import LONGEST, check_comparable, check_readable, read_log
+from perfsuite.cli.judge_logs import LONGEST, MEGATRON_TAG, check_different, check_readable, read_log
 from perfsuite.documents import Data, explain
 from perfsuite.errors import CaseError
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
@@ -152,16 +152,11 @@ def judge(
     ],
     baseline: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="A log of a launch before the change, of TensorBoard or MLPerf; give it 3 times or more."
-        ),
+        typer.Option(help="TensorBoard's log of a launch before the change; give it 3 times or more."),
     ] = None,
     tag: Annotated[
         str | None,
-        typer.Option(
-            help="The scalar to judge, a time (default: iteration-time; of MLPerf logs train_step_time, else "
-            "throughput)."
-        ),
+        typer.Option(help="The scalar to judge, a time (default: iteration-time, Megatron's)."),
     ] = None,
     tolerance: Annotated[
         float | None,
@@ -169,7 +164,7 @@ def judge(
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Answer by lines of JSON.")] = False,
 ) -> None:
-    """Judge step times that somebody else measured: traces, or with --baseline logs of TensorBoard or MLPerf.
+    """Judge step times that somebody else measured: traces, or with --baseline TensorBoard's logs.
 
     Exit status 1 if a trace could not be judged, or if the launches of the logs are slower.
     """
@@ -197,14 +192,15 @@ def _judge_logs(
             f"--baseline is given {len(baseline)} times, which does not tell how launches scatter: "
             f"give {FEWEST_BASELINE} logs or more"
         )
-    before, now = ([read_log(path, tag) for path in paths] for paths in (baseline, launches))
-    check_comparable([*before, *now])
+    name = tag or MEGATRON_TAG
+    before, now = ([read_log(path, name) for path in paths] for paths in (baseline, launches))
+    check_different([*before, *now])
     old, new = ([list(log.series) for log in logs] for logs in (before, now))
     decision = judge_trace(Trace(tolerance=tolerance, baseline=old, launches=new))
     if json_output:
         typer.echo(as_json(decision))
     else:
-        typer.echo(f"{'values':>6}  {'median':>10}  {before[0].what}")
+        typer.echo(f"{'values':>6}  {'median':>10}  {name}")
         for side, logs in (("baseline", before), ("judged", now)):
             for log in logs:
                 typer.echo(f"{len(log.series):>6}  {seconds_per_step(log.series):>10.4g}  {side}: {log.path}")
