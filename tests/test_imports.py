@@ -43,7 +43,6 @@ MOST_ENTRIES = 24
 NO_TEST_FILE = {
     "perfsuite.analysis.intervals": "run by analysis/test_trace.py",
     "perfsuite.cli.checks": "its rows are read by tests of cli/doctor and cli/test_selftest.py",
-    "perfsuite.frameworks.common.accelerate_config": "run by frameworks/test_accelerate.py",
     "perfsuite.launch.base": "a Protocol: session/test_setup.py implements it",
     **dict.fromkeys(
         (f"perfsuite.plugin.{name}" for name in ("ending", "run")),

@@ -21,8 +21,10 @@ from perfsuite.frameworks.common.accelerate_config import (
     LaunchConfig,
     Prefetch,
     Sharding,
+    clear_environment,
+    force_fsdp,
+    launcher_environment,
 )
-from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp, launcher_environment
 from perfsuite.frameworks.common.float8 import Recipe
 from perfsuite.frameworks.common.parallelism import ByAccelerate, Degrees, Size
 

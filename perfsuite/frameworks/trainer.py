@@ -13,7 +13,7 @@ from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan, Ranks, StepClock, Workload
 from perfsuite.frameworks.common import float8, sharding
-from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp
+from perfsuite.frameworks.common.accelerate_config import clear_environment, force_fsdp
 from perfsuite.frameworks.common.parallelism import ByAccelerate, Size
 
 SHARDINGS = {  # word of the Trainer -> torch's FSDP1 strategy; FSDP2 has the first two only

@@ -6,7 +6,7 @@ import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from small import Net, batches
 
-from perfsuite.frameworks.common.accelerate_env import force_fsdp
+from perfsuite.frameworks.common.accelerate_config import force_fsdp
 
 plugin = FullyShardedDataParallelPlugin(
     fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.frameworks.common.accelerate_env import clear_environment, force_fsdp, launcher_environment
+from perfsuite.frameworks.common.accelerate_config import clear_environment, force_fsdp, launcher_environment
 from tests.frameworks.test_accelerate import FSDP1, FSDP2
 
 ON_CPU = "FSDP on a CPU, where accelerate turns it into DDP"
