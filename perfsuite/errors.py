@@ -32,10 +32,6 @@ class GitError(PerfsuiteError):
     """A git command that failed: with what it said."""
 
 
-class GitHubError(PerfsuiteError):
-    """GitHub's command line failed or is missing."""
-
-
 class LaunchError(PerfsuiteError):
     """A job that cannot be ended."""
 
@@ -46,10 +42,6 @@ class MachineError(PerfsuiteError):
 
 class PackageError(PerfsuiteError):
     """An optional package that is not installed: with the command that installs it."""
-
-
-class PublishError(PerfsuiteError):
-    """History pages that could not be made: with what asv said."""
 
 
 class MismatchError(PerfsuiteError):
@@ -66,6 +58,10 @@ class ScriptError(PerfsuiteError):
 
 class SlurmError(PerfsuiteError):
     """Slurm refused or failed, with its words and the command; or a job was ended from outside."""
+
+
+class ToolError(PerfsuiteError):
+    """Another program failed or is missing, as `gh` and `asv`: names it, with what it said."""
 
 
 MAX_TOLD = 20_000  # most characters that are kept of the message or the traceback of an error

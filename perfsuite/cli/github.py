@@ -14,7 +14,7 @@ from perfsuite import documents
 from perfsuite.cli.cases import say
 from perfsuite.cli.github_issue import LONGEST, Step, fitting, gh, issue, unlinked
 from perfsuite.cli.history import COMMITTER
-from perfsuite.errors import CaseError, FileError, GitHubError
+from perfsuite.errors import CaseError, FileError, ToolError
 from perfsuite.git import git
 from perfsuite.report import markdown
 from perfsuite.report.summary import headline
@@ -26,8 +26,7 @@ from perfsuite.results.store import BASELINES
 app = typer.Typer(help="Tell people on GitHub, by its command gh and the token in GH_TOKEN.")
 app.command()(issue)
 
-BEFORE_AFTER = "before-after.txt"
-"""The file of `perfsuite refresh` with the figures of each new baseline and of the one before."""
+BEFORE_AFTER = "before-after.txt"  # of `perfsuite refresh`: figures of each new baseline and of that before
 
 
 @app.command()
@@ -76,7 +75,7 @@ def _pull_request(number: int, mark: str) -> tuple[str, str | None]:
     try:
         told = json.loads(printed)
     except ValueError as error:
-        raise GitHubError(f"gh pr view printed no JSON ({error}): {printed[:200]!r}") from None
+        raise ToolError(f"gh pr view printed no JSON ({error}): {printed[:200]!r}") from None
     ours = (each["url"] for each in told["comments"] if each["viewerDidAuthor"] and mark in each["body"])
     found = re.search(r"#issuecomment-(\d+)$", next(ours, ""))
     return told["headRefOid"], f"repos/{{owner}}/{{repo}}/issues/comments/{found[1]}" if found else None

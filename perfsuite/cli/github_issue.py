@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from perfsuite import documents
-from perfsuite.errors import GitHubError
+from perfsuite.errors import ToolError
 from perfsuite.history.trend import Drift, Trend
 from perfsuite.report import markdown
 from perfsuite.report.explained import explained
@@ -147,28 +147,28 @@ def code(text: str) -> str:
 
 
 def open_issue(hardware_class: str) -> Issue | None:
-    """Return the open issue of a hardware class, or None. Raises `GitHubError`."""
+    """Return the open issue of a hardware class, or None. Raises `ToolError`."""
     search = ("issue", "list", "--state", "open", "--label", LABEL, "--limit", "200")
     printed = gh(Step((*search, "--json", "number,title,body")))
     try:
         listed = json.loads(printed)
     except ValueError as error:
-        raise GitHubError(f"gh issue list printed no JSON ({error}): {printed[:200]!r}") from None
+        raise ToolError(f"gh issue list printed no JSON ({error}): {printed[:200]!r}") from None
     found = (Issue(each["number"], each["body"]) for each in listed if each["title"] == title(hardware_class))
     return next(found, None)
 
 
 def gh(step: Step) -> str:
-    """Call `gh` and return what it prints. Raises `GitHubError` with its error message."""
+    """Call `gh` and return what it prints. Raises `ToolError` with its error message."""
     try:
         command = ["gh", *step.arguments]
         done = subprocess.run(
             command, input=step.text, capture_output=True, encoding="utf-8", errors="backslashreplace"
         )
     except OSError as error:
-        raise GitHubError(f"gh, GitHub's command line, cannot be started: {error.strerror}") from error
+        raise ToolError(f"gh, GitHub's command line, cannot be started: {error.strerror}") from error
     if done.returncode:
-        raise GitHubError(f"gh {' '.join(step.arguments[:2])}: {done.stderr.strip() or 'failed'}")
+        raise ToolError(f"gh {' '.join(step.arguments[:2])}: {done.stderr.strip() or 'failed'}")
     return done.stdout
 
 

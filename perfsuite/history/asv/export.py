@@ -14,7 +14,7 @@ from typing import Any
 
 from perfsuite import documents, git
 from perfsuite.case.hardware import Machine
-from perfsuite.errors import FileError, PublishError
+from perfsuite.errors import FileError, ToolError
 from perfsuite.history import store
 from perfsuite.history.asv import results as asv
 from perfsuite.history.store import Place, StoredCase, StoredSession
@@ -171,15 +171,15 @@ def _write(file: Path, content: dict[str, Any], indent: int | None = None) -> No
 
 
 def publish(out: Path, *, commits: frozenset[str]) -> Path:
-    """Run `asv publish` on an export; return the pages. Raises `PublishError`, also for a commit left out."""
+    """Run `asv publish` on an export; return the pages. Raises `ToolError`, also for a commit left out."""
     command = [sys.executable, "-m", "asv", "publish", "--no-pull", "--config", "asv.conf.json"]
     done = subprocess.run(command, cwd=out, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise PublishError(f"asv publish in {out} ended with {done.returncode}: {done.stdout}{done.stderr}")
+        raise ToolError(f"asv publish in {out} ended with {done.returncode}: {done.stdout}{done.stderr}")
     pages = out / "html"
     shown = json.loads((pages / "index.json").read_text(encoding="utf-8"))["revision_to_hash"].values()
     if missing := commits - set(shown):  # asv exits with 0 whatever it leaves out
-        raise PublishError(
+        raise ToolError(
             f"asv publish left out {len(missing)} of {len(commits)} commits, "
             f"{min(missing)[:8]} for one: {done.stdout}{done.stderr}"
         )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import PublishError
+from perfsuite.errors import ToolError
 from perfsuite.history.asv.export import publish
 from tests.history.asv.conftest import CASES, LARGER, NIGHTS, SLOWER, UNKNOWN, Published
 
@@ -40,13 +40,13 @@ def test_every_night_is_on_the_pages(published: Published) -> None:
 
 def test_a_commit_that_asv_leaves_out_is_an_error(published: Published) -> None:
     out = published.root / "out"
-    with pytest.raises(PublishError, match=r"asv publish left out 1 of 1 commits, ffffffff for one: "):
+    with pytest.raises(ToolError, match=r"asv publish left out 1 of 1 commits, ffffffff for one: "):
         publish(out, commits=frozenset({UNKNOWN}))
 
 
 def test_what_asv_says_is_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "asv.conf.json").write_text("{}")
-    with pytest.raises(PublishError, match=r"asv publish in .* ended with 1: .*No version specified"):
+    with pytest.raises(ToolError, match=r"asv publish in .* ended with 1: .*No version specified"):
         publish(tmp_path, commits=frozenset())
 
 
