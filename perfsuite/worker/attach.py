@@ -78,13 +78,7 @@ def attach() -> None:
     run_dir = RunDir(Path(os.environ[RUN_DIR]))
     leash.listen(run_dir, int(os.environ["RANK"]) if "RANK" in os.environ else None)
     attached = Attached(run_dir, documents.read(run_dir.case, CaseFile))
-    show = sys.excepthook
-
-    def excepthook(kind: Any, error: BaseException, trace: Any) -> None:
-        attached.crashed(error)
-        show(kind, error, trace)
-
-    sys.excepthook = excepthook
+    calls.before(sys, "excepthook", lambda kind, error, trace: attached.crashed(error))
     atexit.register(attached.exits)
 
 
@@ -220,14 +214,13 @@ class Attached:
 
     def _become_rank(self, optimizer: Any, *, is_next: bool) -> ScriptRank:
         leash.die_with_parent()
-        leash.listen(self.run_dir, self._empty.rank)  # known only now if the script starts its own processes
-        rank = ScriptRank(
-            self.run_dir, self.request, self._empty, losses=self._losses, optimizers=self._optimizers
-        )
+        empty = self._empty
+        leash.listen(self.run_dir, empty.rank)  # known only now if the script starts its own processes
+        rank = ScriptRank(self.run_dir, self.request, empty, losses=self._losses, optimizers=self._optimizers)
         if is_next:
-            self.run_dir.rank(self._empty.rank).unlink(missing_ok=True)
+            self.run_dir.rank(empty.rank).unlink(missing_ok=True)
             rank.notes.append(
-                f"another process trained as rank {self._empty.rank} before, and ended without being measured"
+                f"another process trained as rank {empty.rank} before, and ended without being measured"
             )
         rank.begin(optimizer, self._host_memory)
         return rank
