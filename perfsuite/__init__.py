@@ -31,10 +31,9 @@ if TYPE_CHECKING:  # each name `as` itself is public to type checkers
     from perfsuite.frameworks.trainer import Trainer as Trainer
     from perfsuite.results.session_file import Measurement as Measurement
 
-__version__ = "0.1.0"
-"""The one place of the version: `pyproject.toml` reads it here."""
+__version__ = "0.1.0"  # the one place of the version: `pyproject.toml` reads it here
 
-_NAMES = {
+_NAMES = {  # the public names but those of frameworks, by their module below this package
     "case.case": ["Case", "KnownIssue", "LoRA", "Topology"],
     "case.catalog": ["MODELS"],
     "case.hardware": ["Machine"],
@@ -43,12 +42,10 @@ _NAMES = {
     "frameworks.base": ["Framework"],
     "results.session_file": ["Measurement"],
 }
-"""The public names but those of frameworks, by their module below this package."""
-_FRAMEWORKS = (
+_FRAMEWORKS = (  # each is in a module of its own, called as the class is
     *("Accelerate", "DDP", "DeepSpeed", "FSDP", "FSDP2", "Fake"),
     *("Lightning", "Nanotron", "Script", "TorchTitan", "Trainer"),
 )
-"""Each is in a module of its own, called as the class is."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES |= {name: f"frameworks.{name.lower()}" for name in _FRAMEWORKS}
 

@@ -27,8 +27,7 @@ from perfsuite.results.metric import TOKENS_PER_S, described
 from perfsuite.results.outcome import Finding, Verdict
 from perfsuite.results.session_file import Measurement
 
-MOST_TOLERANCE = 0.5
-"""Largest tolerance of a step: of a bad arm that is many times slower, less than half of the loss will do."""
+MOST_TOLERANCE = 0.5  # of a step: of a bad arm many times slower, less than half of the loss will do
 
 
 class Step(Data):

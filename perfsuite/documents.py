@@ -18,8 +18,7 @@ D = TypeVar("D", bound="Data")
 
 OPEN_FILES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 """Directories of open files, which may be files that others write to."""
-FROM_FILE = {"from_file": True}
-"""The validation context of data from a file: it may name a framework that is not installed here."""
+FROM_FILE = {"from_file": True}  # validation context of a file: it may name a framework not installed here
 
 
 class Data(BaseModel):

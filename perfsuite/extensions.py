@@ -16,8 +16,7 @@ FRAMEWORKS: Group = "perfsuite.frameworks"
 METRICS: Group = "perfsuite.metrics"
 LAUNCHERS: Group = "perfsuite.launchers"
 GROUPS: tuple[Group, ...] = (FRAMEWORKS, METRICS, LAUNCHERS)
-BUILT_IN_LAUNCHERS = frozenset({"local", "slurm"})
-"""Names that no other package may give to a launcher (`--perf-launcher`)."""
+BUILT_IN_LAUNCHERS = frozenset({"local", "slurm"})  # names that no other package may give to a launcher
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from perfsuite.errors import GitError
 
-OF_A_HOOK = frozenset(
+OF_A_HOOK = frozenset(  # what git sets where it runs a hook: git would work on that repository everywhere
     ("GIT_COMMON_DIR", "GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_WORK_TREE")
 )
-"""What git sets where it runs a hook: git would work on that repository, wherever it is started."""
 
 
 def git(*arguments: str, cwd: Path) -> str:

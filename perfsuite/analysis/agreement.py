@@ -7,16 +7,14 @@ from perfsuite.case.case import Case
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Evidence, RankReport
 
-OF_THE_MOVE = 0.01
-"""Difference of two replicas' norms, as a share of what training changed, that makes them two models."""
+OF_THE_MOVE = 0.01  # share of what training changed by which norms of replicas differ that are two models
 ROUNDING = 5e-7  # relative difference of norms that rounding explains, where devices sum in another order
 TOKENS_OFF = 0.02  # share by which the tokens that a model was given may differ from those claimed
 
 CLOCK_OFF, CLOCK_SLACK_S = 0.05, 0.3
 """How much a clock may differ from the kernel's: a share, and what two interrupted readings take."""
 OF_THE_FORMULA = 0.9
-"""Share of the forward's FLOPs by formula that must be counted. The counts in this repository's baselines
-have 1.00 or more of forward and backward together."""
+"""Share of the forward's FLOPs that must be counted. Baselines here have 1.00 or more of the whole step's."""
 OF_THE_GRADIENTS = 1e-4
 """Share of the gradients' bytes that ranks must exchange in a step. Compression sends more: PowerSGD of rank
 1 does so for matrices up to 20,000 wide. A norm of the gradients, or a loss, is less of 20,000 parameters."""
@@ -170,17 +168,14 @@ def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
 def _less_than_the_formula(
     reports: Sequence[RankReport], counts: Sequence[Counts], case: Case
 ) -> Iterator[str]:
-    """Why, if all ranks together were seen to compute less than a forward takes: 2 N + 4 L H Q S a token.
-
-    Of C parts of a causal sequence, ring attention leaves out the products of (C - 1) / 2 C.
-    """
+    """Why, if all ranks together were seen to compute less than a forward takes: 2 N + 4 L H Q S a token."""
     flops = reports[0].flops
     if flops is None or case.framework.promises.tokens_vary or any(each.without_flops for each in counts):
         return
     trained = flops.matmul_parameters if flops.trained_parameters is None else flops.trained_parameters
     per_token = (flops.per_token + 2 * (flops.matmul_parameters - trained)) / 3
     parts, attention = _parts(reports), per_token - 2 * flops.matmul_parameters
-    per_token -= attention * (parts - 1) / (2 * parts)
+    per_token -= attention * (parts - 1) / (2 * parts)  # ring attention leaves it out of causal sequences
     takes = per_token * reports[0].tokens_per_step
     seen = sum(each.flops.get("forward", 0) for each in counts)
     if seen < OF_THE_FORMULA * takes:

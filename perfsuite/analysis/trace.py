@@ -27,8 +27,7 @@ ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 HOST_READ = "aten::_local_scalar_dense"
 GRAPH_LAUNCH = "GraphLaunch"  # part of the names of the calls by which the host has a CUDA graph replayed
-LONGEST_NAME = 160
-"""Characters kept of a kernel's name (templates have thousands); one cut ends in a digest of the whole."""
+LONGEST_NAME = 160  # characters kept of a kernel's name (templates are long); one cut ends in a digest of all
 
 _GLOO = re.compile(r"gloo:(\w+)")
 _NCCL = re.compile(r"nccl\w*?Kernel_?((?:[A-Z][a-z]+)+)")

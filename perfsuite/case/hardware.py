@@ -37,10 +37,9 @@ class Accelerator(NamedTuple):
 
 
 _TABLE = resources.files("perfsuite.case").joinpath("accelerators.json").read_text(encoding="utf-8")
-PRODUCTS: Mapping[str, Accelerator] = {
+PRODUCTS: Mapping[str, Accelerator] = {  # the known accelerators, by the name that NVML gives
     name: Accelerator(**known) for name, known in json.loads(_TABLE).items()
 }
-"""The known accelerators, by the name that NVML gives."""
 
 ACCELERATORS: tuple[str, ...] = ("cpu", "gpu", *sorted({product.family for product in PRODUCTS.values()}))
 """What a case's `hardware` may begin with, and so every marker of hardware. `gpu` is any, known or not."""

@@ -22,7 +22,7 @@ from perfsuite.errors import PerfsuiteError
 from perfsuite.ini import read_ini
 from perfsuite.report.terminal import console
 
-GONE = {
+GONE = {  # commands and options that were, and what is in their place
     "compare --a": "write --against",
     "compare --b": "write --arm",
     "report --html": "write --report DIR",
@@ -34,7 +34,6 @@ GONE = {
     "report --comparison": "python -m bench_cases.published shows published comparisons",
     "report --published": "python -m bench_cases.published shows published comparisons",
 }
-"""Commands and options that were, and what is in their place."""
 
 
 class _Commands(TyperGroup):

@@ -33,8 +33,7 @@ from perfsuite.session.session import Session, session_file
 from perfsuite.session.setup import Options
 
 CASES = Path("bench_cases")
-UNDECIDED = 3
-"""Exit status where no case is slower, and one is not decided: inconclusive, or on an unhealthy machine."""
+UNDECIDED = 3  # exit status: no case is slower, one not decided (inconclusive, or on an unhealthy machine)
 
 
 def say(text: str) -> None:
@@ -255,10 +254,7 @@ def fitting(session: Session, cases: list[Case]) -> list[Case]:
 
 
 def _measure(session: Session, cases: list[Case], *, json_output: bool) -> int:
-    """Measure cases one after another, then print and write what was found. Returns how many could not be.
-
-    An interrupt, or the end of an allocation, leaves what was found until then.
-    """
+    """Measure cases one after another, then print and write what was found. Returns how many could not be."""
     refused = 0
     status: Status = "interrupted"
     try:
@@ -272,7 +268,7 @@ def _measure(session: Session, cases: list[Case], *, json_output: bool) -> int:
                 why = told(error)
                 say(why if case.id in why else f"{case.id}: {why}")
         status = "complete"
-    finally:
+    finally:  # an interrupt, or the end of an allocation, leaves what was found until then
         session.setup.lock.release()
         _show(session, status, json_output=json_output)
     return refused

@@ -20,13 +20,12 @@ from perfsuite.ini import read_ini
 
 IGNORED = (".perfsuite/", "out/")
 NIGHT, ACCEPT = Path("performance-night.sh"), 'perfsuite baseline accept --reason "the first"'
-FRAMEWORKS = {
+FRAMEWORKS = {  # what a first case file measures next to DDP: the package that must be there, the framework
     "FSDP2": ("transformers", "FSDP2()"),
     "Accelerate": ("accelerate", 'Accelerate(strategy="fsdp2")'),
     "Trainer": ("accelerate", 'Trainer(fsdp="full_shard auto_wrap")'),
     "Lightning": ("lightning", 'Lightning(strategy="fsdp2")'),
 }
-"""What a first case file measures next to DDP: the package that must be there, and the framework."""
 INSTALLED = ("torch", "transformers", "accelerate", "lightning")
 """Next to perfsuite: what requirements name, as it is installed here."""
 
@@ -149,11 +148,8 @@ def _submit(hardware: str) -> str:
 
 
 def _install(uses: str) -> str:
-    """Return a command that installs the project of this directory, and perfsuite, into `.venv`.
-
-    Without a file that says what the project needs, write one with the releases that are here.
-    """
-    needs = Path("requirements.txt")
+    """Return a command that installs the project of this directory, and perfsuite, into `.venv`."""
+    needs = Path("requirements.txt")  # without a file that says what the project needs: what is here
     if not needs.exists() and not Path("pyproject.toml").exists():
         others = [f"{name}=={Version(version(name)).public}" for name in INSTALLED if find_spec(name)]
         _write(needs, "".join(f"{line}\n" for line in others))

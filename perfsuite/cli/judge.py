@@ -27,8 +27,7 @@ from perfsuite.errors import CaseError
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 
 SHORT_SERIES = 15  # fewest steps of a launch whose warm-up is looked for
-MAX_WARMUP = 20
-"""Most steps of warm-up. That is 2/7 of the 70 steps of a real launch, and the same share of fewer steps."""
+MAX_WARMUP = 20  # most steps of warm-up: 2/7 of the 70 steps of a real launch, and the same share of fewer
 
 FEWEST_BASELINE = 3  # fewest launches of a baseline that tell how launches scatter
 HEADINGS = f"{'outcome':<12}  {'change':>8}  {'99 % interval':^20}  launches  detects"

@@ -13,8 +13,7 @@ from perfsuite.frameworks.base import require
 
 EVENT_FILES = "*tfevents*"  # the names of TensorBoard's event files
 MEGATRON_TAG = "iteration-time"
-"""The scalar of Megatron-LM: seconds of an iteration, the mean over `--log-interval` of them. Megatron writes
-it with `--log-timers-to-tensorboard`."""
+"""Megatron-LM's seconds of an iteration, means over `--log-interval`, by `--log-timers-to-tensorboard`."""
 LONGEST = 1e15  # times are below it, whatever their unit
 
 

@@ -191,16 +191,13 @@ class _Runs:
         return None if all(self.has_cuda[arm.text] for arm in asked) else "cpu"
 
     def _kept(self, case: Case, arm: Arm, way: str, device: Device | None) -> Run:
-        """The run of an earlier command, or a new one in place of what failed or was cut short.
-
-        Raises `PerfsuiteError` with why it tells nothing.
-        """
+        """The run of an earlier command, or a new one. Raises `PerfsuiteError` with why it tells nothing."""
         path = getattr(case.framework, "path", None)
         code = [each.read_text() for each in sorted(Path(path).parent.glob("*.py"))] if path else []
         key = [documents.plain(case), arm.text, arm.python, installed(), f"{way}{device or ''}", code]
         run_dir = RunDir((self.setup.options.store / "releases" / documents.digest(key)).absolute())
         run = documents.read_or_none(run_dir.run, Run)
-        if run is None or run.failure is not None:
+        if run is None or run.failure is not None:  # it was cut short, or failed
             shutil.rmtree(run_dir.path, ignore_errors=True)
             self.setup.progress.say(f"{arm.text}: {way} of {case.id}")
             if way == DRY:

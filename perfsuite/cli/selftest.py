@@ -110,8 +110,7 @@ CLEAN = Expectation(None, ("passed", "improved", "inconclusive"))
 BASELINE_LAUNCHES = 5  # launches of the baseline that is recorded first
 HANG_TIMEOUT_S = {"cpu": 45, "cuda": 120}
 """Deadline of the launch that hangs, by device: GPUs take longer to start, the more of them the longer."""
-UNHEALTHY_LAUNCHES = 3 * MAX_UNHEALTHY
-"""Launches of a fault on a machine that is unhealthy, which say nothing about the gate."""
+UNHEALTHY_LAUNCHES = 3 * MAX_UNHEALTHY  # of a fault on an unhealthy machine, which say nothing about the gate
 
 
 def small_case(machine: Machine) -> Case:

@@ -17,8 +17,7 @@ from perfsuite.report.terminal import console
 
 app = typer.Typer(help="Sessions on the nodes of a Slurm cluster.")
 
-OF_SBATCH = ("partition", "account", "qos", "nodes", "time", "exclude")
-"""Settings that were, each of them an option of sbatch."""
+OF_SBATCH = ("partition", "account", "qos", "nodes", "time", "exclude")  # settings of old: sbatch's options
 _NO_NODES = re.compile(r"(?:^| )(?:--nodes[= ]|-N[= ]?)(-\S*)")
 
 

@@ -80,8 +80,7 @@ _NOT_FILLED = (
     *(torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided),
     *(torch.ops.aten.new_empty, torch.ops.aten.new_empty_strided, torch.ops.aten.empty_permuted),
 )
-"""What they return holds whatever was in that memory, also after a collective of fake tensors, which is to
-fill it. It holds ones, as `_answer` says."""
+"""They return what was in that memory, also after a collective of fake tensors; ones, as `_answer` says."""
 _MAKE_NUMBERS = (torch.ops.aten.randint, torch.ops.aten.randperm, torch.ops.aten.arange)
 
 

@@ -28,11 +28,9 @@ if TYPE_CHECKING:
 
     Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 
-SIGNIFICANT = 4.4
-"""Standard errors by which a change must differ from 0; tuned to no false alarm in 100 series of a year."""
+SIGNIFICANT = 4.4  # standard errors of a change: tuned to no false alarm in 100 series of a year
 MIN_NIGHTS = 3  # fewest points of a level: fewer may be one bad night and its repetition
-NOISE_FLOOR = 0.0005
-"""Smallest noise that is believed, relative: values that repeat to the digit, as memory does, need one."""
+NOISE_FLOOR = 0.0005  # least noise that is believed, relative: for values that repeat to the digit, as memory
 _NEIGHBOURS = 2  # points on either side of one whose median it is compared with
 _CLIP = 3.5  # standard deviations from that median to which a point is clipped
 _MAD_OF_DIFFERENCES = round(NormalDist().inv_cdf(0.75), 4) * math.sqrt(2)
@@ -157,10 +155,7 @@ def _without_outliers(logs: Floats, noise: float) -> Floats:
 
 
 def _cheapest(sums: Floats) -> list[int]:
-    """Return the bounds of the levels of the cheapest fit: 0, the index of each change, the length.
-
-    `sums` are in units of the noise. The sum of all squares, the same for every fit, is left out.
-    """
+    """Return the bounds of the cheapest fit to `sums`, in units of the noise: 0, each change, the length."""
     import numpy as np
 
     n = len(sums) - 1
@@ -170,6 +165,7 @@ def _cheapest(sums: Floats) -> list[int]:
     lengths = np.arange(n, 0, -1)
     for end in range(MIN_NIGHTS, n + 1):
         starts = end - MIN_NIGHTS + 1
+        # Without the sum of all squares, the same for every fit.
         costs = best[:starts] - (sums[end] - sums[:starts]) ** 2 / lengths[n - end :][:starts]
         start = int(np.argmin(costs))
         best[end] = costs[start] + SIGNIFICANT**2

@@ -26,11 +26,9 @@ METRICS: Mapping[MetricName, Metric] = {
     "samples/s": TOKENS_PER_S,
     "peak memory": PEAK_MEMORY,
 }
-PERIOD = timedelta(days=90)
-"""How far back changes are reported without `since`: a slow one is found weeks after it began."""
+PERIOD = timedelta(days=90)  # how far back without `since`: a slow change is found weeks after it began
 MIN_CHANGE = 0.005  # smallest change that is reported, relative
-MIN_FOR_CORRELATION = 30
-"""Fewest sessions of a series from which the correlation of neighbouring sessions is estimated."""
+MIN_FOR_CORRELATION = 30  # fewest sessions of a series that tell the correlation of neighbouring sessions
 UNKNOWN_CORRELATION: Mapping[MetricName, float] = {"tokens/s": 0.3, "samples/s": 0.3, "peak memory": 0.0}
 """Correlation assumed for series under 30 sessions: 0.3 for speed (a machine has good and bad weeks), 0 for
 memory. Good and bad weeks (AR(1) with 0.7) make a false alarm in 18 % of series in their first month if 0 is

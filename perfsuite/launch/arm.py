@@ -214,12 +214,9 @@ def _worktree(commit: str, root: Path, store: Path) -> Path:
 
 
 def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
-    """What of the worktree stands for the repository on `sys.path`: its top, `src`, and what else was there.
-
-    An interpreter whose editable installs lie in the repository has their directories on its path.
-    """
+    """What of the worktree stands for the repository on `sys.path`: top, `src`, and what else was there."""
     said = ask(Arm(python=python), "import json, sys; print(json.dumps([sys.prefix, *sys.path]))")
-    prefix, *paths = map(Path, filter(None, json.loads(said)))
+    prefix, *paths = map(Path, filter(None, json.loads(said)))  # those of editable installs, too
     is_inside = prefix.is_relative_to(top)  # else the repository may lie below it, as /usr/src below /usr
     ours = [
         each for each in paths if each.is_relative_to(top) and not (is_inside and each.is_relative_to(prefix))

@@ -5,8 +5,7 @@ HANG_S = 120
 `WAIT_S` for the others and has `LEAVE_S` to end in (`perfsuite.worker.rank`)."""
 LONGEST_STEPS = 20  # how many times the longest step may pass without one: an evaluation, a checkpoint
 WARM_UP_STEPS = 2  # steps that are no measure of later ones: libraries load, kernels are compiled
-LONGEST_WARM_UPS = 3
-"""How many times the longest of these steps may pass, until a later step has shown how long one takes."""
+LONGEST_WARM_UPS = 3  # times the longest of these may pass, until a later step has shown how long one takes
 
 
 class HangDetector:

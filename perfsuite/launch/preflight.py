@@ -33,8 +33,7 @@ CPU_SHARE = 0.4
 """The same of cores, which others may use meanwhile: with a load of 8 on two cores, the worse of two equal
 nodes had 88 % of the other's matmul and 50 % of its copy, in the worst of 10 preflights."""
 LINK_SHARE = 0.5
-"""Least rate of the all-reduces with a node, as a share of the best between two others: the way between two
-nodes may be longer than that between two others."""
+"""Least rate of all-reduces with a node, as a share of the best between two others: ways differ in length."""
 JUDGED = {"matmul_tflops": "matmul {:.3g} TFLOP/s", "copy_gb_s": "copy {:.3g} GB/s"}
 """The rates that a node has by itself, and how a sentence tells them."""
 

@@ -24,8 +24,7 @@ from perfsuite.results.amounts import amount
 
 QUIET_S = 5.0  # seconds without any other user after which the machine counts as quiet
 LOOK_EVERY_S = 1.0
-WAIT_S = 120.0
-"""Longest wait for quiet by default: a compiler or tests often end by then, a neighbour's training not."""
+WAIT_S = 120.0  # longest wait for quiet by default: compilers and tests often end by then, trainings do not
 NAMED = 3  # processes that a line names at the most
 WORTH_NAMING = 0.02  # the share of the cores' time from which on a process is named
 LONGEST_NAME = 40

@@ -29,8 +29,7 @@ from perfsuite.results.run_dir import ANCESTOR_PID, NODE, RunDir
 from perfsuite.worker import leash
 
 NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
-"""Environment variable: the name of the scheduler's variable that holds the number of this node, from 0 on.
-Without it this is node 0."""
+"""Names the scheduler's variable that holds the number of this node, from 0 on; without it this is node 0."""
 LATCH_S = 5  # seconds for which an agent without a driver waits for whoever writes its file, to end it then
 PEERS_S = 5  # seconds that a node which ends the job waits for nodes that have not written their stacks yet
 

@@ -123,15 +123,14 @@ def _most_speed(result: Measurement) -> Cell | None:
 
 SPEED_CHANGE = _change("vs baseline", TOKENS_PER_S)
 MEMORY_CHANGE = _change("memory vs baseline", PEAK_MEMORY)
-DRY = (
+DRY = (  # what a dry run has to show: a step's work, its part of the card, the most that it can reach
     _counted("computed", counts.flops, "FLOP"),
     _counted("collectives", counts.moved, "bytes"),
     _counted("live peak", counts.peak, "bytes"),
     Column("of card", _of_card),
     Column("most tokens/s", _most_speed),
 )
-"""What a dry run has to show: what a step does, how much of the card it needs, the most that it can reach."""
-STEP = (
+STEP = (  # what a step does, by counts and by the norm of its gradients
     _counted("collectives", lambda step: sum(each.count for each in step.collectives), "calls"),
     _counted("bytes", counts.moved, "bytes"),
     _counted("FLOPs", counts.flops, "FLOP"),
@@ -140,7 +139,6 @@ STEP = (
     _counted("memory", counts.peak, "bytes"),
     Column("gradient norm", lambda result: _cell(result.figures.gradient_norm, "{:.4g}".format)),
 )
-"""What a step does, by counts and by the norm of its gradients."""
 STEP_MS = Column("p50 ms", lambda result: _cell(result.figures.step_s_p50, lambda s: f"{1e3 * s:.1f}"))
 """A time with the unit in its heading, which keeps a table narrow."""
 LAUNCHES = Column("launches", lambda result: None if result.dry else _cell(len(result.runs), str))

@@ -7,14 +7,13 @@ from perfsuite.case.case import Case
 from perfsuite.report.text import NONE, Table, plural
 from perfsuite.results.session_file import Measurement, Preflight
 
-RATES = {
+RATES = {  # the heading and the unit of each rate of a node, in the order of their columns
     "matmul_tflops": ("matmul", "TFLOP/s"),
     "copy_gb_s": ("copy", "GB/s"),
     "all_reduce_gb_s": ("all-reduce of all", "GB/s"),
     "previous_gb_s": ("with previous node", "GB/s"),
     "next_gb_s": ("with next node", "GB/s"),
 }
-"""The heading and the unit of each rate of a node, in the order of their columns."""
 
 
 def title(preflight: Preflight) -> str:

@@ -27,11 +27,10 @@ MOST_LINES = 12  # lines about a case that did not pass, unless all of them are 
 MOST_COUNTS = 10  # counts of one kind, judged or not, that are told in words
 MOST_ENTRIES = 2  # entries of ranks whose step is told
 WIDEST = 10_000  # columns of a table that nothing limits; no table needs so many
-SHOWN = (
+SHOWN = (  # metrics that are told though nothing judges them
     *(metrics.TOKENS_PER_S_PER_DEVICE, metrics.STEP_S_P95, metrics.STEP_JITTER, metrics.ROOFLINE_SHARE),
     *(metrics.CPU_S_PER_STEP, metrics.GPU_UTILISATION, metrics.ENERGY_PER_TOKEN),
 )
-"""Metrics that are told though nothing judges them."""
 
 
 class _Console(Console):

@@ -12,8 +12,7 @@ from perfsuite.results.outcome import Check
 
 NONE = "\N{EN DASH}"  # stands where a figure is not known
 SPEEDS = ("tokens/s", "samples/s")  # units of which there are fewer, and not less
-UNKNOWN = (-0.9, 9.0)
-"""A change is not known where its interval reaches a tenth or ten times of what it is compared with."""
+UNKNOWN = (-0.9, 9.0)  # a change whose interval reaches a tenth or ten times of what it is compared with
 
 WIDTH = 100  # columns of what reports write in words, on a terminal and in a log
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -97,10 +96,7 @@ def cut(lines: Sequence[str], most: int) -> list[str]:
 
 
 def wrapped(text: str, *, indent: str = "  ", most: int | None = None) -> list[str]:
-    """Return text as lines of at most `WIDTH` columns. Paths and other long words stay whole.
-
-    `most`: lines at the most, of which the last one then ends in an ellipsis.
-    """
+    """Return text as lines of at most `WIDTH` columns, long words whole; after `most` an ellipsis ends it."""
     made = textwrap.TextWrapper(WIDTH, indent, f"{indent}  ", break_long_words=False, break_on_hyphens=False)
     lines = [line for paragraph in text.splitlines() for line in made.wrap(paragraph)]
     if most is not None and len(lines) > most:

@@ -60,7 +60,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:,.2f} s" if seconds >= 10 else f"{1e3 * seconds:,.1f} ms"
 
 
-_FORMATS: Mapping[str, Callable[[float], str]] = {
+_FORMATS: Mapping[str, Callable[[float], str]] = {  # of other units; one that is not here follows the number
     "tokens/s": rate,
     "samples/s": rate,
     "s": duration,
@@ -72,4 +72,3 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {
     "J per token": lambda joules: f"{1e3 * joules:.2f} mJ per token",
     "J per sample": lambda joules: f"{1e3 * joules:.2f} mJ per sample",
 }
-"""How values of other units are written; those of a unit that is not here as a number and the unit."""

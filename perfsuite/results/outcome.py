@@ -26,7 +26,7 @@ class OutcomeStyle:
     quiet: bool = False  # whether nobody needs to act upon it
 
 
-STYLES: dict[str, OutcomeStyle] = {
+STYLES: dict[str, OutcomeStyle] = {  # worst first: reports list cases so, a verdict is its worst check's
     style.word: style
     for style in (
         OutcomeStyle(word="failed", sign="✕", colour="red"),
@@ -42,7 +42,6 @@ STYLES: dict[str, OutcomeStyle] = {
         OutcomeStyle(word="passed", sign="✓", colour="green", quiet=True),
     )
 }
-"""By word, the worst first: reports list cases in this order, and a verdict is the worst of its checks."""
 WORST_FIRST = tuple(STYLES)
 QUIET = frozenset(word for word, style in STYLES.items() if style.quiet)  # nobody needs to act upon them
 UNMEASURED: frozenset[Outcome] = frozenset({"failed", "unhealthy"})  # they say nothing of the code's speed

@@ -16,8 +16,7 @@ PYTHON_FLOOR, PYTHON_SHARE = 1000, 0.2
 """Calls of Python functions, and their share, by which a step may differ without being judged: each release
 of a library has some more or less, and 1,000 take some tenths of a millisecond."""
 PYTHON_LOOSE = 0.02  # share by which they may differ between launches: a progress bar is drawn by time
-LOOSE = 0.005
-"""Share by which memory may differ between launches: threads free what they hold at times of their own."""
+LOOSE = 0.005  # share by which memory may differ between launches: threads free what they hold at any time
 
 
 class Change(NamedTuple):

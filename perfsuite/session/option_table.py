@@ -295,11 +295,7 @@ OPTIONS = (
         help="go on with the newest session of the store: do not measure again what it decided",
         page="See [Going on with a session](#go-on-with-a-session)",
     ),
-    Option(
-        name="no-counts",
-        of_verdict=True,
-        help="do not count what a step does, and judge nothing of it",
-    ),
+    Option(name="no-counts", of_verdict=True, help="do not count what a step does, and judge nothing of it"),
     Option(
         name="against",
         metavar="ARM",

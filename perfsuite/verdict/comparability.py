@@ -14,8 +14,7 @@ from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.robust import clipped_variance, sorted_logs, squares, t_quantile
 
 SAME_MACHINE = (0.8, 1.25)
-"""Lowest and highest speed of the machine by the probe, as a share of its speed at the baseline, at which a
-launch is healthy; these two themselves are not."""
+"""The speeds of the machine by the probe, over that at the baseline, between which a launch is healthy."""
 DEVICE_PROBE_SLOWER = 0.1
 """Share by which a GPU's matmul, copy or all-reduce before the workload may be slower than at the baseline.
 More is allowed where the launches of the baseline scatter more."""
@@ -29,7 +28,7 @@ CLOCK_DIFFERS = 0.02  # share by which the median SM clock of the window may dif
 DEVICE_MEMORY_GREW = 256 * 2**20  # bytes of GPU memory beyond the baseline's, by NVML, listed as a change
 PROBE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver", "threads")
 """What the probes run through: where one changed, a slow probe is not the machine's fault."""
-ASKED = frozenset(
+ASKED = frozenset(  # asked by case or user: others make launches `unlike`; any other difference is a finding
     [
         # a field of the case
         *("world_size", "device", "attention", "recomputing_blocks", "trained", "lora", "quantised_layers"),
@@ -42,7 +41,6 @@ ASKED = frozenset(
         *("fp32_matmul", "fp32_convolution", "deterministic"),
     ]
 )
-"""What the case or its user asks for: others make launches `unlike`; any other difference is a finding."""
 NOT_OBSERVED = "not observed"  # how a value begins that says that nothing could be seen
 
 

@@ -147,10 +147,7 @@ def _bytes(counts: Counts) -> int:
 
 
 def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...]:
-    """Every finding once, with the ranks of which it is true: regressions first, then what costs most.
-
-    See `_place`; of two in one place the first is that which changed by the larger share of the whole.
-    """
+    """Every finding once, with the ranks of which it is true: regressions first, then what costs most."""
     ranks_of: dict[Finding, list[int]] = {}
     size_of: dict[Finding, tuple[int, float]] = {}
     for ranks, before, now in _alike(baseline, launches):
@@ -162,7 +159,7 @@ def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...
             whole = sum(abs(each.value(before) or 0) for each in family)
             size = abs(finding.now - finding.before) / max(whole, 1)
             ranks_of.setdefault(finding, []).extend(ranks)
-            place = _place(quantity, finding, baseline), -size
+            place = _place(quantity, finding, baseline), -size  # in one place the larger share is first
             size_of[finding] = min(place, size_of.get(finding, place))
     ordered = sorted(ranks_of, key=lambda each: (WORST_FIRST.index(each.outcome), size_of[each]))
     return tuple(finding.replace(ranks=spans(sorted(ranks_of[finding]))) for finding in ordered)
@@ -186,12 +183,9 @@ def _place(quantity: Quantity, finding: Finding, baseline: CountBaseline) -> int
 def _alike(
     baseline: CountBaseline, launches: Launches
 ) -> Iterator[tuple[tuple[int, ...], Counts, list[Counts]]]:
-    """The ranks that all have, with their counts in the baseline and in each launch.
-
-    Those that are equal everywhere come together: they are compared once.
-    """
+    """The ranks that all have, with their counts in the baseline and in each launch."""
     sides = [baseline.counts, *launches]
-    alike: dict[tuple[int, ...], list[int]] = {}
+    alike: dict[tuple[int, ...], list[int]] = {}  # by places: equal everywhere, compared once
     for rank in sorted(set.intersection(*map(_ranks, sides))):
         places = (next(at for at, entry in enumerate(side) if rank in entry.ranks) for side in sides)
         alike.setdefault(tuple(places), []).append(rank)

@@ -9,8 +9,7 @@ from perfsuite.results.run import Run
 from perfsuite.verdict.robust import t_quantile
 
 LOSS_SIGMAS = 4.3  # standard deviations by which a tenth of a curve may differ: 1 in 60,000, if normal
-LOSS_DEGREES = 3
-"""What one launch adds for the estimated spread: fewer than ten, as tenths correlate (by simulation)."""
+LOSS_DEGREES = 3  # of one launch for the estimated spread: under ten, as tenths correlate (by simulation)
 LOSS_FLOOR = 0.02  # relative difference of a loss curve, always allowed: sums in another order drift
 CLEAR = 30
 """Times the largest difference within two sides, of two launches each, by which they must differ: by chance
@@ -78,10 +77,8 @@ def steadily_other_gradients(before: Sequence[Run], now: Sequence[Run], scale: f
 
 
 def _spike(curve: Sequence[float]) -> int:
-    """The place of the highest mean, if above the first by more than `LOSS_FLOOR`; else their number.
-
-    A training that throws itself back goes on from there by how its sums were rounded, along another curve.
-    """
+    """The place of the highest mean, if above the first by more than `LOSS_FLOOR`; else their number."""
+    # A training that throws itself back goes on by how its sums were rounded, along another curve.
     if not curve or not max(curve) - curve[0] > LOSS_FLOOR * abs(curve[0]):
         return len(curve)
     return curve.index(max(curve))

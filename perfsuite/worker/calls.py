@@ -10,12 +10,7 @@ from typing import Any
 import torch
 
 BUFFERS = ("Buffer", "HybridEPBuffer", "ElasticBuffer")  # classes of DeepEP
-SENDS = (
-    "dispatch",
-    "combine",
-    "low_latency_dispatch",
-    "low_latency_combine",
-)  # how methods begin that send
+SENDS = ("dispatch", "combine", "low_latency_dispatch", "low_latency_combine")  # how methods begin that send
 
 seen: Counter[str] = Counter()  # what was called in this process since `watch`, by what is said of it
 

@@ -85,10 +85,9 @@ for _name in ("_grouped_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_gro
 for _name in ("cudnn_attention", "efficient_attention", "flash_attention", "flash_attention_for_cpu"):
     FLOPS[getattr(aten, f"_scaled_dot_product_{_name}")] = _attention_flops
     FLOPS[getattr(aten, f"_scaled_dot_product_{_name}_backward")] = _attention_backward_flops
-PRODUCTS = re.compile(
+PRODUCTS = re.compile(  # operators that multiply matrices, by their names: those without a formula are told
     r"(^|[._])(mm|bmm|matmul|gemm|mv|gemv|addmv|linear|attention|attn|fmha|rnn|lstm|gru|conv|convolution)(?![a-z])"
 )
-"""Operators that multiply matrices, by their names: those without a formula are told."""
 HOST_READS = frozenset({
     "aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal", "aten.bincount",
     "aten.unique_dim", "aten._unique2", "aten.unique_consecutive",
@@ -298,11 +297,8 @@ class StepCounter(TorchDispatchMode):
             self._note_origin(made or _written(func, args), given)
 
     def _note_origin(self, results: list[Tensor], given: list[Tensor]) -> None:
-        """Note results that hold something of other tensors, as neither zeros do nor what is only scaled.
-
-        What is in an allocation that no operator has filled comes from elsewhere.
-        """
-        filled = self._storages(results)
+        """Note results that hold something of other tensors, as neither zeros do nor what is only scaled."""
+        filled = self._storages(results)  # what is unfilled by any operator comes from elsewhere
         if self._storages(tensor for tensor in given if tensor.numel() > 1) - filled - self._unfilled:
             self._computed |= filled
         self._unfilled -= filled or self._storages(given)  # a collective that receives returns no tensor

@@ -158,10 +158,7 @@ def warm_up() -> None:
 
 
 def _leave(counter: StepCounter) -> bool:
-    """Leave the mode if it is entered, also from below modes that the training has entered in this step.
-
-    Returns whether it was still there: autograd takes away what is entered in a backward when that ends.
-    """
+    """Leave the mode, also from below those that the training entered since. Returns whether it was there."""
     if not counter.is_entered:
         return False
     if not (was_there := any(mode is counter for mode in _get_current_dispatch_mode_stack())):
@@ -172,4 +169,4 @@ def _leave(counter: StepCounter) -> bool:
     counter.__exit__(None, None, None)
     for mode in reversed(above):
         _push_mode(mode)
-    return was_there
+    return was_there  # autograd takes away what is entered in a backward when that ends

@@ -118,15 +118,12 @@ def count(
 
 
 def _active_in_experts(built: Any, config: Any) -> int:
-    """Return how many weights of experts, and of routers, a token is multiplied by; none in linear layers.
-
-    transformers 5 keeps those of all experts of a layer in one parameter, whose first size is their number.
-    """
+    """Return how many weights of experts, and of routers, a token is multiplied by; none in linear layers."""
     experts, chosen = _first(config, EXPERTS), _first(config, CHOSEN)
     active = 0
     for module in built.modules():
         kind, own = type(module).__name__, module.parameters(recurse=False)
-        if kind.endswith("Experts"):
+        if kind.endswith("Experts"):  # transformers 5 keeps all of a layer in one, their number first
             active += sum(each.numel() for each in own if each.dim() == 3) * chosen // experts
         elif kind.lower().endswith("router") and hasattr(module, "weight"):
             active += module.weight.numel()

@@ -109,16 +109,14 @@ def _preflight(rank: Rank) -> RankReport:
 
 
 def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> None:
-    """`connects_at_once`: NCCL, given the device, connects all ranks now, not when they first talk.
-
-    NCCL's watchdog ends a rank that waits later than the driver does.
-    """
+    """`connects_at_once`: NCCL, given the device, connects all ranks now, not when they first talk."""
     import torch.distributed as dist
 
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         device_id=device if on_gpu and connects_at_once else None,
+        # NCCL's watchdog ends a rank that waits later than the driver does.
         timeout=timedelta(seconds=case.timeout_s + NCCL_AFTER_S) if on_gpu else None,
     )
 

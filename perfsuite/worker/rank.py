@@ -153,10 +153,7 @@ class Rank:
         return (None, None) if self.observer is None else (self.observer.model, self.observer.optimizer)
 
     def finish(self) -> RankReport:
-        """Stop the clock and collect what was measured, with a failure if it was not what was asked for.
-
-        Loss and FLOPs are left to the caller.
-        """
+        """Stop the clock; collect all but loss and FLOPs, with a failure if what ran was not asked for."""
         self.recorder.finish()
         memory: Any = None  # read first: the observer's fingerprint and the losses take memory, too
         if self.workload.memory is not None:
@@ -187,11 +184,8 @@ class Rank:
             report = report.replace(gradient_squares=counting.gradient_squares)
             self.notes += counting.notes
         observed = observer.result()  # before `evidence`, which compares with its fingerprint
-        report = report.replace(
-            observed=observed,
-            evidence=observer.evidence(),
-            notes=(*self.notes, *flops.notes(self.case)),
-        )
+        notes = (*self.notes, *flops.notes(self.case))
+        report = report.replace(observed=observed, evidence=observer.evidence(), notes=notes)
         try:
             observer.check(observed)
         except errors.MismatchError as error:  # an error of every rank: none waits for another
@@ -213,10 +207,7 @@ class Rank:
             documents.write(self.run_dir.rank(report.rank), changed)
 
     def _tell_progress(self) -> None:
-        """A thread writes the steps: on a slow file system the other ranks would wait for this one.
-
-        A step that ends while the thread still writes an earlier one is left out; the last one never is.
-        """
+        """A thread writes the steps: on a slow file system the other ranks would wait for this one."""
         tokens = self.workload.tokens_per_step(self.case)
         writer = threading.Thread()
 
@@ -226,7 +217,7 @@ class Rank:
                 if writer.ident is not None:
                     writer.join(WAIT_S)
                 self.tell(step, tokens)
-            elif not writer.is_alive():
+            elif not writer.is_alive():  # else it still writes an earlier step, and this one is left out
                 writer = threading.Thread(target=self.tell, args=(step, tokens), daemon=True)
                 writer.start()
 

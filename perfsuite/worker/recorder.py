@@ -153,10 +153,7 @@ class Recorder:
         return [self.timer.seconds(start, end) for start, end in zip(self._starts, self._ends, strict=False)]
 
     def lengthen(self, share: float) -> None:
-        """Make the running step longer by a share of the median of the last finished ones: an injected fault.
-
-        The first steps stay as they are.
-        """
+        """Lengthen the running step, but none of the first, by a share of the last ones' median: a fault."""
         past = self._steps_past()
         lengths = [
             self.timer.seconds(self._starts[step], self._ends[step]) - self._lengthened_s.get(step, 0)

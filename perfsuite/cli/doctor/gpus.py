@@ -15,8 +15,7 @@ from perfsuite.node.processes import JobProcesses
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import DeviceHealth
 
-MIN_SHARE_OF_PEAK = 0.4
-"""Smallest share of the data sheet's dense peak in a 4096 x 4096 matmul: any healthy card exceeds it."""
+MIN_SHARE_OF_PEAK = 0.4  # of the data sheet's dense peak in a 4096 x 4096 matmul: any healthy card exceeds it
 UNTOLD = "NVML does not tell it"
 FABRIC_IS_UP = (3, 0)
 """State and status of a GPU whose NVLink fabric is set up: NVML_GPU_FABRIC_STATE_COMPLETED, NVML_SUCCESS."""

@@ -13,8 +13,7 @@ from perfsuite.launch.quiet import Neighbours
 from perfsuite.report.progress import silent
 from perfsuite.results import metric
 
-SHARED_MEMORY_BYTES = 2**30
-"""Least size of /dev/shm: NCCL's ranks on one machine use it, and a container gets 64 MiB by default."""
+SHARED_MEMORY_BYTES = 2**30  # least size of /dev/shm, which NCCL uses within a machine; containers get 64 MiB
 
 
 def machine_rows(machine: Machine) -> list[Row]:

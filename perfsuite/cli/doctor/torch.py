@@ -16,13 +16,10 @@ from perfsuite.results.rank_report import Memory
 from perfsuite.worker.doctor_facts import ClockFacts, DoctorFile
 
 PROBE_TIMEOUT_S = 600  # deadline of the process that imports torch and trains
-MAX_WALL_DIFFERENCE = 0.01
-"""Largest difference between the sum of the steps and the host's clock over the same steps, relative."""
-MAX_PROFILER_DIFFERENCE = 0.03
-"""Largest relative difference between the median step and the profiler's: profiling slows it a little."""
+MAX_WALL_DIFFERENCE = 0.01  # between the sum of the steps and the host's clock over the same steps, relative
+MAX_PROFILER_DIFFERENCE = 0.03  # of the median step from the profiler's, relative: profiling slows a little
 MAX_OVERHEAD = 0.01  # largest share of a step's time that measuring may add
-MAX_PEAK_DIFFERENCE = 0.05
-"""Largest relative error of peak memory: on a CPU it comes in pages, and the whole process allocates."""
+MAX_PEAK_DIFFERENCE = 0.05  # of peak memory, relative: a CPU's comes in pages, and all the process allocates
 
 
 def probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:

@@ -76,11 +76,8 @@ class _Reducer:
 
 
 def _all_reduce(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP reads annotations
-    """Do what the reducer does by default: the future of a fake work stays empty, so this one is filled.
-
-    `state` is the process group, and how long the map of used parameters is, an int32 for each.
-    """
-    group, used = state
+    """Do what the reducer does by default: the future of a fake work stays empty, so this one is filled."""
+    group, used = state  # `used`: how long the map of used parameters is, an int32 for each
     buffer = bucket.buffer()
     dist.all_reduce(buffer, group=group)
     if used and bucket.is_last():

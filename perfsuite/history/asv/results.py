@@ -19,14 +19,12 @@ from perfsuite.verdict.sequential import pooled_noise
 
 PARAMETERS = ("framework", "sequence_length", "micro_batch", "gradient_accumulation", "options")
 """Parameters of a benchmark, in asv's sense. Model, topology and precision are in its name."""
-METRICS = {
+METRICS = {  # unit as asv shows it ("bytes" would become MB); a case has the first or the second
     "seconds_per_token": "seconds",
     "seconds_per_sample": "seconds",
     "seconds_per_step": "seconds",
     "peak_memory": "MiB",
 }
-"""Unit of each metric, as asv shows it: "bytes" would become MB. A case has the first or the second, by what
-it counts."""
 VERSION = "2"  # of names, parameters and statistics: asv compares no results of different ones
 COLUMNS = (
     *("result", "params", "version", "started_at", "duration", "stats_ci_99_a", "stats_ci_99_b"),

@@ -39,8 +39,7 @@ from perfsuite.results.run_dir import RunDir
 
 JOB_ID = "SLURM_JOB_ID"
 END_S = 90.0  # seconds for Slurm to end a step: it keeps one with a killed slurmstepd for over 30
-WAIT_S = 120
-"""Seconds from the first agent's end to that of the others, by `srun`: a script's ranks may differ so."""
+WAIT_S = 120  # seconds from the first agent's end to the others', by `srun`: a script's ranks may differ so
 DESCRIBE_S = 300.0
 SHORTEST_S = 60.0  # seconds of a launch at the least, until one has told how long one takes
 BAD_END = re.compile(r"^srun: error: (\S+: tasks? .*)", re.MULTILINE)
@@ -187,10 +186,7 @@ class SlurmLauncher:
             )
 
     def _end(self, job: Job, srun: subprocess.Popen[bytes], mark: str) -> Failure | None:
-        """End the job's step and its `srun`. Return what Slurm said before the step was cancelled from here.
-
-        Of a measured job the next launch raises `_end_step`'s error.
-        """
+        """End the job's step and its `srun`. Return what Slurm said before the step was cancelled here."""
         assert srun.stdin is not None
         try:
             with contextlib.suppress(BrokenPipeError):
@@ -200,7 +196,7 @@ class SlurmLauncher:
             self._end_step(mark)
             return said
         except (LaunchError, SlurmError):
-            self._left_over = mark
+            self._left_over = mark  # of a measured job the next launch raises the error
             if not _has_reported(job):
                 self._refuse_if_over()  # a node that is lost may keep its step
                 raise

@@ -17,8 +17,7 @@ from perfsuite.results.metric import MFU, PEAK_MEMORY, ROOFLINE_SHARE, STEP_S_P5
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 
-MOST_ENTRIES = 8
-"""Entries of ranks on the page: where each of 64 ranks has other bytes, the first ones tell enough."""
+MOST_ENTRIES = 8  # entries of ranks on the page: where 64 ranks have other bytes each, the first tell enough
 
 
 def case_view(

@@ -20,8 +20,7 @@ from perfsuite.results.run import Run
 
 WIDTH, HEIGHT = 360, 160
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 14, 30  # margins, for the axes' figures
-BUCKETS = 150
-"""A series of more than twice as many points is drawn as the lowest and the highest of each bucket."""
+BUCKETS = 150  # a series of more than twice as many points is drawn as each bucket's lowest and highest
 ROOM = 0.35
 """Share of the range of ordinary steps that is left free above and below them. Longer steps are marked at the
 upper edge: drawn to scale they would flatten all others."""
