@@ -7,7 +7,7 @@ from perfsuite.case.case import Case
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Evidence, RankReport
 
-OF_THE_MOVE = 0.01  # share of what training changed by which norms of replicas differ that are two models
+OF_THE_MOVE = 0.01  # share of what training changed: replicas whose norms differ by it are two models
 ROUNDING = 5e-7  # relative difference of norms that rounding explains, where devices sum in another order
 TOKENS_OFF = 0.02  # share by which the tokens that a model was given may differ from those claimed
 

@@ -149,7 +149,8 @@ def _submit(hardware: str) -> str:
 
 def _install(uses: str) -> str:
     """Return a command that installs the project of this directory, and perfsuite, into `.venv`."""
-    needs = Path("requirements.txt")  # without a file that says what the project needs: what is here
+    needs = Path("requirements.txt")
+    # Where no file says what the project needs, one is written with the releases that are here.
     if not needs.exists() and not Path("pyproject.toml").exists():
         others = [f"{name}=={Version(version(name)).public}" for name in INSTALLED if find_spec(name)]
         _write(needs, "".join(f"{line}\n" for line in others))

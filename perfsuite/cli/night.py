@@ -24,7 +24,8 @@ from perfsuite.results.store import BASELINES, STORE, Store
 from perfsuite.session.outputs import write_report
 
 NOTHING = "Nothing was measured: see the log.\n\n<!-- sessions before: {} -->\n"
-BEGUN = re.compile(NOTHING.format(r"(\d+)"))  # a summary before the report: tells sessions of another night
+BEGUN = re.compile(NOTHING.format(r"(\d+)"))
+"""A summary until there is a report: which sessions are of another night."""
 CANNOT_TELL = 3  # exit status of doctor and selftest on a busy machine: the night goes on
 REFRESHED = Path(".perfsuite/refresh")  # the store of `refresh`
 LAUNCHES = 10  # of each case that is refreshed

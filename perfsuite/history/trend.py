@@ -26,7 +26,7 @@ METRICS: Mapping[MetricName, Metric] = {
     "samples/s": TOKENS_PER_S,
     "peak memory": PEAK_MEMORY,
 }
-PERIOD = timedelta(days=90)  # how far back without `since`: a slow change is found weeks after it began
+PERIOD = timedelta(days=90)  # how far back changes are told without `since`: a slow one is found weeks later
 MIN_CHANGE = 0.005  # smallest change that is reported, relative
 MIN_FOR_CORRELATION = 30  # fewest sessions of a series that tell the correlation of neighbouring sessions
 UNKNOWN_CORRELATION: Mapping[MetricName, float] = {"tokens/s": 0.3, "samples/s": 0.3, "peak memory": 0.0}

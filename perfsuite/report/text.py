@@ -96,7 +96,10 @@ def cut(lines: Sequence[str], most: int) -> list[str]:
 
 
 def wrapped(text: str, *, indent: str = "  ", most: int | None = None) -> list[str]:
-    """Return text as lines of at most `WIDTH` columns, long words whole; after `most` an ellipsis ends it."""
+    """Return text as lines of at most `WIDTH` columns. Paths and other long words stay whole.
+
+    `most`: lines at the most, of which the last one then ends in an ellipsis.
+    """
     made = textwrap.TextWrapper(WIDTH, indent, f"{indent}  ", break_long_words=False, break_on_hyphens=False)
     lines = [line for paragraph in text.splitlines() for line in made.wrap(paragraph)]
     if most is not None and len(lines) > most:

@@ -14,7 +14,8 @@ from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.robust import clipped_variance, sorted_logs, squares, t_quantile
 
 SAME_MACHINE = (0.8, 1.25)
-"""The speeds of the machine by the probe, over that at the baseline, between which a launch is healthy."""
+"""Lowest and highest speed of the machine by the probe, as a share of its speed at the baseline, at which a
+launch is healthy; these two themselves are not."""
 DEVICE_PROBE_SLOWER = 0.1
 """Share by which a GPU's matmul, copy or all-reduce before the workload may be slower than at the baseline.
 More is allowed where the launches of the baseline scatter more."""

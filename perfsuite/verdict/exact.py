@@ -185,7 +185,8 @@ def _alike(
 ) -> Iterator[tuple[tuple[int, ...], Counts, list[Counts]]]:
     """The ranks that all have, with their counts in the baseline and in each launch."""
     sides = [baseline.counts, *launches]
-    alike: dict[tuple[int, ...], list[int]] = {}  # by places: equal everywhere, compared once
+    # Those that are equal everywhere come together: they are compared once.
+    alike: dict[tuple[int, ...], list[int]] = {}
     for rank in sorted(set.intersection(*map(_ranks, sides))):
         places = (next(at for at, entry in enumerate(side) if rank in entry.ranks) for side in sides)
         alike.setdefault(tuple(places), []).append(rank)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from statistics import NormalDist, median
 
 Z_99 = round(NormalDist().inv_cdf(0.995), 3)
-"""Half a two-sided 99 % interval of a normal in standard errors: three digits, as in all published tables."""
+"""Half width of a two-sided 99 % interval of a normal, in standard errors: 2.576. Three digits, because all
+published tables were simulated with them."""
 Z_95_ONE_SIDED = round(NormalDist().inv_cdf(0.95), 3)  # one-sided 95 % quantile of a normal: 1.645
 LOCATION_CLIP = 2.0  # in sigmas; 99 % as efficient as the mean on normal data
 SCALE_CLIP = 1.5  # in sigmas; tolerates one outlier among five launches

@@ -298,7 +298,7 @@ class StepCounter(TorchDispatchMode):
 
     def _note_origin(self, results: list[Tensor], given: list[Tensor]) -> None:
         """Note results that hold something of other tensors, as neither zeros do nor what is only scaled."""
-        filled = self._storages(results)  # what is unfilled by any operator comes from elsewhere
+        filled = self._storages(results)  # what no operator has filled comes from elsewhere
         if self._storages(tensor for tensor in given if tensor.numel() > 1) - filled - self._unfilled:
             self._computed |= filled
         self._unfilled -= filled or self._storages(given)  # a collective that receives returns no tensor

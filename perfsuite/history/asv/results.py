@@ -19,7 +19,7 @@ from perfsuite.verdict.sequential import pooled_noise
 
 PARAMETERS = ("framework", "sequence_length", "micro_batch", "gradient_accumulation", "options")
 """Parameters of a benchmark, in asv's sense. Model, topology and precision are in its name."""
-METRICS = {  # unit as asv shows it ("bytes" would become MB); a case has the first or the second
+METRICS = {  # unit as asv shows it ("bytes" would be MB); a case has the first or second, by what it counts
     "seconds_per_token": "seconds",
     "seconds_per_sample": "seconds",
     "seconds_per_step": "seconds",
