@@ -32,6 +32,7 @@ WORKER_ONLY = (
     "perfsuite.frameworks.nanotron.compat",
     "perfsuite.frameworks.nanotron.trainer",
     "perfsuite.frameworks.torchtitan.configuration",
+    "perfsuite.frameworks.torchtitan.llama",
     "perfsuite.frameworks.torchtitan.pretend",
     "perfsuite.frameworks.torchtitan.trainer",
     "perfsuite.node.preload",

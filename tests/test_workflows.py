@@ -166,9 +166,10 @@ def run_steps(
 
     def of_word(match: re.Match[str]) -> str:
         word = match[0]
-        if word.startswith("'") or (word not in known and not word.startswith("inputs.")):
-            return word if word.startswith("'") else "''"
-        return repr(known.get(word) or inputs[word.removeprefix("inputs.")].get("default", ""))
+        if word.startswith("'"):
+            return word
+        default = inputs.get(word.removeprefix("inputs."), {}).get("default", "")
+        return repr(known.get(word, default))
 
     def filled(given: Mapping[str, object]) -> dict[str, str]:
         return {key: re.sub(r"\$\{\{(.*?)\}\}", value, str(text)) for key, text in given.items()}

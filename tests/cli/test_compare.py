@@ -186,7 +186,7 @@ def test_simulated_training_in_a_worktree_is_compared(tmp_path: Path) -> None:
         "--against", "main~1", "--inject", "slowdown=40%", "--wait-quiet", "0", CASE.id, status=1
     )
     told = " ".join(result.stdout.split())
-    assert "28.6% fewer" in told
+    assert "28.5% fewer" in told
     assert "regressed" in told
 
 
