@@ -1,4 +1,4 @@
-"""Configurations of torchtitan's registry with few layers, which `tests/test_theory.py` runs dry."""
+"""Configurations of torchtitan's registry with few layers: less to train on a CPU, and to run dry."""
 
 from torchtitan.models.deepseek_v3 import config_registry as deepseek
 from torchtitan.models.llama3 import config_registry as llama3
@@ -28,6 +28,11 @@ def llama3_8b() -> Trainer.Config:
 def qwen3_30b_a3b() -> Trainer.Config:
     """All layers have experts."""
     return _cut(qwen3.qwen3_30b_a3b())
+
+
+def qwen3_moe_debug() -> Trainer.Config:
+    """All layers have experts: 316 million parameters in eight of them."""
+    return _cut(qwen3.qwen3_moe_debug())
 
 
 def deepseek_v3_16b() -> Trainer.Config:
