@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib import resources
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pydantic import Field
@@ -36,7 +36,7 @@ class Accelerator(NamedTuple):
         return f"{self.family}-{self.memory_gb}gb-{self.form_factor}"
 
 
-_TABLE = resources.files("perfsuite.case").joinpath("accelerators.json").read_text(encoding="utf-8")
+_TABLE = Path(__file__).with_name("accelerators.json").read_text(encoding="utf-8")
 PRODUCTS: Mapping[str, Accelerator] = {  # the known accelerators, by the name that NVML gives
     name: Accelerator(**known) for name, known in json.loads(_TABLE).items()
 }

@@ -20,7 +20,7 @@ from perfsuite.dry.machine import Device
 from perfsuite.errors import AllocationOverError, CaseError, told
 from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.report.progress import Progress
-from perfsuite.report.terminal import console, plain_table, print_json
+from perfsuite.report.terminal import console, plain_table, print_rows
 from perfsuite.report.text import plural, relative
 from perfsuite.results.session_file import Status
 from perfsuite.results.store import Store
@@ -207,10 +207,9 @@ def plan(
         rows.append({"case": each.case.id, **known, **costs, "reached_after_s": used if fits else None})
         if limit is not None and cost > limit.seconds:
             never.append(f"{each.case.id}: {limit.told(each.case)}")
+    print_rows(rows, grid, as_json=as_json)
     if as_json:
-        print_json(rows)
         return
-    console().print(grid)
     reached = sum(row["reached_after_s"] is not None for row in rows)
     within = "" if most_s is None else f" of {len(order)} within {budget}"
     total = f"{used / 60:,.1f} min, {hours:,.1f} GPU hours, as far as is known"
