@@ -76,10 +76,10 @@ def measure(
     runs = [] if runs is None else runs
     while True:
         number = len(runs) + 1
-        run, others = launch_watched(case, machine, RunDir.of_launch(directory, number).path, number, how)
+        run, disturbed = launch_watched(case, machine, RunDir.of_launch(directory, number).path, number, how)
         runs.append(run)
         verdict = judge(runs, reference.baseline, reference.noise, reference.policy)
-        if verdict.outcome == "undecided" and others and not is_free(run, others, how.when_shared):
+        if verdict.outcome == "undecided" and disturbed and not is_free(run, how):
             # While others stay, more launches would be in vain: one unhealthy launch is enough for a verdict.
             policy = replace(reference.policy, max_unhealthy=1)
             verdict = judge(runs, reference.baseline, reference.noise, policy)
@@ -98,28 +98,28 @@ def needs_another(case: Case, runs: list[Run], verdict: Verdict, reference: Refe
 
 def launch_watched(
     case: Case, machine: Machine, directory: Path, number: int, how: Launching
-) -> tuple[Run, Neighbours | None]:
+) -> tuple[Run, bool]:
     """Launch `case` once, as launch `number`, and name who else used the machine in a note, and at once.
 
-    Returns also who can wait for those others; None if there were none.
+    Returns also whether others used it, who can be waited for.
     """
     how.on_launch(case, number)
     if how.neighbours is not None:
         how.neighbours.launch_begins(machine)
     run = launch_once(case, machine, directory, how)
     if how.neighbours is None or run.failure is not None or not is_shared(run.health, machine):
-        return run, None
+        return run, False
     seen = how.neighbours.during_launch(run.machine, run.case.topology.processes_per_node)
     why = "; ".join(machine_problems(run.health, run.machine))
     how.neighbours.say(f"launch {number} of {run.case.id} is no evidence: {why}; seen: {seen}")
-    return run.replace(notes=(*run.notes, f"seen during launch {number}: {seen}")), how.neighbours
+    return run.replace(notes=(*run.notes, f"seen during launch {number}: {seen}")), True
 
 
-def is_free(run: Run, others: Neighbours, when_shared: WhenShared) -> bool:
-    """Whether to launch again after one that others disturbed; waits for them if `when_shared` says so."""
-    if when_shared == "wait":
-        return others.wait(run.machine, run.case.topology.processes_per_node)
-    return when_shared == "again"
+def is_free(run: Run, how: Launching) -> bool:
+    """Whether to launch again after one that others disturbed; waits for them if `how` says so."""
+    if how.when_shared == "wait" and how.neighbours is not None:
+        return how.neighbours.wait(run.machine, run.case.topology.processes_per_node)
+    return how.when_shared == "again"
 
 
 def launch_once(case: Case, machine: Machine, directory: Path, how: Launching = USUAL) -> Run:

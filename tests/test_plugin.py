@@ -32,7 +32,7 @@ from perfsuite.results.counts import Counts, merged
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
-from perfsuite.session import against_baseline
+from perfsuite.session import against_baseline, dry
 from tests.processes import arguments
 from tests.samples import DISTURBED, make_run
 from tests.suite import CASES, OTHER, edit_baseline, local_baseline, read_json, run_cpu, waiver, with_fake
@@ -630,7 +630,7 @@ def test_an_error_that_nobody_expected_stands_in_every_report(suite: pytest.Pyte
     """One before the launch, one in it; a third case is measured."""
     suite.makepyfile(
         test_cases=with_fake("""
-        from perfsuite.session import against_baseline
+        from perfsuite.session import against_baseline, dry
         real = against_baseline.measure
         def measure(case, *args, **options):
             return real(case, *args, **options) if case.micro_batch != 2 else {}["in a launch"]
@@ -671,7 +671,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pyteste
         import os, signal, threading, time
         from pathlib import Path
         from dataclasses import replace
-        from perfsuite.session import against_baseline
+        from perfsuite.session import against_baseline, dry
         @pytest.mark.parametrize("case", [FAKE])
         def test_one(bench, case):
             bench(case)
@@ -901,7 +901,7 @@ def dry_flops(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         machine = pretended(case)[0]
         return make_run(case=case, machine=machine, dry=True, step_s=(), window=(0, 0), counts=counts)
 
-    monkeypatch.setattr(against_baseline, "dry_run", dry_run)
+    monkeypatch.setattr(dry, "dry_run", dry_run)
     monkeypatch.setattr(guard, "why_not", lambda: None)
     return flops
 

@@ -26,7 +26,7 @@ from perfsuite.results.session_file import Status
 from perfsuite.results.store import Store
 from perfsuite.session import outputs
 from perfsuite.session.against_arm import by_counts, by_times, resolved
-from perfsuite.session.against_baseline import dry_session
+from perfsuite.session.dry import dry_session
 from perfsuite.session.option_table import BY_NAME, fraction, options_of
 from perfsuite.session.plan import budget_for, past_of, planned
 from perfsuite.session.session import Session, session_file

@@ -16,7 +16,8 @@ from perfsuite.plugin.ending import CollectsFromWorkers, HoldsInterrupts
 from perfsuite.report.progress import Progress
 from perfsuite.report.text import printable
 from perfsuite.session import against_arm
-from perfsuite.session.against_baseline import AgainstBaseline, dry_session
+from perfsuite.session.against_baseline import AgainstBaseline
+from perfsuite.session.dry import dry_session
 from perfsuite.session.option_table import OLD, OPTIONS, Option, check_together, options_of
 from perfsuite.session.session import Session
 from perfsuite.session.setup import Host, Setup

@@ -17,7 +17,6 @@ from perfsuite.dry.machine import Device
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.arm import Arm, resolve
 from perfsuite.launch.base import Launcher
-from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import Launching, is_free, launch_once, launch_watched, profile_once
 from perfsuite.report.progress import Progress
 from perfsuite.results.counts import COUNTED_STEP
@@ -72,29 +71,29 @@ class AgainstArm(TwoArms):
     def judge(self, trial: Trial) -> Verdict:
         """Launch pairs until they decide. A pair that is no evidence is made again, in the same order."""
         while True:
-            others = self._launch_pair(trial)
+            disturbed = self._launch_pair(trial)
             verdict = self._verdict(trial)
-            shared = self.setup.options.when_shared
-            if verdict.outcome == "undecided" and others and not is_free(trial.runs[-1], others, shared):
+            how, last = self.setup.launching, trial.runs[-1]
+            if verdict.outcome == "undecided" and disturbed and not is_free(last, how):
                 # While others stay, more launches would be in vain: one pair is enough for a verdict.
                 verdict = self._verdict(trial, max_unhealthy=1)
             if verdict.outcome != "undecided":
                 self.excuse(trial, verdict)
                 return verdict
 
-    def _launch_pair(self, trial: Trial) -> Neighbours | None:
-        """Launch each arm once. Returns who tells of others that used the machine; None if nobody did."""
+    def _launch_pair(self, trial: Trial) -> bool:
+        """Launch each arm once. Returns whether others used the machine."""
         pair = len(trial.before) + 1
-        others, made = None, dict[str, Run]()
+        disturbed, made = False, dict[str, Run]()
         for arm in order(len(trial.before) - len(unhealthy_pairs(trial.before, trial.runs))):
             directory = RunDir.of_launch(trial.directory / arm, pair).path
             number = 2 * (pair - 1) + len(made) + 1
             how = self.launching(arm)
-            made[arm], beside = launch_watched(trial.case, trial.machine, directory, number, how)
-            others = beside or others
+            made[arm], beside_others = launch_watched(trial.case, trial.machine, directory, number, how)
+            disturbed = disturbed or beside_others
         trial.before.append(made["a"])
         trial.runs.append(made["b"])
-        return others
+        return disturbed
 
     def _verdict(self, trial: Trial, **changes: int) -> Verdict:
         return judge_pairs(

@@ -12,7 +12,6 @@ from perfsuite.case.case import Case
 from perfsuite.report.text import plural
 from perfsuite.results import environment, waivers
 from perfsuite.results.outcome import UNJUDGED, UNMEASURED, Verdict
-from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import (
     ArmFacts,
@@ -29,7 +28,6 @@ from perfsuite.session.option_table import of_verdicts
 from perfsuite.session.plan import Budget
 from perfsuite.session.setup import MISSING_FAILS, Preflights, Setup
 from perfsuite.session.way import Trial, Way
-from perfsuite.verdict.profiled import explained
 from perfsuite.verdict.waivers import remarks, waive
 
 
@@ -177,8 +175,10 @@ class Session:
         self.running = None
         self.keep(self._result(trial, nodeid, verdict))
         try:
-            self._profile(trial)  # it may be interrupted, or fail
-        finally:
+            if (profiled := self.way.profiled(self.results[-1], trial)) is not None:
+                self.results[-1] = profiled
+                self.save()
+        finally:  # a profile may be interrupted
             self.way.record(self.results[-1])
         return self.results[-1]
 
@@ -192,19 +192,6 @@ class Session:
         verdict = self.way.judge(trial)
         self.setup.progress.end(verdict.outcome)
         return verdict
-
-    def _profile(self, trial: Trial) -> None:
-        """Put a profile into the last result, if one is wanted. The verdict stays, whatever goes wrong."""
-        result = self.results[-1]
-        try:
-            profiled = self.way.profile(result, trial)
-        except Exception as error:
-            why = TakenProfile(why_none=errors.told(error))
-            verdict = result.verdict.replace(profiled=explained(None, why, ""))
-            profiled = result.replace(profile=why, verdict=verdict)
-        if profiled is not None:
-            self.results[-1] = profiled
-            self.save()
 
     def _result(self, trial: Trial, nodeid: str, verdict: Verdict) -> Measurement:
         """What is told of a case: its verdict, whether that is waived, and whether shadow mode excuses it."""

@@ -8,15 +8,18 @@ from typing import ClassVar
 from perfsuite.analysis.health import is_shared
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
+from perfsuite.errors import told
 from perfsuite.launch.arm import Arm
 from perfsuite.results import count_baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.outcome import Excuse, Verdict
+from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 from perfsuite.session.setup import Setup
 from perfsuite.verdict.exact import counted
 from perfsuite.verdict.overall import excuse
+from perfsuite.verdict.profiled import explained
 
 
 @dataclass
@@ -52,6 +55,16 @@ class Way(ABC):
     def profile(self, result: Measurement, trial: Trial) -> Measurement | None:
         """The result with a profile, or with why there is none; None where none is wanted."""
         return None
+
+    def profiled(self, result: Measurement, trial: Trial) -> Measurement | None:
+        """As `profile`; if that fails, the verdict stays, and the result says why there is no profile."""
+        try:
+            return self.profile(result, trial)
+        except Exception as error:
+            why = TakenProfile(why_none=told(error))
+            return result.replace(
+                profile=why, verdict=result.verdict.replace(profiled=explained(None, why, ""))
+            )
 
     def record(self, result: Measurement) -> None:
         """Write the local baselines that the launches of a case become, if it turned out to need them."""

@@ -61,7 +61,7 @@ class DryRuns:
 @pytest.fixture
 def dry_runs(monkeypatch: pytest.MonkeyPatch) -> DryRuns:
     runs = DryRuns()
-    monkeypatch.setattr("perfsuite.session.against_baseline.dry_run", runs)
+    monkeypatch.setattr("perfsuite.session.dry.dry_run", runs)
     return runs
 
 
@@ -124,7 +124,7 @@ def test_a_case_that_is_refused_costs_the_others_nothing(
             raise DryRunError(f"{case.id}: not by a dry run: torch.compile")
         return dry_runs(case, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("perfsuite.session.against_baseline.dry_run", refusing)
+    monkeypatch.setattr("perfsuite.session.dry.dry_run", refusing)
     result = command(COMPILED.id, CASE.id, status=2)
     assert "not by a dry run: torch.compile" in result.stderr
     assert f"{CASE.id}: recorded by a dry run" in result.stdout

@@ -1,0 +1,70 @@
+"""Runs cases dry, and judges what they count by the baselines of that."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from perfsuite.case.case import Case
+from perfsuite.dry.driver import dry_run
+from perfsuite.dry.machine import Device
+from perfsuite.report.progress import Progress
+from perfsuite.results.count_baseline import target_of
+from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.outcome import Verdict
+from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir
+from perfsuite.session.session import Session
+from perfsuite.session.setup import MISSING_FAILS, DryHost, Options, Setup
+from perfsuite.session.way import Trial, Way
+from perfsuite.verdict.overall import with_counts
+
+ONE_RANK = "not recorded: --rank looks at one rank, and a baseline has all that differ"
+
+
+@dataclass
+class Dry(Way):
+    """Runs cases dry, whatever this machine is. The host of its `setup` is a `DryHost`."""
+
+    device: Device | None = None  # what to pretend; None: what the case is meant for
+    ranks: tuple[int, ...] | None = None  # to run; None: those that tell what all do, alone recorded
+    dry: ClassVar[bool] = True
+
+    def judge(self, trial: Trial) -> Verdict:
+        """Run a case dry and judge what it counts. Nothing that a dry run does shows a known issue."""
+        target = target_of(trial.machine, dry=True)
+        store = self.setup.baselines.counts
+        known = store.find(target, trial.case)
+        self.setup.progress.begin(trial.case.id, COUNTED_STEP, 1, trial.case.unit)
+        directory = RunDir.of_launch(trial.directory, 1).path
+        run = dry_run(trial.case, directory, ranks=self.ranks, device=self.device)
+        trial.runs.append(run)
+        file = known.file if known else store.local_file(target, trial.case.id)
+        verdict = self._uncounted(run, target, is_known=known is not None)
+        verdict = with_counts(verdict, trial.runs, known.baseline if known else None, str(file))
+        if known is None and self.ranks is not None and verdict.counts is not None:
+            looked_at = verdict.counts.replace(outcome="passed", baseline_file=None, notes=(ONE_RANK,))
+            verdict = verdict.replace(counts=looked_at)
+        return verdict
+
+    def _uncounted(self, run: Run, target: str, *, is_known: bool) -> Verdict:
+        """What a dry run says before its counts are looked at."""
+        if run.failure is not None:
+            reason = f"{run.failure.kind}: {run.failure.message}"
+            return Verdict(outcome="failed", launches=1, failure=run.failure.kind, reasons=(reason,))
+        if not is_known and self.setup.options.fail_without_baseline:
+            reason = f"no baseline of counts for {target} in {self.setup.baselines}, and {MISSING_FAILS}"
+            return Verdict(outcome="failed", launches=1, failure="no_baseline", reasons=(reason,))
+        return Verdict(outcome="passed" if is_known or self.ranks is not None else "recorded", launches=1)
+
+    def reviewed_file(self, case: Case) -> Path:
+        """Where the reviewed baseline of the counts of a case stands, or would."""
+        target = target_of(self.setup.host.machine_for(case), dry=True)
+        return self.setup.baselines.counts.reviewed_file(target, case.id)
+
+
+def dry_session(
+    options: Options, progress: Progress, device: Device | None = None, ranks: tuple[int, ...] | None = None
+) -> Session:
+    """A session that runs cases dry, on the machines that they are meant for or on another `device`."""
+    setup = Setup(options, progress, DryHost(device=device))
+    return Session(setup, Dry(setup, device=device, ranks=ranks))
