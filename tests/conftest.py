@@ -87,6 +87,14 @@ def recorded(suite: pytest.Pytester, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches of the framework `fake` take milliseconds: their ranks run in this process."""
+    from tests import simulated  # not at the top, either
+
+    simulated.patch(monkeypatch)
+
+
+@pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """`tests.packages.Packages`: no other package adds anything to perfsuite but what the test installs."""
     from tests.packages import site  # not at the top, either

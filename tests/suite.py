@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
+# pytester unloads what its sessions import, but for what is loaded by then: else each would load these anew.
+import perfsuite.frameworks.fake
+import perfsuite.frameworks.fsdp
+import perfsuite.frameworks.script
+import perfsuite.report.html.page
+import perfsuite.report.markdown  # noqa: F401
 from perfsuite.case.case import Case
 
 FAKE = """
@@ -25,6 +32,8 @@ CASES = f"""{FAKE}
     def test_it(bench, case):
         bench(case)
 """
+ID = "fake-llama-tiny-s64-b4-fp32-1x2"
+"""The id of `FAKE`."""
 OTHER = """
     @pytest.mark.parametrize("case", [FAKE])
     def test_other(bench, case):
@@ -59,6 +68,16 @@ def with_fake(code: str) -> str:
     return dedent(FAKE) + dedent(code)
 
 
+def write_cases(suite: pytest.Pytester, cases: str = "[FAKE]", body: str = "bench(case)") -> None:
+    """Have the suite measure other cases than those of `CASES`, or in a test with another body."""
+    suite.makepyfile(test_cases=CASES.replace("[FAKE, A100]", cases).replace("bench(case)", body))
+
+
+def batches(*sizes: int) -> str:
+    """Variants of `FAKE`, for `write_cases`."""
+    return f"[FAKE.replace(micro_batch=size) for size in {sizes}]"
+
+
 def local_baseline(suite: pytest.Pytester) -> Path:
     (file,) = suite.path.glob(".perfsuite/baselines/*/*.json")
     return file
@@ -81,3 +100,15 @@ def run_cpu(suite: pytest.Pytester, *args: str) -> pytest.RunResult:
 def read_json(suite: pytest.Pytester, name: str = "out.json") -> dict[str, Any]:
     content: dict[str, Any] = json.loads((suite.path / name).read_text())
     return content
+
+
+def read_report(suite: pytest.Pytester) -> tuple[str, str]:
+    """The page and the summary of a report in `out`."""
+    page, summary = ((suite.path / "out" / name).read_text() for name in ("index.html", "summary.md"))
+    return page, summary
+
+
+def read_junit(suite: pytest.Pytester) -> ElementTree.Element:
+    """The only case in `j.xml`."""
+    (case,) = ElementTree.parse(suite.path / "j.xml").iter("testcase")
+    return case

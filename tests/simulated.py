@@ -1,0 +1,66 @@
+"""Launches of the framework `fake` whose ranks run in this process, in turn: no process starts.
+
+The fixture `simulated` has them; `-p tests.simulated` gives them to a session in a process of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+from typing import NoReturn
+
+import pytest
+
+from perfsuite import documents
+from perfsuite.case.case import CaseFile
+from perfsuite.frameworks.base import framework_of
+from perfsuite.launch.base import Job, OnProgress, no_progress
+from perfsuite.launch.driving import prepare
+from perfsuite.launch.local import LocalLauncher
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import LaunchFile
+from perfsuite.worker import faults
+from perfsuite.worker.main import _simulate
+from perfsuite.worker.rank import Rank, empty_report, failure_of, write_failure
+
+REAL = LocalLauncher.launch
+
+
+class _Exit(BaseException):
+    """In place of the end of a rank's process."""
+
+
+def launch(self: LocalLauncher, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
+    """Run a job as `LocalLauncher.launch` does, which runs the others."""
+    if framework_of(job.case).plan(job.case).needs_torch:
+        return REAL(self, job, on_progress)
+    prepare(job.run_dir)
+    request, ended = documents.read(job.run_dir.case, CaseFile), []
+    for number in range(job.case.topology.world_size):
+        report = empty_report(number, job.case.topology.world_size)
+        try:
+            rank = Rank(job.run_dir, request, report)
+            rank.write(_simulate(rank))
+        except _Exit as error:
+            ended.append(Failure(kind="crash", message=f"exit code {error}", rank=number))
+        except Exception as error:
+            write_failure(job.run_dir, report, failure_of(error, number))
+        finally:
+            gc.enable()  # the clock of a rank that breaks down never stops
+    documents.write(job.run_dir.launch(0), LaunchFile(failures=tuple(ended)))
+    return None
+
+
+def patch(patch: pytest.MonkeyPatch) -> None:
+    """Have jobs of `fake` run in this process."""
+
+    def end(status: int) -> NoReturn:
+        raise _Exit(status)
+
+    patch.setattr(LocalLauncher, "launch", launch)
+    patch.setattr(faults, "os", SimpleNamespace(_exit=end))
+
+
+def pytest_configure() -> None:
+    """Patch this process for good."""
+    patch(pytest.MonkeyPatch())
