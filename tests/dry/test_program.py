@@ -9,7 +9,7 @@ from perfsuite import Script
 from tests.dry.runs import failure_of, passed
 from tests.dry.test_script import TORCHRUN, TRAIN, case_of
 
-pytestmark = pytest.mark.launch
+pytestmark = [pytest.mark.launch, pytest.mark.usefixtures("_forked")]
 
 
 @pytest.mark.parametrize(

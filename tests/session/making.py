@@ -79,10 +79,6 @@ class Sessions:
     def measure_by(self, function: Any) -> None:
         self.patch.setattr(against_baseline, "measure", function)
 
-    def baselines_of_times(self) -> list[Path]:
-        """The files that were recorded."""
-        return list(self.directory.glob("store/baselines/*/*"))
-
 
 def reviewed(*runs: Run) -> Baseline:
     """A baseline that somebody accepted."""

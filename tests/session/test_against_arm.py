@@ -18,7 +18,7 @@ from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch.arm import Arm
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.measure import Launching, launch_once
-from perfsuite.results.counts import Counts, RankCounts
+from perfsuite.results.counts import Counts
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.rank_report import Failure, FailureKind
@@ -34,13 +34,14 @@ from tests.session.making import Unlocked, make_setup
 from tests.traces import EAGER, taken, unseen_profile
 from tests.twin_counts import counts, launch
 
-ARMS = (Arm(text="main", given={"X": "1"}), Arm(text="."))
+ARMS = A, B = (Arm(text="main", given={"X": "1"}), Arm(text="."))
 SIMULATED = make_case()
 TRAINS = make_case(model="llama-tiny", framework=DDP())
+LESS, MORE = (counts(kernels={"forward": kernels}) for kernels in (100, 101))
 
 
 class Launches:
-    """Stands in for launches: arm B takes `slower` times as long; some launches are disturbed or fail.
+    """Stands in for launches and dry runs: arm B takes `slower` times as long; some are disturbed or fail.
 
     In those for a profile, arm B has eager attention.
     """
@@ -48,35 +49,54 @@ class Launches:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.said: list[str] = []
-        self.order = ""
-        self.directories: list[str] = []
+        self.made: list[str] = []  # the directories of launches and dry runs
         self.injected: list[str | None] = []
         self.slower = 1.0
         self.disturbed: set[int] = set()
         self.failing: dict[str, FailureKind] = {}
         self.end: tuple[int, BaseException] | None = None
         """After how many launches which error is raised."""
-        self.counts: tuple[RankCounts, ...] = ()
-        self.profiled: list[dict[str, Any]] = []
+        self.counts: dict[str, Counts] = {}
+        self.norms: dict[str, float] = {}
+        self.profiled: list[tuple[str, str | None]] = []
         self.profile_of_b = taken(EAGER)
+        self.begun = threading.Barrier(2)
+        self.error: Exception | None = None  # why arm B cannot be run dry
+        self.no_cuda: dict[str, str] = {}
+        self.devices: set[str | None] = set()
 
-    def __call__(self, case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
-        if self.end is not None and len(self.order) == self.end[0]:
+    @property
+    def order(self) -> str:
+        """The arms in the order of their launches."""
+        return "".join(each[0] for each in self.made).upper()
+
+    def launch_once(self, case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
+        if self.end is not None and len(self.made) == self.end[0]:
             raise self.end[1]
         name = "AB"[ARMS.index(how.arm)]
-        self.order += name
-        self.directories.append("/".join(directory.parts[-2:]))
+        self.made.append("/".join(directory.parts[-2:]))
         self.injected.append(how.inject)
-        if name in self.failing:
-            return make_run(failure=Failure(kind=self.failing[name], message="boom", at=0.0))
-        speed = 1000.0 * (1 + 0.001 * (len(self.order) % 3)) / (self.slower if name == "B" else 1.0)
-        health = DISTURBED if len(self.order) in self.disturbed else None
-        figures = make_figures(tokens_per_s=speed, tokens_per_s_mean=0.99 * speed)
-        return make_run(case=case, figures=figures, health=health, counts=self.counts)
+        failure = Failure(kind=self.failing[name], message="boom", at=0.0) if name in self.failing else None
+        speed = 1000.0 * (1 + 0.001 * (len(self.made) % 3)) / (self.slower if name == "B" else 1.0)
+        norm = self.norms.get(name)
+        figures = make_figures(tokens_per_s=speed, tokens_per_s_mean=0.99 * speed, gradient_norm=norm)
+        health = DISTURBED if len(self.made) in self.disturbed else None
+        run = launch(self.counts[name]) if name in self.counts else make_run()
+        return run.replace(case=case, figures=figures, health=health, failure=failure)
 
     def profile_once(self, case: Case, machine: Machine, directory: Path, how: Launching) -> TakenProfile:
-        self.profiled.append({"directory": "/".join(directory.parts[-2:]), "inject": how.inject})
-        return taken() if how.arm == ARMS[0] else self.profile_of_b
+        self.profiled.append(("/".join(directory.parts[-2:]), how.inject))
+        return taken() if how.arm == A else self.profile_of_b
+
+    def dry_run(self, case: Case, directory: Path, *, device: Any, arm: Arm, stop: threading.Event) -> Run:
+        self.made.append("/".join(directory.parts[-2:]))
+        self.devices.add(device)
+        self.begun.wait(30)
+        if self.error is not None and arm == B:
+            raise self.error
+        if self.error is not None:
+            assert stop.wait(30), "the other arm failed"
+        return launch(LESS if arm == A else MORE, dry=True)
 
     def session(self, *, arms: tuple[Arm, Arm] = ARMS, explains: bool = True, **options: Any) -> Session:
         setup = make_setup(self.root, self.said, wait_quiet_s=0, **options)
@@ -86,12 +106,26 @@ class Launches:
     def measure(self, case: Case = SIMULATED, **options: Any) -> Measurement:
         return self.session(**options).measure(case, "test")
 
+    def compare_counts(
+        self, case: Case = SIMULATED, *, dry: bool = False, known_a: Run | None = None, **options: Any
+    ) -> Measurement:
+        """By counts, of which arm B has more unless the test says otherwise."""
+        self.counts = self.counts or {"A": LESS, "B": MORE}
+        setup = make_setup(self.root, self.said, **options)
+        ours = by_counts(setup.options, setup.progress, None if dry else LocalLauncher(), ARMS, known_a)
+        ours.setup.lock = Unlocked()
+        if not dry:
+            ours.setup.host.machine = make_machine()
+        return ours.measure(case, "test")
+
 
 @pytest.fixture
 def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
     stand_in = Launches(tmp_path)
-    monkeypatch.setattr(flow, "launch_once", stand_in)
-    monkeypatch.setattr(against_arm, "profile_once", stand_in.profile_once)
+    monkeypatch.setattr(flow, "launch_once", stand_in.launch_once)
+    for name in ("launch_once", "profile_once", "dry_run"):
+        monkeypatch.setattr(against_arm, name, getattr(stand_in, name))
+    monkeypatch.setattr(against_arm, "why_no_cuda", lambda arm: stand_in.no_cuda.get(arm.text))
     return stand_in
 
 
@@ -99,7 +133,7 @@ def test_launches_alternate_until_they_decide(launches: Launches) -> None:
     launches.slower = 1.4
     result = launches.measure()
     assert launches.order == "ABBAABBAAB"
-    assert launches.directories == [
+    assert launches.made == [
         f"{arm}/launch-{pair}" for arm, pair in zip("abbaabbaab", "1122334455", strict=True)
     ]
     assert result.outcome == "regressed"
@@ -248,8 +282,7 @@ def test_the_variables_of_an_arm_reach_its_ranks(tmp_path: Path) -> None:
 def test_arms_that_differ_are_profiled_once_more_each(launches: Launches) -> None:
     launches.slower = 1.4
     result = launches.measure(TRAINS, inject="eager-attention")
-    assert [each["directory"] for each in launches.profiled] == ["a/profile", "b/profile"]
-    assert [each["inject"] for each in launches.profiled] == [None, "eager-attention"]
+    assert launches.profiled == [("a/profile", None), ("b/profile", "eager-attention")]
     assert result.verdict.profiled is not None
     assert result.verdict.profiled.calls == ("aten::bmm 0 -> 24 calls a step",)
     assert (result.profile_before, result.profile) == (taken(), taken(EAGER))
@@ -257,7 +290,7 @@ def test_arms_that_differ_are_profiled_once_more_each(launches: Launches) -> Non
 
 
 def test_the_arm_is_named_of_which_a_profile_says_that_its_counts_lack_work(launches: Launches) -> None:
-    launches.counts, launches.profile_of_b = launch().counts, taken(unseen_profile(0.43))
+    launches.counts, launches.profile_of_b = {"A": LESS, "B": LESS}, taken(unseen_profile(0.43))
     launches.slower = 1.4
     counts = launches.measure(TRAINS).verdict.counts
     assert counts is not None
@@ -277,121 +310,63 @@ def test_arms_are_not_profiled_that_are_alike_or_train_nothing_or_in_a_bisect(
     assert not launches.profiled
 
 
-A, B = Arm(text="main", given={"X": "1"}), Arm(text=".")
-LESS, MORE = (counts(kernels={"forward": kernels}) for kernels in (100, 101))
-
-
-class Arms:
-    """Stands in for launches and dry runs: arm B calls one kernel more."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.said: list[str] = []
-        self.made: list[str] = []
-        self.injected: list[str | None] = []
-        self.begun = threading.Barrier(2)
-        self.error: Exception | None = None
-        self.failing: set[str] = set()
-        self.no_cuda: dict[str, str] = {}
-        self.devices: set[str | None] = set()
-        self.norms: dict[str, float] = {}
-        self.more = MORE
-
-    def launch_once(self, case: Case, machine: Any, directory: Path, how: Launching) -> Run:
-        self.made.append("/".join(directory.parts[-2:]))
-        self.injected.append(how.inject)
-        failure = Failure(kind="timeout", message="boom") if how.arm.text in self.failing else None
-        figures = make_figures(gradient_norm=self.norms.get(how.arm.text))
-        return launch(LESS if how.arm == A else self.more, failure=failure, figures=figures)
-
-    def dry_run(self, case: Case, directory: Path, *, device: Any, arm: Arm, stop: threading.Event) -> Run:
-        self.made.append("/".join(directory.parts[-2:]))
-        self.devices.add(device)
-        self.begun.wait(30)
-        if self.error is not None and arm == B:
-            raise self.error
-        if self.error is not None:
-            assert stop.wait(30), "the other arm failed"
-        return launch(LESS if arm == A else MORE, dry=True)
-
-    def measure(
-        self, *, dry: bool, known_a: Run | None = None, case: Case = SIMULATED, **options: Any
-    ) -> Measurement:
-        setup = make_setup(self.root, self.said, **options)
-        launcher = None if dry else LocalLauncher()
-        ours = by_counts(setup.options, setup.progress, launcher, (A, B), known_a)
-        ours.setup.lock = Unlocked()
-        if not dry:
-            ours.setup.host.machine = make_machine()
-        return ours.measure(case, "test")
-
-
-@pytest.fixture
-def arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Arms:
-    made = Arms(tmp_path)
-    monkeypatch.setattr(against_arm, "launch_once", made.launch_once)
-    monkeypatch.setattr(against_arm, "dry_run", made.dry_run)
-    monkeypatch.setattr(against_arm, "why_no_cuda", lambda arm: made.no_cuda.get(arm.text))
-    return made
-
-
-def test_each_arm_is_launched_once_and_the_fault_is_in_arm_b(arms: Arms) -> None:
-    result = arms.measure(dry=False, inject="slowdown=30%")
-    assert (arms.made, arms.injected) == (["a/launch-1", "b/launch-1"], [None, "slowdown=30%"])
+def test_each_arm_is_launched_once_and_the_fault_is_in_arm_b(launches: Launches) -> None:
+    result = launches.compare_counts(inject="slowdown=30%")
+    assert (launches.made, launches.injected) == (["a/launch-1", "b/launch-1"], [None, "slowdown=30%"])
     assert (result.outcome, result.verdict.launches, result.by_counts) == ("regressed", 2, True)
 
 
-def test_arm_a_that_has_run_is_not_launched_again(arms: Arms) -> None:
-    result = arms.measure(dry=False, known_a=launch(MORE))
-    assert (arms.made, result.outcome, result.verdict.launches) == (["b/launch-1"], "passed", 1)
+def test_arm_a_that_has_run_is_not_launched_again(launches: Launches) -> None:
+    result = launches.compare_counts(known_a=launch(MORE))
+    assert (launches.made, result.outcome, result.verdict.launches) == (["b/launch-1"], "passed", 1)
 
 
 @pytest.mark.parametrize(
-    ("norm", "more", "outcome", "launches"),
+    ("norm", "more", "outcome", "made"),
     [(1.0, LESS, "passed", 2), (0.5, LESS, "failed", 4), (0.5, MORE, "regressed", 2)],
 )
 def test_arms_with_other_gradients_are_launched_once_more_unless_one_does_more(
-    arms: Arms, norm: float, more: Counts, outcome: str, launches: int
+    launches: Launches, norm: float, more: Counts, outcome: str, made: int
 ) -> None:
-    arms.norms, arms.more = {A.text: 1.0, B.text: norm}, more
-    result = arms.measure(dry=False)
-    assert arms.made == ["a/launch-1", "b/launch-1", "a/launch-2", "b/launch-2"][:launches]
-    assert (result.outcome, result.verdict.launches) == (outcome, launches)
-    assert len(result.runs) == len(result.before) == launches // 2
+    launches.norms, launches.counts = {"A": 1.0, "B": norm}, {"A": LESS, "B": more}
+    result = launches.compare_counts()
+    assert launches.made == ["a/launch-1", "b/launch-1", "a/launch-2", "b/launch-2"][:made]
+    assert (result.outcome, result.verdict.launches) == (outcome, made)
+    assert len(result.runs) == len(result.before) == made // 2
 
 
-@pytest.mark.parametrize(
-    ("failing", "excused"), [({"main", "."}, "known issue"), ({"main"}, "known issue"), ({"."}, None)]
-)
-def test_a_known_issue_of_arm_a_excuses_a_failure(arms: Arms, failing: set[str], excused: str | None) -> None:
+@pytest.mark.parametrize(("failing", "excused"), [("AB", "known issue"), ("A", "known issue"), ("B", None)])
+def test_a_known_issue_of_arm_a_excuses_a_failure(
+    launches: Launches, failing: str, excused: str | None
+) -> None:
     issue = KnownIssue(failure="timeout", url="https://example.org/1")
-    arms.failing = failing
-    result = arms.measure(dry=False, case=SIMULATED.replace(known_issue=issue))
+    launches.failing = dict.fromkeys(failing, "timeout")
+    result = launches.compare_counts(SIMULATED.replace(known_issue=issue))
     assert (result.outcome, result.excused) == ("failed", excused)
 
 
-def test_arms_run_dry_at_the_same_time_and_need_no_quiet_machine(arms: Arms) -> None:
-    result = arms.measure(dry=True)  # else the barrier of two would break
-    assert sorted(arms.made) == ["a/launch-1", "b/launch-1"]
-    assert (result.outcome, result.dry, arms.devices) == ("regressed", True, {None})
+def test_arms_run_dry_at_the_same_time_and_need_no_quiet_machine(launches: Launches) -> None:
+    result = launches.compare_counts(dry=True)  # else the barrier of two would break
+    assert sorted(launches.made) == ["a/launch-1", "b/launch-1"]
+    assert (result.outcome, result.dry, launches.devices) == ("regressed", True, {None})
 
 
-def test_an_arm_that_cannot_run_dry_ends_the_other(arms: Arms) -> None:
-    arms.error = CaseError("it cannot")
+def test_an_arm_that_cannot_run_dry_ends_the_other(launches: Launches) -> None:
+    launches.error = CaseError("it cannot")
     with pytest.raises(CaseError, match="it cannot"):
-        arms.measure(dry=True)
+        launches.compare_counts(dry=True)
 
 
-def test_cuda_is_pretended_in_both_arms_or_in_neither(arms: Arms) -> None:
-    arms.no_cuda["main"] = "torch 2.13.0 is built for CUDA 13.0"
-    assert arms.measure(dry=True).outcome == "regressed"
-    assert arms.devices == {"cpu"}
-    assert arms.said[0].endswith("pretended in both arms, for arm A: torch 2.13.0 is built for CUDA 13.0")
+def test_cuda_is_pretended_in_both_arms_or_in_neither(launches: Launches) -> None:
+    launches.no_cuda["main"] = "torch 2.13.0 is built for CUDA 13.0"
+    assert launches.compare_counts(dry=True).outcome == "regressed"
+    assert launches.devices == {"cpu"}
+    assert launches.said[0].endswith("pretended in both arms, for arm A: torch 2.13.0 is built for CUDA 13.0")
 
 
-def test_one_environment_twice_is_said_to_be(arms: Arms) -> None:
-    setup = make_setup(arms.root, arms.said)
-    ByDryRuns(setup, (B, replace(B))).refused(Trial(make_case(), make_machine(), arms.root))
-    assert arms.said[0].endswith(
+def test_one_environment_twice_is_said_to_be(launches: Launches) -> None:
+    setup = make_setup(launches.root, launches.said)
+    ByDryRuns(setup, (B, replace(B))).refused(Trial(make_case(), make_machine(), launches.root))
+    assert launches.said[0].endswith(
         "are the same environment: this comparison can only find what differs from run to run"
     )
