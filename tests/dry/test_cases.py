@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,13 +21,19 @@ def test_it(bench, case):
     bench(case)
 """
 
-pytestmark = pytest.mark.launch
-
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    (tmp_path / "test_it.py").write_text(FILE)
-    return tmp_path
+def directory(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of `FILE`, whose cases pytest collects in this process."""
+
+    def collected(command: list[str]) -> subprocess.CompletedProcess[str]:
+        assert command[:3] == [sys.executable, "-m", "pytest"]
+        done = pytester.runpytest_inprocess(*command[3:], "-p", "no:hypothesispytest")
+        return subprocess.CompletedProcess(command, done.ret, str(done.stdout), str(done.stderr))
+
+    monkeypatch.setattr(cases, "captured", collected)
+    pytester.makepyfile(test_it=FILE)
+    return pytester.path
 
 
 def test_cases_are_found_by_id_and_by_expression(directory: Path) -> None:

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from perfsuite.plugin.benchmark import ReplayClock, replay, replay_nothing
-from tests.suite import read_json, run_cpu
+from tests.suite import ID, read_json, run_cpu
 
 
 class Pedantic:
@@ -39,38 +38,29 @@ def test_a_benchmark_that_has_nothing_to_show_is_used_all_the_same() -> None:
 
 
 @pytest.mark.launch
-def test_pytest_benchmark_has_every_step(suite: pytest.Pytester) -> None:
+@pytest.mark.usefixtures("simulated")
+def test_pytest_benchmark_has_every_step_and_compares_none_of_unlike_hardware(suite: pytest.Pytester) -> None:
     result = run_cpu(suite, "--benchmark-json=b.json", "--benchmark-save=one", "--perf-json=out.json")
     result.stdout.no_fnmatch_line("Name (time in *")
-    result.stdout.fnmatch_lines(
-        ["perfsuite: R regressed, U unhealthy, I inconclusive, i improved, r recorded"]
-    )
-    (saved,) = read_json(suite, "b.json")["benchmarks"]
+    told = read_json(suite, "b.json")
+    (saved,), machine = told["benchmarks"], told["machine_info"]
     runs = read_json(suite)["results"][0]["runs"]
     assert len(runs) == 3
     assert saved["stats"]["data"] == [
         step for run in runs for step in run["step_s"][run["window"][0] : run["window"][1]]
     ]
-    assert saved["extra_info"]["case_id"] == "fake-llama-tiny-s64-b4-fp32-1x2"
-    machine = read_json(suite, "b.json")["machine_info"]
+    assert saved["extra_info"]["case_id"] == ID
     assert machine["hardware"]["hardware_class"].startswith("cpu-")
     assert machine["frameworks"]["torch"].startswith("2.")
     clock = "ignore::pytest_benchmark.logger.PytestBenchmarkWarning"  # that of the cores may have changed
     compared = run_cpu(suite, "--benchmark-compare", "-W", clock)
     assert compared.ret == 0
-    compared.stdout.fnmatch_lines(["*test_it?fake-llama-tiny-s64-b4-fp32-1x2?*"])
-
-
-@pytest.mark.launch
-def test_pytest_benchmark_refuses_to_compare_unlike_hardware(suite: pytest.Pytester) -> None:
-    run_cpu(suite, "--benchmark-save=one")
-    (saved,) = suite.path.glob(".benchmarks/*/*.json")
-    content = json.loads(saved.read_text())
-    content["machine_info"]["hardware"]["hardware_class"] = "h100-80gb-sxm"
-    saved.write_text(json.dumps(content))
-    result = run_cpu(suite, "--benchmark-compare")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*h100-80gb-sxm*unlike hardware cannot be compared*"])
+    compared.stdout.fnmatch_lines([f"*test_it?{ID}?*"])
+    (file,) = suite.path.glob(".benchmarks/*/*.json")
+    file.write_text(file.read_text().replace(machine["hardware"]["hardware_class"], "h100-80gb-sxm"))
+    unlike = run_cpu(suite, "--benchmark-compare")
+    assert unlike.ret == pytest.ExitCode.USAGE_ERROR
+    unlike.stderr.fnmatch_lines(["*h100-80gb-sxm*unlike hardware cannot be compared*"])
 
 
 @pytest.mark.launch

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.suite import CASES, OTHER
+from tests.suite import CASES, ID, OTHER, write_cases
 
 MADE_INSIDE = CASES.replace(
     '@pytest.mark.parametrize("case", [FAKE, A100])\n    def test_it(bench, case)', "def test_it(bench)"
@@ -12,7 +12,6 @@ NO_PARAMETER = (
     "ERROR: test_cases.py::test_it: bench measures a case that is a parameter of the test, so that -m and -k "
     'can select it. Write @pytest.mark.parametrize("case", [Case(...)]) above def test_it(bench, case)'
 )
-TWICE = "fake-llama-tiny-s64-b4-fp32-1x2"
 
 
 @pytest.mark.parametrize(
@@ -24,13 +23,13 @@ TWICE = "fake-llama-tiny-s64-b4-fp32-1x2"
         (
             CASES + OTHER,
             (),
-            f"ERROR: test_cases.py::test_it[{TWICE}] and test_cases.py::test_other[{TWICE}] measure the same "
-            f"case, {TWICE}, and would share a baseline: leave one of them out",
+            f"ERROR: test_cases.py::test_it[{ID}] and test_cases.py::test_other[{ID}] measure the same "
+            f"case, {ID}, and would share a baseline: leave one of them out",
         ),
         (
             CASES.replace("A100]", "FAKE.replace(may_run_out_of_memory=True)]"),
             (),
-            f"two different cases have the id {TWICE}: they differ in may_run_out_of_memory",
+            f"two different cases have the id {ID}: they differ in may_run_out_of_memory",
         ),
         (CASES, ("-m", "h10"), "-m 'h10': no marker is named h10. Did you mean h100?"),
         (CASES, ("-m", "cpu or h10"), "-m 'cpu or h10': no marker is named h10. Did you mean h100?"),
@@ -71,24 +70,19 @@ def test_a_bench_that_was_not_seen_when_collected_measures_nothing(suite: pytest
     result.stdout.fnmatch_lines(["*bench measures a case that is a parameter of the test*"])
 
 
+MARKED = CASES.replace("@pytest", "@pytest.mark.mine\n    @pytest")
+
+
 @pytest.mark.parametrize(
     "expression",
-    [
-        "not slow",
-        "h100 or (cpu and not slow)",
-        "mine",
-        "registered(name='h10', other=1) or cpu",
-        "parametrize",
-    ],
+    ["h100 or (cpu and not slow)", "mine", "registered(name='h10', other=1) or cpu", "parametrize"],
 )
 def test_markers_that_somebody_knows_or_that_deselect_nothing_are_fine(
     suite: pytest.Pytester, expression: str
 ) -> None:
     suite.makeini("[pytest]\nmarkers = registered(name, other): mine, too\n")
-    marked = CASES.replace("@pytest", "@pytest.mark.mine\n    @pytest")
-    suite.makepyfile(test_cases=marked)
-    result = suite.runpytest("--collect-only", "-m", expression, "-W", "ignore")
-    assert result.ret == 0
+    suite.makepyfile(test_cases=MARKED)
+    assert suite.runpytest("--collect-only", "-m", expression, "-W", "ignore").ret == 0
 
 
 def test_markers_are_not_looked_at_where_no_case_was_collected(suite: pytest.Pytester) -> None:
@@ -96,12 +90,10 @@ def test_markers_are_not_looked_at_where_no_case_was_collected(suite: pytest.Pyt
     assert suite.runpytest("-m", "h10").ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
-@pytest.mark.parametrize("wrong", ["FAKE.replace(micro_batchs=4)", "Topology(processes=2)"])
-def test_a_bad_value_is_told_beside_the_line_of_the_users_file_alone(
-    suite: pytest.Pytester, wrong: str
-) -> None:
-    suite.makepyfile(test_cases=CASES.replace('FAKE.replace(hardware="a100-80gb", micro_batch=8)', wrong))
-    result = suite.runpytest()
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    result.stdout.fnmatch_lines(["test_cases.py:*: in <module>", f"*A100 = {wrong}", "E   *: unknown field*"])
-    result.stdout.no_fnmatch_line("*documents.py*")
+def test_a_bad_value_is_told_beside_the_line_of_the_users_file_alone(suite: pytest.Pytester) -> None:
+    for wrong in ("FAKE.replace(micro_batchs=4)", "Topology(processes=2)"):
+        write_cases(suite, f"[{wrong}]")
+        result = suite.runpytest()
+        assert result.ret == pytest.ExitCode.INTERRUPTED
+        result.stdout.fnmatch_lines(["test_cases.py:*: in <module>", f"*{wrong}*", "E   *: unknown field*"])
+        result.stdout.no_fnmatch_line("*documents.py*")
