@@ -1,7 +1,5 @@
 """Whole sessions, as if measured on 8 GPUs: made up from a seed, judged by the real engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 from statistics import fmean, median, quantiles

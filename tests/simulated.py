@@ -3,8 +3,6 @@
 The fixture `simulated` has them; `-p tests.simulated` gives them to a session in a process of its own.
 """
 
-from __future__ import annotations
-
 import gc
 from types import SimpleNamespace
 from typing import NoReturn

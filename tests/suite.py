@@ -1,7 +1,5 @@
 """Files with cases: what the fixture `suite` of `tests/conftest.py` holds, and one of any cases."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The search for the first bad commit or version. Comparisons are stood in for; git and pip are real."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection
 from dataclasses import replace

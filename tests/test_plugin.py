@@ -3,8 +3,6 @@
 Where nothing depends on processes, launches are simulated in this one (`tests.simulated`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

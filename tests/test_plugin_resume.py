@@ -1,7 +1,5 @@
 """A session that was cut short and goes on: `--perf-resume`, as a user runs it."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """`check_framework` finds each broken promise, and says what to do."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import pytest

@@ -1,7 +1,5 @@
 """Records anew what launches count whose dry runs `test_rank.py` compares: `python -m tests.dry.record`."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Dry runs that are to pass, and those that are to fail."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each rule of the allocator by an example worked out by hand, in the sizes of torch's source."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A dry run on pretended CPU tensors does what a real launch of a tiny twin does, by every framework."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

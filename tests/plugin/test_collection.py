@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from tests.suite import CASES, ID, OTHER, write_cases

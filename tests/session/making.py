@@ -1,7 +1,5 @@
 """Sessions that launch nothing, and what they find."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """In which order a comparison launches its arms, and what it keeps. Launches are stood in for, but one."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 from pathlib import Path
