@@ -35,7 +35,6 @@ from tests.samples import DISTURBED, make_run
 from tests.suite import (
     CASES,
     ID,
-    OTHER,
     batches,
     local_baseline,
     read_json,
@@ -197,16 +196,6 @@ def test_a_broken_run_fails(recorded: pytest.Pytester, fault: str, said: str) ->
     broken.stdout.fnmatch_lines([said, "*1 failed*"])
 
 
-@pytest.mark.fault("baseline is missing")
-@pytest.mark.parametrize("option", ["--perf-inject=slowdown=30%", "--perf-missing-baseline=fail"])
-def test_what_needs_a_baseline_fails_without_one(suite: pytest.Pytester, option: str) -> None:
-    result = run_cpu(suite, option)
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["*no baseline on cpu-*"])
-    assert option.partition("=")[0] in str(result.stdout)
-    assert not list(suite.path.glob(".perfsuite/baselines/*/*"))
-
-
 def test_what_this_machine_cannot_run_is_skipped_with_the_reason_and_is_not_a_pass(
     suite: pytest.Pytester,
 ) -> None:
@@ -336,18 +325,13 @@ def test_what_cannot_be_written_is_said_and_costs_no_figures(
     result.stdout.fnmatch_lines(said)
 
 
-@pytest.fixture
-def gpus_and_a_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_this_process
+def test_a_torch_that_cannot_use_the_gpus_is_one_error_before_anything_is_launched(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpus = gpu_machine(["NVIDIA H200"], count=2, memory_bytes=2**37, driver=None)
     monkeypatch.setattr(local, "detect", lambda: gpus)
     monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.13.0+cpu", "cuda": None})
-
-
-@in_this_process
-@pytest.mark.usefixtures("gpus_and_a_torch_without_cuda")
-def test_a_torch_that_cannot_use_the_gpus_is_one_error_before_anything_is_launched(
-    suite: pytest.Pytester,
-) -> None:
     more = "[FAKE, *(FAKE.replace(framework=DDP(), hardware='gpu', micro_batch=b) for b in (1, 2, 3))]"
     write_cases(suite, more)
     result = suite.runpytest()
@@ -356,19 +340,6 @@ def test_a_torch_that_cannot_use_the_gpus_is_one_error_before_anything_is_launch
     assert said.startswith("ERROR: torch 2.13.0+cpu is built without CUDA and cannot use the GPUs of this")
     assert not (suite.path / ".perfsuite").exists()
     assert run_cpu(suite).ret == 0
-
-
-@pytest.mark.usefixtures("gpus_and_a_torch_without_cuda")
-def test_a_torch_that_cannot_use_the_gpus_fails_a_case_that_a_test_makes_itself(
-    suite: pytest.Pytester,
-) -> None:
-    inside = OTHER.replace("bench(case)", "bench(FAKE.replace(framework=DDP(), hardware='gpu'))")
-    suite.makepyfile(test_cases=CASES.replace("[FAKE, A100]", "[A100]") + inside)
-    result = suite.runpytest("--perf-json=out.json")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["torch 2.13.0+cpu is built without CUDA and cannot use the GPUs *"])
-    (kept,) = read_json(suite)["results"]
-    assert (kept["verdict"]["failure"], kept["runs"]) == ("error", [])
 
 
 def test_a_gpu_that_cannot_be_read_is_one_error_without_a_traceback_and_of_no_concern_to_others(

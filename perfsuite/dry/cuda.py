@@ -68,12 +68,7 @@ def pretend(machine: Machine) -> None:
     replace(torch.distributed, "is_nccl_available", _constant(True))
     replace(torch.cuda.nccl, "version", _constant(NCCL))
     attention.pretend(machine)
-    _register_kernels()
-
-
-def _register_kernels() -> None:
-    """Have torch know of a kernel for each of `ONE_KERNEL`, which never runs: fake tensors have no values."""
-    for name in ONE_KERNEL:
+    for name in ONE_KERNEL:  # torch has to know of a kernel, which never runs
         _LIBRARY.impl(name, _never, "CUDA")
 
 

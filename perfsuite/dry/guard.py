@@ -56,8 +56,12 @@ def build(file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=file.parent, suffix=".so")
     os.close(descriptor)
+    torch = _torch()
+    command = [COMPILER, "-O0", "-shared", "-fPIC", "-std=c++20", str(SOURCE), "-o", name]
+    command += [f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include"]
+    command += [f"-L{torch}/lib", f"-Wl,-rpath,{torch}/lib", "-lc10", "-ltorch_cpu"]
     try:
-        subprocess.run(_command(name), check=True, capture_output=True, text=True, timeout=BUILD_S)
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_S)
         Path(name).replace(file)
     except subprocess.SubprocessError as error:
         said = (getattr(error, "stderr", None) or str(error)).strip()
@@ -75,10 +79,3 @@ def _torch() -> Path:
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent
-
-
-def _command(target: str) -> list[str]:
-    torch = _torch()
-    include = [f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include"]
-    link = [f"-L{torch}/lib", f"-Wl,-rpath,{torch}/lib", "-lc10", "-ltorch_cpu"]
-    return [COMPILER, "-O0", "-shared", "-fPIC", "-std=c++20", *include, str(SOURCE), "-o", target, *link]

@@ -39,10 +39,12 @@ def _run(words: Sequence[str]) -> None:
         del rest[: 2 if rest[0] in TWO_WORDS else 1]
     if not rest or rest[0] == "-c":
         raise DryRunError(f"a dry run needs a file or a module, and {' '.join(words)[:80]!r} names none")
-    if rest[0] == "-m":
-        _run_module(rest[1], rest[2:])
-    else:
+    if rest[0] != "-m":
         _run_file(rest[0], rest[1:])
+        return
+    sys.argv = rest[1:]
+    sys.path[0] = str(Path.cwd())
+    runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
 
 
 def _python_file(program: str) -> str:
@@ -63,12 +65,6 @@ def _run_file(file: str, arguments: Sequence[str]) -> None:
     sys.argv = [file, *arguments]
     sys.path[0] = str(Path(file).absolute().parent)
     runpy.run_path(file, run_name="__main__")
-
-
-def _run_module(name: str, arguments: Sequence[str]) -> None:
-    sys.argv = [name, *arguments]
-    sys.path[0] = str(Path.cwd())
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def _replace_launchers(rank: int, world_size: int) -> None:

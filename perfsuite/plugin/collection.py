@@ -139,7 +139,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         with usage_error():
             progress.cases = sum(_may_run(host, case_of(item)) for item in benchmarks)
             if session.config.getoption("--perf-resume"):
-                progress.cases -= _resume(session.config.stash[SESSION], benchmarks)
+                ours = session.config.stash[SESSION]
+                ours.resume()
+                found = [(case, item.nodeid) for item in benchmarks if (case := case_of(item)) is not None]
+                progress.cases -= sum(ours.earlier_result(*each) is not None for each in found)
     if (file := session.config.getoption("--perf-cases")) is not None:
         by_id = {case.id: case for case in filter(None, map(case_of, benchmarks))}
         with usage_error():
@@ -154,12 +157,6 @@ def _may_run(host: Host, case: Case | None) -> bool:
         raise
     except Exception:  # its own test tells it
         return True
-
-
-def _resume(session: Session, benchmarks: list[pytest.Item]) -> int:
-    session.resume()
-    found = [(case, item.nodeid) for item in benchmarks if (case := case_of(item)) is not None]
-    return sum(session.earlier_result(case, nodeid) is not None for case, nodeid in found)
 
 
 def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:

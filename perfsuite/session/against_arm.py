@@ -86,9 +86,8 @@ class AgainstArm(TwoArms):
         pair = len(trial.before) + 1
         disturbed, made = False, dict[str, Run]()
         for arm in order(len(trial.before) - len(unhealthy_pairs(trial.before, trial.runs))):
-            directory = RunDir.of_launch(trial.directory / arm, pair).path
+            directory, how = _launch(trial, arm, pair), self.launching(arm)
             number = 2 * (pair - 1) + len(made) + 1
-            how = self.launching(arm)
             made[arm], beside_others = launch_watched(trial.case, trial.machine, directory, number, how)
             disturbed = disturbed or beside_others
         trial.before.append(made["a"])

@@ -92,8 +92,13 @@ class AgainstBaseline(Way):
         verdict = with_unseen(result.verdict, {"": taken})
         if not _is_worse(verdict):
             return result.replace(profile=taken, verdict=verdict)
-        known = self.setup.baselines.find(trial.machine.hardware_class, trial.case)
-        before = None if known is None else self._profile_of(known)
+        before = None
+        if (known := self.setup.baselines.find(trial.machine.hardware_class, trial.case)) is not None:
+            try:
+                profile = self.setup.baselines.profile_of(known)
+                before = profile and TakenProfile(profile=profile)
+            except FileError as error:
+                before = TakenProfile(why_none=str(error))
         verdict = verdict.replace(profiled=explained(before, taken, "the baseline"))
         return result.replace(profile=taken, profile_before=before, verdict=verdict)
 
@@ -104,13 +109,6 @@ class AgainstBaseline(Way):
             return False
         may_be_accepted = verdict.is_recorded or options.policy.min_launches >= baseline.MIN_ACCEPTED
         return framework_of(case).plan(case).needs_torch and (_is_worse(verdict) or may_be_accepted)
-
-    def _profile_of(self, known: FoundBaseline) -> TakenProfile | None:
-        try:
-            profile = self.setup.baselines.profile_of(known)
-        except FileError as error:
-            return TakenProfile(why_none=str(error))
-        return None if profile is None else TakenProfile(profile=profile)
 
     def _baseline_of(self, trial: Trial) -> tuple[FoundBaseline | None, Verdict | None]:
         """The baseline to compare with, or the failure without; not a local one of too few launches."""

@@ -8,7 +8,8 @@ import pytest
 
 from perfsuite import DDP, FSDP2, Case, LoRA, Topology, Trainer, documents
 from perfsuite.dry.machine import pretended, why_not_dry
-from perfsuite.measure import launch_once
+from perfsuite.launch.arm import Arm
+from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect_cpu
 from perfsuite.results.count_baseline import CountBaseline, versions_of
 from perfsuite.results.counts import Counts, RankCounts, of_rank
@@ -105,10 +106,30 @@ def test_a_dry_run_does_what_a_launch_of_the_twin_does(name: str, tmp_path: Path
     check_ranks(dry, known.counts if of_its_versions else launched(known.case, tmp_path / "real"))
 
 
+ARM = Arm(given={"OMP_NUM_THREADS": "3", "NCCL_ALGO": "Ring"})
+
+
+@pytest.fixture(scope="module")
+def launch_now(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A launch of `NEVER_REVIEWED` in `ARM`."""
+    how = Launching(arm=ARM)
+    run = launch_once(NEVER_REVIEWED, detect_cpu("a twin"), tmp_path_factory.mktemp("now") / "launch", how)
+    assert run.failure is None, run.failure
+    return run
+
+
 @pytest.mark.launch
-def test_a_dry_run_does_what_a_launch_does_now(tmp_path: Path) -> None:
-    dry = passed(NEVER_REVIEWED, tmp_path / "dry")
-    check_ranks(dry, launched(NEVER_REVIEWED, tmp_path / "real"))
+def test_a_dry_run_does_what_a_launch_does_now(launch_now: Run, tmp_path: Path) -> None:
+    check_ranks(passed(NEVER_REVIEWED, tmp_path), launch_now.counts)
+
+
+@pytest.mark.launch
+def test_the_variables_of_an_arm_reach_its_ranks(launch_now: Run) -> None:
+    """Also the number of threads, which the agent sets on a CPU unless the arm does."""
+    assert launch_now.observed is not None
+    environment = launch_now.observed.environment
+    assert {name: environment.get(name) for name in ARM.given} == ARM.given
+    assert environment["threads"] == "3"
 
 
 @pytest.mark.launch

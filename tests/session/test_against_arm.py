@@ -15,7 +15,7 @@ from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch.arm import Arm
 from perfsuite.launch.local import LocalLauncher
-from perfsuite.measure import Launching, launch_once
+from perfsuite.measure import Launching
 from perfsuite.results.counts import Counts
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.profile import TakenProfile
@@ -25,7 +25,7 @@ from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.session import against_arm
 from perfsuite.session.against_arm import AgainstArm, ByDryRuns, by_counts
 from perfsuite.session.session import Session, session_file
-from perfsuite.session.setup import Host, Preflights
+from perfsuite.session.setup import Preflights
 from perfsuite.session.way import Trial
 from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
 from tests.session.making import Unlocked, make_setup
@@ -262,19 +262,6 @@ def test_what_is_saved_while_a_case_runs_holds_no_launch_of_another(
     monkeypatch.setattr(ours, "save", lambda: saved.append(len(ours.launches)))
     ours.measure(make_case(micro_batch=5), "second")
     assert saved[0] == 0
-
-
-@pytest.mark.launch
-def test_the_variables_of_an_arm_reach_its_ranks(tmp_path: Path) -> None:
-    """Also the number of threads, which the agent sets on a CPU unless the arm does."""
-    case = make_case(model="llama-tiny", framework=DDP(), steps=10, max_warmup_steps=2, timeout_s=300)
-    machine = Host().machine_for(case)
-    arm = Arm(given={"OMP_NUM_THREADS": "3", "NCCL_ALGO": "Ring"})
-    run = launch_once(case, machine, tmp_path / "launch", Launching(arm=arm))
-    assert run.failure is None
-    assert run.observed is not None
-    assert {name: run.observed.environment.get(name) for name in arm.given} == arm.given
-    assert run.observed.environment["threads"] == "3"
 
 
 def test_arms_that_differ_are_profiled_once_more_each(launches: Launches) -> None:

@@ -123,6 +123,7 @@ def test_what_another_session_records_while_this_one_waits_is_compared_with(sess
     assert known == [before]
 
 
+@pytest.mark.fault("baseline is missing")
 @pytest.mark.parametrize(
     ("changes", "outcome", "failure", "launched", "excused"),
     [
