@@ -776,12 +776,7 @@ def test_another_repository_needs_only_the_package(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
     command = ["-m", "pytest", "-m", "cpu", "-q", "-p", "no:cacheprovider", "--perf-record-launches=1"]
     done = subprocess.run(
-        [sys.executable, *command],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 recorded" in done.stdout

@@ -46,8 +46,7 @@ def test_the_result_is_kept_if_the_baseline_cannot_be_written(sessions: Sessions
 
 
 @pytest.mark.parametrize(
-    "error",
-    [PerfsuiteError("mine.yaml: num_processes is 4"), ValueError("illegal variable name")],
+    "error", [PerfsuiteError("mine.yaml: num_processes is 4"), ValueError("illegal variable name")]
 )
 def test_a_case_that_cannot_be_launched_is_a_failed_result_with_the_traceback_of_what_nobody_expected(
     sessions: Sessions, error: Exception
