@@ -9,7 +9,9 @@ FUNCTIONS = resources.files("torchgen") / "packaged/ATen/native/native_functions
 
 def test_every_operator_that_is_one_kernel_on_a_gpu_alone_is_known() -> None:
     """torch chooses by these words whether an operator is one kernel or a chain of others."""
-    functions = {each["func"].partition("(")[0]: each for each in yaml.safe_load(FUNCTIONS.read_text())}
+    functions = {
+        each["func"].partition("(")[0]: each for each in yaml.load(FUNCTIONS.read_text(), yaml.CSafeLoader)
+    }
 
     def dispatch(name: str) -> set[str]:
         words = functions[name].get("dispatch", {})

@@ -8,7 +8,6 @@ import pytest
 from perfsuite.case import torch_build
 from perfsuite.dry import guard
 from perfsuite.errors import DryRunError
-from tests.processes import python
 
 FOR_CPUS = {"__version__": "2.13.0+cpu"}
 """What a build of torch without CUDA tells of itself: the tests may run with another."""
@@ -73,48 +72,3 @@ def test_two_processes_may_build_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     with ThreadPoolExecutor() as pool:
         list(pool.map(guard.build, [guard.library()] * 4))
     assert [file.read_text() for file in guard.library().parent.iterdir()] == ["built\n"]
-
-
-BACKWARD = """
-from perfsuite.dry import guard
-guard.load()
-import torch
-from perfsuite.case.case import Topology
-from perfsuite.dry import cuda
-from perfsuite.dry.machine import ANY_GPU, pretended_gpu
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-
-class Operators(TorchDispatchMode):
-    names = []
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self.names.append(str(operator.overloadpacket))
-        return operator(*args, **(kwargs or {}))
-
-cuda.pretend(pretended_gpu(ANY_GPU, Topology(processes_per_node=8)))
-with FakeTensorMode():
-    q = torch.ones(2, 4, 64, 128, dtype=torch.bfloat16, device="cuda", requires_grad=True)
-    out = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
-    out.sum().backward()
-    norm = torch.nn.functional.rms_norm(q, (128,), torch.ones(128, dtype=q.dtype, device="cuda"))
-    norm.sum().backward()
-    print(type(norm.grad_fn).__name__)
-    with Operators() as seen:
-        torch.autograd.grad(torch.nn.functional.silu(q).sum(), q)
-    print("aten.silu_backward" in seen.names)
-    print(q.grad.device, torch.cuda.get_device_name(), torch.cuda.device_count(), type(out.grad_fn).__name__)
-import os, sys
-sys.stdout.flush()
-os._exit(0)
-"""
-
-
-@pytest.mark.launch
-@pytest.mark.skipif(guard.why_not() is not None, reason=str(guard.why_not()))
-def test_backward_runs_on_a_pretended_gpu() -> None:
-    norm, silu, device, *name, count, node = python(BACKWARD).split()
-    assert (device, count) == ("cuda:0", "8")
-    assert " ".join(name) == "NVIDIA H100 80GB HBM3"
-    assert "Cudnn" in node
-    assert (norm, silu) == ("FusedRmsNormBackward0", "True"), "one kernel each, as on a GPU"

@@ -137,6 +137,10 @@ def test_groups_that_shard_and_replicate_run_dry_as_on_a_gpu(tmp_path: Path) -> 
     """Each rank reduces its shard of the gradients, in fp32, with its twin in the other group."""
     case = HYBRID.replace(hardware="h100")
     run = passed(case, tmp_path)
+    assert run.machine.device_name == "NVIDIA H100 80GB HBM3"
+    assert {"aten._scaled_dot_product_cudnn_attention", "aten.silu_backward"} <= run.counts[
+        0
+    ].counts.ops.keys()
     gradients = 4 * count(case.model, case.sample_length).parameters
     for entry in run.counts:
         reduced = {each.kind: each for each in entry.counts.collectives if "reduce" in each.kind}

@@ -30,6 +30,7 @@ from tests.samples import (
     now,
 )
 from tests.session.making import PASSED, RECORDED, Held, Sessions, make_setup
+from tests.sessions import make_blind
 from tests.suite import waiver
 from tests.twin_counts import launch
 
@@ -259,13 +260,6 @@ def test_another_commit_begins_a_new_session_and_says_so(in_git: Sessions) -> No
     assert (later.results, later.directory.name != first.directory.name) == ([], True)
 
 
-def test_nothing_goes_on_while_another_session_measures(sessions: Sessions) -> None:
-    ours = sessions.make()
-    ours.setup.lock = Held()
-    with pytest.raises(FileError, match="held"):
-        ours.resume()
-
-
 def test_what_an_earlier_part_skipped_is_skipped_once(in_git: Sessions) -> None:
     in_git.launch(make_run())
     first = in_git.make()
@@ -302,10 +296,14 @@ def test_a_share_of_the_cases_is_judged_if_it_is_reached_to_the_digit(sessions: 
         assert (ours.judged, ours.too_few_judged) == (count, too_few)
 
 
-def test_a_session_that_launches_nothing_takes_no_lock(sessions: Sessions) -> None:
+def test_the_lock_is_taken_where_a_session_goes_on_and_not_where_nothing_is_launched(
+    sessions: Sessions,
+) -> None:
     ours = sessions.make(fail_without_baseline=True)
     ours.setup.lock = Held()
     assert ours.measure(make_case(), "test").verdict.failure == "no_baseline"
+    with pytest.raises(FileError, match="held"):
+        ours.resume()
 
 
 def test_a_result_names_the_baselines_that_it_was_judged_by(sessions: Sessions) -> None:
@@ -366,6 +364,17 @@ def test_a_waiver_that_matches_nothing_is_said_at_the_end_and_in_the_file(sessio
     (said,) = session_file(ours, "complete").waivers
     assert "the waiver of tokens for fake-* matches no metric and no count" in said
     assert f"note: {said}" in lines(ours, whole=False, color=False, width=None)
+
+
+def test_what_passed_is_one_line_and_all_that_is_blind_another_unless_the_whole_is_asked_for(
+    sessions: Sessions,
+) -> None:
+    ours = sessions.make()
+    ours.results = [make_blind(make_result(now()))]
+    blind = "blind: in 1 of 1 case noise hides changes as large as the tolerance"
+    for whole in (False, True):
+        told = "\n".join(lines(ours, whole=whole, color=False, width=None))
+        assert (blind in told, ": passed after 1 launch" in told) == (not whole, whole)
 
 
 def test_a_bad_file_of_waivers_is_an_error_before_anything_is_measured(sessions: Sessions) -> None:
