@@ -23,6 +23,8 @@ COUNTS = make_counts(
         make_collective(ranks=8, kind="reduce_scatter", phase="backward", dtype="float32", bytes=30 * GIB),
     )
 )
+SETTINGS = {"world_size": "8", "wrapper": "FSDPModule", "sharding": "Shard(0)", "attention": "sdpa"}
+ENVIRONMENT = {"nccl": "2.28.3", "cuda": "13.0", "python": "3.11.9", "NCCL_ALGO": "Ring"}
 TRACEBACK = """Traceback (most recent call last):
   File "/opt/train/loop.py", line 88, in step
     loss.backward()
@@ -103,21 +105,7 @@ def make_gpu_run(
             Memory(peak=int(peak) - rank * 2**20, reserved=int(peak * 1.1), alloc_retries=0, method="cuda")
             for rank in range(8)
         ),
-        observed=Observed(
-            settings={
-                "world_size": "8",
-                "wrapper": "FSDPModule",
-                "sharding": "Shard(0)",
-                "attention": "sdpa",
-            },
-            environment={
-                "torch": torch,
-                "nccl": "2.28.3",
-                "cuda": "13.0",
-                "python": "3.11.9",
-                "NCCL_ALGO": "Ring",
-            },
-        ),
+        observed=Observed(settings=SETTINGS, environment={"torch": torch, **ENVIRONMENT}),
         health=Health(
             samples=400,
             seconds=sum(steps),
@@ -158,12 +146,10 @@ def make_gpu_result(number: int, kind: str = "passed", launches: int = 3) -> Mea
         for _ in range(launches)
     ]
     if kind == "crash":
-        failure = Failure(
-            kind="crash", message="NCCL error: unhandled system error", rank=5, traceback=TRACEBACK
-        )
-        runs = [
-            runs[0].replace(failure=failure, figures=Figures(), window=(0, 0), step_s=runs[0].step_s[:31])
-        ]
+        said = "NCCL error: unhandled system error"
+        failure = Failure(kind="crash", message=said, rank=5, traceback=TRACEBACK)
+        steps = runs[0].step_s[:31]
+        runs = [runs[0].replace(failure=failure, figures=Figures(), window=(0, 0), step_s=steps)]
     policy = Policy(max_launches=launches, min_launches=launches)
     verdict = judge(runs, None if kind == "recorded" else before, class_noise([before]), policy)
     return make_result(
@@ -185,20 +171,13 @@ def make_session(cases: int = 14, kind_of: Callable[[int], str] | None = None) -
         return KINDS[number % 20] if number % 20 < len(KINDS) else "passed"
 
     kind_of = kind_of or some_of_each
-    skipped = [make_gpu_case(1000 + number) for number in range(3)]
+    reason = "it needs 2 nodes of 8, this is one machine"
+    left = [make_gpu_case(1000 + number).id for number in range(3)]
     return make_session_file(
         *(make_gpu_result(number, kind_of(number)) for number in range(cases)),
         perfsuite="0.1.0",
         started_at="2026-01-02T03:00:00+00:00",
         commit="0123456789abcdef0123456789abcdef01234567",
         machine=make_gpu_machine(),
-        skipped=tuple(
-            Skipped(
-                nodeid="n",
-                case_id=case.id,
-                framework="fake",
-                reason="it needs 2 nodes of 8, this is one machine",
-            )
-            for case in skipped
-        ),
+        skipped=tuple(Skipped(nodeid="n", case_id=name, framework="fake", reason=reason) for name in left),
     )

@@ -254,7 +254,7 @@ def test_one_case_in_two_tests_is_measured_twice(
 ) -> None:
     """The second launch dies; the reports of the first must not be taken for its own."""
     write_cases(suite, batches(4, 8), "bench(FAKE)")
-    real = against_baseline.measure
+    real: Any = measure.measure
 
     def second_dies(*args: Any, **options: Any) -> Any:
         monkeypatch.setattr(against_baseline, "measure", dies)
@@ -546,15 +546,17 @@ def test_an_error_that_nobody_expected_stands_in_every_report(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One before the launch, one in it; a third case is measured."""
-    real = against_baseline.measure
+    real: Any = measure.measure
 
-    def measure(case: Case, *args: Any, **options: Any) -> Any:
-        return real(case, *args, **options) if case.micro_batch != 2 else {}["in a launch"]
+    nothing: dict[str, Any] = {}
+
+    def measured(case: Case, *args: Any, **options: Any) -> Any:
+        return real(case, *args, **options) if case.micro_batch != 2 else nothing["in a launch"]
 
     def unsupported(self: Fake, case: Case, machine: Machine) -> Any:
-        return None if case.micro_batch != 3 else {}["before"]
+        return None if case.micro_batch != 3 else nothing["before"]
 
-    monkeypatch.setattr(against_baseline, "measure", measure)
+    monkeypatch.setattr(against_baseline, "measure", measured)
     monkeypatch.setattr(Fake, "unsupported", unsupported)
     write_cases(suite, batches(2, 3, 4))
     result = suite.runpytest("--perf-json=out.json", "--perf-report=out", "--perf-record-launches=1")
@@ -565,7 +567,7 @@ def test_an_error_that_nobody_expected_stands_in_every_report(
     for each, words in zip(results, ("in a launch", "before"), strict=False):
         assert f"KeyError: '{words}' (its traceback: " in each["verdict"]["reasons"][0]
         (traceback,) = suite.path.glob(f".perfsuite/runs/*/{each['case_id']}/traceback.txt")
-        assert f'{{}}["{words}"]' in traceback.read_text()
+        assert f'nothing["{words}"]' in traceback.read_text()
         assert all(each["case_id"] in text for text in read_report(suite))
         result.stdout.fnmatch_lines([f"{each['case_id']} *failed"])
 
@@ -588,7 +590,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pyteste
             def measure(*args, **options):
                 *others, how = args
                 return real(*others, replace(how, inject="hang"), **options)
-            real = against_baseline.measure
+            real: Any = measure.measure
             monkeypatch.setattr(against_baseline, "measure", measure)
             def interrupt():
                 while not list(Path(".perfsuite").glob("runs/*/fake-*b8*/launch-1/rank-1.log")):

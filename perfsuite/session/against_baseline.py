@@ -92,11 +92,11 @@ class AgainstBaseline(Way):
         verdict = with_unseen(result.verdict, {"": taken})
         if not _is_worse(verdict):
             return result.replace(profile=taken, verdict=verdict)
-        before = None
+        before: TakenProfile | None = None
         if (known := self.setup.baselines.find(trial.machine.hardware_class, trial.case)) is not None:
             try:
                 profile = self.setup.baselines.profile_of(known)
-                before = profile and TakenProfile(profile=profile)
+                before = None if profile is None else TakenProfile(profile=profile)
             except FileError as error:
                 before = TakenProfile(why_none=str(error))
         verdict = verdict.replace(profiled=explained(before, taken, "the baseline"))

@@ -12,6 +12,7 @@ from perfsuite.errors import CaseError, DryRunError
 from perfsuite.launch.arm import Arm
 from perfsuite.results.run_dir import RunDir
 from tests.dry.runs import failure_of
+from tests.processes import executable
 from tests.samples import make_case
 
 CASE = make_case(framework=FSDP2(), hardware="cpu")
@@ -39,10 +40,8 @@ def test_what_a_framework_refuses_is_its_own_error_but_why_not_is_asked_before(t
 
 def with_process(script: str, tmp_path: Path) -> Arm:
     """An arm in which this shell script stands in for the process of a dry run."""
-    file = tmp_path / "python"
-    file.write_text(f"#!/bin/sh\n{script}\n")
-    file.chmod(0o755)
-    return Arm(python=str(file), given={"X": "1"}, directory=tmp_path)
+    python = executable(tmp_path / "python", script)
+    return Arm(python=str(python), given={"X": "1"}, directory=tmp_path)
 
 
 def test_a_process_without_a_report_is_a_crash_with_its_last_words(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
 import os
-import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 from perfsuite.case import torch_build
 from perfsuite.dry import guard
 from perfsuite.errors import DryRunError
+from tests.processes import executable
 
 FOR_CPUS = {"__version__": "2.13.0+cpu"}
 """What a build of torch without CUDA tells of itself: the tests may run with another."""
@@ -20,9 +20,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compiler(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a compiler of our own before all others."""
-    file = directory / "g++"
-    file.write_text(f"#!/bin/sh\n{script}\n")
-    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    executable(directory / "g++", script)
     monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
 
 

@@ -210,23 +210,6 @@ def test_counts_that_were_switched_off_are_not_judged_case_by_case(sessions: Ses
     assert measured(sessions, launch(counts=()), PASSED, counts=False).verdict.counts is None
 
 
-@pytest.mark.parametrize(
-    ("run", "verdict", "options"),
-    [
-        (launch(inject="nan"), PASSED, {}),
-        (launch(), Verdict(outcome="regressed", launches=1), {}),
-        (launch(), Verdict(outcome="failed", launches=1, failure="loss"), {}),
-        (launch(), RECORDED, {"fail_without_baseline": True}),
-        (launch(counts=()), PASSED, {}),
-    ],
-)
-def test_what_is_worse_failed_injected_or_not_counted_is_never_recorded(
-    sessions: Sessions, run: Run, verdict: Verdict, options: dict[str, Any]
-) -> None:
-    measured(sessions, run, verdict, **options)
-    assert counts_in(sessions) == []
-
-
 def test_only_a_baseline_of_times_can_be_required(sessions: Sessions) -> None:
     ours = sessions.make().setup
     ours.baselines.write_reviewed(baseline.from_runs([make_run(machine=ours.host.machine)] * 3))
