@@ -68,6 +68,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
         "PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio -W ignore::pytest.PytestAssertRewriteWarning"
     )
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # they are sessions of their own
+    monkeypatch.setattr("cpuinfo.get_cpu_info", dict)  # pytest-benchmark asks: it takes a second
     pytester.makepyfile(test_cases=CASES)
     return pytester
 

@@ -355,7 +355,7 @@ def test_a_gpu_that_cannot_be_read_is_one_error_without_a_traceback_and_of_no_co
     for told in (str(result.stdout), str(result.stderr)):
         assert "Traceback" not in told
         assert "INTERNALERROR" not in told
-    suite.makepyfile(test_cases="def test_other(benchmark):\n    benchmark(len, 'abc')\n")
+    suite.makepyfile(test_cases="def test_other(benchmark):\n    benchmark.pedantic(len, ('abc',))\n")
     assert suite.runpytest("--benchmark-json=b.json").ret == 0
     told = read_json(suite, "b.json")["machine_info"]
     assert ("hardware" in told, "frameworks" in told) == (False, True)
