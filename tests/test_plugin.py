@@ -770,9 +770,6 @@ def test_another_repository_needs_only_the_package(tmp_path: Path) -> None:
     assert "2 recorded" in done.stdout
 
 
-DRY_CASES = CASES.replace('hardware="cpu"', 'hardware="h100"').replace("framework=Fake()", "framework=DDP()")
-
-
 def test_what_cannot_be_run_dry_is_skipped_with_the_reason(suite: pytest.Pytester) -> None:
     result = run_cpu(suite, "--perf-dry", "-rs")
     result.stdout.fnmatch_lines(["SKIPPED*not by a dry run: fake does not say how it builds*"])
@@ -782,8 +779,22 @@ def test_what_cannot_be_run_dry_is_skipped_with_the_reason(suite: pytest.Pyteste
 SIDE_BY_SIDE = ("--perf-dry", "-m", "cpu", "-n", "1", "--benchmark-disable", "--perf-json", "out.json")
 
 
-def test_dry_runs_may_run_side_by_side(suite: pytest.Pytester) -> None:
-    suite.makepyfile(test_cases=DRY_CASES.replace('hardware="h100"', 'hardware="cpu"'))
+STANDS_IN_FOR_DRY_RUNS = """
+    from perfsuite.results.counts import Counts, merged
+    from perfsuite.session import dry
+    from tests.samples import make_run
+
+    def dry_run(case, directory, **how):
+        counts = merged({0: Counts(flops={"forward": 100})})
+        return make_run(case=case, dry=True, step_s=(), window=(0, 0), counts=counts)
+
+    dry.dry_run = dry_run
+"""
+
+
+def test_dry_runs_may_run_side_by_side(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    suite.makepyfile(test_cases=CASES.replace("Fake()", "DDP()"), conftest=STANDS_IN_FOR_DRY_RUNS)
     result = suite.runpytest_subprocess(*SIDE_BY_SIDE)
     assert result.ret == 0, result.outlines
     result.stdout.fnmatch_lines(["*ddp-llama-tiny-s64-b4-fp32-1x2*recorded*", "*1 recorded*"])

@@ -71,10 +71,10 @@ def test_saved_benchmarks_of_others_can_be_compared(suite: pytest.Pytester) -> N
 
 @pytest.mark.launch
 def test_without_pytest_benchmark_the_error_says_so(suite: pytest.Pytester) -> None:
-    result = suite.runpytest_subprocess("-p", "no:benchmark")
+    result = suite.runpytest("-p", "no:benchmark")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
         ["*test_cases.py::test_it?fake-*? asks for bench, which needs pytest-benchmark*-p no:benchmark"]
     )
     suite.makepyfile(test_cases="def test_other():\n    pass\n")
-    assert suite.runpytest_subprocess("-p", "no:benchmark").ret == 0
+    assert suite.runpytest("-p", "no:benchmark").ret == 0
