@@ -40,52 +40,41 @@ NIGHT = f"""{FAKE}
         bench(case)
 """
 
-IN_THIS_PROCESS = """
-    import json, multiprocessing, os, signal
+WITH_FAULTS = """
+    import json, os, signal, threading, time
     from pathlib import Path
     from perfsuite import documents
     from perfsuite.case.case import CaseFile
     from perfsuite.launch.local import LocalLauncher
-    from perfsuite.results.rank_report import Failure
-    from perfsuite.results.run import LaunchFile
-    from perfsuite.results.run_dir import ANCESTOR_PID
-    from perfsuite.worker.main import forked
+    from tests import simulated
 
     FAULTS = json.loads(Path("faults.json").read_text())
-    KILLED_AT = int(os.environ.get("KILLED_AT", 0))
-
-    def rank(run_dir, number):
-        forked(str(run_dir.path), {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2"})
 
     def launch(self, job, on_progress):
-        '''Fork the ranks from pytest, which has imported everything: a launch takes milliseconds.'''
-        run_dir, case = job.run_dir, job.case
-        request = documents.read(run_dir.case, CaseFile).replace(inject=FAULTS.get(str(case.seed)))
-        documents.write(run_dir.case, request)
-        os.environ[ANCESTOR_PID] = str(os.getpid())
-        fork = multiprocessing.get_context("fork")
-        ranks = [fork.Process(target=rank, args=(run_dir, number)) for number in range(2)]
-        for each in ranks:
-            each.start()
-        if case.seed == KILLED_AT:
-            os.kill(os.getpid(), signal.SIGKILL)
-        for each in ranks:
-            each.join()
-        ended = [
-            Failure(kind="crash", message=f"exit code {each.exitcode}", rank=number)
-            for number, each in enumerate(ranks) if each.exitcode
-        ]
-        documents.write(run_dir.launch(0), LaunchFile(failures=tuple(ended)))
-        return None
+        is_last = str(job.case.seed) == os.environ.get("KILLED_AT")
+        fault = "hang" if is_last else FAULTS.get(str(job.case.seed))
+        request = documents.read(job.run_dir.case, CaseFile).replace(inject=fault)
+        documents.write(job.run_dir.case, request)
+        if not is_last:
+            return simulated.launch(self, job)
+        threading.Thread(target=kill, args=(job.run_dir.rank_log(1),), daemon=True).start()
+        return simulated.REAL(self, job, on_progress)
 
+    def kill(log):
+        while not log.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    simulated.pytest_configure()
     LocalLauncher.launch = launch
 """
 
 
 @pytest.fixture
-def night(suite: pytest.Pytester) -> pytest.Pytester:
+def night(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A repository with 18 short cases that have baselines, and a fault in half of them."""
-    suite.makepyfile(test_cases=NIGHT, conftest=IN_THIS_PROCESS)
+    suite.makepyfile(test_cases=NIGHT, conftest=WITH_FAULTS)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     (suite.path / "faults.json").write_text("{}")
     (suite.path / ".gitignore").write_text(".perfsuite\n*.json\n__pycache__\n.pytest_cache\n.benchmarks\n")
     subprocess.run(["git", "init", "--quiet", suite.path], check=True)
