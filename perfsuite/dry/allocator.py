@@ -33,6 +33,7 @@ SMALL_SEGMENT = 2 << 20  # kSmallBuffer
 LARGE_SEGMENT = 20 << 20  # kLargeBuffer, large_segment_size
 MIN_LARGE_ALLOCATION = 10 << 20  # kMinLargeAlloc
 ROUND_LARGE = 2 << 20  # kRoundLarge
+FAR = 1 << 60  # how far apart the two expandable segments lie, each of which grows at its end
 
 
 @dataclass(eq=False, slots=True)
@@ -93,8 +94,9 @@ class CachingAllocator:
             pool.remove(block)
         elif self.expandable_segments:
             block = self._expand(pool, size)
-        else:
-            block = Block(self._reserve(_segment_size(size)), _segment_size(size), pool)
+        else:  # segments follow each other without gaps here
+            block = Block(self.reserved, _segment_size(size), pool)
+            self.reserved += block.size
         self._split(block, size)
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
@@ -109,18 +111,14 @@ class CachingAllocator:
                 _join(block, neighbour)
         block.pool.put(block)
 
-    def _reserve(self, size: int) -> int:
-        """Take a range from CUDA; return its address. Here ranges follow each other without gaps."""
-        address = self.reserved
-        self.reserved += size
-        return address
-
     def _expand(self, pool: _Pool, size: int) -> Block:
         """Let the pool's segment grow until its last block has `size`."""
         last = pool.last
         room = last.size if last is not None and last.is_free else 0
         grown = _rounded(size - room, SMALL_SEGMENT if pool.is_small else LARGE_SEGMENT)
-        block = Block(self._reserve(grown), grown, pool, previous=last)
+        self.reserved += grown
+        address = FAR * pool.is_small if last is None else last.address + last.size
+        block = Block(address, grown, pool, previous=last)
         pool.last = block
         if last is not None:
             last.next = block

@@ -120,6 +120,13 @@ def test_expandable_segments_grow_by_pages_and_leave_no_holes_between_segments()
     assert cache.reserved == 62 * MIB  # small blocks have a segment of their own, in pages of 2 MiB
 
 
+def test_an_expandable_segment_grows_where_it_ends_whatever_the_other_has_taken_meanwhile() -> None:
+    cache = CachingAllocator(expandable_segments=True)
+    first, small, second = (cache.take(size) for size in (10 * MIB, 1, 11 * MIB))
+    assert (second.address, cache.reserved) == (first.address + 10 * MIB, 42 * MIB)
+    assert small.address > second.address + second.size
+
+
 def test_expandable_segments_split_large_blocks_down_to_512_bytes() -> None:
     cache = CachingAllocator(expandable_segments=True)
     assert cache.take(40 * MIB - 512).size == 40 * MIB - 512
