@@ -1,7 +1,4 @@
-"""Launches of the framework `fake` whose ranks run in this process, in turn: no process starts.
-
-The fixture `simulated` has them; `-p tests.simulated` gives them to a session in a process of its own.
-"""
+"""Launches of the framework `fake` whose ranks run in this process, in turn: no process starts."""
 
 import gc
 from types import SimpleNamespace
@@ -57,8 +54,3 @@ def patch(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(LocalLauncher, "launch", launch)
     patch.setattr(faults, "os", SimpleNamespace(_exit=end))
-
-
-def pytest_configure() -> None:
-    """Patch this process for good."""
-    patch(pytest.MonkeyPatch())

@@ -41,7 +41,7 @@ NIGHT = f"""{FAKE}
 """
 
 WITH_FAULTS = """
-    import json, os, signal, threading, time
+    import json, os, pytest, signal, threading, time
     from pathlib import Path
     from perfsuite import documents
     from perfsuite.case.case import CaseFile
@@ -65,7 +65,7 @@ WITH_FAULTS = """
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    simulated.pytest_configure()
+    simulated.patch(pytest.MonkeyPatch())
     LocalLauncher.launch = launch
 """
 

@@ -32,18 +32,14 @@ def test_the_first_gpu_that_a_case_is_meant_for_is_pretended(hardware: tuple[str
     assert product(hardware) == name
 
 
-def test_a_gpu_has_its_memory_and_is_there_for_each_process() -> None:
+def test_a_gpu_has_its_memory_and_is_there_for_each_process_and_a_cpu_is_one_unless_told_otherwise() -> None:
     case = make_case(hardware="a100-80gb")
     machine, instead = pretended(case)
     assert (machine.device, machine.hardware_class, machine.architecture) == ("cuda", "a100-80gb-sxm", "sm80")
     assert (machine.memory_bytes, machine.devices) == (80 << 30, case.topology.processes_per_node)
     assert instead is None
-
-
-def test_a_case_for_cpus_pretends_one_unless_told_otherwise() -> None:
-    case = make_case(hardware="cpu")
-    assert pretended(case)[0].architecture == "cpu"
-    assert pretended(case, "cuda")[0].architecture == "sm90"
+    on_cpu = make_case(hardware="cpu")
+    assert [pretended(on_cpu, device)[0].architecture for device in (None, "cuda")] == ["cpu", "sm90"]
 
 
 def test_without_a_compiler_a_cpu_is_pretended_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,21 +68,16 @@ def test_a_verdict_on_the_code_is_kept_and_one_on_the_machine_is_not(
     assert is_decided(never_run().replace(verdict=verdict)) is decided
 
 
-def test_the_newest_session_of_the_store_goes_on(tmp_path: Path) -> None:
+def test_the_newest_session_of_the_store_goes_on_which_is_no_dry_one(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    for name in ("20260101-000000-000000", "20260102-000000-000000"):
+    first, second, *later = (f"2026010{day}-000000-000000" for day in (1, 2, 3, 4))
+    for name in (first, second):
         write_session(store.sessions / name)
-    directory, content = newest(store, make_session())
-    assert (directory.name, content.commit) == ("20260102-000000-000000", COMMIT)
-
-
-def test_dry_runs_are_no_session_to_go_on_with(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    write_session(store.sessions / "20260101-000000-000000")
     dry = make_result(make_run(dry=True), before=None)
-    write_session(store.sessions / "20260102-000000-000000", dry)
-    write_session(store.sessions / "20260103-000000-000000", dry=True)
-    assert newest(store, make_session())[0].name == "20260101-000000-000000"
+    write_session(store.sessions / later[0], dry)
+    write_session(store.sessions / later[1], dry=True)
+    directory, content = newest(store, make_session())
+    assert (directory.name, content.commit) == (second, COMMIT)
 
 
 def test_why_no_session_goes_on_is_one_line(tmp_path: Path) -> None:
