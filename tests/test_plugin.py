@@ -590,7 +590,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pyteste
             def measure(*args, **options):
                 *others, how = args
                 return real(*others, replace(how, inject="hang"), **options)
-            real: Any = measure.measure
+            real = against_baseline.measure
             monkeypatch.setattr(against_baseline, "measure", measure)
             def interrupt():
                 while not list(Path(".perfsuite").glob("runs/*/fake-*b8*/launch-1/rank-1.log")):

@@ -14,6 +14,7 @@ from perfsuite.case.framework import FrameworkOptions, as_json, changed_fields, 
 from perfsuite.case.hardware import ACCELERATORS, hardware_error
 from perfsuite.case.model import Model
 from perfsuite.documents import Data, Document, digest
+from perfsuite.errors import CaseError
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
@@ -193,6 +194,16 @@ MAX_ID = 200  # characters of an id: with what is added it names a file, of whic
 NO_TOKENS = "none"  # in `Case.parameters`, the sequence length of a case that counts samples
 NOT_IN_ID = frozenset({"hardware", "timeout_s", "known_issue", "may_run_out_of_memory"})
 """Fields that say where a case runs, how long it may take and how it may fail, but not what is measured."""
+
+
+def check_same(first: Case, case: Case) -> None:
+    """Raise `CaseError` for two different cases of one id, which would share a baseline."""
+    if first != case:
+        names = [name for name in Case.model_fields if getattr(first, name) != getattr(case, name)]
+        raise CaseError(
+            f"two different cases have the id {case.id}: they differ in {', '.join(names)}, "
+            "which the id does not show. Make these equal, or give their models different names"
+        )
 
 
 class CaseList(Document):

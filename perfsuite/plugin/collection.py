@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perfsuite import documents
-from perfsuite.case.case import Case, CaseList
+from perfsuite.case.case import Case, CaseList, check_same
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ini import read_ini
@@ -19,7 +19,7 @@ from perfsuite.report.text import printable, relative
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.store import BASELINES
 from perfsuite.session import plan
-from perfsuite.session.session import Session, check_same
+from perfsuite.session.session import Session
 from perfsuite.session.setup import Host
 
 EMPTY = pytest.StashKey[bool]()  # of a test: whether its parametrization found no case. pytest would skip it

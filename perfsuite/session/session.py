@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perfsuite import __version__, documents, errors, git
 from perfsuite.analysis.health import all_shared
-from perfsuite.case.case import Case
+from perfsuite.case.case import Case, check_same
 from perfsuite.report.text import plural
 from perfsuite.results import environment, waivers
 from perfsuite.results.outcome import UNJUDGED, UNMEASURED, Verdict
@@ -303,13 +303,3 @@ def _traceback(error: Exception, directory: Path) -> str:
     except errors.FileError as unwritten:
         return f"its traceback was not kept: {unwritten}"
     return f"its traceback: {file}"
-
-
-def check_same(first: Case, case: Case) -> None:
-    """Raise `CaseError` for two different cases of one id, which would share a baseline."""
-    if first != case:
-        names = [name for name in Case.model_fields if getattr(first, name) != getattr(case, name)]
-        raise errors.CaseError(
-            f"two different cases have the id {case.id}: they differ in {', '.join(names)}, "
-            "which the id does not show. Make these equal, or give their models different names"
-        )
