@@ -1,4 +1,5 @@
 import os
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,10 @@ def test_what_is_given_reaches_the_session(
     ],
     ids=lambda value: value[:24],
 )
-def test_an_odd_value_is_a_usage_error(suite: pytest.Pytester, given: str, said: str) -> None:
-    result = suite.runpytest(*given.split())
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: {said}"])
+def test_an_odd_value_is_a_usage_error(pytester: pytest.Pytester, given: str, said: str) -> None:
+    with pytest.raises(pytest.UsageError) as caught:
+        pytester.parseconfigure(*given.split())
+    assert fnmatch(str(caught.value), said)
 
 
 @pytest.mark.parametrize("setup", [None, "pyproject.toml"])
