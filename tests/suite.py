@@ -81,16 +81,6 @@ def local_baseline(suite: pytest.Pytester) -> Path:
     return file
 
 
-def edit_baseline(suite: pytest.Pytester, **factors: float) -> None:
-    """Multiply figures of the recorded baseline."""
-    file = local_baseline(suite)
-    content = json.loads(file.read_text())
-    for launch in content["launches"]:
-        for figure, factor in factors.items():
-            launch["figures"][figure] *= factor
-    file.write_text(json.dumps(content))
-
-
 def run_cpu(suite: pytest.Pytester, *args: str) -> pytest.RunResult:
     return suite.runpytest("-m", "cpu", "--strict-markers", *args)
 

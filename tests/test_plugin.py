@@ -467,7 +467,6 @@ def test_jobs_share_the_cases(timed: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("given", "status", "said"),
     [
-        ((), 0, "1 of 3 cases judged"),
         (("--perf-min-judged=33%",), 0, "1 of 3 cases judged"),
         (("--perf-min-judged=34%",), 1, "1 of 3 cases judged, --perf-min-judged asks for 34%: not a pass"),
     ],
