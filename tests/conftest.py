@@ -50,7 +50,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Fork the launches of a test from a process that has torch, unless it tests how processes start and end."""
+    """Fork the launches of a test from a process that has torch, unless it tests how processes start."""
     marks = {mark.name for mark in item.iter_markers()}
     if "launch" not in marks or "smoke" in marks or any(map(item.path.is_relative_to, PROCESSES)):
         return (yield)

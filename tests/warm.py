@@ -1,7 +1,7 @@
 """Launches and dry runs whose processes are forked from one that has imported torch: 4 to 6 CPU-seconds less.
 
-A test process has a server (`python -m tests.warm`) for CPUs and one for pretended GPUs. Asked for an agent or
-a rank of a dry run, it forks one that becomes a child of the test process, as if it had been started there.
+A test process has a server (`python -m tests.warm`) for CPUs and one for pretended GPUs. When asked for an
+agent or a rank of a dry run, it forks one, which becomes a child of the test process as if started by it.
 Scripts, cases without torch, other Pythons, and variables that are read on import get a process of their own.
 """
 
