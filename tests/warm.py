@@ -139,7 +139,7 @@ def _serve(connection: socket.socket, *, gpu: bool) -> None:
 
     if gpu:
         guard.load()
-        guard.load = lambda: None  # type: ignore[assignment]  # it is there, with torch
+        guard.load = lambda: None  # it is loaded, and so is torch
     for name in MODULES:
         importlib.import_module(name)
     gc.freeze()
@@ -188,7 +188,9 @@ def _run(job: Mapping[str, Any], connection: socket.socket, stdin: int, log: int
 
 def _main(name: str) -> Callable[[], Any]:
     if name == DRY:
-        return importlib.import_module("perfsuite.dry.__main__").main
+        from perfsuite.dry import __main__ as dry_rank
+
+        return dry_rank.main
     agent = sys.modules["__main__"] = importlib.import_module(AGENT)
     return functools.partial(agent.main, sys.argv[1])
 
