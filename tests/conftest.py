@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from perfsuite.launch.lock import LOCK_FILE
 from perfsuite.node.machine import detect
 
 GPU_TESTS = Path(__file__).parent / "gpu"
+PROCESSES = [Path(__file__).parent / name for name in ("gpu", "launch", "node", "test_hard_failures.py")]
+"""Whose tests start processes as users do, as smoke tests do. Those of other launch tests are forked."""
 LAUNCHES = {"smoke", "launch", "nightly"}
 """Marks of the tests that start processes. A smoke test or a nightly one is a `launch`, too."""
 LAYERS = {"unit", *LAUNCHES, "simulation", "browser"}
@@ -44,6 +46,18 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("unit")
     elif marks & LAUNCHES and "launch" not in marks:
         item.add_marker("launch")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Fork the launches of a test from a process that has torch, unless it tests how processes start."""
+    marks = {mark.name for mark in item.iter_markers()}
+    if "launch" not in marks or "smoke" in marks or any(map(item.path.is_relative_to, PROCESSES)):
+        return (yield)
+    from tests.warm import forked_launches  # not at the top: test_conftest.py copies this file alone
+
+    with forked_launches():
+        return (yield)
 
 
 def _only_gpu_tests(config: pytest.Config) -> bool:
@@ -113,18 +127,6 @@ def deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PYTHONPATH", str(apart), prepend=os.pathsep)
     elif find_spec("deepspeed") is None:
         pytest.skip("DeepSpeed is not installed (make .venv/installed)")
-
-
-@pytest.fixture
-def _forked(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fork dry runs from a server that has imported torch (`tests.warm`), but for a smoke test."""
-    if request.node.get_closest_marker("smoke") is not None:
-        yield
-        return
-    from tests.warm import forked_dry_runs  # not at the top, either
-
-    with forked_dry_runs():
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,6 @@ from perfsuite.results.run import Run
 from perfsuite.worker.flops import count
 from tests.dry.runs import passed
 
-pytestmark = pytest.mark.usefixtures("_forked")
-
 BASELINES = Path(__file__).parents[2] / "baselines"
 KEPT = Path(__file__).with_name("reviewed")
 LATER = "max_warmup_steps5-steps20-1x2"
