@@ -8,7 +8,6 @@ import pytest
 
 from perfsuite import Accelerate, Topology
 from perfsuite.case.case import CaseFile
-from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.common.accelerate_config import LaunchConfig
 from tests.frameworks.test_base import SMALL, measured, observed
@@ -54,7 +53,7 @@ fsdp_config:
 num_processes: 2
 """
 CPU, GPUS = make_machine(), make_gpu_machine()
-ALONE, TWO, EIGHT = (Topology(processes_per_node=ranks) for ranks in (1, 2, 8))
+EIGHT = Topology(processes_per_node=8)
 AGREES = make_case(precision="bf16-mixed", activation_checkpointing="full")
 
 
@@ -184,13 +183,6 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_id_tells_the_options() -> None:
-    assert Accelerate(strategy="ddp").slug() == "accelerate-ddp"
-    assert fsdp1("NO_SHARD").slug() == "accelerate-fsdp1-no_shard"
-    fsdp2 = Accelerate(strategy="fsdp2", reshard_after_forward=False)
-    assert fsdp2.slug() == "accelerate-fsdp2-no_reshard_after_forward"
-
-
 def test_a_case_carries_its_file(config: Path) -> None:
     """It reads back as it was, though the file is gone."""
     case = AGREES.replace(framework=Accelerate(config=config))
@@ -198,68 +190,6 @@ def test_a_case_carries_its_file(config: Path) -> None:
     config.unlink()
     text = CaseFile(case=case, device="cpu").model_dump_json()
     assert CaseFile.model_validate_json(text).case == case
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({}, "give either strategy ('ddp', 'fsdp1' or 'fsdp2') or config (the path of an accelerate YAML)"),
-        ({"config": "none.yaml"}, "cannot read none.yaml: No such file or directory"),
-        ({"strategy": "fsdp2", "config": "mine.yaml"}, "give either strategy"),
-        ({"strategy": "fsdp3"}, "strategy: Input should be 'ddp', 'fsdp1' or 'fsdp2', got 'fsdp3'"),
-        (
-            {"strategy": "fsdp2", "sharding_strategy": "NO_SHARD"},
-            "sharding_strategy='NO_SHARD' does not go with strategy 'fsdp2', which takes "
-            "reshard_after_forward, cpu_offload, dp_replicate_size, dp_shard_size, cp_size, tp_size",
-        ),
-        (
-            {"strategy": "ddp", "cpu_offload": True},
-            "cpu_offload=True does not go with strategy 'ddp', which takes float8",
-        ),
-        (
-            {"strategy": "fsdp1", "dp_shard_size": 2},
-            "dp_shard_size=2 does not go with strategy 'fsdp1', which takes sharding_strategy, ",
-        ),
-        (
-            {"strategy": "fsdp1", "float8": "rowwise"},
-            "float8='rowwise' does not go with strategy 'fsdp1', which takes sharding_strategy, ",
-        ),
-        (
-            {"config": "mine.yaml", "reshard_after_forward": False},
-            "reshard_after_forward=False does not go with a configuration file, which takes no options",
-        ),
-        ({"strategy": "fsdp1", "sharding_strategy": "ALL"}, "strategy: Input should be 'FULL_SHARD'"),
-        ({"strategy": "fsdp1", "backward_prefetch": "PRE"}, "prefetch: Input should be 'BACKWARD_PRE'"),
-    ],
-)
-def test_options_that_do_not_go_together(
-    config: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], said: str
-) -> None:
-    monkeypatch.chdir(config.parent)
-    for make in (Accelerate, lambda **options: make_case(framework={"name": "accelerate", **options})):
-        with pytest.raises((CaseError, FileError)) as caught:
-            make(**options)
-        assert said in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("framework", "machine", "topology", "said"),
-    [
-        (Accelerate(strategy="ddp"), CPU, TWO, None),
-        (Accelerate(strategy="fsdp2"), CPU, ALONE, None),
-        (Accelerate(strategy="ddp"), CPU, ALONE, "on 1 process: needs 2"),
-        (fsdp1("FULL_SHARD"), CPU, ALONE, "on 1 process: needs 2"),
-        (Accelerate(strategy="fsdp2", cpu_offload=True), CPU, TWO, "to a GPU, this machine has none"),
-        (fsdp1("HYBRID_SHARD"), CPU, TWO, "HYBRID_SHARD shards among the GPUs of a node, this machine has"),
-        (fsdp1("HYBRID_SHARD_ZERO2"), GPUS, EIGHT, "8 processes cannot be split so"),
-        (fsdp1("HYBRID_SHARD_ZERO2"), GPUS, Topology(nodes=2, processes_per_node=8), None),
-    ],
-)
-def test_what_cannot_run(
-    framework: Accelerate, machine: Machine, topology: Topology, said: str | None
-) -> None:
-    reason = framework.unsupported(make_case(topology=topology), machine)
-    assert reason is None if said is None else said in str(reason)
 
 
 def test_a_file_that_contradicts_the_case_is_known_beforehand(config: Path) -> None:

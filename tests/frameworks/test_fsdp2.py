@@ -8,7 +8,7 @@ import torch
 from torch.distributed import destroy_process_group, init_process_group
 from torch.distributed.fsdp import FSDPModule
 
-from perfsuite import FSDP2, Case, LoRA, Model, Topology
+from perfsuite import FSDP2, Case, Topology
 from perfsuite.case.catalog import llama
 from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.frameworks.common.loop import data_parallel_workload
@@ -18,11 +18,9 @@ from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.observe import wrapping
 from tests.fake_group import CPU, fake_group
 from tests.frameworks.common.test_model import TINY
-from tests.samples import make_machine
 
 SHAPE: dict[str, Any] = {"layers": 2, "heads": 4, "kv_heads": 2, "hidden": 32, "mlp": 48, "vocab": 64}
-THREE, FOUR = Topology(processes_per_node=3), Topology(processes_per_node=4)
-IN_3_D = FSDP2(tensor_parallel=2, shard_group=2)
+FOUR = Topology(processes_per_node=4)
 SPLIT = TINY.replace(framework=FSDP2(tensor_parallel=2), topology=FOUR)
 
 
@@ -97,45 +95,7 @@ def test_gradients_are_reduced_in_the_dtype_that_is_asked_for(dtype: Any) -> Non
     assert reduced == [dtype]
 
 
-def test_a_dtype_to_reduce_in_is_for_mixed_precision() -> None:
-    case = TINY.replace(framework=FSDP2(reduce_dtype="bfloat16"), topology=FOUR, precision="bf16")
-    reason = framework_of(case).unsupported(case, make_machine())
-    assert reason == "reduce_dtype='bfloat16' is for mixed precision, not for 'bf16'"
-
-
 # --- tensor parallelism -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({}, None),
-        ({"model": "llama-3-70b"}, None),
-        ({"model": "gpt2-tiny"}, "tensor_parallel knows how to split llama models only, gpt2-tiny is gpt2"),
-        ({"topology": THREE}, "tensor_parallel=2 must divide the 3 processes of llama-tiny"),
-        ({"heads": 5, "kv_heads": 5}, "tensor_parallel=2 must divide the 5 attention heads of x"),
-        ({"kv_heads": 1}, "tensor_parallel=2 must divide the 1 key-value heads of x"),
-        ({"mlp": 49}, "tensor_parallel=2 must divide the 49 MLP columns of x"),
-        ({"vocab": 65}, "tensor_parallel=2 must divide the 65 tokens in the vocabulary of x"),
-        ({"model": Model(name="x", config={"model_type": "llama"})}, None),
-        (
-            {"compile": True},
-            "tensor_parallel trains otherwise when its blocks are compiled: leave compile off",
-        ),
-        ({"lora": LoRA(rank=4, alpha=8)}, "tensor_parallel does not know how to split lora adapters"),
-        ({"framework": IN_3_D}, "tensor_parallel=2 does not go with shard_group (3-D mesh)"),
-        (
-            {"framework": FSDP2(shard_group=4)},
-            "hybrid sharding in groups of 4 needs at least 2 groups of at least 2 processes: 4 processes "
-            "cannot be split so",
-        ),
-    ],
-)
-def test_what_cannot_be_split_is_known_beforehand(changes: dict[str, Any], reason: str | None) -> None:
-    if changes.keys() & SHAPE.keys():
-        changes = {"model": llama("x", **SHAPE | changes)}
-    case = SPLIT.replace(**changes)
-    assert framework_of(case).unsupported(case, make_machine()) == reason
 
 
 def test_the_parts_of_all_ranks_make_up_the_whole() -> None:

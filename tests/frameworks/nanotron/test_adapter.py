@@ -8,7 +8,6 @@ import yaml
 
 from perfsuite import Case, Nanotron
 from perfsuite.errors import CaseError, FileError
-from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect_cpu
 from perfsuite.results.run import Run
@@ -72,21 +71,6 @@ def test_tensor_parallel(tmp_path: Path) -> None:
     assert result.figures.step_s_p50 == pytest.approx(4 * 32 / result.figures.tokens_per_s)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"precision": "bf16-mixed"}, "takes precision 'fp32' or 'bf16', and the case asks for 'bf16-mixed'"),
-        ({"activation_checkpointing": "full"}, "takes activation_checkpointing 'none', and"),
-        ({"attention": "eager"}, "takes attention 'sdpa' or 'flash_attention_2'"),
-        ({"compile": True}, "nanotron takes compile False, and"),
-        ({"model": "gpt2-tiny"}, "nanotron builds Llama models, gpt2-tiny is a gpt2"),
-        ({}, "None"),
-    ],
-)
-def test_what_it_does_not_have_is_said_beforehand(changes: dict[str, Any], reason: str) -> None:
-    assert reason in str(unsupported(SMALL.replace(**changes), MACHINE))
-
-
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     file = tmp_path / "mine.yaml"
@@ -134,12 +118,6 @@ def test_a_file_is_kept_with_the_case_whatever_its_comments(mine: Path, tmp_path
         FileError, match=r"^cannot read \S*mine.yaml: No such file .* file of nanotron, in YAML\.$"
     ):
         Nanotron(config=mine)
-
-
-def test_ids(mine: Path) -> None:
-    assert Nanotron(config=mine).slug() == "nanotron-mine"
-    assert Nanotron(dp=4, tp=4, tp_mode="REDUCE_SCATTER").slug() == "nanotron-dp4-tp4-reduce_scatter"
-    assert Nanotron(pp=2, pp_engine="afab", resume=True).slug() == "nanotron-pp2-afab-resume"
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -149,8 +149,3 @@ def test_an_older_torch_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.11.0+cu130", "cuda": "13.0"})
     reason = "torchtitan 0.3 needs torch 2.13 or newer, this is 2.11.0+cu130, built for CUDA 13.0"
     assert unsupported(SMALL, detect()) == reason
-
-
-def test_options_in_the_id() -> None:
-    assert SMALL.id.startswith("torchtitan-llama-tiny-")
-    assert SMALL.replace(**TP2).id.startswith("torchtitan-tensor_parallel2-llama-tiny-")
