@@ -53,7 +53,7 @@ fsdp_config:
 num_processes: 2
 """
 CPU, GPUS = make_machine(), make_gpu_machine()
-EIGHT = Topology(processes_per_node=8)
+EIGHT, ACROSS = Topology(processes_per_node=8), Topology(nodes=2, processes_per_node=1)
 AGREES = make_case(precision="bf16-mixed", activation_checkpointing="full")
 
 
@@ -83,6 +83,9 @@ def test_every_spelling_of_a_strategy(tmp_path: Path, strategy: str, sharding: s
 
 
 PREFETCH, TYPE = "fsdp_forward_prefetch: false", "distributed_type"
+TWO, IS_CPU = f"{TYPE}: FSDP\nnum_processes: 2", f"{TYPE}: MULTI_GPU\nnum_processes: 2\nuse_cpu: true"
+RESHARD, IN_FSDP2 = "fsdp_reshard_after_forward", FSDP2.replace("forward: true", "forward: FULL_SHARD")
+PARALLELISM = "parallelism_config: {parallelism_config_tp_size: 2}"
 
 
 @pytest.mark.parametrize(
@@ -100,43 +103,19 @@ PREFETCH, TYPE = "fsdp_forward_prefetch: false", "distributed_type"
         ("precision: bf16", "precision: no", "mixed_precision: .*'no' or 'bf16'.*got False"),
         ("precision: bf16", "precision: fp8", "mixed_precision: .*'no' or 'bf16'.*got 'fp8'"),
         ("env: []", "env: [a]", "tpu_env: perfsuite drives accelerate's DDP and FSDP alone; remove it"),
-        (
-            "tpu_env: []",
-            "parallelism_config: {parallelism_config_tp_size: 2}",
-            r"parallelism_config: give Accelerate\(strategy='fsdp2', dp_shard_size=\.\.\., tp_size=",
-        ),
+        ("tpu_env: []", PARALLELISM, r"config: give Accelerate\(strategy='fsdp2', dp_shard_size=\.\.\., tp_"),
         ("tpu_env: []", "gpu_ids: 0,1", "gpu_ids: .*'all'.*got '0,1'"),
         ("tpu_env: []", "gradient_accumulation_steps: 2", "gradient_accumulation_steps: unknown field"),
-        (
-            PREFETCH,
-            "fsdp_version: 2",
-            "fsdp_sharding_strategy is of FSDP1, but fsdp_version is 2.*remove it.*`accelerate to-fsdp2`",
-        ),
+        (PREFETCH, "fsdp_version: 2", "is of FSDP1, but fsdp_version is 2.*remove it.*`accelerate to-fsdp2`"),
         (PREFETCH, "fsdp_version: 3", "fsdp_config.fsdp_version: Input should be 1 or 2, got 3"),
-        (
-            PREFETCH,
-            "fsdp_reshard_after_forward: FULL_SHARD",
-            "strategy is SHARD_GRAD_OP, but fsdp_reshard_after_forward.*FULL_SHARD; keep one",
-        ),
-        (
-            PREFETCH,
-            "fsdp_reshard_after_forward: false",
-            r"reshard_after_forward is one of FULL_SHARD,.*FSDP1 \(fsdp_version: 1\), not false",
-        ),
+        (PREFETCH, f"{RESHARD}: FULL_SHARD", f"SHARD_GRAD_OP, but {RESHARD}.*FULL_SHARD; keep one"),
+        (PREFETCH, f"{RESHARD}: false", r"is one of FULL_SHARD,.*FSDP1 \(fsdp_version: 1\), not false"),
         (FSDP1, "[1, 2]", r"\(whole\): .*valid dictionary.*got \[1, 2\]"),
         (FSDP1, "", r"\(whole\): .*valid dictionary.*got None"),
         (FSDP1, "a: [1", r"not YAML \(while parsing a flow sequence.*line 1"),
-        (FSDP1, f"{TYPE}: FSDP\nnum_processes: 2", f"{TYPE} is FSDP, fsdp_config is missing"),
-        (
-            FSDP1,
-            f"{TYPE}: MULTI_GPU\nnum_processes: 2\nuse_cpu: true",
-            f"use_cpu is true, but {TYPE} is MULTI_GPU",
-        ),
-        (
-            FSDP1,
-            FSDP2.replace("forward: true", "forward: FULL_SHARD"),
-            "fsdp_reshard_after_forward is true or false in FSDP2.*not FULL_SHARD",
-        ),
+        (FSDP1, TWO, f"{TYPE} is FSDP, fsdp_config is missing"),
+        (FSDP1, IS_CPU, f"use_cpu is true, but {TYPE} is MULTI_GPU"),
+        (FSDP1, IN_FSDP2, f"{RESHARD} is true or false in FSDP2.*not FULL_SHARD"),
     ],
 )
 def test_bad_files_are_named_with_field_value_and_what_is_allowed(
@@ -148,21 +127,19 @@ def test_bad_files_are_named_with_field_value_and_what_is_allowed(
         read(tmp_path, FSDP1.replace(change, to, 1))
 
 
+RECOMPUTED = (
+    "fsdp_activation_checkpointing is true, but activation_checkpointing of the case is 'none'; only "
+)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({}, None),
         ({"topology": EIGHT}, "num_processes is 2, but the topology of the case asks for 8"),
-        (
-            {"topology": Topology(nodes=2, processes_per_node=1)},
-            "num_machines is 1, but the topology of the case asks for 2",
-        ),
+        ({"topology": ACROSS}, "num_machines is 1, but the topology of the case asks for 2"),
         ({"precision": "fp32"}, "mixed_precision is 'bf16', but precision 'fp32' of the case asks for 'no'"),
-        (
-            {"activation_checkpointing": "none"},
-            "fsdp_activation_checkpointing is true, but activation_checkpointing of the case is 'none'; only "
-            "'full' agrees",
-        ),
+        ({"activation_checkpointing": "none"}, f"{RECOMPUTED}only 'full' agrees"),
     ],
 )
 def test_what_contradicts_the_case_is_named(

