@@ -239,9 +239,8 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
 
 @pytest.mark.launch
 def test_one_rank_trains_compiled_blocks_and_what_cannot_be_seen_in_them_is_said(tmp_path: Path) -> None:
-    case = SMALL.replace(
-        model=llama_tiny("llama-flat", num_hidden_layers=1), topology=Topology(processes_per_node=1)
-    )
+    flat, alone = llama_tiny("llama-flat", num_hidden_layers=1), Topology(processes_per_node=1)
+    case = SMALL.replace(model=flat, topology=alone, timeout_s=600)
     compiled = measured(case.replace(framework=FSDP2(), compile=True), tmp_path)
     assert compiled.loss == pytest.approx(learnt(case, data_ranks=1).loss, rel=1e-3)
     assert observed(compiled).settings["recomputing_blocks"] == "not observed (compiled)"
