@@ -90,10 +90,14 @@ def _kept(on_meta: Any, full: nn.Parameter) -> nn.Parameter:
     """Return what this rank keeps of a parameter: all, its shard, or all of it quantised."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    if bool(full.isnan().any()):
-        raise MismatchError(f"a parameter of shape {tuple(full.shape)} has no rule that initialises it")
+    _check_initialised(full)
     if not isinstance(on_meta, DTensor):
         return full if type(on_meta) is type(full) else quantised(on_meta, full)
     # Each rank cuts its own part: nothing is sent.
     shard = distribute_tensor(full, on_meta.device_mesh, on_meta.placements, src_data_rank=None)
     return nn.Parameter(shard, requires_grad=full.requires_grad)
+
+
+def _check_initialised(full: torch.Tensor) -> None:
+    if bool(full.isnan().any()):
+        raise MismatchError(f"a parameter of shape {tuple(full.shape)} has no rule that initialises it")
