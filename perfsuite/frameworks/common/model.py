@@ -158,6 +158,11 @@ def synthetic_batches(case: Case, data_rank: int, device: torch.device) -> list[
     times of ten, else any. A model that learns at all brings its loss from ln(vocabulary) below
     ln(ALPHABET) within some dozen steps.
     """
+    return list(_markov_chain(case, data_rank).to(device).split(case.micro_batch))
+
+
+def _markov_chain(case: Case, data_rank: int) -> Tensor:
+    """Return the tokens of all batches: [DISTINCT_BATCHES * micro_batch, sequence_length], int64."""
     size = min(ALPHABET, int(str(case.model.text_config.get("vocab_size", ALPHABET))))
     chain = torch.Generator().manual_seed(0)
     successor = torch.randperm(size, generator=chain)
@@ -171,4 +176,4 @@ def synthetic_batches(case: Case, data_rank: int, device: torch.device) -> list[
         tokens[:, position] = torch.where(
             follow[:, position], successor[tokens[:, position - 1]], random[:, position]
         )
-    return list(tokens.to(device).split(case.micro_batch))
+    return tokens
