@@ -112,7 +112,6 @@ PARALLELISM = "parallelism_config: {parallelism_config_tp_size: 2}"
         (PREFETCH, f"{RESHARD}: false", r"is one of FULL_SHARD,.*FSDP1 \(fsdp_version: 1\), not false"),
         (FSDP1, "[1, 2]", r"\(whole\): .*valid dictionary.*got \[1, 2\]"),
         (FSDP1, "", r"\(whole\): .*valid dictionary.*got None"),
-        (FSDP1, "a: [1", r"not YAML \(while parsing a flow sequence.*line 1"),
         (FSDP1, TWO, f"{TYPE} is FSDP, fsdp_config is missing"),
         (FSDP1, IS_CPU, f"use_cpu is true, but {TYPE} is MULTI_GPU"),
         (FSDP1, IN_FSDP2, f"{RESHARD} is true or false in FSDP2.*not FULL_SHARD"),

@@ -264,6 +264,7 @@ def test_adapters_train_the_same_by_every_library(framework: Framework, tmp_path
     launch = measured(ADAPTED.replace(framework=framework), tmp_path)
     assert unsupported(launch.case, launch.machine) is None
     check_learnt(launch, ADAPTED)
+    assert launch.loss[-1] < launch.loss[0] - 0.1
 
 
 @pytest.mark.nightly

@@ -86,7 +86,7 @@ GROUPS = (
 )
 OFFLOAD = "{} copies from pinned memory to a GPU, this machine has none"
 ONE = "accelerate wraps nothing in DDP, and torch shards nothing in FSDP1, on 1 process: needs 2"
-SELECTIVE = {"activation_checkpointing": "selective-op"}
+SELECTIVE: dict[str, Any] = {"activation_checkpointing": "selective-op"}
 UNSEEN = "{} cannot be observed in net, of which only the name is known"
 
 

@@ -33,7 +33,7 @@ ONE = Topology(processes_per_node=1)
 TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=2")
 
 TRAIN = """
-import argparse, os, sys
+import os, sys
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -47,9 +47,6 @@ class Net(torch.nn.Module):
         return self.layer(x)
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--die-at", type=int, default=-1)
-    args = parser.parse_args()
     assert __name__ == "__main__" and sys.modules["__main__"].Net is Net
     assert sys.path[0] == os.path.dirname(os.path.abspath(__file__)), sys.path
     dist.init_process_group("gloo")
@@ -58,17 +55,15 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data = torch.utils.data.TensorDataset(torch.randn(64, 16))
     sampler = torch.utils.data.DistributedSampler(data)
-    step = 0
     try:
         for epoch in range(100):
             for (x,) in torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler):
-                if step == args.die_at:
+                if "--die" in sys.argv:
                     raise ValueError("bad batch")
                 loss = (model(x) - x).square().mean()
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                step += 1
             print("epoch", epoch, "loss", loss.item())
         torch.save(model.state_dict(), "model.pt")
     finally:
@@ -450,7 +445,7 @@ def test_what_never_trains_is_told_with_what_it_said(tmp_path: Path, how: str, c
 
 @pytest.mark.launch
 def test_a_crash_shows_the_scripts_traceback(tmp_path: Path) -> None:
-    command = (*TORCHRUN, script(tmp_path, TRAIN), "--die-at", "0")
+    command = (*TORCHRUN, script(tmp_path, TRAIN), "--die")
     kind, said = failure_of(case_of(Script(command=command)), tmp_path)
     assert kind == "crash"
     assert "elastic" not in said

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from perfsuite.case.case import Case, LoRA
+from perfsuite.case.model import Model
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common import finetuning
 from perfsuite.frameworks.common.model import build_model, build_optimizer
@@ -22,11 +23,6 @@ ADAPTERS_ONLY = {"trained": "adapters only", "quantised_layers": "0"}
 
 def test_adapters_begin_as_nothing_on_the_same_model() -> None:
     assert losses(ADAPTED, 1) == losses(TINY, 1)
-
-
-def test_adapters_learn() -> None:
-    many = losses(ADAPTED.replace(micro_batch=4), 30)
-    assert sum(many[-5:]) < sum(many[:5]) - 1
 
 
 @pytest.mark.parametrize(
@@ -86,14 +82,15 @@ def test_the_share_of_frozen_weights_is_by_what_is_multiplied() -> None:
 @pytest.mark.parametrize(("quantization", "bits"), [("4bit", 4), ("8bit", 8)])
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16"])
 def test_the_layers_of_the_blocks_are_quantised(quantization: Any, bits: int, precision: Any) -> None:
-    case = ADAPTED.replace(quantization=quantization, precision=precision)
+    flat = Model.from_config({**ADAPTED.model.config, "num_hidden_layers": 1}, name="flat")
+    case = ADAPTED.replace(model=flat, quantization=quantization, precision=precision)
     built = workload(case)
-    layer = built.model.model.layers[1].mlp.up_proj.base_layer
+    layer = built.model.model.layers[0].mlp.up_proj.base_layer
     stored = layer.weight.numel() * layer.weight.element_size()
     assert stored == layer.in_features * layer.out_features * bits // 8
-    assert finetuning.observed(built.model)["quantised_layers"] == f"28 {quantization}"
+    assert finetuning.observed(built.model)["quantised_layers"] == f"7 {quantization}"
     assert finetuning.observed(built.model) == finetuning.expected(case, layers(built.model))
-    near = losses(ADAPTED.replace(precision=precision))
+    near = losses(case.replace(quantization="none"))
     trained = [float(loss) for loss in built.run(4)]
     assert trained == pytest.approx(near, abs=0.15)
     if (quantization, precision) == ("4bit", "fp32"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,25 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import _flat_param
-from torch.nn.parallel import distributed
 
-from perfsuite.errors import DryRunError
 from perfsuite.frameworks.common import pretend
-
-
-@pytest.mark.parametrize(
-    ("how", "owner", "name"),
-    [
-        (pretend.ddp, distributed, "_verify_param_shape_across_processes"),
-        (pretend.fsdp1, _flat_param, "_data_ptr_allocated"),
-    ],
-)
-def test_a_name_that_torch_has_dropped_is_one_clear_error(
-    monkeypatch: pytest.MonkeyPatch, how: Callable[[], None], owner: Any, name: str
-) -> None:
-    monkeypatch.delattr(owner, name)
-    with pytest.raises(DryRunError, match=rf"torch has no {owner.__name__}\.{name}"):
-        how()
 
 
 def test_buckets_are_those_of_the_second_step() -> None:
