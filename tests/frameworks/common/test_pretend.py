@@ -9,8 +9,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import _flat_param
+from torch.nn.parallel import distributed
 
+from perfsuite.errors import DryRunError
 from perfsuite.frameworks.common import pretend
+
+
+def test_a_name_that_torch_has_dropped_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(distributed, "_verify_param_shape_across_processes")
+    with pytest.raises(
+        DryRunError, match=r"torch has no .*distributed\._verify_param_shape_across_processes"
+    ):
+        pretend.ddp()
 
 
 def test_buckets_are_those_of_the_second_step() -> None:
