@@ -40,6 +40,7 @@ FULL, NOTHING, HYBRID = (FSDP(sharding_strategy=name) for name in ("FULL_SHARD",
 BY_DDP, BY_FSDP, BY_FSDP2 = (Accelerate(strategy=name) for name in ("ddp", "fsdp1", "fsdp2"))
 SHARDED, OFFLOADED = Trainer(fsdp="full_shard"), Trainer(fsdp="full_shard offload")
 FABRIC, FABRIC_1, FABRIC_2 = (Lightning(strategy=name) for name in ("ddp", "fsdp", "fsdp2"))
+OF_FABRIC_1 = FABRIC_2.replace(cpu_offload=True, backward_prefetch="BACKWARD_POST")
 HYBRIDS = [
     (BY_FSDP.replace(sharding_strategy="HYBRID_SHARD_ZERO2"), "HYBRID_SHARD_ZERO2"),
     (Trainer(fsdp="hybrid_shard", fsdp_version=1), "hybrid_shard"),
@@ -207,13 +208,10 @@ UNSEEN = "{} cannot be observed in net, of which only the name is known"
             **SELECTIVE,
         ),
         row(FABRIC_1, "FULL_SHARD needs at least 2 processes...", H100, ranks=1),
-        *(
-            row(
-                each.replace(cpu_offload=True),
-                f"cpu_offload: for strategy 'fsdp' only, not for {each.strategy!r}",
-            )
-            for each in (FABRIC, FABRIC_2)
+        row(
+            FABRIC.replace(sharding_strategy="NO_SHARD"), "no_shard: for strategy 'fsdp' only, not for 'ddp'"
         ),
+        row(OF_FABRIC_1, "backward_post, cpu_offload: for strategy 'fsdp' only, not for 'fsdp2'"),
         # nanotron.
         row(NANOTRON, None, head_dim=32, attention_bias=False, rope_theta=5e5),
         row(
