@@ -95,7 +95,7 @@ UNSEEN = "{} cannot be observed in net, of which only the name is known"
     ("case", "machine", "why"),
     [
         row(DDP(), None, gradient_accumulation=4),
-        row(DDP(), "ddp cannot build net: it has a name only, no configuration", model=NET),
+        row(DDP(), "it needs 32 cores (one per process), this machine has 16", ranks=32),
         row(GRAPH, None),
         row(GRAPH, "static_graph needs gradients reduced in the first backward...", gradient_accumulation=2),
         row(FULL, None),

@@ -81,3 +81,8 @@ def test_flops_in_float8_are_told_apart_on_a_gpu_alone(recipe: Any, per_weight: 
         of_blocks = flops.matmul_parameters - model.lm_head.weight.numel()
         assert told.per_token_float8 == (None if device == CPU else per_weight * of_blocks)
     assert float8.with_float8(None, model) is None
+
+    class Float8GroupedExperts: ...
+
+    assert float8.flops_in_float8([Float8GroupedExperts()]) is None, "of whatever is not a linear layer"
+    assert float8.flops_in_float8([torch.nn.Linear(1, 1)]) == 0

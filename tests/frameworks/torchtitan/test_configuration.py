@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from perfsuite import Case, Model, Topology, TorchTitan
 from perfsuite.errors import MismatchError
@@ -217,33 +216,6 @@ def test_a_torchao_that_is_too_old_is_a_reason(monkeypatch: pytest.MonkeyPatch) 
     reason = "it needs torchao>=0.18, and 0.8.0 is installed: pip install 'perfsuite[torchao]'"
     assert unsupported(EMULATED, make_machine(devices=8)) == reason
     assert unsupported(EMULATED.replace(framework="torchtitan", model="llama-tiny"), make_machine()) is None
-
-
-@pytest.mark.parametrize(
-    ("recipe", "flops"), [("rowwise", 6 * 16 * 32), ("rowwise_with_gw_hp", 4 * 16 * 32), (None, None)]
-)
-def test_flops_in_float8_by_the_recipe(titan: Any, recipe: str | None, flops: float | None) -> None:
-    """The last of them is emulated. A layer in 16 bits adds none."""
-    from torchao.float8 import Float8LinearConfig
-    from torchao.float8.float8_linear import Float8Linear
-
-    config = Float8LinearConfig.from_recipe_name(recipe) if recipe else Float8LinearConfig(emulate=True)
-    linear = torch.nn.Linear(16, 32)
-    assert titan.flops_in_float8([linear, Float8Linear.from_float(linear, config)]) == flops
-    assert titan.flops_in_float8([linear]) == 0
-
-    class Float8GroupedExperts: ...
-
-    assert titan.flops_in_float8([Float8GroupedExperts()]) is None
-
-
-def test_modules_in_few_bits_are_told_by_class(titan: Any) -> None:
-    class Float8Linear: ...
-
-    class Linear: ...
-
-    assert titan.low_precision([Linear(), Float8Linear(), Float8Linear()]) == "2 Float8Linear"
-    assert titan.low_precision([Linear()]) == "none"
 
 
 OF_THE_SUITE = [
