@@ -19,30 +19,31 @@ from tests.samples import make_gpu_machine, make_machine
 pytestmark = MARKS
 
 
+REPLICATED = SMALL.replace(framework=TorchTitan(data_parallel_replicate=2), gradient_accumulation=2)
+SPLIT = SMALL.replace(framework=TorchTitan(tensor_parallel=2), precision="bf16")
+
+
 @pytest.mark.launch
 @pytest.mark.parametrize(
-    "case",
+    ("case", "mesh", "recomputing"),
     [
         pytest.param(
-            SMALL.replace(
-                activation_checkpointing="selective-op", precision="bf16-mixed", gradient_accumulation=2
-            ),
+            REPLICATED.replace(activation_checkpointing="selective-op", precision="bf16-mixed"),
+            "dp_replicate 2 x fsdp 1",
+            "4 of 4",
             marks=pytest.mark.smoke("torchtitan"),
         ),
-        SMALL.replace(framework=TorchTitan(tensor_parallel=2), activation_checkpointing="every-2"),
-        SMALL.replace(
-            framework=TorchTitan(data_parallel_replicate=2), activation_checkpointing="full", precision="bf16"
-        ),
+        (SPLIT.replace(activation_checkpointing="every-2"), "fsdp 1 x tp 2", "2 of 4"),
     ],
-    ids=lambda case: case.id,
+    ids=["replicated", "split"],
 )
-def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
+def test_options_run_as_asked_for(tmp_path: Path, case: Case, mesh: str, recomputing: str) -> None:
     """The worker itself refuses what is not as asked for; this checks that it looked."""
     result = measured(case, tmp_path)
     settings = observed(result).settings
-    recomputing = {"every-2": 2, "full": 4, "selective-op": 4}[case.activation_checkpointing]
-    assert settings["recomputing_blocks"] == f"{recomputing} of 4"
-    assert settings["compute_dtype"] == ("float32" if case.precision == "fp32" else "bfloat16")
+    assert (settings["mesh"], settings["recomputing_blocks"]) == (mesh, recomputing)
+    assert settings["compute_dtype"] == "bfloat16"
+    assert settings["parameter_dtype"] == ("bfloat16" if case.precision == "bf16" else "float32")
     assert settings["optimizer"] == "AdamW"
     assert settings["attention"] == "sdpa"
     assert settings["spmd_backend"] == "partial_dtensor"
@@ -51,8 +52,7 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
     assert set(result.device_probe) == {"matmul_tflops", "copy_gb_s", "all_reduce_gb_s"}
 
     f = result.figures
-    data_parallel = 1 if "tp 2" in settings["mesh"] else 2
-    tokens = 2 * 32 * case.gradient_accumulation * data_parallel
+    tokens = 2 * 32 * (1 if "tp 2" in mesh else 2 * 2)
     assert f.tokens_per_s == pytest.approx(tokens / float(f.step_s_p50 or 0))
     assert f.own_tokens_per_s is not None
     assert f.own_tokens_per_s > 0
