@@ -96,7 +96,6 @@ def test_a_run_is_complete(tmp_path: Path) -> None:
     assert f.peak_memory_bytes > 4 * 918_656 * 4, "parameters, gradients and two moments in fp32"
     assert f.mfu is None
     assert float(f.loss_last or 0) < float(f.loss_first or 0)
-    assert f.gradient_norm is not None
     check_learnt(ddp, COUNTED)
     assert observed(ddp).settings["wrapper"] == "DistributedDataParallel"
     assert observed(ddp).environment["torch"].startswith("2.")
@@ -119,9 +118,7 @@ def test_a_run_is_complete(tmp_path: Path) -> None:
 )
 def test_strategies_train_as_a_plain_loop(tmp_path: Path, framework: Framework) -> None:
     """Same weights, data and seed: sharding must not change what is learnt."""
-    run = measured(COUNTED.replace(framework=framework), tmp_path)
-    assert run.figures.gradient_norm is not None
-    check_learnt(run, COUNTED)
+    check_learnt(measured(COUNTED.replace(framework=framework), tmp_path), COUNTED)
 
 
 TIED = COUNTED.replace(model=llama_tiny("llama-tied", tie_word_embeddings=True))
