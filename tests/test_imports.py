@@ -49,6 +49,10 @@ NO_TEST_FILE = {
         (f"perfsuite.plugin.{name}" for name in ("ending", "run")),
         "run by test_plugin.py and test_plugin_resume.py, which run pytest",
     ),
+    **dict.fromkeys(
+        (f"perfsuite.frameworks.common.{name}" for name in ("llama", "sharding")),
+        "what they refuse is in frameworks/test_refusals.py",
+    ),
     "perfsuite.session.outputs": "run by cli/test_compare.py, cli/test_dry_run.py and test_plugin.py",
     "perfsuite.session.way": "its subclasses are tested",
     "perfsuite.results.rank_report": "fields without code: every launch writes and reads them",

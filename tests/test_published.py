@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 from pathlib import Path
 
 import pytest
@@ -16,12 +16,8 @@ PUBLISHED = documents.read(BENCH_CASES / "published.json", PublishedFile).compar
 
 def cases_of(file: Path) -> dict[str, Case]:
     """Of every parametrized test of a file, by id."""
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    marks = [m for test in vars(module).values() for m in getattr(test, "pytestmark", [])]
+    tests = runpy.run_path(str(file)).values()
+    marks = [mark for test in tests for mark in getattr(test, "pytestmark", [])]
     return {case.id: case for mark in marks for case in mark.args[1] if isinstance(case, Case)}
 
 

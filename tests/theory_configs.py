@@ -30,11 +30,6 @@ def qwen3_30b_a3b() -> Trainer.Config:
     return _cut(qwen3.qwen3_30b_a3b())
 
 
-def qwen3_moe_debug() -> Trainer.Config:
-    """All layers have experts: 316 million parameters in eight of them."""
-    return _cut(qwen3.qwen3_moe_debug())
-
-
 def deepseek_v3_16b() -> Trainer.Config:
     """The first layer has none."""
     return _cut(deepseek.deepseek_v3_16b())

@@ -8,7 +8,6 @@ import pytest
 
 from perfsuite import Accelerate, Topology
 from perfsuite.case.case import CaseFile
-from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.common.accelerate_config import LaunchConfig
 from tests.frameworks.test_base import SMALL, measured, observed
@@ -54,7 +53,7 @@ fsdp_config:
 num_processes: 2
 """
 CPU, GPUS = make_machine(), make_gpu_machine()
-ALONE, TWO, EIGHT = (Topology(processes_per_node=ranks) for ranks in (1, 2, 8))
+EIGHT, ACROSS = Topology(processes_per_node=8), Topology(nodes=2, processes_per_node=1)
 AGREES = make_case(precision="bf16-mixed", activation_checkpointing="full")
 
 
@@ -84,6 +83,9 @@ def test_every_spelling_of_a_strategy(tmp_path: Path, strategy: str, sharding: s
 
 
 PREFETCH, TYPE = "fsdp_forward_prefetch: false", "distributed_type"
+TWO, IS_CPU = f"{TYPE}: FSDP\nnum_processes: 2", f"{TYPE}: MULTI_GPU\nnum_processes: 2\nuse_cpu: true"
+RESHARD, IN_FSDP2 = "fsdp_reshard_after_forward", FSDP2.replace("forward: true", "forward: FULL_SHARD")
+PARALLELISM = "parallelism_config: {parallelism_config_tp_size: 2}"
 
 
 @pytest.mark.parametrize(
@@ -101,43 +103,18 @@ PREFETCH, TYPE = "fsdp_forward_prefetch: false", "distributed_type"
         ("precision: bf16", "precision: no", "mixed_precision: .*'no' or 'bf16'.*got False"),
         ("precision: bf16", "precision: fp8", "mixed_precision: .*'no' or 'bf16'.*got 'fp8'"),
         ("env: []", "env: [a]", "tpu_env: perfsuite drives accelerate's DDP and FSDP alone; remove it"),
-        (
-            "tpu_env: []",
-            "parallelism_config: {parallelism_config_tp_size: 2}",
-            r"parallelism_config: give Accelerate\(strategy='fsdp2', dp_shard_size=\.\.\., tp_size=",
-        ),
+        ("tpu_env: []", PARALLELISM, r"config: give Accelerate\(strategy='fsdp2', dp_shard_size=\.\.\., tp_"),
         ("tpu_env: []", "gpu_ids: 0,1", "gpu_ids: .*'all'.*got '0,1'"),
         ("tpu_env: []", "gradient_accumulation_steps: 2", "gradient_accumulation_steps: unknown field"),
-        (
-            PREFETCH,
-            "fsdp_version: 2",
-            "fsdp_sharding_strategy is of FSDP1, but fsdp_version is 2.*remove it.*`accelerate to-fsdp2`",
-        ),
+        (PREFETCH, "fsdp_version: 2", "is of FSDP1, but fsdp_version is 2.*remove it.*`accelerate to-fsdp2`"),
         (PREFETCH, "fsdp_version: 3", "fsdp_config.fsdp_version: Input should be 1 or 2, got 3"),
-        (
-            PREFETCH,
-            "fsdp_reshard_after_forward: FULL_SHARD",
-            "strategy is SHARD_GRAD_OP, but fsdp_reshard_after_forward.*FULL_SHARD; keep one",
-        ),
-        (
-            PREFETCH,
-            "fsdp_reshard_after_forward: false",
-            r"reshard_after_forward is one of FULL_SHARD,.*FSDP1 \(fsdp_version: 1\), not false",
-        ),
+        (PREFETCH, f"{RESHARD}: FULL_SHARD", f"SHARD_GRAD_OP, but {RESHARD}.*FULL_SHARD; keep one"),
+        (PREFETCH, f"{RESHARD}: false", r"is one of FULL_SHARD,.*FSDP1 \(fsdp_version: 1\), not false"),
         (FSDP1, "[1, 2]", r"\(whole\): .*valid dictionary.*got \[1, 2\]"),
         (FSDP1, "", r"\(whole\): .*valid dictionary.*got None"),
-        (FSDP1, "a: [1", r"not YAML \(while parsing a flow sequence.*line 1"),
-        (FSDP1, f"{TYPE}: FSDP\nnum_processes: 2", f"{TYPE} is FSDP, fsdp_config is missing"),
-        (
-            FSDP1,
-            f"{TYPE}: MULTI_GPU\nnum_processes: 2\nuse_cpu: true",
-            f"use_cpu is true, but {TYPE} is MULTI_GPU",
-        ),
-        (
-            FSDP1,
-            FSDP2.replace("forward: true", "forward: FULL_SHARD"),
-            "fsdp_reshard_after_forward is true or false in FSDP2.*not FULL_SHARD",
-        ),
+        (FSDP1, TWO, f"{TYPE} is FSDP, fsdp_config is missing"),
+        (FSDP1, IS_CPU, f"use_cpu is true, but {TYPE} is MULTI_GPU"),
+        (FSDP1, IN_FSDP2, f"{RESHARD} is true or false in FSDP2.*not FULL_SHARD"),
     ],
 )
 def test_bad_files_are_named_with_field_value_and_what_is_allowed(
@@ -149,21 +126,17 @@ def test_bad_files_are_named_with_field_value_and_what_is_allowed(
         read(tmp_path, FSDP1.replace(change, to, 1))
 
 
+RECOMPUTED = "fsdp_activation_checkpointing is true, but activation_checkpointing of the case is 'none'"
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({}, None),
         ({"topology": EIGHT}, "num_processes is 2, but the topology of the case asks for 8"),
-        (
-            {"topology": Topology(nodes=2, processes_per_node=1)},
-            "num_machines is 1, but the topology of the case asks for 2",
-        ),
+        ({"topology": ACROSS}, "num_machines is 1, but the topology of the case asks for 2"),
         ({"precision": "fp32"}, "mixed_precision is 'bf16', but precision 'fp32' of the case asks for 'no'"),
-        (
-            {"activation_checkpointing": "none"},
-            "fsdp_activation_checkpointing is true, but activation_checkpointing of the case is 'none'; only "
-            "'full' agrees",
-        ),
+        ({"activation_checkpointing": "none"}, f"{RECOMPUTED}; only 'full' agrees"),
     ],
 )
 def test_what_contradicts_the_case_is_named(
@@ -173,22 +146,11 @@ def test_what_contradicts_the_case_is_named(
     assert told == (None if said is None else f"mine.yaml: {said}")
 
 
-def fsdp1(sharding: Any) -> Accelerate:
-    return Accelerate(strategy="fsdp1", sharding_strategy=sharding)
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     file = tmp_path / "mine.yaml"
     file.write_text(FSDP1)
     return file
-
-
-def test_the_id_tells_the_options() -> None:
-    assert Accelerate(strategy="ddp").slug() == "accelerate-ddp"
-    assert fsdp1("NO_SHARD").slug() == "accelerate-fsdp1-no_shard"
-    fsdp2 = Accelerate(strategy="fsdp2", reshard_after_forward=False)
-    assert fsdp2.slug() == "accelerate-fsdp2-no_reshard_after_forward"
 
 
 def test_a_case_carries_its_file(config: Path) -> None:
@@ -198,68 +160,6 @@ def test_a_case_carries_its_file(config: Path) -> None:
     config.unlink()
     text = CaseFile(case=case, device="cpu").model_dump_json()
     assert CaseFile.model_validate_json(text).case == case
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({}, "give either strategy ('ddp', 'fsdp1' or 'fsdp2') or config (the path of an accelerate YAML)"),
-        ({"config": "none.yaml"}, "cannot read none.yaml: No such file or directory"),
-        ({"strategy": "fsdp2", "config": "mine.yaml"}, "give either strategy"),
-        ({"strategy": "fsdp3"}, "strategy: Input should be 'ddp', 'fsdp1' or 'fsdp2', got 'fsdp3'"),
-        (
-            {"strategy": "fsdp2", "sharding_strategy": "NO_SHARD"},
-            "sharding_strategy='NO_SHARD' does not go with strategy 'fsdp2', which takes "
-            "reshard_after_forward, cpu_offload, dp_replicate_size, dp_shard_size, cp_size, tp_size",
-        ),
-        (
-            {"strategy": "ddp", "cpu_offload": True},
-            "cpu_offload=True does not go with strategy 'ddp', which takes float8",
-        ),
-        (
-            {"strategy": "fsdp1", "dp_shard_size": 2},
-            "dp_shard_size=2 does not go with strategy 'fsdp1', which takes sharding_strategy, ",
-        ),
-        (
-            {"strategy": "fsdp1", "float8": "rowwise"},
-            "float8='rowwise' does not go with strategy 'fsdp1', which takes sharding_strategy, ",
-        ),
-        (
-            {"config": "mine.yaml", "reshard_after_forward": False},
-            "reshard_after_forward=False does not go with a configuration file, which takes no options",
-        ),
-        ({"strategy": "fsdp1", "sharding_strategy": "ALL"}, "strategy: Input should be 'FULL_SHARD'"),
-        ({"strategy": "fsdp1", "backward_prefetch": "PRE"}, "prefetch: Input should be 'BACKWARD_PRE'"),
-    ],
-)
-def test_options_that_do_not_go_together(
-    config: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], said: str
-) -> None:
-    monkeypatch.chdir(config.parent)
-    for make in (Accelerate, lambda **options: make_case(framework={"name": "accelerate", **options})):
-        with pytest.raises((CaseError, FileError)) as caught:
-            make(**options)
-        assert said in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("framework", "machine", "topology", "said"),
-    [
-        (Accelerate(strategy="ddp"), CPU, TWO, None),
-        (Accelerate(strategy="fsdp2"), CPU, ALONE, None),
-        (Accelerate(strategy="ddp"), CPU, ALONE, "on 1 process: needs 2"),
-        (fsdp1("FULL_SHARD"), CPU, ALONE, "on 1 process: needs 2"),
-        (Accelerate(strategy="fsdp2", cpu_offload=True), CPU, TWO, "to a GPU, this machine has none"),
-        (fsdp1("HYBRID_SHARD"), CPU, TWO, "HYBRID_SHARD shards among the GPUs of a node, this machine has"),
-        (fsdp1("HYBRID_SHARD_ZERO2"), GPUS, EIGHT, "8 processes cannot be split so"),
-        (fsdp1("HYBRID_SHARD_ZERO2"), GPUS, Topology(nodes=2, processes_per_node=8), None),
-    ],
-)
-def test_what_cannot_run(
-    framework: Accelerate, machine: Machine, topology: Topology, said: str | None
-) -> None:
-    reason = framework.unsupported(make_case(topology=topology), machine)
-    assert reason is None if said is None else said in str(reason)
 
 
 def test_a_file_that_contradicts_the_case_is_known_beforehand(config: Path) -> None:
@@ -276,8 +176,8 @@ def test_a_file_that_contradicts_the_case_is_known_beforehand(config: Path) -> N
 
 
 def test_what_must_be_observed(tmp_path: Path, config: Path) -> None:
-    case = make_case()
-    assert fsdp1("HYBRID_SHARD_ZERO2").expected(case)["sharding"] == "_HYBRID_SHARD_ZERO2"
+    case, zero2 = make_case(), Accelerate(strategy="fsdp1", sharding_strategy="HYBRID_SHARD_ZERO2")
+    assert zero2.expected(case)["sharding"] == "_HYBRID_SHARD_ZERO2"
     assert Accelerate(strategy="ddp").expected(case) == {"wrapper": "DistributedDataParallel"}
     assert Accelerate(strategy="fsdp2").expected(case) == {"wrapper": "FSDPModule", "sharding": "Shard(0)"}
     hybrid = Accelerate(strategy="fsdp2", dp_replicate_size=2, dp_shard_size=4).expected(case)

@@ -2,29 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from torch.nn.parallel import DistributedDataParallel
 
-from perfsuite.frameworks.base import LaunchPlan, framework_of
+from perfsuite.frameworks.base import LaunchPlan
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.worker.observe import wrapping
 from tests.fake_group import fake_group
-from tests.samples import make_case, make_machine
-
-
-@pytest.mark.parametrize(
-    ("static_graph", "accumulation", "reason"),
-    [
-        (False, 4, None),
-        (True, 1, None),
-        (True, 2, "static_graph needs gradients reduced in the first backward: no gradient_accumulation"),
-    ],
-)
-def test_a_static_graph_reduces_in_its_first_backward(
-    static_graph: bool, accumulation: int, reason: str | None
-) -> None:
-    case = make_case(framework=DDP(static_graph=static_graph), gradient_accumulation=accumulation)
-    assert framework_of(case).unsupported(case, make_machine()) == reason
+from tests.samples import make_case
 
 
 def test_what_is_built_is_what_is_expected() -> None:

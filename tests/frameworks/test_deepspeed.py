@@ -15,7 +15,7 @@ from perfsuite.frameworks.deepspeed import _filled
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
-from perfsuite.results.run import Run
+from tests.frameworks.learnt import learnt
 from tests.frameworks.test_base import COUNTED, SMALL, measured, observed
 
 PARAMETERS = 918_656 * 4  # bytes of llama-tiny in fp32
@@ -54,15 +54,18 @@ def case_of(config: Any, **changes: Any) -> Case:
     return COUNTED.replace(framework=DeepSpeed(config=config), **changes)
 
 
-def filled(case: Case) -> dict[str, Any]:
+def of(case: Case) -> DeepSpeed:
     assert isinstance(case.framework, DeepSpeed)
-    return _filled(case.framework.config, case)
+    return case.framework
+
+
+def filled(case: Case) -> dict[str, Any]:
+    return _filled(of(case).config, case)
 
 
 def checked(config: Any, **changes: Any) -> None:
     case = case_of(config, **changes)
-    assert isinstance(case.framework, DeepSpeed)
-    case.framework.check(case)
+    of(case).check(case)
 
 
 # --- as data --------------------------------------------------------------------------------------------
@@ -164,11 +167,10 @@ def test_what_the_configuration_leaves_open_the_case_decides() -> None:
     assert "optimizer" not in mixed, "torch's"
 
 
-@pytest.mark.parametrize(("more", "own"), [({}, True), ({"zero_force_ds_cpu_optimizer": False}, False)])
-def test_what_is_offloaded_is_stepped_by_deepspeed_itself(more: dict[str, Any], own: bool) -> None:
+@pytest.mark.parametrize(("more", "kind"), [({}, "AdamW"), ({"zero_force_ds_cpu_optimizer": False}, None)])
+def test_what_is_offloaded_is_stepped_by_deepspeed_itself(more: dict[str, Any], kind: str | None) -> None:
     config = zero(2, offload_optimizer={"device": "cpu"}) | more
-    optimizer = filled(case_of(config)).get("optimizer", {})
-    assert optimizer.get("type") == ("AdamW" if own else None)
+    assert filled(case_of(config)).get("optimizer", {}).get("type") == kind
 
 
 @pytest.mark.parametrize(
@@ -184,8 +186,7 @@ def test_what_must_be_observed(
     config: dict[str, Any], sharding: str, parameters: int, optimizer: int, offload: str
 ) -> None:
     case = case_of(config, topology=Topology(processes_per_node=4))
-    assert isinstance(case.framework, DeepSpeed)
-    assert case.framework.expected(case) == {
+    assert of(case).expected(case) == {
         "wrapper": "DeepSpeedEngine",
         "sharding": sharding,
         "rank_holds": f"1/{parameters} of parameters, 1/{optimizer} of optimizer",
@@ -196,23 +197,16 @@ def test_what_must_be_observed(
 
 @pytest.mark.usefixtures("deepspeed")
 def test_what_it_cannot_do() -> None:
-    half = case_of(zero(2), precision="fp16-mixed")
-    assert isinstance(half.framework, DeepSpeed)
-    half.framework.check(half)
+    half, compiled = (case_of(zero(2), **what) for what in ({"precision": "fp16-mixed"}, {"compile": True}))
+    of(half).check(half)
     assert unsupported(half, detect()) == (
         "deepspeed takes precision 'fp32' or 'bf16' or 'bf16-mixed', and the case asks for 'fp16-mixed'"
     )
-    compiled = half.replace(precision="fp32", compile=True)
     assert unsupported(compiled, detect()) == "deepspeed takes compile False, and the case asks for True"
-    assert str(half.framework.dry(half).impossible).startswith("DeepSpeed decides by values of gradients")
+    assert str(of(half).dry(half).impossible).startswith("DeepSpeed decides by values of gradients")
 
 
 # --- launched -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def ddp(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return measured(COUNTED, tmp_path_factory.mktemp("ddp"))
 
 
 @pytest.mark.launch
@@ -231,7 +225,7 @@ def ddp(tmp_path_factory: pytest.TempPathFactory) -> Run:
     ids=["1", "2", "3", "3 offloaded"],
 )
 def test_zero_trains_as_ddp_and_sends_what_it_says(
-    ddp: Run, tmp_path: Path, config: dict[str, Any], sent: dict[str, int]
+    tmp_path: Path, config: dict[str, Any], sent: dict[str, int]
 ) -> None:
     """Rajbhandari et al. 2020 (arXiv:1910.02054), section 7: gradients are reduced to whom they belong, which
     then sends parameters, once each; with ZeRO 3 parameters are sent twice, before forward and backward.
@@ -239,8 +233,9 @@ def test_zero_trains_as_ddp_and_sends_what_it_says(
     DeepSpeed's ZeRO 1 and 2 by default all-reduce. ZeRO 3 sends what is small once, after the step.
     """
     run = measured(case_of(config), tmp_path)
-    assert run.loss == pytest.approx(ddp.loss, rel=1e-6)
-    assert run.figures.gradient_norm == pytest.approx(ddp.figures.gradient_norm, rel=1e-5)
+    plain = learnt(COUNTED)
+    assert run.loss == pytest.approx(plain.loss, rel=1e-6)
+    assert run.figures.gradient_norm == pytest.approx(plain.gradient_norm, rel=1e-5)
     total = Counter[str]()
     for each in run.counts[0].counts.collectives:
         total[each.kind] += each.bytes
@@ -248,7 +243,10 @@ def test_zero_trains_as_ddp_and_sends_what_it_says(
     assert {kind for kind, size in total.items() if size > flags} == sent.keys()
     for kind, times in sent.items():
         assert total[kind] == pytest.approx(times * PARAMETERS, abs=flags)
-    assert run.counts[0].counts.flops == ddp.counts[0].counts.flops
+    assert run.flops is not None
+    third = run.flops.per_token * COUNTED.micro_batch * COUNTED.sample_length / 3
+    scores = 2 * 4 * COUNTED.micro_batch * 32**2 * 128  # of attention in four layers, which backward has anew
+    assert run.counts[0].counts.flops == {"forward": third, "backward": 2 * third + scores}
 
 
 @pytest.mark.launch
@@ -271,7 +269,8 @@ def test_a_file_for_transformers_runs_as_asked_for(
 @pytest.mark.launch
 @pytest.mark.usefixtures("deepspeed")
 def test_what_deepspeed_refuses_is_said_in_its_words(tmp_path: Path) -> None:
-    failure = launch_once(case_of(zero(5, overlap_com=True)), detect(), tmp_path).failure
+    alone = case_of(zero(5, overlap_com=True), topology=Topology(processes_per_node=1))
+    failure = launch_once(alone, detect(), tmp_path).failure
     assert failure is not None
     assert failure.kind == "mismatch"
     assert "DeepSpeedZeroConfig: stage: Input should be 0, 1, 2" in failure.message

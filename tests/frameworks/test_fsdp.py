@@ -29,8 +29,10 @@ def units(framework: FSDP, **changes: Any) -> list[FullyShardedDataParallel]:
         ("FULL_SHARD", {}, BackwardPrefetch.BACKWARD_PRE),
         ("SHARD_GRAD_OP", {"backward_prefetch": "none"}, None),
         ("SHARD_GRAD_OP", {"backward_prefetch": "BACKWARD_POST"}, BackwardPrefetch.BACKWARD_POST),
+        ("NO_SHARD", {}, BackwardPrefetch.BACKWARD_PRE),
     ],
 )
+@pytest.mark.filterwarnings("ignore:The `NO_SHARD` sharding strategy is deprecated:FutureWarning")
 def test_options_reach_every_unit(strategy: Any, options: dict[str, Any], prefetch: Any) -> None:
     framework = FSDP(sharding_strategy=strategy, **options)
     wrapped = units(framework)

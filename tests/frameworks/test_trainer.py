@@ -1,73 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from perfsuite import Topology, Trainer
-from perfsuite.case.hardware import Machine
-from perfsuite.errors import CaseError
+from perfsuite import Trainer
 from tests.frameworks.test_base import SMALL, measured, observed
-from tests.samples import make_case, make_gpu_machine, make_machine
-
-CPU, GPUS = make_machine(), make_gpu_machine()
-HYBRID = Trainer(fsdp="hybrid_shard", fsdp_version=1)
-EIGHT = Topology(processes_per_node=8)
-
-
-def test_the_id_tells_the_options() -> None:
-    assert Trainer().slug() == "trainer"
-    assert Trainer(fsdp=" full_shard  auto_wrap").slug() == "trainer-full_shard auto_wrap"
-    assert Trainer(fsdp="no_shard", fsdp_version=1).slug() == "trainer-no_shard-fsdp_version1"
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"fsdp": "full"}, "fsdp: unknown 'full'; words are full_shard, shard_grad_op, no_shard,"),
-        ({"fsdp": "auto_wrap"}, "fsdp: name one sharding of full_shard, shard_grad_op, no_shard,"),
-        ({"fsdp": "full_shard no_shard"}, "leave it empty for DDP, got 'full_shard no_shard'"),
-        ({"fsdp": "no_shard"}, "no_shard is of FSDP1: fsdp_version=1, or full_shard, shard_grad_op"),
-        ({"fsdp_version": 1}, "fsdp_version=1 without fsdp; name what to shard"),
-        ({"float8": "rowwise"}, "float8: Input should be 'tensorwise', got 'rowwise'"),
-        (
-            {"fsdp": "full_shard", "fsdp_version": 1, "float8": "tensorwise"},
-            "float8='tensorwise' goes with DDP and FSDP2, not with fsdp_version=1",
-        ),
-        ({"fsdp_version": 3}, "fsdp_version: Input should be 1 or 2, got 3"),
-        (
-            {"dp_shard_size": 2},
-            "dp_replicate_size=1, dp_shard_size=2, cp_size=1, tp_size=1: degrees are of FSDP2; name",
-        ),
-        ({"fsdp": "full_shard", "fsdp_version": 1, "tp_size": 2}, "tp_size=2: degrees are of FSDP2"),
-    ],
-)
-def test_bad_options_are_named_with_what_is_allowed(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(CaseError) as caught:
-        Trainer(**options)
-    assert said in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("trainer", "machine", "changes", "said"),
-    [
-        (Trainer(), CPU, {}, None),
-        (Trainer(), CPU, {"activation_checkpointing": "every-2"}, None),
-        (Trainer(), CPU, {"activation_checkpointing": "selective-op"}, "whole blocks (none, full, every-N)"),
-        (Trainer(), CPU, {"topology": Topology(processes_per_node=1)}, "wraps nothing on 1 process"),
-        (Trainer(fsdp="full_shard offload"), CPU, {}, "to a GPU, this machine has none"),
-        (HYBRID, CPU, {}, "hybrid_shard shards among the GPUs of a node, this machine has none"),
-        (Trainer(fsdp="full_shard offload"), GPUS, {"topology": EIGHT}, "take fsdp_version=1"),
-        (Trainer(fsdp="full_shard offload", fsdp_version=1), GPUS, {"topology": EIGHT}, None),
-        (HYBRID, GPUS, {"topology": EIGHT}, "8 processes cannot be split so"),
-    ],
-)
-def test_what_cannot_run(
-    trainer: Trainer, machine: Machine, changes: dict[str, Any], said: str | None
-) -> None:
-    reason = trainer.unsupported(make_case(**changes), machine)
-    assert reason is None if said is None else said in str(reason)
+from tests.samples import make_case
 
 
 def test_what_must_be_observed() -> None:

@@ -72,6 +72,8 @@ class Degrees(Data):
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """Return why `case` cannot be trained so here, or None."""
+        from packaging.version import Version
+
         if not self.given:
             return None
         if self.cp_size > 1 and machine.device == "cpu":
@@ -80,9 +82,11 @@ class Degrees(Data):
             told = f"{case.attention!r}, precision {case.precision!r}, compile {case.compile}"
             return f"cp_size={self.cp_size} needs attention 'sdpa' in 16 bits, not compiled, not {told}"
         split = self.tp_size > 1
-        for package in ("accelerate", *(["transformers"] if split else [])):
-            if (reason := _too_old(package)) is not None:
-                return reason
+        for package in ("accelerate", "transformers") if split else ("accelerate",):
+            installed, lowest = importlib.metadata.version(package), NEEDS[package]
+            if Version(installed) < Version(lowest):
+                need = f"it needs {package}>={lowest}, and {installed} is installed"
+                return f"{need}: pip install -U {package}"
         return tensor_parallel_unsupported(case, "tp_size", self.tp_size) if split else None
 
     def expected(self) -> dict[str, str]:
@@ -230,12 +234,3 @@ class _ReplicateParallel:
 
         module.register_forward_pre_hook(whole)
         module.register_forward_hook(lambda module, inputs, output: output.to_local())
-
-
-def _too_old(package: str) -> str | None:
-    from packaging.version import Version
-
-    installed, lowest = importlib.metadata.version(package), NEEDS[package]
-    if Version(installed) >= Version(lowest):
-        return None
-    return f"it needs {package}>={lowest}, and {installed} is installed: pip install -U {package}"

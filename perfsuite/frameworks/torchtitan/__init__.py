@@ -11,7 +11,6 @@ from perfsuite.case import torch_build
 from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises, changed_fields
 from perfsuite.case.hardware import Machine
-from perfsuite.case.model import Model
 from perfsuite.frameworks import base
 from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
 from perfsuite.frameworks.common.llama import USUAL_SHAPE, cannot_build
@@ -90,7 +89,18 @@ class TorchTitan(Framework):
                     f"torchtitan's {name} splits a sequence into {parts} equal parts, "
                     f"which sequence_length={case.sequence_length} does not allow"
                 )
-        return _unsupported_shape(case.model, self.tensor_parallel)
+        config: Any = case.model.config
+        if (reason := cannot_build("torchtitan's llama3", case.model)) is not None:
+            return reason
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if (kind := rope.get("rope_type", rope.get("type", "default"))) not in ROPES:
+            known = " and ".join(ROPES)
+            return f"torchtitan's llama3 knows rope_type {known}, {case.model.name} has {kind!r}"
+        heads = config.get("num_attention_heads", USUAL_SHAPE["num_attention_heads"])
+        for key in ("num_attention_heads", "num_key_value_heads"):
+            if (count := config.get(key) or heads) % self.tensor_parallel:
+                return f"tensor_parallel={self.tensor_parallel} must divide {key}, {count}"
+        return None
 
     def plan(self, case: Case) -> LaunchPlan:
         return LaunchPlan(process_group="library")
@@ -145,18 +155,3 @@ class TorchTitan(Framework):
             notes=trainer.notes(),
             own_tokens_per_s=lambda: trainer.last_metrics["throughput(tps)"] * ranks.world_size,
         )
-
-
-def _unsupported_shape(model: Model, tensor_parallel: int) -> str | None:
-    config: Any = model.config
-    if (reason := cannot_build("torchtitan's llama3", model)) is not None:
-        return reason
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type not in ROPES:
-        return f"torchtitan's llama3 knows rope_type {' and '.join(ROPES)}, {model.name} has {rope_type!r}"
-    heads = config.get("num_attention_heads", USUAL_SHAPE["num_attention_heads"])
-    for key in ("num_attention_heads", "num_key_value_heads"):
-        if (count := config.get(key) or heads) % tensor_parallel:
-            return f"tensor_parallel={tensor_parallel} must divide {key}, {count}"
-    return None

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from perfsuite.case.case import Case, LoRA
+from perfsuite.case.model import Model
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common import finetuning
 from perfsuite.frameworks.common.model import build_model, build_optimizer
@@ -23,11 +23,6 @@ ADAPTERS_ONLY = {"trained": "adapters only", "quantised_layers": "0"}
 
 def test_adapters_begin_as_nothing_on_the_same_model() -> None:
     assert losses(ADAPTED, 1) == losses(TINY, 1)
-
-
-def test_adapters_learn() -> None:
-    many = losses(ADAPTED.replace(micro_batch=4), 30)
-    assert sum(many[-5:]) < sum(many[:5]) - 1
 
 
 @pytest.mark.parametrize(
@@ -87,14 +82,15 @@ def test_the_share_of_frozen_weights_is_by_what_is_multiplied() -> None:
 @pytest.mark.parametrize(("quantization", "bits"), [("4bit", 4), ("8bit", 8)])
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16"])
 def test_the_layers_of_the_blocks_are_quantised(quantization: Any, bits: int, precision: Any) -> None:
-    case = ADAPTED.replace(quantization=quantization, precision=precision)
+    flat = Model.from_config({**ADAPTED.model.config, "num_hidden_layers": 1}, name="flat")
+    case = ADAPTED.replace(model=flat, quantization=quantization, precision=precision)
     built = workload(case)
-    layer = built.model.model.layers[1].mlp.up_proj.base_layer
+    layer = built.model.model.layers[0].mlp.up_proj.base_layer
     stored = layer.weight.numel() * layer.weight.element_size()
     assert stored == layer.in_features * layer.out_features * bits // 8
-    assert finetuning.observed(built.model)["quantised_layers"] == f"28 {quantization}"
+    assert finetuning.observed(built.model)["quantised_layers"] == f"7 {quantization}"
     assert finetuning.observed(built.model) == finetuning.expected(case, layers(built.model))
-    near = losses(ADAPTED.replace(precision=precision))
+    near = losses(case.replace(quantization="none"))
     trained = [float(loss) for loss in built.run(4)]
     assert trained == pytest.approx(near, abs=0.15)
     if (quantization, precision) == ("4bit", "fp32"):
@@ -123,55 +119,41 @@ def test_layers_that_there_are_not_are_named(changes: dict[str, Any], said: str)
 # --- adapters that are not peft's -------------------------------------------------------------------------
 
 
-class Loralib(torch.nn.Linear):
-    """As loralib's and litgpt's: parameters of the layer, here those of q, k and v in one."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__(8, 24)
-        self.r = rank
-        self.lora_alpha = 2 * rank
-        self.lora_A = torch.nn.Parameter(torch.zeros(3 * rank, 8))
-        self.lora_B = torch.nn.Parameter(torch.zeros(24, rank))
+def layer(**parts: Any) -> torch.nn.Module:
+    module = torch.nn.Module()
+    for name, part in {"weight": torch.zeros(8, 8), **parts}.items():
+        setattr(module, name, torch.nn.Parameter(part) if isinstance(part, torch.Tensor) else part)
+    return module
 
 
-class Torchtune(torch.nn.Module):
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(8, 8))
-        self.lora_a = torch.nn.Linear(8, rank, bias=False)
-        self.lora_b = torch.nn.Linear(rank, 8, bias=False)
+def torchtune(a: torch.Tensor) -> torch.nn.Module:
+    lora_a, lora_b = torch.nn.Linear(8, 4, bias=False), torch.nn.Linear(4, 8, bias=False)
+    lora_a.weight = torch.nn.Parameter(a)
+    return layer(lora_a=lora_a, lora_b=lora_b)
 
 
-class Sharded(Torchtune):
-    """As ZeRO 3 leaves it between steps."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank)
-        self.lora_a.weight = torch.nn.Parameter(torch.zeros(0))
-
-
-class DoRAOnly(torch.nn.Module):
-    """Named like a LoRA, and none that anybody knows."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(8, 8))
-        self.lora_magnitude = torch.nn.Parameter(torch.zeros(8))
+LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
+    # As litgpt's, too: parameters of the layer, here those of q, k and v in one.
+    "loralib": lambda: layer(r=4, lora_alpha=8, lora_A=torch.zeros(12, 8), lora_B=torch.zeros(24, 4)),
+    "torchtune": lambda: torchtune(torch.zeros(4, 8)),
+    "as ZeRO 3 leaves it between steps": lambda: torchtune(torch.zeros(0)),
+    "named like a LoRA, and none that anybody knows": lambda: layer(lora_magnitude=torch.zeros(8)),
+}
 
 
-def not_pefts(kind: Any) -> torch.nn.Module:
+def not_pefts(kind: str) -> torch.nn.Module:
     model = torch.nn.Module()
-    model.blocks = torch.nn.ModuleList(torch.nn.ModuleDict({"qkv": kind(4)}) for _ in range(2))
+    model.blocks = torch.nn.ModuleList(torch.nn.ModuleDict({"qkv": LAYERS[kind]()}) for _ in range(2))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".lora_" in name)
     return model
 
 
-@pytest.mark.parametrize("kind", [Loralib, Torchtune, Sharded, DoRAOnly])
-def test_adapters_of_other_libraries_have_the_rank_that_is_asked_for_where_it_is_seen(kind: Any) -> None:
+@pytest.mark.parametrize("kind", LAYERS)
+def test_adapters_of_other_libraries_have_the_rank_that_is_asked_for_where_it_is_seen(kind: str) -> None:
     model = not_pefts(kind)
     told = finetuning.observed(model)
-    seen = "4" if kind in (Loralib, Torchtune) else "not seen"
+    seen = "4" if kind in ("loralib", "torchtune") else "not seen"
     assert told == {**ADAPTERS_ONLY, "lora": f"not peft's, rank {seen}"}
     finetuning.check_asked(ADAPTED, told)
     for rank in (4, 8):
@@ -188,8 +170,8 @@ def peft_on_two() -> torch.nn.Module:
     ("model", "are"),
     [
         (peft_on_two, "rank 4, alpha 8, on q_proj v_proj"),
-        (partial(not_pefts, Loralib), "not peft's, rank 4"),
-        (partial(not_pefts, Sharded), "not peft's, rank not seen"),
+        (lambda: not_pefts("loralib"), "not peft's, rank 4"),
+        (lambda: not_pefts("as ZeRO 3 leaves it between steps"), "not peft's, rank not seen"),
     ],
     ids=["peft", "loralib", "sharded"],
 )

@@ -5,18 +5,16 @@ from typing import Any
 import pytest
 import torch
 
-from perfsuite import DDP, FSDP2, Accelerate, Case, LoRA, Topology, Trainer
+from perfsuite import DDP, FSDP2, Accelerate, Case, Trainer
 from perfsuite.case.catalog import llama
-from perfsuite.case.hardware import Machine
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.frameworks.common import float8
 from perfsuite.frameworks.common.model import build_model
 from tests.fake_group import CPU, fake_group
 from tests.frameworks.common.test_model import TINY
-from tests.samples import make_gpu_machine, make_machine
+from tests.samples import make_machine
 
-H100, A100 = make_gpu_machine(), make_gpu_machine("NVIDIA A100-SXM4-80GB")
 BY_ACCELERATE = TINY.replace(
     framework=Accelerate(strategy="fsdp2", float8="tensorwise"), precision="bf16-mixed"
 )
@@ -63,42 +61,6 @@ def test_sizes_that_float8_does_not_take_are_named() -> None:
         float8.convert("rowwise", build_model(odd, CPU), CPU)
 
 
-@pytest.mark.parametrize(
-    ("case", "machine", "reason"),
-    [
-        (TENSORWISE, make_machine(), None),
-        (TENSORWISE, H100, None),
-        (TENSORWISE, A100, "needs a GPU of compute capability 8.9 or more"),
-        (TENSORWISE.replace(lora=LoRA(rank=4, alpha=8)), H100, "goes with neither lora nor quantization"),
-        (
-            TINY.replace(framework=FSDP2(float8="rowwise", tensor_parallel=2)),
-            H100,
-            "tensor_parallel=2 does not go with float8",
-        ),
-        (BY_ACCELERATE, make_machine(), None),
-        (BY_ACCELERATE, H100, None),
-        (BY_ACCELERATE, A100, "needs a GPU of compute capability 8.9 or more"),
-        (BY_ACCELERATE.replace(precision="bf16"), H100, "give precision 'bf16-mixed', not 'bf16'"),
-        (
-            BY_ACCELERATE.replace(framework=Trainer(float8="tensorwise"), precision="fp32"),
-            H100,
-            "float8='tensorwise' is mixed with bf16: give precision 'bf16-mixed', not 'fp32'",
-        ),
-        (
-            BY_ACCELERATE.replace(
-                framework=Accelerate(strategy="fsdp2", dp_shard_size=2, tp_size=2, float8="rowwise"),
-                topology=Topology(processes_per_node=4),
-            ),
-            H100,
-            "float8='rowwise': torchao's linear layers are none that transformers splits by tp_size",
-        ),
-    ],
-)
-def test_where_it_does_not_run(case: Case, machine: Machine, reason: str | None) -> None:
-    said = framework_of(case).unsupported(case, machine)
-    assert said is None if reason is None else reason in str(said)
-
-
 @pytest.mark.parametrize("case", [TENSORWISE, BY_ACCELERATE])
 def test_without_torchao_the_package_is_named(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     monkeypatch.setattr(float8, "missing_package", lambda name: f"it needs the package {name}")
@@ -119,3 +81,8 @@ def test_flops_in_float8_are_told_apart_on_a_gpu_alone(recipe: Any, per_weight: 
         of_blocks = flops.matmul_parameters - model.lm_head.weight.numel()
         assert told.per_token_float8 == (None if device == CPU else per_weight * of_blocks)
     assert float8.with_float8(None, model) is None
+
+    class Float8GroupedExperts: ...
+
+    assert float8.flops_in_float8([Float8GroupedExperts()]) is None, "of whatever is not a linear layer"
+    assert float8.flops_in_float8([torch.nn.Linear(1, 1)]) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,19 +15,10 @@ from perfsuite.errors import DryRunError
 from perfsuite.frameworks.common import pretend
 
 
-@pytest.mark.parametrize(
-    ("how", "owner", "name"),
-    [
-        (pretend.ddp, distributed, "_verify_param_shape_across_processes"),
-        (pretend.fsdp1, _flat_param, "_data_ptr_allocated"),
-    ],
-)
-def test_a_name_that_torch_has_dropped_is_one_clear_error(
-    monkeypatch: pytest.MonkeyPatch, how: Callable[[], None], owner: Any, name: str
-) -> None:
-    monkeypatch.delattr(owner, name)
-    with pytest.raises(DryRunError, match=rf"torch has no {owner.__name__}\.{name}"):
-        how()
+def test_a_name_that_torch_has_dropped_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(distributed, "_verify_param_shape_across_processes")
+    with pytest.raises(DryRunError, match=r"torch has no .*_verify_param_shape_across_processes"):
+        pretend.ddp()
 
 
 def test_buckets_are_those_of_the_second_step() -> None:

@@ -101,25 +101,16 @@ class PeakBytes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.peak = 0
+        self._alive: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if type(tensor) is torch.Tensor and tensor.device == CPU:
-                self._hold(tensor.untyped_storage())
+                self._alive.add(tensor.untyped_storage())
+        self.peak = max(self.peak, sum(storage.nbytes() for storage in self._alive))
         return result
-
-    def _hold(self, storage: Any) -> None:
-        if storage not in self._seen:
-            self._seen.add(storage)
-            self.now += storage.nbytes()
-            self.peak = max(self.peak, self.now)
-            weakref.finalize(storage, self._free, storage.nbytes())
-
-    def _free(self, size: int) -> None:
-        self.now -= size
 
 
 def test_a_unit_has_its_values_before_the_next_one_has() -> None:

@@ -13,28 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 
-class Decoder(nn.Module):
-    """Embeddings, two layers, and a head."""
-
-    def __init__(self, vocabulary: int, width: int = 64) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
-        self.head = nn.Linear(width, vocabulary)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of shape [batch, length, vocabulary]."""
-        hidden = self.tokens(tokens)
-        for layer in self.layers:
-            hidden = hidden + layer(hidden).relu()
-        logits: Tensor = self.head(hidden)
-        return logits
-
-
 def main() -> None:
     accelerator = Accelerator()
     torch.manual_seed(0)
-    model = Decoder(vocabulary=64)
+    model: nn.Module = nn.Sequential(nn.Embedding(64, 64), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     sequences: Any = torch.randint(64, (4096, 32))
     loader: DataLoader[Tensor] = DataLoader(sequences, batch_size=4, shuffle=True)

@@ -19,30 +19,31 @@ from tests.samples import make_gpu_machine, make_machine
 pytestmark = MARKS
 
 
+REPLICATED = SMALL.replace(framework=TorchTitan(data_parallel_replicate=2), gradient_accumulation=2)
+SPLIT = SMALL.replace(framework=TorchTitan(tensor_parallel=2), precision="bf16")
+
+
 @pytest.mark.launch
 @pytest.mark.parametrize(
-    "case",
+    ("case", "mesh", "recomputing"),
     [
         pytest.param(
-            SMALL.replace(
-                activation_checkpointing="selective-op", precision="bf16-mixed", gradient_accumulation=2
-            ),
+            REPLICATED.replace(activation_checkpointing="selective-op", precision="bf16-mixed"),
+            "dp_replicate 2 x fsdp 1",
+            "4 of 4",
             marks=pytest.mark.smoke("torchtitan"),
         ),
-        SMALL.replace(framework=TorchTitan(tensor_parallel=2), activation_checkpointing="every-2"),
-        SMALL.replace(
-            framework=TorchTitan(data_parallel_replicate=2), activation_checkpointing="full", precision="bf16"
-        ),
+        (SPLIT.replace(activation_checkpointing="every-2"), "fsdp 1 x tp 2", "2 of 4"),
     ],
-    ids=lambda case: case.id,
+    ids=["replicated", "split"],
 )
-def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
+def test_options_run_as_asked_for(tmp_path: Path, case: Case, mesh: str, recomputing: str) -> None:
     """The worker itself refuses what is not as asked for; this checks that it looked."""
     result = measured(case, tmp_path)
     settings = observed(result).settings
-    recomputing = {"every-2": 2, "full": 4, "selective-op": 4}[case.activation_checkpointing]
-    assert settings["recomputing_blocks"] == f"{recomputing} of 4"
-    assert settings["compute_dtype"] == ("float32" if case.precision == "fp32" else "bfloat16")
+    assert (settings["mesh"], settings["recomputing_blocks"]) == (mesh, recomputing)
+    assert settings["compute_dtype"] == "bfloat16"
+    assert settings["parameter_dtype"] == ("bfloat16" if case.precision == "bf16" else "float32")
     assert settings["optimizer"] == "AdamW"
     assert settings["attention"] == "sdpa"
     assert settings["spmd_backend"] == "partial_dtensor"
@@ -51,8 +52,7 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
     assert set(result.device_probe) == {"matmul_tflops", "copy_gb_s", "all_reduce_gb_s"}
 
     f = result.figures
-    data_parallel = 1 if "tp 2" in settings["mesh"] else 2
-    tokens = 2 * 32 * case.gradient_accumulation * data_parallel
+    tokens = 2 * 32 * (1 if "tp 2" in mesh else 2 * 2)
     assert f.tokens_per_s == pytest.approx(tokens / float(f.step_s_p50 or 0))
     assert f.own_tokens_per_s is not None
     assert f.own_tokens_per_s > 0
@@ -62,18 +62,17 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
         assert abs(report.wall_s - sum(report.step_s)) < 1, "its two seconds at the end are not ours"
 
 
+OF_MATRICES = "Shard(0), Replicate and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
+
+
 @pytest.mark.parametrize(
     ("framework", "mesh", "sharding"),
     [
         (TorchTitan(), "fsdp 8", "Shard(0)"),
         (TorchTitan(data_parallel_replicate=2), "dp_replicate 2 x fsdp 4", "Replicate, Shard(0)"),
-        (
-            TorchTitan(tensor_parallel=4),
-            "fsdp 2 x tp 4",
-            "Shard(0), Replicate and Shard(0), Shard(1) and StridedShard(0), Shard(0)",
-        ),
+        (TorchTitan(tensor_parallel=4), "fsdp 2 x tp 4", OF_MATRICES),
     ],
-    ids=lambda value: value.slug() if isinstance(value, TorchTitan) else "",
+    ids=["fsdp", "hsdp", "tp"],
 )
 def test_what_must_be_observed(framework: TorchTitan, mesh: str, sharding: str) -> None:
     case = SMALL.replace(framework=framework, topology=Topology(processes_per_node=8))
@@ -94,46 +93,36 @@ def test_cuda_graphs_need_a_gpu_and_are_not_run_dry() -> None:
     )
 
 
-TP2 = {"framework": TorchTitan(tensor_parallel=2)}
+TP2: dict[str, Any] = {"framework": TorchTitan(tensor_parallel=2)}
+TP6 = {"framework": TorchTitan(tensor_parallel=6), "topology": Topology(processes_per_node=6)}
+BY_4 = {"framework": TorchTitan(tensor_parallel=2, data_parallel_replicate=2)}
+MAMBA = Model.from_config({"model_type": "mamba"}, name="mamba-tiny")
+YARN, ROPE = {"type": "yarn", "factor": 2.0}, {"rope_type": "llama3", "factor": 8.0}
+OWN, SPLITS = "torchtitan's llama3", "splits a sequence into {} equal parts, which sequence_length={}"
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         *(({"model": name}, None) for name in LLAMAS),
-        ({**TP2, "head_dim": 32, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, None),
-        ({"model": "gpt2-tiny"}, "torchtitan's llama3 builds Llama models, gpt2-tiny is a gpt2"),
-        (
-            {"model": Model.from_config({"model_type": "mamba"}, name="mamba-tiny")},
-            "torchtitan's llama3 builds Llama models, mamba-tiny is a mamba",
-        ),
-        ({"attention_bias": True}, "torchtitan's llama3 has attention_bias=False only, changed has True"),
-        ({"hidden_act": "gelu"}, "torchtitan's llama3 has hidden_act='silu' only, changed has 'gelu'"),
-        ({"head_dim": 64}, "torchtitan's llama3 has head_dim=32 only, changed has 64"),
-        (
-            {"rope_scaling": {"type": "yarn", "factor": 2.0}},
-            "torchtitan's llama3 knows rope_type default and llama3, changed has 'yarn'",
-        ),
+        ({**TP2, "head_dim": 32, "rope_scaling": ROPE}, None),
+        ({"model": "gpt2-tiny"}, f"{OWN} builds Llama models, gpt2-tiny is a gpt2"),
+        ({"model": MAMBA}, f"{OWN} builds Llama models, mamba-tiny is a mamba"),
+        ({"attention_bias": True}, f"{OWN} has attention_bias=False only, changed has True"),
+        ({"hidden_act": "gelu"}, f"{OWN} has hidden_act='silu' only, changed has 'gelu'"),
+        ({"head_dim": 64}, f"{OWN} has head_dim=32 only, changed has 64"),
+        ({"rope_scaling": YARN}, f"{OWN} knows rope_type default and llama3, changed has 'yarn'"),
         ({**TP2, "num_key_value_heads": 1}, "tensor_parallel=2 must divide num_key_value_heads, 1"),
         (
             {**TP2, "num_attention_heads": 3, "hidden_size": 96},
-            "tensor_parallel=2 must divide num_attention_heads, 3",
+            "tensor_parallel=2 must divide num_attention_",
         ),
         ({"precision": "fp16-mixed"}, "torchtitan takes precision 'fp32' or 'bf16-mixed' or 'bf16', and"),
         ({"lora": LoRA(rank=4, alpha=8)}, "torchtitan knows no lora"),
         ({"attention": "eager"}, "torchtitan takes attention 'sdpa', and the case asks for 'eager'"),
-        (
-            {"sequence_length": 20},
-            "torchtitan's loss in chunks splits a sequence into 8 equal parts, which sequence_length=20",
-        ),
-        (
-            {"framework": TorchTitan(tensor_parallel=6), "topology": Topology(processes_per_node=6)},
-            "torchtitan's tensor_parallel splits a sequence into 6 equal parts, which sequence_length=32",
-        ),
-        (
-            {"framework": TorchTitan(tensor_parallel=2, data_parallel_replicate=2)},
-            "tensor_parallel=2 times data_parallel_replicate=2 must divide the number of processes, 2",
-        ),
+        ({"sequence_length": 20}, f"torchtitan's loss in chunks {SPLITS.format(8, 20)}"),
+        (TP6, f"torchtitan's tensor_parallel {SPLITS.format(6, 32)}"),
+        (BY_4, "tensor_parallel=2 times data_parallel_replicate=2 must divide the number of processes, 2"),
     ],
 )
 def test_what_cannot_run_is_known_beforehand(changes: dict[str, Any], reason: str | None) -> None:
@@ -149,8 +138,3 @@ def test_an_older_torch_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.11.0+cu130", "cuda": "13.0"})
     reason = "torchtitan 0.3 needs torch 2.13 or newer, this is 2.11.0+cu130, built for CUDA 13.0"
     assert unsupported(SMALL, detect()) == reason
-
-
-def test_options_in_the_id() -> None:
-    assert SMALL.id.startswith("torchtitan-llama-tiny-")
-    assert SMALL.replace(**TP2).id.startswith("torchtitan-tensor_parallel2-llama-tiny-")

@@ -14,45 +14,20 @@ from perfsuite import Case, Topology, TorchTitan
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import DryRunError
 from perfsuite.frameworks.common.model import synthetic_batches
+from tests.frameworks.learnt import learnt
 from tests.frameworks.torchtitan.samples import MARKS, SMALL
-from tests.frameworks.torchtitan.test_configuration import degree, registered
+from tests.frameworks.torchtitan.test_configuration import degree, overridden, registered
 
 pytestmark = MARKS
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 
 
-@pytest.mark.launch
-@pytest.mark.parametrize("tensor_parallel", [1, 2])
-def test_from_the_same_weights_it_learns_what_a_plain_loop_learns(tensor_parallel: int) -> None:
-    case = SMALL.replace(framework=TorchTitan(tensor_parallel=tensor_parallel))
-    losses = json.loads(printed(case)[-1])
-    assert len(losses["plain"]) == 12
-    assert losses["torchtitan"] == pytest.approx(losses["plain"], rel=1e-5)
-
-
-@pytest.mark.launch
-@pytest.mark.parametrize("schedule", ["1F1B", pytest.param("Interleaved1F1B", marks=pytest.mark.nightly)])
-def test_a_pipeline_learns_what_one_rank_learns(schedule: str) -> None:
-    """In fp32, from the same weights; each rank tells its losses."""
-    by = f"--parallelism.pipeline_parallel_schedule={schedule}"
-    words = ("--training.mixed_precision_param=float32", by)
-    whole, split = (
-        registered("llama3", "llama3_debugmodel", *words, *more, ranks=ranks, precision="fp32")
-        for ranks, more in ((1, ()), (2, (degree("pipeline", 2),)))
-    )
-    (losses,) = map(json.loads, printed(whole))
-    assert len(losses) == 14
-    assert losses[0] > losses[-1]
-    for of_a_rank in map(json.loads, printed(split)):
-        assert of_a_rank == pytest.approx(losses, rel=1e-5)
-
-
-def printed(case: Case) -> list[str]:
-    """The lines of JSON that `losses.py` prints of a case."""
+def losses(case: Case) -> list[float]:
+    """What `losses.py` prints of a case."""
     asked = CaseFile(case=case, device="cpu").model_dump_json()
     ranks = f"--nproc-per-node={case.topology.world_size}"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", ranks]
     done = subprocess.run(
-        [*torchrun, "-m", "tests.frameworks.torchtitan.losses", asked],
+        [*TORCHRUN, ranks, "-m", "tests.frameworks.torchtitan.losses", asked],
         cwd=Path(__file__).parents[3],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -60,7 +35,35 @@ def printed(case: Case) -> list[str]:
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    return [line for line in done.stdout.splitlines() if line.startswith(("[", "{")) and "titan]" not in line]
+    (told,) = (line for line in done.stdout.splitlines() if line.startswith("[") and "titan]" not in line)
+    return list(json.loads(told))
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
+def test_from_the_same_weights_it_learns_what_a_plain_loop_learns(tensor_parallel: int) -> None:
+    case = SMALL.replace(framework=TorchTitan(tensor_parallel=tensor_parallel))
+    plain = learnt(case, data_ranks=2 // tensor_parallel).loss
+    assert losses(case) == pytest.approx(plain, rel=1e-5)
+
+
+IN_FP32 = registered("llama3", "llama3_debugmodel", "--training.mixed_precision_param=float32")
+IN_FP32 = IN_FP32.replace(precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def whole() -> list[float]:
+    return losses(IN_FP32.replace(topology=Topology(processes_per_node=1)))
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("schedule", ["1F1B", pytest.param("Interleaved1F1B", marks=pytest.mark.nightly)])
+def test_a_pipeline_learns_what_one_rank_learns(whole: list[float], schedule: str) -> None:
+    """In fp32, from the same weights."""
+    by = f"--parallelism.pipeline_parallel_schedule={schedule}"
+    assert len(whole) == 14
+    assert whole[0] > whole[-1]
+    assert losses(overridden(degree("pipeline", 2), by, case=IN_FP32)) == pytest.approx(whole, rel=1e-5)
 
 
 def test_a_model_by_kernels_of_triton_is_refused_by_a_dry_run_alone(
@@ -78,12 +81,20 @@ def test_a_model_by_kernels_of_triton_is_refused_by_a_dry_run_alone(
         titan.check_pretended(model)
 
 
-def test_what_torchtitan_is_told(titan: Any) -> None:
+@pytest.mark.parametrize(
+    ("precision", "dtypes"),
+    [
+        ("fp32", ("float32", "float32")),
+        ("bf16", ("bfloat16", "bfloat16")),
+        ("bf16-mixed", ("float32", "bfloat16")),
+    ],
+)
+def test_what_torchtitan_is_told(titan: Any, precision: str, dtypes: tuple[str, str]) -> None:
     case = SMALL.replace(
         framework=TorchTitan(tensor_parallel=2, data_parallel_replicate=2),
         topology=Topology(processes_per_node=8),
         gradient_accumulation=3,
-        precision="bf16-mixed",
+        precision=precision,
         compile=True,
         learning_rate=0.01,
         seed=7,
@@ -92,19 +103,15 @@ def test_what_torchtitan_is_told(titan: Any) -> None:
     training, parallelism = config.training, config.parallelism
     assert (training.local_batch_size, training.global_batch_size) == (2, 2 * 3 * 4)
     assert (training.seq_len, training.steps, training.max_norm) == (32, 12, float("inf"))
-    assert (training.dtype, training.mixed_precision_param) == ("float32", "bfloat16")
+    assert (training.dtype, training.mixed_precision_param) == dtypes
     assert (parallelism.tensor_parallel_degree, parallelism.data_parallel_replicate_degree) == (2, 2)
     assert config.compile.enable
     assert config.debug.seed == 7
     assert (config.comm.init_timeout_seconds, config.comm.train_timeout_seconds) == (300, 300), (
         "NCCL's watchdog ends a rank only after the driver would have, after timeout_s=240"
     )
-    assert config.optimizer.param_groups[0].optimizer_kwargs == {
-        "lr": 0.01,
-        "betas": (0.9, 0.95),
-        "eps": 1e-8,
-        "weight_decay": 0.1,
-    }
+    adam = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    assert config.optimizer.param_groups[0].optimizer_kwargs == adam
 
 
 def test_a_loss_that_a_replay_overwrites_is_kept(titan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,12 +129,6 @@ def test_a_loss_that_a_replay_overwrites_is_kept(titan: Any, monkeypatch: pytest
         for _ in range(2):
             trainer.forward_backward_step()
         assert [float(loss) for loss in trainer._micro_losses] == kept
-
-
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16")])
-def test_precisions(titan: Any, precision: str, dtype: str) -> None:
-    training = titan.trainer_config(SMALL.replace(precision=precision)).training
-    assert (training.dtype, training.mixed_precision_param) == (dtype, dtype)
 
 
 def test_each_data_parallel_rank_trains_on_our_tokens(titan: Any) -> None:

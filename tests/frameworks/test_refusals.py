@@ -1,0 +1,371 @@
+"""What each framework cannot run, and options that cannot be: told before anything is launched."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite import (
+    DDP,
+    FSDP,
+    FSDP2,
+    Accelerate,
+    Case,
+    Framework,
+    Lightning,
+    LoRA,
+    Model,
+    Nanotron,
+    Script,
+    Topology,
+    TorchTitan,
+    Trainer,
+)
+from perfsuite.case.catalog import MODELS, llama
+from perfsuite.case.hardware import Machine
+from perfsuite.errors import CaseError, FileError
+from perfsuite.launch.requirements import unsupported
+from tests.samples import make_case, make_gpu_machine, make_machine
+
+CPU, H100, A100 = (
+    machine.replace(nodes=8)
+    for machine in (make_machine(devices=16), make_gpu_machine(), make_gpu_machine("NVIDIA A100-SXM4-80GB"))
+)
+SHAPE: dict[str, Any] = {"layers": 2, "heads": 4, "kv_heads": 2, "hidden": 32, "mlp": 48, "vocab": 64}
+ADAPTERS, NET = LoRA(rank=4, alpha=8), Model.named("net")
+FULL, NOTHING, HYBRID = (FSDP(sharding_strategy=name) for name in ("FULL_SHARD", "NO_SHARD", "HYBRID_SHARD"))
+BY_DDP, BY_FSDP, BY_FSDP2 = (Accelerate(strategy=name) for name in ("ddp", "fsdp1", "fsdp2"))
+SHARDED, OFFLOADED = Trainer(fsdp="full_shard"), Trainer(fsdp="full_shard offload")
+FABRIC, FABRIC_1, FABRIC_2 = (Lightning(strategy=name) for name in ("ddp", "fsdp", "fsdp2"))
+OF_FABRIC_1 = FABRIC_2.replace(cpu_offload=True, backward_prefetch="BACKWARD_POST")
+HYBRIDS = [
+    (BY_FSDP.replace(sharding_strategy="HYBRID_SHARD_ZERO2"), "HYBRID_SHARD_ZERO2"),
+    (Trainer(fsdp="hybrid_shard", fsdp_version=1), "hybrid_shard"),
+]
+LOW, LOW_2 = DDP(float8="tensorwise"), BY_FSDP2.replace(float8="tensorwise")
+IN_4: dict[str, Any] = {"dp_shard_size": 2, "tp_size": 2}
+GRAPH, NANOTRON, SCRIPT = DDP(static_graph=True), Nanotron(dp=2), Script(path="a.py")
+
+
+def row(framework: Framework, why: str | None, on: Machine = CPU, ranks: Any = 2, **changes: Any) -> Any:
+    """Why a case cannot run on a machine, where "..." is any text: of a small Llama on ranks of one node, or
+    of (nodes, ranks on each), with changes of the case or of the model's configuration."""
+    known = {name: value for name, value in changes.items() if name in Case.model_fields}
+    if config := {name: value for name, value in changes.items() if name not in known}:
+        known["model"] = Model.from_config({**MODELS["llama-tiny"].config, **config}, name="odd")
+    nodes, per_node = ranks if isinstance(ranks, tuple) else (1, ranks)
+    usual = {"model": "llama-tiny", "hardware": ("cpu", "gpu"), "framework": framework}
+    usual["topology"] = Topology(nodes=nodes, processes_per_node=per_node)
+    return pytest.param(make_case(**{**usual, **known}), on, why, id=f"{framework.slug()}: {why}")
+
+
+def split(why: str | None, ranks: int = 4, **changes: Any) -> Any:
+    """Of layers over two ranks, by FSDP2."""
+    if changes.keys() & SHAPE.keys():
+        changes = {"model": llama("x", **SHAPE | changes)}
+    return row(FSDP2(tensor_parallel=2), why, ranks=ranks, **changes)
+
+
+def both(why: str | None, on: Machine = CPU, degrees: Any = None, **changes: Any) -> list[Any]:
+    """Of the two that train through accelerate, with degrees of its mesh, on four ranks."""
+    return [row(each.replace(**degrees or {}), why, on, ranks=4, **changes) for each in (BY_FSDP2, SHARDED)]
+
+
+def parts(why: str | None, on: Machine = H100, **changes: Any) -> list[Any]:
+    """Of both with a quarter of a sequence on each of four ranks."""
+    return both(why, on, {"cp_size": 4}, **{"precision": "bf16", **changes})
+
+
+PARTS_NEED = "cp_size=4 needs attention 'sdpa' in 16 bits, not compiled, not "
+OLD_GPU = "float8='tensorwise' needs a GPU of compute capability 8.9 or more, as an L4, L40S or H100"
+MIXED = "float8='tensorwise' is mixed with bf16: give precision 'bf16-mixed', not "
+GROUPS = (
+    "hybrid sharding in groups of {} needs at least 2 groups of at least 2 processes: {} processes cannot..."
+)
+OFFLOAD = "{} copies from pinned memory to a GPU, this machine has none"
+ONE = "accelerate wraps nothing in DDP, and torch shards nothing in FSDP1, on 1 process: needs 2"
+SELECTIVE: dict[str, Any] = {"activation_checkpointing": "selective-op"}
+UNSEEN = "{} cannot be observed in net, of which only the name is known"
+
+
+@pytest.mark.parametrize(
+    ("case", "machine", "why"),
+    [
+        row(DDP(), None, gradient_accumulation=4),
+        row(DDP(), "it needs 32 cores (one per process), this machine has 16", ranks=32),
+        row(GRAPH, None),
+        row(GRAPH, "static_graph needs gradients reduced in the first backward...", gradient_accumulation=2),
+        row(FULL, None),
+        row(FSDP(sharding_strategy="SHARD_GRAD_OP"), "SHARD_GRAD_OP needs at least 2 processes...", ranks=1),
+        row(NOTHING, None, ranks=1),
+        row(NOTHING.replace(shard_group=2), "shard_group=2 is for HYBRID_SHARD, not for NO_SHARD", ranks=4),
+        row(FULL.replace(cpu_offload=True), OFFLOAD.format("cpu_offload")),
+        row(HYBRID.replace(shard_group=2), None, ranks=4),
+        row(HYBRID.replace(cpu_offload=True), None, H100, ranks=(2, 2)),
+        row(HYBRID, GROUPS.format(4, 4), H100, ranks=4),
+        row(HYBRID, GROUPS.format(1, 8), ranks=(8, 1)),
+        *(row(FSDP2(shard_group=size), None, ranks=8) for size in (2, 4)),
+        *(row(FSDP2(shard_group=size), GROUPS.format(size, 8), ranks=8) for size in (3, 8)),
+        row(
+            FSDP2(reduce_dtype="bfloat16"),
+            "reduce_dtype='bfloat16' is for mixed precision...",
+            precision="bf16",
+        ),
+        *(
+            row(framework, why, H100, quantization=quantization, precision=precision, lora=ADAPTERS)
+            for framework in (FULL, FSDP2())
+            for quantization, precision, why in (
+                ("none", "bf16-mixed", None),
+                ("4bit", "bf16", None),
+                (
+                    "4bit",
+                    "bf16-mixed",
+                    "packed 4bit weights cannot be cast, as bf16-mixed does where it shards...",
+                ),
+                ("8bit", "bf16", "8bit weights cannot be sharded..."),
+            )
+        ),
+        # Tensor parallelism.
+        split(None),
+        split(None, model="llama-3-70b"),
+        split(None, model=Model(name="x", config={"model_type": "llama"})),
+        split("tensor_parallel knows how to split llama models only, gpt2-tiny is gpt2", model="gpt2-tiny"),
+        split("tensor_parallel=2 must divide the 3 processes of llama-tiny", ranks=3),
+        split("tensor_parallel=2 must divide the 5 attention heads of x", heads=5, kv_heads=5),
+        split("tensor_parallel=2 must divide the 1 key-value heads of x", kv_heads=1),
+        split("tensor_parallel=2 must divide the 49 MLP columns of x", mlp=49),
+        split("tensor_parallel=2 must divide the 65 tokens in the vocabulary of x", vocab=65),
+        split("tensor_parallel trains otherwise when its blocks are compiled: ...", compile=True),
+        split("tensor_parallel does not know how to split lora adapters", lora=ADAPTERS),
+        row(
+            FSDP2(tensor_parallel=2, shard_group=2),
+            "tensor_parallel=2 does not go with shard_group (3-D mesh)",
+        ),
+        row(FSDP2(tensor_parallel=2, float8="rowwise"), "tensor_parallel=2 does not go with float8"),
+        *both(None, CPU, IN_4),
+        *both("tp_size=2 must divide the 1 key-value heads of odd", CPU, IN_4, num_key_value_heads=1),
+        # float8.
+        row(LOW, None),
+        row(LOW, None, H100),
+        row(LOW, OLD_GPU, A100),
+        row(LOW, "float8='tensorwise' goes with neither lora nor quantization", lora=ADAPTERS),
+        row(LOW_2, None, H100, precision="bf16-mixed"),
+        row(LOW_2, OLD_GPU, A100, precision="bf16-mixed"),
+        row(LOW_2, f"{MIXED}'bf16'", precision="bf16"),
+        row(Trainer(float8="tensorwise"), f"{MIXED}'fp32'"),
+        row(
+            LOW_2.replace(**IN_4),
+            "float8='tensorwise': torchao's linear layers are none that transformers splits by tp_size",
+            precision="bf16-mixed",
+            ranks=4,
+        ),
+        # Through accelerate.
+        *both(None),
+        *both("...takes precision 'fp32' or 'bf16-mixed' or 'bf16', and...", precision="fp16-mixed"),
+        *parts(None),
+        *parts("cp_size=4: a CPU has no kernel for it: run the case dry, as on a GPU", CPU),
+        *parts(f"{PARTS_NEED}'eager', precision 'bf16', compile False", attention="eager"),
+        *parts(f"{PARTS_NEED}'sdpa', precision 'fp32', compile False", precision="fp32"),
+        *parts(f"{PARTS_NEED}'sdpa', precision 'bf16', compile True", compile=True),
+        row(BY_DDP, None),
+        row(BY_FSDP2, None, ranks=1),
+        *(row(each, ONE, ranks=1) for each in (BY_DDP, BY_FSDP)),
+        row(BY_FSDP2.replace(cpu_offload=True), OFFLOAD.format("cpu_offload")),
+        *(
+            row(each, f"{name} shards among the GPUs of a node, this machine has none")
+            for each, name in HYBRIDS
+        ),
+        *(row(each, GROUPS.format(8, 8), H100, ranks=8) for each, _ in HYBRIDS),
+        *(row(each, None, H100, ranks=(2, 8)) for each, _ in HYBRIDS),
+        row(Trainer(), None, activation_checkpointing="every-2"),
+        row(
+            Trainer(),
+            "the Trainer checkpoints whole blocks (none, full, every-N): no 'selective-op'",
+            **SELECTIVE,
+        ),
+        row(Trainer(), "the Trainer wraps nothing on 1 process: it needs at least 2", ranks=1),
+        row(OFFLOADED, OFFLOAD.format("offload")),
+        row(OFFLOADED, "the gradient norm of offloaded FSDP2 shards ...; take fsdp_version=1", H100),
+        row(OFFLOADED.replace(fsdp_version=1), None, H100),
+        # Fabric.
+        row(FABRIC, None),
+        row(FABRIC, None, H100, precision="fp16-mixed"),
+        row(FABRIC, "Fabric turns fp16-mixed into bf16-mixed on a CPU", precision="fp16-mixed"),
+        row(FABRIC_2, None, precision="bf16-mixed", **SELECTIVE),
+        row(FABRIC_2, "Fabric's ModelParallelStrategy has no fp16-mixed", H100, precision="fp16-mixed"),
+        row(FABRIC_1.replace(cpu_offload=True, backward_prefetch="none"), None, H100),
+        row(FABRIC_1, None, H100, precision="fp16-mixed", activation_checkpointing="every-2"),
+        row(FABRIC_1.replace(sharding_strategy="HYBRID_SHARD"), None, H100, ranks=(2, 4)),
+        row(FABRIC_1.replace(sharding_strategy="HYBRID_SHARD"), GROUPS.format(4, 4), H100, ranks=4),
+        row(FABRIC_1, "Fabric's FSDPStrategy runs on GPUs only"),
+        row(
+            FABRIC_1,
+            "Fabric's FSDPStrategy recomputes whole blocks: no ... 'selective-op'",
+            H100,
+            **SELECTIVE,
+        ),
+        row(FABRIC_1, "FULL_SHARD needs at least 2 processes...", H100, ranks=1),
+        row(
+            FABRIC.replace(sharding_strategy="NO_SHARD"), "no_shard: for strategy 'fsdp' only, not for 'ddp'"
+        ),
+        row(OF_FABRIC_1, "backward_post, cpu_offload: for strategy 'fsdp' only, not for 'fsdp2'"),
+        # nanotron.
+        row(NANOTRON, None, head_dim=32, attention_bias=False, rope_theta=5e5),
+        row(
+            NANOTRON, "nanotron takes precision 'fp32' or 'bf16', and...'bf16-mixed'", precision="bf16-mixed"
+        ),
+        row(
+            NANOTRON,
+            "nanotron takes activation_checkpointing 'none', and...",
+            activation_checkpointing="full",
+        ),
+        row(NANOTRON, "nanotron takes attention 'sdpa' or 'flash_attention_2', and...", attention="eager"),
+        row(NANOTRON, "nanotron takes compile False, and the case asks for True", compile=True),
+        row(NANOTRON, "nanotron builds Llama models, gpt2-tiny is a gpt2", model="gpt2-tiny"),
+        row(NANOTRON, "nanotron has head_dim=32 only, odd has 64", head_dim=64),
+        row(NANOTRON, "nanotron has mlp_bias=False only, odd has True", mlp_bias=True),
+        row(NANOTRON, "nanotron has attention_dropout=0.0 only, odd has 0.1", attention_dropout=0.1),
+        # Scripts.
+        row(SCRIPT, None, attention="eager"),
+        row(SCRIPT, UNSEEN.format("attention"), attention="eager", model=NET),
+        row(SCRIPT, UNSEEN.format("activation_checkpointing"), model=NET, activation_checkpointing="full"),
+        row(SCRIPT, "script knows no learning_rate, and the case asks for 0.1", learning_rate=0.1),
+        row(SCRIPT, "script knows no seed, and the case asks for 1", seed=1),
+        row(Script(path="a.py", data_parallel=3), "data_parallel=3 does not divide 2 processes"),
+    ],
+)
+def test_what_cannot_run_is_known_beforehand(case: Case, machine: Machine, why: str | None) -> None:
+    said = unsupported(case, machine)
+    assert said is None if why is None else matches(why, str(said)), said
+
+
+def matches(text: str, said: str) -> bool:
+    return re.fullmatch(".*".join(map(re.escape, text.split("..."))), said) is not None
+
+
+WORDS = "full_shard, shard_grad_op, no_shard, hybrid_shard, hybrid_shard_zero2"
+WORD_BY_WORD = 'give it word by word, as ("torchrun", "train.py"): shlex.split cuts a line'
+NO_DEGREES = "degrees are of FSDP2; name what to shard"
+TOGETHER = "module and config name a configuration together"
+OF_FSDP1 = "with strategy 'fsdp1', which takes sharding_strategy, backward_prefetch, cpu_offload"
+DEGREES: list[tuple[dict[str, Any], str]] = [
+    ({"tp_size": 2}, "dp_shard_size=1 leaves FSDP2 nothing to shard (dp_replicate_size=1, dp_shard_size=1"),
+    ({"dp_replicate_size": 2, "tp_size": 2}, "give at least 2, or no degree to shard among all ranks"),
+    ({"dp_replicate_size": 2, "cp_size": 2}, "give at least 2, or no degree to shard among all ranks"),
+    ({"tp_size": 0}, "tp_size: Input should be greater than or equal to 1, got 0"),
+    ({"sp_size": 2}, "sp_size=2: accelerate splits sequences so with DeepSpeed alone, not with FSDP2"),
+    ({"dp_shard_size": 2.0}, "dp_shard_size: Input should be a valid integer, got 2.0"),
+]
+LLAMA = {"module": "llama3", "config": "llama3_8b"}
+BAD: dict[type[Framework], list[tuple[dict[str, Any], str]]] = {
+    Script: [
+        ({}, "give one of path, module and command, not none"),
+        ({"command": "torchrun a.py"}, f"command: {WORD_BY_WORD}"),
+        ({"path": "a.py", "arguments": "--x 1"}, f"arguments: {WORD_BY_WORD}"),
+        ({"path": "a.py", "label": "two words"}, "label: String should match pattern"),
+        ({"path": "a.py", "module": "a"}, "not path and module"),
+        ({"path": ""}, "path: String should have at least 1 character, got ''"),
+        ({"module": ""}, "module: String should have at least 1 character, got ''"),
+        ({"command": ()}, "at least 1 item"),
+        ({"command": ("torchrun", "a.py"), "arguments": ("--x",)}, "a command holds its own"),
+        ({"path": "a.py", "data_parallel": 0}, "data_parallel: Input should be greater"),
+        ({"path": "a.py", "clock": "AdamW:0"}, "clock: String should match pattern"),
+        ({"path": "a.py", "clock": ""}, "clock: String should match pattern"),
+        ({"path": "a.py", "loss": "fall"}, "loss: Input should be 'falls' or 'finite', got 'fall'"),
+    ],
+    Trainer: [
+        ({"fsdp": "full"}, f"fsdp: unknown 'full'; words are {WORDS}, offload, auto_wrap"),
+        ({"fsdp": "auto_wrap"}, f"fsdp: name one sharding of {WORDS}; leave it empty for DDP"),
+        ({"fsdp": "full_shard no_shard"}, "leave it empty for DDP, got 'full_shard no_shard'"),
+        ({"fsdp": "no_shard"}, "no_shard is of FSDP1: fsdp_version=1, or full_shard, shard_grad_op"),
+        ({"fsdp_version": 1}, "fsdp_version=1 without fsdp; name what to shard"),
+        ({"fsdp_version": 3}, "fsdp_version: Input should be 1 or 2, got 3"),
+        ({"float8": "rowwise"}, "float8: Input should be 'tensorwise', got 'rowwise'"),
+        (
+            {"fsdp": "full_shard", "fsdp_version": 1, "float8": "tensorwise"},
+            "float8='tensorwise' goes with DDP and FSDP2, not with fsdp_version=1",
+        ),
+        ({"dp_shard_size": 2}, f"dp_replicate_size=1, dp_shard_size=2, cp_size=1, tp_size=1: {NO_DEGREES}"),
+        ({"fsdp": "full_shard", "fsdp_version": 1, "tp_size": 2}, f"tp_size=2: {NO_DEGREES}"),
+        *(({"fsdp": "full_shard auto_wrap", **degrees}, said) for degrees, said in DEGREES),
+    ],
+    Accelerate: [
+        ({}, "give either strategy ('ddp', 'fsdp1' or 'fsdp2') or config (the path of an accelerate YAML)"),
+        ({"config": "none.yaml"}, "cannot read none.yaml: No such file or directory"),
+        ({"strategy": "fsdp2", "config": "ddp.yaml"}, "give either strategy"),
+        ({"strategy": "fsdp3"}, "strategy: Input should be 'ddp', 'fsdp1' or 'fsdp2', got 'fsdp3'"),
+        (
+            {"strategy": "fsdp2", "sharding_strategy": "NO_SHARD"},
+            "sharding_strategy='NO_SHARD' does not go with strategy 'fsdp2', which takes "
+            "reshard_after_forward, cpu_offload, dp_replicate_size, dp_shard_size, cp_size, tp_size",
+        ),
+        (
+            {"strategy": "ddp", "cpu_offload": True},
+            "cpu_offload=True does not go with strategy 'ddp', which takes float8",
+        ),
+        ({"strategy": "fsdp1", "dp_shard_size": 2}, f"dp_shard_size=2 does not go {OF_FSDP1}"),
+        ({"strategy": "fsdp1", "float8": "rowwise"}, f"float8='rowwise' does not go {OF_FSDP1}"),
+        (
+            {"config": "ddp.yaml", "reshard_after_forward": False},
+            "reshard_after_forward=False does not go with a configuration file, which takes no options",
+        ),
+        ({"strategy": "fsdp1", "sharding_strategy": "ALL"}, "strategy: Input should be 'FULL_SHARD'"),
+        ({"strategy": "fsdp1", "backward_prefetch": "PRE"}, "prefetch: Input should be 'BACKWARD_PRE'"),
+        *(({"strategy": "fsdp2", **degrees}, said) for degrees, said in DEGREES),
+    ],
+    Lightning: [
+        (options, "Options of lightning: strategy, sharding_strategy")
+        for options in ({}, {"strategy": "deepspeed"}, {"strategy": "ddp", "precision": 16})
+    ],
+    TorchTitan: [
+        ({"module": "llama3"}, TOGETHER),
+        ({"overrides": ("--training.steps=3",)}, TOGETHER),
+        ({**LLAMA, "tensor_parallel": 2}, "config llama3_8b decides everything: leave out tensor_parallel2"),
+        ({"module": "llama3", "config": "llama3-8b"}, "config: String should match pattern"),
+        ({**LLAMA, "overrides": "--a.b=1"}, "overrides: Input should be a valid tuple"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"), [(kind, *entry) for kind, entries in BAD.items() for entry in entries]
+)
+def test_options_that_cannot_be_are_named_with_what_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Framework], options: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "ddp.yaml").write_text("distributed_type: MULTI_CPU\nnum_processes: 2\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((CaseError, FileError)) as caught:
+        make_case(framework={"name": kind.name, **options})
+    assert said in str(caught.value)
+    if kind is not Lightning:  # which a mapping alone tells its options
+        with pytest.raises((CaseError, FileError), match=re.escape(said)):
+            kind(**options)
+
+
+BY_EP = ("--parallelism.expert_parallel_degree=8",)
+REGISTERED = TorchTitan(module="deepseek_v3", config="deepseek_v3_16b")
+GRAPHS = REGISTERED.replace(module="my.models", overrides=BY_EP, disable_cuda_graphs=False)
+
+
+@pytest.mark.parametrize(
+    ("framework", "slug"),
+    [
+        (BY_DDP, "accelerate-ddp"),
+        (BY_FSDP.replace(sharding_strategy="NO_SHARD"), "accelerate-fsdp1-no_shard"),
+        (BY_FSDP2.replace(reshard_after_forward=False), "accelerate-fsdp2-no_reshard_after_forward"),
+        (Trainer(), "trainer"),
+        (Trainer(fsdp=" full_shard  auto_wrap"), "trainer-full_shard auto_wrap"),
+        (Trainer(fsdp="no_shard", fsdp_version=1), "trainer-no_shard-fsdp_version1"),
+        (Nanotron(dp=4, tp=4, tp_mode="REDUCE_SCATTER"), "nanotron-dp4-tp4-reduce_scatter"),
+        (Nanotron(pp=2, pp_engine="afab", resume=True), "nanotron-pp2-afab-resume"),
+        (TorchTitan(tensor_parallel=2), "torchtitan-tensor_parallel2"),
+        (REGISTERED, "torchtitan-deepseek_v3_16b"),
+        (GRAPHS, f"torchtitan-my.models-deepseek_v3_16b-{BY_EP[0][2:]}-no_disable_cuda_graphs"),
+    ],
+)
+def test_an_id_tells_options(framework: Framework, slug: str) -> None:
+    assert framework.slug() == slug
