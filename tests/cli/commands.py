@@ -26,6 +26,16 @@ def run(*words: object, status: int = 0, text: Any = None) -> Result:
     return result
 
 
+def error_of(*words: object, status: int = 2) -> str:
+    """What a command says on standard error, in one line, that ends with this status."""
+    return flat(run(*words, status=status).stderr)
+
+
+def flat(text: str) -> str:
+    """A text in one line, with one space between words."""
+    return " ".join(text.split())
+
+
 def rows(printed: str) -> list[dict[str, Any]]:
     """The rows that a command printed for machines, whose fields stand on the page of commands."""
     content = json.loads(printed)

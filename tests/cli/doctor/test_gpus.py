@@ -36,21 +36,17 @@ def test_gpus_that_are_set_up_alike_pass() -> None:
 
 
 LINKS, NO_FABRIC = "GPU 0: 18 up, GPU 1: 17 up, 1 down", "not initialized: GPU 1 (00000000:1C:00.0)"
+LIMITED, OFF = "limited to 500 W, its default is 700 W", "GPU 0: on, GPU 1: off"
 
 
 @pytest.mark.parametrize(
     ("function", "answer", "check", "said"),
     [
-        (
-            "nvmlDeviceGetEnforcedPowerLimit",
-            (500_000,),
-            "power limit",
-            "limited to 500 W, its default is 700 W",
-        ),
+        ("nvmlDeviceGetEnforcedPowerLimit", (500_000,), "power limit", LIMITED),
         ("nvmlDeviceGetTotalEccErrors", (2,), "GPU hardware", LOST),
         ("nvmlDeviceGetApplicationsClock", (1200,), "clocks", "SM up to 1980 MHz, application clock 1200"),
-        ("nvmlDeviceGetEccMode", ([0, 0],), "ECC", "GPU 0: on, GPU 1: off"),
-        ("nvmlDeviceGetPersistenceMode", (0,), "persistence mode", "GPU 0: on, GPU 1: off"),
+        ("nvmlDeviceGetEccMode", ([0, 0],), "ECC", OFF),
+        ("nvmlDeviceGetPersistenceMode", (0,), "persistence mode", OFF),
         ("nvmlDeviceGetRemappedRows", ((0, 0, 0, 1),), "GPU hardware", "have the card replaced"),
         ("nvmlDeviceGetNvLinkState", (1,) * 17 + (0,), "NVLink", LINKS),
         ("fabric", (1, 0), "NVLink fabric", NO_FABRIC),
@@ -66,17 +62,16 @@ def test_a_gpu_that_is_unlike_the_others_is_named(
     assert ("nvidia-fabricmanager" in str(rows[check].advice)) == (function == "fabric")
 
 
-def test_gpus_without_nvlink_have_no_row_of_it() -> None:
-    on_pcie = {"nvmlDeviceGetNvLinkState": Nvml.NVMLError_NotSupported("Not Supported"), "fabric": (0, 0)}
-    rows = gpu_rows(make_gpu_machine(count=2), Nvml(on_pcie, on_pcie))
-    assert not [row.check for row in rows if "NVLink" in row.check]
-
-
-def test_what_nvml_does_not_tell_is_unknown() -> None:
+def test_what_nvml_does_not_tell_is_unknown_and_without_nvlink_there_is_no_row_of_it() -> None:
     no = Nvml.NVMLError_NotSupported("Not Supported")
-    silent = {"nvmlDeviceGetEccMode": no, "nvmlDeviceGetEnforcedPowerLimit": no}
-    rows = {row.check: row.status for row in gpu_rows(make_gpu_machine(count=1), Nvml(silent))}
-    assert (rows["ECC"], rows["power limit"]) == ("unknown", "unknown")
+    silent = {
+        **{f"nvmlDeviceGet{name}": no for name in ("EccMode", "EnforcedPowerLimit", "NvLinkState")},
+        **{f"nvmlDeviceGet{name}": no for name in ("ApplicationsClock", "MaxClockInfo")},
+        "fabric": (0, 0),
+    }
+    rows = gpu_rows(make_gpu_machine(count=2), Nvml(silent, silent))
+    assert {row.check for row in rows if row.status == "unknown"} == {"ECC", "power limit", "clocks"}
+    assert not [row.check for row in rows if "NVLink" in row.check]
     [row] = gpu_rows(make_gpu_machine(count=1), Nvml({}, init=Nvml.NVMLError("Driver Not Loaded")))
     assert (row.check, row.status) == ("NVML", "unknown")
     assert "Driver Not Loaded" in row.found

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from perfsuite import DDP, Case
+from perfsuite.case.fault import Structural
+from perfsuite.case.hardware import Machine
+from perfsuite.cli import selftest_counts
+from perfsuite.cli.checks import Row, Status
+from perfsuite.cli.selftest_counts import Base, bases, inject_structural
+from perfsuite.measure import Launching
+from perfsuite.node.machine import detect
+from perfsuite.results.counts import Counts, RankCounts
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import Run
+from tests.samples import make_case, make_gpu_machine, make_run
+
+CASE = make_case(framework=DDP())
+
+
+def reading(times: int) -> Run:
+    return make_run(counts=(RankCounts(ranks=(0, 1), counts=Counts(host_reads={"forward": times})),))
+
+
+def told(
+    monkeypatch: pytest.MonkeyPatch, launches: tuple[Run, ...], field: str, case: Case = CASE
+) -> list[Row]:
+    """The rows of one fault and of the case without it: of launches before, with it, and without it."""
+    made: list[str | None] = []
+
+    def launch_once(case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
+        made.append(how.inject)
+        return launches[len(made) - 1]
+
+    tried = Base(case=case, faults={"host-read": field})
+    monkeypatch.setattr(selftest_counts, "launch_once", launch_once)
+    monkeypatch.setattr(selftest_counts, "bases", lambda machine: (tried,))
+    rows = list(inject_structural(detect()))
+    assert made == [None, "host-read", None][: len(made)]
+    return rows
+
+
+SAME, READ = "the counts are the same", "host reads in forward: 1 -> 2 a step"
+MISFIT = make_run(failure=Failure(kind="mismatch", message="it fits others"))
+
+
+@pytest.mark.parametrize(
+    ("injected", "clean", "field", "statuses", "found"),
+    [
+        (reading(2), reading(1), "host reads in forward", ["pass", "pass"], [READ, SAME]),
+        (reading(1), reading(1), "host reads in forward", ["fail", "pass"], [SAME, SAME]),
+        (reading(2), reading(1), "kernels in forward", ["fail", "pass"], [READ, SAME]),
+        (MISFIT, reading(1), "kernels", ["fail", "pass"], ["it fits others", SAME]),
+        (reading(2), reading(2), "host reads in forward", ["pass", "fail"], [READ, READ]),
+    ],
+    ids=["caught", "nothing found", "another field", "a failed launch", "found without a fault"],
+)
+def test_a_fault_is_caught_if_the_counts_name_it_and_nothing_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+    injected: Run,
+    clean: Run,
+    field: str,
+    statuses: list[Status],
+    found: list[str],
+) -> None:
+    rows = told(monkeypatch, (reading(1), injected, clean), field)
+    assert [row.check for row in rows] == ["inject host-read", "ddp without a fault"]
+    assert ([row.status for row in rows], [row.found for row in rows]) == (statuses, found)
+    advice = [f"expected {field}", "expected no finding"]
+    assert [row.advice for row in rows if row.status == "fail"] == [
+        text for text, status in zip(advice, statuses, strict=True) if status == "fail"
+    ]
+
+
+def test_without_a_launch_to_compare_with_or_its_hardware_nothing_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    [row] = told(monkeypatch, (MISFIT,), "kernels")
+    assert (row.check, row.status, row.found) == ("ddp", "fail", "it fits others")
+    [row] = told(monkeypatch, (), "kernels", CASE.replace(hardware="h100"))
+    assert (row.check, row.status, row.found) == ("inject host-read", "unknown", "not tried here")
+
+
+@pytest.mark.parametrize("machine", [detect(), make_gpu_machine()], ids=["here", "gpus"])
+def test_every_structural_fault_is_tried_once(machine: Machine) -> None:
+    tried = [kind for each in bases(machine) for kind in each.faults]
+    assert sorted(tried) == sorted(get_args(Structural))
+
+
+@pytest.mark.launch
+def test_a_fault_is_found_in_real_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the others change in real launches is tested in worker/test_structural_faults.py."""
+    replicated = bases(detect())[0]
+    kind: Structural = "small-buckets"
+    first = replicated._replace(faults={kind: replicated.faults[kind]})
+    monkeypatch.setattr(selftest_counts, "bases", lambda machine: (first,))
+    assert [(row.status, row.found) for row in inject_structural(detect())] == [
+        ("pass", "all_reduce of 2 ranks: 1 -> 4 calls a step, the same bytes"),
+        ("pass", "the counts are the same"),
+    ]
