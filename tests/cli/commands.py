@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from typer.testing import CliRunner, Result
 from perfsuite.case.case import Case
 from perfsuite.cli.app import app
 from perfsuite.dry import cases
+from perfsuite.launch import arm
 from perfsuite.launch.lock import MachineLock
 from tests.doc_pages import ROOT
 from tests.samples import make_machine
@@ -52,3 +54,9 @@ def hold(monkeypatch: pytest.MonkeyPatch, *held: Case) -> None:
     monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [*held])
     monkeypatch.setattr("perfsuite.launch.local.detect", make_machine)
     monkeypatch.setattr(MachineLock, "take", lambda self, say: None)
+
+
+def ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all arms have this interpreter, which then need not be started to tell its paths and versions."""
+    paths = json.dumps([sys.prefix, *sys.path])
+    monkeypatch.setattr(arm, "ask", lambda of, code: paths if "sys.path" in code else "0.1")

@@ -62,6 +62,7 @@ def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
     for number in range(BAD + 1):
         stand_in.commits.append(step_takes(f"{11 if number >= FIRST_BAD else 10}.{'0' * (number + 1)}"))
     commands.hold(monkeypatch, CASE)
+    commands.ask_nobody(monkeypatch)
     monkeypatch.setattr(measure, "launch_once", stand_in)
     monkeypatch.setattr(against_arm, "launch_once", stand_in.counted)
     monkeypatch.setattr(against_arm, "dry_run", stand_in.counted_dry)

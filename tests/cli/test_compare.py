@@ -56,6 +56,7 @@ class Verdicts:
 def verdicts(monkeypatch: pytest.MonkeyPatch) -> Verdicts:
     """For all ways, also dry, which every case can be run here, on any device."""
     stand_in = Verdicts()
+    commands.ask_nobody(monkeypatch)
     for way in (AgainstArm, ByCounts):
         monkeypatch.setattr(way, "judge", lambda *arguments: stand_in.judge(*arguments))
     for module in (driver, setup):

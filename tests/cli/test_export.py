@@ -46,35 +46,26 @@ def test_a_file_is_written_and_what_is_left_out_is_named(results: Path, tmp_path
     )
 
 
-def test_a_dry_run_is_no_outcome_of_any_hardware(tmp_path: Path) -> None:
-    launched = make_session(1)
+def test_a_dry_run_is_no_outcome_of_any_hardware_nor_is_one_that_was_refused(tmp_path: Path) -> None:
+    launched, file = make_session(1), tmp_path / "results.json"
     dry = make_result(make_run(dry=True, case=make_case(sequence_length=32)), before=None)
-    file = tmp_path / "results.json"
     documents.write(file, launched.replace(results=(*launched.results, dry)))
     shown = run("--format", "openmetrics", file)
     assert shown.stdout == FORMATS["openmetrics"](launched)
     assert shown.stderr.startswith("left out: 1 dry run, which measured nothing\n")
-
-
-def test_a_dry_run_that_was_refused_is_none_either(tmp_path: Path) -> None:
-    file = tmp_path / "results.json"
     documents.write(file, make_session(0).replace(results=(never_run(),), dry=True))
     assert never_run().case_id not in run("--format", "openmetrics", file).stdout
 
 
-def test_a_comparison_of_two_arms_is_refused(tmp_path: Path) -> None:
-    documents.write(tmp_path / "results.json", make_session(1).replace(arms=ARMS))
-    assert "compares two arms" in run("--format", "hud", tmp_path, status=2).stderr
-
-
-def test_a_format_must_be_named_and_known(results: Path) -> None:
-    for arguments in ((), ("--format", "csv")):
-        run(results, *arguments, status=2)
-
-
-def test_what_cannot_be_read_or_written_is_an_error(results: Path, tmp_path: Path) -> None:
-    missing = run("--format", "hud", tmp_path / "none.json", status=2)
-    assert f"cannot read {tmp_path / 'none.json'}" in missing.stderr
-    assert "or name a results.json" in run("--format", "hud", "--store", tmp_path / "empty", status=2).stderr
-    blocked = run("--format", "hud", results, "--output", results / "under" / "a-file", status=2)
-    assert "cannot write" in blocked.stderr
+def test_what_cannot_be_exported_is_refused(results: Path, tmp_path: Path) -> None:
+    documents.write(arms := tmp_path / "arms.json", make_session(1).replace(arms=ARMS))
+    hud = ("--format", "hud")
+    for words, said in (
+        ((*hud, arms), "compares two arms"),
+        ((*hud, tmp_path / "none.json"), f"cannot read {tmp_path / 'none.json'}"),
+        ((*hud, "--store", tmp_path / "empty"), "or name a results.json"),
+        ((*hud, results, "--output", results / "under" / "a-file"), "cannot write"),
+        ((results,), "Missing option '--format'"),
+        ((results, "--format", "csv"), "'csv' is not one of 'hud', 'openmetrics'"),
+    ):
+        assert said in commands.error_of("export", *words)
