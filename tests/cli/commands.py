@@ -1,7 +1,5 @@
 """Runs a command of perfsuite in this process, on cases that pytest need not collect."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

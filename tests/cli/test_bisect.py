@@ -1,7 +1,5 @@
 """`perfsuite bisect` on a real history. Launches are stood in for: how fast one is stands in its worktree."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -104,9 +102,7 @@ def test_the_first_bad_commit_is_named_with_its_change_and_known_afterwards(laun
 
 
 @pytest.mark.parametrize("way", ["--counts", "--dry"])
-def test_by_counts_each_commit_takes_one_run_and_the_good_one_one_in_all(
-    launches: Launches, way: str
-) -> None:
+def test_by_counts_each_commit_takes_one_run(launches: Launches, way: str) -> None:
     every = launches.commits
     first, _, told = by_counts(way, "--good", every[GOOD]).stdout.splitlines()
     assert first.startswith(f"the first bad commit: {every[FIRST_BAD]} ")

@@ -1,7 +1,5 @@
 """`perfsuite compare`: what it prints, writes and refuses. Its launches are simulated, each in processes."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import partial
@@ -80,9 +78,7 @@ def session() -> dict[str, Any]:
     ("outcome", "status"),
     [("passed", 0), ("improved", 0), ("regressed", 1), ("failed", 1), ("inconclusive", 3), ("unhealthy", 3)],
 )
-def test_the_exit_status_says_whether_arm_b_is_worse(
-    verdicts: Verdicts, outcome: Outcome, status: int
-) -> None:
+def test_the_exit_status_tells_if_arm_b_is_worse(verdicts: Verdicts, outcome: Outcome, status: int) -> None:
     verdicts.outcome = outcome
     command(".", CASE.id, status=status)
     command(".", "--dry", CASE.id, status=status)
@@ -129,9 +125,7 @@ def test_a_case_that_cannot_run_here_is_skipped_with_its_reason(
         (KeyError("nobody expected it"), "KeyError: 'nobody expected it'"),
     ],
 )
-def test_a_case_with_an_error_is_a_failed_one_and_the_next_is_measured(
-    verdicts: Verdicts, error: Exception, said: str
-) -> None:
+def test_an_error_fails_its_own_case_alone(verdicts: Verdicts, error: Exception, said: str) -> None:
     verdicts.errors = {CASE.id: error}
     assert f"{CASE.id}: {said}" in command(".", CASE.id, OTHER.id, status=1).stderr
     assert len(verdicts.ways) == 2

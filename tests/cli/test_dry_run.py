@@ -1,7 +1,5 @@
 """`perfsuite dry-run`: what it prints and refuses. Dry runs themselves are stood in for, but for one."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
@@ -136,9 +134,7 @@ NO_COMPILER = "there is no C++ compiler: install g++"
         (f"{CASE.id} --device cuda", f"--device cuda: {NO_COMPILER}"),
     ],
 )
-def test_what_cannot_be_run_dry_is_refused(
-    monkeypatch: pytest.MonkeyPatch, arguments: str, words: str
-) -> None:
+def test_what_cannot_run_dry_is_refused(monkeypatch: pytest.MonkeyPatch, arguments: str, words: str) -> None:
     if "cuda" in arguments:
         monkeypatch.setattr(guard, "why_not", lambda: NO_COMPILER)
     assert words in commands.error_of("dry-run", *arguments.split())

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -70,7 +68,7 @@ def test_our_own_comment_of_that_name_is_brought_up_to_date_and_no_other(told: G
         ([GOOD, SLOW.replace(shadow=True)], "success"),
     ],
 )
-def test_a_check_is_red_only_for_what_fails_and_green_only_if_all_was_judged(
+def test_a_check_is_red_for_what_fails_and_green_if_all_was_judged(
     results: list[Measurement], meaning: str
 ) -> None:
     assert conclusion(results) == meaning
@@ -100,9 +98,7 @@ def test_a_comment_is_cut_at_what_github_takes_with_its_folds_closed() -> None:
     assert text.endswith(f"\nThe rest is cut.\n</details>\n\n[The job]({URL})\n{MARK}")
 
 
-def test_bad_names_jobs_of_no_pull_request_and_answers_that_are_no_json_are_told(
-    told: Gh, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_answered_is_told(told: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
     (told.program.parent / "answer").write_text("Not logged in")
     assert "gh pr view printed no JSON" in answer(GOOD, status=2)
     monkeypatch.setenv("GITHUB_REF", "refs/heads/main")
@@ -143,9 +139,7 @@ def test_new_baselines_become_a_pull_request_with_the_figures_and_nothing_else(c
     assert "torch 2.14, see @\u200boctocat\n\n````text\ncase\n```\n@octocat 1 -> 2\n````\n" in gh.calls
 
 
-def test_of_an_artifact_only_baselines_are_taken_and_no_link_is_followed(
-    clone: Path, gh: Gh, tmp_path: Path
-) -> None:
+def test_of_an_artifact_only_baselines_are_taken(clone: Path, gh: Gh, tmp_path: Path) -> None:
     """Code of anybody may have run on the machine that measured."""
     secret = tmp_path / "secret"
     secret.write_text("the token")

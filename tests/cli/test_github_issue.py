@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import re
 from datetime import date
@@ -114,9 +112,7 @@ def test_a_waived_regression_opens_no_issue_and_is_told_where_one_is_open() -> N
     ],
     ids=["waived", "good", "not measured", "inconclusive", "never counted", "not counted again"],
 )
-def test_an_issue_closes_only_when_its_cases_are_known_to_be_good(
-    night: tuple[Measurement, ...], call: str
-) -> None:
+def test_an_issue_closes_only_when_its_cases_are_good(night: tuple[Measurement, ...], call: str) -> None:
     (step,) = told(*night, issue=issue_of(CASE))
     assert step.arguments[:3] == ("issue", call, "7")
     if call == "close":
@@ -184,9 +180,7 @@ OPENED = "cpu-test-2c: label create, issue create\n"
 TREND = Trend(since=date(2026, 1, 1), sessions=9, series=2, findings=(drift(),), unplaced={})
 
 
-def test_the_command_tells_gh_and_drifts_of_a_history_count(
-    gh: Gh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_tells_gh(gh: Gh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     gh.answers([])
     assert command(GOOD) == "cpu-test-2c: nothing to do\n"

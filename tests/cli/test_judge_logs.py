@@ -1,7 +1,5 @@
 """Logs of jobs that perfsuite did not launch: real event files."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """`perfsuite night` and `refresh`. What they run is stood in for."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from pathlib import Path
@@ -75,9 +73,7 @@ def test_a_night_looks_at_the_machine_and_the_gate_and_then_measures(tonight: Ni
 
 
 @pytest.mark.parametrize(("ended", "status"), [(0, 0), (1, 1), (2, 2), (4, 2), (5, 2), (-9, 2)])
-def test_a_night_ends_as_pytest_does_and_with_2_where_nothing_was_judged(
-    tonight: Night, ended: int, status: int
-) -> None:
+def test_a_night_ends_as_pytest_does(tonight: Night, ended: int, status: int) -> None:
     tonight.statuses = {"pytest": ended}
     run(status=status)
 
@@ -85,7 +81,7 @@ def test_a_night_ends_as_pytest_does_and_with_2_where_nothing_was_judged(
 @pytest.mark.parametrize(
     ("command", "ended", "status"), [("doctor", 1, 2), ("doctor", 2, 2), ("selftest", 1, 1)]
 )
-def test_nothing_is_measured_on_a_bad_machine_or_by_a_blind_gate(
+def test_a_bad_machine_or_a_blind_gate_ends_a_night(
     tonight: Night, command: str, ended: int, status: int
 ) -> None:
     tonight.statuses = {command: ended}
@@ -95,9 +91,7 @@ def test_nothing_is_measured_on_a_bad_machine_or_by_a_blind_gate(
     assert PAGE.read_text().startswith("Nothing was measured: see the log.\n")
 
 
-def test_github_shows_what_is_worse_or_not_decided_next_to_the_file(
-    tonight: Night, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_github_shows_what_is_worse_next_to_its_file(tonight: Night, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     assert "::" not in run().stdout, "all is well"
     worse = SLOW.replace(case_id="a,b:c", nodeid="bench_cases/test_x.py::test[1]")
@@ -137,9 +131,7 @@ def test_the_report_of_an_earlier_night_is_not_tonight_s(tonight: Night) -> None
     assert PAGE.read_text().count("Nothing was measured") == 3, "an older session is not told as tonight's"
 
 
-def test_without_transformers_the_self_test_trains_nothing(
-    tonight: Night, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_transformers_nothing_is_trained(tonight: Night, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(night, "find_spec", lambda name: None)
     run()
     assert tonight.commands[1] == ["perfsuite.cli", "selftest", "--framework=fake"]
@@ -193,9 +185,7 @@ def test_what_cannot_be_accepted_is_an_error_and_its_reason_is_kept(tonight: Nig
         ("refresh --hardware cpu --reason=", "--reason is empty: say why a baseline may change"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_runs(
-    tonight: Night, command: str, words: str
-) -> None:
+def test_what_cannot_be_measured_is_refused(tonight: Night, command: str, words: str) -> None:
     documents.write_text(page := Path("mine/index.html"), "<title>Ours</title>")
     assert words in error_of(*command.split())
     assert tonight.commands == []

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator
@@ -116,9 +114,7 @@ def test_a_long_night_is_cut() -> None:
     assert len(lines) == 43
 
 
-def test_an_answer_that_is_no_success_is_said_in_a_line_and_no_redirect_is_followed(
-    tmp_path: Path, service: Service
-) -> None:
+def test_a_bad_answer_is_said_and_no_redirect_is_followed(tmp_path: Path, service: Service) -> None:
     for day, status in enumerate((302, 404, 500), 1):
         service.status = status
         said = add(tmp_path / str(status), night(tmp_path, day, 50_000))
@@ -126,9 +122,7 @@ def test_an_answer_that_is_no_success_is_said_in_a_line_and_no_redirect_is_follo
     assert [path for path, _, _ in service.posted] == [f"/{SECRET}"] * 3
 
 
-def test_a_webhook_that_hangs_or_is_not_there_is_said_and_fails_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_webhook_that_hangs_or_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setattr(notify, "TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:

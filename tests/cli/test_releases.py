@@ -1,7 +1,5 @@
 """`perfsuite releases`: its page, what it refuses and keeps. Runs are stood in for, mostly pip, too."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -143,9 +141,7 @@ def test_another_script_is_run_anew(runs: Runs, monkeypatch: pytest.MonkeyPatch)
         ("", "some_thing is not installed here: name the oldest release by --from"),
     ],
 )
-def test_which_releases_are_run_and_ends_that_leave_nothing_to_compare(
-    runs: Runs, words: str, names: str
-) -> None:
+def test_which_releases_are_run(runs: Runs, words: str, names: str) -> None:
     if names[0].isdigit():
         listed = f"{names.count(',') + 1} releases of some_thing: {names}\n"
         assert command(*words.split()).stderr.startswith(listed)
@@ -162,9 +158,7 @@ def test_what_cannot_be_run_dry_is_launched_under_both_releases(runs: Runs) -> N
     assert f"- {CASE.id}: launch" in told
 
 
-def test_a_cpu_is_pretended_under_both_releases_if_one_torch_lets_no_cuda_be_pretended(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cpu_is_pretended_if_one_torch_needs_it(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         command_of, "why_no_cuda", lambda arm: "built for CUDA" if "2.0" in arm.text else None
     )
@@ -173,9 +167,7 @@ def test_a_cpu_is_pretended_under_both_releases_if_one_torch_lets_no_cuda_be_pre
     assert runs.devices == [None, None, "cpu", "cpu"]
 
 
-def test_a_case_for_another_machine_that_cannot_be_run_dry_says_only_that(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_case_of_another_machine_says_only_that(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = make_case(hardware="h100")
     commands.hold(monkeypatch, gpu)
     runs.refused = {("dry", "2.0")}
@@ -192,9 +184,7 @@ def test_with_counts_all_is_launched_and_the_norm_of_gradients_is_told(runs: Run
     assert "  - the norm of the gradients before step 4: 1 -> 2" in told
 
 
-def test_what_fails_or_imports_another_release_is_told_and_the_next_compared_with_the_last_that_ran(
-    runs: Runs,
-) -> None:
+def test_a_release_is_compared_with_the_last_that_ran(runs: Runs) -> None:
     runs.failing, runs.kernels, runs.uses = {"1.1"}, {"1.1.1": 90}, {"2.0": "1.2"}
     told = command("--from", "1.0", status=3).stdout
     assert f"## 1.0 -> 1.1\n\n- {CASE.id}: dry run: under some_thing==1.1: crash: boom; launch: under" in told

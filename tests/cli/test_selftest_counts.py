@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 from typing import get_args
 
@@ -75,9 +73,7 @@ def test_a_fault_is_caught_if_the_counts_name_it_and_nothing_without_it(
     ]
 
 
-def test_without_a_launch_to_compare_with_or_its_hardware_nothing_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nothing_is_caught_without_launch_or_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
     [row] = told(monkeypatch, (MISFIT,), "kernels")
     assert (row.check, row.status, row.found) == ("ddp", "fail", "it fits others")
     [row] = told(monkeypatch, (), "kernels", CASE.replace(hardware="h100"))

@@ -1,7 +1,5 @@
 """`perfsuite slurm submit`, also on a real Slurm. Sessions are pytest without perfsuite, to start sooner."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -202,9 +200,7 @@ def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "words"
 
 
-def test_options_of_sbatch_come_from_the_ini_file_the_environment_and_the_command_line(
-    refusing: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_of_sbatch_have_three_sources(refusing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def asked_for(*options: str) -> list[str]:
         """Return what `sbatch` is asked for, beyond what is always the same."""
         submit(*options, status=2)
@@ -236,9 +232,7 @@ NEGATIVE = "--nodes is '-1', expected a number of nodes, or a range such as 2-4"
         ("", "perf_slurm_options = --nodes=-1", NEGATIVE),
     ],
 )  # fmt: skip
-def test_what_is_no_option_is_refused_with_what_is_allowed(
-    refusing: Path, words: str, setting: str, said: str
-) -> None:
+def test_what_is_no_option_is_refused(refusing: Path, words: str, setting: str, said: str) -> None:
     Path("pytest.ini").write_text(f"[pytest]\n{setting}\n")
     assert said in submit(*words.split(), status=2).stderr
     assert not refusing.exists()

@@ -1,7 +1,5 @@
 """Runs in a store, as pytest sessions leave them, and `perfsuite baseline` on them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

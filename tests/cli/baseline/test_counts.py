@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +112,7 @@ def test_more_work_needs_a_reason_and_without_one_nothing_is_written(repository:
     assert " host reads in forward: 1 -> 40, in optimizer: 39 -> 0 a step " in split
 
 
-def test_launches_that_did_otherwise_in_an_earlier_session_or_by_other_versions_make_no_count_unsteady(
-    repository: Path,
-) -> None:
+def test_earlier_sessions_and_other_versions_make_no_count_unsteady(repository: Path) -> None:
     measured("1", 5, **seen(MORE))
     old = launch(counts(host_reads={}), torch="2.12.0")
     keep("2", [*measured("2", 2, counts=old.counts, observed=old.observed), *measured("2", 5, **seen())])

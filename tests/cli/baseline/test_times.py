@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ UNLIKE = "5 unlike the newest (observed attention is 'eager', the newest's 'sdpa
         ({"observed": EAGER_ATTENTION}, UNLIKE),
     ],
 )
-def test_injected_and_failed_runs_and_those_that_ran_otherwise_are_never_accepted(
+def test_runs_that_are_no_evidence_are_never_accepted(
     repository: Path, changes: dict[str, Any], why: str
 ) -> None:
     measured("1", 5, **changes)
@@ -148,9 +146,7 @@ def test_several_sessions_are_pooled_on_request_even_across_an_update_which_is_s
     assert held.observed.environment["torch"] == "2.13.0"
 
 
-def test_metrics_of_other_packages_are_shown_and_a_worse_one_needs_a_reason(
-    repository: Path, packages: Packages
-) -> None:
+def test_metrics_of_other_packages_are_shown_and_judged(repository: Path, packages: Packages) -> None:
     code = """
         from perfsuite.results import Metric
 
@@ -198,9 +194,7 @@ def test_accept_takes_the_profile_of_the_newest_session(repository: Path) -> Non
 
 
 @pytest.mark.parametrize(("share", "files"), [(0.0, 1), (0.9, 0)])
-def test_counts_of_which_the_profile_says_that_they_lack_work_are_not_accepted(
-    repository: Path, share: float, files: int
-) -> None:
+def test_counts_that_lack_work_are_not_accepted(repository: Path, share: float, files: int) -> None:
     measured("1", 5, counts=launch().counts)
     write_profile(unseen_profile(share))
     assert ("counts are left out: by the profile, 90% of" in told("accept")) is not bool(files)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import importlib.util
 import sys
 from typing import Any
@@ -96,7 +94,7 @@ def test_a_package_that_the_probe_needs_is_named_with_its_command(
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_no_launch_is_tried_while_an_extension_is_broken(
+def test_a_broken_extension_ends_it_before_launches(
     monkeypatch: pytest.MonkeyPatch, packages: Packages, broken: bool
 ) -> None:
     """Each launch would end in that error, and every other row would be lost."""

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from perfsuite.cli.checks import Row
@@ -52,9 +50,7 @@ LIMITED, OFF = "limited to 500 W, its default is 700 W", "GPU 0: on, GPU 1: off"
         ("fabric", (1, 0), "NVLink fabric", NO_FABRIC),
     ],
 )
-def test_a_gpu_that_is_unlike_the_others_is_named(
-    function: str, answer: object, check: str, said: str
-) -> None:
+def test_a_gpu_unlike_the_others_is_named(function: str, answer: object, check: str, said: str) -> None:
     rows = on_two_gpus(**{function: answer})
     assert [name for name, row in rows.items() if row.status != "pass"] == [check]
     assert rows[check].status == ("unknown" if check == "power limit" else "fail")
