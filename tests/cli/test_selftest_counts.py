@@ -3,7 +3,7 @@ from typing import get_args
 
 import pytest
 
-from perfsuite import DDP, Case
+from perfsuite import DDP, Case, Topology
 from perfsuite.case.fault import Structural
 from perfsuite.case.hardware import Machine
 from perfsuite.cli import selftest_counts
@@ -15,6 +15,7 @@ from perfsuite.results.counts import Counts, RankCounts
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from tests.samples import make_case, make_gpu_machine, make_run
+from tests.worker.test_structural_faults import counted
 
 CASE = make_case(framework=DDP())
 
@@ -87,13 +88,30 @@ def test_every_structural_fault_is_tried_once(machine: Machine) -> None:
 
 
 @pytest.mark.launch
+def test_every_fault_is_found_by_what_a_step_is_counted_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted while it trains in this process, in place of launches."""
+
+    def launch_once(case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
+        alone = case.replace(topology=Topology(processes_per_node=1))
+        step = counted(alone, how.inject)  # type: ignore[arg-type]
+        return make_run(case=case, counts=(RankCounts(ranks=(0, 1), counts=step),))
+
+    monkeypatch.setattr(selftest_counts, "launch_once", launch_once)
+    told = {row.check.removeprefix("inject "): row for row in inject_structural(detect())}
+    assert {row.status for row in told.values()} == {"pass"}, told
+    assert told["checkpointing-lost"].found == "recompute: 79.7 MFLOP -> 0"
+    assert told["optimizer-foreach"].found == "host reads in optimizer: 39 -> 78 a step"
+    assert told["fsdp2 without a fault"].found == "the counts are the same"
+    assert len(told) == len(get_args(Structural)) + 2
+
+
+@pytest.mark.launch
 def test_a_fault_is_found_in_real_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the others change in real launches is tested in worker/test_structural_faults.py."""
-    replicated = bases(detect())[0]
-    kind: Structural = "small-buckets"
-    first = replicated._replace(faults={kind: replicated.faults[kind]})
-    monkeypatch.setattr(selftest_counts, "bases", lambda machine: (first,))
-    assert [(row.status, row.found) for row in inject_structural(detect())] == [
-        ("pass", "all_reduce of 2 ranks: 1 -> 4 calls a step, the same bytes"),
-        ("pass", "the counts are the same"),
-    ]
+    first = bases(detect())[0]
+    wanted = first._replace(faults={"small-buckets": first.faults["small-buckets"]})
+    monkeypatch.setattr(selftest_counts, "bases", lambda machine: (wanted,))
+    row = next(inject_structural(detect()))
+    assert (row.status, row.found) == (
+        "pass",
+        "all_reduce of 2 ranks: 1 -> 4 calls a step, the same bytes",
+    )
