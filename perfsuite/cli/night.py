@@ -159,10 +159,8 @@ def github_annotations(results: Sequence[Measurement]) -> list[str]:
         if needs_words(result) and result.excused is None:
             level = "error" if result.outcome in ("failed", "regressed") and not result.shadow else "warning"
             file, title = result.nodeid.partition("::")[0], f"{result.outcome}: {result.case_id}"
-            named = ",".join(
-                f"{key}={_escaped(value, ':,')}" for key, value in (("file", file), ("title", title))
-            )
-            lines.append(f"::{level} {named}::{_escaped(reason(result) or result.outcome)}")
+            where = f"file={_escaped(file, ':,')},title={_escaped(title, ':,')}"
+            lines.append(f"::{level} {where}::{_escaped(reason(result) or result.outcome)}")
     return lines
 
 
