@@ -98,16 +98,13 @@ def failed(case: str) -> Night:
     return Night(place, case, StoredVerdict(word="failed"))
 
 
-def test_text_of_others_can_neither_mention_anybody_nor_be_markup() -> None:
+def test_text_of_others_is_no_markup_and_mentions_nobody_and_a_long_night_is_cut() -> None:
     bad = "`<!channel> @here <@U1> *b* & [x](https://evil)\n# all_gather 7 -> 14"
     *_, line = notify.message([failed("a`@all")], {("cpu-x", "a`@all"): bad}, "").splitlines()
     assert line == (
         "newly red: `a'@\u200ball` on `cpu-x`: failed: "
         "`'&lt;!channel&gt; @\u200bhere &lt;@\u200bU1&gt; *b* &amp; [x](https://evil) # all_gather 7 → 14`"
     )
-
-
-def test_a_long_night_is_cut() -> None:
     changed = [failed(f"case-{number}") for number in range(50)]
     lines = notify.message(changed, {}, "https://x").splitlines()
     assert lines[-2:] == ["and 10 more", "https://x"]

@@ -150,12 +150,15 @@ def test_which_releases_are_run(runs: Runs, words: str, names: str) -> None:
         assert not runs.made
 
 
-def test_what_cannot_be_run_dry_is_launched_under_both_releases(runs: Runs) -> None:
-    runs.refused = {("dry", "1.2")}
+def test_what_cannot_be_run_dry_is_launched_under_both_releases_and_with_counts_all_is(runs: Runs) -> None:
+    runs.refused, runs.norms = {("dry", "1.2")}, {"2.0": 2.0}
     told = command("--from", "1.1.1").stdout
     ways = [("dry", "1.1.1"), ("dry", "1.2"), ("launch", "1.1.1"), ("launch", "1.2"), ("launch", "2.0")]
     assert [made[:2] for made in runs.made] == ways
     assert f"- {CASE.id}: launch" in told
+    assert "  - the norm of the gradients before step 4: 1 -> 2" in told
+    command("--from", "1.2", "--counts", ids=(OTHER.id,))
+    assert [made[:2] for made in runs.made[len(ways) :]] == [("launch", "1.2"), ("launch", "2.0")]
 
 
 def test_a_cpu_is_pretended_if_one_torch_needs_it(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,13 +178,6 @@ def test_a_case_of_another_machine_says_only_that(runs: Runs, monkeypatch: pytes
     assert f"\n## 1.2 -> 2.0\n\n- {gpu.id}: dry run: a shape depends on values\n" in told
     said = command("--from", "1.2", "--counts", ids=(gpu.id,), status=3).stdout
     assert f"- {gpu.id}: it is meant for h100, this machine is " in said
-
-
-def test_with_counts_all_is_launched_and_the_norm_of_gradients_is_told(runs: Runs) -> None:
-    runs.norms = {"2.0": 2.0}
-    told = command("--from", "1.2", "--counts").stdout
-    assert [made[:2] for made in runs.made] == [("launch", "1.2"), ("launch", "2.0")]
-    assert "  - the norm of the gradients before step 4: 1 -> 2" in told
 
 
 def test_a_release_is_compared_with_the_last_that_ran(runs: Runs) -> None:

@@ -48,17 +48,16 @@ def test_counts_are_accepted_with_the_times(repository: Path) -> None:
     assert accepted() == before
 
 
-def test_counts_alone_are_accepted_from_one_launch_on_any_machine(repository: Path) -> None:
-    accept("1", 1, status=1, **seen(health=DISTURBED, machine=make_gpu_machine()))  # too few healthy ones
-    told("accept", "--counts")
-    assert [*written()] == [f"baselines/counts/sm90/{CASE.id}.json"]
-
-
-def test_a_dry_run_is_accepted_by_its_own_target_and_never_for_its_times(repository: Path) -> None:
-    accept("1", 5, status=2, **seen(dry=True))
+def test_counts_alone_are_accepted_from_one_launch_on_any_machine_or_from_a_dry_run(repository: Path) -> None:
+    accept("1", 5, status=2, **seen(dry=True))  # which has no times
     told("accept", "--counts")
     held = accepted(REVIEWED.counts.reviewed_file("dry-cpu", CASE.id))
     assert (held.target, held.launches) == ("dry-cpu", 5)
+    accept("2", 1, status=1, **seen(health=DISTURBED, machine=make_gpu_machine()))  # too few healthy ones
+    told("accept", "--counts")
+    assert sorted(written()) == [
+        f"baselines/counts/{target}/{CASE.id}.json" for target in ("dry-cpu", "sm90")
+    ]
 
 
 def test_a_dry_run_of_the_first_rank_alone_is_no_baseline_where_ranks_differ(repository: Path) -> None:
@@ -137,15 +136,8 @@ def test_list_and_show(repository: Path) -> None:
     shown = told("show", CASE.id)
     assert f"{CASE.id} counted on cpu\n  file: {FILE}\n  accepted by Ada" in shown
     assert "  of 1 launch; versions: torch 2.13.0, transformers 5.23.0\n" in shown
-    for row in (
-        "step 4 of rank 0, counted:",
-        "collective group dtype phase calls bytes",
-        "all_gather 2 ranks float32 backward 5 3.50 MiB",
-        "phase FLOPs kernels host reads",
-        "recompute 335.5 MFLOP",
-    ):
-        assert f" {row} " in flat(shown)
-    assert "Copied" not in shown
+    assert "\nstep 4 of rank 0, counted:\n" in shown
+    assert " all_gather 2 ranks float32 backward 5 3.50 MiB " in flat(shown)
 
 
 def test_what_is_unsteady_is_shown(repository: Path) -> None:
@@ -167,16 +159,22 @@ def test_diff_says_in_words_what_a_branch_changes(repository: Path) -> None:
     counted("1", 1, **seen())
     assert f"{CASE.id} counted on cpu\n  launches: new -> 1\n" in told("diff")
     commit(repository)
-    newer = launch(MORE, torch="2.14.0")
-    counted("2", 3, "--reason", "torch 2.14", counts=newer.counts, observed=newer.observed)
+    newer = seen(MORE, observed=launch(torch="2.14.0").observed)
+    counted("2", 3, "--reason", "torch 2.14", **newer)
     assert told("diff") == (
         f"{CASE.id} counted on cpu\n"
         "  launches: 1 -> 3\n"
         "  versions: torch 2.13.0 -> 2.14.0\n"
         "  all_gather of 2 ranks: 2 more calls a step in backward (+3.50 MiB)\n"
     )
+    commit(repository)
+    REVIEWED.counts.write_reviewed(accepted().replace(launches=2))
+    assert "  launches: 3 -> 2\n  the counts are the same\n" in told("diff")
+    entries = [entry.replace(counts=entry.counts.replace(method="hooks-1")) for entry in accepted().counts]
+    REVIEWED.counts.write_reviewed(accepted().replace(counts=entries))
+    assert "counted by the method 'hooks-1', before by 'dispatch-1': not comparable" in told("diff")
     FILE.unlink()
-    assert f"{CASE.id} counted on cpu\n  launches: 1 -> removed\n" in told("diff")
+    assert f"{CASE.id} counted on cpu\n  launches: 3 -> removed\n" in told("diff")
 
 
 def test_diff_says_once_what_is_true_of_several_ranks(repository: Path) -> None:
@@ -190,14 +188,3 @@ def test_diff_says_once_what_is_true_of_several_ranks(repository: Path) -> None:
         "  peak of live tensors: 12.3 -> 13.3 MiB (ranks 0-1)",
         "  host reads in forward: 2 -> 3 a step (rank 1)",
     ]
-
-
-def test_diff_says_where_only_the_launches_changed_and_where_methods_differ(repository: Path) -> None:
-    counted("1", 1, **seen())
-    commit(repository)
-    REVIEWED.counts.write_reviewed(accepted().replace(launches=2))
-    assert "  launches: 1 -> 2\n  the counts are the same\n" in told("diff")
-    held = accepted()
-    other = [entry.replace(counts=entry.counts.replace(method="hooks-1")) for entry in held.counts]
-    REVIEWED.counts.write_reviewed(held.replace(counts=other))
-    assert "counted by the method 'hooks-1', before by 'dispatch-1': not comparable" in told("diff")

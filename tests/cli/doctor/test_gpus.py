@@ -73,7 +73,7 @@ def test_what_nvml_does_not_tell_is_unknown_and_without_nvlink_there_is_no_row_o
     assert "Driver Not Loaded" in row.found
 
 
-def test_one_slow_gpu_of_eight_is_named() -> None:
+def test_gpus_are_compared_with_each_other_and_with_their_data_sheet() -> None:
     reports = [
         make_report(rank, device_probe={"copy_gb_s": 3000.0 if rank != 3 else 2400.0, "matmul_tflops": 700.0})
         for rank in range(8)
@@ -83,9 +83,7 @@ def test_one_slow_gpu_of_eight_is_named() -> None:
     assert "GPU 3 is 20% slower than the fastest" in str(copy.advice)
     assert (matmul.status, matmul.found) == ("pass", "700 to 700 over 8 GPUs, 71% of the data sheet's peak")
     assert device_rows(reports, make_machine()) == []
-
-
-def test_a_single_gpu_is_compared_with_its_data_sheet_alone() -> None:
+    # A single one is compared with its data sheet alone.
     report = make_report(device_probe={"copy_gb_s": 3000.0, "matmul_tflops": 300.0})
     copy, matmul = device_rows([report], make_gpu_machine(count=1))
     assert (copy.status, matmul.status) == ("unknown", "fail")
