@@ -20,14 +20,14 @@ from tests.cli import commands
 from tests.samples import make_case, make_run
 
 CASE = make_case()
-OTHER = make_case(steps=21)
+OTHER, LAST = make_case(steps=21), make_case(steps=23)
 GPU_CASE = make_case(hardware="h100", steps=22)
 
 
 @pytest.fixture(autouse=True)
 def _cases(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repository with cases, on a CPU machine."""
-    commands.hold(monkeypatch, CASE, OTHER, GPU_CASE)
+    commands.hold(monkeypatch, CASE, OTHER, LAST, GPU_CASE)
 
 
 class Verdicts:
@@ -112,23 +112,18 @@ def test_a_case_that_cannot_run_here_is_skipped_with_its_reason(
     verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert f"{GPU_CASE.id}: " in command(".", "-k", "any").stderr
-    assert len(verdicts.ways) == 2
+    assert len(verdicts.ways) == 3
     assert [skip["case_id"] for skip in session()["skipped"]] == [GPU_CASE.id]
     commands.hold(monkeypatch, GPU_CASE)
     command(".", "-k", "any", status=3)  # nothing measured is not decided
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (CaseError("compile=True with Fake"), "compile=True with Fake"),
-        (KeyError("nobody expected it"), "KeyError: 'nobody expected it'"),
-    ],
-)
-def test_an_error_fails_its_own_case_alone(verdicts: Verdicts, error: Exception, said: str) -> None:
-    verdicts.errors = {CASE.id: error}
-    assert f"{CASE.id}: {said}" in command(".", CASE.id, OTHER.id, status=1).stderr
-    assert len(verdicts.ways) == 2
+def test_an_error_fails_its_own_case_alone(verdicts: Verdicts) -> None:
+    verdicts.errors = {CASE.id: CaseError("compile=True with Fake"), OTHER.id: KeyError("nobody expected it")}
+    told = command(".", CASE.id, OTHER.id, LAST.id, status=1).stderr
+    assert f"{CASE.id}: compile=True with Fake" in told
+    assert f"{OTHER.id}: KeyError: 'nobody expected it'" in told
+    assert len(verdicts.ways) == 3
 
 
 def test_what_was_compared_is_shown_though_the_allocation_is_over(verdicts: Verdicts) -> None:

@@ -100,24 +100,14 @@ def test_a_waived_regression_opens_no_issue_and_is_told_where_one_is_open() -> N
     assert "60% tolerated until 2026-12-31, @\u200bme, https://example.org/1" in create.text
 
 
-@pytest.mark.parametrize(
-    ("night", "call"),
-    [
-        ((SLOW.replace(excused="waived"),), "close"),
-        ((GOOD,), "close"),
-        ((), "edit"),
-        ((NOISY,), "edit"),
-        ((hidden(None),), "close"),
-        ((hidden("baselines/x.json"),), "edit"),
-    ],
-    ids=["waived", "good", "not measured", "inconclusive", "never counted", "not counted again"],
-)
-def test_an_issue_closes_only_when_its_cases_are_good(night: tuple[Measurement, ...], call: str) -> None:
-    (step,) = told(*night, issue=issue_of(CASE))
-    assert step.arguments[:3] == ("issue", call, "7")
-    if call == "close":
+def test_an_issue_closes_only_when_its_cases_are_good() -> None:
+    for good in (SLOW.replace(excused="waived"), GOOD, hidden(None)):
+        (step,) = told(good, issue=issue_of(CASE))
+        assert step.arguments[:3] == ("issue", "close", "7")
         assert URL in step.arguments[-1]
-    else:
+    for results in ((), (NOISY,), (hidden("baselines/x.json"),)):
+        (step,) = told(*results, issue=issue_of(CASE))
+        assert step.arguments[:3] == ("issue", "edit", "7")
         assert f"- `{CASE}`: not measured or not counted again, or not known" in step.text
         assert Issue(7, step.text).subjects == [CASE]
 
@@ -158,16 +148,12 @@ def test_no_name_and_no_text_is_markup_a_mention_or_a_list() -> None:
     assert title("cpu ` @me\n") == "Performance regressions on cpu____me_"
 
 
-LIST = "<!-- perfsuite: [] -->"
-
-
-@pytest.mark.parametrize(
-    "body", ["by hand", "<!-- perfsuite: [x] -->", f"{LIST} {LIST}", "<!-- perfsuite: 1 -->"]
-)
-def test_an_issue_whose_list_somebody_broke_is_not_closed_and_gets_a_new_one(body: str) -> None:
-    assert told(GOOD, issue=Issue(7, body)) == []
-    (edit,) = told(SLOW, issue=Issue(7, body))
-    assert Issue(7, edit.text).subjects == [CASE]
+def test_an_issue_whose_list_somebody_broke_is_not_closed_and_gets_a_new_one() -> None:
+    empty = "<!-- perfsuite: [] -->"
+    for body in ("by hand", "<!-- perfsuite: [x] -->", f"{empty} {empty}", "<!-- perfsuite: 1 -->"):
+        assert told(GOOD, issue=Issue(7, body)) == []
+        (edit,) = told(SLOW, issue=Issue(7, body))
+        assert Issue(7, edit.text).subjects == [CASE]
 
 
 def command(*results: Measurement, more: tuple[object, ...] = (), status: int = 0) -> str:

@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from perfsuite import Model, Script, documents
 from perfsuite.cli import releases as command_of
-from perfsuite.errors import DryRunError
+from perfsuite.errors import CaseError, DryRunError
 from perfsuite.launch import installed
 from perfsuite.launch.arm import Arm, resolve
 from perfsuite.measure import Launching
@@ -36,6 +36,7 @@ class Runs:
         self.norms: dict[str, float] = {}
         self.refused: set[tuple[str, str]] = set()  # ways and releases that do not go together
         self.failing: set[str] = set()
+        self.uninstallable: set[str] = set()
         # The version that a run observes, by case or release, if it is not that of the arm.
         self.uses: dict[str, str | None] = {}
 
@@ -61,6 +62,11 @@ class Runs:
         self.devices.append(device)
         return self._run(case, directory, arm, "dry")
 
+    def resolve(self, option: str, text: str, **_: Path) -> Arm:
+        if text.partition("==")[2] in self.uninstallable:
+            raise CaseError(f"{text}: pip: ERROR: Cannot install {text} and torch==2.13.0")
+        return Arm(text=text)
+
     def launch(self, case: Any, machine: Any, directory: Path, how: Launching) -> Run:
         return self._run(case, directory, how.arm, "launch")
 
@@ -81,7 +87,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     monkeypatch.setattr(command_of, "launch_once", stand_in.launch)
     monkeypatch.setattr(command_of, "why_no_cuda", lambda arm: None)
     monkeypatch.setattr(command_of, "versions", lambda package: [*map(Version, INDEX)])
-    monkeypatch.setattr(command_of, "resolve", lambda option, text, root, store: Arm(text=text))
+    monkeypatch.setattr(command_of, "resolve", stand_in.resolve)
     return stand_in
 
 
@@ -182,10 +188,12 @@ def test_a_case_of_another_machine_says_only_that(runs: Runs, monkeypatch: pytes
 
 def test_a_release_is_compared_with_the_last_that_ran(runs: Runs) -> None:
     runs.failing, runs.kernels, runs.uses = {"1.1"}, {"1.1.1": 90}, {"2.0": "1.2"}
+    runs.uninstallable = {"1.2"}
     told = command("--from", "1.0", status=3).stdout
     assert f"## 1.0 -> 1.1\n\n- {CASE.id}: dry run: under some_thing==1.1: crash: boom; launch: under" in told
     assert f"- {CASE.id}, since 1.0\n  - improved: kernels in forward: 100 -> 90" in told
-    assert f"- {CASE.id}: dry run: under some_thing==2.0: it used some_thing 1.2" in told
+    assert "## 1.1.1 -> 1.2\n\n- not installed: Cannot install some_thing==1.2 and torch==2.13.0\n" in told
+    assert f"## 1.1.1 -> 2.0\n\n- {CASE.id}: dry run: under some_thing==2.0: it used some_thing 1.2" in told
 
 
 def test_a_case_that_does_not_use_the_package_is_left_out_and_one_must_use_it(runs: Runs) -> None:

@@ -68,8 +68,8 @@ submit = partial(commands.run, "slurm", "submit")
 
 def waiting_job(project: Path, *words: str) -> tuple[subprocess.Popen[str], str]:
     """A session in its last test, which waits; and the id of its job."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([*COMMAND, *words, "--", "-k", "waits"], text=True, **pipes)
+    command = [*COMMAND, *words, "--", "-k", "waits"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert any("it waits" in line for line in process.stdout), "the log is followed"
     assert process.poll() is None
