@@ -96,9 +96,7 @@ def refresh(
     pytest_options: shared.PytestOptions = None,
     out: Annotated[Path, typer.Option(help="directory of the report")] = Path("out"),
     cases: shared.Cases = shared.CASES,
-    baselines: Annotated[
-        Path, typer.Option("--baselines", help="Directory of reviewed baselines.")
-    ] = BASELINES,
+    baselines: shared.Reviewed = BASELINES,
 ) -> None:
     """Measure cases by ten launches each, and make these their reviewed baselines, to commit.
 
