@@ -58,7 +58,9 @@ def accept(does: str) -> None:
 run = partial(commands.run, "night", "--hardware", "cpu")
 
 
-def test_a_night_looks_at_the_machine_and_the_gate_and_then_measures(tonight: Night) -> None:
+def test_a_night_looks_at_machine_and_gate_and_measures(
+    tonight: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tonight.statuses = {"doctor": 3, "selftest": 3}  # a busy machine cannot tell, which ends no night
     options = ("--shard=2/8", "--", "-k", "fsdp2", "--perf-min-judged=50%")
     said = commands.run("night", "--hardware", "h100", *options)
@@ -70,6 +72,9 @@ def test_a_night_looks_at_the_machine_and_the_gate_and_then_measures(tonight: Ni
     assert {"--perf-report=out", "--perf-shard=2/8"} <= {*pytest_}
     assert "## perfsuite: 1 " in PAGE.read_text()
     assert "perfsuite history push out/results.json" in said.stderr
+    monkeypatch.setattr(night, "find_spec", lambda name: None)  # without transformers nothing is trained
+    run()
+    assert tonight.commands[-2] == ["perfsuite.cli", "selftest", "--framework=fake"]
 
 
 @pytest.mark.parametrize(("ended", "status"), [(0, 0), (1, 1), (2, 2), (4, 2), (5, 2), (-9, 2)])
@@ -129,12 +134,6 @@ def test_the_report_of_an_earlier_night_is_not_tonight_s(tonight: Night) -> None
     tonight.statuses, tonight.measures = {}, False
     run()
     assert PAGE.read_text().count("Nothing was measured") == 3, "an older session is not told as tonight's"
-
-
-def test_without_transformers_nothing_is_trained(tonight: Night, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(night, "find_spec", lambda name: None)
-    run()
-    assert tonight.commands[1] == ["perfsuite.cli", "selftest", "--framework=fake"]
 
 
 def new_baselines(*words: str, status: int = 0) -> str:

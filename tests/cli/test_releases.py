@@ -124,7 +124,6 @@ def test_each_release_runs_once_and_what_ran_is_kept_unless_it_was_cut_short(run
 
 
 def test_another_script_is_run_anew(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("train.py").write_text("pass\n")
     script = make_case(model=Model.named("mine"), framework=Script(path="train.py"))
     commands.hold(monkeypatch, script)
     for text in ("pass\n", "pass  # more\n"):

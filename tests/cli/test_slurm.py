@@ -214,6 +214,9 @@ def test_options_of_sbatch_have_three_sources(refusing: Path, monkeypatch: pytes
     given = ["--partition", "gpu", "--nodes=2", "--comment=x y"]
     assert asked_for(*given, "--wait-start=3", "--", "-k", "a") == ["-c2", "-D a b", "-c3", "-s", *given]
     assert "-m pytest --perf-launcher=slurm -k a\n" in refusing.read_text()
+    monkeypatch.setenv("PERFSUITE_SLURM_PARTITION", "gpu")
+    said = "no setting PERFSUITE_SLURM_PARTITION any more: write --partition=... into PERFSUITE_SLURM_OPTIONS"
+    assert said in submit(status=2).stderr
 
 
 NO_SECONDS = "expected a whole number of seconds"
@@ -236,12 +239,6 @@ def test_what_is_no_option_is_refused(refusing: Path, words: str, setting: str, 
     Path("pytest.ini").write_text(f"[pytest]\n{setting}\n")
     assert said in submit(*words.split(), status=2).stderr
     assert not refusing.exists()
-
-
-def test_a_variable_of_old_says_what_replaces_it(refusing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERFSUITE_SLURM_PARTITION", "gpu")
-    said = "no setting PERFSUITE_SLURM_PARTITION any more: write --partition=... into PERFSUITE_SLURM_OPTIONS"
-    assert said in submit(status=2).stderr
 
 
 def test_a_reader_of_the_log_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,11 @@ def test_what_cannot_be_read_or_written_refuses_its_own_case_alone(repository: P
     assert broken.read_text() == "{"
     Path("file").write_text("")
     assert f"not accepted: {ON}: cannot write file/" in told("accept", "--baselines", "file", status=1)
+    broken.unlink()
+    Path(".perfsuite/runs/1", CASE.id, "launch-1/run.json").write_text("{")
+    result = told("accept", CASE.id, status=1)
+    assert "launch-1/run.json: not JSON" in result
+    assert f"not accepted: {ON}: 4 healthy launches" in result
 
 
 def test_what_looks_like_markup_is_shown_as_it_is(repository: Path) -> None:
@@ -44,15 +49,6 @@ def test_what_looks_like_markup_is_shown_as_it_is(repository: Path) -> None:
     assert f"  reason: {reason}\n" in shown
     assert "  settings: a=[/red]\n" in shown
     assert "by a[bot]" in commands.flat(told("list"))
-
-
-def test_a_corrupt_run_is_said_and_left_out(repository: Path) -> None:
-    measured("1", 6)
-    next(Path(".perfsuite").glob("runs/1/*/launch-1/run.json")).write_text("{")
-    result = told("accept")
-    assert "left out:" in result
-    assert "launch-1/run.json: not JSON" in result
-    assert len(accepted().launches) == 5
 
 
 def test_every_class_of_the_newest_session_is_accepted_or_the_one_that_is_named(repository: Path) -> None:

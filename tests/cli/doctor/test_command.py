@@ -67,13 +67,6 @@ def test_a_machine_that_is_not_what_is_expected_is_an_error(
     assert result.stderr.startswith(f"perfsuite doctor: {said}" if said else "")
 
 
-def test_a_probe_that_dies_is_one_row_that_says_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    row = examine(make_machine(), quick=True)[-1]
-    assert (row.check, row.status) == ("torch", "fail")
-    assert "it ended with status 1" in row.found
-
-
 @pytest.mark.launch
 def test_the_quick_part_on_this_machine() -> None:
     rows = examine(detect(), quick=True)
@@ -81,7 +74,13 @@ def test_the_quick_part_on_this_machine() -> None:
     assert [row.status for row in rows if row.check == "torch"] == ["pass"]
 
 
-def test_a_package_that_the_probe_needs_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_dies_or_lacks_a_package_is_a_row_that_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    row = examine(make_machine(), quick=True)[-1]
+    assert (row.check, row.status) == ("torch", "fail")
+    assert "it ended with status 1" in row.found
     find = importlib.util.find_spec
     for package, quick in (("torch", True), ("torch", False), ("transformers", False)):
         monkeypatch.setattr(
