@@ -72,6 +72,7 @@ def test_it_answers_as_the_engine_does_at_the_same_launch() -> None:
         assert answer["minimum_detectable_drop"] == decision.minimum_detectable_drop
         assert answer["blind"] is False
     assert judged(trace(launches=slower(UNCHANGED, 0.05)))[0]["launches_used"] == 3, "by its own noise"
+    assert judged(trace(noise=NOISY))[0]["blind"] is True
 
 
 NOISY = {"sigma": 0.05, "degrees_of_freedom": 30}

@@ -17,7 +17,7 @@ from tests.processes import executable
 from tests.sessions import make_session
 
 SESSION = make_session(1)
-PAGE, BASELINE, BEFORE_AFTER = Path("page"), Path("baselines/x.json"), Path("out/before-after.txt")
+PAGE, BASELINE = Path("page"), Path("baselines/x.json")
 
 
 class Night:
@@ -144,15 +144,15 @@ def new_baselines(*words: str, status: int = 0) -> str:
 def test_cases_are_measured_by_ten_launches_in_a_store_of_their_own_and_accepted(tonight: Night) -> None:
     tonight.statuses = {"pytest": 1}  # a case is slower, which is why it gets a new baseline
     documents.write_text(Path(".perfsuite/refresh/runs/old"), "an earlier attempt")
-    new_baselines("--", "-k", "fsdp2 and not 8b")
+    new_baselines("--out", "there", "--", "-k", "fsdp2 and not 8b")
     assert not Path(".perfsuite/refresh/runs/old").exists()
     doctor, pytest_ = tonight.commands
     assert doctor == ["perfsuite.cli", "doctor", "--expect=h100"]
     assert pytest_[:4] == ["pytest", "bench_cases", "-m", "h100"]
-    assert {"--perf-min-launches=10", "--perf-report=out", "--perf-store=.perfsuite/refresh"} < {*pytest_}
+    assert {"--perf-min-launches=10", "--perf-report=there", "--perf-store=.perfsuite/refresh"} < {*pytest_}
     assert pytest_[-2:] == ["-k", "fsdp2 and not 8b"]
     asked = "baseline accept --store=.perfsuite/refresh --baselines=baselines --reason=torch 2.14"
-    assert asked in BEFORE_AFTER.read_text()
+    assert asked in Path("there/before-after.txt").read_text()
     assert "no baseline in baselines differs from before" in new_baselines(status=2)
 
 
@@ -166,7 +166,7 @@ def test_nothing_is_accepted_if_nothing_was_measured(tonight: Night, statuses: d
 def test_what_cannot_be_accepted_is_an_error_and_its_reason_is_kept(tonight: Night) -> None:
     accept("echo no measured run; exit 2")
     assert "no measured run" in new_baselines(status=2)
-    assert BEFORE_AFTER.read_text().startswith("no measured run")
+    assert Path("out/before-after.txt").read_text().startswith("no measured run")
     accept(f"mkdir baselines; echo new > {BASELINE}; exit 1")
     new_baselines()  # of some cases, though others were not accepted
     assert BASELINE.exists()
