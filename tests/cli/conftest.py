@@ -8,12 +8,17 @@ from tests.processes import executable
 from tests.synthetic import git, make_repository
 
 
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the current directory be that of the test."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty git repository of two commits, as the current directory."""
+def repository(tmp_path: Path) -> Path:
+    """An empty git repository of two commits, the current directory."""
     make_repository(tmp_path, 2)
     git(tmp_path, "config", "user.name", "Ada")
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 

@@ -18,8 +18,7 @@ def test_an_error_is_one_line_and_status_2(framework: str) -> None:
     assert line.startswith("perfsuite selftest: Case: framework: ")
 
 
-def test_commands_look_where_pytests_ini_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_commands_look_where_pytests_ini_file_says() -> None:
     Path("pytest.ini").write_text("[pytest]\nperf_store = mine\nperf_baselines = perf/baselines\n")
     kept = BaselineStore(Path("perf/baselines"), Path("mine/baselines"))
     kept.write_reviewed(baseline.from_runs([make_run()] * 3))

@@ -54,7 +54,6 @@ class Launches:
 @pytest.fixture
 def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
     """Four commits after the first, of which the third makes steps slower by 10 %."""
-    monkeypatch.chdir(tmp_path)
     git(tmp_path, "init", "--quiet", "--initial-branch=main")
     stand_in = Launches()
     for number in range(BAD + 1):

@@ -16,7 +16,6 @@ CASES = [GPU.replace(micro_batch=size) for size in (1, 2, 3)]
 
 @pytest.fixture(autouse=True)
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
     hold(monkeypatch, *CASES)
     results = [make_result(make_run(case=case, duration_s=1800), before=None) for case in CASES[:2]]
     write_session(tmp_path / ".perfsuite" / "runs" / "1", *results)

@@ -25,9 +25,8 @@ COMPILED = CASE.replace(compile=True)
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory with cases, which pytest need not collect, on a machine where CUDA can be pretended."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(guard, "why_not", lambda: None)
     commands.hold(monkeypatch, CASE, COMPILED)
 

@@ -18,9 +18,8 @@ from tests.synthetic import git
 
 
 @pytest.fixture
-def told(gh: Gh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gh:
+def told(gh: Gh, monkeypatch: pytest.MonkeyPatch) -> Gh:
     """In a job of pull request 12, on which nobody has commented."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_REF", "refs/pull/12/merge")
     comments(gh)
     return gh
@@ -157,9 +156,7 @@ def test_of_an_artifact_only_baselines_are_taken(clone: Path, gh: Gh, tmp_path: 
     assert "the token" not in gh.calls
 
 
-def test_nothing_is_begun_without_anything_new_without_gh_or_without_what_and_why(
-    clone: Path, gh: Gh, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_begun_without_anything_new_gh_or_what_and_why(clone: Path, gh: Gh) -> None:
     assert "nothing in baselines differs from the commit" in propose(status=2)
     assert "there is no directory out/baselines" in propose("--measured", "out", status=2)
     absolute = ("--measured", "out", "--baselines", str(clone))

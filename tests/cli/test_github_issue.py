@@ -166,8 +166,7 @@ OPENED = "cpu-test-2c: label create, issue create\n"
 TREND = Trend(since=date(2026, 1, 1), sessions=9, series=2, findings=(drift(),), unplaced={})
 
 
-def test_the_command_tells_gh(gh: Gh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_command_tells_gh(gh: Gh, tmp_path: Path) -> None:
     gh.answers([])
     assert command(GOOD) == "cpu-test-2c: nothing to do\n"
     documents.write(trend := tmp_path / "trend.json", TREND)
@@ -184,7 +183,6 @@ def test_the_command_tells_gh(gh: Gh, tmp_path: Path, monkeypatch: pytest.Monkey
     assert command(SLOW, status=2) == "perfsuite github: gh issue list: no token\n"
 
 
-def test_without_gh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_without_gh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "nowhere")
     assert "gh, GitHub's command line, cannot be started: No such file" in command(SLOW, status=2)

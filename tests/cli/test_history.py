@@ -1,18 +1,11 @@
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 from tests.cli import commands
 from tests.samples import COMMIT, make_case, make_figures, make_result, make_run, write_session
 from tests.synthetic import commit, git
 
 RUN = make_run(figures=make_figures(step_s_p50=0.25))
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 invoke = partial(commands.run, "history")

@@ -21,12 +21,6 @@ WORKFLOW, REQUIREMENTS = Path(".github/workflows/performance.yml"), Path("requir
 OURS = sys.modules["perfsuite.cli.init"]
 
 
-@pytest.fixture(autouse=True)
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 init = partial(commands.run, "init")
 
 
@@ -53,7 +47,7 @@ def test_a_first_case_file_has_a_small_case_for_every_framework_here_and_one_for
     assert Path(".gitignore").read_text() == ".perfsuite/\nout/\n"
 
 
-def test_a_script_is_measured_as_it_is_where_commands_then_look_for_cases(repository: Path) -> None:
+def test_a_script_is_measured_as_it_is_where_commands_then_look_for_cases() -> None:
     Path("train-it.py").write_text("")
     init("--script", "train-it.py", "--hardware", "h100", "--cases", "perf")
     small, large = ids("perf/test_train_it.py")
@@ -62,7 +56,7 @@ def test_a_script_is_measured_as_it_is_where_commands_then_look_for_cases(reposi
     assert Path("pytest.ini").read_text() == "[pytest]\nperf_cases = perf\n"
     Path("perf").rename("elsewhere")
     told = commands.error_of("plan", "--hardware", "h100")
-    assert f"--cases {repository / 'perf'}: no such directory" in told
+    assert f"--cases {Path('perf').absolute()}: no such directory" in told
 
 
 def test_what_is_there_stays() -> None:
@@ -150,11 +144,11 @@ def test_a_workflow_calls_that_of_a_copy_of_perfsuite() -> None:
         ("--slurm",),
     ],
 )
-def test_a_project_gets_at_most_thirty_lines(repository: Path, words: tuple[str, ...]) -> None:
+def test_a_project_gets_at_most_thirty_lines(words: tuple[str, ...]) -> None:
     for name in ("pyproject.toml", "train.py"):
         Path(name).write_text("")
     init("--script", "train.py", "--hardware", "h100", *words)
-    written = [each for each in repository.rglob("*") if each.is_file()]
+    written = [each for each in Path().rglob("*") if each.is_file()]
     assert len(written) == 5
     assert sum(len(each.read_text().splitlines()) for each in written) <= 30
 

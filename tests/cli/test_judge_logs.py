@@ -123,9 +123,6 @@ def test_a_megatron_job_is_judged_by_its_event_files(tmp_path: Path) -> None:
         (["a", *against("b"), "--tolerance", "much"], "for '--tolerance': 'much', expected above 0%"),
     ],
 )
-def test_bad_arguments_are_errors_that_say_what_to_do(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_events(tmp_path / "log", {MEGATRON_TAG: [0.5]})
+def test_bad_arguments_are_errors_that_say_what_to_do(arguments: list[str], message: str) -> None:
+    write_events(Path("log"), {MEGATRON_TAG: [0.5]})
     assert message in run(*arguments, status=2).stderr

@@ -41,7 +41,6 @@ class Night:
 @pytest.fixture
 def tonight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Night:
     """`perfsuite baseline accept` writes a baseline, and prints its options."""
-    monkeypatch.chdir(tmp_path)
     Path("bench_cases").mkdir()
     made = Night()
     monkeypatch.setattr(night, "run", made.run)

@@ -77,9 +77,8 @@ class Runs:
 
 
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Two cases, and a package of six releases."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIP_ONLY_BINARY", ":all:")
     stand_in = Runs()
     commands.hold(monkeypatch, CASE, OTHER)

@@ -53,7 +53,6 @@ def project(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_any.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:perfsuite -p no:cacheprovider -s\n")
-    monkeypatch.chdir(tmp_path)
     yield tmp_path
     cluster.run("scancel", "--user=root")
     wait_until(lambda: not queue(cluster), "the queue to be empty")
@@ -196,7 +195,6 @@ def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file in which a stand-in for `sbatch`, which refuses, writes down its words."""
     executable(tmp_path / "sbatch", "printf '%s\\n' \"$@\" > words; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.chdir(tmp_path)
     return tmp_path / "words"
 
 
