@@ -36,9 +36,9 @@ def test_what_cannot_be_read_or_written_refuses_its_own_case_alone(repository: P
     assert f"not accepted: {ON}: cannot write file/" in told("accept", "--baselines", "file", status=1)
     broken.unlink()
     Path(".perfsuite/runs/1", CASE.id, "launch-1/run.json").write_text("{")
-    result = told("accept", CASE.id, status=1)
-    assert "launch-1/run.json: not JSON" in result
-    assert f"not accepted: {ON}: 4 healthy launches" in result
+    said = told("accept", CASE.id, status=1)
+    assert "launch-1/run.json: not JSON" in said
+    assert f"not accepted: {ON}: 4 healthy launches" in said
 
 
 def test_what_looks_like_markup_is_shown_as_it_is(repository: Path) -> None:
