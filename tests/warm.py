@@ -2,7 +2,7 @@
 
 A test process has a server (`python -m tests.warm`) for CPUs and one for pretended GPUs. When asked for an
 agent or a rank of a dry run, it forks one, which becomes a child of the test process as if started by it.
-Scripts, cases without torch, other Pythons, and variables that are read on import get a process of their own.
+Ranks of scripts, cases without torch, other Pythons, and variables that are read on import are not forked.
 """
 
 from __future__ import annotations
@@ -101,9 +101,11 @@ def _can_be_forked(command: Sequence[str], environment: Mapping[str, str]) -> bo
     server = {**FIRST, **VARIABLES}
     if any(environment.get(name) != server.get(name) for name in names):
         return False
+    if command[2] == DRY:
+        return True
     request = json.loads((Path(command[3]) / "case.json").read_text(encoding="utf-8"))
     has_torch = request["case"]["framework"]["name"] not in ("fake", "script")
-    return has_torch and (command[2] == DRY or (request["device"] == "cpu" and not request.get("preflight")))
+    return has_torch and request["device"] == "cpu" and not request.get("preflight")
 
 
 def _fork(server: socket.socket, job: Mapping[str, Any], files: Sequence[int]) -> int:

@@ -75,6 +75,7 @@ Tolerance = Annotated[
 ]
 LocalStore = Annotated[str | None, option("store")]
 Baselines = Annotated[str | None, option("baselines")]
+Reviewed = Annotated[Path, typer.Option("--baselines", help="Directory of reviewed baselines.")]
 Launcher = Annotated[str | None, option("launcher")]
 WaitQuiet = Annotated[str | None, option("wait-quiet")]
 MaxPairs = Annotated[str | None, option("max-pairs")]

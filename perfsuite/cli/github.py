@@ -12,9 +12,9 @@ import typer
 
 from perfsuite import documents
 from perfsuite.cli.cases import say
-from perfsuite.cli.github_issue import LONGEST, Step, fitting, gh, issue, unlinked
+from perfsuite.cli.github_issue import LONGEST, Step, ask_gh, fitting, gh, issue, unlinked
 from perfsuite.cli.history import COMMITTER
-from perfsuite.errors import CaseError, FileError, ToolError
+from perfsuite.errors import CaseError, FileError
 from perfsuite.git import git
 from perfsuite.report import markdown
 from perfsuite.report.summary import headline
@@ -71,11 +71,7 @@ def _number() -> int:
 
 def _pull_request(number: int, mark: str) -> tuple[str, str | None]:
     """Ask for its newest commit, and the address of our comment, if this token's own account wrote one."""
-    printed = gh(Step(("pr", "view", str(number), "--json", "headRefOid,comments")))
-    try:
-        told = json.loads(printed)
-    except ValueError as error:
-        raise ToolError(f"gh pr view printed no JSON ({error}): {printed[:200]!r}") from None
+    told = ask_gh("pr", "view", str(number), "--json", "headRefOid,comments")
     ours = (each["url"] for each in told["comments"] if each["viewerDidAuthor"] and mark in each["body"])
     found = re.search(r"#issuecomment-(\d+)$", next(ours, ""))
     return told["headRefOid"], f"repos/{{owner}}/{{repo}}/issues/comments/{found[1]}" if found else None

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -149,13 +149,19 @@ def code(text: str) -> str:
 def open_issue(hardware_class: str) -> Issue | None:
     """Return the open issue of a hardware class, or None. Raises `ToolError`."""
     search = ("issue", "list", "--state", "open", "--label", LABEL, "--limit", "200")
-    printed = gh(Step((*search, "--json", "number,title,body")))
-    try:
-        listed = json.loads(printed)
-    except ValueError as error:
-        raise ToolError(f"gh issue list printed no JSON ({error}): {printed[:200]!r}") from None
+    listed = ask_gh(*search, "--json", "number,title,body")
     found = (Issue(each["number"], each["body"]) for each in listed if each["title"] == title(hardware_class))
     return next(found, None)
+
+
+def ask_gh(*arguments: str) -> Any:
+    """Return what `gh` tells as JSON. Raises `ToolError`."""
+    printed = gh(Step(arguments))
+    try:
+        return json.loads(printed)
+    except ValueError as error:
+        told = " ".join(arguments[:2])
+        raise ToolError(f"gh {told} printed no JSON ({error}): {printed[:200]!r}") from None
 
 
 def gh(step: Step) -> str:

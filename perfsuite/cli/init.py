@@ -111,17 +111,11 @@ def _workflow(hardware: str, runs_on: str, container: str, uses: str) -> dict[Pa
 
 def _written(name: str, **values: object) -> str:
     """Return one of the files in `templates`, with these values in it."""
-    from jinja2 import (
-        Environment,
-        PackageLoader,
-        StrictUndefined,
-    )  # only here: every command imports this file
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # only here: every command imports this
 
+    loader = PackageLoader("perfsuite.cli")
     files = Environment(
-        loader=PackageLoader("perfsuite.cli"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
+        loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
     return files.get_template(f"{name}.j2").render(values)
 

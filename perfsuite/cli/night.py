@@ -96,9 +96,7 @@ def refresh(
     pytest_options: shared.PytestOptions = None,
     out: Annotated[Path, typer.Option(help="directory of the report")] = Path("out"),
     cases: shared.Cases = shared.CASES,
-    baselines: Annotated[
-        Path, typer.Option("--baselines", help="Directory of reviewed baselines.")
-    ] = BASELINES,
+    baselines: shared.Reviewed = BASELINES,
 ) -> None:
     """Measure cases by ten launches each, and make these their reviewed baselines, to commit.
 
@@ -159,10 +157,8 @@ def github_annotations(results: Sequence[Measurement]) -> list[str]:
         if needs_words(result) and result.excused is None:
             level = "error" if result.outcome in ("failed", "regressed") and not result.shadow else "warning"
             file, title = result.nodeid.partition("::")[0], f"{result.outcome}: {result.case_id}"
-            named = ",".join(
-                f"{key}={_escaped(value, ':,')}" for key, value in (("file", file), ("title", title))
-            )
-            lines.append(f"::{level} {named}::{_escaped(reason(result) or result.outcome)}")
+            where = f"file={_escaped(file, ':,')},title={_escaped(title, ':,')}"
+            lines.append(f"::{level} {where}::{_escaped(reason(result) or result.outcome)}")
     return lines
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from html import escape
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -51,16 +52,12 @@ def message(changed: Sequence[Night], reasons: Mapping[tuple[str, str], str], li
             why = reasons.get((night.place.hardware_class, night.case))
             told = f"newly {state}: {_safe(night.case)} on {_safe(night.place.hardware_class)}: {night.word}"
             lines.append(told + (f": {_safe(why)}" if why else ""))
-    return "\n".join([*cut(lines, MOST + 1), *filter(None, [_escaped(link)])])
+    return "\n".join([*cut(lines, MOST + 1), *filter(None, [escape(link, quote=False)])])
 
 
 def _safe(text: str) -> str:
     """Text of others as code, in which neither service looks for markup; it mentions nobody."""
-    return _escaped(code(text.replace("->", "→")).replace("@", "@\u200b"))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return escape(code(text.replace("->", "→")).replace("@", "@\u200b"), quote=False)
 
 
 def post(variable: str, text: str) -> str | None:

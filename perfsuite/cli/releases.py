@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +15,7 @@ from packaging.version import InvalidVersion, Version
 from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.cli import cases as shared
+from perfsuite.cli.releases_page import Step, page
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.dry.machine import Device
 from perfsuite.errors import CaseError, PerfsuiteError
@@ -22,20 +23,15 @@ from perfsuite.launch.arm import HERE, Arm, resolve
 from perfsuite.launch.installed import versions
 from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.measure import launch_once
-from perfsuite.report.columns import STEP
-from perfsuite.report.explained import explained
-from perfsuite.report.markdown import grid, text
+from perfsuite.report.markdown import text
 from perfsuite.report.progress import Progress
 from perfsuite.report.terminal import print_json
-from perfsuite.report.text import Table, plural, relative
+from perfsuite.report.text import plural, relative
 from perfsuite.results.environment import installed
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
-from perfsuite.results.session_file import Measurement
 from perfsuite.session.setup import Host, Setup
-from perfsuite.verdict.arms import ARM_A, ARM_B, judge_counts
 from perfsuite.verdict.judge import why_failed
-from perfsuite.verdict.loss import other_gradients
 
 DRY, LAUNCH = "dry run", "launch"
 
@@ -101,32 +97,6 @@ def released(package: str, first: str | None, last: str | None, *, minors: bool)
     if len(names) < 2:
         raise CaseError(f"{package} has no release after {start}: name an older one by --from")
     return names
-
-
-@dataclass
-class Step:
-    """What a release changed."""
-
-    title: str
-    same: int = 0  # how many cases it did not change. `rows` and `lines` tell of those that it did
-    rows: list[list[str]] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)  # what could not be run, and why
-
-    def compare(self, before: Run, now: Run, since: str, name: str) -> None:
-        """Add what differs between the runs of a case under the release `since` and under this one."""
-        case, arms = now.case, {"before": (before,), "runs": (now,), "verdict": judge_counts(before, now)}
-        names = {"nodeid": "", "case_id": case.id, "framework": case.framework.name}
-        result = Measurement(**names, **arms, baseline_file=None, directory="")
-        told, gradients = explained(result), filter(None, [other_gradients(before, now)])
-        found = (*told.findings, *told.listed, *told.remarks, *told.reasons, *gradients)
-        self.same += not found
-        if found:
-            self.rows.append([case.id, *(column.text(result) for column in STEP)])
-            when = "" if self.title.startswith(f"{since} ") else f", since {since}"
-            self.lines.append(f"- {text(case.id)}{when}")
-            named = (line.replace(ARM_A, since).replace(ARM_B, name) for line in dict.fromkeys(found))
-            self.lines += [f"  - {text(line)}" for line in named]
 
 
 @dataclass
@@ -219,16 +189,3 @@ def _used(run: Run, package: str) -> str | None:
     """The version of a package that a run found; None if it used none."""
     found = {} if run.observed is None else run.observed.environment
     return {canonicalize_name(name): found[name] for name in found}.get(canonicalize_name(package))
-
-
-def page(package: str, steps: Sequence[Step], ways: Mapping[str, str]) -> str:
-    """What the releases changed, as Markdown; `ways` in which each case ran."""
-    parts = [f"# Releases of {package}", "\n".join(f"- {text(name)}: {way}" for name, way in ways.items())]
-    headers = ("case", *(column.heading for column in STEP))
-    changed = [step for step in steps if step.rows or step.unknown]
-    for step in changed:
-        table = [grid(Table(headers=headers, rows=step.rows))] if step.rows else []
-        same = [f"- the same in {plural(step.same, 'other case')}"] if step.same else []
-        parts += [f"## {step.title}", *table, "\n".join([*step.lines, *step.unknown, *same])]
-    same = [f"- {step.title}" for step in steps if step.same and step not in changed]
-    return "\n\n".join([*parts, *(["## The same in every case", "\n".join(same)] if same else [])])

@@ -1,7 +1,7 @@
 """`perfsuite selftest`: checks that the gate catches every fault, structural ones by their counts."""
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -10,26 +10,21 @@ import typer
 
 from perfsuite import documents
 from perfsuite.case.case import Case, Topology
-from perfsuite.case.fault import Structural
 from perfsuite.case.hardware import Machine
 from perfsuite.cli.cases import RowsAsJson
 from perfsuite.cli.checks import EXIT, Row, checked, failed, passed, show, unknown, worst
+from perfsuite.cli.selftest_counts import inject_structural
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import framework_of
-from perfsuite.frameworks.ddp import DDP
-from perfsuite.frameworks.fsdp2 import FSDP2
 from perfsuite.launch.lock import machine_lock
 from perfsuite.launch.requirements import unsupported, wrong_torch
-from perfsuite.measure import Launching, launch_once, measure
+from perfsuite.measure import Launching, measure
 from perfsuite.node.machine import detect
 from perfsuite.report.terminal import console, print_json
 from perfsuite.report.text import plural
-from perfsuite.results import baseline, count_baseline
-from perfsuite.results.baseline import Baseline
+from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
-from perfsuite.results.run import Run
-from perfsuite.verdict import exact
 from perfsuite.verdict.judge import MAX_UNHEALTHY, Policy
 from perfsuite.verdict.noise import class_noise
 from perfsuite.verdict.overall import Reference
@@ -143,7 +138,7 @@ def inject_all(
             yield row("baseline", found, "; ".join(verdict.reasons))
             return
         yield passed("baseline", found)
-        recorded = baseline.from_runs(verdict.healthy(runs))
+        recorded = from_runs(verdict.healthy(runs))
         for expected in (*expectations, CLEAN):  # last, so that a process that a fault left would show
             yield _judged(case, machine, root, expected, recorded)
 
@@ -165,80 +160,3 @@ def _judged(case: Case, machine: Machine, root: Path, expected: Expectation, rec
     advice = "; ".join((f"expected {wanted}", *verdict.reasons))
     found += f" after {plural(len(runs), 'launch')}"
     return checked(name, found, ok=expected.is_met(verdict), advice=advice)
-
-
-class Base(NamedTuple):
-    """A case, and what its counts must show of each fault."""
-
-    case: Case
-    faults: Mapping[Structural, str]  # the field of the finding that names the fault
-
-
-def bases(machine: Machine) -> tuple[Base, ...]:
-    """The cases, on two ranks where the machine has room."""
-    replicated = Case(
-        model="llama-tiny",
-        framework=DDP(),
-        sequence_length=32,
-        micro_batch=2,
-        activation_checkpointing="full",
-        topology=Topology(processes_per_node=min(2, machine.devices)),
-        hardware="gpu" if machine.device == "cuda" else "cpu",
-        max_warmup_steps=4,
-        steps=10,
-        timeout_s=300,
-    )
-    sharded = replicated.replace(framework=FSDP2(), precision="bf16", activation_checkpointing="none")
-    of_replicated: dict[Structural, str] = {
-        "checkpointing-lost": "FLOPs in recompute",
-        "host-read": "host reads in forward",
-        "small-buckets": "all_reduce",
-        "optimizer-foreach": "in optimizer",  # kernels on a GPU, host reads on a CPU
-        "eager-attention": "kernels",
-        "weight-copy": "peak",
-    }
-    return (
-        Base(replicated, of_replicated),
-        Base(sharded, {"reshard-toggled": "all_gather", "fp32-communication": "reduce_scatter"}),
-    )
-
-
-def inject_structural(machine: Machine) -> Iterator[Row]:
-    """Try each fault, and each case without one, by one launch. Yields a row of each."""
-    with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
-        for base in bases(machine):
-            if (reason := unsupported(base.case, machine)) is not None:
-                yield from (unknown(f"inject {kind}", "not tried here", reason) for kind in base.faults)
-            else:
-                yield from _counted(base, machine, Path(directory))
-
-
-def _counted(base: Base, machine: Machine, directory: Path) -> Iterator[Row]:
-    def launched(name: str, inject: str | None = None) -> Run:
-        return launch_once(base.case, machine, directory / f"{base.case.id}-{name}", Launching(inject=inject))
-
-    before, name = launched("before"), base.case.framework.name
-    if (why := _why_nothing_counted(before)) is not None:
-        yield failed(name, why)
-        return
-    for kind, field in base.faults.items():
-        yield _row(f"inject {kind}", launched(kind, kind), before, field)
-    yield _row(f"{name} without a fault", launched("clean"), before, None)
-
-
-def _row(name: str, run: Run, before: Run, field: str | None) -> Row:
-    """What the gate finds in a launch: it passes if that is `field`; for None, if it is nothing."""
-    expected = f"expected {field or 'no finding'}"
-    if (why := _why_nothing_counted(run)) is not None:
-        return failed(name, why, expected)
-    check = exact.check([run], count_baseline.from_runs([before]))
-    findings = check.findings if check is not None else ()
-    named = [finding for finding in findings if field is not None and field in finding.field]
-    found = "; ".join(each.sentence for each in (named[:1] or findings)) or "the counts are the same"
-    return checked(name, found, ok=bool(named) if field else not findings, advice=expected)
-
-
-def _why_nothing_counted(run: Run) -> str | None:
-    if run.failure is not None:
-        return run.failure.message
-    return None if run.counts else "; ".join(("nothing was counted", *run.notes))

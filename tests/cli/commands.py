@@ -1,10 +1,9 @@
 """Runs a command of perfsuite in this process, on cases that pytest need not collect."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from typer.testing import CliRunner, Result
 from perfsuite.case.case import Case
 from perfsuite.cli.app import app
 from perfsuite.dry import cases
+from perfsuite.launch import arm
 from perfsuite.launch.lock import MachineLock
 from tests.doc_pages import ROOT
 from tests.samples import make_machine
@@ -24,6 +24,16 @@ def run(*words: object, status: int = 0, text: Any = None) -> Result:
     result = CliRunner().invoke(app, [*map(str, words)], env={"COLUMNS": "240"}, input=text)
     assert result.exit_code == status, result.output
     return result
+
+
+def error_of(*words: object, status: int = 2) -> str:
+    """What a command says on standard error, in one line, that ends with this status."""
+    return flat(run(*words, status=status).stderr)
+
+
+def flat(text: str) -> str:
+    """A text in one line, with one space between words."""
+    return " ".join(text.split())
 
 
 def rows(printed: str) -> list[dict[str, Any]]:
@@ -42,3 +52,9 @@ def hold(monkeypatch: pytest.MonkeyPatch, *held: Case) -> None:
     monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [*held])
     monkeypatch.setattr("perfsuite.launch.local.detect", make_machine)
     monkeypatch.setattr(MachineLock, "take", lambda self, say: None)
+
+
+def ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all arms have this interpreter, which then need not be started to tell its paths and versions."""
+    paths = json.dumps([sys.prefix, *sys.path])
+    monkeypatch.setattr(arm, "ask", lambda of, code: paths if "sys.path" in code else "0.1")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 
@@ -8,7 +6,7 @@ import pytest
 from perfsuite.cli.app import GONE
 from perfsuite.results import baseline
 from perfsuite.results.store import BaselineStore
-from tests.cli.commands import run
+from tests.cli.commands import flat, run
 from tests.samples import make_case, make_run
 
 
@@ -20,8 +18,7 @@ def test_an_error_is_one_line_and_status_2(framework: str) -> None:
     assert line.startswith("perfsuite selftest: Case: framework: ")
 
 
-def test_commands_look_where_pytests_ini_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_commands_look_where_pytests_ini_file_says() -> None:
     Path("pytest.ini").write_text("[pytest]\nperf_store = mine\nperf_baselines = perf/baselines\n")
     kept = BaselineStore(Path("perf/baselines"), Path("mine/baselines"))
     kept.write_reviewed(baseline.from_runs([make_run()] * 3))
@@ -39,27 +36,19 @@ def test_a_link_to_itself_is_no_store(tmp_path: Path) -> None:
 
 
 def test_help_names_the_exit_statuses() -> None:
-    assert "Exit status: 0, or 1 for a finding" in " ".join(run("--help").stdout.split())
+    assert "Exit status: 0, or 1 for a finding" in flat(run("--help").stdout)
 
 
-@pytest.mark.parametrize(
-    ("words", "package", "purpose"),
-    [
-        (["history", "trend"], "numpy", "to look for trends"),
-        (["history", "publish", "out"], "asv", "to publish a history"),
-    ],
-)
-def test_a_command_whose_package_is_missing_names_its_extra(
-    monkeypatch: pytest.MonkeyPatch, words: list[str], package: str, purpose: str
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
-    result = run(*words, status=2)
-    assert result.stdout == ""
-    assert result.stderr == (
-        f"perfsuite {words[0]}: {purpose}: it needs the package {package}, which is not installed: "
-        "pip install 'perfsuite[history]'\n"
-    )
+def test_a_command_whose_package_is_missing_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for words, needs in (
+        (["trend"], "to look for trends: it needs the package numpy"),
+        (["publish", "out"], "to publish a history: it needs the package asv"),
+    ):
+        result = run("history", *words, status=2)
+        assert result.stdout == ""
+        install = "which is not installed: pip install 'perfsuite[history]'"
+        assert result.stderr == f"perfsuite history: {needs}, {install}\n"
 
 
 @pytest.mark.parametrize("gone", GONE)

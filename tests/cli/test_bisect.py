@@ -1,7 +1,5 @@
 """`perfsuite bisect` on a real history. Launches are stood in for: how fast one is stands in its worktree."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -22,27 +20,26 @@ from tests.synthetic import commit, git
 from tests.twin_counts import counts, launch
 
 CASE = make_case()
-FIRST_BAD = 9
+GOOD, FIRST_BAD, BAD = 0, 3, 4
+"""The numbers of commits."""
 
 
 class Launches:
     """Stands in for launches: the ms of a step stand in `step_ms.txt` of the arm's commit."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.arms: list[Arm] = []
+        self.arms: list[str | None] = []  # the commits of the launches
         self.commits: list[str] = []
         self.is_disturbed = False
 
     def _ms(self, arm: Arm) -> str:
-        self.count += 1
-        self.arms.append(arm)
+        self.arms.append(arm.commit)
         return ((arm.directory or Path()) / "step_ms.txt").read_text()
 
     def __call__(self, case: Any, machine: Any, directory: Path, how: Launching) -> Run:
         if (text := self._ms(how.arm)) == "broken":
             return make_run(failure=Failure(kind="crash", message="boom", at=0.0))
-        speed = 1e6 / float(text) * (1 + 0.001 * (self.count % 3))
+        speed = 1e6 / float(text) * (1 + 0.001 * (len(self.arms) % 3))
         figures = make_figures(tokens_per_s=speed, tokens_per_s_mean=0.99 * speed)
         return make_run(case=case, figures=figures, health=DISTURBED if self.is_disturbed else None)
 
@@ -56,17 +53,18 @@ class Launches:
 
 @pytest.fixture
 def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
-    """Sixteen commits after the first, of which the 9th makes steps slower by 10 %."""
-    monkeypatch.chdir(tmp_path)
+    """Four commits after the first, of which the third makes steps slower by 10 %."""
     git(tmp_path, "init", "--quiet", "--initial-branch=main")
     stand_in = Launches()
-    for number in range(17):
-        ms = "11" if number >= FIRST_BAD else "10"
-        stand_in.commits.append(step_takes(f"{ms}.{'0' * (number + 1)}"))
+    for number in range(BAD + 1):
+        stand_in.commits.append(step_takes(f"{11 if number >= FIRST_BAD else 10}.{'0' * (number + 1)}"))
     commands.hold(monkeypatch, CASE)
+    commands.ask_nobody(monkeypatch)
     monkeypatch.setattr(measure, "launch_once", stand_in)
     monkeypatch.setattr(against_arm, "launch_once", stand_in.counted)
     monkeypatch.setattr(against_arm, "dry_run", stand_in.counted_dry)
+    monkeypatch.setattr(against_arm, "why_no_cuda", lambda arm: None)
+    monkeypatch.setattr(DryHost, "why_not", lambda self, case: None)
     return stand_in
 
 
@@ -83,63 +81,59 @@ command = partial(by_counts, "--tolerance=3%")
 def test_the_first_bad_commit_is_named_with_its_change_and_known_afterwards(launches: Launches) -> None:
     every = launches.commits
     launches.is_disturbed = True
-    assert "the machine was unhealthy" in command("--good", every[0], status=3).stderr
-    launches.is_disturbed, launches.count = False, 0
-    result = command("--good", every[0])
+    assert "the machine was unhealthy" in command("--good", every[GOOD], status=3).stderr
+    launches.is_disturbed = False
+    launches.arms.clear()
+    result = command("--good", every[GOOD])
     first, message, change = result.stdout.splitlines()
     assert first.startswith(f"the first bad commit: {every[FIRST_BAD]} Ada ")
-    assert message.strip() == "11.0000000000 ms"
+    assert message.strip() == "11.0000 ms"
+    used = len(launches.arms)
     assert change.startswith("  tokens/s: bad, -9.1% (99 % interval -")
-    assert change.endswith(f" launches, compared with {every[0][:12]} (5 steps, {launches.count} launches)")
-    assert "16 suspects left" in result.stderr
-    used = launches.count
-    again = command("--good", every[0], "--json")
-    assert launches.count == used, "every step is known"
-    assert "5 steps are known from" in again.stderr
+    assert change.endswith(f" launches, compared with {every[GOOD][:12]} (3 steps, {used} launches)")
+    assert "4 suspects left" in result.stderr
+    again = command("--good", every[GOOD], "--json")
+    assert len(launches.arms) == used, "every step is known"
+    assert "3 steps are known from" in again.stderr
     told = json.loads(again.stdout)
-    assert [step["outcome"] for step in told["steps"]] == ["bad", "good", "bad", "bad", "bad"]
-    assert [step["name"] for step in told["steps"]] == [every[at] for at in (16, 8, 12, 10, 9)]
+    assert [step["outcome"] for step in told["steps"]] == ["bad", "good", "bad"]
+    assert [step["name"] for step in told["steps"]] == [every[at] for at in (BAD, 2, FIRST_BAD)]
 
 
 @pytest.mark.parametrize("way", ["--counts", "--dry"])
-def test_by_counts_each_commit_takes_one_run_and_the_good_one_one_in_all(
-    launches: Launches, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    monkeypatch.setattr(DryHost, "why_not", lambda self, case: None)
+def test_by_counts_each_commit_takes_one_run(launches: Launches, way: str) -> None:
     every = launches.commits
-    first, _, told = by_counts(way, "--good", every[0]).stdout.splitlines()
+    first, _, told = by_counts(way, "--good", every[GOOD]).stdout.splitlines()
     assert first.startswith(f"the first bad commit: {every[FIRST_BAD]} ")
-    assert told == (
-        f"  bad (kernels in forward: 10 -> 11 a step), compared with {every[0][:12]} (5 steps, 6 launches)"
-    )
-    runs = [str(arm.commit) for arm in launches.arms]
-    assert sorted(runs) == sorted(every[at] for at in (0, 16, 8, 12, 10, 9))
-    again = by_counts(way, "--good", every[0])
-    assert len(launches.arms) == 6, "every step is known"
+    change = "bad (kernels in forward: 10 -> 11 a step)"
+    assert told == f"  {change}, compared with {every[GOOD][:12]} (3 steps, 4 launches)"
+    assert sorted(map(str, launches.arms)) == sorted(every[at] for at in (GOOD, 2, FIRST_BAD, BAD))
+    again = by_counts(way, "--good", every[GOOD])
+    assert len(launches.arms) == 4, "every step is known"
     assert again.stdout.splitlines()[2] == told
 
 
 def test_a_bad_arm_that_does_no_more_is_no_search(launches: Launches) -> None:
-    every = launches.commits
-    told = by_counts("--counts", "--good", every[-2], status=2).stderr
+    good = ("--good", launches.commits[FIRST_BAD])
+    told = commands.flat(by_counts("--counts", *good, status=2).stderr)
     assert "does no more in a step than" in told
-    assert "search by times, without --dry and --counts" in " ".join(told.split())
-    assert (
-        "--dry with --counts: arms are compared one way"
-        in by_counts("--dry", "--counts", "--good", every[0], status=2).stderr
-    )
-    told = command("--counts", "--good", every[0], status=2).stderr
-    assert "counts are compared exactly: leave it out" in " ".join(told.split())
+    assert "search by times, without --dry and --counts" in told
+    told = by_counts("--dry", "--counts", *good, status=2).stderr
+    assert "--dry with --counts: arms are compared one way" in told
+    told = commands.flat(command("--counts", *good, status=2).stderr)
+    assert "counts are compared exactly: leave it out" in told
 
 
 def test_commits_that_do_not_run_are_skipped_and_stay_suspects(launches: Launches) -> None:
     broken, slow = step_takes("broken")[:12], step_takes("20")[:12]
-    result = command("--good", launches.commits[-1], status=3)
-    assert f"one of these is the first bad one: {broken}, {slow}" in result.stdout
-    assert f"skipped: {broken}: arm B failed: crash: boom" in result.stdout
+    told = command("--good", launches.commits[BAD], status=3).stdout
+    assert f"one of these is the first bad one: {broken}, {slow}" in told
+    assert f"skipped: {broken}: arm B failed: crash: boom" in told
 
 
 def test_a_case_that_cannot_run_here_is_an_error(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASE.replace(hardware=("h100",))
     commands.hold(monkeypatch, case)
-    assert f"{case.id}: " in commands.run("bisect", case.id, "--good", "HEAD~1", status=2).stderr
+    assert commands.error_of("bisect", case.id, "--good", "HEAD~1").startswith(
+        f"perfsuite bisect: {case.id}: "
+    )

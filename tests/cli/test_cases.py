@@ -1,19 +1,64 @@
-from __future__ import annotations
+"""`perfsuite plan`, and what commands share. `test_compare.py` and `test_dry_run.py` test the others."""
+
+from pathlib import Path
 
 import pytest
 import typer
 
+from perfsuite.case.case import Topology
 from perfsuite.cli.cases import tolerance
+from tests.cli.commands import error_of, hold, rows, run
+from tests.samples import make_case, make_result, make_run, write_session
+
+GPU = make_case(hardware="h100", topology=Topology(processes_per_node=8))
+CASES = [GPU.replace(micro_batch=size) for size in (1, 2, 3)]
 
 
-@pytest.mark.parametrize(("text", "value"), [("1%", 0.01), ("0.01", 0.01), (" 50 % ", 0.5), ("0.5", 0.5)])
-def test_a_tolerance_is_read_in_percent_or_as_a_fraction(text: str, value: float) -> None:
-    assert tolerance(text) == pytest.approx(value)
+@pytest.fixture(autouse=True)
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(monkeypatch, *CASES)
+    results = [make_result(make_run(case=case, duration_s=1800), before=None) for case in CASES[:2]]
+    write_session(tmp_path / ".perfsuite" / "runs" / "1", *results)
 
 
-@pytest.mark.parametrize("text", ["0", "0%", "-1%", "51%", "1", "nan", "inf", "1 percent", "", "%"])
-def test_what_is_no_tolerance_is_named_with_what_is_allowed(text: str) -> None:
-    with pytest.raises(typer.BadParameter) as raised:
-        tolerance(text)
+def test_a_plan_tells_what_each_case_costs_and_what_a_budget_reaches(tmp_path: Path) -> None:
+    told = run("plan", "--hardware", "h100", "--budget", "1h").stdout
+    head, first, second, third, total = [line.split() for line in told.splitlines() if line.strip()]
+    assert head[:3] == ["case", "last", "measured"]
+    assert first[1:] == ["recorded", "2026-01-02", "30.0", "4.0", "30.0", "min"]
+    assert second[1:] == ["recorded", "2026-01-02", "30.0", "4.0", "60.0", "min"]
+    assert third[1:] == ["never", "~30.0", "~4.0", "not", "reached"]
+    assert " ".join(total) == "2 cases of 3 within 1h: 60.0 min, 8.0 GPU hours, as far as is known"
+    first_row, _, last_row = rows(run("plan", "--hardware", "h100", "--budget", "1h", "--json").stdout)
+    assert first_row.pop("case") in {CASES[0].id, CASES[1].id}
+    known = {"outcome": "recorded", "day": "2026-01-02"}
+    assert first_row == {**known, "expected_s": 1800, "gpu_hours": 4, "reached_after_s": 1800}
+    assert (last_row["outcome"], last_row["reached_after_s"]) == (None, None)
+    assert "3 cases: 90.0 min, 12.0 GPU hours" in run("plan", "--hardware", "h100").stdout
+    longer = make_result(make_run(case=CASES[2], duration_s=5400), before=None)
+    write_session(tmp_path / ".perfsuite" / "runs" / "2", longer)
+    never = "not reached: never within 60.0 min, as it takes about 90.0 min: give 90min"
+    assert f"{CASES[2].id}: {never}" in run("plan", "--hardware", "h100", "--budget", "1h").stdout
+
+
+def test_without_a_past_nothing_is_known(tmp_path: Path) -> None:
+    told = run("plan", "--hardware", "h100", "--store", tmp_path / "elsewhere").stdout
+    assert told.count("not known  not known") == 3
+    assert told.endswith("3 cases: 0.0 min, 0.0 GPU hours, as far as is known\n")
+
+
+def test_what_cannot_be_planned_is_refused() -> None:
+    assert "--hardware h1000: did you mean 'h100'?" in error_of("plan", "--hardware", "h1000")
+    soon = error_of("plan", "--hardware", "h100", "--budget", "soon")
+    assert "--budget=soon: give a time above 0 in s, min or h" in soon
+    nosuch = error_of("plan", "--hardware", "h100", "--cases", "nosuch")
+    assert "--cases nosuch: no such directory" in nosuch
+
+
+def test_a_tolerance_is_read_in_percent_or_as_a_fraction() -> None:
+    assert [tolerance(text) for text in ("1%", "0.01", " 50 % ", "0.5")] == [0.01, 0.01, 0.5, 0.5]
     allowed = "expected above 0% and up to 50%, in percent or as a fraction: 1% or 0.01"
-    assert str(raised.value) == f"{text!r}, {allowed}"
+    for text in ("0", "0%", "-1%", "51%", "1", "nan", "inf", "1 percent", "", "%"):
+        with pytest.raises(typer.BadParameter) as raised:
+            tolerance(text)
+        assert str(raised.value) == f"{text!r}, {allowed}"

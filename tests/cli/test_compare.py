@@ -1,11 +1,10 @@
 """`perfsuite compare`: what it prints, writes and refuses. Its launches are simulated, each in processes."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,14 +20,14 @@ from tests.cli import commands
 from tests.samples import make_case, make_run
 
 CASE = make_case()
-OTHER = make_case(steps=21)
+OTHER, LAST = make_case(steps=21), make_case(steps=23)
 GPU_CASE = make_case(hardware="h100", steps=22)
 
 
 @pytest.fixture(autouse=True)
 def _cases(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repository with cases, on a CPU machine."""
-    commands.hold(monkeypatch, CASE, OTHER, GPU_CASE)
+    commands.hold(monkeypatch, CASE, OTHER, LAST, GPU_CASE)
 
 
 class Verdicts:
@@ -39,7 +38,7 @@ class Verdicts:
         self.ways: list[Way] = []
         self.errors: dict[str, Exception] = {}
 
-    def __call__(self, way: Way, trial: Trial) -> Verdict:
+    def judge(self, way: Way, trial: Trial) -> Verdict:
         self.ways.append(way)
         if trial.case.id in self.errors:
             raise self.errors[trial.case.id]
@@ -53,51 +52,53 @@ class Verdicts:
 
 @pytest.fixture
 def verdicts(monkeypatch: pytest.MonkeyPatch) -> Verdicts:
+    """For all ways, also dry, which every case can be run here, on any device."""
     stand_in = Verdicts()
+    commands.ask_nobody(monkeypatch)
     for way in (AgainstArm, ByCounts):
-        monkeypatch.setattr(way, "judge", lambda *arguments: stand_in(*arguments))
-    return stand_in
-
-
-@pytest.fixture
-def dry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every case can be run dry here, on any device."""
+        monkeypatch.setattr(way, "judge", lambda *arguments: stand_in.judge(*arguments))
     for module in (driver, setup):
         monkeypatch.setattr(module, "why_not_dry", lambda case, machine: None)
     monkeypatch.setattr(guard, "why_not", lambda: None)
     monkeypatch.setattr(against_arm, "why_no_cuda", lambda arm: None)
+    return stand_in
 
 
-command = partial(commands.run, "compare")
+command = partial(commands.run, "compare", "--against")
+
+
+def session() -> dict[str, Any]:
+    """What the results of the only comparison hold."""
+    (file,) = Path().glob(".perfsuite/compare/*/results.json")
+    content: dict[str, Any] = json.loads(file.read_text())
+    return content
 
 
 @pytest.mark.parametrize(
     ("outcome", "status"),
     [("passed", 0), ("improved", 0), ("regressed", 1), ("failed", 1), ("inconclusive", 3), ("unhealthy", 3)],
 )
-def test_the_exit_status_says_whether_arm_b_is_worse(
-    verdicts: Verdicts, outcome: Outcome, status: int
-) -> None:
+def test_the_exit_status_tells_if_arm_b_is_worse(verdicts: Verdicts, outcome: Outcome, status: int) -> None:
     verdicts.outcome = outcome
-    command("--against", ".", CASE.id, status=status)
+    command(".", CASE.id, status=status)
+    command(".", "--dry", CASE.id, status=status)
+    assert [type(way) for way in verdicts.ways] == [AgainstArm, ByDryRuns]
 
 
-def test_a_worse_commit_names_the_command_that_searches_for_the_first(verdicts: Verdicts, dry: None) -> None:
+def test_a_worse_commit_names_the_command_that_searches_for_the_first(verdicts: Verdicts) -> None:
     verdicts.outcome = "regressed"
     found = "Which commit did it: perfsuite bisect"
-    said = command("--against", "main~1", "--dry", CASE.id, status=1).stderr
+    said = command("main~1", "--dry", CASE.id, status=1).stderr
     assert f"{found} {CASE.id} --good main~1 --bad . --dry\n" in said
-    assert (
-        f"{found} {CASE.id} --good main~1 --bad HEAD\n"
-        in command("--against", "main~1", "--arm", "HEAD", CASE.id, status=1).stderr
-    )
+    said = command("main~1", "--arm", "HEAD", CASE.id, status=1).stderr
+    assert f"{found} {CASE.id} --good main~1 --bad HEAD\n" in said
     for same in (".", "A=b", "main~1 A=b"):
-        assert found not in command("--against", same, CASE.id, status=1).stderr
+        assert found not in command(same, CASE.id, status=1).stderr
 
 
 def test_what_the_session_is_asked_for(verdicts: Verdicts) -> None:
     options = ("--tolerance", "3%", "--max-pairs", "5", "--inject", "slowdown=10%", "--wait-quiet", "7")
-    command("--against", "main~1 X=1", "--arm", "Y=2", *options, CASE.id)
+    command("main~1 X=1", "--arm", "Y=2", *options, CASE.id)
     (way,) = verdicts.ways
     assert isinstance(way, AgainstArm)
     assert (way.tolerance, way.max_pairs) == (0.03, 5)
@@ -110,82 +111,62 @@ def test_what_the_session_is_asked_for(verdicts: Verdicts) -> None:
 def test_a_case_that_cannot_run_here_is_skipped_with_its_reason(
     verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert f"{GPU_CASE.id}: " in command("--against", ".", "-k", "any").stderr
-    assert len(verdicts.ways) == 2
-    (file,) = Path().glob(".perfsuite/compare/*/results.json")
-    assert [skip["case_id"] for skip in json.loads(file.read_text())["skipped"]] == [GPU_CASE.id]
+    assert f"{GPU_CASE.id}: " in command(".", "-k", "any").stderr
+    assert len(verdicts.ways) == 3
+    assert [skip["case_id"] for skip in session()["skipped"]] == [GPU_CASE.id]
     commands.hold(monkeypatch, GPU_CASE)
-    command("--against", ".", "-k", "any", status=3)  # nothing measured is not decided
+    command(".", "-k", "any", status=3)  # nothing measured is not decided
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (CaseError("compile=True with Fake"), "compile=True with Fake"),
-        (KeyError("nobody expected it"), "KeyError: 'nobody expected it'"),
-    ],
-)
-def test_a_case_with_an_error_is_a_failed_one_and_the_next_is_measured(
-    verdicts: Verdicts, error: Exception, said: str
-) -> None:
-    verdicts.errors = {CASE.id: error}
-    result = command("--against", ".", CASE.id, OTHER.id, status=1)
-    assert len(verdicts.ways) == 2
-    assert f"{CASE.id}: {said}" in result.stderr
+def test_an_error_fails_its_own_case_alone(verdicts: Verdicts) -> None:
+    verdicts.errors = {CASE.id: CaseError("compile=True with Fake"), OTHER.id: KeyError("nobody expected it")}
+    told = command(".", CASE.id, OTHER.id, LAST.id, status=1).stderr
+    assert f"{CASE.id}: compile=True with Fake" in told
+    assert f"{OTHER.id}: KeyError: 'nobody expected it'" in told
+    assert len(verdicts.ways) == 3
 
 
 def test_what_was_compared_is_shown_though_the_allocation_is_over(verdicts: Verdicts) -> None:
     verdicts.errors = {OTHER.id: AllocationOverError("the Slurm job 7 is over")}
-    assert CASE.id in command("--against", ".", CASE.id, OTHER.id, status=2).stdout
-    (file,) = Path().glob(".perfsuite/compare/*/results.json")
-    assert json.loads(file.read_text())["status"] == "interrupted"
+    assert CASE.id in command(".", CASE.id, OTHER.id, status=2).stdout
+    assert session()["status"] == "interrupted"
 
 
 def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:
-    result = command("--against", "X=1", "--report", "out", "--json", CASE.id)
-    told = json.loads(result.stdout)
+    told = json.loads(command("X=1", "--report", "out", "--json", CASE.id).stdout)
     assert [arm["text"] for arm in told["arms"]] == ["X=1", "."]
     assert len(told["results"][0]["before"]) == 3
     assert "arm A X=1 (interpreter" in Path("out/summary.md").read_text()
     page = Path("out/index.html").read_text()
-    assert "Launches of arm A" in page
-    assert "Not as in arm A" in page
-    assert f"perfsuite compare --against X=1 --arm . {CASE.id}" in page
+    again = f"perfsuite compare --against X=1 --arm . {CASE.id}"
+    assert [text in page for text in ("Launches of arm A", "Not as in arm A", again)] == [True] * 3
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--against nosuch", "--against 'nosuch': 'nosuch' is no commit of"),
-        ("--against . --arm=", "--arm is empty: give ."),
-        (f"--against . {GPU_CASE.id}", f"{GPU_CASE.id}: it is meant for h100"),
-        ("--against . -k any", "name the cases by their ids, or select them by -k: one of both"),
-        ("--against . --tolerance 0", "for '--tolerance': '0', expected above 0%"),
-        ("--against . --inject nosuch", "nosuch"),
-        ("--against . --launcher nosuch", "there is no launcher 'nosuch'"),
-        ("--against . --dry --inject slowdown=10%", "--dry with --inject: a dry run only"),
-        ("--against . --dry --tolerance 3%", "exactly: leave it out"),
-        ("--against . --dry --counts", "--dry with --counts: arms are compared one way"),
-        ("--against . --counts --max-pairs 3", "--max-pairs is for times, and counts are compared exactly: "),
+        ("nosuch", "--against 'nosuch': 'nosuch' is no commit of"),
+        (". --arm=", "--arm is empty: give ."),
+        (f". {GPU_CASE.id}", f"{GPU_CASE.id}: it is meant for h100"),
+        (". -k any", "name the cases by their ids, or select them by -k: one of both"),
+        (". --tolerance 0", "for '--tolerance': '0', expected above 0%"),
+        (". --inject nosuch", "nosuch"),
+        (". --launcher nosuch", "there is no launcher 'nosuch'"),
+        (". --dry --inject slowdown=10%", "--dry with --inject: a dry run only"),
+        (". --dry --tolerance 3%", "exactly: leave it out"),
+        (". --dry --counts", "--dry with --counts: arms are compared one way"),
+        (". --counts --max-pairs 3", "--max-pairs is for times, and counts are compared exactly: "),
     ],
 )
 def test_what_cannot_be_compared_is_refused(verdicts: Verdicts, arguments: str, words: str) -> None:
-    assert words in " ".join(command(*arguments.split(), CASE.id, status=2).stderr.split())
+    assert words in commands.error_of("compare", "--against", *arguments.split(), CASE.id)
     assert verdicts.ways == []
 
 
-def test_what_is_not_counted_is_not_decided(verdicts: Verdicts, dry: None) -> None:
-    verdicts.outcome = "inconclusive"
-    command("--against", "main~1", "--dry", CASE.id, status=3)
-    assert [type(way) for way in verdicts.ways] == [ByDryRuns]
-
-
 @pytest.mark.launch
-def test_simulated_training_in_a_worktree_is_compared(tmp_path: Path) -> None:
-    result = command(
-        "--against", "main~1", "--inject", "slowdown=40%", "--wait-quiet", "0", CASE.id, status=1
-    )
-    told = " ".join(result.stdout.split())
+def test_simulated_training_in_a_worktree_is_compared() -> None:
+    words = ("main~1", "--inject", "slowdown=40%", "--wait-quiet", "0", CASE.id)
+    told = commands.flat(command(*words, status=1).stdout)
     assert "28.5% fewer" in told
     assert "regressed" in told
 
@@ -197,6 +178,6 @@ def test_a_script_that_one_arm_lacks_is_told_with_the_arm(monkeypatch: pytest.Mo
     script = Script(path="train.py", loss="finite")
     case = make_case(model=Model.named("tiny"), framework=script, hardware="cpu")
     commands.hold(monkeypatch, case)
-    told = " ".join(command("--dry", "--against", "main~1", case.id, status=1).stdout.split())
+    told = commands.flat(command("main~1", "--dry", case.id, status=1).stdout)
     assert re.search(r"arm A failed: crash: there is no script \S+/arms/\w+/train.py", told)
     assert "arm B failed: crash: the script ended with exit code 3" in told

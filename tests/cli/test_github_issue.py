@@ -1,14 +1,10 @@
-from __future__ import annotations
-
 import json
-import os
 import re
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import Result
 
 from perfsuite import documents
 from perfsuite.cli.github_issue import LABEL, Issue, Step, steps, title
@@ -18,19 +14,13 @@ from perfsuite.results.outcome import CountCheck, Profiled
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
 from tests.cli.commands import run
+from tests.cli.conftest import Gh
 from tests.counted import make_finding
+from tests.processes import executable
 from tests.samples import BEFORE, make_result, make_run, now, write_session
 
 URL = "https://example.org/runs/1"
 CLASS = "cpu-test-2c"
-GH = """#!/bin/sh
-echo "$@" >> "$CALLS"
-case "$1 $2" in
-  "issue list") cat "$OPEN" ;;
-  "issue create" | "issue edit") cat >> "$CALLS" ;;
-esac
-"""
-
 GOOD = make_result(BEFORE)
 SLOW = make_result(*[now(tokens_per_s=50000)] * 3)
 NOISY = make_result(BEFORE, verdict=GOOD.verdict.replace(outcome="inconclusive"))
@@ -54,21 +44,11 @@ def told(*results: Measurement, issue: Issue | None = None, drifts: list[Drift] 
 def drift(case: str = CASE) -> Drift:
     place = {"index": 9, "earliest": 8, "latest": 10}
     change = ChangePoint(**place, before=1.0, after=1.02, relative=0.02, interval=(0.01, 0.03))
-    return Drift(
-        hardware_class=CLASS,
-        case=case,
-        metric="peak memory",
-        change=change,
-        first_day=date(2026, 1, 1),
-        last_day=date(2026, 1, 3),
-        first_commit="a" * 40,
-        last_commit="b" * 40,
-        commits_between=2,
-        environment=("torch: 2.13.0 -> 2.14.0",),
-        worse=True,
-        accepted=False,
-        open=True,
-    )
+    days = {"first_day": date(2026, 1, 1), "last_day": date(2026, 1, 3)}
+    commits = {"first_commit": "a" * 40, "last_commit": "b" * 40, "commits_between": 2}
+    state = {"environment": ("torch: 2.13.0 -> 2.14.0",), "worse": True, "accepted": False, "open": True}
+    named = {"hardware_class": CLASS, "case": case, "metric": "peak memory"}
+    return Drift.model_validate({**named, "change": change, **days, **commits, **state})
 
 
 def issue_of(*cases: str) -> Issue:
@@ -89,25 +69,25 @@ def test_a_regression_opens_an_issue_with_the_figures_which_is_then_brought_up_t
     assert Issue(7, edit.text).subjects == [CASE]
 
 
-def test_counts_that_regressed_are_named_and_why_there_are_none() -> None:
-    finding, why = make_finding(), "a CUDA graph was replayed"
-    for counts, line in (
-        (CountCheck(outcome="regressed", findings=(finding,)), f"regressed: {finding.sentence}"),
-        (CountCheck(outcome="not counted", compared=False, notes=(why,)), f"counts: not counted: {why}"),
-    ):
-        verdict = GOOD.verdict.replace(outcome="regressed", counts=counts)
-        [*_, create] = told(make_result(BEFORE, verdict=verdict))
-        assert f"- `{CASE}`: **regressed** after 1 launch\n  - {line}" in create.text
+def lines_of(result: Measurement) -> list[str]:
+    """The lines of an issue from that on which has the verdict of a case."""
+    *_, create = told(result)
+    return create.text[create.text.index(f"- `{CASE}`: ") :].splitlines()
 
 
 def test_an_issue_says_first_what_is_likely_to_be_the_cause() -> None:
-    found = Profiled(calls=tuple(f"aten::op{number} 0 -> 1 calls a step" for number in range(5)))
-    slow = SLOW.replace(verdict=SLOW.verdict.replace(profiled=found))
-    _, create = told(slow)
-    lines = create.text.splitlines()
-    at = next(number for number, line in enumerate(lines) if CASE in line)
-    assert [line.split()[1] for line in lines[at + 1 : at + 4]] == [f"aten::op{n}" for n in range(3)]
-    assert "aten::op3" not in create.text
+    regressed, finding = GOOD.verdict.replace(outcome="regressed"), make_finding()
+    counts = CountCheck(outcome="regressed", findings=(finding,))
+    none = CountCheck(outcome="not counted", compared=False, notes=("a CUDA graph was replayed",))
+    for check, line in (
+        (counts, f"regressed: {finding.sentence}"),
+        (none, "counts: not counted: a CUDA graph was replayed"),
+    ):
+        told = lines_of(GOOD.replace(verdict=regressed.replace(counts=check)))
+        assert told[:2] == [f"- `{CASE}`: **regressed** after 1 launch", f"  - {line}"]
+    calls = Profiled(calls=tuple(f"aten::op{number} 0 -> 1 calls a step" for number in range(5)))
+    first = lines_of(SLOW.replace(verdict=SLOW.verdict.replace(profiled=calls)))[1:4]
+    assert [line.split()[1] for line in first] == [f"aten::op{number}" for number in range(3)]
 
 
 def test_a_waived_regression_opens_no_issue_and_is_told_where_one_is_open() -> None:
@@ -120,25 +100,14 @@ def test_a_waived_regression_opens_no_issue_and_is_told_where_one_is_open() -> N
     assert "60% tolerated until 2026-12-31, @\u200bme, https://example.org/1" in create.text
 
 
-@pytest.mark.parametrize(
-    ("night", "call"),
-    [
-        pytest.param((SLOW.replace(excused="waived"),), "close", id="waived"),
-        pytest.param((GOOD,), "close", id="good"),
-        pytest.param((), "edit", id="not measured"),
-        pytest.param((NOISY,), "edit", id="inconclusive"),
-        pytest.param((hidden(None),), "close", id="never counted"),
-        pytest.param((hidden("baselines/x.json"),), "edit", id="not counted again"),
-    ],
-)
-def test_an_issue_closes_only_when_its_cases_are_known_to_be_good(
-    night: tuple[Measurement, ...], call: str
-) -> None:
-    (step,) = told(*night, issue=issue_of(CASE))
-    assert step.arguments[:3] == ("issue", call, "7")
-    if call == "close":
+def test_an_issue_closes_only_when_its_cases_are_good() -> None:
+    for good in (SLOW.replace(excused="waived"), GOOD, hidden(None)):
+        (step,) = told(good, issue=issue_of(CASE))
+        assert step.arguments[:3] == ("issue", "close", "7")
         assert URL in step.arguments[-1]
-    else:
+    for results in ((), (NOISY,), (hidden("baselines/x.json"),)):
+        (step,) = told(*results, issue=issue_of(CASE))
+        assert step.arguments[:3] == ("issue", "edit", "7")
         assert f"- `{CASE}`: not measured or not counted again, or not known" in step.text
         assert Issue(7, step.text).subjects == [CASE]
 
@@ -179,79 +148,41 @@ def test_no_name_and_no_text_is_markup_a_mention_or_a_list() -> None:
     assert title("cpu ` @me\n") == "Performance regressions on cpu____me_"
 
 
-LIST = "<!-- perfsuite: [] -->"
+def test_an_issue_whose_list_somebody_broke_is_not_closed_and_gets_a_new_one() -> None:
+    empty = "<!-- perfsuite: [] -->"
+    for body in ("by hand", "<!-- perfsuite: [x] -->", f"{empty} {empty}", "<!-- perfsuite: 1 -->"):
+        assert told(GOOD, issue=Issue(7, body)) == []
+        (edit,) = told(SLOW, issue=Issue(7, body))
+        assert Issue(7, edit.text).subjects == [CASE]
 
 
-@pytest.mark.parametrize(
-    "body", ["by hand", "<!-- perfsuite: [x] -->", f"{LIST} {LIST}", "<!-- perfsuite: 1 -->"]
-)
-def test_an_issue_whose_list_somebody_broke_is_not_closed_and_gets_a_new_one(body: str) -> None:
-    broken = Issue(7, body)
-    assert told(GOOD, issue=broken) == []
-    (edit,) = told(SLOW, issue=broken)
-    assert Issue(7, edit.text).subjects == [CASE]
-
-
-@pytest.fixture
-def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for gh that keeps what it is told, no open issue, and a night with a regression."""
-    (tmp_path / "gh").write_text(GH)
-    (tmp_path / "gh").chmod(0o755)
-    (tmp_path / "open.json").write_text("[]")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
-    monkeypatch.setenv("OPEN", str(tmp_path / "open.json"))
-    write_session(tmp_path, SLOW, commit=None)
-    return tmp_path
-
-
-def command(night: Path, *more: object, status: int = 0) -> Result:
-    """What the command says of the night; `more` words of its line."""
-    return run("github", "issue", night / "results.json", "--run-url", URL, *more, status=status)
+def command(*results: Measurement, more: tuple[object, ...] = (), status: int = 0) -> str:
+    """What the command says of a night; `more` words of its line."""
+    file = write_session(Path(), *results, commit=None)
+    return run("github", "issue", file, "--run-url", URL, *more, status=status).output
 
 
 OPENED = "cpu-test-2c: label create, issue create\n"
-
-
-@pytest.mark.launch
-def test_the_command_tells_gh(night: Path) -> None:
-    assert command(night).output == OPENED
-    calls = (night / "calls").read_text()
-    assert (
-        "issue create --title Performance regressions on cpu-test-2c --label perfsuite --body-file -" in calls
-    )
-    assert "**regressed**" in calls
-    listed = [{"number": 7, "title": "Performance regressions on cpu-test-2c", "body": calls}]
-    (night / "open.json").write_text(json.dumps(listed))
-    assert command(night).output == "cpu-test-2c: issue edit\n"
-
-
 TREND = Trend(since=date(2026, 1, 1), sessions=9, series=2, findings=(drift(),), unplaced={})
 
 
-@pytest.mark.launch
-def test_drifts_of_a_history_count(night: Path) -> None:
-    write_session(night, GOOD)
-    assert command(night).output == "cpu-test-2c: nothing to do\n"
-    documents.write(night / "trend.json", TREND)
-    assert command(night, "--trend", night / "trend.json").output == OPENED
+def test_the_command_tells_gh(gh: Gh, tmp_path: Path) -> None:
+    gh.answers([])
+    assert command(GOOD) == "cpu-test-2c: nothing to do\n"
+    documents.write(trend := tmp_path / "trend.json", TREND)
+    assert command(GOOD, more=("--trend", trend)) == OPENED
+    assert command(SLOW) == OPENED
+    assert f"issue create --title {title(CLASS)} --label perfsuite --body-file -" in gh.calls
+    assert "**regressed**" in gh.calls
+    gh.answers([{"number": 7, "title": title(CLASS), "body": gh.calls}])
+    assert command(SLOW) == "cpu-test-2c: issue edit\n"
+    trend.write_text(TREND.as_json().replace(CASE, "no\\ud800").replace(CLASS, "h\\ud800"))
+    assert "h\\xd800: label create, issue create\n" in command(GOOD, more=("--trend", trend))
+    assert "no\\xd800" in gh.calls, "what has no encoding is told all the same"
+    executable(gh.program, "echo 'no token' >&2; exit 4")
+    assert command(SLOW, status=2) == "perfsuite github: gh issue list: no token\n"
 
 
-@pytest.mark.launch
-def test_what_has_no_encoding_is_told_all_the_same(night: Path) -> None:
-    text = TREND.as_json().replace(CASE, "no\\ud800").replace(CLASS, "h\\ud800")
-    (night / "trend.json").write_text(text)
-    told = command(night, "--trend", night / "trend.json").output
-    assert "h\\xd800: label create, issue create\n" in told
-    assert "no\\xd800" in (night / "calls").read_text()
-
-
-@pytest.mark.launch
-def test_what_gh_says_is_shown(night: Path) -> None:
-    (night / "gh").write_text("#!/bin/sh\necho 'no token' >&2; exit 4\n")
-    assert command(night, status=2).stderr == "perfsuite github: gh issue list: no token\n"
-
-
-def test_without_gh(night: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(night / "nowhere"))
-    assert "gh, GitHub's command line, cannot be started: No such file" in command(night, status=2).stderr
+def test_without_gh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "nowhere")
+    assert "gh, GitHub's command line, cannot be started: No such file" in command(SLOW, status=2)

@@ -1,62 +1,43 @@
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 from tests.cli import commands
 from tests.samples import COMMIT, make_case, make_figures, make_result, make_run, write_session
-from tests.synthetic import commit, git, make_repository
+from tests.synthetic import commit, git
 
 RUN = make_run(figures=make_figures(step_s_p50=0.25))
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "240")
-    return tmp_path
-
-
 invoke = partial(commands.run, "history")
+error_of = partial(commands.error_of, "history")
 
 
 def in_store(session: str, *, commit: str | None = COMMIT, inject: str | None = None) -> Path:
     """A session as pytest leaves it."""
-    directory = Path(".perfsuite/runs", session)
-    directory.mkdir(parents=True)
-    started_at = f"2026-01-{session}T00:00:00+00:00"
     result = make_result(RUN.replace(inject=inject), before=None)
-    return write_session(directory, result, commit=commit, started_at=started_at)
+    started_at = f"2026-01-{session}T00:00:00+00:00"
+    return write_session(Path(".perfsuite/runs", session), result, commit=commit, started_at=started_at)
 
 
 def test_add_takes_what_the_local_store_has_and_is_not_there_yet() -> None:
-    nothing = invoke("add", status=2).output
-    assert "no session in .perfsuite/runs: measure first (pytest bench_cases)" in nothing
-    assert "no history in .perfsuite/history" in invoke("list", status=2).output
+    assert "no session in .perfsuite/runs: measure first (pytest bench_cases)" in error_of("add")
+    assert "no history in .perfsuite/history" in error_of("list")
     in_store("01")
     assert "added: .perfsuite/history/cpu-test-2c/" in invoke("add").output
     in_store("02")
-    result = invoke("add")
-    assert "there already: .perfsuite/runs/01/results.json" in result.output
-    assert result.output.count("added: ") == 1
-    assert "20260102T000000Z" in result.output
+    added = invoke("add").output
+    assert "there already: .perfsuite/runs/01/results.json" in added
+    assert added.count("added: ") == 1
+    assert "20260102T000000Z" in added
 
 
-def test_add_names_what_is_left_out_and_goes_on() -> None:
-    in_store("01", commit=None)
-    in_store("02", inject="slowdown=10%")
-    in_store("03")
-    result = invoke("add", "--history", "kept")
-    assert "left out of .perfsuite/runs/01/results.json: the session names no commit" in result.output
-    assert f"left out of .perfsuite/runs/02/results.json: {make_case().id}: a fault" in result.output
-    assert result.output.count("added: kept/") == 1
-
-
-def test_add_fails_if_nothing_of_what_was_named_can_be_kept() -> None:
-    bad, good = str(in_store("01", commit=None)), str(in_store("02"))
-    assert "nothing to keep in .perfsuite/runs/01/results.json" in invoke("add", bad, status=1).output
+def test_add_names_what_is_left_out_and_fails_if_nothing_of_what_was_named_can_be_kept() -> None:
+    bad, _, good = in_store("01", commit=None), in_store("02", inject="slowdown=10%"), in_store("03")
+    assert f"nothing to keep in {bad}" in error_of("add", bad, status=1)
+    added = invoke("add", "--history", "kept").output
+    assert f"left out of {bad}: the session names no commit" in added
+    assert f"left out of .perfsuite/runs/02/results.json: {make_case().id}: a fault" in added
+    assert added.count("added: kept/") == 1
     invoke("add", bad, good)
 
 
@@ -74,55 +55,32 @@ def test_failures_shows_what_would_have_failed_and_what_a_later_night_took_back(
     good = good.replace(verdict=good.verdict.replace(outcome="passed"))
     slow = good.replace(verdict=good.verdict.replace(outcome="regressed"))
     for day, result in enumerate((slow.replace(shadow=True), good, slow, good.replace(judged_by="b")), 1):
-        directory = Path(f"night-{day}")
-        directory.mkdir()
-        file = write_session(directory, result, started_at=f"2026-01-0{day}T00:00:00+00:00")
-        invoke("add", str(file))
-    shown = invoke("failures").output.splitlines()
-    assert [line.split() for line in shown[1:3]] == [
-        [
-            "cpu-test-2c",
-            make_case().id,
-            *["2026-01-01", "0123abcd", "regressed", "(shadow)", "2026-01-02", "0123abcd"],
-        ],
-        ["cpu-test-2c", make_case().id, "2026-01-03", "0123abcd", "regressed", "no"],
-    ]
-    assert shown[3].startswith(
-        "1 would have failed and 1 failed in 4 sessions: 1 taken back by a later one, 1 of"
-    )
-    first, second = commands.rows(invoke("failures", "--json").stdout)
-    assert (first["verdict"], first["taken_back"]) == ("regressed (shadow)", "2026-01-02 0123abcd")
-    assert second["taken_back"] is None
-    none = invoke("failures", "--since", "2026-01-04").output.splitlines()
-    assert none[0].startswith("0 would have failed and 0 failed in 1 session: 0 taken back")
+        started_at = f"2026-01-0{day}T00:00:00+00:00"
+        invoke("add", write_session(Path(f"night-{day}"), result, started_at=started_at))
+    _, first, second, total = invoke("failures").output.splitlines()
+    told, later = f"cpu-test-2c {make_case().id} 2026-01-0", "2026-01-02 0123abcd"
+    assert commands.flat(first) == f"{told}1 0123abcd regressed (shadow) {later}"
+    assert commands.flat(second) == f"{told}3 0123abcd regressed no"
+    assert total.startswith("1 would have failed and 1 failed in 4 sessions: 1 taken back by a later one, 1")
+    back, kept = commands.rows(invoke("failures", "--json").stdout)
+    assert (back["verdict"], back["taken_back"], kept["taken_back"]) == ("regressed (shadow)", later, None)
+    none = invoke("failures", "--since", "2026-01-04").output
+    assert none.startswith("0 would have failed and 0 failed in 1 session: 0 taken back")
 
 
 def test_list_shows_each_case_with_its_newest_figures() -> None:
     for day in ("01", "02"):
         in_store(day)
     invoke("add")
-    result = invoke("list")
-    [line] = [line for line in result.output.splitlines() if line.startswith("cpu-test-2c")]
-    days = "2026-01-01 0123abcd", "2026-01-02 0123abcd"
-    for told in (make_case().id, *days, "250.0", "64.0 MiB", "2 recorded"):
-        assert told in line
+    _, line = invoke("list").output.splitlines()
+    days = "2026-01-01 0123abcd 2026-01-02 0123abcd"
+    assert commands.flat(line) == f"cpu-test-2c {make_case().id} 2 {days} 250.0 64.0 MiB 2 recorded"
     (row,) = commands.rows(invoke("list", "--json").stdout)
     assert (row["case"], row["step_s_p50"], row["verdicts"]) == (make_case().id, 0.25, {"recorded": 2})
     assert (row["sessions"], row["peak_memory_bytes"]) == (2, 64 * 2**20)
     assert commands.rows(invoke("list", "--json", "--case=nope*").stdout) == []
     for option in ("--since=2026-02-01", "--case=nope*", "--hardware-class=h100*"):
         assert "nothing in .perfsuite/history matches" in invoke("list", option).output
-
-
-@pytest.fixture
-def clone(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory: a repository of one commit, and an empty origin."""
-    clone = here / "clone"
-    make_repository(clone, 1)
-    git(here, "init", "--quiet", "--bare", "origin")
-    git(clone, "remote", "add", "origin", str(here / "origin"))
-    monkeypatch.chdir(clone)
-    return clone
 
 
 def test_a_session_in_the_store_goes_all_the_way(clone: Path) -> None:
@@ -149,31 +107,25 @@ def test_a_history_is_pushed_to_a_branch_of_its_own_and_pulled(clone: Path) -> N
     assert "2 recorded" in invoke("list", "--history", "history").output
 
 
-def test_neither_another_worktree_nor_what_was_never_pushed_is_lost(clone: Path) -> None:
+def test_nothing_that_lies_where_a_history_is_pulled_or_was_never_pushed_is_lost(clone: Path) -> None:
     git(clone, "worktree", "add", "--quiet", "-b", "feature", "feature")
-    (clone / "feature" / "mine").write_text("")
+    Path("other").mkdir()
+    mine = [Path(directory, "mine") for directory in ("feature", "other", "history")]
+    for file in mine[:2]:
+        file.write_text("")
     git(clone, "config", "core.excludesFile", str(clone / "ignored"))
     (clone / "ignored").write_text("mine\n")
-    told = " ".join(invoke("pull", "--history", "feature", status=2).stderr.split())
-    assert "feature holds feature, not perfsuite-history: name an empty directory" in told
-    assert (clone / "feature" / "mine").exists()
+    told = "feature holds feature, not perfsuite-history: name an empty directory"
+    assert told in error_of("pull", "--history", "feature")
+    assert "fatal: 'other' already exists" in error_of("pull", "--history", "other")
     invoke("push", in_store("01"))
-    (clone / "history" / "more").write_text("")
-    commit(clone / "history", "never pushed")
-    told = " ".join(invoke("pull", status=2).stderr.split())
-    assert "perfsuite-history has commits that were never pushed: git push origin perfsuite-history" in told
+    Path("history/more").write_text("")
+    commit(Path("history"), "never pushed")
+    told = "perfsuite-history has commits that were never pushed: git push origin perfsuite-history"
+    assert told in error_of("pull")
     git(clone, "push", "--quiet", "origin", "perfsuite-history")
     invoke("pull")
-
-
-def test_nothing_that_lies_where_a_history_is_pulled_is_lost(clone: Path) -> None:
-    invoke("pull")
-    Path("history/mine").write_text("")
-    told = " ".join(invoke("pull", status=2).stderr.split())
-    assert "contains modified or untracked files" in told
-    assert Path("history/mine").exists()
-    Path("other").mkdir()
-    Path("other/mine").write_text("")
-    told = " ".join(invoke("pull", "--history", "other", status=2).stderr.split())
-    assert "fatal: 'other' already exists" in told
-    assert Path("other/mine").exists()
+    (clone / "ignored").unlink()
+    mine[2].write_text("")
+    assert "contains modified or untracked files" in error_of("pull")
+    assert all(file.exists() for file in mine)

@@ -1,7 +1,5 @@
 """Logs of jobs that perfsuite did not launch: real event files."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
@@ -37,13 +35,19 @@ def steps_of(seed: int, *, level: float = 0.5, count: int = 40) -> list[float]:
     return [level * random.gauss(1, 0.004) * (3 if step < 2 else 1) for step in range(count)]
 
 
-def test_an_event_file_and_its_directory_are_read(tmp_path: Path) -> None:
-    steps = [1.5, 0.25, 0.5]
-    directory = write_events(tmp_path / "a", {MEGATRON_TAG: steps})
+def test_an_event_file_or_a_directory_of_one_launch_is_read(tmp_path: Path) -> None:
+    directory = write_events(tmp_path / "a", {MEGATRON_TAG: [1.5, 0.25, 0.5]})
     (file,) = directory.iterdir()
     for path in (directory, file):
-        assert read_log(path, MEGATRON_TAG) == StepLog(path=path, series=steps)
+        assert read_log(path, MEGATRON_TAG) == StepLog(path=path, series=[1.5, 0.25, 0.5])
     assert read_log(directory, "lm loss").series == [9.0, 9.0, 9.0]
+    write_events(directory, {MEGATRON_TAG: [0.125]}, first_step=4)  # training was resumed
+    assert read_log(directory, MEGATRON_TAG).series == [1.5, 0.25, 0.5, 0.125]
+    write_events(directory, {MEGATRON_TAG: [0.25]})
+    with pytest.raises(FileError, match="step 1 of 'iteration-time' stands there twice"):
+        read_log(directory, MEGATRON_TAG)
+    file.write_bytes(file.read_bytes()[:-5])  # the job was killed
+    assert read_log(file, MEGATRON_TAG).series == [1.5, 0.25]
 
 
 @pytest.mark.parametrize("new_style", [False, True])
@@ -64,22 +68,7 @@ def test_what_torch_writes_is_read(tmp_path: Path, new_style: bool) -> None:
             read_log(tmp_path, tag)
 
 
-def test_training_that_was_resumed_is_one_launch_and_two_in_one_directory_are_not(tmp_path: Path) -> None:
-    write_events(tmp_path, {MEGATRON_TAG: [0.5, 0.25]})
-    write_events(tmp_path, {MEGATRON_TAG: [0.125]}, first_step=3)
-    assert read_log(tmp_path, MEGATRON_TAG).series == [0.5, 0.25, 0.125]
-    write_events(tmp_path, {MEGATRON_TAG: [0.25]})
-    with pytest.raises(FileError, match="step 1 of 'iteration-time' stands there twice"):
-        read_log(tmp_path, MEGATRON_TAG)
-
-
-def test_an_event_file_of_a_killed_job_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
-    (file,) = write_events(tmp_path, {MEGATRON_TAG: [0.5, 0.25, 0.125]}).iterdir()
-    file.write_bytes(file.read_bytes()[:-5])
-    assert read_log(tmp_path, MEGATRON_TAG).series == [0.5, 0.25]
-
-
-def test_what_is_no_event_file_is_named(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileError, match=r"no event file \(\*tfevents\*\) in this directory"):
         read_log(tmp_path, MEGATRON_TAG)
     (tmp_path / "events.out.tfevents.1.x").write_bytes(b"nothing of the kind" * 9)
@@ -87,23 +76,21 @@ def test_what_is_no_event_file_is_named(tmp_path: Path) -> None:
         read_log(tmp_path, MEGATRON_TAG)
     with pytest.raises(FileError, match=r"cannot read .*: No such file"):
         read_log(tmp_path / "events.out.tfevents.2.x", MEGATRON_TAG)
-
-
-def test_without_tensorboard_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(PackageError, match=r"pip install 'perfsuite\[tensorboard\]'"):
         read_log(tmp_path, MEGATRON_TAG)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), 1e16])
-def test_what_is_no_time_is_named(tmp_path: Path, value: float) -> None:
-    write_events(tmp_path, {MEGATRON_TAG: [0.5, value]})
+def test_what_is_no_time_is_named(tmp_path: Path) -> None:
     told = r"'iteration-time' is \S+ in step 2, expected a time above 0 and below 1e\+15"
-    with pytest.raises(FileError, match=told):
-        read_log(tmp_path, MEGATRON_TAG)
+    for value in (0.0, -1.0, float("inf"), 1e16):
+        directory = write_events(tmp_path / str(value), {MEGATRON_TAG: [0.5, value]})
+        with pytest.raises(FileError, match=told):
+            read_log(directory, MEGATRON_TAG)
 
 
-def baseline_of(logs: Sequence[Path]) -> list[str | Path]:
+def against(*logs: Path | str) -> list[Path | str]:
+    """The words that make these the baseline."""
     return [part for log in logs for part in ("--baseline", log)]
 
 
@@ -114,10 +101,9 @@ def test_a_megatron_job_is_judged_by_its_event_files(tmp_path: Path) -> None:
             write_events(tmp_path / f"{level}-{seed}", {MEGATRON_TAG: steps_of(seed, level=level)})
             for seed in range(10, 14)
         ]
-        shown = run(*launches, *baseline_of(before), "--json", status=status)
+        shown = run(*launches, *against(*before), "--json", status=status)
         assert json.loads(shown.stdout)["outcome"] == outcome
-    shown = run(*launches[:1], *baseline_of(before), "--tolerance", "5%")
-    lines = shown.stdout.splitlines()
+    lines = run(*launches[:1], *against(*before), "--tolerance", "5%").stdout.splitlines()
     assert lines[0].split() == ["values", "median", "iteration-time"]
     assert lines[1].split()[-1] == str(before[0])
     assert lines[7].split()[2] == "judged:"
@@ -127,21 +113,16 @@ def test_a_megatron_job_is_judged_by_its_event_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a", "b"], "without --baseline one file of traces is judged"),
-        (["a", "--tag", "x"], "without --baseline one file of traces is judged"),
-        (["a", "--tolerance", "3%"], "without --baseline one file of traces is judged"),
-        (["a", "--baseline", "b", "--baseline", "c"], "--baseline is given 2 times, which does not tell"),
-        (["a", *["--baseline", "b"] * 3], "cannot read b: No such file or directory"),
-        (["log", *["--baseline", "log"] * 3], "log is named twice: name a log of its own for each launch"),
-        (
-            ["a", *["--baseline", "b"] * 3, "--tolerance", "much"],
-            "for '--tolerance': 'much', expected above 0%",
+        *(
+            (["a", *more], "without --baseline one file of traces is judged")
+            for more in (["b"], ["--tag", "x"], ["--tolerance", "3%"])
         ),
+        (["a", *against("b", "c")], "--baseline is given 2 times, which does not tell"),
+        (["a", *against("b", "b", "b")], "cannot read b: No such file or directory"),
+        (["log", *against("log", "log", "log")], "log is named twice: name a log of its own for each launch"),
+        (["a", *against("b"), "--tolerance", "much"], "for '--tolerance': 'much', expected above 0%"),
     ],
 )
-def test_bad_arguments_are_errors_that_say_what_to_do(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_events(tmp_path / "log", {MEGATRON_TAG: [0.5]})
+def test_bad_arguments_are_errors_that_say_what_to_do(arguments: list[str], message: str) -> None:
+    write_events(Path("log"), {MEGATRON_TAG: [0.5]})
     assert message in run(*arguments, status=2).stderr

@@ -1,15 +1,23 @@
-from __future__ import annotations
+"""`perfsuite night` and `refresh`. What they run is stood in for."""
 
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from perfsuite import documents
 from perfsuite.cli import night
+from perfsuite.results.session_file import SessionFile
 from perfsuite.session.outputs import write_report
-from tests.cli.commands import run
+from tests.cli import commands
+from tests.cli.commands import error_of
 from tests.cli.test_github_issue import GOOD, NOISY, SLOW, crashed
+from tests.processes import executable
 from tests.sessions import make_session
+
+SESSION = make_session(1)
+PAGE, BASELINE = Path("page"), Path("baselines/x.json")
 
 
 class Night:
@@ -18,77 +26,83 @@ class Night:
     def __init__(self) -> None:
         self.statuses: dict[str, int] = {}
         self.commands: list[list[str]] = []
-        self.measured = 1
-        self.reports = True
+        self.measures, self.reports = True, True
 
     def run(self, module: str, *arguments: str) -> int:
         self.commands.append([module, *arguments])
-        if module == "pytest" and self.measured:
-            session = make_session(self.measured)
-            documents.write(Path(".perfsuite/runs/20260101-000000-000000/results.json"), session)
+        if module == "pytest" and self.measures:
+            documents.write(Path(".perfsuite/runs/20260101-000000-000000/results.json"), SESSION)
             if self.reports:
-                write_report(Path("out"), session)
-                documents.write(Path("out/results.json"), session)
+                write_report(Path("out"), SESSION)
+                documents.write(Path("out/results.json"), SESSION)
         return self.statuses.get(arguments[0] if module == "perfsuite.cli" else module, 0)
 
 
 @pytest.fixture
 def tonight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Night:
-    monkeypatch.chdir(tmp_path)
+    """`perfsuite baseline accept` writes a baseline, and prints its options."""
     Path("bench_cases").mkdir()
     made = Night()
     monkeypatch.setattr(night, "run", made.run)
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "page"))
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / PAGE))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    accept(f"mkdir -p baselines; echo new > {BASELINE}; exit 0")
     return made
 
 
-def test_a_night_looks_at_the_machine_and_the_gate_and_then_measures(tonight: Night) -> None:
+def accept(does: str) -> None:
+    executable(Path("python"), f"({does})", "status=$?", 'echo "$@"', "exit $status")
+
+
+run = partial(commands.run, "night", "--hardware", "cpu")
+
+
+def test_a_night_looks_at_machine_and_gate_and_measures(
+    tonight: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tonight.statuses = {"doctor": 3, "selftest": 3}  # a busy machine cannot tell, which ends no night
-    said = run("night", "--hardware", "h100", "--shard=2/8", "--", "-k", "fsdp2", "--perf-min-judged=50%")
+    options = ("--shard=2/8", "--", "-k", "fsdp2", "--perf-min-judged=50%")
+    said = commands.run("night", "--hardware", "h100", *options)
     doctor, selftest, pytest_ = tonight.commands
     assert doctor == ["perfsuite.cli", "doctor", "--quick", "--expect=h100"]
     assert selftest == ["perfsuite.cli", "selftest", "--framework=ddp"]
     assert pytest_[:4] == ["pytest", "bench_cases", "-m", "h100"]
     assert pytest_[-3:] == ["-k", "fsdp2", "--perf-min-judged=50%"], "they win over what comes before"
     assert {"--perf-report=out", "--perf-shard=2/8"} <= {*pytest_}
-    assert "## perfsuite: 1 " in Path("page").read_text()
+    assert "## perfsuite: 1 " in PAGE.read_text()
     assert "perfsuite history push out/results.json" in said.stderr
+    monkeypatch.setattr(night, "find_spec", lambda name: None)  # without transformers nothing is trained
+    run()
+    assert tonight.commands[-2] == ["perfsuite.cli", "selftest", "--framework=fake"]
 
 
 @pytest.mark.parametrize(("ended", "status"), [(0, 0), (1, 1), (2, 2), (4, 2), (5, 2), (-9, 2)])
-def test_a_night_ends_as_pytest_does_and_with_2_where_nothing_was_judged(
-    tonight: Night, ended: int, status: int
-) -> None:
+def test_a_night_ends_as_pytest_does(tonight: Night, ended: int, status: int) -> None:
     tonight.statuses = {"pytest": ended}
-    run("night", "--hardware", "cpu", status=status)
+    run(status=status)
 
 
 @pytest.mark.parametrize(
     ("command", "ended", "status"), [("doctor", 1, 2), ("doctor", 2, 2), ("selftest", 1, 1)]
 )
-def test_nothing_is_measured_on_a_bad_machine_or_by_a_blind_gate(
+def test_a_bad_machine_or_a_blind_gate_ends_a_night(
     tonight: Night, command: str, ended: int, status: int
 ) -> None:
     tonight.statuses = {command: ended}
-    told = run("night", "--hardware", "cpu", "--selftest", "fake", status=status)
-    assert f"nothing was measured, as perfsuite {command} ended with {ended}" in told.stderr
+    told = run("--selftest", "fake", status=status).stderr
+    assert f"nothing was measured, as perfsuite {command} ended with {ended}" in told
     assert tonight.commands[-1][:2] == ["perfsuite.cli", command]
-    assert Path("page").read_text().startswith("Nothing was measured: see the log.\n")
+    assert PAGE.read_text().startswith("Nothing was measured: see the log.\n")
 
 
-def test_github_shows_what_is_worse_or_not_decided_next_to_the_file(
-    tonight: Night, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "::" not in run("night", "--hardware", "cpu").stdout
+def test_github_shows_what_is_worse_next_to_its_file(tonight: Night, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    assert "::" not in run("night", "--hardware", "cpu").stdout, "all is well"
+    assert "::" not in run().stdout, "all is well"
     worse = SLOW.replace(case_id="a,b:c", nodeid="bench_cases/test_x.py::test[1]")
-    said = night.github_annotations(
-        [GOOD, worse, NOISY, SLOW.replace(shadow=True), SLOW.replace(excused="waived")]
-    )
-    assert said[0].startswith(
-        "::error file=bench_cases/test_x.py,title=regressed%3A a%2Cb%3Ac::tokens/s -49.4%25"
-    )
+    results = [GOOD, worse, NOISY, SLOW.replace(shadow=True), SLOW.replace(excused="waived")]
+    said = night.github_annotations(results)
+    titled = "file=bench_cases/test_x.py,title=regressed%3A a%2Cb%3Ac"
+    assert said[0].startswith(f"::error {titled}::tokens/s -49.4%25")
     assert [line.partition(" ")[0] for line in said] == ["::error", "::warning", "::warning"]
     (line,) = night.github_annotations([crashed("50%\n::error::evil")])
     assert "\n" not in line
@@ -98,57 +112,79 @@ def test_a_night_that_was_cut_short_is_reported_once(tonight: Night, monkeypatch
     tonight.reports = False
     with monkeypatch.context() as killed:
         killed.setattr(night, "_summarise", lambda summary, sessions: None)
-        run("night", "--hardware", "cpu")
-    run("night", "--hardware", "cpu", "--only-summary")
-    assert Path("page").read_text().count("## perfsuite: 1 ") == 1
-    assert documents.read(Path("out/results.json"), type(make_session(1))) == make_session(1)
-    run("night", "--hardware", "cpu", "--only-summary")
-    assert Path("page").read_text().count("## perfsuite: 1 ") == 1, "its page has it"
+        run()
+    run("--only-summary")
+    assert PAGE.read_text().count("## perfsuite: 1 ") == 1
+    assert documents.read(Path("out/results.json"), SessionFile) == SESSION
+    run("--only-summary")
+    assert PAGE.read_text().count("## perfsuite: 1 ") == 1, "its page has it"
 
 
 def test_the_report_of_an_earlier_night_is_not_tonight_s(tonight: Night) -> None:
-    run("night", "--hardware", "cpu", "--only-summary")
-    assert Path("page").read_text() == night.NOTHING.format(0)
-    run("night", "--hardware", "cpu")
+    run("--only-summary")
+    assert PAGE.read_text() == night.NOTHING.format(0)
+    run()
     tonight.statuses = {"doctor": 1}
-    run("night", "--hardware", "cpu", status=2)
-    run("night", "--hardware", "cpu", "--only-summary")
-    assert Path("page").read_text().endswith(f"\n{night.NOTHING.format(1)}")
-    assert Path("page").read_text().count("Nothing was measured") == 2
+    run(status=2)
+    run("--only-summary")
+    assert PAGE.read_text().endswith(f"\n{night.NOTHING.format(1)}")
+    assert PAGE.read_text().count("Nothing was measured") == 2
     assert [file.name for file in Path("out").iterdir()] == ["summary.md"]
+    tonight.statuses, tonight.measures = {}, False
+    run()
+    assert PAGE.read_text().count("Nothing was measured") == 3, "an older session is not told as tonight's"
 
 
-def test_a_page_of_somebody_else_in_its_directory_stays(tonight: Night) -> None:
-    documents.write_text(page := Path("out/index.html"), "<title>Ours</title>")
-    refused = run("night", "--hardware", "cpu", status=2).stderr
-    assert "--report=out: give a directory without an index.html of your own" in refused
-    assert page.read_text() == "<title>Ours</title>"
-    assert tonight.commands == []
+def new_baselines(*words: str, status: int = 0) -> str:
+    given = ("refresh", "--hardware", "h100", "--reason", "torch 2.14")
+    return commands.run(*given, *words, status=status).output
 
 
-def test_an_older_session_is_not_told_as_tonight_s(tonight: Night) -> None:
-    tonight.run("pytest")
-    tonight.measured = 0
-    run("night", "--hardware", "cpu")
-    assert Path("page").read_text().startswith("Nothing was measured: see the log.\n")
+def test_cases_are_measured_by_ten_launches_in_a_store_of_their_own_and_accepted(tonight: Night) -> None:
+    tonight.statuses = {"pytest": 1}  # a case is slower, which is why it gets a new baseline
+    documents.write_text(Path(".perfsuite/refresh/runs/old"), "an earlier attempt")
+    new_baselines("--out", "there", "--", "-k", "fsdp2 and not 8b")
+    assert not Path(".perfsuite/refresh/runs/old").exists()
+    doctor, pytest_ = tonight.commands
+    assert doctor == ["perfsuite.cli", "doctor", "--expect=h100"]
+    assert pytest_[:4] == ["pytest", "bench_cases", "-m", "h100"]
+    assert {"--perf-min-launches=10", "--perf-report=there", "--perf-store=.perfsuite/refresh"} < {*pytest_}
+    assert pytest_[-2:] == ["-k", "fsdp2 and not 8b"]
+    asked = "baseline accept --store=.perfsuite/refresh --baselines=baselines --reason=torch 2.14"
+    assert asked in Path("there/before-after.txt").read_text()
+    assert "no baseline in baselines differs from before" in new_baselines(status=2)
 
 
-def test_without_transformers_the_self_test_trains_nothing(
-    tonight: Night, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(night, "find_spec", lambda name: None)
-    run("night", "--hardware", "cpu")
-    assert tonight.commands[1] == ["perfsuite.cli", "selftest", "--framework=fake"]
+@pytest.mark.parametrize("statuses", [{"doctor": 2}, {"pytest": 5}, {"pytest": -9}])
+def test_nothing_is_accepted_if_nothing_was_measured(tonight: Night, statuses: dict[str, int]) -> None:
+    tonight.statuses = statuses
+    new_baselines(status=2)
+    assert not BASELINE.exists()
+
+
+def test_what_cannot_be_accepted_is_an_error_and_its_reason_is_kept(tonight: Night) -> None:
+    accept("echo no measured run; exit 2")
+    assert "no measured run" in new_baselines(status=2)
+    assert Path("out/before-after.txt").read_text().startswith("no measured run")
+    accept(f"mkdir baselines; echo new > {BASELINE}; exit 1")
+    new_baselines()  # of some cases, though others were not accepted
+    assert BASELINE.exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("command", "words"),
     [
-        (("--hardware", "h1000"), "--hardware h1000: did you mean 'h100'?"),
-        (("--hardware", "cpu", "--cases", "nosuch"), "--cases nosuch: no such directory"),
-        (("--hardware", "cpu", "--shard", "9/8"), "--shard=9/8: give the number of this job and of how many"),
+        ("night --hardware h1000", "--hardware h1000: did you mean 'h100'?"),
+        ("night --hardware cpu --cases nosuch", "--cases nosuch: no such directory"),
+        ("night --hardware cpu --shard 9/8", "--shard=9/8: give the number of this job and of how many"),
+        ("night --hardware cpu --out mine", "--report=mine: give a directory without an index.html of your"),
+        ("refresh --hardware h1000 --reason x", "--hardware h1000: did you mean 'h100'?"),
+        ("refresh --hardware cpu --reason x --cases nosuch", "--cases nosuch: no such directory"),
+        ("refresh --hardware cpu --reason=", "--reason is empty: say why a baseline may change"),
     ],
 )
-def test_what_cannot_be_a_night_is_refused(tonight: Night, arguments: tuple[str, ...], words: str) -> None:
-    assert words in " ".join(run("night", *arguments, status=2).stderr.split())
+def test_what_cannot_be_measured_is_refused(tonight: Night, command: str, words: str) -> None:
+    documents.write_text(page := Path("mine/index.html"), "<title>Ours</title>")
+    assert words in error_of(*command.split())
     assert tonight.commands == []
+    assert page.read_text() == "<title>Ours</title>"

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator
@@ -13,7 +11,7 @@ import pytest
 from perfsuite.cli import notify
 from perfsuite.history.store import Place, StoredVerdict
 from perfsuite.history.verdicts import Night
-from tests.cli.commands import run
+from tests.cli.commands import error_of, run
 from tests.samples import BEFORE, make_result, now, write_session
 
 VARIABLE = "PERFSUITE_NOTIFY_URL"
@@ -27,28 +25,21 @@ class Service(HTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.posted: list[tuple[str, str, Any]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/{SECRET}"
+        self.posted: list[tuple[str, str, str]] = []
 
 
 class Handler(BaseHTTPRequestHandler):
     server: Service
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.posted.append((self.path, self.headers["Content-Type"], json.loads(body)))
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0)).decode()
+        self.server.posted.append((self.path, self.headers["Content-Type"], body))
         self.send_response(self.server.status)
         self.send_header("Location", "/login")
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def do_GET(self) -> None:
-        self.server.posted.append((self.path, "GET", None))
-        self.send_response(200)
-        self.end_headers()
+    do_GET = do_POST  # where a redirect is followed
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -59,94 +50,88 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     with Service() as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        monkeypatch.setenv(VARIABLE, server.url)
+        monkeypatch.setenv(VARIABLE, f"http://127.0.0.1:{server.server_port}/{SECRET}")
         monkeypatch.setenv("no_proxy", "*")
         yield server
         server.shutdown()
         thread.join()
 
 
-def night(tmp_path: Path, day: int, speed: float, **changes: Any) -> Path:
-    directory = tmp_path / str(day)
-    directory.mkdir()
+def night(tmp_path: Path, day: int, speed: float = 98_765, **changes: Any) -> Path:
     result = make_result(*[now(tokens_per_s=speed)] * 3, **changes)
-    return write_session(directory, result, started_at=f"2026-01-{day:02}T01:00:00+00:00")
+    return write_session(tmp_path / str(day), result, started_at=f"2026-01-{day:02}T01:00:00+00:00")
 
 
-def add(tmp_path: Path, file: Path, variable: str = VARIABLE) -> str:
-    return run("history", "add", file, "--history", tmp_path / "history", "--notify", variable).output
+def add(tmp_path: Path, file: Path) -> str:
+    said = run("history", "add", file, "--history", tmp_path / "history", "--notify", VARIABLE).output
+    assert "secret" not in said
+    return said[said.index("--notify: ") :]
+
+
+NOTHING = "--notify: no case changed its state, nothing was posted\n"
 
 
 def test_a_night_is_posted_when_a_case_changed_its_state_and_only_then(
     tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RUN_URL", "https://example.org/runs?a=1&b=2")
-    assert "--notify: no case changed its state, nothing was posted" in add(
-        tmp_path, night(tmp_path, 1, 98_765)
-    )
-    assert "--notify: posted, 1 changed" in add(tmp_path, slow := night(tmp_path, 2, 50_000, shadow=True))
-    assert "nothing was posted" in add(tmp_path, slow)  # which is there already
-    assert "nothing was posted" in add(tmp_path, night(tmp_path, 3, 50_000))
-    assert "--notify: posted, 1 changed" in add(tmp_path, night(tmp_path, 4, 98_765))
+    slow = night(tmp_path, 2, 50_000, shadow=True)
+    for file, said in (
+        (night(tmp_path, 1), NOTHING),
+        (slow, "--notify: posted, 1 changed\n"),
+        (slow, NOTHING),  # which is there already
+        (night(tmp_path, 3, 50_000), NOTHING),
+        (night(tmp_path, 4), "--notify: posted, 1 changed\n"),
+    ):
+        assert add(tmp_path, file) == said
     (path, kind, first), (_, _, last) = service.posted
     assert (path, kind) == (f"/{SECRET}", "application/json")
     place = f"`{BEFORE.case.id}` on `cpu-test-2c`"
-    red = f"newly red: {place}: regressed (shadow): `tokens/s -49.4%`"
     begin, end = "perfsuite: cases changed since the night before", "https://example.org/runs?a=1&amp;b=2"
-    assert first == {"text": f"{begin}\n{red}\n{end}"}
-    assert last == {"text": f"{begin}\nnewly green: {place}: passed\n{end}"}
+    red = f"newly red: {place}: regressed (shadow): `tokens/s -49.4%`"
+    assert json.loads(first) == {"text": f"{begin}\n{red}\n{end}"}
+    assert json.loads(last) == {"text": f"{begin}\nnewly green: {place}: passed\n{end}"}
 
 
-def test_text_of_others_can_neither_mention_anybody_nor_be_markup() -> None:
+def failed(case: str) -> Night:
     place = Place(Path("x.json"), "cpu-x", "a" * 40, "20260101")
+    return Night(place, case, StoredVerdict(word="failed"))
+
+
+def test_text_of_others_is_no_markup_and_mentions_nobody_and_a_long_night_is_cut() -> None:
     bad = "`<!channel> @here <@U1> *b* & [x](https://evil)\n# all_gather 7 -> 14"
-    text = notify.message(
-        [Night(place, "a`@all", StoredVerdict(word="failed"))], {("cpu-x", "a`@all"): bad}, ""
-    )
-    *_, line = text.splitlines()
+    *_, line = notify.message([failed("a`@all")], {("cpu-x", "a`@all"): bad}, "").splitlines()
     assert line == (
         "newly red: `a'@\u200ball` on `cpu-x`: failed: "
         "`'&lt;!channel&gt; @\u200bhere &lt;@\u200bU1&gt; *b* &amp; [x](https://evil) # all_gather 7 → 14`"
     )
-
-
-def test_a_long_night_is_cut() -> None:
-    place = Place(Path("x.json"), "cpu-x", "a" * 40, "20260101")
-    changed = [Night(place, f"case-{number}", StoredVerdict(word="failed")) for number in range(50)]
+    changed = [failed(f"case-{number}") for number in range(50)]
     lines = notify.message(changed, {}, "https://x").splitlines()
     assert lines[-2:] == ["and 10 more", "https://x"]
     assert len(lines) == 43
 
 
-@pytest.mark.parametrize("status", [302, 404, 500])
-def test_an_answer_that_is_no_success_is_said_in_a_line_and_fails_nothing(
-    tmp_path: Path, service: Service, status: int
-) -> None:
-    service.status = status
-    said = add(tmp_path, night(tmp_path, 1, 50_000))
-    assert f"--notify: nothing was posted: the answer was {status}" in said
-    assert "secret" not in said
-    assert [kind for _, kind, _ in service.posted] == ["application/json"]  # no redirect was followed
+def test_a_bad_answer_is_said_and_no_redirect_is_followed(tmp_path: Path, service: Service) -> None:
+    for day, status in enumerate((302, 404, 500), 1):
+        service.status = status
+        said = add(tmp_path / str(status), night(tmp_path, day, 50_000))
+        assert said == f"--notify: nothing was posted: the answer was {status}\n"
+    assert [path for path, _, _ in service.posted] == [f"/{SECRET}"] * 3
 
 
-def test_a_webhook_that_hangs_or_is_not_there_is_said_and_fails_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_webhook_that_hangs_or_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setattr(notify, "TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/{SECRET}"
-        monkeypatch.setenv(VARIABLE, url)
-        said = add(tmp_path, night(tmp_path, 1, 50_000))
-        assert "--notify: nothing was posted: TimeoutError" in said
+        monkeypatch.setenv(VARIABLE, f"http://127.0.0.1:{silent.getsockname()[1]}/{SECRET}")
+        assert add(tmp_path, night(tmp_path, 1, 50_000)) == "--notify: nothing was posted: TimeoutError\n"
     assert notify.post(VARIABLE, "x") == "Connection refused"
-    assert "secret" not in said
 
 
 @pytest.mark.parametrize(
     ("address", "why"),
     [
-        (None, f"{VARIABLE} is not set"),
+        ("", f"{VARIABLE} is not set"),
         ("  ", f"{VARIABLE} is not set"),
         ("file:///etc/secret", f"{VARIABLE} holds no address that begins with https://"),
         ("http://[secret", "ValueError"),
@@ -154,26 +139,22 @@ def test_a_webhook_that_hangs_or_is_not_there_is_said_and_fails_nothing(
         ("https://h/a secret", "InvalidURL"),
     ],
 )
-def test_a_bad_address_is_said_without_it(
-    monkeypatch: pytest.MonkeyPatch, address: str | None, why: str
-) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    if address is not None:
-        monkeypatch.setenv(VARIABLE, address)
+def test_a_bad_address_is_said_without_it(monkeypatch: pytest.MonkeyPatch, address: str, why: str) -> None:
+    monkeypatch.setenv(VARIABLE, address)
     assert notify.post(VARIABLE, "x") == why
 
 
-def test_an_address_on_the_command_line_is_refused_and_not_shown(tmp_path: Path) -> None:
-    said = run("history", "add", "x.json", "--notify", "https://h/secret", status=2).output
+def test_an_address_on_the_command_line_is_refused_and_not_shown() -> None:
+    said = error_of("history", "add", "x.json", "--notify", "https://h/secret")
     assert "--notify: give the name of a variable that holds the address, not the address" in said
     assert "secret" not in said
 
 
 def test_a_history_that_cannot_be_read_is_said_and_fails_nothing(tmp_path: Path, service: Service) -> None:
-    add(tmp_path, night(tmp_path, 1, 98_765))
+    add(tmp_path, night(tmp_path, 1))
     (kept,) = (tmp_path / "history").glob("cpu-*/*/*.json")
     kept.write_text("{")
     said = add(tmp_path, night(tmp_path, 2, 50_000))
-    assert "--notify: nothing was posted: " in said
+    assert said.startswith("--notify: nothing was posted: ")
     assert "not JSON" in said
     assert service.posted == []

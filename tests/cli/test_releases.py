@@ -1,7 +1,5 @@
 """`perfsuite releases`: its page, what it refuses and keeps. Runs are stood in for, mostly pip, too."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,25 +23,22 @@ from tests.twin_counts import counts, launch
 
 CASE, OTHER = make_case(), make_case(steps=21)
 INDEX = ("1.0", "1.1", "1.1.1", "1.2rc1", "1.2", "2.0")
-YANKED = 'data-yanked=""'
-NAMES = {"some_thing": "Some-Thing"}
-"""What distributions call themselves."""
+BOOM = Failure(kind="crash", message="boom", at=0.0)
 
 
 class Runs:
     """Stands in for dry runs and launches: a step has 100 kernels, if `kernels` does not say otherwise."""
 
     def __init__(self) -> None:
-        self.made: list[tuple[str, str, str]] = []
-        self.devices: list[str | None] = []
-        """What the dry runs pretended."""
+        self.made: list[tuple[str, str, str]] = []  # way, release and case of each
+        self.devices: list[str | None] = []  # what the dry runs pretended
         self.kernels: dict[str, int] = {}
         self.norms: dict[str, float] = {}
-        self.refused: set[tuple[str, str]] = set()
-        """Ways and releases that do not go together."""
+        self.refused: set[tuple[str, str]] = set()  # ways and releases that do not go together
         self.failing: set[str] = set()
+        self.uninstallable: set[str] = set()
+        # The version that a run observes, by case or release, if it is not that of the arm.
         self.uses: dict[str, str | None] = {}
-        """The version that a run observes, by case or release, if it is not that of the arm."""
 
     def _run(self, case: Any, directory: Path, arm: Arm, way: str) -> Run:
         package, _, release = arm.text.partition("==")
@@ -51,16 +46,14 @@ class Runs:
         if (way, release) in self.refused:
             raise DryRunError("a shape depends on values")
         used = self.uses.get(case.id, self.uses.get(release, release))
-        step = counts(kernels={"forward": self.kernels.get(release, 100)})
+        name = {"some_thing": "Some-Thing"}.get(package, package)  # as the distribution calls itself
         run = launch(
-            step,
+            counts(kernels={"forward": self.kernels.get(release, 100)}),
             case=case,
             dry=way == "dry",
-            observed=Observed(
-                settings={}, environment={} if used is None else {NAMES.get(package, package): used}
-            ),
+            observed=Observed(settings={}, environment={} if used is None else {name: used}),
             figures=make_figures(gradient_norm=self.norms.get(release, 1.0)),
-            failure=Failure(kind="crash", message="boom", at=0.0) if release in self.failing else None,
+            failure=BOOM if release in self.failing else None,
         )
         documents.write(RunDir(directory).run, run)
         return run
@@ -68,6 +61,11 @@ class Runs:
     def dry(self, case: Any, directory: Path, *, device: str | None, arm: Arm) -> Run:
         self.devices.append(device)
         return self._run(case, directory, arm, "dry")
+
+    def resolve(self, option: str, text: str, **_: Path) -> Arm:
+        if text.partition("==")[2] in self.uninstallable:
+            raise CaseError(f"{text}: pip: ERROR: Cannot install {text} and torch==2.13.0")
+        return Arm(text=text)
 
     def launch(self, case: Any, machine: Any, directory: Path, how: Launching) -> Run:
         return self._run(case, directory, how.arm, "launch")
@@ -79,18 +77,16 @@ class Runs:
 
 
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Two cases, and a package of six releases."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIP_ONLY_BINARY", ":all:")
-    only_index(tmp_path / "index", monkeypatch)
     stand_in = Runs()
     commands.hold(monkeypatch, CASE, OTHER)
     monkeypatch.setattr(command_of, "dry_run", stand_in.dry)
     monkeypatch.setattr(command_of, "launch_once", stand_in.launch)
     monkeypatch.setattr(command_of, "why_no_cuda", lambda arm: None)
     monkeypatch.setattr(command_of, "versions", lambda package: [*map(Version, INDEX)])
-    monkeypatch.setattr(command_of, "resolve", lambda option, text, root, store: Arm(text=text))
+    monkeypatch.setattr(command_of, "resolve", stand_in.resolve)
     return stand_in
 
 
@@ -109,34 +105,24 @@ def test_a_page_tells_what_each_release_changed_and_the_rest_in_a_line(runs: Run
     assert second.startswith("1.2 -> 2.0\n")
     assert "  - regressed: kernels in forward: 90 -> 95 a step" in second
     assert same.splitlines() == ["The same in every case", "", "- 1.0 -> 1.1", "- 1.1 -> 1.1.1"]
-
-
-def test_for_machines_each_release_is_a_row(runs: Runs) -> None:
-    runs.kernels = {"1.2": 90, "2.0": 95}
     first, *_, last = commands.rows(command("--from", "1.0", "--json").stdout)
     assert (first["title"], first["same"], first["rows"]) == ("1.0", 0, [])
     assert last["title"] == "1.2 -> 2.0"
     assert "  - regressed: kernels in forward: 90 -> 95 a step" in "\n".join(last["lines"])
 
 
-def test_each_release_runs_once_and_what_ran_is_kept(runs: Runs) -> None:
+def test_each_release_runs_once_and_what_ran_is_kept_unless_it_was_cut_short(runs: Runs) -> None:
     told = command("--from", "1.0", ids=(CASE.id, OTHER.id)).stdout
     assert runs.released == ["1.0", "1.0", "1.1", "1.1", "1.1.1", "1.1.1", "1.2", "1.2", "2.0", "2.0"]
     assert command("--from", "1.0", ids=(CASE.id, OTHER.id)).stdout == told
     assert len(runs.made) == 10
-
-
-def test_a_kept_run_that_was_cut_short_is_made_anew(runs: Runs) -> None:
-    command("--from", "1.2")
     for file in Path(".perfsuite/releases").glob("*/run.json"):
         file.write_text(file.read_text()[:-100])
-    runs.made.clear()
     command("--from", "1.2")
-    assert runs.released == ["1.2", "2.0"]
+    assert runs.released[10:] == ["1.2", "2.0"]
 
 
 def test_another_script_is_run_anew(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("train.py").write_text("pass\n")
     script = make_case(model=Model.named("mine"), framework=Script(path="train.py"))
     commands.hold(monkeypatch, script)
     for text in ("pass\n", "pass  # more\n"):
@@ -145,31 +131,41 @@ def test_another_script_is_run_anew(runs: Runs, monkeypatch: pytest.MonkeyPatch)
     assert runs.released == ["1.2", "2.0"] * 2
 
 
-def test_with_minors_the_last_of_each_minor_up_to_the_end_is_run_after_the_first(runs: Runs) -> None:
-    assert "4 releases of some_thing: 1.0, 1.1.1, 1.2, 2.0" in command("--from", "1.0", "--minors").stderr
-    assert "3 releases of some_thing: 1.0, 1.1.1, 1.2\n" in (
-        command("--from", "1.0", "--to", "1.2", "--minors").stderr
-    )
-    assert "2 releases of some_thing: 1.0, 1.1.1\n" in (
-        command("--from", "1.0", "--to", "1.1.1", "--minors").stderr
-    )
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("--from 1.0 --minors", "1.0, 1.1.1, 1.2, 2.0"),
+        ("--from 1.0 --to 1.2 --minors", "1.0, 1.1.1, 1.2"),
+        ("--from 1.0 --to 1.1.1 --minors", "1.0, 1.1.1"),
+        ("--from 1.1.1 --to 1.2rc1", "1.1.1, 1.2rc1"),  # which is run if it is named
+        ("--from 2.0 --to 1.0", "--from 2.0 is newer than --to 1.0: exchange them"),
+        ("--from main", "--from or --to: Invalid version: 'main': give a version as 2.11.0"),
+        ("--from 2.0", "some_thing has no release after 2.0: name an older one by --from"),
+        ("--from 1.0 --to 1.0", "some_thing has no release after 1.0"),
+        ("", "some_thing is not installed here: name the oldest release by --from"),
+    ],
+)
+def test_which_releases_are_run(runs: Runs, words: str, names: str) -> None:
+    if names[0].isdigit():
+        listed = f"{names.count(',') + 1} releases of some_thing: {names}\n"
+        assert command(*words.split()).stderr.startswith(listed)
+    else:
+        assert names in command(*words.split(), status=2).stderr
+        assert not runs.made
 
 
-def test_a_pre_release_is_run_if_it_is_named(runs: Runs) -> None:
-    assert ": 1.1.1, 1.2rc1" in command("--from", "1.1.1", "--to", "1.2rc1").stderr
-
-
-def test_what_cannot_be_run_dry_is_launched_under_both_releases(runs: Runs) -> None:
-    runs.refused = {("dry", "1.2")}
+def test_what_cannot_be_run_dry_is_launched_under_both_releases_and_with_counts_all_is(runs: Runs) -> None:
+    runs.refused, runs.norms = {("dry", "1.2")}, {"2.0": 2.0}
     told = command("--from", "1.1.1").stdout
     ways = [("dry", "1.1.1"), ("dry", "1.2"), ("launch", "1.1.1"), ("launch", "1.2"), ("launch", "2.0")]
     assert [made[:2] for made in runs.made] == ways
     assert f"- {CASE.id}: launch" in told
+    assert "  - the norm of the gradients before step 4: 1 -> 2" in told
+    command("--from", "1.2", "--counts", ids=(OTHER.id,))
+    assert [made[:2] for made in runs.made[len(ways) :]] == [("launch", "1.2"), ("launch", "2.0")]
 
 
-def test_a_cpu_is_pretended_under_both_releases_if_one_torch_lets_no_cuda_be_pretended(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cpu_is_pretended_if_one_torch_needs_it(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         command_of, "why_no_cuda", lambda arm: "built for CUDA" if "2.0" in arm.text else None
     )
@@ -178,9 +174,7 @@ def test_a_cpu_is_pretended_under_both_releases_if_one_torch_lets_no_cuda_be_pre
     assert runs.devices == [None, None, "cpu", "cpu"]
 
 
-def test_a_case_for_another_machine_that_cannot_be_run_dry_says_only_that(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_case_of_another_machine_says_only_that(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = make_case(hardware="h100")
     commands.hold(monkeypatch, gpu)
     runs.refused = {("dry", "2.0")}
@@ -190,34 +184,14 @@ def test_a_case_for_another_machine_that_cannot_be_run_dry_says_only_that(
     assert f"- {gpu.id}: it is meant for h100, this machine is " in said
 
 
-def test_with_counts_all_is_launched_and_the_norm_of_gradients_is_told(runs: Runs) -> None:
-    runs.norms = {"2.0": 2.0}
-    told = command("--from", "1.2", "--counts").stdout
-    assert [made[:2] for made in runs.made] == [("launch", "1.2"), ("launch", "2.0")]
-    assert "  - the norm of the gradients before step 4: 1 -> 2" in told
-
-
-def test_a_case_that_fails_is_told_and_the_next_release_is_compared_with_the_last_that_ran(
-    runs: Runs,
-) -> None:
-    runs.failing, runs.kernels = {"1.1"}, {"1.1.1": 90}
-    told = command("--from", "1.0", "--to", "1.1.1", status=3).stdout
+def test_a_release_is_compared_with_the_last_that_ran(runs: Runs) -> None:
+    runs.failing, runs.kernels, runs.uses = {"1.1"}, {"1.1.1": 90}, {"2.0": "1.2"}
+    runs.uninstallable = {"1.2"}
+    told = command("--from", "1.0", status=3).stdout
     assert f"## 1.0 -> 1.1\n\n- {CASE.id}: dry run: under some_thing==1.1: crash: boom; launch: under" in told
     assert f"- {CASE.id}, since 1.0\n  - improved: kernels in forward: 100 -> 90" in told
-
-
-def test_a_release_that_does_not_install_is_told_and_the_rest_goes_on(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(option: str, text: str, **_: Any) -> Arm:
-        if text.endswith("==1.1"):
-            raise CaseError(f"{text}: pip: ERROR: Cannot install {text} and torch==2.13.0")
-        return Arm(text=text)
-
-    monkeypatch.setattr(command_of, "resolve", refused)
-    told = command("--from", "1.0", "--to", "1.2", status=3).stdout
-    assert "## 1.0 -> 1.1\n\n- not installed: Cannot install some_thing==1.1 and torch==2.13.0\n" in told
-    assert told.endswith("\n- 1.0 -> 1.1.1\n- 1.1.1 -> 1.2\n")
+    assert "## 1.1.1 -> 1.2\n\n- not installed: Cannot install some_thing==1.2 and torch==2.13.0\n" in told
+    assert f"## 1.1.1 -> 2.0\n\n- {CASE.id}: dry run: under some_thing==2.0: it used some_thing 1.2" in told
 
 
 def test_a_case_that_does_not_use_the_package_is_left_out_and_one_must_use_it(runs: Runs) -> None:
@@ -229,75 +203,33 @@ def test_a_case_that_does_not_use_the_package_is_left_out_and_one_must_use_it(ru
     assert "none of these cases uses some_thing: name one that imports it" in said
 
 
-def test_a_case_that_imports_another_release_than_that_of_the_arm_is_told(runs: Runs) -> None:
-    runs.uses = {"2.0": "1.2"}
-    told = command("--from", "1.2", status=3).stdout
-    assert f"- {CASE.id}: dry run: under some_thing==2.0: it used some_thing 1.2" in told
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--from", "2.0", "--to", "1.0"), "--from 2.0 is newer than --to 1.0: exchange them"),
-        (("--from", "main"), "--from or --to: Invalid version: 'main': give a version as 2.11.0"),
-        (("--from", "2.0"), "some_thing has no release after 2.0: name an older one by --from"),
-        (("--from", "1.0", "--to", "1.0"), "some_thing has no release after 1.0"),
-        ((), "some_thing is not installed here: name the oldest release by --from"),
-    ],
-)
-def test_ends_that_leave_nothing_to_compare_are_refused(runs: Runs, words: Any, said: str) -> None:
-    assert said in command(*words, status=2).stderr
-    assert not runs.made
-
-
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Runs) -> Path:
-    """Where the real pip finds releases of the package."""
+@pytest.mark.launch
+def test_wheels_are_installed_yanked_ones_if_they_are_named_and_what_pip_cannot_install_is_told(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(command_of, "versions", installed.versions)
     monkeypatch.setattr(command_of, "resolve", resolve)
-    return tmp_path / "index"
-
-
-@pytest.mark.launch
-def test_wheels_are_installed_and_what_pip_cannot_install_is_told_in_its_step(
-    runs: Runs, index: Path
-) -> None:
-    for version, needs in (("1.0", ()), ("1.1", ("torch==99",)), ("2.0", ())):
+    found = only_index(tmp_path / "found", monkeypatch)
+    write_wheel(found, "torch", "99", "")
+    (found / "some_thing-1.5.tar.gz").write_bytes(b"")  # it would have to be built
+    index = tmp_path / "index/some-thing"
+    index.mkdir(parents=True)
+    links = []
+    for version, needs in (("1.0", ()), ("1.1", ("torch==99",)), ("1.2", ()), ("2.0", ())):
         write_wheel(index, "some_thing", version, "", *needs)
-    write_wheel(index, "torch", "99", "")
-    (index / "some_thing-1.5.tar.gz").write_bytes(b"")  # it would have to be built
+        name, yanked = f"some_thing-{version}-py3-none-any.whl", 'data-yanked=""' * (version == "1.2")
+        links.append(f'<a href="{name}" {yanked}>{name}</a>')
+    (index / "index.html").write_text(f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>")
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", index.parent.as_uri())
     result = command("--from", "0.9", status=3)
-    assert "5 releases of some_thing: 0.9, 1.0, 1.1, 1.5, 2.0" in result.stderr
+    assert "5 releases of some_thing: 0.9, 1.0, 1.1, 1.5, 2.0\n" in result.stderr
     for title, version in (("0.9", "0.9"), ("1.0 -> 1.5", "1.5")):
         said = f"- not installed: No matching distribution found for some_thing=={version}\n"
         assert f"## {title}\n\n{said}" in result.stdout
     assert "- not installed: Cannot install some-thing==1.1 and torch==" in result.stdout
     assert result.stdout.endswith("\n- 1.0 -> 2.0\n")
     assert Path(".perfsuite/packages/some_thing==2.0/some_thing.py").exists()
-
-
-@pytest.mark.launch
-def test_yanked_releases_are_left_out_unless_they_are_named(
-    runs: Runs, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = tmp_path / "simple/some-thing/index.html"
-    page.parent.mkdir(parents=True)
-    links = []
-    for version, yanked in (("1.0", ""), ("1.1", YANKED), ("1.2", ""), ("2.0", YANKED)):
-        write_wheel(index, "some_thing", version, "")
-        file = f"some_thing-{version}-py3-none-any.whl"
-        links.append(f'<a href="{(index / file).as_uri()}" {yanked}>{file}</a>')
-    page.write_text(f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>")
-    monkeypatch.delenv("PIP_FIND_LINKS")
-    monkeypatch.delenv("PIP_NO_INDEX")
-    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "simple").as_uri())
-    assert "2 releases of some_thing: 1.0, 1.2\n" in command("--from", "1.0").stderr
-    result = command("--from", "1.1", "--to", "2.0")
-    assert "3 releases of some_thing: 1.1, 1.2, 2.0\n" in result.stderr
-    assert result.stdout.endswith("\n- 1.1 -> 1.2\n- 1.2 -> 2.0\n")
-
-
-@pytest.mark.launch
-def test_a_package_that_pip_does_not_find_is_refused(runs: Runs, index: Path) -> None:
-    said = " ".join(command("--from", "1.0", status=2).stderr.split())
-    assert "ERROR: No matching distribution found for some_thing" in said
+    assert command("--from", "1.2", "--minors", status=3).stdout.endswith("\n- 1.2 -> 2.0\n")
+    said = commands.error_of("releases", "nosuch", "--from", "1.0", CASE.id)
+    assert "ERROR: No matching distribution found for nosuch" in said

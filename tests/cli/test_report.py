@@ -1,16 +1,20 @@
-from __future__ import annotations
+"""`perfsuite report` and `export`."""
 
+import json
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from perfsuite import documents
-from perfsuite.cli.report import stored
+from perfsuite.report.export import FORMATS
 from perfsuite.results.session_file import NodePreflight, SessionFile
 from tests.cli import commands
 from tests.report.test_nodes import FOUND
+from tests.samples import ARMS, make_case, make_result, make_run, never_run
 from tests.sessions import make_blind, make_session
 
-run = partial(commands.run, "report")
+run, export = partial(commands.run, "report"), partial(commands.run, "export")
 
 
 def write(file: Path, session: SessionFile | None = None) -> Path:
@@ -19,8 +23,7 @@ def write(file: Path, session: SessionFile | None = None) -> Path:
 
 
 def test_the_terminal_shows_table_explanations_and_counts(tmp_path: Path) -> None:
-    shown = run(write(tmp_path / "results.json"))
-    lines = shown.stdout.splitlines()
+    lines = run(write(tmp_path / "results.json")).stdout.splitlines()
     assert lines[:3] == [
         "hardware    h100-80gb-sxm (NVIDIA H100 80GB HBM3)",
         "torch       2.13.0",
@@ -53,39 +56,89 @@ def test_what_passed_is_explained_on_request(tmp_path: Path) -> None:
     short = run(file).stdout
     assert ": passed after" not in short
     assert "\nblind: in 1 of 1 case noise hides" in short
-    for flag in ("-v", "--verbose"):
-        long = run(file, flag).stdout
-        assert ": passed after" in long
-        assert "blind: this gate finds only changes of 32.4% or more" in long
-        assert "noise hides" not in long
+    long = run(file, "-v").stdout
+    assert ": passed after" in long
+    assert "blind: this gate finds only changes of 32.4% or more" in long
+    assert "noise hides" not in long
 
 
 def test_several_sessions_become_one_report_and_the_terminal_is_quiet(tmp_path: Path) -> None:
-    html, markdown = tmp_path / "sub" / "index.html", tmp_path / "sub" / "summary.md"
-    shown = run(write(tmp_path / "a.json"), write(tmp_path / "b.json"), "--report", tmp_path / "sub")
+    out = tmp_path / "sub"
+    shown = run(write(tmp_path / "a.json"), write(tmp_path / "b.json"), "--report", out)
     assert shown.stdout == ""
     names = ("index.html", "summary.md", "results.json", "results-2.json")
-    assert shown.stderr == "".join(f"written: {tmp_path / 'sub' / name}\n" for name in names)
-    assert {file.name for file in (tmp_path / "sub").iterdir()} == {*names}
-    assert html.read_text().startswith("<!DOCTYPE html>")
-    assert markdown.read_text().startswith("## perfsuite: 2 failed, 2 regressed, 2 passed, 6 skipped")
+    assert shown.stderr == "".join(f"written: {out / name}\n" for name in names)
+    assert {file.name for file in out.iterdir()} == {*names}
+    assert (out / "index.html").read_text().startswith("<!DOCTYPE html>")
+    told = (out / "summary.md").read_text()
+    assert told.startswith("## perfsuite: 2 failed, 2 regressed, 2 passed, 6 skipped")
 
 
 def test_the_newest_session_of_the_store_is_the_default(tmp_path: Path) -> None:
+    told = commands.error_of("report", "--store", tmp_path)
+    assert f"no session in {tmp_path / 'runs'}: measure first (pytest bench_cases), or name a" in told
     write(tmp_path / "runs" / "20260101-000000-000000" / "results.json", make_session(0))
-    write(tmp_path / "runs" / "20260102-000000-000000" / "results.json")
+    newest = write(tmp_path / "runs" / "20260102-000000-000000" / "results.json")
     (tmp_path / "runs" / "20260103-000000-000000").mkdir()  # nothing was measured
-    assert "20260102" in str(stored(tmp_path)[-1])
     assert run("--store", tmp_path).stdout.endswith("1 failed, 1 regressed, 1 passed, 3 skipped\n")
     shown = run("--store", tmp_path, "--json").stdout
-    assert SessionFile.model_validate_json(shown) == documents.read(stored(tmp_path)[-1], SessionFile)
+    assert SessionFile.model_validate_json(shown) == documents.read(newest, SessionFile)
+    assert "--json with --report: " in commands.error_of("report", newest, "--json", "--report", "out")
 
 
-def test_an_empty_store_and_a_file_that_cannot_be_read_are_errors(tmp_path: Path) -> None:
-    empty = run("--store", tmp_path, status=2).stderr
-    assert f"no session in {tmp_path / 'runs'}: measure first (pytest bench_cases), or name a" in empty
-    bad = tmp_path / "bad.json"
-    bad.write_text('{"schema_version": 99}')
-    assert run(bad, status=2).stderr.startswith(
-        f"perfsuite report: {bad}: field schema_version: this perfsuite reads 1, got 99."
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (bad := tmp_path / "bad.json").write_text('{"schema_version": 99}')
+    unread = f"perfsuite report: {bad}: field schema_version: this perfsuite reads 1, got 99."
+    assert commands.error_of("report", bad).startswith(unread)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    session = make_session(2, lambda number: ("passed", "throttled")[number])
+    return write(tmp_path / "runs" / "20260102-000000-000000" / "results.json", session)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_session_is_a_file_a_directory_or_the_newest(name: str, results: Path, tmp_path: Path) -> None:
+    write(tmp_path / "runs" / "20260101-000000-000000" / "results.json", make_session(0))
+    wanted = FORMATS[name](documents.read(results, SessionFile))
+    for given in ((results,), (results.parent,), ("--store", tmp_path)):
+        assert export("--format", name, *given).stdout == wanted
+
+
+def test_a_file_is_written_and_what_is_left_out_is_named(results: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out" / "hud.json"
+    shown = export("--format", "hud", results, "--output", target)
+    assert shown.stdout == ""
+    passed, throttled = (each.case_id for each in documents.read(results, SessionFile).results)
+    measured = [each for each in json.loads(target.read_text()) if "benchmark_values" in each["metric"]]
+    assert {each["model"]["name"] for each in measured} == {passed}
+    assert shown.stderr == (
+        f"{passed}: not counted, so a step may do other work\n"
+        f"no figures of {throttled}: no launch on a healthy machine\n"
     )
+
+
+def test_a_dry_run_is_no_outcome_of_any_hardware_nor_is_one_that_was_refused(tmp_path: Path) -> None:
+    launched, file = make_session(1), tmp_path / "results.json"
+    dry = make_result(make_run(dry=True, case=make_case(sequence_length=32)), before=None)
+    documents.write(file, launched.replace(results=(*launched.results, dry)))
+    shown = export("--format", "openmetrics", file)
+    assert shown.stdout == FORMATS["openmetrics"](launched)
+    assert shown.stderr.startswith("left out: 1 dry run, which measured nothing\n")
+    documents.write(file, make_session(0).replace(results=(never_run(),), dry=True))
+    assert never_run().case_id not in export("--format", "openmetrics", file).stdout
+
+
+def test_what_cannot_be_exported_is_refused(results: Path, tmp_path: Path) -> None:
+    documents.write(arms := tmp_path / "arms.json", make_session(1).replace(arms=ARMS))
+    hud = ("--format", "hud")
+    for words, said in (
+        ((*hud, arms), "compares two arms"),
+        ((*hud, tmp_path / "none.json"), f"cannot read {tmp_path / 'none.json'}"),
+        ((*hud, "--store", tmp_path / "empty"), "or name a results.json"),
+        ((*hud, results, "--output", results / "under" / "a-file"), "cannot write"),
+        ((results,), "Missing option '--format'"),
+        ((results, "--format", "csv"), "'csv' is not one of 'hud', 'openmetrics'"),
+    ):
+        assert said in commands.error_of("export", *words)

@@ -1,6 +1,4 @@
-"""`perfsuite slurm submit` on a real Slurm. Its sessions are pytest without perfsuite, to start sooner."""
-
-from __future__ import annotations
+"""`perfsuite slurm submit`, also on a real Slurm. Sessions are pytest without perfsuite, to start sooner."""
 
 import json
 import os
@@ -9,15 +7,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from perfsuite import Topology
 from perfsuite.cli import slurm
-from perfsuite.cli.app import app
-from tests.processes import arguments, wait_until
+from tests.cli import commands
+from tests.processes import arguments, executable, wait_until
 from tests.samples import make_case
 from tests.slurm_cluster import START_S, Cluster
 from tests.suite import measuring
@@ -27,7 +25,7 @@ def pytest_addoption(parser):
     parser.addoption("--perf-launcher")
 """
 TESTS = """
-import os, socket, subprocess, time
+import os, socket, time
 from pathlib import Path
 
 def test_good(request):
@@ -42,9 +40,7 @@ def test_that_waits():
     while not Path("go").exists():
         time.sleep(0.1)
 """
-COMMAND = [sys.executable, "-c", "from perfsuite.cli.app import app; app()", "slurm", "submit"]
-
-pytestmark = pytest.mark.launch
+COMMAND = [sys.executable, "-m", "perfsuite.cli", "slurm", "submit"]
 
 
 @pytest.fixture
@@ -57,113 +53,101 @@ def project(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_any.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:perfsuite -p no:cacheprovider -s\n")
-    monkeypatch.chdir(tmp_path)
     yield tmp_path
     cluster.run("scancel", "--user=root")
     wait_until(lambda: not queue(cluster), "the queue to be empty")
 
 
-def queue(cluster: Cluster, options: str = "%i %T") -> str:
-    return cluster.run("squeue", "--noheader", f"--format={options}").strip()
+def queue(cluster: Cluster) -> str:
+    return cluster.run("squeue", "--noheader", "--format=%i %T").strip()
 
 
-def start(*words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def submit(*words: str) -> tuple[int, str, str]:
-    """Exit status, what the job wrote, and what is said about it, in this process."""
-    result = CliRunner().invoke(app, ["slurm", "submit", *words])
-    return result.exit_code, result.stdout, result.stderr
+submit = partial(commands.run, "slurm", "submit")
 
 
 def waiting_job(project: Path, *words: str) -> tuple[subprocess.Popen[str], str]:
     """A session in its last test, which waits; and the id of its job."""
-    process = start(*words, "--", "-k", "waits")
+    command = [*COMMAND, *words, "--", "-k", "waits"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert any("it waits" in line for line in process.stdout)
+    assert any("it waits" in line for line in process.stdout), "the log is followed"
+    assert process.poll() is None
     (log,) = (project / ".perfsuite" / "slurm").iterdir()
     return process, log.stem
 
 
-def test_a_session_runs_in_the_job_and_gives_its_exit_status(project: Path) -> None:
-    status, out, err = submit("--nodes=2", "--", "-k", "good")
-    assert (status, "1 passed, 2 deselected" in out) == (0, True), err
-    assert f"launched by slurm\non n1 of n[1-2] in {project}" in out
-    assert re.search(r"job \d+ (runs|ran) on n1, n2", err)
-    assert re.search(r"job \d+ ended", err)
+@pytest.mark.launch
+def test_a_session_runs_in_the_job_and_its_failure_is_that_of_the_command(project: Path) -> None:
+    result = submit("--nodes=2", "--", "-k", "good or bad", status=1)
+    assert "1 failed, 1 passed, 1 deselected" in result.stdout
+    assert f"launched by slurm\non n1 of n[1-2] in {project}" in result.stdout
+    assert re.search(r"job \d+ (runs|ran) on n1, n2", result.stderr)
+    assert re.search(r"job \d+ ended", result.stderr)
     (log,) = (project / ".perfsuite" / "slurm").iterdir()
-    assert log.read_text() == out
+    assert log.read_text() == result.stdout
 
 
+@pytest.mark.launch
 def test_a_case_over_both_nodes_is_measured_in_the_job(project: Path) -> None:
     for stand_in in ("conftest.py", "pytest.ini"):
         (project / stand_in).unlink()
     case = make_case(topology=Topology(nodes=2, processes_per_node=1))
     (project / "test_case.py").write_text(measuring(case))
-    options = ("--perf-record-launches=1", "--perf-allow-shared")
-    status, out, err = submit("--nodes=2", "--", "test_case.py", *options)
-    assert status == 0, out + err
+    submit("--nodes=2", "--", "test_case.py", "--perf-record-launches=1", "--perf-allow-shared")
     (results,) = project.glob(".perfsuite/runs/*/results.json")
     (result,) = json.loads(results.read_text())["results"]
     assert [node["name"] for node in result["runs"][0]["nodes"]] == ["n1", "n2"]
     assert result["verdict"]["outcome"] in ("recorded", "unhealthy"), "other tests use this machine"
 
 
-def test_a_failing_session_fails_the_command(project: Path) -> None:
-    status, out, err = submit("--", "--perf-launcher=local", "-k", "good or bad", "test_any.py")
-    assert (status, "1 failed, 1 passed" in out) == (1, True), err
-    assert "launched by local" in out
-
-
+@pytest.mark.launch
 def test_the_log_is_followed_while_the_job_runs(project: Path) -> None:
     process, _ = waiting_job(project)
-    assert process.poll() is None
     (project / "go").touch()
     out, _ = process.communicate(timeout=START_S)
     assert "1 passed" in out
     assert process.returncode == 0
 
 
+@pytest.mark.launch
 @pytest.mark.fault("job is refused")
 def test_what_slurm_refuses_is_told_in_its_words(project: Path) -> None:
-    status, out, err = submit("--partition=short", "--time=5", "--", "-k", "good")
-    assert (status, out) == (2, "")
-    assert re.search(r"sbatch .*--time=5.*: sbatch: error: .*Requested time limit is invalid", err)
+    result = submit("--partition=short", "--time=5", "--", "-k", "good", status=2)
+    assert result.stdout == ""
+    assert re.search(r"sbatch .*--time=5.*: sbatch: error: .*Requested time limit is inv", result.stderr)
 
 
+@pytest.mark.launch
 @pytest.mark.fault("job never starts")
 def test_a_queue_that_never_starts_is_given_up(project: Path, cluster: Cluster) -> None:
-    status, out, err = submit("--partition=closed", "--wait-start=3", "--", "-k", "good")
-    assert (status, out) == (2, "")
-    assert "is queued: PartitionDown" in err
-    assert "has not started in 3 s (--wait-start) and is cancelled" in err
-    assert err.rstrip().endswith("as Slurm says: PartitionDown")
+    result = submit("--partition=closed", "--wait-start=1", "--", "-k", "good", status=2)
+    assert result.stdout == ""
+    assert "is queued: PartitionDown" in result.stderr
+    assert "has not started in 1 s (--wait-start) and is cancelled" in result.stderr
+    assert result.stderr.rstrip().endswith("as Slurm says: PartitionDown")
     assert queue(cluster) == ""
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupt_cancels_the_job(
-    project: Path, cluster: Cluster, number: signal.Signals, expected: int
-) -> None:
+@pytest.mark.launch
+def test_an_interrupt_cancels_the_job(project: Path, cluster: Cluster) -> None:
     process, job = waiting_job(project)
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=START_S)
-    assert process.returncode == expected
+    assert process.returncode == 130
     assert f"job {job} is cancelled and gone; what it wrote is in" in err
     assert "JobState=CANCELLED" in cluster.run("scontrol", "show", "job", job)
     wait_until(lambda: not any(cluster.processes(node) for node in cluster.nodes), "all processes to be gone")
 
 
+@pytest.mark.launch
 def test_a_second_interrupt_leaves_at_once(
     project: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = project / "bin" / "scancel"
-    slow.parent.mkdir()
-    slow.write_text("#!/bin/sh\nsleep 3600\n")
-    slow.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
-    process, job = waiting_job(project)
+    (project / "bin").mkdir()
+    executable(project / "bin" / "scancel", "sleep 3600")
+    with monkeypatch.context() as slow:
+        slow.setenv("PATH", f"{project / 'bin'}:{os.environ['PATH']}")
+        process, job = waiting_job(project)
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     assert any("interrupt again to leave at once" in line for line in process.stderr)
@@ -172,8 +156,11 @@ def test_a_second_interrupt_leaves_at_once(
     assert process.returncode == 130
     assert f"left job {job}, which may still be there: scancel {job}" in err
     assert queue(cluster) == f"{job} RUNNING"
-    monkeypatch.undo()
-    cluster.run("scancel", job)
+
+
+def bring_limit_forward(cluster: Cluster, job: str) -> None:
+    """No limit is as short as a test."""
+    cluster.run("scontrol", "update", f"JobId={job}", "EndTime=now")
 
 
 def kill_session(cluster: Cluster, job: str) -> None:
@@ -181,30 +168,21 @@ def kill_session(cluster: Cluster, job: str) -> None:
     session.kill()
 
 
+@pytest.mark.launch
 @pytest.mark.parametrize(
     ("end", "said"),
     [
-        pytest.param(lambda cluster, job: cluster.run("scancel", job), "CANCELLED", id="cancelled"),
-        pytest.param(  # no limit is as short as a test: this one is brought forward
-            lambda cluster, job: cluster.run("scontrol", "update", f"JobId={job}", "EndTime=now"),
-            "TIMEOUT",
-            id="time limit",
-            marks=pytest.mark.fault("job reaches its time limit"),
-        ),
-        pytest.param(lambda cluster, job: cluster.cut_off("n2"), "NODE_FAIL", id="lost node"),
-        pytest.param(kill_session, "FAILED", id="killed session"),
+        pytest.param(bring_limit_forward, "TIMEOUT", marks=pytest.mark.fault("job reaches its time limit")),
+        (kill_session, "FAILED"),
     ],
+    ids=["time limit", "killed session"],
 )
 def test_a_job_that_ends_otherwise_than_by_pytest_is_an_error(
     project: Path, cluster: Cluster, end: Callable[[Cluster, str], object], said: str
 ) -> None:
     process, job = waiting_job(project, "--nodes=2", "--time=60")
     end(cluster, job)
-    try:
-        _, err = process.communicate(timeout=START_S)
-    finally:
-        if said == "NODE_FAIL":
-            cluster.repair("n2")
+    _, err = process.communicate(timeout=START_S)
     assert process.returncode == 2
     log = project / ".perfsuite" / "slurm" / f"{job}.log"
     assert re.search(f"job {job} is over: {said}", err)
@@ -214,31 +192,29 @@ def test_a_job_that_ends_otherwise_than_by_pytest_is_an_error(
 
 @pytest.fixture
 def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, in which a stand-in for `sbatch` writes down its words, and refuses."""
-    (tmp_path / "sbatch").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\" > words; exit 1\n")
-    (tmp_path / "sbatch").chmod(0o755)
+    """The file in which a stand-in for `sbatch`, which refuses, writes down its words."""
+    executable(tmp_path / "sbatch", "printf '%s\\n' \"$@\" > words; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return tmp_path / "words"
 
 
-def asked_for(*options: str) -> list[str]:
-    """What `sbatch` is asked for, beyond what is always the same."""
-    assert submit(*options)[0] == 2, "this one refuses"
-    words = Path("words").read_text().splitlines()
-    return words[words.index("--no-requeue") + 1 : words.index(next(w for w in words if "--wrap" in w))]
+def test_options_of_sbatch_have_three_sources(refusing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked_for(*options: str) -> list[str]:
+        """Return what `sbatch` is asked for, beyond what is always the same."""
+        submit(*options, status=2)
+        words = refusing.read_text().splitlines()
+        return words[words.index("--no-requeue") + 1 : words.index(next(w for w in words if "--wrap" in w))]
 
-
-def test_options_of_sbatch_come_from_the_ini_file_the_environment_and_the_command_line(
-    refusing: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     assert asked_for() == []
-    (refusing / "pytest.ini").write_text("[pytest]\nperf_slurm_options = -c2 '-D a b'\n")
+    Path("pytest.ini").write_text("[pytest]\nperf_slurm_options = -c2 '-D a b'\n")
     assert asked_for() == ["-c2", "-D a b"]
     monkeypatch.setenv("PERFSUITE_SLURM_OPTIONS", "-c3 -s")
     given = ["--partition", "gpu", "--nodes=2", "--comment=x y"]
     assert asked_for(*given, "--wait-start=3", "--", "-k", "a") == ["-c2", "-D a b", "-c3", "-s", *given]
-    assert "-m pytest --perf-launcher=slurm -k a\n" in (refusing / "words").read_text()
+    assert "-m pytest --perf-launcher=slurm -k a\n" in refusing.read_text()
+    monkeypatch.setenv("PERFSUITE_SLURM_PARTITION", "gpu")
+    said = "no setting PERFSUITE_SLURM_PARTITION any more: write --partition=... into PERFSUITE_SLURM_OPTIONS"
+    assert said in submit(status=2).stderr
 
 
 NO_SECONDS = "expected a whole number of seconds"
@@ -248,26 +224,19 @@ NEGATIVE = "--nodes is '-1', expected a number of nodes, or a range such as 2-4"
 @pytest.mark.parametrize(
     ("words", "setting", "said"),
     [
-        ("", "perf_slurm_partition = gpu", "any more: write --partition=... into perf_slurm_options"),
+        *(("", f"perf_slurm_{name} = x", f"any more: write --{name}=... into perf_slurm_options")
+          for name in slurm.OF_SBATCH),
         ("--option=--mem=0 -- x", "", "write the options of sbatch themselves"),
         ("--wait-start=soon", "", f"--wait-start is 'soon', {NO_SECONDS}"),
         ("", "perf_slurm_wait_start = -1", f"perf_slurm_wait_start is '-1', {NO_SECONDS}"),
         *((words, "", NEGATIVE) for words in ("--nodes=-1", "--nodes -1", "-N-1", "-N -1")),
         ("", "perf_slurm_options = --nodes=-1", NEGATIVE),
     ],
-)
-def test_what_is_no_option_is_refused_with_what_is_allowed(
-    refusing: Path, words: str, setting: str, said: str
-) -> None:
-    (refusing / "pytest.ini").write_text(f"[pytest]\n{setting}\n")
-    assert said in submit(*words.split())[2]
-    assert not (refusing / "words").exists()
-
-
-def test_a_variable_of_old_says_what_replaces_it(refusing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERFSUITE_SLURM_PARTITION", "gpu")
-    said = "no setting PERFSUITE_SLURM_PARTITION any more: write --partition=... into PERFSUITE_SLURM_OPTIONS"
-    assert said in submit()[2]
+)  # fmt: skip
+def test_what_is_no_option_is_refused(refusing: Path, words: str, setting: str, said: str) -> None:
+    Path("pytest.ini").write_text(f"[pytest]\n{setting}\n")
+    assert said in submit(*words.split(), status=2).stderr
+    assert not refusing.exists()
 
 
 def test_a_reader_of_the_log_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:

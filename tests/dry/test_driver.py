@@ -75,7 +75,6 @@ def test_a_rank_finds_its_place_in_the_environment_of_its_arm(tmp_path: Path) ->
 
 
 @pytest.mark.launch
-@pytest.mark.usefixtures("_forked")
 def test_what_goes_wrong_in_the_framework_is_told_with_its_traceback(tmp_path: Path) -> None:
     """An activation that transformers does not know: found when the model is built."""
     config: dict[str, Any] = {**CASE.model.config, "activation_function": "nosuch"}

@@ -9,8 +9,6 @@ from perfsuite.errors import DryRunError
 from tests.dry.runs import failure_of, passed
 from tests.dry.test_script import TORCHRUN, TRAIN, case_of
 
-pytestmark = pytest.mark.usefixtures("_forked")
-
 
 @pytest.mark.parametrize(
     ("words", "said"),

@@ -11,7 +11,7 @@ from perfsuite.results.counts import Counts, of_rank
 from perfsuite.results.run import Run
 from tests.dry.runs import failure_of, passed
 
-pytestmark = [pytest.mark.launch, pytest.mark.usefixtures("_forked")]
+pytestmark = pytest.mark.launch
 
 TRAIN = """
 import torch

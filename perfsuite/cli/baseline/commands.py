@@ -14,7 +14,8 @@ from perfsuite.cli.baseline.accept import accept as write_accepted
 from perfsuite.cli.baseline.accept import counted, measured
 from perfsuite.cli.baseline.counts import COUNTS
 from perfsuite.cli.baseline.times import PROFILES, TIMES, B, Refused, Shown, profile_lines
-from perfsuite.cli.cases import RowsAsJson
+from perfsuite.cli.cases import Reviewed, RowsAsJson
+from perfsuite.cli.report import LocalStore
 from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.git import git
 from perfsuite.node.machine import detect
@@ -26,8 +27,6 @@ from perfsuite.results.store import BASELINES, STORE, BaselineFiles, BaselineSto
 J = TypeVar("J", Baseline, CountBaseline)
 app = typer.Typer(help="Reviewed baselines: what each case reached when somebody accepted it.")
 
-BaselinesOption = Annotated[Path, typer.Option("--baselines", help="Directory of reviewed baselines.")]
-StoreOption = Annotated[Path, typer.Option("--store", help="Local store, where sessions are.")]
 HardwareClass = Annotated[
     str | None, typer.Option("--hardware-class", help="Another class than this machine's.")
 ]
@@ -37,7 +36,7 @@ ANOTHER_MACHINE = "Take also launches set aside only because the machine was not
 
 @app.command("list")
 def list_baselines(
-    as_json: RowsAsJson = False, baselines: BaselinesOption = BASELINES, store: StoreOption = STORE
+    as_json: RowsAsJson = False, baselines: Reviewed = BASELINES, store: LocalStore = STORE
 ) -> None:
     """Every baseline, reviewed or merely recorded here: of times and memory, then of counts."""
     known = BaselineStore(baselines, Store(store).baselines)
@@ -68,8 +67,8 @@ def _listed(shown: Shown[J], files: BaselineFiles[J]) -> tuple[list[dict[str, ob
 @app.command()
 def show(
     case: CaseGlob,
-    baselines: BaselinesOption = BASELINES,
-    store: StoreOption = STORE,
+    baselines: Reviewed = BASELINES,
+    store: LocalStore = STORE,
     hardware_class: HardwareClass = None,
     as_json: RowsAsJson = False,
 ) -> None:
@@ -113,7 +112,7 @@ def _show(shown: Shown[J], known: J, file: Path, more: Sequence[str] = ()) -> No
 @app.command()
 def diff(
     ref: Annotated[str, typer.Argument(help="A git commit, branch or tag to compare with.")] = "HEAD",
-    baselines: BaselinesOption = BASELINES,
+    baselines: Reviewed = BASELINES,
     as_json: RowsAsJson = False,
 ) -> None:
     """What changed in the reviewed baselines since a git ref, in figures rather than lines."""
@@ -160,8 +159,8 @@ def _changed(
 @app.command()
 def accept(
     case: CaseGlob = "*",
-    baselines: BaselinesOption = BASELINES,
-    store: StoreOption = STORE,
+    baselines: Reviewed = BASELINES,
+    store: LocalStore = STORE,
     hardware_class: Annotated[
         str | None, typer.Option("--hardware-class", help="This class, not those of the newest session.")
     ] = None,

@@ -1,10 +1,8 @@
 """`perfsuite doctor`: checks the machine, and shows a table or JSON. The last checks are some launches."""
 
 import contextlib
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -12,26 +10,13 @@ import typer
 from perfsuite import documents
 from perfsuite.case.hardware import Machine, hardware_error
 from perfsuite.cli.cases import RowsAsJson
-from perfsuite.cli.checks import EXIT, Row, checked, failed, passed, show, unknown, worst
+from perfsuite.cli.checks import EXIT, Row, show, worst
 from perfsuite.cli.doctor import gpus, machine, torch
-from perfsuite.cli.doctor.gpus import device_rows
-from perfsuite.cli.selftest import small_case
+from perfsuite.cli.doctor.launches import launch_rows
 from perfsuite.errors import CaseError
 from perfsuite.launch.lock import machine_lock
-from perfsuite.measure import Launching, measure
 from perfsuite.node.machine import detect, detect_cpu
 from perfsuite.report.terminal import console, print_json
-from perfsuite.report.text import plural
-from perfsuite.results import baseline
-from perfsuite.results.metric import TOKENS_PER_S
-from perfsuite.results.outcome import Verdict
-from perfsuite.results.rank_report import RankReport
-from perfsuite.results.run import Run
-from perfsuite.results.run_dir import launches_in
-from perfsuite.verdict.judge import Policy
-from perfsuite.verdict.noise import class_noise
-from perfsuite.verdict.overall import Reference
-from perfsuite.verdict.sequential import Noise, minimum_detectable_drop
 
 
 def doctor(
@@ -95,52 +80,3 @@ def examine(found: Machine, *, quick: bool, say: Callable[[str], None] = lambda 
     if not quick and not broken & {"torch and GPUs", "extensions"}:  # with these, no launch is measured
         rows += launch_rows(found, say)
     return rows
-
-
-LAUNCHES = 5  # launches from which the noise is estimated
-REVIEWED_LAUNCHES, REVIEWED_DEGREES = 10, 30
-"""Launches of a usual reviewed baseline, and degrees of freedom of the noise that a few of them give."""
-
-
-def launch_rows(machine: Machine, say: Callable[[str], None]) -> list[Row]:
-    """Launch a small case on every device a few times: rates, health, noise, and what the gate can find."""
-    case = small_case(machine)
-    reference = Reference(policy=Policy(record_launches=LAUNCHES))
-    launching = Launching(on_launch=lambda case, number: say(f"launch {number} of {case.id}"))
-    with tempfile.TemporaryDirectory(prefix="perfsuite-doctor-") as directory:
-        runs, verdict = measure(case, machine, Path(directory), reference, launching)
-        files = [file for launch in launches_in(Path(directory)) for file in launch.all_ranks()]
-        reports = [documents.read(file, RankReport) for file in files]
-    rows = device_rows(reports, machine)
-    return [*rows, well_row(runs, verdict), noise_row(runs, verdict, machine)]
-
-
-def well_row(runs: Sequence[Run], verdict: Verdict) -> Row:
-    """Check that all launches were measured, on a healthy machine."""
-    if verdict.outcome == "recorded" and not verdict.unhealthy_launches:
-        return passed("launches", f"{len(runs)} measured, the machine was well")
-    advice = "see to it before the night: such launches are set aside, and verdicts need others"
-    return failed("launches", "; ".join(verdict.reasons) or verdict.outcome, advice)
-
-
-def noise_row(runs: Sequence[Run], verdict: Verdict, machine: Machine) -> Row:
-    """Estimate the noise between launches: does the gate find drops of the usual tolerance with it?"""
-    healthy = [run for run in verdict.healthy(runs) if run.failure is None]
-    known = class_noise([baseline.from_runs(healthy)]).of(TOKENS_PER_S) if len(healthy) > 2 else None
-    if known is None:
-        found = f"{plural(len(healthy), 'healthy launch')} cannot tell it"
-        return unknown("noise", found, "look again when it is quiet")
-    now = minimum_detectable_drop(noise=known, baseline_launches=len(healthy))
-    reviewed = Noise(sigma=known.sigma, degrees_of_freedom=REVIEWED_DEGREES)
-    later = minimum_detectable_drop(noise=reviewed, baseline_launches=REVIEWED_LAUNCHES)
-    allowed = TOKENS_PER_S.tolerance(machine.device)
-    by = [f"{TOKENS_PER_S.bound(of_cost):.1%}" for of_cost in (now, later, allowed)]
-    found = (
-        f"{known.sigma:.2%} between launches, so drops of tokens/s by {by[0]} are found now and by {by[1]} "
-        f"with reviewed baselines of {REVIEWED_LAUNCHES} launches; {by[2]} are allowed"
-    )
-    advice = (
-        f"verdicts here are called blind to drops below {by[1]}: lock the clocks, keep others off, or take "
-        "longer steps"
-    )
-    return checked("noise", found, ok=later <= allowed, advice=advice)

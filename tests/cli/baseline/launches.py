@@ -1,7 +1,5 @@
 """Runs in a store, as pytest sessions leave them, and `perfsuite baseline` on them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,7 @@ from tests.samples import make_case, make_figures, make_result, make_run, write_
 
 CASE = make_case()
 MACHINE = detect()
-REVIEWED = BaselineStore(BASELINES)
-LOCAL = Store().baselines
+REVIEWED = BaselineStore(BASELINES, Store().baselines)
 
 
 def told(*words: str, status: int = 0) -> str:
@@ -52,6 +49,12 @@ def keep(session: str, runs: list[Run], against: Baseline | None = None) -> list
     result = make_result(*runs, verdict=verdict, directory=f"/elsewhere/{case.id}")
     write_session(directory, *(each for each in earlier if each.case_id != case.id), result)
     return runs
+
+
+def accept(session: str, count: int, *options: str, status: int = 0, **launches: Any) -> str:
+    """What is said where so many launches of a new session are accepted."""
+    measured(session, count, **launches)
+    return told("accept", *options, status=status)
 
 
 def accepted() -> Baseline:

@@ -1,74 +1,54 @@
-from __future__ import annotations
-
-import subprocess
 from pathlib import Path
 
 from perfsuite.results.rank_report import Observed
 from tests.cli import commands
-from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, accepted, keep, measured, told
+from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, accept, accepted, measured, told
+from tests.samples import make_gpu_machine
+from tests.synthetic import git
+
+ON = f"{CASE.id} on {MACHINE.hardware_class}"
 
 
 def test_accept_writes_the_reviewed_file_and_says_what_to_commit(repository: Path) -> None:
-    measured("1", 5)
-    result = told("accept")
+    result = accept("1", 5)
     assert f"git add baselines/{MACHINE.hardware_class}/{CASE.id}.json" in result
     assert "tokens/s: new -> 50,150" in result
     assert "launches: new -> 5 of 1 session" in result
     held = accepted()
     assert len(held.launches) == 5
     assert held.accepted is not None
-    assert held.accepted.by == "Ada"
-    assert held.accepted.commit == subprocess.getoutput("git rev-parse HEAD")
+    assert (held.accepted.by, held.accepted.commit) == ("Ada", git(repository, "rev-parse", "HEAD"))
 
 
-def test_a_reviewed_file_that_cannot_be_read_refuses_its_own_case_alone(repository: Path) -> None:
-    measured("1", 5)
+def test_what_cannot_be_read_or_written_refuses_its_own_case_alone(repository: Path) -> None:
     other = CASE.replace(micro_batch=3)
-    keep("1", [run.replace(case=other) for run in measured("1", 5)])
+    measured("1", 5, case=other)
+    measured("1", 5)
     broken = REVIEWED.reviewed_file(MACHINE.hardware_class, CASE.id)
     broken.parent.mkdir(parents=True)
     broken.write_text("{")
     result = commands.run("baseline", "accept", status=1)
-    assert f"not accepted: {CASE.id} on {MACHINE.hardware_class}: {broken}: not JSON" in result.stderr
+    assert f"not accepted: {ON}: {broken}: not JSON" in result.stderr
     written = broken.with_name(f"{other.id}.json")
     assert f"written: {written}\nReview and commit: git add {written}\n" in result.stdout
     assert broken.read_text() == "{"
-
-
-def test_what_cannot_be_written_is_not_accepted(repository: Path) -> None:
-    measured("1", 5)
     Path("file").write_text("")
-    result = told("accept", "--baselines", "file", status=1)
-    assert f"not accepted: {CASE.id} on {MACHINE.hardware_class}: cannot write file/" in result
+    assert f"not accepted: {ON}: cannot write file/" in told("accept", "--baselines", "file", status=1)
+    broken.unlink()
+    Path(".perfsuite/runs/1", CASE.id, "launch-1/run.json").write_text("{")
+    said = told("accept", CASE.id, status=1)
+    assert "launch-1/run.json: not JSON" in said
+    assert f"not accepted: {ON}: 4 healthy launches" in said
 
 
 def test_what_looks_like_markup_is_shown_as_it_is(repository: Path) -> None:
     reason = "[torch 2.14] bump by github-actions[bot] [/x] :bug:"
-    measured("1", 5, observed=Observed(settings={"a": "[/red]"}, environment={}))
-    told("accept", "--reason", reason)
+    git(repository, "config", "user.name", "a[bot]")
+    accept("1", 5, "--reason", reason, observed=Observed(settings={"a": "[/red]"}, environment={}))
     shown = told("show", CASE.id)
     assert f"  reason: {reason}\n" in shown
     assert "  settings: a=[/red]\n" in shown
-    held = accepted()
-    assert held.accepted is not None
-    named = held.replace(accepted=held.accepted.replace(by="a[bot]"))
-    REVIEWED.write_reviewed(named)
-    assert "a[bot]" in " ".join(told("list").split())
-
-
-def test_accept_without_runs_says_how_to_measure(repository: Path) -> None:
-    result = told("accept", "fsdp-*", status=2)
-    assert "no measured run of a case matching 'fsdp-*'" in result
-    assert "pytest bench_cases --perf-min-launches=5" in result
-
-
-def test_a_corrupt_run_is_said_and_left_out(repository: Path) -> None:
-    measured("1", 6)
-    next(Path(".perfsuite").glob("runs/1/*/launch-1/run.json")).write_text("{")
-    result = told("accept")
-    assert "left out:" in result
-    assert "launch-1/run.json: not JSON" in result
-    assert len(accepted().launches) == 5
+    assert "by a[bot]" in commands.flat(told("list"))
 
 
 def test_every_class_of_the_newest_session_is_accepted_or_the_one_that_is_named(repository: Path) -> None:
@@ -87,4 +67,12 @@ def test_every_class_of_the_newest_session_is_accepted_or_the_one_that_is_named(
     assert [file.exists() for file in files] == [False, True, True]
     told("accept", "--hardware-class", old.hardware_class, "--reason", "x")
     assert files[0].exists()
-    assert "on h100-80gb-sxm in" in told("accept", "--hardware-class", "h100-80gb-sxm", status=2)
+
+
+def test_accept_without_runs_says_how_to_measure(repository: Path) -> None:
+    measured("1", 5)
+    gpu = make_gpu_machine().hardware_class
+    for words, where in ((("fsdp-*",), "'fsdp-*' in"), (("--hardware-class", gpu), f"'*' on {gpu} in")):
+        result = told("accept", *words, status=2)
+        assert f"no measured run of a case matching {where} .perfsuite/runs" in result
+        assert "pytest bench_cases --perf-min-launches=5" in result

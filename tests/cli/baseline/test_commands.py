@@ -1,23 +1,18 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 from perfsuite.results import baseline
-from perfsuite.results.store import BaselineStore
-from tests.cli.baseline.launches import CASE, LOCAL, MACHINE, REVIEWED, measured, told
-from tests.cli.commands import rows
+from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, accept, told
+from tests.cli.commands import flat, rows
 from tests.samples import IMAGES, make_machine, make_run
 from tests.synthetic import commit
 
 
 def test_list_and_show(repository: Path) -> None:
     assert "no baselines in baselines" in told("list")
-    measured("1", 5)
-    told("accept", "--reason", "first")
-    BaselineStore(REVIEWED.reviewed, LOCAL).write_local(
-        baseline.from_runs([make_run(machine=make_machine(hardware_class="cpu-other-4c"))])
-    )
-    listed = " ".join(told("list").split())
+    accept("1", 5, "--reason", "first")
+    other = make_machine(hardware_class="cpu-other-4c")
+    REVIEWED.write_local(baseline.from_runs([make_run(machine=other)]))
+    listed = flat(told("list"))
     assert "by Ada" in listed
     assert "local" in listed
     first, second = sorted(rows(told("list", "--json")), key=lambda row: str(row["accepted_by"]))
@@ -34,24 +29,20 @@ def test_list_and_show(repository: Path) -> None:
 
 
 def test_baselines_of_a_case_that_counts_samples(repository: Path) -> None:
-    held = baseline.from_runs([make_run(case=IMAGES, machine=MACHINE)])
-    BaselineStore(REVIEWED.reviewed, LOCAL).write_local(held)
-    assert "1,000 samples/s" in " ".join(told("list").split())
+    REVIEWED.write_local(baseline.from_runs([make_run(case=IMAGES, machine=MACHINE)]))
+    assert "1,000 samples/s" in flat(told("list"))
     shown = told("show", IMAGES.id)
     assert "samples/s: 1,000" in shown
     assert "samples/s with stalls: 990" in shown
-    measured("1", 5, case=IMAGES)
-    assert "samples/s: new -> 50,150" in told("accept")
+    assert "samples/s: new -> 50,150" in accept("1", 5, case=IMAGES)
 
 
 def test_diff_against_a_git_ref(repository: Path) -> None:
-    measured("1", 5)
-    told("accept")
+    accept("1", 5)
     commit(repository)
     assert "no baseline changed since HEAD" in told("diff")
     assert "tokens/s: new" in told("diff", "HEAD~1")
-    measured("2", 5, tokens_per_s=60_000)
-    told("accept")
+    accept("2", 5, tokens_per_s=60_000)
     changed = told("diff")
     assert "tokens/s: 50,150 +- 0.2% -> 60,180" in changed
     assert "(+20.0%)" in changed

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from perfsuite.cli.checks import Row
@@ -36,29 +34,23 @@ def test_gpus_that_are_set_up_alike_pass() -> None:
 
 
 LINKS, NO_FABRIC = "GPU 0: 18 up, GPU 1: 17 up, 1 down", "not initialized: GPU 1 (00000000:1C:00.0)"
+LIMITED, OFF = "limited to 500 W, its default is 700 W", "GPU 0: on, GPU 1: off"
 
 
 @pytest.mark.parametrize(
     ("function", "answer", "check", "said"),
     [
-        (
-            "nvmlDeviceGetEnforcedPowerLimit",
-            (500_000,),
-            "power limit",
-            "limited to 500 W, its default is 700 W",
-        ),
+        ("nvmlDeviceGetEnforcedPowerLimit", (500_000,), "power limit", LIMITED),
         ("nvmlDeviceGetTotalEccErrors", (2,), "GPU hardware", LOST),
         ("nvmlDeviceGetApplicationsClock", (1200,), "clocks", "SM up to 1980 MHz, application clock 1200"),
-        ("nvmlDeviceGetEccMode", ([0, 0],), "ECC", "GPU 0: on, GPU 1: off"),
-        ("nvmlDeviceGetPersistenceMode", (0,), "persistence mode", "GPU 0: on, GPU 1: off"),
+        ("nvmlDeviceGetEccMode", ([0, 0],), "ECC", OFF),
+        ("nvmlDeviceGetPersistenceMode", (0,), "persistence mode", OFF),
         ("nvmlDeviceGetRemappedRows", ((0, 0, 0, 1),), "GPU hardware", "have the card replaced"),
         ("nvmlDeviceGetNvLinkState", (1,) * 17 + (0,), "NVLink", LINKS),
         ("fabric", (1, 0), "NVLink fabric", NO_FABRIC),
     ],
 )
-def test_a_gpu_that_is_unlike_the_others_is_named(
-    function: str, answer: object, check: str, said: str
-) -> None:
+def test_a_gpu_unlike_the_others_is_named(function: str, answer: object, check: str, said: str) -> None:
     rows = on_two_gpus(**{function: answer})
     assert [name for name, row in rows.items() if row.status != "pass"] == [check]
     assert rows[check].status == ("unknown" if check == "power limit" else "fail")
@@ -66,23 +58,22 @@ def test_a_gpu_that_is_unlike_the_others_is_named(
     assert ("nvidia-fabricmanager" in str(rows[check].advice)) == (function == "fabric")
 
 
-def test_gpus_without_nvlink_have_no_row_of_it() -> None:
-    on_pcie = {"nvmlDeviceGetNvLinkState": Nvml.NVMLError_NotSupported("Not Supported"), "fabric": (0, 0)}
-    rows = gpu_rows(make_gpu_machine(count=2), Nvml(on_pcie, on_pcie))
-    assert not [row.check for row in rows if "NVLink" in row.check]
-
-
-def test_what_nvml_does_not_tell_is_unknown() -> None:
+def test_what_nvml_does_not_tell_is_unknown_and_without_nvlink_there_is_no_row_of_it() -> None:
     no = Nvml.NVMLError_NotSupported("Not Supported")
-    silent = {"nvmlDeviceGetEccMode": no, "nvmlDeviceGetEnforcedPowerLimit": no}
-    rows = {row.check: row.status for row in gpu_rows(make_gpu_machine(count=1), Nvml(silent))}
-    assert (rows["ECC"], rows["power limit"]) == ("unknown", "unknown")
+    silent = {
+        **{f"nvmlDeviceGet{name}": no for name in ("EccMode", "EnforcedPowerLimit", "NvLinkState")},
+        **{f"nvmlDeviceGet{name}": no for name in ("ApplicationsClock", "MaxClockInfo")},
+        "fabric": (0, 0),
+    }
+    rows = gpu_rows(make_gpu_machine(count=2), Nvml(silent, silent))
+    assert {row.check for row in rows if row.status == "unknown"} == {"ECC", "power limit", "clocks"}
+    assert not [row.check for row in rows if "NVLink" in row.check]
     [row] = gpu_rows(make_gpu_machine(count=1), Nvml({}, init=Nvml.NVMLError("Driver Not Loaded")))
     assert (row.check, row.status) == ("NVML", "unknown")
     assert "Driver Not Loaded" in row.found
 
 
-def test_one_slow_gpu_of_eight_is_named() -> None:
+def test_gpus_are_compared_with_each_other_and_with_their_data_sheet() -> None:
     reports = [
         make_report(rank, device_probe={"copy_gb_s": 3000.0 if rank != 3 else 2400.0, "matmul_tflops": 700.0})
         for rank in range(8)
@@ -92,9 +83,7 @@ def test_one_slow_gpu_of_eight_is_named() -> None:
     assert "GPU 3 is 20% slower than the fastest" in str(copy.advice)
     assert (matmul.status, matmul.found) == ("pass", "700 to 700 over 8 GPUs, 71% of the data sheet's peak")
     assert device_rows(reports, make_machine()) == []
-
-
-def test_a_single_gpu_is_compared_with_its_data_sheet_alone() -> None:
+    # A single one is compared with its data sheet alone.
     report = make_report(device_probe={"copy_gb_s": 3000.0, "matmul_tflops": 300.0})
     copy, matmul = device_rows([report], make_gpu_machine(count=1))
     assert (copy.status, matmul.status) == ("unknown", "fail")

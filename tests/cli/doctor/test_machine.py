@@ -1,14 +1,12 @@
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from perfsuite import documents
 from perfsuite.case.hardware import Machine
 from perfsuite.cli.checks import Row
-from perfsuite.cli.doctor import machine as checks
 from perfsuite.cli.doctor.machine import extensions_row, machine_rows, neighbours_row, system_rows
 from perfsuite.launch.quiet import Neighbours
 from tests.packages import Packages
@@ -19,13 +17,6 @@ H100 = make_gpu_machine()
 
 def checked(machine: Machine, root: Path) -> dict[str, Row]:
     return {row.check: row for row in system_rows(machine, root=root)}
-
-
-def write(root: Path, name: str, text: str = "") -> Path:
-    path = root / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
 
 
 def test_the_machine_is_named_with_its_peak_and_the_markers_that_select_cases_here() -> None:
@@ -45,59 +36,58 @@ def test_the_machine_is_named_with_its_peak_and_the_markers_that_select_cases_he
     assert "add it to perfsuite/case/accelerators.json" in str(peak.advice)
 
 
-@pytest.mark.parametrize(
-    ("quota", "status"), [("max 100000", "pass"), ("400000000 100000", "pass"), ("50000 100000", "fail")]
-)
-def test_a_container_grants_all_of_the_visible_cores_time(quota: str, status: str, tmp_path: Path) -> None:
-    assert "no limit" in checked(make_machine(), tmp_path)["cores"].found
-    write(tmp_path, "sys/fs/cgroup/cpu.max", quota)
-    cores = checked(make_machine(), tmp_path)["cores"]
-    assert cores.status == status
-    assert checked(H100, tmp_path)["cores"].status == {"fail": "unknown"}.get(status, status)
+def test_a_container_grants_all_of_the_visible_cores_time(tmp_path: Path) -> None:
+    def cores(quota: str, machine: Machine) -> Row:
+        documents.write_text(tmp_path / "sys/fs/cgroup/cpu.max", quota)
+        return checked(machine, tmp_path)["cores"]
+
     visible = len(os.sched_getaffinity(0))
-    limited = f"{visible} cores are visible, and a cgroup grants the time of 0.5"
-    assert cores.found == (limited if status == "fail" else f"{visible}, all of their time")
-    assert ("--cpuset-cpus" in str(cores.advice)) == (status == "fail")
+    assert "no limit" in checked(make_machine(), tmp_path)["cores"].found
+    for quota in ("max 100000", "400000000 100000"):
+        row = cores(quota, make_machine())
+        assert (row.status, row.found) == ("pass", f"{visible}, all of their time")
+        assert cores(quota, H100).status == "pass"
+    for machine, status in ((make_machine(), "fail"), (H100, "unknown")):
+        row = cores("50000 100000", machine)
+        assert row.found == f"{visible} cores are visible, and a cgroup grants the time of 0.5"
+        assert (row.status, "--cpuset-cpus" in str(row.advice)) == (status, True)
 
 
 def test_a_peak_that_cannot_be_reset_fails(tmp_path: Path) -> None:
     check = "peak memory reset"
-    assert checked(make_machine(), tmp_path)[check].status == "fail"
-    assert checked(H100, tmp_path)[check].status == "unknown"
-    write(tmp_path, "proc/self/clear_refs")
+    assert [checked(each, tmp_path)[check].status for each in (make_machine(), H100)] == ["fail", "unknown"]
+    documents.write_text(tmp_path / "proc/self/clear_refs", "")
     assert checked(make_machine(), tmp_path)[check].status == "pass"
 
 
-def test_shared_memory_matters_to_several_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check = "shared memory"
-    assert check not in checked(make_gpu_machine(count=1), tmp_path)
-    assert checked(H100, tmp_path)[check].status == "unknown"
-    (tmp_path / "dev/shm").mkdir(parents=True)
-    monkeypatch.setattr(checks, "SHARED_MEMORY_BYTES", 1)
-    assert checked(H100, tmp_path)[check].status == "pass"
-    monkeypatch.setattr(checks, "SHARED_MEMORY_BYTES", 2**80)
-    row = checked(H100, tmp_path)[check]
-    assert row.status == "unknown", "GPUs that are linked may do without"
-    assert "--shm-size" in str(row.advice)
-
-
-def test_two_of_four_gpus_and_what_docker_gives_of_dev_shm_are_told_with_their_remedies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("mib", "status", "found"),
+    [(None, "unknown", "No such file"), (64, "unknown", "holds 64 MiB"), (2048, "pass", "holds 2 GiB")],
+)
+def test_shared_memory_matters_to_several_gpus(
+    mib: int | None, status: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The four GPUs, a network card, and a bridge of NVIDIA."""
+    """GPUs that are linked may do without."""
+    assert "shared memory" not in checked(make_gpu_machine(count=1), tmp_path)
+    if mib is not None:
+        size = SimpleNamespace(f_blocks=mib * 2**8, f_frsize=4096)
+        monkeypatch.setattr(os, "statvfs", lambda path: size)
+    row = checked(H100, tmp_path)["shared memory"]
+    assert (row.status, found in row.found) == (status, True)
+    remedy = "--ipc=host or --shm-size=8g, or mount an emptyDir"
+    assert (remedy in str(row.advice)) == (mib == 64)
+
+
+def test_gpus_that_a_process_does_not_see_are_told_with_the_remedy(tmp_path: Path) -> None:
+    """On a machine of four GPUs, a network card, and a bridge of NVIDIA."""
     for number, (vendor, kind) in enumerate([*[("0x10de", "0x030200")] * 4, ("0x15b3", "0x020000")]):
-        write(tmp_path, f"sys/bus/pci/devices/{number}/vendor", f"{vendor}\n")
-        write(tmp_path, f"sys/bus/pci/devices/{number}/class", f"{kind}\n")
-    write(tmp_path, "sys/bus/pci/devices/5/vendor", "0x10de\n")
-    size = SimpleNamespace(f_blocks=2**14, f_frsize=4096)
-    monkeypatch.setattr(os, "statvfs", lambda path: size)
-    rows = checked(make_gpu_machine(count=2), tmp_path)
-    hidden, shared = rows["hidden GPUs"], rows["shared memory"]
-    assert (hidden.status, shared.status) == ("unknown", "unknown")
+        documents.write_text(tmp_path / f"sys/bus/pci/devices/{number}/vendor", f"{vendor}\n")
+        documents.write_text(tmp_path / f"sys/bus/pci/devices/{number}/class", f"{kind}\n")
+    documents.write_text(tmp_path / "sys/bus/pci/devices/5/vendor", "0x10de\n")
+    hidden = checked(make_gpu_machine(count=2), tmp_path)["hidden GPUs"]
+    assert hidden.status == "unknown"
     assert hidden.found.startswith("2 of the 4 GPUs are visible: cases of more than 2 processes are skipped")
     assert "CUDA_VISIBLE_DEVICES, --gpus=all" in str(hidden.advice)
-    assert shared.found == "/dev/shm holds 64 MiB"
-    assert "--ipc=host or --shm-size=8g, or mount an emptyDir" in str(shared.advice)
     assert "hidden GPUs" not in checked(make_gpu_machine(count=4), tmp_path)
 
 
@@ -119,31 +109,26 @@ class Mine(Fake):
 """
 
 
-def test_good_extensions_are_listed(packages: Packages) -> None:
+def test_extensions_are_listed_and_bad_ones_say_what_is_wrong(packages: Packages) -> None:
     row = extensions_row()
     assert (row.check, row.status, row.found) == ("extensions", "pass", "none installed")
     packages.install("perf-mine", EXTENSION.format(name="mine"), frameworks="mine = perf_mine:Mine")
     packages.install("perf-k8s", "K8s = object()", launchers="k8s = perf_k8s:K8s")
     row = extensions_row()
-    assert (row.status, row.found) == ("pass", "mine of perf-mine, k8s of perf-k8s")
-
-
-@pytest.mark.parametrize(
-    ("code", "entry_points", "said"),
-    [
-        ("", {"launchers": "local = perf_mine:X"}, "taken twice: by perfsuite itself, and by perf-mine 1.5"),
-        (EXTENSION.format(name="ddp"), {"frameworks": "ddp = perf_mine:Mine"}, "taken twice: by perfsuite"),
-        (EXTENSION.format(name="x"), {"frameworks": "mine = perf_mine:Mine"}, "Mine.name is 'x': set it to"),
-        ("M = 3", {"metrics": "m = perf_mine:M"}, "it is 3"),
-        ("1 / 0", {"launchers": "m = perf_mine:M"}, "cannot be imported: ZeroDivisionError"),
-    ],
-)
-def test_bad_extensions_say_what_is_wrong(
-    packages: Packages, code: str, entry_points: dict[str, str], said: str
-) -> None:
-    packages.install("perf-mine", code, **entry_points)
+    assert (row.status, row.found, row.advice) == ("pass", "mine of perf-mine, k8s of perf-k8s", None)
+    packages.install("perf-ddp", EXTENSION.format(name="ddp"), frameworks="ddp = perf_ddp:Mine")
+    packages.install("perf-x", EXTENSION.format(name="x"), frameworks="y = perf_x:Mine")
+    packages.install("perf-three", "M = 3", metrics="m = perf_three:M")
+    packages.install("perf-broken", "1 / 0", launchers="broken = perf_broken:M\nlocal = perf_broken:X")
     row = extensions_row()
     assert row.status == "fail"
-    assert said in row.found
-    assert "pip uninstall perf-mine" in row.found
+    for said in (
+        "taken twice: by perfsuite itself, and by perf-ddp 1.5",
+        "Mine.name is 'x': set it to",
+        "it is 3",
+        "taken twice: by perfsuite itself, and by perf-broken 1.5",
+        "cannot be imported: ZeroDivisionError",
+        "pip uninstall perf-three",
+    ):
+        assert said in row.found
     assert row.advice is not None
