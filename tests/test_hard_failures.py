@@ -17,10 +17,10 @@ from perfsuite import DDP, Script
 from perfsuite.launch import hang
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect
-from perfsuite.node.processes import JOB_MARK
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
+from tests.launch.test_local import processes_of, started
 from tests.processes import agent_among
 from tests.samples import make_case
 from tests.suite import measuring
@@ -29,29 +29,13 @@ FAKE = make_case(max_warmup_steps=20, steps=50, timeout_s=120)
 
 pytestmark = pytest.mark.launch
 
-STARTED_BY = "PERFSUITE_TEST"
-"""Environment variable by which processes of a test are found."""
-
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(STARTED_BY, str(tmp_path))
+    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
     yield
-    _, alive = psutil.wait_procs(left_of(tmp_path), timeout=20)
+    _, alive = psutil.wait_procs(processes_of(tmp_path), timeout=20)
     assert alive == []
-
-
-def left_of(directory: Path) -> list[psutil.Process]:
-    """The living processes of jobs that the test of this directory started."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            variables = process.environ()
-            if JOB_MARK in variables and variables.get(STARTED_BY) == str(directory):
-                found += [process] if process.status() != psutil.STATUS_ZOMBIE else []
-        except (psutil.Error, OSError):
-            continue
-    return found
 
 
 def failure_of(run: Run) -> Failure:
@@ -122,12 +106,8 @@ def test_a_rank_that_is_killed_is_the_cause_and_not_its_peer_that_lost_the_conne
 
 @pytest.mark.fault("agent is killed")
 def test_a_launcher_that_is_killed_is_the_cause(tmp_path: Path) -> None:
-    ranks = RunDir(tmp_path)
-
     def launcher() -> psutil.Process | None:
-        if not (ranks.rank_log(0).exists() and ranks.rank_log(1).exists()):
-            return None
-        return agent_among(psutil.Process().children())
+        return agent_among(psutil.Process().children()) if started(tmp_path) else None
 
     run = launch_once(FAKE, detect(), tmp_path, Launching(inject="hang", on_progress=kill_once(launcher)))
     failure = failure_of(run)
