@@ -34,7 +34,10 @@ def at(seconds: float, steal_s: float = 0.0, **spent: float) -> Cores:
 # What others do
 
 UNSEEN = "processes that have ended or cannot be seen from here"
-OWN = f"p{OURS}"
+OWN, TRAIN = f"p{OURS}", "train (pid 4711)"
+
+
+BUSY_BOTH = "train (pid 4711) 45%, train (pid 4712) 5%"
 
 
 @pytest.mark.parametrize(
@@ -42,20 +45,22 @@ OWN = f"p{OURS}"
     [
         (
             *(at(0, p4711=5, p4712=1), at(10, p4711=14, p4712=2)),
-            ["50% of the cores' time used by train (pid 4711) 45%, train (pid 4712) 5%"],
-            "train (pid 4711) 45%, train (pid 4712) 5%",
+            *([f"50% of the cores' time used by {BUSY_BOTH}"], BUSY_BOTH),
         ),
         # What this process uses is no others'.
         (at(0, **{OWN: 1, "p4711": 1}), at(10, **{OWN: 11, "p4711": 4}), [], "train (pid 4711) 15%"),
-        (at(0, p4711=0), at(10, p4711=3.9), [], "train (pid 4711) 20%"),
-        (
-            *(at(0, p4711=0), at(10, p4711=4.1)),
-            ["20% of the cores' time used by train (pid 4711) 20%"],
-            "train (pid 4711) 20%",
-        ),
+        (at(0, p4711=0), at(10, p4711=3.9), [], f"{TRAIN} 20%"),
+        (at(0, p4711=0), at(10, p4711=4.1), [f"20% of the cores' time used by {TRAIN} 20%"], f"{TRAIN} 20%"),
         (at(0), at(10, steal_s=3), ["15% of the cores' time taken by the hypervisor"], UNSEEN),
         (at(1), at(1), [], UNSEEN),
         (at(0), at(10, p1=0.1), [], UNSEEN),
+        # At most three are named, and none that does next to nothing.
+        (
+            *(at(0, p1=9), at(10, p1=9.1, p2=0.5, p3=1.2, p5=1, p6=0.8), []),
+            "train (pid 3) 6%, train (pid 5) 5%, train (pid 6) 4%",
+        ),
+        # Another than the older one that had its id.
+        (at(0, p4711=100), replace(at(10), by_process={(BUSY, 5.0): 2.0}), [], f"{TRAIN} 10%"),
     ],
 )
 def test_what_others_use_of_the_cores_is_said_with_who_they_are(
@@ -63,14 +68,6 @@ def test_what_others_use_of_the_cores_is_said_with_who_they_are(
 ) -> None:
     assert others(before, after, OURS) == said
     assert who(before, after, OURS) == named
-
-
-def test_who_is_named() -> None:
-    """At most three, and none that does next to nothing."""
-    after = at(10, p1=0.1, p2=1, p3=4, p5=3, p6=2)
-    assert who(at(0), after, OURS) == "train (pid 3) 20%, train (pid 5) 15%, train (pid 6) 10%"
-    born = replace(at(10), by_process={(BUSY, 5.0): 2.0})
-    assert who(at(0, p4711=100), born, OURS) == "train (pid 4711) 10%", "another that has an older one's id"
 
 
 def test_this_machines_cores_can_be_read() -> None:
@@ -88,18 +85,17 @@ def test_this_machines_cores_can_be_read() -> None:
         (["python", "-X", "-uc", "import secret", "words"], "python"),
         (["x\x1b[2J" + "y" * 60], "x?[2J" + "y" * 35),
         ([], "kworker"),
+        (None, "a process"),
     ],
 )
 def test_a_process_is_called_by_its_program_and_what_that_runs(
-    monkeypatch: pytest.MonkeyPatch, words: list[str], name: str
+    monkeypatch: pytest.MonkeyPatch, words: list[str] | None, name: str
 ) -> None:
-    process = SimpleNamespace(cmdline=lambda: words, name=lambda: "kworker")
-    monkeypatch.setattr(psutil, "Process", lambda pid: process)
-    assert name_of(BUSY) == f"{name} (pid 4711)"
-
-
-def test_a_process_that_has_ended_is_a_process() -> None:
-    assert name_of(2**22) == "a process (pid 4194304)"  # no Linux has it
+    pid = BUSY if words is not None else 2**22  # no Linux has it
+    if words is not None:
+        process = SimpleNamespace(cmdline=lambda: words, name=lambda: "kworker")
+        monkeypatch.setattr(psutil, "Process", lambda pid: process)
+    assert name_of(pid) == f"{name} (pid {pid})"
 
 
 def card(holders: dict[int, int | None], *, unlisted: int = 0) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -90,24 +89,22 @@ def test_a_job_is_submitted_with_its_log_in_the_store(sbatch: Path, monkeypatch:
     assert (sbatch / "called").read_text().endswith(f"--wrap={script(['-k', 'a b'], sbatch)}\n")
 
 
-@pytest.mark.launch
-def test_the_script_runs_pytest_in_its_directory(tmp_path: Path) -> None:
+def test_the_script_runs_pytest_in_its_directory_by_slurm_unless_another_launcher_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last launcher wins."""
     where = tmp_path / "a b"
     where.mkdir()
-    (where / "test_it.py").write_text("def test_it(): ...\n")
-    text = script(["--collect-only", "-q", "-p", "no:cacheprovider", "--perf-launcher=local"], where)
-    done = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=False, cwd="/")
-    assert "test_it.py::test_it" in done.stdout, done.stderr
-    shutil.rmtree(where)
-    gone = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=False)
-    assert gone.returncode == 2
-    assert gone.stdout == ""
+    python = executable(tmp_path / "python", 'pwd; printf "%s|" "$@"')
+    monkeypatch.setattr(sys, "executable", str(python))
+    text = script(["-k", "a b", "--perf-launcher=local"], where)
 
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["sh"], input=text, capture_output=True, text=True, check=False)
 
-def test_the_launcher_is_slurm_unless_another_is_chosen(tmp_path: Path) -> None:
-    pytest_ = f"exec {sys.executable} -m pytest --perf-launcher=slurm"
-    assert f"{pytest_} -x" in script(["-x"], tmp_path)
-    assert script(["--perf-launcher", "local"], tmp_path).endswith(f"{pytest_} --perf-launcher local")
+    assert run().stdout == f"{where}\n-m|pytest|--perf-launcher=slurm|-k|a b|--perf-launcher=local|"
+    where.rmdir()
+    assert (run().returncode, run().stdout) == (2, "")
 
 
 ENDED = "job 7 ended"
@@ -130,18 +127,15 @@ def test_the_job_is_told_from_queue_to_end(talk: Talk, answers: tuple[Answer, ..
 
 
 def test_what_the_job_writes_is_shown_to_the_last_byte(talk: Talk) -> None:
-    log = talk.submitted.log
     first, second = b"1 passed in 2 \xc2", b"\xb5s\n"  # the write ends within a letter
 
-    def ended() -> SlurmJob:
-        log.write_bytes(log.read_bytes() + second)
-        return DONE
+    def wrote(text: bytes, job: SlurmJob) -> SlurmJob:
+        talk.submitted.log.write_bytes(text)
+        return job
 
-    def began() -> SlurmJob:
-        log.write_bytes(first)
-        return RUNNING
-
-    assert talk.follow(PENDING, began, RUNNING, ended) == 0
+    assert (
+        talk.follow(PENDING, lambda: wrote(first, RUNNING), RUNNING, lambda: wrote(first + second, DONE)) == 0
+    )
     assert talk.shown == first + second
 
 
@@ -206,11 +200,8 @@ def test_an_interrupt_cancels_the_job_and_waits_for_its_end(talk: Talk) -> None:
         f"job 7 is cancelled and gone; what it wrote is in {talk.submitted.log}",
     ]
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_a_second_interrupt_leaves_at_once(talk: Talk) -> None:
-    assert talk.follow(lambda: signalled(signal.SIGINT)) == 130
-    assert talk.cancelled == ["7"]
+    assert talk.follow(lambda: signalled(signal.SIGINT)) == 130, "the second one leaves at once"
+    assert talk.cancelled == ["7"] * 2
     assert talk.said[-1] == "left job 7, which may still be there: scancel 7"
 
 
