@@ -99,12 +99,6 @@ class Nvml:
     NVMLError_FunctionNotFound = FunctionNotFound
     NVMLError_NotFound = NotFound
     NVMLError_InvalidArgument = InvalidArgument
-    NVML_DEVICE_MIG_ENABLE = 1
-    NVML_CLOCK_SM = 1
-    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
-    NVML_VOLATILE_ECC = 0
-    NVML_TEMPERATURE_GPU = 0
-    nvmlMemory_v2 = 33554472
     NVML_NVLINK_MAX_LINKS = 18
     c_nvmlGpuFabricInfo_t = FabricInfo
 
@@ -150,6 +144,8 @@ class Nvml:
         return 0
 
     def __getattr__(self, function: str) -> Any:
+        if function.startswith("NVML_") or function == "nvmlMemory_v2":
+            return getattr(pynvml, function)
         if function not in TRAINING:
             raise AttributeError(function)
 
