@@ -16,10 +16,8 @@ from perfsuite import DDP, Topology
 from perfsuite.errors import CaseError
 from perfsuite.launch import image
 from perfsuite.launch.arm import ask, resolve
-from perfsuite.launch.launchers import launcher
-from perfsuite.report.progress import Progress
-from perfsuite.session import against_arm
-from perfsuite.session.setup import Options
+from perfsuite.measure import Launching, launch_once
+from perfsuite.node.machine import detect
 from tests.processes import executable
 from tests.samples import make_case
 
@@ -143,25 +141,18 @@ def podman(command: str, *words: str) -> None:
     subprocess.run(["podman", command, *words], check=True, capture_output=True, timeout=300)
 
 
-@pytest.mark.launch
 @pytest.mark.nightly
-def test_an_image_is_compared_with_this_environment(
+def test_an_image_is_launched_as_this_environment_is(
     bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By podman, each launch of arm B in a container of its own, which is gone afterwards."""
+    """By podman, in a container of its own, which is gone afterwards."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)
-    options = Options(root=tmp_path, store=tmp_path / "store", baselines=tmp_path / "baselines")
-    arms = against_arm.resolved(options, (("--against", "."), ("--arm", f"image:{bare}")))
-    session = against_arm.by_counts(options, Progress(line=print, cases=1), launcher(), arms)
+    arm = resolve("--arm", f"image:{bare}", root=tmp_path, store=tmp_path / "store")
     case = make_case(framework=DDP(), topology=Topology(processes_per_node=1))
-    try:
-        result = session.measure(case, "")
-    finally:
-        session.setup.lock.release()
-    assert result.verdict.outcome == "passed", result.verdict
-    (here,), (inside,) = result.before, result.runs
-    assert here.counts == inside.counts
-    assert inside.observed is not None
+    run = launch_once(case, detect(), tmp_path / "store" / "launch-1", Launching(arm=arm))
+    assert run.failure is None, run.failure
+    assert run.observed is not None
+    assert run.counts
     left = subprocess.run(["podman", "ps", "--quiet"], capture_output=True, text=True, check=True)
     assert left.stdout == ""

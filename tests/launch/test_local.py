@@ -39,7 +39,7 @@ FAKE = Case(
     timeout_s=60,
 )
 ALONE = FAKE.replace(topology=Topology(processes_per_node=1))
-DDP_TINY = FAKE.replace(framework=DDP(), timeout_s=120)
+DDP_TINY = FAKE.replace(framework=DDP(), sequence_length=16, micro_batch=1, timeout_s=120)
 
 pytestmark = pytest.mark.launch
 

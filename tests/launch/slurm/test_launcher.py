@@ -37,7 +37,7 @@ FAKE = Case(
     hardware="cpu",
     timeout_s=300,
 )
-DDP_TINY = FAKE.replace(framework=DDP(), sequence_length=32, micro_batch=1, max_warmup_steps=5, steps=50)
+DDP_TINY = FAKE.replace(framework=DDP(), sequence_length=16, micro_batch=1, max_warmup_steps=5, steps=50)
 MACHINE = make_machine(nodes=2)
 
 pytestmark = pytest.mark.launch
