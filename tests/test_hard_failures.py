@@ -15,12 +15,8 @@ import pytest
 
 from perfsuite import DDP, Script
 from perfsuite.launch import hang
-from perfsuite.measure import Launching, launch_once
-from perfsuite.node.machine import detect
-from perfsuite.results.rank_report import Failure
-from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
-from tests.launch.test_local import processes_of, started
+from tests.launch.test_local import failed, processes_of, started
 from tests.processes import agent_among
 from tests.samples import make_case
 from tests.suite import measuring
@@ -36,11 +32,6 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     yield
     _, alive = psutil.wait_procs(processes_of(tmp_path), timeout=20)
     assert alive == []
-
-
-def failure_of(run: Run) -> Failure:
-    assert run.failure is not None
-    return run.failure
 
 
 @pytest.mark.parametrize(
@@ -63,7 +54,7 @@ def failure_of(run: Run) -> Failure:
 def test_a_rank_that_breaks_down_is_named_with_its_kind(
     tmp_path: Path, inject: str, kind: str, words: str
 ) -> None:
-    failure = failure_of(launch_once(FAKE, detect(), tmp_path, Launching(inject=inject)))
+    failure = failed(FAKE, tmp_path, inject)
     assert failure.kind == kind
     assert words in failure.message
     assert failure.rank == (None if kind == "loss" else 1)
@@ -97,10 +88,7 @@ def writer_of(log: Path) -> psutil.Process | None:
 def test_a_rank_that_is_killed_is_the_cause_and_not_its_peer_that_lost_the_connection(tmp_path: Path) -> None:
     """Rank 1 sleeps at step 5, and rank 0 waits for it in a collective."""
     listen = kill_once(lambda: writer_of(RunDir(tmp_path).rank_log(1)), from_step=1)
-    run = launch_once(
-        FAKE.replace(framework=DDP()), detect(), tmp_path, Launching(inject="hang", on_progress=listen)
-    )
-    failure = failure_of(run)
+    failure = failed(FAKE.replace(framework=DDP()), tmp_path, "hang", listen)
     assert (failure.kind, failure.rank, failure.message) == ("crash", 1, "exit code -9 (SIGKILL)")
 
 
@@ -109,8 +97,7 @@ def test_a_launcher_that_is_killed_is_the_cause(tmp_path: Path) -> None:
     def launcher() -> psutil.Process | None:
         return agent_among(psutil.Process().children()) if started(tmp_path) else None
 
-    run = launch_once(FAKE, detect(), tmp_path, Launching(inject="hang", on_progress=kill_once(launcher)))
-    failure = failure_of(run)
+    failure = failed(FAKE, tmp_path, "hang", kill_once(launcher))
     assert failure.kind == "missing_report"
     assert failure.message.startswith("the agent died before rank ")
 
@@ -147,10 +134,9 @@ def test_a_hang_in_forward_shows_where_every_rank_stood(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hang, "HANG_S", 2)
-    script = tmp_path / "train.py"
-    script.write_text(STUCK_IN_FORWARD)
-    case = FAKE.replace(framework=Script(path=str(script)))
-    failure = failure_of(launch_once(case, detect(), tmp_path / "run"))
+    (tmp_path / "train.py").write_text(STUCK_IN_FORWARD)
+    case = FAKE.replace(framework=Script(path=str(tmp_path / "train.py")))
+    failure = failed(case, tmp_path / "run")
     assert (failure.kind, failure.rank) == ("timeout", None)
     who, _, where = str(failure.traceback).partition(" stood here:")
     assert who == "rank 0, rank 1"

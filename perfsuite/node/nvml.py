@@ -186,7 +186,8 @@ class Gpus:
 
     def _read(self, index: int) -> Gpu:
         bits = self._ask(index, "CurrentClocksEventReasons")
-        active = [1 << power for power in range((bits or 0).bit_length()) if bits >> power & 1]
+        known: int = bits or 0
+        active = [1 << power for power in range(known.bit_length()) if known >> power & 1]
         return Gpu(
             sm_clock_mhz=self._ask(index, "ClockInfo", self._nvml.NVML_CLOCK_SM),
             power_w=self._ask_thousandths(index, "PowerUsage"),

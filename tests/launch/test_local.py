@@ -20,11 +20,12 @@ from perfsuite import DDP, Case, Fake, Script, Topology, documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import LaunchError
 from perfsuite.launch import hang, local
-from perfsuite.launch.base import Job
+from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect
 from perfsuite.node.processes import JOB_MARK
+from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import RunDir
 from tests.processes import executable, wait_until
 from tests.samples import make_machine
@@ -68,18 +69,32 @@ def processes_of(directory: Path) -> list[psutil.Process]:
     return found
 
 
-def driver(tmp_path: Path, case: Case, inject: str | None) -> subprocess.Popen[bytes]:
+DRIVER = """
+import sys, pathlib
+from perfsuite import Case, documents
+from perfsuite.measure import Launching, launch_once
+from perfsuite.node.machine import detect
+
+directory = pathlib.Path(sys.argv[1])
+case = documents.read(directory / "the-case.json", Case)
+launch_once(case, detect(), directory / "run", Launching(inject=sys.argv[2] or None))
+"""
+
+
+def driver(directory: Path, case: Case, inject: str | None) -> subprocess.Popen[bytes]:
     """Another process that runs a case, so that it can be killed."""
-    code = (
-        "import sys, pathlib; from perfsuite import documents, Case\n"
-        "from perfsuite.measure import Launching, launch_once\n"
-        "from perfsuite.node.machine import detect\n"
-        f"case = documents.read(pathlib.Path({str(tmp_path / 'the-case.json')!r}), Case)\n"
-        f"directory = pathlib.Path({str(tmp_path / 'run')!r})\n"
-        f"launch_once(case, detect(), directory, Launching(inject={inject!r}))\n"
-    )
-    (tmp_path / "the-case.json").write_text(case.model_dump_json())
-    return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PERFSUITE_TEST": str(tmp_path)})
+    (directory / "the-case.json").write_text(case.model_dump_json())
+    environment = {**os.environ, "PERFSUITE_TEST": str(directory)}
+    return subprocess.Popen([sys.executable, "-c", DRIVER, directory, inject or ""], env=environment)
+
+
+def failed(
+    case: Case, directory: Path, inject: str | None = None, on_progress: OnProgress = no_progress
+) -> Failure:
+    """How a launch failed."""
+    run = launch_once(case, detect(), directory, Launching(inject=inject, on_progress=on_progress))
+    assert run.failure is not None
+    return run.failure
 
 
 def started(directory: Path) -> bool:
@@ -93,8 +108,7 @@ def gone(directory: Path) -> None:
 
 @pytest.mark.fault("case takes too long")
 def test_the_deadline_kills_a_hang(tmp_path: Path) -> None:
-    failure = launch_once(FAKE.replace(timeout_s=2), detect(), tmp_path, Launching(inject="hang")).failure
-    assert failure is not None
+    failure = failed(FAKE.replace(timeout_s=2), tmp_path, "hang")
     assert failure.kind == "timeout"
     assert "2 s" in failure.message
     assert "of 70 steps" in failure.message
@@ -105,8 +119,7 @@ def test_a_hang_is_seen_by_the_absence_of_steps_and_every_rank_says_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hang, "HANG_S", 2)
-    failure = launch_once(DDP_TINY, detect(), tmp_path, Launching(inject="hang")).failure
-    assert failure is not None
+    failure = failed(DDP_TINY, tmp_path, "hang")
     assert failure.kind == "timeout"
     allowed = r"killed after \d+ s without a step \(\d+ s are let pass here\), when"
     assert re.match(allowed, failure.message)
@@ -136,9 +149,7 @@ def test_a_command_that_hangs_says_where(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "train.py").write_text(HANGS)
     monkeypatch.setattr(hang, "HANG_S", 2)
     case = ALONE.replace(framework=Script(command=("python", str(tmp_path / "train.py"))))
-    failure = launch_once(case, detect(), tmp_path / "run").failure
-    assert failure is not None
-    told = str(failure.traceback)
+    told = str(failed(case, tmp_path / "run").traceback)
     assert told.startswith("rank 0 stood here:")
     assert "in waits_for_nothing" in told
 

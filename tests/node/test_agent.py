@@ -142,11 +142,16 @@ def test_what_stops_an_agent_is_a_failure_of_the_launch(
 def test_ranks_are_told_the_cores_near_their_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: Any
 ) -> None:
-    jobs: list[AgentJob] = []
+    near: list[frozenset[int]] = []
+
+    def run(job: AgentJob) -> list[Failure]:
+        near.extend(job.near_cores)
+        return []
+
     two_sockets = Nvml(*({"nvmlDeviceGetCpuAffinity": (mask,)} for mask in ([0b0011], [0b1100])))
     monkeypatch.setattr(health_sampler, "sampler", lambda *_: Sampler(devices=2, nvml=two_sockets))
-    watched(job_of(tmp_path, device="cuda"), lambda job: jobs.append(job) or [])
-    assert jobs[0].near_cores == ({0, 1}, {2, 3})
+    watched(job_of(tmp_path, device="cuda"), run)
+    assert near == [{0, 1}, {2, 3}]
 
 
 def test_an_agent_ends_though_it_cannot_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
