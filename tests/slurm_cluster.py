@@ -13,8 +13,6 @@ that started one dies, however it dies, the kernel ends all processes of the clu
 what else is left of it is removed when the next one takes its slot.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -3,8 +3,6 @@
 `docs/evidence/faults.md` lists them with those of other files: a test of a fault has the mark `fault`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

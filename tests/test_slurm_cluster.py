@@ -1,7 +1,5 @@
 """The Slurm that other tests use: its nodes are apart, it can be broken and repaired, and nothing stays."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

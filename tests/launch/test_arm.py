@@ -1,7 +1,5 @@
 """What the words of an arm mean, on a real git repository."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

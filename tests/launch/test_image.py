@@ -1,7 +1,5 @@
 """Images as arms: what each runtime is told, by stand-ins for them; and one real launch by podman."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

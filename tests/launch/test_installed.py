@@ -1,7 +1,5 @@
 """Environments that lock files name: made once, by pip, without an index."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Real processes: what is left of a job after its end, and after a SIGKILL of anybody."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

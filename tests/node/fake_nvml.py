@@ -1,7 +1,5 @@
 """Stands in for NVML, with what a H100 answers, and for the time that passes."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Both nodes of a cluster, for the tests of one file after the other."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

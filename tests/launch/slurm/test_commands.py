@@ -1,7 +1,5 @@
 """What Slurm prints, as text of several versions and on a real one."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Launches on a real Slurm of two nodes, and each way in which they break down."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

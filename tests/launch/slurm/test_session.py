@@ -1,7 +1,5 @@
 """A whole session of pytest inside an allocation that is cancelled, and gone on with in the next one."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

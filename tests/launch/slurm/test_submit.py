@@ -1,7 +1,5 @@
 """Submitting with stand-ins for Slurm's commands. tests/cli/test_slurm.py submits to a real Slurm."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -145,18 +143,15 @@ def test_the_exit_status_is_that_of_pytest(talk: Talk) -> None:
     assert talk.cancelled == []
 
 
-UNKNOWN = "no longer known to Slurm"
-
-
 @pytest.mark.parametrize(
     ("job", "why"),
     [
         (replace(CANCELLED, state_words="CANCELLED by 0"), "CANCELLED by 0"),
-        (replace(DONE, state="NODE_FAIL", state_words="NODE_FAIL", exit_status=1), "NODE_FAIL"),
-        (replace(DONE, state="TIMEOUT", state_words="TIMEOUT"), "TIMEOUT"),
+        (replace(CANCELLED, state="NODE_FAIL", state_words="NODE_FAIL", exit_status=1), "NODE_FAIL"),
+        (replace(CANCELLED, state="TIMEOUT", state_words="TIMEOUT"), "TIMEOUT"),
         (replace(FAILED, exit_status=0), "FAILED (NonZeroExitCode)"),
         (replace(FAILED, reason="JobLaunchFailure"), "FAILED (JobLaunchFailure)"),
-        (SlurmJob(id="7", state=commands.FORGOTTEN, state_words=UNKNOWN), UNKNOWN),
+        (SlurmJob(id="7", state=commands.FORGOTTEN, state_words="forgotten"), "forgotten"),
     ],
 )
 def test_a_job_that_ended_otherwise_is_an_error_that_names_the_log(
