@@ -68,11 +68,8 @@ def test_the_file_holds_no_secret_and_nothing_afterwards(file: Path, monkeypatch
 
 def test_any_user_may_open_the_file(file: Path) -> None:
     before = os.umask(0o077)
-    try:
-        with lock.machine_lock(print):
-            assert os.umask(0o077) == 0o077
-    finally:
-        os.umask(before)
+    with lock.machine_lock(print):
+        assert os.umask(before) == 0o077
     assert stat.S_IMODE(file.stat().st_mode) == 0o666
 
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from queue import Queue
 from typing import Any, NoReturn
 
 import pytest
@@ -72,8 +73,7 @@ def test_ranks_that_an_agent_kills_have_not_failed_however_long_they_take_to_die
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool, code: int
 ) -> None:
     """By another exit status a scheduler may end the nodes that still write the stacks of their ranks."""
-    ranks_are_killed, has_told, ended = threading.Event(), threading.Event(), threading.Event()
-    codes: list[int] = []
+    ranks_are_killed, has_told, codes = threading.Event(), threading.Event(), Queue[int]()
 
     def run(job: AgentJob) -> list[Failure]:
         ranks_are_killed.wait()
@@ -85,10 +85,6 @@ def test_ranks_that_an_agent_kills_have_not_failed_however_long_they_take_to_die
         ranks_are_killed.set()
         has_told.wait(20)
 
-    def end(code: int) -> None:
-        codes.append(code)
-        ended.set()
-
     class Lease:
         def __init__(self, file: Path, on_end: Any, on_lost: Any) -> None:
             ends = on_end if is_told else partial(on_lost, "the driver is gone")
@@ -97,12 +93,11 @@ def test_ranks_that_an_agent_kills_have_not_failed_however_long_they_take_to_die
     monkeypatch.setattr(agent, "Lease", Lease)
     monkeypatch.setattr(ranks, "run", run)
     monkeypatch.setattr(agent, "_sweep", sweep)
-    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(os, "_exit", codes.put)
     job = job_of(tmp_path)
     returned: list[Any] = []
     threading.Thread(target=lambda: returned.append(agent._watched(job)), daemon=True).start()
-    assert ended.wait(20)
-    assert (codes, returned) == ([code], [])
+    assert (codes.get(timeout=20), returned) == (code, [])
     assert job.run_dir.launch(0).exists() == is_told
     assert not is_told or written(job).failures == ()
 
