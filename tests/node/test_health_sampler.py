@@ -25,8 +25,9 @@ def seen(found: Health | None) -> Health:
     return found
 
 
-def test_a_healthy_gpu() -> None:
-    found = watched(Nvml({}))
+def test_a_healthy_gpu_is_asked_once_a_second_for_what_changes_slowly() -> None:
+    nvml = Nvml({})
+    found = watched(nvml)
     assert (found.samples, found.seconds, found.steps, found.notes) == (20, 4.75, 19, ())
     assert found.devices == (
         DeviceHealth(
@@ -45,6 +46,11 @@ def test_a_healthy_gpu() -> None:
     )
     assert found.cores == len(os.sched_getaffinity(0))
     assert machine_problems(found, make_gpu_machine(count=1)) == []
+    asked = Counter(function.removeprefix("nvmlDeviceGet") for function, _ in nvml.calls)
+    for function in ("ClockInfo", "CurrentClocksEventReasons", "PowerUsage", "TotalEnergyConsumption"):
+        assert asked[function] == 20
+    assert asked["UtilizationRates"] == asked["Temperature"] == 5
+    assert asked["MemoryInfo"] == asked["ComputeRunningProcesses"] == 5 + 1  # once before the launch
 
 
 def test_without_nvml_the_processor_is_still_watched() -> None:
@@ -62,17 +68,6 @@ def test_only_time_in_which_steps_were_made_counts() -> None:
     assert found.seconds == pytest.approx(3, abs=0.06)  # 1 is seen after 10 s, 9 after 12 s, 20 after 13 s
     assert 12 <= found.samples <= 16
     assert nvml.calls.count(("nvmlDeviceGetClockInfo", 0)) <= 13.5 / EVERY_S + 3
-
-
-def test_what_changes_slowly_is_asked_of_a_driver_once_a_second() -> None:
-    nvml = Nvml({})
-    found = watched(nvml)
-    asked = Counter(function.removeprefix("nvmlDeviceGet") for function, _ in nvml.calls)
-    assert found.samples == 20
-    for function in ("ClockInfo", "CurrentClocksEventReasons", "PowerUsage", "TotalEnergyConsumption"):
-        assert asked[function] == 20
-    assert asked["UtilizationRates"] == asked["Temperature"] == 5
-    assert asked["MemoryInfo"] == asked["ComputeRunningProcesses"] == 5 + 1  # once before the launch
 
 
 @pytest.mark.parametrize(
@@ -146,10 +141,6 @@ def test_steps_are_told_to_the_sampler_until_the_end() -> None:
     assert told[:5] == [None, None, 3, None, 4]
 
 
-def test_a_watch_that_never_began_has_seen_nothing() -> None:
-    assert HealthWatch(Sampler(), lambda: None).finish() is None
-
-
 @pytest.mark.parametrize(
     ("function", "uuids"), [("nvmlInit", []), ("nvmlDeviceGetPowerUsage", ["GPU-8932f937"])]
 )
@@ -172,7 +163,8 @@ def test_nobody_waits_for_an_nvml_that_does_not_answer(
     assert found.notes == ("NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg",)
 
 
-def test_a_launch_without_a_step_is_not_sampled_at_its_end() -> None:
+def test_a_launch_without_a_step_is_not_sampled_at_its_end_nor_one_that_never_began() -> None:
+    assert HealthWatch(Sampler(), lambda: None).finish() is None
     nvml = Nvml({})
     watch = HealthWatch(Sampler(devices=1, nvml=nvml), lambda: None)
     watch.begin()

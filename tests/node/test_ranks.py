@@ -51,7 +51,7 @@ def job(tmp_path: Path) -> AgentJob:
     return AgentJob(RunDir(tmp_path), CaseFile(case=SCRIPT, device="cpu"))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _untied(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is started does not die with the thread of the test."""
     monkeypatch.setattr(leash, "die_with_parent", lambda: None)
@@ -204,19 +204,10 @@ def test_a_fork_server_that_was_killed_is_the_cause(
     )
 
 
-def test_how_a_rank_of_our_own_ended_is_told(job: AgentJob) -> None:
-    """That it left no report the driver sees."""
-    for _ in range(2):
-        assert ranks._failure(job, 0, 13, is_script=False) == "exit code 13"
-        assert ranks._failure(job, 0, 0, is_script=False) is None
-        documents.write(job.run_dir.rank(0), REPORT)
-
-
 def python(code: str, *words: str, starts_ranks: bool = True) -> Command:
     return Command(words=(sys.executable, "-S", "-c", code, *words), directory="/", starts_ranks=starts_ranks)
 
 
-@pytest.mark.usefixtures("_untied")
 def test_a_command_finds_the_launch_and_our_startup_and_this_python_first(
     job: AgentJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,26 +224,19 @@ def test_a_command_finds_the_launch_and_our_startup_and_this_python_first(
     assert directory == str(job.run_dir.path)
 
 
-@pytest.mark.usefixtures("_untied")
-@pytest.mark.parametrize(
-    ("code", "is_reported", "message"),
-    [
-        ("", True, None),
-        ("", False, f"exit code 0, {UNSEEN}{UNTRAINED}"),
-        ("raise SystemExit(3)", True, "exit code 3"),
-        ("raise SystemExit(3)", False, f"exit code 3, {UNSEEN}"),
-    ],
-)
-def test_how_a_command_ended_is_told(
-    job: AgentJob, code: str, is_reported: bool, message: str | None
-) -> None:
-    if is_reported:
+@pytest.mark.parametrize(("code", "unreported"), [(0, f", {UNSEEN}{UNTRAINED}"), (3, f", {UNSEEN}")])
+def test_how_a_command_or_a_rank_of_our_own_ended_is_told(job: AgentJob, code: int, unreported: str) -> None:
+    """Unless all is well. That a rank of our own left no report the driver sees."""
+    command, ended = python(f"raise SystemExit({code})"), f"exit code {code}"
+    (failure,) = ranks._run(command, job)
+    assert (failure.kind, failure.message) == ("crash", f"the command ended with {ended}{unreported}")
+    for _ in range(2):
+        assert ranks._failure(job, 0, code, is_script=False) == (ended if code else None)
         documents.write(job.run_dir.rank(0), REPORT)
-    said = [(failure.kind, failure.message) for failure in ranks._run(python(code), job)]
-    assert said == ([] if message is None else [("crash", f"the command ended with {message}")])
+    said = [each.message for each in ranks._run(command, job)]
+    assert said == ([f"the command ended with {ended}"] if code else [])
 
 
-@pytest.mark.usefixtures("_untied")
 def test_each_rank_of_a_script_is_started_with_its_number_log_and_a_free_port(job: AgentJob) -> None:
     code = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'MASTER_PORT')))"
     failures = ranks._run(python(code, starts_ranks=False), job)
