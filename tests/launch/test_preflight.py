@@ -1,6 +1,6 @@
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -9,6 +9,7 @@ from perfsuite.case.case import CaseFile, Topology
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import AllocationOverError
 from perfsuite.launch.base import Job, OnProgress, no_progress
+from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.preflight import judged, preflight
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import DeviceHealth, Health, LaunchFile
@@ -22,18 +23,12 @@ NAMES = ("n1", "n2", "n3")
 GONE = "Connection closed by peer [10.0.0.2]:45"
 
 
-class Pretends:
+class Pretends(LocalLauncher):
     """A launcher of nodes that are not there: `work` writes what they leave."""
-
-    name: ClassVar[str] = "pretends"
-    lock = None
 
     def __init__(self, work: Callable[[RunDir], Failure | None]) -> None:
         self.work = work
         self.jobs: list[Job] = []
-
-    def machine(self, shared: Path) -> Machine:
-        return make_machine().replace(nodes=3)
 
     def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
         self.jobs.append(job)
@@ -47,22 +42,18 @@ def report(run_dir: RunDir, rank: int, *, failure: Failure | None = None, **rate
     documents.write(run_dir.rank(rank), told.replace(failure=failure))
 
 
-def agents(run_dir: RunDir, *nodes: int) -> None:
+def left(run_dir: RunDir, *, nodes: Iterable[int] = (0, 1, 2), ranks: Iterable[int] = (0, 1, 2)) -> None:
+    """What these nodes and ranks leave where all is well."""
     for node in nodes:
         documents.write(run_dir.launch(node), LaunchFile(host=f"host{node}", health=HEALTH))
+    for rank in ranks:
+        report(run_dir, rank)
 
 
 def found(
     directory: Path, work: Callable[[RunDir], Failure | None], machine: Machine | None = None
 ) -> Preflight:
     return preflight(Pretends(work), machine or make_machine(), 3, directory, names=NAMES)
-
-
-def left(run_dir: RunDir, *, nodes: Iterable[int] = (0, 1, 2), ranks: Iterable[int] = (0, 1, 2)) -> None:
-    """What these nodes and ranks leave where all is well."""
-    agents(run_dir, *nodes)
-    for rank in ranks:
-        report(run_dir, rank)
 
 
 def test_it_is_a_job_whose_ranks_only_probe(tmp_path: Path) -> None:
@@ -72,9 +63,7 @@ def test_it_is_a_job_whose_ranks_only_probe(tmp_path: Path) -> None:
     asked = documents.read(job.run_dir.case, CaseFile)
     assert (asked.preflight, asked.case, asked.device) == (True, job.case, "cpu")
     assert job.case.topology == Topology(nodes=3, processes_per_node=1)
-    assert [(node.name, node.rates, node.health) for node in seen.nodes] == [
-        (name, RATES, HEALTH) for name in NAMES
-    ]
+    assert seen.nodes == tuple(NodePreflight(name=name, rates=RATES, health=HEALTH) for name in NAMES)
     assert (seen.problems, seen.directory) == ([], str(tmp_path))
 
 

@@ -72,13 +72,9 @@ def test_nodes_are_described_and_steps_have_their_interpreter_options_and_arm(
 ) -> None:
     """As in a container: the interpreter writes down that it ran, and what `srun` and the arm told it."""
     told = tmp_path / "told"
+    writes, goes_on = f'echo "$(basename $0) $SLURM_CPUS_PER_TASK $2 $LEVEL" >> {told}', 'exec {} "$@"'
     ours, theirs = (
-        executable(
-            tmp_path / name,
-            f'echo "{name} $SLURM_CPUS_PER_TASK $2 $LEVEL" >> {told}',
-            f'exec {sys.executable} "$@"',
-        )
-        for name in ("ours", "theirs")
+        executable(tmp_path / name, writes, goes_on.format(sys.executable)) for name in ("ours", "theirs")
     )
     for name in [name for name in os.environ if name.startswith(("NCCL_", "GLOO_"))]:
         monkeypatch.delenv(name)

@@ -34,7 +34,7 @@ class Talk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         self.answers: list[Answer] = []
         self.said: list[str] = []
-        self.shown = b""
+        self.shown: list[bytes] = []
         self.cancelled: list[str] = []
         self.submitted = Submitted(id="7", log=tmp_path / "7.log")
         monkeypatch.setattr(jobs, "POLL_S", 0.0)
@@ -44,10 +44,9 @@ class Talk:
 
     def follow(self, *answers: Answer, wait_start_s: float | None = None) -> int:
         self.answers = list(answers)
+        say, show = self.said.append, self.shown.append
         with interrupts() as came:
-            return follow(
-                self.submitted, came, say=self.said.append, show=self._show, wait_start_s=wait_start_s
-            )
+            return follow(self.submitted, came, say=say, show=show, wait_start_s=wait_start_s)
 
     def _job(self, job_id: str) -> SlurmJob:
         assert job_id == "7"
@@ -56,35 +55,28 @@ class Talk:
             raise answer
         return answer if isinstance(answer, SlurmJob) else answer()
 
-    def _show(self, text: bytes) -> None:
-        self.shown += text
-
 
 @pytest.fixture
 def talk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Talk:
     return Talk(monkeypatch, tmp_path)
 
 
-@pytest.fixture
-def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory in which a stand-in for sbatch leaves its words and its script."""
-    executable(tmp_path / "sbatch", "printf '%s\\n' \"$@\" > called", 'echo "$ANSWER"')
+def test_a_job_is_submitted_with_its_log_in_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = tmp_path / "called"
+    executable(tmp_path / "sbatch", f"printf '%s\\n' \"$@\" > {called}", 'echo "$ANSWER"')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("ANSWER", "4711")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_a_job_is_submitted_with_its_log_in_the_store(sbatch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert submit([], [], directory=sbatch, store=sbatch).id == "4711"
+    assert submit([], [], directory=tmp_path, store=tmp_path).id == "4711"
     monkeypatch.setenv("ANSWER", "4711;north")  # of several clusters
-    submitted = submit(["--qos=q"], ["-k", "a b"], directory=sbatch, store=sbatch / "100%")
-    assert submitted == Submitted(id="4711", log=sbatch / "100%" / "slurm" / "4711.log")
+    submitted = submit(["--qos=q"], ["-k", "a b"], directory=tmp_path, store=tmp_path / "100%")
+    assert submitted == Submitted(id="4711", log=tmp_path / "100%" / "slurm" / "4711.log")
     assert submitted.log.parent.is_dir()
-    called = (sbatch / "called").read_text().splitlines()
-    assert f"--output={sbatch}/100%%/slurm/%j.log" in called, "% has a meaning for Slurm"
-    assert {"--parsable", "--job-name=perfsuite", "--exclusive", "--no-requeue", "--qos=q"} < set(called)
-    assert (sbatch / "called").read_text().endswith(f"--wrap={script(['-k', 'a b'], sbatch)}\n")
+    words = called.read_text().splitlines()
+    assert f"--output={tmp_path}/100%%/slurm/%j.log" in words, "% has a meaning for Slurm"
+    assert {"--parsable", "--job-name=perfsuite", "--exclusive", "--no-requeue", "--qos=q"} < set(words)
+    assert called.read_text().endswith(f"--wrap={script(['-k', 'a b'], tmp_path)}\n")
 
 
 def test_the_script_runs_pytest_in_its_directory_by_slurm_unless_another_launcher_is_chosen(
@@ -134,7 +126,7 @@ def test_what_the_job_writes_is_shown_to_the_last_byte(talk: Talk) -> None:
     assert (
         talk.follow(PENDING, lambda: wrote(first, RUNNING), RUNNING, lambda: wrote(first + second, DONE)) == 0
     )
-    assert talk.shown == first + second
+    assert b"".join(talk.shown) == first + second
 
 
 def test_the_exit_status_is_that_of_pytest(talk: Talk) -> None:
