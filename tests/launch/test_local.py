@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from perfsuite import DDP, Case, Fake, Script, Topology, documents
+from perfsuite import DDP, Case, Script, Topology, documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import LaunchError
 from perfsuite.launch import hang, local
@@ -26,17 +26,9 @@ from perfsuite.node.processes import JOB_MARK
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import RunDir
 from tests.processes import executable, wait_until
-from tests.samples import make_machine
+from tests.samples import make_case, make_machine
 
-FAKE = Case(
-    model="llama-tiny",
-    framework=Fake(),
-    sequence_length=64,
-    micro_batch=4,
-    topology=Topology(processes_per_node=2),
-    hardware="cpu",
-    timeout_s=60,
-)
+FAKE = make_case(timeout_s=60)
 ALONE = FAKE.replace(topology=Topology(processes_per_node=1))
 DDP_TINY = FAKE.replace(framework=DDP(), sequence_length=16, micro_batch=1, timeout_s=120)
 
@@ -58,12 +50,10 @@ def processes_of(directory: Path) -> list[psutil.Process]:
     """Living processes whose launcher, or themselves, were started for a job under `directory`."""
     found = []
     for process in psutil.process_iter():
-        try:
-            marked = JOB_MARK in process.environ() and process.status() != psutil.STATUS_ZOMBIE
-            if marked and process.environ().get("PERFSUITE_TEST") == str(directory):
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
+        with contextlib.suppress(psutil.Error, OSError):
+            variables = process.environ()
+            if JOB_MARK in variables and variables.get("PERFSUITE_TEST") == str(directory):
+                found += [process] if process.status() != psutil.STATUS_ZOMBIE else []
     return found
 
 
@@ -109,7 +99,7 @@ def test_the_deadline_kills_a_hang(tmp_path: Path) -> None:
     failure = failed(FAKE.replace(timeout_s=2), tmp_path, "hang")
     assert failure.kind == "timeout"
     assert "2 s" in failure.message
-    assert "of 70 steps" in failure.message
+    assert "of 25 steps" in failure.message
 
 
 @pytest.mark.fault("hang in a collective")

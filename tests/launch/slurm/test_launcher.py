@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perfsuite import DDP, FSDP2, Case, Fake, Topology, documents
+from perfsuite import DDP, FSDP2, Case, Topology, documents
 from perfsuite.errors import AllocationOverError, MachineError
 from perfsuite.launch import hang
 from perfsuite.launch.arm import Arm
@@ -24,18 +24,10 @@ from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.launch.slurm.allocation import Allocation
 from tests.processes import executable, wait_until
-from tests.samples import make_machine
+from tests.samples import make_case, make_machine
 
-FAKE = Case(
-    model="llama-tiny",
-    framework=Fake(),
-    sequence_length=64,
-    micro_batch=4,
-    topology=Topology(nodes=2, processes_per_node=1),
-    hardware="cpu",
-    timeout_s=300,
-)
-DDP_TINY = FAKE.replace(framework=DDP(), sequence_length=16, micro_batch=1, max_warmup_steps=5, steps=50)
+FAKE = make_case(model="llama-tiny", topology=Topology(nodes=2, processes_per_node=1), timeout_s=300)
+DDP_TINY = FAKE.replace(framework=DDP(), micro_batch=1, steps=60)
 MACHINE = make_machine(nodes=2)
 
 pytestmark = pytest.mark.launch
@@ -153,11 +145,8 @@ def test_ranks_are_in_the_order_of_the_nodes_and_each_step_sends_the_gradients_o
     allocation: Allocation, tmp_path: Path
 ) -> None:
     """In a ring of P ranks each sends 2 (P - 1) / P times the gradients; one rank of n1 sends them to n2."""
-    case, wire = (
-        DDP_TINY.replace(topology=Topology(nodes=2, processes_per_node=2), steps=50),
-        Wire(allocation),
-    )
-    run = launched(case, tmp_path, on_progress=wire.look)
+    wire, on_both = Wire(allocation), Topology(nodes=2, processes_per_node=2)
+    run = launched(DDP_TINY.replace(topology=on_both), tmp_path, on_progress=wire.look)
     assert run.failure is None
     hosts = [documents.read(RunDir(tmp_path).rank(rank), RankReport).host for rank in range(4)]
     assert hosts == ["n1", "n1", "n2", "n2"]
@@ -173,7 +162,7 @@ def test_fsdp_sends_over_the_network_what_theory_says(allocation: Allocation, tm
     """Parameters are gathered twice, half of them sent each time, and gradients are reduced once, which costs
     as much as an all-reduce: gloo's reduce-scatter is made of one."""
     wire = Wire(allocation)
-    run = launched(DDP_TINY.replace(framework=FSDP2()), tmp_path, on_progress=wire.look)
+    run = launched(DDP_TINY.replace(framework=FSDP2(), micro_batch=4), tmp_path, on_progress=wire.look)
     assert run.failure is None
     assert wire.models_per_step() == pytest.approx(2, rel=0.1)
 
