@@ -103,30 +103,28 @@ def test_a_file_that_is_not_there_and_two_environments_are_refused(repo: Path) -
         arm(f"old:{LOCK} {sys.executable}", repo)
 
 
+PACKAGE = '[[package]]\nname = "net"\nsource = {{ {} }}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_of_commit"),
+    [
+        (LOCK, "torch==2.13.0 \\\n    --hash=sha256:abc\n", False),
+        (LOCK, "-i https://index.example.org/simple\nnet @ https://example.org/net.whl\n", False),
+        *(
+            (LOCK, f"{line}\n", True)
+            for line in ("-r more.txt", "--editable .", "./local", ".", "net @ file:./x", "wheels/x.whl")
+        ),
+        ("uv.lock", PACKAGE.format('editable = "."'), False),
+        ("uv.lock", PACKAGE.format('directory = "libs/net"'), True),
+    ],
+)
 def test_requirements_that_name_other_files_are_of_one_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, name: str, text: str, is_of_commit: bool
 ) -> None:
-    ran: list[tuple[str, ...]] = []
-
-    def run(*command: str, **settings: object) -> str:
-        ran.append(command)
-        if "venv" in command:
-            Path(command[-1]).mkdir(parents=True)
-        return ""
-
-    monkeypatch.setattr(installed, "run", run)
-    lock = tmp_path / "requirements.txt"
-
-    def made(text: str, commit: str) -> str:
-        lock.write_text(text)
-        return installed.environment(lock, commit, tmp_path / "store")
-
-    plain = "torch==2.13.0 \\\n    --hash=sha256:abc\n"
-    assert made(plain, "a") == made(plain, "b")
-    urls = "-i https://index.example.org/simple\nnet @ https://example.org/net.whl\n"
-    assert made(urls, "a") == made(urls, "b")
-    for text in ("-r more.txt\n", "--editable .\n", "./local\n", ".\n", "net @ file:./x\n", "wheels/x.whl\n"):
-        assert made(text, "a") != made(text, "b")
+    (tmp_path / name).write_text(text)
+    one, other = (installed._key(tmp_path / name, commit) for commit in "ab")
+    assert (one != other) == is_of_commit
 
 
 @pytest.mark.launch
@@ -154,18 +152,6 @@ def test_a_lock_of_uv_needs_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(PackageError, match=r"uv, which is not there: pip install uv"):
         installed.environment(tmp_path / "uv.lock", "a", tmp_path / "store")
-
-
-def test_a_lock_of_uv_is_of_a_commit_where_it_names_packages_of_the_repository(tmp_path: Path) -> None:
-    lock = tmp_path / "uv.lock"
-
-    def key(source: str, commit: str) -> str:
-        lock.write_text(f'[[package]]\nname = "net"\nsource = {source}\n')
-        return installed._key(lock, commit)
-
-    own, other = '{ editable = "." }', '{ directory = "libs/net" }'
-    assert key(own, "a") == key(own, "b")
-    assert key(other, "a") != key(other, "b")
 
 
 @pytest.mark.launch
