@@ -222,7 +222,7 @@ def test_a_second_ctrl_c_costs_nothing_and_the_session_is_not_called_complete(
         else "pytest_sessionstart = first_of_all"
     )
     suite.makepyfile(test_cases=measuring(*CASES), conftest=f"{INTERRUPTED_TWICE}\n    {hooks}\n")
-    result = suite.runpytest_subprocess("--perf-record-launches=5", "--perf-report=out")
+    result = suite.runpytest_subprocess("--perf-record-launches=2", "--perf-report=out")
     assert (result.ret == pytest.ExitCode.INTERRUPTED) == ends_as_after_one
     assert ("Traceback" in result.stderr.str()) != ends_as_after_one
     assert on_disk(suite) == [ONE]
