@@ -16,24 +16,19 @@ GIB = 2**30
 OWN, OTHER = os.getpid(), 4_000_000  # the job is this test's process; no Linux has the other one
 
 
-class NVMLError(Exception):
-    pass
+class NVMLError(Exception): ...
 
 
-class NotSupported(NVMLError):
-    pass
+class NotSupported(NVMLError): ...
 
 
-class FunctionNotFound(NVMLError):
-    pass
+class FunctionNotFound(NVMLError): ...
 
 
-class NotFound(NVMLError):
-    pass
+class NotFound(NVMLError): ...
 
 
-class InvalidArgument(NVMLError):
-    pass
+class InvalidArgument(NVMLError): ...
 
 
 def using(pid: int, used: int | None) -> SimpleNamespace:

@@ -123,9 +123,8 @@ def test_what_the_job_writes_is_shown_to_the_last_byte(talk: Talk) -> None:
         talk.submitted.log.write_bytes(text)
         return job
 
-    assert (
-        talk.follow(PENDING, lambda: wrote(first, RUNNING), RUNNING, lambda: wrote(first + second, DONE)) == 0
-    )
+    began, ended = (lambda: wrote(first, RUNNING)), (lambda: wrote(first + second, DONE))
+    assert talk.follow(PENDING, began, RUNNING, ended) == 0
     assert b"".join(talk.shown) == first + second
 
 
@@ -136,14 +135,15 @@ def test_the_exit_status_is_that_of_pytest(talk: Talk) -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "why"),
+    ("why", "job"),
     [
-        (replace(CANCELLED, state_words="CANCELLED by 0"), "CANCELLED by 0"),
-        (replace(CANCELLED, state="NODE_FAIL", state_words="NODE_FAIL", exit_status=1), "NODE_FAIL"),
-        (replace(CANCELLED, state="TIMEOUT", state_words="TIMEOUT"), "TIMEOUT"),
-        (replace(FAILED, exit_status=0), "FAILED (NonZeroExitCode)"),
-        (replace(FAILED, reason="JobLaunchFailure"), "FAILED (JobLaunchFailure)"),
-        (SlurmJob(id="7", state=commands.FORGOTTEN, state_words="forgotten"), "forgotten"),
+        *(
+            (state, replace(CANCELLED, state=state, state_words=state, exit_status=1))
+            for state in ("CANCELLED", "NODE_FAIL", "TIMEOUT", commands.FORGOTTEN)
+        ),
+        ("CANCELLED by 0", replace(CANCELLED, state_words="CANCELLED by 0")),
+        ("FAILED (NonZeroExitCode)", replace(FAILED, exit_status=0)),
+        ("FAILED (JobLaunchFailure)", replace(FAILED, reason="JobLaunchFailure")),
     ],
 )
 def test_a_job_that_ended_otherwise_is_an_error_that_names_the_log(
