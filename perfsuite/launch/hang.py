@@ -25,15 +25,19 @@ class HangDetector:
         """
         sign = (is_training, steps, reports)
         if sign != self._last:
-            was_training, since, _ = self._last or (False, 0, 0)
-            if since >= WARM_UP_STEPS:
-                self._longest_s = max(self._longest_s, now - self._last_at)
-            elif was_training:
-                self._longest_warm_up_s = max(self._longest_warm_up_s, now - self._last_at)
+            if self._last is not None:
+                self._learn(now - self._last_at, self._last)
             self._last, self._last_at = sign, now
         quiet_s = now - self._last_at
         is_watched = steps > 0 or reports > 0
         return quiet_s if is_watched and quiet_s > self.allowed_s else None
+
+    def _learn(self, seconds: float, since: tuple[bool, int, int]) -> None:
+        was_training, steps, _ = since
+        if steps >= WARM_UP_STEPS:
+            self._longest_s = max(self._longest_s, seconds)
+        elif was_training:
+            self._longest_warm_up_s = max(self._longest_warm_up_s, seconds)
 
     @property
     def allowed_s(self) -> float:
