@@ -83,13 +83,16 @@ def test_a_commit_with_its_lock_file_has_the_packages_that_it_names_installed_on
 def test_a_lock_file_without_perfsuite_is_refused_with_the_way_out(
     repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(lock: Path, directory: Path, python: Path, uv: str | None) -> None:
-        python.parent.mkdir(parents=True)
-        executable(python, "case $2 in *json*) echo '[\"/\"]';; *) echo No module >&2; exit 1;; esac")
+    def run(*command: str, **settings: object) -> str:
+        if "venv" in command:
+            python = Path(command[-1], "bin", "python")
+            python.parent.mkdir(parents=True)
+            executable(python, "case $2 in *json*) echo '[\"/\"]';; *) echo No module >&2; exit 1;; esac")
+        return ""
 
     (repo / "empty.txt").touch()
     commit(repo)
-    monkeypatch.setattr(installed, "_make", make)
+    monkeypatch.setattr(installed, "run", run)
     with pytest.raises(CaseError, match=r"cannot import perfsuite .*\. Name it in empty\.txt$"):
         arm("main:empty.txt", repo)
 
