@@ -56,17 +56,6 @@ def test_nodes_are_machines_of_their_own(cluster: Cluster) -> None:
     wait_until(lambda: not any(cluster.processes(node) for node in cluster.nodes), "the job to end")
 
 
-def test_a_lost_node_is_noticed_and_can_be_repaired(cluster: Cluster) -> None:
-    srun = sleep_on(cluster, "n2")
-    cluster.kill_slurmd("n2")
-    wait_until(lambda: cluster.state("n2").startswith("down"), "n2 to be down")
-    assert cluster.state("n1") == "idle"
-    assert sleeping(cluster, "n2"), "the job's process goes on"
-    cluster.repair("n2")
-    srun.wait(START_S)
-    assert sorted(cluster.run("srun", "-N2", "hostname").split()) == ["n1", "n2"]
-
-
 def test_nothing_stays_of_a_cluster_and_its_jobs_though_its_owner_was_killed(cluster: Cluster) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None

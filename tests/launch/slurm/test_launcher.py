@@ -222,7 +222,10 @@ def test_an_allocation_that_somebody_cancels(allocation: Allocation, tmp_path: P
 def test_a_node_that_is_lost(allocation: Allocation, tmp_path: Path) -> None:
     with pytest.raises(AllocationOverError, match="NODE_FAIL"):
         broken(tmp_path, lambda: allocation.cluster.kill_slurmd("n2"))
-    allocation.release()
+    assert not allocation.is_clean(), "the job's process goes on"
+    allocation.take()
+    words = ("srun", f"--jobid={allocation.job_id}", "-N2", "hostname")
+    assert sorted(allocation.cluster.run(*words).split()) == ["n1", "n2"], "it is repaired"
 
 
 @pytest.mark.fault("hang on several nodes")
