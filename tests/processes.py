@@ -44,11 +44,4 @@ def arguments(process: psutil.Process) -> list[str]:
 def agent_among(processes: Iterable[psutil.Process]) -> psutil.Process | None:
     """The first of some processes that is an agent of perfsuite. A rank that it forked has its words, too."""
     agents = [each for each in processes if "perfsuite.node.agent" in arguments(each)]
-    return min(agents, key=_started_at, default=None)
-
-
-def _started_at(process: psutil.Process) -> float:
-    try:
-        return process.create_time()
-    except psutil.Error:
-        return float("inf")
+    return min(agents, key=psutil.Process.create_time, default=None)  # which psutil knows of the dead, too

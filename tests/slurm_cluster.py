@@ -13,8 +13,6 @@ that started one dies, however it dies, the kernel ends all processes of the clu
 what else is left of it is removed when the next one takes its slot.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets
@@ -32,24 +30,15 @@ from perfsuite.worker.leash import die_with_parent
 from tests.processes import wait_until
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "ip", "nsenter", "unshare")
-QUESTIONS = ("sinfo", "squeue", "scontrol", "scancel")
-"""Commands that may be given twice."""
-SLOTS = range(16)
-"""One for each cluster that there may be at a time."""
-START_S = 60
-"""Seconds in which something of the cluster has to come up, or to end."""
-SLURMD_TIMEOUT_S = 6
-"""Seconds without an answer after which Slurm takes a node for dead, and its jobs' allocations with it. Slurm
-needs twice that, as it pings now and then, and waits for each answer."""
-CPUS = 16
-"""Cores that each node pretends to have."""
-GPUS = 8
-"""GPUs that Slurm believes each node to have: files, which no driver knows."""
+QUESTIONS = ("sinfo", "squeue", "scontrol", "scancel")  # commands that may be given twice
+SLOTS = range(16)  # one for each cluster that there may be at a time
+START_S = 60  # seconds in which something of the cluster has to come up, or to end
+GPUS = 8  # GPUs that Slurm believes each node to have: files, which no driver knows
 
 CONF = """\
 ClusterName=perfsuite{slot}
 SlurmctldHost={host}({subnet}.1)
-SlurmctldPort={port}
+SlurmctldPort=20{slot:03}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -72,19 +61,21 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=2
 SlurmdParameters=config_overrides
 EnforcePartLimits=ALL
 ReturnToService=2
-SlurmdTimeout={slurmd_timeout_s}
+SlurmdTimeout=6
 MessageTimeout=3
 TCPTimeout=1
 KillWait=2
 MinJobAge=3600
 MailProg=/bin/true
 GresTypes=gpu
-NodeName=n[1-2] NodeAddr={subnet}.[11-12] CPUs={cpus} RealMemory=8000 Gres=gpu:{gpus}
+NodeName=n[1-2] NodeAddr={subnet}.[11-12] CPUs=16 RealMemory=8000 Gres=gpu:{gpus}
 PartitionName=bench Nodes=ALL Default=YES MaxTime=INFINITE
 PartitionName=short Nodes=ALL MaxTime=1 MaxNodes=1
 PartitionName=closed Nodes=ALL State=DOWN
 """
-"""`short` refuses a job of two nodes or of more than a minute; a job in `closed` never starts."""
+"""`short` refuses a job of two nodes or of more than a minute; a job in `closed` never starts. A node is dead
+to Slurm, as are its jobs' allocations, after twice SlurmdTimeout, as Slurm pings now and then, and waits for
+each answer. Nodes pretend to have so many cores."""
 
 NODE = """\
 hostname "$1"
@@ -100,11 +91,9 @@ class Cluster:
     """Slurm with the nodes n1 and n2, and the partitions bench, short and closed."""
 
     def __init__(self, slot: int) -> None:
-        self.slot = slot
-        self.nodes = ("n1", "n2")
+        self.slot, self.nodes = slot, ("n1", "n2")
         self.directory = Path(f"/tmp/perfsuite-slurm-{slot}")
-        self._bridge = f"pfslurm{slot}"
-        self._subnet = f"10.77.{slot}"
+        self._bridge, self._subnet = f"pfslurm{slot}", f"10.77.{slot}"
         self._daemons: list[subprocess.Popen[bytes]] = []
         self._inits: dict[str, int] = {}
 
@@ -148,7 +137,8 @@ class Cluster:
         )
 
     def _is_on(self, node: str, process: psutil.Process) -> bool:
-        return _pid_space(process.pid) == _pid_space(self._inits[node])
+        one, other = (os.readlink(f"/proc/{pid}/ns/pid") for pid in (process.pid, self._inits[node]))
+        return one == other
 
     def sent_bytes(self, node: str) -> int:
         """The bytes that a node has sent through its network interface, with their headers."""
@@ -160,7 +150,7 @@ class Cluster:
         return self.run("sinfo", "--noheader", "--partition=bench", f"--nodes={node}", "--format=%T").strip()
 
     def kill_slurmd(self, node: str) -> None:
-        """Kill Slurm's daemon on a node: after `SLURMD_TIMEOUT_S` the node is down. Its jobs go on."""
+        """Kill Slurm's daemon on a node: after SlurmdTimeout the node is down. Its jobs go on."""
         for daemon in _processes(lambda each: each.name() == "slurmd" and self._is_on(node, each)):
             with contextlib.suppress(psutil.Error):
                 daemon.kill()
@@ -203,30 +193,22 @@ class Cluster:
         remove(self.slot)
 
     def _write_files(self) -> None:
-        self.directory.mkdir()
-        (self.directory / "state").mkdir(mode=0o700)
-        host = socket.gethostname().partition(".")[0]
-        conf = CONF.format(
-            slot=self.slot,
-            host=host,
-            subnet=self._subnet,
-            port=20_000 + self.slot,
-            directory=self.directory,
-            slurmd_timeout_s=SLURMD_TIMEOUT_S,
-            cpus=CPUS,
-            gpus=GPUS,
-        )
-        (self.directory / "slurm.conf").write_text(conf)
+        (self.directory / "state").mkdir(mode=0o700, parents=True)
+        host, subnet = socket.gethostname().partition(".")[0], self._subnet
+        conf = CONF.format(slot=self.slot, host=host, subnet=subnet, directory=self.directory, gpus=GPUS)
         gpus = [self.directory / f"gpu{number}" for number in range(GPUS)]
         for gpu in gpus:
             gpu.touch()
-        lines = [f"NodeName=n[1-2] Name=gpu File={gpu}\n" for gpu in gpus]
-        (self.directory / "gres.conf").write_text("".join(lines))
-        addresses = {host: f"{self._subnet}.1"}  # of this machine, whose name may be localhost, too
-        addresses |= {node: f"{self._subnet}.{number}" for number, node in enumerate(self.nodes, start=11)}
+        # The name of this machine may be localhost, too.
+        addresses = {host: f"{subnet}.1", "n1": f"{subnet}.11", "n2": f"{subnet}.12"}
         addresses |= {"localhost": "127.0.0.1"}
-        lines = [f"{address} {name}\n" for name, address in addresses.items()]
-        (self.directory / "hosts").write_text("".join(lines))
+        files = {
+            "slurm.conf": conf,
+            "gres.conf": "".join(f"NodeName=n[1-2] Name=gpu File={gpu}\n" for gpu in gpus),
+            "hosts": "".join(f"{address} {name}\n" for name, address in addresses.items()),
+        }
+        for name, text in files.items():
+            (self.directory / name).write_text(text)
         key = self.directory / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
@@ -234,20 +216,11 @@ class Cluster:
     def _start_node(self, node: str, address: str) -> None:
         spaces = ("--fork", "--kill-child", "--pid", "--mount-proc", "--uts", "--ipc", "--mount", "--net")
         script = ("sh", "-euc", NODE, "node", node, str(self.directory / "hosts"))
-        with (self.directory / f"{node}.log").open("wb") as log:
-            outer = subprocess.Popen(
-                ["unshare", *spaces, *script],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, **self.environment},
-                preexec_fn=die_with_parent,
-            )
-        self._daemons.append(outer)
+        outer = self._start("unshare", *spaces, *script, stdout=subprocess.PIPE)
         assert outer.stdout is not None
         with outer.stdout:
             if outer.stdout.readline() != b"ready\n":
-                raise RuntimeError(f"{node} does not start: {(self.directory / f'{node}.log').read_text()}")
+                raise RuntimeError(f"{node} does not start: {(self.directory / 'daemons.log').read_text()}")
         (init,) = psutil.Process(outer.pid).children()
         self._inits[node] = init.pid
         cable = self._cable(node)
@@ -264,21 +237,23 @@ class Cluster:
         wait_until((self.directory / "munge.socket").exists, "munged to listen")
 
     def _start_slurmd(self, node: str) -> None:
-        core = str(sorted(os.sched_getaffinity(0))[self.nodes.index(node) % len(os.sched_getaffinity(0))])
+        cores = sorted(os.sched_getaffinity(0))
+        core = str(cores[self.nodes.index(node) % len(cores)])
         self._start(*self.command(node, "taskset", "--cpu-list", core, "slurmd", "-D", "-N", node))
 
-    def _start(self, *words: str) -> None:
-        """Start a daemon that dies with this process."""
+    def _start(self, *words: str, stdout: int | None = None) -> subprocess.Popen[bytes]:
+        """Start a daemon that dies with this process, with its output in the log unless it is asked for."""
         with (self.directory / "daemons.log").open("ab") as log:
             daemon = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                stdout=stdout or log,
+                stderr=log,
                 env={**os.environ, **self.environment},
                 preexec_fn=die_with_parent,
             )
         self._daemons.append(daemon)
+        return daemon
 
     def _is_idle(self) -> bool:
         return all(self.state(node) == "idle" for node in self.nodes)
@@ -326,9 +301,8 @@ def _processes(wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]
 
 def interfaces_of(slot: int) -> list[str]:
     """The network interfaces of a cluster on this machine."""
-    names = {name.partition("@")[0] for name in os.listdir("/sys/class/net")}
-    bridge = f"pfslurm{slot}"
-    return sorted(name for name in names if name in (bridge, f"{bridge}n1", f"{bridge}n2"))
+    ours = {f"pfslurm{slot}{node}" for node in ("", "n1", "n2")}
+    return sorted(ours & set(os.listdir("/sys/class/net")))
 
 
 def remove(slot: int) -> None:
@@ -339,9 +313,7 @@ def remove(slot: int) -> None:
                 process.send_signal(signal.SIGKILL)
         psutil.wait_procs(left, timeout=START_S)
     for name in interfaces_of(slot):  # that of a node goes by itself, soon after the node's last process
-        subprocess.run(
-            ["ip", "link", "delete", name], stderr=subprocess.DEVNULL, check=False, timeout=START_S
-        )
+        subprocess.run(["ip", "link", "delete", name], capture_output=True, check=False, timeout=START_S)
     wait_until(lambda: not interfaces_of(slot), f"the interfaces of slot {slot} to be gone")
     shutil.rmtree(Cluster(slot).directory, ignore_errors=True)
 
@@ -365,16 +337,10 @@ def _slot(slots: Iterable[int]) -> Iterator[int]:
     raise RuntimeError(f"clusters run already in all of {slots}")
 
 
-def _pid_space(pid: int) -> str:
-    return os.readlink(f"/proc/{pid}/ns/pid")
-
-
 def _ip(*words: str) -> None:
     _output(("ip", *words), os.environ)
 
 
 def _output(words: tuple[str, ...], environment: Mapping[str, str]) -> str:
-    done = subprocess.run(
-        words, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=START_S
-    )
-    return done.stdout
+    pipe = subprocess.PIPE
+    return subprocess.run(words, env=environment, stdout=pipe, text=True, check=True, timeout=START_S).stdout

@@ -3,8 +3,6 @@
 `docs/evidence/faults.md` lists them with those of other files: a test of a fault has the mark `fault`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -15,12 +13,8 @@ import pytest
 
 from perfsuite import DDP, Script
 from perfsuite.launch import hang
-from perfsuite.measure import Launching, launch_once
-from perfsuite.node.machine import detect
-from perfsuite.node.processes import JOB_MARK
-from perfsuite.results.rank_report import Failure
-from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
+from tests.launch.test_local import failed, processes_of, started
 from tests.processes import agent_among
 from tests.samples import make_case
 from tests.suite import measuring
@@ -29,34 +23,13 @@ FAKE = make_case(max_warmup_steps=20, steps=50, timeout_s=120)
 
 pytestmark = pytest.mark.launch
 
-STARTED_BY = "PERFSUITE_TEST"
-"""Environment variable by which processes of a test are found."""
-
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(STARTED_BY, str(tmp_path))
+    monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
     yield
-    _, alive = psutil.wait_procs(left_of(tmp_path), timeout=20)
+    _, alive = psutil.wait_procs(processes_of(tmp_path), timeout=20)
     assert alive == []
-
-
-def left_of(directory: Path) -> list[psutil.Process]:
-    """The living processes of jobs that the test of this directory started."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            variables = process.environ()
-            if JOB_MARK in variables and variables.get(STARTED_BY) == str(directory):
-                found += [process] if process.status() != psutil.STATUS_ZOMBIE else []
-        except (psutil.Error, OSError):
-            continue
-    return found
-
-
-def failure_of(run: Run) -> Failure:
-    assert run.failure is not None
-    return run.failure
 
 
 @pytest.mark.parametrize(
@@ -79,7 +52,7 @@ def failure_of(run: Run) -> Failure:
 def test_a_rank_that_breaks_down_is_named_with_its_kind(
     tmp_path: Path, inject: str, kind: str, words: str
 ) -> None:
-    failure = failure_of(launch_once(FAKE, detect(), tmp_path, Launching(inject=inject)))
+    failure = failed(FAKE, tmp_path, inject)
     assert failure.kind == kind
     assert words in failure.message
     assert failure.rank == (None if kind == "loss" else 1)
@@ -113,24 +86,16 @@ def writer_of(log: Path) -> psutil.Process | None:
 def test_a_rank_that_is_killed_is_the_cause_and_not_its_peer_that_lost_the_connection(tmp_path: Path) -> None:
     """Rank 1 sleeps at step 5, and rank 0 waits for it in a collective."""
     listen = kill_once(lambda: writer_of(RunDir(tmp_path).rank_log(1)), from_step=1)
-    run = launch_once(
-        FAKE.replace(framework=DDP()), detect(), tmp_path, Launching(inject="hang", on_progress=listen)
-    )
-    failure = failure_of(run)
+    failure = failed(FAKE.replace(framework=DDP()), tmp_path, "hang", listen)
     assert (failure.kind, failure.rank, failure.message) == ("crash", 1, "exit code -9 (SIGKILL)")
 
 
 @pytest.mark.fault("agent is killed")
 def test_a_launcher_that_is_killed_is_the_cause(tmp_path: Path) -> None:
-    ranks = RunDir(tmp_path)
-
     def launcher() -> psutil.Process | None:
-        if not (ranks.rank_log(0).exists() and ranks.rank_log(1).exists()):
-            return None
-        return agent_among(psutil.Process().children())
+        return agent_among(psutil.Process().children()) if started(tmp_path) else None
 
-    run = launch_once(FAKE, detect(), tmp_path, Launching(inject="hang", on_progress=kill_once(launcher)))
-    failure = failure_of(run)
+    failure = failed(FAKE, tmp_path, "hang", kill_once(launcher))
     assert failure.kind == "missing_report"
     assert failure.message.startswith("the agent died before rank ")
 
@@ -167,10 +132,9 @@ def test_a_hang_in_forward_shows_where_every_rank_stood(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hang, "HANG_S", 2)
-    script = tmp_path / "train.py"
-    script.write_text(STUCK_IN_FORWARD)
-    case = FAKE.replace(framework=Script(path=str(script)))
-    failure = failure_of(launch_once(case, detect(), tmp_path / "run"))
+    (tmp_path / "train.py").write_text(STUCK_IN_FORWARD)
+    case = FAKE.replace(framework=Script(path=str(tmp_path / "train.py")))
+    failure = failed(case, tmp_path / "run")
     assert (failure.kind, failure.rank) == ("timeout", None)
     who, _, where = str(failure.traceback).partition(" stood here:")
     assert who == "rank 0, rank 1"
@@ -258,7 +222,7 @@ def test_a_second_ctrl_c_costs_nothing_and_the_session_is_not_called_complete(
         else "pytest_sessionstart = first_of_all"
     )
     suite.makepyfile(test_cases=measuring(*CASES), conftest=f"{INTERRUPTED_TWICE}\n    {hooks}\n")
-    result = suite.runpytest_subprocess("--perf-record-launches=5", "--perf-report=out")
+    result = suite.runpytest_subprocess("--perf-record-launches=2", "--perf-report=out")
     assert (result.ret == pytest.ExitCode.INTERRUPTED) == ends_as_after_one
     assert ("Traceback" in result.stderr.str()) != ends_as_after_one
     assert on_disk(suite) == [ONE]

@@ -1,10 +1,7 @@
 """The Slurm that other tests use: its nodes are apart, it can be broken and repaired, and nothing stays."""
 
-from __future__ import annotations
-
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -46,73 +43,43 @@ def sleep_on(cluster: Cluster, node: str) -> subprocess.Popen[bytes]:
     return srun
 
 
-def commands_of(slot: int) -> list[str]:
-    return [" ".join(arguments(process)) for process in processes_of(slot)]
-
-
-def end(cluster: Cluster, srun: subprocess.Popen[bytes]) -> None:
+def test_nodes_are_machines_of_their_own(cluster: Cluster) -> None:
+    assert cluster.on("n2", "hostname") == "n2\n"
+    assert cluster.on("n2", "getent", "hosts", "n1").split()[0].endswith(".11")
+    assert cluster.on("n2", "getent", "ahostsv4", "localhost").split()[0] == "127.0.0.1"
+    srun = sleep_on(cluster, "n1")
+    assert " ".join(SLEEP) in cluster.on("n1", "ps", "ax")
+    assert " ".join(SLEEP) not in cluster.on("n2", "ps", "ax")
+    assert not sleeping(cluster, "n2")
     cluster.run("scancel", "--full", "--user=root")
     srun.wait(START_S)
     wait_until(lambda: not any(cluster.processes(node) for node in cluster.nodes), "the job to end")
 
 
-def test_a_job_runs_on_both_nodes(cluster: Cluster) -> None:
-    assert sorted(cluster.run("srun", "-N2", "hostname").split()) == ["n1", "n2"]
-    assert cluster.on("n2", "hostname") == "n2\n"
-    assert cluster.on("n2", "getent", "hosts", "n1").split()[0].endswith(".11")
-    assert cluster.on("n2", "getent", "ahostsv4", "localhost").split()[0] == "127.0.0.1"
-
-
-def test_a_process_of_one_node_is_seen_by_no_other(cluster: Cluster) -> None:
-    srun = sleep_on(cluster, "n1")
-    assert " ".join(SLEEP) in cluster.on("n1", "ps", "ax")
-    assert " ".join(SLEEP) not in cluster.on("n2", "ps", "ax")
-    assert not sleeping(cluster, "n2")
-    end(cluster, srun)
-
-
-def test_a_lost_node_is_noticed_and_can_be_repaired(cluster: Cluster) -> None:
-    srun = sleep_on(cluster, "n2")
-    cluster.kill_slurmd("n2")
-    wait_until(lambda: cluster.state("n2").startswith("down"), "n2 to be down")
-    assert cluster.state("n1") == "idle"
-    assert sleeping(cluster, "n2"), "the job's process goes on"
-    cluster.repair("n2")
-    srun.wait(START_S)
-    assert sorted(cluster.run("srun", "-N2", "hostname").split()) == ["n1", "n2"]
-
-
-def test_nothing_stays_of_a_cluster_and_its_jobs(cluster: Cluster) -> None:
-    with slurm_cluster() as other:
-        assert other.slot != cluster.slot
-        srun = sleep_on(other, "n1")
-        assert len(processes_of(other.slot)) > 5
-        assert len(interfaces_of(other.slot)) == 3
-        assert not sleeping(cluster, "n1"), "clusters know nothing of each other"
-    srun.wait(START_S)
-    assert processes_of(other.slot) == []
-    assert interfaces_of(other.slot) == []
-    assert not other.directory.exists()
-    assert cluster.state("n1") == "idle"
-
-
-def test_a_dead_owners_cluster_dies_and_the_next_start_removes_the_rest() -> None:
+def test_nothing_stays_of_a_cluster_and_its_jobs_though_its_owner_was_killed(cluster: Cluster) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     with owner.stdout:
         assert owner.stdout.readline() == "started\n"
-    slot = OWN_SLOT
-    stale = Cluster(slot).directory / "stale"
+    stale = Cluster(OWN_SLOT).directory / "stale"
     stale.touch()
-    wait_until(lambda: " ".join(SLEEP) in commands_of(slot), "the job to run")
+    wait_until(lambda: any(is_asleep(each) for each in processes_of(OWN_SLOT)), "the job to run")
     owner.kill()
     owner.wait(START_S)
-    wait_until(lambda: not processes_of(slot), "the cluster's processes to die")
-    assert interfaces_of(slot), "nobody is left to remove the bridge"
-    with slurm_cluster([slot]) as other:
+    wait_until(lambda: not processes_of(OWN_SLOT), "the cluster's processes to die")
+    assert interfaces_of(OWN_SLOT), "nobody is left to remove the bridge"
+    with slurm_cluster([OWN_SLOT]) as other:
         assert not stale.exists()
-        assert other.state("n1") == "idle"
-    assert interfaces_of(slot) == []
+        srun = sleep_on(other, "n1")
+        assert len(processes_of(OWN_SLOT)) > 5
+        assert len(interfaces_of(OWN_SLOT)) == 3
+        assert not sleeping(cluster, "n1"), "clusters know nothing of each other"
+        with pytest.raises(RuntimeError, match="clusters run already in all of"), slurm_cluster([OWN_SLOT]):
+            pass
+    srun.wait(START_S)
+    assert (processes_of(OWN_SLOT), interfaces_of(OWN_SLOT)) == ([], [])
+    assert not other.directory.exists()
+    assert cluster.state("n1") == "idle"
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,10 +100,3 @@ def test_without_slurm_a_test_is_skipped_or_fails_in_ci(
     result = pytester.runpytest_inprocess("-rs", "-p", "no:xdist")
     result.assert_outcomes(**outcome)
     result.stdout.fnmatch_lines(["*no Slurm: run `make slurm`*"])
-
-
-def test_a_slot_is_for_one_cluster() -> None:
-    with socket.socket(socket.AF_UNIX) as claim:
-        claim.bind(f"\0perfsuite-slurm-{OWN_SLOT}")
-        with pytest.raises(RuntimeError, match="clusters run already in all of"), slurm_cluster([OWN_SLOT]):
-            pass

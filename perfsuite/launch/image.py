@@ -15,22 +15,21 @@ from perfsuite.node.processes import captured
 
 PREFIX = "image:"
 NOT_PASSED = "PATH|HOME|PWD|OLDPWD|SHLVL|_|TMPDIR"  # they mean files of this machine: an image has its own
+BY_SIF = ("apptainer", "singularity")
 RUNTIMES = {  # how each runtime runs `python` of an image in this directory, the first that is installed
     "docker": "docker run --rm --interactive --network=host --ipc=host --pid=host --ulimit memlock=-1 "
     '--user "$(id -u):$(id -g)" {gpus}{mounts}$names --workdir "$(pwd)" {image} python "$@"',
     "podman": "podman run --rm --interactive --network=host --ipc=host --pid=host {gpus}{mounts}$names "
     '--workdir "$(pwd)" {image} python "$@"',
-    "apptainer": 'apptainer exec --no-home {gpus}{mounts}--pwd "$(pwd)" {image} python "$@"',
-    "singularity": 'singularity exec --no-home {gpus}{mounts}--pwd "$(pwd)" {image} python "$@"',
+    **{each: each + ' exec --no-home {gpus}{mounts}--pwd "$(pwd)" {image} python "$@"' for each in BY_SIF},
     "enroot": 'enroot start {mounts}$names {image} sh -c \'cd "$0" && exec python "$@"\' "$(pwd)" "$@"',
 }
 GPUS = {
     "docker": "--gpus=all ",
     "podman": "--device=nvidia.com/gpu=all ",
-    "apptainer": "--nv ",
-    "singularity": "--nv ",
+    **dict.fromkeys(BY_SIF, "--nv "),
 }
-MOUNTS = {"apptainer": "--bind={0} ", "singularity": "--bind={0} ", "enroot": "--mount={0}:{0} "}
+MOUNTS = {"enroot": "--mount={0}:{0} ", **dict.fromkeys(BY_SIF, "--bind={0} ")}
 SCRIPT = """\
 #!/bin/sh
 # Python of the image {image}, with this machine's variables but for those of its own files.
@@ -51,7 +50,7 @@ def interpreter(image: str, shared: Sequence[Path], store: Path) -> str:
     runtime = next(filter(_answers, RUNTIMES), None)
     if runtime is None:
         raise CaseError(f"{PREFIX}{image} needs one of {', '.join(RUNTIMES)}, and none of them answers here")
-    if runtime in ("apptainer", "singularity") and "://" not in image and not Path(image).exists():
+    if runtime in BY_SIF and "://" not in image and not Path(image).exists():
         image = f"docker://{image}"
     mount = MOUNTS.get(runtime, "--volume={0}:{0} ")
     command = RUNTIMES[runtime].format(

@@ -95,14 +95,10 @@ def _nodes(
     nodes = []
     for node, name in enumerate(names):
         probed = [report for rank, report in reports.items() if rank // per_node == node]
-        nodes.append(
-            NodePreflight(
-                name=name,
-                rates=lowest_device_probe(probed) if len(probed) == per_node else {},
-                health=agents[node].health if node in agents else None,
-                problems=(why,) if why is not None and node in bad else (),
-            )
-        )
+        rates = lowest_device_probe(probed) if len(probed) == per_node else {}
+        health = agents[node].health if node in agents else None
+        problems = (why,) if why is not None and node in bad else ()
+        nodes.append(NodePreflight(name=name, rates=rates, health=health, problems=problems))
     return nodes, None if bad else why
 
 
@@ -155,10 +151,8 @@ def _slow_links(node: int, links: dict[tuple[int, int], float]) -> list[str]:
     if len(own) < 2 or not others or max(own) >= LINK_SHARE * max(others):
         return []
     rates = " and ".join(f"{rate:.3g}" for rate in own)
-    return [
-        f"all-reduce with its neighbours {rates} GB/s, between other nodes {max(others):.3g} "
-        f"(at least {LINK_SHARE:.0%} is healthy)"
-    ]
+    beside = f"between other nodes {max(others):.3g} (at least {LINK_SHARE:.0%} is healthy)"
+    return [f"all-reduce with its neighbours {rates} GB/s, {beside}"]
 
 
 def _gpu_problems(health: Health | None, machine: Machine) -> list[str]:

@@ -83,7 +83,7 @@ def name_of(pid: int) -> str:
         process = psutil.Process(pid)
         program, *words = process.cmdline() or [process.name()]
     except psutil.Error:
-        program, words = "a process", []
+        return f"a process (pid {pid})"
     is_code = any(re.fullmatch("-[A-Za-z]*c", word) for word in words)
     first = [] if is_code else [word for word in words if not word.startswith("-")][:1]
     told = " ".join(word.rstrip("/").rsplit("/", 1)[-1] for word in [program, *first])

@@ -5,6 +5,7 @@ Run as `python -m perfsuite.node.agent RUNDIR`. It adopts the job's processes wh
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import sys
@@ -114,33 +115,27 @@ def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
     Linux counts them as `oom_kill` ("Control Group v2", memory.events; "Memory Resource Controller",
     memory.oom_control).
     """
-    groups = []
+    kills = 0
     with contextlib.suppress(OSError, ValueError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if not controllers:
-                groups.append(_counter(cgroups / path.lstrip("/") / "memory.events"))
-            elif "memory" in controllers.split(","):
-                groups.append(_counter(cgroups / "memory" / path.lstrip("/") / "memory.oom_control"))
-    return sum(groups)
-
-
-def _counter(file: Path) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        lines = (line.partition(" ") for line in file.read_text().splitlines())
-        return next((int(value) for name, _, value in lines if name == "oom_kill"), 0)
-    return 0
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            below = f"memory{path}/memory.oom_control" if controllers else f"{path[1:]}/memory.events"
+            with contextlib.suppress(OSError):
+                found = re.search(r"^oom_kill (\d+)$", (cgroups / below).read_text(), re.MULTILINE)
+                kills += 0 if found is None else int(found[1])
+    return kills
 
 
 def _wait_for_peers(job: AgentJob) -> None:
     """Wait until every node has written its stacks: ranks whose peers are killed end before they can."""
 
-    def are_over() -> bool:
-        files = map(job.run_dir.launch, range(job.topology.nodes))
-        told = [documents.read_or_none(file, LaunchFile) for file in files]
-        return all(each is not None and each.is_over for each in told)
+    def is_over(node: int) -> bool:
+        told = documents.read_or_none(job.run_dir.launch(node), LaunchFile)
+        return told is not None and told.is_over
 
-    wait_until(are_over, PEERS_S)
+    wait_until(lambda: all(map(is_over, range(job.topology.nodes))), PEERS_S)
 
 
 def _sweep() -> None:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median
@@ -126,13 +127,8 @@ class Sampler:
             if whole := rescan or not self._counted or now - self._whole_at >= WHOLE_EVERY_S:
                 self._whole_at = now
             gpus = self._gpus.read(whole=whole)
-        return _Sample(
-            at=now,
-            step=step,
-            gpus=gpus,
-            cpu=read_cpu(self._proc / "stat", self._cores),
-            job_s=self._job.cpu_s(),
-        )
+        cpu = read_cpu(self._proc / "stat", self._cores)
+        return _Sample(at=now, step=step, gpus=gpus, cpu=cpu, job_s=self._job.cpu_s())
 
 
 class HealthWatch:
@@ -156,9 +152,7 @@ class HealthWatch:
         if self._thread.ident is not None:  # it has begun
             self._thread.join(SILENT_S)
         if self._thread.is_alive():
-            return self.sampler.seen(
-                "NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg"
-            )
+            self._error = "NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg"
         return self.sampler.finish() if self._error is None else self.sampler.seen(self._error)
 
     def _work(self) -> None:
@@ -176,11 +170,7 @@ class HealthWatch:
 
 def sampler(device: Literal["cpu", "cuda"], devices: int) -> Sampler:
     """Return a sampler for a job on the first `devices` devices of this machine."""
-    if device == "cpu":
-        return Sampler()
-    import pynvml
-
-    return Sampler(devices=devices, nvml=pynvml)
+    return Sampler() if device == "cpu" else Sampler(devices=devices, nvml=import_module("pynvml"))
 
 
 def _health(
@@ -226,6 +216,7 @@ def _device(card: DeviceHealth, readings: Sequence[Gpu]) -> DeviceHealth:
     used = max(_known(reading.used_bytes for reading in readings), default=None)
     held = card.held_before_bytes
     throttled = Counter(name for active in reasons for name in active)
+    shares = {name: round(throttled[name] / len(reasons), 4) for name in sorted(throttled)}
     return card.replace(
         sm_clock_mhz=median(clocks) if clocks else None,
         sm_clock_mhz_min=min(clocks, default=None),
@@ -233,9 +224,7 @@ def _device(card: DeviceHealth, readings: Sequence[Gpu]) -> DeviceHealth:
         power_w=_mean(reading.power_w for reading in readings),
         energy_j=round((after or 0) - (before or 0), 3) if has_counted else None,
         temperature_c=max(_known(reading.temperature_c for reading in readings), default=None),
-        throttled={name: round(throttled[name] / len(reasons), 4) for name in sorted(throttled)}
-        if reasons
-        else None,
+        throttled=shares if reasons else None,
         foreign_memory_bytes=max(_known(reading.foreign_bytes for reading in readings), default=None),
         job_memory_bytes=None if used is None or held is None else max(0, used - held),
     )

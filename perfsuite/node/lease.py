@@ -69,8 +69,7 @@ class Lease:
 
     def __init__(self, file: Path, on_end: Callable[[], object], on_lost: Callable[[str], object]) -> None:
         self._file, self._on_end, self._on_lost = file, on_end, on_lost
-        lost_s = os.environ.get(LEASE_S)
-        self._lost_s = None if lost_s is None else float(lost_s)
+        self._lost_s = float(os.environ.get(LEASE_S, "inf"))
 
     def hold(self) -> None:
         """Watch both leases, each in a thread. What this process starts from now on finds an empty stdin."""
@@ -97,7 +96,7 @@ class Lease:
                     return
                 if text not in ("", last):
                     last, at = text, time.monotonic()
-            if self._lost_s is not None and time.monotonic() - at > self._lost_s:
+            if time.monotonic() - at > self._lost_s:
                 self._on_lost(f"no sign of the driver for {self._lost_s:g} s")
                 return
             time.sleep(LOOK_S)

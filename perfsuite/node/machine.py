@@ -72,28 +72,22 @@ def visible_handles(pynvml: Any) -> list[Any]:
     """Return NVML's handles of the GPUs that CUDA_VISIBLE_DEVICES leaves. Raises `MachineError`."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = pynvml.nvmlDeviceGetCount()
-    if visible is None:
-        return [_by_index(pynvml, index) for index in range(count)]
-    named = (_named(pynvml, entry.strip(), count) for entry in visible.split(","))
+    entries = map(str, range(count)) if visible is None else visible.split(",")
+    named = (_named(pynvml, entry.strip(), count) for entry in entries)
     # CUDA, too, ignores everything from the first bad entry on.
     handles = list(itertools.takewhile(lambda handle: handle is not None, named))
-    if not handles:
+    if not handles and visible is not None:
         raise _NoGpu(f"CUDA_VISIBLE_DEVICES={visible} names none of the {count} GPUs")
     return handles
 
 
-def _by_index(pynvml: Any, index: int) -> Any:
-    with _readable(pynvml, str(index)):
-        return pynvml.nvmlDeviceGetHandleByIndex(index)
-
-
 def _named(pynvml: Any, entry: str, count: int) -> Any | None:
     """Return the handle of an entry of CUDA_VISIBLE_DEVICES: an index, or a whole UUID; None if unknown."""
-    if entry.isdigit():
-        return _by_index(pynvml, int(entry)) if int(entry) < count else None
-    unknown = (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument)
-    with _readable(pynvml, entry), contextlib.suppress(*unknown):
-        return pynvml.nvmlDeviceGetHandleByUUID(entry)
+    with _readable(pynvml, entry):
+        if entry.isdigit():
+            return pynvml.nvmlDeviceGetHandleByIndex(int(entry)) if int(entry) < count else None
+        with contextlib.suppress(pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):
+            return pynvml.nvmlDeviceGetHandleByUUID(entry)
     return None
 
 

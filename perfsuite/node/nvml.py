@@ -122,11 +122,9 @@ class Gpus:
     def fabric_states(self) -> list[tuple[int, int] | None]:
         """Return state and status of each GPU in its NVLink fabric (nvmlGpuFabricInfo_t), None if in none."""
         infos = [self._nvml.c_nvmlGpuFabricInfo_t() for _ in self._indices]
-        told = [self._ask(index, "GpuFabricInfo", ctypes.byref(info)) for index, info in enumerate(infos)]
-        return [
-            None if answer is None or not info.state else (info.state, info.status)
-            for answer, info in zip(told, infos, strict=True)
-        ]
+        for index, info in enumerate(infos):
+            self._ask(index, "GpuFabricInfo", ctypes.byref(info))
+        return [(info.state, info.status) if info.state else None for info in infos]
 
     def read(self, *, whole: bool) -> tuple[Gpu, ...]:
         """Read every GPU of the job; unless `whole`, clocks and power alone, as each call takes a lock."""
@@ -188,15 +186,13 @@ class Gpus:
 
     def _read(self, index: int) -> Gpu:
         bits = self._ask(index, "CurrentClocksEventReasons")
-        reasons: frozenset[str] | None = None
-        if bits is not None:
-            active = (1 << power for power in range(bits.bit_length()) if bits >> power & 1)
-            reasons = frozenset(self._reasons.get(bit, hex(bit)) for bit in active)
+        known: int = bits or 0
+        active = [1 << power for power in range(known.bit_length()) if known >> power & 1]
         return Gpu(
             sm_clock_mhz=self._ask(index, "ClockInfo", self._nvml.NVML_CLOCK_SM),
             power_w=self._ask_thousandths(index, "PowerUsage"),
             energy_j=self._ask_thousandths(index, "TotalEnergyConsumption"),
-            reasons=reasons,
+            reasons=None if bits is None else frozenset(self._reasons.get(bit, hex(bit)) for bit in active),
         )
 
     def _read_rest(self, index: int, gpu: Gpu, used_bytes: int | None) -> Gpu:

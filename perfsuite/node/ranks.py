@@ -121,14 +121,12 @@ def _server_ended() -> list[Failure]:
     import psutil
 
     pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
-    if pid is None:
-        return []
-    try:
-        code = psutil.Process(pid).wait(SERVER_S)
-    except psutil.Error:
-        return []
-    message = f"the server from which ranks are forked (multiprocessing's) ended with {_exit_code(code)}"
-    return [Failure(kind="error", message=message, at=time.time())]
+    with contextlib.suppress(psutil.Error):
+        if pid is not None:
+            end = _exit_code(psutil.Process(pid).wait(SERVER_S))
+            message = f"the server from which ranks are forked (multiprocessing's) ended with {end}"
+            return [Failure(kind="error", message=message, at=time.time())]
+    return []
 
 
 def _bind(job: AgentJob, ranks: Iterable[Process]) -> None:
@@ -140,14 +138,10 @@ def _bind(job: AgentJob, ranks: Iterable[Process]) -> None:
 
 def _run(command: Command, job: AgentJob) -> list[Failure]:
     """Run a command whose Python processes find `perfsuite.worker.startup`, once or once per rank."""
-    first = {
-        "PYTHONPATH": str(Path(worker.__file__).parent / "startup"),
-        "PATH": str(Path(sys.executable).parent),
-    }
-    paths = {
-        name: os.pathsep.join(filter(None, [path, os.environ.get(name)])) for name, path in first.items()
-    }
-    environment = {**os.environ, **paths, RUN_DIR: str(job.run_dir.path)}
+    environment = {**os.environ, RUN_DIR: str(job.run_dir.path)}
+    first = {"PYTHONPATH": Path(worker.__file__).parent / "startup", "PATH": Path(sys.executable).parent}
+    for name, path in first.items():
+        environment[name] = os.pathsep.join(filter(None, [str(path), os.environ.get(name)]))
     for rank in job.ranks:  # on NFS others see a file that is there at once, a new one later
         job.run_dir.training(rank).touch()
     if command.starts_ranks and job.topology.nodes == 1:
@@ -271,14 +265,15 @@ def _failure(job: AgentJob, rank: int | None, code: int, is_script: bool) -> str
 
 
 def _ended(job: AgentJob, what: str, code: int) -> str:
-    ended, total = f"{what} ended with {_exit_code(code)}", job.request.case.total_steps
-    steps = job.run_dir.steps_seen()
+    steps, total = job.run_dir.steps_seen(), job.request.case.total_steps
     if steps is None:
+        when = "before an optimizer step could be seen"
         child = ", or in a process that it starts (give it as command=(...) then)" * (what == "the script")
-        why = "" if code else f": it does not train, or not with an optimizer of torch{child}"
-        return f"{ended}, before an optimizer step could be seen{why}"
-    why = "" if code else ": not as Python ends, or perfsuite would have reported (os._exit?)"
-    return f"{ended}, when rank 0 had finished at least {steps} of {total} optimizer steps{why}"
+        why = f": it does not train, or not with an optimizer of torch{child}"
+    else:
+        when = f"when rank 0 had finished at least {steps} of {total} optimizer steps"
+        why = ": not as Python ends, or perfsuite would have reported (os._exit?)"
+    return f"{what} ended with {_exit_code(code)}, {when}{'' if code else why}"
 
 
 def _exit_code(code: int) -> str:

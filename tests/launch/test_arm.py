@@ -1,12 +1,11 @@
 """What the words of an arm mean, on a real git repository."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,29 +52,31 @@ def refused(text: str, repo: Path) -> str:
     return str(caught.value)
 
 
+def test_a_dot_and_variables_alone_are_this_environment_and_this_commit(repo: Path) -> None:
+    for text, variables in ((".", {}), ("A=Ring 'WITH_SPACE=a b'", {"A": "Ring", "WITH_SPACE": "a b"})):
+        here = arm(text, repo)
+        assert (here.python, here.variables, here.directory) == (sys.executable, variables, None)
+        assert here.commit == git("rev-parse", "HEAD", cwd=repo).strip()
+        facts = {"commit": here.commit[:12], "perfsuite": perfsuite.__version__}
+        assert here.facts == {"interpreter": sys.executable, **facts, **variables}
+
+
 @pytest.mark.parametrize(
-    ("text", "variables"),
-    [(".", {}), ("NCCL_ALGO=Ring 'WITH_SPACE=a b'", {"NCCL_ALGO": "Ring", "WITH_SPACE": "a b"})],
+    ("changes", "same_packages", "acts_the_same"),
+    [
+        ({"text": "main", "moved": ("/repo", "/worktree")}, True, True),
+        ({"commit": "b"}, True, False),
+        ({"dirty": True}, True, False),
+        *(({name: value}, False, False) for name, value in (("python", "./p"), ("packages", "/p"))),
+        ({"given": {"X": "1"}}, False, False),
+    ],
 )
-def test_a_dot_and_variables_alone_are_this_environment_and_this_commit(
-    repo: Path, text: str, variables: dict[str, str]
+def test_arms_that_differ_by_the_commit_alone_have_the_same_packages(
+    changes: dict[str, Any], same_packages: bool, acts_the_same: bool
 ) -> None:
-    here = arm(text, repo)
-    assert (here.python, here.variables, here.directory) == (sys.executable, variables, None)
-    assert here.commit == git("rev-parse", "HEAD", cwd=repo).strip()
-    facts = {"interpreter": sys.executable, "commit": here.commit[:12], "perfsuite": perfsuite.__version__}
-    assert here.facts == {**facts, **variables}
-
-
-def test_arms_that_differ_by_the_commit_alone_have_the_same_packages(repo: Path) -> None:
-    python(repo, "echo 0.0.7")
-    here, first = arm(".", repo), arm("first", repo)
-    assert here.has_packages_of(first)
-    assert first.has_packages_of(arm("first", repo))
-    assert not here.has_packages_of(arm("X=1", repo))
-    assert arm("X=1", repo).has_packages_of(arm("first X=1", repo))
-    assert not here.has_packages_of(arm("./python", repo))
-    assert not here.has_packages_of(replace(here, packages="/some/packages")), "one release of a package"
+    one = Arm(commit="a")
+    other = replace(one, **changes)
+    assert (one.has_packages_of(other), one.acts_as(other)) == (same_packages, acts_the_same)
 
 
 def test_a_secret_is_used_and_not_shown(repo: Path) -> None:
@@ -120,19 +121,20 @@ def test_a_worktree_is_used_again_and_put_right_or_made_anew_if_its_repository_i
     assert git("rev-parse", "HEAD", cwd=worktree) == git("rev-parse", "first", cwd=repo)
 
 
-def test_what_is_imported_from_the_repository_is_imported_from_the_worktree(repo: Path) -> None:
-    below = [".venv", "packages/a", ".venv/lib"]
-    python(repo, f"echo '{json.dumps([*(str(repo / each) for each in below), '/usr'])}'")
+@pytest.mark.parametrize(
+    ("prefix", "below"),
+    [("{}/.venv", ["{}/packages/a", "{}/.venv/lib"]), ("/", ["{}/packages/a"])],
+    ids=["in the repository", "around it"],
+)
+def test_what_is_imported_from_the_repository_is_imported_from_the_worktree(
+    repo: Path, prefix: str, below: list[str]
+) -> None:
+    """Not what lies below the prefix of the interpreter, unless the repository itself does."""
+    python(repo, f"echo '{json.dumps([each.format(repo) for each in (prefix, *below, '/usr')])}'")
     first = arm("first ./python", repo)
     worktree = str(first.directory)
     assert first.paths == (worktree, f"{worktree}/src", f"{worktree}/packages/a")
     assert first.variables["PERFSUITE_MOVED"] == f"{repo}:{worktree}"
-
-
-def test_a_repository_below_the_prefix_of_its_interpreter_is_imported_from_the_worktree(repo: Path) -> None:
-    python(repo, f"echo '{json.dumps([str(repo.parent), f'{repo}/packages/a'])}'")
-    first = arm("first ./python", repo)
-    assert first.paths[-1] == f"{first.directory}/packages/a"
 
 
 def test_it_runs_at_the_same_place_below_the_top(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,18 +146,14 @@ def test_it_runs_at_the_same_place_below_the_top(repo: Path, monkeypatch: pytest
     assert worktree_of("main", repo).name == "benchmarks"
 
 
-def test_another_interpreter_says_which_perfsuite_it_has(repo: Path) -> None:
+def test_another_interpreter_says_which_perfsuite_it_has_or_is_refused_with_the_way_out(repo: Path) -> None:
     file = python(repo, 'case $2 in *json*) echo \'["/", "/lib"]\';; *) echo 0.0.7;; esac')
     other = arm("./python", repo)
     assert (other.python, other.perfsuite) == (str(file), "0.0.7")
     assert worktree_of(f"first {file}", repo)
-
-
-def test_an_interpreter_without_perfsuite_is_refused_with_the_way_out(repo: Path) -> None:
-    file = python(repo, "echo 'No module named perfsuite' >&2; exit 1")
     file.chmod(0o644)
     assert f"cannot import perfsuite ({file}: Permission denied)" in refused("./python", repo)
-    file.chmod(0o755)
+    python(repo, "echo 'No module named perfsuite' >&2; exit 1")
     said = refused("./python", repo)
     assert f"cannot import perfsuite ({file}: No module named perfsuite)" in said
     assert said.endswith(f"{file} -m pip install perfsuite=={perfsuite.__version__}")
@@ -186,16 +184,15 @@ def test_words_that_are_no_arm_are_refused(repo: Path, text: str, words: str) ->
 
 
 def test_outside_of_git_there_is_this_environment_and_no_commit(tmp_path: Path) -> None:
-    assert resolve("--a", "X=1", root=tmp_path, store=tmp_path).facts["commit"] == "not known to git"
-    with pytest.raises(CaseError, match="'main' is no commit of"):
-        resolve("--a", "main", root=tmp_path, store=tmp_path)
+    assert arm("X=1", tmp_path).facts["commit"] == "not known to git"
+    assert "'main' is no commit of" in refused("main", tmp_path)
 
 
 def test_a_new_file_of_python_is_an_uncommitted_change_of_this_environment(repo: Path) -> None:
     assert not arm(".", repo).dirty
-    (repo / "notes.txt").write_text("")
+    (repo / "notes.txt").touch()
     assert not arm(".", repo).dirty, "no case runs it"
-    (repo / "train.py").write_text("")
+    (repo / "train.py").touch()
     assert arm(".", repo).dirty
     (repo / ".git/info/exclude").write_text("train.py\n")
     assert not arm(".", repo).dirty

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest
@@ -14,17 +12,17 @@ def test_the_bounds() -> None:
     assert HANG_S > WAIT_S + LEAVE_S
 
 
-Look = tuple[float, int, float | None]
-"""The time, the steps so far, and the seconds that this is a hang; None if it is none."""
-LOADING, FIRST = (0, -1, None), (0, 0, None)
+Look = tuple[float, int] | tuple[float, int, float]
+"""The time, the steps so far, and the seconds that this is a hang, if it is one."""
+LOADING, FIRST = (0, -1), (0, 0)
 """Before the training begins, and at its beginning."""
 
 
 def follow(looks: Sequence[Look], *, reports: int = 0, detector: HangDetector | None = None) -> HangDetector:
     detector = detector or HangDetector()
-    for now, steps, seconds in looks:
+    for now, steps, *hang in looks:
         found = detector.quiet_s(now, is_training=steps >= 0, steps=max(steps, 0), reports=reports)
-        assert found == seconds, (now, steps)
+        assert [seconds for seconds in [found] if seconds is not None] == hang, (now, steps)
     return detector
 
 
@@ -32,31 +30,27 @@ def follow(looks: Sequence[Look], *, reports: int = 0, detector: HangDetector | 
     "looks",
     [
         # Loading a model is no step, and in the first and the second a model may be compiled.
-        [
-            LOADING,
-            (10_000, -1, None),
-            (10_001, 0, None),
-            (20_000, 0, None),
-            (30_000, 1, None),
-            (40_000, 1, None),
-        ],
+        [LOADING, (10_000, -1), (10_001, 0), (20_000, 0), (30_000, 1), (40_000, 1)],
         # Compiled twice, the second time for what changed its shape; what the job waited there is no hang.
         [
             FIRST,
-            (90, 1, None),
-            (180, 2, None),
-            (450, 2, None),
+            (90, 1),
+            (180, 2),
+            (450, 2),
             (451, 2, 271),
-            (460, 3, None),
-            (6060, 3, None),
+            (460, 3),
+            (6060, 3),
         ],
         # Each step takes longer than what any job is allowed.
-        [FIRST, *((125 * step + late, step + late - 124, None) for step in range(6) for late in (124, 125))],
-        [FIRST, (90, 1, None), (91, 2, None), (361, 2, None), (362, 2, 271)],
+        [FIRST, *((125 * step + late, step + late - 124) for step in range(6) for late in (124, 125))],
+        [FIRST, (90, 1), (91, 2), (361, 2), (362, 2, 271)],
         # Progress is told twice a second: later steps may be unseen.
-        [FIRST, (5, 1, None), (125, 1, None), (126, 1, 121)],
-        [FIRST, (1, 2, None), (31, 3, None), (631, 3, None), (632, 3, 601)],  # an evaluation takes long
-        [(1000, 5, None), (1120, 5, None), (1121, 5, 121)],  # the first look teaches nothing
+        [FIRST, (5, 1), (125, 1), (126, 1, 121)],
+        [FIRST, (1, 2), (31, 3), (631, 3), (632, 3, 601)],  # an evaluation takes long
+        [(1000, 5), (1120, 5), (1121, 5, 121)],  # the first look teaches nothing
+        [LOADING, (10_000, 0), (10_100, 1), (10_400, 1), (10_401, 1, 301)],  # nor does loading
+        [(0, 2), (50, 3), (60, 4), (61, 5), (1061, 5), (1062, 5, 1001)],  # the longest, not the last
+        [FIRST, (1000, 1), (2000, 2), (2010, 3), (2210, 3), (2211, 3, 201)],  # the warm-up counts no more
     ],
 )
 def test_a_hang_is_longer_than_any_step_before(looks: list[Look]) -> None:
@@ -64,24 +58,9 @@ def test_a_hang_is_longer_than_any_step_before(looks: list[Look]) -> None:
 
 
 def test_a_report_is_a_sign_of_life_and_is_watched() -> None:
-    detector = follow([FIRST, (1, 2, None), (31, 3, None), (632, 3, 601)])
-    follow([(633, 3, None)], reports=1, detector=detector)
-    detector = follow([(0, 1, None)])
-    follow([(1, 1, None), (122, 1, 121)], reports=1, detector=detector)  # nobody is waited for to compile
+    detector = follow([FIRST, (1, 2), (31, 3), (632, 3, 601)])
+    follow([(633, 3)], reports=1, detector=detector)
+    detector = follow([(0, 1)])
+    follow([(1, 1), (122, 1, 121)], reports=1, detector=detector)  # nobody is waited for to compile
     # A rank that failed before training leaves the others waiting.
-    follow([LOADING, (120, -1, None), (120.5, -1, 120.5)], reports=1)
-
-
-@pytest.mark.parametrize(
-    ("looks", "allowed_s"),
-    [
-        ([LOADING, (10_000, 0, None), (10_100, 1, None)], 3 * 100),  # loading is none of it
-        ([(0, 2, None), (50, 3, None), (60, 4, None), (61, 5, None)], 20 * 50),  # the longest, not the last
-        ([FIRST, (90, 1, None), (100, 2, None)], 3 * 90),
-        ([FIRST, (1000, 1, None), (2000, 2, None)], 3 * 1000),
-        ([FIRST, (1000, 1, None), (2000, 2, None), (2010, 3, None)], 20 * 10),  # the warm-up counts no more
-        ([FIRST], 120),
-    ],
-)
-def test_what_is_allowed(looks: list[Look], allowed_s: float) -> None:
-    assert follow(looks).allowed_s == allowed_s
+    follow([LOADING, (120, -1), (120.5, -1, 120.5)], reports=1)

@@ -1,7 +1,5 @@
 """Images as arms: what each runtime is told, by stand-ins for them; and one real launch by podman."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -16,10 +14,9 @@ from perfsuite import DDP, Topology
 from perfsuite.errors import CaseError
 from perfsuite.launch import image
 from perfsuite.launch.arm import ask, resolve
-from perfsuite.launch.launchers import launcher
-from perfsuite.report.progress import Progress
-from perfsuite.session import against_arm
-from perfsuite.session.setup import Options
+from perfsuite.measure import Launching, launch_once
+from perfsuite.node.machine import detect
+from tests.processes import executable
 from tests.samples import make_case
 
 ROOT = Path(__file__).parents[2]
@@ -36,17 +33,12 @@ def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tools)
 
 
-def stand_in(tools: str, name: str) -> None:
-    """A runtime that says what it was told, and runs what comes after the image."""
-    program = Path(tools, name)
-    program.write_text(
-        f"#!{sys.executable}\nimport os, sys\nwords = sys.argv[1:]\n"
-        "if words == ['version']:\n    sys.exit()\n"
-        f"open({tools + '/told'!r}, 'w').write('\\n'.join(words))\n"
-        "rest = words[words.index('python') + 1:] if 'python' in words else words[words.index('-c') + 3:]\n"
-        "os.execv(sys.executable, [sys.executable, *rest])\n"
-    )
-    program.chmod(0o755)
+def stand_in(tools: str, runtime: str, *lines: str) -> None:
+    """A runtime that does this, or says what it was told and runs what comes after the image."""
+    told = f"printf '%s\\n' \"$@\" > {tools}/told"
+    skip = 'until [ "$1" = python ] || [ "$1" = -c ]; do shift; done; [ "$1" = python ] && shift || shift 3'
+    answers = "[ $1 = version ] && exit"
+    executable(Path(tools, runtime), answers, *(lines or (told, skip, f'exec {sys.executable} "$@"')))
 
 
 @pytest.mark.parametrize("runtime", image.RUNTIMES)
@@ -57,74 +49,64 @@ def test_the_python_of_an_image_answers_where_a_launch_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("VIRTUAL_ENV", "/here")
-    root = tmp_path / "repository"
+    root, store = tmp_path / "repository", tmp_path / "store"
     root.mkdir()
-    arm = resolve("--arm", "image:octo/train:1 A=b", root=root, store=tmp_path / "store")
+    arm = resolve("--arm", "image:octo/train:1 A=b", root=root, store=store)
     assert arm.given == {"A": "b"}
     assert ask(arm, "import os; print(os.getcwd())") == str(tmp_path)
     told = Path(only, "told").read_text().splitlines()
     assert {"octo/train:1", "docker://octo/train:1"} & {*told}
     mounted = [word for word in told if word.startswith(("--volume=", "--bind=", "--mount="))]
-    assert [str(root) in word or str(tmp_path / "store") in word for word in mounted] == [True, True]
-    passed = [name for flag, name in pairwise(told) if flag == "--env"]
+    assert [str(root) in word or str(store) in word for word in mounted] == [True, True]
+    passed = {name for flag, name in pairwise(told) if flag == "--env"}
     if runtime in ("apptainer", "singularity"):  # they pass all variables themselves
-        assert passed == []
+        assert not passed
     else:
-        assert {"NCCL_ALGO", "A"} <= {*passed}
-        assert not {"PATH", "HOME", "VIRTUAL_ENV"} & {*passed}
+        assert {"NCCL_ALGO", "A"} <= passed
+        assert not {"PATH", "HOME", "VIRTUAL_ENV"} & passed
 
 
-def test_gpus_are_given_if_there_are_any(only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(only, "docker")
-    assert "gpus" not in Path(image.interpreter("it", [], tmp_path)).read_text()
-    monkeypatch.setattr(Path, "exists", lambda self: True)
-    assert " --gpus=all " in Path(image.interpreter("it", [], tmp_path)).read_text()
-
-
-def test_a_file_is_run_by_apptainer_as_it_is(only: str, tmp_path: Path) -> None:
+def test_gpus_are_given_if_there_are_any_and_a_file_is_run_as_it_is(
+    only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stand_in(only, "apptainer")
     sif = tmp_path / "it.sif"
-    sif.write_text("")
-    assert f" {sif} python " in Path(image.interpreter(str(sif), [], tmp_path)).read_text()
+    sif.touch()
+    script = Path(image.interpreter(str(sif), [], tmp_path)).read_text()
+    assert f" {sif} python " in script
+    assert "--nv" not in script
+    monkeypatch.setattr(Path, "exists", lambda self: True)
+    assert " --nv " in Path(image.interpreter(str(sif), [], tmp_path)).read_text()
+
+
+NOT_ALONE = "an image has its own interpreter and packages"
+DENIED = "docker: Error response from daemon: pull access denied for a"
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "runtime", "message"),
     [
-        ("image:a image:b", "an image has its own interpreter and packages"),
-        ("image:a accelerate==1.10.0", "an image has its own interpreter and packages"),
+        ("image:a image:b", None, NOT_ALONE),
+        ("image:a accelerate==1.10.0", None, NOT_ALONE),
+        ("image:a", None, f"image:a needs one of {', '.join(image.RUNTIMES)}, and none of them answers"),
         (
-            "image:a",
-            "image:a needs one of docker, podman, apptainer, singularity, enroot, and none of them answers",
+            *("image:a", "echo 'No module named perfsuite' >&2; exit 1"),
+            "cannot import perfsuite .*Install it in the image",
+        ),
+        (
+            *("image:a", f"printf '{DENIED}\\n\\nRun docker run --help for more\\n' >&2; exit 125"),
+            rf"the image does not run \(\S+: {DENIED}\)\. See why, .*: \S+/images/\S+/python -c",
         ),
     ],
+    ids=["two", "a release, too", "no runtime", "no perfsuite", "not pulled"],
 )
-def test_what_is_no_arm_of_an_image_is_refused(only: str, tmp_path: Path, words: str, message: str) -> None:
+def test_what_is_no_arm_of_an_image_is_refused(
+    only: str, tmp_path: Path, words: str, runtime: str | None, message: str
+) -> None:
+    if runtime is not None:
+        stand_in(only, "docker", runtime)
     with pytest.raises(CaseError, match=message):
         resolve("--arm", words, root=tmp_path, store=tmp_path / "store")
-
-
-def test_an_image_without_perfsuite_says_so(only: str, tmp_path: Path) -> None:
-    stand_in(only, "docker")
-    Path(only, "docker").write_text(
-        "#!/bin/sh\n[ $1 = version ] && exit\necho 'No module named perfsuite' >&2; exit 1\n"
-    )
-    with pytest.raises(CaseError, match=r"cannot import perfsuite .*Install it in the image"):
-        resolve("--arm", "image:a", root=tmp_path, store=tmp_path / "store")
-
-
-def test_an_image_that_cannot_be_pulled_says_why_and_how_to_try_it(only: str, tmp_path: Path) -> None:
-    stand_in(only, "docker")
-    said = "docker: Error response from daemon: pull access denied for a"
-    Path(only, "docker").write_text(
-        "#!/bin/sh\n[ $1 = version ] && exit\n"
-        f"printf '{said}\\n\\nRun docker run --help for more\\n' >&2; exit 125\n"
-    )
-    told = rf"the image does not run \(\S+: {said}\)\. See why, .*: \S+ -c"
-    with pytest.raises(CaseError, match=told) as error:
-        resolve("--arm", "image:a", root=tmp_path, store=tmp_path / "store")
-    script = str(error.value).rpartition(": ")[2].split()[0]
-    assert subprocess.run([script], capture_output=True, text=True, check=False).returncode == 125
 
 
 @pytest.fixture
@@ -157,25 +139,18 @@ def podman(command: str, *words: str) -> None:
     subprocess.run(["podman", command, *words], check=True, capture_output=True, timeout=300)
 
 
-@pytest.mark.launch
 @pytest.mark.nightly
-def test_an_image_is_compared_with_this_environment(
+def test_an_image_is_launched_as_this_environment_is(
     bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By podman, each launch of arm B in a container of its own, which is gone afterwards."""
+    """By podman, in a container of its own, which is gone afterwards."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)
-    options = Options(root=tmp_path, store=tmp_path / "store", baselines=tmp_path / "baselines")
-    arms = against_arm.resolved(options, (("--against", "."), ("--arm", f"image:{bare}")))
-    session = against_arm.by_counts(options, Progress(line=print, cases=1), launcher(), arms)
+    arm = resolve("--arm", f"image:{bare}", root=tmp_path, store=tmp_path / "store")
     case = make_case(framework=DDP(), topology=Topology(processes_per_node=1))
-    try:
-        result = session.measure(case, "")
-    finally:
-        session.setup.lock.release()
-    assert result.verdict.outcome == "passed", result.verdict
-    (here,), (inside,) = result.before, result.runs
-    assert here.counts == inside.counts
-    assert inside.observed is not None
+    run = launch_once(case, detect(), tmp_path / "store" / "launch-1", Launching(arm=arm))
+    assert run.failure is None, run.failure
+    assert run.observed is not None
+    assert run.counts
     left = subprocess.run(["podman", "ps", "--quiet"], capture_output=True, text=True, check=True)
     assert left.stdout == ""

@@ -1,12 +1,8 @@
-from __future__ import annotations
-
 import errno
 import os
 import stat
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,55 +11,11 @@ from perfsuite.errors import FileError
 from perfsuite.launch import lock
 from perfsuite.launch.lock import LOCK_FILE, MachineLock
 
-HOLDS = """
-import sys
-from perfsuite.launch.lock import MachineLock
-MachineLock().take(print)
-print("held", flush=True)
-sys.stdin.read()
-"""
-
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(LOCK_FILE, str(tmp_path / "perfsuite.lock"))
     return tmp_path / "perfsuite.lock"
-
-
-@contextmanager
-def another_session() -> Iterator[subprocess.Popen[str]]:
-    """A process that holds the lock until its end."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDS, "bench_cases"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "held\n"
-            yield process
-        finally:
-            process.kill()
-
-
-@pytest.mark.usefixtures("file")
-@pytest.mark.launch
-def test_a_session_waits_for_another_until_that_dies_and_says_for_whom() -> None:
-    said: list[str] = []
-    with another_session() as other:
-
-        def sleep(seconds: float) -> None:
-            if len(naps) == 2:
-                other.kill()
-                other.wait()
-            naps.append(seconds)
-
-        naps: list[float] = []
-        ours = MachineLock(sleep=sleep)
-        ours.take(said.append)
-    (line,) = said
-    assert line.startswith(f"waiting for another session on this machine: pid {other.pid} of ")
-    assert f": -c in {os.getcwd()}" in line
-    assert len(naps) == 3
-    ours.release()
 
 
 @pytest.fixture
@@ -86,13 +38,21 @@ def said_while_held() -> str:
 
 
 @pytest.mark.usefixtures("file")
-def test_the_lock_is_held_until_it_is_released_and_who_waits_is_told_who_has_it() -> None:
-    first, second = MachineLock(), MachineLock(sleep=interrupt)
+def test_the_lock_is_held_until_it_is_released_and_who_waits_is_told_once_who_has_it() -> None:
+    first, said, naps = MachineLock(), list[str](), list[float]()
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            first.release()
+
+    second = MachineLock(sleep=sleep)
     first.take(print)
     first.take(print)
-    assert f"another session on this machine: pid {os.getpid()} of " in said_while_held()
-    first.release()
-    second.take(print)
+    second.take(said.append)
+    (line,) = said
+    assert line.startswith(f"waiting for another session on this machine: pid {os.getpid()} of ")
+    assert naps == [lock.POLL_S] * 3
     second.release()
     second.release()
 
@@ -108,11 +68,8 @@ def test_the_file_holds_no_secret_and_nothing_afterwards(file: Path, monkeypatch
 
 def test_any_user_may_open_the_file(file: Path) -> None:
     before = os.umask(0o077)
-    try:
-        with lock.machine_lock(print):
-            assert os.umask(0o077) == 0o077
-    finally:
-        os.umask(before)
+    with lock.machine_lock(print):
+        assert os.umask(before) == 0o077
     assert stat.S_IMODE(file.stat().st_mode) == 0o666
 
 

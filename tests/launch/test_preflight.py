@@ -1,8 +1,6 @@
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -11,6 +9,7 @@ from perfsuite.case.case import CaseFile, Topology
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import AllocationOverError
 from perfsuite.launch.base import Job, OnProgress, no_progress
+from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.preflight import judged, preflight
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import DeviceHealth, Health, LaunchFile
@@ -24,18 +23,12 @@ NAMES = ("n1", "n2", "n3")
 GONE = "Connection closed by peer [10.0.0.2]:45"
 
 
-class Pretends:
+class Pretends(LocalLauncher):
     """A launcher of nodes that are not there: `work` writes what they leave."""
-
-    name: ClassVar[str] = "pretends"
-    lock = None
 
     def __init__(self, work: Callable[[RunDir], Failure | None]) -> None:
         self.work = work
         self.jobs: list[Job] = []
-
-    def machine(self, shared: Path) -> Machine:
-        return make_machine().replace(nodes=3)
 
     def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
         self.jobs.append(job)
@@ -49,9 +42,12 @@ def report(run_dir: RunDir, rank: int, *, failure: Failure | None = None, **rate
     documents.write(run_dir.rank(rank), told.replace(failure=failure))
 
 
-def agents(run_dir: RunDir, *nodes: int) -> None:
+def left(run_dir: RunDir, *, nodes: Iterable[int] = (0, 1, 2), ranks: Iterable[int] = (0, 1, 2)) -> None:
+    """What these nodes and ranks leave where all is well."""
     for node in nodes:
         documents.write(run_dir.launch(node), LaunchFile(host=f"host{node}", health=HEALTH))
+    for rank in ranks:
+        report(run_dir, rank)
 
 
 def found(
@@ -60,30 +56,22 @@ def found(
     return preflight(Pretends(work), machine or make_machine(), 3, directory, names=NAMES)
 
 
-def all_good(run_dir: RunDir) -> None:
-    agents(run_dir, 0, 1, 2)
-    for node in range(3):
-        report(run_dir, node)
-
-
 def test_it_is_a_job_whose_ranks_only_probe(tmp_path: Path) -> None:
-    launcher = Pretends(all_good)
+    launcher = Pretends(left)
     seen = preflight(launcher, make_machine(), 3, tmp_path, names=NAMES)
     (job,) = launcher.jobs
     asked = documents.read(job.run_dir.case, CaseFile)
     assert (asked.preflight, asked.case, asked.device) == (True, job.case, "cpu")
     assert job.case.topology == Topology(nodes=3, processes_per_node=1)
-    assert [(node.name, node.rates, node.health) for node in seen.nodes] == [
-        (name, RATES, HEALTH) for name in NAMES
-    ]
+    assert seen.nodes == tuple(NodePreflight(name=name, rates=RATES, health=HEALTH) for name in NAMES)
     assert (seen.problems, seen.directory) == ([], str(tmp_path))
 
 
 def test_each_gpu_has_a_rank_and_the_slowest_one_counts(tmp_path: Path) -> None:
     def work(run_dir: RunDir) -> None:
+        left(run_dir, ranks=())
         for rank in range(6):
             report(run_dir, rank, matmul_tflops=100.0 + rank if rank != 3 else 70.0)
-        agents(run_dir, 0, 1, 2)
 
     seen = found(tmp_path, work, make_gpu_machine(count=2))
     assert [node.rates["matmul_tflops"] for node in seen.nodes] == [100, 70, 104]
@@ -91,12 +79,8 @@ def test_each_gpu_has_a_rank_and_the_slowest_one_counts(tmp_path: Path) -> None:
 
 
 def test_nodes_whose_names_nobody_told_have_their_agents(tmp_path: Path) -> None:
-    def work(run_dir: RunDir) -> None:
-        agents(run_dir, 0)
-        report(run_dir, 0)
-
-    seen = preflight(Pretends(work), make_machine(), 2, tmp_path)
-    assert [node.name for node in seen.nodes] == ["host0", "node 1"]
+    work = Pretends(lambda run_dir: left(run_dir, nodes=[0], ranks=[0]))
+    assert [node.name for node in preflight(work, make_machine(), 2, tmp_path).nodes] == ["host0", "node 1"]
 
 
 @pytest.mark.parametrize(
@@ -111,9 +95,9 @@ def test_the_node_of_the_rank_that_failed_first_is_bad_unless_all_failed(
     tmp_path: Path, failures: list[str], problem: str | None, failure: str | None
 ) -> None:
     def work(run_dir: RunDir) -> None:
+        left(run_dir, ranks=())
         for rank, message in enumerate(failures):
             report(run_dir, rank, failure=Failure(kind="crash", message=message, rank=rank, at=rank))
-        agents(run_dir, 0, 1, 2)
 
     seen = found(tmp_path, work)
     assert seen.problems == ([] if problem is None else [problem.format(tmp_path)])
@@ -126,36 +110,32 @@ KILLED = Failure(kind="crash", message="an agent ended without a word: n2: task 
 
 
 @pytest.mark.parametrize(
-    ("told", "reported", "ended", "problem"),
+    ("nodes", "ranks", "ended", "problem", "failure"),
     [
-        ((0, 2), (), TIMEOUT, "n2: timeout in the preflight: killed after 300 s"),  # it never answered
-        ((), (), KILLED, f"n2: crash in the preflight: {KILLED.message}"),  # srun then ended the others
-        ((0, 1, 2), (0, 2), None, "n2: missing_report in the preflight: no report from rank 1 of 3"),
+        ((0, 2), (), TIMEOUT, "n2: timeout in the preflight: killed after 300 s", None),  # it never answered
+        ((), (), KILLED, f"n2: crash in the preflight: {KILLED.message}", None),  # srun then ended the others
+        ((0, 1, 2), (0, 2), None, "n2: missing_report in the preflight: no report from rank 1 of 3", None),
+        ((), (), TIMEOUT, None, "timeout in the preflight: killed after 300 s"),
     ],
+    ids=["silent", "killed", "no report", "nothing tells them apart"],
 )
 def test_a_node_that_is_told_from_the_others_is_bad(
-    tmp_path: Path, told: tuple[int, ...], reported: tuple[int, ...], ended: Failure | None, problem: str
+    tmp_path: Path, nodes: Any, ranks: Any, ended: Failure | None, problem: str | None, failure: str | None
 ) -> None:
     def work(run_dir: RunDir) -> Failure | None:
-        agents(run_dir, *told)
-        for rank in reported:
-            report(run_dir, rank)
+        left(run_dir, nodes=nodes, ranks=ranks)
         return ended
 
-    (found_problem,) = found(tmp_path, work).problems
-    assert found_problem.startswith(problem)
-    assert found_problem.endswith(f"(see {tmp_path})")
-
-
-def test_where_nothing_tells_them_apart_no_node_is_bad(tmp_path: Path) -> None:
-    seen = found(tmp_path, lambda run_dir: TIMEOUT)
-    assert seen.problems == []
-    assert seen.failure == f"timeout in the preflight: killed after 300 s (see {tmp_path})"
+    seen = found(tmp_path, work)
+    told = [*seen.problems, *filter(None, [seen.failure])]
+    assert len(seen.problems) == (problem is not None)
+    assert [line.startswith(str(problem or failure)) for line in told] == [True]
+    assert told[0].endswith(f"(see {tmp_path})")
 
 
 def test_a_report_that_cannot_be_read_is_told_and_no_error(tmp_path: Path) -> None:
     def work(run_dir: RunDir) -> None:
-        all_good(run_dir)
+        left(run_dir)
         run_dir.rank(1).write_text("{")
 
     seen = found(tmp_path, work)
@@ -174,16 +154,7 @@ def test_that_the_allocation_is_over_is_said_of_no_node(tmp_path: Path) -> None:
 # How nodes are compared
 
 GIB = 2**30
-
-
-def make_preflight(*nodes: NodePreflight, on_gpu: bool = False) -> Preflight:
-    return Preflight(
-        started_at="2026-01-02T03:04:05+00:00",
-        duration_s=9.0,
-        machine=make_gpu_machine() if on_gpu else make_machine(),
-        nodes=nodes,
-        directory="store/preflight-1",
-    )
+SLOW_LINKS = "all-reduce with its neighbours {} GB/s, between other nodes {} (at least 50% is healthy)"
 
 
 def make_node(number: int, *, health: Health | None = None, **rates: float) -> NodePreflight:
@@ -191,8 +162,17 @@ def make_node(number: int, *, health: Health | None = None, **rates: float) -> N
     return NodePreflight(name=f"n{number}", rates={**usual, **rates}, health=health)
 
 
+def linked(*rates: float) -> list[NodePreflight]:
+    """Nodes whose all-reduces with the next one have these rates."""
+    return [make_node(number, next_gb_s=rate) for number, rate in enumerate(rates)]
+
+
 def problems(*nodes: NodePreflight, on_gpu: bool = False) -> list[str]:
-    return judged(make_preflight(*nodes, on_gpu=on_gpu)).problems
+    machine = make_gpu_machine() if on_gpu else make_machine()
+    at = "2026-01-02T03:04:05+00:00"
+    return judged(
+        Preflight(started_at=at, duration_s=9, machine=machine, nodes=nodes, directory="d")
+    ).problems
 
 
 def make_health(**card: Any) -> Health:
@@ -223,37 +203,27 @@ def test_a_rate_far_below_that_of_the_best_other_node_is_told_with_both(
 @pytest.mark.parametrize("bad", [0, 1, 2])
 def test_a_node_that_is_slow_with_both_neighbours_is_told_from_them(nodes: int, bad: int) -> None:
     slow = {bad, (bad - 1) % nodes}
-    rates = [0.4 if number in slow else 1.0 for number in range(nodes)]
-    found = problems(*(make_node(number, next_gb_s=rate) for number, rate in enumerate(rates)))
-    assert found == [
-        f"n{bad}: all-reduce with its neighbours 0.4 and 0.4 GB/s, between other nodes 1 "
-        "(at least 50% is healthy)"
-    ]
+    found = problems(*linked(*(0.4 if number in slow else 1.0 for number in range(nodes))))
+    assert found == [f"n{bad}: {SLOW_LINKS.format('0.4 and 0.4', '1')}"]
 
 
-def test_links_are_compared_with_the_best_one_between_other_nodes() -> None:
-    """Of five nodes; those of node 1 to node 0 and node 2 have 0.4 and 0.5."""
-    rates = [0.4, 0.5, 0.3, 1.0, 1.0]
-    assert problems(*(make_node(number, next_gb_s=rate) for number, rate in enumerate(rates))) == []
-    rates[3] = 1.1
-    assert problems(*(make_node(number, next_gb_s=rate) for number, rate in enumerate(rates)))[0] == (
-        "n1: all-reduce with its neighbours 0.4 and 0.5 GB/s, between other nodes 1.1 "
-        "(at least 50% is healthy)"
-    )
+SILENT = NodePreflight(name="n3", problems=("crash: exit code 1",))
 
 
-def test_one_slow_link_says_nothing_against_either_end() -> None:
-    assert problems(*(make_node(number, next_gb_s=0.1 if number == 1 else 1.0) for number in range(4))) == []
-
-
-def test_a_node_of_which_one_link_is_not_known_is_not_judged_by_the_other() -> None:
-    silent = NodePreflight(name="n3", problems=("crash: exit code 1",))
-    nodes = (make_node(0), make_node(1), make_node(2, next_gb_s=0.1), silent, make_node(4, next_gb_s=0.1))
-    assert problems(*nodes) == ["n3: crash: exit code 1"]
-
-
-def test_of_two_nodes_there_is_no_other_link_to_compare() -> None:
-    assert problems(make_node(1, next_gb_s=0.001), NodePreflight(name="n2")) == []
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        # The links of node 1 are compared with the best one between others.
+        (linked(0.4, 0.5, 0.3, 1.0, 1.0), []),
+        (linked(0.4, 0.5, 0.3, 1.1, 1.0), [f"n1: {SLOW_LINKS.format('0.4 and 0.5', '1.1')}"]),
+        # One slow link says nothing against either end, nor a link that is known alone, or the only one.
+        (linked(1.0, 0.1, 1.0, 1.0), []),
+        ([*linked(1.0, 1.0, 0.1), SILENT, make_node(4, next_gb_s=0.1)], ["n3: crash: exit code 1"]),
+        ([make_node(1, next_gb_s=0.001), NodePreflight(name="n2")], []),
+    ],
+)
+def test_what_links_say_against_a_node(nodes: list[NodePreflight], said: list[str]) -> None:
+    assert problems(*nodes)[:1] == said
 
 
 @pytest.mark.parametrize(
@@ -270,11 +240,8 @@ def test_of_two_nodes_there_is_no_other_link_to_compare() -> None:
     ],
 )
 def test_what_nvml_says_against_a_gpu_is_said_against_its_node(seen: Health, told: str | None) -> None:
+    """On cores others may work meanwhile."""
+    assert problems(make_node(1), make_node(2, health=seen.replace(foreign_cpu=0.9, steal=0.5))) == []
     found = problems(make_node(1), make_node(2, health=seen), on_gpu=True)
     assert len(found) == (told is not None)
     assert told is None or (found[0].startswith("n2: ") and told in found[0])
-
-
-def test_on_cores_others_may_work_meanwhile() -> None:
-    busy = Health(samples=9, seconds=3, steps=9, foreign_cpu=0.9, steal=0.5)
-    assert problems(make_node(1), make_node(2, health=busy)) == []

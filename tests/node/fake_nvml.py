@@ -1,7 +1,5 @@
 """Stands in for NVML, with what a H100 answers, and for the time that passes."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Iterable, Sequence
@@ -18,24 +16,19 @@ GIB = 2**30
 OWN, OTHER = os.getpid(), 4_000_000  # the job is this test's process; no Linux has the other one
 
 
-class NVMLError(Exception):
-    pass
+class NVMLError(Exception): ...
 
 
-class NotSupported(NVMLError):
-    pass
+class NotSupported(NVMLError): ...
 
 
-class FunctionNotFound(NVMLError):
-    pass
+class FunctionNotFound(NVMLError): ...
 
 
-class NotFound(NVMLError):
-    pass
+class NotFound(NVMLError): ...
 
 
-class InvalidArgument(NVMLError):
-    pass
+class InvalidArgument(NVMLError): ...
 
 
 def using(pid: int, used: int | None) -> SimpleNamespace:
@@ -99,12 +92,6 @@ class Nvml:
     NVMLError_FunctionNotFound = FunctionNotFound
     NVMLError_NotFound = NotFound
     NVMLError_InvalidArgument = InvalidArgument
-    NVML_DEVICE_MIG_ENABLE = 1
-    NVML_CLOCK_SM = 1
-    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
-    NVML_VOLATILE_ECC = 0
-    NVML_TEMPERATURE_GPU = 0
-    nvmlMemory_v2 = 33554472
     NVML_NVLINK_MAX_LINKS = 18
     c_nvmlGpuFabricInfo_t = FabricInfo
 
@@ -150,6 +137,8 @@ class Nvml:
         return 0
 
     def __getattr__(self, function: str) -> Any:
+        if function.startswith("NVML_") or function == "nvmlMemory_v2":
+            return getattr(pynvml, function)
         if function not in TRAINING:
             raise AttributeError(function)
 

@@ -1,11 +1,11 @@
-from __future__ import annotations
-
 import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from queue import Queue
 from typing import Any, NoReturn
 
 import pytest
@@ -40,33 +40,32 @@ def written(job: AgentJob, node: int = 0) -> LaunchFile:
     return documents.read(job.run_dir.launch(node), LaunchFile)
 
 
-@pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What this process was swept of and how it would have ended, in order."""
-    done: list[Any] = []
-    monkeypatch.setattr(agent, "_sweep", lambda: done.append("swept"))
-    monkeypatch.setattr(os, "_exit", done.append)
-    return done
+Run = Callable[[AgentJob], list[Failure]]
 
 
 @pytest.fixture
-def _driver_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[AgentJob, Run], list[Failure]]:
+    """Runs the agent while its driver lives; the function stands in for its ranks."""
     monkeypatch.setattr(Lease, "hold", lambda self: None)
 
+    def watched(job: AgentJob, run: Run) -> list[Failure]:
+        monkeypatch.setattr(ranks, "run", run)
+        return agent._watched(job)
 
-def test_the_mark_and_the_descendants_are_what_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
-    swept: list[Any] = []
-    monkeypatch.setattr(agent, "sweep", lambda mark, pid, spare: swept.append((mark, pid)))
+    return watched
+
+
+def test_a_signal_ends_the_job_by_its_mark_and_descent_and_then_the_agent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr(agent, "sweep", lambda mark, pid, spare: done.append((mark, pid)))
+    monkeypatch.setattr(os, "_exit", done.append)
     monkeypatch.delenv(JOB_MARK, raising=False)
-    agent._sweep()
-    monkeypatch.setenv(JOB_MARK, "mine")
-    agent._sweep()
-    assert swept == [(None, os.getpid()), ("mine", os.getpid())]
-
-
-def test_a_signal_ends_the_job_and_then_the_launcher(ended: list[Any]) -> None:
     agent._end_the_job(signal.SIGTERM, None)
-    assert ended == ["swept", 143]
+    monkeypatch.setenv(JOB_MARK, "mine")
+    agent._end_the_job(signal.SIGTERM, None)
+    assert done == [(None, os.getpid()), 143, ("mine", os.getpid()), 143]
 
 
 @pytest.mark.parametrize(("is_told", "code"), [(True, 0), (False, 1)], ids=["told to end", "left"])
@@ -74,8 +73,7 @@ def test_ranks_that_an_agent_kills_have_not_failed_however_long_they_take_to_die
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool, code: int
 ) -> None:
     """By another exit status a scheduler may end the nodes that still write the stacks of their ranks."""
-    ranks_are_killed, has_told, ended = threading.Event(), threading.Event(), threading.Event()
-    codes: list[int] = []
+    ranks_are_killed, has_told, codes = threading.Event(), threading.Event(), Queue[int]()
 
     def run(job: AgentJob) -> list[Failure]:
         ranks_are_killed.wait()
@@ -87,10 +85,6 @@ def test_ranks_that_an_agent_kills_have_not_failed_however_long_they_take_to_die
         ranks_are_killed.set()
         has_told.wait(20)
 
-    def end(code: int) -> None:
-        codes.append(code)
-        ended.set()
-
     class Lease:
         def __init__(self, file: Path, on_end: Any, on_lost: Any) -> None:
             ends = on_end if is_told else partial(on_lost, "the driver is gone")
@@ -99,19 +93,17 @@ def test_ranks_that_an_agent_kills_have_not_failed_however_long_they_take_to_die
     monkeypatch.setattr(agent, "Lease", Lease)
     monkeypatch.setattr(ranks, "run", run)
     monkeypatch.setattr(agent, "_sweep", sweep)
-    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(os, "_exit", codes.put)
     job = job_of(tmp_path)
     returned: list[Any] = []
     threading.Thread(target=lambda: returned.append(agent._watched(job)), daemon=True).start()
-    assert ended.wait(20)
-    assert (codes, returned) == ([code], [])
+    assert (codes.get(timeout=20), returned) == (code, [])
     assert job.run_dir.launch(0).exists() == is_told
     assert not is_told or written(job).failures == ()
 
 
-@pytest.mark.usefixtures("_driver_lives")
 def test_a_failure_is_on_disk_while_other_ranks_run_and_its_node_is_not_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, watched: Any
 ) -> None:
     seen: list[LaunchFile] = []
     job = job_of(tmp_path)
@@ -121,55 +113,52 @@ def test_a_failure_is_on_disk_while_other_ranks_run_and_its_node_is_not_over(
         seen.append(written(job))
         return [KILLED]
 
-    monkeypatch.setattr(ranks, "run", run)
-    assert agent._watched(job) == [KILLED]
+    assert watched(job, run) == [KILLED]
     assert (seen[0].failures, seen[0].is_over) == ((KILLED,), False)
     assert written(job).is_over
 
 
-@pytest.mark.usefixtures("_driver_lives")
 @pytest.mark.parametrize(("nodes", "where"), [(1, ""), (2, f"{socket.gethostname()}: ")])
 def test_what_stops_an_agent_is_a_failure_of_the_launch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, where: str
+    tmp_path: Path, watched: Any, nodes: int, where: str
 ) -> None:
     def run(job: AgentJob) -> NoReturn:
         raise LaunchError("node 0 has not told")
 
     job = job_of(tmp_path, nodes=nodes)
-    monkeypatch.setattr(ranks, "run", run)
     with pytest.raises(LaunchError):
-        agent._watched(job)
+        watched(job, run)
     (failure,) = written(job).failures
     assert (failure.kind, failure.message) == ("error", f"{where}LaunchError: node 0 has not told")
 
 
-@pytest.mark.usefixtures("_driver_lives")
-def test_ranks_are_told_the_cores_near_their_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_are_told_the_cores_near_their_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: Any
+) -> None:
+    near: list[frozenset[int]] = []
+
     def run(job: AgentJob) -> list[Failure]:
         near.extend(job.near_cores)
         return []
 
-    near: list[frozenset[int]] = []
     two_sockets = Nvml(*({"nvmlDeviceGetCpuAffinity": (mask,)} for mask in ([0b0011], [0b1100])))
     monkeypatch.setattr(health_sampler, "sampler", lambda *_: Sampler(devices=2, nvml=two_sockets))
-    monkeypatch.setattr(ranks, "run", run)
-    agent._watched(job_of(tmp_path, device="cuda"))
+    watched(job_of(tmp_path, device="cuda"), run)
     assert near == [{0, 1}, {2, 3}]
 
 
-def test_an_agent_ends_though_it_cannot_say_why(monkeypatch: pytest.MonkeyPatch, ended: list[Any]) -> None:
-    def print_(*words: str, flush: bool) -> None:
-        raise OSError("no space left on the disk of the log")
+def test_an_agent_ends_though_it_cannot_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*words: str, **how: Any) -> None:
+        done.append("failed")
+        raise LaunchError("a process cannot be killed") if not words else OSError("no space left on the disk")
 
-    def sweep() -> None:
-        ended.append("swept")
-        raise LaunchError("a process cannot be killed")
-
-    monkeypatch.setattr("builtins.print", print_)
-    monkeypatch.setattr(agent, "_sweep", sweep)
+    done: list[Any] = []
+    monkeypatch.setattr("builtins.print", fail)
+    monkeypatch.setattr(agent, "_sweep", fail)
+    monkeypatch.setattr(os, "_exit", done.append)
     with pytest.raises(LaunchError):
         agent._end("the driver is gone")
-    assert ended == ["swept", 1]
+    assert done == ["failed", "failed", 1]
 
 
 @pytest.mark.parametrize(("after", "waited"), [(0, 0), (3, 3 * POLL_S), (float("inf"), agent.PEERS_S)])
@@ -190,32 +179,23 @@ def test_a_node_that_ends_the_job_waits_for_the_stacks_of_the_other_nodes(
     assert passing.seconds == pytest.approx(waited, abs=1.01 * POLL_S)
 
 
-def kernel(directory: Path, groups: str, files: dict[str, int]) -> tuple[Path, Path]:
-    """Return stand-ins for /proc and /sys/fs/cgroup."""
-    proc, cgroups = directory / "proc", directory / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    (proc / "self" / "cgroup").write_text(groups)
-    for name, count in files.items():
-        (cgroups / name).parent.mkdir(parents=True)
-        (cgroups / name).write_text(f"low 0\noom 9\noom_kill {count}\noom_group_kill 0\n")
-    return proc, cgroups
-
-
 @pytest.mark.parametrize(
-    ("groups", "file"),
+    ("groups", "file", "count", "counted"),
     [
-        ("0::/user.slice/a:b.scope\n", "user.slice/a:b.scope/memory.events"),
-        ("4:cpu,memory:/job\n1:cpu:/other\n0::/\n", "memory/job/memory.oom_control"),
+        ("0::/user.slice/a:b.scope\n", "user.slice/a:b.scope/memory.events", "3", 3),
+        ("4:cpu,memory:/job\n1:cpu:/other\n0::/\n", "memory/job/memory.oom_control", "3", 3),
+        ("0::/job\n", "job/memory.events", "many", 0),
+        ("0::/job\n", "other/memory.events", "3", 0),
+        ("no control groups\n", "memory.events", "3", 0),
     ],
-    ids=["version 2", "version 1"],
+    ids=["version 2", "version 1", "no number", "no counter", "odd"],
 )
-def test_the_kernels_counters_are_those_of_our_control_group(tmp_path: Path, groups: str, file: str) -> None:
-    assert oom_kills(*kernel(tmp_path, groups, {file: 3})) == 3
-
-
-def test_a_counter_that_is_missing_or_no_number_counts_nothing(tmp_path: Path) -> None:
-    assert oom_kills(tmp_path, tmp_path) == 0
-    assert oom_kills(*kernel(tmp_path / "odd", "no control groups\n", {})) == 0
-    proc, cgroups = kernel(tmp_path, "0::/job\n", {"job/memory.events": 2})
-    (cgroups / "job" / "memory.events").write_text("oom_kill many\n")
-    assert oom_kills(proc, cgroups) == 0
+def test_kills_for_want_of_memory_are_those_in_our_control_group(
+    tmp_path: Path, groups: str, file: str, count: str, counted: int
+) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text(groups)
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(f"low 0\noom 9\noom_kill {count}\noom_group_kill 0\n")
+    assert oom_kills(tmp_path, tmp_path) == counted
+    assert oom_kills(tmp_path / "nowhere", tmp_path) == 0

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -52,36 +49,23 @@ def test_this_machine_is_read_as_psutil_reads_it(monkeypatch: pytest.MonkeyPatch
     assert before.steal - rounding_s <= cpu.steal_s <= after.steal + rounding_s
 
 
-@pytest.fixture
-def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+def bound(cores: set[int], *, of: int, monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The cores that a new process has after it was bound, on a machine with so many."""
+    monkeypatch.setattr(os, "cpu_count", lambda: of)
     with subprocess.Popen(["sleep", "60"]) as process:
-        yield process
+        bind(process.pid, frozenset(cores))
+        found = os.sched_getaffinity(process.pid)
         process.kill()
+        process.wait()
+        bind(process.pid, frozenset(cores))  # it has ended
+    return found
 
 
-def test_a_process_is_kept_on_the_cores_near_its_gpu(
-    monkeypatch: pytest.MonkeyPatch, sleeping: subprocess.Popen[bytes]
-) -> None:
-    first, *others = sorted(os.sched_getaffinity(0))
-    monkeypatch.setattr(os, "cpu_count", lambda: 1 + len(others))
-    for unknown in (frozenset[int](), frozenset({1_000_000})):
-        bind(sleeping.pid, unknown)
-        assert os.sched_getaffinity(sleeping.pid) == {first, *others}
-    bind(sleeping.pid, frozenset({first, 1_000_000}))
-    assert os.sched_getaffinity(sleeping.pid) == {first}
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="nothing can be taken from one core")
-def test_what_a_user_or_slurm_has_bound_stays_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, sleeping: subprocess.Popen[bytes]
-) -> None:
+def test_a_process_is_kept_on_the_cores_near_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = os.sched_getaffinity(0)
-    monkeypatch.setattr(os, "cpu_count", lambda: len(allowed) + 1)
-    bind(sleeping.pid, frozenset({min(allowed)}))
-    assert os.sched_getaffinity(sleeping.pid) == allowed
-
-
-def test_a_process_that_has_ended_is_not_bound(sleeping: subprocess.Popen[bytes]) -> None:
-    sleeping.kill()
-    sleeping.wait()
-    bind(sleeping.pid, frozenset(os.sched_getaffinity(0)))
+    first = min(allowed)
+    for unknown in (set[int](), {1_000_000}):
+        assert bound(unknown, of=len(allowed), monkeypatch=monkeypatch) == allowed
+    assert bound({first, 1_000_000}, of=len(allowed), monkeypatch=monkeypatch) == {first}
+    # What a user or Slurm has bound stays as it is.
+    assert bound({first}, of=len(allowed) + 1, monkeypatch=monkeypatch) == allowed

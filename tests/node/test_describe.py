@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,75 +10,60 @@ from perfsuite.node.describe import Described, interconnect
 from perfsuite.node.describe import interface as named
 
 
-def write(directory: Path, **texts: str) -> None:
-    directory.mkdir(parents=True)
-    for name, text in texts.items():
-        (directory / name).write_text(f"{text}\n")
+def port(rate: str, *, state: str = "4: ACTIVE", layer: str = "InfiniBand") -> tuple[str, dict[str, str]]:
+    return "infiniband/mlx5_{}/ports/1", {"state": state, "rate": rate, "link_layer": layer}
 
 
-def port(
-    sys_class: Path, device: str, rate: str, *, state: str = "4: ACTIVE", layer: str = "InfiniBand"
+def card(speed: str, *, state: str = "up", is_real: bool = True) -> tuple[str, dict[str, str]]:
+    return "net/eth{}", {"operstate": state, "speed": speed} | ({"device": ""} if is_real else {})
+
+
+HDR, NDR = "200 Gb/sec (4X HDR)", "400 Gb/sec (4X NDR)"
+MIXED = [port("100 Gb/sec (4X EDR)"), port(NDR), port("800 Gb/sec (8X NDR)", state="1: DOWN"), card("10000")]
+ETHERNET = [card("1000"), card("100000"), card("400000", state="down"), card("800000", is_real=False)]
+
+
+@pytest.mark.parametrize(
+    ("devices", "told"),
+    [
+        (MIXED, "ib400"),  # the fastest that is up
+        ([*MIXED, *[port(NDR)] * 6], "7xib400"),  # of eight rails one is down
+        ([port(HDR, layer="Ethernet")], "roce200"),
+        ([port(HDR, layer="Ethernet"), port(HDR)], "ib200"),
+        (ETHERNET, "eth100"),
+        ([*ETHERNET, card("100000")], "2xeth100"),
+        *(([card(speed)], None) for speed in ("-1", "", "100")),
+        ([], None),
+    ],
+)
+def test_the_interconnect_is_what_the_system_tells_and_nothing_is_guessed(
+    tmp_path: Path, devices: list[tuple[str, dict[str, str]]], told: str | None
 ) -> None:
-    write(sys_class / "infiniband" / device / "ports" / "1", state=state, rate=rate, link_layer=layer)
+    for number, (name, texts) in enumerate(devices):
+        directory = tmp_path / name.format(number)
+        directory.mkdir(parents=True)
+        for file, text in texts.items():
+            (directory / file).write_text(f"{text}\n")
+    assert interconnect(tmp_path) == told
 
 
-def interface(sys_class: Path, name: str, speed: str, *, state: str = "up", is_real: bool = True) -> None:
-    write(sys_class / "net" / name, operstate=state, speed=speed)
-    if is_real:
-        (sys_class / "net" / name / "device").mkdir()
+@pytest.mark.parametrize(
+    ("address", "interface"),
+    [("10.1.0.7", "ib0"), ("10.9.9.9", None), (socket.gaierror("unknown name"), None)],
+)
+def test_the_interface_is_that_of_the_address_of_the_host_name(
+    monkeypatch: pytest.MonkeyPatch, address: str | OSError, interface: str | None
+) -> None:
+    def gethostbyname(name: str) -> str:
+        if isinstance(address, OSError):
+            raise address
+        return address
 
-
-def test_infiniband_is_told_by_its_fastest_port_that_is_up(tmp_path: Path) -> None:
-    port(tmp_path, "mlx5_0", "100 Gb/sec (4X EDR)")
-    port(tmp_path, "mlx5_1", "400 Gb/sec (4X NDR)")
-    port(tmp_path, "mlx5_2", "800 Gb/sec (8X NDR)", state="1: DOWN")
-    interface(tmp_path, "eth0", "10000")
-    assert interconnect(tmp_path) == "ib400"
-    for rail in range(2, 8):
-        port(tmp_path, f"mlx5_1{rail}", "400 Gb/sec (4X NDR)")
-    assert interconnect(tmp_path) == "7xib400", "of eight rails one is down"
-
-
-def test_roce_is_not_infiniband(tmp_path: Path) -> None:
-    port(tmp_path, "mlx5_0", "200 Gb/sec (4X HDR)", layer="Ethernet")
-    assert interconnect(tmp_path) == "roce200"
-    port(tmp_path, "mlx5_1", "200 Gb/sec (4X HDR)")
-    assert interconnect(tmp_path) == "ib200"
-
-
-def test_ethernet_is_told_by_the_fastest_card(tmp_path: Path) -> None:
-    interface(tmp_path, "eth0", "1000")
-    interface(tmp_path, "eth1", "100000")
-    interface(tmp_path, "eth2", "400000", state="down")
-    interface(tmp_path, "br0", "800000", is_real=False)
-    assert interconnect(tmp_path) == "eth100"
-    interface(tmp_path, "eth3", "100000")
-    assert interconnect(tmp_path) == "2xeth100"
-
-
-@pytest.mark.parametrize("speed", ["-1", "", "100"])
-def test_what_nothing_tells_is_not_guessed(tmp_path: Path, speed: str) -> None:
-    interface(tmp_path, "eth0", speed)
-    assert interconnect(tmp_path) is None
-    assert interconnect(tmp_path / "nowhere") is None
-
-
-def test_the_interface_is_that_of_the_address_of_the_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = {"lo": ["127.0.0.1"], "eth0": ["02:42", "10.0.0.7"], "ib0": ["10.1.0.7"]}
     told = {name: [SimpleNamespace(address=one) for one in each] for name, each in addresses.items()}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: told)
-    monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.1.0.7")
-    assert named() == "ib0"
-    monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.9.9.9")
-    assert named() is None
-
-
-def test_a_host_name_that_leads_nowhere_has_no_interface(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere(name: str) -> str:
-        raise socket.gaierror("unknown name")
-
-    monkeypatch.setattr(socket, "gethostbyname", nowhere)
-    assert named() is None
+    monkeypatch.setattr(socket, "gethostbyname", gethostbyname)
+    assert named() == interface
 
 
 def test_a_node_says_what_it_is_and_sees(

@@ -1,17 +1,11 @@
-from __future__ import annotations
-
 import os
-import subprocess
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from perfsuite.analysis.health import FREE_S, machine_problems
@@ -23,9 +17,7 @@ from perfsuite.results.run import DeviceHealth, Health
 from tests.node.fake_nvml import CARD, GIB, Clock, NotSupported, Nvml, NVMLError, sampled, using, watched
 from tests.node.test_cpu import stat
 from tests.processes import wait_until
-from tests.samples import make_gpu_machine, make_machine
-
-SPIN = "import time\nuntil = time.monotonic() + 20\nwhile time.monotonic() < until: pass"
+from tests.samples import make_gpu_machine
 
 
 def seen(found: Health | None) -> Health:
@@ -33,8 +25,9 @@ def seen(found: Health | None) -> Health:
     return found
 
 
-def test_a_healthy_gpu() -> None:
-    found = watched(Nvml({}))
+def test_a_healthy_gpu_is_asked_once_a_second_for_what_changes_slowly() -> None:
+    nvml = Nvml({})
+    found = watched(nvml)
     assert (found.samples, found.seconds, found.steps, found.notes) == (20, 4.75, 19, ())
     assert found.devices == (
         DeviceHealth(
@@ -53,22 +46,11 @@ def test_a_healthy_gpu() -> None:
     )
     assert found.cores == len(os.sched_getaffinity(0))
     assert machine_problems(found, make_gpu_machine(count=1)) == []
-
-
-def test_a_hot_gpu_among_healthy_ones_is_named() -> None:
-    hot = {
-        "nvmlDeviceGetClockInfo": (1755, 1755, 645),
-        "nvmlDeviceGetTemperature": (85, 88, 91),
-        "nvmlDeviceGetCurrentClocksEventReasons": (0x4, 0x4, 0x4 | 0x8 | 0x40, 0x4),
-    }
-    found = watched(Nvml({}, hot))
-    assert found.devices[0].throttled == {"SwPowerCap": 1}
-    assert found.devices[1].throttled == {"HwSlowdown": 0.25, "HwThermalSlowdown": 0.25, "SwPowerCap": 1}
-    assert found.devices[1].sm_clock_mhz_min == 645
-    assert machine_problems(found, make_gpu_machine(count=2)) == [
-        "GPU 1 (00000000:1C:00.0) was throttled: HwSlowdown in 25%, HwThermalSlowdown in 25% of samples "
-        "(at most 5% is healthy; up to 91 °C; median clock 1755 MHz)"
-    ]
+    asked = Counter(function.removeprefix("nvmlDeviceGet") for function, _ in nvml.calls)
+    for function in ("ClockInfo", "CurrentClocksEventReasons", "PowerUsage", "TotalEnergyConsumption"):
+        assert asked[function] == 20
+    assert asked["UtilizationRates"] == asked["Temperature"] == 5
+    assert asked["MemoryInfo"] == asked["ComputeRunningProcesses"] == 5 + 1  # once before the launch
 
 
 def test_without_nvml_the_processor_is_still_watched() -> None:
@@ -86,17 +68,6 @@ def test_only_time_in_which_steps_were_made_counts() -> None:
     assert found.seconds == pytest.approx(3, abs=0.06)  # 1 is seen after 10 s, 9 after 12 s, 20 after 13 s
     assert 12 <= found.samples <= 16
     assert nvml.calls.count(("nvmlDeviceGetClockInfo", 0)) <= 13.5 / EVERY_S + 3
-
-
-def test_what_changes_slowly_is_asked_of_a_driver_once_a_second() -> None:
-    nvml = Nvml({})
-    found = watched(nvml)
-    asked = Counter(function.removeprefix("nvmlDeviceGet") for function, _ in nvml.calls)
-    assert found.samples == 20
-    for function in ("ClockInfo", "CurrentClocksEventReasons", "PowerUsage", "TotalEnergyConsumption"):
-        assert asked[function] == 20
-    assert asked["UtilizationRates"] == asked["Temperature"] == 5
-    assert asked["MemoryInfo"] == asked["ComputeRunningProcesses"] == 5 + 1  # once before the launch
 
 
 @pytest.mark.parametrize(
@@ -138,10 +109,7 @@ def test_a_machine_gets_its_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu.sample(1)
     found = seen(on_gpu.finish())
     assert {handle for name, handle in nvml.calls if name == "nvmlDeviceGetPowerUsage"} == {0, 1}
-    assert nvml.initialised == 0
-    cards = [CARD, {**CARD, "pci_bus_id": "00000000:1C:00.0"}]
-    devices = tuple(DeviceHealth(index=index, **card) for index, card in enumerate(cards))
-    assert found == Health(samples=0, seconds=0, steps=0, devices=devices)
+    assert (found.samples, found.seconds, found.steps, len(found.devices)) == (0, 0, 0, 2)
 
 
 class Waits(Nvml):
@@ -173,10 +141,6 @@ def test_steps_are_told_to_the_sampler_until_the_end() -> None:
     assert told[:5] == [None, None, 3, None, 4]
 
 
-def test_a_watch_that_never_began_has_seen_nothing() -> None:
-    assert HealthWatch(Sampler(), lambda: None).finish() is None
-
-
 @pytest.mark.parametrize(
     ("function", "uuids"), [("nvmlInit", []), ("nvmlDeviceGetPowerUsage", ["GPU-8932f937"])]
 )
@@ -199,7 +163,8 @@ def test_nobody_waits_for_an_nvml_that_does_not_answer(
     assert found.notes == ("NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg",)
 
 
-def test_a_launch_without_a_step_is_not_sampled_at_its_end() -> None:
+def test_a_launch_without_a_step_is_not_sampled_at_its_end_nor_one_that_never_began() -> None:
+    assert HealthWatch(Sampler(), lambda: None).finish() is None
     nvml = Nvml({})
     watch = HealthWatch(Sampler(devices=1, nvml=nvml), lambda: None)
     watch.begin()
@@ -236,34 +201,36 @@ def prepared(*devices: dict[str, Any]) -> tuple[Health, list[float]]:
     return seen(sampler.finish()), slept
 
 
-def test_a_launch_waits_until_the_gpus_are_free() -> None:
-    found, slept = prepared(used(40, 40, 40, 0.2), used(0.1))
-    assert len(slept) == 3
-    assert [device.held_before_bytes for device in found.devices] == [int(0.2 * GIB), int(0.1 * GIB)]
-    assert machine_problems(found, make_gpu_machine()) == []
+BY = "nvmlDeviceGetComputeRunningProcesses"
+HELD = "GPU 1 (00000000:1C:00.0): 12.3 GiB held before the launch by {} (at most 1.00 GiB is healthy"
 
 
 @pytest.mark.parametrize(
-    ("processes", "whose"),
-    [([using(77, 9), using(5, 9)], "pid 5, 77"), ([], "no process that NVML lists")],
+    ("devices", "slept_s", "held", "problems"),
+    [
+        ((used(40, 40, 40, 0.2), used(0.1)), 1.5, [int(0.2 * GIB), int(0.1 * GIB)], []),
+        (
+            *((used(0.5), used(12.3) | {BY: ([using(77, 9), using(5, 9)],)}), FREE_S),
+            *([int(0.5 * GIB), int(12.3 * GIB)], [HELD.format("pid 5, 77")]),
+        ),
+        (
+            *((used(0.5), used(12.3) | {BY: ([],)}), FREE_S, [int(0.5 * GIB), int(12.3 * GIB)]),
+            [HELD.format("no process that NVML lists")],
+        ),
+        (({"nvmlDeviceGetMemoryInfo": NotSupported("Not Supported")},), 0, [None], []),
+        ((used(1),), 0, [GIB], []),
+    ],
+    ids=["until it is free", "never free", "by nobody", "unknown", "healthy"],
 )
-def test_a_gpu_that_is_never_free_is_unhealthy(processes: list[Any], whose: str) -> None:
-    found, slept = prepared(used(0.5), used(12.3) | {"nvmlDeviceGetComputeRunningProcesses": (processes,)})
-    assert sum(slept) == FREE_S
-    assert machine_problems(found, make_gpu_machine()) == [
-        f"GPU 1 (00000000:1C:00.0): 12.3 GiB held before the launch by {whose} "
-        "(at most 1.00 GiB is healthy; waited 30 s)"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("card", "held"),
-    [({"nvmlDeviceGetMemoryInfo": NotSupported("Not Supported")}, None), (used(1), GIB)],
-)
-def test_what_is_unknown_or_healthy_to_hold_is_not_waited_for(card: dict[str, Any], held: int | None) -> None:
-    found, slept = prepared(card)
-    assert slept == []
-    assert found.devices[0].held_before_bytes == held
+def test_a_launch_waits_until_the_gpus_are_free(
+    devices: Any, slept_s: float, held: list[int | None], problems: list[str]
+) -> None:
+    found, slept = prepared(*devices)
+    assert sum(slept) == slept_s
+    assert set(slept) <= {0.5}
+    assert [device.held_before_bytes for device in found.devices] == held
+    said = machine_problems(found, make_gpu_machine())
+    assert said == [f"{problem}; waited 30 s)" for problem in problems]
 
 
 def test_the_clock_of_the_slowest_gpu_is_kept_by_step() -> None:
@@ -289,46 +256,6 @@ def test_shares_of_the_cores_that_the_job_may_use(tmp_path: Path, monkeypatch: p
     sampler.sample(2)
     found = seen(sampler.finish())
     assert (found.job_cpu, found.foreign_cpu, found.steal) == (0.3, 0.15, 0.12)
-
-
-@pytest.fixture
-def launcher_and_stranger() -> Iterator[int]:
-    """A process whose child spins, and beside it a process that spins."""
-    parent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {SPIN!r}])"
-    launcher = subprocess.Popen([sys.executable, "-c", parent], start_new_session=True)
-    stranger = subprocess.Popen([sys.executable, "-c", SPIN])
-    yield launcher.pid
-    os.killpg(launcher.pid, 9)
-    stranger.kill()
-    launcher.wait()
-    stranger.wait()
-
-
-@pytest.mark.launch
-def test_a_busy_process_beside_the_job_is_foreign(launcher_and_stranger: int) -> None:
-    cores = len(os.sched_getaffinity(0))
-    sampler = Sampler(pid=launcher_and_stranger)
-    launcher = psutil.Process(launcher_and_stranger)
-    wait_until(lambda: sum(child.cpu_times().user for child in launcher.children()) > 0.1, "it to spin")
-    began = time.monotonic()
-    for look in range(25):
-        sampler.sample(1 + look // 8)
-        time.sleep(0.05)
-    passed = time.monotonic() - began
-    found = sampler.finish()
-    assert found is not None
-    assert 3 <= found.samples <= 4 + passed / EVERY_S, "one at each of four new steps, others at times"
-    assert found.foreign_cpu is not None
-    assert found.job_cpu is not None
-    assert 0.4 / cores < found.foreign_cpu <= 1 - found.job_cpu + 0.05
-    assert 0.1 / cores < found.job_cpu < 1.2 / cores
-    said = machine_problems(found, make_machine())
-    assert any("other processes used" in reason for reason in said) == (found.foreign_cpu > 0.2)
-
-
-def test_the_intervals() -> None:
-    names = ("EVERY_S", "WHOLE_EVERY_S", "RESCAN_S", "FREE_POLL_S", "SILENT_S")
-    assert [getattr(health_sampler, name) for name in names] == [0.25, 1, 2, 0.5, 5]
 
 
 def test_a_sample_is_taken_each_quarter_of_a_second_and_sooner_when_the_step_moves() -> None:
@@ -398,46 +325,35 @@ def test_seconds_are_told_to_the_millisecond() -> None:
     assert (found.devices, found.sm_clocks_mhz) == ((), ())
 
 
-def device(*readings: Gpu, held: int | None = None) -> DeviceHealth:
-    return health_sampler._device(DeviceHealth(index=0, held_before_bytes=held), readings)
+REASONS = [Gpu(reasons=frozenset(each)) for each in ("AB", "B", "")]
 
 
-def test_a_gpu_that_tells_nothing_has_no_figures() -> None:
-    assert device(Gpu(), Gpu()) == DeviceHealth(index=0)
+def using_memory(*sizes: int | None) -> tuple[Gpu, ...]:
+    return tuple(Gpu(used_bytes=size) for size in sizes)
 
 
-def test_figures_are_of_the_readings_that_there_are() -> None:
-    found = device(
-        Gpu(sm_clock_mhz=1000, temperature_c=50, reasons=frozenset({"A", "B"}), foreign_bytes=3),
-        Gpu(sm_clock_mhz=1900, temperature_c=70, reasons=frozenset({"B"}), foreign_bytes=7),
-        Gpu(sm_clock_mhz=1800, temperature_c=60, reasons=frozenset(), foreign_bytes=5),
-        Gpu(),
-    )
-    assert (found.sm_clock_mhz, found.sm_clock_mhz_min, found.temperature_c) == (1800, 1000, 70)
-    assert found.throttled == {"A": 0.3333, "B": 0.6667}
-    assert found.foreign_memory_bytes == 7
+def spending(*counts: float | None) -> tuple[Gpu, ...]:
+    return tuple(Gpu(energy_j=each) for each in counts)
 
 
 @pytest.mark.parametrize(
-    ("used", "held", "job"), [((5, 9, 7), 4, 5), ((3,), 4, 0), ((9,), None, None), ((None,), 4, None)]
-)
-def test_the_jobs_memory_is_what_came_on_top(
-    used: tuple[int | None, ...], held: int | None, job: int | None
-) -> None:
-    assert device(*(Gpu(used_bytes=size) for size in used), held=held).job_memory_bytes == job
-
-
-@pytest.mark.parametrize(
-    ("energy_j", "expected"),
+    ("readings", "held", "told"),
     [
-        ((100.0, 350.5679), 250.568),
+        ((Gpu(), Gpu()), None, {}),
+        ((*REASONS, Gpu()), None, {"throttled": {"A": 0.3333, "B": 0.6667}}),
+        (using_memory(5, 9, 7), 4, {"job_memory_bytes": 5}),  # what came on top
+        (using_memory(3), 4, {"job_memory_bytes": 0}),
+        *((using_memory(size), held, {}) for size, held in ((9, None), (None, 4))),
+        (spending(100.0, 350.5679), None, {"energy_j": 250.568}),
+        # A counter that does not grow was reset, or is unknown.
         *(
-            (each, None)
+            (spending(*each), None, {})
             for each in ((100.0, 100.0), (300.0, 100.0), (None, 100.0), (100.0, None), (None, None))
         ),
     ],
 )
-def test_energy_is_that_of_a_counter_that_grows(
-    energy_j: tuple[float | None, ...], expected: float | None
+def test_the_figures_of_a_gpu_are_of_the_readings_that_there_are(
+    readings: tuple[Gpu, ...], held: int | None, told: dict[str, Any]
 ) -> None:
-    assert device(*(Gpu(energy_j=each) for each in energy_j)).energy_j == expected
+    found = health_sampler._device(DeviceHealth(index=0, held_before_bytes=held), readings)
+    assert found == DeviceHealth(index=0, held_before_bytes=held, **told)

@@ -1,10 +1,6 @@
-from __future__ import annotations
-
-import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,21 +17,6 @@ Lease(Path(sys.argv[1]), lambda: print("end", flush=True), lambda why: print(why
 print(repr(sys.stdin.read()), flush=True)
 time.sleep(600)
 """
-
-
-@contextlib.contextmanager
-def agent(file: Path) -> Iterator[subprocess.Popen[str]]:
-    pipe, words = subprocess.PIPE, [sys.executable, "-c", AGENT, str(file)]
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def said(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
 
 
 @pytest.fixture
@@ -59,37 +40,32 @@ def test_the_text_changes_until_the_driver_has_no_more_job(file: Path) -> None:
 
 
 def test_a_text_is_written_over_the_one_before(file: Path) -> None:
-    """A file that grows needs space on the disk, and a new one may stay unseen on NFS."""
+    """A file that grows needs space on the disk, and a new one may stay unseen on NFS. One that is gone ends
+    no driver."""
     with Beats(file) as beats:
         before = file.stat()
         beats.end_job()
         while not file.read_text().endswith(" end\n"):
             pass
         after = file.stat()
+        file.unlink()
+        time.sleep(0.05)
+        assert beats._thread.is_alive()
     assert (before.st_ino, before.st_size) == (after.st_ino, after.st_size)
 
 
-def test_a_directory_that_is_gone_ends_no_driver(file: Path) -> None:
-    with Beats(file) as beats:
-        file.unlink()
-        beats.end_job()
-        time.sleep(0.05)
-        assert beats._thread.is_alive()
-
-
-def test_an_agent_sees_that_its_stdin_ends(tmp_path: Path) -> None:
-    with agent(tmp_path / "lease") as process:
-        assert said(process) == "''", "what it starts finds nothing there"
+def test_an_agent_is_told_to_end_and_sees_that_its_stdin_ends(file: Path) -> None:
+    pipe, words = subprocess.PIPE, [sys.executable, "-c", AGENT, str(file)]
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process, Beats(file) as beats:
         assert process.stdin is not None
-        process.stdin.close()
-        assert said(process) == "the driver is gone: its end of stdin is closed"
-
-
-def test_an_agent_is_told_to_end(file: Path) -> None:
-    with Beats(file) as beats, agent(file) as process:
-        said(process)
+        assert process.stdout is not None
+        said = map(str.strip, process.stdout)
+        assert next(said) == "''", "what it starts finds nothing there"
         beats.end_job()
-        assert said(process) == "end"
+        assert next(said) == "end"
+        process.stdin.close()
+        assert next(said) == "the driver is gone: its end of stdin is closed"
+        process.kill()
 
 
 @pytest.mark.parametrize(("lost_s", "said"), [("3", ["no sign of the driver for 3 s"]), (None, ["end"])])

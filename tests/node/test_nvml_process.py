@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -32,30 +30,25 @@ def test_a_machine_and_its_users_are_asked_for_in_a_process_of_its_own(child: Pa
     assert asked.read_text() == "-m perfsuite.launch.quiet 4\n"
 
 
-def test_an_nvml_that_does_not_answer_is_an_error_and_nobody_waits_for_it(
-    child: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert nvml_process.ANSWER_S == 30
-    monkeypatch.setattr(nvml_process, "ANSWER_S", 0.0)
-    executable(child, "exec sleep 600")
-    with pytest.raises(MachineError, match=r"NVML does not answer within 0 s .*: see dmesg"):
-        machine.detect()
-    with pytest.raises(MachineError, match="NVML does not answer"):
-        quiet.see_gpus(1)
-
-
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("line", "said"),
     [
-        (['echo \'{"error": "GPU 3 cannot be read"}\''], "^GPU 3 cannot be read$"),
-        (["echo oh no >&2; exit 1"], r"the process that asks NVML failed: oh no\. Run it: .*python -m "),
-        (["exit 3"], "failed: exit code 3"),
+        ("exec sleep 600", r"NVML does not answer within 0 s .*: see dmesg"),
+        ('echo \'{"error": "GPU 3 cannot be read"}\'', "^GPU 3 cannot be read$"),
+        ("echo oh no >&2; exit 1", r"the process that asks NVML failed: oh no\. Run it: .*python -m "),
+        ("exit 3", "failed: exit code 3"),
     ],
 )
-def test_what_a_child_cannot_answer_is_an_error(child: Path, lines: list[str], said: str) -> None:
-    executable(child, *lines)
-    with pytest.raises(MachineError, match=said):
-        machine.detect()
+def test_a_child_that_does_not_answer_is_an_error_and_nobody_waits_for_it(
+    child: Path, monkeypatch: pytest.MonkeyPatch, line: str, said: str
+) -> None:
+    assert nvml_process.ANSWER_S == 30
+    executable(child, line)
+    if "sleep" in line:
+        monkeypatch.setattr(nvml_process, "ANSWER_S", 0.0)
+    for asked in (machine.detect, lambda: quiet.see_gpus(1)):
+        with pytest.raises(MachineError, match=said):
+            asked()
 
 
 def test_no_process_is_started_where_nothing_can_hang(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -88,25 +86,20 @@ def test_who_sweeps_does_not_kill_itself(mark: str) -> None:
     assert done.stdout == b"0 lives\n"
 
 
-def test_what_an_agent_has_started_is_killed_without_a_mark_and_the_agent_is_not(
+def test_what_an_agent_has_started_is_killed_without_a_mark_unless_it_is_spared(
     start: Start, mark: str
 ) -> None:
     agent, stranger = start("sh", "-c", "env -i setsid sleep 1000 & sleep 1000 & echo; wait"), start()
-    first = psutil.Process(agent.pid).children(recursive=True)
-    assert len(first) >= 2
+    spared, *others = psutil.Process(agent.pid).children(recursive=True)
+    assert others
+    sweep(None, agent.pid, spare={spared.pid})
+    assert [process for process in others if process.is_running()] == []
+    assert spared.is_running()
     sweep(mark, agent.pid)
-    assert [process for process in first if process.is_running()] == []
+    assert not spared.is_running()
     assert stranger.poll() is None
     assert agent.wait(20) == 0, "it has waited for both"
     assert descendants(agent.pid) == []
-
-
-def test_who_is_spared_lives(start: Start) -> None:
-    agent = start("sh", "-c", "sleep 1000 & sleep 1000 & echo; wait")
-    spared, other = psutil.Process(agent.pid).children()
-    sweep(None, agent.pid, spare={spared.pid})
-    assert (spared.is_running(), other.is_running()) == (True, False)
-    sweep(None, agent.pid)
 
 
 def test_the_end_of_a_child_is_seen_though_an_interrupt_left_its_lock_held(start: Start) -> None:
@@ -184,20 +177,18 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("file")
-def test_a_process_that_does_not_react_is_not_waited_for_long(tmp_path: Path, passing: Passing) -> None:
-    ask_for_stacks(RunDir(tmp_path), [psutil.Process()])
-    assert read_stacks(RunDir(tmp_path)) == ""
-    assert passing.seconds == pytest.approx(processes.STACKS_S, abs=processes.STACKS_POLL_S)
-
-
-def test_the_stacks_of_who_is_gone_are_not_waited_for(tmp_path: Path, passing: Passing) -> None:
+def test_a_process_that_does_not_react_or_is_gone_is_not_waited_for_long(
+    tmp_path: Path, passing: Passing
+) -> None:
     ended = subprocess.Popen(["true"])
     process = psutil.Process(ended.pid)
-    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-    ended.poll()
+    ended.wait()
     RunDir(tmp_path).stacks(0, ended.pid).write_text("")
     ask_for_stacks(RunDir(tmp_path), [process])
     assert passing.seconds == 0
+    ask_for_stacks(RunDir(tmp_path), [psutil.Process()])
+    assert read_stacks(RunDir(tmp_path)) == ""
+    assert passing.seconds == pytest.approx(processes.STACKS_S, abs=processes.STACKS_POLL_S)
 
 
 def test_stacks_are_waited_for_until_they_grow_no_more(tmp_path: Path, file: Path, passing: Passing) -> None:
@@ -211,24 +202,25 @@ def test_stacks_are_waited_for_until_they_grow_no_more(tmp_path: Path, file: Pat
 BURN = "import time\nwhile time.process_time() < 0.1: pass"
 
 
-def test_the_time_of_the_jobs_dead_is_not_lost(start: Start) -> None:
-    agent = start("sh", "-c", f"{sys.executable} -S -c '{BURN}'; echo; read word")  # now the child is dead
-    job = JobProcesses(agent.pid)
+def test_the_job_is_the_agent_and_its_descendants_and_no_time_of_the_dead_is_lost(start: Start) -> None:
+    agent = start("sh", "-c", f"{sys.executable} -S -c '{BURN}'; sleep 1000 & echo; read word")
+    job = JobProcesses(agent.pid)  # now its first child is dead
+    assert job.pids == {agent.pid}
     job.scan()
+    (child,) = descendants(agent.pid)
+    assert job.pids == {agent.pid, child.pid}
     assert job.cpu_s() >= 0.09
+    child.kill()
     agent.kill()
     agent.wait()
     job.scan()
     assert job.cpu_s() == 0, "of one that is gone nothing is known"
+    assert job.pids == {agent.pid, child.pid}, "NVML lists the dead for a while"
 
 
-def test_the_job_is_the_agent_and_its_descendants(start: Start) -> None:
-    job = JobProcesses(os.getpid())
-    assert job.pids == {os.getpid()}
-    stranger = start()
+def test_the_time_of_living_descendants_is_the_jobs(start: Start) -> None:
+    agent = start("sh", "-c", f"{sys.executable} -S -c '{BURN}\nprint(flush=True)\ninput()'; true")
+    job = JobProcesses(agent.pid)
+    assert job.cpu_s() < 0.05
     job.scan()
-    assert job.pids >= {os.getpid(), stranger.pid}
-    stranger.kill()
-    stranger.wait()
-    job.scan()
-    assert stranger.pid in job.pids, "NVML lists the dead for a while"
+    assert job.cpu_s() >= 0.09

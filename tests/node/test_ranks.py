@@ -1,16 +1,17 @@
-from __future__ import annotations
-
 import contextlib
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from perfsuite import documents
@@ -19,7 +20,7 @@ from perfsuite.case.model import Model
 from perfsuite.frameworks.base import Command
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.script import Script
-from perfsuite.node import cpu, ranks, rendezvous
+from perfsuite.node import cpu, ranks
 from perfsuite.node.processes import POLL_S
 from perfsuite.node.ranks import AgentJob
 from perfsuite.results.rank_report import Failure, RankReport
@@ -39,6 +40,10 @@ TORCHELASTIC_USE_AGENT_STORE=False TORCH_NCCL_ASYNC_ERROR_HANDLING=1
 REPORT = RankReport(rank=0, world_size=2, host="here", clock="perf_counter")
 UNSEEN = "before an optimizer step could be seen"
 UNTRAINED = ": it does not train, or not with an optimizer of torch"
+IN_A_CHILD = (
+    f"the script ended with exit code 0, {UNSEEN}{UNTRAINED}, or in a process that it starts "
+    "(give it as command=(...) then)"
+)
 
 
 @pytest.fixture
@@ -46,7 +51,7 @@ def job(tmp_path: Path) -> AgentJob:
     return AgentJob(RunDir(tmp_path), CaseFile(case=SCRIPT, device="cpu"))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _untied(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is started does not die with the thread of the test."""
     monkeypatch.setattr(leash, "die_with_parent", lambda: None)
@@ -107,46 +112,50 @@ FAILED = REPORT.replace(failure=Failure(kind="mismatch", message="m"))
 
 
 @pytest.mark.parametrize(
-    ("reports", "first", "second", "told", "seconds"),
+    ("reports", "processes", "told", "seconds"),
     [
-        (BOTH, (0,), (0, 400), [], 400 * POLL_S),
-        (BOTH, (0,), (-11,), [(1, "exit code -11 (SIGSEGV)")], POLL_S),
-        ((), (3,), (None,), [(0, f"the script ended with exit code 3, {UNSEEN}")], ranks.GRACE_S),
-        ((FAILED,), (0,), (None,), [], ranks.GRACE_S),  # its report says why
+        (BOTH, [(0,), (0, 400)], [], 400 * POLL_S),
+        (BOTH, [(0,), (-11,)], [(1, "exit code -11 (SIGSEGV)")], POLL_S),
+        # Where one has failed the others have some seconds to say why, if its report does not.
+        ((), [(3,), (None,)], [(0, f"the script ended with exit code 3, {UNSEEN}")], ranks.GRACE_S),
+        ((FAILED,), [(0,), (None,)], [], ranks.GRACE_S),
         # It ignores the signal by which the kernel would end it.
         pytest.param(
-            *(BOTH, (0,), (None,), [(1, f"it {ranks.STAYED}")], ranks.STAY_S),
+            *(BOTH, [(0,), (None,)], [(1, f"it {ranks.STAYED}")], ranks.STAY_S),
             marks=pytest.mark.fault("rank does not end"),
         ),
+        ((REPORT,), [(0, 2000)], [], 2000 * POLL_S),
+        ((), [(0,), (0,)], [(rank, IN_A_CHILD) for rank in (0, 1)], 0),
     ],
-    ids=["slow", "crashes at its end", "other fails", "other reports a failure", "stays"],
+    ids=["slow", "crashes at its end", "fails", "reports a failure", "stays", "is late", "trains not"],
 )
 def test_a_rank_is_waited_for_as_long_as_it_may_take_and_then_killed(
-    job: AgentJob, passing: Passing, reports: Any, first: Any, second: Any, told: Any, seconds: float
+    job: AgentJob, passing: Passing, reports: Any, processes: Any, told: Any, seconds: float
 ) -> None:
-    """Where one has failed the others have some seconds to say why."""
     job.run_dir.progress.touch()  # as the driver makes it
     for report in reports:
         documents.write(job.run_dir.rank(report.rank), report)
-    other = Process(*second)
-    assert wait(job, Process(*first), other) == told
-    assert other.was_killed == (None in second)
+    started = [Process(*each) for each in processes]
+    assert wait(job, *started) == told
+    assert [each.was_killed for each in started] == [None in each for each in processes]
     assert passing.seconds == pytest.approx(seconds, abs=2 * POLL_S)
 
 
 @pytest.mark.usefixtures("passing")
-def test_who_ends_without_a_report_is_told_with_the_steps_that_were_seen(job: AgentJob) -> None:
-    child = ", or in a process that it starts (give it as command=(...) then)"
-    message = f"the script ended with exit code 0, {UNSEEN}{UNTRAINED}{child}"
-    assert wait(job, Process(0), Process(0)) == [(0, message), (1, message)]
-    job.run_dir.progress.write_text("10 256")
-    seen = f"when rank 0 had finished at least 10 of {SCRIPT.total_steps} optimizer steps"
-    for code, said, why in (
+@pytest.mark.parametrize(
+    ("code", "said", "why"),
+    [
         (-9, "exit code -9 (SIGKILL)", ""),
         (3, "exit code 3", ""),
         (0, "exit code 0", ": not as Python ends, or perfsuite would have reported (os._exit?)"),
-    ):
-        assert wait(job, Process(code)) == [(0, f"the script ended with {said}, {seen}{why}")]
+    ],
+)
+def test_who_ends_without_a_report_is_told_with_the_steps_that_were_seen(
+    job: AgentJob, code: int, said: str, why: str
+) -> None:
+    job.run_dir.progress.write_text("10 256")
+    seen = f"when rank 0 had finished at least 10 of {SCRIPT.total_steps} optimizer steps"
+    assert wait(job, Process(code)) == [(0, f"the script ended with {said}, {seen}{why}")]
 
 
 @pytest.mark.usefixtures("passing")
@@ -157,38 +166,31 @@ def test_a_command_that_stays_after_every_report_is_told(job: AgentJob) -> None:
     assert (failure.message, failure.rank) == (f"the command {ranks.STAYED}", None)
 
 
-def test_a_rank_may_stay_as_long_as_it_takes_while_another_has_not_reported(
-    job: AgentJob, passing: Passing
-) -> None:
-    documents.write(job.run_dir.rank(0), REPORT)
-    late = Process(0, after=2000)
-    assert wait(job, late) == []
-    assert not late.was_killed
-    assert passing.seconds > 2 * ranks.STAY_S
-
-
 class OfADeadServer:
     """A rank that is forked from a server that is gone: it does not start, or nobody knows how it ended."""
 
     exitcode = 255
     pid = 1
-    starts = True
+    start = staticmethod(lambda: None)
 
     def __init__(self, target: Any, args: Any) -> None:
         pass
 
-    def start(self) -> None:
-        if not self.starts:
-            raise EOFError("unexpected EOF")
+
+def fail() -> None:
+    raise EOFError("unexpected EOF")
 
 
+@pytest.mark.usefixtures("passing")
 @pytest.mark.fault("server of the forks is killed")
 @pytest.mark.parametrize("starts", [True, False])
 def test_a_fork_server_that_was_killed_is_the_cause(
-    job: AgentJob, monkeypatch: pytest.MonkeyPatch, passing: Passing, starts: bool
+    job: AgentJob, monkeypatch: pytest.MonkeyPatch, starts: bool
 ) -> None:
-    monkeypatch.setattr(OfADeadServer, "starts", starts)
     kind: Any = OfADeadServer
+    if not starts:
+        monkeypatch.setattr(kind, "start", staticmethod(fail))
+    monkeypatch.setattr(ranks, "SERVER_S", 0.05)
     with subprocess.Popen(["sleep", "1000"]) as server:
         monkeypatch.setattr(forkserver, "_forkserver", SimpleNamespace(_forkserver_pid=server.pid))
         with contextlib.nullcontext() if starts else pytest.raises(EOFError):
@@ -202,19 +204,10 @@ def test_a_fork_server_that_was_killed_is_the_cause(
     )
 
 
-def test_how_a_rank_of_our_own_ended_is_told(job: AgentJob) -> None:
-    """That it left no report the driver sees."""
-    for _ in range(2):
-        assert ranks._failure(job, 0, 13, is_script=False) == "exit code 13"
-        assert ranks._failure(job, 0, 0, is_script=False) is None
-        documents.write(job.run_dir.rank(0), REPORT)
-
-
 def python(code: str, *words: str, starts_ranks: bool = True) -> Command:
     return Command(words=(sys.executable, "-S", "-c", code, *words), directory="/", starts_ranks=starts_ranks)
 
 
-@pytest.mark.usefixtures("_untied")
 def test_a_command_finds_the_launch_and_our_startup_and_this_python_first(
     job: AgentJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,26 +224,19 @@ def test_a_command_finds_the_launch_and_our_startup_and_this_python_first(
     assert directory == str(job.run_dir.path)
 
 
-@pytest.mark.usefixtures("_untied")
-@pytest.mark.parametrize(
-    ("code", "is_reported", "message"),
-    [
-        ("", True, None),
-        ("", False, f"exit code 0, {UNSEEN}{UNTRAINED}"),
-        ("raise SystemExit(3)", True, "exit code 3"),
-        ("raise SystemExit(3)", False, f"exit code 3, {UNSEEN}"),
-    ],
-)
-def test_how_a_command_ended_is_told(
-    job: AgentJob, code: str, is_reported: bool, message: str | None
-) -> None:
-    if is_reported:
+@pytest.mark.parametrize(("code", "unreported"), [(0, f", {UNSEEN}{UNTRAINED}"), (3, f", {UNSEEN}")])
+def test_how_a_command_or_a_rank_of_our_own_ended_is_told(job: AgentJob, code: int, unreported: str) -> None:
+    """Unless all is well. That a rank of our own left no report the driver sees."""
+    command, ended = python(f"raise SystemExit({code})"), f"exit code {code}"
+    (failure,) = ranks._run(command, job)
+    assert (failure.kind, failure.message) == ("crash", f"the command ended with {ended}{unreported}")
+    for _ in range(2):
+        assert ranks._failure(job, 0, code, is_script=False) == (ended if code else None)
         documents.write(job.run_dir.rank(0), REPORT)
-    said = [(failure.kind, failure.message) for failure in ranks._run(python(code), job)]
-    assert said == ([] if message is None else [("crash", f"the command ended with {message}")])
+    said = [each.message for each in ranks._run(command, job)]
+    assert said == ([f"the command ended with {ended}"] if code else [])
 
 
-@pytest.mark.usefixtures("_untied")
 def test_each_rank_of_a_script_is_started_with_its_number_log_and_a_free_port(job: AgentJob) -> None:
     code = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'MASTER_PORT')))"
     failures = ranks._run(python(code, starts_ranks=False), job)
@@ -262,73 +248,70 @@ def test_each_rank_of_a_script_is_started_with_its_number_log_and_a_free_port(jo
         free.bind(("127.0.0.1", int(said[0][2])))
 
 
-ORPHANS = """
-import subprocess, time, psutil
-from perfsuite.node import ranks
-from perfsuite.worker import leash
-leash.adopt_orphans()
-own = subprocess.Popen(["sh", "-c", "read word; exit 3"], stdin=subprocess.PIPE)
-ours = ranks._children()
-for _ in range(3):
-    subprocess.run(["sh", "-c", "sleep 0.1 & exit 0"])
-us = psutil.Process()
-adopted = len(us.children()) - 1
-while len(us.children()) > 1:
+def bury_orphans() -> None:
+    """Ends with 0 if orphans are let go, and the end of a child that is none stays known."""
+    leash.adopt_orphans()
+    own = subprocess.Popen(["sh", "-c", "read word; exit 3"], stdin=subprocess.PIPE)
+    ours, us = ranks._children(), psutil.Process()
+    for _ in range(3):
+        subprocess.run(["sh", "-c", "sleep 0.1 & exit 0"], check=True)
+    adopted = len(us.children()) - 1
+    while len(us.children()) > 1:
+        ranks._bury(ours)
+        time.sleep(0.01)
+    assert own.stdin is not None
+    own.stdin.close()
+    while us.children()[0].status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
     ranks._bury(ours)
-    time.sleep(0.01)
-own.stdin.close()
-while us.children()[0].status() != psutil.STATUS_ZOMBIE:
-    time.sleep(0.01)
-ranks._bury(ours)
-print(adopted > 0, own.wait())
-"""
+    os._exit(0 if adopted > 0 and own.wait() == 3 else 1)
 
 
 def test_orphans_that_have_ended_are_let_go_and_the_ranks_end_stays_known() -> None:
-    words = [sys.executable, "-c", ORPHANS]
-    assert subprocess.run(words, capture_output=True, timeout=60, check=True).stdout == b"True 3\n"
+    process = multiprocessing.get_context("fork").Process(target=bury_orphans)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
 
 
 def test_ranks_are_bound_to_the_cores_near_their_gpus(job: AgentJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that perfsuite forks and those that it starts as a user's command; not what starts its own."""
     pids = iter((71, 72, 81, 82))
     bound: list[tuple[int, frozenset[int]]] = []
-    monkeypatch.setattr(cpu, "bind", lambda pid, cores: bound.append((pid, cores)))
-    monkeypatch.setattr(ranks, "_wait", lambda *_: [])
-    monkeypatch.setattr(rendezvous, "meeting", lambda *_: contextlib.nullcontext({}))
 
     def process(*_: Any, **__: Any) -> Any:
         return SimpleNamespace(pid=next(pids), start=lambda: None)
 
+    monkeypatch.setattr(cpu, "bind", lambda *each: bound.append(each))
+    monkeypatch.setattr(ranks, "_wait", lambda *_: [])
     monkeypatch.setattr(ranks, "_start", process)
     near = (frozenset({0, 1}), frozenset({2, 3}))
-    job = replace(job, near_cores=near)
     kind: Any = process
-    ranks._fork(job, kind, {})
+    ranks._fork(job := replace(job, near_cores=near), kind, {})
     ranks._run(Command(words=("train",), directory=".", starts_ranks=False), job)
     assert bound == [(71, near[0]), (72, near[1]), (81, near[0]), (82, near[1])]
 
 
-def test_a_file_of_the_repository_is_that_of_the_worktree(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = (
-        "/repo/train.py",
-        "/repository/train.py",
-        "--out=/repo/x",
-        "train.py",
-        "/repo/.venv/bin/python",
-        "/repo/.perfsuite/arms/abc",
-        "/repo/.perfsuite/arms/abc/train.py",
-    )
-    assert [ranks.moved(word) for word in words] == list(words), "without an arm of another commit"
-    monkeypatch.setenv("PERFSUITE_MOVED", "/repo:/repo/.perfsuite/arms/abc")
-    monkeypatch.setattr(sys, "prefix", "/repo/.venv")
-    moved = [ranks.moved(word) for word in words]
-    assert moved == ["/repo/.perfsuite/arms/abc/train.py", *words[1:]]
-    assert ranks.moved("/repo") == "/repo/.perfsuite/arms/abc", "the directory that a script starts in"
+REPO, USR = ("/repo", "/repo/.perfsuite/arms/abc", "/repo/.venv"), ("/usr/src/app", "/tmp/arms/abc", "/usr")
+"""The top of a repository, the worktree in its place, and where the interpreter lies."""
 
 
-def test_a_repository_below_the_interpreters_own_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "prefix", "/usr")
-    monkeypatch.setenv("PERFSUITE_MOVED", "/usr/src/app:/tmp/arms/abc")
-    assert ranks.moved("/usr/src/app/train.py") == "/tmp/arms/abc/train.py"
-    assert ranks.moved("/usr/bin/python") == "/usr/bin/python"
+@pytest.mark.parametrize(
+    ("place", "word", "moved"),
+    [
+        (REPO, "/repo/train.py", "/repo/.perfsuite/arms/abc/train.py"),
+        (REPO, "/repo", "/repo/.perfsuite/arms/abc"),  # the directory that a script starts in
+        *((REPO, word, word) for word in ("/repository/train.py", "--out=/repo/x", "train.py")),
+        (REPO, "/repo/.venv/bin/python", "/repo/.venv/bin/python"),
+        *((REPO, REPO[1] + below, REPO[1] + below) for below in ("", "/train.py")),
+        (USR, "/usr/src/app/train.py", "/tmp/arms/abc/train.py"),
+        (USR, "/usr/bin/python", "/usr/bin/python"),
+    ],
+)
+def test_a_file_of_the_repository_is_that_of_the_worktree(
+    monkeypatch: pytest.MonkeyPatch, place: tuple[str, str, str], word: str, moved: str
+) -> None:
+    assert ranks.moved(word) == word, "without an arm of another commit"
+    monkeypatch.setenv("PERFSUITE_MOVED", ":".join(place[:2]))
+    monkeypatch.setattr(sys, "prefix", place[2])
+    assert ranks.moved(word) == moved

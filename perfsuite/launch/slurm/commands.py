@@ -114,7 +114,8 @@ def job(job_id: str) -> SlurmJob:
     if printed is None:
         return SlurmJob(id=job_id, state=FORGOTTEN, state_words="no longer known to Slurm")
     told = fields(printed)
-    return parse_job(job_id, told, hostnames(told["NodeList"]) if "NodeList" in told else ())
+    nodes = ask("scontrol", "show", "hostnames", told["NodeList"]) if "NodeList" in told else ""
+    return parse_job(job_id, told, tuple(nodes.split()))
 
 
 def parse_job(job_id: str, told: Mapping[str, str], nodes: tuple[str, ...]) -> SlurmJob:
@@ -140,11 +141,6 @@ def fields(line: str) -> dict[str, str]:
     for name, value in _FIELD.findall(line):
         found.setdefault(name, value.strip())
     return {name: value for name, value in found.items() if value not in NOTHING}
-
-
-def hostnames(nodes: str) -> tuple[str, ...]:
-    """The names in a list such as `n[1-2,7]`."""
-    return tuple(ask("scontrol", "show", "hostnames", nodes).split())
 
 
 def parse_duration_s(text: str) -> int | None:

@@ -153,30 +153,19 @@ class SlurmLauncher:
 
     def _srun(self, nodes: int, name: str, *options: str) -> list[str]:
         return [
-            "srun",
-            f"--jobid={self.job_id}",
-            f"--job-name={name}",
-            f"--nodes={nodes}",
-            f"--ntasks={nodes}",
-            "--ntasks-per-node=1",
+            *("srun", f"--jobid={self.job_id}", f"--job-name={name}"),
+            *(f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"),
             f"--nodelist={','.join(self._allocated.nodes[:nodes])}",
-            "--overlap",
-            "--mem=0",
-            "--mpi=none",
-            "--cpu-bind=none",
-            "--gpu-bind=none",
-            "--kill-on-bad-exit=0",  # see `BAD_END`
-            f"--wait={WAIT_S}",
+            *("--overlap", "--mem=0", "--mpi=none", "--cpu-bind=none", "--gpu-bind=none"),
+            *("--kill-on-bad-exit=0", f"--wait={WAIT_S}"),  # see `BAD_END`
             *options,
             *self._options,  # they come last, and so win
         ]
 
     def _refuse_if_over(self, most_s: float = 0.0) -> None:
         until = time.monotonic() + END_S
-        job = patiently(until, commands.job, self.job_id)
-        while job.is_completing and time.monotonic() < until:  # its last state says why
-            time.sleep(POLL_S)
-            job = patiently(until, commands.job, self.job_id)
+        while (job := patiently(until, commands.job, self.job_id)).is_completing and time.monotonic() < until:
+            time.sleep(POLL_S)  # its last state says why
         if job.is_over:
             raise AllocationOverError(f"the Slurm job {self.job_id} is over: {job.why_over}")
         needed_s = min(most_s, max(SHORTEST_S, 2 * self._longest_s))
@@ -265,14 +254,13 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
         message = f"Slurm ended the step: {why or 'somebody cancelled it'}"
         return Failure(kind="cancelled", message=message, at=time.time())
     if (task := _bad_end(run_dir)) is not None:
-        return Failure(kind="crash", message=f"an agent ended without a word: {task}", at=time.time())
+        return Failure(kind="crash", message=f"an agent ended without a word: {task[1]}", at=time.time())
     return None
 
 
-def _bad_end(run_dir: RunDir) -> str | None:
+def _bad_end(run_dir: RunDir) -> re.Match[str] | None:
     """Which agent ended badly first, in `srun`'s words; None if none did."""
-    found = BAD_END.search(run_dir.scheduler_log.read_text(errors="replace"))
-    return None if found is None else found[1]
+    return BAD_END.search(run_dir.scheduler_log.read_text(errors="replace"))
 
 
 def _for_srun(variables: Mapping[str, str]) -> dict[str, str]:

@@ -70,16 +70,9 @@ def submit(options: Sequence[str], arguments: Sequence[str], *, directory: Path,
     """
     logs = (store / "slurm").resolve()
     logs.mkdir(parents=True, exist_ok=True)
-    told = commands.ask(
-        "sbatch",
-        "--parsable",
-        "--job-name=perfsuite",
-        f"--output={str(logs).replace('%', '%%')}/%j.log",
-        "--exclusive",
-        "--no-requeue",
-        *options,
-        f"--wrap={script(arguments, directory)}",
-    )
+    log = f"--output={str(logs).replace('%', '%%')}/%j.log"
+    ours = ("--parsable", "--job-name=perfsuite", log, "--exclusive", "--no-requeue")
+    told = commands.ask("sbatch", *ours, *options, f"--wrap={script(arguments, directory)}")
     job_id = told.strip().partition(";")[0]  # behind a semicolon stands the name of the cluster
     return Submitted(id=job_id, log=logs / f"{job_id}.log")
 

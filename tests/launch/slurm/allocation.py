@@ -1,7 +1,6 @@
 """Both nodes of a cluster, for the tests of one file after the other."""
 
-from __future__ import annotations
-
+import os
 import subprocess
 
 import psutil
@@ -11,22 +10,31 @@ from tests.slurm_cluster import Cluster
 
 
 class Allocation:
-    """Both nodes of a cluster, for this process."""
+    """Both nodes of a cluster, for this process; `options` are further ones of salloc."""
 
     def __init__(self, cluster: Cluster, *options: str) -> None:
-        """`options` are further ones of salloc."""
         self.cluster = cluster
-        self._options = options
-        self.job_id = self._allocate()
+        self.job_id, self._options = "", options
+        self.take(*options)
 
-    def renew(self) -> None:
+    def renew(self, *options: str) -> None:
         """Take the nodes again, when the allocation is over."""
         self._wait_until_idle()
-        self.job_id = self._allocate()
+        words = ["salloc", "--no-shell", "--nodes=2", "--exclusive", "--time=30", "--immediate=60", *options]
+        environment = {**os.environ, **self.cluster.environment}
+        done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+        self.job_id, self._options = done.stderr.split("job allocation ")[1].split()[0], options
+
+    def take(self, *options: str) -> None:
+        """Have the nodes by these options of salloc, with nothing on them; take them anew if need be."""
+        state = self.cluster.run("squeue", "--noheader", "--format=%i %T").split()
+        if state != [self.job_id, "RUNNING"] or self._options != options or not self.is_clean():
+            self.release()
+            self.renew(*options)
 
     def release(self) -> None:
         """Give the nodes back, repaired if they broke."""
-        self.cluster.run("scancel", "--full", self.job_id)
+        self.cluster.run("scancel", "--full", "--user=root")
         for node in self.cluster.nodes:
             if self.cluster.state(node).rstrip("*") not in ("idle", "completing", "allocated", "mixed"):
                 self.cluster.repair(node)
@@ -50,8 +58,3 @@ class Allocation:
     def _wait_until_idle(self) -> None:
         nodes = self.cluster.nodes
         wait_until(lambda: all(self.cluster.state(node) == "idle" for node in nodes), "idle nodes")
-
-    def _allocate(self) -> str:
-        words = ["salloc", "--no-shell", "--nodes=2", "--exclusive", "--time=30", "--immediate=60"]
-        done = subprocess.run([*words, *self._options], capture_output=True, text=True, check=True)
-        return done.stderr.split("job allocation ")[1].split()[0]

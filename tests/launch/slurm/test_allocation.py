@@ -1,32 +1,33 @@
-"""What a launcher in an allocation settles before a launch and reads after it. No Slurm is needed."""
+"""What a launcher in an allocation settles before a launch and reads after it, by stand-ins for Slurm."""
 
-from __future__ import annotations
-
+import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from perfsuite import documents
-from perfsuite.errors import CaseError, MachineError
+from perfsuite.case.case import Topology
+from perfsuite.errors import AllocationOverError, CaseError, LaunchError, MachineError, SlurmError
+from perfsuite.launch.base import Job
+from perfsuite.launch.slurm import commands, launcher
+from perfsuite.launch.slurm.commands import SlurmJob
 from perfsuite.launch.slurm.launcher import SlurmLauncher, alike, refuse_other_gpus, said_by_slurm
 from perfsuite.node.describe import Described
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import RunDir
-from tests.samples import make_machine
+from tests.processes import executable
+from tests.samples import make_case, make_machine
+
+T = TypeVar("T")
 
 
-def described(
-    name: str = "n2", *, granted: int | None = None, interconnect: str | None = "8xib400", **machine: Any
-) -> Described:
-    return Described(
-        name=name,
-        machine=make_machine(**machine),
-        interconnect=interconnect,
-        granted_gpus=granted,
-        probe=None,
-    )
+def described(name: str = "n2", *, granted: int | None = None, **machine: Any) -> Described:
+    interconnect = machine.pop("interconnect", "8xib400")
+    told: dict[str, Any] = {"interconnect": interconnect, "granted_gpus": granted, "probe": None}
+    return Described(name=name, machine=make_machine(**machine), **told)
 
 
 def test_a_node_that_sees_other_gpus_than_slurm_gave_is_named() -> None:
@@ -39,16 +40,16 @@ def test_a_node_that_sees_other_gpus_than_slurm_gave_is_named() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"devices": 1}, "n2 has devices 1 instead of 2 of n1"),
-        ({"hardware_class": "cpu-d"}, "n2 has hardware_class 'cpu-d' instead of 'cpu-test-2c' of n1"),
-        ({"driver": "580"}, "n2 has driver '580' instead of None of n1"),
+        ({"devices": 1}, "devices 1 instead of 2"),
+        ({"hardware_class": "cpu-d"}, "hardware_class 'cpu-d' instead of 'cpu-test-2c'"),
+        ({"driver": "580"}, "driver '580' instead of None"),
         # As if a port of one is down: NCCL would fall back to sockets, or the others would wait for it.
-        ({"interconnect": "7xib400"}, "n2 has interconnect '7xib400' instead of '8xib400' of n1"),
-        ({"interconnect": None}, "n2 has interconnect None instead of '8xib400' of n1"),
+        ({"interconnect": "7xib400"}, "interconnect '7xib400' instead of '8xib400'"),
+        ({"interconnect": None}, "interconnect None instead of '8xib400'"),
     ],
 )
 def test_unlike_nodes_are_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(MachineError, match=words):
+    with pytest.raises(MachineError, match=f"n2 has {words} of n1"):
         alike([described("n1"), described(**changes)])
     assert alike([described("n1"), described()]) == make_machine(interconnect="8xib400")
 
@@ -91,20 +92,121 @@ def test_a_step_that_slurm_aborts_is_told_from_an_agent_that_dies(
 def test_how_steps_are_started_is_told_by_the_environment_before_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def options_and_python() -> tuple[list[str], str]:
-        launcher = SlurmLauncher()
-        return list(launcher._options), launcher._python
+    def told() -> tuple[list[str], str]:
+        ours = SlurmLauncher()
+        return list(ours._options), ours._python
 
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.executable", "/this/python")
-    assert options_and_python() == ([], "/this/python")
+    assert told() == ([], "/this/python")
     settings = "perf_slurm_srun_options = --image='a b.sqsh' -v\nperf_slurm_python = /opt/python\n"
     (tmp_path / "pytest.ini").write_text(f"[pytest]\n{settings}")
-    assert options_and_python() == (["--image=a b.sqsh", "-v"], "/opt/python")
+    assert told() == (["--image=a b.sqsh", "-v"], "/opt/python")
     monkeypatch.setenv("PERFSUITE_SLURM_SRUN_OPTIONS", "")
     monkeypatch.setenv("PERFSUITE_SLURM_PYTHON", "python3")
-    assert options_and_python() == ([], "python3")
+    assert told() == ([], "python3")
     monkeypatch.setenv("PERFSUITE_SLURM_SRUN_OPTIONS", "'x")
     with pytest.raises(CaseError, match=r"PERFSUITE_SLURM_SRUN_OPTIONS is \"'x\": No closing quotation"):
         SlurmLauncher()
+
+
+RUNNING = SlurmJob(id="7", state="RUNNING", state_words="RUNNING", nodes=("n1", "n2"))
+CASE = make_case(topology=Topology(nodes=2, processes_per_node=1))
+
+
+def answer_of(answers: list[T]) -> T:
+    """The next answer; the last one stays."""
+    return answers.pop(0) if len(answers) > 1 else answers[0]
+
+
+class Slurm:
+    """Tells of one job, and which steps are left of a launch, by `answer_of`."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.jobs: list[SlurmJob] = [RUNNING]
+        self.left: list[list[str] | SlurmError] = [[]]
+        self.asked: set[str] = set()
+        self.cancelled: list[tuple[str, ...]] = []
+        self._directory = directory
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+        monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+        monkeypatch.setattr(commands, "job", lambda job_id: answer_of(self.jobs))
+        monkeypatch.setattr(commands, "steps", self._steps)
+        monkeypatch.setattr(commands, "cancel", lambda *words: self.cancelled.append(words))
+        for module in (commands, launcher):
+            monkeypatch.setattr(module, "POLL_S", 0.0)
+        self.srun()
+
+    def srun(self, script: str = "touch $directory/rank-0.json $directory/rank-1.json") -> None:
+        """Have `srun` do this instead of starting agents: by default all ranks report."""
+        executable(self._directory / "srun", "for directory; do :; done", script)
+
+    def launch(self, launcher: SlurmLauncher, name: str, **changes: Any) -> Failure | None:
+        """What the launcher says of a launch in that directory."""
+        run_dir = RunDir(self._directory / name)
+        run_dir.path.mkdir()
+        return launcher.launch(Job(run_dir=run_dir, case=CASE.replace(**changes), machine=make_machine()))
+
+    def _steps(self, job_id: str, name: str) -> list[str]:
+        self.asked.add(name)
+        if isinstance(answer := answer_of(self.left), SlurmError):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    return Slurm(tmp_path, monkeypatch)
+
+
+def test_an_allocation_with_gpus_that_are_not_asked_for_per_node_is_refused(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    slurm.jobs = [replace(RUNNING, spreads_gpus=True)]
+    with pytest.raises(MachineError, match="asked for GPUs otherwise than per node"):
+        SlurmLauncher().machine(tmp_path)
+
+
+@pytest.mark.fault("allocation is about to end")
+def test_an_allocation_that_is_about_to_end_is_not_begun_with(slurm: Slurm) -> None:
+    slurm.jobs = [replace(RUNNING, left_s=50)]
+    with pytest.raises(AllocationOverError, match="ends in 50 s, and a launch may take 60 s"):
+        slurm.launch(SlurmLauncher(), "long")
+    assert slurm.launch(SlurmLauncher(), "short", timeout_s=40) is None
+
+
+def test_what_was_measured_is_kept_though_the_allocation_is_over(slurm: Slurm) -> None:
+    over = replace(RUNNING, state="CANCELLED", state_words="CANCELLED")
+    slurm.jobs = [RUNNING, RUNNING, over]  # asked twice before the first launch
+    ours = SlurmLauncher()
+    assert slurm.launch(ours, "first") is None
+    with pytest.raises(AllocationOverError, match="the Slurm job 7 is over: CANCELLED"):
+        slurm.launch(ours, "second")
+
+
+def test_a_controller_that_is_busy_is_asked_again_until_the_step_is_gone(slurm: Slurm) -> None:
+    slurm.left = [SlurmError("busy"), SlurmError("busy"), ["7.1"], ["7.1"], []]
+    assert slurm.launch(SlurmLauncher(), "launch") is None
+    assert slurm.cancelled == [("7.1", "--signal=KILL")] * 2
+
+
+def test_a_launch_is_kept_though_its_step_does_not_end_and_the_next_one_waits_for_that(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = SlurmLauncher()
+    slurm.left = [SlurmError("still busy")]
+    monkeypatch.setattr(launcher, "END_S", 0.05)
+    assert slurm.launch(ours, "kept") is None
+    with pytest.raises(SlurmError, match="still busy"):
+        slurm.launch(ours, "next")
+    assert len(slurm.asked) == 1, "no step was begun beside it"
+    slurm.left = [["7.1"]]
+    with pytest.raises(LaunchError, match=r"Slurm does not end step 7\.1 within 0 s: .*scontrol show step"):
+        slurm.launch(ours, "later")
+    slurm.left = [[]]
+    assert slurm.launch(ours, "then") is None
+    slurm.left = [SlurmError("still busy")]
+    slurm.srun("exit 1")
+    with pytest.raises(SlurmError, match="still busy"):
+        slurm.launch(ours, "failed")

@@ -1,7 +1,5 @@
 """What Slurm prints, as text of several versions and on a real one."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -10,24 +8,17 @@ import pytest
 
 from perfsuite.errors import SlurmError
 from perfsuite.launch.slurm import commands
-from perfsuite.launch.slurm.commands import SlurmJob, fields, parse_duration_s, parse_job
+from perfsuite.launch.slurm.commands import fields, parse_duration_s, parse_job
 from tests.processes import executable, wait_until
 from tests.slurm_cluster import Cluster
 
 PENDING_22_05 = (
-    "JobId=4 JobName=wrap UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901757 Nice=0 "
-    "Account=(null) QOS=(null) JobState=PENDING Reason=PartitionDown Dependency=(null) Requeue=1 Restarts=0 "
-    "BatchFlag=1 Reboot=0 ExitCode=0:0 RunTime=00:00:00 TimeLimit=00:01:00 TimeMin=N/A "
-    "SubmitTime=2026-11-22T06:56:09 EligibleTime=2026-11-22T06:56:09 AccrueTime=Unknown StartTime=Unknown "
-    "EndTime=Unknown Deadline=N/A SuspendTime=None SecsPreSuspend=0 LastSchedEval=2026-11-22T06:56:09 "
-    "Scheduler=Main Partition=closed AllocNode:Sid=localhost:4495 ReqNodeList=(null) ExcNodeList=(null) "
-    "NodeList= NumNodes=2-2 NumCPUs=2 NumTasks=2 CPUs/Task=1 ReqB:S:C:T=0:0:*:* "
-    "TRES=cpu=2,mem=16000M,node=2,billing=2 Socks/Node=* NtasksPerN:B:S:C=0:0:*:* CoreSpec=* MinCPUsNode=1 "
-    "MinMemoryNode=0 MinTmpDiskNode=0 Features=(null) DelayBoot=00:00:00 OverSubscribe=OK Contiguous=0 "
-    "Licenses=(null) Network=(null) Command=(null) WorkDir=/tmp/x StdErr=/tmp/x/slurm-4.out StdIn=/dev/null "
-    "StdOut=/tmp/x/slurm-4.out Power= \n"
+    "JobId=4 JobName=wrap UserId=root(0) Account=(null) JobState=PENDING Reason=PartitionDown "
+    "Dependency=(null) ExitCode=0:0 RunTime=00:00:00 TimeLimit=00:01:00 TimeMin=N/A StartTime=Unknown "
+    "AllocNode:Sid=localhost:4495 ReqNodeList=(null) NodeList= NumNodes=2-2 NumTasks=2 CPUs/Task=1 "
+    "ReqB:S:C:T=0:0:*:* TRES=cpu=2,mem=16000M,node=2,billing=2 Command=(null) WorkDir=/tmp/x Power= \n"
 )
-"""Recorded of 22.05."""
+"""Recorded of 22.05, as the next one, here without fields that are like others."""
 FAILED_22_05 = (
     "JobId=3 JobName=wrap UserId=root(0) GroupId=root(0) JobState=FAILED Reason=NonZeroExitCode "
     "Dependency=(null) ExitCode=3:0 RunTime=00:00:02 TimeLimit=UNLIMITED SubmitTime=2026-11-22T06:44:12 "
@@ -35,11 +26,8 @@ FAILED_22_05 = (
     "ReqNodeList=(null) ExcNodeList=(null) NodeList=n[1-2] BatchHost=n1 NumNodes=2 Command=(null) Power= \n"
 )
 NEWER = (
-    "JobId=34815931 ArrayJobId=7 JobName=two words UserId=a(2) GroupId=b(3) MCS_label=N/A Account=staff "
-    "QOS=normal WCKey=* JobState=COMPLETING Reason=None Dependency=(null) Requeue=0 Restarts=0 BatchFlag=1 "
-    "ExitCode=0:0 DerivedExitCode=2:0 RunTime=00:00:07 TimeLimit=1-00:10:00 "
-    "SubmitTime=2025-06-24T11:36:32 StartTime=2025-06-24T11:36:32 EndTime=2025-06-24T11:36:39 "
-    "PreemptEligibleTime=2025-06-24T11:36:32 PreemptTime=None Scheduler=Main Partition=h100 "
+    "JobId=34815931 ArrayJobId=7 JobName=two words UserId=a(2) QOS=normal WCKey=* JobState=COMPLETING "
+    "Reason=None ExitCode=0:0 DerivedExitCode=2:0 RunTime=00:00:07 TimeLimit=1-00:10:00 "
     "AllocNode:Sid=b-an01:626814 NodeList=b-cn[1703,1705] BatchHost=b-cn1703 StepMgrEnabled=Yes "
     "ReqTRES=cpu=12,mem=30192M,node=1,gres/gpu=16 AllocTRES=cpu=12,mem=30192M,node=2,gres/gpu=16 "
     "LicensesAlloc=(null) Comment=why not; JobState= Command=/shared/run.sh --x=1 JobState=FAILED "
@@ -48,18 +36,7 @@ NEWER = (
 """With what later versions added: ReqTRES, AllocTRES, TresPerNode, StepMgrEnabled and others."""
 
 
-def in_state(words: str, **others: str) -> SlurmJob:
-    return parse_job("1", {"JobState": words, **others}, ())
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts shell scripts in the place of Slurm's commands."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    return lambda name, script: executable(tmp_path / name, script)
-
-
-UNTOLD = dict.fromkeys(("reason", "exit_status", "left_s"))
+WAITING = ("CONFIGURING", "PENDING", "REQUEUED")
 
 
 @pytest.mark.parametrize(
@@ -69,15 +46,17 @@ UNTOLD = dict.fromkeys(("reason", "exit_status", "left_s"))
             PENDING_22_05,
             {"state": "PENDING", "reason": "PartitionDown", "is_waiting": True, "why_over": None},
         ),
-        (FAILED_22_05, {"state": "FAILED", "exit_status": 3}),
-        (FAILED_22_05, {"nodes": ("n1",), "is_waiting": False, "why_over": "FAILED (NonZeroExitCode)"}),
+        (FAILED_22_05, {"state": "FAILED", "exit_status": 3, "nodes": ("n1",), "is_waiting": False}),
+        (FAILED_22_05, {"why_over": "FAILED (NonZeroExitCode)"}),
         (NEWER, {"state": "COMPLETING", "reason": None, "exit_status": 0, "is_completing": True}),
         (NEWER, {"is_over": True, "left_s": 86993, "spreads_gpus": False}),
-        ("JobId=1 JobState=RUNNING\n", {"state": "RUNNING", **UNTOLD}),
+        ("JobId=1 JobState=RUNNING\n", {"state": "RUNNING", "reason": None, "exit_status": None}),
         ("JobState=RUNNING TresPerJob=gres:gpu:9", {"spreads_gpus": True}),
         ("JobState=RUNNING TresPerTask=cpu=4,gres/gpu:1", {"spreads_gpus": True}),
-        ("JobState=RUNNING TimeLimit=UNLIMITED RunTime=00:00:07", {"left_s": None}),
-        ("JobState=RUNNING TimeLimit=1-00:10:00", {"left_s": None}),
+        *(
+            (f"JobState=RUNNING {times}", {"left_s": None})
+            for times in ("", "TimeLimit=UNLIMITED RunTime=00:00:07", "TimeLimit=1-00:10:00")
+        ),
         ("", {"state": "UNKNOWN", "is_over": False}),
     ],
 )
@@ -89,30 +68,26 @@ def test_what_is_printed_of_a_job_is_read(line: str, told: dict[str, Any]) -> No
 def test_fields_may_hold_spaces_and_those_that_tell_nothing_are_none() -> None:
     assert "NodeList" not in fields(PENDING_22_05)
     told = fields(NEWER)
-    assert told["JobName"] == "two words"
-    assert told["AllocTRES"] == "cpu=12,mem=30192M,node=2,gres/gpu=16"
+    assert (told["JobName"], told["AllocTRES"]) == (
+        "two words",
+        "cpu=12,mem=30192M,node=2,gres/gpu=16",
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "state"),
     [
         *((state, state) for state in sorted(commands.ENDED - {"FORGOTTEN"})),
-        ("CANCELLED by 0", "CANCELLED"),
-        ("CANCELLED+", "CANCELLED"),
-        ("COMPLETING,NODE_FAIL", "NODE_FAIL"),
-        ("TIMEOUT COMPLETING", "TIMEOUT"),
+        *(("CANCELLED by 0", "CANCELLED"), ("CANCELLED+", "CANCELLED")),
+        *(("COMPLETING,NODE_FAIL", "NODE_FAIL"), ("TIMEOUT COMPLETING", "TIMEOUT")),
+        *((state, None) for state in ("RUNNING", "SUSPENDED", "NOVELTY", *WAITING)),
     ],
 )
-def test_an_allocation_that_is_over(words: str, state: str) -> None:
-    job = in_state(words)
-    assert (job.state, job.state_words, job.is_completing) == (state, words, "COMPLETING" in words)
-    assert (job.is_over, job.is_waiting, job.why_over) == (True, False, words)
-
-
-@pytest.mark.parametrize("state", ["RUNNING", "SUSPENDED", "CONFIGURING", "PENDING", "REQUEUED", "NOVELTY"])
-def test_an_allocation_that_is_not_over(state: str) -> None:
-    assert not in_state(state).is_over
-    assert in_state(state).is_waiting == (state in ("CONFIGURING", "PENDING", "REQUEUED"))
+def test_whether_an_allocation_is_over(words: str, state: str | None) -> None:
+    job = parse_job("1", {"JobState": words}, ())
+    assert (job.state, job.state_words, job.is_completing) == (state or words, words, "COMPLETING" in words)
+    assert (job.is_over, job.why_over) == ((False, None) if state is None else (True, words))
+    assert job.is_waiting == (words in WAITING)
 
 
 @pytest.mark.parametrize(
@@ -126,16 +101,32 @@ def test_durations(text: str, seconds: int | None) -> None:
     assert parse_duration_s(text) == seconds
 
 
-def test_an_error_names_the_command_and_slurms_words(fake: Any) -> None:
-    fake("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
-    with pytest.raises(SlurmError, match=r"^squeue --noheader .*--jobs=7.*: slurm_load_jobs error: Unable"):
-        commands.steps("7", "a")
-    fake("scancel", "exit 3")
-    with pytest.raises(SlurmError, match=r"^scancel 7: exit status 3$"):
-        commands.cancel("7")
-    fake("scontrol", "echo 'Access denied' >&2; exit 1")
-    with pytest.raises(SlurmError, match=r"^scontrol show .*: Access denied$"):
-        commands.job("7")
+@pytest.mark.parametrize(
+    ("name", "script", "ask", "said"),
+    [
+        (
+            *("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1"),
+            *(lambda: commands.steps("7", "a"), "squeue --noheader .*--jobs=7.*: Unable to contact slurm"),
+        ),
+        ("scancel", "exit 3", lambda: commands.cancel("7"), "scancel 7: exit status 3$"),
+        (
+            *("scontrol", "echo 'Access denied' >&2; exit 1"),
+            *(lambda: commands.job("7"), "scontrol show .*: Access denied$"),
+        ),
+        (
+            *("scontrol", "exec sleep 60", lambda: commands.ask("scontrol", "show", answer_s=0.01)),
+            "scontrol show: no answer in 0.01 s. `scontrol ping` tells whether",
+        ),
+    ],
+    ids=["away", "silent", "denied", "late"],
+)
+def test_an_error_names_the_command_and_slurms_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str, ask: Any, said: str
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    executable(tmp_path / name, script)
+    with pytest.raises(SlurmError, match=f"^{said}"):
+        ask()
 
 
 def test_a_command_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,19 +135,14 @@ def test_a_command_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         commands.job("7")
 
 
-def test_a_command_that_does_not_answer(fake: Any) -> None:
-    fake("scontrol", "exec sleep 60")
-    with pytest.raises(
-        SlurmError, match=r"^scontrol show: no answer in 0.01 s. `scontrol ping` tells whether"
-    ):
-        commands.ask("scontrol", "show", answer_s=0.01)
-
-
 @pytest.mark.launch
-def test_a_real_job_that_is_cancelled_and_one_that_is_unknown(slurm: Cluster) -> None:
-    command = "srun --nodes=2 --ntasks=2 --job-name='the step' sleep 3600"
-    words = ["sbatch", "--parsable", "--output=/dev/null", "--time=10", "--nodes=2", f"--wrap={command}"]
-    job_id = slurm.run(*words).strip()
+def test_real_jobs(slurm: Cluster) -> None:
+    """One that is cancelled, those that ask for GPUs otherwise than per node, and one that is unknown."""
+
+    def submit(*words: str) -> str:
+        return slurm.run("sbatch", "--parsable", "--output=/dev/null", "--nodes=2", *words).strip()
+
+    job_id = submit("--time=10", "--wrap=srun --nodes=2 --ntasks=2 --job-name='the step' sleep 3600")
     wait_until(lambda: len(commands.steps(job_id, "the step")) == 1, "the step")
     assert commands.steps(job_id, "another") == []
     job = commands.job(job_id)
@@ -172,6 +158,10 @@ def test_a_real_job_that_is_cancelled_and_one_that_is_unknown(slurm: Cluster) ->
     wait_until(is_gone, "the job to end")
     assert (commands.job(job_id).state, commands.steps(job_id, "the step")) == ("CANCELLED", [])
     commands.cancel(job_id)
+    for spread in (["--gpus=16"], ["--gpus-per-task=1", "--ntasks-per-node=8"]):
+        job_id = submit("--hold", *spread, "--wrap=true")
+        assert commands.job(job_id).spreads_gpus
+        commands.cancel(job_id)
     unknown = commands.job("99999")
     assert (unknown.is_over, unknown.why_over) == (True, "no longer known to Slurm")
     assert commands.steps("99999", "x") == []

@@ -1,7 +1,5 @@
 """The published comparisons of this repository over two nodes: each as a tiny twin, on a real Slurm."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

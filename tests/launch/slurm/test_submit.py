@@ -1,9 +1,6 @@
 """Submitting with stand-ins for Slurm's commands. tests/cli/test_slurm.py submits to a real Slurm."""
 
-from __future__ import annotations
-
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -37,7 +34,7 @@ class Talk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         self.answers: list[Answer] = []
         self.said: list[str] = []
-        self.shown = b""
+        self.shown: list[bytes] = []
         self.cancelled: list[str] = []
         self.submitted = Submitted(id="7", log=tmp_path / "7.log")
         monkeypatch.setattr(jobs, "POLL_S", 0.0)
@@ -47,10 +44,9 @@ class Talk:
 
     def follow(self, *answers: Answer, wait_start_s: float | None = None) -> int:
         self.answers = list(answers)
+        say, show = self.said.append, self.shown.append
         with interrupts() as came:
-            return follow(
-                self.submitted, came, say=self.said.append, show=self._show, wait_start_s=wait_start_s
-            )
+            return follow(self.submitted, came, say=say, show=show, wait_start_s=wait_start_s)
 
     def _job(self, job_id: str) -> SlurmJob:
         assert job_id == "7"
@@ -59,55 +55,46 @@ class Talk:
             raise answer
         return answer if isinstance(answer, SlurmJob) else answer()
 
-    def _show(self, text: bytes) -> None:
-        self.shown += text
-
 
 @pytest.fixture
 def talk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Talk:
     return Talk(monkeypatch, tmp_path)
 
 
-@pytest.fixture
-def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory in which a stand-in for sbatch leaves its words and its script."""
-    executable(tmp_path / "sbatch", "printf '%s\\n' \"$@\" > called", 'echo "$ANSWER"')
+def test_a_job_is_submitted_with_its_log_in_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = tmp_path / "called"
+    executable(tmp_path / "sbatch", f"printf '%s\\n' \"$@\" > {called}", 'echo "$ANSWER"')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("ANSWER", "4711")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_a_job_is_submitted_with_its_log_in_the_store(sbatch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert submit([], [], directory=sbatch, store=sbatch).id == "4711"
+    assert submit([], [], directory=tmp_path, store=tmp_path).id == "4711"
     monkeypatch.setenv("ANSWER", "4711;north")  # of several clusters
-    submitted = submit(["--qos=q"], ["-k", "a b"], directory=sbatch, store=sbatch / "100%")
-    assert submitted == Submitted(id="4711", log=sbatch / "100%" / "slurm" / "4711.log")
+    submitted = submit(["--qos=q"], ["-k", "a b"], directory=tmp_path, store=tmp_path / "100%")
+    assert submitted == Submitted(id="4711", log=tmp_path / "100%" / "slurm" / "4711.log")
     assert submitted.log.parent.is_dir()
-    called = (sbatch / "called").read_text().splitlines()
-    assert f"--output={sbatch}/100%%/slurm/%j.log" in called, "% has a meaning for Slurm"
-    assert {"--parsable", "--job-name=perfsuite", "--exclusive", "--no-requeue", "--qos=q"} < set(called)
-    assert (sbatch / "called").read_text().endswith(f"--wrap={script(['-k', 'a b'], sbatch)}\n")
+    words = called.read_text().splitlines()
+    assert f"--output={tmp_path}/100%%/slurm/%j.log" in words, "% has a meaning for Slurm"
+    assert {"--parsable", "--job-name=perfsuite", "--exclusive", "--no-requeue", "--qos=q"} < set(words)
+    assert called.read_text().endswith(f"--wrap={script(['-k', 'a b'], tmp_path)}\n")
 
 
-@pytest.mark.launch
-def test_the_script_runs_pytest_in_its_directory(tmp_path: Path) -> None:
+def test_the_script_runs_pytest_in_its_directory_by_slurm_unless_another_launcher_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last launcher wins."""
     where = tmp_path / "a b"
     where.mkdir()
-    (where / "test_it.py").write_text("def test_it(): ...\n")
-    text = script(["--collect-only", "-q", "-p", "no:cacheprovider", "--perf-launcher=local"], where)
-    done = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=False, cwd="/")
-    assert "test_it.py::test_it" in done.stdout, done.stderr
-    shutil.rmtree(where)
-    gone = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=False)
-    assert gone.returncode == 2
-    assert gone.stdout == ""
+    python = executable(tmp_path / "python", 'pwd; printf "%s|" "$@"')
+    monkeypatch.setattr(sys, "executable", str(python))
+    text = script(["-k", "a b", "--perf-launcher=local"], where)
 
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["sh"], input=text, capture_output=True, text=True, check=False)
 
-def test_the_launcher_is_slurm_unless_another_is_chosen(tmp_path: Path) -> None:
-    pytest_ = f"exec {sys.executable} -m pytest --perf-launcher=slurm"
-    assert f"{pytest_} -x" in script(["-x"], tmp_path)
-    assert script(["--perf-launcher", "local"], tmp_path).endswith(f"{pytest_} --perf-launcher local")
+    assert run().stdout == f"{where}\n-m|pytest|--perf-launcher=slurm|-k|a b|--perf-launcher=local|"
+    where.rmdir()
+    assert (run().returncode, run().stdout) == (2, "")
 
 
 ENDED = "job 7 ended"
@@ -130,19 +117,15 @@ def test_the_job_is_told_from_queue_to_end(talk: Talk, answers: tuple[Answer, ..
 
 
 def test_what_the_job_writes_is_shown_to_the_last_byte(talk: Talk) -> None:
-    log = talk.submitted.log
     first, second = b"1 passed in 2 \xc2", b"\xb5s\n"  # the write ends within a letter
 
-    def ended() -> SlurmJob:
-        log.write_bytes(log.read_bytes() + second)
-        return DONE
+    def wrote(text: bytes, job: SlurmJob) -> SlurmJob:
+        talk.submitted.log.write_bytes(text)
+        return job
 
-    def began() -> SlurmJob:
-        log.write_bytes(first)
-        return RUNNING
-
+    began, ended = (lambda: wrote(first, RUNNING)), (lambda: wrote(first + second, DONE))
     assert talk.follow(PENDING, began, RUNNING, ended) == 0
-    assert talk.shown == first + second
+    assert b"".join(talk.shown) == first + second
 
 
 def test_the_exit_status_is_that_of_pytest(talk: Talk) -> None:
@@ -151,18 +134,16 @@ def test_the_exit_status_is_that_of_pytest(talk: Talk) -> None:
     assert talk.cancelled == []
 
 
-UNKNOWN = "no longer known to Slurm"
-
-
 @pytest.mark.parametrize(
-    ("job", "why"),
+    ("why", "job"),
     [
-        (replace(CANCELLED, state_words="CANCELLED by 0"), "CANCELLED by 0"),
-        (replace(DONE, state="NODE_FAIL", state_words="NODE_FAIL", exit_status=1), "NODE_FAIL"),
-        (replace(DONE, state="TIMEOUT", state_words="TIMEOUT"), "TIMEOUT"),
-        (replace(FAILED, exit_status=0), "FAILED (NonZeroExitCode)"),
-        (replace(FAILED, reason="JobLaunchFailure"), "FAILED (JobLaunchFailure)"),
-        (SlurmJob(id="7", state=commands.FORGOTTEN, state_words=UNKNOWN), UNKNOWN),
+        *(
+            (state, replace(CANCELLED, state=state, state_words=state, exit_status=1))
+            for state in ("CANCELLED", "NODE_FAIL", "TIMEOUT", commands.FORGOTTEN)
+        ),
+        ("CANCELLED by 0", replace(CANCELLED, state_words="CANCELLED by 0")),
+        ("FAILED (NonZeroExitCode)", replace(FAILED, exit_status=0)),
+        ("FAILED (JobLaunchFailure)", replace(FAILED, reason="JobLaunchFailure")),
     ],
 )
 def test_a_job_that_ended_otherwise_is_an_error_that_names_the_log(
@@ -206,11 +187,8 @@ def test_an_interrupt_cancels_the_job_and_waits_for_its_end(talk: Talk) -> None:
         f"job 7 is cancelled and gone; what it wrote is in {talk.submitted.log}",
     ]
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_a_second_interrupt_leaves_at_once(talk: Talk) -> None:
-    assert talk.follow(lambda: signalled(signal.SIGINT)) == 130
-    assert talk.cancelled == ["7"]
+    assert talk.follow(lambda: signalled(signal.SIGINT)) == 130, "the second one leaves at once"
+    assert talk.cancelled == ["7"] * 2
     assert talk.said[-1] == "left job 7, which may still be there: scancel 7"
 
 
