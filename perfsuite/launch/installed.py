@@ -25,8 +25,6 @@ NO_FILES = ("--hash", "--index-url", "--extra-index-url", "-i ", "--pre", "--no-
 """Options in requirements that name no file of the commit."""
 OF_ANOTHER_ENVIRONMENT = frozenset(("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER"))
 """Variables by which an installer would look, or install, elsewhere."""
-_OTHER_FILE = re.compile(r"\.$|-|.*file:|(?!.*://).*/")
-"""A line of requirements that names another file or directory, as `-r more.txt` does."""
 _LOCAL_SOURCE = re.compile(r'source = \{ (path|directory|editable|virtual) = "(?!\.")')
 """A package in a `uv.lock` that lies in the repository, and is not its project."""
 
@@ -105,13 +103,19 @@ def _key(lock: Path, commit: str) -> str:
     text = lock.read_text(errors="backslashreplace")
     project = lock.with_name("pyproject.toml")
     beside = project.read_text() if lock.name == UV_LOCK and project.exists() else ""
-    if lock.name == UV_LOCK:
-        names_files = _LOCAL_SOURCE.search(text) is not None
-    else:
-        words = (line.partition("#")[0].strip() for line in text.splitlines())
-        names_files = any(_OTHER_FILE.match(word) for word in words if not word.startswith(NO_FILES))
-    of = commit if names_files else None  # other files may differ by the commit
+    is_of_commit = _LOCAL_SOURCE.search(text) if lock.name == UV_LOCK else _names_files(text)
+    of = commit if is_of_commit else None
     return documents.digest([lock.name, text, beside, of, platform.python_version()])
+
+
+def _names_files(requirements: str) -> bool:
+    """Whether requirements name other files, as `-r more.txt` does: these may differ by the commit."""
+    words = (line.partition("#")[0].strip() for line in requirements.splitlines())
+    return any(
+        word == "." or word.startswith("-") or "file:" in word or ("/" in word and "://" not in word)
+        for word in words
+        if not word.startswith(NO_FILES)
+    )
 
 
 def _make(lock: Path, directory: Path, python: Path, uv: str | None) -> None:

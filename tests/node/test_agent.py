@@ -182,13 +182,14 @@ def test_a_node_that_ends_the_job_waits_for_the_stacks_of_the_other_nodes(
 @pytest.mark.parametrize(
     ("groups", "file", "count", "counted"),
     [
+        ("0::/\n", "memory.events", "3", 3),
         ("0::/user.slice/a:b.scope\n", "user.slice/a:b.scope/memory.events", "3", 3),
         ("4:cpu,memory:/job\n1:cpu:/other\n0::/\n", "memory/job/memory.oom_control", "3", 3),
         ("0::/job\n", "job/memory.events", "many", 0),
         ("0::/job\n", "other/memory.events", "3", 0),
         ("no control groups\n", "memory.events", "3", 0),
     ],
-    ids=["version 2", "version 1", "no number", "no counter", "odd"],
+    ids=["a container", "version 2", "version 1", "no number", "no counter", "odd"],
 )
 def test_kills_for_want_of_memory_are_those_in_our_control_group(
     tmp_path: Path, groups: str, file: str, count: str, counted: int

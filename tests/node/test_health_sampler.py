@@ -1,11 +1,15 @@
 import os
+import signal
+import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from perfsuite.analysis.health import FREE_S, machine_problems
@@ -18,6 +22,8 @@ from tests.node.fake_nvml import CARD, GIB, Clock, NotSupported, Nvml, NVMLError
 from tests.node.test_cpu import stat
 from tests.processes import wait_until
 from tests.samples import make_gpu_machine
+
+SPIN = "import time\nuntil = time.monotonic() + 20\nwhile time.monotonic() < until: pass"
 
 
 def seen(found: Health | None) -> Health:
@@ -357,3 +363,27 @@ def test_the_figures_of_a_gpu_are_of_the_readings_that_there_are(
 ) -> None:
     found = health_sampler._device(DeviceHealth(index=0, held_before_bytes=held), readings)
     assert found == DeviceHealth(index=0, held_before_bytes=held, **told)
+
+
+@pytest.mark.launch
+def test_a_busy_process_beside_the_job_is_foreign() -> None:
+    """The job is a process whose child spins."""
+    parent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {SPIN!r}])"
+    job = subprocess.Popen([sys.executable, "-c", parent], start_new_session=True)
+    stranger = subprocess.Popen([sys.executable, "-c", SPIN])
+    try:
+        sampler, children = Sampler(pid=job.pid), psutil.Process(job.pid).children
+        wait_until(lambda: sum(child.cpu_times().user for child in children()) > 0.1, "it to spin")
+        for look in range(25):
+            sampler.sample(1 + look // 8)
+            time.sleep(0.05)
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+        stranger.kill()
+        job.wait()
+        stranger.wait()
+    found = seen(sampler.finish())
+    assert found.job_cpu is not None
+    assert found.foreign_cpu is not None
+    assert 0 < found.job_cpu < 1.2 / len(os.sched_getaffinity(0))
+    assert 0 < found.foreign_cpu <= 1 - found.job_cpu + 0.05
