@@ -306,11 +306,7 @@ def test_a_step_or_probe_takes_as_long_as_on_the_slowest_rank_and_what_ran_is_wh
 ) -> None:
     ranks: tuple[dict[str, Any], ...] = (
         {"step_s": (0.1, 0.2) * 12 + (0.1,), "probe_s": (0.1, 0.4) * 12 + (0.1,), "device_probe": {"x": 7}},
-        {
-            "step_s": (0.2, 0.3) * 12 + (0.05,),
-            "probe_s": (0.2, 0.3) * 12 + (0.1,),
-            "device_probe": {"a": 5.0},
-        },
+        {"step_s": (0.2, 0.3) * 12 + (0.05,), "probe_s": (0.2, 0.3) * 12 + (0.1,), "device_probe": {"x": 5}},
     )
     for rank, told in enumerate(ranks):
         told["observed"] = Observed(settings={"rank": str(rank)}, environment={})

@@ -121,6 +121,7 @@ def test_memory_may_differ_by_a_bit_in_a_launch_and_not_in_a_dry_run(
 
 NOT_COUNTED = "not judged: not counted in these launches"
 NOT_IN_BASELINE = "not judged: not in the baseline"
+NEW = "not judged, not in the baseline"
 
 
 def test_a_finding_names_all_ranks_with_the_same_change() -> None:
@@ -376,7 +377,7 @@ def test_python_s_calls_are_listed_up_to_a_fifth_and_unknown_ones_are_no_differe
         assert judged(now, python(), before=python()).unsteady == unsteady
     newer, lost = python(version="3.12", forward=99_999), "not judged, not counted in these launches"
     for now, before, notes in (
-        (python(), counts(), ("Python 3.11 calls: not judged, not in the baseline",)),
+        (python(), counts(), (f"Python 3.11 calls: {NEW}",)),
         (counts(), python(), (f"Python 3.11 calls: {lost}",)),
         (
             newer,
