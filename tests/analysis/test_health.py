@@ -41,51 +41,41 @@ def make_health(device: dict[str, Any] | None = None, **changes: Any) -> Health:
     return Health(**{"samples": 20, "seconds": 5.0, "steps": 19, "devices": devices, **changes})
 
 
-NORMAL = (
-    *("SwPowerCap", "GpuIdle", "ApplicationsClocksSetting", "SyncBoost"),
-    *("DisplayClockSetting", "BoardLimit", "Reliability"),
-)
-"""Reasons for a lower clock."""
+NORMAL = "SwPowerCap GpuIdle ApplicationsClocksSetting SyncBoost DisplayClockSetting BoardLimit Reliability"
+BAD = "HwSlowdown HwThermalSlowdown SwThermalSlowdown HwPowerBrakeSlowdown"
+
+
+SHARED = "GPU 0 was shared: other processes held 257.0 MiB (at most 256.0 MiB)"
+
+
+def throttled(why: str, more: str = "") -> str:
+    return f"GPU 0 was throttled: {why} of samples (at most 5% is healthy{more})"
+
+
+def held(by: str, amount: str = "1.00") -> str:
+    return f"GPU 0: {amount} GiB held before the launch by {by} (at most 1.00 GiB is healthy; waited 30 s)"
 
 
 @pytest.mark.parametrize(
     ("device", "reason"),
     [
         ({}, None),
-        *(({"throttled": {name: 1.0}}, None) for name in NORMAL),
-        *(
-            ({"throttled": {name: share}}, reason)
-            for name in ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
-            for share, reason in (
-                (0.05, None),
-                (0.06, f"GPU 0 was throttled: {name} in 6% of samples (at most 5% is healthy)"),
-            )
-        ),
+        *(({"throttled": {name: 1.0}}, None) for name in NORMAL.split()),
+        *(({"throttled": {name: 0.05}}, None) for name in BAD.split()),
+        *(({"throttled": {name: 0.06}}, throttled(f"{name} in 6%")) for name in BAD.split()),
         (
             {"throttled": {"HwSlowdown": 0.5, "SwPowerCap": 1.0, "HwThermalSlowdown": 0.25}},
-            "GPU 0 was throttled: HwSlowdown in 50%, HwThermalSlowdown in 25% of samples (at most 5% is "
-            "healthy)",
+            throttled("HwSlowdown in 50%, HwThermalSlowdown in 25%"),
         ),
         (
             {"throttled": {"HwSlowdown": 0.5}, "temperature_c": 91.4, "sm_clock_mhz": 1200.0},
-            "GPU 0 was throttled: HwSlowdown in 50% of samples (at most 5% is healthy; up to 91 °C; median "
-            "clock 1200 MHz)",
+            throttled("HwSlowdown in 50%", "; up to 91 °C; median clock 1200 MHz"),
         ),
         ({"foreign_memory_bytes": 256 * MIB}, None),
-        (
-            {"foreign_memory_bytes": 257 * MIB},
-            "GPU 0 was shared: other processes held 257.0 MiB (at most 256.0 MiB)",
-        ),
+        ({"foreign_memory_bytes": 257 * MIB}, SHARED),
         ({"held_before_bytes": GIB}, None),
-        (
-            {"held_before_bytes": 3 * GIB // 2, "held_before_by": (17, 4)},
-            "GPU 0: 1.50 GiB held before the launch by pid 17, 4 (at most 1.00 GiB is healthy; waited 30 s)",
-        ),
-        (
-            {"held_before_bytes": GIB + 1},
-            "GPU 0: 1.00 GiB held before the launch by no process that NVML lists (at most 1.00 GiB is "
-            "healthy; waited 30 s)",
-        ),
+        ({"held_before_bytes": 3 * GIB // 2, "held_before_by": (17, 4)}, held("pid 17, 4", "1.50")),
+        ({"held_before_bytes": GIB + 1}, held("no process that NVML lists")),
     ],
 )
 def test_what_is_wrong_with_a_gpu_is_told_with_its_values(device: dict[str, Any], reason: str | None) -> None:
@@ -159,14 +149,13 @@ def test_how_gpus_are_set_up_is_told_once_where_they_are_alike() -> None:
     assert gpu_setup(None) == gpu_setup(make_health()) == gpu_setup(make_health({})) == {}
     first = DeviceHealth(index=0, power_limit_w=700, sm_clock_limit_mhz=1980, ecc=True, persistence=False)
     second = first.replace(index=1, power_limit_w=650.5, sm_clock_set_mhz=1590, ecc=False, nvlinks=0)
-    alike = {"gpu_power_limit_w": "700", "gpu_sm_clock_limit_mhz": "1980", "gpu_ecc": "on"}
-    assert gpu_setup(make_health(devices=(first, first))) == {**alike, "gpu_persistence": "off"}
+    both = {"gpu_sm_clock_limit_mhz": "1980", "gpu_persistence": "off"}
+    alike = {"gpu_power_limit_w": "700", "gpu_ecc": "on", **both}
+    assert gpu_setup(make_health(devices=(first, first))) == alike
+    differ = {"gpu_power_limit_w": "650.5, 700", "gpu_ecc": "off, on", **both}
     assert gpu_setup(make_health(devices=(first, second))) == {
-        "gpu_power_limit_w": "650.5, 700",
-        "gpu_sm_clock_limit_mhz": "1980",
+        **differ,
         "gpu_sm_clock_set_mhz": "1590",
-        "gpu_ecc": "off, on",
-        "gpu_persistence": "off",
         "gpu_nvlinks": "0",
     }
 
@@ -180,18 +169,15 @@ def quiet(**changes: Any) -> Health:
     return make_health(**{"foreign_cpu": 0.02, "steal": 0.0, **changes})
 
 
-def test_one_machine_has_no_nodes() -> None:
-    run = health.with_nodes(make_run(), {0: LaunchFile(host="here", health=quiet())}, {})
-    assert (run.nodes, run.health) == ((), quiet())
-    assert health.with_nodes(make_run(), {}, {}).health is None
-
-
 def test_a_node_whose_agent_wrote_nothing_keeps_its_place() -> None:
     agents = {1: LaunchFile(host="n2", health=quiet())}
     run = health.with_nodes(OF_TWO_NODES, agents, {0: "n1", 1: "n2"})
     assert [node.name for node in run.nodes] == ["n1", "n2"]
     assert run.health == quiet(node="n2", samples=0, notes=("n1: its health is unknown",))
     assert health.with_nodes(OF_TWO_NODES, agents, {}).nodes[0].name == "node 0"
+    alone = health.with_nodes(make_run(), {0: LaunchFile(host="here", health=quiet())}, {})
+    assert (alone.nodes, alone.health) == ((), quiet()), "one machine has no nodes"
+    assert health.with_nodes(make_run(), {}, {}).health is None
 
 
 def test_the_worst_of_the_nodes_is_judged_and_named() -> None:
@@ -208,9 +194,12 @@ def test_the_worst_of_the_nodes_is_judged_and_named() -> None:
 
 
 def test_gpus_of_all_nodes_are_told_apart_and_the_slowest_clock_counts() -> None:
-    first = quiet(devices=(DeviceHealth(index=0),), sm_clocks_mhz=((1, 1900.0), (2, 1800.0)))
-    second = quiet(devices=(DeviceHealth(index=0),), sm_clocks_mhz=((2, 1700.0), (3, 1600.0)))
-    worst = health.worst([Node(name="n1", health=first), Node(name="n2", health=second)])
+    clocks = {"n1": ((1, 1900.0), (2, 1800.0)), "n2": ((2, 1700.0), (3, 1600.0))}
+    nodes = [
+        Node(name=name, health=quiet(devices=(DeviceHealth(index=0),), sm_clocks_mhz=mhz))
+        for name, mhz in clocks.items()
+    ]
+    worst = health.worst(nodes)
     assert worst is not None
     assert [device.name for device in worst.devices] == ["GPU 0 of n1", "GPU 0 of n2"]
     assert worst.sm_clocks_mhz == ((1, 1900.0), (2, 1700.0), (3, 1600.0))
