@@ -107,11 +107,8 @@ def test_a_regression_whose_size_is_unknown_is_not_waived() -> None:
 @pytest.mark.parametrize(
     ("result", "fields"),
     [
-        *(
-            (SLOW, {"case": "ddp-*"}),
-            (SLOW, {"metric": "peak memory"}),
-            (SLOW, {"metric": "tokens_per_second"}),
-        ),
+        (SLOW, {"case": "ddp-*"}),
+        *((SLOW, {"metric": metric}) for metric in ("peak memory", "tokens_per_second")),
         (SLOW.replace(verdict=SLOW.verdict.replace(checks=())), {"metric": "*", "tolerated": "1000%"}),
         # Only what regressed is waived.
         (SLOW.replace(verdict=SLOW.verdict.replace(outcome="failed", failure="loss")), {}),
