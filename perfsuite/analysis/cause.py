@@ -43,14 +43,13 @@ def first_cause(
     missing = [rank for rank in range(case.topology.world_size) if rank not in reports]
     silent = [failure for failure in ended if failure.rank in missing or (failure.rank is None and missing)]
     hung = {failure.at: line for failure in by_ranks if (line := _watchdog_line(_text(failure))) is not None}
-    by_watchdog = []
+    causes = [each for each in by_ranks if not is_peer(each)]
     for failure in silent:  # the watchdog ends a process from a thread, which leaves no report, only a log
-        written = [_end(log) for log in _logs(failure, run_dir)]
-        if (line := _watchdog_line("\n".join([_text(failure), *written]))) is not None:
-            by_watchdog.append(failure)
+        written = "\n".join([_text(failure), *(_end(log) for log in _logs(failure, run_dir))])
+        if (line := _watchdog_line(written)) is not None:
             hung[failure.at] = line
-    silent = [failure for failure in silent if failure not in by_watchdog]
-    causes = [each for each in by_ranks + silent if not is_peer(each)]
+        elif not is_peer(failure):
+            causes.append(failure)
     if causes:
         return min(causes, key=lambda failure: failure.at)
     if (behind := _behind(reports, case)) is not None:
@@ -67,13 +66,13 @@ def _behind(reports: Mapping[int, RankReport], case: Case) -> Failure | None:
     """The failure of a rank whose clock stopped while others made all their steps, and then left it alone."""
     total = case.total_steps
     ahead = [rank for rank, report in reports.items() if len(report.step_s) == total]
-    for rank, report in sorted(reports.items()):
-        if ahead and report.failure is not None and report.steps is not None and report.steps < total:
-            message = (
-                f"rank {rank} had made {report.steps} of {total} optimizer steps when rank {ahead[0]} had "
-                "made all: is its optimizer replaced on the way, or has it less data? "
-                f"It then said: {report.failure.message}"
+    for rank, report in sorted(reports.items()) if ahead else ():
+        if report.failure is not None and report.steps is not None and report.steps < total:
+            behind = (
+                f"rank {rank} had made {report.steps} of {total} optimizer steps when rank {ahead[0]} had"
             )
+            why = "is its optimizer replaced on the way, or has it less data?"
+            message = f"{behind} made all: {why} It then said: {report.failure.message}"
             return report.failure.replace(message=message)
     return None
 
@@ -96,14 +95,14 @@ def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: Run
     kind: FailureKind = "missing_report"
     message = f"no report from {ranks}: see {run_dir.path}"
     if shutil.disk_usage(run_dir.path).free < LEAST_FREE_BYTES:
-        kind = "error"
-        message = f"no report from {ranks}: no space is left on the disk of {run_dir.path}. Make room there."
+        full = f"no space is left on the disk of {run_dir.path}. Make room there."
+        kind, message = "error", f"no report from {ranks}: {full}"
     elif dead := [node for node in nodes if not run_dir.launch(node).exists()]:
         who = "the agent" if case.topology.nodes == 1 else f"the agent of node {', '.join(map(str, dead))}"
         message = f"{who} died before {ranks} had reported: was it killed? See {run_dir.path}"
     elif by_ranks:
-        kind = "crash"
-        message = f"{ranks} died without a report; rank {by_ranks[0].rank} then said: {by_ranks[0].message}"
+        said = f"rank {by_ranks[0].rank} then said: {by_ranks[0].message}"
+        kind, message = "crash", f"{ranks} died without a report; {said}"
     return Failure(kind=kind, rank=missing[0], message=message)
 
 

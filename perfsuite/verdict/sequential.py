@@ -124,7 +124,7 @@ def decide(
     slow = math.log1p(tolerance)
 
     mirrored = [-x for x in reversed(logs)]
-    outcome: Outcome
+    outcome: Outcome = "undecided"
     if change + half >= slow and _surely_above(logs, centre, len(reference), noise):
         outcome = "regressed"
     elif change - half <= -slow and _surely_above(mirrored, -centre, len(reference), noise):
@@ -134,19 +134,17 @@ def decide(
         outcome = "undecided" if looks_faster and len(logs) < max_launches else "passed"
     elif len(logs) == max_launches or _hopeless(change, slow, noise, len(reference), len(logs), max_launches):
         outcome = "inconclusive"
-    else:
-        outcome = "undecided"
+    final = _later(noise, max_launches - len(logs))
+    minimum = minimum_detectable_drop(
+        noise=final, baseline_launches=len(reference), max_launches=max_launches
+    )
     return Decision(
         outcome=outcome,
         estimate=relative(change),
         interval=(relative(change - half), relative(change + half)),
         tolerance=tolerance,
         launches_used=len(logs),
-        minimum_detectable_drop=minimum_detectable_drop(
-            noise=_later(noise, max_launches - len(logs)),
-            baseline_launches=len(reference),
-            max_launches=max_launches,
-        ),
+        minimum_detectable_drop=minimum,
     )
 
 
@@ -175,8 +173,7 @@ def _noise_of_case(reference: list[float], logs: list[float], noise: Noise) -> N
 
 
 def _later(noise: Noise, launches: int) -> Noise:
-    degrees = noise.degrees_of_freedom + SCALE_EFFICIENCY * launches
-    return replace(noise, degrees_of_freedom=degrees)
+    return replace(noise, degrees_of_freedom=noise.degrees_of_freedom + SCALE_EFFICIENCY * launches)
 
 
 def _error(noise: Noise, baseline_launches: int, launches: int) -> float:
