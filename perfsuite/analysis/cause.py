@@ -68,11 +68,9 @@ def _behind(reports: Mapping[int, RankReport], case: Case) -> Failure | None:
     ahead = [rank for rank, report in reports.items() if len(report.step_s) == total]
     for rank, report in sorted(reports.items()) if ahead else ():
         if report.failure is not None and report.steps is not None and report.steps < total:
-            behind = (
-                f"rank {rank} had made {report.steps} of {total} optimizer steps when rank {ahead[0]} had"
-            )
+            behind = f"rank {rank} had made {report.steps} of {total} optimizer steps when rank {ahead[0]}"
             why = "is its optimizer replaced on the way, or has it less data?"
-            message = f"{behind} made all: {why} It then said: {report.failure.message}"
+            message = f"{behind} had made all: {why} It then said: {report.failure.message}"
             return report.failure.replace(message=message)
     return None
 

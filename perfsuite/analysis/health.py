@@ -83,11 +83,8 @@ def is_shared(health: Health | None, machine: Machine) -> bool:
         return False
     if machine.device == "cpu":
         return _exceeds(health.foreign_cpu, FOREIGN_CPU_SHARE) or _exceeds(health.steal, STEAL_SHARE)
-    return any(
-        _exceeds(card.foreign_memory_bytes, FOREIGN_MEMORY_BYTES)
-        or _exceeds(card.held_before_bytes, HELD_BYTES)
-        for card in health.devices
-    )
+    bounds = {"foreign_memory_bytes": FOREIGN_MEMORY_BYTES, "held_before_bytes": HELD_BYTES}
+    return any(_exceeds(getattr(card, of), most) for card in health.devices for of, most in bounds.items())
 
 
 def all_shared(verdict: Verdict, runs: Sequence[Run]) -> bool:
