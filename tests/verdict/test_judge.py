@@ -31,6 +31,7 @@ from tests.verdict.judging import (
     PROBED,
     QUIET,
     SICK_GPU,
+    USUAL,
     check_of,
     judged,
     noise_of,
@@ -55,21 +56,15 @@ def gpu(factor: float = 1, **figures: Any) -> list[Run]:
 # Sessions
 
 
-@pytest.mark.parametrize(
-    ("speed", "sessions", "outcome", "blind"),
-    [
-        (0.975, (1.0,), "regressed", False),
-        (0.975, (1.0, 0.98, 1.01), "inconclusive", True),
-        (0.8, (1.0, 0.98, 1.01), "regressed", True),
-    ],
-)
-def test_a_session_as_slow_as_others_were_is_no_regression(
-    speed: float, sessions: tuple[float, ...], outcome: str, blind: bool
-) -> None:
+def test_a_session_as_slow_as_others_were_is_no_regression() -> None:
     """Sessions of unchanged code differ by 2 %. Who knows one of them calls the next one regressed."""
-    known = of_sessions(*sessions)
-    check = check_of(session(gpu(speed), known, class_noise([known])), "tokens_per_s")
-    assert (check.outcome, check.blind) == (outcome, blind)
+    one, three = of_sessions(1.0), of_sessions(1.0, 0.98, 1.01)
+    for speed, known, outcome, blind in (
+        *((0.975, one, "regressed", False), (0.975, three, "inconclusive", True)),
+        (0.8, three, "regressed", True),
+    ):
+        check = check_of(session(gpu(speed), known, class_noise([known])), "tokens_per_s")
+        assert (check.outcome, check.blind) == (outcome, blind)
 
 
 @pytest.mark.parametrize(("less", "more", "outcome"), [(0.84, 0.82, "regressed"), (1.19, 1.22, "improved")])
@@ -224,10 +219,10 @@ def test_without_a_baseline_what_is_recorded_is_compared_with_nothing() -> None:
 @pytest.mark.parametrize(
     ("sigma", "runs", "outcome", "of_memory"),
     [
-        pytest.param(0.3, usual()[:1], "undecided", "undecided", id="in doubt: another launch"),
-        pytest.param(2.0, usual(), "inconclusive", "inconclusive", id="too noisy"),
-        pytest.param(None, usual()[:1], "inconclusive", "inconclusive", id="no noise is known"),
-        pytest.param(2.0, usual(0.8), "regressed", "inconclusive", id="regressed and too noisy"),
+        (0.3, usual()[:1], "undecided", "undecided"),  # in doubt: another launch
+        (2.0, usual(), "inconclusive", "inconclusive"),  # too noisy
+        (None, usual()[:1], "inconclusive", "inconclusive"),  # no noise is known
+        (2.0, usual(0.8), "regressed", "inconclusive"),
         (0.3, usual(0.8, peak_memory_bytes=87 * MIB), "regressed", "undecided"),
     ],
 )
@@ -332,17 +327,17 @@ def test_on_a_gpu_memory_is_exact_to_one_percent_and_one_launch_suffices(memory:
     assert outcomes(blind) == {**dict.fromkeys(NAMES, "inconclusive"), "peak_memory_bytes": outcome}
 
 
-@pytest.mark.parametrize(("memory", "outcome"), [(70, "passed"), (90, "regressed"), (45, "improved")])
-def test_on_a_cpu_memory_is_statistical(memory: float, outcome: str) -> None:
-    runs = usual(peak_memory_bytes=memory * MIB)
-    verdict = session(runs)
-    assert (verdict.outcome, verdict.launches) == (outcome, 1 if outcome == "passed" else 3)
-    check = check_of(verdict, "peak_memory_bytes")
-    assert check.interval is not None
-    assert check.interval[0] < memory / 64 - 1 < check.interval[1]
-    assert check.allowed == 0.2
-    disturbed = [run.replace(health=DISTURBED) for run in runs[:3]]
-    assert session(disturbed).outcome == "unhealthy", "statistics are of healthy launches"
+def test_on_a_cpu_memory_is_statistical() -> None:
+    for memory, outcome, launches in ((70, "passed", 1), (90, "regressed", 3), (45, "improved", 3)):
+        runs = usual(peak_memory_bytes=memory * MIB)
+        verdict = session(runs)
+        assert (verdict.outcome, verdict.launches) == (outcome, launches)
+        check = check_of(verdict, "peak_memory_bytes")
+        assert check.interval is not None
+        assert check.interval[0] < memory / 64 - 1 < check.interval[1]
+        assert check.allowed == 0.2
+        disturbed = [run.replace(health=DISTURBED) for run in runs[:3]]
+        assert session(disturbed).outcome == "unhealthy", "statistics are of healthy launches"
 
 
 # What was not measured, or is no number
@@ -362,17 +357,14 @@ def test_a_metric_that_a_launch_lacks_fails_at_once(
     assert [name for name, outcome in outcomes(verdict).items() if outcome == "failed"] == [metric]
 
 
-@pytest.mark.parametrize(
-    ("metric", "outcome", "note"),
-    [
+def test_a_metric_that_the_baseline_lacks_never_passes() -> None:
+    for metric, outcome, note in (
         ("tokens_per_s", "failed", "the baseline lacks it: accept or record it anew"),
         ("peak_memory_bytes", "failed", "the baseline lacks it: accept or record it anew"),
         ("tokens_per_s_mean", "inconclusive", "not in the baseline: accept or record it anew"),
-    ],
-)
-def test_a_metric_that_the_baseline_lacks_never_passes(metric: str, outcome: str, note: str) -> None:
-    verdict = judged(usual()[:1], from_runs([run_with(**{metric: None})] * 3))
-    assert (verdict.outcome, check_of(verdict, metric).note) == (outcome, note)
+    ):
+        verdict = judged(usual()[:1], from_runs([run_with(**{metric: None})] * 3))
+        assert (verdict.outcome, check_of(verdict, metric).note) == (outcome, note)
 
 
 @pytest.mark.parametrize("metric", NAMES)
@@ -445,58 +437,6 @@ def test_what_changed_is_that_of_the_last_launch_of_an_unhealthy_machine_too() -
 
 
 @pytest.mark.parametrize(
-    ("machine", "tokens", "outcome"),
-    [
-        (0.7, 0.7, "inconclusive"),  # a slower machine, or a slower matrix product
-        (1.2, 1, "inconclusive"),  # a faster matrix product, and nothing else
-        (1, 0.7, "regressed"),
-        (0.9, 0.6, "regressed"),
-        (1, 1, "passed"),
-        (0.97, 0.97, "passed"),
-    ],
-)
-def test_on_a_cpu_with_other_software_a_verdict_holds_with_and_without_the_probe(
-    machine: float, tokens: float, outcome: str
-) -> None:
-    """The last launch says which software runs."""
-    before, noise = from_runs([with_stack(on_machine(1)) for _ in range(5)]), noise_of(0.005, exponent=1)
-    after = [with_stack(on_machine(machine, tokens=tokens), torch="2.14.0") for _ in range(15)]
-    verdict = session(after, before, noise)
-    assert verdict.outcome == outcome
-    note = check_of(verdict, "tokens_per_s").note or ""
-    assert ("the software that the probe runs through changed" in note) == (outcome == "inconclusive")
-    is_told = any(line.startswith("probe between the steps (s): ") for line in verdict.changed)
-    assert is_told == (machine in (0.7, 0.9, 1.2))
-    same, other = [with_stack(on_machine(0.82, tokens=0.82)) for _ in range(4)], after[0]
-    if machine == 0.7:
-        for runs, last in (([*same, other], "inconclusive"), ([other, *same], "passed")):
-            assert check_of(judged(runs, before, noise), "tokens_per_s").outcome == last
-
-
-@pytest.mark.parametrize(
-    ("machine", "tokens", "noise", "outcome"),
-    [
-        (0.82, 0.82, QUIET, "inconclusive"),
-        (1, 0.8, QUIET, "regressed"),
-        (0.9, 0.6, QUIET, "regressed"),
-        (0.85, 0.95, QUIET, "passed"),
-        (0.85, 0.8, QUIET, "inconclusive"),
-        (0.85, 0.8, replace(QUIET, knows_exponent=True), "regressed"),  # it does not follow the probe
-    ],
-)
-def test_on_a_cpu_a_slower_machine_is_not_called_a_regression_while_its_effect_is_unknown(
-    machine: float, tokens: float, noise: ClassNoise, outcome: str
-) -> None:
-    verdict = session([on_machine(machine, tokens=tokens)] * 15, PROBED, noise)
-    assert verdict.outcome == outcome
-    said = (
-        "as measured regressed, corrected for the machine's own speed passed; "
-        "how speed follows the probe is unknown: accept more launches"
-    )
-    assert check_of(verdict, "tokens_per_s").note == (said if outcome == "inconclusive" else None)
-
-
-@pytest.mark.parametrize(
     ("changes", "outcome", "failure"),
     [
         ({}, "unhealthy", None),
@@ -542,8 +482,7 @@ def test_which_launches_were_unhealthy_is_told(
     verdict = session([on_machine(speed) for speed in (*speeds, 1, 1)], PROBED, min_launches=least)
     assert (verdict.outcome, verdict.launches) == (outcome, len(speeds))
     assert verdict.unhealthy_launches == unhealthy
-    said = [reason.split(":")[0] for reason in verdict.reasons]
-    assert said == [f"launch {number} set aside" for number in unhealthy]
+    assert [why.split(":")[0] for why in verdict.reasons] == [f"launch {n} set aside" for n in unhealthy]
 
 
 @pytest.mark.parametrize("most", [6, MAX_LAUNCHES])
@@ -560,30 +499,67 @@ def test_launches_that_are_set_aside_are_among_the_most_that_are_made(most: int)
     assert check_of(session(few, PROBED, ORDINARY, max_launches=4), "tokens_per_s").note == TOO_FEW_LAUNCHES
 
 
+UNKNOWN = "how speed follows the probe is unknown: accept more launches"
+OTHER = "the software that the probe runs through changed, too: accept a new baseline if all is well"
+FOLLOWS, IGNORES = noise_of(0.005, exponent=1), replace(QUIET, knows_exponent=True)
+
+
 @pytest.mark.parametrize(
-    ("machine", "tokens", "outcome", "change"),
+    ("noise", "torch", "machine", "tokens", "outcome", "said"),
     [
-        (0.85, 0.85, "passed", 0),  # the machine, not the code
-        (1.2, 1.2, "passed", 0),
-        (1.0, 0.8, "regressed", -0.2),  # the code
-        (0.85, 0.68, "regressed", -0.2),  # both
-        (1.2, 0.96, "regressed", -0.2),  # the code, on a machine that hides it
-        (0.85, 1.05, "improved", 1.05 / 0.85 - 1),
+        (FOLLOWS, "2.13.0", 0.85, 0.85, "passed", None),  # the machine, not the code
+        (FOLLOWS, "2.13.0", 1.2, 1.2, "passed", None),
+        (FOLLOWS, "2.13.0", 1.0, 0.8, "regressed", None),  # the code
+        (FOLLOWS, "2.13.0", 0.85, 0.68, "regressed", None),  # both
+        (FOLLOWS, "2.13.0", 1.2, 0.96, "regressed", None),  # the code, on a machine that hides it
+        (FOLLOWS, "2.13.0", 0.85, 1.05, "improved", None),
+        # With other software a verdict holds with and without the probe.
+        (FOLLOWS, "2.14.0", 0.7, 0.7, "inconclusive", OTHER),  # a slower machine, or a slower matrix product
+        (FOLLOWS, "2.14.0", 1.2, 1, "inconclusive", OTHER),  # a faster matrix product, and nothing else
+        *(
+            (FOLLOWS, "2.14.0", machine, tokens, "regressed", None)
+            for machine, tokens in ((1, 0.7), (0.9, 0.6))
+        ),
+        *((FOLLOWS, "2.14.0", speed, speed, "passed", None) for speed in (1, 0.97)),
+        # While its effect is unknown, a slower machine is not called a regression.
+        (QUIET, "2.13.0", 0.82, 0.82, "inconclusive", UNKNOWN),
+        *(
+            (QUIET, "2.13.0", machine, tokens, "regressed", None)
+            for machine, tokens in ((1, 0.8), (0.9, 0.6))
+        ),
+        (QUIET, "2.13.0", 0.85, 0.95, "passed", None),
+        (QUIET, "2.13.0", 0.85, 0.8, "inconclusive", UNKNOWN),
+        (IGNORES, "2.13.0", 0.85, 0.8, "regressed", None),
     ],
 )
 def test_both_speeds_are_corrected_by_what_the_probe_says_of_the_machine(
-    machine: float, tokens: float, outcome: str, change: float
+    noise: ClassNoise, torch: str, machine: float, tokens: float, outcome: str, said: str | None
 ) -> None:
-    runs = [on_machine(machine, tokens=tokens)] * 9
-    verdict = session(runs, PROBED, noise_of(0.005, exponent=1), min_launches=3)
+    before = from_runs([with_stack(run) for run in make_launches(*USUAL[:5], probe_s_p50=0.010)])
+    runs = [with_stack(on_machine(machine, tokens=tokens), torch=torch)] * 15
+    verdict = session(runs, before, noise, min_launches=3)
     assert verdict.outcome == outcome
-    for metric in ("tokens_per_s", "tokens_per_s_mean"):
-        check = check_of(verdict, metric)
-        assert check.change == pytest.approx(change, abs=0.005)
-        assert check.measured == pytest.approx(tokens * (1000 if metric == "tokens_per_s" else 990))
-        assert (check.probe_exponent, check.note) == (1, None)
+    is_told = any(line.startswith("probe between the steps") for line in verdict.changed)
+    assert is_told == (machine not in (1, 0.97))
+    for check, usual_speed in zip(verdict.checks, (1000, 990), strict=False):
+        assert check.measured == pytest.approx(tokens * usual_speed)
+        assert (check.note or "").partition("; ")[2] == (said or "")
+        if noise is FOLLOWS and outcome != "inconclusive":
+            assert check.probe_exponent == 1
+            assert check.change == pytest.approx(tokens / machine - 1, abs=0.005)
+    if said == UNKNOWN:
+        raw = "as measured regressed, corrected for the machine's own speed passed; "
+        assert f"{raw}{said}" == verdict.checks[0].note
     memory = check_of(verdict, "peak_memory_bytes")
     assert (memory.probe_exponent, memory.note, memory.outcome) == (None, None, "passed")
+
+
+def test_whether_the_probe_runs_through_other_software_is_seen_in_the_last_launch() -> None:
+    before = from_runs([with_stack(on_machine(1)) for _ in range(5)])
+    slower = [with_stack(on_machine(0.82, tokens=0.82)) for _ in range(4)]
+    other = with_stack(slower[0], torch="2.14.0")
+    for runs, outcome in (([*slower, other], "inconclusive"), ([other, *slower], "passed")):
+        assert check_of(judged(runs, before, FOLLOWS), "tokens_per_s").outcome == outcome
 
 
 BARE, SLOW = make_launches(0.85)[0], on_machine(0.85, tokens=0.85)
@@ -664,10 +640,7 @@ def test_every_session_ends(
     assert verdict.launches <= most + max(MAX_UNHEALTHY, most - 1) - 1
 
 
-@pytest.mark.parametrize(
-    ("measured", "outcome"),
-    [(126, "regressed"), (125, "passed"), (100, "passed"), (75, "passed"), (74, "improved")],
-)
-def test_an_exact_metric_may_change_by_just_its_tolerance(measured: float, outcome: str) -> None:
-    check = unjudged(PEAK_MEMORY, make_run(), [measured], [100], 0.25)
-    assert tolerance_check(PEAK_MEMORY, check, 0.25).outcome == outcome
+def test_an_exact_metric_may_change_by_just_its_tolerance() -> None:
+    sizes = {126: "regressed", 125: "passed", 100: "passed", 75: "passed", 74: "improved"}
+    checks = {size: unjudged(PEAK_MEMORY, make_run(), [size], [100], 0.25) for size in sizes}
+    assert {size: tolerance_check(PEAK_MEMORY, each, 0.25).outcome for size, each in checks.items()} == sizes
