@@ -10,7 +10,7 @@ from perfsuite import Script, documents
 from perfsuite.analysis.collect import LOSS_NOT_OBSERVED, collect_profile, newest_profile
 from perfsuite.analysis.figures import NO_FLOAT8_PEAK, NO_TF32_PEAK, UNMEASURED_STEPS
 from perfsuite.analysis.health import NOT_SAMPLED
-from perfsuite.case.case import Case, CaseFile
+from perfsuite.case.case import CaseFile
 from perfsuite.errors import ReportError
 from perfsuite.results.counts import COUNTED_STEP, Counts, RankCounts
 from perfsuite.results.profile import RankProfileFile
@@ -37,15 +37,13 @@ def test_a_good_launch(tmp_path: Path) -> None:
     assert run.figures.peak_memory_bytes == 10**6
 
 
-@pytest.mark.parametrize("inject", ["slowdown=30%", None])
-@pytest.mark.parametrize("failed", [True, False])
-def test_an_injected_fault_stands_in_the_run_whether_it_failed_or_not(
-    tmp_path: Path, inject: str | None, failed: bool
-) -> None:
-    run_dir = write_launch(tmp_path, *map(make_report, range(1 if failed else 2)))
-    documents.write(run_dir.case, documents.read(run_dir.case, CaseFile).replace(inject=inject))
-    run = collected(run_dir)
-    assert (run.inject, run.failure is not None) == (inject, failed)
+def test_an_injected_fault_stands_in_the_run_whether_it_failed_or_not(tmp_path: Path) -> None:
+    for ranks in (1, 2):
+        run_dir = write_launch(tmp_path / str(ranks), *map(make_report, range(ranks)))
+        assert collected(run_dir).inject is None
+        documents.write(run_dir.case, documents.read(run_dir.case, CaseFile).replace(inject="slowdown=30%"))
+        run = collected(run_dir)
+        assert (run.inject, run.failure is not None) == ("slowdown=30%", ranks == 1)
 
 
 @pytest.mark.parametrize(("warmup", "start"), [(5, 5), (14, 9), (8, 8)])
@@ -252,26 +250,20 @@ def test_how_the_gpus_are_set_up_stands_in_the_environment(tmp_path: Path) -> No
     assert unread.observed.environment == {"torch": "2.13"}
 
 
-@pytest.mark.parametrize(("clock", "why"), [("perf_counter", [NOT_SAMPLED]), ("simulated", [])])
-def test_a_launch_without_a_sample_is_no_evidence_unless_it_was_simulated(
-    tmp_path: Path, clock: str, why: list[str]
-) -> None:
-    run = collected(both(tmp_path, clock=clock))
-    assert launch_problems(run, None) == why
-    assert [set(unhealthy_pairs([run], [run])), run.health is None] == [{1} if why else set(), not why]
+def test_a_launch_without_a_sample_is_no_evidence_unless_it_was_simulated(tmp_path: Path) -> None:
+    for clock, why in (("perf_counter", [NOT_SAMPLED]), ("simulated", [])):
+        run = collected(both(tmp_path, clock=clock))
+        assert launch_problems(run, None) == why
+        assert [set(unhealthy_pairs([run], [run])), run.health is None] == [{1} if why else set(), not why]
 
 
-@pytest.mark.parametrize(
-    ("precision", "matmul", "known"),
-    [("fp32", "tf32", False), ("fp32", "ieee", True), ("bf16", "tf32", True)],
-)
-def test_no_mfu_of_fp32_in_tf32(tmp_path: Path, precision: Any, matmul: str, known: bool) -> None:
-    seen = Observed(settings={"fp32_matmul": matmul}, environment={})
-    case = make_case(hardware="gpu", precision=precision)
-    run = on_gpu(both(tmp_path, case=case, peak_flops=67e12, observed=seen, flops=FLOPS))
-    assert (run.figures.mfu is not None) == known
-    assert run.figures.tflops_per_device
-    assert (NO_TF32_PEAK in run.notes) == (not known)
+def test_no_mfu_of_fp32_in_tf32(tmp_path: Path) -> None:
+    for precision, matmul, known in (("fp32", "tf32", False), ("fp32", "ieee", True), ("bf16", "tf32", True)):
+        seen = Observed(settings={"fp32_matmul": matmul}, environment={})
+        case = make_case(hardware="gpu", precision=precision)
+        run = on_gpu(both(tmp_path, case=case, peak_flops=67e12, observed=seen, flops=FLOPS))
+        assert run.figures.tflops_per_device
+        assert (run.figures.mfu is not None) == (NO_TF32_PEAK not in run.notes) == known
 
 
 @pytest.mark.parametrize(("in_float8", "of_peak"), [(1.5e9, 1.25 / 2), (None, None)])
@@ -291,14 +283,13 @@ def test_mfu_by_the_peaks_of_float8_and_of_the_rest(
     assert NO_FLOAT8_PEAK not in plain.notes
 
 
-@pytest.mark.parametrize("world", [1, 4])
-def test_as_many_ranks_as_the_case_has(tmp_path: Path, world: int) -> None:
-    case: Case = make_case(topology={"processes_per_node": world})
-    reports = [make_report(rank, world_size=world) for rank in range(world)]
-    run = collected(write_launch(tmp_path, *reports, case=case))
-    assert run.failure is None
-    assert len(run.memory) == world
-    assert run.figures.tokens_per_s_per_device == pytest.approx(2560 / world)
+def test_as_many_ranks_as_the_case_has(tmp_path: Path) -> None:
+    for world in (1, 4):
+        reports = [make_report(rank, world_size=world) for rank in range(world)]
+        case = make_case(topology={"processes_per_node": world})
+        run = collected(write_launch(tmp_path, *reports, case=case))
+        assert (run.failure, len(run.memory)) == (None, world)
+        assert run.figures.tokens_per_s_per_device == pytest.approx(2560 / world)
 
 
 def test_a_step_or_probe_takes_as_long_as_on_the_slowest_rank_and_what_ran_is_what_rank_0_says(
@@ -319,23 +310,17 @@ def test_a_step_or_probe_takes_as_long_as_on_the_slowest_rank_and_what_ran_is_wh
     assert (run.device_probe, run.rank_probes) == ({"x": 5}, ({"x": 7}, {"x": 5}))
 
 
-@pytest.mark.parametrize(
-    ("reports", "kind"),
-    [
-        ([], "timeout"),
-        ([make_report(0)], "timeout"),
-        ([make_report(0), make_report(1, failure=crash(1, 1.0, "Connection closed by peer"))], "timeout"),
-        ([make_report(0), make_report(1, failure=crash(1, 1.0, "ValueError: x"))], "crash"),
-    ],
-)
-def test_why_a_launch_was_killed_is_told_unless_a_rank_knows_better(
-    tmp_path: Path, reports: list[RankReport], kind: str
-) -> None:
-    run_dir = write_launch(tmp_path, *reports)
-    run_dir.agent_log(0).write_text("waiting\n")
-    failure = failure_of(collected(run_dir, failure=TIMEOUT))
-    assert (failure.kind, failure.traceback) == (kind, "last lines of agent-0.log:\nwaiting")
-    assert failure_of(collected(run_dir)).kind != "timeout"
+def test_why_a_launch_was_killed_is_told_unless_a_rank_knows_better(tmp_path: Path) -> None:
+    peer, own = (make_report(1, failure=crash(1, 1.0, said)) for said in ("Connection closed by peer", "x"))
+    for reports, kind in (
+        *(([], "timeout"), ([make_report(0)], "timeout")),
+        *(([make_report(0), peer], "timeout"), ([make_report(0), own], "crash")),
+    ):
+        run_dir = write_launch(tmp_path / str(len(reports)), *reports)
+        run_dir.agent_log(0).write_text("waiting\n")
+        failure = failure_of(collected(run_dir, failure=TIMEOUT))
+        assert (failure.kind, failure.traceback) == (kind, "last lines of agent-0.log:\nwaiting")
+        assert failure_of(collected(run_dir)).kind != "timeout"
 
 
 # Metrics of other packages

@@ -29,8 +29,8 @@ from perfsuite.case.hardware import Machine
 from perfsuite.errors import ReportError
 from perfsuite.results.counts import Counts, RankCounts
 from perfsuite.results.metric import Metric
-from perfsuite.results.rank_report import Flops, Memory, Observed
-from perfsuite.results.run import DeviceHealth, Figures, Health
+from perfsuite.results.rank_report import Memory, Observed
+from perfsuite.results.run import DeviceHealth, Figures
 from tests.analysis.test_health import make_health
 from tests.collected import FLOPS, both, collected, on_gpu
 from tests.counted import make_counts, make_entries
@@ -93,22 +93,15 @@ def test_medians_are_over_the_launches_that_have_a_figure() -> None:
     assert Figures.median_of([]) == Figures()
 
 
-@pytest.mark.parametrize(
-    ("health", "tokens", "utilisation", "energy"),
-    [
+def test_utilisation_and_energy_are_those_of_the_gpus_that_tell() -> None:
+    for health, tokens, utilisation, energy in (
         (make_health(devices=GPUS), 100, 91, 9003 / 1900),
         (make_health(devices=(*GPUS, DeviceHealth(index=3))), 100, 91, None),  # one is silent
-        (make_health(), 100, None, None),
-        (make_health(devices=GPUS, steps=0), 100, 91, None),
-        (make_health(devices=GPUS), 0, 91, None),
-        (None, 100, None, None),
-    ],
-)
-def test_utilisation_and_energy_are_those_of_the_gpus_that_tell(
-    health: Health | None, tokens: int, utilisation: float | None, energy: float | None
-) -> None:
-    figures = figures_of(make_run(health=health), [make_report(tokens_per_step=tokens)], None)
-    assert (figures.gpu_utilisation, figures.energy_per_token_j) == (utilisation, pytest.approx(energy))
+        *((make_health(), 100, None, None), (None, 100, None, None)),
+        *((make_health(devices=GPUS, steps=0), 100, 91, None), (make_health(devices=GPUS), 0, 91, None)),
+    ):
+        figures = figures_of(make_run(health=health), [make_report(tokens_per_step=tokens)], None)
+        assert (figures.gpu_utilisation, figures.energy_per_token_j) == (utilisation, pytest.approx(energy))
 
 
 def synchronous(work_s: list[list[float]], late_s: list[list[float]]) -> list[list[float]]:
@@ -196,25 +189,21 @@ def test_loss_is_the_mean_over_ranks_and_memory_that_of_the_rank_that_used_most(
     assert (run.failure, run.figures.peak_memory_bytes, run.figures.reserved_memory_bytes) == (None,) * 3
 
 
-@pytest.mark.parametrize(
-    ("flops", "peak_flops", "tflops", "mfu"),
-    [(FLOPS, 10e12, 2.56, 0.256), (FLOPS, None, 2.56, None), (None, 10e12, None, None)],
-)
-def test_mfu_only_where_the_peak_is_known(
-    tmp_path: Path, flops: Flops | None, peak_flops: float | None, tflops: float | None, mfu: float | None
-) -> None:
-    figures = collected(both(tmp_path, flops=flops, peak_flops=peak_flops)).figures
-    assert (figures.tflops_per_device, figures.mfu) == (pytest.approx(tflops), pytest.approx(mfu))
+def test_mfu_only_where_the_peak_is_known(tmp_path: Path) -> None:
+    for flops, peak_flops, expected in (
+        *((FLOPS, 10e12, (2.56, 0.256)), (FLOPS, None, (2.56, None))),
+        (None, 10e12, (None, None)),
+    ):
+        figures = collected(both(tmp_path, flops=flops, peak_flops=peak_flops)).figures
+        assert (figures.tflops_per_device, figures.mfu) == tuple(map(pytest.approx, expected))
 
 
-@pytest.mark.parametrize(("peak_flops", "share"), [(67e12, 0.5), (None, None)])
-def test_the_share_of_the_roofline_only_where_the_peak_is_known(
-    peak_flops: float | None, share: float | None
-) -> None:
+def test_the_share_of_the_roofline_only_where_the_peak_is_known() -> None:
     counts = RankCounts(ranks=(0, 1), counts=Counts(flops={"forward": round(0.1 * 67e12)}))
     run = make_run(machine=make_gpu_machine(), step_s=(0.2,) * 3, window=(0, 3), counts=(counts,))
-    figures = figures_of(run, [make_report(tokens_per_step=256)], peak_flops)
-    assert figures.roofline_share == (None if share is None else pytest.approx(share))
+    report = make_report(tokens_per_step=256)
+    shares = [figures_of(run, [report], peak_flops).roofline_share for peak_flops in (67e12, None)]
+    assert shares == [pytest.approx(0.5), None]
 
 
 def test_of_a_gpu_the_clock_in_the_window_and_the_memory_by_nvml_are_figures(tmp_path: Path) -> None:
@@ -245,15 +234,11 @@ def test_only_fp32_on_a_gpu_runs_in_tf32(precision: Any, machine: Machine, matmu
     assert peak_for_mfu(run.replace(observed=None), 1e12) == (1e12, None)
 
 
-@pytest.mark.parametrize(
-    ("losses", "last"), [(3, 1), (9, 1), (10, 1), (19, 1), (20, 1.5), (29, 1.5), (30, 2)]
-)
-def test_the_last_loss_is_the_mean_of_a_tenth_of_the_steps_and_of_one_at_least(
-    losses: int, last: float
-) -> None:
-    run = make_run(loss=tuple(float(step) for step in range(losses, 0, -1)))
-    figures = figures_of(run, [make_report()], None)
-    assert (figures.loss_first, figures.loss_last) == (losses, last)
+def test_the_last_loss_is_the_mean_of_a_tenth_of_the_steps_and_of_one_at_least() -> None:
+    for losses, last in ((3, 1), (9, 1), (10, 1), (19, 1), (20, 1.5), (29, 1.5), (30, 2)):
+        run = make_run(loss=tuple(float(step) for step in range(losses, 0, -1)))
+        figures = figures_of(run, [make_report()], None)
+        assert (figures.loss_first, figures.loss_last) == (losses, last)
 
 
 def test_probes_and_cpu_time_are_those_of_the_median_step_of_the_window() -> None:
@@ -270,33 +255,24 @@ def test_what_the_framework_reports_is_the_median_over_the_ranks_that_report() -
     assert figures_of(make_run(), reports[1:2], None).own_tokens_per_s is None
 
 
-@pytest.mark.parametrize(
-    ("step_s", "start", "measured", "counted", "is_settled"),
-    [
-        (2.0, 7, 10, False, True),
-        (2.0, 6, 10, False, False),
-        (2.0, 9, 10, True, True),
-        (2.0, 8, 10, True, False),
-        (2.0, 7, 9, False, False),
-        (1.0, 10, 20, False, False),
-        (1.999, 7, 10, False, False),
-    ],
-)
-def test_ten_seconds_of_warm_up_and_twenty_measured_settle_a_gpu(
-    step_s: float, start: int, measured: int, counted: bool, is_settled: bool
-) -> None:
+def test_ten_seconds_of_warm_up_and_twenty_measured_settle_a_gpu() -> None:
     """Warm-up begins with the first step that may be measured: the third, or the fifth where steps count."""
-    counts = make_entries(make_counts()) if counted else ()
-    window = (start, start + measured)
-    run = make_run(machine=make_gpu_machine(), step_s=(step_s,) * 30, window=window, counts=counts)
-    warmup_s = step_s * (start - (4 if counted else 2))
-    told = (
-        f"the measured window is {measured * step_s:.0f} s, after {warmup_s:.0f} s of warm-up: a GPU's "
-        "clocks and temperature settle in 30 to 60 s; raise steps and max_warmup_steps to 20 s of window "
-        "after 10 s, or more"
-    )
-    assert settling_notes(run) == [told] * (not is_settled)
-    assert settling_notes(run.replace(machine=make_machine())) == []
+    for step_s, start, measured, counted, is_settled in (
+        *((2.0, 7, 10, False, True), (2.0, 6, 10, False, False)),
+        *((2.0, 9, 10, True, True), (2.0, 8, 10, True, False)),
+        *((2.0, 7, 9, False, False), (1.0, 10, 20, False, False), (1.999, 7, 10, False, False)),
+    ):
+        counts = make_entries(make_counts()) if counted else ()
+        window = (start, start + measured)
+        run = make_run(machine=make_gpu_machine(), step_s=(step_s,) * 30, window=window, counts=counts)
+        warmup_s = step_s * (start - (4 if counted else 2))
+        told = (
+            f"the measured window is {measured * step_s:.0f} s, after {warmup_s:.0f} s of warm-up: a GPU's "
+            "clocks and temperature settle in 30 to 60 s; raise steps and max_warmup_steps to 20 s of window "
+            "after 10 s, or more"
+        )
+        assert settling_notes(run) == [told] * (not is_settled)
+        assert settling_notes(run.replace(machine=make_machine())) == []
 
 
 SERIES = st.lists(st.floats(min_value=1e-6, max_value=1e3), min_size=2 * ROLL, max_size=60)
@@ -381,8 +357,6 @@ def test_the_median_of_the_window_is_that_of_the_flat_part(slow: list[float], fl
     assert window.steady
 
 
-@pytest.mark.parametrize(
-    ("step_s", "first", "start"), [(0.5, 4, 24), (0.3, 4, 38), (20.0, 4, 5), (10.0, 2, 3), (0.01, 4, 80)]
-)
-def test_a_gpu_settles_in_ten_seconds_after_its_first_steps(step_s: float, first: int, start: int) -> None:
-    assert settled([60.0] * first + [step_s] * (80 - first), first) == start
+def test_a_gpu_settles_in_ten_seconds_after_its_first_steps() -> None:
+    for step_s, first, start in ((0.5, 4, 24), (0.3, 4, 38), (20.0, 4, 5), (10.0, 2, 3), (0.01, 4, 80)):
+        assert settled([60.0] * first + [step_s] * (80 - first), first) == start

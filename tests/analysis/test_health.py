@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from perfsuite.analysis import health
-from perfsuite.analysis.health import gpu_setup, hardware_fault, is_shared, machine_problems
+from perfsuite.analysis.health import all_shared, gpu_setup, hardware_fault, is_shared, machine_problems
 from perfsuite.case.case import Topology
+from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import DeviceHealth, Health, LaunchFile, Node
 from tests.samples import make_case, make_gpu_machine, make_machine, make_run
 
@@ -111,30 +112,23 @@ def test_a_machine_is_shared_where_others_are_unhealthy_for_it(
     assert is_shared(health, make_gpu_machine()) is on_gpu
 
 
-@pytest.mark.parametrize(
-    ("cores", "foreign_cpu", "ranks", "left"),
-    [
+def test_others_that_leave_ranks_of_gpus_less_than_a_core_each_are_unhealthy() -> None:
+    """The host launches the kernels: a GPU waits for a host that has no core."""
+    for cores, foreign_cpu, ranks, left in (
         (96, 0.95, 4, None),
-        (96, 0.97, 4, "97% of the cores' time, which leaves 0.72 of 96 cores to each of 4 ranks"),
+        (96, 0.97, 4, "97% of the cores' time of n1, which leaves 0.72 of 96 cores to each of 4 ranks"),
         (8, 0.51, 4, "leaves 0.98 of 8 cores"),
         (8, 0.5, 4, None),
         (2, 0.9, 4, None),  # never had a core each
-        (None, 0.99, 4, None),
-        (8, None, 4, None),
-        (8, 0.99, 0, None),
-    ],
-)
-def test_others_that_leave_ranks_of_gpus_less_than_a_core_each_are_unhealthy(
-    cores: int | None, foreign_cpu: float | None, ranks: int, left: str | None
-) -> None:
-    """The host launches the kernels: a GPU waits for a host that has no core."""
-    devices = tuple(DeviceHealth(index=index, node="n1") for index in range(ranks))
-    elsewhere = (DeviceHealth(index=0, node="n2"),)
-    busy = make_health(cores=cores, foreign_cpu=foreign_cpu, node="n1", devices=devices + elsewhere)
-    said = machine_problems(busy, make_gpu_machine())
-    assert len(said) == (left is not None)
-    assert left is None or left.replace("time,", "time of n1,") in said[0]
-    assert not is_shared(busy, make_gpu_machine()), "nobody waits for them: they hold no GPU"
+        *((None, 0.99, 4, None), (8, None, 4, None), (8, 0.99, 0, None)),
+    ):
+        devices = tuple(DeviceHealth(index=index, node="n1") for index in range(ranks))
+        elsewhere = (DeviceHealth(index=0, node="n2"),)
+        busy = make_health(cores=cores, foreign_cpu=foreign_cpu, node="n1", devices=devices + elsewhere)
+        said = machine_problems(busy, make_gpu_machine())
+        assert len(said) == (left is not None)
+        assert left is None or left in said[0]
+        assert not is_shared(busy, make_gpu_machine()), "nobody waits for them: they hold no GPU"
 
 
 def test_every_gpu_is_looked_at() -> None:
@@ -143,6 +137,14 @@ def test_every_gpu_is_looked_at() -> None:
         told = make_health(devices=devices)
         assert len(machine_problems(told, make_gpu_machine())) == 1
         assert is_shared(told, make_gpu_machine())
+
+
+def test_figures_prove_nothing_where_no_launch_was_healthy_and_others_used_the_machine_in_one() -> None:
+    runs = [make_run(health=make_health(foreign_cpu=share)) for share in (0.3, 0.1)]
+    for unhealthy, expected in (((1, 2), True), ((1,), False)):
+        verdict = Verdict(outcome="unhealthy", launches=2, unhealthy_launches=unhealthy)
+        assert all_shared(verdict, runs) is all_shared(verdict, runs[::-1]) is expected
+        assert not all_shared(verdict, runs[1:] * 2)
 
 
 def test_how_gpus_are_set_up_is_told_once_where_they_are_alike() -> None:

@@ -92,8 +92,7 @@ def test_a_pair_with_an_unhealthy_launch_is_no_evidence_whichever_arm_it_is_of()
 def test_the_most_pairs_end_it_those_that_are_set_aside_included(sick: int, most: int) -> None:
     doubtful = (1, 1.07, 0.93, 1.03, 0.97, 1.07, 0.93, 1, 1.07, 0.93, 1, 1, 1, 1)
     a, b = arm((1.0,) * len(doubtful)), arm(doubtful, 0.9)
-    for number in range(sick):
-        b[number] = b[number].replace(health=DISTURBED)
+    b[:sick] = [run.replace(health=DISTURBED) for run in b[:sick]]
     verdict = compared(a, b, max_pairs=most)
     assert (verdict.outcome, verdict.launches) == ("inconclusive", 2 * most)
     assert len(verdict.unhealthy_launches) == sick
@@ -209,26 +208,21 @@ READS = "host reads in forward: 1 -> 9 a step"
 FEWER = "all_gather of 2 ranks: 5 fewer calls a step in backward (-3.50 MiB)"
 
 
-@pytest.mark.parametrize(
-    ("speed", "changes", "said"),
-    [
-        *((0.7, MORE, READS), (1.0, MORE, None), (0.7, MIXED, READS), (1.5, MIXED, FEWER)),
-        (0.7, {}, f"{THE_SAME} packages, threads, the machine"),
-    ],
-)
-def test_counts_explain_a_change_and_are_none_by_themselves(
-    speed: float, changes: dict[str, Any], said: str | None
-) -> None:
-    verdict = compared(counted(1.0), counted(speed, **changes))
-    assert verdict.outcome == {0.7: "regressed", 1.0: "passed", 1.5: "improved"}[speed]
-    assert verdict.explained == said
-    assert verdict.counts is not None
-    assert {finding.outcome for finding in verdict.counts.findings} == ({"passed"} if changes else set())
-
-
-def test_arms_of_which_one_was_not_counted_have_no_counts() -> None:
-    assert compared(arm(), arm(B, 0.7)).counts is None
-    assert compared(arm(), counted(0.7)).counts is None
+def test_counts_explain_a_change_and_are_none_by_themselves() -> None:
+    same = f"{THE_SAME} packages, threads, the machine"
+    for speed, outcome, changes, said in (
+        *((0.7, "regressed", MORE, READS), (0.7, "regressed", MIXED, READS), (0.7, "regressed", {}, same)),
+        *((1.0, "passed", MORE, None), (1.5, "improved", MIXED, FEWER)),
+    ):
+        verdict = compared(counted(1.0), counted(speed, **changes))
+        assert (verdict.outcome, verdict.explained) == (outcome, said)
+        assert verdict.counts is not None
+        assert {finding.outcome for finding in verdict.counts.findings} == ({"passed"} if changes else set())
+    upgraded = compared(counted(1.0), [launch(counts(**MORE), torch="2.14.0")] * 6).counts
+    assert upgraded is not None
+    assert upgraded.notes == ("counted with other versions: torch 2.13.0 -> 2.14.0",)
+    for b in (arm(B, 0.7), counted(0.7)):
+        assert compared(arm(), b).counts is None, "one was not counted"
 
 
 # By counts alone
@@ -259,16 +253,17 @@ def test_counts_alone_are_a_verdict_whatever_the_versions(a: Run, b: Run, outcom
     assert words in "; ".join([*told, *verdict.reasons])
 
 
-@pytest.mark.parametrize(("norm", "outcome"), [(1.0, "improved"), (0.36, "inconclusive"), (None, "improved")])
-def test_what_does_less_and_has_other_gradients_is_no_improvement(norm: float | None, outcome: str) -> None:
+def test_what_does_less_and_has_other_gradients_is_no_improvement() -> None:
     """Where all launches have them, the reason for doubt becomes that of a failure."""
+    told = "the norm of the gradients before step 4: 1 -> 0.36"
     a = launch(KERNEL_MORE, figures=make_figures(gradient_norm=1.0))
-    b = launch(figures=make_figures(gradient_norm=norm))
-    verdict, told = judge_counts(a, b), "the norm of the gradients before step 4: 1 -> 0.36"
-    assert verdict.outcome == outcome
-    assert [why.startswith(told) for why in verdict.reasons] == [True] * (outcome == "inconclusive")
-    of_more = judge_gradients(verdict, [a, a], [b, b])
-    assert of_more.reasons == ((f"{told}, in 2 launches of each arm",) if verdict.reasons else ())
+    for norm, outcome in ((1.0, "improved"), (0.36, "inconclusive"), (None, "improved")):
+        b = launch(figures=make_figures(gradient_norm=norm))
+        verdict = judge_counts(a, b)
+        assert verdict.outcome == outcome
+        assert [why.startswith(told) for why in verdict.reasons] == [True] * (outcome == "inconclusive")
+        of_more = judge_gradients(verdict, [a, a], [b, b])
+        assert of_more.reasons == ((f"{told}, in 2 launches of each arm",) if verdict.reasons else ())
 
 
 @pytest.mark.parametrize(

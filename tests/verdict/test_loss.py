@@ -48,27 +48,17 @@ def with_norm(norm: float | None, scale: float = 1) -> Run:
     return run.replace(figures=run.figures.replace(gradient_norm=norm))
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "differs"),
-    [
-        ([1.0] * 3, with_norm(1.019), False),
-        ([1.0] * 3, with_norm(1.03), True),
-        ([1.0] * 3, with_norm(0.36), True),
-        ([1.0] * 3, with_norm(math.nan), True),
-        ([1.0] * 3, with_norm(None), False),
-        ([1.0] * 3, with_norm(4.0, scale=4), False),
-        ([1.0] * 3, with_norm(1.0, scale=4), False),
-        ([1.0] * 3, with_norm(2.0, scale=4), True),
-        ([1.0] * 2, with_norm(0.36), False),
+def test_gradients_of_another_norm_fail_though_the_loss_is_equal() -> None:
+    for before, now, differs in (
+        *(([1.0] * 3, with_norm(norm), True) for norm in (1.03, 0.36, math.nan)),
+        *(([1.0] * 3, with_norm(norm), False) for norm in (1.019, None)),
+        *(([1.0] * 3, with_norm(norm, scale=4), norm == 2.0) for norm in (4.0, 1.0, 2.0)),
+        ([1.0] * 2, with_norm(0.36), False),  # two launches tell no scatter
         ([0.9, 1.0, 1.1, 0.8, 1.2], with_norm(1.5), False),
-    ],
-)
-def test_gradients_of_another_norm_fail_though_the_loss_is_equal(
-    before: list[float], now: Run, differs: bool
-) -> None:
-    verdict = judged([now], from_runs([with_norm(norm) for norm in before]))
-    assert (verdict.failure == "loss") == differs
-    assert any("norm of the gradients before step 4" in why for why in verdict.reasons) == differs
+    ):
+        verdict = judged([now], from_runs([with_norm(norm) for norm in before]))
+        assert (verdict.failure == "loss") == differs
+        assert any("norm of the gradients before step 4" in why for why in verdict.reasons) == differs
 
 
 @pytest.mark.parametrize(
@@ -89,11 +79,9 @@ def test_a_loss_that_is_not_the_same_whole_multiple_in_all_steps_of_all_launches
     assert (verdict.failure, verdict.changed) == ("loss", ())
 
 
-def test_the_loss_is_named_with_the_place_the_value_and_what_is_usual() -> None:
-    verdict = judged([with_loss(1.1, first=12)], FIVE)
-    assert verdict.reasons == (
-        "the loss over 50 to 60 % of the steps is 3.6850, the baseline's 3.3500 +- 0.0670",
-    )
+def test_a_loss_is_named_with_the_place_the_value_and_what_is_usual() -> None:
+    said = "the loss over 50 to 60 % of the steps is 3.6850, the baseline's 3.3500 +- 0.0670"
+    assert judged([with_loss(1.1, first=12)], FIVE).reasons == (said,)
 
 
 def unseeded(rng: random.Random, sigma: float, factor: float = 1) -> tuple[float, ...]:
@@ -209,19 +197,12 @@ def test_curves_are_compared_as_far_as_they_go(
     assert (told(baseline, now) is not None) == differs
 
 
-@pytest.mark.parametrize(
-    ("spreads", "near"),
-    [
+def test_a_spread_is_at_least_that_of_the_tenth_with_its_two_neighbours() -> None:
+    for spreads, near in (
         ((0, 0, 6, 0, 0), (0, math.sqrt(12), 6, math.sqrt(12), 0)),
-        ((3, 4, 4), (math.sqrt(12.5), 4, 4)),
-        ((4, 4, 3), (4, 4, math.sqrt(12.5))),
-        ((5,), (5,)),
-    ],
-)
-def test_a_spread_is_at_least_that_of_the_tenth_with_its_two_neighbours(
-    spreads: tuple[float, ...], near: tuple[float, ...]
-) -> None:
-    assert [_near(spreads, tenth) for tenth in range(len(spreads))] == pytest.approx(near)
+        *(((3, 4, 4), (math.sqrt(12.5), 4, 4)), ((4, 4, 3), (4, 4, math.sqrt(12.5))), ((5,), (5,))),
+    ):
+        assert [_near(spreads, tenth) for tenth in range(len(spreads))] == pytest.approx(near)
 
 
 SPIKE = (8.0, 7.0, 9.0, 6.0, 5.0, 4.0, 3.9, 3.8, 3.7, 3.6)

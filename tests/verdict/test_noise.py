@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
 
@@ -90,29 +89,22 @@ def test_the_limit_of_a_variance_is_that_of_chi_squared(degrees: int, factor: fl
     assert chi_squared_cdf(degrees / factor, degrees) == pytest.approx(0.125, rel=0.005)
 
 
-@pytest.mark.parametrize(
-    ("baselines", "degrees"),
-    [
-        *((baselines, None) for baselines in ([], [[1.0]], [[1.0, 1.02]], [[speed] for speed in SPEEDS])),
+def test_as_many_degrees_of_freedom_tell_a_noise() -> None:
+    for few in ([], [[1.0]], [[1.0, 1.02]], [[speed] for speed in SPEEDS]):
+        noise = noise_of(*(make_launches(*speeds) for speeds in few))
+        assert noise == ClassNoise(by_metric={}, probe_exponent=0.0)
+        assert [noise.of(metric) for metric in GATED] == [None] * len(GATED)
+    for speeds, degrees in (
         ([[1.0, 1.03, 0.97]], 2),
         ([[1.0, 1.02], [1.0, 0.99]], 2),  # together they tell what none does alone
         ([SPEEDS, [speed / 40 for speed in SPEEDS]], 18),  # within baselines
         ([SPEEDS, [0.001]], 9),  # a baseline of one launch neither helps nor harms
-    ],
-)
-def test_as_many_degrees_of_freedom_tell_a_noise(
-    baselines: list[Sequence[float]], degrees: int | None
-) -> None:
-    noise = noise_of(*(make_launches(*speeds) for speeds in baselines))
-    if degrees is None:
-        assert noise == ClassNoise(by_metric={}, probe_exponent=0.0)
-        assert [noise.of(metric) for metric in GATED] == [None] * len(GATED)
-        return
-    assert {degrees_of(noise, metric) for metric in GATED} == {degrees}
-    assert 0.008 < known(noise).sigma < 0.06
-    assert known(noise, PEAK_MEMORY).sigma == SIGMA_FLOOR
-    if degrees > 2:
-        assert known(noise).sigma == pytest.approx(of_speed(ONE).sigma, rel=1e-3)
+    ):
+        noise = noise_of(*(make_launches(*each) for each in speeds))
+        assert {degrees_of(noise, metric) for metric in GATED} == {degrees}
+        assert 0.008 < known(noise).sigma < 0.06
+        assert known(noise, PEAK_MEMORY).sigma == SIGMA_FLOOR
+        assert degrees == 2 or known(noise).sigma == pytest.approx(of_speed(ONE).sigma, rel=1e-3)
 
 
 def test_noise_is_that_of_the_cost() -> None:
@@ -135,12 +127,10 @@ def test_a_metric_that_a_baseline_lacks_is_known_from_the_others(lacking: float 
     assert (degrees_of(corrected, TOKENS_PER_S_MEAN), degrees_of(corrected)) == (11, 15)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "knows"), [([], False), ([10, 10], False), ([10] * 3, True), ([21], True), ([20], False)]
-)
-def test_an_exponent_of_0_is_believed_from_20_degrees_of_freedom_on(sizes: list[int], knows: bool) -> None:
-    noise = noise_of(*(make_launches(*(SPEEDS * 3)[:size], probe_s_p50=0.01) for size in sizes))
-    assert (noise.probe_exponent, noise.knows_exponent) == (0, knows)
+def test_an_exponent_of_0_is_believed_from_20_degrees_of_freedom_on() -> None:
+    for sizes, knows in (([], False), ([10, 10], False), ([10] * 3, True), ([21], True), ([20], False)):
+        noise = noise_of(*(make_launches(*(SPEEDS * 3)[:size], probe_s_p50=0.01) for size in sizes))
+        assert (noise.probe_exponent, noise.knows_exponent) == (0, knows)
 
 
 def test_a_probe_that_the_speed_follows_takes_the_machine_out_of_both_speeds_only() -> None:
@@ -234,10 +224,10 @@ def test_what_sessions_share_is_no_noise_within_them_and_tells_them_apart_where_
     assert of_speed(of_sessions(LAUNCHES, bad, LAUNCHES)).session_sigma < 0.02, "one launch makes no other"
 
 
-@pytest.mark.parametrize(("sessions", "limit"), [(2, 40.4), (5, 3.28), (20, 2.0)])
-def test_few_sessions_that_agree_prove_less_than_many(sessions: int, limit: float) -> None:
-    noise = of_speed(of_sessions(*[LAUNCHES] * sessions, names="abcdefghijklmnopqrst"))
-    assert noise.session_sigma == pytest.approx(noise.sigma * math.sqrt((limit - 1) / 5))
+def test_few_sessions_that_agree_prove_less_than_many() -> None:
+    for sessions, limit in ((2, 40.4), (5, 3.28), (20, 2.0)):
+        noise = of_speed(of_sessions(*[LAUNCHES] * sessions, names="abcdefghijklmnopqrst"))
+        assert noise.session_sigma == pytest.approx(noise.sigma * math.sqrt((limit - 1) / 5))
 
 
 def test_cases_of_the_same_sessions_are_one_witness_of_them_however_many() -> None:
@@ -251,12 +241,12 @@ def test_cases_of_the_same_sessions_are_one_witness_of_them_however_many() -> No
     assert same_ten == pytest.approx(same_one / math.sqrt(10), rel=0.01)
 
 
-@pytest.mark.parametrize(("sessions", "limit"), [(("ab", "cd", "ef"), 4.33), (("ab", "bc", "ac"), 7.49)])
-def test_cases_of_other_sessions_are_further_witnesses(sessions: tuple[str, ...], limit: float) -> None:
+def test_cases_of_other_sessions_are_further_witnesses() -> None:
     """In a chain of sessions there are as many less one."""
-    noise = of_speed(*(of_sessions(LAUNCHES, SLOWER, names=names) for names in sessions))
-    half = math.log(0.95) ** 2 / 2
-    assert noise.session_sigma == pytest.approx(math.sqrt(limit * half - noise.sigma**2 / 5), rel=1e-3)
+    for sessions, limit in ((("ab", "cd", "ef"), 4.33), (("ab", "bc", "ac"), 7.49)):
+        noise = of_speed(*(of_sessions(LAUNCHES, SLOWER, names=names) for names in sessions))
+        half = math.log(0.95) ** 2 / 2
+        assert noise.session_sigma == pytest.approx(math.sqrt(limit * half - noise.sigma**2 / 5), rel=1e-3)
 
 
 def test_cases_that_differ_by_session_each_in_its_way_count_beside_what_they_share() -> None:
@@ -356,24 +346,17 @@ def test_an_unrelated_probe_is_left_alone_the_more_so_in_several_baselines() -> 
     assert max(probe_exponent([unrelated(10, 10 * seed + g) for g in range(6)]) for seed in range(100)) < 0.5
 
 
-@pytest.mark.parametrize(
-    ("groups", "exponent"),
-    [
+def test_an_exponent_is_from_0_to_1_and_above_0_where_it_lowers_the_noise() -> None:
+    for groups, exponent in (
         ([[((0.02 * p) ** 3, p) for p in PROBES]], 1),  # never above
         ([[(1 / p, p) for p in PROBES]], 0),  # it runs against the steps
         ([[(p, 0.02) for p in PROBES]], 0),  # it never varies
         ([[(1 + n / 1e5, 1 + n / 1e5) for n in range(9)]], 0),  # at the floor of the noise
-        ([EXACT[:5]], 1),
-        ([EXACT[:4]], 0),  # less than 3 degrees of freedom beyond the slope
-        ([EXACT[:3], EXACT[3:5]], 0),
-        ([EXACT[:3], EXACT[2:5]], 1),
-    ],
-)
-def test_an_exponent_is_from_0_to_1_and_above_0_where_it_lowers_the_noise(
-    groups: list[list[Pair]], exponent: float
-) -> None:
-    assert probe_exponent(groups) == pytest.approx(exponent)
-    assert probe_exponent(groups) <= 1
+        *(([EXACT[:5]], 1), ([EXACT[:4]], 0)),  # 3 degrees of freedom beyond the slope
+        *(([EXACT[:3], EXACT[3:5]], 0), ([EXACT[:3], EXACT[2:5]], 1)),
+    ):
+        assert probe_exponent(groups) == pytest.approx(exponent)
+        assert probe_exponent(groups) <= 1
 
 
 def test_corrected_seconds_are_those_at_the_baselines_probe_speed() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from perfsuite.case.case import KnownIssue, Topology
 from perfsuite.results.baseline import Acceptance, Baseline, from_runs
-from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.outcome import Check, CountCheck, Excuse, Outcome, Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
@@ -71,32 +70,25 @@ def test_a_slower_case_says_what_changed_first_or_that_nothing_did(run: Any, exp
         assert with_counts(timed(outcome), [run], baseline_of()).explained is None
 
 
-@pytest.mark.parametrize(
-    ("processes", "look_at"), [(2, "kernels, NCCL, the machine"), (1, "kernels, the machine")]
-)
-def test_what_to_look_at_fits_the_machine(processes: int, look_at: str) -> None:
-    case = make_case(topology=Topology(processes_per_node=processes))
-    run = make_run(case=case, machine=make_gpu_machine())
-    said = explained(timed("regressed").checks, CountCheck(outcome="passed"), run)
-    assert said == f"{THE_SAME} {look_at}"
+def test_what_to_look_at_fits_the_machine() -> None:
+    for processes, look_at in ((2, "kernels, NCCL, the machine"), (1, "kernels, the machine")):
+        case = make_case(topology=Topology(processes_per_node=processes))
+        run = make_run(case=case, machine=make_gpu_machine())
+        said = explained(timed("regressed").checks, CountCheck(outcome="passed"), run)
+        assert said == f"{THE_SAME} {look_at}"
     unhealthy = with_counts(timed("regressed").replace(outcome="unhealthy"), [SAME], baseline_of())
     assert (unhealthy.explained or "").startswith(THE_SAME), "also of a metric on an unhealthy machine"
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_what_grew_explains_before_what_is_otherwise_split_and_what_shrank() -> None:
+    before = counts(flops={"forward": 10, "backward": 20}, host_reads={"forward": 1})
+    for changes, said in (
         ({"flops": {"backward": 30}}, "forward: 10 FLOP -> 0, backward: 20 -> 30 FLOP"),
         ({"kernels": {"forward": 999}}, "kernels in forward: 177 -> 999"),
-    ],
-)
-def test_what_grew_explains_before_what_is_otherwise_split_and_what_shrank(
-    changes: dict[str, Any], said: str
-) -> None:
-    before = counts(flops={"forward": 10, "backward": 20}, host_reads={"forward": 1})
-    now = launch(before.replace(host_reads={}, **changes))
-    verdict = with_counts(timed("regressed"), [now], baseline_of(before))
-    assert (verdict.explained or "").startswith(said)
+    ):
+        now = launch(before.replace(host_reads={}, **changes))
+        verdict = with_counts(timed("regressed"), [now], baseline_of(before))
+        assert (verdict.explained or "").startswith(said)
 
 
 OTHER_METHOD = launch(counts(method="hooks-1"))
@@ -122,13 +114,10 @@ def test_counts_without_a_baseline_become_one_unless_they_are_worse_or_injected(
     recorded = CountCheck(outcome="recorded", compared=False, baseline_file="b.json")
     neither = CountCheck(outcome="passed", compared=False, notes=(NOTHING_TO_COMPARE,))
     assert counts == (neither if inject or outcome in ("regressed", "failed") else recorded)
-
-
-@pytest.mark.parametrize("baseline", [baseline_of(), None])
-def test_the_file_of_a_baseline_is_told_where_there_is_one(baseline: CountBaseline | None) -> None:
-    check = with_counts(timed("passed"), [HIDES], baseline, "b.json").counts
-    assert check is not None
-    assert check.baseline_file == ("b.json" if baseline else None)
+    for baseline, file in ((baseline_of(), "b.json"), (None, None)):
+        check = with_counts(timed(outcome), [HIDES], baseline, "b.json").counts
+        assert check is not None
+        assert check.baseline_file == file, "that of a baseline which there is"
 
 
 UNSEEN = {"": taken(unseen_profile(0.9))}
@@ -156,10 +145,10 @@ def test_what_grew_in_sight_stays_regressed_whatever_a_profile_shows() -> None:
     assert "the counts do not contain them" in verdict.counts.notes[-1]
 
 
-@pytest.mark.parametrize("profile", [taken(), TakenProfile(why_none="out of memory")])
-def test_without_a_word_of_a_profile_counts_stay_as_they_are(profile: TakenProfile) -> None:
+def test_without_a_word_of_a_profile_counts_stay_as_they_are() -> None:
     before = with_counts(timed("passed"), [FEWER], baseline_of())
-    assert with_unseen(before, {"": profile}) == before
+    for profile in (taken(), TakenProfile(why_none="out of memory")):
+        assert with_unseen(before, {"": profile}) == before
     assert with_unseen(timed("passed"), UNSEEN) == timed("passed")
 
 

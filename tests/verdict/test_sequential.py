@@ -154,21 +154,15 @@ def test_next_to_no_knowledge_of_the_noise_is_a_wide_interval_and_not_an_error()
     assert decision.interval == (-1.0, math.inf)
 
 
-@pytest.mark.parametrize(
-    ("changes", "times"),
-    [
-        ({"baseline_launches": 5}, 1),
-        ({"max_launches": 6}, 1),
-        ({"noise": Noise(sigma=0.02, degrees_of_freedom=30)}, 1.9),
-        ({"noise": Noise(sigma=0.01, degrees_of_freedom=4)}, 1.5),
-    ],
-)
-def test_the_minimum_detectable_drop_follows_noise_baseline_and_launches(
-    changes: dict[str, Any], times: float
-) -> None:
+def test_the_minimum_detectable_drop_follows_noise_baseline_and_launches() -> None:
     usual: dict[str, Any] = {"noise": NOISE, "baseline_launches": 10}
     assert 0.02 < minimum_detectable_drop(**usual) < 0.03
-    assert minimum_detectable_drop(**usual | changes) > times * minimum_detectable_drop(**usual)
+    for changes, times in (
+        *(({"baseline_launches": 5}, 1), ({"max_launches": 6}, 1)),
+        ({"noise": Noise(sigma=0.02, degrees_of_freedom=30)}, 1.9),
+        ({"noise": Noise(sigma=0.01, degrees_of_freedom=4)}, 1.5),
+    ):
+        assert minimum_detectable_drop(**{**usual, **changes}) > times * minimum_detectable_drop(**usual)
 
 
 @pytest.mark.parametrize("bad", [0.0, -0.03, 1.0, 3.0, math.nan])
@@ -268,15 +262,12 @@ def test_figures_of_a_decision_are_what_they_were(
     assert figures == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("baselines", "sigma", "degrees"),
-    [
+def test_a_pooled_noise_is_what_it_was() -> None:
+    for baselines, sigma, degrees in (
         ([BASELINE], 0.00856365, 7.2),
         ([BASELINE[:5], [2 * s for s in BASELINE[5:]]], 0.00846973, 6.4),  # not between baselines
         ([[*BASELINE[:4], 1.5]], 0.01808546, 3.2),
-    ],
-)
-def test_a_pooled_noise_is_what_it_was(baselines: list[list[float]], sigma: float, degrees: float) -> None:
-    noise = pooled_noise(baselines)
-    assert noise.sigma == pytest.approx(sigma, abs=1e-7)
-    assert noise.degrees_of_freedom == pytest.approx(degrees)
+    ):
+        noise = pooled_noise(baselines)
+        assert noise.sigma == pytest.approx(sigma, abs=1e-7)
+        assert noise.degrees_of_freedom == pytest.approx(degrees)
