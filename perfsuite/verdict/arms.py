@@ -62,14 +62,15 @@ def judge_pairs(
     if (failed := _failed(a, b)) is not None:
         return failed
     problems = unhealthy_pairs(a, b)
-    healthy = [[run for number, run in enumerate(runs, 1) if number not in problems] for runs in (a, b)]
-    if len(problems) >= max(max_unhealthy, len(healthy[0])):
+    healthy = [pair for number, pair in enumerate(zip(a, b, strict=True), 1) if number not in problems]
+    if len(problems) >= max(max_unhealthy, len(healthy)):
         verdict = Verdict(outcome="unhealthy", launches=launches)
-    elif not healthy[0]:
+    elif not healthy:
         verdict = Verdict(outcome="undecided", launches=launches)
     else:
+        of_a, of_b = zip(*healthy, strict=True)
         is_last = len(a) >= max_pairs
-        verdict = _judge_healthy(*healthy, tolerance, metric, max_pairs, corrects, is_last=is_last)
+        verdict = _judge_healthy(of_a, of_b, tolerance, metric, max_pairs, corrects, is_last=is_last)
     set_aside = [f"pair {number} set aside: {'; '.join(why)}" for number, why in problems.items()]
     verdict = _with_differences(verdict, a, b)
     return verdict.replace(

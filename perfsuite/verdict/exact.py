@@ -8,23 +8,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
+from perfsuite.results import quantities
 from perfsuite.results.amounts import arrow
 from perfsuite.results.count_baseline import DRY, CountBaseline, unsteady, versions_of
 from perfsuite.results.counts import Counts, RankCounts, spans
 from perfsuite.results.outcome import WORST_FIRST, CountCheck, Finding
-from perfsuite.results.quantities import (
-    BLOCKING,
-    COPIES,
-    GRAPHS,
-    GROWTH,
-    HOST_READS,
-    PEAK,
-    SAVED,
-    Group,
-    Quantity,
-    differing,
-    quantities,
-)
+from perfsuite.results.quantities import Group, Quantity, differing
 from perfsuite.results.run import Run
 from perfsuite.verdict.count_sentences import sentence
 
@@ -147,7 +136,7 @@ def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...
     ranks_of = defaultdict[Finding, list[int]](list)
     place_of: dict[Finding, tuple[int, int, float]] = {}
     for ranks, before, now in _alike(baseline, launches):
-        every = quantities((before, *now))
+        every = quantities.quantities((before, *now))
         for quantity in every:
             if (finding := _finding(quantity, before, now, baseline)) is None:
                 continue
@@ -166,13 +155,13 @@ def _place(quantity: Quantity, finding: Finding, baseline: CountBaseline) -> int
     First what is sent and computed, then what a device waits for, memory, calls, and those of Python, which
     make the others. What the host reads where all tensors are its own makes no device wait: it comes last.
     """
-    if quantity is HOST_READS and baseline.target == "cpu":
+    if quantity is quantities.HOST_READS and baseline.target == "cpu":
         return 5
-    if quantity in (HOST_READS, COPIES, BLOCKING):
+    if quantity in (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING):
         return 1
     if finding.unit == "calls":
         return 4 if quantity.is_python else 3
-    return 2 if quantity in (PEAK, SAVED, GROWTH) else 0
+    return 2 if quantity in (quantities.PEAK, quantities.SAVED, quantities.GROWTH) else 0
 
 
 def _alike(
@@ -208,7 +197,7 @@ def _finding(
     outcome: Judged | None = None  # they disagree
     if all(abs(each) <= allowed for each in by):
         outcome = "regressed" if _has_many_more_calls(quantity, before, launches) else "passed"
-    elif all(each > allowed for each in by) or (quantity is GRAPHS and then and not any(today)):
+    elif all(each > allowed for each in by) or (quantity is quantities.GRAPHS and then and not any(today)):
         outcome = "regressed"
     elif all(each < -allowed for each in by):
         outcome = "improved"
@@ -241,7 +230,7 @@ def _not_judged(baseline: CountBaseline, launches: Launches) -> Iterable[str]:
     missing = ((then - now, _NOT_COUNTED), (now - then, _NOT_IN_BASELINE))
     notes = [f"{_named(sorted(ranks))} not judged: {where}" for ranks, where in missing if ranks]
     for _, before, after in _alike(baseline, launches):
-        for quantity in quantities((before, *after)):
+        for quantity in quantities.quantities((before, *after)):
             is_before = quantity.value(before) is not None
             if is_before != all(quantity.value(counts) is not None for counts in after):
                 where = _NOT_COUNTED if is_before else _NOT_IN_BASELINE

@@ -106,7 +106,7 @@ def test_unchanged_code_passes_after_one_launch_and_every_check_says_how_much_ho
         assert 0.01 < check.minimum_detectable < 0.02
     medians = judged(make_launches(0.6, 0.72, 0.71), from_runs(make_launches(1.0, 1.2, 1.01)))
     check = check_of(medians, "tokens_per_s")
-    assert (check.measured, check.baseline) == (pytest.approx(710), 1010)
+    assert (check.measured, check.baseline) == pytest.approx((710, 1010))
 
 
 @pytest.mark.parametrize(("speed", "outcome"), [(0.8, "regressed"), (1.3, "improved")])
@@ -374,12 +374,15 @@ def test_a_figure_that_is_no_size_never_passes(metric: str, value: float, good: 
     """The median alone would not show it, and it has no logarithm. The first of several is named."""
     runs = usual()[:good]
     runs.insert(place, run_with(**{metric: value}))
-    several, on_gpus = [*runs, run_with(**{metric: -2.0})], [run.replace(machine=H100) for run in runs]
-    sides = [(runs, BASELINE), (runs, None), (on_gpus, BASELINE_H100), (several, BASELINE)]
-    for now, baseline in (*sides, (usual()[:1], from_runs(runs))):
+    on_gpus = [run.replace(machine=H100) for run in runs]
+    several = [*runs, run_with(**{metric: -2.0})]
+    for now, baseline, what in (
+        *((runs, known, "measured value") for known in (BASELINE, None)),
+        *((on_gpus, BASELINE_H100, "measured value"), (several, BASELINE, "measured value")),
+        (usual()[:1], from_runs(runs), "baseline's value"),
+    ):
         verdict = judged(now, baseline, min_launches=3)
         assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
-        what = "measured value" if (now, baseline) in sides else "baseline's value"
         assert check_of(verdict, metric).note == f"the {what} is {value}"
 
 
