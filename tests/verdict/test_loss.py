@@ -8,7 +8,7 @@ import pytest
 
 from perfsuite.results.baseline import from_runs
 from perfsuite.results.run import Run
-from perfsuite.verdict.loss import _near, loss_differs
+from perfsuite.verdict.loss import _near, loss_differs, other_gradients
 from tests.samples import make_run
 from tests.verdict.judging import check_of, judged, session, with_loss
 
@@ -59,6 +59,8 @@ def test_gradients_of_another_norm_fail_though_the_loss_is_equal() -> None:
         verdict = judged([now], from_runs([with_norm(norm) for norm in before]))
         assert (verdict.failure == "loss") == differs
         assert any("norm of the gradients before step 4" in why for why in verdict.reasons) == differs
+    norms = [other_gradients(with_norm(50.0), with_norm(norm)) for norm in (49.0, 51.0, 51.1, None)]
+    assert norms == [None, None, "the norm of the gradients before step 4: 50 -> 51.1", None]
 
 
 @pytest.mark.parametrize(
