@@ -46,17 +46,17 @@ def test_an_injected_fault_stands_in_the_run_whether_it_failed_or_not(tmp_path: 
         assert (run.inject, run.failure is not None) == ("slowdown=30%", ranks == 1)
 
 
-@pytest.mark.parametrize(("warmup", "start"), [(5, 5), (14, 9), (8, 8)])
 def test_a_gpu_is_measured_ten_seconds_after_its_first_steps_or_from_the_last_step_of_warm_up(
-    tmp_path: Path, warmup: int, start: int
+    tmp_path: Path,
 ) -> None:
     """Its steps are flat at once: its clocks and temperature are not."""
-    case = make_case(max_warmup_steps=warmup, steps=25 - warmup)
-    run_dir = both(tmp_path, step_s=(2.0,) * 25, counts=Counts(), case=case)
-    run = on_gpu(run_dir)
-    assert run.window == (start, 25)
-    assert any("temperature settle" in note for note in run.notes) == (start < 9)
-    assert collected(run_dir).window == (COUNTED_STEP, 25)
+    for warmup, start in ((5, 5), (14, 9), (8, 8)):
+        case = make_case(max_warmup_steps=warmup, steps=25 - warmup)
+        run_dir = both(tmp_path, step_s=(2.0,) * 25, counts=Counts(), case=case)
+        run = on_gpu(run_dir)
+        assert run.window == (start, 25)
+        assert any("temperature settle" in note for note in run.notes) == (start < 9)
+        assert collected(run_dir).window == (COUNTED_STEP, 25)
 
 
 def test_counted_steps_are_not_measured_and_equal_ranks_share_their_counts(tmp_path: Path) -> None:
@@ -100,21 +100,18 @@ def test_ranks_that_disagree_or_did_what_was_not_asked_for_are_told_with_their_v
 
 
 @pytest.mark.fault("report is cut short")
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
+def test_a_bad_report_file_is_named_with_the_field(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, make_report(0))
+    for content, said in (
         ('{"schema_version": 1, "ra', "not JSON"),
         ('{"schema_version": 3}', "field schema_version: this perfsuite reads 1, got 3"),
         ('{"schema_version": 1, "rank": 1, "world_size": 2, "host": "h"}', "field clock: Field required"),
-    ],
-)
-def test_a_bad_report_file_is_named_with_the_field(tmp_path: Path, content: str, said: str) -> None:
-    run_dir = write_launch(tmp_path, make_report(0))
-    run_dir.rank(1).write_text(content)
-    failure = failure_of(collected(run_dir))
-    assert failure.kind == "missing_report"
-    assert failure.message.startswith(f"{run_dir.rank(1)}: {said}")
-    assert failure_of(collected(run_dir, failure=TIMEOUT)).kind == "timeout"
+    ):
+        run_dir.rank(1).write_text(content)
+        failure = failure_of(collected(run_dir))
+        assert failure.kind == "missing_report"
+        assert failure.message.startswith(f"{run_dir.rank(1)}: {said}")
+        assert failure_of(collected(run_dir, failure=TIMEOUT)).kind == "timeout"
     run_dir.launch(0).write_text("[]")
     failure = failure_of(collected(run_dir))
     assert failure.message.startswith(f"{run_dir.launch(0)}: expected a JSON object")
@@ -266,21 +263,15 @@ def test_no_mfu_of_fp32_in_tf32(tmp_path: Path) -> None:
         assert (run.figures.mfu is not None) == (NO_TF32_PEAK not in run.notes) == known
 
 
-@pytest.mark.parametrize(("in_float8", "of_peak"), [(1.5e9, 1.25 / 2), (None, None)])
-def test_mfu_by_the_peaks_of_float8_and_of_the_rest(
-    tmp_path: Path, in_float8: float | None, of_peak: float | None
-) -> None:
+def test_mfu_by_the_peaks_of_float8_and_of_the_rest(tmp_path: Path) -> None:
     """Three quarters of the FLOPs take half of their time: 5/8 of what all take in 16 bits."""
-    flops = FLOPS.replace(per_token_float8=in_float8)
     seen = Observed(settings={"low_precision_modules": "2 Float8Linear"}, environment={})
-    run, plain = (
-        on_gpu(both(tmp_path / name, peak_flops=989.5e12, observed=observed, flops=flops))
-        for name, observed in (("float8", seen), ("plain", None))
-    )
-    assert plain.figures.mfu is not None
-    assert run.figures.mfu == (None if of_peak is None else pytest.approx(plain.figures.mfu * of_peak))
-    assert (NO_FLOAT8_PEAK in run.notes) == (of_peak is None)
-    assert NO_FLOAT8_PEAK not in plain.notes
+    for in_float8, of_peak in ((1.5e9, 1.25 / 2), (None, None)):
+        told = {"peak_flops": 989.5e12, "flops": FLOPS.replace(per_token_float8=in_float8)}
+        run, plain = (on_gpu(both(tmp_path, observed=observed, **told)) for observed in (seen, None))
+        assert plain.figures.mfu is not None
+        assert run.figures.mfu == (None if of_peak is None else pytest.approx(plain.figures.mfu * of_peak))
+        assert (NO_FLOAT8_PEAK in run.notes, NO_FLOAT8_PEAK in plain.notes) == (of_peak is None, False)
 
 
 def test_as_many_ranks_as_the_case_has(tmp_path: Path) -> None:
@@ -292,7 +283,7 @@ def test_as_many_ranks_as_the_case_has(tmp_path: Path) -> None:
         assert run.figures.tokens_per_s_per_device == pytest.approx(2560 / world)
 
 
-def test_a_step_or_probe_takes_as_long_as_on_the_slowest_rank_and_what_ran_is_what_rank_0_says(
+def test_steps_and_probes_are_those_of_the_slowest_rank_and_what_ran_is_what_rank_0_says(
     tmp_path: Path,
 ) -> None:
     ranks: tuple[dict[str, Any], ...] = (
@@ -300,9 +291,9 @@ def test_a_step_or_probe_takes_as_long_as_on_the_slowest_rank_and_what_ran_is_wh
         {"step_s": (0.2, 0.3) * 12 + (0.05,), "probe_s": (0.2, 0.3) * 12 + (0.1,), "device_probe": {"x": 5}},
     )
     for rank, told in enumerate(ranks):
-        told["observed"] = Observed(settings={"rank": str(rank)}, environment={})
-        told["flops"] = FLOPS.replace(per_token=2e9 - rank)
-    run = collected(of_two(tmp_path, *({**told, "cpu_s": (0.5,) * 25} for told in ranks)))
+        seen = Observed(settings={"rank": str(rank)}, environment={})
+        told |= {"observed": seen, "flops": FLOPS.replace(per_token=2e9 - rank), "cpu_s": (0.5,) * 25}
+    run = collected(of_two(tmp_path, *ranks))
     assert run.step_s == (0.2, 0.3) * 12 + (0.05,)
     assert run.probe_s == (0.2, 0.4) * 12 + (0.1,)
     assert run.cpu_s == (1.0,) * 25

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -54,36 +53,32 @@ def seen(runs: list[Run], environment: dict[str, str], **settings: str) -> list[
 # What makes launches unlike
 
 
-@pytest.mark.parametrize(
-    ("what", "then", "now", "of"),
-    [
-        ("hardware class", "cpu-a", "cpu-b", lambda value: {"machine": make_machine(hardware_class=value)}),
-        ("FLOP formula", "palm-1", "palm-2", lambda value: {"flops": flops(value)}),
-        ("micro_batch", "2", "4", lambda value: {"case": make_case(micro_batch=int(value))}),
-        ("learning_rate", "0.001", "0.5", lambda value: {"case": make_case(learning_rate=float(value))}),
-    ],
-)
-def test_unlike_things_are_not_compared_and_both_values_are_named(
-    what: str, then: str, now: str, of: Callable[[str], dict[str, Any]]
-) -> None:
-    verdict = judged([make_run(**of(now))], from_runs([make_run(**of(then))] * 3))
-    assert (verdict.outcome, verdict.failure, verdict.checks) == ("failed", "unlike", ())
-    assert verdict.reasons == (f"cannot be compared: {what} was {then!r} in the baseline and is {now!r}",)
+def test_unlike_things_are_not_compared_and_both_values_are_named() -> None:
+    pairs = {
+        "hardware class": [make_run(machine=make_machine(hardware_class=name)) for name in ("a", "b")],
+        "FLOP formula": [make_run(flops=flops(name)) for name in ("a", "b")],
+        "micro_batch": [make_run(case=make_case(micro_batch=size)) for size in (2, 4)],
+        "learning_rate": [make_run(case=make_case(learning_rate=rate)) for rate in (0.001, 0.5)],
+    }
+    values = {"micro_batch": ("2", "4"), "learning_rate": ("0.001", "0.5")}
+    for what, (before, run) in pairs.items():
+        verdict = judged([run], from_runs([before] * 3))
+        assert (verdict.outcome, verdict.failure, verdict.checks) == ("failed", "unlike", ())
+        then, now = values.get(what, ("a", "b"))
+        said = f"cannot be compared: {what} was {then!r} in the baseline and is {now!r}"
+        assert verdict.reasons == (said,)
 
 
-def test_of_adapters_where_all_was_trained_only_that_is_told() -> None:
+def test_of_adapters_where_all_was_trained_only_that_is_told_and_else_every_unlike_thing() -> None:
     then = from_runs(seen([make_run()] * 3, {}, trained="all"))
     adapters = {"trained": "adapters only", "adapters": "2", "lora": "rank 4", "quantised_layers": "0"}
     verdict = judged(seen([make_run()], {}, **adapters), then)
     assert (verdict.failure, verdict.changed) == ("unlike", ())
     said = "cannot be compared: observed trained was 'all' in the baseline and is 'adapters only'"
     assert verdict.reasons == (said,)
-
-
-def test_every_unlike_thing_of_the_last_launch_is_named() -> None:
     verdict = judged([*usual()[:2], make_run(case=make_case(micro_batch=4, seed=5))])
-    said = [reason.split(" was ")[0] for reason in verdict.reasons]
-    assert said == ["cannot be compared: micro_batch", "cannot be compared: seed"]
+    told = [reason.split(" was ")[0] for reason in verdict.reasons]
+    assert told == ["cannot be compared: micro_batch", "cannot be compared: seed"]
 
 
 def in_order(*keys: str) -> Run:
@@ -114,11 +109,17 @@ def test_where_a_case_may_run_and_what_one_side_does_not_know_is_no_difference(t
 # What makes a launch unhealthy
 
 
-@pytest.mark.parametrize("baseline", [None, BASELINE])
-def test_a_disturbed_machine_is_unhealthy_with_or_without_a_baseline(baseline: Baseline | None) -> None:
-    verdict = session([make_run(health=DISTURBED)] * 9, baseline)
-    assert (verdict.outcome, verdict.launches) == ("unhealthy", MAX_UNHEALTHY)
-    assert verdict.reasons[0].startswith("launch 1 set aside: other processes used 60% of the cores' time")
+def test_a_disturbed_machine_is_unhealthy_with_or_without_a_baseline_and_every_reason_is_told() -> None:
+    for baseline in (None, BASELINE):
+        verdict = session([make_run(health=DISTURBED)] * 9, baseline)
+        assert (verdict.outcome, verdict.launches) == ("unhealthy", MAX_UNHEALTHY)
+        assert verdict.reasons[0].startswith(
+            "launch 1 set aside: other processes used 60% of the cores' time"
+        )
+    (said,) = session([on_machine(0.5).replace(health=DISTURBED)], PROBED, max_unhealthy=1).reasons
+    first, second = said.split("; ")
+    assert first.startswith("launch 1 set aside: other processes used 60% ")
+    assert second == at_speed("50%")
 
 
 def on_gpus(*rates: float, **run_changes: Any) -> Run:
@@ -207,13 +208,6 @@ def test_a_machine_that_is_not_as_at_the_baseline_is_unhealthy(
     assert launch_problems(now, from_runs(before)) == ([told] if told else [])
 
 
-def test_every_reason_of_a_launch_is_told() -> None:
-    (said,) = session([on_machine(0.5).replace(health=DISTURBED)], PROBED, max_unhealthy=1).reasons
-    first, second = said.split("; ")
-    assert first.startswith("launch 1 set aside: other processes used 60% ")
-    assert second == at_speed("50%")
-
-
 @pytest.mark.parametrize("baseline", [None, from_runs([on_gpus(*[2400] * 8)] * 5)])
 def test_a_gpu_that_is_far_behind_the_fastest_is_unhealthy_without_a_baseline_too(
     baseline: Baseline | None,
@@ -245,13 +239,11 @@ def test_a_probe_that_is_slower_with_other_software_blames_no_machine(changed: s
     assert session(after, from_runs(bare)).outcome == "unhealthy", "though it does not name the driver"
 
 
-@pytest.mark.parametrize(("now", "before"), [(None, 0.01), (0.01, None), (None, None)])
-def test_without_a_probe_on_both_sides_every_machine_is_healthy(
-    now: float | None, before: float | None
-) -> None:
-    baseline = from_runs([run_with(probe_s_p50=before)] * 3)
-    verdict = judged([run_with(probe_s_p50=now)], baseline, noise_of(0.005, exponent=1))
-    assert (verdict.outcome, check_of(verdict, "tokens_per_s").note) == ("passed", None)
+def test_without_a_probe_on_both_sides_every_machine_is_healthy() -> None:
+    for now, before in ((None, 0.01), (0.01, None), (None, None)):
+        baseline = from_runs([run_with(probe_s_p50=before)] * 3)
+        verdict = judged([run_with(probe_s_p50=now)], baseline, noise_of(0.005, exponent=1))
+        assert (verdict.outcome, check_of(verdict, "tokens_per_s").note) == ("passed", None)
 
 
 # What changed, and lets launches be compared
@@ -268,27 +260,22 @@ def test_what_changed_around_it_is_listed_and_forbids_nothing(speed: float, outc
     assert verdict.changed == told
 
 
-@pytest.mark.parametrize(
-    ("then", "now", "told"),
-    [
-        *((1980, 1620, "1980 -> 1620 MHz (-18%)"), (1620, 1980, "1620 -> 1980 MHz (+22%)")),
-        *((1980, 1945, None), (1980, None, None), (None, 1980, None)),
-    ],
-)
-def test_another_clock_is_listed_and_explains_an_unhealthy_launch(
-    then: float | None, now: float | None, told: str | None
-) -> None:
+def test_another_clock_is_listed_and_explains_an_unhealthy_launch() -> None:
     """`nvidia-smi -lgc` moves neither the highest clock nor the applications clock."""
 
     def clocked(mhz: float | None, copy: float) -> Run:
         (run,) = make_launches(1, machine=H100, sm_clock_mhz=mhz)
         return run.replace(device_probe={"copy": copy})
 
-    said = [f"SM clock in the measured window: {told}"] if told else []
-    baseline = from_runs([clocked(then, 3000)] * 5)
-    assert launch_problems(clocked(now, 3000), baseline) == []
-    assert run_changes(clocked(now, 3000), baseline) == tuple(said)
-    assert launch_problems(clocked(now, 2000), baseline) == [slower("copy 2000 3000"), *said]
+    for then, now, told in (
+        *((1980, 1620, "1980 -> 1620 MHz (-18%)"), (1620, 1980, "1620 -> 1980 MHz (+22%)")),
+        *((1980, 1945, None), (1980, None, None), (None, 1980, None)),
+    ):
+        said = [f"SM clock in the measured window: {told}"] if told else []
+        baseline = from_runs([clocked(then, 3000)] * 5)
+        assert launch_problems(clocked(now, 3000), baseline) == []
+        assert run_changes(clocked(now, 3000), baseline) == tuple(said)
+        assert launch_problems(clocked(now, 2000), baseline) == [slower("copy 2000 3000"), *said]
 
 
 def holding(mib: int | None) -> Run:

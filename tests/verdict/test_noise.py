@@ -125,6 +125,11 @@ def test_a_metric_that_a_baseline_lacks_is_known_from_the_others(lacking: float 
     corrected = noise_of(*GROUPS[:3], drifting(3, tokens_per_s_mean=lacking))
     assert corrected.probe_exponent > 0.95
     assert (degrees_of(corrected, TOKENS_PER_S_MEAN), degrees_of(corrected)) == (11, 15)
+    # The exponent, fitted to the same launches, costs one.
+    full = [drifting(seed, tokens_per_s_mean=lacking) for seed in range(3)]
+    few, more = (noise_of(*full, drifting(9, launches=launches)) for launches in (3, 4))
+    assert (few.probe_exponent > 0.95, few.of(TOKENS_PER_S_MEAN)) == (True, None)
+    assert degrees_of(more, TOKENS_PER_S_MEAN) == 2
 
 
 def test_an_exponent_of_0_is_believed_from_20_degrees_of_freedom_on() -> None:
@@ -155,42 +160,25 @@ def test_a_probe_that_the_speed_does_not_follow_is_left_alone() -> None:
     assert (noise.probe_exponent, known(noise)) == (0, of_speed(ONE))
 
 
-@pytest.mark.parametrize("probe", [None, 0.0, -1.0, math.nan, math.inf])
-def test_a_launch_without_a_sound_probe_is_left_out_of_what_the_probe_corrects(probe: float | None) -> None:
-    *others, last = GROUPS[3]
-    noise = noise_of(*GROUPS[:3], [*others, with_figures(last, probe_s_p50=probe)])
-    less = noise_of(*GROUPS[:3], others)
+@pytest.mark.parametrize("value", [None, 0.0, -1.0, math.nan, math.inf])
+def test_a_figure_that_is_no_size_is_left_out_and_of_a_probe_what_that_corrects(value: float | None) -> None:
+    for groups in (GROUPS, [*map(without_probes, GROUPS)]):
+        group, *others = groups
+        bad = with_figures(group[2], **{metric.name: value for metric in GATED})
+        less = noise_of([*group[:2], *group[3:]], *others)
+        assert noise_of([*group[:2], bad, *group[3:]], *others) == less
+    *kept, last = GROUPS[3]
+    noise, less = (
+        noise_of(*GROUPS[:3], group) for group in ([*kept, with_figures(last, probe_s_p50=value)], kept)
+    )
     assert noise.probe_exponent == less.probe_exponent > 0.95
-    for metric in PROBE_CORRECTED:
-        assert known(noise, metric) == known(less, metric)
-        assert degrees_of(noise, metric) == 14
-    assert degrees_of(noise, PEAK_MEMORY) == 16
-
-
-def test_a_probe_is_never_paired_with_another_launchs_figure() -> None:
-    """Where one launch lacks the speed and another the probe, the lists are equally long."""
+    assert [known(noise, metric) for metric in PROBE_CORRECTED] == [known(less, m) for m in PROBE_CORRECTED]
+    assert [degrees_of(noise, metric) for metric in (*PROBE_CORRECTED, PEAK_MEMORY)] == [14, 14, 16]
+    # Where one launch lacks the speed and another the probe, the lists are equally long: none is paired.
     first, second, *others = GROUPS[0]
-    lacking = [with_figures(first, tokens_per_s=None), with_figures(second, probe_s_p50=None)]
+    lacking = [with_figures(first, tokens_per_s=value), with_figures(second, probe_s_p50=value)]
     noise, less = noise_of([*lacking, *others], *GROUPS[1:]), noise_of(others, *GROUPS[1:])
     assert (noise.probe_exponent, known(noise)) == (less.probe_exponent, known(less))
-
-
-@pytest.mark.parametrize("value", [None, 0.0, -1.0, math.nan, math.inf])
-@pytest.mark.parametrize("probed", [True, False])
-def test_a_figure_that_is_no_size_is_left_out(value: float | None, probed: bool) -> None:
-    group, *others = GROUPS if probed else map(without_probes, GROUPS)
-    bad = with_figures(group[2], **{metric.name: value for metric in GATED})
-    less = noise_of([*group[:2], *group[3:]], *others)
-    assert noise_of([*group[:2], bad, *group[3:]], *others) == less
-
-
-def test_a_corrected_metric_that_too_few_launches_have_is_not_known() -> None:
-    """The exponent, fitted to the same launches, costs one."""
-    full = [drifting(seed, tokens_per_s_mean=None) for seed in range(3)]
-    few, more = (noise_of(*full, drifting(9, launches=launches)) for launches in (3, 4))
-    assert few.probe_exponent > 0.95
-    assert few.of(TOKENS_PER_S_MEAN) is None
-    assert degrees_of(more, TOKENS_PER_S_MEAN) == 2
 
 
 def of_sessions(*speeds: tuple[float, ...], names: str = "abcdefgh") -> Baseline:
@@ -239,6 +227,11 @@ def test_cases_of_the_same_sessions_are_one_witness_of_them_however_many() -> No
     assert one > 0.2
     assert ten == pytest.approx(one, rel=0.01)
     assert same_ten == pytest.approx(same_one / math.sqrt(10), rel=0.01)
+    # Half the cases are slower in the one session, half in the other: on average they are alike.
+    noise = of_speed(*[of_sessions(LAUNCHES, SLOWER), of_sessions(SLOWER, LAUNCHES)] * 5)
+    own = math.log(0.95) ** 2 / 2 * 10 / 9
+    expected = own - noise.sigma**2 / 5 + 39.4 * own / 10
+    assert noise.session_sigma == pytest.approx(math.sqrt(expected), rel=1e-3)
 
 
 def test_cases_of_other_sessions_are_further_witnesses() -> None:
@@ -247,14 +240,6 @@ def test_cases_of_other_sessions_are_further_witnesses() -> None:
         noise = of_speed(*(of_sessions(LAUNCHES, SLOWER, names=names) for names in sessions))
         half = math.log(0.95) ** 2 / 2
         assert noise.session_sigma == pytest.approx(math.sqrt(limit * half - noise.sigma**2 / 5), rel=1e-3)
-
-
-def test_cases_that_differ_by_session_each_in_its_way_count_beside_what_they_share() -> None:
-    """Half the cases are slower in the one session, half in the other: on average they are alike."""
-    noise = of_speed(*[of_sessions(LAUNCHES, SLOWER), of_sessions(SLOWER, LAUNCHES)] * 5)
-    own = math.log(0.95) ** 2 / 2 * 10 / 9
-    expected = own - noise.sigma**2 / 5 + 39.4 * own / 10
-    assert noise.session_sigma == pytest.approx(math.sqrt(expected), rel=1e-3)
 
 
 def test_sessions_of_one_launch_each_count_as_both_noises() -> None:
