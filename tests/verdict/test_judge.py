@@ -246,21 +246,14 @@ def test_more_memory_of_a_gpu_hides_no_slowdown_that_takes_more_launches_to_see(
         assert outcomes(verdict)["peak_memory_bytes"] == "regressed"
 
 
-@pytest.mark.parametrize(
-    ("figures", "outcome", "launches"),
-    [
-        ({"tokens_per_s_mean": 700}, "regressed", 3),
-        *(({"step_jitter": jitter}, "passed", 1) for jitter in (0.5, 2.2, 1e9, None)),
-    ],
-)
-def test_stalls_show_in_the_mean_and_p95_over_p50_which_jumps_decides_nothing(
-    figures: dict[str, Any], outcome: Outcome, launches: int
-) -> None:
-    verdict = session(usual(**figures))
-    assert (verdict.outcome, verdict.launches) == (outcome, launches)
-    assert outcomes(verdict) == {**dict.fromkeys(NAMES, "passed"), "tokens_per_s_mean": outcome}
-    change = figures.get("tokens_per_s_mean", 990) / 990 - 1
-    assert check_of(verdict, "tokens_per_s_mean").change == pytest.approx(change, abs=0.01)
+def test_stalls_show_in_the_mean_and_p95_over_p50_which_jumps_decides_nothing() -> None:
+    verdict = session(usual(tokens_per_s_mean=700))
+    assert (verdict.outcome, verdict.launches) == ("regressed", 3)
+    assert outcomes(verdict) == {**dict.fromkeys(NAMES, "passed"), "tokens_per_s_mean": "regressed"}
+    assert check_of(verdict, "tokens_per_s_mean").change == pytest.approx(700 / 990 - 1, abs=0.01)
+    for jitter in (0.5, 2.2, 1e9, None):
+        verdict = session(usual(step_jitter=jitter))
+        assert (verdict.launches, outcomes(verdict)) == (1, dict.fromkeys(NAMES, "passed"))
 
 
 KNOWN = ClassNoise(by_metric={**QUIET.by_metric, "cpu_s_per_step": QUIET.by_metric["tokens_per_s"]})
@@ -317,13 +310,12 @@ def test_steps_that_stall_now_and_then_are_no_regression_and_more_of_them_are_fo
 )
 def test_on_a_gpu_memory_is_exact_to_one_percent_and_one_launch_suffices(memory: float, outcome: str) -> None:
     runs = gpu(peak_memory_bytes=memory * MIB)
-    verdict = session(runs, BASELINE_H100)
+    verdict, blind = session(runs, BASELINE_H100), judged(runs[:1], BASELINE_H100, ClassNoise())
     assert (verdict.outcome, verdict.launches) == (outcome, 1)
     check = check_of(verdict, "peak_memory_bytes")
     assert (check.outcome, check.interval, check.blind) == (outcome, None, False)
     assert check.change == pytest.approx(memory / 64 - 1, abs=3e-6)
     assert check.minimum_detectable == check.allowed == 0.01
-    blind = judged(runs[:1], BASELINE_H100, ClassNoise())
     assert outcomes(blind) == {**dict.fromkeys(NAMES, "inconclusive"), "peak_memory_bytes": outcome}
 
 
@@ -345,16 +337,14 @@ def test_on_a_cpu_memory_is_statistical() -> None:
 
 @pytest.mark.parametrize("metric", NAMES)
 @pytest.mark.parametrize("good", [0, 2])
-@pytest.mark.parametrize("baseline", [BASELINE, None], ids=["a baseline", "no baseline"])
-def test_a_metric_that_a_launch_lacks_fails_at_once(
-    metric: str, good: int, baseline: Baseline | None
-) -> None:
-    verdict = judged([*usual()[:good], run_with(**{metric: None})], baseline)
-    note = "the baseline has it, this run does not" if baseline else "was not measured"
-    check = check_of(verdict, metric)
-    assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "missing_metric", good + 1)
-    assert (check.outcome, check.measured, check.change, check.note) == ("failed", None, None, note)
-    assert [name for name, outcome in outcomes(verdict).items() if outcome == "failed"] == [metric]
+def test_a_metric_that_a_launch_lacks_fails_at_once(metric: str, good: int) -> None:
+    runs = [*usual()[:good], run_with(**{metric: None})]
+    for baseline, note in ((BASELINE, "the baseline has it, this run does not"), (None, "was not measured")):
+        verdict = judged(runs, baseline)
+        assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "missing_metric", good + 1)
+        check = check_of(verdict, metric)
+        assert (check.outcome, check.measured, check.change, check.note) == ("failed", None, None, note)
+        assert [name for name, outcome in outcomes(verdict).items() if outcome == "failed"] == [metric]
 
 
 def test_a_metric_that_the_baseline_lacks_never_passes() -> None:
@@ -388,15 +378,13 @@ def test_a_figure_that_is_no_size_never_passes(metric: str, value: float, good: 
 
 @pytest.mark.parametrize("used", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["out_of_memory", "timeout", "crash", "loss"])
-@pytest.mark.parametrize("baseline", [BASELINE, None], ids=["a baseline", "no baseline"])
-def test_a_failed_launch_is_failed_with_its_kind_whatever_its_figures(
-    used: int, kind: Any, baseline: Baseline | None
-) -> None:
-    runs = usual()[:used]
-    runs[-1] = runs[-1].replace(failure=Failure(kind=kind, message="it went wrong", rank=1))
-    verdict = judged(runs, baseline)
-    assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", kind, used)
-    assert (verdict.reasons, verdict.checks) == ((f"{kind}: it went wrong",), ())
+def test_a_failed_launch_is_failed_with_its_kind_whatever_its_figures(used: int, kind: Any) -> None:
+    *good, last = usual()[:used]
+    failed = last.replace(failure=Failure(kind=kind, message="it went wrong", rank=1))
+    for baseline in (BASELINE, None):
+        verdict = judged([*good, failed], baseline)
+        assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", kind, used)
+        assert (verdict.reasons, verdict.checks) == ((f"{kind}: it went wrong",), ())
 
 
 # The machine
@@ -609,14 +597,14 @@ def test_what_is_not_corrected_is_judged_by_the_noise_of_what_is_not() -> None:
 # Noise
 
 
-@pytest.mark.parametrize("factor", [0.1, 1, 10])
-def test_where_noise_is_unknown_it_is_inconclusive_and_says_why(factor: float) -> None:
-    verdict = judged(usual(factor)[:1], noise=ClassNoise())
-    assert (verdict.outcome, verdict.launches, verdict.failure) == ("inconclusive", 1, None)
+def test_where_noise_is_unknown_it_is_inconclusive_and_says_why() -> None:
     note = "the noise between launches is unknown: accept a baseline of more (--perf-min-launches)"
-    for check in verdict.checks:
-        assert (check.note, check.change, check.interval, check.blind) == (note, None, None, False)
-        assert None not in (check.measured, check.baseline)
+    for factor in (0.1, 1, 10):
+        verdict = judged(usual(factor)[:1], noise=ClassNoise())
+        assert (verdict.outcome, verdict.launches, verdict.failure) == ("inconclusive", 1, None)
+        for check in verdict.checks:
+            assert (check.note, check.change, check.interval, check.blind) == (note, None, None, False)
+            assert None not in (check.measured, check.baseline)
 
 
 # What holds for all launches
