@@ -83,18 +83,17 @@ def test_the_cause_is_the_first_failure_that_is_not_a_peers_death_by_a_rank_or_t
     assert (failure.kind, failure.rank, failure.message) == ("crash", rank, message)
 
 
-@pytest.mark.parametrize(("reporting", "rank", "ranks"), [([0], 1, "1"), ([1], 0, "0"), ([], 0, "0, 1")])
-def test_ranks_that_left_no_report_are_named(
-    tmp_path: Path, reporting: list[int], rank: int, ranks: str
-) -> None:
-    failure = cause(tmp_path, *map(make_report, reporting))
-    assert (failure.kind, failure.rank) == ("missing_report", rank)
-    assert failure.message == f"no report from rank {ranks} of 2: see {tmp_path}"
-    RunDir(tmp_path).launch(0).unlink()  # its launcher died: that is the cause
-    failure = failure_of(collected(RunDir(tmp_path)))
-    assert (failure.kind, failure.rank) == ("missing_report", rank)
-    died = f"the agent died before rank {ranks} of 2 had reported: was it killed? See {tmp_path}"
-    assert failure.message == died
+def test_ranks_that_left_no_report_are_named(tmp_path: Path) -> None:
+    for reporting, rank, ranks in (([0], 1, "1"), ([1], 0, "0"), ([], 0, "0, 1")):
+        directory = tmp_path / str(reporting)
+        failure = cause(directory, *map(make_report, reporting))
+        assert (failure.kind, failure.rank) == ("missing_report", rank)
+        assert failure.message == f"no report from rank {ranks} of 2: see {directory}"
+        RunDir(directory).launch(0).unlink()  # its launcher died: that is the cause
+        failure = failure_of(collected(RunDir(directory)))
+        assert (failure.kind, failure.rank) == ("missing_report", rank)
+        died = f"the agent died before rank {ranks} of 2 had reported: was it killed? See {directory}"
+        assert failure.message == died
 
 
 def test_a_report_that_found_no_room_is_no_fault_of_the_code(
@@ -131,14 +130,12 @@ def test_a_hang_that_only_nccls_watchdog_ended_is_a_timeout(
     assert failure.at == min(each.at for each in [*reports, *ended])
 
 
-@pytest.mark.parametrize("at", [4.0, 603.0])
-def test_what_a_rank_said_or_another_s_death_is_the_cause_though_a_log_has_the_watchdog(
-    tmp_path: Path, at: float
-) -> None:
+def test_what_a_rank_said_or_a_death_is_the_cause_though_a_log_has_the_watchdog(tmp_path: Path) -> None:
     logs = {"rank-0.log": WATCHDOG}
-    said = cause(tmp_path / "said", *failed(RAN_OUT), ended=[crash(0, at, ABORTED)], logs=logs)
-    assert said == RAN_OUT
-    died = cause(tmp_path / "died", ended=[crash(0, at, ABORTED), crash(1, 700.0, SIGKILL)], logs=logs)
+    for at in (4.0, 603.0):
+        said = cause(tmp_path / f"{at}", *failed(RAN_OUT), ended=[crash(0, at, ABORTED)], logs=logs)
+        assert said == RAN_OUT
+    died = cause(tmp_path / "died", ended=[crash(0, 5.0, ABORTED), crash(1, 700.0, SIGKILL)], logs=logs)
     assert (died.kind, died.message) == ("crash", SIGKILL)
 
 
@@ -156,22 +153,19 @@ AGENT_SAYS = "failed (exitcode: 1)"
 BOTH = f"last lines of rank-1.log:\n{RANK_SAYS}\nlast lines of agent-0.log:\n{AGENT_SAYS}"
 
 
-@pytest.mark.parametrize(
-    ("ended", "logs", "shown"),
-    [
-        ([], {"agent-0.log": "ImportError: x\n"}, "last lines of agent-0.log:\nImportError: x"),
-        ([crash(1, 1.0, "exit code 2")], {"agent-0.log": AGENT_SAYS, "rank-1.log": RANK_SAYS}, BOTH),
-        ([COMMAND_FAILED], {"rank-0.log": "", "rank-1.log": RANK_SAYS, "agent-0.log": AGENT_SAYS}, BOTH),
-        ([], {"agent-0.log": ""}, "no process wrote anything"),
-        ([], {}, "no process wrote anything"),
-    ],
-    ids=["agent", "rank and agent", "unknown rank", "empty", "no log"],
-)
-def test_without_a_traceback_logs_are_shown(
-    tmp_path: Path, ended: list[Failure], logs: dict[str, str], shown: str
-) -> None:
-    reports = [make_report(0)] if ended else []
-    assert cause(tmp_path, *reports, ended=ended, logs=logs).traceback == shown
+def test_without_a_traceback_logs_are_shown(tmp_path: Path) -> None:
+    nothing = "no process wrote anything"
+    of_agent = {"agent-0.log": AGENT_SAYS, "rank-1.log": RANK_SAYS}
+    for number, (ended, logs, told) in enumerate(
+        (
+            ([], {"agent-0.log": "ImportError: x\n"}, "last lines of agent-0.log:\nImportError: x"),
+            ([crash(1, 1.0, "exit code 2")], of_agent, BOTH),
+            ([COMMAND_FAILED], {"rank-0.log": "", **of_agent}, BOTH),  # of an unknown rank
+            *(([], {"agent-0.log": ""}, nothing), ([], {}, nothing)),
+        )
+    ):
+        reports = [make_report(0)] if ended else []
+        assert cause(tmp_path / str(number), *reports, ended=ended, logs=logs).traceback == told
 
 
 def test_of_ranks_that_are_gone_and_ranks_that_saw_it_the_first_of_each_is_named(tmp_path: Path) -> None:
@@ -315,12 +309,10 @@ def test_the_rank_that_stands_elsewhere_and_does_not_wait_in_torch_comes_first(
 
 
 def test_every_thread_is_shown_the_main_one_first(tmp_path: Path) -> None:
+    head = "(most recent call first):"
     assert shown(tmp_path, (0, stack("train.py"))) == (
-        "rank 0 stood here:\n"
-        "Current thread (most recent call first):\n"
-        '  File "train.py", line 0 in waits\n'
-        "thread (most recent call first):\n"
-        '  File "/lib/threading.py", line 1 in helps'
+        f'rank 0 stood here:\nCurrent thread {head}\n  File "train.py", line 0 in waits\n'
+        f'thread {head}\n  File "/lib/threading.py", line 1 in helps'
     )
 
 

@@ -267,7 +267,7 @@ def test_mfu_by_the_peaks_of_float8_and_of_the_rest(tmp_path: Path) -> None:
     """Three quarters of the FLOPs take half of their time: 5/8 of what all take in 16 bits."""
     seen = Observed(settings={"low_precision_modules": "2 Float8Linear"}, environment={})
     for in_float8, of_peak in ((1.5e9, 1.25 / 2), (None, None)):
-        told = {"peak_flops": 989.5e12, "flops": FLOPS.replace(per_token_float8=in_float8)}
+        told: dict[str, Any] = {"peak_flops": 989.5e12, "flops": FLOPS.replace(per_token_float8=in_float8)}
         run, plain = (on_gpu(both(tmp_path, observed=observed, **told)) for observed in (seen, None))
         assert plain.figures.mfu is not None
         assert run.figures.mfu == (None if of_peak is None else pytest.approx(plain.figures.mfu * of_peak))

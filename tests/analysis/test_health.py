@@ -195,19 +195,14 @@ def test_the_worst_of_the_nodes_is_judged_and_named() -> None:
     ]
 
 
-def test_gpus_of_all_nodes_are_told_apart_and_the_slowest_clock_counts() -> None:
+def test_gpus_of_all_nodes_are_told_apart_the_slowest_clock_counts_and_unsampled_nodes_do_not() -> None:
     clocks = {"n1": ((1, 1900.0), (2, 1800.0)), "n2": ((2, 1700.0), (3, 1600.0))}
-    nodes = [
-        Node(name=name, health=quiet(devices=(DeviceHealth(index=0),), sm_clocks_mhz=mhz))
-        for name, mhz in clocks.items()
-    ]
+    card = (DeviceHealth(index=0),)
+    nodes = [Node(name=name, health=quiet(devices=card, sm_clocks_mhz=mhz)) for name, mhz in clocks.items()]
     worst = health.worst(nodes)
     assert worst is not None
     assert [device.name for device in worst.devices] == ["GPU 0 of n1", "GPU 0 of n2"]
     assert worst.sm_clocks_mhz == ((1, 1900.0), (2, 1700.0), (3, 1600.0))
-
-
-def test_a_node_that_was_not_sampled_is_left_out() -> None:
     assert health.worst([Node(name="n1"), Node(name="n2")]) is None
     worst = health.worst([Node(name="n1"), Node(name="n2", health=quiet(foreign_cpu=None, steal=None))])
     assert worst is not None

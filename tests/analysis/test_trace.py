@@ -33,6 +33,8 @@ def test_operators_have_their_own_time_and_calls_without_what_repeats_them() -> 
     assert work(profile, "aten::linear") == Work(name="aten::linear", calls=1, us=50)
     assert (work(profile, "aten::addmm").us, work(profile, "AddmmBackward0").us) == (150, 5)
     assert not any(each.name.startswith(("autograd::engine", "ProfilerStep")) for each in profile.operators)
+    unended = {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "ts": 1}
+    assert reduced([*cpu_trace(), unended, {**unended, "ph": "b", "dur": 9}], "cpu") == profile
 
 
 def test_of_a_name_the_layer_the_graph_or_the_number_is_left_out() -> None:

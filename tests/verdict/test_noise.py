@@ -175,9 +175,9 @@ def test_a_figure_that_is_no_size_is_left_out_and_of_a_probe_what_that_corrects(
     assert [known(noise, metric) for metric in PROBE_CORRECTED] == [known(less, m) for m in PROBE_CORRECTED]
     assert [degrees_of(noise, metric) for metric in (*PROBE_CORRECTED, PEAK_MEMORY)] == [14, 14, 16]
     # Where one launch lacks the speed and another the probe, the lists are equally long: none is paired.
-    first, second, *others = GROUPS[0]
+    first, second, *rest = GROUPS[0]
     lacking = [with_figures(first, tokens_per_s=value), with_figures(second, probe_s_p50=value)]
-    noise, less = noise_of([*lacking, *others], *GROUPS[1:]), noise_of(others, *GROUPS[1:])
+    noise, less = noise_of([*lacking, *rest], *GROUPS[1:]), noise_of(rest, *GROUPS[1:])
     assert (noise.probe_exponent, known(noise)) == (less.probe_exponent, known(less))
 
 

@@ -53,21 +53,17 @@ def test_the_worse_of_time_and_counts_is_the_verdict(outcome: Outcome) -> None:
         assert with_counts(timed(outcome), [run], None).outcome == outcome
 
 
-@pytest.mark.parametrize(
-    ("run", "explained"),
-    [
+def test_a_slower_case_says_what_changed_first_or_that_nothing_did() -> None:
+    for run, said in (
         (MORE, "host reads in forward: 1 -> 80, in optimizer: 39 -> 0 a step"),
         (FEWER, "host reads in forward: 1 -> 2, in optimizer: 39 -> 0 a step"),
         (OTHER_BUCKETS, "host reads in forward: 1 -> 39, in optimizer: 39 -> 1 a step"),
-        (SAME, f"{THE_SAME} packages, threads, the machine"),
-        (launch(counts=()), None),
-    ],
-)
-def test_a_slower_case_says_what_changed_first_or_that_nothing_did(run: Any, explained: str | None) -> None:
-    assert with_counts(timed("regressed"), [run], baseline_of()).explained == explained
-    assert with_counts(timed("regressed"), [run], None).explained is None
-    for outcome in set(ALL) - {"regressed"}:
-        assert with_counts(timed(outcome), [run], baseline_of()).explained is None
+        *((SAME, f"{THE_SAME} packages, threads, the machine"), (launch(counts=()), None)),
+    ):
+        assert with_counts(timed("regressed"), [run], baseline_of()).explained == said
+        assert with_counts(timed("regressed"), [run], None).explained is None
+        for outcome in set(ALL) - {"regressed"}:
+            assert with_counts(timed(outcome), [run], baseline_of()).explained is None
 
 
 def test_what_to_look_at_fits_the_machine() -> None:
