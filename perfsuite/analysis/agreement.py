@@ -193,11 +193,10 @@ def _less_than_the_gradients(
         return
     moved = any(begin != end for each in evidence for begin, end in each.replicated.values())
     intervals = len(reports[0].step_s) - 1  # fewer collectives: replicas that are averaged now and then
-    if not moved or any(each.collectives is None or each.collectives < intervals for each in evidence):
-        return
+    is_each_step = all(each.collectives is not None and each.collectives >= intervals for each in evidence)
     gradients = max(each.replicated_bytes for each in evidence)
     sent = max(sum(each.bytes for each in its.collectives if each.ranks > 1) for its in counts)
-    if sent < OF_THE_GRADIENTS * gradients:
+    if moved and is_each_step and sent < OF_THE_GRADIENTS * gradients:
         yield (
             f"the ranks train one model, whose gradients have {gradients:,} bytes, and were seen to send "
             f"{sent:,}: gradients were exchanged out of sight, or all ranks are given the same data"

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -45,7 +46,9 @@ def first_cause(
     hung = {failure.at: line for failure in by_ranks if (line := _watchdog_line(_text(failure))) is not None}
     causes = [each for each in by_ranks if not is_peer(each)]
     for failure in silent:  # the watchdog ends a process from a thread, which leaves no report, only a log
-        written = "\n".join([_text(failure), *(_end(log) for log in _logs(failure, run_dir))])
+        # The ranks of a command write to their agent's log.
+        logs = run_dir.all_agent_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
+        written = "\n".join([_text(failure), *map(_end, logs)])
         if (line := _watchdog_line(written)) is not None:
             hung[failure.at] = line
         elif not is_peer(failure):
@@ -114,11 +117,6 @@ def _text(failure: Failure) -> str:
     return f"{failure.message}\n{failure.traceback}"
 
 
-def _logs(failure: Failure, run_dir: RunDir) -> list[Path]:
-    # The ranks of a command write to their agent's log.
-    return run_dir.all_agent_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
-
-
 def _watchdog_line(text: str) -> str | None:
     return next((line.strip() for line in text.splitlines() if WATCHDOG_SAYS in line.lower()), None)
 
@@ -128,14 +126,11 @@ def with_log(failure: Failure, run_dir: RunDir) -> Failure:
     if failure.traceback and "\n" in failure.traceback:
         return failure
     logs = run_dir.all_rank_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
-    written = [
-        f"last lines of {log.name}:\n" + "\n".join(lines[-LOG_TAIL_LINES:])
-        for log in [*logs, *run_dir.all_agent_logs(), run_dir.scheduler_log]
-        if (lines := _end(log).splitlines())
-    ]
-    if where := read_stacks(run_dir):
-        written.insert(0, where)
-    return failure.replace(traceback="\n".join(written) or "no process wrote anything")
+    written = [read_stacks(run_dir)]
+    for log in [*logs, *run_dir.all_agent_logs(), run_dir.scheduler_log]:
+        if lines := _end(log).splitlines()[-LOG_TAIL_LINES:]:
+            written.append("\n".join([f"last lines of {log.name}:", *lines]))
+    return failure.replace(traceback="\n".join(filter(None, written)) or "no process wrote anything")
 
 
 def _end(path: Path) -> str:
@@ -152,20 +147,18 @@ def read_stacks(run_dir: RunDir) -> str:
     Stacks are sorted by their number of ranks, rarest first; of two with equally many, first the one outside
     of torch, because the other ranks wait in a collective. Stacks of processes without a rank come last.
     """
-    places: dict[str, list[tuple[int | None, int]]] = {}
+    places = defaultdict[str, list[tuple[int | None, int]]](list)
     for rank, pid, file in run_dir.all_stacks():
         if text := file.read_text(errors="replace").strip():
-            text = re.sub(r"(?i)thread 0x[0-9a-f]+", "thread", text)
-            threads = text.split("\n\n")[::-1]  # the main thread stands last
-            places.setdefault("\n".join(threads), []).append((rank, pid))
+            threads = re.sub(r"(?i)thread 0x[0-9a-f]+", "thread", text).split("\n\n")
+            places["\n".join(reversed(threads))].append((rank, pid))  # the main thread stands last
 
     def telling(place: str) -> tuple[bool, int, bool]:
         where = places[place]
         innermost = place.splitlines()[1:2]
         return where[0][0] is None, len(where), any("/torch/" in line for line in innermost)
 
-    ordered = sorted(places, key=telling)
-    shown = []
+    shown, ordered = [], sorted(places, key=telling)
     for place in ordered[:STACKS_SHOWN]:
         who = [f"process {pid}" if rank is None else f"rank {rank}" for rank, pid in places[place]]
         lines = place.splitlines()

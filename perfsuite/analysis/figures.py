@@ -34,8 +34,7 @@ def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
     first i steps, and step i took C(i) - C(i-1). What stalls one rank after its last collective of a step,
     and is waiting in the next step of the others, counts once: the largest step would count it twice.
     """
-    behind = [0.0] * len(step_s)  # for each rank: C(i-1) minus the sum of its own first i-1 steps
-    series = []
+    series, behind = [], [0.0] * len(step_s)  # of each rank: C(i-1) minus the sum of its own first i-1 steps
     for steps in zip(*step_s, strict=True):
         took = max(step - lag for step, lag in zip(steps, behind, strict=True))
         behind = [lag - step + took for step, lag in zip(steps, behind, strict=True)]

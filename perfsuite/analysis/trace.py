@@ -72,10 +72,9 @@ class _Window:
         found = sorted(_span(event) for event in operators if event["name"].startswith(STEP))
         if not found:
             raise ReportError("the trace has no step")
-        measured, following = found[:PROFILED_STEPS], found[PROFILED_STEPS:]
-        end = following[0][0] if following else measured[-1][1]
-        self.starts = [*(begin for begin, _ in measured), end]
-        self.steps = len(measured)
+        begins = [*(begin for begin, _ in found), found[-1][1]]
+        self.steps = min(len(found), PROFILED_STEPS)
+        self.starts = begins[: self.steps + 1]
 
     def step(self, at: float) -> int:
         """The number of the step in which something begins, as in `_Call`."""
@@ -244,8 +243,8 @@ def _kernels(events: Sequence[dict[str, Any]], window: _Window) -> list[_Kernel]
     operators = {thread: union(found) for thread, found in of_threads.items()}
 
     def is_seen(launch: dict[str, Any]) -> bool:
-        thread = str(launch.get("tid"))
-        return GRAPH_LAUNCH not in launch["name"] and holds(operators.get(thread, []), launch["ts"])
+        running = operators.get(str(launch.get("tid")), [])
+        return GRAPH_LAUNCH not in launch["name"] and holds(running, launch["ts"])
 
     def kernel(event: dict[str, Any]) -> _Kernel:
         computes = event["cat"] == "kernel" and not _NCCL.search(event["name"])

@@ -60,8 +60,7 @@ def with_unseen(verdict: Verdict, taken: Mapping[str, TakenProfile]) -> Verdict:
     """The verdict after profiles, by the arm's name: counts that lack work tell of growth alone."""
     found = {name: each.profile.unseen for name, each in taken.items() if each.profile is not None}
     why = tuple(f"{name}: {unseen}" if name else unseen for name, unseen in found.items() if unseen)
-    counts = verdict.counts
-    if counts is None or not why:
+    if (counts := verdict.counts) is None or not why:
         return verdict
     if counts.outcome == "regressed":
         return verdict.replace(counts=counts.replace(notes=(*counts.notes, *why)))

@@ -45,7 +45,6 @@ SIGMA_FLOOR = 0.002
 file cache: a few that agree to 0.05 % do not show that next week's will."""
 
 # Thresholds in standard errors. Those without a formula were tuned by simulation.
-_Z_INTERVAL = Z_99  # half width of Decision.interval
 _Z_CHANGE = 3.2  # regressed, improved: one-sided 1 in 1,500 at one look, stricter because of several looks
 _WALD_PASS = 2.7  # log(1/beta) of Wald's boundary; the overshoot makes the true beta smaller
 _Z_PASS_MAX = 3.0  # upper limit of Wald's boundary, which grows without bound as the noise falls
@@ -120,7 +119,7 @@ def decide(
     centre = location(reference, noise.sigma)
     change = location(logs, noise.sigma) - centre
     error = _error(noise, len(reference), len(logs))
-    half = t_quantile(_Z_INTERVAL, noise.degrees_of_freedom) * error
+    half = t_quantile(Z_99, noise.degrees_of_freedom) * error
     slow = math.log1p(tolerance)
 
     mirrored = [-x for x in reversed(logs)]
