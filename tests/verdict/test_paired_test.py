@@ -53,6 +53,16 @@ def test_three_pairs_may_decide_five_tell_a_change_and_of_many_some_need_not_sho
             assert paired_test._is_shown_by_all(toward, 0.01) == (pairs == enough)
 
 
+def test_without_the_pair_most_in_favour_of_it_a_change_must_be_sure_too() -> None:
+    """By 2.6 standard errors of the four others, whose noise is twice as large by a fitted exponent."""
+    noise = {"sigma": 0.01, "error": 2.0, "degrees": 1e9, "z": 2.6}
+    seen = paired_test._Evidence(ordered=[], change=0.0, **noise)
+    sure = [paired_test._without_the_most([change] * 4 + [9.0], seen) for change in (0.025, 0.027)]
+    assert sure == [False, True]
+    scattered = [-0.01, -0.01, 0.05, 0.05, 9.0]  # half of their own spread is more than that noise
+    assert paired_test._without_the_most(scattered, seen._replace(error=1.0)) is False
+
+
 def test_launches_alternate_a_b_b_a_and_neighbours_are_of_one_arm() -> None:
     """Launched as A 1, B 2, B 6, A 3, A 12, B 24."""
     assert [arm for pair in range(3) for arm in order(pair)] == ["a", "b", "b", "a", "a", "b"]

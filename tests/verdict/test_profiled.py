@@ -61,6 +61,9 @@ def test_unsteady_calls_are_not_compared() -> None:
     assert not calls(once)
     assert found(once).notes == ("new, but not in each step, so that calls cannot be compared: aten::bmm",)
     assert not found(once, once).notes, "it was called now and then before, too"
+    seven = [f"aten::new{number}" for number in range(7)]
+    many = plus(*(Work(name=name, calls=1, us=1) for name in seven), unsteady=tuple(seven))
+    assert found(many).notes[0].endswith(f": {', '.join(seven[:5])} and 2 more")
 
 
 def test_many_differences_are_cut_and_of_several_ranks_those_that_differ_most_are_named() -> None:
