@@ -32,6 +32,8 @@ def test_operators_have_their_own_time_and_calls_without_what_repeats_them() -> 
     assert (profile.steps, profile.kernels, profile.unsteady) == (3, (), ())
     assert work(profile, "aten::linear") == Work(name="aten::linear", calls=1, us=50)
     assert (work(profile, "aten::addmm").us, work(profile, "AddmmBackward0").us) == (150, 5)
+    all_of_it = reduced([*cpu_trace(), event("aten::a", 950, 5), event("aten::b", 950, 5)], "cpu")
+    assert work(all_of_it, "aten::a").us == 0
     assert not any(each.name.startswith(("autograd::engine", "ProfilerStep")) for each in profile.operators)
     unended = {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "ts": 1}
     assert reduced([*cpu_trace(), unended, {**unended, "ph": "b", "dur": 9}], "cpu") == profile
