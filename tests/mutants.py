@@ -87,6 +87,12 @@ LEFT_OUT = {
         r".*runs\[ -?1\]\.machine\.device.*": "all launches of a case are on one hardware class",
         r'outcome = "regressed" if worsening >= 0 .*': "it is beyond the tolerance: not 0",
     },
+    "verdict/arms.py": {
+        r".*zip\(\*failed, strict=False\)": "of each failure there are both",
+    },
+    "verdict/noise.py": {
+        r"of_one_case = .* else -1\.0": "no more than 0 in both places",
+    },
     "verdict/robust.py": {
         r".*math\.sqrt\(degrees \* .* if exponent (<= 700|< 699|< 701) else math\.inf": "floats end at 709",
         r"for _ in range\( (99|101)\):.*": "the iteration ends long before",
