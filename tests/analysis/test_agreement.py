@@ -91,17 +91,15 @@ def test_how_much_replicas_may_differ() -> None:
         assert (agreement.trained_apart(reports(*both), case_of()) is not None) is is_apart
 
 
-@pytest.mark.parametrize(
-    ("norm", "collectives", "replicas", "is_apart"),
-    [(13, 25, "agree", True), (13, 25, "differ", False), (11, 0, "agree", True), (11, 25, "agree", False)],
-)
-def test_ranks_that_trained_apart_are_no_measurement(
-    tmp_path: Path, norm: float, collectives: int, replicas: str, is_apart: bool
-) -> None:
-    ranks = reports(*(told(each, collectives=collectives) for each in (11, norm)), tokens_per_step=CLAIMED)
-    failure = run_of(case_of(replicas=replicas), tmp_path, ranks).failure
-    assert (failure is not None) is is_apart
-    assert failure is None or (failure.kind, "trained apart" in failure.message) == ("mismatch", True)
+def test_ranks_that_trained_apart_are_no_measurement(tmp_path: Path) -> None:
+    for norm, collectives, replicas, is_apart in (
+        *((13, 25, "agree", True), (13, 25, "differ", False)),
+        *((11, 0, "agree", True), (11, 25, "agree", False)),
+    ):
+        evidence = (told(each, collectives=collectives) for each in (11, norm))
+        failure = run_of(case_of(replicas=replicas), tmp_path, reports(*evidence)).failure
+        assert (failure is not None) is is_apart
+        assert failure is None or (failure.kind, "trained apart" in failure.message) == ("mismatch", True)
 
 
 CLAIMED = 256
@@ -161,23 +159,19 @@ def test_sequences_may_be_split_among_ranks() -> None:
         assert (agreement.tokens_differ(ranks, case_of()) is not None) == is_told
 
 
-@pytest.mark.parametrize(
-    ("tokens", "options", "padding", "note"),
-    [
-        ((127, 127), {}, 0, "; the model was given 254"),
-        ((128, 128), {}, 64, "; the model was given 256, 50% of them padding"),
-        ((50, 60), {"tokens": "vary"}, 0, ", which the case says vary; the model was given 110"),
-        ((128, 128), {}, 0, None),
-        ((None, None), {}, 0, None),  # images
-        ((128, None), {}, 0, None),  # the second stage of a pipeline
-    ],
-)
-def test_other_tokens_are_a_note(
-    tmp_path: Path, tokens: tuple[int | None, ...], options: Any, padding: int, note: str | None
-) -> None:
-    run = run_of(case_of(**options), tmp_path, saw(*tokens, padding=padding))
-    said = f"tokens/s counts 256 tokens a step{note} in the second step"
-    assert (run.failure, run.notes) == (None, (said,) if note else ())
+def test_other_tokens_are_a_note(tmp_path: Path) -> None:
+    vary = case_of(tokens="vary")
+    for tokens, case, padding, note in (
+        ((127, 127), case_of(), 0, "; the model was given 254"),
+        ((128, 128), case_of(), 64, "; the model was given 256, 50% of them padding"),
+        ((50, 60), vary, 0, ", which the case says vary; the model was given 110"),
+        ((128, 128), case_of(), 0, None),
+        ((None, None), case_of(), 0, None),  # images
+        ((128, None), case_of(), 0, None),  # the second stage of a pipeline
+    ):
+        run = run_of(case, tmp_path, saw(*tokens, padding=padding))
+        said = f"tokens/s counts 256 tokens a step{note} in the second step"
+        assert (run.failure, run.notes) == (None, (said,) if note else ())
 
 
 def test_ranks_that_tell_nothing_and_a_case_that_counts_samples_claim_no_tokens() -> None:

@@ -117,25 +117,20 @@ def test_a_bad_report_file_is_named_with_the_field(tmp_path: Path) -> None:
     assert failure.message.startswith(f"{run_dir.launch(0)}: expected a JSON object")
 
 
-@pytest.mark.parametrize(
-    ("ended", "killed", "note"),
-    [
+def test_what_fails_after_every_report_was_written_is_a_note(tmp_path: Path) -> None:
+    """As a command that lingers on a logger: nothing is missing, though its agent wrote nothing."""
+    for ended, killed, note in (
         (crash(1, 1.0, "exit code -11"), None, "died after its report was written: rank 1: exit code -11"),
         (COMMAND_FAILED, None, f"died after its report was written: {COMMAND_FAILED.message}"),
         (None, TIMEOUT, "every rank had reported, but the job did not end: killed after 900 s"),
         (None, None, None),
-    ],
-)
-def test_what_fails_after_every_report_was_written_is_a_note(
-    tmp_path: Path, ended: Failure | None, killed: Failure | None, note: str | None
-) -> None:
-    """As a command that lingers on a logger: nothing is missing, though its agent wrote nothing."""
-    run_dir = write_launch(tmp_path, make_report(0), make_report(1), ended=(ended,) if ended else ())
-    if ended is None:
-        run_dir.launch(0).unlink()
-    run = collected(run_dir, failure=killed)
-    assert (run.failure, run.notes) == (None, (note,) if note else ())
-    assert run.figures.tokens_per_s is not None
+    ):
+        run_dir = write_launch(tmp_path, make_report(0), make_report(1), ended=(ended,) if ended else ())
+        if ended is None:
+            run_dir.launch(0).unlink()
+        run = collected(run_dir, failure=killed)
+        assert (run.failure, run.notes) == (None, (note,) if note else ())
+        assert run.figures.tokens_per_s is not None
 
 
 FALLS = make_report(0).loss

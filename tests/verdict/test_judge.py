@@ -216,26 +216,21 @@ def test_without_a_baseline_what_is_recorded_is_compared_with_nothing() -> None:
 # The worst metric, and each metric's own verdict
 
 
-@pytest.mark.parametrize(
-    ("sigma", "runs", "outcome", "of_memory"),
-    [
-        (0.3, usual()[:1], "undecided", "undecided"),  # in doubt: another launch
-        (2.0, usual(), "inconclusive", "inconclusive"),  # too noisy
-        (None, usual()[:1], "inconclusive", "inconclusive"),  # no noise is known
-        (2.0, usual(0.8), "regressed", "inconclusive"),
-        (0.3, usual(0.8, peak_memory_bytes=87 * MIB), "regressed", "undecided"),
-    ],
-)
-def test_of_one_metric_in_doubt_and_others_that_are_sure_the_worst_is_told(
-    sigma: float | None, runs: list[Run], outcome: str, of_memory: Outcome
-) -> None:
-    known = {name: noise for name, noise in QUIET.by_metric.items() if name != "peak_memory_bytes"}
-    if sigma is not None:
-        known["peak_memory_bytes"] = Noise(sigma=sigma, degrees_of_freedom=30)
-    verdict = session(runs, noise=ClassNoise(by_metric=known))
-    assert (verdict.outcome, verdict.launches) == (outcome, min(3, len(runs)))
-    of_speed: Outcome = "regressed" if outcome == "regressed" else "passed"
-    assert outcomes(verdict) == {**dict.fromkeys(NAMES, of_speed), "peak_memory_bytes": of_memory}
+def test_of_one_metric_in_doubt_and_others_that_are_sure_the_worst_is_told() -> None:
+    larger = usual(0.8, peak_memory_bytes=87 * MIB)
+    for sigma, runs, outcome, of_speed, of_memory in (
+        (0.3, usual()[:1], "undecided", "passed", "undecided"),  # in doubt: another launch
+        (2.0, usual(), "inconclusive", "passed", "inconclusive"),  # too noisy
+        (None, usual()[:1], "inconclusive", "passed", "inconclusive"),  # no noise is known
+        (2.0, usual(0.8), "regressed", "regressed", "inconclusive"),
+        (0.3, larger, "regressed", "regressed", "undecided"),
+    ):
+        known = {name: noise for name, noise in QUIET.by_metric.items() if name != "peak_memory_bytes"}
+        if sigma is not None:
+            known["peak_memory_bytes"] = Noise(sigma=sigma, degrees_of_freedom=30)
+        verdict = session(runs, noise=ClassNoise(by_metric=known))
+        assert (verdict.outcome, verdict.launches) == (outcome, min(3, len(runs)))
+        assert outcomes(verdict) == {**dict.fromkeys(NAMES, of_speed), "peak_memory_bytes": of_memory}
 
 
 def test_more_memory_of_a_gpu_hides_no_slowdown_that_takes_more_launches_to_see() -> None:
@@ -287,9 +282,7 @@ def stalling(rng: random.Random, share: float) -> Run:
 
 
 @pytest.mark.parametrize(("now", "outcome"), [(0.04, "passed"), (0.15, "regressed")])
-def test_steps_that_stall_now_and_then_are_no_regression_and_more_of_them_are_found(
-    now: float, outcome: str
-) -> None:
+def test_steps_that_stall_are_no_regression_and_more_of_them_are_found(now: float, outcome: str) -> None:
     rng = random.Random(1)
     baselines = [from_runs([stalling(rng, 0.04) for _ in range(10)]) for _ in range(10)]
     noise = class_noise(baselines)
@@ -448,32 +441,26 @@ def test_what_no_sick_machine_explains_is_told_of_one_too(
 
 
 @pytest.mark.parametrize("sick", [1, 2])
-@pytest.mark.parametrize(("tokens", "outcome"), [(1, "passed"), (0.8, "regressed")])
-def test_a_few_unhealthy_launches_among_healthy_ones_are_no_evidence(
-    sick: int, tokens: float, outcome: str
-) -> None:
-    bad, good = [on_machine(0.5, tokens=0.4)] * sick, [on_machine(1, tokens=tokens)] * 3
-    for runs in ([*bad, *good], [*good, *bad]):
-        verdict = judged(runs, PROBED)
-        assert (verdict.outcome, verdict.launches) == (outcome, sick + 3)
-        assert verdict.checks == judged(good, PROBED).checks
+def test_a_few_unhealthy_launches_among_healthy_ones_are_no_evidence(sick: int) -> None:
+    bad = [on_machine(0.5, tokens=0.4)] * sick
+    for tokens, outcome in ((1, "passed"), (0.8, "regressed")):
+        good = [on_machine(1, tokens=tokens)] * 3
+        for runs in ([*bad, *good], [*good, *bad]):
+            verdict = judged(runs, PROBED)
+            assert (verdict.outcome, verdict.launches) == (outcome, sick + 3)
+            assert verdict.checks == judged(good, PROBED).checks
 
 
-@pytest.mark.parametrize(
-    ("speeds", "least", "outcome", "unhealthy"),
-    [
+def test_which_launches_were_unhealthy_is_told() -> None:
+    for speeds, least, outcome, unhealthy in (
         ((1, 0.5, 2, *[1] * 4), 5, "passed", (2, 3)),
         ((1, 0.5, 1, 0.5, 1, 1, 0.5, 1), 5, "passed", (2, 4, 7)),  # outnumbered
         ((1, 0.5, 1, 2, 0.7), 9, "unhealthy", (2, 4, 5)),
-    ],
-)
-def test_which_launches_were_unhealthy_is_told(
-    speeds: tuple[float, ...], least: int, outcome: str, unhealthy: tuple[int, ...]
-) -> None:
-    verdict = session([on_machine(speed) for speed in (*speeds, 1, 1)], PROBED, min_launches=least)
-    assert (verdict.outcome, verdict.launches) == (outcome, len(speeds))
-    assert verdict.unhealthy_launches == unhealthy
-    assert [why.split(":")[0] for why in verdict.reasons] == [f"launch {n} set aside" for n in unhealthy]
+    ):
+        verdict = session([on_machine(speed) for speed in (*speeds, 1, 1)], PROBED, min_launches=least)
+        assert (verdict.outcome, verdict.launches) == (outcome, len(speeds))
+        assert verdict.unhealthy_launches == unhealthy
+        assert [why.split(":")[0] for why in verdict.reasons] == [f"launch {n} set aside" for n in unhealthy]
 
 
 @pytest.mark.parametrize("most", [6, MAX_LAUNCHES])

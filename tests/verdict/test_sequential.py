@@ -51,18 +51,14 @@ def session(available: Sequence[float], baseline: Sequence[float] = BASELINE) ->
     return decision
 
 
-@pytest.mark.parametrize(
-    ("factor", "outcome", "launches"), [(1.05, "regressed", 3), (1 / 1.05, "improved", 3), (1, "passed", 2)]
-)
-def test_more_seconds_are_a_regression_and_fewer_an_improvement(
-    factor: float, outcome: str, launches: int
-) -> None:
-    decision = session([factor * s for s in UNCHANGED])
-    assert (decision.outcome, decision.launches_used) == (outcome, launches)
-    assert decision.estimate == pytest.approx(factor - 1, abs=0.01)
-    lower, upper = decision.interval
-    assert (lower > 0, upper >= 0.03) == ((outcome == "regressed",) * 2), "as the outcome says"
-    assert (upper < 0) == (outcome == "improved")
+def test_more_seconds_are_a_regression_and_fewer_an_improvement() -> None:
+    for factor, outcome, launches in ((1.05, "regressed", 3), (1 / 1.05, "improved", 3), (1, "passed", 2)):
+        decision = session([factor * s for s in UNCHANGED])
+        assert (decision.outcome, decision.launches_used) == (outcome, launches)
+        assert decision.estimate == pytest.approx(factor - 1, abs=0.01)
+        lower, upper = decision.interval
+        assert (lower > 0, upper >= 0.03) == ((outcome == "regressed",) * 2), "as the outcome says"
+        assert (upper < 0) == (outcome == "improved")
 
 
 @given(baselines, some_launches, st.floats(1e-6, 1e6), st.randoms())
