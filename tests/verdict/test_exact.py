@@ -132,6 +132,17 @@ def test_a_finding_names_all_ranks_with_the_same_change() -> None:
     assert [finding.ranks for finding in judged(now, before=before).findings] == ["0-1"]
 
 
+def test_a_change_of_several_ranks_is_as_large_as_on_the_rank_where_it_is_largest() -> None:
+    def sends(gathered: int, reduced: int, others: int = 0) -> Counts:
+        rest = collective("broadcast", bytes=others)
+        return counts(collectives=(GATHERED.replace(bytes=gathered), REDUCED.replace(bytes=reduced), rest))
+
+    before, now = (launch(sends(n, n // 2), sends(n, 50, others=10**9)) for n in (100, 150))
+    both, alone = judged(now, before=before).findings
+    assert (both.field, both.ranks) == ("all_gather of 2 ranks: bytes", "0-1")
+    assert (alone.field, alone.ranks) == ("reduce_scatter of 2 ranks: bytes", "0")
+
+
 def test_ranks_that_both_sides_have_are_judged_and_the_others_are_named() -> None:
     lost, new = "not judged: not counted in these launches", "not judged: not in the baseline"
     for now, before, notes in (

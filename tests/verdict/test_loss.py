@@ -8,7 +8,7 @@ import pytest
 
 from perfsuite.results.baseline import from_runs
 from perfsuite.results.run import Run
-from perfsuite.verdict.loss import _near, loss_differs, other_gradients
+from perfsuite.verdict.loss import _near, loss_differs, other_gradients, steadily_other_gradients
 from tests.samples import make_run
 from tests.verdict.judging import check_of, judged, session, with_loss
 
@@ -55,6 +55,9 @@ def test_gradients_of_another_norm_fail_though_the_loss_is_equal() -> None:
         assert any("norm of the gradients before step 4" in why for why in verdict.reasons) == differs
     norms = [other_gradients(with_norm(50.0), with_norm(norm)) for norm in (49.0, 51.0, 51.1, None)]
     assert norms == [None, None, "the norm of the gradients before step 4: 50 -> 51.1", None]
+    one, other, unknown = with_norm(50.0), with_norm(51.1), with_norm(None)
+    assert steadily_other_gradients([one, one], [other, other], 1) == norms[2]
+    assert steadily_other_gradients([one, one], [other, unknown], 1) is None
 
 
 def test_a_loss_that_is_not_the_same_whole_multiple_in_all_steps_of_all_launches_is_another() -> None:
