@@ -63,6 +63,7 @@ LEFT_OUT = {
     },
     "analysis/health.py": {
         r".*\.get\(name, -1\).*": "no share is below 0, and both are no throttling",
+        r"return \(slowest, fastest, lag\) if lag >= .*": "no quotient of floats is just 0.1 below 1",
     },
     "results/run_dir.py": {
         r"return sorted\(found, key=lambda each: \( ?- ?2 if .*": "before every rank, as -1 is",
@@ -72,15 +73,25 @@ LEFT_OUT = {
         r"innermost = place\.splitlines\(\)\[ 0:2\]": "the head of a stack names no file",
     },
     "verdict/loss.py": {
-        r".*default= -1\)\)": "range(-1) is as empty as range(0)",
+        r".*default= -1\)": "range(-1) is as empty as range(0)",
         r".* if mean else -1\.0 for .*": "it sorts as 0; at the median a spread allows more",
         r".*zip\(spreads, means, strict=False\).*": "both have one value for each tenth",
     },
     "verdict/comparability.py": {
         r".* abs\(math\.log\(today / then\)\) >= .*": "no quotient has a logarithm of just 0.1",
     },
+    "verdict/exact.py": {
+        r"return 6": "it stays the last",
+    },
     "verdict/judge.py": {
+        r".*runs\[ -?1\]\.machine\.device.*": "all launches of a case are on one hardware class",
         r'outcome = "regressed" if worsening >= 0 .*': "it is beyond the tolerance: not 0",
+    },
+    "verdict/arms.py": {
+        r".*zip\(\*failed, strict=False\)": "of each failure there are both",
+    },
+    "verdict/noise.py": {
+        r"of_one_case = .* else -1\.0": "no more than 0 in both places",
     },
     "verdict/robust.py": {
         r".*math\.sqrt\(degrees \* .* if exponent (<= 700|< 699|< 701) else math\.inf": "floats end at 709",

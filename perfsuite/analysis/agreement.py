@@ -53,14 +53,12 @@ def _differ(norms: Sequence[tuple[float, float]]) -> bool:
 def clock_differs(reports: Sequence[RankReport]) -> str | None:
     """Why the times of a rank are no times, by the kernel's uptime, or None: the message of a `mismatch`."""
     for report in reports:
-        if report.uptime_s is None:
-            continue
-        off = abs(report.uptime_s - report.elapsed_s)
-        if off > CLOCK_OFF * report.uptime_s + CLOCK_SLACK_S:
+        took, uptime = report.elapsed_s, report.uptime_s
+        if uptime is not None and abs(uptime - took) > CLOCK_OFF * uptime + CLOCK_SLACK_S:
             return (
-                f"rank {report.rank}: its clock says that the training took {report.elapsed_s:.2f} s, the "
-                f"kernel's uptime {report.uptime_s:.2f} s. Something replaces the clock (libfaketime, a "
-                "scaler of time), or the machine was suspended: no time that was measured is one"
+                f"rank {report.rank}: its clock says that the training took {took:.2f} s, the kernel's "
+                f"uptime {uptime:.2f} s. Something replaces the clock (libfaketime, a scaler of time), or "
+                "the machine was suspended: no time that was measured is one"
             )
     return None
 
@@ -195,11 +193,10 @@ def _less_than_the_gradients(
         return
     moved = any(begin != end for each in evidence for begin, end in each.replicated.values())
     intervals = len(reports[0].step_s) - 1  # fewer collectives: replicas that are averaged now and then
-    if not moved or any(each.collectives is None or each.collectives < intervals for each in evidence):
-        return
+    is_each_step = all(each.collectives is not None and each.collectives >= intervals for each in evidence)
     gradients = max(each.replicated_bytes for each in evidence)
     sent = max(sum(each.bytes for each in its.collectives if each.ranks > 1) for its in counts)
-    if sent < OF_THE_GRADIENTS * gradients:
+    if moved and is_each_step and sent < OF_THE_GRADIENTS * gradients:
         yield (
             f"the ranks train one model, whose gradients have {gradients:,} bytes, and were seen to send "
             f"{sent:,}: gradients were exchanged out of sight, or all ranks are given the same data"

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -43,14 +44,15 @@ def first_cause(
     missing = [rank for rank in range(case.topology.world_size) if rank not in reports]
     silent = [failure for failure in ended if failure.rank in missing or (failure.rank is None and missing)]
     hung = {failure.at: line for failure in by_ranks if (line := _watchdog_line(_text(failure))) is not None}
-    by_watchdog = []
+    causes = [each for each in by_ranks if not is_peer(each)]
     for failure in silent:  # the watchdog ends a process from a thread, which leaves no report, only a log
-        written = [_end(log) for log in _logs(failure, run_dir)]
-        if (line := _watchdog_line("\n".join([_text(failure), *written]))) is not None:
-            by_watchdog.append(failure)
+        # The ranks of a command write to their agent's log.
+        logs = run_dir.all_agent_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
+        written = "\n".join([_text(failure), *map(_end, logs)])
+        if (line := _watchdog_line(written)) is not None:
             hung[failure.at] = line
-    silent = [failure for failure in silent if failure not in by_watchdog]
-    causes = [each for each in by_ranks + silent if not is_peer(each)]
+        elif not is_peer(failure):
+            causes.append(failure)
     if causes:
         return min(causes, key=lambda failure: failure.at)
     if (behind := _behind(reports, case)) is not None:
@@ -67,13 +69,11 @@ def _behind(reports: Mapping[int, RankReport], case: Case) -> Failure | None:
     """The failure of a rank whose clock stopped while others made all their steps, and then left it alone."""
     total = case.total_steps
     ahead = [rank for rank, report in reports.items() if len(report.step_s) == total]
-    for rank, report in sorted(reports.items()):
-        if ahead and report.failure is not None and report.steps is not None and report.steps < total:
-            message = (
-                f"rank {rank} had made {report.steps} of {total} optimizer steps when rank {ahead[0]} had "
-                "made all: is its optimizer replaced on the way, or has it less data? "
-                f"It then said: {report.failure.message}"
-            )
+    for rank, report in sorted(reports.items()) if ahead else ():
+        if report.failure is not None and report.steps is not None and report.steps < total:
+            behind = f"rank {rank} had made {report.steps} of {total} optimizer steps when rank {ahead[0]}"
+            why = "is its optimizer replaced on the way, or has it less data?"
+            message = f"{behind} had made all: {why} It then said: {report.failure.message}"
             return report.failure.replace(message=message)
     return None
 
@@ -96,14 +96,14 @@ def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: Run
     kind: FailureKind = "missing_report"
     message = f"no report from {ranks}: see {run_dir.path}"
     if shutil.disk_usage(run_dir.path).free < LEAST_FREE_BYTES:
-        kind = "error"
-        message = f"no report from {ranks}: no space is left on the disk of {run_dir.path}. Make room there."
+        full = f"no space is left on the disk of {run_dir.path}. Make room there."
+        kind, message = "error", f"no report from {ranks}: {full}"
     elif dead := [node for node in nodes if not run_dir.launch(node).exists()]:
         who = "the agent" if case.topology.nodes == 1 else f"the agent of node {', '.join(map(str, dead))}"
         message = f"{who} died before {ranks} had reported: was it killed? See {run_dir.path}"
     elif by_ranks:
-        kind = "crash"
-        message = f"{ranks} died without a report; rank {by_ranks[0].rank} then said: {by_ranks[0].message}"
+        said = f"rank {by_ranks[0].rank} then said: {by_ranks[0].message}"
+        kind, message = "crash", f"{ranks} died without a report; {said}"
     return Failure(kind=kind, rank=missing[0], message=message)
 
 
@@ -117,11 +117,6 @@ def _text(failure: Failure) -> str:
     return f"{failure.message}\n{failure.traceback}"
 
 
-def _logs(failure: Failure, run_dir: RunDir) -> list[Path]:
-    # The ranks of a command write to their agent's log.
-    return run_dir.all_agent_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
-
-
 def _watchdog_line(text: str) -> str | None:
     return next((line.strip() for line in text.splitlines() if WATCHDOG_SAYS in line.lower()), None)
 
@@ -131,14 +126,11 @@ def with_log(failure: Failure, run_dir: RunDir) -> Failure:
     if failure.traceback and "\n" in failure.traceback:
         return failure
     logs = run_dir.all_rank_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
-    written = [
-        f"last lines of {log.name}:\n" + "\n".join(lines[-LOG_TAIL_LINES:])
-        for log in [*logs, *run_dir.all_agent_logs(), run_dir.scheduler_log]
-        if (lines := _end(log).splitlines())
-    ]
-    if where := read_stacks(run_dir):
-        written.insert(0, where)
-    return failure.replace(traceback="\n".join(written) or "no process wrote anything")
+    written = [read_stacks(run_dir)]
+    for log in [*logs, *run_dir.all_agent_logs(), run_dir.scheduler_log]:
+        if lines := _end(log).splitlines()[-LOG_TAIL_LINES:]:
+            written.append("\n".join([f"last lines of {log.name}:", *lines]))
+    return failure.replace(traceback="\n".join(filter(None, written)) or "no process wrote anything")
 
 
 def _end(path: Path) -> str:
@@ -155,20 +147,18 @@ def read_stacks(run_dir: RunDir) -> str:
     Stacks are sorted by their number of ranks, rarest first; of two with equally many, first the one outside
     of torch, because the other ranks wait in a collective. Stacks of processes without a rank come last.
     """
-    places: dict[str, list[tuple[int | None, int]]] = {}
+    places = defaultdict[str, list[tuple[int | None, int]]](list)
     for rank, pid, file in run_dir.all_stacks():
         if text := file.read_text(errors="replace").strip():
-            text = re.sub(r"(?i)thread 0x[0-9a-f]+", "thread", text)
-            threads = text.split("\n\n")[::-1]  # the main thread stands last
-            places.setdefault("\n".join(threads), []).append((rank, pid))
+            threads = re.sub(r"(?i)thread 0x[0-9a-f]+", "thread", text).split("\n\n")
+            places["\n".join(reversed(threads))].append((rank, pid))  # the main thread stands last
 
     def telling(place: str) -> tuple[bool, int, bool]:
         where = places[place]
         innermost = place.splitlines()[1:2]
         return where[0][0] is None, len(where), any("/torch/" in line for line in innermost)
 
-    ordered = sorted(places, key=telling)
-    shown = []
+    shown, ordered = [], sorted(places, key=telling)
     for place in ordered[:STACKS_SHOWN]:
         who = [f"process {pid}" if rank is None else f"rank {rank}" for rank, pid in places[place]]
         lines = place.splitlines()

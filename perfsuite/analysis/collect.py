@@ -51,23 +51,18 @@ def collect(
     written its report. What went wrong in the launch is the `failure` of the run.
     """
     request = documents.read(run_dir.case, CaseFile)
-    bare = Run(
-        case=request.case,
-        machine=machine,
-        started_at=started_at,
-        duration_s=round(duration_s, 3),
-        inject=request.inject,
-    )
+    case, took = request.case, round(duration_s, 3)
+    bare = Run(case=case, machine=machine, started_at=started_at, duration_s=took, inject=request.inject)
     try:
-        agents = agents_of(run_dir, request.case)
+        agents = agents_of(run_dir, case)
         bare = with_nodes(bare, agents, {})
-        reports = reports_of(run_dir, request.case)
+        reports = reports_of(run_dir, case)
     except FileError as error:
         unread = Failure(kind="missing_report", message=str(error))
         return bare.replace(failure=unread if failure is None else with_log(failure, run_dir))
-    per_node = request.case.topology.processes_per_node
+    per_node = case.topology.processes_per_node
     bare = with_nodes(bare, agents, {rank // per_node: report.host for rank, report in reports.items()})
-    cause = cause_of(reports, agents, run_dir, request.case, failure)
+    cause = cause_of(reports, agents, run_dir, case, failure)
     if cause is not None:
         its = agents if cause.rank is None else agents.keys() & {cause.rank // per_node}
         return bare.replace(failure=with_oom_kills(cause, sum(agents[node].oom_kills for node in its)))
@@ -136,24 +131,18 @@ def reports_of(run_dir: RunDir, case: Case) -> dict[int, RankReport]:
     return {rank: documents.read(path, RankReport) for rank, path in paths if path.exists()}
 
 
-def _notes_on_the_end(ended: Sequence[Failure], failure: Failure | None) -> list[str]:
-    notes = []
+def _notes_on_the_end(ended: Sequence[Failure], failure: Failure | None) -> Iterator[str]:
     if ended:
         who = [each.message if each.rank is None else f"rank {each.rank}: {each.message}" for each in ended]
-        notes.append(f"died after its report was written: {', '.join(who)}")
+        yield f"died after its report was written: {', '.join(who)}"
     if failure is not None:
-        notes.append(f"every rank had reported, but the job did not end: {failure.message}")
-    return notes
+        yield f"every rank had reported, but the job did not end: {failure.message}"
 
 
 def _with_training_checked(run: Run, ranks: Sequence[RankReport]) -> Run:
     case = run.case
-    unlike = (
-        agreement.clock_differs(ranks)
-        or agreement.trained_apart(ranks, case)
-        or agreement.tokens_differ(ranks, case)
-    )
-    if unlike is not None:
+    apart = agreement.clock_differs(ranks) or agreement.trained_apart(ranks, case)
+    if (unlike := apart or agreement.tokens_differ(ranks, case)) is not None:
         return run.replace(failure=Failure(kind="mismatch", message=unlike))
     if (rule := case.framework.promises.loss) is None:
         return run.replace(notes=(*run.notes, LOSS_NOT_OBSERVED))
@@ -196,9 +185,9 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
             *agreement.token_notes(reports, case),
         ),
     )
-    peak_flops, why_none = peak_for_mfu(run, request.peak_flops)
-    told = [*([] if why_none is None else [why_none]), *settling_notes(run)]
-    run = run.replace(figures=figures_of(run, reports, peak_flops), notes=(*run.notes, *told))
+    peak_flops, *told = peak_for_mfu(run, request.peak_flops)
+    notes = (*run.notes, *filter(None, told), *settling_notes(run))
+    run = run.replace(figures=figures_of(run, reports, peak_flops), notes=notes)
     metrics = [metric for name in request.metrics if (metric := find(name)) is not None]
     return run.replace(figures=run.figures.replace(extra=extra_figures(run, reports, metrics)))
 
@@ -208,7 +197,7 @@ def _with_machine(observed: Observed | None, run: Run) -> Observed | None:
         return None
     kept = dict(observed.environment)
     kept.pop(FLIGHT_RECORDER_FILE, None)  # every launch has another
-    driver = {"driver": run.machine.driver} if run.machine.driver is not None else {}
+    driver = {} if run.machine.driver is None else {"driver": run.machine.driver}
     return observed.replace(environment={**kept, **driver, **gpu_setup(run.health)})
 
 
@@ -241,31 +230,27 @@ def _disagreements(reports: list[RankReport], case: Case) -> Iterator[str]:
         yield f"{case.total_steps} steps were asked for, {len(first.step_s)} were made"
 
 
-def _notes(reports: list[RankReport], *, steady: bool) -> list[str]:
-    notes = []
+def _notes(reports: list[RankReport], *, steady: bool) -> Iterator[str]:
     if not steady:
-        notes.append("step times were still drifting at the end: raise max_warmup_steps or steps")
+        yield "step times were still drifting at the end: raise max_warmup_steps or steps"
     for report in reports:
         summed = sum(report.step_s)
         if abs(report.wall_s - summed) > WALL_CLOCK_AGREES * report.wall_s:
             wall = f"{report.wall_s:.3f} s"
-            notes.append(f"rank {report.rank}: the steps sum to {summed:.3f} s, the wall clock says {wall}")
-    retries = max((report.memory.alloc_retries or 0 for report in reports if report.memory), default=0)
-    if retries:
-        notes.append(f"{retries} allocator retries: memory is nearly full, which slows steps down")
+            yield f"rank {report.rank}: the steps sum to {summed:.3f} s, the wall clock says {wall}"
+    if retries := max((report.memory.alloc_retries or 0 for report in reports if report.memory), default=0):
+        yield f"{retries} allocator retries: memory is nearly full, which slows steps down"
     if all(report.memory is not None and report.memory.peak == 0 for report in reports):
-        notes.append(
+        yield (
             "a peak memory of 0 bytes cannot be compared: what was trained stayed within the slack of the "
             "level before it was built; take a larger model or micro_batch"
         )
-    return notes
 
 
 def _bad_loss(loss: Sequence[float], rule: LossRule, case: Case) -> Failure | None:
     if not loss:
         return Failure(kind="loss", message="no loss was recorded")
-    bad = [step for step, value in enumerate(loss) if not math.isfinite(value)]
-    if bad:
+    if bad := [step for step, value in enumerate(loss) if not math.isfinite(value)]:
         return Failure(kind="loss", message=f"the loss is {loss[bad[0]]} at step {bad[0]}")
     count = max(LOSS_STEPS, len(loss) // 10)
     first, last = fmean(loss[:count]), fmean(loss[-count:])
@@ -274,8 +259,5 @@ def _bad_loss(loss: Sequence[float], rule: LossRule, case: Case) -> Failure | No
     advice = "give more steps or another learning_rate"
     if not case.framework.promises.builds_model:
         advice = 'say loss="finite" where it need not (random data, a learning rate that warms up, a GAN)'
-    return Failure(
-        kind="loss",
-        message=f"the loss does not fall: {first:.4f} is the mean of the first {count} steps, "
-        f"{last:.4f} that of the last {count}: {advice}",
-    )
+    means = f"{first:.4f} is the mean of the first {count} steps, {last:.4f} that of the last {count}"
+    return Failure(kind="loss", message=f"the loss does not fall: {means}: {advice}")

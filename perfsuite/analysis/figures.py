@@ -34,8 +34,7 @@ def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
     first i steps, and step i took C(i) - C(i-1). What stalls one rank after its last collective of a step,
     and is waiting in the next step of the others, counts once: the largest step would count it twice.
     """
-    behind = [0.0] * len(step_s)  # for each rank: C(i-1) minus the sum of its own first i-1 steps
-    series = []
+    series, behind = [], [0.0] * len(step_s)  # of each rank: C(i-1) minus the sum of its own first i-1 steps
     for steps in zip(*step_s, strict=True):
         took = max(step - lag for step, lag in zip(steps, behind, strict=True))
         behind = [lag - step + took for step, lag in zip(steps, behind, strict=True)]
@@ -70,9 +69,8 @@ def find_window(step_s: Sequence[float], max_warmup: int, *, unmeasured: int = U
     """
     count = len(step_s)
     if not 0 <= max_warmup <= count - 2 * ROLL:
-        raise ValueError(
-            f"{count} steps are too few for a warm-up of up to {max_warmup}: {2 * ROLL} must remain"
-        )
+        needed = f"a warm-up of up to {max_warmup}: {2 * ROLL} must remain"
+        raise ValueError(f"{count} steps are too few for {needed}")
     tail = step_s[max_warmup:]
     level = median(tail)
     # From step to step, not from the level: a drift must not pass for noise.
@@ -116,8 +114,7 @@ def peak_for_mfu(run: Run, peak_flops: float | None) -> tuple[float | None, str 
 
 def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) -> Figures:
     """The figures of a run whose steps are known; MFU and roofline by `peak_flops` of a device, in FLOP/s."""
-    steps = run.measured_steps
-    tokens_per_step = reports[0].tokens_per_step
+    steps, tokens_per_step = run.measured_steps, reports[0].tokens_per_step
     ranks = run.case.topology.world_size
     p50, mean = median(steps), fmean(steps)
     p95 = quantiles(steps, n=20, method="inclusive")[-1]
@@ -166,10 +163,9 @@ def _value(metric: Metric, run: Run, reports: Sequence[RankReport]) -> float | N
             value = metric.read(run)
             return None if value is None else float(value)
         except Exception as error:
-            raise ReportError(
-                f"metric {metric.name!r} could not be read out of the launch: {type(error).__name__}: "
-                f"{error}. Mend the package that brings it, or uninstall it"
-            ) from error
+            what = f"metric {metric.name!r} could not be read out of the launch"
+            advice = "Mend the package that brings it, or uninstall it"
+            raise ReportError(f"{what}: {type(error).__name__}: {error}. {advice}") from error
     choose = _ACROSS_RANKS[metric.across_ranks]
     return known(choose, (report.extra.get(metric.name) for report in reports))
 

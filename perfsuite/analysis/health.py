@@ -83,11 +83,8 @@ def is_shared(health: Health | None, machine: Machine) -> bool:
         return False
     if machine.device == "cpu":
         return _exceeds(health.foreign_cpu, FOREIGN_CPU_SHARE) or _exceeds(health.steal, STEAL_SHARE)
-    return any(
-        _exceeds(device.foreign_memory_bytes, FOREIGN_MEMORY_BYTES)
-        or _exceeds(device.held_before_bytes, HELD_BYTES)
-        for device in health.devices
-    )
+    bounds = {"foreign_memory_bytes": FOREIGN_MEMORY_BYTES, "held_before_bytes": HELD_BYTES}
+    return any(_exceeds(getattr(card, of), most) for card in health.devices for of, most in bounds.items())
 
 
 def all_shared(verdict: Verdict, runs: Sequence[Run]) -> bool:
@@ -105,12 +102,9 @@ def _few_cores(health: Health, whose: str) -> list[str]:
     if health.foreign_cpu is None or health.cores is None or not ranks or health.cores < ranks:
         return []
     left = (1 - health.foreign_cpu) * health.cores / ranks
-    if left >= 1:
-        return []
-    return [
-        f"other processes used {health.foreign_cpu:.0%} of {whose}, which leaves {left:.2g} of "
-        f"{health.cores} cores to each of {ranks} ranks (at least 1 is healthy)"
-    ]
+    used = f"other processes used {health.foreign_cpu:.0%} of {whose}"
+    of_each = f"{left:.2g} of {health.cores} cores to each of {ranks} ranks (at least 1 is healthy)"
+    return [] if left >= 1 else [f"{used}, which leaves {of_each}"]
 
 
 def _lost_nvlinks(devices: Sequence[DeviceHealth]) -> list[str]:
@@ -127,21 +121,17 @@ def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
     shares = [(name, (device.throttled or {}).get(name, 0)) for name in BAD_REASONS]
     if bad := [f"{name} in {share:.0%}" for name, share in shares if share > THROTTLED_SHARE]:
         facts = [f"at most {THROTTLED_SHARE:.0%} is healthy"]
-        if device.temperature_c is not None:
-            facts.append(f"up to {device.temperature_c:.0f} °C")
-        if device.sm_clock_mhz is not None:
-            facts.append(f"median clock {device.sm_clock_mhz:.0f} MHz")
+        facts += [] if device.temperature_c is None else [f"up to {device.temperature_c:.0f} °C"]
+        facts += [] if device.sm_clock_mhz is None else [f"median clock {device.sm_clock_mhz:.0f} MHz"]
         found.append(f"{device.name} was throttled: {', '.join(bad)} of samples ({'; '.join(facts)})")
     if (foreign := device.foreign_memory_bytes) is not None and foreign > FOREIGN_MEMORY_BYTES:
         held, let_pass = amount(foreign, "bytes"), amount(FOREIGN_MEMORY_BYTES, "bytes")
         found.append(f"{device.name} was shared: other processes held {held} (at most {let_pass})")
     if (before := device.held_before_bytes) is not None and before > HELD_BYTES:
         pids = ", ".join(map(str, device.held_before_by))
-        found.append(
-            f"{device.name}: {amount(before, 'bytes')} held before the launch by "
-            f"{f'pid {pids}' if pids else 'no process that NVML lists'} "
-            f"(at most {amount(HELD_BYTES, 'bytes')} is healthy; waited {FREE_S:.0f} s)"
-        )
+        by = f"before the launch by {f'pid {pids}' if pids else 'no process that NVML lists'}"
+        why = f"at most {amount(HELD_BYTES, 'bytes')} is healthy; waited {FREE_S:.0f} s"
+        found.append(f"{device.name}: {amount(before, 'bytes')} held {by} ({why})")
     return found
 
 

@@ -61,8 +61,7 @@ class _Kernel(NamedTuple):
 class _Spans:
     def __init__(self, data: list[Span]) -> None:
         self.compute, self.optimizer, self.unseen = list[Span](), list[Span](), list[Span]()
-        self.data = data
-        self.communication = defaultdict[str, list[Span]](list)
+        self.data, self.communication = data, defaultdict[str, list[Span]](list)
 
 
 class _Window:
@@ -73,10 +72,9 @@ class _Window:
         found = sorted(_span(event) for event in operators if event["name"].startswith(STEP))
         if not found:
             raise ReportError("the trace has no step")
-        measured, following = found[:PROFILED_STEPS], found[PROFILED_STEPS:]
-        end = following[0][0] if following else measured[-1][1]
-        self.starts = [*(begin for begin, _ in measured), end]
-        self.steps = len(measured)
+        begins = [*(begin for begin, _ in found), found[-1][1]]
+        self.steps = min(len(found), PROFILED_STEPS)
+        self.starts = begins[: self.steps + 1]
 
     def step(self, at: float) -> int:
         """The number of the step in which something begins, as in `_Call`."""
@@ -89,28 +87,22 @@ def reduced(events: Sequence[dict[str, Any]], device: Literal["cpu", "cuda"]) ->
     done = [event for event in events if event.get("ph") == "X" and "dur" in event]
     window = _Window(done)
     operators, spans = _operators(done, window)
-    kernels: list[_Call] = []
+    calls = {"operators": operators, "kernels": list[_Call]()}
     if device == "cuda":
-        kernels, split = _on_gpu(done, window, spans)
-        syncs = _synchronisations(done, window) + [call for call in kernels if call.name == _WAITED_FOR]
+        calls["kernels"], split = _on_gpu(done, window, spans)
+        copies = [call for call in calls["kernels"] if call.name == _WAITED_FOR]
+        calls["host_syncs"] = _synchronisations(done, window) + copies
     else:
         split = _split(spans, window.starts[0], window.starts[-1], window.steps, on_gpu=False)
-        syncs = [call for call in operators if call.name == HOST_READ]
-    works, unsteady = zip(*(_work(calls, window.steps) for calls in (operators, kernels, syncs)), strict=True)
-    return Profile(
-        device=device,
-        steps=window.steps,
-        split=split,
-        operators=works[0],
-        kernels=works[1],
-        host_syncs=works[2],
-        unsteady=tuple(sorted(set().union(*unsteady))),
-    )
+        calls["host_syncs"] = [call for call in operators if call.name == HOST_READ]
+    works = {name: _work(its, window.steps) for name, its in calls.items()}
+    unsteady = tuple(sorted(set().union(*(_unsteady(its, window.steps) for its in calls.values()))))
+    return Profile(device=device, steps=window.steps, split=split, unsteady=unsteady, **works)
 
 
 def _operators(events: Iterable[dict[str, Any]], window: _Window) -> tuple[list[_Call], _Spans]:
     """Every operator that begins in a step, with the time that it takes without what it calls."""
-    by_thread: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
+    by_thread = defaultdict[Any, list[tuple[float, float, str]]](list)
     for event in events:
         if event.get("cat") in OPERATORS and not event["name"].startswith(STEP):
             by_thread[event.get("tid")].append((event["ts"], -event["dur"], event["name"]))
@@ -195,8 +187,8 @@ def _synchronisations(events: Iterable[dict[str, Any]], window: _Window) -> list
         tid, begin = str(read.get("tid")), read["ts"]
         return bisect_left(begins, (tid, begin)) < bisect_right(begins, (tid, begin + read["dur"]))
 
-    all_reads = (e for e in events if e.get("cat") in OPERATORS and e["name"] == HOST_READ)
-    found = (*waits, *filter(is_waiting, all_reads))
+    reads = (event for event in events if event.get("cat") in OPERATORS and event["name"] == HOST_READ)
+    found = (*waits, *filter(is_waiting, reads))
     calls = (_Call(event["name"], window.step(event["ts"]), event["dur"]) for event in found)
     return [call for call in calls if call.step >= 0]
 
@@ -226,11 +218,11 @@ def _on_gpu(
 
 def _device_window(kernels: Sequence[_Kernel], ours: Sequence[_Kernel], window: _Window) -> Span:
     """When the steps begin and end on the device: by the stream that computes most: copies may be ahead."""
-    busy: defaultdict[Any, float] = defaultdict(float)
+    busy = defaultdict[Any, float](float)
     for kernel in ours:
         if kernel.stream is not None:
             busy[kernel.stream] += length([kernel.span])
-    most = max(busy, key=lambda stream: busy[stream], default=None)
+    most = max(busy, key=busy.__getitem__, default=None)
     of_most = [kernel for kernel in kernels if most is None or kernel.stream == most]
     later = [kernel.span[0] for kernel in of_most if kernel.launched_at >= window.starts[-1]]
     begin = min(kernel.span[0] for kernel in of_most if kernel.step >= 0)
@@ -251,8 +243,8 @@ def _kernels(events: Sequence[dict[str, Any]], window: _Window) -> list[_Kernel]
     operators = {thread: union(found) for thread, found in of_threads.items()}
 
     def is_seen(launch: dict[str, Any]) -> bool:
-        thread = str(launch.get("tid"))
-        return GRAPH_LAUNCH not in launch["name"] and holds(operators.get(thread, []), launch["ts"])
+        running = operators.get(str(launch.get("tid")), [])
+        return GRAPH_LAUNCH not in launch["name"] and holds(running, launch["ts"])
 
     def kernel(event: dict[str, Any]) -> _Kernel:
         computes = event["cat"] == "kernel" and not _NCCL.search(event["name"])
@@ -290,21 +282,21 @@ def _parameters(name: str) -> int:
     return len(name)
 
 
-def _work(calls: Iterable[_Call], steps: int) -> tuple[tuple[Work, ...], set[str]]:
-    """All calls by their names, and the names that are not called equally often in each step."""
-    named = defaultdict[str, list[_Call]](list)
+def _work(calls: Iterable[_Call], steps: int) -> tuple[Work, ...]:
+    """All calls by their names."""
+    us = defaultdict[str, list[float]](list)
     for call in calls:
-        named[call.name].append(call)
-    works = longest_first(
-        Work(
-            name=name,
-            calls=round(len(its) / steps, 3),
-            us=_a_step(sum(max(call.us, 0) for call in its), steps),
-        )
-        for name, its in named.items()
+        us[call.name].append(max(call.us, 0))
+    return longest_first(
+        Work(name=name, calls=round(len(its) / steps, 3), us=_a_step(sum(its), steps))
+        for name, its in us.items()
     )
-    in_steps = {name: Counter(call.step for call in its) for name, its in named.items()}
-    return works, {name for name, of in in_steps.items() if len({of[step] for step in range(steps)}) > 1}
+
+
+def _unsteady(calls: Iterable[_Call], steps: int) -> set[str]:
+    """The names that are not called equally often in each step."""
+    in_steps = Counter((call.name, call.step) for call in calls)
+    return {name for name, step in in_steps if len({in_steps[name, each] for each in range(steps)}) > 1}
 
 
 def _span(event: dict[str, Any]) -> Span:

@@ -32,15 +32,12 @@ FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)  # what takes longer where
 
 def unhealthy_pairs(a: Sequence[Run], b: Sequence[Run]) -> dict[int, list[str]]:
     """The pairs, from 1 on, that are no evidence, with what was wrong with the machine in either launch."""
-    found = {
-        number: [
-            f"{arm}: {problem}"
-            for arm, run in zip((ARM_A, ARM_B), pair, strict=True)
-            for problem in launch_problems(run, None)
-        ]
-        for number, pair in enumerate(zip(a, b, strict=True), 1)
-    }
-    return {number: why for number, why in found.items() if why}
+    found: dict[int, list[str]] = {}
+    for number, pair in enumerate(zip(a, b, strict=True), 1):
+        for arm, run in zip((ARM_A, ARM_B), pair, strict=True):
+            for problem in launch_problems(run, None):
+                found.setdefault(number, []).append(f"{arm}: {problem}")
+    return found
 
 
 def judge_pairs(
@@ -65,17 +62,15 @@ def judge_pairs(
     if (failed := _failed(a, b)) is not None:
         return failed
     problems = unhealthy_pairs(a, b)
-    healthy_a, healthy_b = (
-        [run for number, run in enumerate(runs, 1) if number not in problems] for runs in (a, b)
-    )
-    if len(problems) >= max(max_unhealthy, len(healthy_a)):
+    healthy = [pair for number, pair in enumerate(zip(a, b, strict=True), 1) if number not in problems]
+    if len(problems) >= max(max_unhealthy, len(healthy)):
         verdict = Verdict(outcome="unhealthy", launches=launches)
-    elif not healthy_a:
+    elif not healthy:
         verdict = Verdict(outcome="undecided", launches=launches)
     else:
-        verdict = _judge_healthy(
-            healthy_a, healthy_b, tolerance, metric, max_pairs, corrects, is_last=len(a) >= max_pairs
-        )
+        of_a, of_b = zip(*healthy, strict=True)
+        is_last = len(a) >= max_pairs
+        verdict = _judge_healthy(of_a, of_b, tolerance, metric, max_pairs, corrects, is_last=is_last)
     set_aside = [f"pair {number} set aside: {'; '.join(why)}" for number, why in problems.items()]
     verdict = _with_differences(verdict, a, b)
     return verdict.replace(
@@ -136,12 +131,12 @@ def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:
 
 def _with_differences(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
     known = baselines.from_runs(a)
-    other_settings = [
+    other_settings = (
         f"settings differ: {name.removeprefix('observed ')} is {then!r} in {ARM_A} and {now!r} in {ARM_B}"
         for name, (then, now) in setting_differences(b[-1], known).items()
-    ]
+    )
     reasons = (*verdict.reasons, *other_settings)
-    return verdict.replace(reasons=reasons, changed=tuple(run_changes(b[-1], known)), against=ARM_A)
+    return verdict.replace(reasons=reasons, changed=run_changes(b[-1], known), against=ARM_A)
 
 
 def _judge_healthy(
@@ -154,18 +149,13 @@ def _judge_healthy(
     *,
     is_last: bool,
 ) -> Verdict:
-    known = baselines.from_runs(a)
+    known, awaited = baselines.from_runs(a), alone or TOKENS_PER_S.name
     corrects = corrects and same_stack(b[-1], known)
-    metrics = judged((run.figures for run in (*a, *b)), b[0].machine.device)
-    awaited = alone or TOKENS_PER_S.name
-    checks = [
-        _check(each, a, b, tolerance if each.name == awaited else None, max_pairs, corrects)
-        for each in metrics
-    ]
-    if is_last:
-        checks = [
-            each.replace(outcome="inconclusive") if each.outcome == "undecided" else each for each in checks
-        ]
+    checks = []
+    for metric in judged((run.figures for run in (*a, *b)), b[0].machine.device):
+        check = _check(metric, a, b, tolerance if metric.name == awaited else None, max_pairs, corrects)
+        is_open = is_last and check.outcome == "undecided"
+        checks.append(check.replace(outcome="inconclusive") if is_open else check)
     counts = _counts(a, b)
     why = explained(checks, counts, b[-1], ("regressed", "improved"))
     if counts is not None:  # they explain a change and are none by themselves
@@ -178,8 +168,7 @@ def _judge_healthy(
         verdict = verdict.replace(outcome=state)
     if verdict.outcome == "undecided" or len(a) < MIN_PAIRS:
         return verdict
-    other_loss = loss_differs(b, known, ARM_A)
-    if other_loss is None:
+    if (other_loss := loss_differs(b, known, ARM_A)) is None:
         return verdict
     return verdict.replace(outcome="failed", failure="loss", reasons=(other_loss,))
 
@@ -207,9 +196,8 @@ def _check(
     costs = [[metric.cost(value) for value in values if is_size(value)] for values in (before, now)]
     probes = None
     if corrects and metric in FOLLOW_THE_PROBE:
-        slow_a, slow_b = (
-            [probe for run in runs if is_size(probe := run.figures.probe_s_p50)] for runs in (a, b)
-        )
+        seen = [[run.figures.probe_s_p50 for run in runs] for runs in (a, b)]
+        slow_a, slow_b = ([probe for probe in arm if is_size(probe)] for arm in seen)
         probes = (slow_a, slow_b) if len(slow_a) == len(slow_b) == len(a) else None
     decision = decided(*costs, tolerance=tolerance, max_pairs=max_pairs, probes=probes)
     check = check.replace(

@@ -47,8 +47,7 @@ NOT_OBSERVED = "not observed"  # how a value begins that says that nothing could
 
 def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
     """Reasons to discard a launch, because the machine was not as at the baseline; empty if it is usable."""
-    is_unknown = run.health is not None and not run.health.samples
-    reasons = [health.NOT_SAMPLED] if is_unknown else []
+    reasons = [health.NOT_SAMPLED] if run.health is not None and not run.health.samples else []
     reasons += [*health.machine_problems(run.health, run.machine), *_slow_gpus(run)]
     if baseline is not None and (other := [*_less_power(run, baseline), *_slower_machine(run, baseline)]):
         reasons += [*other, *_clock_change(run, baseline)]
@@ -64,16 +63,13 @@ def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
         speed = typical / probe if probe else math.inf
         if not SAME_MACHINE[0] < speed < SAME_MACHINE[1]:
             reasons.append(f"by the probe, the machine ran at {speed:.0%} of its speed at the baseline")
-    if run.machine.device == "cuda":
-        for name, usual in baseline.device_probe().items():
-            now, allowed = run.device_probe.get(name), _probe_may_be_slower(name, baseline)
-            if now is not None and now < (1 - allowed) * usual:
-                ranks = [rank for rank, probe in enumerate(run.rank_probes) if probe.get(name) == now]
-                whose = f" of {health.gpu_of(run, ranks[0])}" if ranks else ""
-                reasons.append(
-                    f"before the workload, {name} was {now:.4g}{whose}, at the baseline {usual:.4g} "
-                    f"({allowed:.0%} less is healthy)"
-                )
+    for name, usual in baseline.device_probe().items() if run.machine.device == "cuda" else ():
+        now, allowed = run.device_probe.get(name), _probe_may_be_slower(name, baseline)
+        if now is not None and now < (1 - allowed) * usual:
+            ranks = [rank for rank, probe in enumerate(run.rank_probes) if probe.get(name) == now]
+            whose = f" of {health.gpu_of(run, ranks[0])}" if ranks else ""
+            told = f"{name} was {now:.4g}{whose}, at the baseline {usual:.4g}"
+            reasons.append(f"before the workload, {told} ({allowed:.0%} less is healthy)")
     return reasons
 
 
@@ -105,11 +101,8 @@ def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
 
 
 def _less_power(run: Run, baseline: Baseline) -> list[str]:
-    limits = [
-        min(map(float, observed.environment[health.POWER_LIMIT].split(", ")))
-        for observed in _observed(run, baseline)
-        if health.POWER_LIMIT in observed.environment
-    ]
+    told = [observed.environment.get(health.POWER_LIMIT) for observed in _observed(run, baseline)]
+    limits = [min(map(float, each.split(", "))) for each in told if each is not None]
     if len(limits) < 2 or limits[1] >= (1 - POWER_LIMIT_LOWER) * limits[0]:
         return []
     then, now = limits
@@ -122,9 +115,7 @@ def setting_differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, st
     if run.flops is not None and baseline.flops is not None:
         settings["FLOP formula"] = (baseline.flops.formula, run.flops.formula)
     before, now = (observed.settings for observed in _observed(run, baseline))
-    settings |= {
-        f"{OBSERVED}{key}": (then, now.get(key, NOT_OBSERVED)) for key, then in sorted(before.items())
-    }
+    settings |= {f"{OBSERVED}{key}": (before[key], now.get(key, NOT_OBSERVED)) for key in sorted(before)}
     for name in type(run.case).model_fields:
         asked = getattr(baseline.case, name), getattr(run.case, name)
         if name not in NOT_IN_ID and asked[0] != asked[1]:  # their text may still say the same
@@ -204,16 +195,16 @@ def _other_nodes(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _probe_changes(run: Run, baseline: Baseline) -> list[str]:
-    changed = []
     usual = baseline.device_probe() if run.machine.device == "cuda" else {}
     probes = [
         ("probe between the steps (s)", baseline.median("probe_s_p50"), run.figures.probe_s_p50),
         *((name, rate, run.device_probe.get(name)) for name, rate in usual.items()),
     ]
-    for name, then, today in probes:
-        if is_size(then) and is_size(today) and abs(math.log(today / then)) > DEVICE_PROBE_SLOWER:
-            changed.append(f"{name}: {then:.4g} -> {today:.4g} ({today / then - 1:+.0%})")
-    return changed
+    return [
+        f"{name}: {then:.4g} -> {today:.4g} ({today / then - 1:+.0%})"
+        for name, then, today in probes
+        if is_size(then) and is_size(today) and abs(math.log(today / then)) > DEVICE_PROBE_SLOWER
+    ]
 
 
 def _clock_change(run: Run, baseline: Baseline) -> list[str]:
@@ -234,19 +225,16 @@ def _device_memory_grew(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _metrics_gone(baseline: Baseline) -> list[str]:
-    return [
-        f"metric {name}: in the baseline; the package that measures it is not installed, so it is not judged"
-        for name in sorted({name for launch in baseline.launches for name in launch.figures.extra})
-        if find(name) is None
-    ]
+    measured = sorted({name for launch in baseline.launches for name in launch.figures.extra})
+    gone = "in the baseline; the package that measures it is not installed, so it is not judged"
+    return [f"metric {name}: {gone}" for name in measured if find(name) is None]
 
 
 def _observed(run: Run, baseline: Baseline) -> tuple[Observed, Observed]:
     """What was observed of baseline and run; nothing of either if one of them observed nothing."""
     if baseline.observed is not None and run.observed is not None:
         return baseline.observed, run.observed
-    nothing = Observed(settings={}, environment={})
-    return nothing, nothing
+    return (Observed(settings={}, environment={}),) * 2
 
 
 def same_stack(run: Run, baseline: Baseline) -> bool:

@@ -57,9 +57,8 @@ def _group(group: Group, change: Change, before: Counts, now: Counts) -> str:
     if change.unit == "calls":
         equal = "" if group.unit == "calls" else ", the same bytes"
         return f"{group.name}: {arrow(change.before, change.now, 'calls')} calls a step{equal}"
-    more_calls = group.calls(now) - group.calls(before)
-    where, dtype = _where(then, today), _other_dtype(then, today)
-    if dtype or not more_calls:
+    more_calls, where = group.calls(now) - group.calls(before), _where(then, today)
+    if (dtype := _other_dtype(then, today)) or not more_calls:
         because = f": {dtype}" if dtype else ""
         return f"{group.name}: {arrow(change.before, change.now, 'bytes')} a step{where}{because}"
     calls = f"{abs(more_calls):,} {'more' if more_calls > 0 else 'fewer'} call{'s' * (abs(more_calls) != 1)}"
@@ -89,7 +88,6 @@ def _moved(
     now: list[Collective],
 ) -> dict[str, int]:
     sums = Counter[str]()
-    for sign, rows in ((-1, before), (1, now)):
-        for row in rows:
-            sums[getattr(row, by)] += sign * getattr(row, amount)
+    for sign, row in [*((-1, row) for row in before), *((1, row) for row in now)]:
+        sums[getattr(row, by)] += sign * getattr(row, amount)
     return _largest_first(sums)

@@ -4,26 +4,16 @@ No statistics: counts have no noise. More of anything is `regressed`, less is `i
 same, another number of calls is listed. A step that did work out of sight is neither: it is `not counted`.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
+from perfsuite.results import quantities
 from perfsuite.results.amounts import arrow
 from perfsuite.results.count_baseline import DRY, CountBaseline, unsteady, versions_of
 from perfsuite.results.counts import Counts, RankCounts, spans
 from perfsuite.results.outcome import WORST_FIRST, CountCheck, Finding
-from perfsuite.results.quantities import (
-    BLOCKING,
-    COPIES,
-    GRAPHS,
-    GROWTH,
-    HOST_READS,
-    PEAK,
-    SAVED,
-    Group,
-    Quantity,
-    differing,
-    quantities,
-)
+from perfsuite.results.quantities import Group, Quantity, differing
 from perfsuite.results.run import Run
 from perfsuite.verdict.count_sentences import sentence
 
@@ -125,16 +115,15 @@ def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches, *,
     found: list[str] = []
     for _, before, now in _alike(baseline, launches):
         then, today = sum(before.flops.values()), max(sum(each.flops.values()) for each in now)
-        new = sorted({name for each in now for name in _unknown(each)} - _unknown(before))
+        new = sorted(set().union(*map(_unknown, now)) - _unknown(before))
         if today < then and new:
-            found.append(
-                f"FLOPs {arrow(then, today, 'FLOP')}: {', '.join(new)} may do the rest, without a formula"
-            )
+            rest = f"{', '.join(new)} may do the rest, without a formula"
+            found.append(f"FLOPs {arrow(then, today, 'FLOP')}: {rest}")
         elif today < GONE * then and not is_known:
             found.append(f"FLOPs {arrow(then, today, 'FLOP')}{_OUT_OF_SIGHT}{advice}")
-        then, today = _bytes(before), max(map(_bytes, now))
-        if today < GONE * then:
-            found.append(f"collectives {arrow(then, today, 'bytes')}{_OUT_OF_SIGHT}{advice}")
+        then, *each = (sum(row.bytes for row in counts.collectives) for counts in (before, *now))
+        if max(each) < GONE * then:
+            found.append(f"collectives {arrow(then, max(each), 'bytes')}{_OUT_OF_SIGHT}{advice}")
     return list(dict.fromkeys(found))
 
 
@@ -142,26 +131,21 @@ def _unknown(counts: Counts) -> set[str]:
     return {*counts.without_flops, *(name for name in counts.ops if not name.startswith("aten."))}
 
 
-def _bytes(counts: Counts) -> int:
-    return sum(each.bytes for each in counts.collectives)
-
-
 def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...]:
     """Every finding once, with the ranks of which it is true: regressions first, then what costs most."""
-    ranks_of: dict[Finding, list[int]] = {}
-    size_of: dict[Finding, tuple[int, float]] = {}
+    ranks_of = defaultdict[Finding, list[int]](list)
+    place_of: dict[Finding, tuple[int, int, float]] = {}
     for ranks, before, now in _alike(baseline, launches):
-        every = quantities((before, *now))
+        every = quantities.quantities((before, *now))
         for quantity in every:
             if (finding := _finding(quantity, before, now, baseline)) is None:
                 continue
-            family = [each for each in every if each.family == quantity.family]
-            whole = sum(abs(each.value(before) or 0) for each in family)
-            size = abs(finding.now - finding.before) / max(whole, 1)
-            ranks_of.setdefault(finding, []).extend(ranks)
-            place = _place(quantity, finding, baseline), -size  # in one place the larger share is first
-            size_of[finding] = min(place, size_of.get(finding, place))
-    ordered = sorted(ranks_of, key=lambda each: (WORST_FIRST.index(each.outcome), size_of[each]))
+            whole = sum(abs(each.value(before) or 0) for each in every if each.family == quantity.family)
+            size = abs(finding.now - finding.before) / max(whole, 1)  # in one place the larger share is first
+            place = WORST_FIRST.index(finding.outcome), _place(quantity, finding, baseline), -size
+            ranks_of[finding].extend(ranks)
+            place_of[finding] = min(place, place_of.get(finding, place))
+    ordered = sorted(ranks_of, key=place_of.__getitem__)
     return tuple(finding.replace(ranks=spans(sorted(ranks_of[finding]))) for finding in ordered)
 
 
@@ -171,13 +155,13 @@ def _place(quantity: Quantity, finding: Finding, baseline: CountBaseline) -> int
     First what is sent and computed, then what a device waits for, memory, calls, and those of Python, which
     make the others. What the host reads where all tensors are its own makes no device wait: it comes last.
     """
-    if quantity is HOST_READS and baseline.target == "cpu":
+    if quantity is quantities.HOST_READS and baseline.target == "cpu":
         return 5
-    if quantity in (HOST_READS, COPIES, BLOCKING):
+    if quantity in (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING):
         return 1
     if finding.unit == "calls":
         return 4 if quantity.is_python else 3
-    return 2 if quantity in (PEAK, SAVED, GROWTH) else 0
+    return 2 if quantity in (quantities.PEAK, quantities.SAVED, quantities.GROWTH) else 0
 
 
 def _alike(
@@ -186,10 +170,10 @@ def _alike(
     """The ranks that all have, with their counts in the baseline and in each launch."""
     sides = [baseline.counts, *launches]
     # Those that are equal everywhere come together: they are compared once.
-    alike: dict[tuple[int, ...], list[int]] = {}
+    alike = defaultdict[tuple[int, ...], list[int]](list)
     for rank in sorted(set.intersection(*map(_ranks, sides))):
         places = (next(at for at, entry in enumerate(side) if rank in entry.ranks) for side in sides)
-        alike.setdefault(tuple(places), []).append(rank)
+        alike[tuple(places)].append(rank)
     for key, same in alike.items():
         before, *now = (side[at].counts for side, at in zip(sides, key, strict=True))
         yield tuple(same), before, now
@@ -212,14 +196,12 @@ def _finding(
     allowed = max(noise, quantity.floor(before))
     outcome: Judged | None = None  # they disagree
     if all(abs(each) <= allowed for each in by):
-        outcome = "passed"
-    elif all(each > allowed for each in by) or (quantity is GRAPHS and then and not any(today)):
+        outcome = "regressed" if _has_many_more_calls(quantity, before, launches) else "passed"
+    elif all(each > allowed for each in by) or (quantity is quantities.GRAPHS and then and not any(today)):
         outcome = "regressed"
     elif all(each < -allowed for each in by):
         outcome = "improved"
-    if outcome == "passed" and _has_many_more_calls(quantity, before, launches):
-        outcome = "regressed"
-    now = launches[min(range(len(by)), key=lambda at: abs(by[at]))]
+    now = min(zip(by, launches, strict=True), key=lambda each: abs(each[0]))[1]
     hidden = {*baseline.unsteady, *(differing(launches) if outcome == "passed" else ())}
     changes = [change for change in quantity.changes(before, now) if change.field not in hidden]
     is_noise = outcome == "passed" and noise and all(abs(each) <= noise for each in by)
@@ -245,13 +227,10 @@ def _has_many_more_calls(quantity: Quantity, before: Counts, launches: list[Coun
 
 def _not_judged(baseline: CountBaseline, launches: Launches) -> Iterable[str]:
     then, now = _ranks(baseline.counts), set.intersection(*map(_ranks, launches))
-    notes = [
-        f"{_named(sorted(ranks))} not judged: {where}"
-        for ranks, where in ((then - now, _NOT_COUNTED), (now - then, _NOT_IN_BASELINE))
-        if ranks
-    ]
+    missing = ((then - now, _NOT_COUNTED), (now - then, _NOT_IN_BASELINE))
+    notes = [f"{_named(sorted(ranks))} not judged: {where}" for ranks, where in missing if ranks]
     for _, before, after in _alike(baseline, launches):
-        for quantity in quantities((before, *after)):
+        for quantity in quantities.quantities((before, *after)):
             is_before = quantity.value(before) is not None
             if is_before != all(quantity.value(counts) is not None for counts in after):
                 where = _NOT_COUNTED if is_before else _NOT_IN_BASELINE

@@ -57,11 +57,8 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     for run in runs:
         if run.failure is not None:
             return _failed(runs, run.failure.kind, *why_failed(run))
-    problems = {
-        number: why
-        for number, run in enumerate(runs, 1)
-        if (why := comparability.launch_problems(run, baseline))
-    }
+    every = {number: comparability.launch_problems(run, baseline) for number, run in enumerate(runs, 1)}
+    problems = {number: why for number, why in every.items() if why}
     healthy = [run for number, run in enumerate(runs, 1) if number not in problems]
     if len(problems) >= max(policy.max_unhealthy, len(healthy)):
         verdict = _unhealthy(runs, baseline, noise, policy)
@@ -74,31 +71,26 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
         verdict = _compare(healthy, baseline, noise, policy) if baseline else _record(healthy, policy)
         if len(healthy) < policy.min_launches and verdict.failure in (None, "unlike", "loss"):
             verdict = verdict.replace(outcome="undecided", failure=None)
-    reasons = [*verdict.reasons, *(f"launch {n} set aside: {'; '.join(why)}" for n, why in problems.items())]
-    changed: list[str] = []
-    if baseline is not None:
-        newest = runs[-1]
-        reasons = [*comparability.unexplained(newest, baseline), *reasons]
-        changed = [
-            *comparability.library_choices(newest, baseline),
-            *scaled(runs, baseline),
-            *comparability.run_changes(newest, baseline),
-        ]
-    return verdict.replace(
-        launches=len(runs), unhealthy_launches=tuple(problems), reasons=tuple(reasons), changed=tuple(changed)
-    )
+    set_aside = [f"launch {number} set aside: {'; '.join(why)}" for number, why in problems.items()]
+    reasons = (*verdict.reasons, *set_aside)
+    verdict = verdict.replace(launches=len(runs), unhealthy_launches=tuple(problems), reasons=reasons)
+    if baseline is None:
+        return verdict
+    newest = runs[-1]
+    choices = comparability.library_choices(newest, baseline)
+    changed = (*choices, *scaled(runs, baseline), *comparability.run_changes(newest, baseline))
+    reasons = (*comparability.unexplained(newest, baseline), *reasons)
+    return verdict.replace(reasons=reasons, changed=changed)
 
 
 def why_failed(run: Run) -> tuple[str, ...]:
     """The failure of a launch that failed, and what was wrong with the machine meanwhile."""
     assert run.failure is not None
-    reasons = [f"{run.failure.kind}: {run.failure.message}"]
-    reasons += [f"meanwhile {why}" for why in health.machine_problems(run.health, run.machine)]
-    text = "\n".join(filter(None, [run.failure.message, run.failure.traceback]))
-    if (fault := health.hardware_fault(text)) is not None:
+    meanwhile = health.machine_problems(run.health, run.machine)
+    if (fault := health.hardware_fault(f"{run.failure.message}\n{run.failure.traceback}")) is not None:
         where = "`nvidia-smi -q`, dmesg (Xid) and `systemctl status nvidia-fabricmanager`"
-        reasons.append(f"meanwhile hardware: {fault}: look at {where}")
-    return tuple(reasons)
+        meanwhile.append(f"hardware: {fault}: look at {where}")
+    return f"{run.failure.kind}: {run.failure.message}", *(f"meanwhile {why}" for why in meanwhile)
 
 
 def _unhealthy(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, policy: Policy) -> Verdict:
@@ -109,7 +101,7 @@ def _unhealthy(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise
     if (failed := _unlike(runs, baseline) or _other_loss(runs, baseline)) is not None:
         return failed
     exact = [each for each in _metrics(runs, baseline) if each.judging(runs[0].machine.device) == "exact"]
-    checks = [_check(metric, runs, baseline, noise, policy) for metric in exact]
+    checks = (_check(metric, runs, baseline, noise, policy) for metric in exact)
     worse = [check for check in checks if check.outcome == "regressed"]
     return worst(worse, len(runs)) if worse else verdict
 
@@ -125,11 +117,10 @@ def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy:
     """The verdict on healthy launches against the baseline; what is worse at once hides nothing else."""
     if (failed := _unlike(runs, baseline)) is not None:
         return failed
-    device, metrics = runs[0].machine.device, _metrics(runs, baseline)
+    metrics = _metrics(runs, baseline)
     checks = [_check(metric, runs, baseline, noise, policy) for metric in metrics]
-    verdict = worst(checks, len(runs))
-    both = zip(metrics, checks, strict=True)
-    noisy = {check.outcome for metric, check in both if metric.judging(device) != "exact"}
+    verdict, both = worst(checks, len(runs)), zip(metrics, checks, strict=True)
+    noisy = {check.outcome for metric, check in both if metric.judging(runs[0].machine.device) != "exact"}
     if verdict.outcome == "regressed" and "regressed" not in noisy and "undecided" in noisy:
         return verdict.replace(outcome="undecided")
     if verdict.outcome != "undecided" and (failed := _other_loss(runs, baseline)) is not None:
@@ -177,15 +168,10 @@ def _check(
         return check
     if check.baseline is None:
         return check.replace(outcome="inconclusive", note="not in the baseline: accept or record it anew")
-    tolerance = metric.tolerance(runs[0].machine.device)
-    if metric.judging(runs[0].machine.device) == "exact":
-        return tolerance_check(metric, check, tolerance)
-    sessions = baseline.session_sizes(metric.name)
-    on_cpu = runs[0].machine.device == "cpu"
-    apart = SESSIONS_APART if on_cpu and metric in (*PROBE_CORRECTED, CPU_S_PER_STEP) else 0.0
-    decided = partial(
-        _decided, metric, check, tolerance=tolerance, sessions=sessions, policy=policy, apart=apart
-    )
+    device = runs[0].machine.device
+    if metric.judging(device) == "exact":
+        return tolerance_check(metric, check, metric.tolerance(device))
+    decided = partial(_decided, metric, check, baseline.session_sizes(metric.name), policy, device)
     figures = [run.figures for run in runs], [launch.figures for launch in baseline.launches]
     now, then = (
         [metric.cost(value) for value in map(metric.of, side) if value is not None] for side in figures
@@ -232,41 +218,41 @@ def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None) ->
     values = [metric.of(run.figures) for run in runs]
     then = baseline.values(metric.name) if baseline is not None else []
     check = unjudged(metric, runs[0], values, then, metric.tolerance(runs[0].machine.device))
+    wrong = [
+        f"the {what} is {value}"
+        for what, each in (("measured value", values), ("baseline's value", then))
+        for value in each
+        if not is_size(value)
+    ]
     if baseline is not None and not then and metric in (TOKENS_PER_S, PEAK_MEMORY):
-        return check.replace(outcome="failed", note="the baseline lacks it: accept or record it anew")
-    if None in values:
-        missing = "the baseline has it, this run does not" if then else "was not measured"
-        return check.replace(outcome="failed", note=missing)
-    for what, each in (("measured value", values), ("baseline's value", then)):
-        if bad := [value for value in each if not is_size(value)]:
-            return check.replace(outcome="failed", note=f"the {what} is {bad[0]}")
-    return check
+        wrong = ["the baseline lacks it: accept or record it anew"]
+    elif None in values:
+        wrong = ["the baseline has it, this run does not" if then else "was not measured"]
+    return check.replace(outcome="failed", note=wrong[0]) if wrong else check
 
 
 def _decided(
     metric: Metric,
     check: Check,
+    sessions: Sequence[int],
+    policy: Policy,
+    device: str,
     now: Sequence[float],
     then: Sequence[float],
     noise: Noise | None,
-    *,
-    tolerance: float,
-    sessions: Sequence[int],
-    policy: Policy,
-    apart: float,
 ) -> Check:
-    """The check by the sequential test. `apart`: what sessions may differ by, unless baselines tell it."""
+    """The check by the sequential test; the baseline has so many launches of each of its `sessions`."""
     if noise is None:
         return check.replace(outcome="inconclusive", note=UNKNOWN_NOISE)
-    noise = against(noise, sessions)
-    most = max(policy.most, FEWEST_LAUNCHES)
-    decision = decide(then, now, tolerance=tolerance, noise=noise, max_launches=most)
+    noise, most = against(noise, sessions), max(policy.most, FEWEST_LAUNCHES)
+    decision = decide(then, now, tolerance=metric.tolerance(device), noise=noise, max_launches=most)
     decided = check.replace(
         outcome=decision.outcome,
         change=metric.change(decision.estimate),
         interval=metric.interval(decision.interval),
         minimum_detectable=metric.bound(decision.minimum_detectable_drop),
     )
+    apart = SESSIONS_APART if device == "cpu" and metric in (*PROBE_CORRECTED, CPU_S_PER_STEP) else 0.0
     is_change = decision.outcome in ("regressed", "improved")
     if is_change and not noise.session_sigma and abs(math.log1p(decision.estimate)) < math.log1p(apart):
         return decided.replace(outcome="inconclusive", note=ONE_SESSION)

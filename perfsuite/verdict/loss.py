@@ -22,8 +22,8 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the base
     None if there is none, or if it is the same curve at another `loss_scale`. From a spike of the baseline
     on, it differs only where it is higher than that. `whose` names the baseline in the message.
     """
-    usual, scale = _usual_loss(baseline), loss_scale(runs, baseline) or 1
-    spike = _spike([mean for mean, _ in usual])
+    usual = _usual_loss(baseline)
+    scale, spike = _scale(runs, usual) or 1, _spike([mean for mean, _ in usual])
     for run in runs:
         for position, (now, (then, allowed)) in enumerate(zip(loss_curve(run.loss), usual, strict=False)):
             share = f"the loss over {10 * position} to {10 * position + 10} % of the steps is {now:.4f}"
@@ -66,8 +66,9 @@ def steadily_other_gradients(before: Sequence[Run], now: Sequence[Run], scale: f
     Without a seed it does not: the sides must lie `CLEAR` times as far apart as launches of one of them.
     `scale`: how many times the loss of `before` that of `now` is, by which gradients may differ, too.
     """
-    sides = [[run.figures.gradient_norm for run in runs] for runs in (before, now)]
-    first, second = ([norm for norm in side if norm is not None] for side in sides)
+    first, second = (
+        [norm for run in runs if (norm := run.figures.gradient_norm) is not None] for runs in (before, now)
+    )
     if len(first) < len(before) or len(second) < len(now):
         return None
     within = max(max(side) - min(side) for side in (first, second))
@@ -86,20 +87,20 @@ def _spike(curve: Sequence[float]) -> int:
 
 def loss_scale(runs: Sequence[Run], baseline: Baseline) -> float | None:
     """How many times the baseline's loss the runs' is, or one part of so many, in each step; else None."""
-    usual = _usual_loss(baseline)
-    both = [
-        (now, then, allowed)
-        for run in runs
-        for now, (then, allowed) in zip(loss_curve(run.loss), usual, strict=False)
-    ]
+    return _scale(runs, _usual_loss(baseline))
+
+
+def _scale(runs: Sequence[Run], usual: Sequence[tuple[float, float]]) -> float | None:
+    tenths = (zip(loss_curve(run.loss), usual, strict=False) for run in runs)
+    both = [(now, then, allowed) for tenth in tenths for now, (then, allowed) in tenth]
     ratios = [now / then for now, then, _ in both if then]
     if not ratios or not all(0 < ratio < math.inf for ratio in ratios):
         return None
     scale = median(ratios)
     times = max(scale, 1 / scale)
-    if round(times) < 2 or abs(times / round(times) - 1) > LOSS_FLOOR:
-        return None
-    return scale if all(abs(now / scale - then) <= allowed for now, then, allowed in both) else None
+    is_whole = round(times) >= 2 and abs(times / round(times) - 1) <= LOSS_FLOOR
+    is_same = all(abs(now / scale - then) <= allowed for now, then, allowed in both)
+    return scale if is_whole and is_same else None
 
 
 def scaled(runs: Sequence[Run], baseline: Baseline) -> list[str]:
@@ -116,17 +117,13 @@ def _usual_loss(baseline: Baseline) -> list[tuple[float, float]]:
     is for a new launch against an estimated mean, hence sqrt(1 + 1 / launches).
     """
     curves = [launch.loss for launch in baseline.launches if launch.loss]
-    count = len(curves)
-    tenths = [
-        [curve[position] for curve in curves if len(curve) > position]
-        for position in range(max(map(len, curves), default=0))
-    ]
+    count, longest = len(curves), max(map(len, curves), default=0)
+    tenths = [[curve[place] for curve in curves if len(curve) > place] for place in range(longest)]
     means = [fmean(tenth) for tenth in tenths]
     if count < 3:
         return [(mean, LOSS_FLOOR * abs(mean)) for mean in means]
     spreads = [stdev(tenth) if len(tenth) > 1 else 0.0 for tenth in tenths]
-    shares = [spread / abs(mean) if mean else 0.0 for spread, mean in zip(spreads, means, strict=True)]
-    typical = median(shares)
+    typical = median(spread / abs(mean) if mean else 0.0 for spread, mean in zip(spreads, means, strict=True))
     sigmas = t_quantile(LOSS_SIGMAS, LOSS_DEGREES * (count - 1)) * math.sqrt(1 + 1 / count)
     return [
         (mean, max(sigmas * _near(spreads, tenth), max(sigmas * typical, LOSS_FLOOR) * abs(mean)))

@@ -147,17 +147,15 @@ def against(noise: Noise, session_sizes: Iterable[int]) -> Noise:
 def _costs(baseline: Baseline, metric: Metric, exponent: float = 0.0) -> dict[str | None, list[float]]:
     """Return the costs by session; with an exponent, at the typical probe speed, of launches with a probe."""
     kept = [
-        (session, metric.cost(value), probe)
+        (session, (metric.cost(value), probe))
         for session, launch in baseline.by_session()
         if is_size(value := metric.of(launch.figures))
         and is_size(probe := launch.figures.probe_s_p50 if exponent else 1.0)
     ]
-    if not kept:
-        return {}
-    measured = [(cost, probe) for _, cost, probe in kept]
+    measured = [pair for _, pair in kept]
     groups: dict[str | None, list[float]] = {}
-    for (session, *_), cost in zip(kept, probe_corrected(measured, measured, exponent), strict=True):
-        groups.setdefault(session, []).append(cost)
+    for session, pair in kept:
+        groups.setdefault(session, []).extend(probe_corrected([pair], measured, exponent))
     return groups
 
 
@@ -194,8 +192,7 @@ def probe_exponent(groups: Sequence[Sequence[Pair]]) -> float:
     with fewer than 3 of them, and if the correction does not lower the clipped noise. Five launches with
     unrelated probes give an exponent above 0 about 7 times in 100.
     """
-    y = [value for group in groups for value in _centred_logs([seconds for seconds, _ in group])]
-    x = [value for group in groups for value in _centred_logs([probe for _, probe in group])]
+    y, x = ([log for group in groups for log in _centred_logs(group, of)] for of in (0, 1))
     exponent = shrunk_slope(x, y, len(y) - len(groups) - 1)
     if not exponent:
         return 0.0
@@ -216,7 +213,7 @@ def shrunk_slope(x: Sequence[float], y: Sequence[float], degrees: float) -> floa
     return min(1.0, slope * max(0.0, 1 - by_chance / explained))
 
 
-def _centred_logs(values: Sequence[float]) -> list[float]:
-    logs = [math.log(value) for value in values]
+def _centred_logs(group: Sequence[Pair], of: int) -> list[float]:
+    logs = [math.log(launch[of]) for launch in group]
     mean = sum(logs) / len(logs)
     return [value - mean for value in logs]

@@ -47,9 +47,9 @@ def with_counts(
         counts = counts.replace(baseline_file=file)
     verdict = timed.replace(counts=counts, explained=explained(timed.checks, counts, runs[-1]))
     if baseline is not None and (reason := exact.unlike(runs, baseline)) is not None:
-        if timed.outcome == "failed":
-            return verdict
-        return verdict.replace(outcome="failed", failure="unlike", reasons=(*verdict.reasons, reason))
+        reasons = (*verdict.reasons, reason)
+        unlike = verdict.replace(outcome="failed", failure="unlike", reasons=reasons)
+        return verdict if timed.outcome == "failed" else unlike
     if counts is None or counts.outcome not in ("regressed", "improved"):
         return verdict
     worse: Outcome = min(timed.outcome, counts.outcome, key=WORST_FIRST.index)
@@ -60,8 +60,7 @@ def with_unseen(verdict: Verdict, taken: Mapping[str, TakenProfile]) -> Verdict:
     """The verdict after profiles, by the arm's name: counts that lack work tell of growth alone."""
     found = {name: each.profile.unseen for name, each in taken.items() if each.profile is not None}
     why = tuple(f"{name}: {unseen}" if name else unseen for name, unseen in found.items() if unseen)
-    counts = verdict.counts
-    if counts is None or not why:
+    if (counts := verdict.counts) is None or not why:
         return verdict
     if counts.outcome == "regressed":
         return verdict.replace(counts=counts.replace(notes=(*counts.notes, *why)))
@@ -99,10 +98,8 @@ def excuse(case: Case, verdict: Verdict, baseline: Baseline | None, *, shared: b
     A case that may run out of memory is excused for that, unless any baseline shows that it fits, or others
     held memory of its GPUs meanwhile (`shared`).
     """
-    is_reviewed = baseline is not None and baseline.accepted is not None
-    if case.known_issue is not None and verdict.failure == case.known_issue.failure and not is_reviewed:
+    known, is_reviewed = case.known_issue, baseline is not None and baseline.accepted is not None
+    if known is not None and verdict.failure == known.failure and not is_reviewed:
         return "known issue"
-    is_surprise = baseline is not None or shared
-    if case.may_run_out_of_memory and verdict.failure == "out_of_memory" and not is_surprise:
-        return "out of memory"
-    return None
+    may_be = case.may_run_out_of_memory and baseline is None and not shared
+    return "out of memory" if may_be and verdict.failure == "out_of_memory" else None

@@ -128,9 +128,8 @@ def decided(
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance is {tolerance!r}, expected a fraction above 0: 0.03 for 3 %")
     for pairs in range(1, len(a) + 1):
-        costs = pair_differences(a[:pairs], b[:pairs])
-        probe = None if probes is None else pair_differences(probes[0][:pairs], probes[1][:pairs])
-        decision = _look(costs, probe, tolerance, max_pairs)
+        probe = None if probes is None else pair_differences(*(arm[:pairs] for arm in probes))
+        decision = _look(pair_differences(a[:pairs], b[:pairs]), probe, tolerance, max_pairs)
         if decision.outcome != "undecided":
             break
     return decision
@@ -172,10 +171,8 @@ def _decision(
     exponent: float = 0.0,
 ) -> PairedDecision:
     if probe is not None:
-        left = (
-            [x - exponent * y for x, y in zip(*both, strict=True)] for both in zip(costs, probe, strict=True)
-        )
-        costs = Differences(*left)
+        both = zip(costs, probe, strict=True)
+        costs = Differences(*([x - exponent * y for x, y in zip(*each, strict=True)] for each in both))
     seen = _evidence(costs, probe, _Z_CHANGE if probe is None else _Z_CORRECTED)
     reach = t_quantile(Z_99, seen.degrees) * seen.sigma * seen.error / math.sqrt(len(costs.pairs))
     return PairedDecision(
@@ -217,15 +214,10 @@ def _outcome(seen: _Evidence, slow: float, max_pairs: int) -> Outcome:
     count = len(seen.ordered)
     if count < MIN_PAIRS:
         return "undecided"
-    error = seen.sigma * seen.error / math.sqrt(count)
-    size = abs(seen.change)
+    error, size = seen.sigma * seen.error / math.sqrt(count), abs(seen.change)
     toward = seen.ordered if seen.change >= 0 else [-value for value in reversed(seen.ordered)]
-    is_sure = (
-        size > t_quantile(seen.z, seen.degrees) * error
-        and _without_the_most(toward, seen)
-        and _is_shown_by_all(toward, size)
-    )
-    if is_sure and size + t_quantile(Z_99, seen.degrees) * error >= slow:
+    is_sure = size > t_quantile(seen.z, seen.degrees) * error and _without_the_most(toward, seen)
+    if is_sure and _is_shown_by_all(toward, size) and size + t_quantile(Z_99, seen.degrees) * error >= slow:
         return "regressed" if seen.change > 0 else "improved"
     if size + t_quantile(_Z_PASS, seen.degrees) * error < slow:
         return "passed"

@@ -45,7 +45,6 @@ SIGMA_FLOOR = 0.002
 file cache: a few that agree to 0.05 % do not show that next week's will."""
 
 # Thresholds in standard errors. Those without a formula were tuned by simulation.
-_Z_INTERVAL = Z_99  # half width of Decision.interval
 _Z_CHANGE = 3.2  # regressed, improved: one-sided 1 in 1,500 at one look, stricter because of several looks
 _WALD_PASS = 2.7  # log(1/beta) of Wald's boundary; the overshoot makes the true beta smaller
 _Z_PASS_MAX = 3.0  # upper limit of Wald's boundary, which grows without bound as the noise falls
@@ -120,11 +119,11 @@ def decide(
     centre = location(reference, noise.sigma)
     change = location(logs, noise.sigma) - centre
     error = _error(noise, len(reference), len(logs))
-    half = t_quantile(_Z_INTERVAL, noise.degrees_of_freedom) * error
+    half = t_quantile(Z_99, noise.degrees_of_freedom) * error
     slow = math.log1p(tolerance)
 
     mirrored = [-x for x in reversed(logs)]
-    outcome: Outcome
+    outcome: Outcome = "undecided"
     if change + half >= slow and _surely_above(logs, centre, len(reference), noise):
         outcome = "regressed"
     elif change - half <= -slow and _surely_above(mirrored, -centre, len(reference), noise):
@@ -134,19 +133,17 @@ def decide(
         outcome = "undecided" if looks_faster and len(logs) < max_launches else "passed"
     elif len(logs) == max_launches or _hopeless(change, slow, noise, len(reference), len(logs), max_launches):
         outcome = "inconclusive"
-    else:
-        outcome = "undecided"
+    final = _later(noise, max_launches - len(logs))
+    minimum = minimum_detectable_drop(
+        noise=final, baseline_launches=len(reference), max_launches=max_launches
+    )
     return Decision(
         outcome=outcome,
         estimate=relative(change),
         interval=(relative(change - half), relative(change + half)),
         tolerance=tolerance,
         launches_used=len(logs),
-        minimum_detectable_drop=minimum_detectable_drop(
-            noise=_later(noise, max_launches - len(logs)),
-            baseline_launches=len(reference),
-            max_launches=max_launches,
-        ),
+        minimum_detectable_drop=minimum,
     )
 
 
@@ -175,8 +172,7 @@ def _noise_of_case(reference: list[float], logs: list[float], noise: Noise) -> N
 
 
 def _later(noise: Noise, launches: int) -> Noise:
-    degrees = noise.degrees_of_freedom + SCALE_EFFICIENCY * launches
-    return replace(noise, degrees_of_freedom=degrees)
+    return replace(noise, degrees_of_freedom=noise.degrees_of_freedom + SCALE_EFFICIENCY * launches)
 
 
 def _error(noise: Noise, baseline_launches: int, launches: int) -> float:

@@ -54,8 +54,8 @@ def _remark(waiver: Waiver, results: Sequence[Measurement], collected: Collectio
     measured = {each.case_id for each in own}
     if any(fnmatchcase(case, waiver.case) for case in {*(collected or [waiver.case])} - measured):
         return None  # one that was not measured may need it
-    known = {name: None for each in own for check in each.verdict.checks for name in _called(check, each)}
-    known |= {name: None for each in own for name in _counted(each)}
+    known = {name for each in own for check in each.verdict.checks for name in _called(check, each)}
+    known |= {name for each in own for name in _counted(each)}
     if known and not _matches(waiver, known):
         return f"matches no metric and no count of them, which are {', '.join(sorted(known))}"
     is_good = bool(own) and all(_is_good(waiver, each) for each in own)
@@ -88,17 +88,15 @@ def _why_not(waiver: Waiver, found: Regression, today: date) -> str | None:
 
 def _regressions(result: Measurement) -> list[Regression]:
     found = []
-    for check in result.verdict.checks:
-        if check.outcome == "regressed":
-            share = math.inf if check.change is None else abs(check.change)  # unknown: beyond every bound
-            told = check.label if check.change is None else f"{check.label} {check.change:+.1%}"
-            found.append(Regression(_called(check, result), told, share, None))
-    for each in result.verdict.counts.findings if result.verdict.counts is not None else ():
-        if each.outcome == "regressed":
-            growth = abs(each.now - each.before)
-            share = growth / each.before if each.before else math.inf
-            names = _with_kinds({each.quantity, each.field})
-            found.append(Regression(names, each.sentence, share, growth))
+    for check in (each for each in result.verdict.checks if each.outcome == "regressed"):
+        share = math.inf if check.change is None else abs(check.change)  # unknown: beyond every bound
+        told = check.label if check.change is None else f"{check.label} {check.change:+.1%}"
+        found.append(Regression(_called(check, result), told, share, None))
+    counted = result.verdict.counts.findings if result.verdict.counts is not None else ()
+    for each in (finding for finding in counted if finding.outcome == "regressed"):
+        growth = abs(each.now - each.before)
+        share, names = growth / each.before if each.before else math.inf, {each.quantity, each.field}
+        found.append(Regression(_with_kinds(names), each.sentence, share, growth))
     return found
 
 
@@ -112,9 +110,8 @@ def _called(check: Check, result: Measurement) -> set[str]:
 
 def _counted(result: Measurement) -> set[str]:
     every = [entry.counts for entry in result.counts]
-    known = quantities(every)
-    names = {name for each in known for one in every for name in (each.name, *(each.read(one) or ()))}
-    return _with_kinds(names)
+    read = ((each.name, *(each.read(one) or ())) for each in quantities(every) for one in every)
+    return _with_kinds({name for names in read for name in names})
 
 
 def _with_kinds(names: set[str]) -> set[str]:

@@ -30,57 +30,33 @@ def run_of(case: Case, directory: Path, ranks: list[RankReport]) -> Run:
     return collected(write_launch(directory, *ranks, case=case))
 
 
-@pytest.mark.parametrize(
-    ("elapsed_s", "uptime_s", "is_told"),
-    [
-        (2.5, 2.5, False),
-        (2.5, None, False),
-        (2.5, 2.9, False),
-        (100.0, 104.9, False),
-        (0.25, 2.5, True),
-        (2.5, 0.25, True),
-        (100.0, 106.0, True),
-    ],
-)
-def test_a_clock_that_is_not_the_kernel_s_measures_nothing(
-    tmp_path: Path, elapsed_s: float, uptime_s: float | None, is_told: bool
-) -> None:
-    ranks = [make_report(0), make_report(1, elapsed_s=elapsed_s, uptime_s=uptime_s)]
-    run = run_of(make_case(), tmp_path, ranks)
-    assert (run.failure is not None) == is_told
-    if run.failure is not None:
-        assert run.failure.kind == "mismatch"
-        said = f"rank 1: its clock says that the training took {elapsed_s:.2f} s, the kernel's uptime "
-        assert run.failure.message.startswith(f"{said}{uptime_s:.2f} s")
+def test_a_clock_that_is_not_the_kernel_s_measures_nothing(tmp_path: Path) -> None:
+    for elapsed_s, uptime_s, is_told in (
+        *((2.5, uptime_s, False) for uptime_s in (2.5, None, 2.9)),
+        *((100.0, 104.9, False), (100.0, 106.0, True), (0.25, 2.5, True), (2.5, 0.25, True)),
+    ):
+        ranks = [make_report(0), make_report(1, elapsed_s=elapsed_s, uptime_s=uptime_s)]
+        failure = run_of(make_case(), tmp_path, ranks).failure
+        assert (failure is not None) == is_told
+        took = f"took {elapsed_s:.2f} s, the kernel's uptime {uptime_s or 0:.2f} s. Something replaces the"
+        assert failure is None or failure.kind == "mismatch"
+        assert failure is None or f"rank 1: its clock says that the training {took}" in failure.message
 
 
-@pytest.mark.parametrize("replicas", ["agree", "differ"])
-def test_ranks_that_exchange_nothing_trained_apart(replicas: str) -> None:
-    said = agreement.trained_apart(
-        reports(told(11, collectives=0), told(11, collectives=0)), case_of(replicas=replicas)
+WRAP = "Their gradients are not exchanged: wrap the whole model in DDP or FSDP, or all-reduce its gradients."
+
+
+def test_ranks_that_exchange_nothing_or_whose_replicas_moved_apart_are_told() -> None:
+    apart = reports(*[told(11, collectives=0)] * 2)
+    for replicas in ("agree", "differ"):
+        said = f"the 2 ranks trained apart: no collective ran after the first step. {WRAP}"
+        assert agreement.trained_apart(apart, case_of(replicas=replicas)) == said
+    assert agreement.trained_apart(reports(told(11, 11, 11), told(11, 11.02, 11.5)), case_of()) == (
+        "the 2 ranks trained apart: 2 of 3 parameters are not the same on all of them after the last step, "
+        f"as b. {WRAP} If they are not to be the same: with tensor or pipeline parallelism, say "
+        "data_parallel=, the number of ranks that see different data; with experts of each rank, or "
+        "replicas averaged at times, say Script(replicas='differ')"
     )
-    assert said == (
-        "the 2 ranks trained apart: no collective ran after the first step. Their gradients are not "
-        "exchanged: wrap the whole model in DDP or FSDP, or all-reduce its gradients."
-    )
-
-
-def test_replicas_that_moved_apart_are_named() -> None:
-    said = agreement.trained_apart(reports(told(11, 11, 11), told(11, 11.02, 11.5)), case_of())
-    assert said is not None
-    assert said.startswith("the 2 ranks trained apart: 2 of 3 parameters are not the same on all of them")
-    assert "after the last step, as b. Their gradients are not exchanged" in said
-    assert said.endswith(
-        "If they are not to be the same: with tensor or pipeline parallelism, say data_parallel=, the number "
-        "of ranks that see different data; with experts of each rank, or replicas averaged at times, say "
-        "Script(replicas='differ')"
-    )
-
-
-def test_replicas_that_differ_on_purpose_are_not_compared(tmp_path: Path) -> None:
-    apart = reports(told(11, 11), told(11, 13), tokens_per_step=CLAIMED)
-    assert agreement.trained_apart(apart, case_of()) is not None
-    assert run_of(case_of(replicas="differ"), tmp_path, apart).failure is None
 
 
 @pytest.mark.parametrize(
@@ -102,33 +78,28 @@ def test_ranks_that_train_one_model_or_do_not_tell(ranks: list[Evidence | None])
     assert agreement.trained_apart(reports(*ranks), case_of()) is None
 
 
-@pytest.mark.parametrize(
-    ("norms", "is_apart"),
-    [
-        (((0.0, 100.0), (0.0, 99.0)), False),  # a hundredth of what training moved
-        (((0.0, 100.0), (0.0, 98.9)), True),
-        (((0.0, 100.0), (0.0, 101.1)), True),
-        (((0.0, 100.0), (99.5, 99.25)), False),  # where it moved most
-        (((2e6, 2e6), (2e6 - 1, 2e6 - 1)), False),  # rounding: one part in two million of the larger norm
-        (((2e6, 2e6), (2e6 - 1.01, 2e6 - 1.01)), True),
-    ],
-)
-def test_how_much_replicas_may_differ(norms: tuple[tuple[float, float], ...], is_apart: bool) -> None:
+def test_how_much_replicas_may_differ() -> None:
     """Norms of a parameter before and after training, on each of two ranks."""
-    ranks = reports(*(Evidence(data_parallel=2, collectives=25, replicated={"a": each}) for each in norms))
-    assert (agreement.trained_apart(ranks, case_of()) is not None) is is_apart
+    for one, other, is_apart in (
+        ((0.0, 100.0), (0.0, 99.0), False),  # a hundredth of what training moved
+        *((((0.0, 100.0), (0.0, end), True)) for end in (98.9, 101.1)),
+        ((0.0, 100.0), (99.5, 99.25), False),  # where it moved most
+        ((2e6, 2e6), (2e6 - 1, 2e6 - 1), False),  # rounding: one part in two million of the larger norm
+        ((2e6, 2e6), (2e6 - 1.01, 2e6 - 1.01), True),
+    ):
+        both = (Evidence(data_parallel=2, collectives=25, replicated={"a": norms}) for norms in (one, other))
+        assert (agreement.trained_apart(reports(*both), case_of()) is not None) is is_apart
 
 
-@pytest.mark.parametrize(
-    ("norm", "collectives", "is_apart"), [(13, 25, True), (11, 0, True), (11, 25, False)]
-)
-def test_ranks_that_trained_apart_are_no_measurement(
-    tmp_path: Path, norm: float, collectives: int, is_apart: bool
-) -> None:
-    ranks = reports(*(told(each, collectives=collectives) for each in (11, norm)))
-    failure = run_of(make_case(), tmp_path, ranks).failure
-    assert (failure is not None) is is_apart
-    assert failure is None or (failure.kind, "trained apart" in failure.message) == ("mismatch", True)
+def test_ranks_that_trained_apart_are_no_measurement(tmp_path: Path) -> None:
+    for norm, collectives, replicas, is_apart in (
+        *((13, 25, "agree", True), (13, 25, "differ", False)),
+        *((11, 0, "agree", True), (11, 25, "agree", False)),
+    ):
+        evidence = (told(each, collectives=collectives) for each in (11, norm))
+        failure = run_of(case_of(replicas=replicas), tmp_path, reports(*evidence)).failure
+        assert (failure is not None) is is_apart
+        assert failure is None or (failure.kind, "trained apart" in failure.message) == ("mismatch", True)
 
 
 CLAIMED = 256
@@ -151,105 +122,83 @@ def case_of(**options: Any) -> Case:
         ((100, 120), {}),
         ((100, 100), {"data_parallel": 1}),  # split layers: both see the same
         ((512, 512), {"data_parallel": 1}),
+        ((90, 110), {"padding": 20}),
     ],
 )
-def test_tokens_that_the_model_was_not_given_are_a_mismatch(tokens: tuple[int, ...], changes: Any) -> None:
-    ranks = [report.replace(tokens_per_step=256) for report in saw(*tokens, **changes)]
-    said = agreement.tokens_differ(ranks, case_of())
-    assert said is not None
-    assert "Correct the case; or say Script(tokens='vary')" in said
-    assert agreement.token_notes(ranks, case_of()) == (), "no second word, which is not true"
-
-
-def test_the_message_names_claim_sight_and_remedy(tmp_path: Path) -> None:
-    run = run_of(case_of(), tmp_path, saw(90, 110, padding=20))
-    assert run.failure is not None
-    assert (run.failure.kind, run.failure.message) == (
-        "mismatch",
-        "tokens: the case claims 256 a step (sequence_length x micro_batch x gradient_accumulation = "
-        "64 x 2 x 1, on 2 data-parallel ranks), but the model was given 200, 20% of them padding in the "
-        "second step, by 1 calls a rank. Correct the case; or say Script(tokens='vary') if their number "
-        "varies from step to step: tokens/s then counts what the case claims",
-    )
-
-
-@pytest.mark.parametrize(
-    ("ranks", "count"),
-    [
-        ([report.replace(tokens_per_step=256) for report in saw(128, 128, data_parallel=1)], 2),
-        ([report.replace(world_size=4) for report in saw(64, 64, 64, 64)], 4),  # in two groups
-    ],
-)
-def test_sequences_may_be_split_among_ranks(ranks: list[RankReport], count: int) -> None:
-    """Context parallelism: each of two ranks is given one half of the same sequences."""
-    assert agreement.tokens_differ(ranks, case_of()) is None
-    assert agreement.token_notes(ranks, case_of()) == (
-        "tokens/s counts 256 tokens a step; the model was given that in the second step where each of the "
-        f"{count} ranks has its own part of them, as with context or sequence parallelism",
-    )
-
-
-@pytest.mark.parametrize(
-    ("tokens", "options", "padding", "note"),
-    [
-        ((127, 127), {}, 0, ("; the model was given 254 in the second step",)),
-        ((128, 128), {}, 64, ("; the model was given 256, 50% of them padding in the second step",)),
-        (
-            (50, 60),
-            {"tokens": "vary"},
-            0,
-            (", which the case says vary; the model was given 110 in the second step",),
-        ),
-        ((128, 128), {}, 0, ()),
-        ((None, None), {}, 0, ()),  # images
-        ((128, None), {}, 0, ()),  # the second stage of a pipeline
-    ],
-)
-def test_other_tokens_are_a_note(
-    tmp_path: Path, tokens: tuple[int | None, ...], options: Any, padding: int, note: tuple[str, ...]
+def test_tokens_that_the_model_was_not_given_are_a_mismatch(
+    tmp_path: Path, tokens: tuple[int, ...], changes: Any
 ) -> None:
-    run = run_of(case_of(**options), tmp_path, saw(*tokens, padding=padding))
-    assert run.failure is None
-    assert run.notes == tuple(f"tokens/s counts 256 tokens a step{each}" for each in note)
+    ranks = [report.replace(tokens_per_step=256) for report in saw(*tokens, **changes)]
+    run = run_of(case_of(), tmp_path, ranks)
+    assert run.failure is not None
+    assert (run.failure.kind, run.notes) == ("mismatch", ()), "no second word, which is not true"
+    data_parallel, padding = changes.get("data_parallel", 2), changes.get("padding", 0)
+    given = f"{sum(tokens) * data_parallel // 2}{', 20% of them padding' if padding else ''}"
+    assert run.failure.message == (
+        "tokens: the case claims 256 a step (sequence_length x micro_batch x gradient_accumulation = 64 x 2 "
+        f"x 1, on {data_parallel} data-parallel ranks), but the model was given {given} in the second step, "
+        f"by {changes.get('forwards', 1)} calls a rank. Correct the case; or say Script(tokens='vary') if "
+        "their number varies from step to step: tokens/s then counts what the case claims"
+    )
 
 
-def test_a_case_that_counts_samples_claims_no_tokens() -> None:
+def test_sequences_may_be_split_among_ranks() -> None:
+    """Context parallelism: each of two ranks, or of two in two groups, is given one half of the same."""
+    for tokens, changes in (((128, 128), {"data_parallel": 1}), ((64,) * 4, {})):
+        world = len(tokens)
+        ranks = [each.replace(tokens_per_step=256, world_size=world) for each in saw(*tokens, **changes)]
+        assert agreement.tokens_differ(ranks, case_of()) is None
+        assert agreement.token_notes(ranks, case_of()) == (
+            "tokens/s counts 256 tokens a step; the model was given that in the second step where each of "
+            f"the {world} ranks has its own part of them, as with context or sequence parallelism",
+        )
+    # Of 256 tokens on eight ranks: two sequences, each in two parts, which two ranks train.
+    for parts, is_told in (("1", True), ("2", False)):
+        split = {"tokens_per_step": 256, "world_size": 8, "observed": in_parts(parts)}
+        ranks = [each.replace(**split) for each in saw(*[64] * 8)]
+        assert (agreement.tokens_differ(ranks, case_of()) is not None) == is_told
+
+
+def test_other_tokens_are_a_note(tmp_path: Path) -> None:
+    vary = case_of(tokens="vary")
+    for tokens, case, padding, note in (
+        ((127, 127), case_of(), 0, "; the model was given 254"),
+        ((128, 128), case_of(), 64, "; the model was given 256, 50% of them padding"),
+        ((50, 60), vary, 0, ", which the case says vary; the model was given 110"),
+        ((128, 128), case_of(), 0, None),
+        ((None, None), case_of(), 0, None),  # images
+        ((128, None), case_of(), 0, None),  # the second stage of a pipeline
+    ):
+        run = run_of(case, tmp_path, saw(*tokens, padding=padding))
+        said = f"tokens/s counts 256 tokens a step{note} in the second step"
+        assert (run.failure, run.notes) == (None, (said,) if note else ())
+
+
+def test_ranks_that_tell_nothing_and_a_case_that_counts_samples_claim_no_tokens() -> None:
     """What a model of tables is given in integers is not its samples."""
     ranks = reports(*[told(11, tokens=9, padding=3, forwards=1)] * 2)
     assert agreement.tokens_differ(ranks, make_case()) is not None
-    assert agreement.tokens_differ(ranks, IMAGES) is None
-    assert agreement.token_notes(ranks, IMAGES) == ()
+    for silent, case in ((ranks, IMAGES), (reports(None, None), case_of())):
+        assert (agreement.tokens_differ(silent, case), agreement.token_notes(silent, case)) == (None, ())
 
 
 def test_samples_that_the_case_does_not_claim_are_a_note(tmp_path: Path) -> None:
     """No more: the first dimension of what a model is called with need not be its samples."""
-    claimed = make_report(0).tokens_per_step
-    for samples, noted in ((claimed // 2, False), (claimed // 4, True), (None, False)):
-        ranks = reports(*[told(11, samples=samples)] * 2)
-        run = run_of(IMAGES, tmp_path / str(samples), ranks)
-        assert run.failure is None
-        assert any("was called with" in note for note in run.notes) == noted
-    (note,) = agreement.token_notes(reports(*[told(11, samples=3)] * 2), IMAGES)
-    assert note == (
-        f"samples/s counts {claimed} samples a step (micro_batch x gradient_accumulation on 2 data-parallel "
-        "ranks); the model was called with 6 in the second step, by the first dimension of its input: "
-        "correct the case if these are its samples"
+    said = (
+        "samples/s counts 256 samples a step (micro_batch x gradient_accumulation on 2 data-parallel ranks); "
+        "the model was called with 128 in the second step, by the first dimension of its input: correct the "
+        "case if these are its samples"
     )
+    for samples, notes in ((128, ()), (64, (said,)), (None, ())):
+        run = run_of(IMAGES, tmp_path, reports(*[told(11, samples=samples)] * 2))
+        assert (run.failure, run.notes) == (None, notes)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "is_other"), [(244, True), (245, False), (250, False), (255, False), (256, True)]
-)
-def test_tokens_may_differ_by_a_fiftieth_of_what_the_case_claims(tokens: int, is_other: bool) -> None:
-    [alone] = reports(Evidence(data_parallel=1, tokens=tokens), tokens_per_step=250, world_size=1)
-    assert (agreement.tokens_differ([alone], case_of()) is not None) is is_other
-    assert bool(agreement.token_notes([alone], case_of())) is (tokens != 250 and not is_other)
-
-
-def test_ranks_that_tell_nothing_were_given_the_tokens_that_are_claimed() -> None:
-    silent = reports(None, None)
-    assert agreement.tokens_differ(silent, case_of()) is None
-    assert agreement.token_notes(silent, case_of()) == ()
+def test_tokens_may_differ_by_a_fiftieth_of_what_the_case_claims() -> None:
+    for tokens, is_other in ((244, True), (245, False), (250, False), (255, False), (256, True)):
+        alone = reports(Evidence(data_parallel=1, tokens=tokens), tokens_per_step=250, world_size=1)
+        assert (agreement.tokens_differ(alone, case_of()) is not None) is is_other
+        assert bool(agreement.token_notes(alone, case_of())) is (tokens != 250 and not is_other)
 
 
 FLOPS = Flops(formula="palm-1", per_token=18.0, parameters=3, matmul_parameters=2)
@@ -283,27 +232,28 @@ def why(reports: list[RankReport], case: Case | None = None) -> tuple[str, ...]:
     return agreement.hidden(reports, case or make_case())
 
 
-def test_a_step_that_shows_all_its_work_hides_nothing() -> None:
-    assert why(launch()) == ()
+def test_a_step_that_shows_nearly_all_its_work_hides_nothing_but_what_a_rank_found() -> None:
     nearly = Counts(collectives=(sent(400),), flops={"forward": int(0.91 * FORWARD)})
-    assert why(launch(nearly)) == ()
-
-
-def test_what_a_rank_found_is_told_with_its_rank() -> None:
+    assert why(launch()) == why(launch(nearly)) == ()
+    just = FULL.replace(flops={"forward": 675})  # of 1500 both
+    assert why(launch(just, tokens_per_step=250)) == ()
     first, second = launch(hidden=("a CUDA graph was replayed",))
     assert why([first, second]) == ("a CUDA graph was replayed",)
     assert why([first, second.replace(hidden=("b",))]) == ("a CUDA graph was replayed", "b")
 
 
 def test_fewer_flops_than_the_formula_of_the_model() -> None:
-    (said,) = why(launch(FULL.replace(flops={"backward": 2 * FORWARD})))
-    assert said == (
+    assert why(launch(FULL.replace(flops={"backward": 2 * FORWARD}))) == (
         "all ranks together were seen to compute 0 FLOP in forward, which takes "
-        f"{2 * FORWARD:.4g} by the formula palm-1"
+        f"{2 * FORWARD:.4g} by the formula palm-1",
     )
     frozen = FLOPS.replace(per_token=14.0, trained_parameters=0)  # multiplied in forward as others
     assert why(launch(flops=frozen)) == ()
     assert why(launch(FULL.replace(flops={"forward": FORWARD // 2}), flops=frozen))
+    none, varying = FULL.replace(flops={}), make_case(framework=Script(path="t.py", tokens="vary"))
+    assert why(launch(none))
+    assert why(launch(none, flops=None)) == why(launch(none), varying) == (), "nobody knows them"
+    assert why(launch(none.replace(without_flops={"flash_attn._flash_attn_forward": 4}))) == ()
 
 
 def test_ring_attention_leaves_out_what_is_masked() -> None:
@@ -315,61 +265,39 @@ def test_ring_attention_leaves_out_what_is_masked() -> None:
     assert why(launch(enough, observed=in_parts("1")))
 
 
-def test_parts_of_a_sequence_are_counted_once_where_layers_are_split_too() -> None:
-    """Of 256 tokens on eight ranks: two sequences, each in two parts, which two ranks train."""
-    for parts, is_told in (("1", True), ("2", False)):
-        ranks = [
-            each.replace(tokens_per_step=256, world_size=8, observed=in_parts(parts))
-            for each in saw(*[64] * 8)
-        ]
-        assert (agreement.tokens_differ(ranks, case_of()) is not None) == is_told
-
-
-def test_flops_that_nobody_knows_are_not_compared() -> None:
-    none, varying = FULL.replace(flops={}), make_case(framework=Script(path="t.py", tokens="vary"))
-    assert why(launch(none))
-    assert why(launch(none, flops=None)) == why(launch(none), varying) == ()
-    assert why(launch(none.replace(without_flops={"flash_attn._flash_attn_forward": 4}))) == ()
-
-
 def test_ranks_that_train_one_model_and_send_next_to_nothing() -> None:
     norm_only = FULL.replace(collectives=(sent(4), sent(4_000_000, ranks=1)))
-    (said,) = why(launch(norm_only))
-    assert said == (
+    assert why(launch(norm_only)) == (
         "the ranks train one model, whose gradients have 4,000,000 bytes, and were seen to send 4: "
-        "gradients were exchanged out of sight, or all ranks are given the same data"
+        "gradients were exchanged out of sight, or all ranks are given the same data",
     )
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"data_parallel": 1},
-        {"replicated": {}, "replicated_bytes": 0},
-        {"replicated": {"w": (1.0, 1.0)}},
-        {"collectives": None},
-        {"collectives": 2},
+        {"data_parallel": 1},  # one part of the data
+        {"replicated": {}, "replicated_bytes": 0},  # sharded
+        {"replicated": {"w": (1.0, 1.0)}},  # nothing moved
+        {"collectives": None},  # not known
+        {"collectives": 2},  # averaged now and then
     ],
-    ids=["one part of the data", "sharded", "nothing moved", "not known", "averaged now and then"],
 )
 def test_ranks_that_need_not_exchange_gradients_in_each_step(changes: dict[str, Any]) -> None:
     assert why(launch(ALONE))
     assert why(launch(ALONE, evidence=EVIDENCE.replace(**changes))) == ()
-
-
-def test_replicas_that_differ_and_ranks_without_counts() -> None:
-    assert why(launch(ALONE), make_case(framework=Script(path="t.py", replicas="differ"))) == ()
+    assert why(launch(ALONE), case_of(replicas="differ")) == ()
     first, second = launch(ALONE)
-    assert why([first, second.replace(counts=None)]) == ()
-    assert why([first, second.replace(evidence=None)]) == ()
+    holds_none = second.replace(evidence=EVIDENCE.replace(replicated_bytes=0))
+    assert why([first, holds_none]) == why([holds_none, first]) == why([first, second])
+    assert why([first, second.replace(counts=None)]) == why([first, second.replace(evidence=None)]) == ()
 
 
 def test_a_launch_with_hidden_work_has_no_counts(tmp_path: Path) -> None:
     found = ("a CUDA graph was replayed",)
-    run = run_of(make_case(), tmp_path / "hidden", launch(hidden=found))
-    assert run.failure is None
-    assert (run.counts, run.hidden) == ((), found)
-    seen = run_of(make_case(), tmp_path / "seen", launch())
-    assert seen.counts
-    assert seen.hidden == ()
+    run, seen = (
+        run_of(make_case(), tmp_path / str(len(hidden)), launch(hidden=hidden)) for hidden in (found, ())
+    )
+    assert (run.failure, run.counts, run.hidden) == (None, (), found)
+    assert (len(seen.counts), seen.hidden) == (1, ())
     assert run.window == seen.window  # the step was counted all the same: it is no measured one

@@ -17,6 +17,7 @@ from tests.collected import COMMAND_FAILED, TIMEOUT, collected, crash, failure_o
 from tests.samples import make_case, make_report, write_launch
 
 PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:6843"
+OTHER = "ValueError: x"
 WATCHDOG = (
     "[rank0]:[E ProcessGroupNCCL.cpp:685] [Rank 0] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600071 milliseconds"
@@ -24,6 +25,21 @@ WATCHDOG = (
 ABORTED = "exit code -6 (SIGABRT)"
 SIGKILL = "exit code -9 (SIGKILL)"
 RAN_OUT = Failure(kind="out_of_memory", message="OutOfMemoryError: x", rank=0, traceback="a\nb", at=3)
+
+
+PEERS_SAY = (
+    "Connection reset by peer",
+    "Broken pipe",
+    "exit code -15 (SIGTERM)",
+    "DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1927, remote process exited or there was a "
+    "network error, NCCL version 2.27.3",
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting.",
+    "DistBackendError: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, "
+    "OpType=ALLREDUCE, NumelIn=1024, NumelOut=1024, Timeout(ms)=600000) ran for 600071 milliseconds",
+    "DistBackendError: NCCL communicator was aborted on rank 0.",
+    "DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server "
+    "shutdown or crash?",
+)
 
 
 def failed(*failures: Failure) -> list[RankReport]:
@@ -48,14 +64,16 @@ def cause(
 @pytest.mark.parametrize(
     ("reports", "ended", "rank", "message"),
     [
-        (failed(crash(0, 10.0, PEER), crash(1, 11.0, "ValueError: x")), [], 1, "ValueError: x"),
+        (failed(crash(0, 10.0, PEER), crash(1, 11.0, OTHER)), [], 1, OTHER),
         (failed(crash(0, 2.0, "late"), crash(1, 1.0, "early")), [], 1, "early"),
         (failed(crash(0, 2.0, PEER), crash(1, 1.0, PEER)), [], 1, PEER),
         ([make_report(0)], [crash(1, 5.0, ABORTED)], 1, ABORTED),
         (failed(crash(0, 1.0, PEER)), [crash(1, 5.0, SIGKILL)], 1, SIGKILL),
         ([make_report(0)], [crash(0, 1.0, "exit code 1"), crash(1, 5.0, SIGKILL)], 1, SIGKILL),
         (failed(crash(0, 1.0, PEER)), [COMMAND_FAILED], None, COMMAND_FAILED.message),
-        (failed(crash(0, 1.0, "ValueError: x")), [COMMAND_FAILED], 0, "ValueError: x"),
+        (failed(crash(0, 1.0, OTHER)), [COMMAND_FAILED], 0, OTHER),
+        # What a healthy rank says when another died is never the cause.
+        *((failed(crash(0, 1.0, said), crash(1, 2.0, OTHER)), [], 1, OTHER) for said in PEERS_SAY),
     ],
 )
 def test_the_cause_is_the_first_failure_that_is_not_a_peers_death_by_a_rank_or_the_launcher(
@@ -65,103 +83,60 @@ def test_the_cause_is_the_first_failure_that_is_not_a_peers_death_by_a_rank_or_t
     assert (failure.kind, failure.rank, failure.message) == ("crash", rank, message)
 
 
-@pytest.mark.parametrize(("reporting", "rank", "ranks"), [([0], 1, "1"), ([1], 0, "0"), ([], 0, "0, 1")])
-def test_ranks_that_left_no_report_are_named(
-    tmp_path: Path, reporting: list[int], rank: int, ranks: str
-) -> None:
-    failure = cause(tmp_path, *map(make_report, reporting))
-    assert (failure.kind, failure.rank) == ("missing_report", rank)
-    assert failure.message == f"no report from rank {ranks} of 2: see {tmp_path}"
+def test_ranks_that_left_no_report_are_named(tmp_path: Path) -> None:
+    for reporting, rank, ranks in (([0], 1, "1"), ([1], 0, "0"), ([], 0, "0, 1")):
+        directory = tmp_path / str(reporting)
+        failure = cause(directory, *map(make_report, reporting))
+        assert (failure.kind, failure.rank) == ("missing_report", rank)
+        assert failure.message == f"no report from rank {ranks} of 2: see {directory}"
+        RunDir(directory).launch(0).unlink()  # its launcher died: that is the cause
+        failure = failure_of(collected(RunDir(directory)))
+        assert (failure.kind, failure.rank) == ("missing_report", rank)
+        died = f"the agent died before rank {ranks} of 2 had reported: was it killed? See {directory}"
+        assert failure.message == died
 
 
-def test_the_traceback_of_a_cause_is_kept(tmp_path: Path) -> None:
-    reports = failed(crash(0, 10.0, PEER, "Traceback\n  ..."), crash(1, 11.0, "x", "Traceback\n  the cause"))
-    assert cause(tmp_path, *reports).traceback == "Traceback\n  the cause"
-
-
-def test_a_launcher_that_died_is_the_cause_whatever_a_rank_saw_of_it(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path, *failed(crash(0, 1.0, PEER)))
-    run_dir.launch(0).unlink()
-    failure = failure_of(collected(run_dir))
-    assert (failure.kind, failure.rank) == ("missing_report", 1)
-    assert failure.message == (
-        f"the agent died before rank 1 of 2 had reported: was it killed? See {tmp_path}"
-    )
-
-
-@pytest.mark.parametrize(("free", "kind"), [(0, "error"), (2**16 - 1, "error"), (2**16, "missing_report")])
 def test_a_report_that_found_no_room_is_no_fault_of_the_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = SimpleNamespace(free=free)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    failure = cause(tmp_path)
-    assert (failure.kind, failure.rank) == (kind, 0)
-    assert ("no space is left on the disk of" in failure.message) is (kind == "error")
+    for free, kind in ((0, "error"), (2**16 - 1, "error"), (2**16, "missing_report")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        failure = cause(tmp_path)
+        assert (failure.kind, failure.rank) == (kind, 0)
+        assert ("no space is left on the disk of" in failure.message) is (kind == "error")
 
 
 @pytest.mark.parametrize(
-    ("ended", "logs", "message"),
+    ("reports", "ended", "logs", "message"),
     [
         (
-            [crash(0, 5.0, ABORTED), crash(1, 6.0, "SignalException: 15")],
-            {"rank-0.log": f"step 7\n{WATCHDOG}\n" + "frame #0\n" * 200},
-            WATCHDOG,
+            *([], [crash(0, 5.0, ABORTED), crash(1, 6.0, "SignalException: 15")]),
+            *({"rank-0.log": f"step 7\n{WATCHDOG}\n" + "frame #0\n" * 200}, WATCHDOG),
         ),
-        ([COMMAND_FAILED], {"agent-0.log": f"{WATCHDOG}\n"}, WATCHDOG),
+        ([], [COMMAND_FAILED], {"agent-0.log": f"{WATCHDOG}\n"}, WATCHDOG),
         (
-            [crash(0, 7.0, ABORTED), crash(1, 5.0, ABORTED)],
-            {"rank-0.log": f"{WATCHDOG} late", "rank-1.log": f"{WATCHDOG} early"},
-            f"{WATCHDOG} early",
+            *([], [crash(0, 7.0, ABORTED), crash(1, 5.0, ABORTED)]),
+            *({"rank-0.log": f"{WATCHDOG} late", "rank-1.log": f"{WATCHDOG} early"}, f"{WATCHDOG} early"),
         ),
+        ([crash(rank, 7.0 - rank, f"E: {WATCHDOG}") for rank in (0, 1)], [], {}, f"E: {WATCHDOG}"),
     ],
-    ids=["rank", "command", "the earlier"],
+    ids=["rank", "command", "the earlier", "the ranks themselves"],
 )
 def test_a_hang_that_only_nccls_watchdog_ended_is_a_timeout(
-    tmp_path: Path, ended: list[Failure], logs: dict[str, str], message: str
+    tmp_path: Path, reports: list[Failure], ended: list[Failure], logs: dict[str, str], message: str
 ) -> None:
-    failure = cause(tmp_path, ended=ended, logs=logs)
+    failure = cause(tmp_path, *failed(*reports), ended=ended, logs=logs)
     assert (failure.kind, failure.message) == ("timeout", f"NCCL's watchdog ended a hang: {message}")
-    assert failure.at == min(each.at for each in ended)
+    assert failure.at == min(each.at for each in [*reports, *ended])
 
 
-def test_a_hang_that_the_ranks_themselves_report_by_the_watchdogs_words_is_a_timeout(tmp_path: Path) -> None:
-    failure = cause(tmp_path, *failed(*(crash(rank, 7.0 - rank, f"E: {WATCHDOG}") for rank in (0, 1))))
-    assert (failure.kind, failure.at) == ("timeout", 6.0)
-
-
-def test_a_rank_that_died_is_the_cause_though_the_others_were_ended_by_the_watchdog(tmp_path: Path) -> None:
-    ended = [crash(0, 5.0, ABORTED), crash(1, 700.0, SIGKILL)]
-    failure = cause(tmp_path, ended=ended, logs={"rank-0.log": WATCHDOG})
-    assert (failure.kind, failure.message) == ("crash", SIGKILL)
-
-
-@pytest.mark.parametrize("at", [4.0, 603.0])
-def test_a_rank_that_said_why_it_failed_is_the_cause_though_its_log_has_the_watchdog(
-    tmp_path: Path, at: float
-) -> None:
+def test_what_a_rank_said_or_a_death_is_the_cause_though_a_log_has_the_watchdog(tmp_path: Path) -> None:
     logs = {"rank-0.log": WATCHDOG}
-    assert cause(tmp_path, *failed(RAN_OUT), ended=[crash(0, at, ABORTED)], logs=logs) == RAN_OUT
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "Connection reset by peer",
-        "Broken pipe",
-        "exit code -15 (SIGTERM)",
-        "DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1927, remote process exited or there was a "
-        "network error, NCCL version 2.27.3",
-        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting.",
-        "DistBackendError: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, "
-        "OpType=ALLREDUCE, NumelIn=1024, NumelOut=1024, Timeout(ms)=600000) ran for 600071 milliseconds",
-        "DistBackendError: NCCL communicator was aborted on rank 0.",
-        "DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server "
-        "shutdown or crash?",
-    ],
-)
-def test_what_a_healthy_rank_says_when_another_died_is_never_the_cause(tmp_path: Path, said: str) -> None:
-    assert cause(tmp_path, *failed(crash(0, 1.0, said), crash(1, 2.0))).rank == 1
+    for at in (4.0, 603.0):
+        said = cause(tmp_path / f"{at}", *failed(RAN_OUT), ended=[crash(0, at, ABORTED)], logs=logs)
+        assert said == RAN_OUT
+    died = cause(tmp_path / "died", ended=[crash(0, 5.0, ABORTED), crash(1, 700.0, SIGKILL)], logs=logs)
+    assert (died.kind, died.message) == ("crash", SIGKILL)
 
 
 def test_without_a_traceback_the_end_of_that_ranks_log_is_shown(tmp_path: Path) -> None:
@@ -178,23 +153,19 @@ AGENT_SAYS = "failed (exitcode: 1)"
 BOTH = f"last lines of rank-1.log:\n{RANK_SAYS}\nlast lines of agent-0.log:\n{AGENT_SAYS}"
 
 
-@pytest.mark.parametrize(
-    ("ended", "logs", "shown"),
-    [
-        (None, {"agent-0.log": "ImportError: x\n"}, "last lines of agent-0.log:\nImportError: x"),
-        (1, {"agent-0.log": AGENT_SAYS, "rank-1.log": RANK_SAYS}, BOTH),
-        ("command", {"rank-0.log": "", "rank-1.log": RANK_SAYS, "agent-0.log": AGENT_SAYS}, BOTH),
-        (None, {"agent-0.log": ""}, "no process wrote anything"),
-        (None, {}, "no process wrote anything"),
-    ],
-    ids=["agent", "rank and agent", "unknown rank", "empty", "no log"],
-)
-def test_without_a_traceback_logs_are_shown(
-    tmp_path: Path, ended: Any, logs: dict[str, str], shown: str
-) -> None:
-    by = {None: (), 1: [crash(1, 1.0, "exit code 2")], "command": [COMMAND_FAILED]}[ended]
-    reports = [make_report(0)] if ended else []
-    assert cause(tmp_path, *reports, ended=by, logs=logs).traceback == shown
+def test_without_a_traceback_logs_are_shown(tmp_path: Path) -> None:
+    nothing = "no process wrote anything"
+    of_agent = {"agent-0.log": AGENT_SAYS, "rank-1.log": RANK_SAYS}
+    for number, (ended, logs, told) in enumerate(
+        (
+            ([], {"agent-0.log": "ImportError: x\n"}, "last lines of agent-0.log:\nImportError: x"),
+            ([crash(1, 1.0, "exit code 2")], of_agent, BOTH),
+            ([COMMAND_FAILED], {"rank-0.log": "", **of_agent}, BOTH),  # of an unknown rank
+            *(([], {"agent-0.log": ""}, nothing), ([], {}, nothing)),
+        )
+    ):
+        reports = [make_report(0)] if ended else []
+        assert cause(tmp_path / str(number), *reports, ended=ended, logs=logs).traceback == told
 
 
 def test_of_ranks_that_are_gone_and_ranks_that_saw_it_the_first_of_each_is_named(tmp_path: Path) -> None:
@@ -202,12 +173,17 @@ def test_of_ranks_that_are_gone_and_ranks_that_saw_it_the_first_of_each_is_named
     failure = cause(tmp_path, *reports, case=make_case(topology={"processes_per_node": 4}))
     assert (failure.kind, failure.rank) == ("crash", 2)
     assert failure.message == f"rank 2, 3 of 4 died without a report; rank 0 then said: {PEER}0"
+    RunDir(tmp_path).launch(0).unlink()
+    assert failure_of(collected(RunDir(tmp_path))).message.startswith(
+        "the agent died before rank 2, 3 of 4 had"
+    )
 
 
-def test_a_traceback_of_one_line_says_less_than_the_log(tmp_path: Path) -> None:
-    reports = [make_report(0), *failed(crash(1, 1.0, traceback="exit code 1"))]
-    shown = cause(tmp_path, *reports, logs={"rank-1.log": "bad option\n"}).traceback
-    assert shown == "last lines of rank-1.log:\nbad option"
+def test_a_traceback_is_kept_but_one_of_one_line_says_less_than_the_log(tmp_path: Path) -> None:
+    logs = {"rank-1.log": "bad option\n"}
+    for own, told in (("exit code 1", "last lines of rank-1.log:\nbad option"), ("Trace\n  x", "Trace\n  x")):
+        reports = failed(crash(0, 1.0, PEER, "Trace\n  peer"), crash(1, 2.0, traceback=own))
+        assert cause(tmp_path, *reports, logs=logs).traceback == told
 
 
 def test_where_the_processes_stood_comes_before_the_logs(tmp_path: Path) -> None:
@@ -218,28 +194,24 @@ def test_where_the_processes_stood_comes_before_the_logs(tmp_path: Path) -> None
     )
 
 
-@pytest.mark.parametrize(("more", "first"), [(0, "first"), (1, "irst")])
-def test_of_a_long_log_the_last_256_kib_are_read(tmp_path: Path, more: int, first: str) -> None:
-    log = "first\n" + "y" * (256 * 1024 - len("first\n") + more)
-    assert str(cause(tmp_path, logs={"agent-0.log": log}).traceback).splitlines()[1] == first
+def test_of_a_long_log_the_last_256_kib_are_read(tmp_path: Path) -> None:
+    for more, first in ((0, "first"), (1, "irst")):
+        log = "first\n" + "y" * (256 * 1024 - len("first\n") + more)
+        assert str(cause(tmp_path, logs={"agent-0.log": log}).traceback).splitlines()[1] == first
 
 
 @pytest.mark.fault("rank makes fewer steps")
 def test_a_rank_whose_clock_stopped_is_named_and_not_the_peer_that_left_it(tmp_path: Path) -> None:
     total = make_case().total_steps
-    late = make_report(1, failure=crash(1, 5.0, PEER, "Traceback\n  its own")).replace(steps=10, step_s=())
-    failure = cause(tmp_path, make_report(0), late)
+    late = make_report(1, failure=crash(1, 5.0, PEER, "Traceback\n  its own"), step_s=())
+    failure = cause(tmp_path, make_report(0), late.replace(steps=10))
     assert (failure.kind, failure.rank, failure.traceback) == ("crash", 1, "Traceback\n  its own")
     assert failure.message == (
         f"rank 1 had made 10 of {total} optimizer steps when rank 0 had made all: is its optimizer replaced "
         f"on the way, or has it less data? It then said: {PEER}"
     )
-
-
-@pytest.mark.parametrize("steps", [None, make_case().total_steps])
-def test_a_rank_that_is_not_behind_is_told_by_what_it_said(tmp_path: Path, steps: int | None) -> None:
-    late = make_report(1, failure=crash(1, 5.0, PEER)).replace(steps=steps, step_s=())
-    assert cause(tmp_path, make_report(0), late).message == PEER
+    for steps in (None, total):  # it is not behind
+        assert cause(tmp_path, make_report(0), late.replace(steps=steps)).message == PEER
 
 
 KILLED = "the script ended with exit code -9 (SIGKILL), before an optimizer step could be seen"
@@ -248,39 +220,31 @@ OUT_OF_MEMORY = "as memory had run out (oom_kill of its control group: +1)"
 
 @pytest.mark.fault("kernel kills for want of memory")
 @pytest.mark.parametrize(
-    ("failed", "kills", "kind", "said"),
+    ("failed", "kills", "log", "kind", "said"),
     [
-        (crash(1, 1.0, KILLED), 1, "out_of_memory", OUT_OF_MEMORY),
-        (crash(1, 1.0, KILLED), 0, "crash", "could be seen"),
-        (crash(1, 1.0, "exit code 1"), 1, "crash", "exit code 1"),
+        (crash(1, 1.0, KILLED), 1, "", "out_of_memory", OUT_OF_MEMORY),
+        (crash(1, 1.0, KILLED), 0, "", "crash", "could be seen"),
+        (crash(1, 1.0, "exit code 1"), 1, "", "crash", "exit code 1"),
+        *(  # only a log tells the kill
+            (COMMAND_FAILED, 1, log, "out_of_memory", OUT_OF_MEMORY)
+            for log in (
+                "E1121 failed (exitcode: -9) local_rank: 1 (pid: 7)",
+                "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.",
+                "Signal 9 (SIGKILL) received by PID 7",
+            )
+        ),
     ],
 )
 def test_a_rank_that_the_kernel_killed_for_want_of_memory_ran_out_of_memory(
-    tmp_path: Path, failed: Failure, kills: int, kind: str, said: str
+    tmp_path: Path, failed: Failure, kills: int, log: str, kind: str, said: str
 ) -> None:
-    run_dir = write_launch(tmp_path, make_report(0))
+    run_dir = write_launch(tmp_path, *[make_report(0)] * (not log))
     documents.write(run_dir.launch(0), LaunchFile(failures=(failed,), oom_kills=kills))
+    run_dir.agent_log(0).write_text(f"{log}\n")
     failure = failure_of(collected(run_dir))
     assert failure.kind == kind
     assert failure.message.startswith(failed.message)
     assert failure.message.endswith(said)
-
-
-@pytest.mark.parametrize(
-    "log",
-    [
-        "E1121 failed (exitcode: -9) local_rank: 1 (pid: 7)",
-        "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.",
-        "Signal 9 (SIGKILL) received by PID 7",
-    ],
-)
-def test_a_kill_that_only_a_log_tells_is_one_of_the_kernel_where_it_counted_one(
-    tmp_path: Path, log: str
-) -> None:
-    run_dir = write_launch(tmp_path)
-    documents.write(run_dir.launch(0), LaunchFile(failures=(COMMAND_FAILED,), oom_kills=1))
-    run_dir.agent_log(0).write_text(f"{log}\n")
-    assert failure_of(collected(run_dir)).kind == "out_of_memory"
 
 
 def test_a_kill_on_another_node_is_not_why_a_rank_was_killed(tmp_path: Path) -> None:
@@ -306,6 +270,7 @@ def stack(file: str, *, address: int = 1, depth: int = 1) -> str:
 
 def shown(directory: Path, *places: tuple[int | None, str]) -> str:
     """What is told of processes by their rank and their stacks; the process ids count from 99 on."""
+    directory.mkdir(exist_ok=True)
     for pid, (rank, text) in enumerate(places, 99):
         RunDir(directory).stacks(rank, pid).write_text(text)
     return read_stacks(RunDir(directory))
@@ -322,21 +287,19 @@ def shown(directory: Path, *places: tuple[int | None, str]) -> str:
             ["rank 2", "rank 0, rank 1, rank 3", "process 99"],
         ),
         ([(0, stack("train.py")), (1, stack(TORCH))], ["rank 0", "rank 1"]),
-        ([(0, stack(TORCH)), (1, stack("train.py"))], ["rank 1", "rank 0"]),
+        *(
+            ([(0, stack(TORCH)), (1, other)], ["rank 1", "rank 0"])
+            for other in (
+                stack("train.py"),
+                f'{HEAD}\n  File "train.py", line 1\n  File "{TORCH}", line 2',
+                HEAD,
+            )
+        ),
         (
             [(None, stack("a.py")), (0, stack("a.py")), *((rank, stack("b.py")) for rank in (1, 2, 3))],
             ["rank 1, rank 2, rank 3", "process 99, rank 0"],
         ),
-        (
-            [
-                (0, stack(TORCH)),
-                (1, f'{HEAD}\n  File "train.py", line 1 in hook\n  File "{TORCH}", line 2 in f'),
-            ],
-            ["rank 1", "rank 0"],
-        ),
-        ([(0, stack(TORCH)), (1, HEAD)], ["rank 1", "rank 0"]),
     ],
-    ids=["stands elsewhere", "not in torch", "not in torch either", "no rank", "innermost frame", "no frame"],
 )
 def test_the_rank_that_stands_elsewhere_and_does_not_wait_in_torch_comes_first(
     tmp_path: Path, places: list[tuple[int | None, str]], heads: list[str]
@@ -346,24 +309,22 @@ def test_the_rank_that_stands_elsewhere_and_does_not_wait_in_torch_comes_first(
 
 
 def test_every_thread_is_shown_the_main_one_first(tmp_path: Path) -> None:
+    head = "(most recent call first):"
     assert shown(tmp_path, (0, stack("train.py"))) == (
-        "rank 0 stood here:\n"
-        "Current thread (most recent call first):\n"
-        '  File "train.py", line 0 in waits\n'
-        "thread (most recent call first):\n"
-        '  File "/lib/threading.py", line 1 in helps'
+        f'rank 0 stood here:\nCurrent thread {head}\n  File "train.py", line 0 in waits\n'
+        f'thread {head}\n  File "/lib/threading.py", line 1 in helps'
     )
 
 
-@pytest.mark.parametrize(("count", "rest"), [(40, "\nline 39"), (41, "\nline 39\n  ...")])
-def test_forty_lines_of_a_stack_are_shown(tmp_path: Path, count: int, rest: str) -> None:
-    assert shown(tmp_path, (0, "\n".join(f"line {line}" for line in range(count)))).endswith(rest)
-
-
 @pytest.mark.parametrize("count", [0, 8, 9])
-def test_eight_places_are_shown_and_nothing_where_nobody_was_asked(tmp_path: Path, count: int) -> None:
+def test_eight_places_are_shown_of_forty_lines_each_and_nothing_where_nobody_was_asked(
+    tmp_path: Path, count: int
+) -> None:
     places = [(rank, stack(f"train_{rank}.py")) for rank in range(count)]
-    lines = shown(tmp_path, *places, (99, "")).splitlines()
+    lines = shown(tmp_path / "places", *places, (99, "")).splitlines()
     assert sum(line.endswith("stood here:") for line in lines) == min(count, 8)
-    more = [f"and 1 more places: see {tmp_path}"] if count > 8 else []
+    more = [f"and 1 more places: see {tmp_path / 'places'}"] if count > 8 else []
     assert lines[len(lines) - len(more) :] == more
+    for length, rest in ((40, "\nline 39"), (41, "\nline 39\n  ...")):
+        long = "\n".join(f"line {line}" for line in range(length))
+        assert shown(tmp_path / str(length), (0, long)).endswith(rest)

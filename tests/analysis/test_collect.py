@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from perfsuite import Script, documents
-from perfsuite.analysis.collect import collect_profile
+from perfsuite.analysis.collect import LOSS_NOT_OBSERVED, collect_profile, newest_profile
 from perfsuite.analysis.figures import NO_FLOAT8_PEAK, NO_TF32_PEAK, UNMEASURED_STEPS
 from perfsuite.analysis.health import NOT_SAMPLED
-from perfsuite.case.case import Case, CaseFile
+from perfsuite.case.case import CaseFile
 from perfsuite.errors import ReportError
 from perfsuite.results.counts import COUNTED_STEP, Counts, RankCounts
 from perfsuite.results.profile import RankProfileFile
@@ -37,37 +37,33 @@ def test_a_good_launch(tmp_path: Path) -> None:
     assert run.figures.peak_memory_bytes == 10**6
 
 
-@pytest.mark.parametrize("inject", ["slowdown=30%", None])
-@pytest.mark.parametrize("failed", [True, False])
-def test_an_injected_fault_stands_in_the_run_whether_it_failed_or_not(
-    tmp_path: Path, inject: str | None, failed: bool
-) -> None:
-    run_dir = write_launch(tmp_path, make_report(0), *([] if failed else [make_report(1)]))
-    documents.write(run_dir.case, documents.read(run_dir.case, CaseFile).replace(inject=inject))
-    run = collected(run_dir)
-    assert (run.inject, run.failure is not None) == (inject, failed)
+def test_an_injected_fault_stands_in_the_run_whether_it_failed_or_not(tmp_path: Path) -> None:
+    for ranks in (1, 2):
+        run_dir = write_launch(tmp_path / str(ranks), *map(make_report, range(ranks)))
+        assert collected(run_dir).inject is None
+        documents.write(run_dir.case, documents.read(run_dir.case, CaseFile).replace(inject="slowdown=30%"))
+        run = collected(run_dir)
+        assert (run.inject, run.failure is not None) == ("slowdown=30%", ranks == 1)
 
 
-@pytest.mark.parametrize(("warmup", "start"), [(5, 5), (14, 9), (8, 8)])
 def test_a_gpu_is_measured_ten_seconds_after_its_first_steps_or_from_the_last_step_of_warm_up(
-    tmp_path: Path, warmup: int, start: int
+    tmp_path: Path,
 ) -> None:
     """Its steps are flat at once: its clocks and temperature are not."""
-    case = make_case(max_warmup_steps=warmup, steps=25 - warmup)
-    run_dir = both(tmp_path, step_s=(2.0,) * 25, counts=Counts(), case=case)
-    run = on_gpu(run_dir)
-    assert run.window == (start, 25)
-    assert any("temperature settle" in note for note in run.notes) == (start < 9)
-    assert collected(run_dir).window == (COUNTED_STEP, 25)
+    for warmup, start in ((5, 5), (14, 9), (8, 8)):
+        case = make_case(max_warmup_steps=warmup, steps=25 - warmup)
+        run_dir = both(tmp_path, step_s=(2.0,) * 25, counts=Counts(), case=case)
+        run = on_gpu(run_dir)
+        assert run.window == (start, 25)
+        assert any("temperature settle" in note for note in run.notes) == (start < 9)
+        assert collected(run_dir).window == (COUNTED_STEP, 25)
 
 
 def test_counted_steps_are_not_measured_and_equal_ranks_share_their_counts(tmp_path: Path) -> None:
     counts = Counts(flops={"forward": 7})
-    counted = collected(both(tmp_path / "a", counts=counts))
-    assert counted.window[0] == COUNTED_STEP
+    counted, uncounted = collected(both(tmp_path / "a", counts=counts)), collected(both(tmp_path / "b"))
+    assert (counted.window[0], uncounted.window[0]) == (COUNTED_STEP, UNMEASURED_STEPS)
     assert counted.counts == (RankCounts(ranks=(0, 1), counts=counts),)
-    uncounted = collected(both(tmp_path / "b"))
-    assert uncounted.window[0] == UNMEASURED_STEPS
     assert uncounted.counts == ()
 
 
@@ -78,108 +74,73 @@ def of_two(directory: Path, first: dict[str, Any], second: dict[str, Any], **lau
 
 @pytest.mark.fault("ranks contradict each other")
 @pytest.mark.parametrize(
-    ("first", "second", "said"),
+    ("changes", "of_both", "said"),
     [
+        ({"step_s": (0.1,) * 24}, False, "ranks disagree on the number of steps (rank 0: 25, rank 1: 24)"),
+        ({"loss": (1.0,) * 3}, False, "ranks disagree on the number of losses (rank 0: 25, rank 1: 3)"),
+        ({"probe_s": (0.1,)}, False, "ranks disagree on the number of probes (rank 0: 0, rank 1: 1)"),
+        ({"cpu_s": (0.1,)}, False, "ranks disagree on the number of CPU times (rank 0: 0, rank 1: 1)"),
+        ({"tokens_per_step": 128}, False, "ranks disagree on tokens per step (rank 0: 256, rank 1: 128)"),
+        ({"world_size": 4}, False, "ranks disagree on the world size (rank 0: 2, rank 1: 4)"),
+        ({"clock": "x"}, False, "ranks disagree on the clock (rank 0: simulated, rank 1: x)"),
+        *(({"step_s": (0.1,) * n}, True, f"25 steps were asked for, {n} were made") for n in (0, 5, 24, 26)),
+        ({"world_size": 1}, True, "a world size of 2 was asked for, 1 ran"),
+        ({"loss": (3.0, 2.0)}, True, "25 losses were asked for, 2 were recorded"),
         *(
-            ({}, changes, f"ranks disagree on {said}")
-            for changes, said in (
-                ({"step_s": (0.1,) * 24}, "the number of steps (rank 0: 25, rank 1: 24)"),
-                ({"loss": (1.0,) * 3}, "the number of losses (rank 0: 25, rank 1: 3)"),
-                ({"probe_s": (0.1,)}, "the number of probes (rank 0: 0, rank 1: 1)"),
-                ({"cpu_s": (0.1,)}, "the number of CPU times (rank 0: 0, rank 1: 1)"),
-                ({"tokens_per_step": 128}, "tokens per step (rank 0: 256, rank 1: 128)"),
-                ({"world_size": 4}, "the world size (rank 0: 2, rank 1: 4)"),
-                ({"clock": "perf_counter"}, "the clock (rank 0: simulated, rank 1: perf_counter)"),
-            )
-        ),
-        *(
-            (changes, changes, said)
-            for changes, said in (
-                *(
-                    ({"step_s": (0.1,) * n}, f"25 steps were asked for, {n} were made")
-                    for n in (0, 5, 24, 26)
-                ),
-                ({"world_size": 1}, "a world size of 2 was asked for, 1 ran"),
-                ({"loss": (3.0, 2.0)}, "25 losses were asked for, 2 were recorded"),
-            )
-        ),
-        *(
-            ({}, {"step_s": (0.1, seconds, *[0.1] * 22, -1.0)}, f"rank 1: a step cannot take {seconds} s")
+            ({"step_s": (0.1, seconds, *[0.1] * 22, -1.0)}, False, f"rank 1: a step cannot take {seconds} s")
             for seconds in (0.0, -0.1, math.nan, math.inf)
         ),
     ],
 )
 def test_ranks_that_disagree_or_did_what_was_not_asked_for_are_told_with_their_values(
-    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], said: str
+    tmp_path: Path, changes: dict[str, Any], of_both: bool, said: str
 ) -> None:
-    failure = failure_of(collected(of_two(tmp_path, first, second)))
+    failure = failure_of(collected(of_two(tmp_path, changes if of_both else {}, changes)))
     assert (failure.kind, failure.message) == ("ranks_disagree", said)
 
 
-def test_a_job_that_did_not_end_is_measured_where_every_rank_had_reported(tmp_path: Path) -> None:
-    """As a command that lingers on a logger: nothing is missing."""
-    run_dir = both(tmp_path)
-    run_dir.launch(0).unlink()
-    assert collected(run_dir).failure is None
-    run = collected(run_dir, failure=TIMEOUT)
-    assert run.failure is None
-    assert run.figures.tokens_per_s is not None
-    assert run.notes == ("every rank had reported, but the job did not end: killed after 900 s",)
-
-
 @pytest.mark.fault("report is cut short")
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
+def test_a_bad_report_file_is_named_with_the_field(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, make_report(0))
+    for content, said in (
         ('{"schema_version": 1, "ra', "not JSON"),
         ('{"schema_version": 3}', "field schema_version: this perfsuite reads 1, got 3"),
         ('{"schema_version": 1, "rank": 1, "world_size": 2, "host": "h"}', "field clock: Field required"),
-    ],
-)
-def test_a_bad_report_file_is_named_with_the_field(tmp_path: Path, content: str, said: str) -> None:
-    run_dir = write_launch(tmp_path, make_report(0))
-    run_dir.rank(1).write_text(content)
-    failure = failure_of(collected(run_dir))
-    assert failure.kind == "missing_report"
-    assert failure.message.startswith(f"{run_dir.rank(1)}: {said}")
-    assert failure_of(collected(run_dir, failure=TIMEOUT)).kind == "timeout"
-
-
-def test_a_bad_launch_file_is_named(tmp_path: Path) -> None:
-    run_dir = both(tmp_path)
+    ):
+        run_dir.rank(1).write_text(content)
+        failure = failure_of(collected(run_dir))
+        assert failure.kind == "missing_report"
+        assert failure.message.startswith(f"{run_dir.rank(1)}: {said}")
+        assert failure_of(collected(run_dir, failure=TIMEOUT)).kind == "timeout"
     run_dir.launch(0).write_text("[]")
     failure = failure_of(collected(run_dir))
     assert failure.message.startswith(f"{run_dir.launch(0)}: expected a JSON object")
 
 
-@pytest.mark.parametrize(
-    ("ended", "who"),
-    [
-        (crash(1, 1.0, "exit code -11 (SIGSEGV)"), "rank 1: exit code -11 (SIGSEGV)"),
-        (COMMAND_FAILED, "the command ended with exit code 1"),
-    ],
-)
-def test_what_fails_after_every_report_was_written_is_a_note(
-    tmp_path: Path, ended: Failure, who: str
-) -> None:
-    run = collected(write_launch(tmp_path, make_report(0), make_report(1), ended=(ended,)))
-    assert run.failure is None
-    assert run.figures.tokens_per_s is not None
-    assert run.notes == (f"died after its report was written: {who}",)
-
-
-def test_a_loss_that_was_not_to_be_observed_is_a_note(tmp_path: Path) -> None:
-    case = make_case(framework=Script(path="train.py", loss=None))
-    run = collected(both(tmp_path, loss=(), case=case))
-    assert run.failure is None
-    assert run.figures.loss_last is None
-    assert run.notes == (
-        "loss not observed, as the case asks for: training that no longer learns would not be seen",
-    )
+def test_what_fails_after_every_report_was_written_is_a_note(tmp_path: Path) -> None:
+    """As a command that lingers on a logger: nothing is missing, though its agent wrote nothing."""
+    for ended, killed, note in (
+        (crash(1, 1.0, "exit code -11"), None, "died after its report was written: rank 1: exit code -11"),
+        (COMMAND_FAILED, None, f"died after its report was written: {COMMAND_FAILED.message}"),
+        (None, TIMEOUT, "every rank had reported, but the job did not end: killed after 900 s"),
+        (None, None, None),
+    ):
+        run_dir = write_launch(tmp_path, make_report(0), make_report(1), ended=(ended,) if ended else ())
+        if ended is None:
+            run_dir.launch(0).unlink()
+        run = collected(run_dir, failure=killed)
+        assert (run.failure, run.notes) == (None, (note,) if note else ())
+        assert run.figures.tokens_per_s is not None
 
 
 FALLS = make_report(0).loss
-NOT_FALLING = "the loss does not fall: {} is the mean of the first {} steps, {} that of the last {}: "
+
+
+def rises(first: float, steps: int, last: float) -> str:
+    of_each = f"{first:.4f} is the mean of the first {steps} steps, {last:.4f} that of the last {steps}: "
+    return f"the loss does not fall: {of_each}"
+
+
 WARM_UP = tuple(2.3 + 0.01 * (step % 5) for step in range(25))
 """Of random data, or of a learning rate that is still next to 0."""
 HARD_BATCH = (6.25, 6.08, 5.94, 5.91, 5.85, 5.80, 5.79, 5.60, 5.50, 4.90, 5.01, 7.28)
@@ -193,13 +154,9 @@ HARD_BATCH = (6.25, 6.08, 5.94, 5.91, 5.85, 5.80, 5.79, 5.60, 5.50, 4.90, 5.01, 
             ((*FALLS[:7], value, *FALLS[8:-1], then), None, f"the loss is {value} at step 7")
             for value, then in ((math.nan, 6.0), (math.inf, 6.0), (math.inf, math.nan))
         ),
-        (
-            (6.2,) * 25,
-            None,
-            NOT_FALLING.format("6.2000", 3, "6.2000", 3) + "give more steps or another learning_rate",
-        ),
-        (tuple(6.2 + step for step in range(25)), None, NOT_FALLING.format("7.2000", 3, "29.2000", 3)),
-        ((6.2,) * 110, None, NOT_FALLING.format("6.2000", 11, "6.2000", 11)),  # a tenth at each end
+        ((6.2,) * 25, None, f"{rises(6.2, 3, 6.2)}give more steps or another learning_rate"),
+        (tuple(6.2 + step for step in range(25)), None, rises(7.2, 3, 29.2)),
+        ((6.2,) * 110, None, rises(6.2, 11, 6.2)),  # a tenth at each end
         ((), None, "no loss was recorded"),
         (HARD_BATCH, None, None),
         (WARM_UP, {}, None),
@@ -219,14 +176,24 @@ def test_a_loss_falls_but_that_of_a_script_need_only_be_finite(
     assert failure is None or (failure.kind == "loss" and str(said) in failure.message)
 
 
-def test_one_rank_whose_loss_is_no_number_is_enough(tmp_path: Path) -> None:
-    run_dir = of_two(tmp_path, {}, {"loss": (*FALLS[:7], math.nan, *FALLS[8:])})
+def test_one_rank_whose_loss_is_no_number_is_enough_and_one_not_to_be_observed_is_a_note(
+    tmp_path: Path,
+) -> None:
+    run_dir = of_two(tmp_path / "a", {}, {"loss": (*FALLS[:7], math.nan, *FALLS[8:])})
     assert failure_of(collected(run_dir)).message == "the loss is nan at step 7"
+    unobserved = make_case(framework=Script(path="train.py", loss=None))
+    run = collected(both(tmp_path / "b", loss=(), case=unobserved))
+    assert (run.failure, run.figures.loss_last, run.notes) == (None, None, (LOSS_NOT_OBSERVED,))
+    assert LOSS_NOT_OBSERVED.endswith("training that no longer learns would not be seen")
 
 
 STEPS = (1.0, 0.5) * 12 + (1.0,)
 """They sum to 19 s to the last digit."""
 SMALL, LARGER = (Memory(peak=peak, method="VmHWM") for peak in (0, 5))
+TOO_SMALL = (
+    "a peak memory of 0 bytes cannot be compared: what was trained stayed within the slack of the level "
+    "before it was built; take a larger model or micro_batch"
+)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +208,7 @@ SMALL, LARGER = (Memory(peak=peak, method="VmHWM") for peak in (0, 5))
             )
             for wall_s, told in ((19.0, False), (20.0, False), (20.1, True), (10.0, True), (0.0, True))
         ),
+        ({"memory": SMALL}, {"memory": SMALL}, (TOO_SMALL,)),
         ({"memory": SMALL}, {"memory": LARGER}, ()),
         ({"memory": None}, {"memory": None}, ()),
         (
@@ -256,11 +224,6 @@ def test_what_a_reader_of_the_figures_should_know_is_noted_once(
     assert (run.failure, run.notes) == (None, notes)
 
 
-def test_a_model_too_small_for_its_memory_to_be_seen_is_a_note(tmp_path: Path) -> None:
-    (note,) = collected(both(tmp_path, memory=SMALL)).notes
-    assert note.startswith("a peak memory of 0 bytes cannot be compared: what was trained stayed within the")
-
-
 def test_how_the_gpus_are_set_up_stands_in_the_environment(tmp_path: Path) -> None:
     kept = {"torch": "2.13", "TORCH_FR_DUMP_TEMP_FILE": "/runs/launch-1/x"}
     seen = Observed(settings={}, environment=kept)
@@ -270,115 +233,80 @@ def test_how_the_gpus_are_set_up_stands_in_the_environment(tmp_path: Path) -> No
         for index, watts in enumerate((700, 500.5, 700))
     ]
     health = Health(samples=0, seconds=0, steps=0, devices=tuple(cards))
-    run = on_gpu(run_dir, health, driver="580.1")
+    run, unread = on_gpu(run_dir, health, driver="580.1"), on_gpu(run_dir)
     assert run.observed is not None
-    assert run.observed.environment == {
-        "torch": "2.13",
-        "driver": "580.1",
-        "gpu_power_limit_w": "500.5, 700",
-        "gpu_sm_clock_limit_mhz": "1980",
-        "gpu_ecc": "on",
-        "gpu_persistence": "off",
-    }
-    unread = on_gpu(run_dir)
+    limits = {"gpu_power_limit_w": "500.5, 700", "gpu_sm_clock_limit_mhz": "1980"}
+    setup = {"torch": "2.13", "driver": "580.1", **limits, "gpu_ecc": "on", "gpu_persistence": "off"}
+    assert run.observed.environment == setup
     assert unread.observed is not None
     assert unread.observed.environment == {"torch": "2.13"}
 
 
-@pytest.mark.parametrize(("clock", "why"), [("perf_counter", [NOT_SAMPLED]), ("simulated", [])])
-def test_a_launch_without_a_sample_is_no_evidence_unless_it_was_simulated(
-    tmp_path: Path, clock: str, why: list[str]
-) -> None:
-    run = collected(both(tmp_path, clock=clock))
-    assert launch_problems(run, None) == why
-    assert [set(unhealthy_pairs([run], [run])), run.health is None] == [{1} if why else set(), not why]
+def test_a_launch_without_a_sample_is_no_evidence_unless_it_was_simulated(tmp_path: Path) -> None:
+    for clock, why in (("perf_counter", [NOT_SAMPLED]), ("simulated", [])):
+        run = collected(both(tmp_path, clock=clock))
+        assert launch_problems(run, None) == why
+        assert [set(unhealthy_pairs([run], [run])), run.health is None] == [{1} if why else set(), not why]
 
 
-@pytest.mark.parametrize(
-    ("precision", "matmul", "known"),
-    [("fp32", "tf32", False), ("fp32", "ieee", True), ("bf16", "tf32", True)],
-)
-def test_no_mfu_of_fp32_in_tf32(tmp_path: Path, precision: Any, matmul: str, known: bool) -> None:
-    seen = Observed(settings={"fp32_matmul": matmul}, environment={})
-    case = make_case(hardware="gpu", precision=precision)
-    run = on_gpu(both(tmp_path, case=case, peak_flops=67e12, observed=seen, flops=FLOPS))
-    assert (run.figures.mfu is not None) == known
-    assert run.figures.tflops_per_device
-    assert (NO_TF32_PEAK in run.notes) == (not known)
+def test_no_mfu_of_fp32_in_tf32(tmp_path: Path) -> None:
+    for precision, matmul, known in (("fp32", "tf32", False), ("fp32", "ieee", True), ("bf16", "tf32", True)):
+        seen = Observed(settings={"fp32_matmul": matmul}, environment={})
+        case = make_case(hardware="gpu", precision=precision)
+        run = on_gpu(both(tmp_path, case=case, peak_flops=67e12, observed=seen, flops=FLOPS))
+        assert run.figures.tflops_per_device
+        assert (run.figures.mfu is not None) == (NO_TF32_PEAK not in run.notes) == known
 
 
-@pytest.mark.parametrize(("in_float8", "of_peak"), [(1.5e9, 1.25 / 2), (None, None)])
-def test_mfu_by_the_peaks_of_float8_and_of_the_rest(
-    tmp_path: Path, in_float8: float | None, of_peak: float | None
-) -> None:
+def test_mfu_by_the_peaks_of_float8_and_of_the_rest(tmp_path: Path) -> None:
     """Three quarters of the FLOPs take half of their time: 5/8 of what all take in 16 bits."""
-    flops = FLOPS.replace(per_token_float8=in_float8)
     seen = Observed(settings={"low_precision_modules": "2 Float8Linear"}, environment={})
-    run, plain = (
-        on_gpu(both(tmp_path / name, peak_flops=989.5e12, observed=observed, flops=flops))
-        for name, observed in (("float8", seen), ("plain", None))
-    )
-    assert plain.figures.mfu is not None
-    assert run.figures.mfu == (None if of_peak is None else pytest.approx(plain.figures.mfu * of_peak))
-    assert (NO_FLOAT8_PEAK in run.notes) == (of_peak is None)
-    assert NO_FLOAT8_PEAK not in plain.notes
+    for in_float8, of_peak in ((1.5e9, 1.25 / 2), (None, None)):
+        told: dict[str, Any] = {"peak_flops": 989.5e12, "flops": FLOPS.replace(per_token_float8=in_float8)}
+        run, plain = (on_gpu(both(tmp_path, observed=observed, **told)) for observed in (seen, None))
+        assert plain.figures.mfu is not None
+        assert run.figures.mfu == (None if of_peak is None else pytest.approx(plain.figures.mfu * of_peak))
+        assert (NO_FLOAT8_PEAK in run.notes, NO_FLOAT8_PEAK in plain.notes) == (of_peak is None, False)
 
 
-@pytest.mark.parametrize("world", [1, 4])
-def test_as_many_ranks_as_the_case_has(tmp_path: Path, world: int) -> None:
-    case: Case = make_case(topology={"processes_per_node": world})
-    reports = [make_report(rank, world_size=world) for rank in range(world)]
-    run = collected(write_launch(tmp_path, *reports, case=case))
-    assert run.failure is None
-    assert len(run.memory) == world
-    assert run.figures.tokens_per_s_per_device == pytest.approx(2560 / world)
+def test_as_many_ranks_as_the_case_has(tmp_path: Path) -> None:
+    for world in (1, 4):
+        reports = [make_report(rank, world_size=world) for rank in range(world)]
+        case = make_case(topology={"processes_per_node": world})
+        run = collected(write_launch(tmp_path, *reports, case=case))
+        assert (run.failure, len(run.memory)) == (None, world)
+        assert run.figures.tokens_per_s_per_device == pytest.approx(2560 / world)
 
 
-def test_a_step_or_probe_takes_as_long_as_on_the_slowest_rank_and_what_ran_is_what_rank_0_says(
+def test_steps_and_probes_are_those_of_the_slowest_rank_and_what_ran_is_what_rank_0_says(
     tmp_path: Path,
 ) -> None:
-    seen = [Observed(settings={"rank": str(rank)}, environment={}) for rank in (0, 1)]
-    flops = [FLOPS, FLOPS.replace(per_token=1.0)]
-    step_s = [(0.1, 0.2) * 12 + (0.1,), (0.2, 0.3) * 12 + (0.05,)]
-    probe_s = [(0.1, 0.4) * 12 + (0.1,), (0.2, 0.3) * 12 + (0.1,)]
-    rates = [{"matmul": 7.0}, {"matmul": 5.0}]
-    reports = [
-        make_report(
-            rank,
-            cpu_s=(0.5,) * 25,
-            observed=seen[rank],
-            flops=flops[rank],
-            step_s=step_s[rank],
-            probe_s=probe_s[rank],
-            device_probe=rates[rank],
-        )
-        for rank in (0, 1)
-    ]
-    run = collected(write_launch(tmp_path, *reports))
+    ranks: tuple[dict[str, Any], ...] = (
+        {"step_s": (0.1, 0.2) * 12 + (0.1,), "probe_s": (0.1, 0.4) * 12 + (0.1,), "device_probe": {"x": 7}},
+        {"step_s": (0.2, 0.3) * 12 + (0.05,), "probe_s": (0.2, 0.3) * 12 + (0.1,), "device_probe": {"x": 5}},
+    )
+    for rank, told in enumerate(ranks):
+        seen = Observed(settings={"rank": str(rank)}, environment={})
+        told |= {"observed": seen, "flops": FLOPS.replace(per_token=2e9 - rank), "cpu_s": (0.5,) * 25}
+    run = collected(of_two(tmp_path, *ranks))
     assert run.step_s == (0.2, 0.3) * 12 + (0.05,)
     assert run.probe_s == (0.2, 0.4) * 12 + (0.1,)
     assert run.cpu_s == (1.0,) * 25
-    assert (run.flops, run.observed) == (FLOPS, seen[0])
-    assert (run.device_probe, run.rank_probes) == (rates[1], tuple(rates))
+    assert (run.flops, run.observed) == (FLOPS, ranks[0]["observed"])
+    assert (run.device_probe, run.rank_probes) == ({"x": 5}, ({"x": 7}, {"x": 5}))
 
 
-@pytest.mark.parametrize(
-    ("reports", "kind"),
-    [
-        ([], "timeout"),
-        ([make_report(0)], "timeout"),
-        ([make_report(0), make_report(1, failure=crash(1, 1.0, "Connection closed by peer"))], "timeout"),
-        ([make_report(0), make_report(1, failure=crash(1, 1.0, "ValueError: x"))], "crash"),
-    ],
-)
-def test_why_a_launch_was_killed_is_told_unless_a_rank_knows_better(
-    tmp_path: Path, reports: list[RankReport], kind: str
-) -> None:
-    run_dir = write_launch(tmp_path, *reports)
-    run_dir.agent_log(0).write_text("waiting\n")
-    failure = failure_of(collected(run_dir, failure=TIMEOUT))
-    assert (failure.kind, failure.traceback) == (kind, "last lines of agent-0.log:\nwaiting")
-    assert failure_of(collected(run_dir)).kind != "timeout"
+def test_why_a_launch_was_killed_is_told_unless_a_rank_knows_better(tmp_path: Path) -> None:
+    peer, own = (make_report(1, failure=crash(1, 1.0, said)) for said in ("Connection closed by peer", "x"))
+    for reports, kind in (
+        *(([], "timeout"), ([make_report(0)], "timeout")),
+        *(([make_report(0), peer], "timeout"), ([make_report(0), own], "crash")),
+    ):
+        run_dir = write_launch(tmp_path / str(len(reports)), *reports)
+        run_dir.agent_log(0).write_text("waiting\n")
+        failure = failure_of(collected(run_dir, failure=TIMEOUT))
+        assert (failure.kind, failure.traceback) == (kind, "last lines of agent-0.log:\nwaiting")
+        assert failure_of(collected(run_dir)).kind != "timeout"
 
 
 # Metrics of other packages
@@ -399,9 +327,8 @@ EXTRA = """
 def test_a_run_has_the_metrics_of_other_packages_that_its_case_file_names(
     tmp_path: Path, packages: Packages
 ) -> None:
-    packages.install(
-        "extra-metrics", EXTRA, metrics="largest = extra_metrics:LARGEST\nsteps = extra_metrics:STEPS"
-    )
+    metrics = "largest = extra_metrics:LARGEST\nsteps = extra_metrics:STEPS"
+    packages.install("extra-metrics", EXTRA, metrics=metrics)
     run_dir = of_two(tmp_path / "a", {"extra": {"largest": 2.0}}, {"extra": {"largest": 3.0}})
     request = documents.read(run_dir.case, CaseFile)
     documents.write(run_dir.case, request.replace(metrics=("largest", "steps")))
@@ -411,28 +338,23 @@ def test_a_run_has_the_metrics_of_other_packages_that_its_case_file_names(
     assert collected(both(tmp_path / "b")).figures == run.figures.replace(extra={})
 
 
-def test_the_profiles_of_all_ranks_are_one(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path)
-    for rank in range(2):
-        documents.write(run_dir.profile(rank), RankProfileFile(profile=make_profile()))
-    assert collect_profile(run_dir, None) == launch_profile(make_profile(), make_profile())
-
-
 @pytest.mark.parametrize(
     ("reports", "failure", "said"),
     [
-        ((), Failure(kind="timeout", message="killed after 9 s"), "timeout: killed after 9 s"),
-        ((make_report(0, failure=Failure(kind="crash", message="boom")),), None, "crash: boom"),
-        (
-            [make_report(rank, notes=("no profile: RuntimeError: CUPTI",)) for rank in range(2)],
-            None,
-            "^no profile: RuntimeError: CUPTI$",
-        ),
+        ([], TIMEOUT, "timeout: killed after 900 s"),
+        ([make_report(0, failure=Failure(kind="crash", message="boom"))], None, "crash: boom"),
+        ([make_report(rank, notes=("no profile: CUPTI",)) for rank in range(2)], None, "^no profile: CUPTI$"),
         ([make_report(rank) for rank in range(2)], None, "no rank wrote a profile"),
     ],
 )
-def test_why_a_launch_has_no_profile_is_said(
-    tmp_path: Path, reports: Any, failure: Failure | None, said: str
+def test_the_profiles_of_all_ranks_are_one_and_it_is_said_why_there_are_none(
+    tmp_path: Path, reports: list[RankReport], failure: Failure | None, said: str
 ) -> None:
+    run_dir = write_launch(tmp_path, *reports)
     with pytest.raises(ReportError, match=said):
-        collect_profile(write_launch(tmp_path, *reports), failure)
+        collect_profile(run_dir, failure)
+    for rank in range(2):
+        documents.write(run_dir.profile(rank), RankProfileFile(profile=make_profile()))
+    assert collect_profile(run_dir, None) == launch_profile(make_profile(), make_profile())
+    assert newest_profile([run_dir]) == collect_profile(run_dir, None)
+    assert newest_profile([write_launch(tmp_path / "empty")]) is None

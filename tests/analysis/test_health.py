@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from perfsuite.analysis import health
-from perfsuite.analysis.health import gpu_setup, hardware_fault, is_shared, machine_problems
+from perfsuite.analysis.health import all_shared, gpu_setup, hardware_fault, is_shared, machine_problems
 from perfsuite.case.case import Topology
+from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import DeviceHealth, Health, LaunchFile, Node
 from tests.samples import make_case, make_gpu_machine, make_machine, make_run
 
@@ -41,51 +42,41 @@ def make_health(device: dict[str, Any] | None = None, **changes: Any) -> Health:
     return Health(**{"samples": 20, "seconds": 5.0, "steps": 19, "devices": devices, **changes})
 
 
-NORMAL = (
-    *("SwPowerCap", "GpuIdle", "ApplicationsClocksSetting", "SyncBoost"),
-    *("DisplayClockSetting", "BoardLimit", "Reliability"),
-)
-"""Reasons for a lower clock."""
+NORMAL = "SwPowerCap GpuIdle ApplicationsClocksSetting SyncBoost DisplayClockSetting BoardLimit Reliability"
+BAD = "HwSlowdown HwThermalSlowdown SwThermalSlowdown HwPowerBrakeSlowdown"
+
+
+SHARED = "GPU 0 was shared: other processes held 257.0 MiB (at most 256.0 MiB)"
+
+
+def throttled(why: str, more: str = "") -> str:
+    return f"GPU 0 was throttled: {why} of samples (at most 5% is healthy{more})"
+
+
+def held(by: str, amount: str = "1.00") -> str:
+    return f"GPU 0: {amount} GiB held before the launch by {by} (at most 1.00 GiB is healthy; waited 30 s)"
 
 
 @pytest.mark.parametrize(
     ("device", "reason"),
     [
         ({}, None),
-        *(({"throttled": {name: 1.0}}, None) for name in NORMAL),
-        *(
-            ({"throttled": {name: share}}, reason)
-            for name in ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
-            for share, reason in (
-                (0.05, None),
-                (0.06, f"GPU 0 was throttled: {name} in 6% of samples (at most 5% is healthy)"),
-            )
-        ),
+        *(({"throttled": {name: 1.0}}, None) for name in NORMAL.split()),
+        *(({"throttled": {name: 0.05}}, None) for name in BAD.split()),
+        *(({"throttled": {name: 0.06}}, throttled(f"{name} in 6%")) for name in BAD.split()),
         (
             {"throttled": {"HwSlowdown": 0.5, "SwPowerCap": 1.0, "HwThermalSlowdown": 0.25}},
-            "GPU 0 was throttled: HwSlowdown in 50%, HwThermalSlowdown in 25% of samples (at most 5% is "
-            "healthy)",
+            throttled("HwSlowdown in 50%, HwThermalSlowdown in 25%"),
         ),
         (
             {"throttled": {"HwSlowdown": 0.5}, "temperature_c": 91.4, "sm_clock_mhz": 1200.0},
-            "GPU 0 was throttled: HwSlowdown in 50% of samples (at most 5% is healthy; up to 91 °C; median "
-            "clock 1200 MHz)",
+            throttled("HwSlowdown in 50%", "; up to 91 °C; median clock 1200 MHz"),
         ),
         ({"foreign_memory_bytes": 256 * MIB}, None),
-        (
-            {"foreign_memory_bytes": 257 * MIB},
-            "GPU 0 was shared: other processes held 257.0 MiB (at most 256.0 MiB)",
-        ),
+        ({"foreign_memory_bytes": 257 * MIB}, SHARED),
         ({"held_before_bytes": GIB}, None),
-        (
-            {"held_before_bytes": 3 * GIB // 2, "held_before_by": (17, 4)},
-            "GPU 0: 1.50 GiB held before the launch by pid 17, 4 (at most 1.00 GiB is healthy; waited 30 s)",
-        ),
-        (
-            {"held_before_bytes": GIB + 1},
-            "GPU 0: 1.00 GiB held before the launch by no process that NVML lists (at most 1.00 GiB is "
-            "healthy; waited 30 s)",
-        ),
+        ({"held_before_bytes": 3 * GIB // 2, "held_before_by": (17, 4)}, held("pid 17, 4", "1.50")),
+        ({"held_before_bytes": GIB + 1}, held("no process that NVML lists")),
     ],
 )
 def test_what_is_wrong_with_a_gpu_is_told_with_its_values(device: dict[str, Any], reason: str | None) -> None:
@@ -121,30 +112,23 @@ def test_a_machine_is_shared_where_others_are_unhealthy_for_it(
     assert is_shared(health, make_gpu_machine()) is on_gpu
 
 
-@pytest.mark.parametrize(
-    ("cores", "foreign_cpu", "ranks", "left"),
-    [
+def test_others_that_leave_ranks_of_gpus_less_than_a_core_each_are_unhealthy() -> None:
+    """The host launches the kernels: a GPU waits for a host that has no core."""
+    for cores, foreign_cpu, ranks, left in (
         (96, 0.95, 4, None),
-        (96, 0.97, 4, "97% of the cores' time, which leaves 0.72 of 96 cores to each of 4 ranks"),
+        (96, 0.97, 4, "97% of the cores' time of n1, which leaves 0.72 of 96 cores to each of 4 ranks"),
         (8, 0.51, 4, "leaves 0.98 of 8 cores"),
         (8, 0.5, 4, None),
         (2, 0.9, 4, None),  # never had a core each
-        (None, 0.99, 4, None),
-        (8, None, 4, None),
-        (8, 0.99, 0, None),
-    ],
-)
-def test_others_that_leave_ranks_of_gpus_less_than_a_core_each_are_unhealthy(
-    cores: int | None, foreign_cpu: float | None, ranks: int, left: str | None
-) -> None:
-    """The host launches the kernels: a GPU waits for a host that has no core."""
-    devices = tuple(DeviceHealth(index=index, node="n1") for index in range(ranks))
-    elsewhere = (DeviceHealth(index=0, node="n2"),)
-    busy = make_health(cores=cores, foreign_cpu=foreign_cpu, node="n1", devices=devices + elsewhere)
-    said = machine_problems(busy, make_gpu_machine())
-    assert len(said) == (left is not None)
-    assert left is None or left.replace("time,", "time of n1,") in said[0]
-    assert not is_shared(busy, make_gpu_machine()), "nobody waits for them: they hold no GPU"
+        *((None, 0.99, 4, None), (8, None, 4, None), (8, 0.99, 0, None)),
+    ):
+        devices = tuple(DeviceHealth(index=index, node="n1") for index in range(ranks))
+        elsewhere = (DeviceHealth(index=0, node="n2"),)
+        busy = make_health(cores=cores, foreign_cpu=foreign_cpu, node="n1", devices=devices + elsewhere)
+        said = machine_problems(busy, make_gpu_machine())
+        assert len(said) == (left is not None)
+        assert left is None or left in said[0]
+        assert not is_shared(busy, make_gpu_machine()), "nobody waits for them: they hold no GPU"
 
 
 def test_every_gpu_is_looked_at() -> None:
@@ -155,18 +139,25 @@ def test_every_gpu_is_looked_at() -> None:
         assert is_shared(told, make_gpu_machine())
 
 
+def test_figures_prove_nothing_where_no_launch_was_healthy_and_others_used_the_machine_in_one() -> None:
+    runs = [make_run(health=make_health(foreign_cpu=share)) for share in (0.3, 0.1)]
+    for unhealthy, expected in (((1, 2), True), ((1,), False)):
+        verdict = Verdict(outcome="unhealthy", launches=2, unhealthy_launches=unhealthy)
+        assert all_shared(verdict, runs) is all_shared(verdict, runs[::-1]) is expected
+        assert not all_shared(verdict, runs[1:] * 2)
+
+
 def test_how_gpus_are_set_up_is_told_once_where_they_are_alike() -> None:
     assert gpu_setup(None) == gpu_setup(make_health()) == gpu_setup(make_health({})) == {}
     first = DeviceHealth(index=0, power_limit_w=700, sm_clock_limit_mhz=1980, ecc=True, persistence=False)
     second = first.replace(index=1, power_limit_w=650.5, sm_clock_set_mhz=1590, ecc=False, nvlinks=0)
-    alike = {"gpu_power_limit_w": "700", "gpu_sm_clock_limit_mhz": "1980", "gpu_ecc": "on"}
-    assert gpu_setup(make_health(devices=(first, first))) == {**alike, "gpu_persistence": "off"}
+    both = {"gpu_sm_clock_limit_mhz": "1980", "gpu_persistence": "off"}
+    alike = {"gpu_power_limit_w": "700", "gpu_ecc": "on", **both}
+    assert gpu_setup(make_health(devices=(first, first))) == alike
+    differ = {"gpu_power_limit_w": "650.5, 700", "gpu_ecc": "off, on", **both}
     assert gpu_setup(make_health(devices=(first, second))) == {
-        "gpu_power_limit_w": "650.5, 700",
-        "gpu_sm_clock_limit_mhz": "1980",
+        **differ,
         "gpu_sm_clock_set_mhz": "1590",
-        "gpu_ecc": "off, on",
-        "gpu_persistence": "off",
         "gpu_nvlinks": "0",
     }
 
@@ -180,18 +171,15 @@ def quiet(**changes: Any) -> Health:
     return make_health(**{"foreign_cpu": 0.02, "steal": 0.0, **changes})
 
 
-def test_one_machine_has_no_nodes() -> None:
-    run = health.with_nodes(make_run(), {0: LaunchFile(host="here", health=quiet())}, {})
-    assert (run.nodes, run.health) == ((), quiet())
-    assert health.with_nodes(make_run(), {}, {}).health is None
-
-
 def test_a_node_whose_agent_wrote_nothing_keeps_its_place() -> None:
     agents = {1: LaunchFile(host="n2", health=quiet())}
     run = health.with_nodes(OF_TWO_NODES, agents, {0: "n1", 1: "n2"})
     assert [node.name for node in run.nodes] == ["n1", "n2"]
     assert run.health == quiet(node="n2", samples=0, notes=("n1: its health is unknown",))
     assert health.with_nodes(OF_TWO_NODES, agents, {}).nodes[0].name == "node 0"
+    alone = health.with_nodes(make_run(), {0: LaunchFile(host="here", health=quiet())}, {})
+    assert (alone.nodes, alone.health) == ((), quiet()), "one machine has no nodes"
+    assert health.with_nodes(make_run(), {}, {}).health is None
 
 
 def test_the_worst_of_the_nodes_is_judged_and_named() -> None:
@@ -207,16 +195,14 @@ def test_the_worst_of_the_nodes_is_judged_and_named() -> None:
     ]
 
 
-def test_gpus_of_all_nodes_are_told_apart_and_the_slowest_clock_counts() -> None:
-    first = quiet(devices=(DeviceHealth(index=0),), sm_clocks_mhz=((1, 1900.0), (2, 1800.0)))
-    second = quiet(devices=(DeviceHealth(index=0),), sm_clocks_mhz=((2, 1700.0), (3, 1600.0)))
-    worst = health.worst([Node(name="n1", health=first), Node(name="n2", health=second)])
+def test_gpus_of_all_nodes_are_told_apart_the_slowest_clock_counts_and_unsampled_nodes_do_not() -> None:
+    clocks = {"n1": ((1, 1900.0), (2, 1800.0)), "n2": ((2, 1700.0), (3, 1600.0))}
+    card = (DeviceHealth(index=0),)
+    nodes = [Node(name=name, health=quiet(devices=card, sm_clocks_mhz=mhz)) for name, mhz in clocks.items()]
+    worst = health.worst(nodes)
     assert worst is not None
     assert [device.name for device in worst.devices] == ["GPU 0 of n1", "GPU 0 of n2"]
     assert worst.sm_clocks_mhz == ((1, 1900.0), (2, 1700.0), (3, 1600.0))
-
-
-def test_a_node_that_was_not_sampled_is_left_out() -> None:
     assert health.worst([Node(name="n1"), Node(name="n2")]) is None
     worst = health.worst([Node(name="n1"), Node(name="n2", health=quiet(foreign_cpu=None, steal=None))])
     assert worst is not None

@@ -29,40 +29,42 @@ def test_the_parts_of_a_step_on_a_cpu_add_up_to_it() -> None:
 
 def test_operators_have_their_own_time_and_calls_without_what_repeats_them() -> None:
     profile = reduced(cpu_trace(), "cpu")
-    assert profile.steps == 3
+    assert (profile.steps, profile.kernels, profile.unsteady) == (3, (), ())
     assert work(profile, "aten::linear") == Work(name="aten::linear", calls=1, us=50)
-    assert work(profile, "aten::addmm").us == 150
-    assert work(profile, "AddmmBackward0").us == 5
+    assert (work(profile, "aten::addmm").us, work(profile, "AddmmBackward0").us) == (150, 5)
+    all_of_it = reduced([*cpu_trace(), event("aten::a", 950, 5), event("aten::b", 950, 5)], "cpu")
+    assert work(all_of_it, "aten::a").us == 0
     assert not any(each.name.startswith(("autograd::engine", "ProfilerStep")) for each in profile.operators)
-    assert not profile.kernels
-    assert not profile.unsteady
+    unended = {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "ts": 1}
+    assert reduced([*cpu_trace(), unended, {**unended, "ph": "b", "dur": 9}], "cpu") == profile
 
 
-@pytest.mark.parametrize(
-    ("of_one", "of_all"),
-    [
+def test_of_a_name_the_layer_the_graph_or_the_number_is_left_out() -> None:
+    for of_one, of_all in (
         ("FSDP::all_gather (layers.{})", "FSDP::all_gather"),
         ("FSDP::backward_prefetch for layers.{}", "FSDP::backward_prefetch"),
         ("## Call CompiledFxGraph f3a{} ##", "## Call CompiledFxGraph"),
         ("triton_poi_fused_add_{}", "triton_poi_fused_add"),
-    ],
-)
-def test_of_a_name_the_layer_the_graph_or_the_number_is_left_out(of_one: str, of_all: str) -> None:
-    layers = [event(of_one.format(layer), 20 + 10 * layer, 5) for layer in range(4)]
-    profile = reduced([*cpu_trace(), *layers], "cpu")
-    assert work(profile, of_all).calls == pytest.approx(4 / 3, abs=1e-3)
+    ):
+        layers = [event(of_one.format(layer), 20 + 10 * layer, 5) for layer in range(4)]
+        profile = reduced([*cpu_trace(), *layers], "cpu")
+        assert work(profile, of_all).calls == pytest.approx(4 / 3, abs=1e-3)
 
 
-def test_a_rank_that_waits_for_a_collective_computes_nothing() -> None:
+def test_a_rank_that_waits_for_a_collective_computes_nothing_and_two_collectives_at_once_count_once() -> None:
     """As tensor parallelism does: the main thread waits while gloo's threads communicate."""
     waits = [event("_c10d_functional::wait_tensor", 1000 * number + 430, 250) for number in range(3)]
     split = reduced([*cpu_trace(), *waits], "cpu").split
-    assert split.compute_us == 300
-    assert split.exposed_us == {"all_reduce": 300}
+    assert (split.compute_us, split.exposed_us) == (300, {"all_reduce": 300})
+    other = event("gloo:broadcast", 400, 200, "user_annotation", GLOO + 1)
+    split = reduced([*cpu_trace(), other], "cpu").split
+    assert sum(split.parts().values()) == pytest.approx(split.step_us)
 
 
-def test_calls_that_are_not_the_same_in_each_step_are_unsteady() -> None:
-    profile = reduced([*cpu_trace(), event("aten::once", 950, 5)], "cpu")
+def test_calls_that_are_not_the_same_in_each_step_are_unsteady_and_host_reads_are_waited_for() -> None:
+    reads = [event("aten::_local_scalar_dense", 1000 * number + 950, 5) for number in range(3)]
+    profile = reduced([*cpu_trace(), *reads, event("aten::once", 960, 5)], "cpu")
+    assert profile.host_syncs == (Work(name="aten::_local_scalar_dense", calls=1, us=5),)
     assert profile.unsteady == ("aten::once",)
     assert "aten::once" not in profile.calls()
 
@@ -70,12 +72,6 @@ def test_calls_that_are_not_the_same_in_each_step_are_unsteady() -> None:
 def test_without_a_step_after_them_the_last_one_ends_itself() -> None:
     events = [*steps(3), *(each for number in range(3) for each in cpu_step(1000 * number))]
     assert reduced(events, "cpu").split.step_us == pytest.approx(2990 / 3, abs=0.1)
-
-
-def test_a_host_read_is_a_synchronisation() -> None:
-    reads = [event("aten::_local_scalar_dense", 1000 * number + 950, 5) for number in range(3)]
-    profile = reduced([*cpu_trace(), *reads], "cpu")
-    assert profile.host_syncs == (Work(name="aten::_local_scalar_dense", calls=1, us=5),)
 
 
 def test_the_parts_of_a_step_on_a_gpu_are_those_of_its_own_time() -> None:
@@ -129,44 +125,12 @@ def test_kernels_of_a_graph_and_of_no_operator_are_told(launch: str, cat: str, a
     assert split.unseen == pytest.approx(split.unseen_us / split.busy_us)
 
 
-def test_what_was_launched_before_the_trace_began_is_of_no_step() -> None:
+def test_neither_what_was_launched_before_the_trace_nor_a_batch_copied_early_changes_the_steps() -> None:
+    """The batch on a stream of its own, before the device is done with the steps."""
     late = event("void k<int>(int)", 510, 200, "kernel", 7, correlation=4711)
     profile = reduced([*gpu_trace(), late], "cuda")
     assert "k<int>" not in profile.calls()
     assert profile.split == reduced(gpu_trace(), "cuda").split
-
-
-def test_synchronisations_on_a_gpu_are_reads_waits_and_copies_to_the_host() -> None:
-    assert not reduced(gpu_trace(), "cuda").host_syncs
-    profile = reduced(gpu_trace(sync=True), "cuda")
-    assert profile.split.unseen == 0, "operators launched its kernels; a collective's are not asked for"
-    assert {each.name: each.calls for each in profile.host_syncs} == {
-        "aten::_local_scalar_dense": 1,
-        "cudaStreamSynchronize": 1,
-        "Memcpy DtoH (Device -> Pageable)": 1,
-    }
-
-
-def test_neither_a_value_on_the_host_nor_a_copy_to_pinned_memory_is_waited_for() -> None:
-    """As AdamW reads its `step`, and as offloaded activations leave the device."""
-    free = []
-    for number in range(3):
-        at, asked = 1000 * number, 500 + number
-        free += [
-            event("aten::_local_scalar_dense", at + 120, 5),
-            event("cudaMemcpyAsync", at + 140, 5, "cuda_runtime", correlation=asked),
-            event("Memcpy DtoH (Device -> Pinned)", at + 1110, 2, "gpu_memcpy", 7, correlation=asked),
-        ]
-    profile = reduced([*gpu_trace(), *free], "cuda")
-    assert not profile.host_syncs
-    assert profile.calls()["aten::_local_scalar_dense"] == 1
-    both = reduced([*gpu_trace(sync=True), *free], "cuda")
-    assert both.calls()["aten::_local_scalar_dense"] == 2, "of which one waits"
-    assert {each.name: each.calls for each in both.host_syncs}["aten::_local_scalar_dense"] == 1
-
-
-def test_a_batch_that_is_copied_early_does_not_end_the_steps() -> None:
-    """On a stream of its own, before the device is done with the steps."""
     early = [
         event("cudaMemcpyAsync", 3010, 5, "cuda_runtime", correlation=900),
         event("Memcpy HtoD (Pinned -> Device)", 3012, 40, "gpu_memcpy", 22, correlation=900),
@@ -176,44 +140,52 @@ def test_a_batch_that_is_copied_early_does_not_end_the_steps() -> None:
     assert reduced([*gpu_trace(), *early], "cuda").split.step_us == 1000
 
 
-@pytest.mark.parametrize(
-    ("kernel", "kind"),
-    [
+def test_synchronisations_on_a_gpu_are_reads_waits_and_copies_to_the_host() -> None:
+    """Not a value on the host, as AdamW reads its `step`, nor a copy to pinned memory, as of activations."""
+    free = []
+    for number in range(3):
+        at, asked = 1000 * number, 500 + number
+        free += [
+            event("aten::_local_scalar_dense", at + 120, 5),
+            event("cudaMemcpyAsync", at + 140, 5, "cuda_runtime", correlation=asked),
+            event("Memcpy DtoH (Device -> Pinned)", at + 1110, 2, "gpu_memcpy", 7, correlation=asked),
+        ]
+    waits = ("aten::_local_scalar_dense", "cudaStreamSynchronize", "Memcpy DtoH (Device -> Pageable)")
+    for sync in (False, True):
+        alone = reduced(gpu_trace(sync=sync), "cuda")
+        assert alone.split.unseen == 0, "operators launched its kernels; a collective's are not asked for"
+        both = reduced([*gpu_trace(sync=sync), *free], "cuda")
+        for profile in (alone, both):
+            found = {each.name: each.calls for each in profile.host_syncs}
+            assert found == dict.fromkeys(waits if sync else (), 1)
+        assert both.calls()["aten::_local_scalar_dense"] == 1 + sync, "of which one waits"
+
+
+def test_a_kernel_of_nccl_is_communication() -> None:
+    for kernel, kind in (
         ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)", "reduce_scatter"),
         ("ncclDevKernel_AllReduce_Sum_f32_TREE_LL(x)", "all_reduce"),
         ("ncclDevKernel_SendRecv(x)", "send_recv"),
         ("ncclKernel_Broadcast_RING_LL_Sum_int8_t(x)", "broadcast"),
         ("ncclSymkDevKernel_AllGather_LL(x)", "all_gather"),
         ("ncclDevKernel_AllToAll(x)", "all_to_all"),
-    ],
-)
-def test_a_kernel_of_nccl_is_communication(kernel: str, kind: str) -> None:
-    alone = event(kernel, 1310, 40, "kernel", 20, correlation=2)
-    assert kind in reduced([*gpu_trace(), alone], "cuda").split.exposed_us
+    ):
+        alone = event(kernel, 1310, 40, "kernel", 20, correlation=2)
+        assert kind in reduced([*gpu_trace(), alone], "cuda").split.exposed_us
 
 
-@pytest.mark.parametrize(
-    ("full", "name"),
-    [
-        ("void k<float>(int)", "k<float>"),
-        ("void k<f(at::Iter&)::{lambda()#3}>(int, g(x))", "k<f(at::Iter&)::{lambda()#3}>"),
-        ("void (anonymous namespace)::adam<4, (Mode)0>(Lists)", "anonymous::adam<4, (Mode)0>"),
-        ("nvjet_sm90_tst_256x128", "nvjet_sm90_tst_256x128"),
-        ("k)", "k)"),
-        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD (Device -> Device)"),
-    ],
-)
-def test_a_kernel_s_name_is_told_without_its_parameters(full: str, name: str) -> None:
-    kernel = event(full, 600, 5, "kernel", 7, correlation=1)
-    assert name in {each.name for each in reduced([*gpu_trace(), kernel], "cuda").kernels}
-
-
-def test_long_names_are_cut_and_stay_apart() -> None:
-    long = [
-        event("void k<" + "x" * 1000 + f"{end}>(int)", 600, 5, "kernel", 7, correlation=1) for end in "ab"
-    ]
-    names = [each.name for each in reduced([*gpu_trace(), *long], "cuda").kernels]
-    assert sorted(map(len, names))[-2:] == [LONGEST_NAME] * 2
+def test_a_kernel_s_name_is_told_without_its_parameters_and_long_ones_are_cut_and_stay_apart() -> None:
+    told = {
+        "void k<float>(int)": "k<float>",
+        "void k<f(at::Iter&)::{lambda()#3}>(int, g(x))": "k<f(at::Iter&)::{lambda()#3}>",
+        "void (anonymous namespace)::adam<4, (Mode)0>(Lists)": "anonymous::adam<4, (Mode)0>",
+        **{name: name for name in ("nvjet_sm90_tst_256x128", "k)", "Memcpy DtoD (Device -> Device)")},
+    }
+    long = [f"void k<{'x' * 1000}{end}>(int)" for end in "ab"]
+    kernels = [event(name, 600, 5, "kernel", 7, correlation=1) for name in (*told, *long)]
+    found = [each.name for each in reduced([*gpu_trace(), *kernels], "cuda").kernels]
+    assert set(told.values()) <= set(found)
+    assert sorted(map(len, found))[-2:] == [LONGEST_NAME] * 2
 
 
 def test_a_trace_without_steps_or_kernels_is_refused() -> None:
@@ -221,9 +193,3 @@ def test_a_trace_without_steps_or_kernels_is_refused() -> None:
         reduced(cpu_step(0), "cpu")
     with pytest.raises(ReportError, match="no kernel of a GPU"):
         reduced(cpu_trace(), "cuda")
-
-
-def test_two_collectives_at_once_count_once() -> None:
-    other = event("gloo:broadcast", 400, 200, "user_annotation", GLOO + 1)
-    split = reduced([*cpu_trace(), other], "cpu").split
-    assert sum(split.parts().values()) == pytest.approx(split.step_us)

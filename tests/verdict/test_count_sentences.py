@@ -47,6 +47,11 @@ def test_collectives(before: list[Collective], now: list[Collective], said: str)
     assert told(counts(collectives=before), counts(collectives=now)) == [f"{kind} of {ranks} ranks: {said}"]
 
 
+HELD = {**memory().at_peak, "kept": BYTES}
+OPS = {"aten.mm": 87, "aten.add": 41, "aten._log_softmax": 2, "a": 1, "b": 1, "c": 1}
+NAMED = " (aten._log_softmax +2, aten.add +1, a +1, b +1, ...)"
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -61,48 +66,34 @@ def test_collectives(before: list[Collective], now: list[Collective], said: str)
             "host reads in forward: 1 -> 0, in backward: 0 -> 1, in optimizer: 39 -> 0 a step",
         ),
         ({"device_copies": {"cpu to cuda": 2}}, "copies cpu to cuda: 0 -> 2 a step"),
+        ({"blocking_copies": {"x": 2}, "device_copies": {"x": 0}}, "blocking copies x: 0 -> 2 a step"),
         (
-            {"blocking_copies": {"a to b": 2}, "device_copies": {"a to b": 0}},
-            "blocking copies a to b: 0 -> 2 a step",
-        ),
-        (
-            {
-                "kernels": {**counts().kernels, "forward": 181},
-                "ops": {"aten.mm": 87, "aten.add": 41, "aten._log_softmax": 2, "a": 1, "b": 1, "c": 1},
-            },
-            "kernels in forward: 177 -> 181 a step (aten._log_softmax +2, aten.add +1, a +1, b +1, ...)",
+            {"kernels": {**counts().kernels, "forward": 181}, "ops": OPS},
+            f"kernels in forward: 177 -> 181 a step{NAMED}",
         ),
         ({"kernels": {**counts().kernels, "optimizer": 2}}, "kernels in optimizer: 351 -> 2 a step"),
         (
-            {"memory": memory(peak=12_900_000 + BYTES, at_peak={**memory().at_peak, "kept": BYTES})},
+            {"memory": memory(peak=12_900_000 + BYTES, at_peak=HELD)},
             "peak of live tensors: 12.3 -> 15.8 MiB (kept +3.50 MiB)",
         ),
         ({"memory": memory(peak=12_900_008)}, "peak of live tensors: 12,900,000 -> 12,900,008 bytes"),
         ({"memory": memory(growth=131_076)}, "growth in a step: 4 -> 131,076 bytes"),
         ({"memory": memory(saved_for_backward=0)}, "saved for backward: 3.8 MiB -> 0"),
+        (
+            {"collectives": (*counts().collectives, GATHERED.replace(count=2, bytes=0))},
+            "empty all_gather of 2 ranks: 0 -> 2 a step",
+        ),
     ],
 )
 def test_other_quantities(changes: dict[str, Any], expected: str) -> None:
     assert told(counts(), counts(**changes)) == [expected]
 
 
-def test_calls_of_python_name_the_functions_that_are_called_more() -> None:
-    assert told(python(), python(forward=66_000, backward=4_000)) == [
-        "Python 3.11 calls in forward: 6,000 -> 66,000 a step (library.module.in_forward +60,000)"
-    ]
-
-
-def test_calls_that_send_nothing_are_told_apart() -> None:
-    before, now = (
-        counts(collectives=(GATHERED, *[GATHERED.replace(count=n, bytes=0)] * bool(n))) for n in (0, 2)
-    )
-    assert told(before, now) == ["empty all_gather of 2 ranks: 0 -> 2 a step"]
-
-
-def test_compiled_models() -> None:
+def test_calls_of_python_and_compiled_models() -> None:
+    calls = "Python 3.11 calls in forward: 6,000 -> 66,000 a step (library.module.in_forward +60,000)"
+    assert told(python(), python(forward=66_000, backward=4_000)) == [calls]
     assert told(compiled(), compiled(graphs=0)) == ["nothing is compiled any more, 2 graphs before"]
     assert told(compiled(), compiled(graphs=4, breaks={"call of print": 2}, extern_calls=15)) == [
-        "compiled graphs: 2 -> 4",
-        "graph breaks: 0 -> 2 (call of print +2)",
+        *("compiled graphs: 2 -> 4", "graph breaks: 0 -> 2 (call of print +2)"),
         "extern calls of compiled code: 14 -> 15",
     ]

@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 from perfsuite.case.case import KnownIssue, Topology
-from perfsuite.results import baseline
-from perfsuite.results.baseline import Acceptance
-from perfsuite.results.count_baseline import CountBaseline
+from perfsuite.results.baseline import Acceptance, Baseline, from_runs
 from perfsuite.results.outcome import Check, CountCheck, Excuse, Outcome, Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
@@ -25,6 +23,7 @@ from tests.twin_counts import baseline_of, counts, launch
 
 MORE, FEWER = (launch(counts(host_reads={"forward": reads})) for reads in (80, 2))
 SAME = launch()
+HIDES = launch(counts=(), hidden=("a replay",))
 OTHER_BUCKETS = launch(counts(host_reads={"forward": 39, "optimizer": 1}))
 
 
@@ -54,52 +53,38 @@ def test_the_worse_of_time_and_counts_is_the_verdict(outcome: Outcome) -> None:
         assert with_counts(timed(outcome), [run], None).outcome == outcome
 
 
-@pytest.mark.parametrize(
-    ("run", "explained"),
-    [
+def test_a_slower_case_says_what_changed_first_or_that_nothing_did() -> None:
+    for run, said in (
         (MORE, "host reads in forward: 1 -> 80, in optimizer: 39 -> 0 a step"),
         (FEWER, "host reads in forward: 1 -> 2, in optimizer: 39 -> 0 a step"),
         (OTHER_BUCKETS, "host reads in forward: 1 -> 39, in optimizer: 39 -> 1 a step"),
-        (SAME, f"{THE_SAME} packages, threads, the machine"),
-        (launch(counts=()), None),
-    ],
-)
-def test_a_slower_case_says_what_changed_first_or_that_nothing_did(run: Any, explained: str | None) -> None:
-    assert with_counts(timed("regressed"), [run], baseline_of()).explained == explained
-    assert with_counts(timed("regressed"), [run], None).explained is None
-    for outcome in set(ALL) - {"regressed"}:
-        assert with_counts(timed(outcome), [run], baseline_of()).explained is None
+        *((SAME, f"{THE_SAME} packages, threads, the machine"), (launch(counts=()), None)),
+    ):
+        assert with_counts(timed("regressed"), [run], baseline_of()).explained == said
+        assert with_counts(timed("regressed"), [run], None).explained is None
+        for outcome in set(ALL) - {"regressed"}:
+            assert with_counts(timed(outcome), [run], baseline_of()).explained is None
 
 
-@pytest.mark.parametrize(
-    ("processes", "look_at"), [(2, "kernels, NCCL, the machine"), (1, "kernels, the machine")]
-)
-def test_what_to_look_at_fits_the_machine(processes: int, look_at: str) -> None:
-    case = make_case(topology=Topology(processes_per_node=processes))
-    run = make_run(case=case, machine=make_gpu_machine())
-    said = explained(timed("regressed").checks, CountCheck(outcome="passed"), run)
-    assert said == f"{THE_SAME} {look_at}"
+def test_what_to_look_at_fits_the_machine() -> None:
+    for processes, look_at in ((2, "kernels, NCCL, the machine"), (1, "kernels, the machine")):
+        case = make_case(topology=Topology(processes_per_node=processes))
+        run = make_run(case=case, machine=make_gpu_machine())
+        said = explained(timed("regressed").checks, CountCheck(outcome="passed"), run)
+        assert said == f"{THE_SAME} {look_at}"
+    unhealthy = with_counts(timed("regressed").replace(outcome="unhealthy"), [SAME], baseline_of())
+    assert (unhealthy.explained or "").startswith(THE_SAME), "also of a metric on an unhealthy machine"
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_what_grew_explains_before_what_is_otherwise_split_and_what_shrank() -> None:
+    before = counts(flops={"forward": 10, "backward": 20}, host_reads={"forward": 1})
+    for changes, said in (
         ({"flops": {"backward": 30}}, "forward: 10 FLOP -> 0, backward: 20 -> 30 FLOP"),
         ({"kernels": {"forward": 999}}, "kernels in forward: 177 -> 999"),
-    ],
-)
-def test_what_grew_explains_before_what_is_otherwise_split_and_what_shrank(
-    changes: dict[str, Any], said: str
-) -> None:
-    before = counts(flops={"forward": 10, "backward": 20}, host_reads={"forward": 1})
-    now = launch(before.replace(host_reads={}, **changes))
-    verdict = with_counts(timed("regressed"), [now], baseline_of(before))
-    assert (verdict.explained or "").startswith(said)
-
-
-def test_a_metric_that_regressed_on_an_unhealthy_machine_is_explained_too() -> None:
-    verdict = with_counts(timed("regressed").replace(outcome="unhealthy"), [SAME], baseline_of())
-    assert (verdict.explained or "").startswith(THE_SAME)
+    ):
+        now = launch(before.replace(host_reads={}, **changes))
+        verdict = with_counts(timed("regressed"), [now], baseline_of(before))
+        assert (verdict.explained or "").startswith(said)
 
 
 OTHER_METHOD = launch(counts(method="hooks-1"))
@@ -125,28 +110,25 @@ def test_counts_without_a_baseline_become_one_unless_they_are_worse_or_injected(
     recorded = CountCheck(outcome="recorded", compared=False, baseline_file="b.json")
     neither = CountCheck(outcome="passed", compared=False, notes=(NOTHING_TO_COMPARE,))
     assert counts == (neither if inject or outcome in ("regressed", "failed") else recorded)
-
-
-@pytest.mark.parametrize("baseline", [baseline_of(), None])
-def test_the_file_of_a_baseline_is_told_where_there_is_one(baseline: CountBaseline | None) -> None:
-    hides = launch(counts=(), hidden=("a replay",))
-    check = with_counts(timed("passed"), [hides], baseline, "b.json").counts
-    assert check is not None
-    assert check.baseline_file == ("b.json" if baseline else None)
+    for baseline, file in ((baseline_of(), "b.json"), (None, None)):
+        check = with_counts(timed(outcome), [HIDES], baseline, "b.json").counts
+        assert check is not None
+        assert check.baseline_file == file, "that of a baseline which there is"
 
 
 UNSEEN = {"": taken(unseen_profile(0.9))}
 
 
 @pytest.mark.parametrize("outcome", ["passed", "improved", "inconclusive", "recorded"])
-@pytest.mark.parametrize("run", [SAME, FEWER, OTHER_BUCKETS])
+@pytest.mark.parametrize("run", [SAME, FEWER, OTHER_BUCKETS, HIDES])
 def test_counts_that_lack_what_a_profile_shows_say_nothing(outcome: Outcome, run: Run) -> None:
     verdict = with_unseen(with_counts(timed(outcome), [run], baseline_of()), UNSEEN)
     assert (verdict.outcome, verdict.explained) == (outcome, None)
     check = verdict.counts
     assert check is not None
     assert (check.outcome, check.compared, check.findings) == ("not counted", False, ())
-    assert check.notes[0].startswith("by the profile, 90% of the GPU's computing time")
+    assert check.notes[:-1] == run.hidden, "it adds to what a launch said already"
+    assert check.notes[-1].startswith("by the profile, 90% of the GPU's computing time")
 
 
 def test_what_grew_in_sight_stays_regressed_whatever_a_profile_shows() -> None:
@@ -159,57 +141,39 @@ def test_what_grew_in_sight_stays_regressed_whatever_a_profile_shows() -> None:
     assert "the counts do not contain them" in verdict.counts.notes[-1]
 
 
-def test_a_profile_adds_to_what_a_launch_said_already() -> None:
-    hides = launch(counts=()).replace(hidden=("a replay",))
-    verdict = with_unseen(with_counts(timed("passed"), [hides], baseline_of()), UNSEEN)
-    assert verdict.counts is not None
-    assert (verdict.counts.notes[0], len(verdict.counts.notes)) == ("a replay", 2)
-
-
-@pytest.mark.parametrize("profile", [taken(), TakenProfile(why_none="out of memory")])
-def test_without_a_word_of_a_profile_counts_stay_as_they_are(profile: TakenProfile) -> None:
+def test_without_a_word_of_a_profile_counts_stay_as_they_are() -> None:
     before = with_counts(timed("passed"), [FEWER], baseline_of())
-    assert with_unseen(before, {"": profile}) == before
+    for profile in (taken(), TakenProfile(why_none="out of memory")):
+        assert with_unseen(before, {"": profile}) == before
     assert with_unseen(timed("passed"), UNSEEN) == timed("passed")
 
 
 # Excuses
 
-ISSUE = {"known_issue": KnownIssue(url="https://example.org/issues/209", failure="timeout")}
-SWEPT = {"may_run_out_of_memory": True}
-LOCAL = baseline.from_runs([make_run()] * 5)
+ISSUE: dict[str, Any] = {"known_issue": KnownIssue(url="https://example.org/issues/209", failure="timeout")}
+SWEPT: dict[str, Any] = {"may_run_out_of_memory": True}
+LOCAL = from_runs([make_run()] * 5)
 REVIEWED = LOCAL.replace(accepted=Acceptance(by="somebody", date="2026-01-01", commit=None))
 
 
 @pytest.mark.parametrize(
-    ("changes", "failure", "known", "expected"),
+    ("changes", "failure", "known", "shared", "expected"),
     [
-        (ISSUE, "timeout", None, "known issue"),
-        (ISSUE, "timeout", LOCAL, "known issue"),
-        (ISSUE, "timeout", REVIEWED, None),
-        (ISSUE, "crash", None, None),
-        (ISSUE, "out_of_memory", None, None),
-        (SWEPT, "out_of_memory", None, "out of memory"),
-        (SWEPT, "out_of_memory", LOCAL, None),
-        (SWEPT, "out_of_memory", REVIEWED, None),
-        (SWEPT, "crash", None, None),
-        ({**ISSUE, **SWEPT}, "timeout", None, "known issue"),
-        ({**ISSUE, **SWEPT}, "out_of_memory", None, "out of memory"),
-        ({}, "out_of_memory", None, None),
-        ({}, "timeout", None, None),
+        *((ISSUE, "timeout", known, shared, "known issue") for known in (None, LOCAL) for shared in (0, 1)),
+        (ISSUE, "timeout", REVIEWED, False, None),
+        *((ISSUE, failure, None, False, None) for failure in ("crash", "out_of_memory")),
+        (SWEPT, "out_of_memory", None, False, "out of memory"),
+        (SWEPT, "out_of_memory", None, True, None),  # others may have had it
+        *((SWEPT, "out_of_memory", known, False, None) for known in (LOCAL, REVIEWED)),
+        (SWEPT, "crash", None, False, None),
+        (ISSUE | SWEPT, "timeout", None, False, "known issue"),
+        (ISSUE | SWEPT, "out_of_memory", None, False, "out of memory"),
+        (ISSUE | SWEPT, None, None, False, None),  # it passed
+        *(({}, failure, None, False, None) for failure in ("out_of_memory", "timeout")),
     ],
 )
 def test_which_failures_are_no_surprise(
-    changes: dict[str, Any], failure: Any, known: baseline.Baseline | None, expected: Excuse | None
+    changes: dict[str, Any], failure: Any, known: Baseline | None, shared: bool, expected: Excuse | None
 ) -> None:
-    verdict = Verdict(outcome="failed", launches=1, failure=failure)
-    assert excuse(make_case(**changes), verdict, known) == expected
-
-
-def test_memory_that_others_may_have_had_is_no_excuse_and_a_success_needs_none() -> None:
-    verdict = Verdict(outcome="failed", launches=1, failure="out_of_memory")
-    assert excuse(make_case(**SWEPT), verdict, None, shared=True) is None
-    hang = verdict.replace(failure="timeout")
-    assert excuse(make_case(**ISSUE), hang, None, shared=True) == "known issue"
-    passed = Verdict(outcome="passed", launches=1)
-    assert excuse(make_case(**ISSUE, **SWEPT), passed, None) is None
+    verdict = Verdict(outcome="failed" if failure else "passed", launches=1, failure=failure)
+    assert excuse(make_case(**changes), verdict, known, shared=shared) == expected

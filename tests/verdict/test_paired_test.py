@@ -44,28 +44,23 @@ def look(
     return paired_test._look(pair_differences(a, b), probe, tolerance, max_pairs)
 
 
-@pytest.mark.parametrize(("change", "outcome"), [(0.0, "passed"), (0.06, "regressed"), (-0.06, "improved")])
-def test_a_change_is_found_with_its_sign(change: float, outcome: str) -> None:
-    decision = decided(A, [(1 + change) * cost for cost in B], tolerance=0.03)
-    assert decision.outcome == outcome
-    assert decision.interval[0] < change < decision.interval[1]
-    assert decision.change == pytest.approx(change, abs=0.01)
-    fewest = MIN_PAIRS if outcome == "passed" else MIN_CHANGED
-    assert fewest <= decision.pairs <= fewest + 1
-
-
-def test_fewer_than_three_pairs_decide_nothing_and_fewer_than_five_no_change() -> None:
+def test_three_pairs_may_decide_five_tell_a_change_and_of_many_some_need_not_show_it() -> None:
     assert [look([1.0] * pairs, [1.0] * pairs).outcome for pairs in (2, 3)] == ["undecided", "passed"]
     assert [look([1.0] * pairs, [2.0] * pairs).outcome for pairs in (4, 5)] == ["undecided", "regressed"]
+    for missing, enough, too_few in ((0, 5, 4), (1, 8, 7), (2, 10, 9), (3, 12, 11)):
+        for pairs in (enough, too_few):
+            toward = [0.003] * missing + [0.01] * (pairs - missing)
+            assert paired_test._is_shown_by_all(toward, 0.01) == (pairs == enough)
 
 
-@pytest.mark.parametrize(
-    ("pairs", "missing", "is_shown"),
-    [(4, 0, False), (5, 0, True), (7, 1, False), (8, 1, True), (9, 2, False), (10, 2, True), (12, 3, True)],
-)
-def test_how_many_pairs_need_not_show_a_change(pairs: int, missing: int, is_shown: bool) -> None:
-    toward = [0.003] * missing + [0.01] * (pairs - missing)
-    assert paired_test._is_shown_by_all(toward, 0.01) == is_shown
+def test_without_the_pair_most_in_favour_of_it_a_change_must_be_sure_too() -> None:
+    """By 2.6 standard errors of the four others, whose noise is twice as large by a fitted exponent."""
+    noise = {"sigma": 0.01, "error": 2.0, "degrees": 1e9, "z": 2.6}
+    seen = paired_test._Evidence(ordered=[], change=0.0, **noise)
+    sure = [paired_test._without_the_most([change] * 4 + [9.0], seen) for change in (0.025, 0.027)]
+    assert sure == [False, True]
+    scattered = [-0.01, -0.01, 0.05, 0.05, 9.0]  # half of their own spread is more than that noise
+    assert paired_test._without_the_most(scattered, seen._replace(error=1.0)) is False
 
 
 def test_launches_alternate_a_b_b_a_and_neighbours_are_of_one_arm() -> None:
@@ -78,46 +73,44 @@ def test_launches_alternate_a_b_b_a_and_neighbours_are_of_one_arm() -> None:
 
 
 def test_what_was_decided_stays_whatever_is_launched_for_another_metric() -> None:
-    a = [1.0, 1.001, 0.999, 1.0, 1.001, 0.999]
+    a = [1.0, 1.001, 0.999] * 2
     b = [*a[:3], *(1.2 * cost for cost in a[3:])]
-    assert look(a[:3], b[:3]).outcome == "passed"
-    assert look(a, b).outcome != "passed"
+    assert (look(a[:3], b[:3]).outcome, look(a, b).outcome) == ("passed", "undecided")
     assert decided(a, b, tolerance=0.03) == look(a[:3], b[:3])
     assert decided(A[:2], B[:2], tolerance=0.03) == look(A[:2], B[:2]), "undecided: the last look"
 
 
-def test_what_both_launches_of_a_pair_share_cancels() -> None:
+@pytest.mark.parametrize(("change", "outcome"), [(0.0, "passed"), (0.06, "regressed"), (-0.06, "improved")])
+@pytest.mark.parametrize("machine", [[1.0] * 12, [1.0, 1.0, 1.0, 2.0, 1.0, 1.5, *[1.0] * 6]])
+def test_a_change_is_found_with_its_sign_and_what_both_launches_of_a_pair_share_cancels(
+    machine: list[float], change: float, outcome: str
+) -> None:
     """The machine is up to twice as slow from pair to pair: noise for the neighbours, none for the pairs."""
-    machine = [1.0, 1.0, 1.0, 2.0, 1.0, 1.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-    a = [factor * cost for factor, cost in zip(machine, A, strict=True)]
-    b = [1.06 * factor * cost for factor, cost in zip(machine, B, strict=True)]
-    decision = decided(a, b, tolerance=0.03)
-    assert (decision.outcome, decision.pairs <= 6) == ("regressed", True)
-    assert decision.change == pytest.approx(0.06, abs=0.01)
+    a, b = ([slow * cost for slow, cost in zip(machine, costs, strict=True)] for costs in (A, B))
+    decision = decided(a, [(1 + change) * cost for cost in b], tolerance=0.03)
+    assert decision.outcome == outcome
+    assert decision.interval[0] < change < decision.interval[1]
+    assert decision.change == pytest.approx(change, abs=0.01)
+    fewest = MIN_PAIRS if outcome == "passed" else MIN_CHANGED
+    assert fewest <= decision.pairs <= fewest + 1
 
 
 def test_neighbours_of_one_arm_tell_of_noise() -> None:
     """In both, the ratios of all pairs are 1; only in the second do launches of one arm differ."""
-    quiet, noisy = look([1.0] * 4, [1.0] * 4), look([1.0, 1.1, 0.9, 1.0], [1.0, 1.1, 0.9, 1.0])
-    assert quiet.outcome == "passed"
-    assert noisy.outcome != "passed"
+    quiet, noisy = (look(arm, arm) for arm in ([1.0] * 4, [1.0, 1.1, 0.9, 1.0]))
+    assert (quiet.outcome, noisy.outcome == "passed") == ("passed", False)
     assert noisy.pair_sigma > 5 * quiet.pair_sigma
     assert quiet.pair_sigma == pytest.approx(0.002 * math.sqrt(2)), "not believed beyond the floor"
 
 
-def test_as_much_noise_as_change_is_inconclusive_before_all_pairs_are_used() -> None:
+def test_as_much_noise_as_change_is_inconclusive_before_all_pairs_are_used_and_at_the_last_anything() -> None:
     a = [1.0, 1.2, 0.9, 1.1, 0.8, 1.3, 1.0, 0.9]
-    b = [1.1, 1.0, 1.2, 0.9, 1.1, 1.0, 1.2, 0.8]
-    decision = decided(a, b, tolerance=0.03)
-    assert decision.outcome == "inconclusive"
-    assert decision.pairs < len(a)
+    decision = decided(a, [1.1, 1.0, 1.2, 0.9, 1.1, 1.0, 1.2, 0.8], tolerance=0.03)
+    assert (decision.outcome, decision.pairs < len(a)) == ("inconclusive", True)
     assert decision.minimum_detectable > 0.03
-
-
-def test_at_the_last_pair_nothing_stays_undecided() -> None:
     b = [1.0, 1.03, 1.0, 1.025, 1.01]
-    assert look([1.0] * 5, b).outcome == "undecided"
-    assert look([1.0] * 5, b, max_pairs=5).outcome == "inconclusive"
+    outcomes = [look([1.0] * 5, b, max_pairs=most).outcome for most in (MAX_PAIRS, 5)]
+    assert outcomes == ["undecided", "inconclusive"]
 
 
 MACHINE = [1.0, 1.3, 0.9, 1.2, 1.1, 0.8, 1.25, 0.95]
@@ -148,18 +141,13 @@ def test_what_follows_the_probe_is_taken_out(change: float, outcome: str) -> Non
 
 
 def test_a_probe_that_launches_do_not_follow_changes_nothing() -> None:
+    """Nor one of three pairs, which are too few for an exponent."""
     a, b = A[:8], [1.06 * cost for cost in B[:8]]
     assert decided(a, b, tolerance=0.03, probes=([1.0] * 8, [1.0] * 8)) == decided(a, b, tolerance=0.03)
     against = [[1 / probe for probe in probes] for probes in PROBES]
     a, b = followed()
-    assert look(a, b, tolerance=0.03, probes=(against[0], against[1])) == look(a, b)
-
-
-def test_three_pairs_are_too_few_for_an_exponent() -> None:
-    a, b = followed()
-    found = [
-        look(a[:n], b[:n], tolerance=0.03, probes=(PROBES[0][:n], PROBES[1][:n])).exponent for n in (3, 4)
-    ]
+    assert look(a, b, probes=(against[0], against[1])) == look(a, b)
+    found = [look(a[:n], b[:n], probes=(PROBES[0][:n], PROBES[1][:n])).exponent for n in (3, 4)]
     assert found[0] == 0 < found[1]
 
 
@@ -167,25 +155,20 @@ def test_where_the_probe_differs_between_the_arms_both_ways_must_say_it() -> Non
     """Arm B slows the whole process, the probe with it: that must not make its slowdown disappear."""
     a, b = followed(1.2)
     probes = (PROBES[0], [1.5 * probe for probe in PROBES[1]])
-    decision = look(a, b, tolerance=0.1, probes=probes)
-    assert (decision.outcome, decision.disputed) == ("undecided", None)
-    last = look(a, b, tolerance=0.1, max_pairs=8, probes=probes)
-    assert (last.outcome, last.disputed) == ("inconclusive", ("regressed", "passed"))
-    agreed = look(a, [1.5 * cost for cost in b], tolerance=0.1, probes=probes)
-    assert (agreed.outcome, agreed.disputed) == ("regressed", None)
-
-
-def test_where_the_probe_surely_differs_between_the_arms_nothing_is_corrected() -> None:
-    a, b = followed(1.2)
-    probes = (PROBES[0], [5 * probe for probe in PROBES[1]])
-    assert look(a, b, tolerance=0.1, probes=probes) == look(a, b, tolerance=0.1)
-
-
-def test_a_pass_must_be_likely_without_the_correction() -> None:
-    """Arm B slows step and probe by as much as chance would."""
+    slower = [1.5 * cost for cost in b]
+    for costs, most, outcome, disputed in (
+        (b, MAX_PAIRS, "undecided", None),
+        (b, 8, "inconclusive", ("regressed", "passed")),
+        (slower, MAX_PAIRS, "regressed", None),
+    ):
+        decision = look(a, costs, tolerance=0.1, max_pairs=most, probes=probes)
+        assert (decision.outcome, decision.disputed) == (outcome, disputed)
+    surely = (PROBES[0], [5 * probe for probe in PROBES[1]])
+    assert look(a, b, tolerance=0.1, probes=surely) == look(a, b, tolerance=0.1), "then nothing is corrected"
+    # A pass must be likely without the correction: arm B slows step and probe by as much as chance would.
     a, b = followed(1.09)
-    probes = (PROBES[0], [1.2 * probe for probe in PROBES[1]])
-    decision = look(a, b, tolerance=0.1, max_pairs=8, probes=probes)
+    by_chance = (PROBES[0], [1.2 * probe for probe in PROBES[1]])
+    decision = look(a, b, tolerance=0.1, max_pairs=8, probes=by_chance)
     assert decision.disputed is not None
     assert (decision.outcome, decision.disputed[1]) == ("inconclusive", "passed")
 
@@ -193,11 +176,9 @@ def test_a_pass_must_be_likely_without_the_correction() -> None:
 def test_an_exponent_estimated_from_the_same_launches_has_its_price() -> None:
     """Less certain by what the exponent is not known, the more the probes of the arms differ by chance."""
     a, b = followed()
-    near = look(a, b, tolerance=0.03, probes=PROBES)
     off = (PROBES[0], [1.1 * probe for probe in PROBES[1]])
-    far = look(a, b, tolerance=0.03, probes=off)
-    assert far.exponent == pytest.approx(near.exponent)
-    assert far.pair_sigma == pytest.approx(near.pair_sigma)
+    near, far = (look(a, b, probes=probes) for probes in (PROBES, off))
+    assert (far.exponent, far.pair_sigma) == pytest.approx((near.exponent, near.pair_sigma))
     errors = []
     for arms in (PROBES, off):
         probes = pair_differences(*arms)
@@ -222,31 +203,17 @@ def test_exchanged_arms_give_the_opposite_answer(pairs: list[tuple[float, float]
 
 @given(some_pairs, st.floats(0.001, 1000))
 @deterministic
-def test_units_do_not_matter(pairs: list[tuple[float, float]], unit: float) -> None:
-    a, b = [first for first, _ in pairs], [second for _, second in pairs]
-    plain, scaled = look(a, b), look([unit * cost for cost in a], [unit * cost for cost in b])
-    assert scaled.outcome == plain.outcome
-    assert scaled.change == pytest.approx(plain.change, abs=1e-9)
-
-
-@given(some_pairs)
-@deterministic
-def test_the_change_lies_in_its_interval_and_decisions_are_consistent(
-    pairs: list[tuple[float, float]],
-) -> None:
-    a, b = [first for first, _ in pairs], [second for _, second in pairs]
-    decision = look(a, b)
+def test_decisions_are_consistent_whatever_the_unit(pairs: list[tuple[float, float]], unit: float) -> None:
+    a, b = ([pair[arm] for pair in pairs] for arm in (0, 1))
+    decision, scaled = look(a, b), look([unit * cost for cost in a], [unit * cost for cost in b])
+    assert scaled.outcome == decision.outcome
+    assert scaled.change == pytest.approx(decision.change, abs=1e-9)
     low, high = decision.interval
     assert low <= decision.change <= high
-    if decision.outcome == "regressed":
-        assert low > 0
-        assert high >= 0.03
-    if decision.outcome == "improved":
-        assert high < 0
-    if decision.outcome == "passed":
-        assert abs(math.log1p(decision.change)) < math.log1p(0.03)
-    if len(pairs) == MAX_PAIRS:
-        assert decision.outcome != "undecided"
+    assert decision.outcome != "regressed" or (low > 0 and high >= 0.03)
+    assert decision.outcome != "improved" or high < 0
+    assert decision.outcome != "passed" or abs(math.log1p(decision.change)) < math.log1p(0.03)
+    assert len(pairs) < MAX_PAIRS or decision.outcome != "undecided"
 
 
 def test_the_smallest_change_that_is_found_falls_with_the_pairs() -> None:

@@ -8,7 +8,7 @@ from perfsuite.analysis.trace import reduced
 from perfsuite.results.outcome import Profiled
 from perfsuite.results.profile import TakenProfile, Work
 from perfsuite.verdict.profiled import MOST_CALLS, compared, explained
-from tests.traces import cpu_trace, event, gpu_trace, launch_profile, make_profile, taken
+from tests.traces import cpu_trace, gpu_trace, launch_profile, make_profile, taken
 
 BEFORE = make_profile()
 
@@ -40,17 +40,10 @@ def test_what_is_new_or_gone_comes_before_what_is_called_more_often() -> None:
     )
 
 
-def test_of_equal_changes_the_most_calls_are_first_and_views_are_last() -> None:
-    now = plus(
-        Work(name="aten::permute", calls=80, us=900),
-        Work(name="aten::softmax", calls=4, us=100),
-        Work(name="aten::exp", calls=4, us=200),
-        Work(name="aten::bmm", calls=24, us=100),
-    )
+def test_of_equal_changes_the_most_calls_are_first_and_kernels_and_views_are_last() -> None:
+    calls = {"permute": (80, 900), "softmax": (4, 100), "exp": (4, 200), "bmm": (24, 100)}
+    now = plus(*(Work(name=f"aten::{name}", calls=count, us=us) for name, (count, us) in calls.items()))
     assert names(now) == ["aten::bmm", "aten::exp", "aten::softmax", "aten::permute"]
-
-
-def test_an_operator_comes_before_the_kernels_that_it_launches() -> None:
     kernels = (*BEFORE.kernels, Work(name="softmax_warp_forward", calls=24, us=9000))
     now = BEFORE.replace(operators=(Work(name="aten::mm", calls=25, us=9100), *BEFORE.operators[1:]))
     assert names(now.replace(kernels=kernels)) == ["aten::mm", "softmax_warp_forward"]
@@ -68,17 +61,17 @@ def test_unsteady_calls_are_not_compared() -> None:
     assert not calls(once)
     assert found(once).notes == ("new, but not in each step, so that calls cannot be compared: aten::bmm",)
     assert not found(once, once).notes, "it was called now and then before, too"
+    seven = [f"aten::new{number}" for number in range(7)]
+    many = plus(*(Work(name=name, calls=1, us=1) for name in seven), unsteady=tuple(seven))
+    assert found(many).notes[0].endswith(f": {', '.join(seven[:5])} and 2 more")
 
 
-def test_many_differences_are_cut() -> None:
+def test_many_differences_are_cut_and_of_several_ranks_those_that_differ_most_are_named() -> None:
     now = plus(*(Work(name=f"aten::new{number}", calls=1, us=number) for number in range(9)))
     assert len(calls(now)) == MOST_CALLS + 1
     assert calls(now)[-1] == "and 4 more names are called more or less often"
-
-
-def test_of_several_ranks_those_that_differ_most_are_named() -> None:
-    now = launch_profile(BEFORE, plus(Work(name="aten::bmm", calls=24, us=700)), BEFORE)
-    ranks = compared(launch_profile(BEFORE, BEFORE, BEFORE), now, "the baseline")
+    other = launch_profile(BEFORE, plus(Work(name="aten::bmm", calls=24, us=700)), BEFORE)
+    ranks = compared(launch_profile(BEFORE, BEFORE, BEFORE), other, "the baseline")
     assert ranks.calls == ("aten::bmm 0 -> 24 calls a step (rank 1)",)
 
 
@@ -94,52 +87,36 @@ def test_the_part_that_grew_is_named_beside_what_did_not() -> None:
 
 def test_a_slower_collective_on_a_cpu_is_named_first() -> None:
     """The same calls: only times differ."""
-    slower = [
-        event(each["name"], each["ts"], 480, each["cat"], each["tid"])
-        if each.get("name") == "gloo:all_reduce"
-        else each
-        for each in cpu_trace()
-    ]
+    slower = [{**each, "dur": 480} if each.get("name") == "gloo:all_reduce" else each for each in cpu_trace()]
     told = found(*(reduced(trace, "cpu") for trace in (slower, cpu_trace())))
     assert not told.calls
     assert told.hints[0].startswith("by time, a hint: all_reduce exposed 0.3 -> 0.4 ms (+0.1 ms)")
 
 
-def test_where_nothing_differs_that_is_said() -> None:
+def test_a_part_that_changed_against_the_step_has_no_share_of_it() -> None:
+    split = BEFORE.split.replace(step_us=90_000, exposed_us={"all_gather": 16_100}, compute_us=46_000)
+    largest = "compute 60.0 -> 46.0 ms (-14.0 of -10.0 ms)"
+    told = f"by time, a hint: {largest}, all_gather exposed 12.1 -> 16.1 ms (+4.0 ms)"
+    assert found(BEFORE.replace(split=split)).hints == (told,)
     assert found(BEFORE).hints == ("by time, a hint: no part of a step differs by 3% of it",)
 
 
-def test_a_part_that_changed_against_the_step_has_no_share_of_it() -> None:
-    split = BEFORE.split.replace(step_us=90_000, exposed_us={"all_gather": 16_100}, compute_us=46_000)
-    first = found(BEFORE.replace(split=split)).hints[0]
-    assert "compute 60.0 -> 46.0 ms (-14.0 of -10.0 ms)" in first
-    assert "all_gather exposed 12.1 -> 16.1 ms (+4.0 ms)" in first
-
-
-@pytest.mark.parametrize(
-    "other",
-    [launch_profile(BEFORE).replace(method="profile-0"), launch_profile(BEFORE.replace(device="cpu"))],
-)
-def test_profiles_that_are_not_alike_are_not_compared(other: Any) -> None:
-    assert compared(other, launch_profile(BEFORE), "the baseline").notes == (
-        "the profile of the baseline is of another method, device or number of ranks: not compared",
-    )
+NONE = "there is no profile of arm A: "
+ADVICE = "record or accept it with --perf-explain, and a later regression is compared with it"
+UNLIKE = "the profile of arm A is of another method, device or number of ranks: not compared"
 
 
 @pytest.mark.parametrize(
     ("before", "now", "note"),
     [
         (taken(), TakenProfile(why_none="crash: boom"), "no profile was taken: crash: boom"),
-        (
-            None,
-            taken(),
-            "there is no profile of arm A: record or accept it with --perf-explain, and a later regression "
-            "is compared with it",
-        ),
-        (TakenProfile(why_none="unreadable"), taken(), "there is no profile of arm A: unreadable"),
+        (None, taken(), f"{NONE}{ADVICE}"),
+        (TakenProfile(why_none="unreadable"), taken(), f"{NONE}unreadable"),
+        (TakenProfile(profile=launch_profile(BEFORE).replace(method="profile-0")), taken(), UNLIKE),
+        (taken(BEFORE.replace(device="cpu")), taken(), UNLIKE),
     ],
 )
-def test_without_two_profiles_it_is_said_why(
+def test_without_two_profiles_that_are_alike_it_is_said_why(
     before: TakenProfile | None, now: TakenProfile, note: str
 ) -> None:
     assert explained(before, now, "arm A").notes == (note,)

@@ -16,10 +16,6 @@ from perfsuite.verdict.robust import (
 )
 
 
-def test_normal_quantiles_have_three_digits() -> None:
-    assert (Z_99, Z_95_ONE_SIDED) == (2.576, 1.645)
-
-
 def test_the_clipped_square_is_that_of_a_standard_normal() -> None:
     """By parts: the integral of z^2 over [-c, c] is P(|z| < c) - 2 c pdf(c); outside it is c^2."""
     normal, clip = NormalDist(), SCALE_CLIP
@@ -28,11 +24,9 @@ def test_the_clipped_square_is_that_of_a_standard_normal() -> None:
     assert pytest.approx(expected, abs=1e-6) == robust._SCALE_CLIPPED_SQUARE
 
 
-def test_logs_are_sorted() -> None:
+def test_quantiles_have_three_digits_logs_are_sorted_and_squares_are_about_the_median() -> None:
+    assert (Z_99, Z_95_ONE_SIDED) == (2.576, 1.645)
     assert sorted_logs([math.e, 1.0]) == [0.0, 1.0]
-
-
-def test_squares_are_about_the_median() -> None:
     assert squares([0.0, 1.0, 4.0]) == [1.0, 0.0, 9.0]
     assert squares([0.0, 2.0]) == [1.0, 1.0]
 
@@ -53,31 +47,22 @@ def test_t_quantile_is_close_and_never_too_small(degrees: float, exact: dict[flo
         assert t_quantile(z, 0.001) == math.inf, "of no knowledge it is endless"
 
 
-@pytest.mark.parametrize(
-    ("values", "sigma", "expected"),
-    [
-        ([-0.01, -0.005, 0.0, 0.005, 0.05], 0.01, (-0.01 + 0.02) / 5),
-        ([-0.01, -0.005, 0.0, 0.005, 50.0], 0.01, (-0.01 + 0.02) / 5),
+def test_the_location_is_a_mean_of_values_clipped_at_two_sigmas_on_either_side() -> None:
+    for values, sigma, expected in (
+        *(([-0.01, -0.005, 0.0, 0.005, large], 0.01, (-0.01 + 0.02) / 5) for large in (0.05, 50.0)),
         ([-1000.0, 0.0, 0.0, 0.0, 1.5], 1.0, (-2 + 1.5) / 5),
         ([-1.5, 0.0, 0.0, 0.0, 1000.0], 1.0, (-1.5 + 2) / 5),
         ([1.0, 2.0, 6.0], 10.0, 3.0),
-    ],
-)
-def test_the_location_is_a_mean_of_values_clipped_at_two_sigmas_on_either_side(
-    values: list[float], sigma: float, expected: float
-) -> None:
-    assert location(values, sigma) == pytest.approx(expected)
+    ):
+        assert location(values, sigma) == pytest.approx(expected)
 
 
-def test_squares_below_the_clip_are_only_rescaled() -> None:
+def test_squares_below_the_clip_are_only_rescaled_and_one_large_one_in_ten_hardly_counts() -> None:
     """One step: all four are below 1.5^2 of their own variance, and the iteration goes on from there."""
     assert clipped_variance([], 0) == 0.0
     even = [1.0] * 4
     assert clipped_variance(even, 4) == pytest.approx(1.0)
     assert clipped_variance(even, 3, prior=9.0, prior_degrees=3) == pytest.approx((27 + 4) / 6, rel=0.2)
-
-
-def test_one_large_residual_in_ten_hardly_counts_and_half_of_them_do() -> None:
     assert clipped_variance([*[1.0] * 9, 1e6], 9) == pytest.approx((9 + 2.25 * 1.8) / 0.7784655 / 9, rel=0.25)
     assert clipped_variance([*[1.0] * 5, *[1e6] * 5], 9) > 1e5
 

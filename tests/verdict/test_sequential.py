@@ -1,3 +1,4 @@
+import itertools
 import math
 from collections.abc import Sequence
 from random import Random
@@ -50,66 +51,44 @@ def session(available: Sequence[float], baseline: Sequence[float] = BASELINE) ->
     return decision
 
 
-def log_width(decision: Decision) -> float:
-    lower, upper = decision.interval
-    return math.log1p(upper) - math.log1p(lower)
+def test_more_seconds_are_a_regression_and_fewer_an_improvement() -> None:
+    for factor, outcome, launches in ((1.05, "regressed", 3), (1 / 1.05, "improved", 3), (1, "passed", 2)):
+        decision = session([factor * s for s in UNCHANGED])
+        assert (decision.outcome, decision.launches_used) == (outcome, launches)
+        assert decision.estimate == pytest.approx(factor - 1, abs=0.01)
+        lower, upper = decision.interval
+        assert (lower > 0, upper >= 0.03) == ((outcome == "regressed",) * 2), "as the outcome says"
+        assert (upper < 0) == (outcome == "improved")
 
 
-@pytest.mark.parametrize(
-    ("factor", "outcome", "launches"), [(1.05, "regressed", 3), (1 / 1.05, "improved", 3), (1, "passed", 2)]
-)
-def test_more_seconds_are_a_regression_and_fewer_an_improvement(
-    factor: float, outcome: str, launches: int
+@given(baselines, some_launches, st.floats(1e-6, 1e6), st.randoms())
+def test_units_and_the_order_of_launches_change_nothing(
+    baseline: list[float], launches: list[float], unit: float, random: Random
 ) -> None:
-    decision = session([factor * s for s in UNCHANGED])
-    assert (decision.outcome, decision.launches_used) == (outcome, launches)
-    assert decision.estimate == pytest.approx(factor - 1, abs=0.01)
-    lower, upper = decision.interval
-    assert (lower > 0, upper >= 0.03) == ((outcome == "regressed",) * 2), "as the outcome says"
-    assert (upper < 0) == (outcome == "improved")
-
-
-@given(baselines, some_launches, st.floats(1e-6, 1e6))
-def test_units_cancel(baseline: list[float], launches: list[float], unit: float) -> None:
     here = judge(launches, baseline)
     assert here.interval[0] < here.estimate < here.interval[1]
     there = judge([unit * s for s in launches], [unit * s for s in baseline])
     assert there.outcome == here.outcome
     assert there.estimate == pytest.approx(here.estimate, abs=1e-9)
     assert there.interval == pytest.approx(here.interval, abs=1e-9)
-
-
-@given(baselines, some_launches, st.randoms())
-def test_the_order_of_launches_changes_nothing(
-    baseline: list[float], launches: list[float], random: Random
-) -> None:
-    before = judge(launches, baseline)
     random.shuffle(baseline)
     random.shuffle(launches)
-    assert judge(launches, baseline) == before
+    assert judge(launches, baseline) == here
 
 
 @given(baselines, some_launches, st.floats(0, 0.2), st.floats(0.001, 0.2))
-def test_a_larger_drop_is_never_judged_milder(
+def test_a_larger_drop_is_never_judged_milder_nor_more_of_a_baseline_less_sure(
     baseline: list[float], launches: list[float], drop: float, further: float
 ) -> None:
+    """Sure within the class's noise. Beyond it, a repeated "outlier" can prove to be a second mode."""
     small = judge([s * (1 + drop) for s in launches], baseline)
     large = judge([s * (1 + drop) * (1 + further) for s in launches], baseline)
     assert large.estimate > small.estimate
-    if small.outcome == "regressed":
-        assert large.outcome == "regressed"
-    if large.outcome in ("passed", "improved"):
-        assert small.outcome != "regressed"
-
-
-@given(baselines, some_launches)
-def test_more_baseline_launches_of_the_same_spread_never_widen_the_interval(
-    baseline: list[float], launches: list[float]
-) -> None:
-    """Within the class's noise. Beyond it, a repeated "outlier" can prove to be a second mode."""
+    assert small.outcome != "regressed" or large.outcome == "regressed"
+    assert large.outcome not in ("passed", "improved") or small.outcome != "regressed"
     wide = Noise(sigma=0.04, degrees_of_freedom=30)
-    before = judge(launches, baseline, noise=wide)
-    assert log_width(judge(launches, baseline * 2, noise=wide)) < log_width(before)
+    one, two = (judge(launches, baseline * times, noise=wide).interval for times in (1, 2))
+    assert (1 + two[1]) / (1 + two[0]) < (1 + one[1]) / (1 + one[0])
 
 
 @given(st.floats(1.0, 1e9), st.integers(0, MAX_LAUNCHES - 1), st.integers(1, MAX_LAUNCHES))
@@ -121,52 +100,46 @@ def test_one_slow_launch_of_any_size_is_never_a_regression(slow: float, place: i
     assert judge(today).outcome != "improved"
 
 
-@pytest.mark.parametrize("slow", [1.05, 1.1, 2.0, 100.0])
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_unchanged_code_passes_in_spite_of_one_bad_launch(slow: float, place: int) -> None:
-    today = list(UNCHANGED)
-    today[place] *= slow
-    assert session(today).outcome == "passed"
-
-
-@pytest.mark.parametrize("bad", [0.5, 0.9, 1.1, 2.0, 100.0])
-@pytest.mark.parametrize("count", [5, 10])
-def test_one_bad_baseline_launch_is_harmless(bad: float, count: int) -> None:
-    spoilt = [*BASELINE[: count - 1], bad]
-    assert session(UNCHANGED, spoilt).outcome == "passed"
-    assert session([1.05 * s for s in UNCHANGED], spoilt).outcome == "regressed"
+def test_one_bad_launch_is_harmless_today_and_in_the_baseline() -> None:
+    for slow, place in itertools.product((1.05, 1.1, 2.0, 100.0), (0, 1, 2)):
+        today = [s * slow if at == place else s for at, s in enumerate(UNCHANGED)]
+        assert session(today).outcome == "passed"
+    for bad, count in itertools.product((0.5, 0.9, 1.1, 2.0, 100.0), (5, 10)):
+        spoilt = [*BASELINE[: count - 1], bad]
+        assert session(UNCHANGED, spoilt).outcome == "passed"
+        assert session([1.05 * s for s in UNCHANGED], spoilt).outcome == "regressed"
 
 
 @pytest.mark.parametrize(
     ("today", "settings", "outcome"),
     [
-        pytest.param([1e6, 1e6], {}, "undecided", id="two slow launches"),
-        pytest.param([1e-6, 1e-6], {}, "undecided", id="two fast launches"),
-        pytest.param([1.1, 1.11, 1.0], {}, "undecided", id="two bad launches of three"),
-        pytest.param([1.05, 1.14, 1.02, 1.3], {}, "undecided", id="launches that disagree"),
-        pytest.param([1.51, 1.49, 1.5, 1.53], {"noise": HALF_LOUD}, "regressed", id="a large drop in noise"),
-        pytest.param([1.012, 1.02, 1.016], {}, "undecided", id="in doubt"),
-        pytest.param([1.012, 1.02, 1.016], {"max_launches": 3}, "inconclusive", id="in doubt at the last"),
-        pytest.param([1.02], {"noise": QUIET, "baseline": TIGHT}, "passed", id="well inside the tolerance"),
+        *(([many, many], {}, "undecided") for many in (1e6, 1e-6)),  # two launches show nothing
+        ([1.1, 1.11, 1.0], {}, "undecided"),  # two bad launches of three
+        ([1.05, 1.14, 1.02, 1.3], {}, "undecided"),  # they disagree
+        ([1.03, 1.19, 1.24], {}, "undecided"),
+        ([1.51, 1.49, 1.5, 1.53], {"noise": HALF_LOUD}, "regressed"),  # a large drop in noise
+        ([1.012, 1.02, 1.016], {}, "undecided"),
+        ([1.012, 1.02, 1.016], {"max_launches": 3}, "inconclusive"),
+        ([1.02], {"noise": QUIET, "baseline": TIGHT}, "passed"),  # well inside the tolerance
         # 1.645 standard errors below the baseline, 1.7 % here, earns a launch while that may be improved
-        pytest.param([0.995], {}, "passed", id="as fast"),
-        pytest.param([0.98], {}, "undecided", id="it looks faster"),
-        pytest.param([0.98], {"max_launches": 3}, "undecided", id="it looks faster, of 3"),
-        pytest.param([0.98, 0.982, 0.981], {"max_launches": 3}, "passed", id="it looked faster at the last"),
-        pytest.param(
-            [0.99, 0.985], {"noise": QUIET, "baseline": TIGHT}, "passed", id="3 % faster is excluded"
-        ),
+        ([0.995], {}, "passed"),
+        *(([0.98], {"max_launches": most}, "undecided") for most in (MAX_LAUNCHES, 3)),
+        ([0.98, 0.982, 0.981], {"max_launches": 3}, "passed"),  # it looked faster at the last
+        ([0.99, 0.985], {"noise": QUIET, "baseline": TIGHT}, "passed"),  # 3 % faster is excluded
+        ([1.0] * 3, {"tolerance": 0.999, "max_launches": 3}, "passed"),  # limits are allowed
     ],
 )
 def test_what_launches_say(today: list[float], settings: dict[str, Any], outcome: str) -> None:
     assert judge(today, **settings).outcome == outcome
 
 
-def test_too_noisy_stops_early_and_says_blind() -> None:
+def test_too_noisy_stops_early_and_says_blind_if_the_tolerance_is_below_its_minimum() -> None:
     decision = judge([1.03, 1.01, 1.02, 1.0, 1.04, 1.02], noise=LOUD)
     assert (decision.outcome, decision.blind) == ("inconclusive", True)
     assert decision.launches_used < MAX_LAUNCHES
-    assert not judge(UNCHANGED[:1]).blind
+    minimum = judge(UNCHANGED[:3]).minimum_detectable_drop
+    assert not judge(UNCHANGED[:3], tolerance=minimum).blind
+    assert judge(UNCHANGED[:3], tolerance=minimum - 1e-6).blind
 
 
 def test_next_to_no_knowledge_of_the_noise_is_a_wide_interval_and_not_an_error() -> None:
@@ -176,14 +149,14 @@ def test_next_to_no_knowledge_of_the_noise_is_a_wide_interval_and_not_an_error()
 
 
 def test_the_minimum_detectable_drop_follows_noise_baseline_and_launches() -> None:
-    usual = minimum_detectable_drop(noise=NOISE, baseline_launches=10)
-    assert 0.02 < usual < 0.03
-    assert minimum_detectable_drop(noise=NOISE, baseline_launches=5) > usual
-    assert minimum_detectable_drop(noise=NOISE, baseline_launches=10, max_launches=6) > usual
-    worse = Noise(sigma=0.02, degrees_of_freedom=30)
-    assert minimum_detectable_drop(noise=worse, baseline_launches=10) > 1.9 * usual
-    vague = Noise(sigma=0.01, degrees_of_freedom=4)
-    assert minimum_detectable_drop(noise=vague, baseline_launches=10) > 1.5 * usual
+    usual: dict[str, Any] = {"noise": NOISE, "baseline_launches": 10}
+    assert 0.02 < minimum_detectable_drop(**usual) < 0.03
+    for changes, times in (
+        *(({"baseline_launches": 5}, 1), ({"max_launches": 6}, 1)),
+        ({"noise": Noise(sigma=0.02, degrees_of_freedom=30)}, 1.9),
+        ({"noise": Noise(sigma=0.01, degrees_of_freedom=4)}, 1.5),
+    ):
+        assert minimum_detectable_drop(**{**usual, **changes}) > times * minimum_detectable_drop(**usual)
 
 
 @pytest.mark.parametrize("bad", [0.0, -0.03, 1.0, 3.0, math.nan])
@@ -192,24 +165,17 @@ def test_a_tolerance_out_of_range_is_named(bad: float) -> None:
         judge([1.0], tolerance=bad)
 
 
-@pytest.mark.parametrize("outlier", [1.1, 2.0, 1000.0, 0.1])
-def test_one_outlier_in_five_neither_blinds_nor_excites(outlier: float) -> None:
-    clean = pooled_noise([BASELINE[:5]]).sigma
-    assert clean / 1.5 < pooled_noise([[*BASELINE[:4], outlier]]).sigma < 2 * clean
-
-
-def test_noise_has_a_floor() -> None:
+def test_noise_has_a_floor_needs_launches_to_spare_and_one_outlier_in_five_changes_it_little() -> None:
     assert pooled_noise([[1.0] * 5]).sigma == SIGMA_FLOOR
     assert judge([1.0] * 5, [1.0] * 5).interval[1] > 0.001
-
-
-def test_noise_needs_launches_to_spare() -> None:
-    assert pooled_noise([[1.0, 1.1, 0.9]]).degrees_of_freedom == pytest.approx(1.6)
-    assert pooled_noise([[1.0, 1.1, 0.9, 1.05]], fitted=1).degrees_of_freedom == pytest.approx(1.6)
-    with pytest.raises(ValueError, match=r"noise needs 2 launches beyond one .* got 1"):
-        pooled_noise([[1.0, 1.1], [1.0]])
-    with pytest.raises(ValueError, match="got 0"):
-        pooled_noise([])
+    for groups, fitted in (([[1.0, 1.1, 0.9]], 0), ([[1.0, 1.1, 0.9, 1.05]], 1)):
+        assert pooled_noise(groups, fitted=fitted).degrees_of_freedom == pytest.approx(1.6)
+    for groups, left in (([[1.0, 1.1], [1.0]], 1), ([], 0)):
+        with pytest.raises(ValueError, match=f"noise needs 2 launches beyond one .* got {left}"):
+            pooled_noise(groups)
+    clean = pooled_noise([BASELINE[:5]]).sigma
+    for outlier in (1.1, 2.0, 1000.0, 0.1):
+        assert clean / 1.5 < pooled_noise([[*BASELINE[:4], outlier]]).sigma < 2 * clean
 
 
 # Pinned: what the simulated tables were made with. A change here is a change of every verdict.
@@ -287,26 +253,12 @@ def test_figures_of_a_decision_are_what_they_were(
     assert figures == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("baselines", "sigma", "degrees"),
-    [
+def test_a_pooled_noise_is_what_it_was() -> None:
+    for baselines, sigma, degrees in (
         ([BASELINE], 0.00856365, 7.2),
         ([BASELINE[:5], [2 * s for s in BASELINE[5:]]], 0.00846973, 6.4),  # not between baselines
         ([[*BASELINE[:4], 1.5]], 0.01808546, 3.2),
-    ],
-)
-def test_a_pooled_noise_is_what_it_was(baselines: list[list[float]], sigma: float, degrees: float) -> None:
-    noise = pooled_noise(baselines)
-    assert noise.sigma == pytest.approx(sigma, abs=1e-7)
-    assert noise.degrees_of_freedom == pytest.approx(degrees)
-
-
-def test_limits_of_the_settings_are_allowed() -> None:
-    assert judge([1.0], tolerance=0.999, max_launches=3).tolerance == 0.999
-    assert judge([1.0] * 3, max_launches=3).launches_used == 3
-
-
-def test_a_gate_is_blind_to_what_is_below_its_minimum() -> None:
-    decision = judge(UNCHANGED[:3])
-    assert not judge(UNCHANGED[:3], tolerance=decision.minimum_detectable_drop).blind
-    assert judge(UNCHANGED[:3], tolerance=decision.minimum_detectable_drop - 1e-6).blind
+    ):
+        noise = pooled_noise(baselines)
+        assert noise.sigma == pytest.approx(sigma, abs=1e-7)
+        assert noise.degrees_of_freedom == pytest.approx(degrees)

@@ -7,7 +7,6 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from tests.benchmarks.simulated_gate import Table
 from tests.benchmarks.simulated_pairs import FOLLOWING, _followed, days, judge_day, simulate
 
 MODERATE = 0.015
@@ -24,7 +23,12 @@ def test_without_scatter_each_change_has_one_outcome(monkeypatch: pytest.MonkeyP
     assert table.minimum_detectable < 0.01
 
 
-def test_the_launches_scatter_and_drift_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launches_scatter_and_drift_as_asked_and_one_in_20_is_10_percent_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = [value for logs in days(1e-9, 0, 24, trials=400, seed=1) for value in logs]
+    assert {round(math.exp(value), 4) for value in values} == {1.0, 1.1}
+    assert fmean(values) / math.log(1.1) == pytest.approx(0.05, abs=0.01)
     monkeypatch.setattr("tests.benchmarks.simulated_pairs.DISTURBED", 0.0)
     still = [value for logs in days(0.01, 0, 24, trials=400, seed=1) for value in logs]
     assert pstdev(still) == pytest.approx(0.01, rel=0.05)
@@ -32,12 +36,6 @@ def test_the_launches_scatter_and_drift_as_asked(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("tests.benchmarks.simulated_pairs.STEPS_FOR_DRIFT", 0.0)
     last = [logs[-1] for logs in days(1e-9, 0.05, 24, trials=400, seed=1)]
     assert pstdev(last) == pytest.approx(0.05, rel=0.1)
-
-
-def test_one_launch_in_20_is_10_percent_slow() -> None:
-    values = [value for logs in days(1e-9, 0, 24, trials=400, seed=1) for value in logs]
-    assert {round(math.exp(value), 4) for value in values} == {1.0, 1.1}
-    assert fmean(values) / math.log(1.1) == pytest.approx(0.05, abs=0.01)
 
 
 def test_a_machine_that_drifts_has_slower_and_faster_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,26 +53,16 @@ def test_the_effect_is_that_of_arm_b() -> None:
     assert judge_day([0.0] * 24, change=0.2, tolerance=0.03).change == pytest.approx(0.2)
 
 
-@pytest.fixture(scope="module")
-def moderate() -> Table:
+@pytest.mark.simulation
+def test_unchanged_code_is_rarely_called_changed_and_changes_are_found() -> None:
     """Noise 1 %, tolerance 3 %."""
-    return simulate(sigma=0.01, drift=MODERATE, changes=(0.0, 0.03), trials=4_000, seed=1)
-
-
-@pytest.mark.simulation
-def test_unchanged_code_is_rarely_called_changed(moderate: Table) -> None:
-    row = moderate.row(0.0)
-    assert row.regressed + row.improved <= 0.003
-    assert row.passed > 0.85
-    assert row.mean_pairs < 7
-
-
-@pytest.mark.simulation
-def test_changes_are_found(moderate: Table) -> None:
-    row = moderate.row(0.03)
-    assert row.regressed > 0.75
-    assert row.passed < 0.03
-    assert row.improved <= 0.001
+    same, slower = simulate(sigma=0.01, drift=MODERATE, changes=(0.0, 0.03), trials=4_000, seed=1).rows
+    assert same.regressed + same.improved <= 0.003
+    assert same.passed > 0.85
+    assert same.mean_pairs < 7
+    assert slower.regressed > 0.75
+    assert slower.passed < 0.03
+    assert slower.improved <= 0.001
 
 
 @pytest.mark.simulation
@@ -97,7 +85,8 @@ def test_a_machine_with_two_speeds_raises_few_false_alarms(sigma: float, two_spe
 @pytest.mark.simulation
 def test_a_probe_that_launches_follow_finds_more_with_as_few_false_alarms() -> None:
     raw, corrected = (
-        simulate(**FOLLOWING, corrects=corrects, trials=4_000, seed=9) for corrects in (False, True)
+        simulate(**FOLLOWING, corrects=corrects, trials=trials, seed=9)
+        for corrects, trials in ((False, 1_000), (True, 4_000))
     )
     none = corrected.row(0.0)
     assert none.regressed + none.improved <= 0.008
