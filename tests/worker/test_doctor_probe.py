@@ -1,7 +1,5 @@
 """What trains in it is launched by `tests.cli.test_doctor_checks`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, call

@@ -1,7 +1,5 @@
 """Ways to hide work from a counted step: each is told, or costs what it hides nothing (docs/limits.md)."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from threading import Event, Thread
 from typing import Any

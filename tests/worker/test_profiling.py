@@ -1,7 +1,5 @@
 """What the profiler of a rank records, and that each cause of a slower step is named first."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable

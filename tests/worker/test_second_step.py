@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -107,7 +105,7 @@ def test_kernels_of_a_gpu_go_by_their_nodes(node: str, kernel: str | None) -> No
     """Behind a router's softmax, too."""
 
     class Node:
-        def __init__(self, name: str, *before: Node) -> None:
+        def __init__(self, name: str, *before: object) -> None:
             self.name = lambda: name
             self.next_functions = tuple((each, 0) for each in before)
 

@@ -1,8 +1,6 @@
 """Each fault in one process: under DDP the only rank of its group; under FSDP2, which does not talk to
 itself, one of two ranks in a group that sends nothing."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Any
 
