@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -363,7 +364,7 @@ def test_kernels_of_a_compiled_model_are_not_asked_for(monkeypatch: pytest.Monke
 def test_collectives_that_began_and_were_not_seen(
     seen: int, operator: str, begun: list[int], is_told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicas, "collectives_begun", lambda counts=iter(begun): next(counts))
+    monkeypatch.setattr(replicas, "collectives_begun", Mock(side_effect=begun))
     message = collective("all_reduce", count=seen)
     counts = Counts(flops={"backward": 10**9}, collectives=(message, message.replace(ranks=1, count=99)))
     counter: Any = types.SimpleNamespace(collectives={operator})

@@ -4,7 +4,7 @@ import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,25 +23,21 @@ WARMUP = 2
 ENOUGH = WARMUP + PROFILED_STEPS + 2
 
 
-class Attention(nn.Module):
-    """Two layers with an attention between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.after = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.attend: Callable[[Tensor], Tensor] = fused
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.after(self.attend(self.before(x)))
-        return out
-
-
 def fused(x: Tensor) -> Tensor:
     return nn.functional.scaled_dot_product_attention(x, x, x)
 
 
-def eager(x: Tensor) -> Tensor:
-    return (x @ x.transpose(-2, -1)).softmax(-1) @ x
+class Attention(nn.Module):
+    """Two layers with an attention between them."""
+
+    def __init__(self, attend: Callable[[Tensor], Tensor] = fused) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.attend = attend
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.after(self.attend(self.before(x)))
+        return out
 
 
 def train(profiling: Profiling, model: nn.Module, steps: int = ENOUGH) -> int:
@@ -69,32 +65,29 @@ def profiled(directory: Path, model: nn.Module) -> Profile:
     return documents.read(run_dir.profile(3), RankProfileFile).profile
 
 
-def first_cause(directory: Path, usual: nn.Module, slower: nn.Module) -> str:
-    before, now = (
-        merged({0: profiled(directory / name, model)})
-        for name, model in (("usual", usual), ("slower", slower))
-    )
-    return compared(before, now, "the baseline").calls[0]
-
-
-def test_three_steps_are_recorded_after_the_warm_up_and_then_it_is_over(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     """Though warnings are errors here."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        profile = profiled(tmp_path / "0", Attention())
-    assert profile.steps == PROFILED_STEPS
-    assert not profile.unsteady
-    assert (profile.calls()["aten::linear"], profile.calls()["Optimizer.step#SGD.step"]) == (2, 1)
-    assert 0 < profile.split.optimizer_us < profile.split.step_us
+        return profiled(tmp_path_factory.mktemp("usual") / "0", Attention())
+
+
+def first_cause(before: Profile, now: Profile) -> str:
+    return compared(merged({0: before}), merged({0: now}), "the baseline").calls[0]
+
+
+def test_three_steps_are_recorded_after_the_warm_up_and_then_it_is_over(usual: Profile) -> None:
+    assert usual.steps == PROFILED_STEPS
+    assert not usual.unsteady
+    assert (usual.calls()["aten::linear"], usual.calls()["Optimizer.step#SGD.step"]) == (2, 1)
+    assert 0 < usual.split.optimizer_us < usual.split.step_us
 
 
 def test_an_error_of_the_profiler_is_a_note_and_the_launch_ends_with_the_other_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*args: Any, **options: Any) -> None:
-        raise RuntimeError("no profiler here")
-
-    monkeypatch.setattr(torch.profiler, "profile", broken)
+    monkeypatch.setattr(torch.profiler, "profile", Mock(side_effect=RuntimeError("no profiler here")))
     profiling = Profiling(warmup=WARMUP, device="cpu")
     assert train(profiling, Attention(), steps=20) == ENOUGH
     profiling.write(RunDir(tmp_path), 0)
@@ -120,35 +113,37 @@ def test_a_training_that_ends_too_early_leaves_no_profile(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
-def copying(model: Attention) -> None:
-    model.after.register_forward_pre_hook(lambda module, args: (args[0].clone(),))
+def copying(x: Tensor) -> Tensor:
+    return fused(x).clone()
 
 
-def reading(model: Attention) -> None:
-    model.register_forward_hook(lambda module, args, output: output[0, 0, 0, 0].item() and None)
+def reading(x: Tensor) -> Tensor:
+    x[0, 0, 0, 0].item()
+    return fused(x)
 
 
-def attending_eagerly(model: Attention) -> None:
-    model.attend = eager
+def eager(x: Tensor) -> Tensor:
+    return (x @ x.transpose(-2, -1)).softmax(-1) @ x
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("attend", "told"),
     [
         (copying, "(CloneBackward0|aten::clone) 0 -> 1 calls a step"),
         (reading, ".*0 -> 1 calls a step: the host reads a value"),
-        (attending_eagerly, "aten::bmm 0 -> .*"),
+        (eager, "aten::bmm 0 -> .*"),
     ],
 )
-def test_the_cause_is_named_first(change: Callable[[Attention], None], told: str, tmp_path: Path) -> None:
-    slower = Attention()
-    change(slower)
-    assert re.fullmatch(told, first_cause(tmp_path, Attention(), slower))
+def test_the_cause_is_named_first(
+    attend: Callable[[Tensor], Tensor], told: str, usual: Profile, tmp_path: Path
+) -> None:
+    assert re.fullmatch(told, first_cause(usual, profiled(tmp_path / "slower", Attention(attend))))
 
 
 def test_smaller_buckets_are_named_first(tmp_path: Path) -> None:
     with alone():
-        usual = DistributedDataParallel(Attention())
-        slower = DistributedDataParallel(Attention(), bucket_cap_mb=0.0001)
-        told = first_cause(tmp_path, usual, slower)
-    assert told.startswith(("gloo:all_reduce 1 -> ", "c10d::allreduce_ 1 -> "))
+        one, several = (
+            profiled(tmp_path / str(size), DistributedDataParallel(Attention(), bucket_cap_mb=size))
+            for size in (25, 0.0001)
+        )
+    assert first_cause(one, several).startswith(("gloo:all_reduce 1 -> ", "c10d::allreduce_ 1 -> "))

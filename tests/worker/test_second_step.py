@@ -118,7 +118,7 @@ def test_kernels_of_a_gpu_go_by_their_nodes(node: str, kernel: str | None) -> No
 def test_of_what_is_compiled_nothing_is_said_and_nothing_hooked() -> None:
     model = Model(sdpa)
     SecondStep(model, inside=False)
-    assert not any(module._forward_pre_hooks for module in model.modules() if module is not model)
+    assert not any(map(has_hooks, model.children()))
     seen = step(Model(sdpa), inside=False)
     assert (seen.attention_kernel, seen.compute_dtype, seen.recomputing()) == (NOT_OBSERVED,) * 3
     assert seen.tokens.tokens == TOKENS.numel()
@@ -154,27 +154,13 @@ def test_calls_without_gradients_are_no_training_and_a_failed_one_does_not_hide_
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_recomputed_calls_do_not_count_again(reentrant: bool) -> None:
-    class Recomputed(nn.Module):
-        """Reads its tokens within what is recomputed."""
+    """A module that reads its tokens within what is recomputed, and what wraps it is never called.
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Model(sdpa)
-            self.scale = nn.Parameter(torch.ones(1))
-
-        def forward(self, input_ids: Tensor) -> Tensor:
-            return checkpoint(  # type: ignore[no-any-return]
-                lambda scale: self.inner(input_ids) * scale, self.scale, use_reentrant=reentrant
-            ).sum()
-
-    assert step(Recomputed()).tokens.tokens == TOKENS.numel()
-
-
-def test_what_a_script_has_wrapped_may_be_called_itself() -> None:
-    """As a LightningModule, whose own forward is never called."""
-    model = Model(sdpa)
+    As a LightningModule, whose own forward is not.
+    """
+    model, scale = Model(sdpa), torch.ones((), requires_grad=True)
     seen = SecondStep(nn.Sequential(model), inside=True)
-    model(TOKENS).backward()
+    checkpoint(lambda scale: model(TOKENS) * scale, scale, use_reentrant=reentrant).backward()
     seen.finish()
     assert seen.tokens.tokens == TOKENS.numel()
 
@@ -192,11 +178,8 @@ def test_what_a_script_has_wrapped_may_be_called_itself() -> None:
     ],
 )
 def test_tokens_are_the_first_tensor_where_that_holds_integers(args: Any, kwargs: Any, count: int) -> None:
-    class Takes(nn.Linear):
-        def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-            return self.weight.sum()
-
-    model = Takes(1, 1)
+    model = nn.Linear(1, 1)
+    model.forward = lambda *args, **kwargs: None  # type: ignore[assignment]
     seen = SecondStep(model, inside=True)
     model(*args, **kwargs)
     assert seen.tokens.tokens == count
@@ -224,17 +207,17 @@ def test_what_a_hook_or_the_search_for_modules_raises_is_kept_from_the_model(
     assert not has_hooks(model)
 
 
-@pytest.mark.parametrize("wrapped", [lambda out: {"out": out}, lambda out: (out,), lambda out: [None, out]])
-def test_a_linear_layer_that_returns_no_tensor_is_no_error(wrapped: Callable[[Tensor], Any]) -> None:
-    class Odd(nn.Linear):
-        def forward(self, x: Tensor) -> Any:
-            return wrapped(super().forward(x))
-
-    model = Odd(1, 1)
+@pytest.mark.parametrize(
+    ("output", "dtype"),
+    [({"out": torch.ones(2)}, NO_LINEAR), ((torch.ones(2),), "float32"), ([None, torch.ones(2)], NO_LINEAR)],
+)
+def test_a_linear_layer_that_returns_no_tensor_is_no_error(output: Any, dtype: str) -> None:
+    model = nn.Linear(1, 1)
+    model.forward = lambda x: output  # type: ignore[method-assign]
     seen = SecondStep(model, inside=True)
-    out = model(torch.ones(2, 1))
+    model(torch.ones(2, 1))
     seen.finish()
-    assert seen.compute_dtype == ("float32" if isinstance(out, tuple) else NO_LINEAR)
+    assert seen.compute_dtype == dtype
 
 
 def test_a_torch_that_does_not_tell_of_backward_is_taken_to_be_in_none(
