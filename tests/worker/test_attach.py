@@ -187,9 +187,7 @@ def test_a_torch_without_what_counting_needs_costs_the_counts_alone(
         (train, ALONE, "max_warmup_steps=2 leaves no step before the measured ones for it: give 4 or more"),
     ],
 )
-def test_what_cannot_be_counted_is_measured_with_the_reason(
-    start: Start, loop: Callable[[], object], case: Any, why: str
-) -> None:
+def test_what_cannot_be_counted_has_a_reason(start: Start, loop: Any, case: Any, why: str) -> None:
     report = measured(start(case, counts=True), loop)
     assert (report.counts, report.notes) == (None, (UNCOUNTED + why,))
     assert len(report.step_s) == len(report.loss) == case.total_steps
@@ -203,9 +201,7 @@ def test_a_replayed_graph_is_noticed_in_a_script(start: Start, monkeypatch: pyte
     assert report.hidden == ("a CUDA graph was replayed, whose operators are not seen (1x)",)
 
 
-def test_the_device_is_probed_after_all_is_measured_and_written(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_device_is_probed_when_all_is_written(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     def probe(device: torch.device) -> dict[str, float]:
         assert device == torch.device("cpu")
         before.append(report_of(attached))
@@ -328,9 +324,7 @@ def test_a_script_that_ends_early_is_told_why(
     assert len(kept) == len(trainings)
 
 
-def test_a_rank_that_leaves_its_process_group_keeps_its_number(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_keeps_its_number_without_its_group(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its processes were started by the script itself, without torchrun's variables."""
     attached = start(TWO)
     for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 2)):
@@ -379,9 +373,7 @@ def test_tokens_are_told_when_all_ranks_know_theirs(
 
 
 @pytest.mark.parametrize("tell", [Attached.crashed, lambda attached, _: attached.exits()])
-def test_an_error_that_nobody_caught_is_told_with_the_steps_that_were_made(
-    start: Start, monkeypatch: pytest.MonkeyPatch, tell: Any
-) -> None:
+def test_an_uncaught_error_tells_the_steps(start: Start, monkeypatch: pytest.MonkeyPatch, tell: Any) -> None:
     """Also if another hook of uncaught errors took it."""
     attached, error = start(), torch.OutOfMemoryError("CUDA out of memory")
     train(steps=8)
@@ -390,10 +382,8 @@ def test_an_error_that_nobody_caught_is_told_with_the_steps_that_were_made(
     assert (failure_of(attached).kind, report_of(attached).steps) == ("out_of_memory", 8)
 
 
-def test_an_optimizer_s_step_in_a_cuda_graph_is_told_before_anything_touches_the_device(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless an error of ours came before."""
+def test_a_step_captured_in_a_cuda_graph_is_told(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything touches the device, unless an error of ours came first."""
     attached = start()
     attached.give_up(ODD)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -485,17 +475,13 @@ def test_the_child_of_a_rank_is_left_alone(start: Start, monkeypatch: pytest.Mon
     [(["cuda:3"], "cuda:3"), (["cpu", "cuda:2", "cuda:3"], "cuda:2"), (["cpu"], "cuda:0")],
     ids=["not the current one", "the first", "its state is on the host"],
 )
-def test_the_device_is_that_of_the_parameters(
-    monkeypatch: pytest.MonkeyPatch, devices: list[str], expected: str
-) -> None:
+def test_which_device_trains(monkeypatch: pytest.MonkeyPatch, devices: list[str], expected: str) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     groups = [{"params": [SimpleNamespace(device=torch.device(device))]} for device in devices]
     assert device_of(SimpleNamespace(param_groups=groups)) == torch.device(expected)
 
 
-def test_an_allocator_of_the_scripts_own_leaves_peak_memory_unknown(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_allocator_leaves_peak_memory_unknown(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The figure is then missing, and the reason is told; the script trains on."""
     refuses = Mock(side_effect=RuntimeError("CUDAPluggableAllocator does not support resetPeakStats.\nmore"))
     monkeypatch.setattr(script_rank, "device_of", lambda optimizer: torch.device("cuda", 0))
@@ -529,9 +515,7 @@ def test_clock_and_memory_are_those_of_that_device(start: Start, monkeypatch: py
 
 
 @pytest.mark.parametrize("method", ["before_optimizer_step", "result"])
-def test_what_observing_raises_is_no_crash_of_the_script(
-    start: Start, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_no_error_of_ours_is_a_crash(start: Start, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     monkeypatch.setattr(Observer, method, Mock(side_effect=ODD))
     attached = start()
     with pytest.raises(Measured):

@@ -226,9 +226,7 @@ def test_grouped_query_attention_has_the_flops_of_its_queries(kernel: str) -> No
     assert backward(query, query, shared, shared, out_val=None) == 5 * product
 
 
-def test_a_formula_that_a_new_torch_brings_counts_nothing_that_was_there_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_formula_of_a_newer_torch_counts_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(flop_counter.flop_registry, aten.mul, lambda *args, **kwargs: 10**9)
     monkeypatch.delitem(flop_counter.flop_registry, aten.cudnn_convolution)
     under_that_torch = runpy.run_path(counter_module.__file__)["FLOPS"]
@@ -285,9 +283,7 @@ def test_an_optimizer_that_steps_others_has_their_state() -> None:
         ((4, 8, 16), (4, 16, 32), 2 * 4 * 8 * 16 * 32),
     ],
 )
-def test_grouped_products_have_the_flops_of_their_rows(
-    a: tuple[int, ...], b: tuple[int, ...], flops: int
-) -> None:
+def test_grouped_products_have_the_flops_of_rows(a: tuple[int, ...], b: tuple[int, ...], flops: int) -> None:
     """However many groups there are: each row meets one matrix."""
     formula = FLOPS[aten._grouped_mm]
     assert formula(torch.empty(a), torch.empty(b), offs=torch.tensor([1, 2, 3, 4]), out_val=None) == flops

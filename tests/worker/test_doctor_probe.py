@@ -26,9 +26,7 @@ def test_gpus_that_torch_reaches_are_counted(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, AssertionError])
-def test_why_no_gpu_is_reached_is_kept_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
-) -> None:
+def test_why_no_gpu_is_reached_is_one_line(monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
     error = kind("The NVIDIA driver on your system is too old.\nPlease update")
     monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=error))
     assert reached_gpus() == DoctorFile(error="The NVIDIA driver on your system is too old.")

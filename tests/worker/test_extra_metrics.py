@@ -87,9 +87,7 @@ def test_a_metric_that_the_rank_does_not_know_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("metrics", [("called", "length"), ()])
-def test_a_rank_reports_the_metrics_that_its_case_file_names(
-    tmp_path: Path, calls: Asked, metrics: tuple[str, ...]
-) -> None:
+def test_a_rank_reports_what_its_case_names(tmp_path: Path, calls: Asked, metrics: tuple[str, ...]) -> None:
     request = CaseFile(case=make_case(), device="cpu", metrics=metrics)
     rank = Rank(RunDir(tmp_path), request, empty_report(1, 2))
     rank.build(SimulatedTimer())

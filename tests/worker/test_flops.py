@@ -129,9 +129,7 @@ def test_of_experts_the_formula_counts_those_that_a_token_passes(kind: str) -> N
         ({"model_type": "dbrx"}, "the configuration of x does not say how many experts a token passes"),
     ],
 )
-def test_a_configuration_that_the_formula_does_not_fit_costs_the_mfu_alone(
-    config: dict[str, Any], why: str
-) -> None:
+def test_a_configuration_that_does_not_fit_costs_the_mfu_alone(config: dict[str, Any], why: str) -> None:
     case = make_case(model=Model(name="x", config=config))
     assert count_known(case) is None
     (note,) = notes(case)

@@ -86,9 +86,7 @@ def attached(directory: Path, seen: Callable[[CodeType], object]) -> tuple[list[
     return losses, documents.read_or_none(measured.run_dir.rank(0), RankReport)
 
 
-def test_an_error_in_a_function_of_ours_never_reaches_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_error_of_ours_reaches_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ScriptRank, "probed", lambda rank: {})
     monkeypatch.setattr(timers, "cpu_probe", lambda: lambda: None)
     warm_up()  # what is done once in a process cannot fail a second time

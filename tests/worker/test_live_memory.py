@@ -89,9 +89,7 @@ def test_what_another_thread_lets_go_last_counts_until_it_was_last_used(memory: 
     assert memory.error is None
 
 
-def test_what_another_thread_makes_while_one_waits_for_a_collective_is_the_training_s(
-    memory: LiveMemory,
-) -> None:
+def test_what_others_make_while_one_thread_waits_is_the_training_s(memory: LiveMemory) -> None:
     buffer, activation = floats(100), floats(10)
 
     def wait() -> None:

@@ -36,9 +36,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     return RunDir(tmp_path)
 
 
-def test_a_measurement_is_written_before_the_ranks_part(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_writes_before_it_meets_the_others(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     alarms: list[int] = []
 
     monkeypatch.setattr(worker, "_measure", lambda rank: make_report())
@@ -69,9 +67,7 @@ def test_nccl_connects_lazily_where_the_library_would_have_it_so(
     init_process_group.assert_called_once_with("nccl", device_id=device_id, timeout=after_the_driver)
 
 
-def test_a_preflight_probes_trains_nothing_and_tells_its_rounds_as_steps(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_preflight_probes_and_trains_nothing(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     def probe(device: Any, nodes: int, on_round: Any) -> dict[str, float]:
         assert (device, nodes) == (torch.device("cpu"), 2)
         assert run_dir.progress.read_text() == "0 1"

@@ -45,9 +45,7 @@ def test_a_script_that_resets_the_peaks_does_not_lose_ours(allocator: FakeAlloca
     assert (memory.read().peak, memory.read().reserved) == (100, 120)
 
 
-def test_peaks_that_cannot_be_read_end_no_training_that_resets_them(
-    allocator: FakeAllocator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_peaks_end_no_training(allocator: FakeAllocator, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_peaks()
     memory = CudaMemory(GPU)
     monkeypatch.setattr(memory, "_stat", Mock(side_effect=RuntimeError("no statistics")))
@@ -80,9 +78,7 @@ def test_a_read_only_clear_refs_is_said(monkeypatch: pytest.MonkeyPatch, tmp_pat
     )
 
 
-def test_code_that_only_counting_reads_into_memory_is_not_the_model_s(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_code_that_only_counting_reads_is_not_the_model_s(monkeypatch: pytest.MonkeyPatch) -> None:
     status = {"VmRSS": 100, "VmHWM": 100, "RssFile": 10}
     monkeypatch.setattr(module, "_status_bytes", status.__getitem__)
     memory = HostMemory()

@@ -96,9 +96,7 @@ def test_three_nodes_are_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("in_a_group")
-def test_the_best_round_and_in_it_the_best_matmul_is_what_a_node_can_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_best_round_and_in_it_the_best_matmul_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever others do on it in the other rounds, and in most of this one."""
     rounds: list[int] = []
     times = iter([[9.0, 9.0, 9.0], [8.0], [9.0, 2.0, 9.0], [4.0], *[[9.0, 9.0, 9.0], [8.0]] * 8])

@@ -4,6 +4,7 @@ import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -84,9 +85,7 @@ def test_three_steps_are_recorded_after_the_warm_up_and_then_it_is_over(usual: P
     assert 0 < usual.split.optimizer_us < usual.split.step_us
 
 
-def test_an_error_of_the_profiler_is_a_note_and_the_launch_ends_with_the_other_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_profiler_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.profiler, "profile", Mock(side_effect=RuntimeError("no profiler here")))
     profiling = Profiling(warmup=WARMUP, device="cpu")
     assert train(profiling, Attention(), steps=20) == ENOUGH
@@ -134,9 +133,7 @@ def eager(x: Tensor) -> Tensor:
         (eager, "aten::bmm 0 -> .*"),
     ],
 )
-def test_the_cause_is_named_first(
-    attend: Callable[[Tensor], Tensor], told: str, usual: Profile, tmp_path: Path
-) -> None:
+def test_the_cause_is_named_first(attend: Any, told: str, usual: Profile, tmp_path: Path) -> None:
     assert re.fullmatch(told, first_cause(usual, profiled(tmp_path / "slower", Attention(attend))))
 
 

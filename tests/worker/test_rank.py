@@ -33,9 +33,7 @@ def simulated(directory: Path, *, inject: str | None = None, rank: int = 0) -> R
     return this
 
 
-def test_a_framework_builds_for_the_place_and_device_of_the_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_framework_builds_for_the_rank_s_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build, rank, device = Mock(), made(tmp_path, rank=1), torch.device("cpu")
     monkeypatch.setattr(Fake, "build", build)
     rank.build(SimulatedTimer(), device=device)
@@ -182,9 +180,7 @@ def test_the_end_of_a_script_is_told_in_its_own_words_without_a_traceback() -> N
     assert failure.traceback is None
 
 
-def test_progress_is_written_beside_the_steps_and_a_slow_file_system_holds_nobody_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_file_system_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, quick = threading.Semaphore(0), threading.Event()
     written: list[str] = []
     writers: list[threading.Thread] = []

@@ -40,9 +40,7 @@ def test_steps_are_timed_and_what_is_done_between_or_after_them_is_not() -> None
     assert recorder.cpu_s == [], "a simulated clock knows none"
 
 
-def test_the_cpu_time_of_a_step_is_without_what_is_done_between_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cpu_time_is_without_what_is_done_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     spent = 0.0
 
     def spend(seconds: float) -> None:
@@ -136,9 +134,7 @@ def test_on_a_gpu_steps_are_events_on_its_stream_and_it_is_waited_for_once(gpu: 
     assert recorder.step_s == pytest.approx([0.03, 0.01, 0.02])
 
 
-def test_progress_is_what_the_gpu_has_finished_not_what_it_was_given(
-    gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_is_what_the_gpu_has_finished(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder, told = Recorder(CudaTimer(GPU)), list[int]()
     recorder.on_progress = told.append
     monkeypatch.setattr(recording, "PROGRESS_EVERY_S", -1)

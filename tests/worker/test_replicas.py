@@ -55,9 +55,7 @@ def test_a_dtensor_is_whole_where_every_placement_replicates() -> None:
         assert replicas.replicated(model) == {"a"}
 
 
-def test_without_a_group_or_private_names_of_torch_or_with_a_backend_that_does_not_nobody_counts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_nobody_counts_collectives_their_number_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert replicas.collectives_begun() is None
     with fake_group(0, 2):
         assert replicas.collectives_begun() is None
@@ -86,9 +84,7 @@ def test_gradients_of_every_kind_are_squared_and_what_has_none_is_unknown() -> N
         ((2, 3), (Replicate(), Replicate()), 1),  # as in DDP, each rank's sum is that of the job
     ],
 )
-def test_what_several_ranks_hold_alike_counts_once_in_all(
-    mesh: tuple[int, ...], placements: tuple[Any, ...], share: float
-) -> None:
+def test_what_ranks_hold_alike_counts_once(mesh: tuple[int, ...], placements: Any, share: float) -> None:
     with fake_group(0, 6):
         ranks = init_device_mesh("cpu", mesh)
         gradient = DTensor.from_local(torch.full((4,), 3.0), ranks, placements, run_check=False)

@@ -46,9 +46,7 @@ def test_all_are_measured_when_each_has_reported_no_failure(rank: ScriptRank) ->
     assert rank.are_all_measured()
 
 
-def test_a_rank_waits_for_the_reports_of_the_others_but_not_for_ever(
-    rank: ScriptRank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_waits_for_others_but_not_for_ever(rank: ScriptRank, monkeypatch: pytest.MonkeyPatch) -> None:
     sleep = Mock()
     monkeypatch.setattr(time, "monotonic", lambda: 100.0 + 20 * sleep.call_count)
     monkeypatch.setattr(time, "sleep", sleep)

@@ -82,9 +82,7 @@ def has_hooks(model: nn.Module) -> bool:
         (lambda q, k, v: q + k + v, NO_KERNEL),
     ],
 )
-def test_the_kernel_of_attention_is_seen_in_recomputed_blocks_too(
-    attend: Callable[..., Tensor], kernel: str, reentrant: bool | None
-) -> None:
+def test_the_kernel_is_seen_if_blocks_recompute(attend: Any, kernel: str, reentrant: bool | None) -> None:
     seen = step(Model(attend, reentrant))
     assert seen.attention_kernel == kernel
     assert seen.recomputing() == ("0 of 2" if reentrant is None else "2 of 2")
@@ -154,13 +152,20 @@ def test_calls_without_gradients_are_no_training_and_a_failed_one_does_not_hide_
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_recomputed_calls_do_not_count_again(reentrant: bool) -> None:
-    """A module that reads its tokens within what is recomputed, and what wraps it is never called.
-
-    As a LightningModule, whose own forward is not.
-    """
+    """Of a module that reads its tokens within what is recomputed."""
     model, scale = Model(sdpa), torch.ones((), requires_grad=True)
+    outer = nn.Sequential(model)
+    outer.forward = lambda input_ids: checkpoint(  # type: ignore[method-assign, assignment]
+        lambda scale: model(input_ids) * scale, scale, use_reentrant=reentrant
+    )
+    assert step(outer).tokens.tokens == TOKENS.numel()
+
+
+def test_what_a_script_has_wrapped_may_be_called_itself() -> None:
+    """As a LightningModule, whose own forward is never called."""
+    model = Model(sdpa)
     seen = SecondStep(nn.Sequential(model), inside=True)
-    checkpoint(lambda scale: model(TOKENS) * scale, scale, use_reentrant=reentrant).backward()
+    model(TOKENS).backward()
     seen.finish()
     assert seen.tokens.tokens == TOKENS.numel()
 
@@ -197,9 +202,7 @@ def test_what_torchscript_has_compiled_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("name", ["attention_kernel", "_tensors", "_linears"])
-def test_what_a_hook_or_the_search_for_modules_raises_is_kept_from_the_model(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_what_a_hook_raises_is_kept_from_the_model(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delattr(second_step, name)
     model = Model(sdpa)
     with pytest.raises(NameError, match=name):
@@ -220,8 +223,6 @@ def test_a_linear_layer_that_returns_no_tensor_is_no_error(output: Any, dtype: s
     assert seen.compute_dtype == dtype
 
 
-def test_a_torch_that_does_not_tell_of_backward_is_taken_to_be_in_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_torch_that_tells_of_no_backward_is_taken_to_be_in_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C, "_current_graph_task_id")
     assert second_step.in_backward() is False

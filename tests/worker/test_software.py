@@ -84,9 +84,7 @@ for matmul, all_of_torch in (("ieee", "none"), ("tf32", "none"), ("none", "tf32"
 
 @pytest.mark.launch
 @pytest.mark.usefixtures("precision")
-def test_tf32_is_seen_by_the_variable_of_torch_and_by_its_newer_switches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tf32_is_seen_by_torchs_variable_and_its_newer_switches(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own: torch refuses to mix the two kinds of switches."""
     monkeypatch.setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1")
     assert python(NEWER_SWITCHES) == "tf32 ieee tf32 tf32 ieee "

@@ -8,10 +8,8 @@ from perfsuite.worker.timers import CudaTimer, HostTimer, SimulatedTimer, clock_
 from tests.worker.fake_gpu import GPU, FakeGPU
 
 
-def test_where_the_host_sets_the_pace_an_injected_slowdown_lengthens_a_step_as_well(
-    gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A delay of the device alone would end before the host has more work for it."""
+def test_an_injected_slowdown_keeps_the_host_busy_too(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the host sets the pace, a delay of the device alone would end before it has more work."""
     spun: list[float] = []
     monkeypatch.setattr(HostTimer, "sleep", lambda timer, seconds: spun.append(seconds))
     CudaTimer(GPU).sleep(0.25)
