@@ -57,20 +57,16 @@ class Training:
         return counts
 
 
-def test_flops_by_phase_are_those_of_the_products_each_time() -> None:
+def test_flops_by_phase_are_those_of_the_products_each_time_and_checkpointing_is_recomputation() -> None:
     training = Training()
     counts = training.counted()
     # The first layer's input needs no gradient: three products in backward.
     assert counts.flops == {"forward": 2 * PRODUCT, "backward": 3 * PRODUCT}
     assert training.counted() == counts
-
-
-def test_checkpointing_is_recomputation() -> None:
-    training = Training()
     training.forward = lambda batch: checkpoint(training.model, batch, use_reentrant=False)
-    counts = training.counted()
-    assert counts.flops["recompute"] >= PRODUCT
-    assert counts.flops["forward"] == 2 * PRODUCT
+    flops = training.counted().flops
+    assert flops["recompute"] >= PRODUCT
+    assert flops["forward"] == 2 * PRODUCT
 
 
 MASK, TIMES = torch.tensor([True, False, True, False]), torch.tensor([1, 2, 1, 1])
@@ -209,13 +205,6 @@ def test_views_and_allocations_are_no_kernels() -> None:
     assert counts.kernels == {"forward": 2}
 
 
-def test_attention_on_a_cpu_has_flops() -> None:
-    query, attend = torch.randn(1, 2, 16, 8, requires_grad=True), nn.functional.scaled_dot_product_attention
-    flops = counted(lambda: attend(query, query, query, is_causal=True).sum().backward()).flops
-    assert flops["forward"] == 2 * 2 * 2 * 16 * 16 * 8  # two products of two heads
-    assert flops["backward"] == flops["forward"] * 5 / 2  # of five, one repeats the scores
-
-
 @pytest.mark.parametrize("kernel", ["cudnn", "efficient", "flash"])
 def test_grouped_query_attention_has_the_flops_of_its_queries(kernel: str) -> None:
     query = torch.empty(2, 8, 16, 32, device="meta")
@@ -223,7 +212,14 @@ def test_grouped_query_attention_has_the_flops_of_its_queries(kernel: str) -> No
     name, product = f"_scaled_dot_product_{kernel}_attention", 2 * (2 * 8) * 16 * 24 * 32
     forward, backward = FLOPS[getattr(aten, name)], FLOPS[getattr(aten, f"{name}_backward")]
     assert forward(query, shared, shared, out_val=None) == 2 * product
-    assert backward(query, query, shared, shared, out_val=None) == 5 * product
+    assert backward(query, query, shared, shared, out_val=None) == 5 * product  # one repeats the scores
+
+
+def test_attention_on_a_cpu_has_flops() -> None:
+    query, attend = torch.randn(1, 2, 16, 8, requires_grad=True), nn.functional.scaled_dot_product_attention
+    flops = counted(lambda: attend(query, query, query, is_causal=True).sum().backward()).flops
+    product = 2 * 2 * 16 * 16 * 8  # of two heads
+    assert flops == {"forward": 2 * product, "backward": 5 * product}
 
 
 def test_a_formula_of_a_newer_torch_counts_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,21 +229,17 @@ def test_a_formula_of_a_newer_torch_counts_nothing_more(monkeypatch: pytest.Monk
     assert under_that_torch.keys() == FLOPS.keys() - {aten.cudnn_convolution}
 
 
-def test_ddp_reduces_what_its_buckets_hold() -> None:
+def test_ddp_reduces_what_its_buckets_hold_and_collectives_of_nothing_are_told_apart() -> None:
     with alone():
         training = Training()
         training.forward = DistributedDataParallel(training.model)
         training.step()
-        counts = training.counted()
-    (reduced,) = (each for each in counts.collectives if each.kind == "all_reduce")
+        of_ddp = training.counted().collectives
+        several = counted(lambda: [dist.all_reduce(torch.zeros(size)) for size in (4, 0, 2, 0, 0)])
+    (reduced,) = (each for each in of_ddp if each.kind == "all_reduce")
     assert (reduced.bytes, reduced.phase) == (WEIGHTS, "backward")
     assert (reduced.ranks, reduced.apart, reduced.dtype) == (1, 0, "float32")
-
-
-def test_collectives_of_nothing_are_told_apart() -> None:
-    with alone():
-        counts = counted(lambda: [dist.all_reduce(torch.zeros(size)) for size in (4, 0, 2, 0, 0)])
-    assert [(each.count, each.bytes) for each in counts.collectives] == [(2, 24), (3, 0)]
+    assert [(each.count, each.bytes) for each in several.collectives] == [(2, 24), (3, 0)]
 
 
 @pytest.mark.filterwarnings("ignore:.*reduce_scatter_tensor:FutureWarning")

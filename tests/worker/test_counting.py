@@ -24,6 +24,8 @@ def test_two_steps_are_counted_and_the_second_is_reported() -> None:
     assert counting.notes == []
     assert len(known(counting.log).steps) == 2
     assert Loop().run(steps=FIRST_COUNTED).result() is None, "a launch that ends too early has none"
+    warm_up()
+    assert_nothing_is_left()
 
 
 def told(counting: Counting) -> str:
@@ -39,20 +41,17 @@ def assert_nothing_is_left() -> None:
     assert "resize_" not in vars(torch.UntypedStorage)
 
 
-def test_the_gradients_of_the_counted_step_are_squared_out_of_sight() -> None:
-    loop = Loop()
-    seen: list[float] = []
+def test_the_gradients_of_the_counted_step_are_squared_out_of_sight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or an engine that keeps them tells their norm."""
 
     def squared(optimizer: Any, *_: Any) -> None:
         seen.append(sum(float(each.grad.square().sum()) for each in loop.model.parameters()))
 
+    loop, seen = Loop(), list[float]()
     loop.optimizer.register_step_pre_hook(squared)
     counting = loop.run()
     assert counting.gradient_squares == pytest.approx(seen[COUNTED_STEP - 1])
     assert "aten.linalg_vector_norm" not in known(counting.counts).ops
-
-
-def test_an_engine_that_keeps_its_gradients_tells_their_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deepspeed, "gradient_norm", lambda optimizer: 3.0)
     assert Loop().run().gradient_squares == 9
 
@@ -83,42 +82,20 @@ def test_a_mode_around_the_training_s_step_is_told_and_nothing_is_counted() -> N
     assert "TorchDispatchMode of its own" in told(counting)
 
 
-def test_what_cannot_be_counted_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_counted_is_a_note_and_of_a_compiled_model_the_memory_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loop, counting = Loop(), Loop().run()
     loop.counting = Counting(lambda: None)
     assert told(loop.run()).startswith("AttributeError")
+    compiled = Compiled(graphs=1, recompilations=0, kernels=3, extern_calls=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(software, "compiled_counts", lambda: compiled)
+        counts = known(counting.result())
+    assert (counts.memory, counts.compiled) == (None, compiled)
     monkeypatch.setattr(software, "compiled_graphs", lambda: 1)
     monkeypatch.delattr(torch._dynamo.utils, "get_compilation_metrics")
     assert told(counting).startswith("what torch.compile made is not known (AttributeError")
-
-
-def test_of_a_compiled_model_the_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    counting = Loop().run()
-    compiled = Compiled(graphs=1, recompilations=0, kernels=3, extern_calls=2)
-    monkeypatch.setattr(software, "compiled_counts", lambda: compiled)
-    counts = known(counting.result())
-    assert (counts.memory, counts.compiled) == (None, compiled)
-
-
-def test_warming_up_leaves_nothing_behind() -> None:
-    warm_up()
-    assert_nothing_is_left()
-
-
-class SteppingInBackward:
-    """Training whose optimizer steps in backward, as soon as a gradient is there."""
-
-    def __init__(self) -> None:
-        self.weight = nn.Parameter(torch.ones(4))
-        self.optimizer = torch.optim.SGD([self.weight], lr=0.1)
-        self.counting = Counting(lambda: nn.ParameterList([self.weight]))
-        self.weight.register_post_accumulate_grad_hook(self.step)
-
-    def step(self, weight: torch.Tensor) -> None:
-        self.counting.before_optimizer_step(self.optimizer)
-        self.optimizer.step()
-        self.counting.end_step()
-        self.counting.begin_step()
 
 
 @pytest.mark.parametrize("outside", [0, FIRST_COUNTED - 1, COUNTED_STEP - 1])
@@ -127,18 +104,27 @@ def test_an_optimizer_that_steps_in_backward_is_not_counted(outside: int) -> Non
 
     `outside`: steps before the first that is made in backward.
     """
-    training = SteppingInBackward()
-    training.weight.grad = torch.ones(4)
+
+    def step(weight: torch.Tensor) -> None:
+        counting.before_optimizer_step(optimizer)
+        optimizer.step()
+        counting.end_step()
+        counting.begin_step()
+
+    weight = nn.Parameter(torch.ones(4))
+    optimizer, counting = torch.optim.SGD([weight], lr=0.1), Counting(lambda: nn.ParameterList([weight]))
+    weight.register_post_accumulate_grad_hook(step)
+    weight.grad = torch.ones(4)
     for _ in range(outside):
-        training.step(training.weight)
+        step(weight)
     for _ in range(6):
-        training.weight.sum().backward()
+        weight.sum().backward()
     left = _get_current_dispatch_mode()
     if left is not None:
         _pop_mode()
         assert isinstance(left, StepCounter)
         assert not left.is_entered
-    assert told(training.counting)
+    assert told(counting)
 
 
 def test_a_mode_that_was_taken_away_is_told() -> None:

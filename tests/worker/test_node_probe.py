@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -21,11 +22,6 @@ def in_a_group() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def of_two(in_a_group: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-
-
 @pytest.mark.usefixtures("in_a_group")
 def test_one_rank_has_nobody_to_reduce_with() -> None:
     probed = device_probe(CPU)
@@ -35,25 +31,20 @@ def test_one_rank_has_nobody_to_reduce_with() -> None:
     assert 0.05 < probed["copy_gb_s"] < 5000
 
 
-@pytest.mark.usefixtures("of_two")
+@pytest.mark.usefixtures("in_a_group")
 def test_the_best_of_twenty_all_reduces_after_a_barrier_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of them are disturbed: what the links can do is what the best one shows."""
-    called: list[str] = []
-
-    def now(timer: HostTimer) -> float:
-        return 0.01 * called.count("all_reduce") - (0.009 if called.count("all_reduce") > 8 else 0)
-
-    def all_reduce(buffer: torch.Tensor, group: None) -> None:
-        assert buffer.nbytes == 4 * 2**20
-        called.append("all_reduce")
-
-    monkeypatch.setattr(dist, "barrier", lambda group: called.append("barrier"))
-    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    asked = Mock()
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "barrier", asked.barrier)
+    monkeypatch.setattr(dist, "all_reduce", asked.all_reduce)
     monkeypatch.setattr(node_probe, "_alone", lambda device: {"copy_gb_s": 1.0})
-    monkeypatch.setattr(HostTimer, "stamp", now)
+    times = [*(0.01 * number for number in range(9)), *(0.01 * number - 0.009 for number in range(9, 21))]
+    monkeypatch.setattr(HostTimer, "stamp", Mock(side_effect=times))
     best = pytest.approx(4 * 2**20 / 0.001 / 1e9, rel=1e-3)
     assert device_probe(CPU) == {"copy_gb_s": 1.0, "all_reduce_gb_s": best}
-    assert called == ["barrier"] + ["all_reduce"] * 21  # one of them a warm-up
+    assert [name for name, _, _ in asked.mock_calls] == ["barrier"] + ["all_reduce"] * 21  # one to warm up
+    assert asked.all_reduce.call_args.args[0].nbytes == 4 * 2**20
 
 
 def test_the_workloads_random_numbers_and_memory_are_left_alone() -> None:
@@ -115,17 +106,13 @@ def test_all_ranks_of_two_nodes_reduce_together(
     monkeypatch: pytest.MonkeyPatch, rank: int, next_pair: int, previous_pair: int
 ) -> None:
     """Of three nodes with two ranks each: every rank makes each group, and measures in its own two."""
-    groups: list[list[int]] = []
-
-    def new_group(ranks: list[int]) -> int:
-        groups.append(sorted(ranks))
-        return len(groups)
-
+    new_group = Mock(side_effect=[1.0, 2.0, 3.0])
     monkeypatch.setattr(dist, "get_world_size", lambda: 6)
     monkeypatch.setattr(dist, "get_rank", lambda: rank)
     monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr(dist, "barrier", lambda: None)
-    monkeypatch.setattr(node_probe, "_all_reduce_gb_s", lambda device, group: float(group))
+    monkeypatch.setattr(node_probe, "_all_reduce_gb_s", lambda device, group: group)
     probed = node_probe._neighbour_probe(CPU, 3)
+    groups = [sorted(each.args[0]) for each in new_group.call_args_list]
     assert groups == [[0, 1, 2, 3], [2, 3, 4, 5], [0, 1, 4, 5]]
     assert probed == {"next_gb_s": next_pair + 1, "previous_gb_s": previous_pair + 1}
