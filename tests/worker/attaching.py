@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from perfsuite.case.case import Case, CaseFile, Topology
-from perfsuite.case.model import Model
-from perfsuite.frameworks.script import Script
+from perfsuite import Case, Model, Script, Topology
+from perfsuite.case.case import CaseFile
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import attach, leash

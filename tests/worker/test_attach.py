@@ -19,10 +19,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 
 import perfsuite.worker
-from perfsuite import documents
-from perfsuite.case.case import CaseFile, Topology
+from perfsuite import Script, Topology, documents
+from perfsuite.case.case import CaseFile
 from perfsuite.errors import FileError, MismatchError
-from perfsuite.frameworks.script import Script
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import Evidence, Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from perfsuite.case.case import LoRA
+from perfsuite import LoRA, Model
 from perfsuite.case.catalog import MODELS, gpt2, llama
-from perfsuite.case.model import Model
 from perfsuite.frameworks.common.model import build_model, transformers_config, transformers_model
 from perfsuite.worker.flops import count, count_known, notes
 from tests.frameworks.common.test_model import TINY as TINY_CASE
@@ -136,17 +135,6 @@ def test_a_configuration_that_does_not_fit_costs_the_mfu_alone(config: dict[str,
     assert note.startswith(f"MFU is unknown: {why}")
 
 
-def test_of_embeddings_and_norms_only_a_tied_embedding_is_in_the_matrix_products() -> None:
-    hidden, mlp, vocab = 64, 96, 101
-    block = 4 * hidden * hidden + 3 * hidden * mlp
-    counted = count(llama("x", kv_heads=4, **TINY), 8)
-    assert counted.matmul_parameters == 2 * block + hidden * vocab
-    assert counted.parameters == counted.matmul_parameters + vocab * hidden + 5 * hidden
-    tied = count(llama("x", kv_heads=4, **TINY, tie_word_embeddings=True), 8)
-    assert tied.per_token == counted.per_token
-    assert tied.parameters == counted.parameters - hidden * vocab
-
-
 @pytest.mark.parametrize(
     "lora", [LoRA(rank=4, alpha=8), LoRA(rank=3, alpha=8, targets=("q_proj", "k_proj", "v_proj"))]
 )
@@ -163,14 +151,10 @@ def test_frozen_weights_and_adapters_are_what_torch_counts(lora: LoRA) -> None:
     assert counted.parameters == parameters_in(built)
 
 
-def test_weights_that_a_script_freezes_have_no_gradient_of_their_own() -> None:
+def test_full_training_counts_as_before_and_what_a_script_freezes_has_no_gradient_of_its_own() -> None:
+    """Stored baselines refuse another formula."""
     full, half = count(MODELS["llama-tiny"], 32), count(MODELS["llama-tiny"], 32, frozen_share=0.5)
+    assert (full.formula, full.per_token, full.trained_parameters) == ("palm-1", 5_308_416, None)
     assert half.per_token == full.per_token - 2 * full.matmul_parameters / 2
     assert half.trained_parameters == full.matmul_parameters / 2
-
-
-def test_full_training_counts_as_before() -> None:
-    """Stored baselines refuse another formula."""
-    tiny = count(MODELS["llama-tiny"], 32)
-    assert (tiny.formula, tiny.per_token, tiny.trained_parameters) == ("palm-1", 5_308_416, None)
     assert count(MODELS["llama-3.1-8b"], 4096).per_token == 51_470_401_536

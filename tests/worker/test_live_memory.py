@@ -1,5 +1,6 @@
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 import torch
@@ -64,9 +65,13 @@ def test_what_was_sent_is_communication_and_a_permanent_part_stays(memory: LiveM
 
 
 def test_resizing_frees_and_takes_memory(memory: LiveMemory) -> None:
+    def seen(*how: Any) -> AbstractContextManager[None]:
+        memory.resized(*how)
+        return nullcontext()
+
     flat = floats(4)
     memory.see(flat, "kept")
-    with entered(torch.UntypedStorage, "resize_", lambda *how: nullcontext(memory.resized(*how))):
+    with entered(torch.UntypedStorage, "resize_", seen):
         flat.untyped_storage().resize_(0)
         flat.untyped_storage().resize_(32)
     assert flat.untyped_storage().nbytes() == 32

@@ -8,11 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from perfsuite import documents
-from perfsuite.case.case import CaseFile, Topology
+from perfsuite import DDP, Nanotron, Topology, documents
+from perfsuite.case.case import CaseFile
 from perfsuite.frameworks.base import Framework
-from perfsuite.frameworks.ddp import DDP
-from perfsuite.frameworks.nanotron import Nanotron
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash, node_probe

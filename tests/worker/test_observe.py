@@ -6,13 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from perfsuite.case.case import Case, LoRA, Topology
-from perfsuite.case.model import Model
+from perfsuite import DDP, Case, LoRA, Model, Script, Topology
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import Workload
 from perfsuite.frameworks.common.model import build_model, build_optimizer, synthetic_batches
-from perfsuite.frameworks.ddp import DDP
-from perfsuite.frameworks.script import Script
 from perfsuite.results.rank_report import Observed
 from perfsuite.worker.observe import Observer, Owners, _attention, owner
 from tests.samples import make_case

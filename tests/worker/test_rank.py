@@ -9,7 +9,7 @@ import torch
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import MAX_TOLD, ExtensionError, FileError, MismatchError, ScriptError
-from perfsuite.frameworks.base import Ranks, Workload
+from perfsuite.frameworks.base import Workload
 from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import Evidence, FailureKind, Memory, Observed, RankReport
 from perfsuite.results.run_dir import RunDir
@@ -31,15 +31,6 @@ def simulated(directory: Path, *, inject: str | None = None, rank: int = 0) -> R
     this = made(directory, inject=inject, rank=rank)
     this.build(SimulatedTimer())
     return this
-
-
-def test_a_framework_builds_for_the_rank_s_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build, rank, device = Mock(), made(tmp_path, rank=1), torch.device("cpu")
-    monkeypatch.setattr(Fake, "build", build)
-    rank.build(SimulatedTimer(), device=device)
-    ranks = Ranks(rank=1, world_size=2, device=device, directory=tmp_path)
-    build.assert_called_once_with(rank.case, ranks, rank.recorder)
-    assert (rank.workload, rank.device) == (build.return_value, device)
 
 
 def test_a_report_holds_times_tokens_probe_and_memory_if_there_is_a_counter(tmp_path: Path) -> None:

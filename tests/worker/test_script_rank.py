@@ -99,11 +99,3 @@ def test_one_that_ended_by_itself_has_a_successor(run_dir: RunDir, kind: Any) ->
     is_next = kind in ("crash", "out_of_memory", "killed")
     with contextlib.nullcontext() if is_next else is_refused():
         assert trained(run_dir, dead()).stand() == "next"
-
-
-def test_that_a_second_process_trains_is_told_to_the_first(run_dir: RunDir) -> None:
-    claim = trained(run_dir, 1, host="another")
-    assert not claim.is_twice()
-    with is_refused():
-        claim.stand()
-    assert Claim(run_dir, 0).is_twice()

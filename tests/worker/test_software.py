@@ -92,7 +92,7 @@ def test_tf32_is_seen_by_torchs_variable_and_its_newer_switches(monkeypatch: pyt
 
 def test_graphs_of_torch_compile_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     dynamo = SimpleNamespace(counters={"stats": {"unique_graphs": 3, "calls_captured": 9}})
-    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", dynamo)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", dynamo)
     assert software.compiled_graphs() == 3
     monkeypatch.delitem(sys.modules, "torch._dynamo.utils")
     assert software.compiled_graphs() == 0

@@ -136,6 +136,7 @@ def test_attention_becomes_matrix_products(replicated: Counts) -> None:
 def test_a_copy_of_the_weights_is_kept(replicated: Counts) -> None:
     kept = counted(REPLICATED, "weight-copy")
     assert memory(kept).peak - memory(replicated).peak == 4 * PARAMETERS
+    assert memory(kept).at_peak["kept"] - memory(replicated).at_peak["kept"] == 4 * PARAMETERS
     assert memory(kept).growth == memory(replicated).growth
     assert kept.kernels["optimizer"] == replicated.kernels["optimizer"] + 2 * TENSORS
 
