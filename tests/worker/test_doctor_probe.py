@@ -37,9 +37,7 @@ def test_the_peak_that_a_rank_reads_moves_by_what_is_allocated() -> None:
 
 
 @pytest.mark.parametrize("quick", [True, False])
-@pytest.mark.parametrize(
-    ("kind", "devices", "device"), [("cpu", 0, CPU), ("cuda", 2, GPU), ("cuda", 0, None)]
-)
+@pytest.mark.parametrize(("kind", "devices", "on"), [("cpu", 0, CPU), ("cuda", 2, GPU), ("cuda", 0, None)])
 def test_what_is_probed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, quick: bool, devices: int, on: Any
 ) -> None:
