@@ -36,7 +36,6 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 
 def test_a_rank_writes_before_it_meets_the_others(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     alarms: list[int] = []
-
     monkeypatch.setattr(worker, "_measure", lambda rank: make_report())
     monkeypatch.setattr(signal, "alarm", alarms.append)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)

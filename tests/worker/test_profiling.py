@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -21,7 +22,6 @@ from perfsuite.worker.profiling import ProfileTaken, Profiling
 from tests.fake_group import alone
 
 WARMUP = 2
-ENOUGH = WARMUP + PROFILED_STEPS + 2
 
 
 def fused(x: Tensor) -> Tensor:
@@ -41,29 +41,26 @@ class Attention(nn.Module):
         return out
 
 
-def train(profiling: Profiling, model: nn.Module, steps: int = ENOUGH) -> int:
-    """Train with the profiler between steps, as a rank does. Returns how many it took until it was over."""
+def taken(directory: Path, model: nn.Module | None = None, *, warmup: int = WARMUP) -> Profiling:
+    """What is left of 20 steps with the profiler between them, as in a rank, unless it ends them."""
+    profiling, model = Profiling(warmup=warmup, device="cpu"), model or Attention()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for number in range(1, steps + 1):
-        model(torch.ones(2, 1, 4, 8)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        try:
+    with pytest.raises(ProfileTaken) if warmup == WARMUP else nullcontext():
+        for number in range(1, 21):
+            model(torch.ones(2, 1, 4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
             profiling.boundary(number)
-        except ProfileTaken:
-            return number
-    return steps
+    assert number == min(warmup + PROFILED_STEPS + 2, 20)
+    directory.mkdir(exist_ok=True)
+    profiling.write(RunDir(directory), 0)
+    return profiling
 
 
 def profiled(directory: Path, model: nn.Module) -> Profile:
-    profiling = Profiling(warmup=WARMUP, device="cpu")
-    assert train(profiling, model, steps=20) == ENOUGH
-    directory.mkdir()
-    run_dir = RunDir(directory)
-    profiling.write(run_dir, 3)
-    assert not profiling.notes
-    assert run_dir.trace(3).exists()
-    return documents.read(run_dir.profile(3), RankProfileFile).profile
+    assert not taken(directory, model).notes
+    assert RunDir(directory).trace(0).exists()
+    return documents.read(RunDir(directory).profile(0), RankProfileFile).profile
 
 
 @pytest.fixture(scope="module")
@@ -86,29 +83,22 @@ def test_three_steps_are_recorded_after_the_warm_up_and_then_it_is_over(usual: P
 
 
 def test_an_error_of_the_profiler_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the launch ends with the other ranks."""
     monkeypatch.setattr(torch.profiler, "profile", Mock(side_effect=RuntimeError("no profiler here")))
-    profiling = Profiling(warmup=WARMUP, device="cpu")
-    assert train(profiling, Attention(), steps=20) == ENOUGH
-    profiling.write(RunDir(tmp_path), 0)
-    assert profiling.notes == ["no profile: RuntimeError: no profiler here"]
+    assert taken(tmp_path).notes == ["no profile: RuntimeError: no profiler here"]
     assert not list(tmp_path.iterdir())
 
 
 def test_a_trace_that_is_too_large_is_only_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling_module, "LARGEST_TRACE", 1000)
-    profiling, run_dir = Profiling(warmup=WARMUP, device="cpu"), RunDir(tmp_path)
-    train(profiling, Attention(), steps=20)
-    profiling.write(run_dir, 0)
-    (note,) = profiling.notes
-    assert note.startswith(f"no profile: ReportError: {run_dir.trace(0)} is larger than ")
-    assert run_dir.trace(0).exists()
-    assert not run_dir.profile(0).exists()
+    (note,) = taken(tmp_path).notes
+    trace = RunDir(tmp_path).trace(0)
+    assert note.startswith(f"no profile: ReportError: {trace} is larger than ")
+    assert list(tmp_path.iterdir()) == [trace]
 
 
 def test_a_training_that_ends_too_early_leaves_no_profile(tmp_path: Path) -> None:
-    profiling = Profiling(warmup=9, device="cpu")
-    train(profiling, Attention(), steps=3)
-    profiling.write(RunDir(tmp_path), 0)
+    assert taken(tmp_path, warmup=30).notes == []
     assert not list(tmp_path.iterdir())
 
 
