@@ -37,7 +37,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def without_the_dispatcher(work: Callable[[], object]) -> None:
     """Out of sight of dispatch modes, in this thread."""
-    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+    with torch._C._DisableTorchDispatch():
         work()
 
 
@@ -94,7 +94,7 @@ class Swallowing(TorchDispatchMode):
     """A mode of the training's own that computes out of sight of those below."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        with torch._C._DisableTorchDispatch():
             return func(*args, **(kwargs or {}))
 
 
@@ -218,7 +218,7 @@ WAYS: dict[str, tuple[Train, str]] = {
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_way_to_hide_work_is_told(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "deep_ep", types.SimpleNamespace(Buffer=Buffer))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "deep_ep", types.SimpleNamespace(Buffer=Buffer))
     train, rule = WAYS[way]
     counting = Loop().run(train)
     assert counting.notes == []

@@ -156,7 +156,7 @@ def test_recomputed_calls_do_not_count_again(reentrant: bool) -> None:
     """Of a module that reads its tokens within what is recomputed."""
     model, scale = Model(sdpa), torch.ones((), requires_grad=True)
     outer = nn.Sequential(model)
-    outer.forward = lambda input_ids: checkpoint(  # type: ignore[method-assign, assignment]
+    outer.forward = lambda input_ids: checkpoint(  # type: ignore[method-assign]
         lambda scale: model(input_ids) * scale, scale, use_reentrant=reentrant
     )
     assert step(outer).tokens.tokens == TOKENS.numel()
