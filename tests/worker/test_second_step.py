@@ -75,12 +75,7 @@ def has_hooks(model: nn.Module) -> bool:
 @pytest.mark.parametrize("reentrant", [None, False, True])
 @pytest.mark.parametrize(
     ("attend", "kernel"),
-    [
-        (sdpa, "FlashAttentionForCpu"),
-        (math, "math"),
-        (eager, "math"),
-        (lambda q, k, v: q + k + v, NO_KERNEL),
-    ],
+    [(sdpa, "FlashAttentionForCpu"), (math, "math"), (eager, "math"), (lambda q, k, v: q + k + v, NO_KERNEL)],
 )
 def test_the_kernel_is_seen_if_blocks_recompute(attend: Any, kernel: str, reentrant: bool | None) -> None:
     seen = step(Model(attend, reentrant))
