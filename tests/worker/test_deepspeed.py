@@ -17,12 +17,11 @@ from tests.frameworks.test_script import case_of, measured, script
 TWO_GROUPS = """
 import sys
 import deepspeed, torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # which it would build, to talk on a CPU
 torch.manual_seed(0)
-sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=2, **sizes))
+layers = torch.nn.Embedding(64, 16), torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 64)
+model = torch.nn.Sequential(*layers)
 groups = [
     {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1},
     {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
@@ -35,12 +34,15 @@ config = {
     "zero_allow_untested_optimizer": True,
 }
 rows = torch.arange(800 * 16).view(800, 16) % 64
+
+def loss_of(model, tokens):
+    return torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
 """
 BY_HAND = """
 engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 while True:
     for tokens in rows.split(4):
-        engine.backward(engine(input_ids=tokens, labels=tokens).loss)
+        engine.backward(loss_of(engine, tokens))
         engine.step()
 """
 BY_ACCELERATE = """
@@ -54,13 +56,15 @@ model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 while True:
     for tokens in loader:
         with accelerator.accumulate(model):
-            accelerator.backward(model(input_ids=tokens, labels=tokens).loss)
+            accelerator.backward(loss_of(model, tokens))
             optimizer.step()
             optimizer.zero_grad()
 """
 BY_THE_TRAINER = """
-from transformers import Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
+sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=2, **sizes))
 arguments = TrainingArguments(
     output_dir="out", per_device_train_batch_size=4, gradient_accumulation_steps=2, deepspeed=config,
     max_steps=100, learning_rate=1e-2, report_to=[], save_strategy="no",

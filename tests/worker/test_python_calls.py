@@ -152,12 +152,14 @@ def test_a_profiler_of_the_user_keeps_its_place_and_nothing_is_counted() -> None
     def theirs(frame: Any, event: str, _: Any) -> None:
         seen.append(frame.f_code.co_name)
 
-    for steps in ([helper], [helper, lambda: sys.setprofile(theirs)]):  # there before, or it comes in a step
-        sys.setprofile(theirs if len(steps) == 1 else None)
-        assert called(*steps) is None
-        assert sys.getprofile() is theirs
-        sys.setprofile(None)
+    sys.setprofile(theirs)
+    assert called(helper) is None
+    assert sys.getprofile() is theirs
+    sys.setprofile(None)
     assert "helper" in seen
+    assert called(helper, lambda: sys.setprofile(theirs)) is None, "one that comes in a step"
+    assert sys.getprofile() is theirs
+    sys.setprofile(None)
     assert called(lambda: sys.setprofile(None)) is None, "one that goes in a step"
 
 
