@@ -33,7 +33,7 @@ config = {
     "zero_optimization": {"stage": int(sys.argv[1])},
     "zero_allow_untested_optimizer": True,
 }
-rows = torch.arange(800 * 16).view(800, 16) % 64
+rows = torch.randint(64, (800, 16))
 
 def loss_of(model, tokens):
     return torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
@@ -41,7 +41,7 @@ def loss_of(model, tokens):
 BY_HAND = """
 engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 while True:
-    for tokens in rows.split(4):
+    for tokens in rows.split(4)[engine.global_rank :: 2]:
         engine.backward(loss_of(engine, tokens))
         engine.step()
 """
@@ -69,7 +69,7 @@ arguments = TrainingArguments(
     output_dir="out", per_device_train_batch_size=4, gradient_accumulation_steps=2, deepspeed=config,
     max_steps=100, learning_rate=1e-2, report_to=[], save_strategy="no",
 )
-data = [{"input_ids": row, "labels": row} for row in rows]
+data = [{"input_ids": row, "labels": row} for row in torch.arange(800 * 16).view(800, 16) % 64]
 Trainer(model=model, args=arguments, train_dataset=data).train()  # it makes two groups, too
 """
 
