@@ -6,6 +6,7 @@ ZeRO steps an optimizer of torch over flat partitions, several times in a step o
 import functools
 import importlib.metadata
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -46,13 +47,11 @@ def takes(optimizer: Any, before: Callable[[Any], None], after: Callable[[Any], 
 
 def _callers() -> list[tuple[str, Any]]:
     """The running functions of DeepSpeed, innermost first, with their `self`."""
-    found = []
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).startswith("deepspeed."):
-            found.append((frame.f_code.co_name, frame.f_locals.get("self")))
-        frame = frame.f_back
-    return found
+    return [
+        (frame.f_code.co_name, frame.f_locals.get("self"))
+        for frame, _ in traceback.walk_stack(sys._getframe())
+        if str(frame.f_globals.get("__name__", "")).startswith("deepspeed.")
+    ]
 
 
 def gradient_norm(optimizer: Any) -> float | None:

@@ -35,21 +35,17 @@ def squares(gradients: Iterable[Any]) -> float | None:
     """
     with _disable_current_modes(), torch.no_grad(), contextlib.suppress(RuntimeError):
         known = [gradient for gradient in gradients if gradient is not None]
-        shares = [1 / _copies(each) for each in known]
-        if all(share * _mesh_size(each) == 1 for share, each in zip(shares, known, strict=True)):
-            shares = [1.0] * len(known)
+        copies = [_copies(each) for each in known]
+        if copies == [each.device_mesh.size() if hasattr(each, "device_mesh") else 1 for each in known]:
+            copies = [1] * len(known)
         held = [each.coalesce().values() if each.is_sparse else each for each in map(local, known)]
         terms = [
-            share * float(torch.linalg.vector_norm(each, dtype=torch.float32)) ** 2
-            for each, share in zip(held, shares, strict=True)
+            float(torch.linalg.vector_norm(each, dtype=torch.float32)) ** 2 * (1 / count)
+            for each, count in zip(held, copies, strict=True)
             if each.numel()
         ]
         return sum(terms) if terms else None
     return None  # as of complex numbers
-
-
-def _mesh_size(tensor: Any) -> int:
-    return tensor.device_mesh.size() if hasattr(tensor, "device_mesh") else 1
 
 
 def _copies(tensor: Any) -> int:

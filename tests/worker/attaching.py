@@ -1,7 +1,5 @@
 """Attaches the measurement to this process, as `perfsuite.worker.startup` does in that of a script."""
 
-from __future__ import annotations
-
 import gc
 import importlib.metadata
 import signal
@@ -14,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from perfsuite.case.case import Case, CaseFile, Topology
-from perfsuite.case.model import Model
-from perfsuite.frameworks.script import Script
+from perfsuite import Case, Model, Script, Topology
+from perfsuite.case.case import CaseFile
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import attach, leash
@@ -37,31 +34,31 @@ providers, version = cache(importlib.metadata.packages_distributions), cache(imp
 
 @contextmanager
 def attaching(directory: Path) -> Iterator[Start]:
-    """A function that attaches to this process for a case; undone in the end."""
+    """A function that attaches to this process for a case, of which more may be asked later; undone then."""
     handles: list[Any] = []
 
     def hooking(register: Any) -> Any:
         return lambda hook: handles.append(register(hook))
 
-    def start(case: Case = ALONE) -> Attached:
-        request = CaseFile(case=case, device="cpu", counts=case.max_warmup_steps >= COUNTED_STEP)
+    def start(case: Case = ALONE, **later: Any) -> Attached:
         run_dir = RunDir(directory / "launch-1")
         run_dir.path.mkdir(parents=True, exist_ok=True)
-        return Attached(run_dir, request)
+        request = CaseFile(case=case, device="cpu", counts=case.max_warmup_steps >= COUNTED_STEP)
+        attached = Attached(run_dir, request)
+        attached.request = request.replace(**later)
+        return attached
 
     with pytest.MonkeyPatch.context() as patched:
-        for when in ("pre", "post"):
-            name = f"register_optimizer_step_{when}_hook"
+        for name in ("register_optimizer_step_pre_hook", "register_optimizer_step_post_hook"):
             patched.setattr(attach, name, hooking(getattr(attach, name)))
-        patched.setattr(torch.autograd, "backward", torch.autograd.backward)
-        patched.setattr(torch.cuda.CUDAGraph, "replay", torch.cuda.CUDAGraph.replay)
+        for owner, name in ((torch.autograd, "backward"), (torch.cuda.CUDAGraph, "replay")):
+            patched.setattr(owner, name, getattr(owner, name))
         # The tests' own objects are frozen (conftest.py), and among them is nothing of a script.
         patched.setattr(gc, "get_freeze_count", lambda: 0)
         patched.setattr(importlib.metadata, "packages_distributions", providers)
         patched.setattr(importlib.metadata, "version", version)
-        patched.setattr(leash, "die_with_parent", lambda: None)
-        patched.setattr(leash, "listen", lambda run_dir, rank: None)
-        patched.setattr(signal, "alarm", lambda seconds: None)
+        for owner, name in ((leash, "die_with_parent"), (leash, "listen"), (signal, "alarm")):
+            patched.setattr(owner, name, lambda *args: None)
         patched.delenv("RANK", raising=False)
         try:
             yield start

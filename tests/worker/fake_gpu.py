@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -41,21 +43,17 @@ class FakeGPU:
                 assert end.query()
                 return end.at - self.at
 
-        class Current:
-            def __init__(self, device: torch.device) -> None:
-                self.index = device.index
-
-            def __enter__(self) -> None:
-                self.before, gpu.current = gpu.current, self.index
-
-            def __exit__(self, *error: object) -> None:
-                gpu.current = self.before
-
         monkeypatch.setattr(torch.cuda, "Event", Event)
-        monkeypatch.setattr(torch.cuda, "device", Current)
+        monkeypatch.setattr(torch.cuda, "device", self.made_current)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("current stream of", device))
         monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
         monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
+
+    @contextmanager
+    def made_current(self, device: torch.device) -> Iterator[None]:
+        before, self.current = self.current, device.index
+        yield
+        self.current = before
 
     def synchronize(self, device: torch.device) -> None:
         assert device == GPU

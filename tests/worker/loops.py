@@ -1,19 +1,28 @@
 """Counts what a step does: any piece of work, or a training that a rank drives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from perfsuite.results.counts import COUNTED_STEP, Counts
+from perfsuite.results.counts import COUNTED_STEP, Counts, StepMemory
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.counting import Counting
 
+T = TypeVar("T")
 INPUTS = torch.ones(8, 16)
+
+
+def known(value: T | None) -> T:
+    """What has to be there."""
+    assert value is not None
+    return value
+
+
+def memory(counts: Counts) -> StepMemory:
+    return known(counts.memory)
 
 
 def counted(step: Callable[[], object]) -> Counts:
@@ -39,7 +48,7 @@ class Loop:
     def backward(self) -> None:
         self.model(INPUTS).square().mean().backward()
 
-    def run(self, train: Callable[[Loop], object] = backward, steps: int = COUNTED_STEP + 1) -> Counting:
+    def run(self, train: Callable[["Loop"], object] = backward, steps: int = COUNTED_STEP + 1) -> Counting:
         for self.number in range(1, steps + 1):
             if isinstance(_get_current_dispatch_mode(), StepCounter):
                 self.counted_at.append(self.number)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ from tests.fake_group import fake_group
 from tests.worker.loops import counted
 
 WORLD = 4
+ALL = list(range(WORLD))
 FULL, SHARD = torch.zeros(8), torch.zeros(2)
 
 
@@ -22,45 +21,33 @@ def world() -> str:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # functions that torch is about to rename
 @pytest.mark.parametrize(
-    ("call", "kind", "size"),
+    ("call", "kind", "calls", "size"),
     [
-        (lambda: dist.all_reduce(torch.zeros(8)), "all_reduce", 32),
-        (lambda: dist.all_reduce(torch.eye(8).to_sparse()), "all_reduce", 256),
-        (lambda: dist.broadcast(torch.zeros(8), 0), "broadcast", 32),
-        (lambda: dist.all_gather_into_tensor(torch.zeros(8), SHARD), "all_gather", 32),
-        (lambda: dist.all_gather([torch.zeros(2) for _ in range(WORLD)], SHARD), "all_gather", 32),
-        (lambda: dist.reduce_scatter_tensor(torch.zeros(2), FULL), "reduce_scatter", 32),
-        (lambda: dist.reduce_scatter(torch.zeros(2), list(FULL.split(2))), "reduce_scatter", 32),
-        (lambda: dist.all_to_all_single(torch.zeros(8), FULL), "all_to_all", 32),
-        (lambda: dist.send(FULL, 1), "send", 32),
-        (lambda: dist.recv(torch.zeros(8), 1), "recv", 32),
-        (lambda: dist.barrier(), "barrier", 0),
-        (lambda: all_reduce(FULL, "sum", list(range(WORLD))), "all_reduce", 32),
-        (lambda: all_gather_tensor(SHARD, 0, list(range(WORLD))), "all_gather", 32),
-        (lambda: reduce_scatter_tensor(FULL, "sum", 0, list(range(WORLD))), "reduce_scatter", 32),
+        (lambda: dist.all_reduce(torch.zeros(8)), "all_reduce", 1, 32),
+        (lambda: dist.all_reduce(torch.eye(8).to_sparse()), "all_reduce", 1, 256),
+        (lambda: dist.broadcast(torch.zeros(8), 0), "broadcast", 1, 32),
+        (lambda: dist.all_gather_into_tensor(torch.zeros(8), SHARD), "all_gather", 1, 32),
+        (lambda: dist.all_gather([torch.zeros(2) for _ in ALL], SHARD), "all_gather", 1, 32),
+        (lambda: dist.reduce_scatter_tensor(torch.zeros(2), FULL), "reduce_scatter", 1, 32),
+        (lambda: dist.reduce_scatter(torch.zeros(2), list(FULL.split(2))), "reduce_scatter", 1, 32),
+        (lambda: dist.all_to_all_single(torch.zeros(8), FULL), "all_to_all", 1, 32),
+        (lambda: dist.send(FULL, 1), "send", 1, 32),
+        (lambda: dist.recv(torch.zeros(8), 1), "recv", 1, 32),
+        (lambda: dist.barrier(), "barrier", 1, 0),
+        (lambda: all_reduce(FULL, "sum", ALL), "all_reduce", 1, 32),
+        (lambda: all_gather_tensor(SHARD, 0, ALL), "all_gather", 1, 32),
+        (lambda: reduce_scatter_tensor(FULL, "sum", 0, ALL), "reduce_scatter", 1, 32),
+        # Keys and values are sent one after the other.
+        (lambda: in_parts.flex_cp_allgather(SHARD, SHARD, 0, world()), "all_gather", 2, 64),
+        (lambda: in_parts.flex_cp_allgather_backward(FULL, FULL, 0, world()), "reduce_scatter", 2, 64),
     ],
 )
-def test_each_kind_is_known_with_its_whole_message(call: Any, kind: str, size: int) -> None:
+def test_each_kind_is_known_with_its_whole_message(call: Any, kind: str, calls: int, size: int) -> None:
     with fake_group(0, WORLD):
         (message,) = counted(call).collectives
-    assert (message.kind, message.bytes) == (kind, size)
+    assert (message.kind, message.count, message.bytes) == (kind, calls, size)
     assert (message.ranks, message.apart) == (WORLD, 1)
     assert message.dtype == ("" if kind == "barrier" else "float32")
-    assert message.count == 1
-
-
-@pytest.mark.parametrize(
-    ("call", "kind"),
-    [
-        (lambda: in_parts.flex_cp_allgather(SHARD, SHARD, 0, world()), "all_gather"),
-        (lambda: in_parts.flex_cp_allgather_backward(FULL, FULL, 0, world()), "reduce_scatter"),
-    ],
-)
-def test_keys_and_values_are_sent_one_after_the_other(call: Any, kind: str) -> None:
-    with fake_group(0, WORLD):
-        (messages,) = counted(call).collectives
-    assert (messages.kind, messages.count, messages.bytes) == (kind, 2, 64)
-    assert (messages.ranks, messages.dtype) == (WORLD, "float32")
 
 
 def test_groups_of_one_size_are_told_apart_by_their_distance() -> None:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import runpy
 import threading
 from collections.abc import Callable
@@ -11,35 +9,27 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import _create_empty_block_mask
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils import flop_counter
 from torch.utils.checkpoint import checkpoint
 
-from perfsuite.results.counts import Counts, StepMemory
+from perfsuite.results.counts import Counts
 from perfsuite.worker import counter as counter_module
 from perfsuite.worker.counter import FLOPS, StepCounter
 from tests.fake_group import alone
-from tests.worker.loops import counted
+from tests.worker.loops import counted, memory
 
+aten = torch.ops.aten
 WIDTH, BATCH = 8, 4
-PRODUCT = 2 * BATCH * WIDTH * WIDTH
-"""FLOPs of one linear layer's forward."""
-
-
-def model() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU(), nn.Linear(WIDTH, WIDTH, bias=False))
-
-
-def memory(counts: Counts) -> StepMemory:
-    assert counts.memory is not None
-    return counts.memory
+PRODUCT = 2 * BATCH * WIDTH * WIDTH  # FLOPs of one linear layer's forward
+WEIGHTS = 2 * WIDTH * WIDTH * 4  # bytes of the model
 
 
 class Training:
     """A small model and its optimizer; two steps are made, so that the optimizer has its state."""
 
     def __init__(self, **changes: Any) -> None:
-        self.model = model()
+        first, second = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        self.model = nn.Sequential(first, nn.ReLU(), second)
         self.forward: Any = changes.pop("forward", self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), **{"fused": True, **changes})
         self.batch = torch.randn(BATCH, WIDTH)
@@ -55,9 +45,9 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def counted(self, step: Callable[[StepCounter], object] | None = None, *others: Any) -> Counts:
-        """The second of two counted steps. `others`: optimizers that stand before the training's own."""
-        counter = StepCounter([*others, self.optimizer], list(self.model.parameters()))
+    def counted(self, step: Callable[[StepCounter], object] | None = None) -> Counts:
+        """The second of two counted steps."""
+        counter = StepCounter([self.optimizer], list(self.model.parameters()))
         for _ in range(2):
             with counter:
                 (step or self.step)(counter)
@@ -66,83 +56,64 @@ class Training:
         return counts
 
 
-def test_flops_by_phase_are_those_of_the_products_each_time() -> None:
+def test_flops_by_phase_are_those_of_the_products_each_time_and_checkpointing_is_recomputation() -> None:
     training = Training()
     counts = training.counted()
     # The first layer's input needs no gradient: three products in backward.
     assert counts.flops == {"forward": 2 * PRODUCT, "backward": 3 * PRODUCT}
     assert training.counted() == counts
-
-
-def test_checkpointing_is_recomputation() -> None:
-    training = Training()
     training.forward = lambda batch: checkpoint(training.model, batch, use_reentrant=False)
-    counts = training.counted()
-    assert counts.flops["recompute"] >= PRODUCT
-    assert counts.flops["forward"] == 2 * PRODUCT
+    flops = training.counted().flops
+    assert flops["recompute"] >= PRODUCT
+    assert flops["forward"] == 2 * PRODUCT
 
 
-MASK = torch.tensor([True, False, True, False])
-READS: dict[str, Callable[[Tensor], object]] = {
-    "item": lambda x: x[0].item(),
-    "bool": lambda x: bool(x[0]),
-    "tolist": lambda x: x.tolist(),
-    "nonzero": lambda x: x.nonzero(),
-    "masked_select": lambda x: x.masked_select(MASK),
-    "index": lambda x: x[MASK],
-    "index_put": lambda x: x.index_put_((MASK,), torch.ones(2)),
-    "repeat_interleave": lambda x: x.repeat_interleave(torch.tensor([1, 2, 1, 1])),
-    "unique": lambda x: x.unique(),
-    "unique_consecutive": lambda x: x.unique_consecutive(),
-    "bincount": lambda x: x.int().bincount(),
-}
-NO_READS: dict[str, Callable[[Tensor], object]] = {
-    "index": lambda x: x[torch.tensor([0, 2])],
-    "fill": lambda x: x.index_put_((MASK,), torch.tensor(0.0)),
-    "repeat_interleave": lambda x: x.repeat_interleave(torch.tensor([1, 2, 1, 1]), output_size=5),
-    "where": lambda x: torch.where(MASK, x, 0.0),
-}
+MASK, TIMES = torch.tensor([True, False, True, False]), torch.tensor([1, 2, 1, 1])
+
+
+def log(x: Tensor) -> None:
+    """In a thread of the user's."""
+    thread = threading.Thread(target=x.tolist)
+    thread.start()
+    thread.join()
 
 
 @pytest.mark.parametrize(
-    ("function", "reads"),
-    [*((each, 1) for each in READS.values()), *((each, 0) for each in NO_READS.values())],
-    ids=[*READS, *(f"no {name}" for name in NO_READS)],
+    ("reads", "function"),
+    [
+        (1, lambda x: x[0].item()),
+        (1, lambda x: bool(x[0])),
+        (1, lambda x: x.tolist()),
+        (1, lambda x: x.nonzero()),
+        (1, lambda x: x.masked_select(MASK)),
+        (1, lambda x: x[MASK]),
+        (0, lambda x: x[torch.tensor([0, 2])]),
+        (1, lambda x: x.index_put_((MASK,), torch.ones(2))),
+        (0, lambda x: x.index_put_((MASK,), torch.tensor(0.0))),  # fills
+        (0, lambda x: torch.where(MASK, x, 0.0)),
+        (1, lambda x: x.repeat_interleave(TIMES)),
+        (0, lambda x: x.repeat_interleave(TIMES, output_size=5)),
+        (1, lambda x: x.unique()),
+        (1, lambda x: x.unique_consecutive()),
+        (1, lambda x: x.int().bincount()),
+        (0, log),
+    ],
 )
 def test_what_makes_a_device_wait_is_a_host_read(function: Callable[[Tensor], object], reads: int) -> None:
     training = Training()
     training.after_backward = lambda: function(torch.ones(4))
-    counts = training.counted()
-    assert counts.host_reads.get("forward", 0) == reads
+    assert training.counted().host_reads.get("forward", 0) == reads
     assert "tolist" not in vars(torch.Tensor)
-
-
-def test_what_another_thread_reads_is_no_read_of_the_step() -> None:
-    training = Training()
-
-    def log() -> None:
-        thread = threading.Thread(target=torch.ones(4).tolist)
-        thread.start()
-        thread.join()
-
-    training.after_backward = log
-    assert training.counted().host_reads.get("forward", 0) == 0
-
-
-def test_optimizer_kernels_have_a_phase_of_their_own() -> None:
-    fused, loop = Training().counted(), Training(fused=False, foreach=False).counted()
-    assert fused.kernels["optimizer"] < loop.kernels["optimizer"]
-    assert fused.kernels["forward"] == loop.kernels["forward"]
 
 
 def test_a_closure_of_the_optimizer_is_forward_and_backward() -> None:
     """Lightning's `fit` passes one."""
     training = Training()
 
-    def closure() -> torch.Tensor:
+    def closure() -> Tensor:
         with torch.enable_grad():
             training.optimizer.zero_grad()
-            loss: torch.Tensor = training.model(training.batch).square().sum()
+            loss: Tensor = training.model(training.batch).square().sum()
             loss.backward()
             return loss
 
@@ -158,7 +129,7 @@ def test_an_optimizer_that_steps_in_hooks_of_backward_is_the_optimizer() -> None
     training = Training()
 
     def step(counter: StepCounter) -> None:
-        def in_backward(parameter: torch.Tensor) -> None:
+        def in_backward(parameter: Tensor) -> None:
             counter.before_optimizer()
             training.optimizer.step()
 
@@ -171,27 +142,11 @@ def test_an_optimizer_that_steps_in_hooks_of_backward_is_the_optimizer() -> None
     assert training.counted(step).kernels["optimizer"] == training.counted().kernels["optimizer"]
 
 
-def test_a_second_copy_of_the_model_is_in_the_peak_to_the_byte() -> None:
-    training = Training()
-    before = memory(training.counted())
-    copy = [parameter.detach().clone() for parameter in training.model.parameters()]
-
-    def average() -> None:
-        for mine, its in zip(copy, training.model.parameters(), strict=True):
-            mine.lerp_(its.detach(), 0.1)
-
-    training.after_backward = average
-    after = memory(training.counted())
-    assert after.at_peak["kept"] - before.at_peak["kept"] == 2 * WIDTH * WIDTH * 4
-    assert after.at_peak["parameter"] == 2 * WIDTH * WIDTH * 4
-    assert after.at_peak["optimizer state"] >= 2 * 2 * WIDTH * WIDTH * 4
-
-
-def received() -> torch.Tensor:
+def received() -> Tensor:
     """A batch, rebuilt in this process as one that a worker of a `DataLoader` has sent."""
     shared = torch.UntypedStorage._new_shared(4 * BATCH * WIDTH)
     storage = torch.TypedStorage(wrap_storage=shared, dtype=torch.float32, _internal=True)
-    batch: torch.Tensor = torch._utils._rebuild_tensor(storage, 0, (BATCH, WIDTH), (WIDTH, 1))
+    batch: Tensor = torch._utils._rebuild_tensor(storage, 0, (BATCH, WIDTH), (WIDTH, 1))
     return batch
 
 
@@ -227,42 +182,28 @@ def test_views_and_allocations_are_no_kernels() -> None:
     assert counts.kernels == {"forward": 2}
 
 
-def test_attention_on_a_cpu_has_flops() -> None:
-    query, attend = torch.randn(1, 2, 16, 8, requires_grad=True), nn.functional.scaled_dot_product_attention
-    flops = counted(lambda: attend(query, query, query, is_causal=True).sum().backward()).flops
-    assert flops["forward"] == 2 * 2 * 2 * 16 * 16 * 8  # two products of two heads
-    assert flops["backward"] == flops["forward"] * 5 / 2  # of five, one repeats the scores
-
-
 @pytest.mark.parametrize("kernel", ["cudnn", "efficient", "flash"])
 def test_grouped_query_attention_has_the_flops_of_its_queries(kernel: str) -> None:
     query = torch.empty(2, 8, 16, 32, device="meta")
     shared = torch.empty(2, 2, 24, 32, device="meta")  # one head of keys for four of queries
-    forward = FLOPS[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention")]
-    backward = FLOPS[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention_backward")]
-    product = 2 * (2 * 8) * 16 * 24 * 32
+    name, product = f"_scaled_dot_product_{kernel}_attention", 2 * (2 * 8) * 16 * 24 * 32
+    forward, backward = FLOPS[getattr(aten, name)], FLOPS[getattr(aten, f"{name}_backward")]
     assert forward(query, shared, shared, out_val=None) == 2 * product
-    assert backward(query, query, shared, shared, out_val=None) == 5 * product
+    assert backward(query, query, shared, shared, out_val=None) == 5 * product  # one repeats the scores
 
 
-def test_a_formula_that_a_new_torch_brings_counts_nothing_that_was_there_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(flop_counter.flop_registry, torch.ops.aten.mul, lambda *args, **kwargs: 10**9)
-    monkeypatch.delitem(flop_counter.flop_registry, torch.ops.aten.cudnn_convolution)
+def test_attention_on_a_cpu_has_flops() -> None:
+    query, attend = torch.randn(1, 2, 16, 8, requires_grad=True), nn.functional.scaled_dot_product_attention
+    flops = counted(lambda: attend(query, query, query, is_causal=True).sum().backward()).flops
+    product = 2 * 2 * 16 * 16 * 8  # of two heads
+    assert flops == {"forward": 2 * product, "backward": 5 * product}
+
+
+def test_a_formula_of_a_newer_torch_counts_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(flop_counter.flop_registry, aten.mul, lambda *args, **kwargs: 10**9)
+    monkeypatch.delitem(flop_counter.flop_registry, aten.cudnn_convolution)
     under_that_torch = runpy.run_path(counter_module.__file__)["FLOPS"]
-    assert under_that_torch.keys() == FLOPS.keys() - {torch.ops.aten.cudnn_convolution}
-
-
-def test_ddp_reduces_what_its_buckets_hold() -> None:
-    with alone():
-        training = Training()
-        training.forward = DistributedDataParallel(training.model)
-        training.step()
-        counts = training.counted()
-    (reduced,) = (each for each in counts.collectives if each.kind == "all_reduce")
-    assert (reduced.bytes, reduced.phase) == (2 * WIDTH * WIDTH * 4, "backward")
-    assert (reduced.ranks, reduced.apart, reduced.dtype) == (1, 0, "float32")
+    assert under_that_torch.keys() == FLOPS.keys() - {aten.cudnn_convolution}
 
 
 def test_collectives_of_nothing_are_told_apart() -> None:
@@ -289,16 +230,12 @@ def test_a_buffer_of_the_backend_is_not_the_training_s_memory() -> None:
 
 def test_an_optimizer_that_steps_others_has_their_state() -> None:
     training = Training()
-
-    class Container(torch.optim.Optimizer):
-        def __init__(self) -> None:
-            super().__init__(training.model.parameters(), {})
-
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
-            training.optimizer.step()
-
-    at_peak = memory(training.counted(None, Container())).at_peak
-    assert at_peak["optimizer state"] >= 2 * 2 * WIDTH * WIDTH * 4
+    container = torch.optim.Optimizer(training.model.parameters(), {})
+    with StepCounter([container, training.optimizer]) as counter:
+        training.step(counter)
+    at_peak = memory(counter.end_step()).at_peak
+    assert at_peak["optimizer state"] >= 2 * WEIGHTS
+    assert at_peak["parameter"] == WEIGHTS
 
 
 @pytest.mark.parametrize(
@@ -310,11 +247,9 @@ def test_an_optimizer_that_steps_others_has_their_state() -> None:
         ((4, 8, 16), (4, 16, 32), 2 * 4 * 8 * 16 * 32),
     ],
 )
-def test_grouped_products_have_the_flops_of_their_rows(
-    a: tuple[int, ...], b: tuple[int, ...], flops: int
-) -> None:
+def test_grouped_products_have_the_flops_of_rows(a: tuple[int, ...], b: tuple[int, ...], flops: int) -> None:
     """However many groups there are: each row meets one matrix."""
-    formula = FLOPS[torch.ops.aten._grouped_mm]
+    formula = FLOPS[aten._grouped_mm]
     assert formula(torch.empty(a), torch.empty(b), offs=torch.tensor([1, 2, 3, 4]), out_val=None) == flops
 
 
@@ -337,7 +272,7 @@ def test_copies_that_the_host_waits_for_are_those_without_non_blocking() -> None
 
 
 @torch.library.custom_op("counting::fused_attention", mutates_args=())
-def fused_attention(x: torch.Tensor) -> torch.Tensor:
+def fused_attention(x: Tensor) -> Tensor:
     """A package's kernel: it has no formula."""
     return x.clone()
 

@@ -1,69 +1,57 @@
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode
+from torch.utils.flop_counter import FlopCounterMode
 
 from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Compiled
 from perfsuite.worker import deepspeed, software
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.counting import Counting, warm_up
-from tests.worker.loops import Loop
-
-
-class Idle(TorchDispatchMode):
-    """A mode of the training's own."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
+from tests.worker.loops import Loop, known
 
 
 def test_two_steps_are_counted_and_the_second_is_reported() -> None:
     loop = Loop()
     counting = loop.run()
     assert loop.counted_at == [FIRST_COUNTED, COUNTED_STEP]
-    counts = counting.result()
-    assert counts is not None
+    counts = known(counting.result())
     assert counts.step == COUNTED_STEP
     assert counts.flops["forward"] == 2 * (2 * 8 * 16 * 32)
     assert "aten.ones" not in counts.ops, "as made between steps"
     assert counting.notes == []
-    assert counting.log is not None
-    assert len(counting.log.steps) == 2
-
+    assert len(known(counting.log).steps) == 2
     assert Loop().run(steps=FIRST_COUNTED).result() is None, "a launch that ends too early has none"
+    warm_up()
+    assert_nothing_is_left()
 
 
 def told(counting: Counting) -> str:
     """Why nothing was counted; nothing of it is left."""
     assert counting.result() is None
+    assert_nothing_is_left()
     (note,) = counting.notes
-    assert _get_current_dispatch_mode() is None
-    assert "resize_" not in vars(torch.UntypedStorage)
     return note.removeprefix("what a step does was not counted: ")
 
 
-def test_the_gradients_of_the_counted_step_are_squared_out_of_sight() -> None:
-    loop = Loop()
-    seen: list[float] = []
+def assert_nothing_is_left() -> None:
+    assert _get_current_dispatch_mode() is None
+    assert "resize_" not in vars(torch.UntypedStorage)
+
+
+def test_the_gradients_of_the_counted_step_are_squared_out_of_sight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or an engine that keeps them tells their norm."""
 
     def squared(optimizer: Any, *_: Any) -> None:
         seen.append(sum(float(each.grad.square().sum()) for each in loop.model.parameters()))
 
+    loop, seen = Loop(), list[float]()
     loop.optimizer.register_step_pre_hook(squared)
     counting = loop.run()
     assert counting.gradient_squares == pytest.approx(seen[COUNTED_STEP - 1])
-    assert counting.counts is not None
-    assert "aten.linalg_vector_norm" not in counting.counts.ops
-
-
-def test_an_engine_that_keeps_its_gradients_tells_their_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "aten.linalg_vector_norm" not in known(counting.counts).ops
     monkeypatch.setattr(deepspeed, "gradient_norm", lambda optimizer: 3.0)
     assert Loop().run().gradient_squares == 9
 
@@ -77,64 +65,37 @@ def test_the_first_optimizer_that_steps_is_the_one_that_counts() -> None:
         if loop.number > 1:
             loop.counting.before_optimizer_step(other)
 
-    counts, without = loop.run(step_other).result(), Loop().run().result()
-    assert counts is not None
-    assert without is not None
+    counts, without = known(loop.run(step_other).result()), known(Loop().run().result())
     assert counts.kernels == without.kernels  # it began no phase
 
 
 def test_a_mode_around_the_training_s_step_is_told_and_nothing_is_counted() -> None:
-    mode = Idle()
+    mode = FlopCounterMode(display=False)
 
     def enter(loop: Loop) -> None:
         loop.backward()
         if loop.number == FIRST_COUNTED:
-            mode.__enter__()  # type: ignore[no-untyped-call]
+            mode.__enter__()
 
     counting = Loop().run(enter)
-    mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    mode.__exit__(None, None, None)
     assert "TorchDispatchMode of its own" in told(counting)
 
 
-def test_what_cannot_be_counted_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_counted_is_a_note_and_of_a_compiled_model_the_memory_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loop, counting = Loop(), Loop().run()
     loop.counting = Counting(lambda: None)
     assert told(loop.run()).startswith("AttributeError")
+    compiled = Compiled(graphs=1, recompilations=0, kernels=3, extern_calls=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(software, "compiled_counts", lambda: compiled)
+        counts = known(counting.result())
+    assert (counts.memory, counts.compiled) == (None, compiled)
     monkeypatch.setattr(software, "compiled_graphs", lambda: 1)
     monkeypatch.delattr(torch._dynamo.utils, "get_compilation_metrics")
     assert told(counting).startswith("what torch.compile made is not known (AttributeError")
-
-
-def test_of_a_compiled_model_the_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    counting = Loop().run()
-    compiled = Compiled(graphs=1, recompilations=0, kernels=3, extern_calls=2)
-    monkeypatch.setattr(software, "compiled_counts", lambda: compiled)
-    counts = counting.result()
-    assert counts is not None
-    assert counts.memory is None
-    assert counts.compiled == compiled
-
-
-def test_warming_up_leaves_nothing_behind() -> None:
-    warm_up()
-    assert _get_current_dispatch_mode() is None
-    assert "resize_" not in vars(torch.UntypedStorage)
-
-
-class SteppingInBackward:
-    """Training whose optimizer steps in backward, as soon as a gradient is there."""
-
-    def __init__(self) -> None:
-        self.weight = nn.Parameter(torch.ones(4))
-        self.optimizer = torch.optim.SGD([self.weight], lr=0.1)
-        self.counting = Counting(lambda: nn.ParameterList([self.weight]))
-        self.weight.register_post_accumulate_grad_hook(self.step)
-
-    def step(self, weight: torch.Tensor) -> None:
-        self.counting.before_optimizer_step(self.optimizer)
-        self.optimizer.step()
-        self.counting.end_step()
-        self.counting.begin_step()
 
 
 @pytest.mark.parametrize("outside", [0, FIRST_COUNTED - 1, COUNTED_STEP - 1])
@@ -143,18 +104,27 @@ def test_an_optimizer_that_steps_in_backward_is_not_counted(outside: int) -> Non
 
     `outside`: steps before the first that is made in backward.
     """
-    training = SteppingInBackward()
-    training.weight.grad = torch.ones(4)
+
+    def step(weight: torch.Tensor) -> None:
+        counting.before_optimizer_step(optimizer)
+        optimizer.step()
+        counting.end_step()
+        counting.begin_step()
+
+    weight = nn.Parameter(torch.ones(4))
+    optimizer, counting = torch.optim.SGD([weight], lr=0.1), Counting(lambda: nn.ParameterList([weight]))
+    weight.register_post_accumulate_grad_hook(step)
+    weight.grad = torch.ones(4)
     for _ in range(outside):
-        training.step(training.weight)
+        step(weight)
     for _ in range(6):
-        training.weight.sum().backward()
+        weight.sum().backward()
     left = _get_current_dispatch_mode()
     if left is not None:
         _pop_mode()
         assert isinstance(left, StepCounter)
         assert not left.is_entered
-    assert told(training.counting)
+    assert told(counting)
 
 
 def test_a_mode_that_was_taken_away_is_told() -> None:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +38,12 @@ CODE = """
     def metric(name, **how):
         return Metric(name=name, label=name, unit="", better="lower", judged="shown", **how)
 
-    CALLED = metric("called", recorder=Recorder)
-    FAILING = metric("failing", recorder=Fails)
-    SILENT = metric("silent", recorder=Silent)
-    LENGTH = metric("length", read=lambda run: float(len(run.step_s)))
+    called = metric("called", recorder=Recorder)
+    failing = metric("failing", recorder=Fails)
+    silent = metric("silent", recorder=Silent)
+    length = metric("length", read=lambda run: float(len(run.step_s)))
 """
+METRICS = "\n".join(f"{name} = extra_calls:{name}" for name in ("called", "failing", "silent", "length"))
 
 Asked = list[tuple[Any, ...]]
 
@@ -52,9 +51,7 @@ Asked = list[tuple[Any, ...]]
 @pytest.fixture
 def calls(packages: Packages) -> Asked:
     """Installs the package above; what its recorders were asked."""
-    names = ("called", "failing", "silent", "length")
-    lines = [f"{name} = extra_calls:{name.upper()}" for name in names]
-    packages.install("extra-calls", CODE, metrics="\n".join(lines))
+    packages.install("extra-calls", CODE, metrics=METRICS)
     import extra_calls  # type: ignore[import-not-found]
 
     calls: Asked = extra_calls.CALLS
@@ -62,41 +59,35 @@ def calls(packages: Packages) -> Asked:
     return calls
 
 
-def made(*names: str) -> ExtraMetrics:
-    return ExtraMetrics(names, lambda: "a model", 1, 2)
-
-
-def after_steps(metrics: ExtraMetrics, steps: int) -> dict[str, float]:
+def after_steps(steps: int, *names: str) -> dict[str, float]:
+    metrics = ExtraMetrics(names, lambda: "a model", 1, 2)
     for step in range(1, steps + 1):
         metrics.boundary(step)
     return metrics.result()
 
 
 def test_a_recorder_begins_after_the_first_step_and_looks_after_each_later_one(calls: Asked) -> None:
-    assert after_steps(made("called"), 3) == {"called": 3}
+    assert after_steps(3, "called") == {"called": 3}
     assert calls == [("begin", "a model", 1, 2), ("boundary", 2), ("boundary", 3)]
 
 
 def test_a_recorder_without_a_value_and_what_is_read_on_the_driver_leave_none(calls: Asked) -> None:
-    assert after_steps(made("silent", "length", "called"), 1) == {"called": 2}
+    assert after_steps(1, "silent", "length", "called") == {"called": 2}
 
 
 def test_an_error_of_a_recorder_is_raised_at_the_end_and_names_the_metric(calls: Asked) -> None:
-    metrics = made("failing", "called")
     with pytest.raises(ExtensionError, match="recorder of metric 'failing' failed: RuntimeError: at step 2"):
-        after_steps(metrics, 3)
+        after_steps(3, "failing", "called")
     assert ("boundary", 3) not in calls  # nothing is asked any more
 
 
 def test_a_metric_that_the_rank_does_not_know_is_an_error() -> None:
     with pytest.raises(ExtensionError, match="'gone' is not installed in the environment of the ranks"):
-        made("gone")
+        after_steps(0, "gone")
 
 
 @pytest.mark.parametrize("metrics", [("called", "length"), ()])
-def test_a_rank_reports_the_metrics_that_its_case_file_names(
-    tmp_path: Path, calls: Asked, metrics: tuple[str, ...]
-) -> None:
+def test_a_rank_reports_what_its_case_names(tmp_path: Path, calls: Asked, metrics: tuple[str, ...]) -> None:
     request = CaseFile(case=make_case(), device="cpu", metrics=metrics)
     rank = Rank(RunDir(tmp_path), request, empty_report(1, 2))
     rank.build(SimulatedTimer())

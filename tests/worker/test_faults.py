@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import gc
 import math
 import os
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -54,35 +52,22 @@ def test_effect_on_the_steps(text: str | None, step_s: list[float], is_last_rank
 
 
 def test_a_structural_fault_begins_after_the_second_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[Any] = []
-    monkeypatch.setattr(structural_faults, "begin", lambda kind, *training: begun.append((kind, *training)))
+    begin = Mock()
+    monkeypatch.setattr(structural_faults, "begin", begin)
     injector = Injector(Fault.parse("host-read"), is_last_rank=False, training=lambda: ("model", "optimizer"))
     recorder = Recorder(SimulatedTimer())
-    seen = []
     for step in range(12):
         injector.before_end(step, recorder)
-        seen.append(len(begun))
-    assert seen == [0] + [1] * 11
-    assert begun == [("host-read", "model", "optimizer")]
+        assert begin.call_count == (step >= 1)
+    begin.assert_called_once_with("host-read", "model", "optimizer")
 
 
 class Stopped(BaseException):
-    """In place of the end of the process, or of sleep without end."""
+    """In place of the end of the process, or of sleep without end: what was asked for."""
 
 
-@pytest.fixture
-def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What a fault tried to do to this process."""
-    tried: list[str] = []
-
-    def stop(*args: Any) -> NoReturn:
-        tried.append(str(args))
-        raise Stopped
-
-    monkeypatch.setattr(os, "_exit", stop)
-    monkeypatch.setattr(time, "sleep", stop)
-    yield tried
-    gc.enable()  # a recorder that never finished left it off
+def stop(asked: int) -> NoReturn:
+    raise Stopped(f"asked for {asked}")
 
 
 @pytest.mark.parametrize(
@@ -90,31 +75,30 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     [
         ("crash", RuntimeError, "injected crash"),
         ("oom", MemoryError, "out of memory"),
-        ("exit", Stopped, None),
-        ("hang", Stopped, None),
+        ("exit", Stopped, "asked for 13"),
+        ("hang", Stopped, "asked for 1$"),
     ],
 )
 def test_a_breakdown_is_the_last_ranks_alone_at_its_step(
-    text: str, error: type[BaseException], said: str | None, ends: list[str]
+    text: str, error: type[BaseException], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(os, "_exit", stop)
+    monkeypatch.setattr(time, "sleep", stop)
     assert len(series(text, is_last_rank=False).step_s) == 12
     assert len(series(text, steps=AT_STEP).step_s) == AT_STEP
-    assert ends == []
     with pytest.raises(error, match=said):
         series(text, steps=AT_STEP + 1)
-    assert ends == {"exit": ["(13,)"], "hang": ["(1,)"]}.get(text, [])
+    gc.enable()  # a recorder that never finished left it off
 
 
 def test_on_a_gpu_its_own_allocator_runs_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def empty(size: int, *, dtype: torch.dtype, device: str) -> NoReturn:
-        assert (size, dtype, device) == (200, torch.uint8, "cuda:0")
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
+    empty = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7, 100))
     monkeypatch.setattr(torch, "empty", empty)
     recorder: Any = SimpleNamespace(memory=SimpleNamespace(device="cuda:0"))
     with pytest.raises(torch.OutOfMemoryError):
         Injector(Fault.parse("oom"), is_last_rank=True).before_end(AT_STEP, recorder)
+    empty.assert_called_once_with(200, dtype=torch.uint8, device="cuda:0")
 
 
 @pytest.mark.parametrize("is_last_rank", [True, False])
@@ -142,19 +126,16 @@ def test_a_leak_is_a_share_of_the_peak_that_is_gated() -> None:
     memory = HostMemory()
     held = torch.ones(64 * 2**20, dtype=torch.uint8)
     before = memory.read().peak
-    recorder = Recorder(SimulatedTimer(), memory=memory)
     injector = Injector(Fault.parse("leak=50%"), is_last_rank=False)
-    injector.before_end(AT_STEP, recorder)
+    injector.before_end(AT_STEP, Recorder(SimulatedTimer(), memory=memory))
     assert held.numel() == 64 * 2**20
     assert memory.read().peak == pytest.approx(1.5 * before, rel=0.1)
 
 
 def test_a_leak_is_held_on_the_device_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    class MemoryOfGPU3(HostMemory):
-        device = torch.device("cuda", 3)
-
-    held: list[Any] = []
-    monkeypatch.setattr(torch, "ones", lambda size, *, dtype, device: held.append(device))
-    recorder = Recorder(SimulatedTimer(), memory=MemoryOfGPU3())
+    memory, ones = Mock(device="cuda:3"), Mock()
+    memory.read.return_value = Memory(peak=1000, method="said")
+    monkeypatch.setattr(torch, "ones", ones)
+    recorder = Recorder(SimulatedTimer(), memory=memory)
     Injector(Fault.parse("leak=50%"), is_last_rank=False).before_end(AT_STEP, recorder)
-    assert held == [torch.device("cuda", 3)]
+    ones.assert_called_once_with(500, dtype=torch.uint8, device="cuda:3")

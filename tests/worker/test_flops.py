@@ -1,28 +1,30 @@
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from perfsuite.case.case import LoRA
+from perfsuite import LoRA, Model
 from perfsuite.case.catalog import MODELS, gpt2, llama
-from perfsuite.case.model import Model
 from perfsuite.frameworks.common.model import build_model, transformers_config, transformers_model
-from perfsuite.worker.flops import FORMULA, count, count_known, notes
+from perfsuite.worker.flops import count, count_known, notes
 from tests.frameworks.common.test_model import TINY as TINY_CASE
 from tests.samples import make_case
+from tests.worker.loops import known
 
 TINY = {"layers": 2, "heads": 4, "hidden": 64, "mlp": 96, "vocab": 101}
 
 
 def by_torch(built: Any, sequences: int, sequence_length: int) -> dict[str, int]:
     """FLOPs of a forward and a backward by operator."""
-    tokens = torch.randint(90, (sequences, sequence_length), generator=torch.Generator().manual_seed(0))
+    tokens = torch.arange(sequences * sequence_length).view(sequences, sequence_length)
     with FlopCounterMode(display=False) as counter:
         built(input_ids=tokens, labels=tokens).loss.backward()
     return {str(op): flops for op, flops in counter.get_flop_counts()["Global"].items()}
+
+
+def parameters_in(built: Any) -> int:
+    return sum(parameter.numel() for parameter in built.parameters())
 
 
 @pytest.mark.parametrize(
@@ -45,25 +47,20 @@ def test_the_formula_is_what_torch_counts(model: Model, sequences: int, sequence
     counted = count(model, sequence_length)
     seen = sum(by_torch(built, sequences, sequence_length).values())
     assert seen == counted.per_token * sequences * sequence_length
-    assert counted.parameters == sum(parameter.numel() for parameter in built.parameters())
+    assert counted.parameters == parameters_in(built)
 
 
-@pytest.mark.parametrize(("sequences", "sequence_length"), [(1, 8), (3, 16)])
-def test_of_a_mamba_torch_counts_the_scan_too(sequences: int, sequence_length: int) -> None:
-    """Linear layers are counted exactly; the scan's product of states of 16 is left out, 4.4 % when so tiny.
+def test_of_a_mamba_torch_counts_the_scan_too_which_is_little_in_one_of_real_size() -> None:
+    """Linear layers are counted exactly; the scan's product of states of 16 is left out, 4.4 % when tiny.
 
     torch counts the backward of a depthwise convolution as that of a full one, so convolutions are set aside.
     """
     model = MODELS["mamba-tiny"]
-    built = transformers_model(transformers_config(model), attention="eager")
-    by_op = by_torch(built, sequences, sequence_length)
-    counted = count(model, sequence_length).per_token * sequences * sequence_length
+    by_op = by_torch(transformers_model(transformers_config(model), attention="eager"), 3, 16)
+    counted = count(model, 16).per_token * 3 * 16
     assert by_op["aten.mm"] == counted
-    assert by_op["aten.bmm"] == 6 * 2 * (2 * 64) * 16 * sequences * sequence_length
+    assert by_op["aten.bmm"] == 6 * 2 * (2 * 64) * 16 * 3 * 16
     assert by_op["aten.bmm"] / counted == pytest.approx(0.044, abs=0.001)
-
-
-def test_of_a_mamba_of_real_size_the_formula_leaves_out_little() -> None:
     scan, convolution = (6 * 56 * (2 * 2048) * size for size in (16, 4))
     per_token = count(MODELS["mamba-1.6b"], 4096).per_token
     assert (scan + convolution) / per_token == pytest.approx(0.003, abs=2e-4)
@@ -116,8 +113,7 @@ def test_of_experts_the_formula_counts_those_that_a_token_passes(kind: str) -> N
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), None)
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4 if kind == "deepseek_v3" else 2}
     model = Model(name="x", config={"model_type": kind, **sizes, **heads, **ids, **EXPERTS[kind]})
-    counted = count_known(make_case(model=model, sequence_length=16))
-    assert counted is not None
+    counted = known(count_known(make_case(model=model, sequence_length=16)))
     config = transformers_config(model)
     config._experts_implementation = "eager"  # torch counts no grouped product
     built = transformers_model(config, attention="eager")
@@ -132,24 +128,11 @@ def test_of_experts_the_formula_counts_those_that_a_token_passes(kind: str) -> N
         ({"model_type": "dbrx"}, "the configuration of x does not say how many experts a token passes"),
     ],
 )
-def test_a_configuration_that_the_formula_does_not_fit_costs_the_mfu_alone(
-    config: dict[str, Any], why: str
-) -> None:
+def test_a_configuration_that_does_not_fit_costs_the_mfu_alone(config: dict[str, Any], why: str) -> None:
     case = make_case(model=Model(name="x", config=config))
     assert count_known(case) is None
     (note,) = notes(case)
     assert note.startswith(f"MFU is unknown: {why}")
-
-
-def test_of_embeddings_and_norms_only_a_tied_embedding_is_in_the_matrix_products() -> None:
-    hidden, mlp, vocab = 64, 96, 101
-    block = 4 * hidden * hidden + 3 * hidden * mlp
-    counted = count(llama("x", kv_heads=4, **TINY), 8)
-    assert counted.matmul_parameters == 2 * block + hidden * vocab
-    assert counted.parameters == counted.matmul_parameters + vocab * hidden + 5 * hidden
-    tied = count(llama("x", kv_heads=4, **TINY, tie_word_embeddings=True), 8)
-    assert tied.per_token == counted.per_token
-    assert tied.parameters == counted.parameters - hidden * vocab
 
 
 @pytest.mark.parametrize(
@@ -157,30 +140,21 @@ def test_of_embeddings_and_norms_only_a_tied_embedding_is_in_the_matrix_products
 )
 def test_frozen_weights_and_adapters_are_what_torch_counts(lora: LoRA) -> None:
     """Exactly, but for the gradient of the first block's input, which nothing before it wants."""
-    sequences, sequence_length = 2, 16
-    case = TINY_CASE.replace(
-        model="llama-tiny", lora=lora, sequence_length=sequence_length, attention="eager"
-    )
+    case = TINY_CASE.replace(model="llama-tiny", lora=lora, sequence_length=16, attention="eager")
     built: Any = build_model(case, torch.device("cpu"))
-    seen = sum(by_torch(built, sequences, sequence_length).values())
-    counted = count(case.model, sequence_length, lora)
+    counted = count(case.model, 16, lora)
     first = [getattr(built.model.layers[0].self_attn, f"{name}_proj") for name in "qkv"]
     unneeded = sum(2 * (q.base_layer.weight.numel() + q.lora_A.default.weight.numel()) for q in first)
-    assert seen == (counted.per_token - unneeded) * sequences * sequence_length
+    assert sum(by_torch(built, 2, 16).values()) == (counted.per_token - unneeded) * 2 * 16
     assert counted.trained_parameters == sum(p.numel() for p in built.parameters() if p.requires_grad)
     assert unneeded / counted.per_token < 0.02
-    assert counted.parameters == sum(parameter.numel() for parameter in built.parameters())
+    assert counted.parameters == parameters_in(built)
 
 
-def test_weights_that_a_script_freezes_have_no_gradient_of_their_own() -> None:
+def test_full_training_counts_as_before_and_what_a_script_freezes_has_no_gradient_of_its_own() -> None:
+    """Stored baselines refuse another formula."""
     full, half = count(MODELS["llama-tiny"], 32), count(MODELS["llama-tiny"], 32, frozen_share=0.5)
+    assert (full.formula, full.per_token, full.trained_parameters) == ("palm-1", 5_308_416, None)
     assert half.per_token == full.per_token - 2 * full.matmul_parameters / 2
     assert half.trained_parameters == full.matmul_parameters / 2
-
-
-def test_full_training_counts_as_before() -> None:
-    """Stored baselines refuse another formula."""
-    assert count(MODELS["llama-tiny"], 32).formula == FORMULA == "palm-1"
-    assert count(MODELS["llama-tiny"], 32).per_token == 5_308_416
-    assert count(MODELS["llama-tiny"], 32).trained_parameters is None
     assert count(MODELS["llama-3.1-8b"], 4096).per_token == 51_470_401_536

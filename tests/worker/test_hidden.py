@@ -1,7 +1,5 @@
 """Ways to hide work from a counted step: each is told, or costs what it hides nothing (docs/limits.md)."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
@@ -9,11 +7,13 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import start_processes
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfsuite.results.counts import Counts
@@ -22,6 +22,7 @@ from perfsuite.worker.counter import StepCounter
 from tests.twin_counts import collective
 from tests.worker.loops import INPUTS, Loop
 
+Train = Callable[[Loop], object]
 REPLAYED = "a CUDA graph was replayed, whose operators are not seen"
 GRADIENTS = "no operator that was seen computed the gradients of"
 FLOPS = "weights of linear layers take at least"
@@ -30,13 +31,14 @@ FLOPS = "weights of linear layers take at least"
 @pytest.fixture(autouse=True)
 def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for CUDA graphs: a replay does what was captured, and torch's dispatcher sees none of it."""
-
-    def replay(captured: Any) -> None:
-        with unseen():
-            captured()
-
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", replay)
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", without_the_dispatcher)
     calls.watch()
+
+
+def without_the_dispatcher(work: Callable[[], object]) -> None:
+    """Out of sight of dispatch modes, in this thread."""
+    with torch._C._DisableTorchDispatch():
+        work()
 
 
 def replay(captured: Any) -> None:
@@ -44,24 +46,19 @@ def replay(captured: Any) -> None:
     torch.cuda.CUDAGraph.replay(captured)
 
 
-def unseen() -> Any:
-    """Switch off what dispatch modes are called by, in this thread."""
-    return torch._C._DisableTorchDispatch()
+def in_a_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
 
 
-def whole(training: Loop) -> None:
-    replay(training.backward)
-
-
-def with_clipping(training: Loop) -> None:
-    whole(training)
+def clip(training: Loop) -> None:
     nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
 
 
-def partly(training: Loop) -> None:
-    """The first layer is replayed, forward and backward."""
-    out = Replayed.apply(INPUTS, *training.model[0].parameters())  # type: ignore[no-untyped-call]
-    training.model[2](out.relu()).square().mean().backward()
+def replayed_and_clipped(training: Loop) -> None:
+    replay(training.backward)
+    clip(training)
 
 
 class Replayed(torch.autograd.Function):
@@ -87,22 +84,17 @@ class Replayed(torch.autograd.Function):
         return None, of_weight, of_bias
 
 
-def without_the_dispatcher(training: Loop) -> None:
-    with unseen():
-        training.backward()
-
-
-def in_a_thread(training: Loop) -> None:
-    thread = threading.Thread(target=training.backward)
-    thread.start()
-    thread.join()
+def partly(training: Loop) -> None:
+    """The first layer is replayed, forward and backward."""
+    out = Replayed.apply(INPUTS, *training.model[0].parameters())  # type: ignore[no-untyped-call]
+    training.model[2](out.relu()).square().mean().backward()
 
 
 class Swallowing(TorchDispatchMode):
     """A mode of the training's own that computes out of sight of those below."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with unseen():
+        with torch._C._DisableTorchDispatch():
             return func(*args, **(kwargs or {}))
 
 
@@ -111,25 +103,25 @@ def below_a_mode(training: Loop) -> None:
         training.backward()
 
 
-def by_numpy(training: Loop) -> None:
-    fill(_grads(training))
-
-
 def fill(gradients: list[Tensor]) -> None:
     """Write what numpy has computed into them."""
     for gradient in gradients:
         gradient.numpy()[...] = 1
 
 
-def _grads(training: Loop) -> list[Tensor]:
+def gradients_of(training: Loop) -> list[Tensor]:
     for parameter in training.model.parameters():
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     return [parameter.grad for parameter in training.model.parameters()]
 
 
+def by_numpy(training: Loop) -> None:
+    fill(gradients_of(training))
+
+
 def in_another_process(training: Loop) -> None:
-    gradients = [gradient.share_memory_() for gradient in _grads(training)]
+    gradients = [gradient.share_memory_() for gradient in gradients_of(training)]
     if (child := os.fork()) == 0:
         try:
             fill(gradients)
@@ -166,7 +158,7 @@ def operator_of_a_package(name: str) -> Callable[[Tensor], Tensor]:
     return torch.library.custom_op(name, made, mutates_args=())
 
 
-def computing(gradient_of: Callable[[Tensor], Tensor]) -> Callable[[Loop], None]:
+def computing(gradient_of: Callable[[Tensor], Tensor]) -> Train:
     """A loop whose gradients an operator computes."""
 
     def train(training: Loop) -> None:
@@ -190,31 +182,34 @@ class Buffer:
         return tokens
 
 
-def sending(send: Callable[[], Any]) -> Callable[[Loop], None]:
+def after(send: Callable[[Tensor], object]) -> Train:
     """A loop whose messages belong to no process group."""
 
     def train(training: Loop) -> None:
-        send()
+        send(INPUTS)
         training.backward()
 
     return train
 
 
-WAYS: dict[str, tuple[Callable[[Loop], None], str]] = {
-    "a CUDA graph of forward and backward": (whole, REPLAYED),
-    "the same, and gradients clipped outside": (with_clipping, GRADIENTS),
+WAYS: dict[str, tuple[Train, str]] = {
+    "a CUDA graph of forward and backward": (lambda training: replay(training.backward), REPLAYED),
+    "the same, and gradients clipped outside": (replayed_and_clipped, GRADIENTS),
     "a graph of a part, make_graphed_callables, reduce-overhead": (partly, f"{REPLAYED} (2x)"),
-    "dispatch switched off": (without_the_dispatcher, f"{GRADIENTS} 4 of 4 parameters, as 0.weight"),
-    "another thread": (in_a_thread, GRADIENTS),
+    "dispatch switched off": (
+        lambda training: without_the_dispatcher(training.backward),
+        f"{GRADIENTS} 4 of 4 parameters, as 0.weight",
+    ),
+    "another thread": (lambda training: in_a_thread(training.backward), GRADIENTS),
     "a dispatch mode of the training's own": (below_a_mode, GRADIENTS),
     "numpy": (by_numpy, GRADIENTS),
     "another process": (in_another_process, GRADIENTS),
     "an autograd function in C": (by_a_kernel_in_c, GRADIENTS),
     "a fused operator of a package": (by_an_operator_of_a_package, FLOPS),
-    "symmetric memory": (sending(lambda: gathered(INPUTS)), "symm_mem.hiding_all_gather ran, whose messages"),
-    "NVSHMEM": (sending(lambda: put(INPUTS)), "nvshmem.hiding_put ran"),
+    "symmetric memory": (after(gathered), "symm_mem.hiding_all_gather ran, whose messages"),
+    "NVSHMEM": (after(put), "nvshmem.hiding_put ran"),
     "DeepEP": (
-        sending(lambda: Buffer().dispatch(INPUTS)),
+        after(lambda tokens: Buffer().dispatch(tokens)),
         "DeepEP's dispatch was called, whose messages are not counted (1x)",
     ),
 }
@@ -223,11 +218,9 @@ WAYS: dict[str, tuple[Callable[[Loop], None], str]] = {
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_way_to_hide_work_is_told(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    package: Any = types.SimpleNamespace(Buffer=Buffer)
-    monkeypatch.setitem(sys.modules, "deep_ep", package)
+    monkeypatch.setitem(sys.modules, "deep_ep", types.SimpleNamespace(Buffer=Buffer))
     train, rule = WAYS[way]
-    training = Loop()
-    counting = training.run(train)
+    counting = Loop().run(train)
     assert counting.notes == []
     assert any(rule in why for why in counting.hidden), counting.hidden
 
@@ -257,14 +250,14 @@ def without_the_first_layer(training: Loop) -> None:
 
 def without_all_gradients(training: Loop) -> None:
     training.model.zero_grad()
-    training.model[2](torch.ones(8, 32)).square().mean().backward()
+    without_the_first_layer(training)
 
 
 def scaled_and_clipped(training: Loop) -> None:
     (1024 * training.model(INPUTS).square().mean()).backward()
     for parameter in training.model.parameters():
         parameter.grad.div_(1024)
-    nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
+    clip(training)
 
 
 def with_a_penalty_only(training: Loop) -> None:
@@ -290,7 +283,7 @@ def with_zeroth_order_gradients(training: Loop) -> None:
     without_all_gradients, scaled_and_clipped, with_a_penalty_only, with_zeroth_order_gradients,
     by_products_of_a_package,
 ])  # fmt: skip
-def test_honest_training_hides_nothing(train: Callable[[Loop], None]) -> None:
+def test_honest_training_hides_nothing(train: Train) -> None:
     counting = Loop().run(train)
     assert (counting.notes, counting.hidden) == ([], ())
 
@@ -337,19 +330,18 @@ def test_optimizers_that_step_seldom_may_keep_old_gradients() -> None:
     other(torch.ones(2, 4)).sum().backward()
     training.counting.before_optimizer_step(training.optimizer)
     training.counting.before_optimizer_step(seldom)
-    assert training.run(Loop.backward).hidden == ()
+    assert training.run().hidden == ()
 
 
 def test_small_gradients_of_a_package_s_kernels_are_no_hidden_step() -> None:
-    training = Loop()
-    training.model.register_parameter("scan", nn.Parameter(torch.ones(16)))
-    training.optimizer.add_param_group({"params": [training.model.scan]})
-
     def train(training: Loop) -> None:
         training.backward()
         training.model.scan.grad = torch.empty(16)
         fill([training.model.scan.grad])
 
+    training = Loop()
+    training.model.register_parameter("scan", nn.Parameter(torch.ones(16)))
+    training.optimizer.add_param_group({"params": [training.model.scan]})
     assert training.run(train).hidden == ()
 
 
@@ -357,9 +349,6 @@ def test_kernels_of_a_compiled_model_are_not_asked_for(monkeypatch: pytest.Monke
     monkeypatch.setattr(software, "compiled_graphs", lambda: 1)
     monkeypatch.setattr(software, "compiled_counts", lambda: None)
     assert Loop().run(by_numpy).hidden == ()
-
-
-# Collectives
 
 
 @pytest.mark.parametrize(
@@ -375,63 +364,54 @@ def test_kernels_of_a_compiled_model_are_not_asked_for(monkeypatch: pytest.Monke
 def test_collectives_that_began_and_were_not_seen(
     seen: int, operator: str, begun: list[int], is_told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicas, "collectives_begun", lambda: begun.pop(0))
+    monkeypatch.setattr(replicas, "collectives_begun", Mock(side_effect=begun))
     message = collective("all_reduce", count=seen)
     counts = Counts(flops={"backward": 10**9}, collectives=(message, message.replace(ranks=1, count=99)))
-    watch = hidden.Watch()
     counter: Any = types.SimpleNamespace(collectives={operator})
-    assert watch.found(counter, counts, nn.Linear(1, 1)) == is_told * (
+    assert hidden.Watch().found(counter, counts, nn.Linear(1, 1)) == is_told * (
         "10 collectives began in the process groups, and 1 of them were seen: others are called by another "
         "thread, or without torch's dispatcher",
     )
 
 
-def _as_rank(rank: int, file: str) -> None:
+def as_rank(rank: int, file: str) -> None:
     """Every collective that gloo has, then those that nobody sees, each in a counted stretch of its own."""
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-    group = dist.group.WORLD
-    assert group is not None
+    group: Any = dist.group.WORLD
+    one, four, sixteen = torch.ones(8), torch.ones(4), torch.ones(16)
 
-    def some(size: int = 8) -> Tensor:
-        return torch.ones(size)
-
-    def in_thread() -> None:
-        thread = threading.Thread(target=dist.all_reduce, args=(some(),))
-        thread.start()
-        thread.join()
+    def pair() -> list[Tensor]:
+        return [torch.ones(8), torch.ones(8)]
 
     def coalesced() -> None:
         c10d: Any = dist.distributed_c10d
         with c10d._coalescing_manager(group):
-            dist.all_reduce(some())
-            dist.all_reduce(some())
-
-    def unseen_one() -> None:
-        with unseen():
-            dist.all_reduce(some())
-
-    def exchange() -> None:
-        (dist.send if rank else dist.recv)(some(), 1 - rank)
+            dist.all_reduce(torch.ones(8))
+            dist.all_reduce(torch.ones(8))
 
     shown: list[Callable[[], Any]] = [
-        lambda: dist.all_reduce(some()),
-        lambda: dist.broadcast(some(), 0),
-        lambda: dist.all_gather([some(), some()], some()),
-        lambda: dist.all_gather_into_tensor(some(16), some()),
-        lambda: dist.reduce_scatter_tensor(some(4), some()),
-        lambda: dist.reduce_scatter(some(4), [some(4), some(4)]),
-        lambda: dist.all_to_all_single(some(), some()),
-        lambda: dist.gather(some(), None if rank else [some(), some()]),
-        lambda: dist.scatter(some(), None if rank else [some(), some()]),
-        lambda: dist.reduce(some(), 0),
+        lambda: dist.all_reduce(one),
+        lambda: dist.broadcast(one, 0),
+        lambda: dist.all_gather(pair(), one),
+        lambda: dist.all_gather_into_tensor(sixteen, one),
+        lambda: dist.reduce_scatter_tensor(four, one),
+        lambda: dist.reduce_scatter(four, [torch.ones(4), torch.ones(4)]),
+        lambda: dist.all_to_all_single(torch.ones(8), one),
+        lambda: dist.gather(one, None if rank else pair()),
+        lambda: dist.scatter(one, None if rank else pair()),
+        lambda: dist.reduce(one, 0),
         lambda: dist.all_gather_object([None, None], {"rank": rank}),
-        lambda: group.allreduce([some()]).wait(),
-        *(dist.barrier, dist.monitored_barrier, exchange, coalesced),
+        lambda: group.allreduce([one]).wait(),
+        lambda: (dist.send if rank else dist.recv)(one, 1 - rank),
+        *(dist.barrier, dist.monitored_barrier, coalesced),
     ]
-    backend: Any = group._get_backend(torch.device("cpu"))
-    hiding = [in_thread, unseen_one, lambda: backend.allreduce([some()]).wait()]
-    calls: list[Callable[[], Any]] = [*shown, *hiding]
-    for number, call in enumerate(calls):
+    backend = group._get_backend(torch.device("cpu"))
+    hiding: list[Callable[[], Any]] = [
+        lambda: in_a_thread(lambda: dist.all_reduce(one)),
+        lambda: without_the_dispatcher(lambda: dist.all_reduce(one)),
+        lambda: backend.allreduce([one]).wait(),
+    ]
+    for number, call in enumerate([*shown, *hiding]):
         counter, watch = StepCounter([]), hidden.Watch()
         with counter:
             call()
@@ -443,6 +423,7 @@ def _as_rank(rank: int, file: str) -> None:
 
 
 @pytest.mark.launch
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # functions that torch is about to rename
 def test_of_two_real_ranks_only_collectives_that_nobody_sees_are_told(tmp_path: Path) -> None:
-    spawn: Any = torch.multiprocessing.spawn  # type: ignore[attr-defined]
-    spawn(_as_rank, args=(str(tmp_path / "meet"),), nprocs=2)
+    start_processes(as_rank, (str(tmp_path / "meet"),), nprocs=2, start_method="fork")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from threading import Event, Thread
 from typing import Any
@@ -39,11 +37,12 @@ def test_the_peak_is_told_with_its_parts() -> None:
     assert (step.growth, step.allocations) == (40, 2)
 
 
-def test_tensors_of_one_storage_count_once(memory: LiveMemory) -> None:
-    one = floats(10)
-    memory.see(one, "forward", born=True)
-    memory.see(one[2:4], "forward", born=True)
-    memory.see(one.view(2, 5), "forward", born=True)
+def test_tensors_of_one_storage_count_once_and_a_sparse_one_has_none(memory: LiveMemory) -> None:
+    one, sparse = floats(10), torch.eye(3).to_sparse()
+    for tensor in (one, one[2:4], one.view(2, 5), sparse):
+        memory.see(tensor, "forward", born=True)
+    memory.assign(sparse, "gradient")
+    memory.communicated(sparse)
     assert memory.end_step().peak == 40
 
 
@@ -66,13 +65,12 @@ def test_what_was_sent_is_communication_and_a_permanent_part_stays(memory: LiveM
 
 
 def test_resizing_frees_and_takes_memory(memory: LiveMemory) -> None:
-    flat = floats(4)
-    memory.see(flat, "kept")
-
-    def seen(storage: Any, size: int) -> AbstractContextManager[None]:
-        memory.resized(storage, size)
+    def seen(*how: Any) -> AbstractContextManager[None]:
+        memory.resized(*how)
         return nullcontext()
 
+    flat = floats(4)
+    memory.see(flat, "kept")
     with entered(torch.UntypedStorage, "resize_", seen):
         flat.untyped_storage().resize_(0)
         flat.untyped_storage().resize_(32)
@@ -84,10 +82,9 @@ def test_resizing_frees_and_takes_memory(memory: LiveMemory) -> None:
 
 
 def test_what_another_thread_lets_go_last_counts_until_it_was_last_used(memory: LiveMemory) -> None:
-    held = [floats(100)]
+    held, later = [floats(100)], floats(10)
     memory.see(held[0], "forward", born=True)
     memory.see(held[0], "kept")
-    later = floats(10)
     memory.see(later, "forward", born=True)
     thread = Thread(target=held.clear)
     thread.start()
@@ -97,9 +94,7 @@ def test_what_another_thread_lets_go_last_counts_until_it_was_last_used(memory: 
     assert memory.error is None
 
 
-def test_what_another_thread_makes_while_one_waits_for_a_collective_is_the_training_s(
-    memory: LiveMemory,
-) -> None:
+def test_what_others_make_while_one_thread_waits_is_the_training_s(memory: LiveMemory) -> None:
     buffer, activation = floats(100), floats(10)
 
     def wait() -> None:
@@ -118,30 +113,16 @@ def test_what_another_thread_makes_while_one_waits_for_a_collective_is_the_train
     assert memory.end_step().at_peak == {"forward": 40}
 
 
-def test_a_sparse_tensor_has_no_storage(memory: LiveMemory) -> None:
-    sparse = torch.eye(3).to_sparse()
-    memory.see(sparse, "forward", born=True)
-    memory.assign(sparse, "gradient")
-    memory.communicated(sparse)
-    assert memory.end_step().peak == 0
-
-
-def test_the_log_tells_births_and_deaths_by_number(memory: LiveMemory) -> None:
-    old = floats(1)
+def test_the_log_tells_births_and_deaths_by_number_until_all_is_forgotten(memory: LiveMemory) -> None:
+    old, new = floats(1), floats(2)
     memory.see(old, "kept")
-    new = floats(2)
     memory.see(new, "forward", born=True)
     memory.end_step()
     del new
     assert memory.end_step().growth == -8
+    memory.forget()
+    del old
+    assert memory.end_step().growth == 0
     log = memory.log()
     assert log.at_start == (4,)
-    assert log.steps == ((MemoryChange(1, 8, "forward"),), (MemoryChange(1, -8, "forward"),))
-
-
-def test_a_forgotten_storage_tells_nothing(memory: LiveMemory) -> None:
-    batch = floats(3)
-    memory.see(batch, "kept")
-    memory.forget()
-    del batch
-    assert memory.end_step().growth == 0
+    assert log.steps == ((MemoryChange(1, 8, "forward"),), (MemoryChange(1, -8, "forward"),), ())

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import contextlib
-from typing import Any
 
 import pytest
 import torch
@@ -18,9 +15,9 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> Losses:
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
     seen = Losses()
 
-    def told(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if tensors.numel() == 1:
-            seen.see(tensors)
+    def told(loss: torch.Tensor, *_: object, **__: object) -> None:
+        if loss.numel() == 1:
+            seen.see(loss)
 
     calls.before(torch.autograd, "backward", told)
     return seen

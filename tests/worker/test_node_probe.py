@@ -1,15 +1,12 @@
-from __future__ import annotations
-
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
 
 from perfsuite.worker import node_probe
 from perfsuite.worker.node_probe import all_reduce_probe, device_probe, pair_rounds
@@ -35,30 +32,19 @@ def test_one_rank_has_nobody_to_reduce_with() -> None:
 
 
 @pytest.mark.usefixtures("in_a_group")
-def test_with_peers_the_all_reduce_is_probed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(dist, "all_reduce", lambda buffer, group: None)
-    assert list(device_probe(CPU)) == ["matmul_tflops", "copy_gb_s", "all_reduce_gb_s"]
-
-
-@pytest.mark.usefixtures("in_a_group")
 def test_the_best_of_twenty_all_reduces_after_a_barrier_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of them are disturbed: what the links can do is what the best one shows."""
-    called: list[str] = []
-
-    def now(timer: HostTimer) -> float:
-        return 0.01 * called.count("all_reduce") - (0.009 if called.count("all_reduce") > 8 else 0)
-
-    def all_reduce(buffer: torch.Tensor, group: None) -> None:
-        assert buffer.nbytes == 4 * 2**20
-        called.append("all_reduce")
-
+    asked = Mock()
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(dist, "barrier", lambda group: called.append("barrier"))
-    monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    monkeypatch.setattr(HostTimer, "stamp", now)
-    assert all_reduce_probe(CPU) == {"all_reduce_gb_s": pytest.approx(4 * 2**20 / 0.001 / 1e9, rel=1e-3)}
-    assert called == ["barrier"] + ["all_reduce"] * 21  # one of them a warm-up
+    monkeypatch.setattr(dist, "barrier", asked.barrier)
+    monkeypatch.setattr(dist, "all_reduce", asked.all_reduce)
+    monkeypatch.setattr(node_probe, "_alone", lambda device: {"copy_gb_s": 1.0})
+    times = [*(0.01 * number for number in range(9)), *(0.01 * number - 0.009 for number in range(9, 21))]
+    monkeypatch.setattr(HostTimer, "stamp", Mock(side_effect=times))
+    best = pytest.approx(4 * 2**20 / 0.001 / 1e9, rel=1e-3)
+    assert device_probe(CPU) == {"copy_gb_s": 1.0, "all_reduce_gb_s": best}
+    assert [name for name, _, _ in asked.mock_calls] == ["barrier"] + ["all_reduce"] * 21  # one to warm up
+    assert asked.all_reduce.call_args.args[0].nbytes == 4 * 2**20
 
 
 def test_the_workloads_random_numbers_and_memory_are_left_alone() -> None:
@@ -81,43 +67,27 @@ def test_every_pair_of_neighbours_talks_once_and_no_node_to_two_at_a_time(nodes:
     assert len(rounds) <= 3
 
 
-THREE_NODES = """
-import os, sys
-rank, directory = int(sys.argv[1]), sys.argv[2]
-import torch, torch.distributed as dist
-from perfsuite.worker import node_probe
-torch.set_num_threads(1)
-node_probe.ROUNDS = 2
-dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=3)
-rounds = []
-probed = node_probe.node_probe(torch.device("cpu"), 3, rounds.append)
-print(rounds, sorted(probed), all(rate > 0 for rate in probed.values()))
-dist.barrier()
-dist.destroy_process_group()
-"""
+def as_node(rank: int, file: str) -> None:
+    node_probe.ROUNDS = 2
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=3)
+    rounds = list[int]()
+    probed = node_probe.node_probe(CPU, 3, rounds.append)
+    assert rounds == [1, 2]
+    assert sorted(probed) == ["all_reduce_gb_s", "copy_gb_s", "matmul_tflops", "next_gb_s", "previous_gb_s"]
+    assert min(probed.values()) > 0
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 @pytest.mark.launch
-def test_three_nodes_are_a_ring(tmp_path: Path) -> None:
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", THREE_NODES, str(rank), str(tmp_path)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(3)
-    ]
-    told = [process.communicate(timeout=300)[0] for process in ranks]
-    names = ["all_reduce_gb_s", "copy_gb_s", "matmul_tflops", "next_gb_s", "previous_gb_s"]
-    assert told == [f"[1, 2] {names} True\n"] * 3
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_three_nodes_are_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    start_processes(as_node, (str(tmp_path / "meet"),), nprocs=3, start_method="fork")
 
 
 @pytest.mark.usefixtures("in_a_group")
-def test_the_best_round_and_in_it_the_best_matmul_is_what_a_node_can_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_best_round_and_in_it_the_best_matmul_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever others do on it in the other rounds, and in most of this one."""
     rounds: list[int] = []
     times = iter([[9.0, 9.0, 9.0], [8.0], [9.0, 2.0, 9.0], [4.0], *[[9.0, 9.0, 9.0], [8.0]] * 8])
@@ -136,17 +106,13 @@ def test_all_ranks_of_two_nodes_reduce_together(
     monkeypatch: pytest.MonkeyPatch, rank: int, next_pair: int, previous_pair: int
 ) -> None:
     """Of three nodes with two ranks each: every rank makes each group, and measures in its own two."""
-    groups: list[list[int]] = []
-
-    def new_group(ranks: list[int]) -> int:
-        groups.append(sorted(ranks))
-        return len(groups)
-
+    new_group = Mock(side_effect=[1.0, 2.0, 3.0])
     monkeypatch.setattr(dist, "get_world_size", lambda: 6)
     monkeypatch.setattr(dist, "get_rank", lambda: rank)
     monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr(dist, "barrier", lambda: None)
-    monkeypatch.setattr(node_probe, "_all_reduce_gb_s", lambda device, group: float(group))
+    monkeypatch.setattr(node_probe, "_all_reduce_gb_s", lambda device, group: group)
     probed = node_probe._neighbour_probe(CPU, 3)
+    groups = [sorted(each.args[0]) for each in new_group.call_args_list]
     assert groups == [[0, 1, 2, 3], [2, 3, 4, 5], [0, 1, 4, 5]]
     assert probed == {"next_gb_s": next_pair + 1, "previous_gb_s": previous_pair + 1}

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gc
 from collections.abc import Sequence
 
@@ -40,24 +38,18 @@ def test_the_clock_is_the_first_or_the_one_that_is_named(wanted: str | None, clo
     assert ticks == ([] if clock is None else [made[clock]] * 2)
 
 
-def test_another_rate_is_a_note() -> None:
+def test_another_rate_is_a_note_but_not_what_stepped_before() -> None:
     critic, generator, also = RMSprop(), Adam(), Adam()
     optimizers = Optimizers("Adam")
     stepping(optimizers, [*[critic] * 3, *[generator, also, *[critic] * 5] * 4, generator])
     assert optimizers.notes() == (
         "RMSprop made 20 steps in 5 of the clock, Adam: name another optimizer with Script(clock=...)",
     )
-    slow = Optimizers()
+    slow, same = Optimizers(), Optimizers("Adam")
     stepping(slow, [*[*[generator] * 4, critic] * 5, generator])
     assert "RMSprop made 5 steps in 21 of the clock, Adam" in slow.notes()[0]
-
-
-def test_the_same_rate_is_no_note_nor_is_what_stepped_before() -> None:
-    inner, outer, earlier = RMSprop(), Adam(), RMSprop()
-    optimizers = Optimizers("Adam")
-    stepping(optimizers, [*[earlier] * 7, *[outer, inner] * 4, outer])
-    assert optimizers.notes() == ()
-    assert Optimizers("SGD").notes() == ()
+    stepping(same, [*[RMSprop()] * 7, *[generator, critic] * 4, generator])
+    assert same.notes() == Optimizers("SGD").notes() == ()
 
 
 def test_those_that_stepped_are_told() -> None:
@@ -87,8 +79,7 @@ def test_an_optimizer_that_is_built_anew_goes_on_as_the_clock() -> None:
     order = [made[0]] * 3 + [made[1]] * 3 + [made[2]]
     assert stepping(optimizers, order) == order
     assert optimizers.notes() == ()
-    optimizers = Optimizers()
-    stepping(optimizers, [*order, *[KIND] * 4])
+    stepping(optimizers, [KIND] * 4)
     assert "RMSprop made 4 steps in 7 of the clock, Over: " in optimizers.notes()[0]
     each_step = [Over(ONE) for _ in range(9)]
     assert stepping(Optimizers(), each_step) == each_step
@@ -133,14 +124,10 @@ def test_an_optimizer_that_is_gone_is_not_taken_for_a_new_one() -> None:
 
 
 def test_living_objects_are_found_by_their_class_and_stay_frozen() -> None:
-    class Thing:
-        pass
-
-    class Special(Thing):
-        pass
-
-    frozen = Thing(), Special()
+    frozen = Adam(), Over(ONE)
     gc.freeze()  # and never back: all later collections would look at what is imported
-    new = Thing(), Special()
-    assert set(living(Thing)) == {*frozen, *new}
+    new = Adam(), Over(ONE)
+    found = living(Adam)
+    assert {*frozen, *new, A, B} <= set(found)
+    assert all(isinstance(each, Adam) for each in found)
     assert gc.get_freeze_count() > 0

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gc
 import sys
 import threading
@@ -17,6 +15,7 @@ from perfsuite.worker import software
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.counting import Counting
 from perfsuite.worker.python_calls import PythonCounter
+from tests.worker.loops import known
 
 Step = Callable[[], object]
 
@@ -57,11 +56,8 @@ def called(*steps: Step) -> PythonCalls | None:
 
 def names(*steps: Step) -> dict[str, int]:
     """The same by the name of each function of this file."""
-    told = called(*steps)
-    assert told is not None
-    return {
-        name.rpartition(".")[2]: count for name, count in told.functions.items() if name.startswith(__name__)
-    }
+    functions = known(called(*steps)).functions.items()
+    return {name.rpartition(".")[2]: count for name, count in functions if name.startswith(__name__)}
 
 
 def helper() -> None:
@@ -88,9 +84,7 @@ def test_what_perfsuite_does_in_a_step_adds_no_call_of_python() -> None:
         counting.begin_step()
     handle.remove()
     assert counting.gradient_squares is not None
-    assert counting.counts is not None
-    told = counting.counts.python
-    assert told is not None
+    told = known(known(counting.counts).python)
     assert told.functions == dict(sorted(plain.items()))
     assert sum(told.calls.values()) == plain.total()
 
@@ -105,8 +99,7 @@ def test_calls_have_the_phase_of_the_step_in_which_they_are_made() -> None:
         for _ in range(3):
             helper()
         optimizer.step()
-    told = counter.end_step().python
-    assert told is not None
+    told = known(counter.end_step().python)
     assert told.version == "{}.{}".format(*sys.version_info)
     assert told.functions[f"{__name__}.helper"] == 4
     assert told.calls["backward"] == 2  # the hook, and what it calls
@@ -119,8 +112,7 @@ def test_what_one_of_the_steps_alone_calls_is_not_counted() -> None:
         helper()
         helper()
 
-    assert names(more, helper) == {"helper": 1}
-    assert names(helper, more) == {"helper": 1}
+    assert names(more, helper) == names(helper, more) == {"helper": 1}
     assert names(more, more) == {"more": 1, "helper": 2}
 
 
@@ -161,12 +153,10 @@ def test_a_profiler_of_the_user_keeps_its_place_and_nothing_is_counted() -> None
         seen.append(frame.f_code.co_name)
 
     sys.setprofile(theirs)
-    result = called(helper)
+    assert called(helper) is None
     assert sys.getprofile() is theirs
     sys.setprofile(None)
-    assert result is None
     assert "helper" in seen
-
     assert called(helper, lambda: sys.setprofile(theirs)) is None, "one that comes in a step"
     assert sys.getprofile() is theirs
     sys.setprofile(None)
@@ -200,8 +190,6 @@ def test_what_is_compiled_stays_as_it_is() -> None:
     for _ in range(2):
         with counter:
             model(torch.ones(2, 4))
-        told = counter.end_step().python
-    assert told is not None
+        told = known(counter.end_step().python)
     assert told.calls["forward"] > 0
-    assert before is not None
-    assert software.compiled_counts() == before
+    assert software.compiled_counts() == known(before)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gc
 import threading
 import time
@@ -8,8 +6,6 @@ from functools import partial
 from unittest.mock import Mock, call
 
 import pytest
-import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from perfsuite.worker import recorder as recording
 from perfsuite.worker.recorder import Recorder
@@ -20,12 +16,14 @@ from tests.worker.fake_gpu import GPU, FakeGPU
 def after_steps(
     recorder: Recorder, *seconds: float, work: Callable[[float], object] | None = None
 ) -> Recorder:
-    """After steps in each of which some time has passed."""
+    """After steps in each of which some time has passed, while the garbage collector rests."""
     recorder.start()
+    assert not gc.isenabled()
     for each in seconds:
         (work or recorder.timer.sleep)(each)
         recorder.boundary()
     recorder.finish()
+    assert gc.isenabled()
     return recorder
 
 
@@ -40,32 +38,23 @@ def test_steps_are_timed_and_what_is_done_between_or_after_them_is_not() -> None
     assert recorder.cpu_s == [], "a simulated clock knows none"
 
 
-def test_the_cpu_time_of_a_step_is_without_what_is_done_between_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    spent = 0.0
-
-    def spend(seconds: float) -> None:
-        nonlocal spent
-        spent += seconds
-
-    monkeypatch.setattr(SimulatedTimer, "cpu", lambda timer: spent)
-    recorder = Recorder(SimulatedTimer(), probe=lambda: spend(7))
-    spend(100)
-    assert after_steps(recorder, 3, 1, 2, work=spend).cpu_s == [3, 1, 2]
+def test_cpu_time_is_without_what_is_done_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = SimulatedTimer()
+    monkeypatch.setattr(SimulatedTimer, "cpu", lambda timer: spent.now)
+    recorder = Recorder(SimulatedTimer(), probe=lambda: spent.sleep(7))
+    spent.sleep(100)
+    assert after_steps(recorder, 3, 1, 2, work=spent.sleep).cpu_s == [3, 1, 2]
 
 
 def test_threads_count_and_sleep_does_not() -> None:
-    recorder = Recorder(HostTimer())
-    recorder.start()
-    worker = threading.Thread(target=lambda: sum(range(2_000_000)))
-    worker.start()
-    worker.join()
-    recorder.boundary()
-    time.sleep(0.2)
-    recorder.boundary()
-    recorder.finish()
-    busy, asleep = recorder.cpu_s
+    def work(seconds: float) -> None:
+        worker = threading.Thread(target=sum, args=(range(2_000_000),))
+        worker.start()
+        worker.join()
+
+    busy, asleep = (
+        after_steps(Recorder(HostTimer()), 0.1, work=each).cpu_s[0] for each in (work, time.sleep)
+    )
     assert busy > 4 * asleep
 
 
@@ -95,14 +84,6 @@ def test_the_peak_begins_after_the_counted_steps(counts: bool) -> None:
     recorder.finish()
 
 
-def test_the_garbage_collector_rests_while_the_clock_runs() -> None:
-    recorder = Recorder(SimulatedTimer())
-    recorder.start()
-    assert not gc.isenabled()
-    recorder.finish()
-    assert gc.isenabled()
-
-
 def test_a_collection_happens_at_a_fixed_step_and_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     timer = SimulatedTimer()
     collect = Mock(side_effect=lambda *generation: timer.sleep(5))
@@ -114,34 +95,21 @@ def test_a_collection_happens_at_a_fixed_step_and_is_not_timed(monkeypatch: pyte
 
 def test_the_first_optimizer_is_the_clock() -> None:
     """torchtitan, for one, has optimizers within optimizers: a step must count once."""
-    weight = torch.nn.Parameter(torch.ones(2))
-    first, second = torch.optim.SGD([weight], lr=0.1), torch.optim.SGD([weight], lr=0.1)
-    recorder = Recorder(HostTimer())
-    hook = register_optimizer_step_post_hook(recorder.after_optimizer_step)
+    recorder, first, second = Recorder(HostTimer()), object(), object()
     recorder.start()
-    for _ in range(3):
-        weight.sum().backward()
-        first.step()
-        second.step()
+    for optimizer in (first, second) * 3:
+        recorder.after_optimizer_step(optimizer, (), {})
     recorder.finish()
-    hook.remove()
-    first.step()
     assert len(recorder.step_s) == 3
     assert all(seconds > 0 for seconds in recorder.step_s)
     assert sum(recorder.step_s) <= recorder.wall_s
 
 
 def test_progress_is_told_seldom_and_at_the_end() -> None:
-    timer, told = SimulatedTimer(), list[int]()
-    recorder = Recorder(timer)
+    recorder, told = Recorder(SimulatedTimer()), list[int]()
     recorder.on_progress = told.append
-    recorder.start()
-    for _ in range(20):
-        timer.sleep(0.2)
-        recorder.boundary()
-    assert told == [3, 6, 9, 12, 15, 18]
-    recorder.finish()
-    assert told[6:] == [20]
+    after_steps(recorder, *[0.2] * 20)
+    assert told == [3, 6, 9, 12, 15, 18, 20]
 
 
 def test_on_a_gpu_steps_are_events_on_its_stream_and_it_is_waited_for_once(gpu: FakeGPU) -> None:
@@ -152,19 +120,13 @@ def test_on_a_gpu_steps_are_events_on_its_stream_and_it_is_waited_for_once(gpu: 
     assert recorder.step_s == pytest.approx([0.03, 0.01, 0.02])
 
 
-def test_progress_is_what_the_gpu_has_finished_not_what_it_was_given(
-    gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[int] = []
-    recorder = Recorder(CudaTimer(GPU))
+def test_progress_is_what_the_gpu_has_finished(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, told = Recorder(CudaTimer(GPU)), list[int]()
     recorder.on_progress = told.append
     monkeypatch.setattr(recording, "PROGRESS_EVERY_S", -1)
-    recorder.start()
-    for _ in range(6):
-        gpu.work(10, ahead_ms=25)
-        recorder.boundary()
-    assert told == [0, 0, 0, 1, 2, 3]
-    assert gpu.waits == [0]
+    after_steps(recorder, *[10] * 6, work=partial(gpu.work, ahead_ms=25))
+    assert told == [0, 0, 0, 1, 2, 3, 6]
+    assert gpu.waits == [0, 60]
 
 
 def test_an_injected_slowdown_of_a_gpu_is_as_large_as_asked_and_waits_for_no_step(gpu: FakeGPU) -> None:

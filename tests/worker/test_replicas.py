@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +6,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from perfsuite.worker import replicas
 from tests.fake_group import fake_group, sharded_without_weights
@@ -50,29 +48,22 @@ def test_of_fsdp_only_no_shard_leaves_them_whole(strategy: str, whole: int) -> N
 
 def test_a_dtensor_is_whole_where_every_placement_replicates() -> None:
     with fake_group(0, 4):
-        mesh = init_device_mesh("cpu", (2, 2))
-        model = nn.Module()
-        layouts: dict[str, list[Placement]] = {"a": [Replicate(), Replicate()], "b": [Replicate(), Shard(0)]}
-        for name, placements in layouts.items():
-            local = DTensor.from_local(torch.ones(2, 2), mesh, placements, run_check=False)
+        mesh, model = init_device_mesh("cpu", (2, 2)), nn.Module()
+        for name, last in (("a", Replicate()), ("b", Shard(0))):
+            local = DTensor.from_local(torch.ones(2, 2), mesh, [Replicate(), last], run_check=False)
             model.register_parameter(name, nn.Parameter(local))
         assert replicas.replicated(model) == {"a"}
 
 
-def test_without_a_group_or_with_a_backend_that_does_not_nobody_counts() -> None:
+def test_where_nobody_counts_collectives_their_number_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert replicas.collectives_begun() is None
     with fake_group(0, 2):
         assert replicas.collectives_begun() is None
-
-
-@pytest.mark.parametrize(
-    "c10d",
-    [SimpleNamespace(), SimpleNamespace(_world=SimpleNamespace(pg_map=[SimpleNamespace(size=lambda: 2)]))],
-)
-def test_a_torch_without_private_names_does_not_count(monkeypatch: pytest.MonkeyPatch, c10d: Any) -> None:
-    torch_has = SimpleNamespace(is_initialized=lambda: True, distributed_c10d=c10d)
-    monkeypatch.setattr(replicas, "dist", torch_has)
-    assert replicas.collectives_begun() is None
+    world = SimpleNamespace(pg_map=[SimpleNamespace(size=lambda: 2)])
+    for c10d in (SimpleNamespace(), SimpleNamespace(_world=world)):
+        has = SimpleNamespace(is_initialized=lambda: True, distributed_c10d=c10d)
+        monkeypatch.setattr(replicas, "dist", has)
+        assert replicas.collectives_begun() is None
 
 
 def test_gradients_of_every_kind_are_squared_and_what_has_none_is_unknown() -> None:
@@ -93,9 +84,7 @@ def test_gradients_of_every_kind_are_squared_and_what_has_none_is_unknown() -> N
         ((2, 3), (Replicate(), Replicate()), 1),  # as in DDP, each rank's sum is that of the job
     ],
 )
-def test_what_several_ranks_hold_alike_counts_once_in_all(
-    mesh: tuple[int, ...], placements: tuple[Any, ...], share: float
-) -> None:
+def test_what_ranks_hold_alike_counts_once(mesh: tuple[int, ...], placements: Any, share: float) -> None:
     with fake_group(0, 6):
         ranks = init_device_mesh("cpu", mesh)
         gradient = DTensor.from_local(torch.full((4,), 3.0), ranks, placements, run_check=False)

@@ -1,18 +1,15 @@
-from __future__ import annotations
-
 import importlib.metadata
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from perfsuite.worker import software
+from tests.processes import python
 
 
 def test_versions_of_what_is_installed_beside_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +36,9 @@ def test_on_a_gpu_the_libraries_and_the_cores_of_a_rank_are_recorded(monkeypatch
 
 
 @pytest.fixture
-def precision() -> Iterator[None]:
+def precision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
+        monkeypatch.delenv(name, raising=False)
     yield
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = True
@@ -48,15 +47,18 @@ def precision() -> Iterator[None]:
 
 @pytest.mark.usefixtures("precision")
 def test_tf32_is_seen_however_it_is_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
-        monkeypatch.delenv(name, raising=False)
     usual = {"fp32_matmul": "ieee", "fp32_convolution": "tf32", "deterministic": "no"}
     assert software.arithmetic("cuda") == usual
     for precision in ("high", "medium"):
         torch.set_float32_matmul_precision(precision)
         assert software.arithmetic("cuda")["fp32_matmul"] == "tf32"
     assert software.arithmetic("cpu")["fp32_matmul"] == "bf16"
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    assert software.arithmetic("cuda")["fp32_matmul"] == "ieee"
     torch.set_float32_matmul_precision("highest")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    assert software.arithmetic("cuda")["fp32_matmul"] == "tf32"
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE")
     torch.backends.cuda.matmul.allow_tf32 = True
     assert software.arithmetic("cuda")["fp32_matmul"] == "tf32"
     torch.backends.cudnn.allow_tf32 = False
@@ -65,37 +67,32 @@ def test_tf32_is_seen_however_it_is_switched_on(monkeypatch: pytest.MonkeyPatch)
     assert software.arithmetic("cuda")["deterministic"] == "yes"
 
 
-@pytest.mark.parametrize(
-    ("switch", "variables", "matmul"),
-    [
-        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", {}, "tf32"),
-        ("torch.backends.fp32_precision = 'tf32'", {}, "tf32"),
-        ("", {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}, "tf32"),
-        ("", {"NVIDIA_TF32_OVERRIDE": "1"}, "tf32"),
-        ("torch.set_float32_matmul_precision('high')", {"NVIDIA_TF32_OVERRIDE": "0"}, "ieee"),
-    ],
-)
+NEWER_SWITCHES = """
+import torch
+from torch import backends
+from perfsuite.worker import software
+
+def tell():
+    print(software.arithmetic("cuda")["fp32_matmul"], end=" ")
+
+tell()
+for matmul, all_of_torch in (("ieee", "none"), ("tf32", "none"), ("none", "tf32"), ("none", "ieee")):
+    backends.cuda.matmul.fp32_precision, backends.fp32_precision = matmul, all_of_torch
+    tell()
+"""
+
+
 @pytest.mark.launch
-def test_tf32_by_variables_and_by_torchs_newer_switches(
-    monkeypatch: pytest.MonkeyPatch, switch: str, variables: dict[str, str], matmul: str
-) -> None:
+@pytest.mark.usefixtures("precision")
+def test_tf32_is_seen_by_torchs_variable_and_its_newer_switches(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own: torch refuses to mix the two kinds of switches."""
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    code = (
-        f"import torch\n{switch}\nfrom perfsuite.worker import software\nprint(software.arithmetic('cuda'))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert f"'fp32_matmul': '{matmul}'" in done.stdout
-
-
-def with_counters(monkeypatch: pytest.MonkeyPatch, counters: dict[str, dict[str, int]]) -> None:
-    stand_in: Any = SimpleNamespace(counters=counters)
-    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", stand_in)
+    monkeypatch.setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1")
+    assert python(NEWER_SWITCHES) == "tf32 ieee tf32 tf32 ieee "
 
 
 def test_graphs_of_torch_compile_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_counters(monkeypatch, {"stats": {"unique_graphs": 3, "calls_captured": 9}})
+    dynamo = SimpleNamespace(counters={"stats": {"unique_graphs": 3, "calls_captured": 9}})
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", dynamo)
     assert software.compiled_graphs() == 3
     monkeypatch.delitem(sys.modules, "torch._dynamo.utils")
     assert software.compiled_graphs() == 0
