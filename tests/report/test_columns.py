@@ -44,10 +44,8 @@ def test_metrics_of_other_packages_have_a_column_where_any_case_has_them() -> No
     extra = BEFORE.replace(figures=BEFORE.figures.replace(extra={"b": 1.5, "a": 3.0}))
     results = [make_result(run, before=None) for run in (now(), extra)]
     assert [column.heading.split()[0] for column in extras(results)] == ["a", "b"]
-    assert [[column.text(each) for column in extras(results)] for each in results] == [
-        ["-"] * 2,
-        ["3.00", "1.50"],
-    ]
+    cells = [[column.text(each) for column in extras(results)] for each in results]
+    assert cells == [["-", "-"], ["3.00", "1.50"]]
     assert extras(results[:1]) == []
 
 
