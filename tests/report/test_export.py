@@ -135,7 +135,7 @@ def test_no_format_has_figures_of_what_failed_or_was_unhealthy() -> None:
 def test_what_proves_nothing_or_was_not_measured_is_left_out_and_never_zero() -> None:
     slow, usual = (make_run(figures=make_figures(tokens_per_s=speed)) for speed in (1, 100))
     sick = judged(make_result(slow, usual, usual), outcome="passed", unhealthy_launches=(1,))
-    assert figures(sick)["perfsuite_tokens_per_s"] == [100, 100]
+    assert figures(sick)["tokens_per_s"] == [100, 100]
     assert figures(make_result(make_run(inject="slowdown=30%"))) == {}
     nothing = make_result(make_run(figures=make_figures(peak_memory_bytes=None, tokens_per_s=math.inf)))
     nothing = nothing.replace(verdict=Verdict(outcome="recorded", launches=1))
