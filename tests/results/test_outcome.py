@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import FrozenInstanceError
 from typing import Any, get_args
 
@@ -21,23 +19,21 @@ from tests.samples import make_run, metric_check
 def test_every_outcome_and_every_excuse_has_a_style_from_the_worst_to_the_best() -> None:
     assert set(STYLES) == set(get_args(Outcome)) | set(get_args(Excuse))
     assert tuple(style.word for style in STYLES.values()) == WORST_FIRST
-    assert (
-        *("failed", "regressed", "unhealthy", "undecided", "inconclusive", "improved"),
-        *("waived", "known issue", "out of memory", "recorded", "passed"),
-    ) == WORST_FIRST
-
-
-def test_nobody_needs_to_act_upon_what_is_excused_recorded_or_passed() -> None:
-    assert {"waived", "known issue", "out of memory", "recorded", "passed"} == QUIET
+    loud = ("failed", "regressed", "unhealthy", "undecided", "inconclusive", "improved")
+    assert (*loud, "waived", "known issue", "out of memory", "recorded", "passed") == WORST_FIRST
+    assert set(WORST_FIRST) - set(loud) == QUIET
     assert {"failed", "unhealthy"} == UNMEASURED
-
-
-def test_each_letter_stands_for_one_outcome_and_is_none_of_pytests() -> None:
-    """pytest has its own for failed, passed and excused."""
     letters = {style.word: style.letter for style in STYLES.values() if style.letter is not None}
     measured = ("inconclusive", "regressed", "unhealthy", "improved", "recorded")
     assert letters == dict(zip(measured, "IRUir", strict=True))
-    assert not set(letters.values()) & set(".FEsxX")
+    assert not set(letters.values()) & set(".FEsxX"), "pytest's, for failed, passed and excused"
+
+
+def test_a_style_is_made_of_named_values_and_cannot_be_changed() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        OutcomeStyle("failed", "x", "red")  # type: ignore[call-arg, misc]
+    with pytest.raises(FrozenInstanceError):
+        STYLES["failed"].quiet = True  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(("detectable", "blind"), [(None, False), (0.13, False), (0.131, True)])
@@ -69,11 +65,3 @@ def test_times_are_recorded_though_counts_improved(
 ) -> None:
     made = tuple(metric_check(outcome=each, baseline=None) for each in checks)
     assert Verdict(outcome=outcome, launches=1, checks=made).is_recorded is recorded
-
-
-def test_a_style_is_made_of_named_values_and_cannot_be_changed() -> None:
-    values: list[Any] = ["failed", "x", "red"]
-    with pytest.raises(TypeError, match="positional"):
-        OutcomeStyle(*values)  # type: ignore[call-arg]
-    with pytest.raises(FrozenInstanceError):
-        STYLES["failed"].quiet = True  # type: ignore[misc]
