@@ -31,70 +31,59 @@ deterministic = settings(deadline=None, derandomize=True, database=None, max_exa
 """For hypothesis: the same examples in every run, however slow the machine."""
 
 
+_CASE = Case(
+    model="gpt2-tiny",
+    framework=Fake(),
+    sequence_length=64,
+    micro_batch=2,
+    topology=Topology(processes_per_node=2),
+    hardware="cpu",
+    max_warmup_steps=5,
+    steps=20,
+)
+
+
 def make_case(**changes: Any) -> Case:
     """A case of two simulated processes on a CPU: at most 5 steps of warm-up, 20 measured steps."""
-    values: dict[str, Any] = {
-        "model": "gpt2-tiny",
-        "framework": Fake(),
-        "sequence_length": 64,
-        "micro_batch": 2,
-        "topology": Topology(processes_per_node=2),
-        "hardware": "cpu",
-        "max_warmup_steps": 5,
-        "steps": 20,
-    }
-    return Case(**{**values, **changes})
+    return _CASE.replace(**changes)
 
 
 def make_machine(**changes: Any) -> Machine:
     """A processor with two cores."""
-    values: dict[str, Any] = {
-        "device": "cpu",
-        "device_name": "Test CPU",
-        "hardware_class": "cpu-test-2c",
-        "devices": 2,
-        "memory_bytes": 8 * 2**30,
-    }
-    return Machine(**{**values, **changes})
+    cores = {"device": "cpu", "device_name": "Test CPU", "hardware_class": "cpu-test-2c", "devices": 2}
+    return Machine(**{**cores, "memory_bytes": 8 * 2**30, **changes})
 
 
 def make_figures(**changes: Any) -> Figures:
     """The figures of a launch: 1,000 tokens/s in 64 MiB, rather even steps."""
-    values = {
-        "tokens_per_s": 1000.0,
-        "tokens_per_s_mean": 990.0,
-        "step_jitter": 1.1,
-        "peak_memory_bytes": 64.0 * 2**20,
-    }
-    return Figures(**{**values, **changes})
+    values = {"tokens_per_s": 1000.0, "tokens_per_s_mean": 990.0, "step_jitter": 1.1}
+    return Figures(**{**values, "peak_memory_bytes": 64.0 * 2**20, **changes})
 
 
 def make_run(**changes: Any) -> Run:
     """A launch that went well."""
-    values: dict[str, Any] = {
-        "case": make_case(),
-        "machine": make_machine(),
-        "started_at": "2026-01-02T03:04:05+00:00",
-        "duration_s": 1.5,
-        "figures": make_figures(),
-        "step_s": (0.25,) * 25,
-        "loss": tuple(7 - 0.1 * step for step in range(25)),
-        "window": (0, 25),
-    }
-    return Run(**{**values, **changes})
+    return _RUN.replace(**changes)
+
+
+_RUN = Run(
+    case=_CASE,
+    machine=make_machine(),
+    started_at="2026-01-02T03:04:05+00:00",
+    duration_s=1.5,
+    figures=make_figures(),
+    step_s=(0.25,) * 25,
+    loss=tuple(7 - 0.1 * step for step in range(25)),
+    window=(0, 25),
+)
 
 
 def make_launches(*speeds: float, machine: Machine | None = None, **figures: Any) -> list[Run]:
     """One launch per speed, relative to 1,000 tokens/s; `figures` are those of every launch."""
-    return [
-        make_run(
-            machine=machine or make_machine(),
-            figures=make_figures(
-                **{"tokens_per_s": 1000 * speed, "tokens_per_s_mean": 990 * speed, **figures}
-            ),
-        )
+    of_each = (
+        make_figures(**{"tokens_per_s": 1000 * speed, "tokens_per_s_mean": 990 * speed, **figures})
         for speed in speeds
-    ]
+    )
+    return [make_run(machine=machine or make_machine(), figures=each) for each in of_each]
 
 
 def make_baseline(*runs: Run) -> Baseline:
@@ -105,18 +94,17 @@ def make_baseline(*runs: Run) -> Baseline:
 def make_report(rank: int = 0, **changes: Any) -> RankReport:
     """The report of one rank of `make_case`: 25 steps of 0.1 s, 256 tokens each, a falling loss."""
     steps = changes.get("step_s", (0.1,) * 25)
-    values: dict[str, Any] = {
-        "rank": rank,
-        "world_size": 2,
-        "host": "here",
-        "clock": "simulated",
-        "tokens_per_step": 256,
-        "step_s": steps,
-        "wall_s": sum(steps),
-        "loss": tuple(7 - 0.1 * step for step in range(25)),
-        "memory": Memory(peak=10**6, method="simulated"),
-    }
-    return RankReport(**{**values, **changes})
+    return RankReport(
+        rank=rank,
+        world_size=2,
+        host="here",
+        clock="simulated",
+        tokens_per_step=256,
+        step_s=steps,
+        wall_s=sum(steps),
+        loss=_RUN.loss,
+        memory=Memory(peak=10**6, method="simulated"),
+    ).replace(**changes)
 
 
 def make_gpu_machine(name: str = "NVIDIA H100 80GB HBM3", *, count: int = 8) -> Machine:
@@ -179,16 +167,8 @@ def judged(result: Measurement, **changes: Any) -> Measurement:
 
 def metric_check(**changes: Any) -> Check:
     """The speed of a case that passed, a fifth below its baseline."""
-    values: dict[str, Any] = {
-        "metric": "tokens_per_s",
-        "label": "tokens/s",
-        "unit": "tokens/s",
-        "outcome": "passed",
-        "measured": 98_765.0,
-        "baseline": 123_456.0,
-        "allowed": 0.13,
-    }
-    return Check(**{**values, **changes})
+    values = {"metric": "tokens_per_s", "label": "tokens/s", "unit": "tokens/s", "outcome": "passed"}
+    return Check(**{**values, "measured": 98_765.0, "baseline": 123_456.0, "allowed": 0.13, **changes})
 
 
 DISTURBED = Health(samples=40, seconds=10, steps=25, foreign_cpu=0.6)
@@ -241,8 +221,6 @@ def make_image_result(**figures: Any) -> Measurement:
 
 
 COMMIT = "0123abcd" * 5
-
-
 CONDITIONS = Conditions(changes=None, options={"--perf-inject": "nothing"}, environment={"torch": "2.13.0"})
 
 
