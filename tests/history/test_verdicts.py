@@ -52,24 +52,18 @@ def test_a_session_of_old_has_the_outcomes_of_its_results(tmp_path: Path) -> Non
     assert (night.verdict.word, night.verdict.baselines, night.state) == ("regressed", None, "red")
 
 
-@pytest.mark.parametrize(
-    ("later", "takes_back"),
-    [
-        pytest.param(told("passed"), True, id="passed"),
-        pytest.param(told("improved"), True, id="improved"),
-        pytest.param(told("passed", judged_by="b"), False, id="another baseline"),
-        pytest.param(told("inconclusive"), False, id="undecided"),
-        pytest.param(told("regressed", excused="waived"), False, id="waived"),
-        pytest.param(told("improved", shadow=True), False, id="red by --perf-strict"),
-    ],
-)
+@pytest.mark.parametrize("outcome", ["passed", "improved", "inconclusive", "regressed"])
+@pytest.mark.parametrize("changes", [{}, {"judged_by": "b"}, {"shadow": True}, {"excused": "waived"}], ids=str)
 def test_a_failure_is_taken_back_by_a_later_pass_with_the_same_baselines(
-    tmp_path: Path, later: Measurement, takes_back: bool
+    tmp_path: Path, outcome: str, changes: dict[str, Any]
 ) -> None:
     add(tmp_path, 1, told("regressed", shadow=True))
-    add(tmp_path, 2, later, commit="f" * 40)
+    add(tmp_path, 2, told(outcome, **changes), commit="f" * 40)
     first, back = next(verdicts.failures(nights(tmp_path)))
     assert (first.word, first.verdict.shadow) == ("regressed (shadow)", True)
+    takes_back = (
+        outcome in ("passed", "improved") and not changes
+    )  # neither another baseline nor --perf-strict
     assert (back and back.place.day) == ("20260102" if takes_back else None)
 
 
@@ -80,28 +74,24 @@ def test_a_pass_before_takes_nothing_back_and_what_is_not_known_neither(tmp_path
     assert [back for _, back in verdicts.failures(nights(tmp_path))] == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "is_told"),
-    [
-        ("", "failed", True),
-        ("", "passed", False),
-        ("", "unhealthy", True),
-        ("passed", "regressed", True),
-        ("regressed", "failed", False),
-        ("regressed", "passed", True),
-        ("regressed passed", "passed", False),
-        ("passed regressed", "inconclusive", True),
-        ("inconclusive", "unhealthy", False),
-        ("recorded", "improved", False),
-    ],
+TOLD = ("failed", "unhealthy", "passed regressed", "regressed passed", "passed regressed inconclusive")
+SAME = (
+    "passed",
+    "regressed failed",
+    "regressed passed passed",
+    "inconclusive unhealthy",
+    "recorded improved",
 )
-def test_a_case_is_told_whose_state_is_not_that_of_the_night_before(
-    tmp_path: Path, before: str, now: str, is_told: bool
-) -> None:
-    for day, outcome in enumerate(before.split(), 1):
+
+
+@pytest.mark.parametrize("outcomes", [*TOLD, *SAME])
+def test_a_case_is_told_whose_state_is_not_that_of_the_night_before(tmp_path: Path, outcomes: str) -> None:
+    *before, now = outcomes.split()
+    for day, outcome in enumerate(before, 1):
         add(tmp_path, day, told(outcome))
     added = add(tmp_path, 9, told(now))
-    assert [night.verdict.word for night in verdicts.changed(tmp_path / "history", added)] == [now] * is_told
+    changed = [night.verdict.word for night in verdicts.changed(tmp_path / "history", added)]
+    assert changed == ([now] if outcomes in TOLD else [])
     assert verdicts.changed(tmp_path / "history", []) == []
 
 
