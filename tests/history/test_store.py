@@ -61,9 +61,7 @@ def test_a_session_is_found_by_hardware_class_commit_and_case(history: Path) -> 
     assert case.case == documents.plain(make_case())
 
 
-def test_medians_of_each_launch_are_kept_as_far_as_they_mean_something_and_no_step_series(
-    history: Path,
-) -> None:
+def test_medians_of_each_launch_are_kept_if_they_mean_something_and_no_steps(history: Path) -> None:
     gap = RUN.replace(figures=FIGURES.replace(peak_memory_bytes=None, step_s_mean=math.nan))
     [written] = add(history, kept(RUN, gap)).written
     [result] = sessions_of(history)[0].results
@@ -111,9 +109,7 @@ def test_adding_a_session_again_changes_nothing_whatever_its_file_is_called(hist
     assert len(store.read_cases(history)) == 1
 
 
-def test_what_was_added_while_a_session_ran_is_kept_once_and_by_the_part_that_measured_it(
-    history: Path,
-) -> None:
+def test_what_was_added_while_a_session_ran_is_kept_once_by_the_part_that_measured_it(history: Path) -> None:
     first, second = "2026-01-02T03:04:05+00:00", "2026-01-02T09:00:00+00:00"
     early, again = kept(RUN.replace(started_at=first)), kept(of_batch(8, started_at=first))
     late = kept(of_batch(4, started_at="2026-01-02T09:00:01+00:00"))
@@ -147,9 +143,7 @@ def test_histories_that_grew_apart_merge_by_copying_files(tmp_path: Path) -> Non
         ({"dirty": True}, "uncommitted changes on 0123abcd: no commit says what was measured"),
     ],
 )
-def test_a_session_without_a_clean_commit_is_left_out(
-    history: Path, changes: dict[str, Any], reason: str
-) -> None:
+def test_without_a_clean_commit_nothing_is_kept(history: Path, changes: dict[str, Any], reason: str) -> None:
     added = add(history, kept(RUN), **changes)
     assert reason in added.left_out[0]
     assert (added.written, added.kept) == ([], 0)

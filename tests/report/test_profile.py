@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from perfsuite.report import profile
@@ -37,9 +39,7 @@ def make_explained() -> Measurement:
         (None, None, []),
     ],
 )
-def test_calls_come_before_counts_and_counts_before_times(
-    explained: str | None, found: Profiled | None, told: list[str]
-) -> None:
+def test_calls_come_before_counts_and_these_before_times(explained: Any, found: Any, told: list[str]) -> None:
     verdict = Verdict(outcome="regressed", launches=3, explained=explained, profiled=found)
     assert profile.because(verdict) == told
 

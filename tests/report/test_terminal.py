@@ -92,9 +92,7 @@ def test_figures_that_nothing_judges_are_shown_and_called_so() -> None:
     assert "  energy: 2.00 mJ per sample (not judged)" in explanation(samples.make_image_result())
 
 
-def test_what_a_failure_says_does_not_reach_the_terminal_as_a_command(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_a_failure_says_is_no_command_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     evil = "\x1b]0;owned\x07\n::add-mask::x"
     result = make_result(make_run(failure=Failure(kind="crash", message=evil, rank=0, traceback=evil)))
     console().print(evil)

@@ -53,9 +53,7 @@ def changed(words: str, low_to_high: str, outcome: str) -> str:
         ({"outcome": "recorded", "baseline": None}, "tokens/s: 98,765"),
     ],
 )
-def test_sentence_says_what_against_what_by_how_much_how_sure_and_how_much_is_allowed(
-    check: Changes, words: str
-) -> None:
+def test_a_sentence_says_what_against_what_how_sure_and_what_is_allowed(check: Changes, words: str) -> None:
     told = metric_check(**check)
     assert sentence(told) == words
     assert sentence(told, "arm A") == words.replace("baseline 1", "arm A 1").replace("baseline 6", "arm A 6")
@@ -65,7 +63,7 @@ def test_sentence_says_what_against_what_by_how_much_how_sure_and_how_much_is_al
     ("check", "least", "is_known"),
     [({}, 0.89, True), ({}, 0.95, False), (MEMORY, 8, True), (MEMORY, 47_895, False), ({}, math.nan, False)],
 )
-def test_what_only_a_change_of_ten_times_would_show_is_not_called_detectable(
+def test_what_only_a_tenfold_change_would_show_is_not_detectable(
     check: Changes, least: float, is_known: bool
 ) -> None:
     told = metric_check(**check, minimum_detectable=least)

@@ -32,9 +32,7 @@ MIB, GIB = 2**20, 2**30
         ("W", [1234.5], ["1,234 W"]),
     ],
 )
-def test_the_unit_says_how_an_amount_is_written(
-    unit: str, values: list[float | None], words: list[str]
-) -> None:
+def test_the_unit_says_how_an_amount_is_written(unit: str, values: list[float], words: list[str]) -> None:
     assert [amount(value, unit) for value in values] == words
 
 

@@ -89,7 +89,7 @@ def test_its_file_has_a_line_for_each_collective_and_reads_back(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "said"),
     [
         ({"schema_version": 2}, "field schema_version: this perfsuite reads 1, got 2. Record it anew"),
         ({"counts": []}, "field counts: Tuple should have at least 1 item"),
@@ -98,10 +98,8 @@ def test_its_file_has_a_line_for_each_collective_and_reads_back(tmp_path: Path) 
         ({"kernels": {}}, "field kernels: unknown field"),
     ],
 )
-def test_a_bad_file_is_an_error_that_names_the_field(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_a_bad_file_is_named_with_its_field(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     file = tmp_path / "x.json"
     file.write_text(json.dumps({**documents.plain(baseline_of()), **changes}))
-    with pytest.raises(FileError, match=f"^{file}: {message}"):
+    with pytest.raises(FileError, match=f"^{file}: {said}"):
         documents.read(file, CountBaseline)

@@ -52,13 +52,14 @@ def test_a_change_of_the_cost_is_told_of_the_figure_and_back() -> None:
     assert PEAK_MEMORY.interval((-0.1, 0.2)) == (-0.1, 0.2)
 
 
-VALUES = {"name": "x", "label": "x", "unit": "s", "better": "lower", "judged": "sequential"}
+Values = dict[str, Any]
+VALUES: Values = {"name": "x", "label": "x", "unit": "s", "better": "lower", "judged": "sequential"}
 TOLERANCES = {"cpu": 0.1, "cuda": 0.1}
 
 
 def test_nothing_that_could_be_guessed_has_a_default_and_nothing_can_be_changed() -> None:
     for missing in VALUES:
-        given: dict[str, Any] = {name: value for name, value in VALUES.items() if name != missing}
+        given = {name: value for name, value in VALUES.items() if name != missing}
         with pytest.raises(TypeError, match=missing):
             Metric(**given, tolerances=TOLERANCES)
     with pytest.raises(TypeError, match="positional"):
@@ -69,10 +70,8 @@ def test_nothing_that_could_be_guessed_has_a_default_and_nothing_can_be_changed(
 
 @pytest.mark.parametrize("changes", [{}, {"judged": "shown", "judged_on_cpu": "exact"}])
 @pytest.mark.parametrize("tolerances", [{}, {"cpu": 0.1}])
-def test_what_is_judged_needs_a_tolerance_for_each_device(
-    changes: dict[str, Any], tolerances: dict[str, float]
-) -> None:
-    values: dict[str, Any] = {**VALUES, **changes}
+def test_what_is_judged_needs_a_tolerance_for_each_device(changes: Values, tolerances: Values) -> None:
+    values = {**VALUES, **changes}
     with pytest.raises(ValueError, match=r"metric 'x' is judged .* needs tolerances for 'cpu' and 'cuda'"):
         Metric(**values, tolerances=tolerances)
     assert Metric(**{**values, "judged": "shown", "judged_on_cpu": None}).judging("cpu") == "shown"
@@ -114,9 +113,7 @@ def test_perfsuites_own_figures_are_found_and_none_is_recorded() -> None:
     assert set(metric_module._BUILT_IN) <= set(Figures.model_fields)
 
 
-def test_a_metric_of_another_package_is_recorded_and_shown_or_judged_where_launches_have_it(
-    installed: Installs,
-) -> None:
+def test_a_metric_of_another_package_is_shown_or_judged_where_launches_have_it(installed: Installs) -> None:
     installed(good="GOOD", judged="JUDGED")
     assert [metric.name for metric in recorded()] == ["good", "judged"]
     good = find("good")
@@ -144,7 +141,7 @@ def test_cpu_time_is_judged_on_a_cpu_where_a_launch_has_it() -> None:
         ("nothing", "NOTHING", "names a perfsuite.results.Metric of the same name that has a recorder"),
     ],
 )
-def test_a_metric_that_cannot_be_used_is_an_error_when_it_is_asked_for(
+def test_a_metric_that_cannot_be_used_is_an_error(
     installed: Installs, name: str, value: str, message: str
 ) -> None:
     installed(good="GOOD")

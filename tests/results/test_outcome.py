@@ -36,11 +36,9 @@ def test_a_style_is_made_of_named_values_and_cannot_be_changed() -> None:
         STYLES["failed"].quiet = True  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("detectable", "blind"), [(None, False), (0.13, False), (0.131, True)])
-def test_a_gate_is_blind_that_finds_no_change_as_small_as_its_tolerance(
-    detectable: float | None, blind: bool
-) -> None:
-    assert metric_check(minimum_detectable=detectable).blind is blind
+@pytest.mark.parametrize(("least", "blind"), [(None, False), (0.13, False), (0.131, True)])
+def test_a_gate_is_blind_to_a_change_as_small_as_its_tolerance(least: float | None, blind: bool) -> None:
+    assert metric_check(minimum_detectable=least).blind is blind
 
 
 def test_launches_are_counted_from_1_where_some_are_no_evidence() -> None:

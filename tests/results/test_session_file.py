@@ -79,9 +79,7 @@ def strict(
     return json.loads(file.read_text(), parse_constant=pytest.fail)
 
 
-def test_json_is_strict_though_figures_are_no_numbers_and_next_to_nothing_is_known_of_the_noise(
-    file: Path,
-) -> None:
+def test_json_is_strict_though_figures_and_intervals_are_no_numbers(file: Path) -> None:
     messy = now(tokens_per_s=math.nan, mfu=math.inf)
     messy = messy.replace(step_s=(math.nan, math.inf, 0.1), loss=(1.0, -math.inf), probe_s=(math.nan,))
     unknown = dict.fromkeys(NOISE.by_metric, Noise(sigma=0.01, degrees_of_freedom=0.1))

@@ -30,45 +30,35 @@ def stored(directory: Path, speed: float = 1, **changes: Any) -> Path:
     return BaselineStore(directory).write_reviewed(recorded(speed, **changes))
 
 
-@pytest.fixture
-def reviewed(tmp_path: Path) -> Path:
-    return tmp_path / "reviewed"
+REVIEWED, LOCAL = Path("reviewed"), Path("local")
+BASELINES = BaselineStore(REVIEWED, LOCAL)
 
 
-@pytest.fixture
-def local(tmp_path: Path) -> Path:
-    return tmp_path / "local"
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def baselines(reviewed: Path, local: Path) -> BaselineStore:
-    return BaselineStore(reviewed, local)
-
-
-def test_a_reviewed_baseline_is_found_first_by_class_and_id_and_none_of_another_class_or_case(
-    baselines: BaselineStore, reviewed: Path, local: Path
-) -> None:
-    assert baselines.write_local(recorded(2)) == baselines.local_file(CLASS, CASE.id) == local / NAME
-    assert documents.read(local / NAME, Baseline) == recorded(2)
-    assert baselines.find(CLASS, CASE) == (recorded(2), local / NAME)
-    assert BaselineStore(reviewed).find(CLASS, CASE) is None
-    assert baselines.write_reviewed(recorded(1)) == baselines.reviewed_file(CLASS, CASE.id) == reviewed / NAME
-    assert baselines.find(CLASS, CASE) == (recorded(1), reviewed / NAME)
-    assert baselines.find(H100, CASE) is baselines.find(CLASS, OTHERS[0]) is None
+def test_a_reviewed_baseline_is_found_first_by_class_and_id() -> None:
+    assert BASELINES.write_local(recorded(2)) == BASELINES.local_file(CLASS, CASE.id) == LOCAL / NAME
+    assert documents.read(LOCAL / NAME, Baseline) == recorded(2)
+    assert BASELINES.find(CLASS, CASE) == (recorded(2), LOCAL / NAME)
+    assert BaselineStore(REVIEWED).find(CLASS, CASE) is None
+    assert BASELINES.write_reviewed(recorded(1)) == BASELINES.reviewed_file(CLASS, CASE.id) == REVIEWED / NAME
+    assert BASELINES.find(CLASS, CASE) == (recorded(1), REVIEWED / NAME)
+    assert BASELINES.find(H100, CASE) is BASELINES.find(CLASS, OTHERS[0]) is None
     assert str(BaselineStore(Path("a"), Path("b/c"))) == "a or b/c"
     assert str(BaselineStore(Path("a"))) == "a"
 
 
 @pytest.mark.parametrize(("folder", "case"), [(CLASS, OTHERS[0]), (H100, CASE)], ids=["case", "class"])
-def test_a_file_in_the_wrong_place_is_an_error_that_says_what_it_holds(
-    baselines: BaselineStore, reviewed: Path, folder: str, case: Case
-) -> None:
-    wrong = baselines.reviewed_file(folder, case.id)
+def test_a_file_in_the_wrong_place_is_an_error_that_says_what_it_holds(folder: str, case: Case) -> None:
+    wrong = BASELINES.reviewed_file(folder, case.id)
     wrong.parent.mkdir(parents=True)
-    stored(reviewed).rename(wrong)
+    stored(REVIEWED).rename(wrong)
     told = f"^{wrong}: it holds the baseline of {CASE.id} on {CLASS}.* move it or delete it"
     with pytest.raises(FileError, match=told):
-        baselines.find(folder, case)
+        BASELINES.find(folder, case)
 
 
 @pytest.mark.parametrize(
@@ -77,76 +67,72 @@ def test_a_file_in_the_wrong_place_is_an_error_that_says_what_it_holds(
         (lambda file: file.write_text("{"), "{file}: not JSON"),
         (lambda file: file.mkdir(), "cannot read {file}: Is a directory"),
         (lambda file: file.symlink_to("nowhere"), "cannot read {file}: No such file"),
-        (lambda file: file.symlink_to(file), "cannot read {file}: Too many levels"),
+        (lambda file: file.symlink_to(file.name), "cannot read {file}: Too many levels"),
     ],
     ids=["cut short", "directory", "dangling", "looping"],
 )
 def test_a_bad_first_file_is_an_error_though_another_directory_has_a_good_one(
-    baselines: BaselineStore, reviewed: Path, make: Callable[[Path], None], said: str
+    make: Callable[[Path], None], said: str
 ) -> None:
-    baselines.write_local(recorded())
-    (reviewed / CLASS).mkdir(parents=True)
-    make(reviewed / NAME)
-    with pytest.raises(FileError, match=said.format(file=reviewed / NAME)):
-        baselines.find(CLASS, CASE)
+    BASELINES.write_local(recorded())
+    (REVIEWED / CLASS).mkdir(parents=True)
+    make(REVIEWED / NAME)
+    with pytest.raises(FileError, match=said.format(file=REVIEWED / NAME)):
+        BASELINES.find(CLASS, CASE)
 
 
 def speeds_of_class(*directories: Path) -> list[float | None]:
     return [held.median("tokens_per_s") for held in BaselineStore(*directories).of_class(CLASS)]
 
 
-def test_of_class_takes_each_case_of_that_class_from_the_first_directory_that_has_it(
-    reviewed: Path, local: Path, tmp_path: Path
-) -> None:
-    assert speeds_of_class(reviewed, local) == []
-    stored(reviewed, 1)
-    stored(reviewed, 2, case=OTHERS[0])
-    stored(reviewed, 5, machine=make_machine(hardware_class=H100))
-    stored(local, 10)
-    stored(local, 30, case=OTHERS[1])
-    assert speeds_of_class(reviewed, local) == [1000, 2000, 30000]
-    assert speeds_of_class(local, reviewed) == [10000, 30000, 2000]
-    assert speeds_of_class(tmp_path / "nowhere", local) == [10000, 30000]
-    (reviewed / NAME).write_text("{")  # it is an error where its own case is judged
-    (reviewed / CLASS / "notes.txt").write_text("not a baseline")
-    (reviewed / CLASS / "directory.json").mkdir()
-    assert speeds_of_class(reviewed, local) == [2000, 30000], "no other is left out"
+def test_of_class_takes_each_case_of_that_class_from_the_first_directory_that_has_it() -> None:
+    assert speeds_of_class(REVIEWED, LOCAL) == []
+    stored(REVIEWED, 1)
+    stored(REVIEWED, 2, case=OTHERS[0])
+    stored(REVIEWED, 5, machine=make_machine(hardware_class=H100))
+    stored(LOCAL, 10)
+    stored(LOCAL, 30, case=OTHERS[1])
+    assert speeds_of_class(REVIEWED, LOCAL) == [1000, 2000, 30000]
+    assert speeds_of_class(LOCAL, REVIEWED) == [10000, 30000, 2000]
+    assert speeds_of_class(Path("nowhere"), LOCAL) == [10000, 30000]
+    (REVIEWED / NAME).write_text("{")  # it is an error where its own case is judged
+    (REVIEWED / CLASS / "notes.txt").write_text("not a baseline")
+    (REVIEWED / CLASS / "directory.json").mkdir()
+    assert speeds_of_class(REVIEWED, LOCAL) == [2000, 30000], "no other is left out"
 
 
-def test_files_are_listed_by_class_and_pattern_the_reviewed_ones_first(baselines: BaselineStore) -> None:
-    local = baselines.write_local(recorded())
-    other = baselines.write_local(recorded(machine=make_machine(hardware_class="a100-40gb-sxm")))
-    reviewed = baselines.write_reviewed(recorded(case=OTHERS[0]))
-    assert baselines.files() == [reviewed, other, local]
-    assert baselines.files(CLASS) == baselines.files(CLASS, "*") == [reviewed, local]
-    assert baselines.files(CLASS, CASE.id) == [local]
-    assert baselines.files(H100) == []
+def test_files_are_listed_by_class_and_pattern_the_reviewed_ones_first() -> None:
+    local = BASELINES.write_local(recorded())
+    other = BASELINES.write_local(recorded(machine=make_machine(hardware_class="a100-40gb-sxm")))
+    reviewed = BASELINES.write_reviewed(recorded(case=OTHERS[0]))
+    assert BASELINES.files() == [reviewed, other, local]
+    assert BASELINES.files(CLASS) == BASELINES.files(CLASS, "*") == [reviewed, local]
+    assert BASELINES.files(CLASS, CASE.id) == [local]
+    assert BASELINES.files(H100) == []
 
 
-def test_counts_stand_in_a_folder_of_their_own_by_target(
-    baselines: BaselineStore, reviewed: Path, local: Path
-) -> None:
-    counts, name = baselines.counts, f"{CASE.id}.json"
-    assert counts.reviewed_file("sm90", CASE.id) == reviewed / "counts/sm90" / name
-    assert counts.local_file("cpu", CASE.id) == local / "counts/cpu" / name
-    assert BaselineStore(reviewed).counts.local is None
+def test_counts_stand_in_a_folder_of_their_own_by_target() -> None:
+    counts, name = BASELINES.counts, f"{CASE.id}.json"
+    assert counts.reviewed_file("sm90", CASE.id) == REVIEWED / "counts/sm90" / name
+    assert counts.local_file("cpu", CASE.id) == LOCAL / "counts/cpu" / name
+    assert BaselineStore(REVIEWED).counts.local is None
     file = counts.write_reviewed(baseline_of())
     assert (counts.find("cpu", CASE), counts.find("dry-cpu", CASE)) == ((baseline_of(), file), None)
-    assert baselines.files() == baselines.of_class("counts") == [], "no hardware class"
+    assert BASELINES.files() == BASELINES.of_class("counts") == [], "no hardware class"
 
 
-def test_a_profile_stands_beside_its_baseline_and_belongs_to_no_newer_one(baselines: BaselineStore) -> None:
+def test_a_profile_stands_beside_its_baseline_and_belongs_to_no_newer_one() -> None:
     known = make_baseline()
-    found = FoundBaseline(known, baselines.write_local(known))
-    assert baselines.profile_of(found) is None
-    file = baselines.profiles.write_local(of_baseline(known, launch_profile()))
+    found = FoundBaseline(known, BASELINES.write_local(known))
+    assert BASELINES.profile_of(found) is None
+    file = BASELINES.profiles.write_local(of_baseline(known, launch_profile()))
     assert file.relative_to(found.file.parent.parent).parts == ("profiles", *found.file.parts[-2:])
-    assert baselines.profile_of(found) == launch_profile()
-    assert baselines.profile_of(FoundBaseline(known.replace(recorded_at="2027-01-01"), found.file)) is None
-    reviewed = FoundBaseline(known, baselines.write_reviewed(known))
-    assert baselines.profile_of(reviewed) is None
-    assert baselines.profiles.write_reviewed(of_baseline(known, launch_profile())).exists()
-    assert baselines.profile_of(reviewed) == launch_profile()
+    assert BASELINES.profile_of(found) == launch_profile()
+    assert BASELINES.profile_of(FoundBaseline(known.replace(recorded_at="2027-01-01"), found.file)) is None
+    reviewed = FoundBaseline(known, BASELINES.write_reviewed(known))
+    assert BASELINES.profile_of(reviewed) is None
+    assert BASELINES.profiles.write_reviewed(of_baseline(known, launch_profile())).exists()
+    assert BASELINES.profile_of(reviewed) == launch_profile()
 
 
 def test_the_names_in_a_store_stay_as_they_are() -> None:
@@ -169,11 +155,11 @@ def write(path: Path) -> Path:
     return path
 
 
-def test_sessions_are_found_oldest_first_and_launches_by_session_case_and_number(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+def test_sessions_are_found_oldest_first_and_launches_by_session_case_and_number() -> None:
+    store = Store()
     names = [store.new_session().name for _ in range(3)]
     assert names == sorted(set(names))
-    assert list(tmp_path.iterdir()) == store.results() == [], "none is made yet"
+    assert list(Path().iterdir()) == store.results() == [], "none is made yet"
     results = [
         write(store.sessions / name / "results.json") for name in ("20260101-000000-000000", "20260102")
     ]
@@ -196,17 +182,17 @@ def test_sessions_are_found_oldest_first_and_launches_by_session_case_and_number
     assert again == llama, "also those of a case that was measured again"
 
 
-def test_a_case_measured_again_and_each_preflight_has_a_directory_of_its_own(tmp_path: Path) -> None:
-    session = SessionDir(tmp_path)
+def test_a_case_measured_again_and_each_preflight_has_a_directory_of_its_own() -> None:
+    session = SessionDir(Path("1"))
     for name in ("llama", "llama.2", "llama.3", "gpt2", "gpt2.2", "preflight-1", "preflight-2"):
         is_case = not name.startswith("preflight")
         directory = session.new_case(name.partition(".")[0]) if is_case else session.new_preflight()
-        assert directory == tmp_path / name
-        directory.mkdir()
+        assert directory == session.path / name
+        directory.mkdir(parents=True)
 
 
-def test_the_profile_of_a_session_is_the_newest_that_has_no_fault(tmp_path: Path) -> None:
-    store, case = Store(tmp_path), make_run().case
+def test_the_profile_of_a_session_is_the_newest_that_has_no_fault() -> None:
+    store, case = Store(), make_run().case
     assert newest_profile(store.profiled("1", case.id)) is None
 
     def profiled(name: str, case: Case, profile: Profile, inject: str | None = None) -> None:

@@ -67,7 +67,7 @@ UNKNOWN = "unknown field; remove it or correct its name, got 'x'"
         ("issue", '"#1"', "String should match pattern .*, got '#1'"),
     ],
 )
-def test_a_bad_entry_is_named_with_its_value_and_what_is_allowed(
+def test_a_bad_entry_is_named_with_what_is_allowed(
     file: Path, field: str, value: str | None, said: str
 ) -> None:
     write(file, **{field: value})

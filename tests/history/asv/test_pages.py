@@ -40,9 +40,7 @@ def test_every_night_is_on_the_pages(published: Published) -> None:
     assert [(len(series), len(series[0][1])) for series in points] == [(NIGHTS, len(CASES))]
 
 
-def test_what_is_left_out_is_named_and_an_error_if_only_asv_does(
-    published: Published, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_left_out_is_named(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     out = published.root / "out"
     assert f"left out: commit ffffffffffff: not in {published.root / 'repo'}" in published.output
     assert f"pages of {NIGHTS} commits, 1 left out: {out / 'html'}" in published.output

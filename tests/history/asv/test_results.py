@@ -60,7 +60,7 @@ def test_costs_of_a_result() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step_s", "quarter", "middle", "three_quarters"),
+    ("step_s", "low", "middle", "high"),
     [
         ([3.0], 3, 3, 3),
         ([2.0, 1.0], 1.25, 1.5, 1.75),
@@ -68,11 +68,9 @@ def test_costs_of_a_result() -> None:
         ([1.0, 2.0, 3.0, 5.0], 1.75, 2.5, 3.5),
     ],
 )
-def test_median_and_quartiles(
-    step_s: list[float], quarter: float, middle: float, three_quarters: float
-) -> None:
+def test_median_and_quartiles(step_s: list[float], low: float, middle: float, high: float) -> None:
     [row] = rows({SLOT: step_s})
-    assert (row["result"], row["stats_q_25"], row["stats_q_75"]) == ([middle], [quarter], [three_quarters])
+    assert (row["result"], row["stats_q_25"], row["stats_q_75"]) == ([middle], [low], [high])
     assert (row["stats_number"], row["stats_repeat"], row["samples"]) == ([1], [len(step_s)], [step_s])
     assert row["started_at"] == 5
 

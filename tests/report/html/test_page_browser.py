@@ -113,9 +113,7 @@ def test_filtering_by_text_and_by_verdict(page: Browser) -> None:
     assert len(shown(page)) == 12
 
 
-def test_a_link_and_an_address_with_a_case_unfold_it_and_all_open_and_close_together(
-    page: Browser, file: Path
-) -> None:
+def test_a_link_or_an_address_unfolds_its_case_and_all_open_together(page: Browser, file: Path) -> None:
     page.evaluate("document.querySelector('#overview tr:last-child a').click()")
     assert page.evaluate("document.querySelector('.case:last-child > details').open")
     page.wait_for_frame()  # the browser scrolls in the next one
@@ -193,9 +191,7 @@ def test_without_scripts_all_is_there(page: Browser, file: Path) -> None:
     page.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
-def test_markup_in_data_does_nothing_and_a_script_that_got_in_would_not_run(
-    browser: Browser, tmp_path: Path
-) -> None:
+def test_markup_in_data_does_nothing_and_no_script_that_got_in_runs(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "evil.html"
     file.write_text(render([make_evil()]), encoding="utf-8")
     browser.open(file.as_uri())
