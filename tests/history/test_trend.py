@@ -15,12 +15,15 @@ from perfsuite.history import changepoint, store
 from perfsuite.history.changepoint import ChangePoint
 from perfsuite.history.trend import Trend, _differences, trend
 from perfsuite.results import baseline
+from perfsuite.results.store import BASELINES
 from tests.samples import IMAGES, make_case, make_figures, make_run
 from tests.synthetic import TOKENS_PER_STEP, Level, Levels, make_repository, write_history
 
 H100 = "h100-80gb-sxm"
 CASES = [make_case(hardware="h100", micro_batch=n) for n in (1, 2, 4)]
 NIGHTS = 60
+HISTORY = Path("history")
+"""Which a test writes of its own."""
 SLOWER, LARGER, SAME = (case.id for case in CASES)
 
 
@@ -57,10 +60,9 @@ def found(root: Path) -> Trend:
     return trend(root / "history", repo=root / "repo")
 
 
-@pytest.fixture
-def history(tmp_path: Path) -> Path:
-    """Where a test writes one of its own."""
-    return tmp_path / "history"
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 def test_each_change_is_told_once_the_largest_first_with_when_and_what_else_changed_there(
@@ -87,68 +89,64 @@ def test_each_change_is_told_once_the_largest_first_with_when_and_what_else_chan
 
 
 def test_what_is_still_worse_is_told_however_long_ago_it_began_and_what_was_mended_does_not_fail(
-    root: Path, history: Path, commits: list[str], monkeypatch: pytest.MonkeyPatch
+    root: Path, commits: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_history(history, commits, CASES[:1], slower(0.05, 20, 40))
-    found = trend(history)
+    write_history(HISTORY, commits, CASES[:1], slower(0.05, 20, 40))
+    found = trend(HISTORY)
     assert [(f.worse, f.open) for f in found.findings] == [(True, False), (False, False)]
     assert found.failing == []
     monkeypatch.setattr("perfsuite.history.trend.PERIOD", timedelta(days=3))
     assert [f.case for f in trend(root / "history").findings] == [SLOWER, LARGER]
-    assert trend(history).findings == (), "mended long ago"
+    assert trend(HISTORY).findings == (), "mended long ago"
 
 
-def test_until_it_has_seen_a_month_it_believes_in_bad_weeks_but_not_for_memory(
-    history: Path, commits: list[str]
-) -> None:
+def test_until_it_has_seen_a_month_it_believes_in_bad_weeks_but_not_for_memory(commits: list[str]) -> None:
     def nine_nights(case: int, night: int) -> Level:
         return Level(step_s=1.03, memory=1.03) if night >= 8 else Level()
 
-    write_history(history, commits[:17], CASES[:1], nine_nights, noise=0.008)
-    assert [f.metric for f in trend(history).findings] == ["peak memory"]
+    write_history(HISTORY, commits[:17], CASES[:1], nine_nights, noise=0.008)
+    assert [f.metric for f in trend(HISTORY).findings] == ["peak memory"]
 
 
 def test_a_case_that_counts_samples_is_told_so_and_one_may_have_another_definition(
-    history: Path, commits: list[str]
+    commits: list[str],
 ) -> None:
-    write_history(history, commits[:20], [IMAGES])
+    write_history(HISTORY, commits[:20], [IMAGES])
     changed, later = IMAGES.replace(timeout_s=5), lambda case, night: Level(step_s=1.2)
-    write_history(history, commits[20:], [changed], later, first=20)
-    [found] = trend(history).findings
+    write_history(HISTORY, commits[20:], [changed], later, first=20)
+    [found] = trend(HISTORY).findings
     assert (found.case, found.metric) == (IMAGES.id, "samples/s")
     [told] = found.environment
     assert told.startswith("case definition: ")
 
 
-def test_cases_and_hardware_classes_can_be_chosen_and_what_is_not_there_is_an_error(
-    root: Path, history: Path
-) -> None:
+def test_cases_and_hardware_classes_can_be_chosen_and_what_is_not_there_is_an_error(root: Path) -> None:
     assert [f.case for f in trend(root / "history", case=LARGER).findings] == [LARGER]
     with pytest.raises(FileError, match=r"history holds no session on a100\*: nothing to look at"):
         trend(root / "history", hardware_class="a100*")
     with pytest.raises(FileError, match=r"holds no case that matches 'nope\*'; see: perfsuite history"):
         trend(root / "history", case="nope*")
-    write_history(history, ["f" * 40], CASES)
+    write_history(HISTORY, ["f" * 40], CASES)
     with pytest.raises(FileError, match=r"holds no session of a commit on main of .*repo"):
-        trend(history, repo=root / "repo")
-    next(history.glob(f"cases/{SAME}.*")).unlink()
+        trend(HISTORY, repo=root / "repo")
+    next(HISTORY.glob(f"cases/{SAME}.*")).unlink()
     with pytest.raises(FileError, match=rf"its case is missing, restore .*{SAME}"):
-        trend(history, case=SLOWER)
+        trend(HISTORY, case=SLOWER)
 
 
-def test_sessions_are_ordered_by_their_commits(root: Path, history: Path, commits: list[str]) -> None:
+def test_sessions_are_ordered_by_their_commits(root: Path, commits: list[str]) -> None:
     """Measured from the newest to the oldest, as when looking back: by time it would be an improvement."""
-    write_history(history, commits[::-1], CASES[:1], lambda c, n: levels(c, NIGHTS - 1 - n))
-    assert [f.worse for f in trend(history).findings] == [False]
-    [finding] = trend(history, repo=root / "repo").findings
+    write_history(HISTORY, commits[::-1], CASES[:1], lambda c, n: levels(c, NIGHTS - 1 - n))
+    assert [f.worse for f in trend(HISTORY).findings] == [False]
+    [finding] = trend(HISTORY, repo=root / "repo").findings
     assert finding.worse
     assert commits.index(finding.first_commit) < 40 <= commits.index(finding.last_commit)
 
 
-def keep_baseline(directory: Path, case: Case, day: str = "2024-02-28", **figures: Any) -> None:
+def keep_baseline(case: Case, day: str = "2024-02-28", **figures: Any) -> None:
     kept = baseline.from_runs([make_run(case=case, figures=make_figures(**figures))])
     kept = kept.replace(recorded_at=day if " " in day else f"{day}T12:00:00+00:00")
-    documents.write(directory / H100 / f"{case.id}.json", kept)
+    documents.write(BASELINES / H100 / f"{case.id}.json", kept)
 
 
 @pytest.mark.parametrize(
@@ -167,10 +165,10 @@ def keep_baseline(directory: Path, case: Case, day: str = "2024-02-28", **figure
     ],
 )
 def test_a_baseline_that_was_measured_since_nearer_to_the_new_level_accepts_a_worsening(
-    root: Path, tmp_path: Path, case: int, day: str, figures: dict[str, Any], is_open: bool
+    root: Path, case: int, day: str, figures: dict[str, Any], is_open: bool
 ) -> None:
-    keep_baseline(tmp_path, CASES[case], day, **figures)
-    found = trend(root / "history", repo=root / "repo", baselines=tmp_path)
+    keep_baseline(CASES[case], day, **figures)
+    found = trend(root / "history", repo=root / "repo", baselines=BASELINES)
     told, other = found.findings if case == 0 else found.findings[::-1]
     assert told.case == CASES[case].id
     assert (told.open, told.accepted) == (is_open, not is_open)
@@ -178,21 +176,19 @@ def test_a_baseline_that_was_measured_since_nearer_to_the_new_level_accepts_a_wo
     assert other.open, "another case"
     assert (told in found.failing) == is_open
     documents.write_text(
-        tmp_path / H100 / f"{CASES[case].id}.json", "{"
+        BASELINES / H100 / f"{CASES[case].id}.json", "{"
     )  # what cannot be read accepts nothing
-    assert len(trend(root / "history", baselines=tmp_path).failing) == 2
+    assert len(trend(root / "history", baselines=BASELINES).failing) == 2
 
 
-def test_a_baseline_of_a_partial_recovery_accepts_what_is_left(
-    tmp_path: Path, history: Path, commits: list[str]
-) -> None:
+def test_a_baseline_of_a_partial_recovery_accepts_what_is_left(commits: list[str]) -> None:
     def recovering(case: int, night: int) -> Level:
         return Level(step_s=1.0 if night < 20 else 1.1 if night < 40 else 1.02)
 
-    write_history(history, commits, CASES[:1], recovering, noise=0.001)
-    assert any(f.open for f in trend(history).findings)
-    keep_baseline(tmp_path, CASES[0], tokens_per_s=TOKENS_PER_STEP / 0.102)
-    found = trend(history, baselines=tmp_path)
+    write_history(HISTORY, commits, CASES[:1], recovering, noise=0.001)
+    assert any(f.open for f in trend(HISTORY).findings)
+    keep_baseline(CASES[0], tokens_per_s=TOKENS_PER_STEP / 0.102)
+    found = trend(HISTORY, baselines=BASELINES)
     assert found.failing == []
     [*_, better] = [f for f in found.findings if not f.worse]
     assert (better.accepted, better.open, better.state) == (False, False, "better")
@@ -200,23 +196,23 @@ def test_a_baseline_of_a_partial_recovery_accepts_what_is_left(
 
 @pytest.mark.parametrize(("days", "is_open"), [(29, False), (30, True)])
 def test_a_case_that_was_not_measured_in_the_period_fails_nothing(
-    history: Path, commits: list[str], days: int, is_open: bool, monkeypatch: pytest.MonkeyPatch
+    commits: list[str], days: int, is_open: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perfsuite.history.trend.PERIOD", timedelta(days=days))
-    write_history(history, commits[:30], CASES[:1], slower(0.05, 16))
-    assert trend(history).failing
-    write_history(history, commits[30:], CASES[1:2], first=30)
-    found = trend(history, since=date(2024, 1, 1))
+    write_history(HISTORY, commits[:30], CASES[:1], slower(0.05, 16))
+    assert trend(HISTORY).failing
+    write_history(HISTORY, commits[30:], CASES[1:2], first=30)
+    found = trend(HISTORY, since=date(2024, 1, 1))
     assert [f.open for f in found.findings] == [bool(found.failing)] == [is_open]
 
 
-def test_sessions_without_a_figure_are_not_counted_as_points(history: Path, commits: list[str]) -> None:
-    write_history(history, commits, CASES[1:2], lambda c, n: levels(1, n))
-    for place in store.places(history)[3:7]:
+def test_sessions_without_a_figure_are_not_counted_as_points(commits: list[str]) -> None:
+    write_history(HISTORY, commits, CASES[1:2], lambda c, n: levels(1, n))
+    for place in store.places(HISTORY)[3:7]:
         content = json.loads(place.file.read_text())
         content["results"][0].update(peak_memory_bytes=[None], tokens_per_step=None)
         place.file.write_text(json.dumps(content))
-    [larger] = trend(history).findings
+    [larger] = trend(HISTORY).findings
     assert (larger.first_commit, larger.last_commit) == (commits[49], commits[50])
     assert larger.change.index == 46
 
@@ -230,7 +226,7 @@ def test_differences_are_told_in_order_and_once() -> None:
 
 
 def test_the_correlation_of_a_machine_is_estimated_from_30_sessions_on(
-    history: Path, commits: list[str], monkeypatch: pytest.MonkeyPatch
+    commits: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[float] = []
     monkeypatch.setattr(changepoint, "correlation", lambda series: 0.25)
@@ -240,13 +236,13 @@ def test_the_correlation_of_a_machine_is_estimated_from_30_sessions_on(
         return []
 
     monkeypatch.setattr(changepoint, "change_points", changes)
-    write_history(history, commits[:29], CASES[:1])
-    trend(history)
-    write_history(history, commits[29:30], CASES[:1], first=29)
-    trend(history)
+    write_history(HISTORY, commits[:29], CASES[:1])
+    trend(HISTORY)
+    write_history(HISTORY, commits[29:30], CASES[:1], first=29)
+    trend(HISTORY)
     assert used == [0.3, 0.0, 0.25, 0.25]
-    write_history(history, commits[30:35], CASES[1:2], first=30)
-    trend(history, case=CASES[1].id)
+    write_history(HISTORY, commits[30:35], CASES[1:2], first=30)
+    trend(HISTORY, case=CASES[1].id)
     assert used[4:] == [0.25, 0.25], "the machine's, also where only a newer case is looked at"
 
 
@@ -255,7 +251,7 @@ def invoke(*arguments: str) -> Result:
 
 
 def test_a_worsening_that_is_still_there_is_told_and_fails(
-    root: Path, history: Path, found: Trend, commits: list[str]
+    root: Path, found: Trend, commits: list[str]
 ) -> None:
     kept, repo = f"--history={root / 'history'}", f"--repo={root / 'repo'}"
     result, printed, later = (
@@ -271,8 +267,8 @@ def test_a_worsening_that_is_still_there_is_told_and_fails(
         assert told in result.output
     assert Trend.model_validate(json.loads(printed.output)) == found
     assert "0 worse and still so, 0 others" in later.output
-    write_history(history, [*commits[:8], "f" * 40], CASES[:1])
-    unplaced, nothing = invoke(f"--history={history}", repo), invoke(f"--history={history}/x")
+    write_history(HISTORY, [*commits[:8], "f" * 40], CASES[:1])
+    unplaced, nothing = invoke(f"--history={HISTORY}", repo), invoke(f"--history={HISTORY}/x")
     assert f"left out: commit ffffffffffff: not in {root / 'repo'}" in unplaced.output
     assert "2 series in 8 sessions" in unplaced.output
     assert "no history in" in nothing.output
