@@ -53,7 +53,9 @@ def test_a_session_of_old_has_the_outcomes_of_its_results(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("outcome", ["passed", "improved", "inconclusive", "regressed"])
-@pytest.mark.parametrize("changes", [{}, {"judged_by": "b"}, {"shadow": True}, {"excused": "waived"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"judged_by": "b"}, {"shadow": True}, {"excused": "waived"}], ids=str
+)
 def test_a_failure_is_taken_back_by_a_later_pass_with_the_same_baselines(
     tmp_path: Path, outcome: str, changes: dict[str, Any]
 ) -> None:
