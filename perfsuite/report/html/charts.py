@@ -97,11 +97,9 @@ def steps(run: Run, *, key: str, title: str, range_s: tuple[float, float], band:
     start, stop = run.window
     body = []
     if start < stop:
-        left, right = x(start), x(stop - 1)
-        body += [
-            _rect("window", left, TOP, right - left, y.start - TOP),
-            _text("note", left + 3, TOP - 4, "measured"),
-        ]
+        left = x(start)
+        body.append(_rect("window", left, TOP, x(stop - 1) - left, y.start - TOP))
+        body.append(_text("note", left + 3, TOP - 4, "measured"))
         if left - LEFT > 50:
             body.append(_text("note", LEFT + 3, TOP - 4, "warm-up"))
     if band is not None:
