@@ -22,16 +22,13 @@ def told(change: ChangePoint) -> tuple[float, ...]:
     return (change.index, change.earliest, change.latest, change.before, change.after, *change.interval)
 
 
-def test_a_step_is_found_with_its_place_size_and_levels() -> None:
+def test_each_step_is_found_with_its_place_size_and_levels() -> None:
     [change] = found(series((60, 2.0), (60, 2.06)))
     assert 58 <= change.index <= 62
     assert change.earliest <= 60 <= change.latest <= change.earliest + 6
     assert change.interval[0] < 0.03 < change.interval[1] < change.interval[0] + 0.015
     assert (change.before, change.after) == pytest.approx((2.0, 2.06), rel=0.005)
     assert change.relative == pytest.approx(change.after / change.before - 1)
-
-
-def test_a_regression_that_was_mended_is_two_changes_of_which_one_is_an_improvement() -> None:
     first, second = found(series((50, 1.0), (12, 1.05), (50, 1.0)))
     assert [first.index, second.index] == pytest.approx([50, 62], abs=1)
     assert [first.relative, second.relative] == pytest.approx([0.05, -0.05], abs=0.01)

@@ -44,7 +44,7 @@ def test_a_step_in_tables() -> None:
     ]
     assert memory[:2] == [("peak, in backward", "41.0 GiB"), ("at the peak: made in forward", "29.0 GiB")]
     others = {"saved for backward": "30.0 GiB", "more after the step than before": "0 bytes"}
-    assert dict(memory[-3:]) == {**others, "allocations": "5,309"}
+    assert {row[0]: row[1] for row in memory[-3:]} == {**others, "allocations": "5,309"}
     assert [table.headers[0] for table in counts.tables(make_counts(collectives=()))] == ["phase", "memory"]
 
 
@@ -67,7 +67,7 @@ def test_a_compiled_step_has_a_table_of_what_was_compiled_and_none_of_memory() -
     _, work, compiled = counts.tables(make_counts(memory=None, compiled=make_compiled()))
     assert work.caption.endswith("Kernels are those outside of compiled code. Copied cpu to cuda 2 times.")
     made = {"graphs": "2", "recompilations": "1", "generated kernels": "31", "calls of other kernels": "28"}
-    assert dict(compiled.rows) == {**made, "graph break: data-dependent branch": "1"}
+    assert {row[0]: row[1] for row in compiled.rows} == {**made, "graph break: data-dependent branch": "1"}
 
 
 def test_judged_findings_are_told_apart_from_those_only_listed_and_may_name_all_their_ranks() -> None:

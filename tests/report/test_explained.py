@@ -60,13 +60,10 @@ def test_where_a_case_does_another_thing_the_checks_that_regressed_decide(failur
     assert told.files["baseline"] == f"b.json{IF_MEANT}"
 
 
-def test_what_makes_a_verdict_worth_less_is_told() -> None:
+def test_what_makes_a_verdict_worth_less_and_where_its_files_are_is_told() -> None:
     assert explained(make_shared()).excuses[0].startswith("shared: others used the machine")
     told = explained(judged(make_counted(), counts=NOT_COUNTED))
     assert told.not_counted == ["counts: not counted: a CUDA graph was replayed"]
-
-
-def test_the_files_are_those_that_there_are() -> None:
     assert explained(never_run()).files == {"files of the launches": "/tmp/runs/x"}
     assert list(explained(make_counted()).files) == ["baseline of the counts", "files of the launches"]
     assert explained(make_dry()).files["files of the dry run"] == "/tmp/runs/dry"

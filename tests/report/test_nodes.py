@@ -52,14 +52,11 @@ def measured(nodes: int, *speeds: float, **changes: object) -> Measurement:
     return make_result(*runs, before=None)
 
 
-def test_cases_that_differ_in_nodes_alone_are_set_side_by_side() -> None:
+def test_cases_of_one_machine_that_differ_in_nodes_alone_are_set_side_by_side() -> None:
     results = [measured(4, 3600.0), measured(1, 900.0, 1000.0, 5000.0), measured(2, 1900.0)]
     (found,) = scalings([*results, measured(2, 7.0, micro_batch=9)])
     name, shares = results[1].case_id.removesuffix("-1x2"), "1 node 100%, 2 nodes 95%, 4 nodes 90%"
     assert found == f"scaling of {name}: {shares} of the speed per device"
-
-
-def test_one_number_of_nodes_other_machines_and_figures_that_prove_nothing_are_no_scaling() -> None:
     one, two = measured(1, 1000.0), measured(2, 1900.0)
     assert len(scalings([one, two])) == 1
     assert scalings([two, measured(2, 8.0), one.replace(runs=())]) == []

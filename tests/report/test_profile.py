@@ -44,12 +44,9 @@ def test_calls_come_before_counts_and_these_before_times(explained: Any, found: 
     assert profile.because(verdict) == told
 
 
-def test_the_parts_of_a_step_in_one_line() -> None:
+def test_the_parts_of_a_step_in_one_line_and_the_trace_to_open() -> None:
     parts = "compute 60.0, optimizer 10.0, all_gather exposed 12.1, idle 17.9"
     assert profile.split(make_profile().split) == f"100.0 ms a step: {parts}"
-
-
-def test_the_trace_to_open_is_named() -> None:
     file = "/tmp/runs/x/profile/trace-0.json.gz (opens in https://ui.perfetto.dev)"
     of_arms = [f"trace of arm A, rank 0: {file}", f"trace of arm B, rank 0, with 1 other: {file}"]
     assert profile.traces(make_explained()) == of_arms

@@ -152,16 +152,13 @@ def test_what_nobody_has_to_act_upon_is_told_in_a_line_for_all() -> None:
     assert unknown.startswith("tokens/s not known, ")
 
 
-def test_a_note_of_several_cases_is_one_line() -> None:
+def test_notes_are_those_of_launches_health_and_machine_each_once_and_how_often() -> None:
     noted = make_result(now().replace(notes=("n",), health=UNKNOWN))
     other = make_result(now().replace(notes=("o",)), case_id="other")
     told = ["note on 2 cases: n", "note on 2 cases: GPU health is unknown", "note on other: o"]
     assert summary.in_short([noted, other, noted]) == told
     *shown, more = summary.in_short([make_result(now().replace(notes=tuple("abcdefg")))])
     assert (len(shown), more) == (5, "2 notes more: -v or the HTML report tells")
-
-
-def test_notes_are_those_of_launches_health_and_machine_each_once_and_how_often() -> None:
     machine = samples.make_gpu_machine().replace(note="unknown peak")
     run = now().replace(notes=("a",), health=UNKNOWN, machine=machine)
     result = make_result(run.replace(inject="nan"), run.replace(notes=()), before=None)

@@ -78,15 +78,12 @@ def test_an_interval_that_says_nothing_is_not_known() -> None:
         assert text.between(interval) == "not known"
 
 
-def test_values_changes_and_numbers_are_written_as_people_read_them() -> None:
+def test_changes_and_numbers_are_written_as_people_read_them_and_figures_have_columns() -> None:
     assert [percent(change) for change in (0.05, -0.051, 0, -0.0001)] == ["+5.0%", "-5.1%", "+0.0%", "+0.0%"]
     counted = [(1, "launch"), (2, "launch"), (0, "case"), (1, "kernel"), (11891, "kernel")]
     words = ["1 launch", "2 launches", "0 cases", "1 kernel", "11,891 kernels"]
     assert [plural(count, noun) for count, noun in counted] == words
     assert [cut("abc", 3), cut("abc", 1)] == [["a", "b", "c"], ["a", "and 2 more"]]
-
-
-def test_which_columns_of_a_table_hold_figures() -> None:
     table = Table(headers=("a", "b", "c", "d"), rows=[], last_text_columns=1)
     assert [table.is_figure(column) for column in range(4)] == [False, True, True, False]
 
@@ -106,15 +103,12 @@ def test_no_terminal_and_no_job_of_github_obeys_what_others_wrote() -> None:
     assert printable("±0.5 % · µs → 12 GiB\n\ttab") == "±0.5 % · µs → 12 GiB\n\ttab"
 
 
-def test_lines_have_at_most_so_many_columns_and_every_word() -> None:
+def test_lines_have_at_most_so_many_columns_whole_words_and_an_ellipsis_if_cut() -> None:
     words = "tokens/s: 4,336, baseline 4,669: 7.3% fewer (99 % interval -8.1% to -6.4%), 2.9% allowed: passed"
     for before in range(60):
         lines = wrapped(f"{'x' * before} {words}; 29.9 -> 59.8 GiB a step")
         assert max(map(len, lines)) <= WIDTH
         assert " ".join(line.strip() for line in lines).endswith(f"{words}; 29.9 -> 59.8 GiB a step")
-
-
-def test_what_is_one_word_stays_whole_and_what_is_too_long_ends_in_an_ellipsis() -> None:
     path = f"/{'x' * WIDTH}"
     assert wrapped(f"files: {path}") == ["  files:", f"    {path}"]
     assert wrapped("a\n b", indent="") == ["a", " b"]

@@ -44,21 +44,18 @@ def test_a_rank_that_differs_makes_its_field_unsteady() -> None:
     assert unsteady(launches[:1]) == unsteady([launches[0], alone]) == ()
 
 
-def versions(
-    case: dict[str, Any], *, dry: bool = False, gpu: bool = False, **environment: str
-) -> dict[str, str]:
+def versions(case: dict[str, Any], environment: dict[str, str], **changes: Any) -> dict[str, str]:
     seen = Observed(settings={}, environment={"python": "3.11", "kernel": "6", **environment})
-    machine = make_gpu_machine() if gpu else make_machine()
-    return versions_of(launch(case=make_case(**case), observed=seen, machine=machine, dry=dry))
+    return versions_of(launch(case=make_case(**case), observed=seen, **changes))
 
 
 def test_versions_are_of_the_packages_whose_code_makes_a_step() -> None:
     installed = {"torch": "2.13.0", "transformers": "5", "peft": "1", "bitsandbytes": "2", "lightning": "3"}
-    assert versions({}, **installed) == {"torch": "2.13.0", "transformers": "5"}
+    assert versions({}, installed) == {"torch": "2.13.0", "transformers": "5"}
     lightning = {"framework": Lightning(strategy="ddp"), "model": "llama-tiny"}
-    assert versions(lightning, **installed) == {"torch": "2.13.0", "transformers": "5", "lightning": "3"}
+    assert versions(lightning, installed) == {"torch": "2.13.0", "transformers": "5", "lightning": "3"}
     tuned = {"framework": "ddp", "model": "llama-tiny", "lora": LoRA(rank=4, alpha=8), "quantization": "4bit"}
-    assert list(versions(tuned, **installed)) == ["torch", "transformers", "peft", "bitsandbytes"]
+    assert list(versions(tuned, installed)) == ["torch", "transformers", "peft", "bitsandbytes"]
     assert versions_of(launch(observed=None)) == {}
 
 
@@ -70,11 +67,12 @@ def test_what_a_build_of_torch_is_for_is_no_version_but_on_a_gpu_what_brings_its
         "2.14.0.dev20261101+cpu": "2.14.0.dev20261101",
     }
     for build, kept in {**dict(zip(same, same, strict=True)), **shorter}.items():
-        assert versions({}, torch=build) == {"torch": kept}
+        assert versions({}, {"torch": build}) == {"torch": kept}
     libraries = {"cuda": "13.0", "cudnn": "91500", "triton": "3.7.0"}
     here = {"torch": "2.13.0+cu130", "nccl": "2.29.2", **libraries}
-    assert versions({}, gpu=True, **here) == {"torch": "2.13.0", **libraries}
-    assert versions({}, gpu=True, dry=True, **here) == versions({}, **here) == {"torch": "2.13.0"}
+    assert versions({}, here, machine=make_gpu_machine()) == {"torch": "2.13.0", **libraries}
+    assert versions({}, here) == {"torch": "2.13.0"}
+    assert versions({}, here, machine=make_gpu_machine(), dry=True) == {"torch": "2.13.0"}
 
 
 def test_its_file_has_a_line_for_each_collective_and_reads_back(tmp_path: Path) -> None:

@@ -14,16 +14,13 @@ from perfsuite.results.counts import (
 from tests.samples import deterministic
 
 
-def test_ranks_with_equal_counts_share_an_entry() -> None:
+def test_ranks_with_equal_counts_share_an_entry_and_are_told_in_few_words() -> None:
     one, other = Counts(flops={"forward": 1}), Counts(flops={"forward": 2})
     entries = merged({3: one, 0: one, 1: other, 2: one})
     assert [(entry.ranks, entry.counts) for entry in entries] == [((0, 2, 3), one), ((1,), other)]
     assert [entry.name for entry in entries] == ["0,2-3", "1"]
     assert [of_rank(entries, rank) for rank in (1, 2, 4)] == [other, one, None]
     assert merged({}) == ()
-
-
-def test_ranks_are_told_in_few_words() -> None:
     told = {(): "", (5,): "5", (0, 1): "0-1", (0, 1, 2, 6, 8, 9): "0-2,6,8-9", (0, 2, 4): "0,2,4"}
     assert {ranks: spans(ranks) for ranks in told} == told
     groups = {(1, 0): "1 rank", (8, 1): "8 ranks", (8, 4): "8 ranks, 4 apart"}
@@ -38,8 +35,8 @@ def test_spans_name_every_number_once(named: set[int]) -> None:
 
 def test_the_peak_is_over_all_steps() -> None:
     first = (MemoryChange(1, 50, "forward"), MemoryChange(1, -50, "backward"))
-    changes = ((2, 20, "forward"), (0, -100, "optimizer"), (3, 90, "optimizer"))
-    second = tuple(MemoryChange(*change) for change in changes)
+    freed = (MemoryChange(2, 20, "forward"), MemoryChange(0, -100, "optimizer"))
+    second = (*freed, MemoryChange(3, 90, "optimizer"))
     assert MemoryLog((100,), (first, second)).peak == 150
     assert MemoryLog((100,), (second,)).peak == 120
     assert MemoryLog((3, 0, 4), ()).peak == 7

@@ -7,10 +7,10 @@ from perfsuite.results import environment
 
 
 def test_variables_that_may_explain_a_change_and_no_secret() -> None:
-    names = ("NCCL_ALGO", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCHDYNAMO_DISABLE")
-    names += ("TORCHINDUCTOR_MAX_AUTOTUNE", "CUBLAS_WORKSPACE_CONFIG", "CUDNN_LOGLEVEL_DBG")
-    names += ("TRANSFORMERS_ATTENTION", "TRITON_CACHE_DIR")
-    others = ("NVIDIA_API_KEY", "TRANSFORMERS_TOKEN", "TORCH_SECRET", "HF_TOKEN", "HOME")
+    names = ["NCCL_ALGO", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCHDYNAMO_DISABLE"]
+    names += ["TORCHINDUCTOR_MAX_AUTOTUNE", "CUBLAS_WORKSPACE_CONFIG", "CUDNN_LOGLEVEL_DBG"]
+    names += ["TRANSFORMERS_ATTENTION", "TRITON_CACHE_DIR"]
+    others = ["NVIDIA_API_KEY", "TRANSFORMERS_TOKEN", "TORCH_SECRET", "HF_TOKEN", "HOME"]
     assert environment.variables(dict.fromkeys(names + others, "x")) == dict.fromkeys(names, "x")
     files = "/runs/launch-3/files"
     environ = {"PERFSUITE_LAUNCH_DIR": files, "TRITON_CACHE_DIR": f"{files}/triton"}

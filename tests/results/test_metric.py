@@ -54,16 +54,16 @@ def test_a_change_of_the_cost_is_told_of_the_figure_and_back() -> None:
 
 Values = dict[str, Any]
 VALUES: Values = {"name": "x", "label": "x", "unit": "s", "better": "lower", "judged": "sequential"}
-TOLERANCES = {"cpu": 0.1, "cuda": 0.1}
+TOLERANCES: Values = {"tolerances": {"cpu": 0.1, "cuda": 0.1}}
 
 
 def test_nothing_that_could_be_guessed_has_a_default_and_nothing_can_be_changed() -> None:
     for missing in VALUES:
         given = {name: value for name, value in VALUES.items() if name != missing}
         with pytest.raises(TypeError, match=missing):
-            Metric(**given, tolerances=TOLERANCES)
+            Metric(**given, **TOLERANCES)
     with pytest.raises(TypeError, match="positional"):
-        Metric(*VALUES.values(), TOLERANCES)  # type: ignore[arg-type, misc]
+        Metric(*VALUES.values(), TOLERANCES)  # type: ignore[call-arg]
     with pytest.raises(FrozenInstanceError):
         TOKENS_PER_S.unit = "s"  # type: ignore[misc]
 
@@ -73,7 +73,7 @@ def test_nothing_that_could_be_guessed_has_a_default_and_nothing_can_be_changed(
 def test_what_is_judged_needs_a_tolerance_for_each_device(changes: Values, tolerances: Values) -> None:
     values = {**VALUES, **changes}
     with pytest.raises(ValueError, match=r"metric 'x' is judged .* needs tolerances for 'cpu' and 'cuda'"):
-        Metric(**values, tolerances=tolerances)
+        Metric(**{**values, "tolerances": tolerances})
     assert Metric(**{**values, "judged": "shown", "judged_on_cpu": None}).judging("cpu") == "shown"
 
 

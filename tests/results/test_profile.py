@@ -6,7 +6,7 @@ from tests.samples import make_baseline
 from tests.traces import EAGER, launch_profile, make_profile, unseen_profile
 
 
-def test_ranks_that_call_the_same_share_the_profile_of_the_first() -> None:
+def test_ranks_that_call_the_same_share_the_profile_of_the_first_whatever_is_unsteady_in_one() -> None:
     fast = make_profile()
     slow = fast.replace(
         split=fast.split.replace(compute_us=80_000, exposed_us={}),
@@ -16,9 +16,6 @@ def test_ranks_that_call_the_same_share_the_profile_of_the_first() -> None:
     launch = launch_profile(fast, other, slow)
     assert [(entry.name, entry.profile) for entry in launch.ranks] == [("0,2", fast), ("1", other)]
     assert [launch.of_rank(rank) for rank in (1, 3)] == [other, None]
-
-
-def test_what_is_unsteady_in_one_rank_parts_it_from_no_other_and_is_compared_in_none() -> None:
     steady, unsteady = make_profile(), make_profile(unsteady=("aten::mm",))
     for profiles, names in (((steady, unsteady, steady), ["0-2"]), ((unsteady, EAGER), ["0", "1"])):
         ranks = launch_profile(*profiles).ranks

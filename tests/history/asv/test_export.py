@@ -157,7 +157,7 @@ def test_error_bars_are_the_noise_between_launches_of_the_whole_night(kept: Kept
 
 def test_sessions_of_one_commit_are_pooled_and_began_with_the_newest(kept: Kept) -> None:
     commit, name = kept.commits[0], f"{GPT2}.seconds_per_step"
-    slow = {"levels": lambda case, night: Level(step_s=3), "first": 100, "launches": 4}
+    slow: dict[str, Any] = {"levels": lambda case, night: Level(step_s=3), "first": 100, "launches": 4}
     kept.write(CASES[:1], commits=[commit], **slow)
     kept.export()
     result = kept.result(commit)

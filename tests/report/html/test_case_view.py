@@ -15,13 +15,10 @@ def view(result: Measurement, arms: tuple[ArmFacts, ...] = ()) -> SimpleNamespac
     return SimpleNamespace(**case_view(result, session, anchor="case-x", columns=overview("tokens")))
 
 
-def test_a_case_that_was_never_launched() -> None:
+def test_the_band_is_the_baselines_step_time_and_its_tolerance() -> None:
     seen = view(never_run())
     assert not any((seen.steps, seen.health, seen.told.tracebacks, seen.checks, seen.launches, seen.before))
     assert (seen.loss, seen.band, seen.findings, seen.ranks) == (None, None, None, ())
-
-
-def test_the_band_is_the_baselines_step_time_and_its_tolerance() -> None:
     result = make_gpu_result(2, "regressed")
     band, baseline = view(result).band, result.verdict.checks[0].baseline
     assert baseline is not None
