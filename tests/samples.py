@@ -1,7 +1,5 @@
 """Valid objects to start from: each function takes the fields that a test wants otherwise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,6 +1,6 @@
 """Terminal, Markdown and HTML tell what `explained` says of a case, each in an order of its own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain
 
 import pytest
@@ -73,19 +73,14 @@ ORDER: dict[Medium, str] = {
 """The fields of `Explained` that a medium tells; `step`: what a step did."""
 
 
-def lines(result: Measurement, field: str) -> Iterator[str]:
+def lines(result: Measurement, field: str) -> list[str]:
     if field == "step":
-        yield from (line for entry in result.counts for line in step_of(entry))
-        return
+        return [line for entry in result.counts for line in step_of(entry)]
     told = getattr(explained(result), field)
     if isinstance(told, str | None):
-        yield from filter(None, [told])
-    elif field == "files":
-        yield from told.values()
-    elif field == "tracebacks":
-        yield from chain(*told)
-    else:
-        yield from (line.removeprefix("note: ") for line in told)
+        return [told] if told else []
+    every = told.values() if field == "files" else chain(*told) if field == "tracebacks" else told
+    return [line.removeprefix("note: ") for line in every]
 
 
 def flat(text: str) -> str:

@@ -63,7 +63,7 @@ def test_nothing_that_could_be_guessed_has_a_default_and_nothing_can_be_changed(
         with pytest.raises(TypeError, match=missing):
             Metric(**given, **TOLERANCES)
     with pytest.raises(TypeError, match="positional"):
-        Metric(*VALUES.values(), TOLERANCES)  # type: ignore[call-arg]
+        Metric(*VALUES.values(), TOLERANCES)  # type: ignore[arg-type, call-arg]
     with pytest.raises(FrozenInstanceError):
         TOKENS_PER_S.unit = "s"  # type: ignore[misc]
 

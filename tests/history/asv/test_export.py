@@ -11,6 +11,7 @@ from asv.config import Config
 from asv.results import Results, iter_results
 
 from perfsuite import git
+from perfsuite.case.case import Case
 from perfsuite.case.model import Model
 from perfsuite.errors import FileError
 from perfsuite.frameworks.fsdp import FSDP
@@ -32,28 +33,18 @@ GPT2 = "gpt2-tiny.1x2.fp32"
 
 
 class Kept(NamedTuple):
-    """A history in `root`, the repository of its commits, and what is exported of both."""
+    """A history, the repository of its commits, and what is exported of both."""
 
-    root: Path
+    history: Path
+    repo: Path
+    out: Path
     commits: list[str]
 
-    @property
-    def history(self) -> Path:
-        return self.root / "history"
-
-    @property
-    def repo(self) -> Path:
-        return self.root / "repo"
-
-    @property
-    def out(self) -> Path:
-        return self.root / "out"
-
-    def write(
-        self, cases: list[Any], directory: str = "history", commits: list[str] | None = None, **how: Any
-    ) -> Path:
-        write_history(self.root / directory, commits or self.commits, cases, **how)
-        return self.root / directory
+    def write(self, cases: list[Case], name: str = "history", **how: Any) -> Path:
+        write_history(
+            directory := self.history.with_name(name), **{"commits": self.commits, "cases": cases, **how}
+        )
+        return directory
 
     def export(self, history: Path | None = None, **changes: str) -> Exported:
         return export(history or self.history, self.repo, self.out, **changes)
@@ -84,7 +75,8 @@ class Kept(NamedTuple):
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Kept:
-    made = Kept(tmp_path, make_repository(tmp_path / "repo", 4))
+    paths = [tmp_path / name for name in ("history", "repo", "out")]
+    made = Kept(*paths, make_repository(tmp_path / "repo", 4))
     made.write(CASES, gpus=("NVIDIA H100 80GB HBM3", "NVIDIA H200"))
     return made
 
