@@ -13,7 +13,7 @@ from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
 from tests.counted import BUCKETS, FACTS, NOT_COUNTED, make_check, make_dry, make_entries
 from tests.report.html.test_page import Page
-from tests.report.test_markdown import parse
+from tests.report.test_markdown import Parsed
 from tests.report.test_profile import make_explained as make_profiled
 from tests.samples import (
     judged,
@@ -55,8 +55,7 @@ def on_terminal(*results: Measurement) -> str:
 
 
 def in_markdown(*results: Measurement) -> str:
-    parsed = parse(markdown.render([make_session_file(*results)]))
-    return "\n".join([*chain(*parsed.rows), *parsed.items])
+    return "\n".join(text for _, text in Parsed(markdown.render([make_session_file(*results)])).texts)
 
 
 def on_page(*results: Measurement) -> str:
