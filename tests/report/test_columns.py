@@ -21,11 +21,8 @@ def test_a_figure_is_headed_and_written_as_its_metric_says() -> None:
 
 
 def test_a_speed_in_another_unit_than_the_heading_says_so() -> None:
-    results, tokens, samples = (
-        (make_result(now()), make_image_result()),
-        speed_in("tokens"),
-        speed_in("samples"),
-    )
+    results = (make_result(now()), make_image_result())
+    tokens, samples = speed_in("tokens"), speed_in("samples")
     assert (tokens.heading, samples.heading) == ("tokens/s", "samples/s")
     assert [tokens.text(result) for result in results] == ["98,765", "1,234 samples/s"]
     assert [samples.text(result) for result in results] == ["98,765 tokens/s", "1,234"]

@@ -85,10 +85,8 @@ def test_time_left_is_the_mean_of_what_was_times_what_is_to_come() -> None:
     screen.steps((0, 0), (0, 3), (1, 4))
     left, name = "; about 30 s for 2 more cases", "[3/5] fsdp-shard_grad_op-llama-3.1-… launch 2"
     starting, _, last = screen.lives[-3:]
-    assert (starting, last) == (
-        f"{name} starting for 0 s{left}",
-        f"{name} step 4 of 20, 256 tokens/s, 16 s left{left}",
-    )
+    assert starting == f"{name} starting for 0 s{left}"
+    assert last == f"{name} step 4 of 20, 256 tokens/s, 16 s left{left}"
 
 
 def test_long_times_are_in_minutes_and_the_last_case_has_none() -> None:

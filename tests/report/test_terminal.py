@@ -109,15 +109,8 @@ def test_a_case_that_did_not_pass_is_told_in_twelve_lines_of_a_hundred_columns()
     many_counts = make_counted(counted.make_check(*many))
     hidden = counted.NOT_COUNTED.replace(notes=("a CUDA graph was replayed " * 20,))
     hidden_too = judged(SLOWER, counts=hidden, changed=("a -> b",) * 99)
-    for result in (
-        crashed,
-        many_counts,
-        SLOWER,
-        hidden_too,
-        samples.make_shared(),
-        samples.make_compared(),
-        never_run(),
-    ):
+    others = (samples.make_shared(), samples.make_compared(), never_run())
+    for result in (crashed, many_counts, SLOWER, hidden_too, *others):
         told = explanation(result, whole=False).splitlines()
         assert len(told) <= MOST_LINES
         assert max(map(len, told)) <= WIDTH

@@ -18,15 +18,9 @@ def test_each_file_has_a_name_of_its_own_and_a_run_dir_cannot_be_changed() -> No
     run_dir = RunDir(Path("d"))
     files = [run_dir.case, run_dir.run, run_dir.files, run_dir.progress, run_dir.lease, run_dir.endpoint]
     files += [run_dir.scheduler_log, run_dir.flight_recorder, run_dir.checkpoints]
-    numbered = (
-        run_dir.launch,
-        run_dir.agent_log,
-        run_dir.rank,
-        run_dir.rank_log,
-        run_dir.profile,
-        run_dir.trace,
-    )
-    files += [file(number) for file in (*numbered, run_dir.training) for number in (0, 1)]
+    numbered = [run_dir.launch, run_dir.agent_log, run_dir.rank, run_dir.rank_log, run_dir.profile]
+    numbered += [run_dir.trace, run_dir.training]
+    files += [file(number) for file in numbered for number in (0, 1)]
     files += [run_dir.stacks(0, 7), run_dir.stacks(None, 7), run_dir.stacks(0, 7, 1)]
     assert len(set(files)) == len(files)
     assert {file.parent for file in files} == {Path("d")}

@@ -143,10 +143,8 @@ def test_the_names_in_a_store_stay_as_they_are() -> None:
     session = store.new_session()
     assert session.path == Path(".perfsuite/runs") / session.name
     assert session.results == session.path / "results.json"
-    assert (session.case("llama"), session.case("llama", 1)) == (
-        session.path / "llama",
-        session.path / "llama.2",
-    )
+    cases = [session.case("llama", repetition).name for repetition in (0, 1)]
+    assert (cases, session.case("llama").parent) == (["llama", "llama.2"], session.path)
     assert store.new_comparison().path.parent == Path(".perfsuite/compare")
 
 
@@ -165,14 +163,8 @@ def test_sessions_are_found_oldest_first_and_launches_by_session_case_and_number
     ]
     results.append(write(store.new_session().results))
     assert store.results() == results
-    runs = (
-        "1/gpt2/launch-1",
-        "1/llama/launch-9",
-        "1/llama/launch-10",
-        "1/llama.2/launch-1",
-        "2/llama/launch-1",
-    )
-    gpt2, *llama = [write(store.sessions / name / "run.json") for name in runs]
+    runs = ("1/gpt2/launch-1", "1/llama/launch-9", "1/llama/launch-10", "1/llama.2/launch-1")
+    gpt2, *llama = [write(store.sessions / name / "run.json") for name in (*runs, "2/llama/launch-1")]
     write(store.sessions / "1/llama/launch-11/case.json")  # interrupted
     write(store.sessions / "1/llama/launch-old/run.json")
     assert [run_dir.run for _, run_dir in store.launches()] == [gpt2, *llama]

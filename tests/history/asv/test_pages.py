@@ -53,6 +53,6 @@ def test_what_is_left_out_is_named(published: Published, monkeypatch: pytest.Mon
 def test_what_asv_says_is_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "asv.py").write_text(
         "print('out'); raise SystemExit('No version specified')"
-    )  # is taken for asv
+    )  # taken for asv
     with pytest.raises(ToolError, match=r"asv publish in .* ended with 1: out\nNo version specified"):
         publish(tmp_path, commits=frozenset())

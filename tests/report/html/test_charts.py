@@ -130,9 +130,8 @@ def interval(**changes: object) -> str:
 def test_an_interval_is_drawn_in_order_and_told_and_what_has_no_end_reaches_the_edges() -> None:
     svg = interval()
     assert told(svg) == "-10.0%, 99 % interval -12.0% to -8.0%, 3.0% allowed."
-    [zero], [allowed], [bar], [dot] = (
-        parts(svg, kind) for kind in ("axis", "allowed", "interval", "estimate")
-    )
+    kinds = ("axis", "allowed", "interval", "estimate")
+    [zero], [allowed], [bar], [dot] = (parts(svg, kind) for kind in kinds)
     places = [float(each) for each in (bar["x1"], dot["cx"], bar["x2"], allowed["x1"], zero["x1"])]
     assert sorted(places) == places
     more_memory = interval(metric="peak_memory_bytes", unit="bytes", change=0.1, interval=None)

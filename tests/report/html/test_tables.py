@@ -24,21 +24,15 @@ def test_a_blind_metric_is_called_so_and_a_correction_by_the_probe_is_said() -> 
     result = make_result(now())
     [first, *others] = result.verdict.checks
     blind = first.replace(minimum_detectable=0.5, probe_exponent=0.8)
-    table, corrected = (
-        checks(judged(result, checks=(blind, *others)), "a"),
-        "Corrected for the machine's own speed",
-    )
+    table = checks(judged(result, checks=(blind, *others)), "a")
+    corrected = "Corrected for the machine's own speed"
     assert columns(table)[0]["can find"] == "50.0% (blind)"
     assert (corrected in table.caption, corrected in checks(result, "a").caption) == (True, False)
 
 
 def test_a_launch_tells_memory_of_its_ranks_and_whether_it_counts() -> None:
-    ranks = ((1, 2, 1), (3, 1, 2))
-    memory = (
-        Memory(peak=peak * 2**30, reserved=reserved * 2**30, alloc_retries=retries, method="cuda")
-        for peak, reserved, retries in ranks
-    )
-    run = BEFORE.replace(memory=tuple(memory))
+    first = Memory(peak=2**30, reserved=2 * 2**30, alloc_retries=1, method="cuda")
+    run = BEFORE.replace(memory=(first, first.replace(peak=3 * 2**30, reserved=2**30, alloc_retries=2)))
     [row] = columns(launches(make_result(run), [run]))
     assert (row["peak memory"], row["least peak"]) == ("3.00 GiB (rank 1)", "1.00 GiB")
     assert (row["reserved"], row["retries"], row["counts"]) == ("2.00 GiB", "3", "yes")
