@@ -10,10 +10,10 @@ from tests.counted import (
     make_check,
     make_compiled,
     make_counts,
-    make_finding,
     make_memory,
 )
 
+FIRST = make_check().findings[0]
 NO_FINDINGS = make_check(outcome="passed").replace(findings=())
 NOT_COUNTED = CountCheck(outcome="not counted", compared=False, notes=("a", "b"))
 
@@ -73,7 +73,7 @@ def test_a_compiled_step_has_a_table_of_what_was_compiled_and_none_of_memory() -
 def test_judged_findings_are_told_apart_from_those_only_listed_and_may_name_all_their_ranks() -> None:
     """A sentence that is true of several is told once, though the bytes behind it may differ by rank."""
     told, other = "regressed: host reads in forward 1 -> 2", "host reads in forward 1 -> 3"
-    judged = [f"regressed: {make_finding().sentence}", told]
+    judged = [f"regressed: {FIRST.sentence}", told]
     assert counts.sentences(make_check(), judged=True, by_rank=False) == judged
     assert counts.sentences(make_check(), judged=False, by_rank=False) == [f"not judged: {BUCKETS.sentence}"]
     found = [HOST_READ.replace(ranks=ranks, now=2 + number) for number, ranks in enumerate(("3", "0-2,5"))]
@@ -114,7 +114,7 @@ def test_findings_stand_next_to_the_baseline_as_many_as_there_is_room_for() -> N
     assert table.headers == ("count", "verdict", "baseline", "now", "change", "ranks", "in words")
     first, _, listed = table.rows
     amounts = ("29.9 GiB", "59.8 GiB", "+29.9 GiB", "0-63")
-    assert first == ("reduce_scatter of 64 ranks: bytes", "regressed", *amounts, make_finding().sentence)
+    assert first == ("reduce_scatter of 64 ranks: bytes", "regressed", *amounts, FIRST.sentence)
     assert listed[1:5] == ("listed", "4", "1", "-3")
     assert [column for column in range(7) if table.is_figure(column)] == [2, 3, 4]
     assert "results.json" not in table.caption

@@ -11,20 +11,12 @@ from perfsuite.report.html import page
 from perfsuite.report.terminal import explanation, step_of, table
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
+from tests import samples
 from tests.counted import BUCKETS, FACTS, NOT_COUNTED, make_check, make_dry, make_entries
 from tests.report.html.test_page import Page
 from tests.report.test_markdown import Parsed
 from tests.report.test_profile import make_explained as make_profiled
-from tests.samples import (
-    judged,
-    make_compared,
-    make_image_result,
-    make_result,
-    make_session_file,
-    make_shared,
-    never_run,
-    now,
-)
+from tests.samples import judged, make_result, make_session_file, never_run, now
 from tests.sessions import make_gpu_result
 
 
@@ -45,7 +37,7 @@ RESULTS = {
     "everything": make_everything(),
     "not counted": judged(make_gpu_result(2, "regressed"), counts=NOT_COUNTED),
     "dry": make_dry(dry_facts=FACTS),
-    "shared": make_shared(),
+    "shared": samples.make_shared(),
     "never run": never_run(),
 }
 
@@ -99,12 +91,12 @@ def test_a_medium_tells_its_fields_in_order(medium: Medium, name: str) -> None:
 
 def test_markdown_tells_nothing_that_is_only_listed_and_of_two_arms_none_speaks_of_a_baseline() -> None:
     assert BUCKETS.sentence not in in_markdown(RESULTS["everything"])
-    assert "baseline" not in on_terminal(make_compared()) + in_markdown(make_compared())
+    assert "baseline" not in on_terminal(samples.make_compared()) + in_markdown(samples.make_compared())
 
 
 @pytest.mark.parametrize("medium", ORDER)
 def test_what_counts_samples_speaks_of_no_tokens(medium: Medium) -> None:
-    images = make_image_result(tokens_per_s_per_device=61.7)
+    images = samples.make_image_result(tokens_per_s_per_device=61.7)
     told, both = medium(images), medium(images, make_result(now(tokens_per_s=60_000)))
     assert ("samples/s" in told, "1,234 samples/s" in told, "token" in told) == (True, False, False)
     assert ("tokens/s" in both, "1,234 samples/s" in both, "60,000 tokens/s" in both) == (True, True, False)

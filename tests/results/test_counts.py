@@ -1,36 +1,28 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.results.counts import (
-    Counts,
-    MemoryChange,
-    MemoryLog,
-    group_name,
-    merged,
-    numbers,
-    of_rank,
-    spans,
-)
+from perfsuite.results import counts
+from perfsuite.results.counts import Counts, MemoryChange, MemoryLog
 from tests.samples import deterministic
 
 
 def test_ranks_with_equal_counts_share_an_entry_and_are_told_in_few_words() -> None:
     one, other = Counts(flops={"forward": 1}), Counts(flops={"forward": 2})
-    entries = merged({3: one, 0: one, 1: other, 2: one})
+    entries = counts.merged({3: one, 0: one, 1: other, 2: one})
     assert [(entry.ranks, entry.counts) for entry in entries] == [((0, 2, 3), one), ((1,), other)]
     assert [entry.name for entry in entries] == ["0,2-3", "1"]
-    assert [of_rank(entries, rank) for rank in (1, 2, 4)] == [other, one, None]
-    assert merged({}) == ()
+    assert [counts.of_rank(entries, rank) for rank in (1, 2, 4)] == [other, one, None]
+    assert counts.merged({}) == ()
     told = {(): "", (5,): "5", (0, 1): "0-1", (0, 1, 2, 6, 8, 9): "0-2,6,8-9", (0, 2, 4): "0,2,4"}
-    assert {ranks: spans(ranks) for ranks in told} == told
+    assert {ranks: counts.spans(ranks) for ranks in told} == told
     groups = {(1, 0): "1 rank", (8, 1): "8 ranks", (8, 4): "8 ranks, 4 apart"}
-    assert {group: group_name(*group) for group in groups} == groups
+    assert {group: counts.group_name(*group) for group in groups} == groups
 
 
 @given(st.sets(st.integers(0, 300), min_size=1))
 @deterministic
 def test_spans_name_every_number_once(named: set[int]) -> None:
-    assert numbers(spans(sorted(named))) == sorted(named)
+    assert counts.numbers(counts.spans(sorted(named))) == sorted(named)
 
 
 def test_the_peak_is_over_all_steps() -> None:

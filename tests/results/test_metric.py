@@ -6,19 +6,8 @@ from typing import Any
 import pytest
 
 from perfsuite.errors import ExtensionError
-from perfsuite.results import metric as metric_module
-from perfsuite.results.metric import (
-    CPU_S_PER_STEP,
-    GATED,
-    PEAK_MEMORY,
-    TOKENS_PER_S,
-    Metric,
-    extra_metrics,
-    find,
-    judged,
-    metrics_of,
-    recorded,
-)
+from perfsuite.results import metric as metrics
+from perfsuite.results.metric import CPU_S_PER_STEP, GATED, PEAK_MEMORY, TOKENS_PER_S, Metric, find, judged
 from perfsuite.results.run import Figures
 from tests.packages import Packages
 
@@ -109,26 +98,31 @@ def installed(packages: Packages) -> Installs:
 def test_perfsuites_own_figures_are_found_and_none_is_recorded() -> None:
     assert find("tokens_per_s") is TOKENS_PER_S
     assert find("nobody_has_it") is None
-    assert recorded() == ()
-    assert set(metric_module._BUILT_IN) <= set(Figures.model_fields)
+    assert metrics.recorded() == ()
+    assert set(metrics._BUILT_IN) <= set(Figures.model_fields)
 
 
 def test_a_metric_of_another_package_is_shown_or_judged_where_launches_have_it(installed: Installs) -> None:
     installed(good="GOOD", judged="JUDGED")
-    assert [metric.name for metric in recorded()] == ["good", "judged"]
+    assert [metric.name for metric in metrics.recorded()] == ["good", "judged"]
     good = find("good")
     assert good is not None
     assert (good.of(Figures(extra={"good": 2.0})), good.of(Figures())) == (2.0, None)
     launches = [Figures(extra={"good": 1.0}), Figures(extra={"judged": 1.0, "gone": 1.0})]
-    assert [metric.name for metric in extra_metrics(launches)] == ["gone", "good", "judged"]
+    assert [metric.name for metric in metrics.extra_metrics(launches)] == ["gone", "good", "judged"]
     assert [metric.name for metric in judged(launches)] == [*(metric.name for metric in GATED), "judged"]
-    assert (extra_metrics([Figures()]), judged([Figures()])) == ((), GATED)
+    assert (metrics.extra_metrics([Figures()]), judged([Figures()])) == ((), GATED)
 
 
 def test_cpu_time_is_judged_on_a_cpu_where_a_launch_has_it() -> None:
     launches = [Figures(cpu_s_per_step=0.1), Figures()]
-    assert judged(launches, "cpu") == judged(launches) == metrics_of(launches) == (*GATED, CPU_S_PER_STEP)
-    assert judged(launches, "cuda") == judged([Figures()], "cpu") == metrics_of([Figures()]) == GATED
+    assert (
+        judged(launches, "cpu")
+        == judged(launches)
+        == metrics.metrics_of(launches)
+        == (*GATED, CPU_S_PER_STEP)
+    )
+    assert judged(launches, "cuda") == judged([Figures()], "cpu") == metrics.metrics_of([Figures()]) == GATED
     assert CPU_S_PER_STEP.worsening(0.12, 0.1) == pytest.approx(0.2)
 
 
@@ -148,6 +142,6 @@ def test_a_metric_that_cannot_be_used_is_an_error(
     installed("extra-bad", **{name: value})
     assert find("good") is not None
     with pytest.raises(ExtensionError) as caught:
-        recorded()
+        metrics.recorded()
     assert message in str(caught.value)
     assert "pip uninstall extra-bad" in str(caught.value)

@@ -10,7 +10,6 @@ from perfsuite.results.outcome import (
     WORST_FIRST,
     Excuse,
     Outcome,
-    OutcomeStyle,
     Verdict,
 )
 from tests.samples import make_run, metric_check
@@ -28,7 +27,7 @@ def test_every_outcome_and_every_excuse_has_a_style_from_the_worst_to_the_best()
     assert letters == dict(zip(measured, "IRUir", strict=True))
     assert not set(letters.values()) & set(".FEsxX"), "pytest's, for failed, passed and excused"
     with pytest.raises(TypeError, match="positional"):
-        OutcomeStyle("failed", "x", "red")  # type: ignore[call-arg]
+        type(STYLES["failed"])("failed", "x", "red")  # type: ignore[call-arg]
     with pytest.raises(FrozenInstanceError):
         STYLES["failed"].quiet = True  # type: ignore[misc]
 

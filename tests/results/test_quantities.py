@@ -18,21 +18,11 @@ from perfsuite.results.quantities import (
     differing,
     quantities,
 )
+from tests import twin_counts
 from tests.samples import deterministic
-from tests.twin_counts import (
-    BYTES,
-    GATHERED,
-    GATHERED_AGAIN,
-    REDUCED,
-    WORSE,
-    collective,
-    compiled,
-    counts,
-    memory,
-    python,
-)
+from tests.twin_counts import BYTES, GATHERED, GATHERED_AGAIN, compiled, counts, python
 
-BARRIER = collective("barrier", dtype="", bytes=0, count=2)
+BARRIER = twin_counts.collective("barrier", dtype="", bytes=0, count=2)
 BUCKETS = GATHERED.replace(count=20)
 PEAK_BYTES = 12_900_000
 
@@ -67,7 +57,9 @@ def test_what_changed_in_a_group_is_its_bytes_else_its_calls() -> None:
     name = "all_gather of 2 ranks"
     of_bytes = Change(f"{name}: bytes", "bytes", 2 * BYTES, BYTES)
     assert changes == [[], [of_bytes], [Change(f"{name}: calls", "calls", 10, 25)]]
-    assert not differing([counts(), counts(collectives=(REDUCED, GATHERED_AGAIN, GATHERED))]), "another order"
+    assert not differing([counts(), counts(collectives=(twin_counts.REDUCED, GATHERED_AGAIN, GATHERED))]), (
+        "another order"
+    )
 
 
 def test_a_phase_is_a_field_and_their_sum_is_judged() -> None:
@@ -92,8 +84,8 @@ def test_what_counts_cannot_say_is_none_and_not_0() -> None:
 
 
 DIFFERENT: dict[str, Counts] = {
-    **WORSE,
-    "all_gather of 2 ranks: calls": counts(collectives=(BUCKETS, GATHERED_AGAIN, REDUCED)),
+    **twin_counts.WORSE,
+    "all_gather of 2 ranks: calls": counts(collectives=(BUCKETS, GATHERED_AGAIN, twin_counts.REDUCED)),
     "blocking copies cpu to cuda": counts(
         blocking_copies={"cpu to cuda": 1}, device_copies={"cpu to cuda": 0}
     ),
@@ -123,5 +115,5 @@ def test_calls_of_two_pythons_are_not_compared_and_a_fifth_or_a_thousand_are_too
 def test_a_peak_differs_between_launches_by_more_than_asynchronous_work_explains(share: float) -> None:
     peak = round(PEAK_BYTES * (1 + share * LOOSE))
     differs = abs(peak - PEAK_BYTES) > LOOSE * PEAK_BYTES
-    found = differing([counts(), counts(memory=memory(peak=peak))])
+    found = differing([counts(), counts(memory=twin_counts.memory(peak=peak))])
     assert found == ({"peak of live tensors"} if differs else set())
