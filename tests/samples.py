@@ -128,34 +128,26 @@ def write_launch(
 
 
 NOISE = ClassNoise(by_metric={metric.name: Noise(sigma=0.005, degrees_of_freedom=30) for metric in GATED})
-BEFORE = make_run(
-    figures=make_figures(
-        tokens_per_s=98765,
-        tokens_per_s_mean=97000,
-        tokens_per_s_per_device=49382,
-        step_s_p50=0.0123,
-        step_s_p95=0.0456,
-        peak_memory_bytes=67_108_900,
-        mfu=0.423,
-    )
-)
+SPEEDS = {"tokens_per_s": 98765, "tokens_per_s_mean": 97000, "tokens_per_s_per_device": 49382, "mfu": 0.423}
+STEPS = {"step_s_p50": 0.0123, "step_s_p95": 0.0456}
+BEFORE = make_run(figures=make_figures(**SPEEDS, **STEPS, peak_memory_bytes=67_108_900))
 
 
 def make_result(
     *runs: Run, before: Run | None = BEFORE, noise: ClassNoise = NOISE, **changes: Any
 ) -> Measurement:
     baseline = from_runs([before] * 5) if before is not None else None
-    values: dict[str, Any] = {
-        "nodeid": "bench_cases/test_x.py::test_x[a]",
-        "case_id": runs[0].case.id,
-        "framework": runs[0].case.framework.name,
-        "runs": runs,
-        "verdict": judge(runs, baseline, noise, Policy(record_launches=1)),
-        "baseline_file": None,
-        "directory": "/tmp/runs/x",
-    }
-    values |= changes
-    return Measurement(**{"shared": all_shared(values["verdict"], runs), **values})
+    verdict = changes.get("verdict") or judge(runs, baseline, noise, Policy(record_launches=1))
+    return Measurement(
+        nodeid="bench_cases/test_x.py::test_x[a]",
+        case_id=runs[0].case.id,
+        framework=runs[0].case.framework.name,
+        runs=runs,
+        verdict=verdict,
+        baseline_file=None,
+        directory="/tmp/runs/x",
+        shared=all_shared(verdict, runs),
+    ).replace(**changes)
 
 
 def judged(result: Measurement, **changes: Any) -> Measurement:
@@ -224,19 +216,10 @@ CONDITIONS = Conditions(changes=None, options={"--perf-inject": "nothing"}, envi
 
 def make_session_file(*results: Measurement, **changes: Any) -> SessionFile:
     """What a session of one part leaves that ran on a clean commit."""
-    values: dict[str, Any] = {
-        "perfsuite": "0.1",
-        "status": "complete",
-        "started_at": "2026-01-02T03:04:05+00:00",
-        "commit": COMMIT,
-        "machine": make_machine(),
-        "results": results,
-        "skipped": (),
-        "conditions": CONDITIONS,
-        **changes,
-    }
-    part = PytestRun(started_at=values["started_at"], status=values["status"], cases=len(results))
-    return SessionFile(**{"parts": (part,), **values})
+    told: dict[str, Any] = {"status": "complete", "started_at": _RUN.started_at, **changes}
+    part = PytestRun(started_at=told["started_at"], status=told["status"], cases=len(results))
+    common = {"perfsuite": "0.1", "commit": COMMIT, "machine": make_machine(), "conditions": CONDITIONS}
+    return SessionFile(**{**common, "parts": (part,), "results": results, "skipped": (), **told})
 
 
 def write_session(directory: Path, *results: Measurement, **changes: Any) -> Path:

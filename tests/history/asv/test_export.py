@@ -75,8 +75,8 @@ class Kept(NamedTuple):
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Kept:
-    paths = [tmp_path / name for name in ("history", "repo", "out")]
-    made = Kept(*paths, make_repository(tmp_path / "repo", 4))
+    commits = make_repository(tmp_path / "repo", 4)
+    made = Kept(tmp_path / "history", tmp_path / "repo", tmp_path / "out", commits)
     made.write(CASES, gpus=("NVIDIA H100 80GB HBM3", "NVIDIA H200"))
     return made
 
