@@ -9,7 +9,7 @@ from tests.counted import FACTS, make_counts, make_dry, make_entries
 from tests.samples import BEFORE, make_compared, make_image_result, make_result, never_run, now
 
 
-def test_a_figure_is_headed_and_written_as_its_metric_says() -> None:
+def test_a_figure_is_headed_and_written_as_its_metric_says_with_another_unit_than_the_heading() -> None:
     for metric, heading, cell in ((MFU, "MFU", ("42.3%", 0.423)), (STEP_S_P95, "p95", ("45.6 ms", 0.0456))):
         column = figure(metric)
         assert (column.heading, column.cell(make_result(now()))) == (heading, cell)
@@ -18,9 +18,6 @@ def test_a_figure_is_headed_and_written_as_its_metric_says() -> None:
     assert mean.heading == "tokens/s with stalls"
     for bad in (math.nan, math.inf):
         assert mean.cell(make_result(now(tokens_per_s_mean=bad), before=None)) == (str(bad), None)
-
-
-def test_a_speed_in_another_unit_than_the_heading_says_so() -> None:
     results = (make_result(now()), make_image_result())
     tokens, samples = speed_in("tokens"), speed_in("samples")
     assert (tokens.heading, samples.heading) == ("tokens/s", "samples/s")

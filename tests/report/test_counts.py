@@ -61,9 +61,6 @@ def test_what_only_some_steps_do_is_told_beside_their_work_and_their_memory() ->
     assert (work.rows[0][-1], work.rows[-1][-1]) == ("1,000", "1,200")
     parts = ["peak, at the start", *(f"at the peak: {part}" for part in ("made in recompute", "unsharded"))]
     assert [name for name, _ in kept.rows[:4]] == [*parts, "at the peak: kept from before"]
-
-
-def test_a_compiled_step_has_a_table_of_what_was_compiled_and_none_of_memory() -> None:
     _, work, compiled = counts.tables(make_counts(memory=None, compiled=make_compiled()))
     assert work.caption.endswith("Kernels are those outside of compiled code. Copied cpu to cuda 2 times.")
     made = {"graphs": "2", "recompilations": "1", "generated kernels": "31", "calls of other kernels": "28"}

@@ -50,7 +50,7 @@ def measured(nodes: int, *speeds: float, **changes: object) -> Measurement:
     return make_result(*runs, before=None)
 
 
-def test_cases_of_one_machine_that_differ_in_nodes_alone_are_set_side_by_side() -> None:
+def test_cases_of_one_machine_that_differ_in_nodes_alone_are_set_side_by_side_in_every_report() -> None:
     results = [measured(4, 3600.0), measured(1, 900.0, 1000.0, 5000.0), measured(2, 1900.0)]
     (found,) = scalings([*results, measured(2, 7.0, micro_batch=9)])
     name, shares = results[1].case_id.removesuffix("-1x2"), "1 node 100%, 2 nodes 95%, 4 nodes 90%"
@@ -60,9 +60,6 @@ def test_cases_of_one_machine_that_differ_in_nodes_alone_are_set_side_by_side() 
     assert scalings([two, measured(2, 8.0), one.replace(runs=())]) == []
     for change in ({"machine": make_machine(device_name="another")}, {"inject": "nan"}):
         assert scalings([one, two.replace(runs=tuple(run.replace(**change) for run in two.runs))]) == []
-
-
-def test_every_report_shows_it() -> None:
     both = make_session_file(measured(1, 1000.0), measured(2, 1900.0))
     for text in (page.render([both]), markdown.render([both]), *summary.in_short(both.results)[:1]):
         assert "2 nodes 95% of the speed per device" in text

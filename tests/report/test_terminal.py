@@ -25,14 +25,11 @@ def lines(*results: Measurement, width: int | None = None) -> list[list[str]]:
     return [re.split(r"  +", line.strip()) for line in shown.splitlines()]
 
 
-def test_table_shows_the_figures_in_a_row_of_the_case() -> None:
+def test_a_row_shows_the_figures_of_the_case_or_dashes_and_no_column_is_empty() -> None:
     result = make_result(*[now(tokens_per_s=104690)] * 2, case_id="a[red]b[/x]:bug:")
     heading, shown = lines(result, width=120)
     assert heading == ["case", "tokens/s", "p50 ms", "memory", "MFU", "vs base", "verdict"]
     assert shown == ["a[red]b[/x]:bug:", "104,690", "12.3", "64.0 MiB", "42.3%", "+6.0%", "passed"]
-
-
-def test_table_shows_a_dash_for_what_there_is_not_and_no_column_that_no_case_has() -> None:
     failed = make_result(make_run(figures=Figures()), before=None)
     for each in (failed, never_run()):
         assert lines(each, width=160)[1][1:] == [*["-"] * 4, "failed"]

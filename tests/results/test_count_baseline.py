@@ -28,16 +28,13 @@ def test_the_target_is_the_architecture_and_no_machine() -> None:
     assert from_runs([launch(dry=True)]).target == "dry-cpu"
 
 
-def test_a_baseline_is_the_newest_launch_and_says_where_the_others_differ() -> None:
+def test_a_baseline_is_the_newest_launch_and_says_where_others_or_their_ranks_differ() -> None:
     accepted = Acceptance(by="Ada", date="2026-01-03", commit=None)
     made = from_runs([launch(MORE), launch(started_at="later")], accepted=accepted)
     assert (made.target, made.launches, made.recorded_at) == ("cpu", 2, "2026-01-02T03:04:05+00:00")
     assert (made.counts, made.unsteady) == (launch().counts, ("host reads in forward",))
     assert made.versions == {"torch": "2.13.0", "transformers": "5.23.0"}
     assert (made.method, made.accepted) == ("dispatch-1", accepted)
-
-
-def test_a_rank_that_differs_makes_its_field_unsteady() -> None:
     launches = [launch(counts(), each).counts for each in (counts(), MORE, counts())]
     assert unsteady(launches) == ("host reads in forward",)
     alone = [entry for entry in launches[1] if 0 in entry.ranks]

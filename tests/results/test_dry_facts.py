@@ -32,7 +32,7 @@ def sent(kind: str = "all_gather", size: int = 8 * GB, ranks: int = 8, apart: in
     return TERA.replace(collectives=(twin_counts.collective(kind, ranks=ranks, apart=apart, bytes=size),))
 
 
-def test_computation_is_all_flops_over_the_peak_of_the_precision() -> None:
+def test_computation_is_all_flops_over_the_peak_of_the_precision_or_of_float8() -> None:
     counts = Counts(flops={"forward": 6 * 10**12, "recompute": 10**12, "backward": 12 * 10**12})
     half, full = (known(counts, precision=precision) for precision in ("bf16-mixed", "fp32"))
     assert half.compute_s == pytest.approx(19 / 989.5)
@@ -42,9 +42,6 @@ def test_computation_is_all_flops_over_the_peak_of_the_precision() -> None:
     assert half.share(half.tokens_per_s / 4) == pytest.approx(0.25)
     several = known(*(Counts(flops={"forward": flops}) for flops in (2, 5, 3)))
     assert several.flops == 5, "of the rank that needs most"
-
-
-def test_a_step_with_products_in_float8_is_limited_by_their_peak() -> None:
     for operator in ("aten._scaled_mm", "aten._scaled_grouped_mm_v2"):
         counts = TERA.replace(ops={"aten.mm": 3, operator: 1})
         assert known(counts).compute_s == pytest.approx(1 / (2 * 989.5))
@@ -53,16 +50,13 @@ def test_a_step_with_products_in_float8_is_limited_by_their_peak() -> None:
     assert known(attention).compute_s == pytest.approx(1 / 67)
 
 
-def test_the_bytes_on_the_wire_of_8_gb_among_8_ranks() -> None:
+def test_the_bytes_on_the_wire_of_8_gb_among_8_ranks_and_which_limit_counts() -> None:
     share = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), 7 * GB)
     whole, nothing = dict.fromkeys(("broadcast", "send"), 8 * GB), dict.fromkeys(("recv", "barrier"), 0)
     for kind, passed in {"all_reduce": 14 * GB, **share, **whole, **nothing}.items():
         limit = known(sent(kind))
         assert (limit.wire_bytes, limit.wire_s) == pytest.approx((passed, passed / 450e9))
         assert known(sent(kind, ranks=1, apart=0)).wire_bytes == 0, "a rank alone passes nothing"
-
-
-def test_the_larger_limit_counts_because_communication_may_overlap() -> None:
     limit = known(sent(size=800 * GB))
     assert limit.bound_by == "communication"
     assert limit.step_s == limit.wire_s == pytest.approx(700 / 450)

@@ -33,16 +33,13 @@ def group(*rows: Any) -> Group:
     return first
 
 
-def test_collectives_come_first_a_quantity_for_each_shape_of_group() -> None:
+def test_collectives_come_first_each_shape_of_group_by_its_bytes_or_of_barriers_by_their_calls() -> None:
     far = GATHERED.replace(apart=8)
     names = [each.name for each in quantities([counts(), counts(collectives=(far, BARRIER))])]
     shapes = ("all_gather of 2 ranks", "reduce_scatter of 2 ranks", "all_gather of 2 ranks, 8 apart")
     others = ("FLOPs", "host reads", "blocking copies between devices", "copies between devices")
     assert names[:8] == [*shapes, "barrier of 2 ranks", *others]
     assert group(GATHERED.replace(ranks=1, apart=0)).name == "all_gather of 1 rank"
-
-
-def test_a_group_is_its_bytes_over_dtypes_and_phases_and_a_barrier_its_calls() -> None:
     gathered, barrier = group(GATHERED), group(BARRIER)
     assert gathered.read(counts()) == {"all_gather of 2 ranks: bytes": 2 * BYTES}
     assert [gathered.value(each) for each in (counts(), counts(collectives=()))] == [2 * BYTES, 0]

@@ -1,5 +1,6 @@
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,18 +31,15 @@ def write(file: Path, **changes: str | None) -> None:
 
 
 def test_each_waiver_is_read_and_says_what_it_tolerates(file: Path) -> None:
+    assert read(file) == (), "without a file"
+    file.write_text("# none now\n")
+    assert read(file) == ()
     write(file, tolerated="24", until="2026-12-30")
     first, second = read(file)
     told = {"case": "fsdp2-*", "metric": "tokens_per_s", "issue": "https://example.org/1", "owner": "@me"}
     assert first == Waiver(**told, tolerated="22%", until=date(2026, 12, 31))
     assert first.told == "22% tolerated until 2026-12-31, @me, https://example.org/1"
     assert (second.tolerated, second.until) == (24, date(2026, 12, 30))
-
-
-def test_without_a_file_or_with_an_empty_one_nothing_is_waived(file: Path) -> None:
-    assert read(file) == ()
-    file.write_text("# none now\n")
-    assert read(file) == ()
 
 
 SHARE = 'give a share, as "22%", or for a count its growth in calls, bytes or FLOP, as 24'
@@ -67,9 +65,7 @@ UNKNOWN = "unknown field; remove it or correct its name, got 'x'"
         ("issue", '"#1"', "String should match pattern .*, got '#1'"),
     ],
 )
-def test_a_bad_entry_is_named_with_what_is_allowed(
-    file: Path, field: str, value: str | None, said: str
-) -> None:
+def test_a_bad_entry_is_named_with_what_is_allowed(file: Path, field: str, value: Any, said: str) -> None:
     write(file, **{field: value})
     with pytest.raises(FileError, match=rf"^{file}: waiver\.1\.{field}: {said}; {ALL}, and there is"):
         read(file)

@@ -10,7 +10,7 @@ def columns(table: Table) -> list[dict[str, str]]:
     return [dict(zip(table.headers, row, strict=True)) for row in table.rows]
 
 
-def test_checks_tell_each_metric_beside_its_baseline() -> None:
+def test_checks_tell_each_metric_beside_its_baseline_whether_it_is_blind_or_corrected() -> None:
     speed, _, memory = columns(checks(make_gpu_result(2, "regressed"), "a"))
     told = ("metric", "verdict", "measured", "baseline", "allowed")
     assert [speed[name] for name in told] == ["tokens/s", "regressed", "4,336", "4,669", "2.9%"]
@@ -18,9 +18,6 @@ def test_checks_tell_each_metric_beside_its_baseline() -> None:
     assert " to -" in speed["99 % interval"]
     assert speed["chart"].startswith("<svg")
     assert (memory["change"], memory["99 % interval"]) == ("+0.0%", NONE)
-
-
-def test_a_blind_metric_is_called_so_and_a_correction_by_the_probe_is_said() -> None:
     result = make_result(now())
     [first, *others] = result.verdict.checks
     blind = first.replace(minimum_detectable=0.5, probe_exponent=0.8)
@@ -30,16 +27,13 @@ def test_a_blind_metric_is_called_so_and_a_correction_by_the_probe_is_said() -> 
     assert (corrected in table.caption, corrected in checks(result, "a").caption) == (True, False)
 
 
-def test_a_launch_tells_memory_of_its_ranks_and_whether_it_counts() -> None:
+def test_a_launch_tells_memory_of_its_ranks_and_whether_it_counts_or_why_not() -> None:
     first = Memory(peak=2**30, reserved=2 * 2**30, alloc_retries=1, method="cuda")
     run = BEFORE.replace(memory=(first, first.replace(peak=3 * 2**30, reserved=2**30, alloc_retries=2)))
     [row] = columns(launches(make_result(run), [run]))
     assert (row["peak memory"], row["least peak"]) == ("3.00 GiB (rank 1)", "1.00 GiB")
     assert (row["reserved"], row["retries"], row["counts"]) == ("2.00 GiB", "3", "yes")
     assert (row["window"], row["longest"], row["p95/p50"]) == ("0 to 24", "250.0 ms", "1.10")
-
-
-def test_launches_that_do_not_count_say_why_and_what_they_lack_is_a_dash() -> None:
     crash, throttled = make_gpu_result(1, "crash"), make_gpu_result(3, "throttled")
     [crashed] = columns(launches(crash, crash.runs))
     assert (crashed["counts"], crashed["window"], crashed["tokens/s"]) == ("no: crash", NONE, NONE)
