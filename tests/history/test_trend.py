@@ -65,9 +65,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_each_change_is_told_once_the_largest_first_with_when_and_what_else_changed_there(
-    root: Path, found: Trend, commits: list[str]
-) -> None:
+def test_each_change_is_told_once_with_its_place(root: Path, found: Trend, commits: list[str]) -> None:
     slower, larger = found.findings
     assert (slower.case, slower.metric, slower.hardware_class) == (SLOWER, "tokens/s", H100)
     assert (larger.case, larger.metric, larger.hardware_class) == (LARGER, "peak memory", H100)
@@ -88,7 +86,7 @@ def test_each_change_is_told_once_the_largest_first_with_when_and_what_else_chan
     assert trend(root / "history", since=date(2024, 2, 21)).findings == ()
 
 
-def test_what_is_still_worse_is_told_however_long_ago_it_began_and_what_was_mended_does_not_fail(
+def test_what_is_still_worse_is_told_and_what_was_mended_does_not_fail(
     root: Path, commits: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_history(HISTORY, commits, CASES[:1], slower(0.05, 20, 40))
@@ -108,9 +106,7 @@ def test_until_it_has_seen_a_month_it_believes_in_bad_weeks_but_not_for_memory(c
     assert [f.metric for f in trend(HISTORY).findings] == ["peak memory"]
 
 
-def test_a_case_that_counts_samples_is_told_so_and_one_may_have_another_definition(
-    commits: list[str],
-) -> None:
+def test_a_case_may_count_samples_and_have_another_definition_since(commits: list[str]) -> None:
     write_history(HISTORY, commits[:20], [IMAGES])
     changed, later = IMAGES.replace(timeout_s=5), lambda case, night: Level(step_s=1.2)
     write_history(HISTORY, commits[20:], [changed], later, first=20)
@@ -194,7 +190,7 @@ def test_a_baseline_of_a_partial_recovery_accepts_what_is_left(commits: list[str
 
 
 @pytest.mark.parametrize(("days", "is_open"), [(29, False), (30, True)])
-def test_a_case_that_was_not_measured_in_the_period_fails_nothing(
+def test_what_was_not_measured_in_the_period_fails_nothing(
     commits: list[str], days: int, is_open: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perfsuite.history.trend.PERIOD", timedelta(days=days))
@@ -224,7 +220,7 @@ def test_differences_are_told_in_order_and_once() -> None:
     assert _differences(seen[:1]) == ()
 
 
-def test_the_correlation_of_a_machine_is_estimated_from_30_sessions_on(
+def test_correlation_is_estimated_from_30_sessions_on(
     commits: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[float] = []
@@ -249,9 +245,7 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(cli.app, ["history", "trend", *arguments])
 
 
-def test_a_worsening_that_is_still_there_is_told_and_fails(
-    root: Path, found: Trend, commits: list[str]
-) -> None:
+def test_what_is_still_worse_fails(root: Path, found: Trend, commits: list[str]) -> None:
     kept, repo = f"--history={root / 'history'}", f"--repo={root / 'repo'}"
     result, printed = invoke(kept, repo), invoke(kept, repo, "--json")
     later = invoke(kept, "--since=2024-02-21")

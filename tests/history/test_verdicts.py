@@ -56,8 +56,8 @@ def test_a_session_of_old_has_the_outcomes_of_its_results(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "changes", [{}, {"judged_by": "b"}, {"shadow": True}, {"excused": "waived"}], ids=str
 )
-def test_a_failure_is_taken_back_by_a_later_pass_with_the_same_baselines(
-    tmp_path: Path, outcome: str, changes: dict[str, Any]
+def test_a_later_pass_by_equal_baselines_takes_a_failure_back(
+    tmp_path: Path, outcome: str, changes: Any
 ) -> None:
     add(tmp_path, 1, told("regressed", shadow=True))
     add(tmp_path, 2, told(outcome, **changes), commit="f" * 40)

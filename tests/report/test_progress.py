@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from perfsuite.case.case import Unit
@@ -65,9 +67,7 @@ def test_a_terminal_gets_a_live_line_and_one_that_stays() -> None:
         ("tokens", [(0, 4), (0, 8)], "step 8 of 20"),
     ],
 )
-def test_the_rate_of_each_launch_is_shown_once_steps_and_time_have_passed(
-    unit: Unit, seen: list[tuple[float, int]], told: str
-) -> None:
+def test_each_launch_has_a_rate_once_steps_and_time_have_passed(unit: Unit, seen: Any, told: str) -> None:
     screen = Screen(2, terminal=True)
     for number, case in enumerate(("case-a", "case-b"), 1):
         screen.progress.begin(case, 20, 1, unit)

@@ -63,7 +63,7 @@ def test_a_sentence_says_what_against_what_how_sure_and_what_is_allowed(check: C
     ("check", "least", "is_known"),
     [({}, 0.89, True), ({}, 0.95, False), (MEMORY, 8, True), (MEMORY, 47_895, False), ({}, math.nan, False)],
 )
-def test_what_only_a_tenfold_change_would_show_is_not_detectable(
+def test_what_only_a_tenfold_change_shows_is_not_detectable(
     check: Changes, least: float, is_known: bool
 ) -> None:
     told = metric_check(**check, minimum_detectable=least)

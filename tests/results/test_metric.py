@@ -127,7 +127,7 @@ def test_cpu_time_is_judged_on_a_cpu_where_a_launch_has_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("name", "value", "said"),
     [
         ("mfu", "MFU", "taken twice: by perfsuite itself, and by extra-bad 1.5 (extra_bad:MFU)"),
         ("x", "NO_METRIC", "extra-bad 1.5 (perfsuite.metrics): it is 3: an entry point of perfsuite.metrics"),
@@ -135,13 +135,11 @@ def test_cpu_time_is_judged_on_a_cpu_where_a_launch_has_it() -> None:
         ("nothing", "NOTHING", "names a perfsuite.results.Metric of the same name that has a recorder"),
     ],
 )
-def test_a_metric_that_cannot_be_used_is_an_error(
-    installed: Installs, name: str, value: str, message: str
-) -> None:
+def test_what_cannot_be_used_is_an_error(installed: Installs, name: str, value: str, said: str) -> None:
     installed(good="GOOD")
     installed("extra-bad", **{name: value})
     assert find("good") is not None
     with pytest.raises(ExtensionError) as caught:
         metrics.recorded()
-    assert message in str(caught.value)
+    assert said in str(caught.value)
     assert "pip uninstall extra-bad" in str(caught.value)

@@ -54,8 +54,6 @@ def test_launches_are_counted_from_1_where_some_are_no_evidence() -> None:
         ("unhealthy", (), False),
     ],
 )
-def test_times_are_recorded_though_counts_improved(
-    outcome: Any, checks: tuple[Any, ...], recorded: bool
-) -> None:
+def test_times_are_recorded_though_counts_improved(outcome: Any, checks: Any, recorded: bool) -> None:
     made = tuple(metric_check(outcome=each, baseline=None) for each in checks)
     assert Verdict(outcome=outcome, launches=1, checks=made).is_recorded is recorded

@@ -71,7 +71,7 @@ def test_a_file_in_the_wrong_place_is_an_error_that_says_what_it_holds(folder: s
     ],
     ids=["cut short", "directory", "dangling", "looping"],
 )
-def test_a_bad_first_file_is_an_error_though_another_directory_has_a_good_one(
+def test_a_bad_first_file_is_an_error_though_there_is_a_good_one(
     make: Callable[[Path], None], said: str
 ) -> None:
     BASELINES.write_local(recorded())
