@@ -1,7 +1,3 @@
-from typing import Any
-
-import pytest
-
 from perfsuite.case.case import Unit
 from perfsuite.report.progress import Progress
 
@@ -57,23 +53,20 @@ def test_a_terminal_gets_a_live_line_and_one_that_stays() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("unit", "seen", "told"),
-    [
-        ("tokens", [(0, 4)], "step 4 of 20"),
-        ("tokens", [(0, 4), (1, 4)], "step 4 of 20"),
-        ("tokens", [(0, 4), (1, 4), (1, 6)], "step 6 of 20, 1,000,000 tokens/s, 14 s left"),
-        ("samples", [(0, 4), (2, 6)], "step 6 of 20, 1,000,000 samples/s, 14 s left"),
-        ("tokens", [(0, 4), (0, 8)], "step 8 of 20"),
-    ],
-)
-def test_each_launch_has_a_rate_once_steps_and_time_have_passed(unit: Unit, seen: Any, told: str) -> None:
-    screen = Screen(2, terminal=True)
-    for number, case in enumerate(("case-a", "case-b"), 1):
-        screen.progress.begin(case, 20, 1, unit)
-        screen.steps(*seen, tokens=1_000_000)
-        assert screen.lives[-1] == f"[{number}/2] {case} {told}"
-        screen.steps((3, 19))
+def test_each_launch_has_a_rate_once_steps_and_time_have_passed() -> None:
+    def told(*seen: tuple[float, int], unit: Unit = "tokens") -> str:
+        screen = Screen(2, terminal=True)
+        for case in ("case-a", "case-b"):
+            screen.progress.begin(case, 20, 1, unit)
+            screen.steps(*seen, tokens=1_000_000)
+            told = str(screen.lives[-1])
+            screen.steps((3, 19))
+        return told.removeprefix("[2/2] case-b ")
+
+    assert told((0, 4)) == told((0, 4), (1, 4)) == "step 4 of 20"
+    assert told((0, 4), (0, 8)) == "step 8 of 20"
+    assert told((0, 4), (1, 4), (1, 6)) == "step 6 of 20, 1,000,000 tokens/s, 14 s left"
+    assert told((0, 4), (2, 6), unit="samples") == "step 6 of 20, 1,000,000 samples/s, 14 s left"
 
 
 def test_time_left_is_the_mean_of_what_was_times_what_is_to_come() -> None:

@@ -59,20 +59,13 @@ def test_a_sentence_says_what_against_what_how_sure_and_what_is_allowed(check: C
     assert sentence(told, "arm A") == words.replace("baseline 1", "arm A 1").replace("baseline 6", "arm A 6")
 
 
-@pytest.mark.parametrize(
-    ("check", "least", "is_known"),
-    [({}, 0.89, True), ({}, 0.95, False), (MEMORY, 8, True), (MEMORY, 47_895, False), ({}, math.nan, False)],
-)
-def test_what_only_a_tenfold_change_shows_is_not_detectable(
-    check: Changes, least: float, is_known: bool
-) -> None:
-    told = metric_check(**check, minimum_detectable=least)
-    assert (text.detectable(told) is not None) is is_known
-    told = told.replace(minimum_detectable=math.inf)
-    assert sentence(told).endswith("; blind: this gate finds no change reliably")
-
-
-def test_an_interval_that_says_nothing_is_not_known() -> None:
+def test_what_only_a_tenfold_change_shows_is_not_detectable_and_such_an_interval_not_known() -> None:
+    speed, memory = metric_check(), metric_check(**MEMORY)
+    known = [(speed, 0.89, True), (speed, 0.95, False), (memory, 8, True), (memory, 47_895, False)]
+    for check, least, is_known in [*known, (speed, math.nan, False)]:
+        assert (text.detectable(check.replace(minimum_detectable=least)) is not None) is is_known
+        told = sentence(check.replace(minimum_detectable=math.inf))
+        assert told.endswith("; blind: this gate finds no change reliably")
     assert text.between((-0.899, 8.99)) == "-89.9% to +899.0%"
     for interval in ((-0.985, 0.1), (-0.1, 164.303), (math.nan, math.nan)):
         assert text.between(interval) == "not known"

@@ -1,9 +1,9 @@
 from dataclasses import FrozenInstanceError
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
-from perfsuite.results.outcome import (
+from perfsuite.results.outcome import QUIET, STYLES, UNMEASURED, WORST_FIRST, Check, Excuse, Outcome, Verdict
     QUIET,
     STYLES,
     UNMEASURED,
@@ -32,9 +32,9 @@ def test_every_outcome_and_every_excuse_has_a_style_from_the_worst_to_the_best()
         STYLES["failed"].quiet = True  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("least", "blind"), [(None, False), (0.13, False), (0.131, True)])
-def test_a_gate_is_blind_to_a_change_as_small_as_its_tolerance(least: float | None, blind: bool) -> None:
-    assert metric_check(minimum_detectable=least).blind is blind
+def test_a_gate_is_blind_to_a_change_as_small_as_its_tolerance() -> None:
+    for least, blind in ((None, False), (0.13, False), (0.131, True)):
+        assert metric_check(minimum_detectable=least).blind is blind
 
 
 def test_launches_are_counted_from_1_where_some_are_no_evidence() -> None:
@@ -43,17 +43,16 @@ def test_launches_are_counted_from_1_where_some_are_no_evidence() -> None:
     assert verdict.healthy([first, second, third]) == [second]
 
 
-@pytest.mark.parametrize(
-    ("outcome", "checks", "recorded"),
-    [
-        ("recorded", (), True),
-        ("improved", ("recorded", "recorded"), True),
-        ("improved", ("recorded", "improved"), False),
-        ("improved", (), False),
-        ("regressed", ("recorded",), False),
-        ("unhealthy", (), False),
-    ],
-)
-def test_times_are_recorded_though_counts_improved(outcome: Any, checks: Any, recorded: bool) -> None:
-    made = tuple(metric_check(outcome=each, baseline=None) for each in checks)
-    assert Verdict(outcome=outcome, launches=1, checks=made).is_recorded is recorded
+def test_times_are_recorded_though_counts_improved() -> None:
+    recorded = metric_check(outcome="recorded", baseline=None)
+    improved = metric_check(outcome="improved")
+
+    def is_recorded(outcome: Outcome, *checks: Check) -> bool:
+        return Verdict(outcome=outcome, launches=1, checks=checks).is_recorded
+
+    assert is_recorded("recorded")
+    assert is_recorded("improved", recorded, recorded)
+    assert not is_recorded("improved", recorded, improved)
+    assert not is_recorded("improved")
+    assert not is_recorded("regressed", recorded)
+    assert not is_recorded("unhealthy")
