@@ -4,14 +4,6 @@ from typing import get_args
 import pytest
 
 from perfsuite.results.outcome import QUIET, STYLES, UNMEASURED, WORST_FIRST, Check, Excuse, Outcome, Verdict
-    QUIET,
-    STYLES,
-    UNMEASURED,
-    WORST_FIRST,
-    Excuse,
-    Outcome,
-    Verdict,
-)
 from tests.samples import make_run, metric_check
 
 
