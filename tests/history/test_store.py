@@ -166,16 +166,13 @@ def test_injected_failed_and_empty_results_are_left_out_and_named(history: Path)
     assert (added.kept, only.step_s_p50) == (1, (0.256,))
 
 
-def test_a_commit_or_a_hardware_class_that_is_none_is_an_error_that_names_the_file(history: Path) -> None:
+def test_what_is_no_session_or_stands_in_another_place_is_an_error_that_names_the_file(history: Path) -> None:
     with pytest.raises(FileError, match=r"results\.json: .*commit: String should match.*'\.\./\.\./etc'"):
         add(history, kept(RUN), commit="../../etc")
     with pytest.raises(FileError, match="hardware_class: String should match"):
         add(history, kept(RUN.replace(machine=make_machine(hardware_class="../x"))))
     with pytest.raises(FileError, match=r"it compares 'main X=1' and '\.', and is no session"):
         add(history, samples.make_compared(), arms=samples.ARMS)
-
-
-def test_a_file_must_stand_where_its_content_says_and_other_files_are_left_alone(history: Path) -> None:
     [written] = add(history, kept(RUN)).written
     documents.write_text(history / ".github/workflows/settings.json", "{}")
     [place], [name] = store.places(history), store.read_cases(history)

@@ -146,16 +146,13 @@ def test_what_proves_nothing_or_was_not_measured_is_left_out_and_never_zero() ->
     assert empty == {"hud": "[]\n", "openmetrics": "# EOF\n"}
 
 
-def test_a_case_that_was_never_launched_has_an_outcome() -> None:
+def test_what_was_never_launched_has_an_outcome_and_what_was_measured_twice_its_last_result() -> None:
     result = make_result(make_run()).replace(runs=(), verdict=Verdict(outcome="failed", launches=0))
     (only,), (excused,) = records(result), records(result.replace(excused="known issue"))
     assert only["metric"]["extra_info"] == {"outcome": "failed", "counts": "not counted"}
     assert "runners" not in only
     assert samples(result)["perfsuite_outcome", result.case_id][1]["outcome"] == "failed"
     assert excused["metric"]["extra_info"]["outcome"] == "known issue"
-
-
-def test_of_a_case_measured_twice_the_last_result_is_written() -> None:
     first, last = (
         make_result(make_run(figures=make_figures(tokens_per_s=speed)), before=None) for speed in (100, 200)
     )

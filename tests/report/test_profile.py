@@ -71,14 +71,11 @@ def test_parts_stand_next_to_what_they_were_and_many_operators_are_cut() -> None
     assert len(profile.tables(many)[1].rows) == profile.MOST_ROWS
 
 
-def test_of_several_ranks_the_one_is_shown_that_differs_most() -> None:
+def test_the_rank_is_shown_that_differs_most_or_nothing_next_to_it_if_none_can_be_compared() -> None:
     usual, loss = make_profile(), Work(name="aten::loss", calls=1, us=9)
     last_stage, slower = (each.replace(operators=(*each.operators, loss)) for each in (usual, EAGER))
     result = make_result(now(), profile=taken(usual, slower), profile_before=taken(usual, last_stage))
     assert profile.tables(result)[0].caption.count("rank 1.") == 1
-
-
-def test_without_a_profile_before_that_can_be_compared_there_is_nothing_next_to_it() -> None:
     before = taken()
     assert before.profile is not None
     result = make_result(now(), profile=taken(), profile_before=before)

@@ -143,6 +143,8 @@ def test_what_nobody_has_to_act_upon_is_told_in_a_line_for_all() -> None:
     (line,) = summary.in_short([make_blind(passed), passed, make_blind(passed)])
     assert line.startswith("blind: in 2 of 3 cases noise hides changes as large as the tolerance")
     assert line.endswith("How large: -v or the HTML report tells")
+    slow = make_result(*[KNOWN.replace(figures=run.figures) for run in WAIVED.runs])
+    assert summary.excuses(slow.replace(excused="waived", waivers=(WAIVER,))) == [WAIVER, GONE]
     assert summary.reason(VAGUE) == "blind to changes of tokens/s of any size"
     unknown = summary.reason(make_result(now(), noise=ClassNoise(by_metric={})))
     assert unknown.startswith("tokens/s not known, ")
@@ -203,11 +205,6 @@ def test_what_changed_and_is_not_judged_is_told_of_cases_that_passed_too() -> No
     assert told in summary.in_short([listed, listed, passed])
     equal = make_counted(make_check(outcome="passed").replace(findings=()))
     assert not [line for line in summary.in_short([equal, passed]) if "counts" in line]
-
-
-def test_what_is_told_of_a_waived_case_is_also_whether_its_issue_is_gone() -> None:
-    slow = make_result(*[KNOWN.replace(figures=run.figures) for run in WAIVED.runs])
-    assert summary.excuses(slow.replace(excused="waived", waivers=(WAIVER,))) == [WAIVER, GONE]
 
 
 def test_the_hardware_of_a_dry_run_is_pretended() -> None:

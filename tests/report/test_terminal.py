@@ -58,12 +58,9 @@ def test_every_outcome_has_its_colour_and_is_not_cut_short_however_long_the_row(
     assert re.sub(r"\x1b\[[0-9;]*m| +(?=\x1b\[0m\n)", "", colored) == plain
 
 
-def test_what_makes_a_verdict_worth_less_stands_next_to_it() -> None:
+def test_what_makes_a_verdict_worth_less_stands_next_to_it_and_a_dry_run_is_told_as_one() -> None:
     told = lines(samples.make_shared(), judged(make_result(now()), counts=counted.NOT_COUNTED))
     assert [line[-1] for line in told if "(" in line[-1]] == ["unhealthy (shared)", "passed (not counted)"]
-
-
-def test_a_dry_run_is_told_as_one_with_what_was_counted_and_predicted() -> None:
     heading, shown = lines(make_dry())
     assert heading == ["case", "computed", "collectives", "live peak", "dry run"]
     assert shown[1:] == ["551.0 TFLOP", "59.9 GiB", "41.0 GiB", "regressed"]

@@ -17,12 +17,18 @@ from tests.samples import make_baseline, make_case, make_figures, make_launches,
 ACCEPTED = Acceptance(by="Ada", date="2026-01-03", commit="4815f77", reason="NCCL 2.28 is slower")
 
 
-def test_figures_are_kept_to_six_digits() -> None:
+def test_figures_and_losses_are_kept_to_six_digits() -> None:
     values = [123456789.0, 0.000123456789, 1.0000004, -7.6543219, 999999.9, 0.0, None, math.inf, math.nan]
     kept = [123457000.0, 0.000123457, 1.0, -7.65432, 1000000.0, 0.0, None, math.inf, math.nan]
     made = make_baseline(*(make_run(figures=make_figures(tokens_per_s=value, mfu=value)) for value in values))
     assert [repr(each.figures.tokens_per_s) for each in made.launches] == list(map(repr, kept))
     assert [repr(each.figures.mfu) for each in made.launches] == list(map(repr, kept))
+    falling = tuple(7 / (step + 3) for step in range(30))
+    runs = [make_run(loss=loss) for loss in (falling, (1.23456789,), ())]
+    first, second, third = (launch.loss for launch in baseline.from_runs(runs).launches)
+    assert first == pytest.approx([fmean(falling[3 * part : 3 * part + 3]) for part in range(10)], rel=5e-6)
+    assert all(len(f"{value:.10g}") <= 8 for value in first)
+    assert (second, third) == ((1.23457,), ())
 
 
 def test_every_launch_is_kept_what_ran_is_what_the_newest_says_and_the_oldest_when() -> None:
@@ -82,15 +88,6 @@ def test_every_step_counts_in_the_one_tenth_where_it_lies(steps: int) -> None:
         [position] = [part for part, value in enumerate(curve) if value]
         assert len(curve) == 10
         assert abs(position - 10 * (step + 0.5) / steps + 0.5) <= 0.5 + 5 / steps
-
-
-def test_the_loss_of_a_baseline_is_rounded_and_of_each_launch() -> None:
-    falling = tuple(7 / (step + 3) for step in range(30))
-    runs = [make_run(loss=loss) for loss in (falling, (1.23456789,), ())]
-    first, second, third = (launch.loss for launch in baseline.from_runs(runs).launches)
-    assert first == pytest.approx([fmean(falling[3 * part : 3 * part + 3]) for part in range(10)], rel=5e-6)
-    assert all(len(f"{value:.10g}") <= 8 for value in first)
-    assert (second, third) == ((1.23457,), ())
 
 
 def test_figures_and_probes_are_told_by_the_median_of_the_launches_that_have_them() -> None:

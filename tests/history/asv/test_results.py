@@ -72,7 +72,7 @@ def test_median_and_quartiles() -> None:
         assert row["started_at"] == 5
 
 
-def test_the_interval_of_memory_is_what_was_seen_and_that_of_times_is_pooled_over_all_cases() -> None:
+def test_intervals_of_memory_are_what_was_seen_and_those_of_times_are_pooled_over_all_cases() -> None:
     """Two cases differ by a hundred times and have the same relative noise."""
     [memory] = rows({SLOT: [8.0, 7.0, 7.0]}, "peak_memory")
     assert [memory[end] for end in ENDS] == [[7.0], [8.0]]
@@ -83,9 +83,6 @@ def test_the_interval_of_memory_is_what_was_seen_and_that_of_times_is_pooled_ove
     assert 1.03 < wide < 1.1
     [alone] = rows({SLOT: [1.0]})
     assert [alone[end] for end in ENDS] == [[-math.inf], [math.inf]], "of one launch it is not known"
-
-
-def test_combinations_that_nobody_ran_are_none() -> None:
     [row] = rows({SLOT: [1.0], Slot(SLOT.group, ("fsdp2", "4096", "2", "1", "default")): [1.0]})
     assert row["params"] == [["ddp", "fsdp2"], ["4096"], ["1", "2"], ["1"], ["default"]]
     assert (row["result"], row["stats_repeat"]) == ([1.0, None, None, 1.0], [1, None, None, 1])
