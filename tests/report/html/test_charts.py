@@ -74,8 +74,8 @@ def test_ticks_are_few_and_on_the_scale_and_values_off_it_are_at_its_edge(low: f
 def test_a_step_chart_tells_its_key_figures_and_marks_a_stall_that_does_not_flatten_the_rest() -> None:
     run = make_run(step_s=(0.5, *[0.1] * 30, 0.25), window=(1, 32), figures=make_figures(step_s_p50=0.1))
     measured = "32 steps, measured from step 1 to 31: median 100.0 ms; longest 500.0 ms at step 0"
-    svg = charts.steps(run, key="k", title="T", range_s=(0, 1), band=BAND)
-    assert told(svg) == f"{measured}. Baseline 100.0 ms, allowed up to 103.0 ms."
+    drawn = charts.steps(run, key="k", title="T", range_s=(0, 1), band=BAND)
+    assert told(drawn) == f"{measured}. Baseline 100.0 ms, allowed up to 103.0 ms."
     svg = step_chart((0.1,) * 40 + (9.0,) + (0.101,) * 20, (5, 61))
     [mark] = parts(svg, "off")
     [line] = parts(svg, "line")
