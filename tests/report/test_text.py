@@ -67,7 +67,7 @@ def test_what_only_a_tenfold_change_shows_is_not_detectable_and_such_an_interval
         told = sentence(check.replace(minimum_detectable=math.inf))
         assert told.endswith("; blind: this gate finds no change reliably")
     assert text.between((-0.899, 8.99)) == "-89.9% to +899.0%"
-    for interval in ((-0.985, 0.1), (-0.1, 164.303), (math.nan, math.nan)):
+    for interval in ((-0.985, 0.1), (-0.1, 9.5), (-0.1, 164.303), (math.nan, math.nan)):
         assert text.between(interval) == "not known"
 
 
