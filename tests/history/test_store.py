@@ -136,19 +136,16 @@ def test_histories_that_grew_apart_merge_by_copying_files(tmp_path: Path) -> Non
     assert of_a[both] == of_b[both]
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
+def test_without_a_clean_commit_nothing_is_kept(history: Path) -> None:
+    for changes, reason in (
         ({"commit": None}, "names no commit: run it in a git repository"),
         ({"dirty": True}, "uncommitted changes on 0123abcd: no commit says what was measured"),
-    ],
-)
-def test_without_a_clean_commit_nothing_is_kept(history: Path, changes: dict[str, Any], reason: str) -> None:
-    added = add(history, kept(RUN), **changes)
-    assert reason in added.left_out[0]
-    assert (added.written, added.kept) == ([], 0)
-    with pytest.raises(FileError, match=r"no history in .*\. Add sessions to one: perfsuite history"):
-        store.places(history)
+    ):
+        added = add(history, kept(RUN), **changes)
+        assert reason in added.left_out[0]
+        assert (added.written, added.kept) == ([], 0)
+        with pytest.raises(FileError, match=r"no history in .*\. Add sessions to one: perfsuite history"):
+            store.places(history)
 
 
 def test_injected_failed_and_empty_results_are_left_out_and_named(history: Path) -> None:

@@ -1,5 +1,3 @@
-import pytest
-
 from perfsuite.report import counts
 from perfsuite.report.text import NONE
 from perfsuite.results.counts import PythonCalls
@@ -90,9 +88,8 @@ def test_remarks_are_unsteady_fields_and_notes_unless_these_are_why_nothing_was_
     assert counts.remarks(many) == [f"{unsteady} a, b, c, d, e, and 2 more"]
 
 
-@pytest.mark.parametrize(
-    ("check", "alone", "next_to_an_arm"),
-    [
+def test_the_verdict_of_the_counts_in_words() -> None:
+    for check, alone, next_to_an_arm in (
         (make_check(), "regressed", "not as in arm A"),
         (make_check(outcome="recorded"), "recorded", "not as in arm A"),
         (make_check(outcome="passed"), "passed, with changes that are not judged", "not as in arm A"),
@@ -100,10 +97,8 @@ def test_remarks_are_unsteady_fields_and_notes_unless_these_are_why_nothing_was_
         (NO_FINDINGS.replace(compared=False), "not judged", "not judged"),
         (NOT_COUNTED, "not counted: a; b", "not counted: a; b"),
         (NOT_COUNTED.replace(compared=True), "not counted", "as in arm A"),
-    ],
-)
-def test_the_verdict_of_the_counts_in_words(check: CountCheck, alone: str, next_to_an_arm: str) -> None:
-    assert (counts.judged(check), counts.judged(check, "arm A")) == (alone, next_to_an_arm)
+    ):
+        assert (counts.judged(check), counts.judged(check, "arm A")) == (alone, next_to_an_arm)
 
 
 def test_findings_stand_next_to_the_baseline_as_many_as_there_is_room_for() -> None:

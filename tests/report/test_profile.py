@@ -1,7 +1,3 @@
-from typing import Any
-
-import pytest
-
 from perfsuite.report import profile
 from perfsuite.report.text import NONE
 from perfsuite.results.outcome import Profiled, Verdict
@@ -28,20 +24,17 @@ def make_explained() -> Measurement:
     return result.replace(profile=taken(EAGER, EAGER), profile_before=taken())
 
 
-@pytest.mark.parametrize(
-    ("explained", "found", "told"),
-    [
+def test_calls_come_before_counts_and_these_before_times() -> None:
+    for explained, found, told in (
         (COUNTED, FOUND, [*FOUND.calls, COUNTED, *FOUND.hints, *FOUND.notes]),
         (EQUAL, FOUND, [*FOUND.calls, *FOUND.hints, *FOUND.notes]),
         (EQUAL, FOUND.replace(calls=()), [EQUAL, "no call differs", *FOUND.hints, *FOUND.notes]),
         (EQUAL, FOUND.replace(calls=(), notes=(NOW_AND_THEN,)), [EQUAL, *FOUND.hints, NOW_AND_THEN]),
         (COUNTED, None, [COUNTED]),
         (None, None, []),
-    ],
-)
-def test_calls_come_before_counts_and_these_before_times(explained: Any, found: Any, told: list[str]) -> None:
-    verdict = Verdict(outcome="regressed", launches=3, explained=explained, profiled=found)
-    assert profile.because(verdict) == told
+    ):
+        verdict = Verdict(outcome="regressed", launches=3, explained=explained, profiled=found)
+        assert profile.because(verdict) == told
 
 
 def test_the_parts_of_a_step_in_one_line_and_the_trace_to_open() -> None:

@@ -6,7 +6,7 @@ from perfsuite.report import summary
 from perfsuite.results.outcome import QUIET
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Health
-from perfsuite.results.session_file import Measurement, PytestRun
+from perfsuite.results.session_file import PytestRun
 from perfsuite.verdict.comparability import UNEXPLAINED
 from perfsuite.verdict.noise import ClassNoise
 from tests import samples
@@ -34,9 +34,8 @@ EXPLAINED = make_explained(REGRESSED)
 UNLIKE = judged(EXPLAINED, outcome="failed", failure="unlike", checks=())
 
 
-@pytest.mark.parametrize(
-    ("result", "tally", "reason", "in_short"),
-    [
+def test_a_case_in_a_few_words() -> None:
+    for result, tally, reason, in_short in (
         (PASSED, "passed", "", ""),
         (make_gpu_result(2, "recorded"), "recorded", "", ""),
         (REGRESSED, "regressed", SLOWER, ""),
@@ -60,14 +59,12 @@ UNLIKE = judged(EXPLAINED, outcome="failed", failure="unlike", checks=())
         (make_result(KNOWN, before=None), "recorded", "", f"ID: {GONE}"),
         (make_result(CRASH), "failed", "crash", ""),
         (EXCUSED, "known issue", "crash", f"ID: known issue still there: {URL}"),
-    ],
-)
-def test_a_case_in_a_few_words(result: Measurement, tally: str, reason: str, in_short: str) -> None:
-    assert summary.tally([result]) == [f"1 {tally}"]
-    assert summary.reason(result) == reason
-    assert summary.needs_words(result) == (tally.split(" (")[0] not in QUIET)
-    told = [line.replace(result.case_id, "ID") for line in summary.in_short([result])]
-    assert told == list(filter(None, [in_short]))
+    ):
+        assert summary.tally([result]) == [f"1 {tally}"]
+        assert summary.reason(result) == reason
+        assert summary.needs_words(result) == (tally.split(" (")[0] not in QUIET)
+        told = [line.replace(result.case_id, "ID") for line in summary.in_short([result])]
+        assert told == list(filter(None, [in_short]))
 
 
 def test_the_headline_counts_the_worst_first_over_all_sessions() -> None:

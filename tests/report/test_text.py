@@ -2,8 +2,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from perfsuite.report import text
 from perfsuite.report.text import WIDTH, Table, cut, percent, plural, printable, relative, sentence, wrapped
 from tests.samples import metric_check
@@ -27,9 +25,8 @@ def changed(words: str, low_to_high: str, outcome: str) -> str:
     return f"{SPEED}: {words} (99 % interval {low_to_high}), 13.0% allowed: {outcome}"
 
 
-@pytest.mark.parametrize(
-    ("check", "words"),
-    [
+def test_a_sentence_says_what_against_what_how_sure_and_what_is_allowed() -> None:
+    for check, words in (
         (
             {"outcome": "regressed", "change": -0.18, "interval": (-0.27, -0.08)},
             changed("18.0% fewer", "-27.0% to -8.0%", "regressed"),
@@ -51,12 +48,12 @@ def changed(words: str, low_to_high: str, outcome: str) -> str:
         ({**USUAL, "outcome": "inconclusive"}, f"{USUALLY}: inconclusive"),
         ({"outcome": "inconclusive", "note": "no noise"}, f"{SPEED}: inconclusive; no noise"),
         ({"outcome": "recorded", "baseline": None}, "tokens/s: 98,765"),
-    ],
-)
-def test_a_sentence_says_what_against_what_how_sure_and_what_is_allowed(check: Changes, words: str) -> None:
-    told = metric_check(**check)
-    assert sentence(told) == words
-    assert sentence(told, "arm A") == words.replace("baseline 1", "arm A 1").replace("baseline 6", "arm A 6")
+    ):
+        told = metric_check(**check)
+        assert sentence(told) == words
+        assert sentence(told, "arm A") == words.replace("baseline 1", "arm A 1").replace(
+            "baseline 6", "arm A 6"
+        )
 
 
 def test_what_only_a_tenfold_change_shows_is_not_detectable_and_such_an_interval_not_known() -> None:

@@ -1,6 +1,5 @@
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -47,9 +46,8 @@ DAY = "Input should be a valid date"
 UNKNOWN = "unknown field; remove it or correct its name, got 'x'"
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
+def test_a_bad_entry_is_named_with_what_is_allowed(file: Path) -> None:
+    for field, value, said in (
         ("case", None, "Field required"),
         ("owner", None, "Field required"),
         ("owner", '""', "String should have at least 1 character, got ''"),
@@ -63,12 +61,10 @@ UNKNOWN = "unknown field; remove it or correct its name, got 'x'"
         ("tolerated", "true", f"{SHARE}, got True"),
         *(("tolerated", f'"{bad}"', f"{SHARE}, got '{bad}'") for bad in ("0%", "22", "any")),
         ("issue", '"#1"', "String should match pattern .*, got '#1'"),
-    ],
-)
-def test_a_bad_entry_is_named_with_what_is_allowed(file: Path, field: str, value: Any, said: str) -> None:
-    write(file, **{field: value})
-    with pytest.raises(FileError, match=rf"^{file}: waiver\.1\.{field}: {said}; {ALL}, and there is"):
-        read(file)
+    ):
+        write(file, **{field: value})
+        with pytest.raises(FileError, match=rf"^{file}: waiver\.1\.{field}: {said}; {ALL}, and there is"):
+            read(file)
 
 
 @pytest.mark.parametrize(
