@@ -3,8 +3,6 @@
 Debian: `apt-get install chromium chromium-driver`, or `make browser`.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import http.server
@@ -24,16 +22,9 @@ from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.support.ui import WebDriverWait
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",  # it does not start as root otherwise; only our own pages are opened
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+OFF = ("gpu", "quic", "background-networking", "component-update", "sync")
+FLAGS = ("--headless", "--no-first-run", "--no-sandbox", *(f"--disable-{each}" for each in OFF))
+"""Without its sandbox, as it does not start as root otherwise; only our own pages are opened."""
 TIMEOUT_S = 120
 NETWORK_CHANGED = "ERR_NETWORK_CHANGED"
 LOADS = 5
@@ -56,12 +47,16 @@ class Browser:
         """
         self._url = url
         for _ in range(LOADS):
-            with suppress_if_network_changed():
+            try:
                 self.driver.get("about:blank")  # else only what follows a # may change, and nothing is loaded
                 self._log("performance")
                 self._log("browser")
                 self._complaints = []
                 self.driver.get(url)
+            except WebDriverException as error:
+                if NETWORK_CHANGED not in str(error):
+                    raise
+            else:
                 if not self._network_changed():
                     return
         raise RuntimeError(f"the network of this machine changed in each of {LOADS} loads of {url}")
@@ -131,16 +126,6 @@ class Browser:
 
     def _command(self, name: str, parameters: dict[str, Any]) -> Any:
         return self.driver.execute_cdp_cmd(name, parameters)
-
-
-@contextmanager
-def suppress_if_network_changed() -> Iterator[None]:
-    """Suppress Chromium's error of a page whose own request was dropped so."""
-    try:
-        yield
-    except WebDriverException as error:
-        if NETWORK_CHANGED not in str(error):
-            raise
 
 
 def missing() -> str | None:

@@ -4,8 +4,6 @@ The session is an example. Its speeds and counts are near those measured on two 
 up, and today's code judges and shows them, so that no sample is older than the code.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import shutil
@@ -130,12 +128,8 @@ def texts() -> dict[str, str]:
 
 def with_samples(page: str) -> str:
     """Return a page with today's samples in place of those that it has."""
-    made = texts()
-
-    def block(found: re.Match[str]) -> str:
-        return f"<!-- sample: {found[1]} -->\n\n```text\n{made[found[1]]}\n```\n"
-
-    return SAMPLE.sub(block, page)
+    made = {name: f"<!-- sample: {name} -->\n\n```text\n{text}\n```\n" for name, text in texts().items()}
+    return SAMPLE.sub(lambda found: made[found[1]], page)
 
 
 def picture() -> str:
@@ -165,11 +159,10 @@ def write_live(site: Path) -> None:
     cases = [tiny.replace(framework=framework) for framework, _ in SPEEDS[:2]]
     with tempfile.TemporaryDirectory() as directory:
         repository, history = Path(directory, "repository"), Path(directory, "history")
-        commits = make_repository(repository, 60)
+        commits, pages = make_repository(repository, 60), Path(directory, "pages")
         write_history(
             history, commits, cases, lambda case, night: Level(step_s=1.03 if case and night > 40 else 1.0)
         )
-        pages = Path(directory, "pages")
         exported = export(history, repository, pages)
         publish(pages, commits=exported.commits)
         shutil.copytree(pages / "html", site / "live" / "history", dirs_exist_ok=True)

@@ -1,7 +1,5 @@
 """Valid objects to start from: each function takes the fields that a test wants otherwise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -31,70 +29,59 @@ deterministic = settings(deadline=None, derandomize=True, database=None, max_exa
 """For hypothesis: the same examples in every run, however slow the machine."""
 
 
+_CASE = Case(
+    model="gpt2-tiny",
+    framework=Fake(),
+    sequence_length=64,
+    micro_batch=2,
+    topology=Topology(processes_per_node=2),
+    hardware="cpu",
+    max_warmup_steps=5,
+    steps=20,
+)
+
+
 def make_case(**changes: Any) -> Case:
     """A case of two simulated processes on a CPU: at most 5 steps of warm-up, 20 measured steps."""
-    values: dict[str, Any] = {
-        "model": "gpt2-tiny",
-        "framework": Fake(),
-        "sequence_length": 64,
-        "micro_batch": 2,
-        "topology": Topology(processes_per_node=2),
-        "hardware": "cpu",
-        "max_warmup_steps": 5,
-        "steps": 20,
-    }
-    return Case(**{**values, **changes})
+    return _CASE.replace(**changes)
 
 
 def make_machine(**changes: Any) -> Machine:
     """A processor with two cores."""
-    values: dict[str, Any] = {
-        "device": "cpu",
-        "device_name": "Test CPU",
-        "hardware_class": "cpu-test-2c",
-        "devices": 2,
-        "memory_bytes": 8 * 2**30,
-    }
-    return Machine(**{**values, **changes})
+    cores = {"device": "cpu", "device_name": "Test CPU", "hardware_class": "cpu-test-2c", "devices": 2}
+    return Machine(**{**cores, "memory_bytes": 8 * 2**30, **changes})
 
 
 def make_figures(**changes: Any) -> Figures:
     """The figures of a launch: 1,000 tokens/s in 64 MiB, rather even steps."""
-    values = {
-        "tokens_per_s": 1000.0,
-        "tokens_per_s_mean": 990.0,
-        "step_jitter": 1.1,
-        "peak_memory_bytes": 64.0 * 2**20,
-    }
-    return Figures(**{**values, **changes})
+    values = {"tokens_per_s": 1000.0, "tokens_per_s_mean": 990.0, "step_jitter": 1.1}
+    return Figures(**{**values, "peak_memory_bytes": 64.0 * 2**20, **changes})
 
 
 def make_run(**changes: Any) -> Run:
     """A launch that went well."""
-    values: dict[str, Any] = {
-        "case": make_case(),
-        "machine": make_machine(),
-        "started_at": "2026-01-02T03:04:05+00:00",
-        "duration_s": 1.5,
-        "figures": make_figures(),
-        "step_s": (0.25,) * 25,
-        "loss": tuple(7 - 0.1 * step for step in range(25)),
-        "window": (0, 25),
-    }
-    return Run(**{**values, **changes})
+    return _RUN.replace(**changes)
+
+
+_RUN = Run(
+    case=_CASE,
+    machine=make_machine(),
+    started_at="2026-01-02T03:04:05+00:00",
+    duration_s=1.5,
+    figures=make_figures(),
+    step_s=(0.25,) * 25,
+    loss=tuple(7 - 0.1 * step for step in range(25)),
+    window=(0, 25),
+)
 
 
 def make_launches(*speeds: float, machine: Machine | None = None, **figures: Any) -> list[Run]:
     """One launch per speed, relative to 1,000 tokens/s; `figures` are those of every launch."""
-    return [
-        make_run(
-            machine=machine or make_machine(),
-            figures=make_figures(
-                **{"tokens_per_s": 1000 * speed, "tokens_per_s_mean": 990 * speed, **figures}
-            ),
-        )
+    of_each = (
+        make_figures(**{"tokens_per_s": 1000 * speed, "tokens_per_s_mean": 990 * speed, **figures})
         for speed in speeds
-    ]
+    )
+    return [make_run(machine=machine or make_machine(), figures=each) for each in of_each]
 
 
 def make_baseline(*runs: Run) -> Baseline:
@@ -105,18 +92,17 @@ def make_baseline(*runs: Run) -> Baseline:
 def make_report(rank: int = 0, **changes: Any) -> RankReport:
     """The report of one rank of `make_case`: 25 steps of 0.1 s, 256 tokens each, a falling loss."""
     steps = changes.get("step_s", (0.1,) * 25)
-    values: dict[str, Any] = {
-        "rank": rank,
-        "world_size": 2,
-        "host": "here",
-        "clock": "simulated",
-        "tokens_per_step": 256,
-        "step_s": steps,
-        "wall_s": sum(steps),
-        "loss": tuple(7 - 0.1 * step for step in range(25)),
-        "memory": Memory(peak=10**6, method="simulated"),
-    }
-    return RankReport(**{**values, **changes})
+    return RankReport(
+        rank=rank,
+        world_size=2,
+        host="here",
+        clock="simulated",
+        tokens_per_step=256,
+        step_s=steps,
+        wall_s=sum(steps),
+        loss=_RUN.loss,
+        memory=Memory(peak=10**6, method="simulated"),
+    ).replace(**changes)
 
 
 def make_gpu_machine(name: str = "NVIDIA H100 80GB HBM3", *, count: int = 8) -> Machine:
@@ -142,34 +128,26 @@ def write_launch(
 
 
 NOISE = ClassNoise(by_metric={metric.name: Noise(sigma=0.005, degrees_of_freedom=30) for metric in GATED})
-BEFORE = make_run(
-    figures=make_figures(
-        tokens_per_s=98765,
-        tokens_per_s_mean=97000,
-        tokens_per_s_per_device=49382,
-        step_s_p50=0.0123,
-        step_s_p95=0.0456,
-        peak_memory_bytes=67_108_900,
-        mfu=0.423,
-    )
-)
+SPEEDS = {"tokens_per_s": 98765, "tokens_per_s_mean": 97000, "tokens_per_s_per_device": 49382, "mfu": 0.423}
+STEPS = {"step_s_p50": 0.0123, "step_s_p95": 0.0456}
+BEFORE = make_run(figures=make_figures(**SPEEDS, **STEPS, peak_memory_bytes=67_108_900))
 
 
 def make_result(
     *runs: Run, before: Run | None = BEFORE, noise: ClassNoise = NOISE, **changes: Any
 ) -> Measurement:
     baseline = from_runs([before] * 5) if before is not None else None
-    values: dict[str, Any] = {
-        "nodeid": "bench_cases/test_x.py::test_x[a]",
-        "case_id": runs[0].case.id,
-        "framework": runs[0].case.framework.name,
-        "runs": runs,
-        "verdict": judge(runs, baseline, noise, Policy(record_launches=1)),
-        "baseline_file": None,
-        "directory": "/tmp/runs/x",
-    }
-    values |= changes
-    return Measurement(**{"shared": all_shared(values["verdict"], runs), **values})
+    verdict = changes.get("verdict") or judge(runs, baseline, noise, Policy(record_launches=1))
+    return Measurement(
+        nodeid="bench_cases/test_x.py::test_x[a]",
+        case_id=runs[0].case.id,
+        framework=runs[0].case.framework.name,
+        runs=runs,
+        verdict=verdict,
+        baseline_file=None,
+        directory="/tmp/runs/x",
+        shared=all_shared(verdict, runs),
+    ).replace(**changes)
 
 
 def judged(result: Measurement, **changes: Any) -> Measurement:
@@ -179,16 +157,8 @@ def judged(result: Measurement, **changes: Any) -> Measurement:
 
 def metric_check(**changes: Any) -> Check:
     """The speed of a case that passed, a fifth below its baseline."""
-    values: dict[str, Any] = {
-        "metric": "tokens_per_s",
-        "label": "tokens/s",
-        "unit": "tokens/s",
-        "outcome": "passed",
-        "measured": 98_765.0,
-        "baseline": 123_456.0,
-        "allowed": 0.13,
-    }
-    return Check(**{**values, **changes})
+    values = {"metric": "tokens_per_s", "label": "tokens/s", "unit": "tokens/s", "outcome": "passed"}
+    return Check(**{**values, "measured": 98_765.0, "baseline": 123_456.0, "allowed": 0.13, **changes})
 
 
 DISTURBED = Health(samples=40, seconds=10, steps=25, foreign_cpu=0.6)
@@ -241,26 +211,15 @@ def make_image_result(**figures: Any) -> Measurement:
 
 
 COMMIT = "0123abcd" * 5
-
-
 CONDITIONS = Conditions(changes=None, options={"--perf-inject": "nothing"}, environment={"torch": "2.13.0"})
 
 
 def make_session_file(*results: Measurement, **changes: Any) -> SessionFile:
     """What a session of one part leaves that ran on a clean commit."""
-    values: dict[str, Any] = {
-        "perfsuite": "0.1",
-        "status": "complete",
-        "started_at": "2026-01-02T03:04:05+00:00",
-        "commit": COMMIT,
-        "machine": make_machine(),
-        "results": results,
-        "skipped": (),
-        "conditions": CONDITIONS,
-        **changes,
-    }
-    part = PytestRun(started_at=values["started_at"], status=values["status"], cases=len(results))
-    return SessionFile(**{"parts": (part,), **values})
+    told: dict[str, Any] = {"status": "complete", "started_at": _RUN.started_at, **changes}
+    part = PytestRun(started_at=told["started_at"], status=told["status"], cases=len(results))
+    common = {"perfsuite": "0.1", "commit": COMMIT, "machine": make_machine(), "conditions": CONDITIONS}
+    return SessionFile(**{**common, "parts": (part,), "results": results, "skipped": (), **told})
 
 
 def write_session(directory: Path, *results: Measurement, **changes: Any) -> Path:

@@ -5,23 +5,11 @@ from collections.abc import Iterable
 
 from perfsuite.report.text import NONE, Table, cut, plural
 from perfsuite.results.amounts import amount, signed
-from perfsuite.results.counts import (
-    PHASES,
-    Compiled,
-    Counts,
-    RankCounts,
-    StepMemory,
-    group_name,
-    numbers,
-    spans,
-)
+from perfsuite.results.counts import PHASES, Compiled, Counts, OfRanks, StepMemory, group_name, numbers, spans
 from perfsuite.results.outcome import CountCheck
 
 MOST_UNSTEADY = 5
 MOST_FINDINGS = 50  # of a table
-
-
-# Amounts
 
 
 def flops(counts: Counts) -> int:
@@ -39,17 +27,7 @@ def peak(counts: Counts) -> int | None:
     return None if counts.memory is None else counts.memory.peak
 
 
-def peak_by_part(memory: StepMemory) -> dict[str, int]:
-    """Return the bytes that lived at the peak by part, the largest first."""
-    names = {"kept": "kept from before"} | {phase: f"made in {phase}" for phase in PHASES}
-    sizes = {names.get(part, part): size for part, size in memory.at_peak.items() if size}
-    return dict(Counter(sizes).most_common())
-
-
-# What a step did
-
-
-def ranks(entry: RankCounts) -> str:
+def ranks(entry: OfRanks) -> str:
     """Return the ranks of an entry as text: `rank 0`, `ranks 0-3`."""
     return f"rank {entry.name}" if len(entry.ranks) == 1 else f"ranks {entry.name}"
 
@@ -103,25 +81,20 @@ def _work_table(counts: Counts) -> Table:
     if counts.without_flops:
         others = [f"{name} in {plural(calls, 'call')}" for name, calls in counts.without_flops.items()]
         caption += f" FLOPs are without those of {', '.join(others)}: no formula."
-    caption += "".join(f" Copied {each}." for each in _copies(counts))
-    return Table(caption=caption, headers=("phase", *work), rows=rows)
-
-
-def _copies(counts: Counts) -> list[str]:
-    """As `cpu to cuda 3 times, 1 of them blocking`."""
     blocking = counts.blocking_copies or {}
-    return [
-        f"{way} {plural(count, 'time')}"
-        + (f", {blocking[way]:,} of them blocking" if way in blocking else "")
-        for way, count in counts.device_copies.items()
-    ]
+    for way, count in counts.device_copies.items():
+        waits = f", {blocking[way]:,} of them blocking" if way in blocking else ""
+        caption += f" Copied {way} {plural(count, 'time')}{waits}."
+    return Table(caption=caption, headers=("phase", *work), rows=rows)
 
 
 def _memory_table(memory: StepMemory) -> Table:
     when = "at the start" if memory.peak_in == "start" else f"in {memory.peak_in}"
+    names = {"kept": "kept from before"} | {phase: f"made in {phase}" for phase in PHASES}
+    parts = Counter({names.get(part, part): size for part, size in memory.at_peak.items() if size})
     rows = [
         (f"peak, {when}", amount(memory.peak, "bytes")),
-        *((f"at the peak: {part}", amount(size, "bytes")) for part, size in peak_by_part(memory).items()),
+        *((f"at the peak: {part}", amount(size, "bytes")) for part, size in parts.most_common()),
         ("saved for backward", amount(memory.saved_for_backward, "bytes")),
         ("more after the step than before", amount(memory.growth, "bytes")),
         ("allocations", amount(memory.allocations, "calls")),
@@ -141,9 +114,6 @@ def _compiled_table(compiled: Compiled) -> Table:
     rows = [(name, amount(count, "calls")) for name, count in made.items()]
     caption = "What torch.compile made of the model, over the whole launch."
     return Table(caption=caption, headers=("compiled", "number"), rows=rows)
-
-
-# What a verdict says of it
 
 
 def judged(check: CountCheck, against: str | None = None) -> str:

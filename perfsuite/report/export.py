@@ -67,7 +67,7 @@ def hud(session: SessionFile) -> str:
 
 def _hud_case(session: SessionFile, result: Measurement) -> dict[str, Any]:
     """Return what the records of a case share; memory is in GiB, of all GPUs of a machine together."""
-    labels = {"hardware_class": _class(session, result), **outcomes(result)}
+    labels = {"hardware_class": result.hardware_class or session.machine.hardware_class, **outcomes(result)}
     extra_info = {"perfsuite": session.perfsuite, **labels}
     benchmark = {"name": "perfsuite", "mode": "training", "extra_info": extra_info}
     model = {"name": result.case_id, "backend": result.framework}
@@ -94,10 +94,6 @@ def _hud_case(session: SessionFile, result: Measurement) -> dict[str, Any]:
     return record
 
 
-def _class(session: SessionFile, result: Measurement) -> str:
-    return result.hardware_class or session.machine.hardware_class
-
-
 def openmetrics(session: SessionFile) -> str:
     """Return gauges as OpenMetrics 1.0 text, which `prometheus_client` writes.
 
@@ -117,7 +113,7 @@ def openmetrics(session: SessionFile) -> str:
 
     for result in newest(session):
         labels = {"case": result.case_id, "framework": result.framework}
-        labels["hardware_class"] = _class(session, result)
+        labels["hardware_class"] = result.hardware_class or session.machine.hardware_class
         for name, values in figures(result).items():
             add(name, labels, median(values))
         add("outcome", labels | outcomes(result), 1)

@@ -57,12 +57,11 @@ class Progress:
         if self._first is None:
             self._first = (now, step)
         since, done = now - self._first[0], step - self._first[1]
-        if not done or since <= 0:
-            self.live(f"{self._where()} step {step} of {self._total}")
-            return
-        speed = f"{rate(done * tokens_per_step / since)} {self._unit}/s"
-        left = f"{(self._total - step) * since / done:.0f} s left"
-        self.live(f"{self._where()} step {step} of {self._total}, {speed}, {left}{self._time_left()}")
+        told = f"{self._where()} step {step} of {self._total}"
+        if done and since > 0:
+            left = f"{(self._total - step) * since / done:.0f} s left{self._time_left()}"
+            told += f", {rate(done * tokens_per_step / since)} {self._unit}/s, {left}"
+        self.live(told)
 
     def say(self, text: str) -> None:
         """Print a line that stays."""

@@ -157,9 +157,8 @@ def headline(sessions: Sequence[SessionFile]) -> str:
     """Return the counts of all sessions, the worst first: `1 failed, 2 regressed, 14 passed, 3 skipped`."""
     counts = tally(result for session in sessions for result in session.results)
     skips = [skip.not_reached for session in sessions for skip in session.skipped]
-    for number, word in ((sum(skips), "not reached"), (len(skips) - sum(skips), "skipped")):
-        if number:
-            counts.append(f"{number} {word}")
+    left_out = ((sum(skips), "not reached"), (len(skips) - sum(skips), "skipped"))
+    counts += [f"{number} {word}" for number, word in left_out if number]
     return ", ".join(counts) or "nothing was measured"
 
 

@@ -1,6 +1,5 @@
 """Baselines: what a case reached when accepted or recorded. `perfsuite.results.store` has their files."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
@@ -125,8 +124,6 @@ def loss_curve(loss: Sequence[float]) -> tuple[float, ...]:
     return tuple(fmean(loss[round(part * tenth) : round((part + 1) * tenth)]) for part in range(10))
 
 
-def _cut(value: float, digits: int = 6) -> float:
-    """The value, rounded to so many significant digits, so that a diff shows changes and not noise."""
-    if not value or not math.isfinite(value):
-        return value
-    return round(value, digits - 1 - math.floor(math.log10(abs(value))))
+def _cut(value: float) -> float:
+    """The value, rounded to six significant digits, so that a diff shows changes and not noise."""
+    return float(f"{value:.6g}")

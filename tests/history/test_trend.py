@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from datetime import date, timedelta
@@ -17,12 +15,15 @@ from perfsuite.history import changepoint, store
 from perfsuite.history.changepoint import ChangePoint
 from perfsuite.history.trend import Trend, _differences, trend
 from perfsuite.results import baseline
+from perfsuite.results.store import BASELINES
 from tests.samples import IMAGES, make_case, make_figures, make_run
 from tests.synthetic import TOKENS_PER_STEP, Level, Levels, make_repository, write_history
 
 H100 = "h100-80gb-sxm"
 CASES = [make_case(hardware="h100", micro_batch=n) for n in (1, 2, 4)]
 NIGHTS = 60
+HISTORY = Path("history")
+"""Which a test writes of its own."""
 SLOWER, LARGER, SAME = (case.id for case in CASES)
 
 
@@ -59,185 +60,149 @@ def found(root: Path) -> Trend:
     return trend(root / "history", repo=root / "repo")
 
 
-def test_each_change_is_found_once_the_largest_first(found: Trend) -> None:
-    assert [(f.case, f.metric, f.hardware_class) for f in found.findings] == [
-        (SLOWER, "tokens/s", H100),
-        (LARGER, "peak memory", H100),
-    ]
-    assert [f.change.relative for f in found.findings] == [
-        pytest.approx(1 / 1.03 - 1, abs=0.003),
-        pytest.approx(0.02, abs=0.0001),
-    ]
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_each_change_is_told_once_with_its_place(root: Path, found: Trend, commits: list[str]) -> None:
+    slower, larger = found.findings
+    assert (slower.case, slower.metric, slower.hardware_class) == (SLOWER, "tokens/s", H100)
+    assert (larger.case, larger.metric, larger.hardware_class) == (LARGER, "peak memory", H100)
+    assert slower.change.relative == pytest.approx(1 / 1.03 - 1, abs=0.003)
+    assert larger.change.relative == pytest.approx(0.02, abs=0.0001)
     assert (found.sessions, found.series, found.unplaced) == (NIGHTS, 6, {})
-
-
-def test_a_case_that_counts_samples_is_told_in_samples_per_second(tmp_path: Path) -> None:
-    commits = make_repository(tmp_path / "repo", NIGHTS)
-    write_history(tmp_path / "history", commits, [IMAGES], levels)
-    [found] = trend(tmp_path / "history", repo=tmp_path / "repo").findings
-    assert (found.case, found.metric) == (IMAGES.id, "samples/s")
-
-
-def test_it_says_when_between_which_commits_and_what_else_changed_there(
-    root: Path, found: Trend, commits: list[str]
-) -> None:
-    slower, memory = found.findings
-    assert (memory.first_commit, memory.last_commit) == (commits[49], commits[50])
-    assert (memory.first_day, memory.last_day) == (date(2024, 2, 19), date(2024, 2, 20))
-    assert memory.commits_between == 1
+    assert (larger.first_commit, larger.last_commit) == (commits[49], commits[50])
+    assert (larger.first_day, larger.last_day) == (date(2024, 2, 19), date(2024, 2, 20))
+    assert larger.commits_between == 1
     assert commits.index(slower.first_commit) < 40 <= commits.index(slower.last_commit)
     assert slower.last_day == date(2024, 2, 10)
-    assert (slower.environment, memory.environment) == (("torch: 2.13.0 -> 2.14.0",), ())
+    assert (slower.environment, larger.environment) == (("torch: 2.13.0 -> 2.14.0",), ())
     by_time = trend(root / "history").findings
     assert [(f.case, f.commits_between) for f in by_time] == [(SLOWER, None), (LARGER, None)]
-
-
-def test_changes_before_the_period_are_not_told_but_are_evidence(root: Path, found: Trend) -> None:
     assert found.since == date(2023, 12, 1), "90 days before the newest session"
     told = trend(root / "history", since=date(2024, 2, 20))
-    assert [f.case for f in told.findings] == [LARGER]
+    assert [f.case for f in told.findings] == [LARGER], "what was before is evidence alone"
     assert trend(root / "history", since=date(2024, 2, 21)).findings == ()
 
 
-def test_what_is_still_worse_is_told_however_long_ago_it_began_and_what_was_mended_does_not_fail(
-    root: Path, tmp_path: Path, commits: list[str], monkeypatch: pytest.MonkeyPatch
+def test_what_is_still_worse_is_told_and_what_was_mended_does_not_fail(
+    root: Path, commits: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_history(tmp_path / "history", commits, CASES[:1], slower(0.05, 20, 40))
-    found = trend(tmp_path / "history")
+    write_history(HISTORY, commits, CASES[:1], slower(0.05, 20, 40))
+    found = trend(HISTORY)
     assert [(f.worse, f.open) for f in found.findings] == [(True, False), (False, False)]
     assert found.failing == []
     monkeypatch.setattr("perfsuite.history.trend.PERIOD", timedelta(days=3))
     assert [f.case for f in trend(root / "history").findings] == [SLOWER, LARGER]
-    assert trend(tmp_path / "history").findings == (), "mended long ago"
+    assert trend(HISTORY).findings == (), "mended long ago"
 
 
-def test_until_it_has_seen_a_month_it_believes_in_bad_weeks_but_not_for_memory(
-    tmp_path: Path, commits: list[str]
-) -> None:
+def test_until_it_has_seen_a_month_it_believes_in_bad_weeks_but_not_for_memory(commits: list[str]) -> None:
     def nine_nights(case: int, night: int) -> Level:
         return Level(step_s=1.03, memory=1.03) if night >= 8 else Level()
 
-    write_history(tmp_path / "history", commits[:17], CASES[:1], nine_nights, noise=0.008)
-    assert [f.metric for f in trend(tmp_path / "history").findings] == ["peak memory"]
+    write_history(HISTORY, commits[:17], CASES[:1], nine_nights, noise=0.008)
+    assert [f.metric for f in trend(HISTORY).findings] == ["peak memory"]
 
 
-def test_cases_and_hardware_classes_can_be_chosen_and_nothing_to_look_at_is_an_error(
-    root: Path, tmp_path: Path
-) -> None:
+def test_a_case_may_count_samples_and_have_another_definition_since(commits: list[str]) -> None:
+    write_history(HISTORY, commits[:20], [IMAGES])
+    changed, later = IMAGES.replace(timeout_s=5), lambda case, night: Level(step_s=1.2)
+    write_history(HISTORY, commits[20:], [changed], later, first=20)
+    [found] = trend(HISTORY).findings
+    assert (found.case, found.metric) == (IMAGES.id, "samples/s")
+    [told] = found.environment
+    assert told.startswith("case definition: ")
+
+
+def test_cases_and_hardware_classes_can_be_chosen_and_what_is_not_there_is_an_error(root: Path) -> None:
     assert [f.case for f in trend(root / "history", case=LARGER).findings] == [LARGER]
     with pytest.raises(FileError, match=r"history holds no session on a100\*: nothing to look at"):
         trend(root / "history", hardware_class="a100*")
     with pytest.raises(FileError, match=r"holds no case that matches 'nope\*'; see: perfsuite history"):
         trend(root / "history", case="nope*")
-    write_history(tmp_path / "history", ["f" * 40], CASES[:1])
+    write_history(HISTORY, ["f" * 40], CASES)
     with pytest.raises(FileError, match=r"holds no session of a commit on main of .*repo"):
-        trend(tmp_path / "history", repo=root / "repo")
-
-
-def test_a_case_that_was_lost_is_an_error_and_no_gap(tmp_path: Path, commits: list[str]) -> None:
-    write_history(tmp_path / "history", commits[:8], CASES)
-    next((tmp_path / "history/cases").glob(f"{SAME}.*")).unlink()
+        trend(HISTORY, repo=root / "repo")
+    next(HISTORY.glob(f"cases/{SAME}.*")).unlink()
     with pytest.raises(FileError, match=rf"its case is missing, restore .*{SAME}"):
-        trend(tmp_path / "history", case=SLOWER)
+        trend(HISTORY, case=SLOWER)
 
 
-def test_sessions_are_ordered_by_their_commits(root: Path, tmp_path: Path, commits: list[str]) -> None:
+def test_sessions_are_ordered_by_their_commits(root: Path, commits: list[str]) -> None:
     """Measured from the newest to the oldest, as when looking back: by time it would be an improvement."""
-    write_history(tmp_path / "history", commits[::-1], CASES[:1], lambda c, n: levels(c, NIGHTS - 1 - n))
-    assert [f.worse for f in trend(tmp_path / "history").findings] == [False]
-    [finding] = trend(tmp_path / "history", repo=root / "repo").findings
+    write_history(HISTORY, commits[::-1], CASES[:1], lambda c, n: levels(c, NIGHTS - 1 - n))
+    assert [f.worse for f in trend(HISTORY).findings] == [False]
+    [finding] = trend(HISTORY, repo=root / "repo").findings
     assert finding.worse
     assert commits.index(finding.first_commit) < 40 <= commits.index(finding.last_commit)
 
 
-def keep_baseline(
-    directory: Path, case: Case, recorded_at: str = "2024-02-25T12:00:00+00:00", **figures: Any
-) -> None:
-    run = make_run(case=case, figures=make_figures(**figures))
-    kept = baseline.from_runs([run]).replace(recorded_at=recorded_at)
-    documents.write(directory / H100 / f"{case.id}.json", kept)
+def keep_baseline(case: Case, day: str = "2024-02-28", **figures: Any) -> None:
+    kept = baseline.from_runs([make_run(case=case, figures=make_figures(**figures))])
+    kept = kept.replace(recorded_at=day if " " in day else f"{day}T12:00:00+00:00")
+    documents.write(BASELINES / H100 / f"{case.id}.json", kept)
 
 
-@pytest.mark.parametrize(
-    ("case", "day", "figures", "is_open"),
-    [
+def test_a_baseline_that_was_measured_since_nearer_to_the_new_level_accepts_a_worsening(root: Path) -> None:
+    for case, day, figures, is_open in (
         (0, "2024-02-09", {"tokens_per_s": TOKENS_PER_STEP / 0.103}, True),
         (0, "2024-02-10", {"tokens_per_s": TOKENS_PER_STEP / 0.103}, False),
         (0, "2024-02-20", {"tokens_per_s": TOKENS_PER_STEP / 0.1}, True),
         (0, "2024-02-25", {"tokens_per_s": TOKENS_PER_STEP / 0.101}, True),
         (0, "2024-02-25", {"tokens_per_s": TOKENS_PER_STEP / 0.102}, False),
+        (0, "some day", {"tokens_per_s": 1.0}, True),
         (1, "2024-02-25", {"peak_memory_bytes": 20.1e9}, True),
         (1, "2024-02-25", {"peak_memory_bytes": 20.3e9}, False),
         (1, "2024-02-25", {"peak_memory_bytes": None, "tokens_per_s": 1.0}, True),
         (0, "2024-02-25", {"peak_memory_bytes": 1e15, "tokens_per_s": None}, True),
-    ],
-)
-def test_a_baseline_that_was_measured_since_nearer_to_the_new_level_accepts_a_worsening(
-    root: Path, tmp_path: Path, case: int, day: str, figures: dict[str, Any], is_open: bool
-) -> None:
-    keep_baseline(tmp_path, CASES[case], f"{day}T12:00:00+00:00", **figures)
-    found = trend(root / "history", repo=root / "repo", baselines=tmp_path)
-    told, other = found.findings if case == 0 else found.findings[::-1]
-    assert told.case == CASES[case].id
-    assert (told.open, told.accepted) == (is_open, not is_open)
-    assert told.state == ("worse" if is_open else "worse, accepted")
-    assert other.open, "another case"
-    assert (told in found.failing) == is_open
+    ):
+        keep_baseline(CASES[case], day, **figures)
+        found = trend(root / "history", repo=root / "repo", baselines=BASELINES)
+        told, other = found.findings if case == 0 else found.findings[::-1]
+        assert told.case == CASES[case].id
+        assert (told.open, told.accepted) == (is_open, not is_open)
+        assert told.state == ("worse" if is_open else "worse, accepted")
+        assert other.open, "another case"
+        assert (told in found.failing) == is_open
+        documents.write_text(BASELINES / H100 / f"{CASES[case].id}.json", "{")
+    unread = trend(root / "history", baselines=BASELINES)
+    assert len(unread.failing) == 2, "what cannot be read accepts nothing"
 
 
-def test_a_baseline_of_a_partial_recovery_accepts_what_is_left(tmp_path: Path, commits: list[str]) -> None:
+def test_a_baseline_of_a_partial_recovery_accepts_what_is_left(commits: list[str]) -> None:
     def recovering(case: int, night: int) -> Level:
         return Level(step_s=1.0 if night < 20 else 1.1 if night < 40 else 1.02)
 
-    write_history(tmp_path / "history", commits, CASES[:1], recovering, noise=0.001)
-    assert any(f.open for f in trend(tmp_path / "history").findings)
-    recorded_at = "2024-02-28T12:00:00+00:00"
-    keep_baseline(tmp_path / "baselines", CASES[0], recorded_at, tokens_per_s=TOKENS_PER_STEP / 0.102)
-    found = trend(tmp_path / "history", baselines=tmp_path / "baselines")
+    write_history(HISTORY, commits, CASES[:1], recovering, noise=0.001)
+    assert any(f.open for f in trend(HISTORY).findings)
+    keep_baseline(CASES[0], tokens_per_s=TOKENS_PER_STEP / 0.102)
+    found = trend(HISTORY, baselines=BASELINES)
     assert found.failing == []
     [*_, better] = [f for f in found.findings if not f.worse]
     assert (better.accepted, better.open, better.state) == (False, False, "better")
 
 
 @pytest.mark.parametrize(("days", "is_open"), [(29, False), (30, True)])
-def test_a_case_that_was_not_measured_in_the_period_fails_nothing(
-    tmp_path: Path, commits: list[str], days: int, is_open: bool, monkeypatch: pytest.MonkeyPatch
+def test_what_was_not_measured_in_the_period_fails_nothing(
+    commits: list[str], days: int, is_open: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perfsuite.history.trend.PERIOD", timedelta(days=days))
-    write_history(tmp_path / "history", commits[:30], CASES[:1], slower(0.05, 16))
-    assert trend(tmp_path / "history").failing
-    write_history(tmp_path / "history", commits[30:], CASES[1:2], first=30)
-    found = trend(tmp_path / "history", since=date(2024, 1, 1))
-    assert [f.open for f in found.findings] == [is_open]
-    assert bool(found.failing) is is_open
+    write_history(HISTORY, commits[:30], CASES[:1], slower(0.05, 16))
+    assert trend(HISTORY).failing
+    write_history(HISTORY, commits[30:], CASES[1:2], first=30)
+    found = trend(HISTORY, since=date(2024, 1, 1))
+    assert [f.open for f in found.findings] == [bool(found.failing)] == [is_open]
 
 
-def test_a_baseline_that_cannot_be_read_accepts_nothing(root: Path, tmp_path: Path) -> None:
-    file = tmp_path / H100 / f"{SLOWER}.json"
-    file.parent.mkdir()
-    file.write_text("{")
-    assert [f.case for f in trend(root / "history", baselines=tmp_path).failing] == [SLOWER, LARGER]
-    keep_baseline(tmp_path, CASES[0], "some day", tokens_per_s=1.0)
-    assert not trend(root / "history", baselines=tmp_path).findings[0].accepted
-
-
-def test_a_new_driver_or_another_definition_of_the_case_is_told(tmp_path: Path, commits: list[str]) -> None:
-    changed = CASES[0].replace(timeout_s=5)
-    write_history(tmp_path / "history", commits[:20], CASES[:1])
-    write_history(tmp_path / "history", commits[20:], [changed], lambda c, n: Level(step_s=1.2), first=20)
-    [finding] = trend(tmp_path / "history").findings
-    [told] = finding.environment
-    assert told.startswith("case definition: ")
-    assert finding.case == CASES[0].id == changed.id
-
-
-def test_sessions_without_a_figure_are_not_counted_as_points(tmp_path: Path, commits: list[str]) -> None:
-    write_history(tmp_path / "history", commits, CASES[1:2], lambda c, n: levels(1, n))
-    for place in store.places(tmp_path / "history")[3:7]:
+def test_sessions_without_a_figure_are_not_counted_as_points(commits: list[str]) -> None:
+    write_history(HISTORY, commits, CASES[1:2], lambda c, n: levels(1, n))
+    for place in store.places(HISTORY)[3:7]:
         content = json.loads(place.file.read_text())
         content["results"][0].update(peak_memory_bytes=[None], tokens_per_step=None)
         place.file.write_text(json.dumps(content))
-    [larger] = trend(tmp_path / "history").findings
+    [larger] = trend(HISTORY).findings
     assert (larger.first_commit, larger.last_commit) == (commits[49], commits[50])
     assert larger.change.index == 46
 
@@ -250,8 +215,8 @@ def test_differences_are_told_in_order_and_once() -> None:
     assert _differences(seen[:1]) == ()
 
 
-def test_the_correlation_of_a_machine_is_estimated_from_30_sessions_on(
-    tmp_path: Path, commits: list[str], monkeypatch: pytest.MonkeyPatch
+def test_correlation_is_estimated_from_30_sessions_on(
+    commits: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[float] = []
     monkeypatch.setattr(changepoint, "correlation", lambda series: 0.25)
@@ -261,48 +226,35 @@ def test_the_correlation_of_a_machine_is_estimated_from_30_sessions_on(
         return []
 
     monkeypatch.setattr(changepoint, "change_points", changes)
-    write_history(tmp_path / "history", commits[:29], CASES[:1])
-    trend(tmp_path / "history")
-    write_history(tmp_path / "history", commits[29:30], CASES[:1], first=29)
-    trend(tmp_path / "history")
+    write_history(HISTORY, commits[:29], CASES[:1])
+    trend(HISTORY)
+    write_history(HISTORY, commits[29:30], CASES[:1], first=29)
+    trend(HISTORY)
     assert used == [0.3, 0.0, 0.25, 0.25]
-    write_history(tmp_path / "history", commits[30:35], CASES[1:2], first=30)
-    trend(tmp_path / "history", case=CASES[1].id)
+    write_history(HISTORY, commits[30:35], CASES[1:2], first=30)
+    trend(HISTORY, case=CASES[1].id)
     assert used[4:] == [0.25, 0.25], "the machine's, also where only a newer case is looked at"
-
-
-# On the command line
 
 
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(cli.app, ["history", "trend", *arguments])
 
 
-def test_a_worsening_that_is_still_there_is_told_and_fails(
-    root: Path, tmp_path: Path, commits: list[str]
-) -> None:
-    history, repo = f"--history={root / 'history'}", f"--repo={root / 'repo'}"
-    result = invoke(history, repo)
-    assert result.exit_code == 1
+def test_what_is_still_worse_fails(root: Path, found: Trend, commits: list[str]) -> None:
+    kept, repo = f"--history={root / 'history'}", f"--repo={root / 'repo'}"
+    result, printed = invoke(kept, repo), invoke(kept, repo, "--json")
+    later = invoke(kept, "--since=2024-02-21")
     for told in (
         *(f"{SLOWER} on {H100}", "tokens/s: -3.0%", "): worse\n", "changed there: torch: 2.13.0 -> 2.14.0"),
         *("between 2024-02-19 and 2024-02-20, ", ", commits: 1"),
         "6 series in 60 sessions, changes since 2023-12-01: 2 worse and still so, 0 others",
     ):
         assert told in result.output
-    later = invoke(history, "--since=2024-02-21")
-    assert (later.exit_code, "0 worse and still so, 0 others" in later.output) == (0, True)
-    write_history(tmp_path / "history", [*commits[:8], "f" * 40], CASES[:1])
-    unplaced, nothing = invoke(f"--history={tmp_path / 'history'}", repo), invoke(f"--history={tmp_path}/x")
-    assert (unplaced.exit_code, nothing.exit_code) == (0, 2)
+    assert Trend.model_validate(json.loads(printed.output)) == found
+    assert "0 worse and still so, 0 others" in later.output
+    write_history(HISTORY, [*commits[:8], "f" * 40], CASES[:1])
+    unplaced, nothing = invoke(f"--history={HISTORY}", repo), invoke(f"--history={HISTORY}/x")
     assert f"left out: commit ffffffffffff: not in {root / 'repo'}" in unplaced.output
     assert "2 series in 8 sessions" in unplaced.output
     assert "no history in" in nothing.output
-
-
-def test_json_is_printed_in_place_of_words(root: Path, found: Trend) -> None:
-    arguments = (f"--history={root / 'history'}", f"--repo={root / 'repo'}")
-    printed, told = invoke(*arguments, "--json"), invoke(*arguments)
-    assert printed.exit_code == told.exit_code == 1
-    assert Trend.model_validate(json.loads(printed.output)) == found
-    assert "): worse\n" in told.output
+    assert [each.exit_code for each in (result, printed, later, unplaced, nothing)] == [1, 1, 0, 0, 2]

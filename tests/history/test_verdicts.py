@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +8,9 @@ from perfsuite.history import store, verdicts
 from perfsuite.history.verdicts import Night
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
-from tests.samples import COMMIT, make_case, make_figures, make_result, make_run, never_run, write_session
+from tests.samples import COMMIT, make_figures, make_result, make_run, never_run, write_session
 
 RUN = make_run(figures=make_figures(step_s_p50=0.25))
-CASE = make_case().id
-OTHER = "f" * 40
 
 
 def told(outcome: Any, *, judged_by: str | None = "a", **changes: Any) -> Measurement:
@@ -46,76 +42,55 @@ def test_the_verdict_on_every_case_is_kept_also_of_one_that_measured_nothing(tmp
     add(tmp_path, 2, told("regressed", excused="waived"))
     assert nights(tmp_path, case="fake-*")[-1].verdict.word == "waived"
     assert nights(tmp_path, case="lost", hardware_class="cpu-*") == lost
-
-
-def test_an_injected_fault_is_no_verdict(tmp_path: Path) -> None:
-    assert add(tmp_path, 1, make_result(RUN.replace(inject="slowdown=30%"))) == []
+    assert add(tmp_path, 3, make_result(RUN.replace(inject="slowdown=30%"))) == [], "no verdict"
 
 
 def test_a_session_of_old_has_the_outcomes_of_its_results(tmp_path: Path) -> None:
     (file,) = add(tmp_path, 1, told("regressed"))
-    session = documents.read(file, store.StoredSession)
-    documents.write(file, session.replace(verdicts={}))
+    documents.write(file, documents.read(file, store.StoredSession).replace(verdicts={}))
     (night,) = nights(tmp_path)
     assert (night.verdict.word, night.verdict.baselines, night.state) == ("regressed", None, "red")
 
 
+@pytest.mark.parametrize("outcome", ["passed", "improved", "inconclusive", "regressed"])
 @pytest.mark.parametrize(
-    ("later", "day"),
-    [
-        pytest.param(told("passed"), 2, id="passed"),
-        pytest.param(told("improved"), 2, id="improved"),
-        pytest.param(told("passed", judged_by="b"), None, id="another baseline"),
-        pytest.param(told("inconclusive"), None, id="undecided"),
-        pytest.param(told("regressed", excused="waived"), None, id="waived"),
-        pytest.param(told("improved", shadow=True), None, id="red by --perf-strict"),
-    ],
+    "changes", [{}, {"judged_by": "b"}, {"shadow": True}, {"excused": "waived"}], ids=str
 )
-def test_a_failure_is_taken_back_by_a_later_pass_with_the_same_baselines(
-    tmp_path: Path, later: Measurement, day: int | None
+def test_a_later_pass_by_equal_baselines_takes_a_failure_back(
+    tmp_path: Path, outcome: str, changes: Any
 ) -> None:
     add(tmp_path, 1, told("regressed", shadow=True))
-    add(tmp_path, 2, later, commit=OTHER)
+    add(tmp_path, 2, told(outcome, **changes), commit="f" * 40)
     first, back = next(verdicts.failures(nights(tmp_path)))
     assert (first.word, first.verdict.shadow) == ("regressed (shadow)", True)
-    assert (back and back.place.day) == (f"2026010{day}" if day else None)
+    takes_back = outcome in ("passed", "improved") and not changes
+    assert (back and back.place.day) == ("20260102" if takes_back else None)
 
 
 def test_a_pass_before_takes_nothing_back_and_what_is_not_known_neither(tmp_path: Path) -> None:
-    add(tmp_path, 1, told("passed"))
-    add(tmp_path, 2, told("failed"))
-    add(tmp_path, 3, told("failed", judged_by=None))
-    add(tmp_path, 4, told("passed", judged_by=None))
+    seen = (told("passed"), told("failed"), told("failed", judged_by=None), told("passed", judged_by=None))
+    for day, result in enumerate(seen, 1):
+        add(tmp_path, day, result)
     assert [back for _, back in verdicts.failures(nights(tmp_path))] == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "is_told"),
-    [
-        ((), "failed", True),
-        ((), "passed", False),
-        ((), "unhealthy", True),
-        (("passed",), "regressed", True),
-        (("regressed",), "failed", False),
-        (("regressed",), "passed", True),
-        (("regressed", "passed"), "passed", False),
-        (("passed", "regressed"), "inconclusive", True),
-        (("inconclusive",), "unhealthy", False),
-        (("recorded",), "improved", False),
-    ],
-)
-def test_a_case_is_told_whose_state_is_not_that_of_the_night_before(
-    tmp_path: Path, before: tuple[str, ...], now: str, is_told: bool
-) -> None:
+TOLD = ("failed", "unhealthy", "passed regressed", "regressed passed", "passed regressed inconclusive")
+OLD = ("passed", "regressed failed", "regressed passed passed", "inconclusive unhealthy", "recorded improved")
+
+
+@pytest.mark.parametrize("outcomes", [*TOLD, *OLD])
+def test_a_case_is_told_whose_state_is_not_that_of_the_night_before(tmp_path: Path, outcomes: str) -> None:
+    *before, now = outcomes.split()
     for day, outcome in enumerate(before, 1):
         add(tmp_path, day, told(outcome))
     added = add(tmp_path, 9, told(now))
-    assert [night.verdict.word for night in verdicts.changed(tmp_path / "history", added)] == [now] * is_told
+    changed = [night.verdict.word for night in verdicts.changed(tmp_path / "history", added)]
+    assert changed == ([now] if outcomes in TOLD else [])
     assert verdicts.changed(tmp_path / "history", []) == []
 
 
 def test_each_hardware_class_has_a_state_of_its_own(tmp_path: Path) -> None:
     add(tmp_path, 1, told("regressed"))
-    other = make_run(figures=RUN.figures, machine=RUN.machine.replace(hardware_class="h100"))
+    other = RUN.replace(machine=RUN.machine.replace(hardware_class="h100"))
     added = add(tmp_path, 2, told("regressed").replace(runs=(other,)))
     assert [night.place.hardware_class for night in verdicts.changed(tmp_path / "history", added)] == ["h100"]

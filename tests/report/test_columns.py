@@ -1,21 +1,7 @@
-from __future__ import annotations
-
 import math
 import re
 
-import pytest
-
-from perfsuite.case.case import Unit
-from perfsuite.report.columns import (
-    DRY,
-    LAUNCHES,
-    MEMORY_CHANGE,
-    SPEED_CHANGE,
-    extras,
-    figure,
-    of_cases,
-    speed_in,
-)
+from perfsuite.report.columns import LAUNCHES, MEMORY_CHANGE, SPEED_CHANGE, extras, figure, of_cases, speed_in
 from perfsuite.results.metric import MFU, STEP_S_P95, TOKENS_PER_S_MEAN
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.session_file import Measurement
@@ -23,80 +9,68 @@ from tests.counted import FACTS, make_counts, make_dry, make_entries
 from tests.samples import BEFORE, make_compared, make_image_result, make_result, never_run, now
 
 
-def test_a_figure_is_headed_and_written_as_its_metric_says() -> None:
-    result = make_result(now())
-    for metric, told in ((MFU, ("MFU", ("42.3%", 0.423))), (STEP_S_P95, ("p95", ("45.6 ms", 0.0456)))):
+def test_a_figure_is_headed_and_written_as_its_metric_says_with_another_unit_than_the_heading() -> None:
+    for metric, heading, cell in ((MFU, "MFU", ("42.3%", 0.423)), (STEP_S_P95, "p95", ("45.6 ms", 0.0456))):
         column = figure(metric)
-        assert (column.heading, column.cell(result)) == told
+        assert (column.heading, column.cell(make_result(now()))) == (heading, cell)
         assert (column.cell(never_run()), column.text(never_run())) == (None, "-")
     mean = figure(TOKENS_PER_S_MEAN)
     assert mean.heading == "tokens/s with stalls"
     for bad in (math.nan, math.inf):
         assert mean.cell(make_result(now(tokens_per_s_mean=bad), before=None)) == (str(bad), None)
-
-
-@pytest.mark.parametrize(
-    ("unit", "cells"), [("tokens", ["98,765", "1,234 samples/s"]), ("samples", ["98,765 tokens/s", "1,234"])]
-)
-def test_a_speed_in_another_unit_than_the_heading_says_so(unit: Unit, cells: list[str]) -> None:
-    column = speed_in(unit)
-    assert column.heading == f"{unit}/s"
-    assert [column.text(result) for result in (make_result(now()), make_image_result())] == cells
+    results = (make_result(now()), make_image_result())
+    tokens, samples = speed_in("tokens"), speed_in("samples")
+    assert (tokens.heading, samples.heading) == ("tokens/s", "samples/s")
+    assert [tokens.text(result) for result in results] == ["98,765", "1,234 samples/s"]
+    assert [samples.text(result) for result in results] == ["98,765 tokens/s", "1,234"]
 
 
 def test_changes_are_those_that_were_judged() -> None:
     result = make_result(*[now(tokens_per_s=79_012, peak_memory_bytes=2 * 67_108_900)] * 3)
-    assert (SPEED_CHANGE.text(result), MEMORY_CHANGE.text(result)) == ("-20.0%", "+100.0%")
+    assert SPEED_CHANGE.cell(result) == ("-20.0%", result.verdict.checks[0].change)
+    assert MEMORY_CHANGE.text(result) == "+100.0%"
     first = make_result(now(), before=None)
     assert SPEED_CHANGE.text(first) == MEMORY_CHANGE.text(first) == MEMORY_CHANGE.text(never_run()) == "-"
-    assert SPEED_CHANGE.cell(result) == ("-20.0%", result.verdict.checks[0].change)
 
 
 def test_metrics_of_other_packages_have_a_column_where_any_case_has_them() -> None:
     extra = BEFORE.replace(figures=BEFORE.figures.replace(extra={"b": 1.5, "a": 3.0}))
-    results = [make_result(now(), before=None), make_result(extra, before=None)]
+    results = [make_result(run, before=None) for run in (now(), extra)]
     assert [column.heading.split()[0] for column in extras(results)] == ["a", "b"]
-    cells = [[column.text(result) for column in extras(results)] for result in results]
+    cells = [[column.text(each) for column in extras(results)] for each in results]
     assert cells == [["-", "-"], ["3.00", "1.50"]]
     assert extras(results[:1]) == []
 
 
-def cells(result: Measurement) -> dict[str, str]:
-    return {column.heading: column.text(result) for column in of_cases([result], [])}
+def cells(*results: Measurement) -> dict[str, str]:
+    """Of the last of these cases, by heading."""
+    return {column.heading: column.text(results[-1]) for column in of_cases(results, [])}
 
 
 def test_dry_runs_alone_have_columns_of_what_is_known_of_them() -> None:
     counted = {"computed": "551.0 TFLOP", "collectives": "59.9 GiB", "live peak": "41.0 GiB"}
-    assert cells(make_dry()) == counted
-    assert cells(make_dry(dry_facts=FACTS)) == counted | {"of card": "81%: tight", "most tokens/s": "941,530"}
+    both, bare = make_dry(dry_facts=FACTS), make_counts(memory=None, flops={}, collectives=())
+    assert cells(make_dry()) == cells(never_run(), make_dry()) == counted
+    assert cells(both) == counted | {"of card": "81%: tight", "most tokens/s": "941,530"}
+    assert cells(both, make_dry(dry_facts=FACTS.replace(fit=None)))["of card"] == "-"
     assert cells(make_dry(counts=())) == {}
-    no_fit = make_dry(dry_facts=FACTS.replace(fit=None))
-    assert [column.text(no_fit) for column in DRY[3:]] == ["-", "941,530"]
+    assert cells(make_dry(counts=make_entries(bare, make_counts()))) == counted, "of the rank that has most"
+    assert cells(make_dry(counts=make_entries(bare))) == {"computed": "0 FLOP", "collectives": "0 bytes"}
 
 
 def test_columns_of_launches_are_those_given_if_any_case_was_launched() -> None:
     measured = [figure(MFU)]
-    dry = of_cases([make_dry(), never_run()], measured)
-    assert [column.heading for column in dry] == ["computed", "collectives", "live peak"]
-    assert of_cases([make_dry(), make_result(now())], measured) == measured
-    assert of_cases([never_run()], measured) == of_cases([], measured) == measured
+    for results in ([make_dry(), make_result(now())], [never_run()], []):
+        assert of_cases(results, measured) == measured
     launched = (make_dry(), make_result(*[now()] * 3), never_run())
     assert [LAUNCHES.text(result) for result in launched] == ["-", "3", "0"]
 
 
-def test_counted_columns_show_the_rank_that_has_most() -> None:
-    most, least = make_counts(), make_counts(memory=None, flops={}, collectives=())
-    both = cells(make_dry(counts=make_entries(least, most)))
-    assert list(both.values()) == ["551.0 TFLOP", "59.9 GiB", "41.0 GiB"]
-    assert cells(make_dry(counts=make_entries(least))) == {"computed": "0 FLOP", "collectives": "0 bytes"}
-
-
 def test_two_arms_stand_side_by_side_with_the_change() -> None:
-    result = make_compared(0.7)
-    columns = of_cases([result], [figure(MFU)])
+    columns = of_cases([make_compared(0.7)], [figure(MFU)])
     headings = ["tokens/s A", "B", "B vs A (99 %)", "memory B vs A", "pairs"]
     assert [column.heading for column in columns] == headings
-    a, b, change, memory, pairs = (column.text(result) for column in columns)
+    a, b, change, memory, pairs = (column.text(make_compared(0.7)) for column in columns)
     assert (a, b, memory, pairs) == ("98,765", "69,136", "+0.0% (-1.6% to +1.6%)", "5 of 5")
     assert re.fullmatch(r"-(29|30)\.\d% \(-3\d\.\d% to -2\d\.\d%\)", change)
     undecided = make_compared(pairs=1).replace(verdict=Verdict(outcome="unhealthy", launches=2))

@@ -1,58 +1,31 @@
-from __future__ import annotations
-
-import pytest
-
 from perfsuite.report import counts
 from perfsuite.report.text import NONE
 from perfsuite.results.counts import PythonCalls
 from perfsuite.results.outcome import CountCheck
 from tests.counted import (
     BUCKETS,
-    GIB,
     HOST_READ,
     make_check,
     make_compiled,
     make_counts,
-    make_finding,
     make_memory,
 )
 
+FIRST = make_check().findings[0]
 NO_FINDINGS = make_check(outcome="passed").replace(findings=())
-PYTHON = PythonCalls(version="3.11", calls={"forward": 1_000, "backward": 200}, functions={"a.b": 9})
 NOT_COUNTED = CountCheck(outcome="not counted", compared=False, notes=("a", "b"))
-
-
-# Amounts and names
 
 
 def test_amounts_are_sums_over_phases_and_groups() -> None:
     step, bare = make_counts(), make_counts(memory=None)
-    assert (counts.flops(step), counts.moved(step)) == (551 * 10**12, 30 * GIB + int(29.9 * GIB) + 4)
-    assert (counts.peak(step), counts.peak(bare)) == (41 * GIB, None)
+    assert (counts.flops(step), counts.moved(step)) == (551 * 10**12, int(59.9 * 2**30) + 4)
+    assert (counts.peak(step), counts.peak(bare)) == (41 * 2**30, None)
     assert counts.in_short(bare) == "551.0 TFLOP, 59.9 GiB in collectives"
     assert counts.in_short(step) == f"{counts.in_short(bare)}, at most 41.0 GiB live"
 
 
-def test_the_peak_by_part_says_when_nameless_tensors_were_made() -> None:
-    at_peak = {"kept": 3, "recompute": 5, "gradient": 0, "unsharded": 4}
-    parts = counts.peak_by_part(make_memory(at_peak=at_peak))
-    assert list(parts.items()) == [("made in recompute", 5), ("unsharded", 4), ("kept from before", 3)]
-
-
-# What a step did
-
-
-def test_a_step_says_which_copies_wait_and_what_python_calls() -> None:
-    work = counts.tables(make_counts(blocking_copies={"cpu to cuda": 1}, python=PYTHON))[1]
-    assert work.caption.endswith(" Copied cpu to cuda 2 times, 1 of them blocking.")
-    assert work.headers == ("phase", "FLOPs", "kernels", "host reads", "Python calls")
-    assert work.rows[0] == ("forward", "158.0 TFLOP", "3,907", "1", "1,000")
-    assert work.rows[-1][-1] == "1,200"
-
-
 def test_a_step_in_tables() -> None:
-    tables = counts.tables(make_counts())
-    collectives, done, memory = (list(table.rows) for table in tables)
+    collectives, done, memory = (list(table.rows) for table in counts.tables(make_counts()))
     assert collectives == [
         ("reduce_scatter", "64 ranks", "float32", "backward", "33", "29.9 GiB"),
         ("all_gather", "64 ranks", "bfloat16", "forward", "33", "15.0 GiB"),
@@ -67,42 +40,37 @@ def test_a_step_in_tables() -> None:
         ("optimizer", "0 FLOP", "2", "0"),
         ("step", "551.0 TFLOP", "11,891", "1"),
     ]
-    assert "Copied cpu to cuda 2 times." in tables[1].caption
     assert memory[:2] == [("peak, in backward", "41.0 GiB"), ("at the peak: made in forward", "29.0 GiB")]
-    assert {row[0]: row[1] for row in memory if "peak" not in row[0]} == {
-        "saved for backward": "30.0 GiB",
-        "more after the step than before": "0 bytes",
-        "allocations": "5,309",
-    }
+    others = {"saved for backward": "30.0 GiB", "more after the step than before": "0 bytes"}
+    assert {row[0]: row[1] for row in memory[-3:]} == {**others, "allocations": "5,309"}
     assert [table.headers[0] for table in counts.tables(make_counts(collectives=()))] == ["phase", "memory"]
-    at_start, missing = make_memory(peak_in="start"), {"ours.fused_mlp": 4, "aten._new_mm": 1}
-    _, work, kept = counts.tables(make_counts(memory=at_start, without_flops=missing))
+
+
+def test_what_only_some_steps_do_is_told_beside_their_work_and_their_memory() -> None:
+    at_peak = {"kept": 3, "recompute": 5, "gradient": 0, "unsharded": 4}
+    at_start = make_memory(peak_in="start", at_peak=at_peak)
+    missing = {"ours.fused_mlp": 4, "aten._new_mm": 1}
+    python = PythonCalls(version="3.11", calls={"forward": 1_000, "backward": 200}, functions={"a.b": 9})
+    changes = {"blocking_copies": {"cpu to cuda": 1}, "without_flops": missing, "python": python}
+    _, work, kept = counts.tables(make_counts(memory=at_start, **changes))
     assert "without those of ours.fused_mlp in 4 calls, aten._new_mm in 1 call: no formula." in work.caption
-    assert kept.rows[0] == ("peak, at the start", "41.0 GiB")
-
-
-def test_a_compiled_step_has_a_table_of_what_was_compiled_and_none_of_memory() -> None:
+    assert work.caption.endswith(" Copied cpu to cuda 2 times, 1 of them blocking.")
+    assert work.headers == ("phase", "FLOPs", "kernels", "host reads", "Python calls")
+    assert (work.rows[0][-1], work.rows[-1][-1]) == ("1,000", "1,200")
+    parts = ["peak, at the start", *(f"at the peak: {part}" for part in ("made in recompute", "unsharded"))]
+    assert [name for name, _ in kept.rows[:4]] == [*parts, "at the peak: kept from before"]
     _, work, compiled = counts.tables(make_counts(memory=None, compiled=make_compiled()))
     assert work.caption.endswith("Kernels are those outside of compiled code. Copied cpu to cuda 2 times.")
     made = {"graphs": "2", "recompilations": "1", "generated kernels": "31", "calls of other kernels": "28"}
-    shown = {row[0]: row[1] for row in compiled.rows}
-    assert shown == {**made, "graph break: data-dependent branch": "1"}
+    assert {row[0]: row[1] for row in compiled.rows} == {**made, "graph break: data-dependent branch": "1"}
 
 
-# What a verdict says of it
-
-
-def test_judged_findings_are_told_apart_from_those_only_listed() -> None:
-    first, second = counts.sentences(make_check(), judged=True, by_rank=False)
-    assert first == f"regressed: {make_finding().sentence}"
-    assert second == "regressed: host reads in forward 1 -> 2"
-    listed = counts.sentences(make_check(), judged=False, by_rank=False)
-    assert listed == [f"not judged: {BUCKETS.sentence}"]
-
-
-def test_findings_name_all_their_ranks_where_ranks_differ() -> None:
+def test_judged_findings_are_told_apart_from_those_only_listed_and_may_name_all_their_ranks() -> None:
     """A sentence that is true of several is told once, though the bytes behind it may differ by rank."""
     told, other = "regressed: host reads in forward 1 -> 2", "host reads in forward 1 -> 3"
+    judged = [f"regressed: {FIRST.sentence}", told]
+    assert counts.sentences(make_check(), judged=True, by_rank=False) == judged
+    assert counts.sentences(make_check(), judged=False, by_rank=False) == [f"not judged: {BUCKETS.sentence}"]
     found = [HOST_READ.replace(ranks=ranks, now=2 + number) for number, ranks in enumerate(("3", "0-2,5"))]
     check = make_check(*found, HOST_READ.replace(sentence=other, ranks="4"))
     by_rank = [f"{told} (ranks 0-3,5)", f"regressed: {other} (rank 4)"]
@@ -111,19 +79,17 @@ def test_findings_name_all_their_ranks_where_ranks_differ() -> None:
 
 
 def test_remarks_are_unsteady_fields_and_notes_unless_these_are_why_nothing_was_counted() -> None:
-    assert counts.remarks(make_check()) == [
-        "differs between launches, not judged: live peak of rank 1",
-        "kernels are not judged: torch 2.13.0 -> 2.14.0",
-    ]
+    unsteady = "differs between launches, not judged:"
+    notes = ["kernels are not judged: torch 2.13.0 -> 2.14.0"]
+    assert counts.remarks(make_check()) == [f"{unsteady} live peak of rank 1", *notes]
     assert counts.remarks(make_check(unsteady=(), notes=())) == counts.remarks(NOT_COUNTED) == []
     assert counts.remarks(NOT_COUNTED.replace(compared=True)) == ["a", "b"]
-    [many] = counts.remarks(make_check(unsteady=tuple("abcdefg"), notes=()))
-    assert many == "differs between launches, not judged: a, b, c, d, e, and 2 more"
+    many = make_check(unsteady=tuple("abcdefg"), notes=())
+    assert counts.remarks(many) == [f"{unsteady} a, b, c, d, e, and 2 more"]
 
 
-@pytest.mark.parametrize(
-    ("check", "alone", "next_to_an_arm"),
-    [
+def test_the_verdict_of_the_counts_in_words() -> None:
+    for check, alone, next_to_an_arm in (
         (make_check(), "regressed", "not as in arm A"),
         (make_check(outcome="recorded"), "recorded", "not as in arm A"),
         (make_check(outcome="passed"), "passed, with changes that are not judged", "not as in arm A"),
@@ -131,19 +97,16 @@ def test_remarks_are_unsteady_fields_and_notes_unless_these_are_why_nothing_was_
         (NO_FINDINGS.replace(compared=False), "not judged", "not judged"),
         (NOT_COUNTED, "not counted: a; b", "not counted: a; b"),
         (NOT_COUNTED.replace(compared=True), "not counted", "as in arm A"),
-    ],
-)
-def test_the_verdict_of_the_counts_in_words(check: CountCheck, alone: str, next_to_an_arm: str) -> None:
-    assert (counts.judged(check), counts.judged(check, "arm A")) == (alone, next_to_an_arm)
+    ):
+        assert (counts.judged(check), counts.judged(check, "arm A")) == (alone, next_to_an_arm)
 
 
 def test_findings_stand_next_to_the_baseline_as_many_as_there_is_room_for() -> None:
     table = counts.table_of_findings(make_check(), None)
     assert table.headers == ("count", "verdict", "baseline", "now", "change", "ranks", "in words")
     first, _, listed = table.rows
-    amounts = ("29.9 GiB", "59.8 GiB", "+29.9 GiB")
-    field, words = "reduce_scatter of 64 ranks: bytes", make_finding().sentence
-    assert first == (field, "regressed", *amounts, "0-63", words)
+    amounts = ("29.9 GiB", "59.8 GiB", "+29.9 GiB", "0-63")
+    assert first == ("reduce_scatter of 64 ranks: bytes", "regressed", *amounts, FIRST.sentence)
     assert listed[1:5] == ("listed", "4", "1", "-3")
     assert [column for column in range(7) if table.is_figure(column)] == [2, 3, 4]
     assert "results.json" not in table.caption

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -8,21 +6,11 @@ from perfsuite.report.explained import explained, prediction
 from perfsuite.report.summary import IF_MEANT
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.rank_report import Failure
-from tests.counted import (
-    EXPLAINED,
-    FIT,
-    GIB,
-    HOST_READ,
-    NOT_COUNTED,
-    limit,
-    make_check,
-    make_counted,
-    make_dry,
-    make_entries,
-    make_finding,
-)
+from tests.counted import EXPLAINED, FIT, NOT_COUNTED, limit, make_counted, make_dry, make_entries
 from tests.samples import judged, make_compared, make_result, make_run, make_shared, never_run, now
 from tests.sessions import make_explained, make_gpu_result
+
+SLOWER = make_explained(make_gpu_result(2, "regressed"))
 
 
 def test_the_memory_of_a_dry_run_in_words() -> None:
@@ -33,64 +21,49 @@ def test_the_memory_of_a_dry_run_in_words() -> None:
         "allocated 61.0 GiB, live tensors 60.0 GiB",
         "outside the allocator: CUDA context 256.0 MiB to 512.0 MiB",
     ]
+    built = prediction(DryFacts(fit=FIT.replace(built=70 * 2**30)))
+    assert built[1] == "the model, before it is sharded 70.0 GiB"
 
 
 def test_the_least_time_of_a_step_in_words() -> None:
-    assert prediction(DryFacts(roofline=limit())) == [
-        "a step takes 556.8 ms at least, by computation: at most 941,530 tokens/s",
-        "551 TFLOP at 989.5 TFLOP/s take 556.8 ms",
-        "45.0 GiB between GPUs of a machine at 483 GB/s take 100.0 ms",
-    ]
-    assert "samples/s" in prediction(DryFacts(roofline=limit()), "samples")[0]
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"wire_bytes": 0}, "551 TFLOP at 989.5 TFLOP/s take 556.8 ms"),
-        (
-            {"link_bytes_per_s": None},
-            "45.0 GiB between GPUs of a machine, whose link is unknown: not counted",
-        ),
-        (
-            {"wire_bytes": 0, "between_machines_bytes": 63 * GIB},
-            "63.0 GiB between machines, whose link is unknown: not counted",
-        ),
-    ],
-)
-def test_what_is_not_counted_is_said(changes: dict[str, Any], line: str) -> None:
-    assert prediction(DryFacts(roofline=limit(**changes)))[-1] == line
+    slowest = "a step takes 556.8 ms at least, by computation: at most 941,530"
+    computed = "551 TFLOP at 989.5 TFLOP/s take 556.8 ms"
+    sent = "45.0 GiB between GPUs of a machine at 483 GB/s take 100.0 ms"
+    assert prediction(DryFacts(roofline=limit())) == [f"{slowest} tokens/s", computed, sent]
+    assert prediction(DryFacts(roofline=limit()), "samples")[0] == f"{slowest} samples/s"
+    unknown = ", whose link is unknown: not counted"
+    between = {"wire_bytes": 0, "between_machines_bytes": 63 * 2**30}
+    for changes, last in (
+        ({"wire_bytes": 0}, computed),
+        ({"link_bytes_per_s": None}, f"45.0 GiB between GPUs of a machine{unknown}"),
+        (between, f"63.0 GiB between machines{unknown}"),
+    ):
+        assert prediction(DryFacts(roofline=limit(**changes)))[-1] == last
 
 
 def test_what_decided_stands_apart_from_all_that_was_judged() -> None:
-    told = explained(make_explained(make_gpu_result(2, "regressed")))
-    assert told.verdict == "regressed after 3 launches"
-    assert told.why == [EXPLAINED]
+    told = explained(SLOWER)
+    assert (told.verdict, told.why) == ("regressed after 3 launches", [EXPLAINED])
     assert [line.split(":")[0] for line in told.decisive] == ["tokens/s", "tokens/s with stalls"]
     assert [line.split(":")[0] for line in told.checks] == ["tokens/s", "tokens/s with stalls", "peak memory"]
-    assert told.findings[0] == f"regressed: {make_finding().sentence}"
+    assert told.findings[0] == f"regressed: {EXPLAINED}"
     assert told.changed == ["changed since the baseline: torch: 2.12.1 -> 2.13.0"]
     assert (told.counts, told.not_counted, told.excuses) == ("regressed", [], [])
     unlike = [*make_entries(ranks=1), *make_entries(ranks=2)]
-    told = explained(make_counted(make_check(HOST_READ.replace(ranks="1")), counts=unlike))
-    assert told.findings == ["regressed: host reads in forward 1 -> 2 (rank 1)"]
+    assert explained(make_counted(counts=unlike)).findings[0] == f"regressed: {EXPLAINED} (ranks 0-63)"
 
 
 @pytest.mark.parametrize("failure", ["unlike", "loss"])
 def test_where_a_case_does_another_thing_the_checks_that_regressed_decide(failure: Any) -> None:
-    result = make_gpu_result(2, "regressed").replace(baseline_file="b.json")
-    told = explained(judged(result, outcome="failed", failure=failure))
+    told = explained(judged(SLOWER.replace(baseline_file="b.json"), outcome="failed", failure=failure))
     assert [line.split(":")[0] for line in told.decisive] == ["tokens/s", "tokens/s with stalls"]
     assert told.files["baseline"] == f"b.json{IF_MEANT}"
 
 
-def test_what_makes_a_verdict_worth_less_is_told() -> None:
+def test_what_makes_a_verdict_worth_less_and_where_its_files_are_is_told() -> None:
     assert explained(make_shared()).excuses[0].startswith("shared: others used the machine")
     told = explained(judged(make_counted(), counts=NOT_COUNTED))
     assert told.not_counted == ["counts: not counted: a CUDA graph was replayed"]
-
-
-def test_the_files_are_those_that_there_are() -> None:
     assert explained(never_run()).files == {"files of the launches": "/tmp/runs/x"}
     assert list(explained(make_counted()).files) == ["baseline of the counts", "files of the launches"]
     assert explained(make_dry()).files["files of the dry run"] == "/tmp/runs/dry"
@@ -105,6 +78,6 @@ def test_a_traceback_says_of_which_launch_and_rank_it_is() -> None:
         told = explained(make_result(make_run(failure=crash.replace(**changes))))
         assert [title for title, _ in told.tracebacks] == titles
     both = explained(make_compared().replace(before=(failed,), runs=(failed,)))
-    titles = ["arm A, launch 1, traceback of rank 3", "arm B, launch 1, traceback of rank 3"]
+    titles = [f"arm {arm}, launch 1, traceback of rank 3" for arm in "AB"]
     assert [title for title, _ in both.tracebacks] == titles
     assert both.verdict == "regressed after 1 pair of launches"

@@ -1,8 +1,6 @@
 """Terminal, Markdown and HTML tell what `explained` says of a case, each in an order of its own."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain
 
 import pytest
@@ -13,20 +11,12 @@ from perfsuite.report.html import page
 from perfsuite.report.terminal import explanation, step_of, table
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
+from tests import samples
 from tests.counted import BUCKETS, FACTS, NOT_COUNTED, make_check, make_dry, make_entries
 from tests.report.html.test_page import Page
-from tests.report.test_markdown import parse
+from tests.report.test_markdown import Parsed
 from tests.report.test_profile import make_explained as make_profiled
-from tests.samples import (
-    judged,
-    make_compared,
-    make_image_result,
-    make_result,
-    make_session_file,
-    make_shared,
-    never_run,
-    now,
-)
+from tests.samples import judged, make_result, make_session_file, never_run, now
 from tests.sessions import make_gpu_result
 
 
@@ -38,10 +28,8 @@ def make_everything() -> Measurement:
     changes = {"reasons": ("launch 1 set aside: hot",), "changed": ("torch: 2.13.0 -> 2.14.0",)}
     result = judged(result, counts=make_check(), **changes)
     result = result.replace(runs=(*runs, last.replace(failure=crash)), waivers=("waived: tokens/s -30.0%",))
-    assert {name for name, value in vars(explained(result)).items() if not value} == {
-        "not_counted",
-        "predicted",
-    }
+    empty = {name for name, value in vars(explained(result)).items() if not value}
+    assert empty == {"not_counted", "predicted"}
     return result
 
 
@@ -49,7 +37,7 @@ RESULTS = {
     "everything": make_everything(),
     "not counted": judged(make_gpu_result(2, "regressed"), counts=NOT_COUNTED),
     "dry": make_dry(dry_facts=FACTS),
-    "shared": make_shared(),
+    "shared": samples.make_shared(),
     "never run": never_run(),
 }
 
@@ -59,8 +47,7 @@ def on_terminal(*results: Measurement) -> str:
 
 
 def in_markdown(*results: Measurement) -> str:
-    parsed = parse(markdown.render([make_session_file(*results)]))
-    return "\n".join([*chain(*parsed.rows), *parsed.items])
+    return "\n".join(text for _, text in Parsed(markdown.render([make_session_file(*results)])).texts)
 
 
 def on_page(*results: Measurement) -> str:
@@ -68,34 +55,23 @@ def on_page(*results: Measurement) -> str:
 
 
 Medium = Callable[..., str]
-ORDER: dict[Medium, tuple[str, ...]] = {
-    on_terminal: (
-        *("verdict", "why", "reasons", "counts", "findings", "listed", "remarks", "checks", "excuses"),
-        *("predicted", "notes", "changed", "files", "traces", "step", "tracebacks"),
-    ),
-    in_markdown: (
-        *("why", "reasons", "decisive", "findings", "excuses", "not_counted", "changed", "traces", "notes"),
-    ),
-    on_page: (
-        *("why", "excuses", "reasons", "tracebacks", "checks", "predicted", "counts", "remarks", "traces"),
-        *("notes", "files"),
-    ),
+ORDER: dict[Medium, str] = {
+    on_terminal: "verdict why reasons counts findings listed remarks checks excuses predicted notes changed "
+    "files traces step tracebacks",
+    in_markdown: "why reasons decisive findings excuses not_counted changed traces notes",
+    on_page: "why excuses reasons tracebacks checks predicted counts remarks traces notes files",
 }
 """The fields of `Explained` that a medium tells; `step`: what a step did."""
 
 
-def lines(result: Measurement, field: str) -> Iterator[str]:
-    told = {**vars(explained(result)), "step": [line for entry in result.counts for line in step_of(entry)]}[
-        field
-    ]
+def lines(result: Measurement, field: str) -> list[str]:
+    if field == "step":
+        return [line for entry in result.counts for line in step_of(entry)]
+    told = getattr(explained(result), field)
     if isinstance(told, str | None):
-        yield from filter(None, [told])
-    elif field == "files":
-        yield from told.values()
-    elif field == "tracebacks":
-        yield from (part for traceback in told for part in traceback)
-    else:
-        yield from (line.removeprefix("note: ") for line in told)
+        return [told] if told else []
+    every = told.values() if field == "files" else chain(*told) if field == "tracebacks" else told
+    return [line.removeprefix("note: ") for line in every]
 
 
 def flat(text: str) -> str:
@@ -106,26 +82,21 @@ def flat(text: str) -> str:
 @pytest.mark.parametrize("medium", ORDER)
 @pytest.mark.parametrize("name", RESULTS)
 def test_a_medium_tells_its_fields_in_order(medium: Medium, name: str) -> None:
-    result = RESULTS[name]
-    rest = flat(medium(result))
-    for field in ORDER[medium]:
-        for line in lines(result, field):
+    rest = flat(medium(RESULTS[name]))
+    for field in ORDER[medium].split():
+        for line in lines(RESULTS[name], field):
             _, found, rest = rest.partition(flat(line))
             assert found, (field, line)
 
 
-def test_what_is_only_listed_is_not_told_in_markdown() -> None:
+def test_markdown_tells_nothing_that_is_only_listed_and_of_two_arms_none_speaks_of_a_baseline() -> None:
     assert BUCKETS.sentence not in in_markdown(RESULTS["everything"])
-
-
-@pytest.mark.parametrize("medium", [on_terminal, in_markdown])
-def test_a_comparison_of_arms_speaks_of_no_baseline(medium: Medium) -> None:
-    assert "baseline" not in medium(make_compared())
+    assert "baseline" not in on_terminal(samples.make_compared()) + in_markdown(samples.make_compared())
 
 
 @pytest.mark.parametrize("medium", ORDER)
 def test_what_counts_samples_speaks_of_no_tokens(medium: Medium) -> None:
-    images = make_image_result(tokens_per_s_per_device=61.7)
+    images = samples.make_image_result(tokens_per_s_per_device=61.7)
     told, both = medium(images), medium(images, make_result(now(tokens_per_s=60_000)))
     assert ("samples/s" in told, "1,234 samples/s" in told, "token" in told) == (True, False, False)
     assert ("tokens/s" in both, "1,234 samples/s" in both, "60,000 tokens/s" in both) == (True, True, False)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from perfsuite.case.case import Topology
 from perfsuite.report import markdown, summary
 from perfsuite.report.html import page
@@ -10,49 +8,40 @@ from perfsuite.results.run import Health
 from perfsuite.results.session_file import Measurement, NodePreflight, Preflight
 from tests.samples import make_case, make_figures, make_machine, make_result, make_run, make_session_file
 
+RATES = {"matmul_tflops": 0.08123, "copy_gb_s": 9.9, "all_reduce_gb_s": 0.41, "next_gb_s": 0.5}
+NARROW = Health(samples=0, seconds=0, steps=0, notes=("PCIe width x8",))
 FOUND = Preflight(
     started_at="2026-01-02T03:04:05+00:00",
     duration_s=8.6,
     machine=make_machine(),
     nodes=(
-        NodePreflight(
-            name="n1",
-            rates={"matmul_tflops": 0.08123, "copy_gb_s": 9.9, "all_reduce_gb_s": 0.41, "next_gb_s": 0.5},
-            health=Health(samples=0, seconds=0, steps=0, notes=("PCIe width x8",)),
-        ),
+        NodePreflight(name="n1", rates=RATES, health=NARROW),
         NodePreflight(name="n2", problems=("crash: no route to [n1]", "copy is slow")),
     ),
     directory="store/preflight-1",
 )
-CORES = make_machine().device_name
 
 
-def test_each_node_has_a_row_with_what_is_known_of_it() -> None:
+def test_the_title_counts_bad_nodes_or_says_why_all_of_them_failed() -> None:
+    cores = make_machine().device_name
+    assert title(FOUND) == f"preflight of 2 nodes ({cores}) in 9 s: 1 of them bad"
+    good = FOUND.replace(nodes=FOUND.nodes[:1])
+    assert title(good) == f"preflight of 1 node ({cores}) in 9 s: none of them bad"
+    why = "crash in the preflight: no torch"
+    assert title(good.replace(failure=why)).endswith(f"it failed, which tells nothing of the nodes: {why}")
+
+
+def test_each_node_has_a_row_with_what_is_known_of_it_and_notes_stand_under_them() -> None:
     assert table(FOUND).rows == [
         ("n1", "0.0812 TFLOP/s", "9.9 GB/s", "0.41 GB/s", NONE, "0.5 GB/s", "nothing"),
         ("n2", *[NONE] * 5, "crash: no route to [n1]; copy is slow"),
     ]
     assert {len(row) for row in table(FOUND).rows} == {len(table(FOUND).headers)}
-
-
-def test_the_title_counts_bad_nodes_or_says_why_all_of_them_failed() -> None:
-    assert title(FOUND) == f"preflight of 2 nodes ({CORES}) in 9 s: 1 of them bad"
-    good = FOUND.replace(nodes=FOUND.nodes[:1])
-    assert title(good) == f"preflight of 1 node ({CORES}) in 9 s: none of them bad"
-    why = "crash in the preflight: no torch"
-    failed = f"in 9 s: it failed, which tells nothing of the nodes: {why}"
-    assert title(good.replace(failure=why)).endswith(failed)
-
-
-def test_as_text_it_is_a_table_with_the_notes_under_it() -> None:
-    assert notes(FOUND) == ["n1: PCIe width x8"]
     first, headers, good, bad, note = preflight_text(FOUND).splitlines()
-    assert first == title(FOUND)
-    assert headers.split("  ")[1].strip() == "node"
-    assert good.split() == ["n1", *" ".join(table(FOUND).rows[0][1:]).split()]
-    assert bad.endswith("crash: no route to [n1]; copy is slow")
-    assert headers.index("what is wrong") == good.index("nothing") == bad.index("crash")
-    assert note == "  note: n1: PCIe width x8"
+    assert (first, headers.split()[0]) == (title(FOUND), "node")
+    assert good.split() == " ".join(table(FOUND).rows[0]).split()
+    assert headers.index("what is wrong") == good.index("nothing") == bad.index("crash: no route to [n1]")
+    assert [note] == [f"  note: {told}" for told in notes(FOUND)] == ["  note: n1: PCIe width x8"]
 
 
 def measured(nodes: int, *speeds: float, **changes: object) -> Measurement:
@@ -61,26 +50,17 @@ def measured(nodes: int, *speeds: float, **changes: object) -> Measurement:
     return make_result(*runs, before=None)
 
 
-def test_cases_that_differ_in_nodes_alone_are_set_side_by_side() -> None:
+def test_cases_of_one_machine_that_differ_in_nodes_alone_are_set_side_by_side_in_every_report() -> None:
     results = [measured(4, 3600.0), measured(1, 900.0, 1000.0, 5000.0), measured(2, 1900.0)]
     (found,) = scalings([*results, measured(2, 7.0, micro_batch=9)])
-    name = results[1].case_id.removesuffix("-1x2")
-    shares = "1 node 100%, 2 nodes 95%, 4 nodes 90%"
+    name, shares = results[1].case_id.removesuffix("-1x2"), "1 node 100%, 2 nodes 95%, 4 nodes 90%"
     assert found == f"scaling of {name}: {shares} of the speed per device"
-
-
-def test_one_number_of_nodes_other_machines_and_figures_that_prove_nothing_are_no_scaling() -> None:
     one, two = measured(1, 1000.0), measured(2, 1900.0)
     assert len(scalings([one, two])) == 1
     assert scalings([two, measured(2, 8.0), one.replace(runs=())]) == []
-    other = [run.replace(machine=run.machine.replace(device_name="another")) for run in two.runs]
-    assert scalings([one, two.replace(runs=tuple(other))]) == []
-    assert scalings([one, two.replace(runs=tuple(run.replace(inject="nan") for run in two.runs))]) == []
-
-
-def test_every_report_shows_it() -> None:
+    for change in ({"machine": make_machine(device_name="another")}, {"inject": "nan"}):
+        assert scalings([one, two.replace(runs=tuple(run.replace(**change) for run in two.runs))]) == []
     both = make_session_file(measured(1, 1000.0), measured(2, 1900.0))
-    told = "2 nodes 95% of the speed per device"
     for text in (page.render([both]), markdown.render([both]), *summary.in_short(both.results)[:1]):
-        assert told in text
+        assert "2 nodes 95% of the speed per device" in text
     assert "scaling" not in markdown.render([make_session_file(measured(1, 1000.0))])

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-import pytest
-
 from perfsuite.case.case import Unit
 from perfsuite.report.progress import Progress
 
@@ -13,13 +9,13 @@ class Screen:
         self.now = 100.0
         self.lines: list[str] = []
         self.lives: list[str | None] = []
-        self.progress = Progress(
-            cases=cases,
-            line=self.lines.append,
-            live=self.lives.append,
-            is_live=terminal,
-            clock=lambda: self.now,
-        )
+        self.progress = Progress(self.lines.append, self.lives.append, cases, terminal, lambda: self.now)
+
+    def steps(self, *seen: tuple[float, int], tokens: int = 256) -> None:
+        """Each so many seconds after the one before."""
+        for seconds, step in seen:
+            self.now += seconds
+            self.progress.step(step, tokens)
 
     def launch(self, case_id: str, seconds: float) -> None:
         self.progress.begin(case_id, 20, 1)
@@ -31,9 +27,7 @@ def test_a_log_gets_a_line_when_a_launch_begins_and_when_it_ends() -> None:
     screen = Screen(2, terminal=False)
     for launch, seconds in ((1, 10), (2, 5)):
         screen.progress.begin("case-a", 20, launch)
-        screen.now += seconds
-        screen.progress.step(0, 0)
-        screen.progress.step(5, 256)
+        screen.steps((seconds, 0), (0, 5))
     screen.progress.end("recorded")
     screen.launch("case-b", 1.25)
     assert screen.lines == [
@@ -48,12 +42,7 @@ def test_a_log_gets_a_line_when_a_launch_begins_and_when_it_ends() -> None:
 def test_a_terminal_gets_a_live_line_and_one_that_stays() -> None:
     screen = Screen(2, terminal=True)
     screen.progress.begin("case-a", 20, 1)
-    screen.now += 3
-    screen.progress.step(0, 0)
-    screen.now += 1
-    screen.progress.step(4, 256)
-    screen.now += 2
-    screen.progress.step(8, 256)
+    screen.steps((3, 0), (1, 4), (2, 8))
     screen.progress.end("passed")
     assert screen.lines == ["perfsuite: [1/2] case-a passed in 6.0 s; about 6 s for 1 more case"]
     assert screen.lives == [
@@ -64,37 +53,20 @@ def test_a_terminal_gets_a_live_line_and_one_that_stays() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("unit", "seen", "told"),
-    [
-        ("tokens", [(4, 0)], "step 4 of 20"),
-        ("tokens", [(4, 0), (4, 1)], "step 4 of 20"),
-        ("tokens", [(4, 0), (4, 1), (6, 1)], "step 6 of 20, 1,000,000 tokens/s, 14 s left"),
-        ("samples", [(4, 0), (6, 2)], "step 6 of 20, 1,000,000 samples/s, 14 s left"),
-        ("tokens", [(4, 0), (8, 0)], "step 8 of 20"),
-    ],
-)
-def test_the_rate_is_shown_once_steps_and_time_have_passed(
-    unit: Unit, seen: list[tuple[int, float]], told: str
-) -> None:
-    """`seen` are steps, each after so many seconds."""
-    screen = Screen(1, terminal=True)
-    screen.progress.begin("case-a", 20, 1, unit)
-    for step, seconds in seen:
-        screen.now += seconds
-        screen.progress.step(step, 1_000_000)
-    assert screen.lives[-1] == f"[1/1] case-a {told}"
+def test_each_launch_has_a_rate_once_steps_and_time_have_passed() -> None:
+    def told(*seen: tuple[float, int], unit: Unit = "tokens") -> str:
+        screen = Screen(2, terminal=True)
+        for case in ("case-a", "case-b"):
+            screen.progress.begin(case, 20, 1, unit)
+            screen.steps(*seen, tokens=1_000_000)
+            told = str(screen.lives[-1])
+            screen.steps((3, 19))
+        return told.removeprefix("[2/2] case-b ")
 
-
-def test_each_launch_has_a_rate_of_its_own() -> None:
-    screen = Screen(2, terminal=True)
-    for case, first, seconds in (("case-a", 10, 10), ("case-b", 2, 2)):
-        screen.progress.begin(case, 20, 1)
-        screen.progress.step(first, 100)
-        screen.now += seconds
-        screen.progress.step(first + 2, 100)
-        screen.progress.end("passed")
-    assert screen.lives[-2] == "[2/2] case-b step 4 of 20, 100 tokens/s, 16 s left"
+    assert told((0, 4)) == told((0, 4), (1, 4)) == "step 4 of 20"
+    assert told((0, 4), (0, 8)) == "step 8 of 20"
+    assert told((0, 4), (1, 4), (1, 6)) == "step 6 of 20, 1,000,000 tokens/s, 14 s left"
+    assert told((0, 4), (2, 6), unit="samples") == "step 6 of 20, 1,000,000 samples/s, 14 s left"
 
 
 def test_time_left_is_the_mean_of_what_was_times_what_is_to_come() -> None:
@@ -103,20 +75,17 @@ def test_time_left_is_the_mean_of_what_was_times_what_is_to_come() -> None:
     screen.launch("case-b", 20)
     for launch in (1, 2):  # a long id leaves room for the figures
         screen.progress.begin("fsdp-shard_grad_op-llama-3.1-8b-s4096-b1-bf16-mixed-1x8", 20, launch)
-    screen.progress.step(0, 0)
+    screen.steps((0, 0), (0, 3), (1, 4))
     left, name = "; about 30 s for 2 more cases", "[3/5] fsdp-shard_grad_op-llama-3.1-… launch 2"
-    assert screen.lives[-1] == f"{name} starting for 0 s{left}"
-    screen.progress.step(3, 256)
-    screen.now += 1
-    screen.progress.step(4, 256)
-    assert screen.lives[-1] == f"{name} step 4 of 20, 256 tokens/s, 16 s left{left}"
+    starting, _, last = screen.lives[-3:]
+    assert starting == f"{name} starting for 0 s{left}"
+    assert last == f"{name} step 4 of 20, 256 tokens/s, 16 s left{left}"
 
 
 def test_long_times_are_in_minutes_and_the_last_case_has_none() -> None:
     screen = Screen(3, terminal=False)
-    screen.launch("case-a", 300)
-    screen.launch("case-b", 60)
-    screen.launch("case-c", 60)
+    for case, seconds in (("case-a", 300), ("case-b", 60), ("case-c", 60)):
+        screen.launch(case, seconds)
     assert [line.split(" passed in ")[1] for line in screen.lines if " passed in " in line] == [
         "300.0 s; about 10 min for 2 more cases",
         "60.0 s; about 3 min for 1 more case",

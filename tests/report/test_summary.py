@@ -1,41 +1,77 @@
-from __future__ import annotations
-
 import pytest
 
 from perfsuite.case.case import KnownIssue
 from perfsuite.case.hardware import AllocatedNode, Allocation
-from perfsuite.report import markdown, summary
+from perfsuite.report import summary
+from perfsuite.results.outcome import QUIET
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Health
 from perfsuite.results.session_file import PytestRun
 from perfsuite.verdict.comparability import UNEXPLAINED
 from perfsuite.verdict.noise import ClassNoise
+from tests import samples
 from tests.counted import BUCKETS, HOST_READ, NOT_COUNTED, make_check, make_counted, make_dry, make_finding
-from tests.samples import (
-    ARMS,
-    judged,
-    make_compared,
-    make_gpu_machine,
-    make_image_result,
-    make_machine,
-    make_result,
-    make_session_file,
-    make_shared,
-    never_run,
-    now,
-)
+from tests.samples import judged, make_machine, make_result, now
 from tests.sessions import make_blind, make_explained, make_gpu_result, make_session
 
+SESSION = make_session(0)
+PASSED, REGRESSED = make_gpu_result(2), make_gpu_result(2, "regressed")
 LARGEST = f"{make_finding().sentence}; and 1 count more"
 SLOWER = "tokens/s -7.3%, tokens/s with stalls -7.2%"
 UNKNOWN = Health(samples=2, seconds=1, steps=2, notes=("GPU health is unknown",))
+URL = "https://example.org/1"
+GONE = f"known issue gone: {URL}: take known_issue from the case"
+HIDDEN = "blind to changes of tokens/s below 32.4%"
+SPEED, *OTHERS = PASSED.verdict.checks
+VAGUE = judged(PASSED, checks=(SPEED.replace(minimum_detectable=47_895.884, probe_exponent=0.5), *OTHERS))
+UNCOUNTED = judged(make_result(now()), counts=NOT_COUNTED)
+WAIVER = f"waived: tokens/s -49.4%: 60% tolerated until 2026-12-31, @me, {URL}"
+WAIVED = make_result(*[now(tokens_per_s=50_000)] * 3, excused="waived", waivers=(WAIVER,))
+KNOWN = now().replace(case=now().case.replace(known_issue=KnownIssue(url=URL, failure="crash")))
+CRASH = KNOWN.replace(failure=Failure(kind="crash", message="x"))
+EXCUSED = make_result(CRASH, excused="known issue")
+EXPLAINED = make_explained(REGRESSED)
+UNLIKE = judged(EXPLAINED, outcome="failed", failure="unlike", checks=())
+
+
+def test_a_case_in_a_few_words() -> None:
+    for result, tally, reason, in_short in (
+        (PASSED, "passed", "", ""),
+        (make_gpu_result(2, "recorded"), "recorded", "", ""),
+        (REGRESSED, "regressed", SLOWER, ""),
+        (make_gpu_result(4, "larger"), "regressed", "peak memory +6.0%", ""),
+        (make_gpu_result(5, "improved"), "improved", "tokens/s +11.1%, tokens/s with stalls +11.0%", ""),
+        (make_gpu_result(2, "throttled"), "unhealthy", "3 launches set aside", ""),
+        (make_gpu_result(2, "crash"), "failed", "crash", ""),
+        (make_result(now(peak_memory_bytes=None)), "failed", "missing metric: peak memory", ""),
+        (samples.never_run(), "failed", "no baseline", ""),
+        (samples.make_shared(), "unhealthy (1 shared)", "1 launch set aside", ""),
+        (make_blind(REGRESSED), "regressed (1 blind)", f"{SLOWER}; {HIDDEN}", ""),
+        (make_dry(), "regressed (1 dry run)", LARGEST, ""),
+        (make_counted(), "regressed", LARGEST, ""),
+        (make_counted(make_check(HOST_READ, BUCKETS)), "regressed", HOST_READ.sentence, ""),
+        (EXPLAINED, "regressed", f"{SLOWER}, {LARGEST}", ""),
+        (judged(EXPLAINED, outcome="failed", failure="loss"), "failed", f"loss: {SLOWER}, {LARGEST}", ""),
+        (UNLIKE, "failed", f"unlike: {LARGEST}", ""),
+        (judged(UNLIKE, counts=None), "failed", "unlike", ""),
+        (UNCOUNTED, "passed (1 not counted)", "", "note on ID: not counted: a CUDA graph was replayed"),
+        (WAIVED, "waived", "tokens/s -49.4%", f"ID: {WAIVER}"),
+        (make_result(KNOWN, before=None), "recorded", "", f"ID: {GONE}"),
+        (make_result(CRASH), "failed", "crash", ""),
+        (EXCUSED, "known issue", "crash", f"ID: known issue still there: {URL}"),
+    ):
+        assert summary.tally([result]) == [f"1 {tally}"]
+        assert summary.reason(result) == reason
+        assert summary.needs_words(result) == (tally.split(" (")[0] not in QUIET)
+        told = [line.replace(result.case_id, "ID") for line in summary.in_short([result])]
+        assert told == list(filter(None, [in_short]))
 
 
 def test_the_headline_counts_the_worst_first_over_all_sessions() -> None:
     session = make_session(3, lambda number: ("passed", "regressed", "crash")[number])
     assert summary.headline([session]) == "1 failed, 1 regressed, 1 passed, 3 skipped"
     assert summary.headline([session, session]) == "2 failed, 2 regressed, 2 passed, 6 skipped"
-    assert summary.headline([make_session(0).replace(skipped=())]) == "nothing was measured"
+    assert summary.headline([SESSION.replace(skipped=())]) == "nothing was measured"
 
 
 def test_provenance_is_that_of_the_launches_as_far_as_it_is_known() -> None:
@@ -48,153 +84,108 @@ def test_provenance_is_that_of_the_launches_as_far_as_it_is_known() -> None:
         "perfsuite": "0.1.0",
     }
     assert summary.provenance(make_session(2, lambda number: "passed")) == told
-    little = summary.provenance(make_session(0).replace(commit=None, machine=make_machine()))
     unknown = {"hardware": "cpu-test-2c (Test CPU)", "torch": "not observed", "commit": "not known to git"}
-    unknown["launches"] = "0.0 min"
-    assert little == told | unknown
-    dirty = make_session(0).replace(dirty=True)
-    assert summary.provenance(dirty)["commit"] == "0123456789ab with uncommitted changes"
+    little = summary.provenance(SESSION.replace(commit=None, machine=make_machine()))
+    assert little == told | unknown | {"launches": "0.0 min"}
+    dirty = summary.provenance(SESSION.replace(dirty=True))
+    assert dirty["commit"] == "0123456789ab with uncommitted changes"
+    first = PytestRun(started_at="2026-01-02T03:04:05+00:00", status="interrupted", cases=12)
+    second = first.replace(started_at="2026-01-02T05:06:07+00:00", status="complete", cases=1)
+    parts = "2026-01-02 03:04:05 UTC: 12 cases, interrupted; 2026-01-02 05:06:07 UTC: 1 case, complete"
+    assert "parts" not in summary.provenance(SESSION.replace(parts=(first,)))
+    assert summary.provenance(SESSION.replace(parts=(first, second)))["parts"] == parts
+    arms = {"arm A": "main X=1 (commit 0123abcd0123, X 1)", "arm B": ". ()"}
+    assert (summary.arms_told(samples.ARMS), summary.arms_told(())) == (arms, {})
+    assert arms.items() <= summary.provenance(SESSION.replace(arms=samples.ARMS)).items()
+    assert summary.since(samples.make_compared().verdict) == "not as in arm A"
 
 
 def test_the_nodes_of_an_allocation_and_their_network_are_told() -> None:
-    nodes = (
-        AllocatedNode(name="n1", interface="ib0"),
-        AllocatedNode(name="n2", interface="ib0"),
-        AllocatedNode(name="n3", interface="eth0"),
-    )
+    def told(allocation: Allocation) -> dict[str, str]:
+        return summary.provenance(SESSION.replace(machine=make_machine(nodes=3, allocation=allocation)))
+
+    interfaces = (("n1", "ib0"), ("n2", "ib0"), ("n3", "eth0"))
+    nodes = tuple(AllocatedNode(name=name, interface=interface) for name, interface in interfaces)
     variables = {"NCCL_IB_HCA": "mlx5", "GLOO_SOCKET_IFNAME": "ib0"}
-    allocation = Allocation(job_id="4711", nodes=nodes, variables=variables)
-    session = make_session(0)
-    told = summary.provenance(session.replace(machine=make_machine().replace(nodes=3, allocation=allocation)))
-    assert list(told.items())[1:5] == [
+    assert list(told(Allocation(job_id="4711", nodes=nodes, variables=variables)).items())[1:5] == [
         ("nodes", "n1, n2, n3"),
         ("job", "4711"),
         ("interface", "eth0, ib0"),
         ("network", "GLOO_SOCKET_IFNAME=ib0, NCCL_IB_HCA=mlx5"),
     ]
-    bare = Allocation(job_id="4711", nodes=(AllocatedNode(name="n1"),))
-    told = summary.provenance(session.replace(machine=make_machine().replace(allocation=bare)))
-    assert not told.keys() & {"interface", "network"}
+    bare = told(Allocation(job_id="4711", nodes=(AllocatedNode(name="n1"),)))
+    assert not bare.keys() & {"interface", "network"}
 
 
 def test_an_interrupted_session_names_what_was_lost() -> None:
-    session = make_session(0)
-    assert summary.interruption(session) is None
-    cut = session.replace(status="interrupted")
+    cut = SESSION.replace(status="interrupted")
+    assert summary.interruption(SESSION) is None
     assert summary.interruption(cut) == "The session was interrupted; what came after it was not measured."
     cut = cut.replace(interrupted_case="c-1")
     assert "interrupted: c-1 was not judged;" in str(summary.interruption(cut))
-    assert summary.interruption(cut.replace(status="running")) == (
-        "The session is running, or was killed: c-1 was not judged; what comes after it is not measured."
-    )
-
-
-def test_the_parts_of_a_session_that_went_on_are_told() -> None:
-    first = PytestRun(started_at="2026-01-02T03:04:05+00:00", status="interrupted", cases=12)
-    second = first.replace(started_at="2026-01-02T05:06:07+00:00", status="complete", cases=1)
-    told = "2026-01-02 03:04:05 UTC: 12 cases, interrupted; 2026-01-02 05:06:07 UTC: 1 case, complete"
-    assert "parts" not in summary.provenance(make_session(0).replace(parts=(first,)))
-    assert summary.provenance(make_session(0).replace(parts=(first, second)))["parts"] == told
-
-
-@pytest.mark.parametrize(
-    ("kind", "why"),
-    [
-        ("passed", ""),
-        ("recorded", ""),
-        ("regressed", SLOWER),
-        ("larger", "peak memory +6.0%"),
-        ("improved", "tokens/s +11.1%, tokens/s with stalls +11.0%"),
-        ("throttled", "3 launches set aside"),
-        ("crash", "crash"),
-    ],
-)
-def test_a_verdicts_reason_in_a_few_words(kind: str, why: str) -> None:
-    assert summary.reason(make_gpu_result({"larger": 4, "improved": 5}.get(kind, 2), kind)) == why
-
-
-def test_what_is_missing_and_what_is_not_known_is_the_reason() -> None:
-    assert summary.reason(make_result(now(peak_memory_bytes=None))) == "missing metric: peak memory"
-    assert summary.reason(never_run()) == "no baseline"
-    unknown = make_result(now(), noise=ClassNoise(by_metric={}))
-    assert summary.reason(unknown).startswith("tokens/s not known, ")
+    killed = summary.interruption(cut.replace(status="running", interrupted_launches=(now(),)))
+    why = "c-1 was not judged (1 launch of it in results.json); what comes after it is not measured."
+    assert killed == f"The session is running, or was killed: {why}"
 
 
 def test_what_nobody_has_to_act_upon_is_told_in_a_line_for_all() -> None:
-    passed, regressed = make_result(now()), make_blind(make_gpu_result(2, "regressed"))
-    assert summary.needs_words(regressed)
+    passed = make_result(now())
     for change in ({"notes": ("n",)}, {"health": UNKNOWN}, {"inject": "slowdown=1%"}):
         assert not summary.needs_words(make_blind(make_result(now().replace(**change))))
-    assert summary.in_short([passed, regressed]) == []
+    assert summary.in_short([passed, make_blind(REGRESSED)]) == []
+    assert summary.tally([make_blind(passed), passed, samples.make_shared()]) == [
+        "1 unhealthy (1 shared)",
+        "2 passed (1 blind)",
+    ]
     (line,) = summary.in_short([make_blind(passed), passed, make_blind(passed)])
     assert line.startswith("blind: in 2 of 3 cases noise hides changes as large as the tolerance")
     assert line.endswith("How large: -v or the HTML report tells")
+    slow = make_result(*[KNOWN.replace(figures=run.figures) for run in WAIVED.runs])
+    assert summary.excuses(slow.replace(excused="waived", waivers=(WAIVER,))) == [WAIVER, GONE]
+    assert summary.reason(VAGUE) == "blind to changes of tokens/s of any size"
+    unknown = summary.reason(make_result(now(), noise=ClassNoise(by_metric={})))
+    assert unknown.startswith("tokens/s not known, ")
 
 
-def test_a_step_that_was_not_counted_is_told_with_its_case_and_why() -> None:
-    passed = make_result(now())
-    result, why = judged(passed, counts=NOT_COUNTED), "not counted: a CUDA graph was replayed"
-    assert summary.tally([result, passed]) == ["2 passed (1 not counted)"]
-    assert summary.in_short([result, passed]) == [f"note on {result.case_id}: {why}"]
-    assert summary.properties(result)["counts"] == why
-    assert "counts" not in summary.properties(passed)
-    assert why in markdown.render([make_session_file(result)])
-
-
-def test_a_note_of_several_cases_is_one_line() -> None:
+def test_notes_are_those_of_launches_health_and_machine_each_once_and_how_often() -> None:
     noted = make_result(now().replace(notes=("n",), health=UNKNOWN))
     other = make_result(now().replace(notes=("o",)), case_id="other")
     told = ["note on 2 cases: n", "note on 2 cases: GPU health is unknown", "note on other: o"]
     assert summary.in_short([noted, other, noted]) == told
     *shown, more = summary.in_short([make_result(now().replace(notes=tuple("abcdefg")))])
     assert (len(shown), more) == (5, "2 notes more: -v or the HTML report tells")
-
-
-def test_notes_are_those_of_launches_health_and_machine_each_once_and_how_often() -> None:
-    machine = make_gpu_machine().replace(note="unknown peak")
+    machine = samples.make_gpu_machine().replace(note="unknown peak")
     run = now().replace(notes=("a",), health=UNKNOWN, machine=machine)
     result = make_result(run.replace(inject="nan"), run.replace(notes=()), before=None)
     of_launches = ["a fault was injected: nan", "a", "GPU health is unknown (2 launches)"]
     assert summary.notes(result) == [*of_launches, "unknown peak"]
     assert summary.machine_notes([result, result]) == ["unknown peak"]
-    assert not summary.needs_words(result)
     assert summary.notes(make_result(now().replace(machine=make_machine(note="NVML found no GPU")))) == []
 
 
-def test_what_makes_a_verdict_worth_less_is_counted_and_named() -> None:
-    passed, regressed = make_gpu_result(2), make_gpu_result(2, "regressed")
-    shared, blind = make_shared(), make_blind(passed)
-    assert summary.tally([passed, blind, blind, shared]) == ["1 unhealthy (1 shared)", "3 passed (2 blind)"]
-    session = make_session(0).replace(results=(passed, make_blind(regressed)))
-    assert summary.headline([session]) == "1 regressed (1 blind), 1 passed, 3 skipped"
-    hidden = "blind to changes of tokens/s below 32.4%"
-    assert summary.reason(blind) == hidden
-    assert summary.reason(make_blind(regressed)) == f"{SLOWER}; {hidden}"
-    told, sharp = summary.properties(blind), summary.properties(passed)
-    assert (told["blind"], told["tokens_per_s_minimum_detectable"]) == ("tokens_per_s", 0.324)
-    assert told["reason"] == hidden
-    assert summary.properties(shared)["shared"] == "others used the machine"
-    assert not {"blind", "shared", "tokens_per_s_probe_exponent"} & set(sharp)
-    assert float(sharp["tokens_per_s_minimum_detectable"]) < 0.03
-    [speed, *others] = passed.verdict.checks
-    vague = speed.replace(minimum_detectable=47_895.884, probe_exponent=0.5)
-    vague_too = judged(passed, checks=(vague, *others))
-    assert summary.reason(vague_too) == "blind to changes of tokens/s of any size"
-    assert summary.properties(vague_too)["tokens_per_s_probe_exponent"] == 0.5
-
-
-def test_properties_hold_verdict_figures_and_changes() -> None:
-    told = summary.properties(make_gpu_result(2, "regressed"))
+def test_properties_hold_verdict_figures_changes_and_what_makes_them_worth_less() -> None:
+    told = summary.properties(REGRESSED)
     assert (told["outcome"], told["launches"], told["hardware_class"]) == ("regressed", 3, "h100-80gb-sxm")
     assert told["reason"] == SLOWER
     low, change, high = (float(told[f"tokens_per_s_change{end}"]) for end in ("_low", "", "_high"))
     assert low < change < high < 0
     assert "peak_memory_bytes_change_low" not in told  # exact on a GPU
-    assert set(summary.properties(never_run())) == {"case_id", "framework", "outcome", "launches", "reason"}
+    never = " ".join(summary.properties(samples.never_run()))
+    assert never == "case_id framework outcome reason launches"
+    assert summary.properties(make_dry())["outcome"] == "regressed"
+    blind, sharp, waived = map(summary.properties, (make_blind(PASSED), PASSED, WAIVED))
+    assert (blind["blind"], blind["tokens_per_s_minimum_detectable"]) == ("tokens_per_s", 0.324)
+    assert blind["reason"] == HIDDEN
+    assert summary.properties(samples.make_shared())["shared"] == "others used the machine"
+    assert not {"blind", "shared", "counts", "tokens_per_s_probe_exponent"} & set(sharp)
+    assert float(sharp["tokens_per_s_minimum_detectable"]) < 0.03
+    assert summary.properties(VAGUE)["tokens_per_s_probe_exponent"] == 0.5
+    assert summary.properties(UNCOUNTED)["counts"] == "not counted: a CUDA graph was replayed"
+    assert (waived["outcome"], waived["excused"], waived["waivers"]) == ("regressed", "waived", WAIVER)
 
 
 def test_what_counts_samples_says_so_for_machines_too() -> None:
-    images = make_image_result()
+    images = samples.make_image_result()
     assert summary.reason(images) == "samples/s -50.0%, samples/s with stalls -50.0%"
     told = summary.properties(images)
     assert (told["samples_per_s"], told["energy_per_sample_j"]) == (1234, 0.002)
@@ -202,79 +193,20 @@ def test_what_counts_samples_says_so_for_machines_too() -> None:
     assert [name for name in told if "token" in name] == []
 
 
-def test_a_waived_regression_is_told_in_few_words_and_says_who_tolerates_it() -> None:
-    why = "waived: tokens/s -49.4%: 60% tolerated until 2026-12-31, @me, https://example.org/1"
-    slow = make_result(*[now(tokens_per_s=50_000)] * 3, excused="waived", waivers=(why,))
-    assert summary.tally([slow]) == ["1 waived"]
-    assert summary.in_short([slow]) == [f"{slow.case_id}: {why}"]
-    assert (summary.verdict(slow), summary.needs_words(slow)) == ("waived", False)
-    assert summary.reason(slow).startswith("tokens/s -49.4%")
-    told = summary.properties(slow)
-    assert (told["outcome"], told["excused"], told["waivers"]) == ("regressed", "waived", why)
-    issue = KnownIssue(url="https://example.org/1", failure="crash")
-    known = tuple(run.replace(case=run.case.replace(known_issue=issue)) for run in slow.runs)
-    gone = "known issue gone: https://example.org/1: take known_issue from the case"
-    assert summary.excuses(slow.replace(runs=known)) == [why, gone]
-
-
-def test_a_known_issue_excuses_a_failure_and_is_told_whether_it_is_gone() -> None:
-    run = now()
-    issue = KnownIssue(url="https://example.org/1", failure="crash")
-    known = run.replace(case=run.case.replace(known_issue=issue))
-    assert summary.excuses(make_result(run)) == []
-    gone = "known issue gone: https://example.org/1: take known_issue from the case"
-    recorded = make_result(known, before=None)
-    assert summary.in_short([recorded]) == [f"{recorded.case_id}: {gone}"]
-    crash = known.replace(failure=Failure(kind="crash", message="x"))
-    assert summary.excuses(make_result(crash)) == []
-    excused = make_result(crash, excused="known issue")
-    there = f"{excused.case_id}: known issue still there: https://example.org/1"
-    assert summary.in_short([excused]) == [there]
-    assert (summary.verdict(excused), summary.reason(excused)) == ("known issue", "crash")
-    assert summary.tally([excused, make_gpu_result(2)]) == ["1 known issue", "1 passed"]
-    assert not summary.needs_words(excused)
-
-
-def test_the_largest_count_that_regressed_is_the_reason_and_stands_behind_a_failure_to_compare() -> None:
-    assert summary.reason(make_counted()) == LARGEST
-    assert summary.reason(make_counted(make_check(HOST_READ, BUCKETS))) == HOST_READ.sentence
-    slower = make_explained(make_gpu_result(2, "regressed"))
-    unlike = {"outcome": "failed", "failure": "unlike", "checks": ()}
-    for changes, told in (
-        ({}, f"{SLOWER}, {LARGEST}"),
-        ({"outcome": "failed", "failure": "loss"}, f"loss: {SLOWER}, {LARGEST}"),
-        (unlike, f"unlike: {LARGEST}"),
-        ({**unlike, "counts": None}, "unlike"),
-    ):
-        assert summary.reason(judged(slower, **changes)) == told
-
-
 def test_what_changed_and_is_not_judged_is_told_of_cases_that_passed_too() -> None:
-    passed = make_result(now())
-    told = f"{UNEXPLAINED}: attention_kernel: Flash -> math"
+    passed, told = make_result(now()), f"{UNEXPLAINED}: attention_kernel: Flash -> math"
     changed = judged(passed, reasons=("launch 1 set aside: x", told))
     assert summary.in_short([changed, passed, changed]) == [f"note on 2 cases: {told}"]
     listed = make_counted(make_check(BUCKETS, outcome="passed"))
-    equal = make_counted(make_check(outcome="passed").replace(findings=()))
     told = "counts changed, not judged, in 2 cases: -v or the HTML report tells"
     assert told in summary.in_short([listed, listed, passed])
+    equal = make_counted(make_check(outcome="passed").replace(findings=()))
     assert not [line for line in summary.in_short([equal, passed]) if "counts" in line]
 
 
-def test_a_dry_run_is_marked_and_its_hardware_is_pretended() -> None:
-    session = make_session(0).replace(results=(make_dry(), make_result(now())))
-    assert summary.headline([session]) == "1 regressed (1 dry run), 1 passed, 3 skipped"
-    assert summary.provenance(session)["hardware"] == (
-        "cpu-test-2c (Test CPU), h100-80gb-sxm (NVIDIA H100 80GB HBM3, pretended)"
-    )
-    assert summary.properties(make_dry())["outcome"] == "regressed"
-    unknown = make_gpu_machine("NVIDIA X9000")
-    assert summary.machine_notes([make_dry(machine=unknown)]) == []
-    assert len(summary.machine_notes([make_dry(machine=unknown, dry=False)])) == 1
-
-
-def test_the_arms_of_a_comparison_are_told_as_they_were_given_and_what_they_are() -> None:
-    told = {"arm A": "main X=1 (commit 0123abcd0123, X 1)", "arm B": ". ()"}
-    assert summary.arms_told(ARMS) == told
-    assert told.items() <= summary.provenance(make_session(0).replace(arms=ARMS)).items()
-    assert (summary.since(make_compared().verdict), summary.arms_told(())) == ("not as in arm A", {})
+def test_the_hardware_of_a_dry_run_is_pretended() -> None:
+    pretended = "h100-80gb-sxm (NVIDIA H100 80GB HBM3, pretended)"
+    assert summary.hardware((make_dry(), make_result(now()))) == f"cpu-test-2c (Test CPU), {pretended}"
+    unknown = samples.make_gpu_machine("NVIDIA X9000")
+    notes = [summary.machine_notes([make_dry(machine=unknown, dry=dry)]) for dry in (True, False)]
+    assert list(map(len, notes)) == [0, 1]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 from typing import get_args
 
@@ -10,67 +8,47 @@ from perfsuite.report.text import WIDTH
 from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Figures
-from tests.counted import (
-    EXPLAINED,
-    FACTS,
-    HOST_READ,
-    NOT_COUNTED,
-    make_check,
-    make_counted,
-    make_counts,
-    make_dry,
-    make_entries,
-)
-from tests.samples import (
-    judged,
-    make_case,
-    make_compared,
-    make_image_result,
-    make_result,
-    make_run,
-    make_shared,
-    never_run,
-    now,
-)
+from perfsuite.results.session_file import Measurement
+from tests import counted, samples
+from tests.counted import make_counted, make_dry
+from tests.samples import judged, make_result, make_run, never_run, now
 from tests.sessions import make_blind, make_explained, make_gpu_result
 
-MIB = 2.0**20
+SLOWER = make_explained(make_gpu_result(2, "regressed"))
 
 
-# The table
+def lines(*results: Measurement, width: int | None = None) -> list[list[str]]:
+    """The table's lines, each as its cells."""
+    shown = table(results, color=False, width=width)
+    rows = [line for line in shown.splitlines() if "  " in line]  # others are ids, which may be longer
+    assert max(map(len, rows)) <= (width or WIDTH)
+    return [re.split(r"  +", line.strip()) for line in shown.splitlines()]
 
 
-def test_table_shows_the_figures_in_a_row_of_the_case() -> None:
+def test_a_row_shows_the_figures_of_the_case_or_dashes_and_no_column_is_empty() -> None:
     result = make_result(*[now(tokens_per_s=104690)] * 2, case_id="a[red]b[/x]:bug:")
-    heading, shown = table([result], color=False, width=120).splitlines()
-    headings = ["case", "tokens/s", "p50 ms", "memory", "MFU", "vs base", "verdict"]
-    assert re.split(r"  +", heading.strip()) == headings
-    figures = ["104,690", "12.3", "64.0", "MiB", "42.3%", "+6.0%"]
-    assert shown.split() == ["a[red]b[/x]:bug:", *figures, "passed"]
-
-
-def test_table_shows_a_dash_for_what_there_is_not_and_no_column_that_no_case_has() -> None:
+    heading, shown = lines(result, width=120)
+    assert heading == ["case", "tokens/s", "p50 ms", "memory", "MFU", "vs base", "verdict"]
+    assert shown == ["a[red]b[/x]:bug:", "104,690", "12.3", "64.0 MiB", "42.3%", "+6.0%", "passed"]
     failed = make_result(make_run(figures=Figures()), before=None)
     for each in (failed, never_run()):
-        assert table([each], color=False, width=160).split()[-5:] == [*["-"] * 4, "failed"]
-    assert "MFU" in table([failed, make_result(now())], color=False, width=160)
-    dry = table([make_dry(), make_result(now())], color=False, width=None).splitlines()[2]
-    assert re.split(r"  +", dry)[1:] == [*["-"] * 5, "regressed (dry run)"]
+        assert lines(each, width=160)[1][1:] == [*["-"] * 4, "failed"]
+    assert "MFU" in lines(failed, make_result(now()), width=160)[0]
+    assert lines(make_dry(), make_result(now()))[2] == [*["-"] * 5, "regressed (dry run)"]
 
 
 @pytest.mark.parametrize("width", [80, 110, None])
 def test_where_a_row_is_too_wide_the_case_stands_above_it(width: int | None) -> None:
-    long = make_case(activation_checkpointing="every-2", attention="eager", seed=123456)
+    long = samples.make_case(activation_checkpointing="every-2", attention="eager", seed=123456)
     run = now(tokens_per_s=12345678, peak_memory_bytes=123 * 2**30).replace(case=long)
-    heading, *rows = table([make_result(run, before=None)] * 2, color=False, width=width).splitlines()
-    assert max(map(len, (heading, *rows[1::2]))) <= 80
-    assert rows[::2] == [long.id] * 2
-    assert rows[1].split() == ["12,345,678", "12.3", "123.0", "GiB", "42.3%", "-", "recorded"]
+    _, *rows = lines(*[make_result(run, before=None)] * 2, width=width)
+    assert rows[::2] == [[long.id]] * 2
+    assert rows[1] == ["12,345,678", "12.3", "123.0 GiB", "42.3%", "-", "recorded"]
 
 
 @pytest.mark.parametrize("outcome", get_args(Outcome))
 def test_every_outcome_has_its_colour_and_is_not_cut_short_however_long_the_row(outcome: Outcome) -> None:
-    large = now(tokens_per_s=12345678, step_s_p50=12.3456, peak_memory_bytes=1023.9 * MIB)
+    large = now(tokens_per_s=12345678, step_s_p50=12.3456, peak_memory_bytes=1023.9 * 2**20)
     told = [make_result(*[large] * 10, verdict=make_result(large).verdict.replace(outcome=outcome))]
     plain, colored = (table(told, color=color, width=80) for color in (False, True))
     assert plain.split()[-1] == outcome
@@ -80,35 +58,37 @@ def test_every_outcome_has_its_colour_and_is_not_cut_short_however_long_the_row(
     assert re.sub(r"\x1b\[[0-9;]*m| +(?=\x1b\[0m\n)", "", colored) == plain
 
 
-def test_what_makes_a_verdict_worth_less_stands_next_to_it() -> None:
-    hidden = judged(make_result(now()), counts=NOT_COUNTED)
-    told = table([make_shared(), hidden], color=False, width=None).splitlines()
-    marked = [line.split("  ")[-1] for line in told if "(" in line]
-    assert marked == ["unhealthy (shared)", "passed (not counted)"]
-
-
-# A result in words
+def test_what_makes_a_verdict_worth_less_stands_next_to_it_and_a_dry_run_is_told_as_one() -> None:
+    told = lines(samples.make_shared(), judged(make_result(now()), counts=counted.NOT_COUNTED))
+    assert [line[-1] for line in told if "(" in line[-1]] == ["unhealthy (shared)", "passed (not counted)"]
+    heading, shown = lines(make_dry())
+    assert heading == ["case", "computed", "collectives", "live peak", "dry run"]
+    assert shown[1:] == ["551.0 TFLOP", "59.9 GiB", "41.0 GiB", "regressed"]
+    shown = lines(make_dry(dry_facts=counted.FACTS), width=80)[-1]
+    assert shown[2:] == ["41.0 GiB", "81%: tight", "941,530", "regressed"]
+    assert explanation(make_dry(), whole=False) == explanation(make_dry())
 
 
 def test_figures_that_nothing_judges_are_shown_and_called_so() -> None:
-    told = explanation(make_result(now(gpu_utilisation=97.4, energy_per_token_j=0.0321)))
-    assert [line.strip() for line in told.splitlines() if "not judged" in line] == [
-        "tokens/s per device: 49,382 (not judged)",
-        "95th percentile of a step: 45.6 ms (not judged)",
-        "p95/p50 of a step: 1.10 (not judged)",
-        "GPU utilisation: 97 % (not judged)",
-        "energy: 32.10 mJ per token (not judged)",
+    told = explanation(
+        make_result(now(gpu_utilisation=97.4, energy_per_token_j=0.0321, own_tokens_per_s=1e5))
+    )
+    shown = [line.strip() for line in told.splitlines()]
+    assert [line.removesuffix(" (not judged)") for line in shown if "not judged" in line] == [
+        "tokens/s per device: 49,382",
+        "95th percentile of a step: 45.6 ms",
+        "p95/p50 of a step: 1.10",
+        "GPU utilisation: 97 %",
+        "energy: 32.10 mJ per token",
     ]
+    assert "reported by fake: 100,000 tokens/s (+1.3% against this clock)" in shown
     assert "counts" not in told
-    assert "  energy: 2.00 mJ per sample (not judged)" in explanation(make_image_result())
+    assert "  energy: 2.00 mJ per sample (not judged)" in explanation(samples.make_image_result())
 
 
-def test_what_a_failure_says_does_not_reach_the_terminal_as_a_command(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_a_failure_says_is_no_command_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     evil = "\x1b]0;owned\x07\n::add-mask::x"
-    failure = Failure(kind="crash", message=evil, rank=0, traceback=evil)
-    result = make_result(make_run(failure=failure))
+    result = make_result(make_run(failure=Failure(kind="crash", message=evil, rank=0, traceback=evil)))
     console().print(evil)
     print(table([result.replace(case_id=evil)], color=False, width=None), explanation(result), sep="\n")
     printed = capsys.readouterr().out
@@ -119,55 +99,41 @@ def test_what_a_failure_says_does_not_reach_the_terminal_as_a_command(
 def test_a_case_that_did_not_pass_is_told_in_twelve_lines_of_a_hundred_columns() -> None:
     failure = Failure(kind="crash", message="x" * 90 + " y" * 200, rank=3, traceback="a\nb\n" * 50)
     crashed = make_result(make_run(failure=failure))
-    many = tuple(HOST_READ.replace(sentence=f"reads {'and so on ' * 20}{number}") for number in range(30))
-    counted = make_counted(make_check(*many))
-    slower = make_explained(make_gpu_result(2, "regressed"))
-    hidden = NOT_COUNTED.replace(notes=("a CUDA graph was replayed " * 20,))
-    hidden_too = judged(slower, counts=hidden, changed=("a -> b",) * 99)
-    for result in (crashed, counted, slower, hidden_too, make_shared(), make_compared(), never_run()):
+    many = [counted.HOST_READ.replace(sentence=f"reads {'and so on ' * 20}{number}") for number in range(30)]
+    many_counts = make_counted(counted.make_check(*many))
+    hidden = counted.NOT_COUNTED.replace(notes=("a CUDA graph was replayed " * 20,))
+    hidden_too = judged(SLOWER, counts=hidden, changed=("a -> b",) * 99)
+    others = (samples.make_shared(), samples.make_compared(), never_run())
+    for result in (crashed, many_counts, SLOWER, hidden_too, *others):
         told = explanation(result, whole=False).splitlines()
         assert len(told) <= MOST_LINES
         assert max(map(len, told)) <= WIDTH
         assert result.directory in told[-1]
         assert result.verdict.outcome in told[0]
     assert "\n  counts: not counted: a CUDA graph" in explanation(hidden_too, whole=False)
-    assert re.search(r"  \d+ lines more: -v or the HTML report tells", explanation(counted, whole=False))
+    assert re.search(r"  \d+ lines more: -v or the HTML report tells", explanation(many_counts, whole=False))
     said = explanation(crashed, whole=False)
     assert "launch 1, traceback of rank 3, its end:\n    a\n    b\n" in said
     assert said.endswith(f"\n    b\n  files of the launches: {crashed.directory}")
 
 
 def test_in_short_there_is_what_decided_and_no_figure_that_was_not_judged() -> None:
-    slower = make_explained(make_gpu_result(2, "regressed"))
-    first, why, speed, *others = explanation(slower, whole=False).splitlines()
-    assert first == f"{slower.case_id}: regressed after 3 launches"
-    assert why == f"  {EXPLAINED}"
+    first, why, speed, *others = explanation(SLOWER, whole=False).splitlines()
+    assert (first, why) == (f"{SLOWER.case_id}: regressed after 3 launches", f"  {counted.EXPLAINED}")
     assert speed.startswith("  tokens/s: 4,336, baseline 4,669: 7.3% fewer (99 % interval")
     told = "\n".join(others)
     assert "regressed: host reads in forward 1 -> 2" in told
     assert "changed since the baseline: torch: 2.12.1 -> 2.13.0" in told
-    for left_out in ("peak memory", "not judged", "counted:"):
-        assert left_out not in told
-    blind = make_blind(make_result(now()))
-    said = explanation(blind, whole=False)
+    assert [left_out for left_out in ("peak memory", "not judged", "counted:") if left_out in told] == []
+    said = explanation(make_blind(make_result(now())), whole=False)
     assert ("; blind: this gate finds only" in said, "blind to changes" in said) == (True, False)
-    assert explanation(make_dry(), whole=False) == explanation(make_dry())
 
 
 def test_of_many_entries_the_first_are_told_in_tables_and_the_others_counted() -> None:
-    entries = make_entries(*[make_counts(host_reads={"forward": rank}) for rank in range(5)])
+    entries = counted.make_entries(*[counted.make_counts(host_reads={"forward": rank}) for rank in range(5)])
     told = explanation(make_result(now().replace(counts=entries))).splitlines()
     told = [" ".join(line.split()) for line in told]
     shown = [f"step 4 of rank {rank}, counted:" for rank in (0, 1)]
     left = "the step of 3 ranks more: the HTML report tells"
     assert [each for each in told if each.endswith("counted:") or "more:" in each] == [*shown, left]
     assert "reduce_scatter 64 ranks float32 backward 33 29.9 GiB" in told
-
-
-def test_a_dry_run_is_told_as_one_with_what_was_counted_and_predicted() -> None:
-    heading, shown = table([make_dry()], color=False, width=None).splitlines()
-    assert re.split(r"  +", heading) == ["case", "computed", "collectives", "live peak", "dry run"]
-    assert re.split(r"  +", shown)[1:] == ["551.0 TFLOP", "59.9 GiB", "41.0 GiB", "regressed"]
-    heading, _, shown = table([make_dry(dry_facts=FACTS)], color=False, width=80).splitlines()
-    assert len(heading) <= 80
-    assert re.split(r"  +", shown.strip())[2:] == ["41.0 GiB", "81%: tight", "941,530", "regressed"]

@@ -1,150 +1,87 @@
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from perfsuite.report import text
 from perfsuite.report.text import WIDTH, Table, cut, percent, plural, printable, relative, sentence, wrapped
-from perfsuite.results.outcome import Check
 from tests.samples import metric_check
 
-MIB = 2.0**20
-
-
-MEMORY: dict[str, Any] = {
-    "metric": "peak_memory_bytes",
-    "label": "peak memory",
-    "unit": "bytes",
-    "measured": 80 * MIB,
-    "baseline": 64 * MIB,
-    "allowed": 0.01,
-}
-
-
-SPEED = "tokens/s: 98,765, baseline 123,456"
-USUAL: dict[str, Any] = {"change": 0.01, "interval": (-0.2, 0.3)}
+Changes = dict[str, Any]
+MEMORY = {"metric": "peak_memory_bytes", "label": "peak memory", "unit": "bytes", "measured": 80 * 2.0**20}
+MEMORY |= {"baseline": 64 * 2.0**20, "allowed": 0.01}
+UNKNOWN = {"outcome": "failed", "measured": None}
+USUAL = {"change": 0.01, "interval": (-0.2, 0.3)}
+VAGUE = {"change": 0.0, "interval": (-1.0, math.inf), "minimum_detectable": 0.1}
+JOULES = {"metric": "energy_per_token_j", "unit": "J", "change": 0.05, "minimum_detectable": 0.13}
+SPEED, SIZE = "tokens/s: 98,765, baseline 123,456", "peak memory: 80.0 MiB, baseline 64.0 MiB"
 USUALLY = f"{SPEED}: 1.0% more (99 % interval -20.0% to +30.0%), 13.0% allowed"
-BLIND = "; blind: this gate finds only changes of"
+BLIND = "; blind: this gate finds only changes of {} or more reliably"
 NEW = "corrected for the machine's own speed (probe, exponent 0.50); new"
+SURELY = "regressed (surely worse, and the tolerance is not ruled out)"
 UNSURE = "passed (a worsening by as much is ruled out; the improvement is not sure)"
 
 
-@pytest.mark.parametrize(
-    ("told", "words"),
-    [
-        (
-            metric_check(outcome="regressed", change=-0.18, interval=(-0.27, -0.08)),
-            f"{SPEED}: 18.0% fewer (99 % interval -27.0% to -8.0%), 13.0% allowed: regressed",
-        ),
-        (
-            metric_check(outcome="improved", change=0.1, interval=(-0.004, 0.2)),
-            f"{SPEED}: 10.0% more (99 % interval -0.4% to +20.0%), 13.0% allowed: improved",
-        ),
-        (
-            metric_check(change=0.174, interval=(-0.01, 0.35)),
-            f"{SPEED}: 17.4% more (99 % interval -1.0% to +35.0%), 13.0% allowed: {UNSURE}",
-        ),
-        (
-            metric_check(change=0.0, interval=(-1.0, math.inf), minimum_detectable=0.1),
-            f"{SPEED}: 0.0% more (99 % interval not known), 13.0% allowed: passed",
-        ),
-        (
-            metric_check(**MEMORY, outcome="regressed", change=0.25),
-            "peak memory: 80.0 MiB, baseline 64.0 MiB: 25.0% more, 1.0% allowed: regressed",
-        ),
-        (
-            metric_check(**MEMORY, outcome="improved", change=-0.25),
-            "peak memory: 80.0 MiB, baseline 64.0 MiB: 25.0% less, 1.0% allowed: improved",
-        ),
-        (
-            metric_check(**USUAL, outcome="inconclusive", minimum_detectable=0.324),
-            f"{USUALLY}: inconclusive{BLIND} 32.4% or more reliably",
-        ),
-        (
-            metric_check(**USUAL, minimum_detectable=0.2, probe_exponent=0.5, note="new"),
-            f"{USUALLY}: passed{BLIND} 20.0% or more reliably; {NEW}",
-        ),
-        (
-            metric_check(metric="energy_per_token_j", unit="J", change=0.05, minimum_detectable=0.13),
-            "tokens/s: 98,765 J, baseline 123,456 J: 5.0% more, 13.0% allowed: passed",
-        ),
-        (
-            metric_check(**{**MEMORY, "measured": None}, outcome="failed", note="the baseline has it"),
-            "peak memory: not measured, baseline 64.0 MiB: failed; the baseline has it",
-        ),
-        (
-            metric_check(measured=None, baseline=None, outcome="failed", note="was not measured"),
-            "tokens/s: not measured: failed; was not measured",
-        ),
-        (metric_check(outcome="inconclusive", note="no noise"), f"{SPEED}: inconclusive; no noise"),
-        (metric_check(outcome="recorded", baseline=None), "tokens/s: 98,765"),
-    ],
-)
-def test_sentence_says_what_against_what_by_how_much_how_sure_and_how_much_is_allowed(
-    told: Check, words: str
-) -> None:
-    assert sentence(told) == words
-    assert sentence(told, "arm A") == words.replace("baseline 1", "arm A 1").replace("baseline 6", "arm A 6")
+def changed(words: str, low_to_high: str, outcome: str) -> str:
+    return f"{SPEED}: {words} (99 % interval {low_to_high}), 13.0% allowed: {outcome}"
 
 
-@pytest.mark.parametrize(
-    ("told", "knows"),
-    [
-        (metric_check(minimum_detectable=0.89), True),
-        (metric_check(minimum_detectable=0.95), False),
-        (metric_check(**MEMORY, minimum_detectable=8.0), True),
-        (metric_check(**MEMORY, minimum_detectable=47_895.0), False),
-        (metric_check(minimum_detectable=math.nan), False),
-    ],
-)
-def test_what_only_a_change_of_ten_times_would_show_is_not_called_detectable(
-    told: Check, knows: bool
-) -> None:
-    assert (text.detectable(told) is not None) is knows
-    told = told.replace(minimum_detectable=math.inf)
-    assert sentence(told).endswith("; blind: this gate finds no change reliably")
+def test_a_sentence_says_what_against_what_how_sure_and_what_is_allowed() -> None:
+    for check, words in (
+        (
+            {"outcome": "regressed", "change": -0.18, "interval": (-0.27, -0.08)},
+            changed("18.0% fewer", "-27.0% to -8.0%", "regressed"),
+        ),
+        ({"change": 0.1, "interval": (-0.004, 0.2)}, changed("10.0% more", "-0.4% to +20.0%", "passed")),
+        ({"change": 0.174, "interval": (-0.01, 0.35)}, changed("17.4% more", "-1.0% to +35.0%", UNSURE)),
+        (VAGUE, changed("0.0% more", "not known", "passed")),
+        ({**MEMORY, "outcome": "regressed", "change": 0.25}, f"{SIZE}: 25.0% more, 1.0% allowed: regressed"),
+        ({**MEMORY, "outcome": "improved", "change": -0.25}, f"{SIZE}: 25.0% less, 1.0% allowed: improved"),
+        ({**USUAL, "outcome": "regressed"}, f"{USUALLY}: {SURELY}"),
+        ({**USUAL, "minimum_detectable": 0.324}, f"{USUALLY}: passed{BLIND.format('32.4%')}"),
+        (
+            {**USUAL, "minimum_detectable": 0.2, "probe_exponent": 0.5, "note": "new"},
+            f"{USUALLY}: passed{BLIND.format('20.0%')}; {NEW}",
+        ),
+        (JOULES, "tokens/s: 98,765 J, baseline 123,456 J: 5.0% more, 13.0% allowed: passed"),
+        ({**MEMORY, **UNKNOWN, "note": "x"}, f"{SIZE.replace('80.0 MiB', 'not measured')}: failed; x"),
+        ({**UNKNOWN, "baseline": None, "note": "x"}, "tokens/s: not measured: failed; x"),
+        ({**USUAL, "outcome": "inconclusive"}, f"{USUALLY}: inconclusive"),
+        ({"outcome": "inconclusive", "note": "no noise"}, f"{SPEED}: inconclusive; no noise"),
+        ({"outcome": "recorded", "baseline": None}, "tokens/s: 98,765"),
+    ):
+        told = metric_check(**check)
+        assert sentence(told) == words
+        assert sentence(told, "arm A") == words.replace("baseline 1", "arm A 1").replace(
+            "baseline 6", "arm A 6"
+        )
 
 
-@pytest.mark.parametrize(
-    ("interval", "words"),
-    [
-        ((-0.899, 8.99), "-89.9% to +899.0%"),
-        ((-0.985, 0.1), "not known"),
-        ((-0.1, 164.303), "not known"),
-        ((math.nan, math.nan), "not known"),
-    ],
-)
-def test_an_interval_that_says_nothing_is_not_known(interval: tuple[float, float], words: str) -> None:
-    assert text.between(interval) == words
+def test_what_only_a_tenfold_change_shows_is_not_detectable_and_such_an_interval_not_known() -> None:
+    speed, memory = metric_check(), metric_check(**MEMORY)
+    known = [(speed, 0.89, True), (speed, 0.95, False), (memory, 8, True), (memory, 47_895, False)]
+    for check, least, is_known in [*known, (speed, math.nan, False)]:
+        assert (text.detectable(check.replace(minimum_detectable=least)) is not None) is is_known
+        told = sentence(check.replace(minimum_detectable=math.inf))
+        assert told.endswith("; blind: this gate finds no change reliably")
+    assert text.between((-0.899, 8.99)) == "-89.9% to +899.0%"
+    for interval in ((-0.985, 0.1), (-0.1, 9.5), (-0.1, 164.303), (math.nan, math.nan)):
+        assert text.between(interval) == "not known"
 
 
-def test_values_changes_and_numbers_are_written_as_people_read_them() -> None:
+def test_changes_and_numbers_are_written_as_people_read_them_and_figures_have_columns() -> None:
     assert [percent(change) for change in (0.05, -0.051, 0, -0.0001)] == ["+5.0%", "-5.1%", "+0.0%", "+0.0%"]
     counted = [(1, "launch"), (2, "launch"), (0, "case"), (1, "kernel"), (11891, "kernel")]
     words = ["1 launch", "2 launches", "0 cases", "1 kernel", "11,891 kernels"]
     assert [plural(count, noun) for count, noun in counted] == words
     assert [cut("abc", 3), cut("abc", 1)] == [["a", "b", "c"], ["a", "and 2 more"]]
-
-
-def test_which_columns_of_a_table_hold_figures() -> None:
     table = Table(headers=("a", "b", "c", "d"), rows=[], last_text_columns=1)
     assert [table.is_figure(column) for column in range(4)] == [False, True, True, False]
 
 
-@pytest.mark.parametrize(
-    ("path", "told"),
-    [
-        ("baseline: /repo/baselines/x.json", "baseline: baselines/x.json"),
-        ('File "/repo/a.py" or /repo/b', 'File "a.py" or b'),
-        ("/var/repo/x /repository/x /repo", "/var/repo/x /repository/x /repo"),
-    ],
-)
-def test_paths_are_told_from_the_root_directory(path: str, told: str) -> None:
-    assert relative(path, Path("/repo")) == told
-    assert relative(path, Path("/")) == path
+def test_paths_are_told_from_the_root_directory() -> None:
+    there = 'baseline: /repo/baselines/x.json, File "/repo/a.py" or /repo/b, /var/repo/x /repository/x /repo'
+    here = 'baseline: baselines/x.json, File "a.py" or b, /var/repo/x /repository/x /repo'
+    assert (relative(there, Path("/repo")), relative(there, Path("/"))) == (here, there)
 
 
 def test_no_terminal_and_no_job_of_github_obeys_what_others_wrote() -> None:
@@ -156,15 +93,12 @@ def test_no_terminal_and_no_job_of_github_obeys_what_others_wrote() -> None:
     assert printable("±0.5 % · µs → 12 GiB\n\ttab") == "±0.5 % · µs → 12 GiB\n\ttab"
 
 
-def test_lines_have_at_most_so_many_columns_and_every_word() -> None:
+def test_lines_have_at_most_so_many_columns_whole_words_and_an_ellipsis_if_cut() -> None:
     words = "tokens/s: 4,336, baseline 4,669: 7.3% fewer (99 % interval -8.1% to -6.4%), 2.9% allowed: passed"
     for before in range(60):
         lines = wrapped(f"{'x' * before} {words}; 29.9 -> 59.8 GiB a step")
         assert max(map(len, lines)) <= WIDTH
         assert " ".join(line.strip() for line in lines).endswith(f"{words}; 29.9 -> 59.8 GiB a step")
-
-
-def test_what_is_one_word_stays_whole_and_what_is_too_long_ends_in_an_ellipsis() -> None:
     path = f"/{'x' * WIDTH}"
     assert wrapped(f"files: {path}") == ["  files:", f"    {path}"]
     assert wrapped("a\n b", indent="") == ["a", " b"]

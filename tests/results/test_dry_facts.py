@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -13,15 +11,15 @@ from tests.counted import FIT
 from tests.samples import make_case, make_gpu_machine, make_machine
 
 GB = 10**9
-ONE = Counts(flops={"forward": 1})
+ONE, TERA = Counts(flops={"forward": 1}), Counts(flops={"forward": 10**12})
 
 
 def of(
-    *counts: Counts, topology: Topology | None = None, machine: Machine | None = None, **changes: Any
+    *counts: Counts, nodes: int = 1, ranks: int = 8, machine: Machine | None = None, **case: Any
 ) -> Roofline | None:
     entries = [RankCounts(ranks=(rank,), counts=each) for rank, each in enumerate(counts)]
-    case = make_case(topology=topology or Topology(processes_per_node=8), **changes)
-    return roofline(entries, case, machine or make_gpu_machine(), tokens=1000)
+    made = make_case(topology=Topology(nodes=nodes, processes_per_node=ranks), **case)
+    return roofline(entries, made, machine or make_gpu_machine(), tokens=1000)
 
 
 def known(*counts: Counts, **changes: Any) -> Roofline:
@@ -31,11 +29,10 @@ def known(*counts: Counts, **changes: Any) -> Roofline:
 
 
 def sent(kind: str = "all_gather", size: int = 8 * GB, ranks: int = 8, apart: int = 1) -> Counts:
-    message = twin_counts.collective(kind, ranks=ranks, apart=apart, bytes=size)
-    return Counts(flops={"forward": 10**12}, collectives=(message,))
+    return TERA.replace(collectives=(twin_counts.collective(kind, ranks=ranks, apart=apart, bytes=size),))
 
 
-def test_computation_is_all_flops_over_the_peak_of_the_precision() -> None:
+def test_computation_is_all_flops_over_the_peak_of_the_precision_or_of_float8() -> None:
     counts = Counts(flops={"forward": 6 * 10**12, "recompute": 10**12, "backward": 12 * 10**12})
     half, full = (known(counts, precision=precision) for precision in ("bf16-mixed", "fp32"))
     assert half.compute_s == pytest.approx(19 / 989.5)
@@ -43,69 +40,38 @@ def test_computation_is_all_flops_over_the_peak_of_the_precision() -> None:
     assert half.bound_by == "computation"
     assert half.tokens_per_s == pytest.approx(1000 * 989.5 / 19)
     assert half.share(half.tokens_per_s / 4) == pytest.approx(0.25)
-
-
-@pytest.mark.parametrize("operator", ["aten._scaled_mm", "aten._scaled_grouped_mm_v2"])
-def test_a_step_with_products_in_float8_is_limited_by_their_peak(operator: str) -> None:
-    counts = Counts(flops={"forward": 10**12}, ops={"aten.mm": 3, operator: 1})
-    assert known(counts).compute_s == pytest.approx(1 / (2 * 989.5))
-    attention = Counts(flops={"forward": 10**12}, ops={"aten._scaled_dot_product_cudnn_attention": 1})
+    several = known(*(Counts(flops={"forward": flops}) for flops in (2, 5, 3)))
+    assert several.flops == 5, "of the rank that needs most"
+    for operator in ("aten._scaled_mm", "aten._scaled_grouped_mm_v2"):
+        counts = TERA.replace(ops={"aten.mm": 3, operator: 1})
+        assert known(counts).compute_s == pytest.approx(1 / (2 * 989.5))
+        assert of(counts, machine=make_gpu_machine("NVIDIA A100-SXM4-80GB")) is None
+    attention = TERA.replace(ops={"aten._scaled_dot_product_cudnn_attention": 1})
     assert known(attention).compute_s == pytest.approx(1 / 67)
-    assert of(counts, machine=make_gpu_machine("NVIDIA A100-SXM4-80GB")) is None
 
 
-@pytest.mark.parametrize(
-    ("kind", "passed"),
-    [
-        ("all_reduce", 14 * GB),
-        ("all_gather", 7 * GB),
-        ("reduce_scatter", 7 * GB),
-        ("all_to_all", 7 * GB),
-        ("broadcast", 8 * GB),
-        ("send", 8 * GB),
-        ("recv", 0),
-        ("barrier", 0),
-    ],
-)
-def test_the_bytes_on_the_wire_of_8_gb_among_8_ranks(kind: str, passed: float) -> None:
-    limit = known(sent(kind))
-    assert limit.wire_bytes == pytest.approx(passed)
-    assert limit.wire_s == pytest.approx(passed / 450e9)
-    assert known(sent(kind, ranks=1, apart=0)).wire_bytes == 0, "a rank alone passes nothing"
-
-
-def test_the_larger_limit_counts_because_communication_may_overlap() -> None:
+def test_the_bytes_on_the_wire_of_8_gb_among_8_ranks_and_which_limit_counts() -> None:
+    share = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), 7 * GB)
+    whole, nothing = dict.fromkeys(("broadcast", "send"), 8 * GB), dict.fromkeys(("recv", "barrier"), 0)
+    for kind, passed in {"all_reduce": 14 * GB, **share, **whole, **nothing}.items():
+        limit = known(sent(kind))
+        assert (limit.wire_bytes, limit.wire_s) == pytest.approx((passed, passed / 450e9))
+        assert known(sent(kind, ranks=1, apart=0)).wire_bytes == 0, "a rank alone passes nothing"
     limit = known(sent(size=800 * GB))
     assert limit.bound_by == "communication"
     assert limit.step_s == limit.wire_s == pytest.approx(700 / 450)
     assert limit.compute_s < limit.wire_s
 
 
-@pytest.mark.parametrize(
-    ("ranks", "apart", "processes", "is_in_one_machine"),
-    [
-        *((ranks, apart, 8, True) for ranks, apart in ((8, 1), (2, 4), (4, 2))),
-        *((ranks, apart, 8, False) for ranks, apart in ((2, 8), (16, 1), (8, 8))),
-        (2, 4, 12, False),  # of the pairs (0, 4), (8, 12), ... the second is on two machines of 12 ranks
-    ],
-)
-def test_groups_that_span_machines_take_no_time(
-    ranks: int, apart: int, processes: int, is_in_one_machine: bool
-) -> None:
-    topology = Topology(nodes=8, processes_per_node=processes)
-    limit = known(sent(ranks=ranks, apart=apart), topology=topology)
-    assert bool(limit.wire_bytes) == is_in_one_machine
-    assert bool(limit.between_machines_bytes) != is_in_one_machine
-
-
-def test_an_unknown_link_takes_no_time() -> None:
+def test_groups_that_span_machines_and_links_that_are_unknown_take_no_time() -> None:
+    # Of 12 ranks each: of the pairs (0, 4), (8, 12), ... the second is on two machines.
+    inside, across = [(8, 1, 8), (2, 4, 8), (4, 2, 8)], [(2, 8, 8), (16, 1, 8), (8, 8, 8), (2, 4, 12)]
+    for ranks, apart, processes in inside + across:
+        limit = known(sent(ranks=ranks, apart=apart), nodes=8, ranks=processes)
+        is_inside = (ranks, apart, processes) in inside
+        assert (limit.wire_bytes > 0, limit.between_machines_bytes > 0) == (is_inside, not is_inside)
     limit = known(sent(), machine=make_gpu_machine("NVIDIA A10G"))
-    assert (limit.link_bytes_per_s, limit.wire_s) == (None, 0)
-    assert limit.bound_by == "computation"
-
-
-def test_the_rank_that_needs_most_is_the_limit() -> None:
-    assert known(*(Counts(flops={"forward": flops}) for flops in (2, 5, 3))).flops == 5
+    assert (limit.link_bytes_per_s, limit.wire_s, limit.bound_by) == (None, 0, "computation")
 
 
 def test_without_all_flops_or_a_peak_there_is_no_limit() -> None:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
@@ -8,35 +6,27 @@ from typing import Any
 import pytest
 
 from perfsuite.errors import ExtensionError
-from perfsuite.results import metric as metric_module
-from perfsuite.results.metric import (
-    CPU_S_PER_STEP,
-    GATED,
-    PEAK_MEMORY,
-    TOKENS_PER_S,
-    Metric,
-    extra_metrics,
-    find,
-    judged,
-    metrics_of,
-    recorded,
-)
+from perfsuite.results import metric as metrics
+from perfsuite.results.metric import CPU_S_PER_STEP, GATED, PEAK_MEMORY, TOKENS_PER_S, Metric, find, judged
 from perfsuite.results.run import Figures
 from tests.packages import Packages
 
 
-def test_every_gated_metric_is_a_figure_and_has_a_direction() -> None:
+def test_every_gated_metric_is_a_figure_with_a_direction_and_a_tolerance_by_device() -> None:
     assert {metric.name for metric in GATED} <= set(Figures.model_fields)
     assert [metric.better for metric in GATED] == ["higher", "higher", "lower"]
     assert [metric.cost(4.0) for metric in GATED] == [0.25, 0.25, 4.0], "speed costs seconds per token"
+    assert [metric.tolerance("cpu") for metric in GATED] == [0.15, 0.20, 0.20]
+    assert [metric.tolerance("cuda") for metric in GATED] == [0.03, 0.05, 0.01]
+    assert [metric.judging("cpu") for metric in GATED] == ["sequential"] * 3
+    assert [metric.judging("cuda") for metric in GATED] == ["sequential", "sequential", "exact"]
 
 
 @pytest.mark.parametrize("metric", GATED, ids=lambda m: m.name)
 def test_worsening_is_the_relative_change_of_the_cost_whatever_the_unit(metric: Metric) -> None:
     worse, better = (50, 200) if metric.better == "higher" else (200, 50)
-    assert metric.worsening(worse, 100) == pytest.approx(1.0)
-    assert metric.worsening(better, 100) == pytest.approx(-0.5)
-    assert metric.worsening(100, 100) == 0
+    changes = [metric.worsening(now, 100) for now in (worse, better, 100)]
+    assert changes == pytest.approx([1.0, -0.5, 0])
     assert metric.worsening(93_600, 99_000) == pytest.approx(metric.worsening(936, 990))
     assert 1 + metric.worsening(8, 7) == pytest.approx(1 / (1 + metric.worsening(7, 8)))
 
@@ -51,44 +41,29 @@ def test_a_change_of_the_cost_is_told_of_the_figure_and_back() -> None:
     assert PEAK_MEMORY.interval((-0.1, 0.2)) == (-0.1, 0.2)
 
 
-def test_tolerance_depends_on_the_device_and_only_memory_needs_no_statistics_on_an_accelerator() -> None:
-    assert [metric.tolerance("cpu") for metric in GATED] == [0.15, 0.20, 0.20]
-    assert [metric.tolerance("cuda") for metric in GATED] == [0.03, 0.05, 0.01]
-    assert [metric.judging("cpu") for metric in GATED] == ["sequential"] * 3
-    assert [metric.judging("cuda") for metric in GATED] == ["sequential", "sequential", "exact"]
+Values = dict[str, Any]
+VALUES: Values = {"name": "x", "label": "x", "unit": "s", "better": "lower", "judged": "sequential"}
+TOLERANCES: Values = {"tolerances": {"cpu": 0.1, "cuda": 0.1}}
 
 
-EVERYTHING: dict[str, Any] = {
-    "name": "x",
-    "label": "x",
-    "unit": "s",
-    "better": "lower",
-    "judged": "sequential",
-    "tolerances": {"cpu": 0.1, "cuda": 0.1},
-}
-
-
-@pytest.mark.parametrize("missing", ["name", "label", "unit", "better", "judged"])
-def test_nothing_that_could_be_guessed_has_a_default(missing: str) -> None:
-    with pytest.raises(TypeError, match=missing):
-        Metric(**{name: value for name, value in EVERYTHING.items() if name != missing})
+def test_nothing_that_could_be_guessed_has_a_default_and_nothing_can_be_changed() -> None:
+    for missing in VALUES:
+        given = {name: value for name, value in VALUES.items() if name != missing}
+        with pytest.raises(TypeError, match=missing):
+            Metric(**given, **TOLERANCES)
+    with pytest.raises(TypeError, match="positional"):
+        Metric(*VALUES.values(), TOLERANCES)  # type: ignore[arg-type, call-arg]
+    with pytest.raises(FrozenInstanceError):
+        TOKENS_PER_S.unit = "s"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("changes", [{}, {"judged": "shown", "judged_on_cpu": "exact"}])
 @pytest.mark.parametrize("tolerances", [{}, {"cpu": 0.1}])
-def test_what_is_judged_needs_a_tolerance_for_each_device(
-    changes: dict[str, Any], tolerances: dict[str, float]
-) -> None:
+def test_what_is_judged_needs_a_tolerance_for_each_device(changes: Values, tolerances: Values) -> None:
+    values = {**VALUES, **changes}
     with pytest.raises(ValueError, match=r"metric 'x' is judged .* needs tolerances for 'cpu' and 'cuda'"):
-        Metric(**{**EVERYTHING, **changes, "tolerances": tolerances})
-    assert Metric(**{**EVERYTHING, "judged": "shown", "tolerances": {}}).judging("cpu") == "shown"
-
-
-def test_a_metric_is_made_of_named_values_and_cannot_be_changed() -> None:
-    with pytest.raises(FrozenInstanceError):
-        TOKENS_PER_S.unit = "s"  # type: ignore[misc]
-    with pytest.raises(TypeError, match="positional"):
-        Metric(*EVERYTHING.values())
+        Metric(**{**values, "tolerances": tolerances})
+    assert Metric(**{**values, "judged": "shown", "judged_on_cpu": None}).judging("cpu") == "shown"
 
 
 # Metrics of other packages
@@ -123,39 +98,36 @@ def installed(packages: Packages) -> Installs:
 def test_perfsuites_own_figures_are_found_and_none_is_recorded() -> None:
     assert find("tokens_per_s") is TOKENS_PER_S
     assert find("nobody_has_it") is None
-    assert recorded() == ()
-    assert set(metric_module._BUILT_IN) <= set(Figures.model_fields)
+    assert metrics.recorded() == ()
+    assert set(metrics._BUILT_IN) <= set(Figures.model_fields)
 
 
-def test_a_metric_of_another_package_is_found_and_recorded(installed: Installs) -> None:
+def test_a_metric_of_another_package_is_shown_or_judged_where_launches_have_it(installed: Installs) -> None:
     installed(good="GOOD", judged="JUDGED")
-    assert [metric.name for metric in recorded()] == ["good", "judged"]
+    assert [metric.name for metric in metrics.recorded()] == ["good", "judged"]
     good = find("good")
     assert good is not None
-    assert good.of(Figures(extra={"good": 2.0})) == 2.0
-    assert good.of(Figures()) is None
-
-
-def test_only_what_launches_have_is_shown_and_judged(installed: Installs) -> None:
-    installed(good="GOOD", judged="JUDGED")
+    assert (good.of(Figures(extra={"good": 2.0})), good.of(Figures())) == (2.0, None)
     launches = [Figures(extra={"good": 1.0}), Figures(extra={"judged": 1.0, "gone": 1.0})]
-    assert [metric.name for metric in extra_metrics(launches)] == ["gone", "good", "judged"]
+    assert [metric.name for metric in metrics.extra_metrics(launches)] == ["gone", "good", "judged"]
     assert [metric.name for metric in judged(launches)] == [*(metric.name for metric in GATED), "judged"]
-    assert extra_metrics([Figures()]) == ()
-    assert judged([Figures()]) == GATED
+    assert (metrics.extra_metrics([Figures()]), judged([Figures()])) == ((), GATED)
 
 
 def test_cpu_time_is_judged_on_a_cpu_where_a_launch_has_it() -> None:
     launches = [Figures(cpu_s_per_step=0.1), Figures()]
-    assert judged(launches, "cpu") == (*GATED, CPU_S_PER_STEP)
-    assert judged(launches, "cuda") == GATED
-    assert judged(launches) == metrics_of(launches) == (*GATED, CPU_S_PER_STEP)
-    assert judged([Figures()], "cpu") == metrics_of([Figures()]) == GATED
+    assert (
+        judged(launches, "cpu")
+        == judged(launches)
+        == metrics.metrics_of(launches)
+        == (*GATED, CPU_S_PER_STEP)
+    )
+    assert judged(launches, "cuda") == judged([Figures()], "cpu") == metrics.metrics_of([Figures()]) == GATED
     assert CPU_S_PER_STEP.worsening(0.12, 0.1) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("name", "value", "said"),
     [
         ("mfu", "MFU", "taken twice: by perfsuite itself, and by extra-bad 1.5 (extra_bad:MFU)"),
         ("x", "NO_METRIC", "extra-bad 1.5 (perfsuite.metrics): it is 3: an entry point of perfsuite.metrics"),
@@ -163,13 +135,11 @@ def test_cpu_time_is_judged_on_a_cpu_where_a_launch_has_it() -> None:
         ("nothing", "NOTHING", "names a perfsuite.results.Metric of the same name that has a recorder"),
     ],
 )
-def test_a_metric_that_cannot_be_used_is_an_error_when_it_is_asked_for(
-    installed: Installs, name: str, value: str, message: str
-) -> None:
+def test_what_cannot_be_used_is_an_error(installed: Installs, name: str, value: str, said: str) -> None:
     installed(good="GOOD")
     installed("extra-bad", **{name: value})
     assert find("good") is not None
     with pytest.raises(ExtensionError) as caught:
-        recorded()
-    assert message in str(caught.value)
+        metrics.recorded()
+    assert said in str(caught.value)
     assert "pip uninstall extra-bad" in str(caught.value)

@@ -1,50 +1,32 @@
-from __future__ import annotations
-
 from dataclasses import FrozenInstanceError
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
-from perfsuite.results.outcome import (
-    QUIET,
-    STYLES,
-    UNMEASURED,
-    WORST_FIRST,
-    Excuse,
-    Outcome,
-    OutcomeStyle,
-    Verdict,
-)
+from perfsuite.results.outcome import QUIET, STYLES, UNMEASURED, WORST_FIRST, Check, Excuse, Outcome, Verdict
 from tests.samples import make_run, metric_check
 
 
 def test_every_outcome_and_every_excuse_has_a_style_from_the_worst_to_the_best() -> None:
     assert set(STYLES) == set(get_args(Outcome)) | set(get_args(Excuse))
     assert tuple(style.word for style in STYLES.values()) == WORST_FIRST
-    assert (
-        *("failed", "regressed", "unhealthy", "undecided", "inconclusive", "improved"),
-        *("waived", "known issue", "out of memory", "recorded", "passed"),
-    ) == WORST_FIRST
-
-
-def test_nobody_needs_to_act_upon_what_is_excused_recorded_or_passed() -> None:
-    assert {"waived", "known issue", "out of memory", "recorded", "passed"} == QUIET
+    loud = ("failed", "regressed", "unhealthy", "undecided", "inconclusive", "improved")
+    assert (*loud, "waived", "known issue", "out of memory", "recorded", "passed") == WORST_FIRST
+    assert set(WORST_FIRST) - set(loud) == QUIET
     assert {"failed", "unhealthy"} == UNMEASURED
-
-
-def test_each_letter_stands_for_one_outcome_and_is_none_of_pytests() -> None:
-    """pytest has its own for failed, passed and excused."""
     letters = {style.word: style.letter for style in STYLES.values() if style.letter is not None}
     measured = ("inconclusive", "regressed", "unhealthy", "improved", "recorded")
     assert letters == dict(zip(measured, "IRUir", strict=True))
-    assert not set(letters.values()) & set(".FEsxX")
+    assert not set(letters.values()) & set(".FEsxX"), "pytest's, for failed, passed and excused"
+    with pytest.raises(TypeError, match="positional"):
+        type(STYLES["failed"])("failed", "x", "red")  # type: ignore[call-arg]
+    with pytest.raises(FrozenInstanceError):
+        STYLES["failed"].quiet = True  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("detectable", "blind"), [(None, False), (0.13, False), (0.131, True)])
-def test_a_gate_is_blind_that_finds_no_change_as_small_as_its_tolerance(
-    detectable: float | None, blind: bool
-) -> None:
-    assert metric_check(minimum_detectable=detectable).blind is blind
+def test_a_gate_is_blind_to_a_change_as_small_as_its_tolerance() -> None:
+    for least, blind in ((None, False), (0.13, False), (0.131, True)):
+        assert metric_check(minimum_detectable=least).blind is blind
 
 
 def test_launches_are_counted_from_1_where_some_are_no_evidence() -> None:
@@ -53,27 +35,16 @@ def test_launches_are_counted_from_1_where_some_are_no_evidence() -> None:
     assert verdict.healthy([first, second, third]) == [second]
 
 
-@pytest.mark.parametrize(
-    ("outcome", "checks", "recorded"),
-    [
-        ("recorded", (), True),
-        ("improved", ("recorded", "recorded"), True),
-        ("improved", ("recorded", "improved"), False),
-        ("improved", (), False),
-        ("regressed", ("recorded",), False),
-        ("unhealthy", (), False),
-    ],
-)
-def test_times_are_recorded_though_counts_improved(
-    outcome: Any, checks: tuple[Any, ...], recorded: bool
-) -> None:
-    made = tuple(metric_check(outcome=each, baseline=None) for each in checks)
-    assert Verdict(outcome=outcome, launches=1, checks=made).is_recorded is recorded
+def test_times_are_recorded_though_counts_improved() -> None:
+    recorded = metric_check(outcome="recorded", baseline=None)
+    improved = metric_check(outcome="improved")
 
+    def is_recorded(outcome: Outcome, *checks: Check) -> bool:
+        return Verdict(outcome=outcome, launches=1, checks=checks).is_recorded
 
-def test_a_style_is_made_of_named_values_and_cannot_be_changed() -> None:
-    values: list[Any] = ["failed", "x", "red"]
-    with pytest.raises(TypeError, match="positional"):
-        OutcomeStyle(*values)  # type: ignore[call-arg]
-    with pytest.raises(FrozenInstanceError):
-        STYLES["failed"].quiet = True  # type: ignore[misc]
+    assert is_recorded("recorded")
+    assert is_recorded("improved", recorded, recorded)
+    assert not is_recorded("improved", recorded, improved)
+    assert not is_recorded("improved")
+    assert not is_recorded("regressed", recorded)
+    assert not is_recorded("unhealthy")

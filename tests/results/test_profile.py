@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 from perfsuite import documents
@@ -8,7 +6,7 @@ from tests.samples import make_baseline
 from tests.traces import EAGER, launch_profile, make_profile, unseen_profile
 
 
-def test_ranks_that_call_the_same_share_the_profile_of_the_first() -> None:
+def test_ranks_that_call_the_same_share_the_profile_of_the_first_whatever_is_unsteady_in_one() -> None:
     fast = make_profile()
     slow = fast.replace(
         split=fast.split.replace(compute_us=80_000, exposed_us={}),
@@ -17,13 +15,8 @@ def test_ranks_that_call_the_same_share_the_profile_of_the_first() -> None:
     other = fast.replace(kernels=())
     launch = launch_profile(fast, other, slow)
     assert [(entry.name, entry.profile) for entry in launch.ranks] == [("0,2", fast), ("1", other)]
-    assert launch.of_rank(1) == other
-    assert launch.of_rank(3) is None
-
-
-def test_what_is_unsteady_in_one_rank_parts_it_from_no_other_and_is_compared_in_none() -> None:
-    steady = make_profile()
-    unsteady = steady.replace(unsteady=("aten::mm",))
+    assert [launch.of_rank(rank) for rank in (1, 3)] == [other, None]
+    steady, unsteady = make_profile(), make_profile(unsteady=("aten::mm",))
     for profiles, names in (((steady, unsteady, steady), ["0-2"]), ((unsteady, EAGER), ["0", "1"])):
         ranks = launch_profile(*profiles).ranks
         assert [entry.name for entry in ranks] == names
@@ -32,29 +25,24 @@ def test_what_is_unsteady_in_one_rank_parts_it_from_no_other_and_is_compared_in_
 
 def test_what_is_hidden_is_no_part_of_the_step() -> None:
     split = make_profile().split
-    assert split.parts() == {
-        "compute": 60_000,
-        "optimizer": 10_000,
-        "all_gather exposed": 12_100,
-        "idle": 17_900,
-    }
-    assert sum(split.parts().values()) == split.step_us
+    parts = {"compute": 60_000, "optimizer": 10_000, "all_gather exposed": 12_100, "idle": 17_900}
+    assert split.parts() == parts
+    assert sum(parts.values()) == split.step_us
     assert StepSplit(step_us=1, compute_us=1, optimizer_us=0).parts() == {"compute": 1}
 
 
 def test_the_profile_of_a_baseline_reads_back_with_a_line_for_each_operator(tmp_path: Path) -> None:
-    known = of_baseline(make_baseline(), launch_profile())
-    documents.write(tmp_path / "x.json", known)
-    assert documents.read(tmp_path / "x.json", ProfileBaseline) == known
-    assert '{"calls": 24.0, "name": "aten::mm", "us": 9000.0}' in (tmp_path / "x.json").read_text()
+    known, file = of_baseline(make_baseline(), launch_profile()), tmp_path / "x.json"
+    documents.write(file, known)
+    assert documents.read(file, ProfileBaseline) == known
+    assert '{"calls": 24.0, "name": "aten::mm", "us": 9000.0}' in file.read_text()
 
 
 def test_much_time_of_kernels_that_no_operator_launched_is_told() -> None:
-    assert launch_profile(unseen_profile(0.09)).unseen is None
+    idle = make_profile(device="cpu", split=StepSplit(step_us=1, compute_us=0, optimizer_us=0))
+    assert launch_profile(unseen_profile(0.09)).unseen is launch_profile(idle).unseen is None
     assert launch_profile(unseen_profile(0.43)).unseen == (
         "by the profile, 43% of the GPU's computing time is of kernels that no operator launched, as those "
         "of a replayed CUDA graph: the counts do not contain them"
     )
     assert launch_profile(make_profile(kernels=()), unseen_profile(0.5)).unseen is not None
-    idle = StepSplit(step_us=1, compute_us=0, optimizer_us=0)
-    assert launch_profile(make_profile(device="cpu", split=idle)).unseen is None

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,15 +9,16 @@ from perfsuite.analysis.collect import newest_profile
 from perfsuite.case.case import Case, CaseFile, Topology
 from perfsuite.errors import FileError
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.profile import RankProfileFile, of_baseline
+from perfsuite.results.profile import Profile, RankProfileFile, of_baseline
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.store import BaselineStore, FoundBaseline, SessionDir, Store
 from tests.samples import make_baseline, make_case, make_launches, make_machine, make_run
 from tests.traces import EAGER, launch_profile, make_profile
 from tests.twin_counts import baseline_of
 
-CLASS = "cpu-test-2c"
-CASE = make_case()
+CLASS, H100 = "cpu-test-2c", "h100-80gb-sxm"
+CASE, *OTHERS = (make_case(micro_batch=size) for size in (2, 3, 4))
+NAME = f"{CLASS}/{CASE.id}.json"
 
 
 def recorded(speed: float = 1, **changes: Any) -> Baseline:
@@ -31,143 +30,109 @@ def stored(directory: Path, speed: float = 1, **changes: Any) -> Path:
     return BaselineStore(directory).write_reviewed(recorded(speed, **changes))
 
 
-@pytest.fixture
-def baselines(tmp_path: Path) -> BaselineStore:
-    return BaselineStore(tmp_path / "reviewed", tmp_path / "local")
+REVIEWED, LOCAL = Path("reviewed"), Path("local")
+BASELINES = BaselineStore(REVIEWED, LOCAL)
 
 
-# Baselines
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
-def test_a_file_is_named_by_class_and_id_and_stands_in_its_place(
-    baselines: BaselineStore, tmp_path: Path
-) -> None:
-    name = f"{CLASS}/{CASE.id}.json"
-    assert baselines.reviewed_file(CLASS, CASE.id) == tmp_path / "reviewed" / name
-    assert baselines.local_file(CLASS, CASE.id) == tmp_path / "local" / name
-    assert baselines.write_reviewed(recorded(1)) == baselines.reviewed_file(CLASS, CASE.id)
-    assert baselines.write_local(recorded(2)) == baselines.local_file(CLASS, CASE.id)
-    assert documents.read(baselines.local_file(CLASS, CASE.id), Baseline) == recorded(2)
-
-
-def test_messages_name_the_directories_that_are_looked_at() -> None:
+def test_a_reviewed_baseline_is_found_first_by_class_and_id() -> None:
+    assert BASELINES.write_local(recorded(2)) == BASELINES.local_file(CLASS, CASE.id) == LOCAL / NAME
+    assert documents.read(LOCAL / NAME, Baseline) == recorded(2)
+    assert BASELINES.find(CLASS, CASE) == (recorded(2), LOCAL / NAME)
+    assert BaselineStore(REVIEWED).find(CLASS, CASE) is None
+    assert BASELINES.write_reviewed(recorded(1)) == BASELINES.reviewed_file(CLASS, CASE.id) == REVIEWED / NAME
+    assert BASELINES.find(CLASS, CASE) == (recorded(1), REVIEWED / NAME)
+    assert BASELINES.find(H100, CASE) is BASELINES.find(CLASS, OTHERS[0]) is None
     assert str(BaselineStore(Path("a"), Path("b/c"))) == "a or b/c"
     assert str(BaselineStore(Path("a"))) == "a"
 
 
-def test_a_reviewed_baseline_is_found_first_and_none_of_another_class_or_case(
-    baselines: BaselineStore,
-) -> None:
-    file = baselines.write_local(recorded(2))
-    assert baselines.find(CLASS, CASE) == (recorded(2), file)
-    assert BaselineStore(baselines.reviewed).find(CLASS, CASE) is None
-    file = baselines.write_reviewed(recorded(1))
-    assert baselines.find(CLASS, CASE) == (recorded(1), file)
-    assert baselines.find("h100-80gb-sxm", CASE) is None
-    assert baselines.find(CLASS, make_case(micro_batch=3)) is None
+@pytest.mark.parametrize(("folder", "case"), [(CLASS, OTHERS[0]), (H100, CASE)], ids=["case", "class"])
+def test_a_file_in_the_wrong_place_is_an_error_that_says_what_it_holds(folder: str, case: Case) -> None:
+    wrong = BASELINES.reviewed_file(folder, case.id)
+    wrong.parent.mkdir(parents=True)
+    stored(REVIEWED).rename(wrong)
+    told = f"^{wrong}: it holds the baseline of {CASE.id} on {CLASS}.* move it or delete it"
+    with pytest.raises(FileError, match=told):
+        BASELINES.find(folder, case)
 
 
 @pytest.mark.parametrize(
-    ("folder", "case"), [(CLASS, make_case(micro_batch=3)), ("h100-80gb-sxm", CASE)], ids=["case", "class"]
-)
-def test_a_file_in_the_wrong_place_is_an_error_that_says_what_it_holds(
-    tmp_path: Path, folder: str, case: Case
-) -> None:
-    baselines = BaselineStore(tmp_path)
-    wrong = baselines.reviewed_file(folder, case.id)
-    wrong.parent.mkdir(exist_ok=True)
-    stored(tmp_path).rename(wrong)
-    with pytest.raises(FileError) as caught:
-        baselines.find(folder, case)
-    message = str(caught.value)
-    assert message.startswith(f"{wrong}: it holds the baseline of {CASE.id} on {CLASS}.")
-    assert "move it or delete it" in message
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
+    ("make", "said"),
     [
-        ("cut short", "{file}: not JSON"),
-        ("directory", "cannot read {file}: Is a directory"),
-        ("dangling", "cannot read {file}: No such file"),
-        ("looping", "cannot read {file}: Too many levels"),
+        (lambda file: file.write_text("{"), "{file}: not JSON"),
+        (lambda file: file.mkdir(), "cannot read {file}: Is a directory"),
+        (lambda file: file.symlink_to("nowhere"), "cannot read {file}: No such file"),
+        (lambda file: file.symlink_to(file.name), "cannot read {file}: Too many levels"),
     ],
+    ids=["cut short", "directory", "dangling", "looping"],
 )
-def test_a_bad_first_file_is_an_error_though_another_directory_has_a_good_one(
-    baselines: BaselineStore, kind: str, said: str
+def test_a_bad_first_file_is_an_error_though_there_is_a_good_one(
+    make: Callable[[Path], None], said: str
 ) -> None:
-    baselines.write_local(recorded())
-    file = baselines.reviewed_file(CLASS, CASE.id)
-    file.parent.mkdir(parents=True)
-    if kind == "cut short":
-        file.write_text("{")
-    elif kind == "directory":
-        file.mkdir()
-    else:
-        file.symlink_to(file if kind == "looping" else "nowhere")
-    with pytest.raises(FileError, match=said.format(file=file)):
-        baselines.find(CLASS, CASE)
+    BASELINES.write_local(recorded())
+    (REVIEWED / CLASS).mkdir(parents=True)
+    make(REVIEWED / NAME)
+    with pytest.raises(FileError, match=said.format(file=REVIEWED / NAME)):
+        BASELINES.find(CLASS, CASE)
 
 
 def speeds_of_class(*directories: Path) -> list[float | None]:
     return [held.median("tokens_per_s") for held in BaselineStore(*directories).of_class(CLASS)]
 
 
-OTHERS = [make_case(micro_batch=size) for size in (3, 4)]
+def test_of_class_takes_each_case_of_that_class_from_the_first_directory_that_has_it() -> None:
+    assert speeds_of_class(REVIEWED, LOCAL) == []
+    stored(REVIEWED, 1)
+    stored(REVIEWED, 2, case=OTHERS[0])
+    stored(REVIEWED, 5, machine=make_machine(hardware_class=H100))
+    stored(LOCAL, 10)
+    stored(LOCAL, 30, case=OTHERS[1])
+    assert speeds_of_class(REVIEWED, LOCAL) == [1000, 2000, 30000]
+    assert speeds_of_class(LOCAL, REVIEWED) == [10000, 30000, 2000]
+    assert speeds_of_class(Path("nowhere"), LOCAL) == [10000, 30000]
+    (REVIEWED / NAME).write_text("{")  # it is an error where its own case is judged
+    (REVIEWED / CLASS / "notes.txt").write_text("not a baseline")
+    (REVIEWED / CLASS / "directory.json").mkdir()
+    assert speeds_of_class(REVIEWED, LOCAL) == [2000, 30000], "no other is left out"
 
 
-def test_of_class_takes_each_case_of_that_class_from_the_first_directory_that_has_it(tmp_path: Path) -> None:
-    reviewed, local, nowhere = tmp_path / "reviewed", tmp_path / "local", tmp_path / "nowhere"
-    stored(reviewed, 1)
-    stored(reviewed, 2, case=OTHERS[0])
-    stored(reviewed, 5, machine=make_machine(hardware_class="h100-80gb-sxm"))
-    stored(local, 10)
-    stored(local, 30, case=OTHERS[1])
-    assert speeds_of_class(reviewed, local) == [1000, 2000, 30000]
-    assert speeds_of_class(local, reviewed) == [10000, 30000, 2000]
-    assert speeds_of_class(nowhere, local) == [10000, 30000]
+def test_files_are_listed_by_class_and_pattern_the_reviewed_ones_first() -> None:
+    local = BASELINES.write_local(recorded())
+    other = BASELINES.write_local(recorded(machine=make_machine(hardware_class="a100-40gb-sxm")))
+    reviewed = BASELINES.write_reviewed(recorded(case=OTHERS[0]))
+    assert BASELINES.files() == [reviewed, other, local]
+    assert BASELINES.files(CLASS) == BASELINES.files(CLASS, "*") == [reviewed, local]
+    assert BASELINES.files(CLASS, CASE.id) == [local]
+    assert BASELINES.files(H100) == []
 
 
-def test_of_class_leaves_out_a_case_that_cannot_be_read_and_no_other(tmp_path: Path) -> None:
-    """It is an error where its own case is judged."""
-    reviewed, local = tmp_path / "reviewed", tmp_path / "local"
-    assert speeds_of_class(reviewed, local) == []
-    stored(reviewed, 1).write_text("{")
-    stored(local, 2)
-    stored(local, 3, case=OTHERS[0])
-    (reviewed / CLASS / "notes.txt").write_text("not a baseline")
-    (reviewed / CLASS / "directory.json").mkdir()
-    assert speeds_of_class(reviewed, local) == [3000]
-
-
-def test_files_are_listed_by_class_and_pattern_the_reviewed_ones_first(baselines: BaselineStore) -> None:
-    elsewhere = make_machine(hardware_class="a100-40gb-sxm")
-    local = baselines.write_local(recorded())
-    other = baselines.write_local(recorded(machine=elsewhere))
-    reviewed = baselines.write_reviewed(recorded(case=OTHERS[0]))
-    assert baselines.files() == [reviewed, other, local]
-    assert baselines.files(CLASS) == [reviewed, local]
-    assert baselines.files(CLASS, CASE.id) == [local]
-    assert baselines.files(CLASS, "*") == [reviewed, local]
-    assert baselines.files("h100-80gb-sxm") == []
-
-
-# Baselines of counts
-
-
-def test_counts_stand_in_a_folder_of_their_own_by_target(baselines: BaselineStore, tmp_path: Path) -> None:
-    counts = baselines.counts
-    assert counts.reviewed_file("sm90", CASE.id) == tmp_path / "reviewed/counts/sm90" / f"{CASE.id}.json"
-    assert counts.local_file("cpu", CASE.id) == tmp_path / "local/counts/cpu" / f"{CASE.id}.json"
-    assert BaselineStore(tmp_path).counts.local is None
+def test_counts_stand_in_a_folder_of_their_own_by_target() -> None:
+    counts, name = BASELINES.counts, f"{CASE.id}.json"
+    assert counts.reviewed_file("sm90", CASE.id) == REVIEWED / "counts/sm90" / name
+    assert counts.local_file("cpu", CASE.id) == LOCAL / "counts/cpu" / name
+    assert BaselineStore(REVIEWED).counts.local is None
     file = counts.write_reviewed(baseline_of())
-    assert counts.find("cpu", CASE) == (baseline_of(), file)
-    assert counts.find("dry-cpu", CASE) is None
-    assert baselines.files() == [], "no hardware class"
-    assert baselines.of_class("counts") == []
+    assert (counts.find("cpu", CASE), counts.find("dry-cpu", CASE)) == ((baseline_of(), file), None)
+    assert (BASELINES.files(), BASELINES.of_class("counts")) == ([], []), "no hardware class"
 
 
-# The local store
+def test_a_profile_stands_beside_its_baseline_and_belongs_to_no_newer_one() -> None:
+    known = make_baseline()
+    found = FoundBaseline(known, BASELINES.write_local(known))
+    assert BASELINES.profile_of(found) is None
+    file = BASELINES.profiles.write_local(of_baseline(known, launch_profile()))
+    assert file.relative_to(found.file.parent.parent).parts == ("profiles", *found.file.parts[-2:])
+    assert BASELINES.profile_of(found) == launch_profile()
+    assert BASELINES.profile_of(FoundBaseline(known.replace(recorded_at="2027-01-01"), found.file)) is None
+    reviewed = FoundBaseline(known, BASELINES.write_reviewed(known))
+    assert BASELINES.profile_of(reviewed) is None
+    assert BASELINES.profiles.write_reviewed(of_baseline(known, launch_profile())).exists()
+    assert BASELINES.profile_of(reviewed) == launch_profile()
 
 
 def test_the_names_in_a_store_stay_as_they_are() -> None:
@@ -180,98 +145,58 @@ def test_the_names_in_a_store_stay_as_they_are() -> None:
     assert session.results == session.path / "results.json"
     assert session.case("llama") == session.path / "llama"
     assert session.case("llama", 1) == session.path / "llama.2"
-
-
-def test_sessions_that_begin_later_have_later_names(tmp_path: Path) -> None:
-    names = [Store(tmp_path).new_session().name for _ in range(3)]
-    assert names == sorted(set(names))
-    assert not list(tmp_path.iterdir())
+    assert store.new_comparison().path.parent == Path(".perfsuite/compare")
 
 
 def write(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("{}")
+    documents.write_text(path, "{}")
     return path
 
 
-def test_sessions_are_found_oldest_first(tmp_path: Path) -> None:
-    names = ("20260101-000000-000000", "20260102", "20260103")
-    files = [write(tmp_path / "runs" / name / "results.json") for name in names]
-    runs = [write(tmp_path / "runs" / name / "llama" / "launch-1" / "run.json") for name in names]
-    now = write(Store(tmp_path).new_session().results)
-    (tmp_path / "runs" / "20260104").mkdir()
-    assert Store(tmp_path).results() == [*files, now]
-    assert Store(tmp_path / "nowhere").results() == []
-    assert [run_dir.run for _, run_dir in Store(tmp_path).launches()] == runs
-
-
-def test_launches_of_a_store_are_found_by_session_case_and_number(tmp_path: Path) -> None:
-    written = [
-        write(tmp_path / "runs" / name / "run.json")
-        for name in (
-            "2/llama/launch-1",
-            "1/llama/launch-10",
-            "1/llama/launch-9",
-            "1/llama.2/launch-1",
-            "1/gpt2/launch-1",
-        )
+def test_sessions_are_found_oldest_first_and_launches_by_session_case_and_number() -> None:
+    store = Store()
+    names = [store.new_session().name for _ in range(3)]
+    assert names == sorted(set(names))
+    assert list(Path().iterdir()) == store.results() == [], "none is made yet"
+    results = [
+        write(store.sessions / name / "results.json") for name in ("20260101-000000-000000", "20260102")
     ]
-    write(tmp_path / "runs/1/llama/launch-11/case.json")  # interrupted
-    write(tmp_path / "runs/1/llama/launch-old/run.json")
-    launches = Store(tmp_path).launches()
-    assert [run_dir.run for _, run_dir in launches] == [written[n] for n in (4, 2, 1, 3, 0)]
-    assert [session for session, _ in launches] == ["1", "1", "1", "1", "2"]
-    assert [run_dir.run for _, run_dir in Store(tmp_path).launches("g*")] == [written[4]]
-    again = [run_dir.run for _, run_dir in Store(tmp_path).launches("llama")]
-    assert again == [written[n] for n in (2, 1, 3, 0)], "also those of a case that was measured again"
+    results.append(write(store.new_session().results))
+    assert store.results() == results
+    runs = ("1/gpt2/launch-1", "1/llama/launch-9", "1/llama/launch-10", "1/llama.2/launch-1")
+    gpt2, *llama = [write(store.sessions / name / "run.json") for name in (*runs, "2/llama/launch-1")]
+    write(store.sessions / "1/llama/launch-11/case.json")  # interrupted
+    write(store.sessions / "1/llama/launch-old/run.json")
+    assert [run_dir.run for _, run_dir in store.launches()] == [gpt2, *llama]
+    assert [session for session, _ in store.launches()] == ["1", "1", "1", "1", "2"]
+    assert [run_dir.run for _, run_dir in store.launches("g*")] == [gpt2]
+    again = [run_dir.run for _, run_dir in store.launches("llama")]
+    assert again == llama, "also those of a case that was measured again"
 
 
-def test_a_case_measured_again_and_each_preflight_has_a_directory_of_its_own(tmp_path: Path) -> None:
-    session = SessionDir(tmp_path)
-    makers: list[tuple[Callable[[], Path], tuple[str, ...]]] = [
-        (lambda: session.new_case("llama"), ("llama", "llama.2", "llama.3")),
-        (lambda: session.new_case("gpt2"), ("gpt2", "gpt2.2")),
-        (session.new_preflight, ("preflight-1", "preflight-2")),
-    ]
-    for new, names in makers:
-        for name in names:
-            directory = new()
-            assert directory == tmp_path / name
-            directory.mkdir()
+def test_a_case_measured_again_and_each_preflight_has_a_directory_of_its_own() -> None:
+    session = SessionDir(Path("1"))
+    for name in ("llama", "llama.2", "llama.3", "gpt2", "gpt2.2", "preflight-1", "preflight-2"):
+        is_case = not name.startswith("preflight")
+        directory = session.new_case(name.partition(".")[0]) if is_case else session.new_preflight()
+        assert directory == session.path / name
+        directory.mkdir(parents=True)
 
 
-def test_a_profile_stands_beside_its_baseline_and_belongs_to_no_newer_one(
-    baselines: BaselineStore, tmp_path: Path
-) -> None:
-    known = make_baseline()
-    found = FoundBaseline(known, baselines.write_local(known))
-    assert baselines.profile_of(found) is None
-    file = baselines.profiles.write_local(of_baseline(known, launch_profile()))
-    assert file.relative_to(found.file.parent.parent).parts == ("profiles", *found.file.parts[-2:])
-    assert baselines.profile_of(found) == launch_profile()
-    assert baselines.profile_of(FoundBaseline(known.replace(recorded_at="2027-01-01"), found.file)) is None
-    reviewed = FoundBaseline(known, baselines.write_reviewed(known))
-    assert baselines.profile_of(reviewed) is None
-    assert baselines.profiles.write_reviewed(of_baseline(known, launch_profile())).exists()
-    assert baselines.profile_of(reviewed) == launch_profile()
-
-
-def test_the_profile_of_a_session_is_the_newest_that_has_no_fault(tmp_path: Path) -> None:
-    store, case = Store(tmp_path), make_run().case
+def test_the_profile_of_a_session_is_the_newest_that_has_no_fault() -> None:
+    store, case = Store(), make_run().case
     assert newest_profile(store.profiled("1", case.id)) is None
-    for name, inject, profile in (
-        (case.id, None, make_profile()),
-        (f"{case.id}.2", None, EAGER),
-        (f"{case.id}.3", "host-read", make_profile()),
-        (f"{case.id}-other", None, None),
-    ):
+
+    def profiled(name: str, case: Case, profile: Profile, inject: str | None = None) -> None:
         run_dir = RunDir.of_profile(store.sessions / "1" / name)
-        one_rank = case.replace(topology=Topology(processes_per_node=1))
-        documents.write(
-            run_dir.case,
-            CaseFile(case=case if profile else one_rank, device="cpu", inject=inject, profile=True),
-        )
-        for rank in range(case.topology.world_size if profile else 0):
-            assert profile is not None
+        documents.write(run_dir.case, CaseFile(case=case, device="cpu", inject=inject, profile=True))
+        for rank in range(case.topology.world_size):
             documents.write(run_dir.profile(rank), RankProfileFile(profile=profile))
+
+    profiled(case.id, case, make_profile())
+    profiled(f"{case.id}.2", case, EAGER)
+    profiled(f"{case.id}.3", case, make_profile(), inject="host-read")
+    one_rank = case.replace(topology=Topology(processes_per_node=1))
+    profiled(f"{case.id}-other", one_rank, make_profile())
+    profiled(f"{case.id}.4", one_rank, make_profile())  # of another id
     assert newest_profile(store.profiled("1", case.id)) == launch_profile(*[EAGER] * case.topology.world_size)

@@ -108,9 +108,7 @@ def _pooled(
     sessions: Sequence[StoredSession], cases: Mapping[str, StoredCase], slots: Mapping[str, asv.Slot]
 ) -> dict[str, list[Any]]:
     """Pool the launches of all sessions of one hardware class at one commit into asv's results."""
-    launches: dict[str, dict[str, dict[tuple[str, ...], list[float]]]] = {
-        metric: {} for metric in asv.METRICS
-    }
+    launches: dict[str, dict[str, dict[tuple[str, ...], list[float]]]] = {name: {} for name in asv.METRICS}
     for session in sessions:
         for result in session.results:
             group, values = slots[result.case]

@@ -26,6 +26,7 @@ ROOM = 0.35
 upper edge: drawn to scale they would flatten all others."""
 
 Point = tuple[int, float]
+Size = tuple[int, int]
 
 
 class Figure(NamedTuple):
@@ -96,11 +97,9 @@ def steps(run: Run, *, key: str, title: str, range_s: tuple[float, float], band:
     start, stop = run.window
     body = []
     if start < stop:
-        left, right = x(start), x(stop - 1)
-        body += [
-            _rect("window", left, TOP, right - left, y.start - TOP),
-            _text("note", left + 3, TOP - 4, "measured"),
-        ]
+        left = x(start)
+        body.append(_rect("window", left, TOP, x(stop - 1) - left, y.start - TOP))
+        body.append(_text("note", left + 3, TOP - 4, "measured"))
         if left - LEFT > 50:
             body.append(_text("note", LEFT + 3, TOP - 4, "warm-up"))
     if band is not None:
@@ -167,24 +166,14 @@ def interval(check: Check, *, key: str) -> Markup | None:
         Markup('<circle class="estimate" cx="{:.1f}" cy="{:.1f}" r="4"/>').format(x(check.change), middle),
     ]
     told = f"{percent(check.change)}, 99 % interval {between((low, high))}, {check.allowed:.1%} allowed."
-    return _image(key, f"Change of {check.label}", told, body, width=width, height=height)
+    return _image(key, f"Change of {check.label}", told, body, (width, height))
 
 
-def _image(
-    key: str,
-    title: str,
-    description: str,
-    body: Sequence[Markup],
-    *,
-    width: int = WIDTH,
-    height: int = HEIGHT,
-) -> Markup:
+def _image(key: str, title: str, told: str, body: Sequence[Markup], size: Size = (WIDTH, HEIGHT)) -> Markup:
     return Markup(
-        '<svg class="chart" role="img" viewBox="0 0 {width} {height}" aria-labelledby="{key}-t {key}-d">'
-        '<title id="{key}-t">{title}</title><desc id="{key}-d">{description}</desc>{body}</svg>'
-    ).format(
-        key=key, title=title, description=description, width=width, height=height, body=Markup("").join(body)
-    )
+        '<svg class="chart" role="img" viewBox="0 0 {size[0]} {size[1]}" aria-labelledby="{key}-t {key}-d">'
+        '<title id="{key}-t">{title}</title><desc id="{key}-d">{told}</desc>{body}</svg>'
+    ).format(key=key, title=title, told=told, size=size, body=Markup("").join(body))
 
 
 def _across(steps: int) -> Scale:

@@ -22,6 +22,8 @@ from perfsuite.report.text import Table
 from perfsuite.results.outcome import STYLES, WORST_FIRST
 from perfsuite.results.session_file import Preflight, SessionFile
 
+Finalize = Callable[[object], Markup]
+
 
 def render(sessions: Sequence[SessionFile]) -> str:
     """Return the page of one or more sessions."""
@@ -29,17 +31,14 @@ def render(sessions: Sequence[SessionFile]) -> str:
     unit = summary.speed_unit(results)
     columns = of_cases(results, overview(unit, extras(results)))
     views = _views(sessions, columns)
+    shown = [name for name, _ in columns if any(each["cells"][name].number is not None for each in views)]
     number_of = Counter(map(summary.verdict, results))
     style, script = _own("report.css"), _own("report.js")
     return rendered(
         "report.html",
         sessions,
         views=views,
-        columns=[
-            heading
-            for heading, _ in columns
-            if any(view["cells"][heading].number is not None for view in views)
-        ],
+        columns=shown,
         unit=unit,
         verdicts=[(verdict, number_of[verdict]) for verdict in WORST_FIRST if number_of[verdict]],
         only_dry=summary.only_dry(results),
@@ -55,11 +54,7 @@ def render(sessions: Sequence[SessionFile]) -> str:
 
 
 def rendered(
-    template: str,
-    sessions: Sequence[SessionFile],
-    *,
-    finalize: Callable[[object], Markup] | None = None,
-    **content: Any,
+    template: str, sessions: Sequence[SessionFile], *, finalize: Finalize | None = None, **content: Any
 ) -> str:
     """Return a template with its content and what all reports say; `finalize` escapes it (default: HTML)."""
     environment = Environment(

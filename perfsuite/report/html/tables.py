@@ -6,21 +6,15 @@ from typing import TypeVar
 from perfsuite.analysis.health import BAD_REASONS
 from perfsuite.report.html import charts
 from perfsuite.report.text import NONE, Table, between, detectable, percent
+from perfsuite.results import metric as metrics
 from perfsuite.results.amounts import amount, duration
-from perfsuite.results.metric import (
-    CPU_S_PER_STEP,
-    STEP_JITTER,
-    STEP_S_P50,
-    STEP_S_P95,
-    TOKENS_PER_S,
-    Metric,
-    extra_metrics,
-)
+from perfsuite.results.metric import Metric, extra_metrics
 from perfsuite.results.rank_report import Memory
 from perfsuite.results.run import DeviceHealth, Health, Run
 from perfsuite.results.session_file import Measurement
 
 T = TypeVar("T")
+TIMES = (metrics.TOKENS_PER_S, metrics.STEP_S_P50, metrics.STEP_S_P95, metrics.STEP_JITTER)
 
 
 def _known(value: T | None, tell: Callable[[T], str]) -> str:
@@ -62,9 +56,9 @@ def launches(result: Measurement, runs: Sequence[Run]) -> Table:
     rows = [
         (
             str(number),
-            *(_figure(metric, run) for metric in (TOKENS_PER_S, STEP_S_P50, STEP_S_P95, STEP_JITTER)),
+            *(_figure(metric, run) for metric in TIMES),
             _known(max(run.measured_steps, default=None), duration),
-            _figure(CPU_S_PER_STEP, run),
+            _figure(metrics.CPU_S_PER_STEP, run),
             f"{run.window[0]} to {run.window[1] - 1}" if run.window[1] else NONE,
             *_memory(run.memory),
             *(_figure(metric, run) for metric in extra),

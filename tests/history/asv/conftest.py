@@ -1,7 +1,5 @@
 """asv's pages of 30 nights, made once for all tests that look at them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +12,8 @@ from tests.synthetic import Level, make_repository, write_history
 
 CASES = [make_case(hardware="h100", micro_batch=n) for n in (1, 2, 4, 8)]
 SLOWER, FASTER, LARGER, SAME = range(4)
+CHANGES = {SLOWER: (15, Level(step_s=1.1)), FASTER: (10, Level(step_s=0.9)), LARGER: (20, Level(memory=1.03))}
+"""The night from which on each case has another level."""
 NIGHTS = 30
 UNKNOWN = "f" * 40
 """A commit of the history that the repository does not have."""
@@ -27,14 +27,8 @@ class Published(NamedTuple):
 
 
 def levels(case: int, night: int) -> Level:
-    """One case gets 10 % slower, one faster, one takes 3 % more memory, one stays as it is."""
-    if case == SLOWER and night >= 15:
-        return Level(step_s=1.1)
-    if case == FASTER and night >= 10:
-        return Level(step_s=0.9)
-    if case == LARGER and night >= 20:
-        return Level(memory=1.03)
-    return Level()
+    first, level = CHANGES.get(case, (0, Level()))
+    return level if night >= first else Level()
 
 
 @pytest.fixture(scope="session")

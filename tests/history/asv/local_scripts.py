@@ -3,8 +3,6 @@
 `make browser` installs them, by the package.json in this folder.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

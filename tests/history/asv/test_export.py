@@ -1,11 +1,9 @@
-from __future__ import annotations
-
 import json
 import math
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from asv.benchmarks import Benchmarks
@@ -13,6 +11,7 @@ from asv.config import Config
 from asv.results import Results, iter_results
 
 from perfsuite import git
+from perfsuite.case.case import Case
 from perfsuite.case.model import Model
 from perfsuite.errors import FileError
 from perfsuite.frameworks.fsdp import FSDP
@@ -33,73 +32,85 @@ CASES = [
 GPT2 = "gpt2-tiny.1x2.fp32"
 
 
-@pytest.fixture
-def repo(tmp_path: Path) -> Path:
-    return tmp_path / "repo"
+class Kept(NamedTuple):
+    """A history, the repository of its commits, and what is exported of both."""
+
+    history: Path
+    repo: Path
+    out: Path
+    commits: list[str]
+
+    def write(self, cases: list[Case], name: str = "history", **how: Any) -> Path:
+        write_history(
+            directory := self.history.with_name(name), **{"commits": self.commits, "cases": cases, **how}
+        )
+        return directory
+
+    def export(self, history: Path | None = None, **changes: str) -> Exported:
+        return export(history or self.history, self.repo, self.out, **changes)
+
+    def configuration(self) -> Config:
+        conf = Config.load(str(self.out / "asv.conf.json"))
+        conf.results_dir = str(self.out / "results")
+        conf.html_dir = str(self.out / "html")
+        return conf
+
+    def benchmarks(self) -> Any:
+        return Benchmarks.load(self.configuration())
+
+    def results(self) -> list[Results]:
+        return list(iter_results(str(self.out / "results")))
+
+    def result(self, commit: str) -> Results:
+        [found] = [
+            each for each in iter_results(str(self.out / "results" / H100)) if each.commit_hash == commit
+        ]
+        return found
+
+    def statistics(self, metric: str) -> dict[str, Any]:
+        result, name = self.result(self.commits[0]), f"{GPT2}.{metric}"
+        stats: dict[str, Any] = result.get_result_stats(name, result.get_result_params(name))[0]
+        return stats
 
 
 @pytest.fixture
-def commits(repo: Path) -> list[str]:
-    return make_repository(repo, 4)
+def kept(tmp_path: Path) -> Kept:
+    commits = make_repository(tmp_path / "repo", 4)
+    made = Kept(tmp_path / "history", tmp_path / "repo", tmp_path / "out", commits)
+    made.write(CASES, gpus=("NVIDIA H100 80GB HBM3", "NVIDIA H200"))
+    return made
 
 
-@pytest.fixture
-def kept(tmp_path: Path, commits: list[str]) -> Path:
-    directory = tmp_path / "history"
-    write_history(directory, commits, CASES, gpus=("NVIDIA H100 80GB HBM3", "NVIDIA H200"))
-    return directory
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
-@pytest.fixture
-def exported(kept: Path, out: Path, repo: Path) -> Exported:
-    return export(kept, repo, out)
-
-
-def configuration(out: Path) -> Config:
-    conf = Config.load(str(out / "asv.conf.json"))
-    conf.results_dir = str(out / "results")
-    conf.html_dir = str(out / "html")
-    return conf
-
-
-def load(out: Path, commit: str, machine: str = H100) -> Results:
-    [found] = [r for r in iter_results(str(out / "results" / machine)) if r.commit_hash == commit]
-    assert isinstance(found, Results)
-    return found
-
-
-# asv reads it
-
-
-def test_asv_reads_every_commit_of_every_hardware_class(
-    kept: Path, out: Path, repo: Path, commits: list[str]
-) -> None:
-    exported = export(kept, repo, out, commit_url="https://example.org/commit/")
-    assert exported == Exported(commits=frozenset(commits), unplaced={})
-    results = list(iter_results(str(out / "results")))
-    assert {(r.params["machine"], r.commit_hash) for r in results} == {
-        (machine, commit) for machine in (H100, "h200-141gb-sxm") for commit in commits
+def test_asv_reads_every_commit_of_every_hardware_class(kept: Kept) -> None:
+    exported = kept.export(commit_url="https://example.org/commit/")
+    assert exported == Exported(commits=frozenset(kept.commits), unplaced={})
+    assert {(each.params["machine"], each.commit_hash) for each in kept.results()} == {
+        (machine, commit) for machine in (H100, "h200-141gb-sxm") for commit in kept.commits
     }
-    assert all(r.params.keys() == {"machine"} for r in results)
-    assert load(out, commits[1]).date - load(out, commits[0]).date == 86_400_000
-    assert all(json.loads(file.read_text()) for file in out.rglob("*.json"))
-    conf = configuration(out)
+    assert all(each.params.keys() == {"machine"} for each in kept.results())
+    first, second, *_ = map(kept.result, kept.commits)
+    assert second.date - first.date == 86_400_000
+    assert all(json.loads(file.read_text()) for file in kept.out.rglob("*.json"))
+    conf = kept.configuration()
     assert sorted(conf.regressions_thresholds.values()) == [0.01, 0.03], "the gate's tolerances"
     assert list(conf.regressions_first_commits.values()) == [None]
     assert (conf.branches, conf.show_commit_url) == (["main"], "https://example.org/commit/")
+    machine = json.loads((kept.out / "results" / H100 / "machine.json").read_text())
+    told = {"gpu": "NVIDIA H100 80GB HBM3", "num_gpu": "8", "ram": "80 GiB"}
+    assert machine == {"version": 1, "machine": H100, **told}
+    cpu = asv_export._machine(make_machine())
+    assert (cpu["cpu"], cpu["num_cpu"], cpu["ram"]) == ("Test CPU", "2", "8 GiB")
 
 
-@pytest.mark.usefixtures("exported")
-def test_asv_reads_benchmarks_with_parameters(out: Path) -> None:
-    benchmarks = Benchmarks.load(configuration(out))
+def test_asv_reads_benchmarks_with_parameters_and_images_in_seconds_per_sample(kept: Kept) -> None:
+    kept.export(kept.write([IMAGES, *CASES], "images"))
+    benchmarks = kept.benchmarks()
     units = {metric: unit for metric, unit in METRICS.items() if metric != "seconds_per_sample"}
+    of_images = {
+        "resnet.1x2.fp32." + metric for metric in ("seconds_per_sample", "seconds_per_step", "peak_memory")
+    }
     groups = (GPT2, "llama-tiny.1x2.fp32")
-    assert set(benchmarks) == {f"{group}.{metric}" for group in groups for metric in units}
+    assert set(benchmarks) == {f"{group}.{metric}" for group in groups for metric in units} | of_images
     gpt2 = benchmarks[f"{GPT2}.seconds_per_step"]
     assert dict(zip(gpt2["param_names"], gpt2["params"], strict=True)) == {
         "framework": ["fake", "fsdp-full_shard"],
@@ -111,127 +122,74 @@ def test_asv_reads_benchmarks_with_parameters(out: Path) -> None:
     assert {metric: benchmarks[f"{GPT2}.{metric}"]["unit"] for metric in units} == units
 
 
-def test_a_case_that_counts_samples_has_seconds_per_sample(
-    out: Path, repo: Path, commits: list[str], tmp_path: Path
-) -> None:
-    write_history(tmp_path / "images", commits, [IMAGES, CASES[0]])
-    export(tmp_path / "images", repo, out)
-    benchmarks = set(Benchmarks.load(configuration(out)))
-    of_images = {name.rpartition(".")[2] for name in benchmarks if name.startswith("resnet.")}
-    assert of_images == {"seconds_per_sample", "seconds_per_step", "peak_memory"}
-    assert f"{GPT2}.seconds_per_token" in benchmarks
-
-
-@pytest.mark.usefixtures("exported")
-def test_values_are_medians_of_launches_and_combinations_that_nobody_ran_are_missing(
-    kept: Path, out: Path, commits: list[str]
-) -> None:
-    benchmarks = Benchmarks.load(configuration(out))
-    result = load(out, commits[0])
-    night = store.places(kept, hardware_class=H100)[0].read(store.read_cases(kept))
-    launches = [each.step_s_p50 for each in night.results]
+def test_values_are_medians_of_launches_and_combinations_that_nobody_ran_are_missing(kept: Kept) -> None:
+    kept.export()
+    result, benchmarks = kept.result(kept.commits[0]), kept.benchmarks()
+    night = store.places(kept.history, hardware_class=H100)[0].read(store.read_cases(kept.history))
+    medians = [median(filter(None, each.step_s_p50)) for each in night.results]
     for metric, scale in (("seconds_per_step", 1), ("seconds_per_token", TOKENS_PER_STEP)):
-        name = f"{GPT2}.{metric}"
-        values = result.get_result_value(name, benchmarks[name]["params"])
-        expected = [median(filter(None, launches[number])) / scale for number in (0, 1, 2)]
-        assert values == [expected[0], expected[1], None, None, None, pytest.approx(expected[2])]
-    memory = f"{GPT2}.peak_memory"
-    values = result.get_result_value(memory, benchmarks[memory]["params"])
-    assert values[:2] == [2e10 / 2**20, 2e10 / 2**20 + 1]
+        values = result.get_result_value(f"{GPT2}.{metric}", benchmarks[f"{GPT2}.{metric}"]["params"])
+        a, b, c, _ = (each / scale for each in medians)
+        assert values == [a, b, None, None, None, pytest.approx(c)]
+    memory = result.get_result_value(f"{GPT2}.peak_memory", benchmarks[f"{GPT2}.peak_memory"]["params"])
+    assert memory[:2] == [2e10 / 2**20, 2e10 / 2**20 + 1]
 
 
-def statistics(out: Path, commit: str, metric: str) -> dict[str, Any]:
-    result = load(out, commit)
-    stats = result.get_result_stats(f"{GPT2}.{metric}", result.get_result_params(f"{GPT2}.{metric}"))[0]
-    assert isinstance(stats, dict)
-    return stats
-
-
-def test_error_bars_are_the_noise_between_launches_of_the_whole_night(
-    tmp_path: Path, out: Path, repo: Path, commits: list[str]
-) -> None:
+def test_error_bars_are_the_noise_between_launches_of_the_whole_night(kept: Kept) -> None:
     many = [make_case(hardware="h100", micro_batch=n) for n in range(1, 101)]
-    write_history(tmp_path / "history", commits, many, noise=0.01, launches=3)
-    export(tmp_path / "history", repo, out)
-    stats = statistics(out, commits[0], "seconds_per_step")
+    kept.export(kept.write(many, "many", noise=0.01))
+    stats = kept.statistics("seconds_per_step")
     half = math.log(stats["ci_99_b"] / stats["ci_99_a"]) / 2
     assert half == pytest.approx(2.576 * 0.01 / math.sqrt(3), rel=0.15)
     assert stats["ci_99_a"] < stats["q_25"] < stats["q_75"] < stats["ci_99_b"]
     assert (stats["number"], stats["repeat"]) == (1, 3)
-    memory = statistics(out, commits[0], "peak_memory")
+    memory = kept.statistics("peak_memory")
     assert memory["ci_99_a"] == memory["ci_99_b"] == 2e10 / 2**20
 
 
-def test_sessions_of_one_commit_are_pooled_and_began_with_the_newest(
-    kept: Path, out: Path, repo: Path, commits: list[str]
-) -> None:
-    write_history(kept, commits[:1], CASES[:1], lambda case, night: Level(step_s=3), first=100, launches=4)
-    export(kept, repo, out)
-    result = load(out, commits[0])
-    params = result.get_result_params(f"{GPT2}.seconds_per_step")
-    [first, second, *_] = result.get_result_samples(f"{GPT2}.seconds_per_step", params)
+def test_sessions_of_one_commit_are_pooled_and_began_with_the_newest(kept: Kept) -> None:
+    commit, name = kept.commits[0], f"{GPT2}.seconds_per_step"
+    slow: dict[str, Any] = {"levels": lambda case, night: Level(step_s=3), "first": 100, "launches": 4}
+    kept.write(CASES[:1], commits=[commit], **slow)
+    kept.export()
+    result = kept.result(commit)
+    params = result.get_result_params(name)
+    [first, second, *_] = result.get_result_samples(name, params)
     assert (len(first), len(second)) == (7, 3)
-    assert result.get_result_value(f"{GPT2}.seconds_per_step", params)[0] == median(first)
-    assert statistics(out, commits[0], "seconds_per_step")["repeat"] == 7
-    [file] = (out / "results" / H100).glob(f"{commits[0]}-*.json")
+    assert result.get_result_value(name, params)[0] == median(first)
+    assert kept.statistics("seconds_per_step")["repeat"] == 7
+    [file] = (kept.out / "results" / H100).glob(f"{commit}-*.json")
     [began] = {row[COLUMNS.index("started_at")] for row in json.loads(file.read_text())["results"].values()}
     assert began == 1000 * (BEGIN + timedelta(days=100, hours=3)).timestamp()  # 03:00 UTC: write_history
 
 
-@pytest.mark.usefixtures("exported")
-def test_a_machine_is_described(out: Path) -> None:
-    assert json.loads((out / "results" / H100 / "machine.json").read_text()) == {
-        "version": 1,
-        "machine": H100,
-        "gpu": "NVIDIA H100 80GB HBM3",
-        "num_gpu": "8",
-        "ram": "80 GiB",
-    }
-    cpu = asv_export._machine(make_machine())
-    assert (cpu["cpu"], cpu["num_cpu"], cpu["ram"]) == ("Test CPU", "2", "8 GiB")
-
-
-# Again
-
-
-@pytest.mark.usefixtures("exported")
-def test_another_export_has_what_came_and_not_what_went(
-    kept: Path, out: Path, repo: Path, commits: list[str]
-) -> None:
-    write_history(kept, commits[3:], [make_case(hardware="h100", micro_batch=32)], first=50)
-    for file in kept.glob(f"*/{commits[0]}/*.json"):
+def test_another_export_has_what_came_and_not_what_went(kept: Kept) -> None:
+    kept.export()
+    first, *others = kept.commits
+    kept.write([make_case(hardware="h100", micro_batch=32)], commits=others[2:], first=50)
+    for file in kept.history.glob(f"*/{first}/*.json"):
         file.unlink()
-    assert export(kept, repo, out).commits == set(commits[1:])
-    assert {r.commit_hash for r in iter_results(str(out / "results"))} == set(commits[1:])
-    benchmarks = Benchmarks.load(configuration(out))
+    assert kept.export().commits == {each.commit_hash for each in kept.results()} == set(others)
+    benchmarks = kept.benchmarks()
     assert benchmarks[f"{GPT2}.peak_memory"]["params"][2] == ["2", "4", "16", "32"]
     assert "llama-tiny.1x2.fp32.peak_memory" in benchmarks
 
 
-# What cannot be shown
+def test_commits_that_are_not_on_the_branch_are_left_out_and_named(kept: Kept) -> None:
+    git.git("checkout", "-q", "--orphan", "side", cwd=kept.repo)
+    kept.write(CASES[:1], commits=["f" * 40], first=20)
+    exported = kept.export(branch="main")
+    assert exported.unplaced == {"f" * 40: f"not in {kept.repo}"}
+    assert exported.commits == {each.commit_hash for each in kept.results()} == set(kept.commits)
 
 
-def test_commits_that_are_not_on_the_branch_are_left_out_and_named(
-    kept: Path, out: Path, repo: Path, commits: list[str]
-) -> None:
-    git.git("checkout", "-q", "--orphan", "side", cwd=repo)
-    write_history(kept, ["f" * 40], CASES[:1], first=20)
-    exported = export(kept, repo, out, branch="main")
-    assert exported.unplaced == {"f" * 40: f"not in {repo}"}
-    assert exported.commits == set(commits)
-    assert {r.commit_hash for r in iter_results(str(out / "results"))} == set(commits)
-
-
-def test_models_with_one_name_and_a_directory_of_other_things_are_errors(
-    kept: Path, out: Path, repo: Path, commits: list[str], tmp_path: Path
-) -> None:
+def test_models_with_one_name_and_a_directory_of_other_things_are_errors(kept: Kept) -> None:
     tiny = make_case().model
     assert isinstance(tiny, Model)
     both = [make_case(hardware="h100", model=tiny.replace(name=name)) for name in ("tiny.1", "tiny_1")]
-    write_history(tmp_path / "twins", commits, both)
     with pytest.raises(FileError, match=r"models 'tiny.1' and 'tiny_1' are one name to asv: 'tiny_1'\. R"):
-        export(tmp_path / "twins", repo, out)
-    out.mkdir()
-    (out / "thesis.tex").touch()
+        kept.export(kept.write(both, "twins"))
+    kept.out.mkdir()
+    (kept.out / "thesis.tex").touch()
     with pytest.raises(FileError, match=r"out is not empty and holds no export\. Give a directory of its"):
-        export(kept, repo, out)
+        kept.export()

@@ -1,7 +1,5 @@
 """asv's pages in a real browser, from a local server: what is drawn, and that nothing else is asked for."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 
@@ -53,49 +51,43 @@ def page(browser: Browser, address: str) -> Iterator[Browser]:
     assert [url for url in asked if not url.startswith(f"{address}/")] == []
 
 
+def listed(page: Browser, selector: str) -> list[str]:
+    """The texts of elements, once there are some."""
+    page.wait(f"document.querySelectorAll('{selector}').length > 0")
+    texts = page.evaluate(f"[...document.querySelectorAll('{selector}')].map(each => each.textContent)")
+    assert isinstance(texts, list)
+    return texts
+
+
 def test_the_grid_draws_every_benchmark(page: Browser, address: str) -> None:
     page.open(f"{address}/index.html")
     page.wait("document.querySelectorAll('.benchmark-plot canvas.flot-base').length === 3")
-    names = page.evaluate("[...document.querySelectorAll('.benchmark-text')].map(each => each.textContent)")
-    assert names == [
-        f"1x2.fp32.{metric}" for metric in ("peak_memory", "seconds_per_step", "seconds_per_token")
-    ]
-    assert page.evaluate("document.querySelector('.benchmark-group h1').textContent") == "gpt2-tiny"
+    metrics = ("peak_memory", "seconds_per_step", "seconds_per_token")
+    assert listed(page, ".benchmark-text") == [f"1x2.fp32.{metric}" for metric in metrics]
+    assert listed(page, ".benchmark-group h1") == ["gpt2-tiny"]
     assert page.evaluate(INK, ".benchmark-plot canvas.flot-base") > 1
 
 
 def test_a_graph_has_a_line_axes_and_parameters(page: Browser, address: str) -> None:
-    page.driver.execute_cdp_cmd(
-        "Page.addScriptToEvaluateOnNewDocument", {"source": WRITES_DOWN_WHAT_IS_WRITTEN}
-    )
+    source = {"source": WRITES_DOWN_WHAT_IS_WRITTEN}
+    page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", source)
     page.open(f"{address}/index.html#{GPT2}.seconds_per_step")
+    ticks = "#main-graph .flot-y-axis .flot-tick-label"
     page.wait("document.querySelectorAll('#main-graph canvas.flot-base').length === 1")
-    page.wait("document.querySelectorAll('#main-graph .flot-y-axis .flot-tick-label').length > 1")
+    page.wait(f"document.querySelectorAll('{ticks}').length > 1")
     assert page.evaluate(INK, "#main-graph canvas.flot-base") > 2
     assert {"milliseconds", "commits"} <= set(page.evaluate("window.written"))
-    ticks = "[...document.querySelectorAll('#main-graph .flot-y-axis .flot-tick-label')]"
-    assert "100" in page.evaluate(f"{ticks}.map(each => each.textContent)")
-    shown = page.evaluate("document.querySelector('#graphdisplay-navigation').textContent")
+    assert "100" in listed(page, ticks)
+    [shown] = listed(page, "#graphdisplay-navigation")
     for parameter in ("micro_batch", "framework", "options", "h100-80gb-sxm"):
         assert parameter in shown
 
 
-def test_the_regressions_page_lists_what_got_worse(page: Browser, address: str) -> None:
+def test_what_got_worse_and_every_case_are_listed(page: Browser, address: str) -> None:
     page.open(f"{address}/index.html#regressions")
-    page.wait("document.querySelectorAll('#regressions-body tbody tr').length > 0")
-    rows = page.evaluate(
-        "[...document.querySelectorAll('#regressions-body tbody tr')].map(r => r.textContent)"
-    )
-    larger, slower = sorted(rows)
+    larger, slower = sorted(listed(page, "#regressions-body tbody tr"))
     assert f"{GPT2}.seconds_per_token(fake, 64, 1, 1, max_warmup_steps5-steps20)" in slower
     assert "1.1" in slower
     assert f"{GPT2}.peak_memory(fake, 64, 4, 1, " in larger
-
-
-def test_the_list_has_every_case(page: Browser, address: str) -> None:
     page.open(f"{address}/index.html#summarylist")
-    page.wait("document.querySelectorAll('#summarylist-body tbody tr').length > 0")
-    rows = page.evaluate(
-        "[...document.querySelectorAll('#summarylist-body tbody tr')].map(r => r.textContent)"
-    )
-    assert len(rows) == 3 * len(CASES)
+    assert len(listed(page, "#summarylist-body tbody tr")) == 3 * len(CASES)

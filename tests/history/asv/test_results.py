@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -11,17 +9,17 @@ from perfsuite.history.store import StoredResult
 from tests.samples import IMAGES, make_case
 
 SLOT = Slot("m.1x8.bf16", ("ddp", "4096", "1", "1", "default"))
+ENDS = ("stats_ci_99_a", "stats_ci_99_b")
 
 
-def column(name: str, rows: dict[str, list[Any]], benchmark: str = "m.1x8.bf16.seconds_per_step") -> Any:
-    return rows[benchmark][COLUMNS.index(name)]
-
-
-def of_cases(launches: dict[Slot, list[float]], metric: str = "seconds_per_step") -> dict[str, list[Any]]:
+def rows(launches: dict[Slot, list[float]], metric: str = "seconds_per_step") -> list[dict[str, Any]]:
+    """The row of each benchmark, by column."""
     groups: dict[str, dict[tuple[str, ...], list[float]]] = {}
     for (group, values), figures in launches.items():
         groups.setdefault(group, {})[values] = figures
-    return results({metric: groups}, 5)
+    made = results({metric: groups}, 5)
+    assert list(made) == [f"{group}.{metric}" for group in groups]
+    return [dict(zip(COLUMNS, row, strict=True)) for row in made.values()]
 
 
 def test_a_slot_follows_from_the_case_alone() -> None:
@@ -36,14 +34,11 @@ def test_a_slot_follows_from_the_case_alone() -> None:
         max_warmup_steps=20,
         steps=50,
     )
-    assert slot(case.parameters) == Slot(
-        "llama-3_1-8b.1x2.bf16-mixed", ("fsdp-shard_grad_op", "64", "4", "2", "ac_full-compile")
-    )
-
-
-def test_a_case_without_options_or_tokens_says_so() -> None:
+    values = ("fsdp-shard_grad_op", "64", "4", "2", "ac_full-compile")
+    assert slot(case.parameters) == Slot("llama-3_1-8b.1x2.bf16-mixed", values)
     assert slot(make_case(max_warmup_steps=20, steps=50).parameters).values[-1] == "default"
     assert slot(IMAGES.parameters).values[1] == "none"
+    assert in_order({"16", "2", "x", "none", "4"}) == ["2", "4", "16", "none", "x"], "numbers by size"
 
 
 def test_costs_of_a_result() -> None:
@@ -58,68 +53,36 @@ def test_costs_of_a_result() -> None:
         settings=0,
         environment=0,
     )
-    assert costs(result, "tokens") == {
-        "seconds_per_step": [0.5, 0.25],
-        "seconds_per_token": [0.005, 0.0025],
-        "peak_memory": [7.0, 8.0],
-    }
+    common = {"seconds_per_step": [0.5, 0.25], "peak_memory": [7.0, 8.0]}
+    assert costs(result, "tokens") == {**common, "seconds_per_token": [0.005, 0.0025]}
+    assert costs(result, "samples") == {**common, "seconds_per_sample": [0.005, 0.0025]}
     assert costs(result.replace(tokens_per_step=None), "tokens")["seconds_per_token"] == []
-    assert costs(result, "samples")["seconds_per_sample"] == [0.005, 0.0025]
-    assert "seconds_per_token" not in costs(result, "samples")
 
 
-@pytest.mark.parametrize(
-    ("step_s", "quarter", "middle", "three_quarters"),
-    [
-        ((3.0,), 3, 3, 3),
-        ((2.0, 1.0), 1.25, 1.5, 1.75),
-        ((4.0, 1.0, 2.0), 1.5, 2, 3),
-        ((1.0, 2.0, 3.0, 5.0), 1.75, 2.5, 3.5),
-    ],
-)
-def test_median_and_quartiles(
-    step_s: tuple[float, ...], quarter: float, middle: float, three_quarters: float
-) -> None:
-    rows = of_cases({SLOT: list(step_s)})
-    assert column("result", rows) == [middle]
-    assert column("stats_q_25", rows) == [quarter]
-    assert column("stats_q_75", rows) == [three_quarters]
-    assert (column("stats_number", rows), column("stats_repeat", rows)) == ([1], [len(step_s)])
-    assert column("samples", rows) == [list(step_s)]
-    assert column("started_at", rows) == 5
+def test_median_and_quartiles() -> None:
+    for step_s, *quarters in (
+        ([3.0], 3, 3, 3),
+        ([2.0, 1.0], 1.25, 1.5, 1.75),
+        ([4.0, 1.0, 2.0], 1.5, 2, 3),
+        ([1.0, 2.0, 3.0, 5.0], 1.75, 2.5, 3.5),
+    ):
+        [row] = rows({SLOT: step_s})
+        assert [*row["stats_q_25"], *row["result"], *row["stats_q_75"]] == quarters
+        assert (row["stats_number"], row["stats_repeat"], row["samples"]) == ([1], [len(step_s)], [step_s])
+        assert row["started_at"] == 5
 
 
-def test_the_interval_of_memory_is_what_was_seen() -> None:
-    rows = of_cases({SLOT: [8.0, 7.0, 7.0]}, "peak_memory")
-    assert column("stats_ci_99_a", rows, "m.1x8.bf16.peak_memory") == [7.0]
-    assert column("stats_ci_99_b", rows, "m.1x8.bf16.peak_memory") == [8.0]
-
-
-def test_the_interval_of_times_is_pooled_over_all_cases() -> None:
+def test_intervals_of_memory_are_what_was_seen_and_those_of_times_are_pooled_over_all_cases() -> None:
     """Two cases differ by a hundred times and have the same relative noise."""
+    [memory] = rows({SLOT: [8.0, 7.0, 7.0]}, "peak_memory")
+    assert [memory[end] for end in ENDS] == [[7.0], [8.0]]
     one = [1.0, 1.01, 0.99, 1.02]
-    other = Slot("m.1x8.fp32", SLOT.values)
-    rows = of_cases({SLOT: one, other: [100 * x for x in one]})
-    names = [f"{each.group}.seconds_per_step" for each in (SLOT, other)]
-    lows, highs = (
-        [column(end, rows, name)[0] for name in names] for end in ("stats_ci_99_a", "stats_ci_99_b")
-    )
-    assert highs[0] / lows[0] == pytest.approx(highs[1] / lows[1])
-    assert 1.03 < highs[0] / lows[0] < 1.1
-
-
-def test_one_launch_has_no_interval() -> None:
-    rows = of_cases({SLOT: [1.0]})
-    assert (column("stats_ci_99_a", rows), column("stats_ci_99_b", rows)) == ([-math.inf], [math.inf])
-
-
-def test_combinations_that_nobody_ran_are_none() -> None:
-    far = Slot(SLOT.group, ("fsdp2", "4096", "2", "1", "default"))
-    rows = of_cases({SLOT: [1.0], far: [1.0]})
-    assert column("params", rows) == [["ddp", "fsdp2"], ["4096"], ["1", "2"], ["1"], ["default"]]
-    assert column("result", rows) == [1.0, None, None, 1.0]
-    assert column("stats_repeat", rows) == [1, None, None, 1]
-
-
-def test_numbers_are_in_order_of_size() -> None:
-    assert in_order({"16", "2", "x", "none", "4"}) == ["2", "4", "16", "none", "x"]
+    pooled = rows({SLOT: one, Slot("m.1x8.fp32", SLOT.values): [100 * x for x in one]})
+    wide, wide_too = (row["stats_ci_99_b"][0] / row["stats_ci_99_a"][0] for row in pooled)
+    assert wide == pytest.approx(wide_too)
+    assert 1.03 < wide < 1.1
+    [alone] = rows({SLOT: [1.0]})
+    assert [alone[end] for end in ENDS] == [[-math.inf], [math.inf]], "of one launch it is not known"
+    [row] = rows({SLOT: [1.0], Slot(SLOT.group, ("fsdp2", "4096", "2", "1", "default")): [1.0]})
+    assert row["params"] == [["ddp", "fsdp2"], ["4096"], ["1", "2"], ["1"], ["default"]]
+    assert (row["result"], row["stats_repeat"]) == ([1.0, None, None, 1.0], [1, None, None, 1])

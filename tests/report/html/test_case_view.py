@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
@@ -17,13 +15,10 @@ def view(result: Measurement, arms: tuple[ArmFacts, ...] = ()) -> SimpleNamespac
     return SimpleNamespace(**case_view(result, session, anchor="case-x", columns=overview("tokens")))
 
 
-def test_a_case_that_was_never_launched() -> None:
+def test_the_band_is_the_baselines_step_time_and_its_tolerance() -> None:
     seen = view(never_run())
     assert not any((seen.steps, seen.health, seen.told.tracebacks, seen.checks, seen.launches, seen.before))
     assert (seen.loss, seen.band, seen.findings, seen.ranks) == (None, None, None, ())
-
-
-def test_the_band_is_the_baselines_step_time_and_its_tolerance() -> None:
     result = make_gpu_result(2, "regressed")
     band, baseline = view(result).band, result.verdict.checks[0].baseline
     assert baseline is not None
@@ -37,10 +32,9 @@ def test_captions_say_what_the_chart_cannot() -> None:
     seen = view(make_result(run, now().replace(step_s=(), window=(0, 0)), now(), before=None))
     assert [figure.caption.split(":")[0] for figure in seen.steps] == ["Launch 1", "Launch 3"]
     seen = view(make_result(run))
-    assert seen.steps[0].caption == (
-        "Launch 1: median 12.3 ms; 2 measured steps are off the scale (▲), "
-        "the longest 8,500.0 ms at step 502; 1 without a finite time: a gap in the line."
-    )
+    beyond = "2 measured steps are off the scale (▲), the longest 8,500.0 ms at step 502"
+    gap = "1 without a finite time: a gap in the line"
+    assert seen.steps[0].caption == f"Launch 1: median 12.3 ms; {beyond}; {gap}."
     assert seen.loss.caption == "Loss, mean over ranks; at the end 5.0000."
     assert "set aside, the machine was not well" in view(make_gpu_result(3, "throttled")).steps[0].caption
 
