@@ -259,17 +259,15 @@ def test_one_machine_is_found_by_its_marker_or_by_a_label(tmp_path: Path) -> Non
 
 
 SHAPES = {
-    "runner group, uv": {"HOME": "{home}", "PYTHONPATH": "{trusted}"},
+    "runner group, uv": {"HOME": "{home}"},
     "pod, conda, no sudo": {
         "HOME": "{home}",
         "CONDA_PREFIX": sys.prefix,
         "PIP_EXTRA_INDEX_URL": "https://a/cpu",
-        "PYTHONPATH": "{trusted}",
     },
     "image without git and make": {"HOME": "/nonexistent", "GITHUB_SHA": "f" * 40},
 }
-"""What a job sees in the shapes in which projects measure, without sudo, make and (in an image) git. In that
-image alone the doctor and the self-test run."""
+"""What a job sees in the shapes in which projects measure, without sudo, make and (in an image) git."""
 
 
 def installed() -> list[tuple[str, str]]:
@@ -286,8 +284,13 @@ def test_a_night_runs_in_the_image_of_a_project_and_installs_nothing(
             (tools / tool).symlink_to(found)
     if "git" in shape:
         shutil.rmtree(repository / ".git")
-    variables = {name: value.format(home=tmp_path, trusted=trusted) for name, value in SHAPES[shape].items()}
-    variables |= {"PATH": str(tools), "GITHUB_WORKSPACE": str(repository), "GITHUB_ACTIONS": "true"}
+    variables = {name: value.format(home=tmp_path) for name, value in SHAPES[shape].items()}
+    variables |= {
+        "PYTHONPATH": trusted,
+        "PATH": str(tools),
+        "GITHUB_WORKSPACE": str(repository),
+        "GITHUB_ACTIONS": "true",
+    }
     variables |= {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary"), "LANG": "C.UTF-8"}
     known = {"matrix.hardware": "cpu", "matrix.shard": "--shard=1/1", "inputs.python": sys.executable}
     measured = "--perf-missing-baseline=record --perf-record-launches=1 --perf-min-judged=0%"
