@@ -12,9 +12,8 @@ from perfsuite.errors import CaseError
 from perfsuite.results.outcome import CountCheck, Finding, Verdict
 from perfsuite.session import against_arm
 from tests.benchmarks.hindsight.__main__ import judged, main, run
-from tests.benchmarks.hindsight.pairs import SCRIPTS, Pair
+from tests.benchmarks.hindsight.pairs import PAIRS, SCRIPTS, Pair
 from tests.benchmarks.hindsight.results import PAGE, Result, read, tables
-from tests.benchmarks.hindsight.table import PAIRS
 from tests.counted import make_finding
 from tests.samples import make_result, make_run
 

@@ -20,9 +20,8 @@ from perfsuite.report.progress import Progress
 from perfsuite.results.session_file import Measurement
 from perfsuite.session import against_arm
 from perfsuite.session.setup import Options
-from tests.benchmarks.hindsight.pairs import Pair
+from tests.benchmarks.hindsight.pairs import PAIRS, Pair
 from tests.benchmarks.hindsight.results import Result, read, write, write_page
-from tests.benchmarks.hindsight.table import PAIRS
 
 STORE = Path(".perfsuite")
 
