@@ -18,34 +18,32 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from perfsuite import Case, Fake, Model, Script, Topology
 from perfsuite.case.torch_build import MIN_TORCH
 from tests.processes import executable
 from tests.samples import BEFORE, judged, make_result, write_session
+from tests.suite import measuring
 from tests.synthetic import commit, git
 
 ROOT = Path(__file__).parent.parent
-CASES = """
-import pytest
-from perfsuite import Case, Fake, Topology
-
-@pytest.mark.parametrize("case", [
-    Case(model="llama-tiny", framework=Fake(step_ms=10), sequence_length=64, micro_batch=4,
-         topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
-])
-def test_it(bench, case):
-    bench(case)
-"""
-TRAINED = """
-import pytest
-from perfsuite import Case, Model, Script, Topology
-
-@pytest.mark.parametrize("case", [
-    Case(model=Model.named("tiny"), framework=Script(path="train.py"), sequence_length=8, micro_batch=4,
-         topology=Topology(nodes=8, processes_per_node=8), hardware="h100")
-])
-def test_it(bench, case):
-    bench(case)
-"""
+FAKE = Case(
+    model="llama-tiny",
+    framework=Fake(),
+    sequence_length=64,
+    micro_batch=4,
+    topology=Topology(processes_per_node=1),
+    hardware="cpu",
+)
+CASES = measuring(FAKE)
+TRAINED = measuring(
+    FAKE.replace(
+        model=Model.named("tiny"),
+        framework=Script(path="train.py"),
+        sequence_length=8,
+        topology=Topology(nodes=8, processes_per_node=8),
+        hardware="h100",
+    )
+)
 SCRIPT = """
 import os
 import torch
@@ -311,9 +309,7 @@ def test_a_night_runs_in_the_image_of_a_project_and_installs_nothing(
 def mine(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The repository with a case file for a script, as the current directory."""
     (repository / "train.py").touch()
-    (repository / "bench_cases" / "test_cases.py").unlink()
-    one = CASES.replace("processes_per_node=2", "processes_per_node=1")
-    (repository / "bench_cases" / "test_train.py").write_text(one)
+    (repository / "bench_cases" / "test_cases.py").rename(repository / "bench_cases" / "test_train.py")
     monkeypatch.chdir(repository)
     return repository
 
@@ -485,6 +481,7 @@ def test_a_pull_request_is_compared_with_its_base(repository: Path, tmp_path: Pa
     assert not (repository / ".perfsuite" / "baselines").exists()
 
 
+@pytest.mark.nightly
 def test_a_pull_request_is_compared_with_its_base_without_its_hardware(repository: Path) -> None:
     """A model of one layer more, by the workflow of hosted runners."""
     cases = repository / "bench_cases" / "test_cases.py"
