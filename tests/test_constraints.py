@@ -1,7 +1,5 @@
 """The pins of `constraints.txt`, against indexes as a fresh machine has them: stub wheels in directories."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

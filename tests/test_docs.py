@@ -1,7 +1,5 @@
 """What the pages say is true: commands run, Python runs, and every option, field, file and link exists."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

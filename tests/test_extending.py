@@ -1,7 +1,5 @@
 """The page docs/develop/extending.md, done as it says: its package is written, installed and used."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

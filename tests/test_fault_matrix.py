@@ -1,7 +1,5 @@
 """The tables of `docs/evidence/faults.md`: each row has a test that injects the fault, each test a row."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

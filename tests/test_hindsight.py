@@ -1,7 +1,5 @@
 """The list of pairs, how a comparison is graded, and the page of what was found."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any

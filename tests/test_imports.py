@@ -1,7 +1,5 @@
 """What import-linter (`pyproject.toml`) cannot see: what importing a module loads, and where files are."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

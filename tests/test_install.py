@@ -4,8 +4,6 @@ Each environment is a venv whose packages are links to those of the environment 
 packages that are named, what they depend on, down to the last one, and no other. Nothing is downloaded.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What the workflows run: their own steps, in a small repository of its own with simulated cases."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os
@@ -432,7 +430,7 @@ def test_ci_tests_the_lowest_torch_and_python_that_pyproject_names() -> None:
     lowest = str(bound.specifier).removeprefix(">=")
     assert lowest == "{}.{}".format(*MIN_TORCH)
     assert re.findall(r'"(torch.*)"$', installed, re.MULTILINE) == [f"torch=={lowest}.*", "torch"]
-    job = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["versions"]
+    job = workflow("ci")["jobs"]["versions"]
     matrix = job["strategy"]["matrix"]
     assert job["steps"][-1]["run"] == 'make "test-$TORCH_VERSION"'
     assert matrix["torch"] == ["lowest", "newest"]
@@ -440,12 +438,11 @@ def test_ci_tests_the_lowest_torch_and_python_that_pyproject_names() -> None:
 
 
 def test_a_release_needs_approval_and_no_password() -> None:
-    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
-    jobs = yaml.safe_load(text)["jobs"]
+    jobs = workflow("release")["jobs"]
     assert jobs["build"]["permissions"] == {"contents": "read"}
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
     assert jobs["publish"]["environment"]["name"] == "pypi"
-    assert "secrets" not in text
+    assert "secrets" not in (WORKFLOWS / "release.yml").read_text()
 
 
 def test_a_tag_that_is_not_the_version_is_not_built(tmp_path: Path) -> None:
@@ -465,9 +462,9 @@ def test_a_tag_that_is_not_the_version_is_not_built(tmp_path: Path) -> None:
 def test_runners_with_gpus_install_no_torch_for_cpus() -> None:
     """They measure the environment that is there: no index for CPUs is in the way."""
     jobs = [job for file in WORKFLOWS.glob("*.yml") for job in workflow(file.stem)["jobs"].values()]
-    measuring = [job for job in jobs if "container" in job]
-    assert len(measuring) == 3
-    assert not [job for job in measuring if "PIP_EXTRA_INDEX_URL" in job.get("env", {})]
+    with_gpus = [job for job in jobs if "container" in job]
+    assert len(with_gpus) == 3
+    assert not [job for job in with_gpus if "PIP_EXTRA_INDEX_URL" in job.get("env", {})]
 
 
 def test_a_pull_request_is_compared_with_its_base(repository: Path, tmp_path: Path) -> None:
@@ -484,8 +481,7 @@ def test_a_pull_request_is_compared_with_its_base(repository: Path, tmp_path: Pa
 @pytest.mark.nightly
 def test_a_pull_request_is_compared_with_its_base_without_its_hardware(repository: Path) -> None:
     """A model of one layer more, by the workflow of hosted runners."""
-    cases = repository / "bench_cases" / "test_cases.py"
-    cases.write_text(TRAINED)
+    (repository / "bench_cases" / "test_cases.py").write_text(TRAINED)
     (repository / "train.py").write_text(SCRIPT)
     commit(repository, "a script")
     (repository / "train.py").write_text(SCRIPT.replace("8, 8)", "8, 8), torch.nn.Linear(8, 8)"))
@@ -493,8 +489,7 @@ def test_a_pull_request_is_compared_with_its_base_without_its_hardware(repositor
     assert workflow("dry")["jobs"]["compare"]["with"]["dry"] == "make compare-dry"
     said = make(repository, "compare-dry", BASE="HEAD~1", DRY_CI="script", OUT="out", status=2)
     assert "regressed by a dry run of each arm as if on NVIDIA H100" in " ".join(said.split())
-    summary = (repository / "out" / "summary.md").read_text()
-    assert "all_reduce of 64 ranks: 288 -> 576 bytes" in summary
+    assert "all_reduce of 64 ranks: 288 -> 576 bytes" in (repository / "out" / "summary.md").read_text()
     assert not list((repository / ".perfsuite").glob("*.lock")), "no machine is locked"
     make(repository, "compare-dry", BASE="HEAD", DRY_CI="script", OUT="out")
 

@@ -1,7 +1,5 @@
 """Dry runs on CPUs whose processes are forked from one that has imported torch: 2 CPU-seconds each, not 6."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -5,8 +5,6 @@ line of each, and at the end how often each outcome was seen. Nothing else shoul
 comparison takes some minutes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

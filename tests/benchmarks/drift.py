@@ -7,8 +7,6 @@ of 0.5 % and more.
     python -m tests.benchmarks.drift [--series 60] [--otava /path/to/python]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -7,8 +7,6 @@ begins with the last step that the driver sees, and the time that is let pass is
 its SlurmdTimeout, which is short in the emulated cluster.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile

@@ -9,8 +9,6 @@ Then what `paired` finds on a machine whose launches follow a probe, with and wi
     python -m tests.benchmarks.paired [--trials 2000]
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterator, Sequence
@@ -26,8 +24,10 @@ MACHINES = {"none": (0.0, 0.0), "2 %": (0.02, 0.0), "5 %": (0.05, 0.0), "none, t
 """The drift of each machine, and by how much the slower launches of one with two speeds are slower."""
 CHANGES = (0.0, 0.01, 0.02, 0.03)
 WAYS = ("drift", "way", "false alarms", "finds 1 %", "2 %", "3 %", "launches, unchanged / 3 %")
-CORRECTIONS = ("corrected", "false alarms", "unchanged: passed", "finds 10 %", "launches, unchanged / 10 %")
-CORRECTIONS += ("passed, of 10 % that B does to the probe, too",)
+CORRECTIONS = (
+    *("corrected", "false alarms", "unchanged: passed", "finds 10 %", "launches, unchanged / 10 %"),
+    "passed, of 10 % that B does to the probe, too",
+)
 BASE = 5
 """Launches of arm A before those of arm B."""
 

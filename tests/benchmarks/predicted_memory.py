@@ -5,8 +5,6 @@ allocator held, without what lies beside it: rows whose allocator had to retry t
 has 16,160 MiB.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 A row whose case is compiled is run dry without compilation, since a dry run does not compile.
 """
 
-from __future__ import annotations
-
 import tempfile
 from functools import cache
 from pathlib import Path

@@ -6,8 +6,6 @@ Prints the ratio of the whole time, from the start of the command to its end, an
 the script measures itself.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

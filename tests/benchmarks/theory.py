@@ -3,8 +3,6 @@
 python -m tests.benchmarks.theory [NAME ...]
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -4,8 +4,6 @@ Each arm is launched once (`perfsuite compare --counts --against GOOD --arm BAD`
 run that have no result yet, or with --again all.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import time

@@ -1,7 +1,5 @@
 """The pairs: two releases of a library, and what the gate must say of the second."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping

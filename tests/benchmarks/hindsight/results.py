@@ -1,7 +1,5 @@
 """What came of the pairs, as a file and as the table of the page."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
