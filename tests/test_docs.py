@@ -147,7 +147,7 @@ def run(command: str, root: Path) -> subprocess.CompletedProcess[str]:
     """Run a line as a reader does who has activated the environment."""
     environment = os.environ | {
         "PATH": f"{root / '.venv' / 'bin'}:{os.environ['PATH']}",
-        "PYTEST_ADDOPTS": "-p no:hypothesispytest -p no:anyio -p no:xdist",
+        "PYTEST_ADDOPTS": "-p no:hypothesispytest -p no:anyio -p no:xdist --perf-wait-quiet=0",
         "COLUMNS": "200",
     }
     return subprocess.run(
