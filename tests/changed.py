@@ -7,8 +7,6 @@ changed since HEAD left BASE (committed or not), those of every room that import
 import a changed helper of the tests. Prints nothing if nothing has changed.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Runs collected from the files of launches that tests write, and failures that occur in them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """For all tests here. Those in `tests/gpu` need a GPU and run alone (`make gpu-day`); all others see none."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Counts of a step made by hand, and cases that have them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from perfsuite.case.case import Case, Topology

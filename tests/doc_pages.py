@@ -9,8 +9,6 @@ A mark is an HTML comment before a block, which neither GitHub nor the site show
     <!-- sample: table -->          the block is a report that `make samples` writes
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cached_property

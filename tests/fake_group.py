@@ -1,7 +1,5 @@
 """Process groups of one process: as the only rank, or as one of many, in a group that sends nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

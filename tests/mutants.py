@@ -7,8 +7,6 @@ mutated module alone, and `any`/`all`, `min`/`max`. Works in a copy of the repos
 than `ENOUGH` of the mutants are killed.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -1,7 +1,5 @@
 """Packages of other people: installed for one test, as pip leaves them, or as wheels that pip can find."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

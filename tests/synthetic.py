@@ -1,7 +1,5 @@
 """A repository and a history of its nights, made up but the same every time."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 from collections.abc import Callable, Sequence

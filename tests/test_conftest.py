@@ -1,7 +1,5 @@
 """What `conftest.py` promises: `make test` passes on a machine with GPUs."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What the pages say is true: commands run, Python runs, and every option, field, file and link exists."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -26,7 +24,9 @@ from perfsuite.results.rank_report import FailureKind
 from perfsuite.session.option_table import OLD
 from tests.doc_pages import MARKS, NEEDS, ROOT, Block, Page, pages
 from tests.sample_reports import WIDTH, picture, texts, with_samples
-from tests.test_workflows import CASES, commit, git, use_this_interpreter
+from tests.synthetic import commit, git
+from tests.test_workflows import CASES as SIMULATED_CASES
+from tests.test_workflows import use_this_interpreter
 
 PAGES = pages()
 SITE = [page for page in PAGES if page.path.is_relative_to(ROOT / "docs")]
@@ -43,15 +43,13 @@ FRAMEWORKS = [
 ]
 SIMULATED = """
 import pytest
-from perfsuite import Fake
+from perfsuite import Fake, Topology
 
 @pytest.fixture
 def bench(bench):
     '''Measure simulated training in place of the framework that the page's case names.'''
-    def measure(case):
-        is_simulated = isinstance(case.framework, Fake)
-        return bench(case if is_simulated else case.replace(framework=Fake(step_ms=5)))
-    return measure
+    simulated = {"framework": Fake(step_ms=5), "topology": Topology(processes_per_node=1)}
+    return lambda case: bench(case.replace(**simulated))
 """
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -126,7 +124,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with one simulated case, its reviewed baseline, and a session in the local store."""
     root = tmp_path_factory.mktemp("project") / "clone"
     (root / "bench_cases").mkdir(parents=True)
-    (root / "bench_cases" / "test_cases.py").write_text(CASES)
+    (root / "bench_cases" / "test_cases.py").write_text(SIMULATED_CASES)
     (root / "conftest.py").write_text(SIMULATED)
     (root / ".gitignore").write_text(
         ".venv\n.perfsuite/\n__pycache__/\n.pytest_cache/\nnights/\n.benchmarks/\n"
@@ -141,7 +139,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run("pytest bench_cases --perf-min-launches=5 --perf-record-launches=5", root)
     run("perfsuite baseline accept --reason first", root)
     commit(root, "baselines")
-    run("pytest bench_cases --perf-min-launches=5 --perf-json nights/cpu/results.json", root)
+    run("pytest bench_cases --perf-json nights/cpu/results.json", root)
     return root
 
 
@@ -149,7 +147,7 @@ def run(command: str, root: Path) -> subprocess.CompletedProcess[str]:
     """Run a line as a reader does who has activated the environment."""
     environment = os.environ | {
         "PATH": f"{root / '.venv' / 'bin'}:{os.environ['PATH']}",
-        "PYTEST_ADDOPTS": "-p no:hypothesispytest -p no:anyio -p no:xdist",
+        "PYTEST_ADDOPTS": "-p no:hypothesispytest -p no:anyio -p no:xdist --perf-wait-quiet=0",
         "COLUMNS": "200",
     }
     return subprocess.run(
@@ -180,14 +178,11 @@ def test_commands_on_pages_run(page: Page, template: Path, tmp_path: Path) -> No
         assert block.marks.get("shows", "") in done.stdout, said
 
 
-@pytest.mark.launch
-def test_the_case_of_the_tutorial_trains_for_real(tmp_path: Path) -> None:
-    (first, *_) = [block for block in page_of("tutorial").blocks if "file" in block.marks]
-    write_file(first, tmp_path)
-    use_this_interpreter(tmp_path)
-    done = run(f"pytest {first.marks['file']} --perf-record-launches=1 --perf-allow-shared", tmp_path)
-    assert done.returncode == 0, done.stdout
-    assert "ddp-llama-tiny" in done.stdout
+def test_the_case_of_the_tutorial_is_the_first_that_make_bench_trains() -> None:
+    first, *_ = runpy.run_path(str(ROOT / "bench_cases" / "test_cpu.py"))["CASES"]
+    names: dict[str, Any] = {}
+    exec(page_of("tutorial").files["bench_cases/test_tiny.py"], names)
+    assert names["TINY"].replace(timeout_s=first.timeout_s) == first
 
 
 # Names that pages use exist

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from perfsuite.errors import MAX_TOLD, CaseError, readable, told

@@ -1,7 +1,5 @@
 """The page docs/develop/extending-metrics.md, done as it says: its package is installed and used."""
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from collections.abc import Callable

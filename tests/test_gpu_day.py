@@ -1,7 +1,5 @@
 """The first day on a GPU cannot run here; that its parts name what is there can be seen."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The list of pairs, how a comparison is graded, and the page of what was found."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -12,9 +10,8 @@ from perfsuite.errors import CaseError
 from perfsuite.results.outcome import CountCheck, Finding, Verdict
 from perfsuite.session import against_arm
 from tests.benchmarks.hindsight.__main__ import judged, main, run
-from tests.benchmarks.hindsight.pairs import SCRIPTS, Pair
+from tests.benchmarks.hindsight.pairs import PAIRS, SCRIPTS, Pair
 from tests.benchmarks.hindsight.results import PAGE, Result, read, tables
-from tests.benchmarks.hindsight.table import PAIRS
 from tests.counted import make_finding
 from tests.samples import make_result, make_run
 

@@ -1,9 +1,5 @@
 """What import-linter (`pyproject.toml`) cannot see: what importing a module loads, and where files are."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -12,6 +8,7 @@ import pytest
 import perfsuite
 from perfsuite.case import torch_build
 from perfsuite.frameworks.torchtitan import MIN_TORCH
+from tests.processes import python
 
 PACKAGE = Path(perfsuite.__file__).parent
 TESTS = Path(__file__).parent
@@ -91,48 +88,29 @@ def test_no_reason_is_kept_for_a_module_that_is_gone() -> None:
     assert not NO_TEST_FILE.keys() - FILES.keys()
 
 
-IMPORT_EACH = """
-import contextlib, importlib, os, sys, warnings
-libraries = "jinja2 psutil pydantic pytest rich torch torchtitan.trainer typer yaml"
-for library in libraries.split():
+IMPORT_ALL = """
+import contextlib, importlib, sys, warnings
+for library in "jinja2 psutil pydantic pytest rich torch torchtitan.trainer typer yaml".split():
     with contextlib.suppress(ImportError):
         importlib.import_module(library)
 warnings.simplefilter("error")
-import perfsuite.analysis.collect
 for module in sys.argv[1:]:
-    sys.stdout.flush()
-    if not (child := os.fork()):
-        importlib.import_module(module)
-        os._exit(0)
-    if os.waitpid(child, 0)[1]:
-        print(module)
+    importlib.import_module(module)
 """
 
 
 @pytest.mark.launch
-def test_every_module_can_be_imported_alone_without_a_warning() -> None:
-    """In forks of a process that has loaded the libraries, and the data that nearly all modules need."""
+def test_every_module_can_be_imported_without_a_warning() -> None:
+    """Alone, too: that no import is circular is a contract of import-linter."""
     modules = [module for module in FILES if not module.endswith("__main__")]
     if torch_build.release() < MIN_TORCH:
         for name in ("configuration", "trainer"):  # torchtitan itself cannot be imported then
             modules.remove(f"perfsuite.frameworks.torchtitan.{name}")
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORT_EACH, *modules, "perfsuite.nosuch"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == ["perfsuite.nosuch"], done.stderr
+    python(IMPORT_ALL, *modules)
 
 
 def modules_after(code: str) -> set[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return set(done.stdout.split())
+    return set(python(f"{code}\nimport sys; print(*sys.modules)").split())
 
 
 @pytest.mark.launch

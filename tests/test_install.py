@@ -4,8 +4,6 @@ Each environment is a venv whose packages are links to those of the environment 
 packages that are named, what they depend on, down to the last one, and no other. Nothing is downloaded.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import shutil
@@ -64,20 +62,15 @@ def dependencies(names: Iterable[str]) -> dict[str, importlib.metadata.Distribut
     return found
 
 
-def environment(directory: Path, names: Iterable[str], wheel: Path) -> Path:
-    """A venv with these distributions, what they depend on, and perfsuite. Returns its Python."""
+def environment(directory: Path, names: Iterable[str]) -> tuple[str, Path]:
+    """A venv with these distributions and what they need. Returns its Python, and where its packages are."""
     venv.create(directory, symlinks=True, with_pip=False)
     [site] = directory.glob("lib/python*/site-packages")
     for distribution in dependencies(names).values():
         for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
             (site / top).unlink(missing_ok=True)  # several distributions share a namespace
             (site / top).symlink_to(Path(str(distribution.locate_file(top))).resolve())
-    python = directory / "bin" / "python"
-    run(
-        *(sys.executable, "-m", "pip", "--isolated", "--python", str(python)),
-        *("install", "--quiet", "--no-index", "--no-deps", "--no-compile", str(wheel)),
-    )
-    return python
+    return str(directory / "bin" / "python"), site
 
 
 def run(*words: str, cwd: Path = ROOT, status: int = 0, **variables: str) -> str:
@@ -96,10 +89,10 @@ def run(*words: str, cwd: Path = ROOT, status: int = 0, **variables: str) -> str
     return done.stdout
 
 
-def has(python: Path, *packages: str) -> list[str]:
+def has(python: str, *packages: str) -> list[str]:
     """Which of these packages an environment has."""
     code = "import importlib.util as u, sys; print(*(name for name in sys.argv[1:] if u.find_spec(name)))"
-    return run(str(python), "-c", code, *packages).split()
+    return run(python, "-c", code, *packages).split()
 
 
 @pytest.fixture(scope="module")
@@ -133,27 +126,34 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def driver(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def driver(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The Python of an environment that `pip install perfsuite` makes."""
     requirements = map(Requirement, importlib.metadata.requires("perfsuite") or ())
     names = [each.name for each in requirements if not each.marker]
-    return environment(tmp_path_factory.mktemp("driver"), names, wheel)
+    python, _ = environment(tmp_path_factory.mktemp("driver"), names)
+    run(
+        *(sys.executable, "-m", "pip", "--isolated", "--python", python),
+        *("install", "--quiet", "--no-index", "--no-deps", "--no-compile", str(wheel)),
+    )
+    return python
 
 
 @pytest.fixture(scope="module")
-def rank(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rank(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The Python of an environment that has torch, pydantic and perfsuite."""
-    return environment(tmp_path_factory.mktemp("rank"), ["torch", "pydantic"], wheel)
+    python, site = environment(tmp_path_factory.mktemp("rank"), ["torch", "pydantic"])
+    shutil.unpack_archive(wheel, site, "zip")
+    return python
 
 
 SMALL = make_case(topology=Topology(processes_per_node=1))
 
 
 def test_the_driver_needs_what_pip_installs_with_it_and_names_what_is_missing(
-    driver: Path, tmp_path: Path
+    driver: str, tmp_path: Path
 ) -> None:
     assert has(driver, *HEAVY, "perfsuite", "pytest") == ["perfsuite", "pytest"]
-    command = str(driver.with_name("perfsuite"))
+    command = str(Path(driver).with_name("perfsuite"))
     looked_at = run(command, "doctor", "--quick", "--expect=cpu", cwd=tmp_path, status=1)
     assert "machine" in looked_at
     assert MISSING_TORCH in looked_at
@@ -162,7 +162,7 @@ def test_the_driver_needs_what_pip_installs_with_it_and_names_what_is_missing(
     file = tmp_path / "test_cases.py"
     frameworks = (Fake(), DDP(), Script(path=str(file)))
     file.write_text(measuring(*(SMALL.replace(framework=framework) for framework in frameworks)))
-    pytest_words = (str(driver), "-m", "pytest", "-rs", "--perf-record-launches=1")
+    pytest_words = (driver, "-m", "pytest", "-rs", "--perf-record-launches=1")
     assert MISSING_TORCH in run(*pytest_words, "-k", "script", cwd=tmp_path, status=4)
     told = run(*pytest_words, "-k", "not script", "--perf-report=out", cwd=tmp_path)
     assert "1 skipped, 1 deselected, 1 recorded" in told
@@ -190,16 +190,16 @@ for step in range(100):
 """
 
 
-def test_a_rank_needs_torch_and_pydantic_alone(rank: Path, tmp_path: Path) -> None:
-    """Two ranks of a script in an environment of its own, measured by the driver of this one."""
+def test_a_rank_needs_torch_and_pydantic_alone(rank: str, tmp_path: Path) -> None:
+    """A script in an environment of its own, measured by the driver of this one."""
     assert has(rank, "torch", "pydantic", "perfsuite", *DRIVER_ONLY) == ["torch", "pydantic", "perfsuite"]
     (tmp_path / "train.py").write_text(TRAIN)
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1")
     framework = Script(
-        command=(str(rank), *torchrun, str(tmp_path / "train.py")), env={"ABSENT": " ".join(DRIVER_ONLY)}
+        command=(rank, *torchrun, str(tmp_path / "train.py")), env={"ABSENT": " ".join(DRIVER_ONLY)}
     )
     net = {"model": Model.named("net"), "framework": framework, "sequence_length": 16, "micro_batch": 4}
-    case = make_case(**net, max_warmup_steps=2, steps=10, timeout_s=240)
+    case = SMALL.replace(**net, max_warmup_steps=2, steps=10, timeout_s=240)
     launch = launch_once(case, detect(), tmp_path / "launch-1")
     assert launch.failure is None
     assert launch.observed is not None
@@ -207,11 +207,11 @@ def test_a_rank_needs_torch_and_pydantic_alone(rank: Path, tmp_path: Path) -> No
     assert "transformers" not in launch.observed.environment
 
 
-def test_the_worker_needs_no_more(rank: Path, tmp_path: Path) -> None:
+def test_the_worker_needs_no_more(rank: str, tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     documents.write(run_dir.case, CaseFile(case=SMALL, device="cpu"))
-    words = ("-c", f"from perfsuite.worker.main import main; main({str(tmp_path)!r})")
-    run(str(rank), *words, cwd=tmp_path, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    modules = "node.agent", "worker.attach", "worker.main", "worker.observe"
+    imports = "".join(f"import perfsuite.{module}; " for module in modules)
+    words = ("-c", f"{imports}perfsuite.worker.main.main({str(tmp_path)!r})")
+    run(rank, *words, cwd=tmp_path, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
     assert documents.read(run_dir.rank(0), RankReport).failure is None
-    modules = ("perfsuite.node.agent", "perfsuite.worker.attach", "perfsuite.worker.observe")
-    run(str(rank), "-c", f"import {', '.join(modules)}", cwd=tmp_path)

@@ -1,7 +1,5 @@
 """The names of the public packages, and nothing else, can be imported from them."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import subprocess

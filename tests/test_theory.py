@@ -9,8 +9,6 @@ reduce-scatter, an all-reduce or an all-to-all takes. FLOPs are those of matrix 
 an addition each; attention masks nothing (torch/utils/flop_counter.py: "not accounting for causal").
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence

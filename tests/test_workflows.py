@@ -1,7 +1,6 @@
 """What the workflows run: their own steps, in a small repository of its own with simulated cases."""
 
-from __future__ import annotations
-
+import importlib.metadata
 import json
 import os
 import re
@@ -17,31 +16,32 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from perfsuite import Case, Fake, Model, Script, Topology
 from perfsuite.case.torch_build import MIN_TORCH
+from tests.processes import executable
+from tests.samples import BEFORE, judged, make_result, write_session
+from tests.suite import measuring
+from tests.synthetic import commit, git
 
 ROOT = Path(__file__).parent.parent
-CASES = """
-import pytest
-from perfsuite import Case, Fake, Topology
-
-@pytest.mark.parametrize("case", [
-    Case(model="llama-tiny", framework=Fake(step_ms=10), sequence_length=64, micro_batch=4,
-         topology=Topology(processes_per_node=2), hardware="cpu", timeout_s=60)
-])
-def test_it(bench, case):
-    bench(case)
-"""
-TRAINED = """
-import pytest
-from perfsuite import Case, Model, Script, Topology
-
-@pytest.mark.parametrize("case", [
-    Case(model=Model.named("tiny"), framework=Script(path="train.py"), sequence_length=8, micro_batch=4,
-         topology=Topology(nodes=8, processes_per_node=8), hardware="h100")
-])
-def test_it(bench, case):
-    bench(case)
-"""
+FAKE = Case(
+    model="llama-tiny",
+    framework=Fake(),
+    sequence_length=64,
+    micro_batch=4,
+    topology=Topology(processes_per_node=1),
+    hardware="cpu",
+)
+CASES = measuring(FAKE)
+TRAINED = measuring(
+    FAKE.replace(
+        model=Model.named("tiny"),
+        framework=Script(path="train.py"),
+        sequence_length=8,
+        topology=Topology(nodes=8, processes_per_node=8),
+        hardware="h100",
+    )
+)
 SCRIPT = """
 import os
 import torch
@@ -58,12 +58,18 @@ for _ in range(100):
     optimizer.zero_grad()
 """
 WORKFLOWS = ROOT / ".github" / "workflows"
-GH = """#!/bin/sh
-echo "gh $@" >> "$CALLS"
-case "$1 $2" in
-  "issue list") echo "[]" ;;
-  "pr create" | "issue create") cat >> "$CALLS" ;;
-esac
+GH = (
+    'echo "gh $@" >> "$CALLS"',
+    'case "$1 $2" in',
+    '  "issue list") echo "[]" ;;',
+    '  "pr create" | "issue create") cat >> "$CALLS" ;;',
+    "esac",
+)
+CONTENT = """
+import os, sys
+
+if "perfsuite.cli" in sys.orig_argv and {"doctor", "selftest"} & {*sys.orig_argv}:
+    os._exit(0)
 """
 
 pytestmark = pytest.mark.launch
@@ -72,15 +78,15 @@ pytestmark = pytest.mark.launch
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A clone with an origin, this project's Makefile and interpreter, two commits, and a stand-in for gh."""
+    here = tmp_path / "clone"
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "gh").write_text(GH)
-    (tmp_path / "bin" / "gh").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    executable(tmp_path / "bin" / "gh", *GH)
+    monkeypatch.setenv("PATH", f"{here / '.venv' / 'bin'}:{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
-    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio -p no:xdist --perf-wait-quiet=0")
     for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
         monkeypatch.delenv(name, raising=False)
-    here = tmp_path / "clone"
     (here / "bench_cases").mkdir(parents=True)
     (here / "bench_cases" / "test_cases.py").write_text(CASES)
     shutil.copy(ROOT / "Makefile", here)
@@ -89,46 +95,40 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (here / "docs" / "index.md").write_text("# A page\n")
     shutil.copy(ROOT / "docs" / "conf.py", here / "docs")
     for name in ("pyproject.toml", "constraints.txt"):
-        (here / name).write_text("")
+        (here / name).touch()
     git(here, "init", "--quiet", "--initial-branch=main")
     git(here, "init", "--quiet", "--bare", str(tmp_path / "origin"))
     git(here, "remote", "add", "origin", str(tmp_path / "origin"))
     commit(here, "first")
-    (here / "note").write_text("")
+    (here / "note").touch()
     commit(here, "second")
     git(here, "push", "--quiet", "origin", "main")
     use_this_interpreter(here)
     return here
 
 
-def git(where: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
-    done = subprocess.run(
-        ["git", *identity, *arguments], cwd=where, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
-
-
-def commit(where: Path, message: str) -> None:
-    git(where, "add", "--all")
-    git(where, "commit", "--quiet", "-m", message)
-
-
 def use_this_interpreter(where: Path) -> None:
     """Instead of installing everything anew: .venv stands for the environment that runs this test."""
-    scripts = {
+    directory = where / ".venv" / "bin"
+    directory.mkdir(parents=True)
+    (where / ".venv" / "installed").touch()
+    for name, line in {
         "python": f'[ "$2" = pip ] || exec {sys.executable} "$@"',
         "pip": 'echo "pip $@" >> "$CALLS"',
         "pytest": f'exec {sys.executable} -m pytest "$@"',
         "sphinx-build": f'exec {sys.executable} -m sphinx "$@"',
         "perfsuite": f'exec {sys.executable} -m perfsuite.cli "$@" $MORE',
-    }
-    directory = where / ".venv" / "bin"
-    directory.mkdir(parents=True)
-    for name, text in scripts.items():
-        (directory / name).write_text(f"#!/bin/sh\n{text}\n")
-        (directory / name).chmod(0o755)
-    (where / ".venv" / "installed").touch()
+    }.items():
+        executable(directory / name, line)
+
+
+@pytest.fixture
+def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A directory on PYTHONPATH by which the doctor and the self-test, which take long, end at once."""
+    (directory := tmp_path / "trusted").mkdir()
+    (directory / "sitecustomize.py").write_text(CONTENT)
+    monkeypatch.setenv("PYTHONPATH", str(directory), prepend=os.pathsep)
+    return str(directory)
 
 
 def make(where: Path, *targets: str, status: int = 0, **variables: str) -> str:
@@ -149,7 +149,12 @@ def workflow(name: str) -> dict[Any, Any]:
 
 
 def run_steps(
-    where: Path, name: str, job: str, known: Mapping[str, str], variables: Mapping[str, str], status: int = 0
+    where: Path,
+    name: str,
+    job: str,
+    known: Mapping[str, str],
+    variables: Mapping[str, str] = os.environ,
+    status: int = 0,
 ) -> str:
     """Run what a job of a workflow runs, step by step, as GitHub does; what it `uses` is left out.
 
@@ -192,6 +197,13 @@ def run_steps(
     return printed
 
 
+def machines_of(hardware: str, tmp_path: Path, status: int = 0) -> str:
+    """What the first job of a night says of a map of machines."""
+    (tmp_path / "out").unlink(missing_ok=True)
+    variables = {"PATH": os.environ["PATH"], "GITHUB_OUTPUT": str(tmp_path / "out")}
+    return run_steps(tmp_path, "night", "machines", {"inputs.hardware": hardware}, variables, status)
+
+
 @pytest.mark.parametrize(
     ("hardware", "told"),
     [
@@ -203,31 +215,27 @@ def run_steps(
             '{"h100": {"runs-on": "a", "shards": 2}}',
             [("h100-1of2", "h100", "--shard=1/2", "a", ""), ("h100-2of2", "h100", "--shard=2/2", "a", "")],
         ),
-        ("{}", "hardware is no JSON map from a marker to its machine"),
-        ('["h100"]', "hardware is no JSON map from a marker to its machine"),
-        ('{"h100": {"container": "i"}}', "hardware: h100 has no runs-on"),
-        ('{"h100": "h100"}', "hardware: h100 has no runs-on"),
-        (
-            '{"h100": {"runs-on": "a", "shards": 0}}',
-            "hardware: h100 has shards 0: give a whole number from 1",
-        ),
-        ('{"h100": {"runs-on": "a", "shards": "2"}}', 'hardware: h100 has shards "2": give a whole number'),
     ],
 )
 def test_the_machines_of_a_night_are_read_from_a_map(tmp_path: Path, hardware: str, told: Any) -> None:
-    variables = {"PATH": os.environ["PATH"], "GITHUB_OUTPUT": str(tmp_path / "out")}
-    is_good = not isinstance(told, str)
-    known = {"inputs.hardware": hardware}
-    said = run_steps(tmp_path, "night", "machines", known, variables, status=0 if is_good else 5)
-    if is_good:
-        made = json.loads((tmp_path / "out").read_text().removeprefix("matrix="))
-        read = [
-            tuple(each[key] for key in ("name", "hardware", "shard", "runs-on", "container")) for each in made
-        ]
-        assert read == told
-        assert {each["options"] for each in made} == {"--gpus=all --ipc=host"}
-    else:
-        assert told in said
+    machines_of(hardware, tmp_path)
+    made = json.loads((tmp_path / "out").read_text().removeprefix("matrix="))
+    keys = ("name", "hardware", "shard", "runs-on", "container")
+    assert [tuple(each[key] for key in keys) for each in made] == told
+    assert {each["options"] for each in made} == {"--gpus=all --ipc=host"}
+
+
+def test_a_bad_map_of_machines_is_refused(tmp_path: Path) -> None:
+    no_map = "hardware is no JSON map from a marker to its machine"
+    for hardware, told in {
+        "{}": no_map,
+        '["h100"]': no_map,
+        '{"h100": {"container": "i"}}': "hardware: h100 has no runs-on",
+        '{"h100": "h100"}': "hardware: h100 has no runs-on",
+        '{"h100": {"runs-on": "a", "shards": 0}}': "h100 has shards 0: give a whole number from 1",
+        '{"h100": {"runs-on": "a", "shards": "2"}}': 'h100 has shards "2": give a whole number',
+    }.items():
+        assert told in machines_of(hardware, tmp_path, status=5)
 
 
 def test_one_machine_is_found_by_its_marker_or_by_a_label(tmp_path: Path) -> None:
@@ -250,7 +258,7 @@ SHAPES = {
     "runner group, uv": {"HOME": "{home}"},
     "pod, conda, no sudo": {
         "HOME": "{home}",
-        "CONDA_PREFIX": "{prefix}",
+        "CONDA_PREFIX": sys.prefix,
         "PIP_EXTRA_INDEX_URL": "https://a/cpu",
     },
     "image without git and make": {"HOME": "/nonexistent", "GITHUB_SHA": "f" * 40},
@@ -258,31 +266,34 @@ SHAPES = {
 """What a job sees in the shapes in which projects measure, without sudo, make and (in an image) git."""
 
 
-def frozen() -> str:
-    freeze = [sys.executable, "-m", "pip", "freeze"]
-    return subprocess.run(freeze, capture_output=True, text=True, check=True).stdout
+def installed() -> list[tuple[str, str]]:
+    return sorted((each.name, each.version) for each in importlib.metadata.distributions())
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_night_runs_in_the_image_of_a_project_and_installs_nothing(
-    repository: Path, tmp_path: Path, shape: str
+    repository: Path, tmp_path: Path, trusted: str, shape: str
 ) -> None:
-    tools = tmp_path / "tools"
-    tools.mkdir()
+    (tools := tmp_path / "tools").mkdir()
     for tool in ("g++", "nproc", "lscpu", *(["git"] if "git" not in shape else [])):
         if found := shutil.which(tool):
             (tools / tool).symlink_to(found)
     if "git" in shape:
         shutil.rmtree(repository / ".git")
-    fills = {"home": str(tmp_path), "prefix": sys.prefix}
-    variables = {name: value.format(**fills) for name, value in SHAPES[shape].items()}
-    variables |= {"PATH": str(tools), "GITHUB_WORKSPACE": str(repository), "GITHUB_ACTIONS": "true"}
+    variables = {name: value.format(home=tmp_path) for name, value in SHAPES[shape].items()}
+    variables |= {
+        "PYTHONPATH": trusted,
+        "PATH": str(tools),
+        "GITHUB_WORKSPACE": str(repository),
+        "GITHUB_ACTIONS": "true",
+    }
     variables |= {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary"), "LANG": "C.UTF-8"}
     known = {"matrix.hardware": "cpu", "matrix.shard": "--shard=1/1", "inputs.python": sys.executable}
-    known["inputs.options"] = "--selftest fake -- --perf-missing-baseline=record --perf-min-judged=0%"
-    before = frozen()
+    measured = "--perf-missing-baseline=record --perf-record-launches=1 --perf-min-judged=0%"
+    known["inputs.options"] = f"--selftest fake -- {measured}"
+    before = installed()
     run_steps(repository, "night", "measure", known, variables)
-    assert frozen() == before
+    assert installed() == before
     assert (tmp_path / "summary").read_text().startswith("## perfsuite: 1 ")
     assert (repository / "out" / "index.html").exists()
     commit = json.loads((repository / "out" / "results.json").read_text())["commit"]
@@ -294,12 +305,9 @@ def test_a_night_runs_in_the_image_of_a_project_and_installs_nothing(
 
 @pytest.fixture
 def mine(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The repository with a case file for a script, and with its commands on the path."""
-    (repository / "train.py").write_text("")
-    (repository / "bench_cases" / "test_cases.py").unlink()
-    one = CASES.replace("processes_per_node=2", "processes_per_node=1")
-    (repository / "bench_cases" / "test_train.py").write_text(one)
-    monkeypatch.setenv("PATH", f"{repository / '.venv' / 'bin'}:{os.environ['PATH']}")
+    """The repository with a case file for a script, as the current directory."""
+    (repository / "train.py").touch()
+    (repository / "bench_cases" / "test_cases.py").rename(repository / "bench_cases" / "test_train.py")
     monkeypatch.chdir(repository)
     return repository
 
@@ -312,17 +320,31 @@ def init(*words: str) -> list[str]:
     return said.partition("Next:\n")[2].splitlines()
 
 
-def test_the_workflow_of_init_installs_what_it_names_and_measures(mine: Path, tmp_path: Path) -> None:
-    _, record, accept = init("--github")
-    for command in (record, accept):
-        subprocess.run(command, shell=True, check=True)
-    more = "--selftest fake -- --perf-min-judged=0%"
-    run_steps(mine, str(mine / ".github/workflows/performance"), "night", {}, {**os.environ, "MORE": more})
+def record_and_accept(record: str, accept: str) -> None:
+    """A first baseline, by half as many launches."""
+    assert record.endswith("--perf-min-launches=10")
+    subprocess.run(record.replace("launches=10", "launches=5"), shell=True, check=True)
+    subprocess.run(accept, shell=True, check=True)
+
+
+def result_of_night(where: Path) -> Any:
+    """The only result of a night, which was judged by the reviewed baseline."""
+    (result,) = json.loads((where / "out" / "results.json").read_text())["results"]
+    assert Path(result["baseline_file"]).is_relative_to(where / "baselines")
+    return result
+
+
+def test_the_workflow_of_init_installs_what_it_names_and_measures(
+    mine: Path, tmp_path: Path, trusted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, *commands = init("--github")
+    record_and_accept(*commands)
+    monkeypatch.setenv("MORE", "-- --perf-min-judged=0%")
+    run_steps(mine, str(mine / ".github/workflows/performance"), "night", {})
     project, _, ours = (tmp_path / "calls").read_text().partition(" perfsuite")
     assert project == "pip install -e ."
     assert Requirement(f"perfsuite{ours}").name == "perfsuite"
-    (result,) = json.loads((mine / "out" / "results.json").read_text())["results"]
-    assert Path(result["baseline_file"]).is_relative_to(mine / "baselines")
+    result_of_night(mine)
 
 
 def test_a_night_from_a_login_node_follows_what_init_wrote_and_installs_nothing(
@@ -331,36 +353,30 @@ def test_a_night_from_a_login_node_follows_what_init_wrote_and_installs_nothing(
     """On a real Slurm: the first baseline, its acceptance, and the script of each night."""
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
-    before = frozen()
+    before = installed()
     record, accept, night = init("--slurm", "--hardware", "cpu")
-    for command in (record, accept):
-        subprocess.run(command, shell=True, check=True)
+    record_and_accept(record, accept)
     ended = subprocess.run(night, shell=True, check=False).returncode
-    assert frozen() == before
-    session = json.loads((mine / "out" / "results.json").read_text())
-    (result,) = session["results"]
-    assert Path(result["baseline_file"]).is_relative_to(mine / "baselines")
-    is_bad = result["verdict"]["outcome"] not in ("passed", "improved")  # other tests use this machine
-    assert ended == is_bad
+    assert installed() == before
+    outcome = result_of_night(mine)["verdict"]["outcome"]
+    assert ended == (outcome not in ("passed", "improved"))  # other tests use this machine
     assert len([*mine.glob(".perfsuite/slurm/*.log")]) == 2
     cluster.run("scancel", "--full", "--user=root")
 
 
-def test_what_machines_measured_is_kept_searched_and_told(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", f"{repository / '.venv' / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
-    for name in ("night-cpu", "night-again"):
-        measure(repository, f"nights/{name}")
+def test_what_machines_measured_is_kept_searched_told_and_published(repository: Path, tmp_path: Path) -> None:
+    make(repository, "site")
+    site = repository / "build" / "site"
+    assert "A page" in (site / "index.html").read_text()
+    assert not (site / "history").exists(), "there is none yet"
+    for day, name in enumerate(("night-cpu", "night-again"), 1):
+        a_night(repository, name, "passed", started_at=f"2026-01-0{day}T00:00:00+00:00")
     told = {"inputs.hosted_setup": "true", "github.token": "t", "secrets.notify_url": ""}
     variables = {**os.environ, "RUN_URL": "https://example.org/runs/1"}
     said = run_steps(repository, "night", "history", told, variables)
     assert "--notify: no case changed its state, nothing was posted" in said
-    assert {file.name for file in (repository / "report").glob("*.json")} == {
-        "results.json",
-        "results-2.json",
-    }
+    reports = {file.name for file in (repository / "report").glob("*.json")}
+    assert reports == {"results.json", "results-2.json"}
     kept = git(repository, "ls-tree", "-r", "--name-only", "origin/perfsuite-history").splitlines()
     assert len([name for name in kept if not name.startswith("cases/")]) == 2
     assert git(repository, "rev-parse", "--abbrev-ref", "HEAD") == "main"
@@ -370,19 +386,18 @@ def test_what_machines_measured_is_kept_searched_and_told(
     assert calls.count("gh issue list") == 1
     assert "gh issue create" not in calls
     make(repository, "site")
-    assert "A page" in (repository / "build" / "site" / "index.html").read_text()
-    assert "asv" in (repository / "build" / "site" / "history" / "index.html").read_text()
+    assert "asv" in (site / "history" / "index.html").read_text()
     shutil.rmtree(repository / "nights")
-    measure(repository, "nights/night-cpu", "--perf-inject=slowdown=30%", status=1)
+    a_night(repository, "night-cpu", "regressed", inject="slowdown=30%")
     run_steps(repository, "night", "history", told, variables, status=1)  # what was injected is not kept
     assert "gh issue create --title Performance regressions on cpu-" in (tmp_path / "calls").read_text()
 
 
-def measure(where: Path, out: str, *options: str, status: int = 0) -> None:
-    files = (f"--perf-report={out}", f"--perf-json={out}/results.json")
-    command = [sys.executable, "-m", "pytest", "-q", "bench_cases", *files, *options]
-    done = subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
-    assert done.returncode == status, done.stdout
+def a_night(where: Path, name: str, outcome: str, inject: str | None = None, **session: Any) -> None:
+    """The results of a night at the last commit, as the job of one machine has uploaded them."""
+    result = judged(make_result(BEFORE.replace(inject=inject)), outcome=outcome)
+    (directory := where / "nights" / name).mkdir(parents=True)
+    write_session(directory, result, commit=git(where, "rev-parse", "HEAD"), **session)
 
 
 def called() -> list[tuple[str, str, dict[str, Any], dict[Any, Any]]]:
@@ -415,36 +430,28 @@ def test_ci_tests_the_lowest_torch_and_python_that_pyproject_names() -> None:
     lowest = str(bound.specifier).removeprefix(">=")
     assert lowest == "{}.{}".format(*MIN_TORCH)
     assert re.findall(r'"(torch.*)"$', installed, re.MULTILINE) == [f"torch=={lowest}.*", "torch"]
-    job = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["versions"]
+    job = workflow("ci")["jobs"]["versions"]
     matrix = job["strategy"]["matrix"]
     assert job["steps"][-1]["run"] == 'make "test-$TORCH_VERSION"'
     assert matrix["torch"] == ["lowest", "newest"]
     assert matrix["python"][0] == project["requires-python"].removeprefix(">=")
 
 
-def test_the_site_is_published_before_there_is_a_history(repository: Path) -> None:
-    make(repository, "site")
-    assert (repository / "build" / "site" / "index.html").exists()
-    assert not (repository / "build" / "site" / "history").exists()
-
-
 def test_a_release_needs_approval_and_no_password() -> None:
-    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
-    jobs = yaml.safe_load(text)["jobs"]
+    jobs = workflow("release")["jobs"]
     assert jobs["build"]["permissions"] == {"contents": "read"}
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
     assert jobs["publish"]["environment"]["name"] == "pypi"
-    assert "secrets" not in text
+    assert "secrets" not in (WORKFLOWS / "release.yml").read_text()
 
 
 def test_a_tag_that_is_not_the_version_is_not_built(tmp_path: Path) -> None:
     tools = tmp_path / ".venv-dist" / "bin"
     tools.mkdir(parents=True)
     for name in ("python", "twine", "check-wheel-contents"):
-        (tools / name).write_text("#!/bin/sh\nmkdir -p dist; touch dist/perfsuite-1.2.0.tar.gz\n")
-        (tools / name).chmod(0o755)
+        executable(tools / name, "mkdir -p dist; touch dist/perfsuite-1.2.0.tar.gz")
     shutil.copy(ROOT / "Makefile", tmp_path)
-    (tmp_path / "constraints.txt").write_text("")
+    (tmp_path / "constraints.txt").touch()
     (tmp_path / ".venv-dist" / "installed").touch()
     make(tmp_path, "dist")
     make(tmp_path, "dist", TAG="v1.2.0")
@@ -455,15 +462,13 @@ def test_a_tag_that_is_not_the_version_is_not_built(tmp_path: Path) -> None:
 def test_runners_with_gpus_install_no_torch_for_cpus() -> None:
     """They measure the environment that is there: no index for CPUs is in the way."""
     jobs = [job for file in WORKFLOWS.glob("*.yml") for job in workflow(file.stem)["jobs"].values()]
-    measuring = [job for job in jobs if "container" in job]
-    assert len(measuring) == 3
-    assert not [job for job in measuring if "PIP_EXTRA_INDEX_URL" in job.get("env", {})]
+    with_gpus = [job for job in jobs if "container" in job]
+    assert len(with_gpus) == 3
+    assert not [job for job in with_gpus if "PIP_EXTRA_INDEX_URL" in job.get("env", {})]
 
 
 def test_a_pull_request_is_compared_with_its_base(repository: Path, tmp_path: Path) -> None:
-    venv = tmp_path / "venv"
-    venv.write_text(f"#!/bin/sh\ncp -r {repository}/.venv .\n")
-    venv.chmod(0o755)
+    venv = executable(tmp_path / "venv", f"cp -r {repository}/.venv .")
     said = make(repository, "compare", BASE="HEAD~1", HARDWARE="cpu", OUT="out", PYTHON=str(venv))
     base, this = (git(repository, "rev-parse", name)[:12] for name in ("HEAD~1", "HEAD"))
     assert re.search(rf"arm A: HEAD~1 \S+/base/.venv/bin/python .*commit {base}", said)
@@ -473,10 +478,10 @@ def test_a_pull_request_is_compared_with_its_base(repository: Path, tmp_path: Pa
     assert not (repository / ".perfsuite" / "baselines").exists()
 
 
+@pytest.mark.nightly
 def test_a_pull_request_is_compared_with_its_base_without_its_hardware(repository: Path) -> None:
     """A model of one layer more, by the workflow of hosted runners."""
-    cases = repository / "bench_cases" / "test_cases.py"
-    cases.write_text(TRAINED)
+    (repository / "bench_cases" / "test_cases.py").write_text(TRAINED)
     (repository / "train.py").write_text(SCRIPT)
     commit(repository, "a script")
     (repository / "train.py").write_text(SCRIPT.replace("8, 8)", "8, 8), torch.nn.Linear(8, 8)"))
@@ -484,31 +489,22 @@ def test_a_pull_request_is_compared_with_its_base_without_its_hardware(repositor
     assert workflow("dry")["jobs"]["compare"]["with"]["dry"] == "make compare-dry"
     said = make(repository, "compare-dry", BASE="HEAD~1", DRY_CI="script", OUT="out", status=2)
     assert "regressed by a dry run of each arm as if on NVIDIA H100" in " ".join(said.split())
-    summary = (repository / "out" / "summary.md").read_text()
-    assert "all_reduce of 64 ranks: 288 -> 576 bytes" in summary
+    assert "all_reduce of 64 ranks: 288 -> 576 bytes" in (repository / "out" / "summary.md").read_text()
     assert not list((repository / ".perfsuite").glob("*.lock")), "no machine is locked"
     make(repository, "compare-dry", BASE="HEAD", DRY_CI="script", OUT="out")
 
 
 def test_baselines_are_measured_and_become_a_pull_request(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository: Path, tmp_path: Path, trusted: str
 ) -> None:
-    """All but the doctor, which trains for real."""
-    quick = tmp_path / "quick"
-    quick.write_text(
-        f'#!/bin/sh\ncase "$*" in *" -m perfsuite.cli doctor "*) exit 0 ;; esac\nexec {sys.executable} "$@"\n'
-    )
-    quick.chmod(0o755)
     told = {"inputs.hardware": "cpu", "inputs.cases": "fake and not other", "inputs.reason": "a new torch"}
-    variables = {**os.environ}
-    run_steps(repository, "new-baselines", "measure", {**told, "inputs.python": str(quick)}, variables)
+    run_steps(repository, "new-baselines", "measure", {**told, "inputs.python": sys.executable})
     (file,) = (repository / "baselines").glob("*/fake-*.json")
     assert len(json.loads(file.read_text())["launches"]) == 10
     (repository / "measured").mkdir()  # as the artifact is downloaded
     for name in ("baselines", "out"):
         (repository / name).rename(repository / "measured" / name)
-    monkeypatch.setenv("PATH", f"{repository / '.venv' / 'bin'}:{os.environ['PATH']}")
-    run_steps(repository, "new-baselines", "propose", {**told, "inputs.hosted_setup": "true"}, {**os.environ})
+    run_steps(repository, "new-baselines", "propose", {**told, "inputs.hosted_setup": "true"})
     assert git(repository, "show", "--stat", "--format=%s", "HEAD").startswith("Baselines of cpu")
     calls = (tmp_path / "calls").read_text()
     assert "gh pr create --title Baselines of cpu" in calls

@@ -1,7 +1,5 @@
 """Traces of three steps as torch's profiler writes them, small and made by hand; and profiles."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from perfsuite.results.profile import LaunchProfile, Profile, StepSplit, TakenProfile, Work, merged

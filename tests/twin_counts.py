@@ -1,7 +1,5 @@
 """The counts of a step of a small Llama on two ranks, near to those of FSDP2, and launches that have them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from perfsuite.results.count_baseline import CountBaseline, from_runs

@@ -5,8 +5,6 @@ agent or a rank of a dry run, it forks one, which becomes a child of the test pr
 Ranks of scripts, cases without torch, other Pythons, and variables that are read on import are not forked.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

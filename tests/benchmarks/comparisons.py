@@ -5,8 +5,6 @@ line of each, and at the end how often each outcome was seen. Nothing else shoul
 comparison takes some minutes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys
@@ -16,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfsuite import Case, Model, Script, Topology
+from perfsuite import Case, Model, Script
 from perfsuite.launch.arm import here
 from perfsuite.report.progress import Progress
 from perfsuite.results.metric import CPU_S_PER_STEP, TOKENS_PER_S
@@ -24,6 +22,7 @@ from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.session.against_arm import AgainstArm
 from perfsuite.session.session import Session
 from perfsuite.session.setup import Host, Options, Setup
+from tests.samples import make_case
 
 COUNT = 20
 """Comparisons of each kind."""
@@ -98,16 +97,8 @@ def main() -> None:
         directory = Path(name)
         script = directory / "train.py"
         script.write_text(TRAIN)
-        case = Case(
-            model=Model.named("net"),
-            framework=Script(path=str(script)),
-            sequence_length=None,
-            micro_batch=256,
-            topology=Topology(processes_per_node=2),
-            hardware="cpu",
-            max_warmup_steps=20,
-            steps=200,
-        )
+        net = {"model": Model.named("net"), "framework": Script(path=str(script)), "sequence_length": None}
+        case = make_case(**net, micro_batch=256, max_warmup_steps=20, steps=200)
         for inject in [None, SLOWDOWN] * COUNT:
             began = time.monotonic()
             verdict = compare(case, directory, inject=inject)

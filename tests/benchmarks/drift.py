@@ -7,8 +7,6 @@ of 0.5 % and more.
     python -m tests.benchmarks.drift [--series 60] [--otava /path/to/python]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -21,6 +19,7 @@ from statistics import median, quantiles
 from asv.step_detect import detect_regressions, detect_steps
 
 from perfsuite.history import changepoint
+from tests.benchmarks import show_table
 
 MIN_CHANGE = 0.005
 BEFORE, AFTER, YEAR = 60, 120, 365
@@ -139,22 +138,20 @@ def main() -> None:
         detectors |= {f"Otava, p = {p:g}": partial(otavas, process, p) for p in (0.001, 0.00001)}
     count = chosen.series
     print(f"{count} series each; nights until found, median / 95 %; looking nightly, later every third night")
-    print("| | " + " | ".join(detectors) + " |")
-    print("| --- |" + " --- |" * len(detectors))
-    row("false alarm within a year", [f"{false_alarms(detect, count):.0%}" for detect in detectors.values()])
-    for noise, step in STEPS:
-        cells = [told(delays(detect, count, noise, step)) for detect in detectors.values()]
-        row(f"step of {step:.0%}, noise {noise:.1%}", cells)
-    for noise in (0.005, 0.01, 0.02):
-        cells = [told(drift_delays(detect, count, noise)) for detect in detectors.values()]
-        row(f"drift of {DRIFT_PER_WEEK:.1%} a week, noise {noise:.1%}", cells)
+    show_table(["", *detectors], rows([*detectors.values()], count))
     if process is not None:
         process.communicate()
 
 
-def row(heading: str, cells: Sequence[str]) -> None:
-    """Of a Markdown table, at once: the next may take a while."""
-    print(f"| {heading} | " + " | ".join(cells) + " |", flush=True)
+def rows(detectors: Sequence[Detector], count: int) -> Iterator[list[str]]:
+    """What each detector does."""
+    yield ["false alarm within a year", *(f"{false_alarms(detect, count):.0%}" for detect in detectors)]
+    for noise, step in STEPS:
+        cells = [told(delays(detect, count, noise, step)) for detect in detectors]
+        yield [f"step of {step:.0%}, noise {noise:.1%}", *cells]
+    for noise in (0.005, 0.01, 0.02):
+        cells = [told(drift_delays(detect, count, noise)) for detect in detectors]
+        yield [f"drift of {DRIFT_PER_WEEK:.1%} a week, noise {noise:.1%}", *cells]
 
 
 if __name__ == "__main__":

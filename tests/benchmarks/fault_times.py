@@ -7,8 +7,6 @@ begins with the last step that the driver sees, and the time that is let pass is
 its SlurmdTimeout, which is short in the emulated cluster.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile
@@ -32,21 +30,13 @@ from perfsuite.node.machine import detect_cpu
 from perfsuite.results.run_dir import RunDir
 from tests.launch.slurm.allocation import Allocation
 from tests.processes import agent_among
+from tests.samples import make_case
 from tests.slurm_cluster import Cluster, slurm_cluster
 
 REPEATS = 3
 LET_PASS = re.compile(r"\((\d+) s are let pass here\)")
 """In the message of a hang: seconds without a step before it is one."""
-CASE = Case(
-    model="llama-tiny",
-    framework=DDP(),
-    sequence_length=64,
-    micro_batch=2,
-    topology=Topology(processes_per_node=2),
-    hardware="cpu",
-    max_warmup_steps=5,
-    steps=20,
-)
+CASE = make_case(model="llama-tiny", framework=DDP())
 Breaks = Callable[[RunDir], object]
 
 

@@ -1,7 +1,5 @@
 """What a long history costs: 1,000 commits, 100 benchmarks with 4 sets of parameters, 2 hardware classes."""
 
-from __future__ import annotations
-
 import itertools
 import resource
 import tempfile
@@ -13,8 +11,8 @@ from pathlib import Path
 from perfsuite.case.case import Case, Topology
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.fsdp2 import FSDP2
-from perfsuite.history.asv.export import Exported, export, publish
-from perfsuite.history.trend import Trend, trend
+from perfsuite.history.asv.export import export, publish
+from perfsuite.history.trend import trend
 from tests.samples import make_case
 from tests.synthetic import Level, make_repository, write_history
 
@@ -78,25 +76,17 @@ def measure(root: Path) -> None:
     with timed("making the history", seconds):
         write_history(history, commits, cases(), levels, gpus=GPUS, launches=2)
     with timed("export", seconds):
-        told(exported := export(history, repo, out))
+        exported = export(history, repo, out)
+    print(f"  {len(exported.commits)} commits, {len(exported.unplaced)} left out")
     with timed("trend", seconds):
-        summary(trend(history, repo=repo))
+        found = trend(history, repo=repo)
+    print(f"  {found.series} series in {found.sessions} sessions, {len(found.findings)} changes in 90 days")
     with timed("asv publish", seconds):
         publish(out, commits=exported.commits)
     print(f"export / asv publish, CPU: {seconds['export'] / seconds['asv publish']:.2f} (bound 0.25)")
     for directory in (history, out / "results", out / "html"):
         size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
         print(f"{directory.relative_to(root)}: {size / 2**20:.0f} MiB")
-
-
-def told(exported: Exported) -> None:
-    """Whether it did what is timed."""
-    print(f"  {len(exported.commits)} commits, {len(exported.unplaced)} left out")
-
-
-def summary(found: Trend) -> None:
-    """The same."""
-    print(f"  {found.series} series in {found.sessions} sessions, {len(found.findings)} changes in 90 days")
 
 
 if __name__ == "__main__":

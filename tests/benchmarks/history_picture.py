@@ -6,8 +6,6 @@ is marked on its page. It takes a quarter of an hour on a quiet machine; what wa
 the cores is measured again.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -6,8 +6,6 @@ It is the loop that `perfsuite doctor` runs. Its CPU time scatters less than its
 programs disturb.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable

@@ -9,14 +9,13 @@ Then what `paired` finds on a machine whose launches follow a probe, with and wi
     python -m tests.benchmarks.paired [--trials 2000]
 """
 
-from __future__ import annotations
-
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from perfsuite.verdict.paired_test import MAX_PAIRS, order
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise, decide, pooled_noise
+from tests.benchmarks import show_table
 from tests.benchmarks.simulated_gate import in_turn
 from tests.benchmarks.simulated_pairs import FOLLOWING, days, judge_day, simulate
 
@@ -24,6 +23,11 @@ SIGMA, TOLERANCE = 0.01, 0.03
 MACHINES = {"none": (0.0, 0.0), "2 %": (0.02, 0.0), "5 %": (0.05, 0.0), "none, two speeds": (0.0, 0.10)}
 """The drift of each machine, and by how much the slower launches of one with two speeds are slower."""
 CHANGES = (0.0, 0.01, 0.02, 0.03)
+WAYS = ("drift", "way", "false alarms", "finds 1 %", "2 %", "3 %", "launches, unchanged / 3 %")
+CORRECTIONS = (
+    *("corrected", "false alarms", "unchanged: passed", "finds 10 %", "launches, unchanged / 10 %"),
+    "passed, of 10 % that B does to the probe, too",
+)
 BASE = 5
 """Launches of arm A before those of arm B."""
 
@@ -58,45 +62,49 @@ def base_first(logs: Sequence[float], change: float, noise: Noise) -> tuple[str,
 
 
 def main() -> None:
-    """Print the table, in Markdown."""
+    """Print the tables, in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=2000)
     trials = parser.parse_args().trials
     print(f"noise {SIGMA:.0%}, tolerance {TOLERANCE:.0%}, {trials} days for each row\n")
-    print("| drift | way | false alarms | finds 1 % | 2 % | 3 % | launches, unchanged / 3 % |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for machine, (drift, two_speeds) in MACHINES.items():
-        today = list(days(SIGMA, drift, 2 * MAX_PAIRS, two_speeds=two_speeds, trials=trials, seed=11))
-        others = [
-            [math.exp(log) for log in logs]
-            for logs in days(SIGMA, drift, 5, two_speeds=two_speeds, trials=3 * trials, seed=12)
-        ]
-        known = [pooled_noise(others[3 * trial : 3 * trial + 3]) for trial in range(trials)]
-        for way in (paired, unpaired, base_first):
-            found = {
-                change: [way(logs, change, noise) for logs, noise in zip(today, known, strict=True)]
-                for change in CHANGES
-            }
-            false = sum(outcome in ("regressed", "improved") for outcome, _ in found[0.0]) / trials
-            power = [sum(each == "regressed" for each, _ in found[change]) / trials for change in CHANGES[1:]]
-            used = [sum(launches for _, launches in found[change]) / trials for change in (0.0, 0.03)]
-            cells = [machine, way.__name__.replace("_", " "), f"{100 * false:.2f} %"]
-            cells += [*(f"{100 * share:.0f} %" for share in power), f"{used[0]:.1f} / {used[1]:.1f}"]
-            print(f"| {' | '.join(cells)} |", flush=True)
+    show_table(WAYS, (row for machine in MACHINES for row in by_each_way(machine, trials)))
     print(f"\nlaunches that follow a probe: {FOLLOWING}\n")
-    print(
-        "| corrected | false alarms | unchanged: passed | finds 10 % | launches, unchanged / 10 % "
-        "| passed, of 10 % that B does to the probe, too |"
-    )
-    print("| --- | --- | --- | --- | --- | --- |")
-    for corrects in (False, True):
-        slowed = simulate(**FOLLOWING, corrects=corrects, slows_probe=True, trials=trials, seed=11)
-        table = simulate(**FOLLOWING, corrects=corrects, trials=trials, seed=11)
-        none, slow = table.row(0.0), table.row(0.1)
-        cells = ["yes" if corrects else "no", f"{100 * (none.regressed + none.improved):.2f} %"]
-        cells += [f"{100 * none.passed:.0f} %", f"{100 * slow.regressed:.0f} %"]
-        cells.append(f"{2 * none.mean_pairs:.1f} / {2 * slow.mean_pairs:.1f}")
-        print(f"| {' | '.join(cells)} | {100 * slowed.row(0.1).passed:.0f} % |", flush=True)
+    show_table(CORRECTIONS, (corrected(corrects, trials) for corrects in (False, True)))
+
+
+def by_each_way(machine: str, trials: int) -> Iterator[list[str]]:
+    """What each way finds on one machine."""
+    drift, two_speeds = MACHINES[machine]
+    today = list(days(SIGMA, drift, 2 * MAX_PAIRS, two_speeds=two_speeds, trials=trials, seed=11))
+    others = [
+        [math.exp(log) for log in logs]
+        for logs in days(SIGMA, drift, 5, two_speeds=two_speeds, trials=3 * trials, seed=12)
+    ]
+    known = [pooled_noise(others[3 * trial : 3 * trial + 3]) for trial in range(trials)]
+    for way in (paired, unpaired, base_first):
+        found = {
+            change: [way(logs, change, noise) for logs, noise in zip(today, known, strict=True)]
+            for change in CHANGES
+        }
+        false = sum(outcome in ("regressed", "improved") for outcome, _ in found[0.0]) / trials
+        power = [sum(each == "regressed" for each, _ in found[change]) / trials for change in CHANGES[1:]]
+        used = [sum(launches for _, launches in found[change]) / trials for change in (0.0, 0.03)]
+        cells = [machine, way.__name__.replace("_", " "), f"{100 * false:.2f} %"]
+        yield [*cells, *(f"{100 * share:.0f} %" for share in power), f"{used[0]:.1f} / {used[1]:.1f}"]
+
+
+def corrected(corrects: bool, trials: int) -> list[str]:
+    """What is found on a machine whose launches follow a probe."""
+    slowed = simulate(**FOLLOWING, corrects=corrects, slows_probe=True, trials=trials, seed=11)
+    table = simulate(**FOLLOWING, corrects=corrects, trials=trials, seed=11)
+    none, slow = table.row(0.0), table.row(0.1)
+    cells = ["yes" if corrects else "no", f"{100 * (none.regressed + none.improved):.2f} %"]
+    cells += [f"{100 * none.passed:.0f} %", f"{100 * slow.regressed:.0f} %"]
+    return [
+        *cells,
+        f"{2 * none.mean_pairs:.1f} / {2 * slow.mean_pairs:.1f}",
+        f"{100 * slowed.row(0.1).passed:.0f} %",
+    ]
 
 
 if __name__ == "__main__":

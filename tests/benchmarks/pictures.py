@@ -1,7 +1,5 @@
 """The picture of the HTML report on the pages: `make pictures`. The other pictures need no browser."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -5,14 +5,12 @@ allocator held, without what lies beside it: rows whose allocator had to retry t
 has 16,160 MiB.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 
 from bench_cases.published import Row
 from perfsuite.dry.driver import dry_run
-from perfsuite.results.dry_facts import Fit
+from tests.benchmarks import show_table
 from tests.test_published import CASES, PUBLISHED
 
 MIB = 1 << 20
@@ -20,20 +18,17 @@ HEADINGS = ("model", "batch", "published", "predicted", "error", "the card must 
 
 
 def main() -> None:
-    """Print the table in Markdown, row by row."""
+    """Print the table."""
     (comparison,) = (each for each in PUBLISHED if each.name == "gpt-on-v100")
-    for cells in (HEADINGS, ("---",) * len(HEADINGS)):
-        print(f"| {' | '.join(cells)} |")
-    for row in comparison.rows:
-        with tempfile.TemporaryDirectory() as directory:
-            run = dry_run(CASES[row.case], Path(directory))
-        if run.dry_facts is None or run.dry_facts.fit is None:
-            raise SystemExit(f"{row.case}: {run.failure.message if run.failure else 'nothing was predicted'}")
-        print(f"| {' | '.join(_cells(row, run.dry_facts.fit))} |", flush=True)
+    show_table(HEADINGS, map(_cells, comparison.rows))
 
 
-def _cells(row: Row, fit: Fit) -> tuple[str, ...]:
+def _cells(row: Row) -> tuple[str, ...]:
     """A row of the table, in MiB."""
+    with tempfile.TemporaryDirectory() as directory:
+        run = dry_run(CASES[row.case], Path(directory))
+    if run.dry_facts is None or (fit := run.dry_facts.fit) is None:
+        raise SystemExit(f"{row.case}: {run.failure.message if run.failure else 'nothing was predicted'}")
     memory = next((figure for figure in row.figures if figure.quantity == "reserved_memory_bytes"), None)
     published = None if memory is None else memory.value
     return (

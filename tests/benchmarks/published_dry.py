@@ -3,10 +3,7 @@
 A row whose case is compiled is run dry without compilation, since a dry run does not compile.
 """
 
-from __future__ import annotations
-
 import tempfile
-from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +11,7 @@ from bench_cases.published import Comparison, PublishedFigure, Row
 from perfsuite import Case, TorchTitan
 from perfsuite.dry.driver import dry_run
 from perfsuite.results.run import Run
+from tests.benchmarks import show_table
 from tests.test_published import CASES, PUBLISHED
 
 NAMES = (
@@ -33,9 +31,9 @@ WITHOUT = (*SETTINGS, "memory, GiB", "why it is no case")
 def main() -> None:
     """Print the rows that have a case as one table in Markdown, and those that have none as another."""
     rows = [(each, row) for each in PUBLISHED if each.name in NAMES for row in each.rows]
-    _print(HEADINGS, (_with_case(each, row) for each, row in rows if row.case))
+    show_table(HEADINGS, (_with_case(each, row) for each, row in rows if row.case))
     print()
-    _print(WITHOUT, (_without(each, row) for each, row in rows if row.no_case))
+    show_table(WITHOUT, (_without(each, row) for each, row in rows if row.no_case))
 
 
 def uncompiled(case: Case) -> Case:
@@ -98,13 +96,6 @@ def _memory(row: Row) -> float | None:
 
 def _gib(value: float | None) -> str:
     return "-" if value is None else f"{value / GIB:.1f}"
-
-
-def _print(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    for cells in (headings, ("---",) * len(headings)):
-        print(f"| {' | '.join(cells)} |")
-    for cells in rows:
-        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

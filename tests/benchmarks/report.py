@@ -4,8 +4,6 @@
 all of them regressed, with every section open.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from pathlib import Path

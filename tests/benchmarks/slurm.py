@@ -6,8 +6,6 @@ Prints the ratio of the whole time, from the start of the command to its end, an
 the script measures itself.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -16,11 +14,12 @@ import time
 from pathlib import Path
 from statistics import quantiles
 
-from perfsuite import Case, Model, Script, Topology
+from perfsuite import Model, Script, Topology
 from perfsuite.launch.slurm.launcher import JOB_ID, SlurmLauncher
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect_cpu
 from tests.launch.slurm.allocation import Allocation
+from tests.samples import make_case
 from tests.slurm_cluster import slurm_cluster
 
 PAIRS = 8
@@ -51,16 +50,10 @@ torch.distributed.destroy_process_group()
 
 def by_perfsuite(script: Path, step: Path, directory: Path) -> None:
     """Launch the script as a case."""
-    case = Case(
-        model=Model.named("net"),
-        framework=Script(path=str(script), arguments=(str(step),)),
-        sequence_length=None,
-        micro_batch=64,
-        topology=Topology(nodes=2, processes_per_node=1),
-        hardware="cpu",
-        max_warmup_steps=50,
-        steps=50,
-    )
+    framework = Script(path=str(script), arguments=(str(step),))
+    net = {"model": Model.named("net"), "framework": framework, "sequence_length": None, "micro_batch": 64}
+    two_nodes = Topology(nodes=2, processes_per_node=1)
+    case = make_case(**net, topology=two_nodes, max_warmup_steps=50, steps=50)
     machine = detect_cpu("of two nodes").replace(nodes=2)
     run = launch_once(case, machine, directory, Launching(launcher=SlurmLauncher()))
     if run.failure is not None:

@@ -3,12 +3,11 @@
 python -m tests.benchmarks.theory [NAME ...]
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path
 
+from tests.benchmarks import show_table
 from tests.test_theory import THEORIES, Step, counted
 
 GIB = 1 << 30
@@ -17,11 +16,7 @@ HEADINGS = ("configuration", "sent, GiB", "calls", "TFLOP", "parameters and opti
 
 def main(names: list[str]) -> None:
     """Print theory / count of each configuration as a row, and what differs."""
-    print(
-        *(f"| {' | '.join(cells)} |" for cells in (HEADINGS, ["---"] * len(HEADINGS))), sep="\n", flush=True
-    )
-    for name in names or THEORIES:
-        print(f"| {name} | {' | '.join(_row(name))} |", flush=True)
+    show_table(HEADINGS, map(_row, names or THEORIES))
 
 
 def _row(name: str) -> list[str]:
@@ -29,28 +24,17 @@ def _row(name: str) -> list[str]:
     with tempfile.TemporaryDirectory() as directory:
         sent, counts = counted(case, Path(directory))
     assert counts.memory is not None
-    found = Step(sent=sent)
-    found.flops.update({str(phase): flops for phase, flops in counts.flops.items()})
+    seen = Step(sent=sent)
+    seen.flops.update({str(phase): flops for phase, flops in counts.flops.items()})
     held = [counts.memory.at_peak[part] for part in ("parameter", "optimizer state")]
-    differs = [
-        *(
-            f"{key}: {theory.sent[key]}, {sent[key]}"
-            for key in {*sent, *theory.sent}
-            if sent[key] != theory.sent[key]
-        ),
-        *(
-            f"{phase}: {theory.flops[phase]}, {flop}"
-            for phase, flop in counts.flops.items()
-            if theory.flops[phase] != flop
-        ),
-        *(
-            [f"{theory.parameter}, {theory.optimizer}: {held}"]
-            if held != [theory.parameter, theory.optimizer]
-            else []
-        ),
+    both: list[tuple[object, object, object]] = [
+        *((key, theory.sent[key], sent[key]) for key in {*sent, *theory.sent}),
+        *((phase, theory.flops[phase], flop) for phase, flop in counts.flops.items()),
+        ("held", [theory.parameter, theory.optimizer], held),
     ]
-    said = zip(_figures(theory, theory.parameter + theory.optimizer), _figures(found, sum(held)), strict=True)
-    return [*(" / ".join(pair) for pair in said), "; ".join(differs) or "nothing"]
+    differs = [f"{what}: {expected}, {found}" for what, expected, found in both if expected != found]
+    said = zip(_figures(theory, theory.parameter + theory.optimizer), _figures(seen, sum(held)), strict=True)
+    return [name, *(" / ".join(pair) for pair in said), "; ".join(differs) or "nothing"]
 
 
 def _figures(step: Step, held: int) -> tuple[str, ...]:

@@ -4,8 +4,6 @@
 same with a small model.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable

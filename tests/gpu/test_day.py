@@ -1,7 +1,5 @@
 """Cases for one GPU with 80 GB or more, in the order of `day.sh`. Not collected by `pytest tests`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

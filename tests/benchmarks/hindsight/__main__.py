@@ -4,8 +4,6 @@ Each arm is launched once (`perfsuite compare --counts --against GOOD --arm BAD`
 run that have no result yet, or with --again all.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import time
@@ -20,9 +18,8 @@ from perfsuite.report.progress import Progress
 from perfsuite.results.session_file import Measurement
 from perfsuite.session import against_arm
 from perfsuite.session.setup import Options
-from tests.benchmarks.hindsight.pairs import Pair
+from tests.benchmarks.hindsight.pairs import PAIRS, Pair
 from tests.benchmarks.hindsight.results import Result, read, write, write_page
-from tests.benchmarks.hindsight.table import PAIRS
 
 STORE = Path(".perfsuite")
 

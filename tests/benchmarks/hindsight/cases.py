@@ -6,12 +6,12 @@ import pytest
 
 from perfsuite import Accelerate, Case, Lightning, Topology, Trainer
 from tests.benchmarks.hindsight.pairs import LORA, Pair
-from tests.benchmarks.hindsight.table import ACCUMULATED, PEFT
 
 VARY: dict[str, Any] = {"tokens": "vary"}
+PEFT = LORA.replace(targets=("q_proj", "up_proj", "v_proj"))
 SCRIPTS: dict[str, dict[str, Any]] = {
     "accelerate_ddp": {"ranks": 2},
-    "accelerate_accumulate": ACCUMULATED,
+    "accelerate_accumulate": {"ranks": 2, "case": {"gradient_accumulation": 4}},
     "fabric_ddp": {"ranks": 2},
     "lightning_ddp": {"ranks": 2},
     "llama_train": {},

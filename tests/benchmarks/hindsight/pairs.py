@@ -1,8 +1,7 @@
 """The pairs: two releases of a library, and what the gate must say of the second."""
 
-from __future__ import annotations
-
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal
 from perfsuite import Case, LoRA, Model, Script, Topology
 
 SCRIPTS = Path(__file__).with_name("scripts")
+DATA = tomllib.loads(Path(__file__).with_name("pairs.toml").read_text())
 LORA = LoRA(rank=8, alpha=16)
 
 
@@ -33,7 +33,8 @@ class Pair:
     ranks: int = 1
     dry: bool = False
     """Whether only a GPU shows it: both arms are run dry, as if on one."""
-    tokens: Literal["fixed", "vary"] = "fixed"
+    tokens: Literal["fixed", "vary", "none"] = "fixed"
+    """`none`: it trains on images, 16 of them."""
     case: Mapping[str, Any] = field(default_factory=dict)
     """Other fields of the case."""
     why_missed: str = ""
@@ -50,16 +51,31 @@ class Pair:
         """The case of its script."""
         stem, *arguments = self.script.split()
         path = str(SCRIPTS / f"{stem}.py")
-        script = Script(path=path, arguments=tuple(arguments), label=self.name, tokens=self.tokens)
-        fields = {"sequence_length": 32, "micro_batch": 2, "max_warmup_steps": 4, "steps": 10, **self.case}
+        tokens = "vary" if self.tokens == "vary" else "fixed"
+        script = Script(path=path, arguments=tuple(arguments), label=self.name, tokens=tokens)
+        length, batch = (None, 16) if self.tokens == "none" else (32, 2)
+        fields = {"sequence_length": length, "micro_batch": batch, "max_warmup_steps": 4, "steps": 10}
         return Case(
             model=Model.named("tiny"),
             framework=script,
             topology=Topology(processes_per_node=self.ranks),
             hardware="h100" if self.dry else "cpu",
-            **fields,
+            **{**fields, **self.case},
         )
 
     def names_cause(self, sentence: str) -> bool:
         """Whether a line says what this pair is about."""
         return re.search(self.names, sentence) is not None
+
+
+def _name(good: str, bad: str, script: str) -> str:
+    """Of an unchanged pair."""
+    releases = f"{good.split()[0]}-{bad.split()[0].rpartition('==')[2]}"
+    return f"{releases}-{script}".replace("==", "-").replace(" ", "-")
+
+
+PAIRS = (
+    *(Pair(**{"name": each["thread"].replace("#", "-"), **each}) for each in DATA["regression"]),
+    *(Pair(name=_name(each["good"], each["bad"], each["script"]), **each) for each in DATA["unchanged"]),
+)
+"""Every pair, regressions first."""

@@ -1,14 +1,11 @@
 """What came of the pairs, as a file and as the table of the page."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.benchmarks.hindsight.pairs import Pair
-from tests.benchmarks.hindsight.table import PAIRS
+from tests.benchmarks.hindsight.pairs import PAIRS, Pair
 
 FILE = Path(__file__).with_name("results.json")
 PAGE = Path("docs/evidence/hindsight.md")
