@@ -1,7 +1,5 @@
 """The cases of this repository: what they ask of a GPU is measured long enough, and learns steadily."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import chain
 

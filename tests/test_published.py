@@ -1,7 +1,5 @@
 """The published comparisons of this repository: every row has its case, and every comparison a twin."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Published rows next to their dry runs: what is run in place of a compiled case, and what a row shows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

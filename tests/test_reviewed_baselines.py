@@ -1,7 +1,5 @@
 """The reviewed baselines of this repository: each belongs to a case, and each case that can has one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,7 @@ import ctypes
 import faulthandler
 import os
 import signal
-
-import psutil
+from pathlib import Path
 
 from perfsuite.results.run_dir import ANCESTOR_PID, NODE, STACKS_SIGNAL, RunDir
 
@@ -28,15 +27,25 @@ def adopt_orphans() -> None:
 
 def is_alive(pid: int) -> bool:
     """Whether a process lives. A zombie is dead: it only waits for its parent to read its exit code."""
-    try:
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.Error:
-        return False
+    return _stat(pid)[:1] not in ([], ["Z"], ["X"])
 
 
 def ancestors() -> list[int]:
     """Return the process ids of this process's parent, its parent's parent, and so on."""
-    return [process.pid for process in psutil.Process().parents()]
+    found, pid = [], os.getppid()
+    while pid > 0 and pid not in found:
+        found.append(pid)
+        stat = _stat(pid)
+        pid = int(stat[1]) if stat else 0
+    return found
+
+
+def _stat(pid: int) -> list[str]:
+    """Return proc_pid_stat(5) from behind the name, which may hold anything; empty if there is no process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def listen(run_dir: RunDir, rank: int | None) -> None:

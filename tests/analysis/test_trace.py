@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from perfsuite.analysis.trace import LONGEST_NAME, reduced

@@ -1,7 +1,5 @@
 """What a case learns in one process, by a plain loop: what its launches are compared with."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Every torch framework and option that a CPU allows, really launched over gloo."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 from pathlib import Path

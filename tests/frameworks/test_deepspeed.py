@@ -1,7 +1,5 @@
 """DeepSpeed: what its configuration may say next to the case, and ZeRO on two ranks, which trains as DDP."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A package whose engine steps a torch optimizer several times in one step: `LaunchPlan.clock`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Lightning Fabric: what it refuses, what its strategies are given, that it trains as plain torch does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """The recipes of docs/your-own-script.md, each as it stands there."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """What each framework cannot run, and options that cannot be: told before anything is launched."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

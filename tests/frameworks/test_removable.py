@@ -1,7 +1,5 @@
 """Each framework is one file or folder that can be deleted without breaking another."""
 
-from __future__ import annotations
-
 import pytest
 
 from perfsuite.case.framework import BUILT_IN, built_in

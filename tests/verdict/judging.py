@@ -1,7 +1,5 @@
 """Launches, baselines and noise to judge in tests, and what a verdict says of each metric."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What pairs of launches of two arms mean, metric by metric. The paired test itself is in test_paired.py."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each part of the paired procedure, and what holds for any pairs; rates: test_simulated_pairs.py."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import fmean

@@ -1,7 +1,5 @@
 """How paired comparisons are simulated, and the rates that they are built for, at fixed seeds."""
 
-from __future__ import annotations
-
 import math
 from statistics import fmean, pstdev
 

@@ -1,7 +1,5 @@
 """Stand-ins for a GPU and its allocator, on a machine without one."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +37,7 @@ class FakeGPU:
             def query(self) -> bool:
                 return self.at <= gpu.done_ms
 
-            def elapsed_time(self, end: Event) -> float:
+            def elapsed_time(self, end: "Event") -> float:
                 assert end.query()
                 return end.at - self.at
 

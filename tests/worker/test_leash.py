@@ -3,6 +3,7 @@ import faulthandler
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
@@ -32,15 +33,21 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return calls
 
 
-def test_the_kernel_is_asked_for_a_signal_and_who_was_born_too_late_leaves_at_once(
+def test_the_kernel_is_asked_for_a_signal(
     asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(ANCESTOR_PID, raising=False)
     leash.die_with_parent()
-    monkeypatch.setenv(ANCESTOR_PID, str(os.getpid()))
     leash.die_with_parent(signal.SIGUSR2)
     assert asked == [(1, signal.SIGKILL), (1, signal.SIGUSR2)], "PR_SET_PDEATHSIG of linux/prctl.h"
-    child = subprocess.Popen("true")
+
+
+def test_who_was_born_too_late_leaves_at_once(
+    asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ANCESTOR_PID, str(os.getpid()))
+    leash.die_with_parent()
+    child = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie now: nobody has read its exit code
     monkeypatch.setenv(ANCESTOR_PID, str(child.pid))
     with pytest.raises(Left):

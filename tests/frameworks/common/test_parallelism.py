@@ -1,7 +1,5 @@
 """Degrees of accelerate's mesh: what is refused, and what a step sends by theory, and by a dry run."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What DDP and FSDP1 are given; that it does what a real launch does is compared in dry/test_rank.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -4,8 +4,6 @@ A model of a case's options has those of our own model; a registered one has wei
 the parameters decide, however it is split.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

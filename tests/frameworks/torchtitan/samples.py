@@ -1,7 +1,5 @@
 """A case of torchtitan, and the marks of the tests that import it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Configurations of torchtitan's own registry: what is said of them, refused in them, and what runs."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 from pathlib import Path

@@ -6,8 +6,6 @@ backward, and its gradient is reduced in fp32 (docs/fsdp.md); experts have a mes
 `tests/test_theory.py` has more of them, at their full width.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
