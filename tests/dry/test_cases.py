@@ -30,6 +30,7 @@ def directory(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Pat
         return subprocess.CompletedProcess(command, done.ret, str(done.stdout), str(done.stderr))
 
     monkeypatch.setattr(cases, "captured", collected)
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # the session is one of its own
     pytester.makepyfile(test_it=FILE)
     return pytester.path
 
