@@ -3,6 +3,7 @@
 They are written directly, because asv's own classes rewrite all of them.
 """
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -20,6 +21,9 @@ from perfsuite.history.asv import results as asv
 from perfsuite.history.store import Place, StoredCase, StoredSession
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
 
+PER_TOKEN = (
+    r".*\.seconds_per_(token|sample)\b"  # the benchmarks of tokens/s, and the sign of an export of ours
+)
 FILE = "-perfsuite.json"  # ends the name of each file of results, behind the commit
 
 
@@ -40,7 +44,7 @@ def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url
     """
     branch = branch or git.current_branch(repo)
     places, dates, unplaced = store.on_branch(store.places(history), history, repo, branch)
-    if out.exists() and any(out.iterdir()) and not (out / "asv.conf.json").exists():
+    if out.exists() and any(out.iterdir()) and not _is_export(out):
         raise FileError(f"{out} is not empty and holds no export. Give a directory of its own.")
     cases = store.read_cases(history)
     slots = _slots(cases)
@@ -58,6 +62,13 @@ def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url
                 known.update(new)
     _write(out / "results" / "benchmarks.json", {"version": 2, **_listed(parameters)}, indent=1)
     return Exported(commits=frozenset(place.commit for place in places), unplaced=unplaced)
+
+
+def _is_export(directory: Path) -> bool:
+    """Whether a directory holds an earlier export, and not somebody's own asv."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return PER_TOKEN in json.loads((directory / "asv.conf.json").read_text())["regressions_thresholds"]
+    return False
 
 
 def _slots(cases: Mapping[str, StoredCase]) -> dict[str, asv.Slot]:
@@ -145,7 +156,7 @@ def _configuration(repo: Path, branch: str, commit_url: str) -> dict[str, Any]:
         "results_dir": "results",
         "html_dir": "html",
         "regressions_thresholds": {
-            r".*\.seconds_per_(token|sample)\b": TOKENS_PER_S.tolerance("cuda"),
+            PER_TOKEN: TOKENS_PER_S.tolerance("cuda"),
             r".*\.peak_memory\b": PEAK_MEMORY.tolerance("cuda"),
         },
         # At one speed a step takes as long as its tokens or samples: one slowdown is one entry, not two.

@@ -128,6 +128,13 @@ def test_another_method_needs_a_reason(repository: Path) -> None:
     assert accepted().method == "dispatch-1"
 
 
+def test_a_file_of_another_schema_refuses_its_own_case(repository: Path) -> None:
+    counted("1", 1, **seen())
+    FILE.write_text(FILE.read_text().replace('"schema_version": 1', '"schema_version": 9'))
+    refused = told("accept", "--counts", status=1)
+    assert f"not accepted: {CASE.id} counted on cpu: {FILE}: field schema_version" in refused
+
+
 def test_list_and_show(repository: Path) -> None:
     counted("1", 1, "--reason", "first", **seen(counts(), counts(host_reads={"forward": 2})))
     listed = flat(told("list"))
