@@ -21,9 +21,7 @@ from perfsuite.history.asv import results as asv
 from perfsuite.history.store import Place, StoredCase, StoredSession
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
 
-PER_TOKEN = (
-    r".*\.seconds_per_(token|sample)\b"  # the benchmarks of tokens/s, and the sign of an export of ours
-)
+PER_TOKEN = r".*\.seconds_per_(token|sample)\b"  # by which an export is known, too
 FILE = "-perfsuite.json"  # ends the name of each file of results, behind the commit
 
 
