@@ -38,7 +38,14 @@ def test_each_way_to_share_a_model_over_nodes_has_one() -> None:
     }
 
 
-@pytest.mark.parametrize("case", [CASES[name] for name in TWINS], ids=TWINS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(CASES[name], marks=[] if CASES[name].framework.name == "fsdp2" else pytest.mark.nightly)
+        for name in TWINS
+    ],
+    ids=TWINS,
+)
 def test_a_twin_does_what_was_reviewed_and_stands_in_its_table(
     case: Case, allocation: Allocation, tmp_path: Path
 ) -> None:
