@@ -122,7 +122,7 @@ def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
             if controllers and "memory" not in controllers.split(","):
                 continue
             below = f"memory{path}/memory.oom_control" if controllers else f".{path}/memory.events"
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 found = re.search(r"^oom_kill (\d+)$", (cgroups / below).read_text(), re.MULTILINE)
                 kills += 0 if found is None else int(found[1])
     return kills

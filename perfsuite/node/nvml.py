@@ -122,9 +122,11 @@ class Gpus:
     def fabric_states(self) -> list[tuple[int, int] | None]:
         """Return state and status of each GPU in its NVLink fabric (nvmlGpuFabricInfo_t), None if in none."""
         infos = [self._nvml.c_nvmlGpuFabricInfo_t() for _ in self._indices]
-        for index, info in enumerate(infos):
-            self._ask(index, "GpuFabricInfo", ctypes.byref(info))
-        return [(info.state, info.status) if info.state else None for info in infos]
+        told = [self._ask(index, "GpuFabricInfo", ctypes.byref(info)) for index, info in enumerate(infos)]
+        return [
+            None if answer is None or not info.state else (info.state, info.status)
+            for answer, info in zip(told, infos, strict=True)
+        ]
 
     def read(self, *, whole: bool) -> tuple[Gpu, ...]:
         """Read every GPU of the job; unless `whole`, clocks and power alone, as each call takes a lock."""
