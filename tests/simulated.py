@@ -1,6 +1,7 @@
 """Launches of the framework `fake` whose ranks run in this process, in turn: no process starts."""
 
 import gc
+import threading
 from types import SimpleNamespace
 from typing import NoReturn
 
@@ -32,7 +33,7 @@ def launch(self: LocalLauncher, job: Job, on_progress: OnProgress = no_progress)
     prepare(job.run_dir)
     request, ended = documents.read(job.run_dir.case, CaseFile), []
     for number in range(job.case.topology.world_size):
-        report = empty_report(number, job.case.topology.world_size)
+        report, before = empty_report(number, job.case.topology.world_size), {*threading.enumerate()}
         try:
             rank = Rank(job.run_dir, request, report)
             rank.write(_simulate(rank))
@@ -42,6 +43,8 @@ def launch(self: LocalLauncher, job: Job, on_progress: OnProgress = no_progress)
             write_failure(job.run_dir, report, failure_of(error, number))
         finally:
             gc.enable()  # the clock of a rank that breaks down never stops
+            for thread in set(threading.enumerate()) - before:  # one may still write how far it is
+                thread.join(60)
     documents.write(job.run_dir.launch(0), LaunchFile(failures=tuple(ended)))
     return None
 

@@ -191,15 +191,15 @@ for step in range(100):
 
 
 def test_a_rank_needs_torch_and_pydantic_alone(rank: str, tmp_path: Path) -> None:
-    """A script in an environment of its own, measured by the driver of this one."""
+    """Two ranks of a script in an environment of its own, measured by the driver of this one."""
     assert has(rank, "torch", "pydantic", "perfsuite", *DRIVER_ONLY) == ["torch", "pydantic", "perfsuite"]
     (tmp_path / "train.py").write_text(TRAIN)
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     framework = Script(
         command=(rank, *torchrun, str(tmp_path / "train.py")), env={"ABSENT": " ".join(DRIVER_ONLY)}
     )
     net = {"model": Model.named("net"), "framework": framework, "sequence_length": 16, "micro_batch": 4}
-    case = SMALL.replace(**net, max_warmup_steps=2, steps=10, timeout_s=240)
+    case = make_case(**net, max_warmup_steps=2, steps=10, timeout_s=240)
     launch = launch_once(case, detect(), tmp_path / "launch-1")
     assert launch.failure is None
     assert launch.observed is not None

@@ -13,6 +13,7 @@ from perfsuite.errors import ExtensionError, FileError, PerfsuiteError
 from perfsuite.frameworks.base import Command, LaunchPlan
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.script import Script
+from perfsuite.launch.arm import Arm
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import Launching, WhenShared, launch_once, measure, profile_once
@@ -235,13 +236,14 @@ def test_what_was_measured_is_shown_though_it_cannot_be_written(
 
 
 SCRIPT = """
+import os
 import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-message = torch.ones(20_000_000)
+message = torch.ones(int(os.environ["MESSAGE"]))
 for step in range(100):
     model(torch.ones(4, 64)).square().mean().backward()
     for weight in model.parameters():
@@ -257,7 +259,8 @@ def test_the_profile_of_a_script_shows_for_what_it_waits(tmp_path: Path) -> None
     (tmp_path / "train.py").write_text(SCRIPT)
     script = Script(path=str(tmp_path / "train.py"))
     case = make_case(framework=script, hardware="cpu", max_warmup_steps=3, steps=10, timeout_s=300)
-    found = profile_once(case, detect_cpu("cpu"), tmp_path / "launch").profile
+    how = Launching(arm=Arm(given={"MESSAGE": "20000000"}))
+    found = profile_once(case, detect_cpu("cpu"), tmp_path / "launch", how).profile
     assert found is not None
     profile = found.ranks[0].profile
     assert profile.calls()["gloo:all_reduce"] == 3

@@ -340,6 +340,12 @@ def test_a_torch_that_cannot_use_the_gpus_is_one_error_before_anything_is_launch
     assert said.startswith("ERROR: torch 2.13.0+cpu is built without CUDA and cannot use the GPUs of this")
     assert not (suite.path / ".perfsuite").exists()
     assert run_cpu(suite).ret == 0
+    write_cases(suite, body="bench(case.replace(framework=DDP(), hardware='gpu'))")  # known in the test alone
+    result = suite.runpytest("--perf-json=out.json")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["torch 2.13.0+cpu is built without CUDA and cannot use the GPUs *"])
+    (kept,) = read_json(suite)["results"]
+    assert (kept["verdict"]["failure"], kept["runs"]) == ("error", [])
 
 
 def test_a_gpu_that_cannot_be_read_is_one_error_without_a_traceback_and_of_no_concern_to_others(
@@ -536,7 +542,14 @@ def test_a_failure_prints_its_text_once(
     above, summary = str(result.stdout).split("short test summary info")
     assert above.count("no_baseline: no baseline on") + above.count("  no baseline on") == 1
     assert summary.count("no baseline on") <= 1
+    write_cases(suite, "[FAKE.replace(framework=Script(path='none.py'))]")
+    result = run_cpu(suite)
+    assert result.ret == 1
+    above, summary = str(result.stdout).split("short test summary info")
+    assert above.count("No such file or directory") == 1
+    assert summary.count("No such file or directory") <= 1
     result.stdout.no_fnmatch_line("*During handling of the above exception*")
+    result.stdout.fnmatch_lines(["path='none.py': No such file or directory in *"])  # without a traceback
 
 
 @in_this_process

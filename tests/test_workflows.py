@@ -282,7 +282,7 @@ def test_a_night_runs_in_the_image_of_a_project_and_installs_nothing(
         shutil.rmtree(repository / ".git")
     variables = {name: value.format(home=tmp_path) for name, value in SHAPES[shape].items()}
     variables |= {
-        "PYTHONPATH": trusted,
+        "PYTHONPATH": "" if "git" in shape else trusted,  # there the doctor and the self-test run, too
         "PATH": str(tools),
         "GITHUB_WORKSPACE": str(repository),
         "GITHUB_ACTIONS": "true",

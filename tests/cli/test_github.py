@@ -104,6 +104,9 @@ def test_what_cannot_be_answered_is_told(told: Gh, monkeypatch: pytest.MonkeyPat
     assert "--name 'a --> b': expected up to 60 letters" in answer(GOOD, name="a --> b", status=2)
     no_pull_request = "GITHUB_REF is 'refs/heads/main', which is no pull request: give --pull-request NUMBER"
     assert no_pull_request in answer(GOOD, status=2)
+    monkeypatch.setenv("GITHUB_REF", "refs/pull/12/merge")
+    answer(GOOD, name="a --> b", status=2)
+    assert told.calls.count("\n") == 1, "only the first one asked"
     comments(told)
     words = ("github", "comment", "results.json", "--run-url", URL, "--pull-request", "3")
     assert "pull request 3: new comment, check perfsuite: success" in run(*words).output

@@ -186,5 +186,6 @@ def test_what_cannot_be_accepted_is_an_error_and_its_reason_is_kept(tonight: Nig
 def test_what_cannot_be_measured_is_refused(tonight: Night, command: str, words: str) -> None:
     documents.write_text(page := Path("mine/index.html"), "<title>Ours</title>")
     assert words in error_of(*command.split())
+    assert "--reason is empty" in error_of("refresh", "--hardware=cpu", "--reason= ")
     assert tonight.commands == []
     assert page.read_text() == "<title>Ours</title>"

@@ -142,6 +142,8 @@ def test_a_webhook_that_hangs_or_is_gone_is_said(tmp_path: Path, monkeypatch: py
 def test_a_bad_address_is_said_without_it(monkeypatch: pytest.MonkeyPatch, address: str, why: str) -> None:
     monkeypatch.setenv(VARIABLE, address)
     assert notify.post(VARIABLE, "x") == why
+    monkeypatch.delenv(VARIABLE)
+    assert notify.post(VARIABLE, "x") == f"{VARIABLE} is not set"
 
 
 def test_an_address_on_the_command_line_is_refused_and_not_shown() -> None:

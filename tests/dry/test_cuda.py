@@ -2,9 +2,16 @@ from importlib import resources
 
 import yaml
 
-from perfsuite.dry.cuda import ONE_KERNEL
+from perfsuite.case.case import Topology
+from perfsuite.dry.cuda import ONE_KERNEL, _answers
+from perfsuite.dry.machine import ANY_GPU, pretended_gpu
 
 FUNCTIONS = resources.files("torchgen") / "packaged/ATen/native/native_functions.yaml"
+
+
+def test_torch_answers_as_on_the_machine() -> None:
+    answers = _answers(pretended_gpu(ANY_GPU, Topology(processes_per_node=8)))
+    assert (answers["device_count"](), answers["get_device_name"](0)) == (8, "NVIDIA H100 80GB HBM3")
 
 
 def test_every_operator_that_is_one_kernel_on_a_gpu_alone_is_known() -> None:

@@ -108,8 +108,8 @@ def test_a_drop_of_the_stated_minimum_is_found_95_times_in_100(sigma: float) -> 
     ("how", "drop", "alarms", "launches", "found"),
     [
         ({"sigma": 0.01, "tolerance": 0.02, "baseline_launches": 20}, 0.02, 0.0015, 3.05, 0.94),
-        ({"sigma": 0.003, "trials": 500}, 0.03, 0, 1.01, 0.98),  # low noise needs one launch
-        ({"sigma": 0.01, "is_contaminated": True}, 0.05, 0.005, MAX_LAUNCHES, 0.9),
+        ({"sigma": 0.003, "trials": 500}, 0.03, 0, 1.009, 0.982),  # low noise needs one launch
+        ({"sigma": 0.01, "is_contaminated": True}, 0.05, 0.005, MAX_LAUNCHES, 0.9005),
         *(  # five launches alone tell noise and baseline
             ({"sigma": sigma, "baseline_launches": 5, "pooled_degrees": None, "trials": 1_000}, *LITTLE)
             for sigma in (0.003, 0.01, 0.02, 0.05)
