@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import util
@@ -47,7 +48,8 @@ VARIABLES = {
     JOB_MARK: "0" * 32,  # as long as a real one, which is written over it
 }
 """Those that are read on import, and the mark of a job."""
-READ_ON_IMPORT = ("ACCELERATE_", "CUDA_", "HF_", "LD_", "PYTHON", "PYTORCH_", "TORCH_", "TRANSFORMERS_")
+READ_ON_IMPORT = ("ACCELERATE_", "CUDA_", "HF_", "LD_", "PYTHON", "PYTORCH_", "TORCH", "TRANSFORMERS_")
+LOCK = threading.Lock()
 FIRST = dict(os.environ)
 """The environment before any test has changed it."""
 
@@ -84,7 +86,8 @@ def _popen(command: list[str], **options: Any) -> Any:
     }
     theirs, ours = os.pipe()
     files = [theirs, options["stdout"].fileno()]
-    pid = _fork(_server("--gpu" in command), job, files)
+    with LOCK:  # two arms are run dry at the same time
+        pid = _fork(_server("--gpu" in command), job, files)
     os.close(theirs)
     if options["stdin"] == subprocess.PIPE:
         return _Forked(pid, os.fdopen(ours, "wb"))
@@ -148,17 +151,17 @@ def _serve(connection: socket.socket, *, gpu: bool) -> None:
         if not message:
             return
         if (between := os.fork()) == 0:
+            parent = os.getpid()
             if os.fork() == 0:
-                _run(json.loads(message), connection, *files)
+                _run(json.loads(message), connection, parent, *files)
             os._exit(0)
         for file in files:
             os.close(file)
         os.waitpid(between, 0)
 
 
-def _run(job: Mapping[str, Any], connection: socket.socket, stdin: int, log: int) -> NoReturn:
+def _run(job: Mapping[str, Any], connection: socket.socket, between: int, stdin: int, log: int) -> NoReturn:
     """Become an agent, or a rank of a dry run, once the test process has adopted this one."""
-    between = os.getppid()
     os.setsid()
     while os.getppid() == between:
         time.sleep(0.001)

@@ -143,7 +143,7 @@ def test_the_variables_of_an_arm_reach_its_ranks(launch_now: Run) -> None:
     assert environment["threads"] == "3"
 
 
-@pytest.mark.launch
+@pytest.mark.smoke
 def test_groups_that_shard_and_replicate_run_dry_as_on_a_gpu(tmp_path: Path) -> None:
     """Each rank reduces its shard of the gradients, in fp32, with its twin in the other group."""
     case = HYBRID.replace(hardware="h100")

@@ -233,15 +233,17 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
 
 
 @pytest.mark.launch
-def test_one_rank_trains_compiled_blocks_and_what_cannot_be_seen_in_them_is_said(tmp_path: Path) -> None:
-    flat, alone = llama_tiny("llama-flat", num_hidden_layers=1), Topology(processes_per_node=1)
-    case = SMALL.replace(model=flat, topology=alone, timeout_s=600)
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_compiled_blocks_train_and_what_cannot_be_seen_in_them_is_said(tmp_path: Path, ranks: int) -> None:
+    """Two ranks count a step, too."""
+    flat, topology = llama_tiny("llama-flat", num_hidden_layers=1), Topology(processes_per_node=ranks)
+    case = (SMALL if ranks == 1 else COUNTED).replace(model=flat, topology=topology, timeout_s=600)
     compiled = measured(case.replace(framework=FSDP2(), compile=True), tmp_path)
-    assert compiled.loss == pytest.approx(learnt(case, data_ranks=1).loss, rel=1e-3)
+    assert compiled.loss == pytest.approx(learnt(case, data_ranks=ranks).loss, rel=1e-3)
     assert observed(compiled).settings["recomputing_blocks"] == "not observed (compiled)"
     assert observed(compiled).settings["attention_kernel"] == "not observed (compiled)"
     assert observed(compiled).settings["compiled"] == "yes"
-    assert len(compiled.memory) == 1
+    assert len(compiled.memory) == ranks
 
 
 @pytest.mark.nightly

@@ -66,17 +66,26 @@ def test_the_python_of_an_image_answers_where_a_launch_runs(
         assert not {"PATH", "HOME", "VIRTUAL_ENV"} & passed
 
 
+@pytest.mark.parametrize(
+    ("runtime", "flag"),
+    [
+        ("docker", " --gpus=all "),
+        ("podman", " --device=nvidia.com/gpu=all "),
+        ("apptainer", " --nv "),
+        ("singularity", " --nv "),
+    ],
+)
 def test_gpus_are_given_if_there_are_any_and_a_file_is_run_as_it_is(
-    only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, flag: str
 ) -> None:
-    stand_in(only, "apptainer")
+    stand_in(only, runtime)
     sif = tmp_path / "it.sif"
     sif.touch()
     script = Path(image.interpreter(str(sif), [], tmp_path)).read_text()
     assert f" {sif} python " in script
-    assert "--nv" not in script
+    assert flag not in script
     monkeypatch.setattr(Path, "exists", lambda self: True)
-    assert " --nv " in Path(image.interpreter(str(sif), [], tmp_path)).read_text()
+    assert flag in Path(image.interpreter(str(sif), [], tmp_path)).read_text()
 
 
 NOT_ALONE = "an image has its own interpreter and packages"

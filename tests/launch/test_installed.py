@@ -128,6 +128,8 @@ def test_requirements_that_name_other_files_are_of_one_commit(
     (tmp_path / name).write_text(text)
     one, other = (installed._key(tmp_path / name, commit) for commit in "ab")
     assert (one != other) == is_of_commit
+    (tmp_path / name).write_text(f"{text}# another\n")
+    assert installed._key(tmp_path / name, "a") != one
 
 
 @pytest.mark.launch

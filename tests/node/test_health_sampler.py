@@ -374,9 +374,11 @@ def test_a_busy_process_beside_the_job_is_foreign() -> None:
     try:
         sampler, children = Sampler(pid=job.pid), psutil.Process(job.pid).children
         wait_until(lambda: sum(child.cpu_times().user for child in children()) > 0.1, "it to spin")
+        began = time.monotonic()
         for look in range(25):
             sampler.sample(1 + look // 8)
             time.sleep(0.05)
+        passed = time.monotonic() - began
     finally:
         os.killpg(job.pid, signal.SIGKILL)
         stranger.kill()
@@ -385,5 +387,7 @@ def test_a_busy_process_beside_the_job_is_foreign() -> None:
     found = seen(sampler.finish())
     assert found.job_cpu is not None
     assert found.foreign_cpu is not None
-    assert 0 < found.job_cpu < 1.2 / len(os.sched_getaffinity(0))
-    assert 0 < found.foreign_cpu <= 1 - found.job_cpu + 0.05
+    cores = len(os.sched_getaffinity(0))
+    assert 3 <= found.samples <= 4 + passed / EVERY_S, "one at each of four new steps, others at times"
+    assert 0.1 / cores < found.job_cpu < 1.2 / cores
+    assert 0.4 / cores < found.foreign_cpu <= 1 - found.job_cpu + 0.05

@@ -17,6 +17,7 @@ def test_host_memory_is_the_peak_above_the_level_before() -> None:
     assert 60 * 2**20 < memory.read().peak < 90 * 2**20
     memory.reset_peak()
     assert memory.read().peak < 30 * 2**20, "what came before is forgotten"
+    assert memory.read().method == "VmHWM above VmRSS before the model"
 
 
 def test_on_a_gpu_memory_comes_from_its_caching_allocator(allocator: FakeAllocator) -> None:

@@ -2,8 +2,9 @@ import time
 from unittest.mock import Mock
 
 import pytest
+import torch
 
-from perfsuite.worker.timers import CudaTimer, HostTimer, SimulatedTimer
+from perfsuite.worker.timers import CudaTimer, HostTimer, SimulatedTimer, clock_for
 from tests.worker.fake_gpu import GPU, FakeGPU
 
 
@@ -47,5 +48,6 @@ def test_the_kernel_s_uptime_is_read_where_there_is_one(monkeypatch: pytest.Monk
     timer = HostTimer()
     assert 0 < (timer.uptime() or 0) <= (timer.uptime() or 0)
     assert SimulatedTimer().uptime() is None
+    assert clock_for(torch.device("cpu"))[0].name == timer.name == "perf_counter"
     monkeypatch.setattr("builtins.open", Mock(side_effect=FileNotFoundError))
     assert timer.uptime() is None

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from perfsuite import Case, Nanotron
-from perfsuite.errors import CaseError
+from perfsuite.errors import CaseError, FileError
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect_cpu
 from perfsuite.results.run import Run
@@ -109,6 +109,8 @@ def test_a_file_is_kept_with_the_case_whatever_its_comments(mine: Path, tmp_path
     assert str(Nanotron(config=mine)) == str(case.framework), "what judge compares"
     mine.unlink()
     assert Case.model_validate_json(case.model_dump_json()) == case
+    with pytest.raises(FileError, match=r"mine\.yaml: No such file .* file of nanotron, in YAML\.$"):
+        Nanotron(config=mine)
 
 
 @pytest.mark.parametrize("asked", [True, False])
