@@ -220,6 +220,16 @@ def test_only_fp32_on_a_gpu_runs_in_tf32(precision: Any, machine: Machine, matmu
     assert peak_for_mfu(run.replace(observed=None), 1e12) == (1e12, None)
 
 
+def test_the_peak_of_a_run_partly_in_float8_lies_between_both() -> None:
+    seen = Observed(settings={"low_precision_modules": "2 Float8Linear"}, environment={})
+    run = make_run(machine=make_gpu_machine(), observed=seen)
+    float8 = run.machine.peak_flops("float8")
+    assert float8
+    flops = FLOPS.replace(per_token=10.0, per_token_float8=4.0)
+    between = pytest.approx(10 / (4 + 6 * 2) * float8)
+    assert peak_for_mfu(run.replace(flops=flops), float8 / 2) == (between, None)
+
+
 def test_the_last_loss_is_the_mean_of_a_tenth_of_the_steps_and_of_one_at_least() -> None:
     for losses, last in ((3, 1), (9, 1), (10, 1), (19, 1), (20, 1.5), (29, 1.5), (30, 2)):
         run = make_run(loss=tuple(float(step) for step in range(losses, 0, -1)))

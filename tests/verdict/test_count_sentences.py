@@ -11,6 +11,7 @@ BIG = collective("reduce_scatter", ranks=64, phase="backward", count=33, bytes=3
 HALF = BIG.replace(dtype="bfloat16", bytes=BIG.bytes // 2)
 BARRIER = collective("barrier", dtype="", bytes=0, count=1)
 MORE_OF_BIG = BIG.replace(count=66)
+WHOLE = BIG.replace(dtype="int64", bytes=64, count=1)
 BOTH = [GATHERED, GATHERED_AGAIN]
 MORE_AGAIN = GATHERED_AGAIN.replace(count=7, bytes=2 * BYTES)
 SIX_AGAIN = GATHERED_AGAIN.replace(count=6)
@@ -30,6 +31,11 @@ def told(before: Counts, now: Counts) -> list[str]:
     [
         ([HALF], [BIG], "15.0 -> 29.9 GiB a step in backward: float32 instead of bfloat16"),
         ([HALF], [MORE_OF_BIG], "15.0 -> 29.9 GiB a step in backward: float32 instead of bfloat16"),
+        (
+            [HALF, WHOLE],
+            [MORE_OF_BIG, WHOLE],
+            "15.0 -> 29.9 GiB a step in backward: float32 instead of bfloat16",
+        ),
         (BOTH, [GATHERED, MORE_AGAIN], "2 more calls a step in backward (+3.50 MiB)"),
         (BOTH, [GATHERED], "5 fewer calls a step in backward (-3.50 MiB)"),
         (BOTH, [GATHERED, collective(dtype="int64", bytes=8, count=1)], "4 fewer calls a step (-3.50 MiB)"),

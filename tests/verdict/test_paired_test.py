@@ -225,3 +225,9 @@ def test_the_smallest_change_that_is_found_falls_with_the_pairs() -> None:
 def test_a_tolerance_out_of_range_is_named() -> None:
     with pytest.raises(ValueError, match=r"tolerance is 0\.0, expected a fraction above 0"):
         decided([1.0], [1.0], tolerance=0.0)
+
+
+def test_an_exponent_that_was_fitted_costs_freedom() -> None:
+    found = paired_test.Differences([0.01, -0.02, 0.03, 0.0, 0.02, -0.01], [0.01] * 5)
+    plain, fitted = (paired_test._evidence(found, each, 2.6).degrees for each in (None, found))
+    assert 0.5 < fitted < plain

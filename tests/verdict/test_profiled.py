@@ -68,6 +68,7 @@ def test_many_differences_are_cut_and_of_several_ranks_those_that_differ_most_ar
     now = plus(*(Work(name=f"aten::new{number}", calls=1, us=number) for number in range(9)))
     assert len(calls(now)) == MOST_CALLS + 1
     assert calls(now)[-1] == "and 4 more names are called more or less often"
+    assert len(calls(now.replace(operators=now.operators[:-4]))) == MOST_CALLS
     other = launch_profile(BEFORE, plus(Work(name="aten::bmm", calls=24, us=700)), BEFORE)
     ranks = compared(launch_profile(BEFORE, BEFORE, BEFORE), other, "the baseline")
     assert ranks.calls == ("aten::bmm 0 -> 24 calls a step (rank 1)",)
@@ -80,6 +81,8 @@ def test_the_part_that_grew_is_named_beside_what_did_not() -> None:
         "by time, a hint: all_gather exposed 12.1 -> 31.8 ms (+19.7 of +21.0 ms)",
         "by time, a hint, of the kernels: ncclDevKernel_AllGather_RING_LL 32.1 -> 51.8 ms (+19.7 ms)",
     )
+    slow = now.replace(kernels=(BEFORE.kernels[0], BEFORE.kernels[1].replace(us=132_100)))
+    assert found(slow).hints[-1].endswith(" 32.1 -> 132.1 ms (+100.0 ms)")
     assert not calls(now)
 
 
