@@ -62,6 +62,7 @@ def test_what_changed_in_a_group_is_its_bytes_else_its_calls() -> None:
 def test_a_phase_is_a_field_and_their_sum_is_judged() -> None:
     assert KERNELS.value(counts()) == 177 + 327 + 351
     assert KERNELS.value(counts(), leave_out=["kernels in optimizer"]) == 177 + 327
+    assert (KERNELS.allowed(counts()), PEAK.floor(counts())) == (0, 64 * 2**10)
     assert FLOPS.changes(counts(), counts(flops={"forward": 469_762_048})) == [
         Change("FLOPs in recompute", "FLOP", 335_544_320, 0),
         Change("FLOPs in backward", "FLOP", 956_301_312, 0),

@@ -12,6 +12,7 @@ HALF = BIG.replace(dtype="bfloat16", bytes=BIG.bytes // 2)
 BARRIER = collective("barrier", dtype="", bytes=0, count=1)
 MORE_OF_BIG = BIG.replace(count=66)
 WHOLE = BIG.replace(dtype="int64", bytes=64, count=1)
+LESS = HALF.replace(count=1, bytes=HALF.bytes - 1)
 BOTH = [GATHERED, GATHERED_AGAIN]
 MORE_AGAIN = GATHERED_AGAIN.replace(count=7, bytes=2 * BYTES)
 SIX_AGAIN = GATHERED_AGAIN.replace(count=6)
@@ -36,6 +37,7 @@ def told(before: Counts, now: Counts) -> list[str]:
             [MORE_OF_BIG, WHOLE],
             "15.0 -> 29.9 GiB a step in backward: float32 instead of bfloat16",
         ),
+        ([HALF], [MORE_OF_BIG, LESS], "34 more calls a step in backward (+29.9 GiB)"),
         (BOTH, [GATHERED, MORE_AGAIN], "2 more calls a step in backward (+3.50 MiB)"),
         (BOTH, [GATHERED], "5 fewer calls a step in backward (-3.50 MiB)"),
         (BOTH, [GATHERED, collective(dtype="int64", bytes=8, count=1)], "4 fewer calls a step (-3.50 MiB)"),

@@ -68,6 +68,8 @@ def test_launches_alternate_a_b_b_a_and_neighbours_are_of_one_arm() -> None:
     assert [math.exp(each) for each in found.pairs] == pytest.approx([2, 2, 2])
     assert [math.exp(each) for each in found.neighbours] == pytest.approx([3, 4])
     assert pair_differences([1.0], [1.0]) == ([0.0], [])
+    with pytest.raises(ValueError, match="shorter"):
+        pair_differences([1.0, 2.0], [1.0])
 
 
 def test_what_was_decided_stays_whatever_is_launched_for_another_metric() -> None:
