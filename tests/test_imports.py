@@ -39,7 +39,6 @@ WORKER_ONLY = (
 MOST_ENTRIES = 24
 
 NO_TEST_FILE = {
-    "perfsuite.analysis.intervals": "run by analysis/test_trace.py",
     "perfsuite.cli.checks": "its rows are read by tests of cli/doctor and cli/test_selftest.py",
     "perfsuite.cli.releases_page": "run by cli/test_releases.py",
     "perfsuite.launch.base": "a Protocol: session/test_setup.py implements it",
