@@ -3,7 +3,7 @@
 import re
 from typing import Literal, Self, get_args
 
-from perfsuite.documents import Data
+from perfsuite.documents import Data, did_you_mean
 from perfsuite.errors import CaseError
 
 Plain = Literal["nan", "loss", "missing-metric", "missing-rank", "crash", "exit", "oom", "hang"]
@@ -49,6 +49,8 @@ class Fault(Data):
         plain = (*get_args(Plain), *STRUCTURAL)
         if text in plain:
             return cls.model_validate({"kind": text})
+        name, known = text.partition("=")[0], ("slowdown", "leak", "stall", *plain)
+        near = "" if name in known else did_you_mean(name, known, ". Did you mean {!r}?")
         raise CaseError(
-            f"{option} {text!r}: give slowdown=P%, leak=P%, stall=N, or one of {', '.join(plain)}"
+            f"{option} {text!r}: give slowdown=P%, leak=P%, stall=N, or one of {', '.join(plain)}{near}"
         )

@@ -155,6 +155,8 @@ class Option:
             if given not in words:
                 raise ValueError(" or ".join(words))
             return given == words[1]
+        except CaseError:
+            raise  # it names the option itself
         except ValueError as error:
             raise CaseError(f"{spelled}={given[:80]}: give {error}") from None
 

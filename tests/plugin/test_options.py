@@ -36,7 +36,7 @@ def test_what_is_given_reaches_the_session(
         ("--perf-min-judged=1.1", "*=1.1: give a share from 0% to 100%, or from 0 to 1"),
         *((f"--perf-{name}=--", f"--perf-{name}=--: give a value*") for name in ("against", "json")),
         ("--perf-min-launches=" + 5000 * "9", "--perf-min-launches=9999*: give a whole number from 1 *"),
-        ("--perf-inject=slow", "*'slow': give slowdown=P%*"),
+        ("--perf-inject=slowdwn=3%", "--perf-inject 'slowdwn=3%': give slowdown=P%*mean 'slowdown'[?]"),
         ("--perf-against=nosuch", "--perf-against 'nosuch': 'nosuch' is no commit of *"),
         ("--perf-dry --perf-resume", "--perf-dry with --perf-resume: only launches are resumed; leave one *"),
     ],
