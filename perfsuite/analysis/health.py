@@ -83,8 +83,11 @@ def is_shared(health: Health | None, machine: Machine) -> bool:
         return False
     if machine.device == "cpu":
         return _exceeds(health.foreign_cpu, FOREIGN_CPU_SHARE) or _exceeds(health.steal, STEAL_SHARE)
-    bounds = {"foreign_memory_bytes": FOREIGN_MEMORY_BYTES, "held_before_bytes": HELD_BYTES}
-    return any(_exceeds(getattr(card, of), most) for card in health.devices for of, most in bounds.items())
+    return any(
+        _exceeds(device.foreign_memory_bytes, FOREIGN_MEMORY_BYTES)
+        or _exceeds(device.held_before_bytes, HELD_BYTES)
+        for device in health.devices
+    )
 
 
 def all_shared(verdict: Verdict, runs: Sequence[Run]) -> bool:
@@ -121,8 +124,10 @@ def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
     shares = [(name, (device.throttled or {}).get(name, 0)) for name in BAD_REASONS]
     if bad := [f"{name} in {share:.0%}" for name, share in shares if share > THROTTLED_SHARE]:
         facts = [f"at most {THROTTLED_SHARE:.0%} is healthy"]
-        facts += [] if device.temperature_c is None else [f"up to {device.temperature_c:.0f} °C"]
-        facts += [] if device.sm_clock_mhz is None else [f"median clock {device.sm_clock_mhz:.0f} MHz"]
+        if device.temperature_c is not None:
+            facts.append(f"up to {device.temperature_c:.0f} °C")
+        if device.sm_clock_mhz is not None:
+            facts.append(f"median clock {device.sm_clock_mhz:.0f} MHz")
         found.append(f"{device.name} was throttled: {', '.join(bad)} of samples ({'; '.join(facts)})")
     if (foreign := device.foreign_memory_bytes) is not None and foreign > FOREIGN_MEMORY_BYTES:
         held, let_pass = amount(foreign, "bytes"), amount(FOREIGN_MEMORY_BYTES, "bytes")

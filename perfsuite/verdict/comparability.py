@@ -234,7 +234,8 @@ def _observed(run: Run, baseline: Baseline) -> tuple[Observed, Observed]:
     """What was observed of baseline and run; nothing of either if one of them observed nothing."""
     if baseline.observed is not None and run.observed is not None:
         return baseline.observed, run.observed
-    return (Observed(settings={}, environment={}),) * 2
+    nothing = Observed(settings={}, environment={})
+    return nothing, nothing
 
 
 def same_stack(run: Run, baseline: Baseline) -> bool:

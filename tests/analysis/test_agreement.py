@@ -100,10 +100,6 @@ def test_ranks_that_trained_apart_are_no_measurement(tmp_path: Path) -> None:
         assert failure is None or (failure.kind, "trained apart" in failure.message) == ("mismatch", True)
 
 
-CLAIMED = 256
-"""Tokens a step of `make_case` on two ranks: 64 x 2 each."""
-
-
 def saw(*tokens: int | None, **changes: Any) -> list[RankReport]:
     values = {"data_parallel": 2, "forwards": 1, **changes}
     return reports(*(Evidence(tokens=count, **values) for count in tokens))

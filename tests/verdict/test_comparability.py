@@ -309,7 +309,7 @@ NODES = [on_nodes("n1", "n2"), on_nodes("n2", "n3")]
             (
                 NODES,
                 on_nodes(*now),
-                [f"nodes: {new} measured nothing of the baseline, which is of n1, n2, n3"],
+                [f"nodes: {new} {NO_NODE}"],
             )
             for now, new in ((["n2", "n7"], "n7"), (["n8", "n7"], "n8, n7"))
         ),
