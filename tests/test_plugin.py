@@ -4,6 +4,7 @@ Where nothing depends on processes, launches are simulated in this one (`tests.s
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -389,10 +390,24 @@ def test_a_machine_that_others_use_measures_nothing_and_says_what_to_do(busy: py
             "perfsuite: [[]1/1] fake-* unhealthy in * s",
             "*unhealthy (shared)",
             "*nothing was judged: what was measured is no evidence*",
-            "Others used the machine. --perf-wait-quiet=SECONDS waits longer*--perf-allow-shared shows*",
+            "Others used the machine. --perf-wait-quiet=SECONDS waits longer*--perf-allow-shared judges*",
         ]
     )
     assert not list(busy.path.glob(".perfsuite/baselines/*/*"))
+
+
+def test_others_who_used_only_some_launches_are_named_too(
+    busy: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healths = itertools.cycle([DISTURBED, DISTURBED.replace(foreign_cpu=0)])
+    monkeypatch.setattr(
+        measure, "collect", lambda *a, **k: collect.collect(*a, **k).replace(health=next(healths))
+    )
+    result = run_cpu(busy)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        ["*1 case selected, none could be judged: not a pass.", "Others used the machine.*"]
+    )
 
 
 def test_figures_of_a_shared_machine_are_shown_on_request(busy: pytest.Pytester) -> None:
@@ -401,8 +416,8 @@ def test_figures_of_a_shared_machine_are_shown_on_request(busy: pytest.Pytester)
     result.stdout.fnmatch_lines(
         [
             f"*{ID}*5?,*unhealthy (shared)",
-            "--perf-allow-shared: 1 case measured while others used the machine: figures are shown, "
-            "and counts alone are judged and recorded",
+            "--perf-allow-shared: others used the machine in 1 case: counts alone are judged and recorded, "
+            "figures are only shown",
             "*1 unhealthy*",
         ]
     )
