@@ -30,11 +30,6 @@ def test_commands_look_where_pytests_ini_file_says() -> None:
     assert make_case().id not in shown.stdout, "an option wins"
 
 
-def test_a_link_to_itself_is_no_store(tmp_path: Path) -> None:
-    (tmp_path / "loop").symlink_to("loop")
-    assert "no session in" in run("report", "--store", tmp_path / "loop", status=2).stderr
-
-
 def test_help_names_the_exit_statuses() -> None:
     assert "Exit status: 0, or 1 for a finding" in flat(run("--help").stdout)
 
