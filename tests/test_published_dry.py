@@ -39,7 +39,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return make_run(case=case, **told)
 
     monkeypatch.setattr(published_dry, "dry_run", dry_run)
-    published_dry._dry.cache_clear()
+    published_dry.dry.cache_clear()
     return told
 
 
