@@ -18,7 +18,7 @@ from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
 from tests.cli import commands
-from tests.packages import Packages
+from tests.packages import MINE, Packages
 from tests.samples import (
     make_baseline,
     make_case,
@@ -29,16 +29,7 @@ from tests.samples import (
     write_session,
 )
 
-SIMULATED = """
-from typing import ClassVar
-from perfsuite.frameworks.fake import Fake
-
-class Mine(Fake):
-    name: ClassVar[str] = "mine"
-    stage: int = 1
-"""
-
-
+SIMULATED = f"{MINE}    stage: int = 1\n"
 BROKEN = "raise OSError('no disk')"
 
 

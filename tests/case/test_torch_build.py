@@ -42,28 +42,23 @@ TOO_OLD = "is too old, perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"
 
 
 @pytest.mark.parametrize(
-    ("version", "cuda", "summary", "release", "wrong"),
+    ("version", "cuda", "told"),
     [
-        ("2.13.0+cu130", "13.0", "built for CUDA 13.0", (2, 13), [None, None]),
-        ("2.13.0+cpu", None, "built without CUDA", (2, 13), [WITHOUT_CUDA, None]),
-        ("2.10.1", "12.8", "built for CUDA 12.8", (2, 10), [f"torch 2.10.1 {TOO_OLD}"] * 2),
-        ("1.13.1+cu117", "11.7", "built for CUDA 11.7", (1, 13), [f"torch 1.13.1+cu117 {TOO_OLD}"] * 2),
+        ("2.13.0+cu130", "13.0", ("built for CUDA 13.0", (2, 13), None, None)),
+        ("2.13.0+cpu", None, ("built without CUDA", (2, 13), WITHOUT_CUDA, None)),
+        ("2.10.1", "12.8", ("built for CUDA 12.8", (2, 10), *[f"torch 2.10.1 {TOO_OLD}"] * 2)),
+        ("1.13.1+cu117", "11.7", ("built for CUDA 11.7", (1, 13), *[f"torch 1.13.1+cu117 {TOO_OLD}"] * 2)),
     ],
 )
 def test_a_build_is_told_and_judged_by_its_version_and_its_cuda(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    version: str,
-    cuda: Any,
-    summary: str,
-    release: Any,
-    wrong: Any,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, cuda: str | None, told: tuple[Any, ...]
 ) -> None:
-    """On GPUs, and on a CPU."""
     install(monkeypatch, tmp_path, version=version, cuda=cuda)
+    summary, release, on_gpus, on_a_cpu = told
     assert torch_build.summary() == f"{version}, {summary}"
     assert torch_build.release() == release
-    assert [torch_build.wrong_build(each) for each in (make_gpu_machine(), make_machine())] == wrong
+    assert torch_build.wrong_build(make_gpu_machine()) == on_gpus
+    assert torch_build.wrong_build(make_machine()) == on_a_cpu
 
 
 @pytest.mark.parametrize("spec", [None, ModuleSpec("torch", None)], ids=["missing", "unreadable"])

@@ -13,10 +13,9 @@ from perfsuite.errors import FileError
 from perfsuite.history import changepoint, store
 from perfsuite.history.changepoint import ChangePoint
 from perfsuite.history.trend import Trend, _differences, trend
-from perfsuite.results import baseline
 from perfsuite.results.store import BASELINES
 from tests.cli import commands
-from tests.samples import IMAGES, make_case, make_figures, make_run
+from tests.samples import IMAGES, make_baseline, make_case, make_figures, make_run
 from tests.synthetic import TOKENS_PER_STEP, Level, Levels, make_repository, write_history
 
 H100 = "h100-80gb-sxm"
@@ -143,7 +142,7 @@ def test_sessions_are_ordered_by_their_commits(root: Path, commits: list[str]) -
 
 
 def keep_baseline(case: Case, day: str = "2024-02-28", **figures: Any) -> None:
-    kept = baseline.from_runs([make_run(case=case, figures=make_figures(**figures))])
+    kept = make_baseline(make_run(case=case, figures=make_figures(**figures)))
     kept = kept.replace(recorded_at=day if " " in day else f"{day}T12:00:00+00:00")
     documents.write(BASELINES / H100 / f"{case.id}.json", kept)
 
