@@ -64,3 +64,4 @@ def test_problems_of_every_extension_are_listed(packages: Packages) -> None:
         "the name 'local'",
     ]
     assert "taken twice: by perfsuite itself, and by perf-taken 1.5" in found[2]
+    assert extensions.find(LAUNCHERS, "slurm", built_in={"local", "slurm"}) is None, "nobody takes it"
