@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from perfsuite import Model, Script, Topology
 from perfsuite.case.torch_build import MIN_TORCH
 from tests.cli.conftest import Gh
-from tests.processes import executable
+from tests.processes import executable, output_of
 from tests.samples import BEFORE, judged, make_case, make_result, write_session
 from tests.suite import measuring
 from tests.synthetic import commit, git
@@ -121,15 +121,8 @@ def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def make(where: Path, *targets: str, status: int = 0, **variables: str) -> str:
-    done = subprocess.run(
-        ["make", *targets, *(f"{name}={value}" for name, value in variables.items())],
-        cwd=where,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == status, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    return done.stdout
+    words = ["make", *targets, *(f"{name}={value}" for name, value in variables.items())]
+    return output_of(words, status=status, cwd=where)
 
 
 def workflow(name: str) -> dict[Any, Any]:
