@@ -13,11 +13,11 @@ import argparse
 import math
 from collections.abc import Iterator, Sequence
 
-from perfsuite.verdict.paired_test import MAX_PAIRS
+from perfsuite.verdict.paired_test import MAX_PAIRS, order
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise, decide, pooled_noise
 from tests.benchmarks import show_table
 from tests.benchmarks.simulated_gate import in_turn
-from tests.benchmarks.simulated_pairs import FOLLOWING, days, judge_day, of_arms, simulate
+from tests.benchmarks.simulated_pairs import FOLLOWING, days, judge_day, simulate
 
 SIGMA, TOLERANCE = 0.01, 0.03
 MACHINES = {"none": (0.0, 0.0), "2 %": (0.02, 0.0), "5 %": (0.05, 0.0), "none, two speeds": (0.0, 0.10)}
@@ -40,12 +40,17 @@ def paired(logs: Sequence[float], change: float, noise: Noise) -> tuple[str, int
 
 def unpaired(logs: Sequence[float], change: float, noise: Noise) -> tuple[str, int]:
     """Outcome and launches used."""
-    a, b = of_arms(logs, MAX_PAIRS, change)
-    for pairs in range(3, MAX_PAIRS + 1):
-        decision = decide(a[:pairs], b[:pairs], tolerance=TOLERANCE, noise=noise, max_launches=MAX_PAIRS)
+    a: list[float] = []
+    b: list[float] = []
+    for pair in range(MAX_PAIRS):
+        for arm, log in zip(order(pair), logs[2 * pair : 2 * pair + 2], strict=True):
+            (a if arm == "a" else b).append(math.exp(log) * (1 + (change if arm == "b" else 0)))
+        if pair < 2:
+            continue
+        decision = decide(a, b, tolerance=TOLERANCE, noise=noise, max_launches=MAX_PAIRS)
         if decision.outcome != "undecided":
             break
-    return decision.outcome, 2 * pairs
+    return decision.outcome, len(a) + len(b)
 
 
 def base_first(logs: Sequence[float], change: float, noise: Noise) -> tuple[str, int]:

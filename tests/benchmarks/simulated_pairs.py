@@ -105,12 +105,12 @@ def judge_day(
     `logs` are log(seconds) of launches in a row, `probes` those of the probe beside them; `change` and
     `probe_change` are what arm B does to them.
     """
-    a, b = of_arms(logs, max_pairs, change)
-    beside = None if probes is None else of_arms(probes, max_pairs, probe_change)
+    a, b = _arms(logs, max_pairs, change)
+    beside = None if probes is None else _arms(probes, max_pairs, probe_change)
     return decided(a, b, tolerance=tolerance, max_pairs=max_pairs, probes=beside)
 
 
-def of_arms(logs: Sequence[float], pairs: int, change: float) -> tuple[list[float], list[float]]:
+def _arms(logs: Sequence[float], pairs: int, change: float) -> tuple[list[float], list[float]]:
     """Return the seconds of each arm's launches from log(seconds) of launches in a row; B is changed."""
     arms: dict[str, list[float]] = {"a": [], "b": []}
     for pair in range(pairs):
