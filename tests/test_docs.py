@@ -29,8 +29,7 @@ from tests.test_workflows import CASES as SIMULATED_CASES
 from tests.test_workflows import use_this_interpreter
 
 PAGES = pages()
-SITE = [page for page in PAGES if page.path.is_relative_to(ROOT / "docs")]
-FOR_USERS = [page for page in SITE if page.path.parent.name == "docs"]
+FOR_USERS = [page for page in PAGES if page.path.parent == ROOT / "docs"]
 CHECKED_BY_PARSING = {
     "toml": tomllib.loads,
     "json": lambda text: [json.loads(line) for line in text.splitlines()],

@@ -19,13 +19,10 @@ ROWS = [(each, row) for each in PUBLISHED if each.name in published_dry.NAMES fo
 FIRST, COMPILED = (row for _, row in ROWS[:2])
 
 
-def test_a_compiled_case_is_run_as_the_same_case_uncompiled() -> None:
+def test_a_compiled_case_is_run_as_the_same_case_without_a_word_of_compilation() -> None:
     eager, compiled = CASES[FIRST.case], CASES[COMPILED.case]
     assert published_dry.uncompiled(compiled) == eager
     assert published_dry.uncompiled(eager) == eager
-
-
-def test_no_word_of_compilation_is_left() -> None:
     cases = [published_dry.uncompiled(CASES[row.case]) for _, row in ROWS if row.case]
     assert not any("compile" in case.id for case in cases)
 

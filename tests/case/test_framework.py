@@ -30,7 +30,6 @@ from tests.samples import (
 )
 
 SIMULATED = f"{MINE}    stage: int = 1\n"
-BROKEN = "raise OSError('no disk')"
 
 
 def install(packages: Packages, code: str = SIMULATED, name: str = "mine") -> None:
@@ -96,7 +95,7 @@ def test_a_typing_error_is_compared_with_names_of_other_packages_too(packages: P
         ("class Mine: name = 'mine'", "is no perfsuite.frameworks.Framework"),
         (SIMULATED.replace('"mine"', '"other"'), "Mine.name is 'other': set it to 'mine'"),
         (SIMULATED.replace("stage", "package"), "rename its option 'package'"),
-        (BROKEN, "cannot be imported: OSError: no disk"),
+        ("raise OSError('no disk')", "cannot be imported: OSError: no disk"),
     ],
 )
 def test_a_broken_framework_names_its_package(
