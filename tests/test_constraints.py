@@ -49,11 +49,8 @@ def test_with_an_index_of_builds_for_cpus_torch_is_one(tmp_path: Path) -> None:
     assert chosen["torch"] == "2.13.0+cpu"
 
 
-def test_every_pin_is_a_version_that_a_public_index_can_hold() -> None:
+def test_everything_that_pyproject_names_is_pinned_within_its_bounds_as_a_public_index_can_hold_it() -> None:
     assert [pin for pin in PINS if version_of(pin).local] == []
-
-
-def test_everything_that_pyproject_names_is_pinned_within_its_bounds() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [project["dependencies"], *project["optional-dependencies"].values()]
     pinned = {canonicalize_name(pin.name): version_of(pin) for pin in PINS}

@@ -270,14 +270,11 @@ def test_every_option_of_a_framework_is_explained(framework: type[Framework]) ->
     assert set(framework.model_fields) - words_in_code(page) == set()
 
 
-def test_every_model_and_verdict_is_explained() -> None:
+def test_every_model_and_verdict_and_the_lock_are_explained() -> None:
+    assert f"`{USUAL}`" in page_of("not-judged").text
     assert [name for name in MODELS if f"`{name}`" not in page_of("cases").text] == []
     outcomes = {*get_args(Outcome), *get_args(FailureKind)} - {"undecided"}  # which ends no session
     assert outcomes - words_in_code("verdicts") == set()
-
-
-def test_the_lock_is_the_one_that_pages_name() -> None:
-    assert f"`{USUAL}`" in page_of("not-judged").text
 
 
 def test_the_reference_is_of_every_public_package() -> None:
