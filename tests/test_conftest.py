@@ -50,6 +50,39 @@ def test_tests_of_gpus_run_alone_and_are_skipped_where_there_is_none(
     result.stdout.fnmatch_lines(["*it needs a GPU: NVML found no GPU: no driver*"])
 
 
+LAYERED = """
+import pytest
+
+def test_plain(): ...
+
+@pytest.mark.smoke
+def test_first(): ...
+
+@pytest.mark.launch
+def test_second(): ...
+
+@pytest.mark.nightly
+def test_third(): ...
+
+@pytest.mark.browser
+def test_page(): ...
+"""
+
+
+def test_every_test_has_the_mark_of_its_layer(pytester: pytest.Pytester) -> None:
+    shutil.copy(Path(__file__).with_name("conftest.py"), pytester.path)
+    pytester.makeini("[pytest]\nmarkers = unit\n launch\n smoke\n nightly\n browser")
+    pytester.makepyfile(LAYERED)
+    items, _ = pytester.inline_genitems("-p", "no:hypothesispytest")
+    assert {item.name: {mark.name for mark in item.iter_markers()} for item in items} == {
+        "test_plain": {"unit"},
+        "test_first": {"smoke", "launch"},
+        "test_second": {"launch"},
+        "test_third": {"nightly", "launch"},
+        "test_page": {"browser"},
+    }
+
+
 def test_each_framework_has_a_smoke_test_that_names_it() -> None:
     texts = [file.read_text() for file in Path(__file__).parent.rglob("test_*.py")]
     assert {name for text in texts for name in re.findall(r'mark\.smoke\("(\w+)"\)', text)} == built_in()
