@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from perfsuite.case.torch_build import MIN_TORCH
 from tests.packages import write_wheel
 
 ROOT = Path(__file__).parent.parent
@@ -53,6 +54,7 @@ def test_everything_that_pyproject_names_is_pinned_within_its_bounds_as_a_public
     assert [pin for pin in PINS if version_of(pin).local] == []
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [project["dependencies"], *project["optional-dependencies"].values()]
+    assert project["optional-dependencies"]["torch"] == ["torch>={}.{}".format(*MIN_TORCH)]
     pinned = {canonicalize_name(pin.name): version_of(pin) for pin in PINS}
     for requirement in map(Requirement, chain.from_iterable(named)):
         if requirement.name != project["name"]:

@@ -262,7 +262,8 @@ def unhealthy(result: Measurement, **changes: Any) -> Measurement:
     return result.replace(verdict=verdict)
 
 
-RETRIED_ONCE = make_result(run(8, 2000, retries=2), run(8, 2000), run(8, 2000), before=None)
+RETRIED_FIRST = make_result(run(8, 2000, retries=2), run(8, 2000), run(8, 2000), before=None)
+RETRIED_LAST = make_result(run(8, 2000), run(8, 2000), run(8, 2000, retries=2), before=None)
 """The retries of one launch of three, whose median is 0."""
 
 
@@ -273,8 +274,9 @@ RETRIED_ONCE = make_result(run(8, 2000, retries=2), run(8, 2000), run(8, 2000), 
         ([swept(4, 1000), swept(8, 1000)], 0),
         ([swept(8, 1000), swept(4, 1000)], 1),
         ([swept(1, 1000), unhealthy(swept(2, 9000), outcome="unhealthy")], 0),
-        ([unhealthy(RETRIED_ONCE)], 0),
-        ([RETRIED_ONCE], None),
+        ([unhealthy(RETRIED_FIRST)], 0),
+        ([RETRIED_FIRST], None),
+        ([RETRIED_LAST], None),
         ([], None),
         ([never_run()], None),
         ([out_of_memory(1), out_of_memory(2)], None),
@@ -284,8 +286,8 @@ RETRIED_ONCE = make_result(run(8, 2000, retries=2), run(8, 2000), run(8, 2000), 
     ],
     ids=[
         *("the fastest retried", "of equals the smallest", "in any order", "unhealthy"),
-        *("the retry was set aside", "a retry in one launch", "empty", "never run"),
-        *("out of memory", "retries", "retries unknown", "as its authors starred"),
+        *("the retry was set aside", "a retry in the first launch", "a retry in the last launch"),
+        *("empty", "never run", "out of memory", "retries", "retries unknown", "as its authors starred"),
     ],
 )
 def test_the_best_is_the_fastest_that_no_allocator_retried(
