@@ -19,9 +19,9 @@ def python(code: str, *arguments: str) -> str:
 
 
 def output_of(words: str | Sequence[str], *, status: int = 0, **how: Any) -> str:
-    """Return all that a command has written, whose exit status must be this one."""
+    """Return what a command has written, whose exit status must be this one: errors, too, by default."""
     both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    done = subprocess.run(words, text=True, check=False, **both, **how)
+    done = subprocess.run(words, text=True, check=False, **{**both, **how})
     assert done.returncode == status, f"{words}\n{done.stdout[-6000:]}"
     return str(done.stdout)
 

@@ -122,7 +122,7 @@ def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def make(where: Path, *targets: str, status: int = 0, **variables: str) -> str:
     words = ["make", *targets, *(f"{name}={value}" for name, value in variables.items())]
-    return output_of(words, status=status, cwd=where)
+    return output_of(words, status=status, cwd=where, stderr=None)
 
 
 def workflow(name: str) -> dict[Any, Any]:
