@@ -23,8 +23,9 @@ def main() -> None:
     """Print the median ratio of the pairs, by wall time and by CPU time."""
     device = torch.device("cpu")
     with one_rank(clock_case(device), device) as run:
+        wall = timed(run, device, PAIRS).overhead
         cpu = [cpu_ratio(run, device, bare_first=pair % 2 == 0) for pair in range(PAIRS)]
-        for clock, ratios in (("wall", timed(run, device, PAIRS).overhead), ("CPU", cpu)):
+        for clock, ratios in (("wall", wall), ("CPU", cpu)):
             what = f"{clock} time of a step, measured / bare"
             show_ratios(what, ratios, f"{PAIRS} pairs of {STEPS} steps")
 

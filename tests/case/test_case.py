@@ -221,6 +221,8 @@ def test_a_long_id_is_cut_and_still_tells_cases_apart() -> None:
         gradient_accumulation=16,
         precision="bf16-mixed",
         activation_checkpointing="selective-op",
+        attention="flash_attention_2",
+        compile=True,
     )
     larger = case.replace(topology=Topology(nodes=16, processes_per_node=8))
     ids = [case.id, case.replace(steps=1001).id, larger.id]
