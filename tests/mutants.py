@@ -102,14 +102,13 @@ LEFT_OUT = {
     },
     "launch/hang.py": {
         r"def quiet_s\(self, now: float, /, .*": "`*` of a signature: nothing is computed",
-        r"self\._longest_warm_up_s = -?1\.0": "three times as long is less than `HANG_S`",
+        r"self\._longest_warm_up_s = -?1\.0  #.*": "three times as long is less than `HANG_S`",
         r"self\._last_at = -?1\.0": "the first sign of life sets it before it is read",
         r"warm_up_s = -?1\.0 if self\._longest_s .*": "three times as long is less than `HANG_S`",
     },
     "node/health_sampler.py": {
         r"@dataclass\(frozen=(False, .*|True, kw_only=False)\)": "no sample is changed or made by position",
         r"/,": "`*` of a signature: nothing is computed",
-        r"self\._slowest_s = -?1\.0": "only what exceeds `SILENT_S` counts",
         r"self\._step, .* = -?\d, -EVERY_S, -WHOLE_EVERY_S": "the first sample is due anyway",
         r"while any\(\(size or -?1\) > HELD_BYTES .*": "so little is no more than `HELD_BYTES`",
         r".*zip\(.*, strict=False\).*": "every look and the cards are of the same GPUs",

@@ -224,11 +224,6 @@ def test_a_long_id_is_cut_and_still_tells_cases_apart() -> None:
         activation_checkpointing="selective-op",
         attention="flash_attention_2",
         compile=True,
-        quantization="4bit",
-        learning_rate=0.00012345,
-        seed=1234,
-        max_warmup_steps=100,
-        steps=1000,
     )
     larger = case.replace(topology=Topology(nodes=16, processes_per_node=8))
     ids = [case.id, case.replace(steps=1001).id, larger.id]
