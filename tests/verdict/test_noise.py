@@ -297,6 +297,16 @@ def false_alarms(within: float, between: float, sessions: int, *, trials: int = 
     return alarms / trials, blind / trials
 
 
+def test_noise_within_sessions_is_told_apart_from_two_repeated_launches_on() -> None:
+    one, two = ([{"monday": [1.0, 1.001], "tuesday": [1.1, *more]}] for more in ([], [1.101]))
+    of_all, within = pooled_over_sessions(one), pooled_over_sessions(two)
+    assert of_all is not None
+    assert within is not None
+    assert of_all.sigma > 0.05
+    assert within.sigma < 0.005
+    assert min(of_all.session_sigma, within.session_sigma) > 0.1
+
+
 @pytest.mark.simulation
 @pytest.mark.parametrize("sessions", [2, 3, 5])
 @pytest.mark.parametrize("within", [0.003, 0.01])
