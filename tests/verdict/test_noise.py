@@ -298,8 +298,10 @@ def false_alarms(within: float, between: float, sessions: int, *, trials: int = 
 
 
 def test_noise_within_sessions_is_told_apart_from_two_repeated_launches_on() -> None:
-    one, two = ([{"monday": [1.0, 1.001], "tuesday": [1.1, *more]}] for more in ([], [1.101]))
-    of_all, within = pooled_over_sessions(one), pooled_over_sessions(two)
+    def pooled(*tuesday: float) -> Noise | None:
+        return pooled_over_sessions([{"monday": [1.0, 1.001], "tuesday": tuesday}])
+
+    of_all, within = pooled(1.1), pooled(1.1, 1.101)
     assert of_all is not None
     assert within is not None
     assert of_all.sigma > 0.05
