@@ -132,6 +132,7 @@ LEFT_OUT = {
         r"warm_up_s = -?1\.0 if self\._longest_s .*": "three times as long is less than `HANG_S`",
     },
     "node/health_sampler.py": {
+        r"energy_j=round\(\(after or -?\d\) - \(before or -?\d\), 3\) .*": "only for mypy: both are known",
         r"devices: int = -?1,": "without NVML nobody reads it",
         r"/,": "`*` of a signature: nothing is computed",
         r"self\._step, .* = -?\d, [-+]EVERY_S, [-+]WHOLE_EVERY_S": "the first sample is due anyway",

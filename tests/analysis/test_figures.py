@@ -144,6 +144,7 @@ def test_figures_are_those_of_the_window(tmp_path: Path) -> None:
     assert (figures.step_s_mean, figures.step_jitter) == pytest.approx((mean, p95 / 0.10105))
     speeds = figures.tokens_per_s, figures.tokens_per_s_mean
     assert speeds == pytest.approx((256 / 0.10105, 256 / mean))
+    assert figures.tokens_per_s_per_device == pytest.approx(128 / 0.10105)
     assert figures.probe_s_p50 == 0.02
 
 

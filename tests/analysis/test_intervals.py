@@ -1,7 +1,30 @@
-from perfsuite.analysis.intervals import without
+"""Each function against the same on sets of unit intervals."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsuite.analysis.intervals import Span, holds, length, union, within, without
+from tests.samples import deterministic
+
+spans = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 6)).map(lambda each: (each[0], sum(each))))
 
 
-def test_what_others_cover_is_cut_out_and_leaves_nothing_empty() -> None:
-    assert without([(0, 4), (6, 8)], [(1, 2), (3, 7)]) == [(0, 1), (2, 3), (7, 8)]
-    assert without([(0, 2)], [(0, 1)]) == [(1, 2)]
-    assert without([(0, 2)], [(0, 1), (1, 2)]) == []
+def cells(found: list[Span]) -> set[int]:
+    return {cell for begin, end in found for cell in range(int(begin), int(end))}
+
+
+def assert_are(found: list[Span], expected: set[int]) -> None:
+    assert cells(found) == expected
+    assert length(found) == len(expected), "disjoint"
+    assert found == sorted(found)
+
+
+@given(spans, spans, st.integers(0, 20), st.integers(0, 6))
+@deterministic
+def test_intervals_are_sets_of_moments(some: list[Span], others: list[Span], begin: int, more: int) -> None:
+    joined, rest = union(some), union(others)
+    assert_are(joined, cells(some))
+    assert all(left[1] < right[0] for left, right in zip(joined, joined[1:], strict=False)), "joined"
+    assert_are(within(joined, begin, begin + more), cells(some) & {*range(begin, begin + more)})
+    assert_are(without(joined, rest), cells(some) - cells(others))
+    assert [holds(joined, cell) for cell in range(27)] == [cell in cells(some) for cell in range(27)]

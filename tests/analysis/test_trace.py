@@ -129,12 +129,15 @@ def test_neither_what_was_launched_before_the_trace_nor_a_batch_copied_early_cha
     profile = reduced([*gpu_trace(), late], "cuda")
     assert "k<int>" not in profile.calls()
     assert profile.split == reduced(gpu_trace(), "cuda").split
-    early = [
-        event("cudaMemcpyAsync", 3010, 5, "cuda_runtime", correlation=900),
-        event("Memcpy HtoD (Pinned -> Device)", 3012, 40, "gpu_memcpy", 22, correlation=900),
-        event("cudaLaunchKernel", 3020, 5, "cuda_runtime", correlation=901),
-        event("void normalise<float>(int)", 3052, 20, "kernel", 22, correlation=901),
-    ]
+    early = []
+    for number, on_gpu in enumerate((550, 1550, 2550, 3012)):
+        at, asked = 1000 * number, 900 + 2 * number
+        early += [
+            event("cudaMemcpyAsync", at + 10, 5, "cuda_runtime", correlation=asked),
+            event("Memcpy HtoD (Pinned -> Device)", on_gpu, 40, "gpu_memcpy", correlation=asked, stream=22),
+            event("cudaLaunchKernel", at + 20, 5, "cuda_runtime", correlation=asked + 1),
+            event("void normalise<float>(int)", on_gpu + 40, 20, "kernel", correlation=asked + 1, stream=22),
+        ]
     assert reduced([*gpu_trace(), *early], "cuda").split.step_us == 1000
 
 

@@ -18,6 +18,16 @@ def test_variables_that_may_explain_a_change_and_no_secret() -> None:
     assert told == {"TRITON_CACHE_DIR": "{launch_dir}/triton"}, "no change from the launch before"
 
 
+def test_a_secret_is_known_by_the_name_of_its_variable_or_in_an_address() -> None:
+    for given, found in (
+        ({"LR": "1", "HF_TOKEN": "hf_x", "WANDB_API_KEY": "y"}, "HF_TOKEN"),
+        ({"PAD_TOKEN": "<pad>", "TEXT_KEY": "text", "HF_TOKEN": ""}, None),
+        ({"DB": "postgres://me:x@host/db"}, "DB"),
+        ({"DB": "postgres://host/db", "EMPTY": ""}, None),
+    ):
+        assert environment.secret_variable(given) == found
+
+
 def test_a_session_knows_every_version_without_importing_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("NVIDIA_API_KEY", "secret")
