@@ -1,5 +1,7 @@
 """Each function against the same on sets of unit intervals."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +26,7 @@ def assert_are(found: list[Span], expected: set[int]) -> None:
 def test_intervals_are_sets_of_moments(some: list[Span], others: list[Span], begin: int, more: int) -> None:
     joined, rest = union(some), union(others)
     assert_are(joined, cells(some))
-    assert all(left[1] < right[0] for left, right in zip(joined, joined[1:], strict=False)), "joined"
+    assert all(left[1] < right[0] for left, right in pairwise(joined)), "joined"
     assert_are(within(joined, begin, begin + more), cells(some) & {*range(begin, begin + more)})
     assert_are(without(joined, rest), cells(some) - cells(others))
     assert [holds(joined, cell) for cell in range(27)] == [cell in cells(some) for cell in range(27)]

@@ -63,6 +63,7 @@ def test_a_phase_is_a_field_and_their_sum_is_judged() -> None:
     assert KERNELS.value(counts()) == 177 + 327 + 351
     assert KERNELS.value(counts(), leave_out=["kernels in optimizer"]) == 177 + 327
     assert (KERNELS.allowed(counts()), PEAK.floor(counts())) == (0, 64 * 2**10)
+    assert FLOPS.floor(counts(flops={"forward": 7_000_000, "backward": 3_000_000})) == 10_000
     assert FLOPS.changes(counts(), counts(flops={"forward": 469_762_048})) == [
         Change("FLOPs in recompute", "FLOP", 335_544_320, 0),
         Change("FLOPs in backward", "FLOP", 956_301_312, 0),
@@ -109,6 +110,7 @@ def test_calls_of_two_pythons_are_not_compared_and_a_fifth_or_a_thousand_are_too
         Change("Python 3.11 calls in backward", "calls", 4_000, 0),
     ]
     assert [old.floor(python(forward=calls)) for calls in (1_000, 5_000, 10_000)] == [1_000, 1_000, 2_000]
+    assert differing([python(), python(forward=7_500, backward=4_000)]) == set()
 
 
 @given(st.floats(-2, 2))
