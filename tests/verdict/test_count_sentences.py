@@ -101,7 +101,10 @@ def test_other_quantities(changes: dict[str, Any], expected: str) -> None:
 
 def test_calls_of_python_and_compiled_models() -> None:
     calls = "Python 3.11 calls in forward: 6,000 -> 66,000 a step (library.module.in_forward +60,000)"
-    assert told(python(), python(forward=66_000, backward=4_000)) == [calls]
+    more = python(forward=66_000, backward=4_000)
+    assert told(python(), more) == [calls]
+    reads = more.replace(host_reads={"forward": 2, "optimizer": 39})
+    assert told(python(), reads) == ["host reads in forward: 1 -> 2 a step", calls]
     assert told(compiled(), compiled(graphs=0)) == ["nothing is compiled any more, 2 graphs before"]
     assert told(compiled(), compiled(graphs=4, breaks={"call of print": 2}, extern_calls=15)) == [
         *("compiled graphs: 2 -> 4", "graph breaks: 0 -> 2 (call of print +2)"),

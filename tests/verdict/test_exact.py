@@ -274,6 +274,12 @@ def test_compiled_models() -> None:
     assert "graph breaks: not judged, not counted in these launches" in check.notes
     assert "peak of live tensors: not judged, not in the baseline" in check.notes
     assert len(check.notes) == len(set(check.notes)) == 7
+    assert judged(counts(), compiled()).notes == judged(compiled(), counts()).notes
+    assert f"peak of live tensors: {NEW}" not in judged(counts(), compiled()).notes
+    assert (
+        "peak of live tensors: not judged, not counted in these launches"
+        in judged(counts(), compiled()).notes
+    )
 
 
 # What may have gone out of sight

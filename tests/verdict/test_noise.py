@@ -297,16 +297,16 @@ def false_alarms(within: float, between: float, sessions: int, *, trials: int = 
     return alarms / trials, blind / trials
 
 
-def test_noise_within_sessions_is_told_apart_from_two_repeated_launches_on() -> None:
-    def pooled(*tuesday: float) -> Noise | None:
-        return pooled_over_sessions([{"monday": [1.0, 1.001], "tuesday": tuesday}])
-
-    of_all, within = pooled(1.1), pooled(1.1, 1.101)
-    assert of_all is not None
-    assert within is not None
-    assert of_all.sigma > 0.05
-    assert within.sigma < 0.005
-    assert min(of_all.session_sigma, within.session_sigma) > 0.1
+def test_noise_within_sessions_is_told_apart_where_half_of_what_is_known_is_of_repeated_launches() -> None:
+    first, second = [1.0, 1.001], [1.1, 1.101]
+    for sessions, is_told_apart in (
+        *(((first, second), True), ((first, [1.1]), False)),  # of two repeated launches on
+        *(((first, second, [1.05]), True), ((first, second, [1.05], [1.2]), False)),
+    ):
+        noise = pooled_over_sessions([{str(number): each for number, each in enumerate(sessions)}])
+        assert noise is not None
+        assert (noise.sigma < 0.005) == is_told_apart
+        assert noise.session_sigma > 0.05
 
 
 @pytest.mark.simulation

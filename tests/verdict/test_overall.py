@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -83,6 +83,14 @@ def test_what_grew_explains_before_what_is_otherwise_split_and_what_shrank() -> 
         now = launch(before.replace(host_reads={}, **changes))
         verdict = with_counts(timed("regressed"), [now], baseline_of(before))
         assert (verdict.explained or "").startswith(said)
+    assert verdict.counts is not None
+    checks, both = (
+        [timed(outcome).checks[0] for outcome in ("regressed", "improved")],
+        ("regressed", "improved"),
+    )
+    assert explained(checks, verdict.counts, now, both) == verdict.explained, "what grew, if any is slower"
+    shrank = explained(checks[1:], verdict.counts, now, both)
+    assert (shrank or "").startswith("host reads in forward: 1 -> 0")
 
 
 OTHER_METHOD = launch(counts(method="hooks-1"))
@@ -120,13 +128,17 @@ UNSEEN = {"": taken(unseen_profile(0.9))}
 @pytest.mark.parametrize("outcome", ["passed", "improved", "inconclusive", "recorded"])
 @pytest.mark.parametrize("run", [SAME, FEWER, OTHER_BUCKETS, HIDES])
 def test_counts_that_lack_what_a_profile_shows_say_nothing(outcome: Outcome, run: Run) -> None:
-    verdict = with_unseen(with_counts(timed(outcome), [run], baseline_of()), UNSEEN)
+    verdict = with_unseen(with_counts(timed(outcome), [run], baseline_of(), "b.json"), UNSEEN)
     assert (verdict.outcome, verdict.explained) == (outcome, None)
     check = verdict.counts
     assert check is not None
     assert (check.outcome, check.compared, check.findings) == ("not counted", False, ())
+    assert check.baseline_file == "b.json"
     assert check.notes[:-1] == run.hidden, "it adds to what a launch said already"
     assert check.notes[-1].startswith("by the profile, 90% of the GPU's computing time")
+    first = with_unseen(with_counts(timed("passed"), [SAME], None, "b.json"), UNSEEN).counts
+    assert first is not None
+    assert (first.outcome, first.baseline_file) == ("not counted", None), "nothing is recorded"
 
 
 def test_what_grew_in_sight_stays_regressed_whatever_a_profile_shows() -> None:
