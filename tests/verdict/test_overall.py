@@ -84,10 +84,8 @@ def test_what_grew_explains_before_what_is_otherwise_split_and_what_shrank() -> 
         verdict = with_counts(timed("regressed"), [now], baseline_of(before))
         assert (verdict.explained or "").startswith(said)
     assert verdict.counts is not None
-    checks, both = (
-        [timed(outcome).checks[0] for outcome in ("regressed", "improved")],
-        ("regressed", "improved"),
-    )
+    both: tuple[Literal["regressed", "improved"], ...] = ("regressed", "improved")
+    checks = [timed(outcome).checks[0] for outcome in both]
     assert explained(checks, verdict.counts, now, both) == verdict.explained, "what grew, if any is slower"
     shrank = explained(checks[1:], verdict.counts, now, both)
     assert (shrank or "").startswith("host reads in forward: 1 -> 0")
