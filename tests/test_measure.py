@@ -9,7 +9,7 @@ import pytest
 from perfsuite import documents
 from perfsuite import measure as flow
 from perfsuite.case.case import Case
-from perfsuite.errors import ExtensionError, FileError, PerfsuiteError
+from perfsuite.errors import ExtensionError, FileError
 from perfsuite.frameworks.base import Command, LaunchPlan
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.script import Script
@@ -42,23 +42,17 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measured:
     """`measure`, which finds these runs, each in its directory, instead of launching."""
 
     def measured(
-        *ends: Run | BaseException,
-        case: Case = CASE,
-        reference: Reference = NOTHING,
-        runs: list[Run] | None = None,
-        **how: Any,
+        *runs: Run, case: Case = CASE, reference: Reference = NOTHING, **how: Any
     ) -> tuple[list[Run], Verdict]:
-        left = list(enumerate(ends, 1))
+        left = list(enumerate(runs, 1))
 
         def launch(case: Any, machine: Any, directory: Path, how: Launching) -> Run:
-            number, end = left.pop(0)
+            number, run = left.pop(0)
             assert directory == RunDir.of_launch(tmp_path, number).path
-            if isinstance(end, BaseException):
-                raise end
-            return end
+            return run
 
         monkeypatch.setattr(flow, "launch_once", launch)
-        return measure(case, MACHINE, tmp_path, reference, Launching(**how), runs=runs)
+        return measure(case, MACHINE, tmp_path, reference, Launching(**how))
 
     return measured
 
@@ -119,36 +113,18 @@ def test_counts_of_a_script_that_differ_in_one_launch_alone_are_no_regression(
     assert (len(runs), None if found is None else found.outcome) == expected
 
 
-def test_a_case_is_launched_until_it_is_decided(measured: Measured) -> None:
+def test_a_case_is_launched_until_it_is_decided_as_its_reference_says(measured: Measured) -> None:
     numbers: list[int] = []
     runs, verdict = measured(
         *make_launches(1, 1.01, 0.99), on_launch=lambda case, number: numbers.append(number)
     )
     assert (verdict.outcome, verdict.launches, len(runs), numbers) == ("recorded", 3, 3, [1, 2, 3])
-
-
-def test_the_reference_decides_how_launches_are_judged(measured: Measured) -> None:
     _, verdict = measured(*make_launches(1), reference=Reference(policy=RECORDS))
     assert (verdict.outcome, verdict.launches) == ("recorded", 1)
     known = Reference(baseline=baseline.from_runs(make_launches(1, 1.01, 0.99)))
     _, verdict = measured(*make_launches(1), reference=known)
     assert verdict.outcome == "inconclusive"  # of a noise that is not known
     assert verdict.checks[0].baseline == 1000
-
-
-@pytest.mark.parametrize("end", [PerfsuiteError("cannot be killed"), KeyboardInterrupt()])
-def test_what_an_error_or_an_interrupt_leaves_is_in_the_list(measured: Measured, end: BaseException) -> None:
-    runs: list[Run] = []
-    with pytest.raises(type(end)):
-        measured(make_run(), end, runs=runs)
-    assert runs == [make_run()]
-
-
-def test_a_launch_that_nobody_disturbed_waits_for_nobody(measured: Measured) -> None:
-    others = Others()
-    runs, verdict = measured(*[make_run()] * 3, neighbours=others, when_shared="wait")
-    assert (verdict.outcome, others.begun, others.waits, others.said) == ("recorded", 3, 0, [])
-    assert all(run.notes == () for run in runs)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +135,7 @@ def test_a_launch_that_nobody_disturbed_waits_for_nobody(measured: Measured) -> 
         pytest.param(3, "again", True, "unhealthy", 3, 0, id="nobody waits"),
         pytest.param(3, "stop", True, "unhealthy", 1, 0, id="it stops"),
         pytest.param(1, "wait", True, "recorded", 4, 1, id="after they have gone the launches decide"),
+        pytest.param(0, "wait", True, "recorded", 3, 0, id="nobody disturbs it"),
     ],
 )
 def test_what_is_done_after_a_launch_beside_others(
@@ -173,13 +150,13 @@ def test_what_is_done_after_a_launch_beside_others(
     others = Others(end=end)
     ends = [*[BESIDE_OTHERS] * disturbed, *[make_run()] * 3]
     runs, verdict = measured(*ends, neighbours=others, when_shared=when_shared)
-    assert (verdict.outcome, len(runs), others.waits) == (outcome, made, waits)
-    assert verdict.unhealthy_launches == tuple(range(1, min(disturbed, made) + 1))
-    assert runs[0].notes == ("seen during launch 1: train (pid 4711) on 2",)
-    assert others.said[0] == (
-        f"launch 1 of {CASE.id} is no evidence: other processes used 60% of the cores' time "
-        "(at most 20% is healthy); seen: train (pid 4711) on 2"
-    )
+    assert (verdict.outcome, len(runs), others.begun, others.waits) == (outcome, made, made, waits)
+    beside = range(1, min(disturbed, made) + 1)
+    assert verdict.unhealthy_launches == tuple(beside)
+    seen = [(f"seen during launch {number}: train (pid 4711) on 2",) for number in beside]
+    assert [run.notes for run in runs] == [*seen, *[()] * (made - len(seen))]
+    why = "other processes used 60% of the cores' time (at most 20% is healthy); seen: train (pid 4711) on 2"
+    assert others.said[:1] == [f"launch 1 of {CASE.id} is no evidence: {why}"][:disturbed]
 
 
 def test_a_failure_beside_others_is_a_verdict_at_once(measured: Measured) -> None:
