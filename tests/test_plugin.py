@@ -792,15 +792,10 @@ SIDE_BY_SIDE = ("--perf-dry", "-m", "cpu", "-n", "1", "--benchmark-disable", "--
 
 
 STANDS_IN_FOR_DRY_RUNS = """
-    from perfsuite.results.counts import Counts, merged
     from perfsuite.session import dry
-    from tests.samples import make_run
+    from tests.session.making import DryRuns
 
-    def dry_run(case, directory, **how):
-        counts = merged({0: Counts(flops={"forward": 100})})
-        return make_run(case=case, dry=True, step_s=(), window=(0, 0), counts=counts)
-
-    dry.dry_run = dry_run
+    dry.dry_run = DryRuns()
 """
 
 

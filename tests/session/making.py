@@ -1,6 +1,6 @@
 """Sessions that launch nothing, and what they find."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,16 +8,20 @@ from typing import Any
 import pytest
 
 from perfsuite.case.case import Case
-from perfsuite.errors import FileError
+from perfsuite.dry.machine import pretended
+from perfsuite.errors import DryRunError, FileError
 from perfsuite.launch.lock import MachineLock
 from perfsuite.report.progress import Progress
 from perfsuite.results.baseline import Acceptance, Baseline, from_runs
+from perfsuite.results.counts import Counts, merged
 from perfsuite.results.outcome import Verdict
+from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.session import against_baseline
 from perfsuite.session.against_baseline import AgainstBaseline
 from perfsuite.session.session import Session
 from perfsuite.session.setup import Options, Setup
+from tests.samples import make_run
 
 RECORDED = Verdict(outcome="recorded", launches=1)
 PASSED = Verdict(outcome="passed", launches=1)
@@ -76,6 +80,24 @@ class Sessions:
 
     def measure_by(self, function: Any) -> None:
         self.patch.setattr(against_baseline, "measure", function)
+
+
+class DryRuns:
+    """Stands in for the processes of dry runs: what a step does, or why it fails."""
+
+    def __init__(self) -> None:
+        self.ranks: list[Sequence[int] | None] = []
+        self.flops = 100
+        self.failure: Failure | None = None
+        self.refused: Case | None = None
+
+    def __call__(self, case: Case, directory: Path, *, ranks: Sequence[int] | None, device: Any) -> Run:
+        if case == self.refused:
+            raise DryRunError(f"{case.id}: not by a dry run: torch.compile")
+        self.ranks.append(ranks)
+        counts = merged({rank: Counts(flops={"forward": self.flops}) for rank in ranks or (0,)})
+        ran = {"machine": pretended(case, device)[0], "counts": counts, "failure": self.failure}
+        return make_run(case=case, dry=True, step_s=(), window=(0, 0), **ran)
 
 
 def reviewed(*runs: Run) -> Baseline:
