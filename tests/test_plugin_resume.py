@@ -31,6 +31,13 @@ EXPECTED = {
     "slowdown=60%": ("regressed", None),
 }
 """Outcome and kind of failure by injected fault."""
+SAID = (
+    "crash: RuntimeError: injected crash",
+    "loss: the loss is nan at step 69",
+    "the baseline has it, this run does not",
+    "missing_report: no report from rank 1 of 2",
+)
+"""What is told of some of these failures."""
 KILLED_AT = 11
 """The case, counted from 1, in whose launch pytest is killed."""
 
@@ -134,6 +141,8 @@ def test_a_night_with_faults_that_is_killed_and_resumed_ends_as_one_that_was_not
     whole = night.runpytest_subprocess("-q", "--perf-json=whole.json")
     assert whole.ret == 1
     assert verdicts(night, "whole.json") == expected()
+    for said in SAID:
+        whole.stdout.fnmatch_lines([f"*{said}*"])
 
     monkeypatch.setenv("KILLED_AT", str(KILLED_AT))
     night.runpytest_subprocess("-q")
