@@ -18,9 +18,7 @@ from perfsuite.verdict.comparability import (
     setting_differences,
 )
 from perfsuite.verdict.judge import MAX_UNHEALTHY
-from perfsuite.verdict.overall import with_counts
 from tests.samples import DISTURBED, make_case, make_figures, make_launches, make_machine, make_run
-from tests.twin_counts import baseline_of, counts
 from tests.verdict.judging import (
     BASELINE,
     CHOSEN,
@@ -371,16 +369,6 @@ def test_what_was_not_observed_is_no_difference_and_is_told(setting: str, unseen
     assert f"{setting}: one -> {unseen or 'not observed'}" == lost.changed[0]
     newly = f"{setting}: {unseen or 'not looked at'} -> one"
     assert newly == found.changed[-1 if unseen is None else 0]
-
-
-def test_what_is_unlike_hides_no_counts() -> None:
-    then = from_runs(seen(usual()[:5], OLD, wrapper="DDP"))
-    (run,) = seen(usual()[:1], OLD, wrapper="FSDPModule")
-    run = run.replace(counts=baseline_of(counts(host_reads={"forward": 99})).counts)
-    verdict = with_counts(judged([run], then), [run], baseline_of())
-    assert (verdict.outcome, verdict.failure) == ("failed", "unlike")
-    assert verdict.counts is not None
-    assert verdict.counts.outcome == "regressed"
 
 
 def test_a_setting_is_asked_for_or_chosen() -> None:

@@ -39,9 +39,13 @@ ALL: tuple[Outcome, ...] = (
 
 @pytest.mark.parametrize("outcome", ALL)
 def test_the_worse_of_time_and_counts_is_the_verdict(outcome: Outcome) -> None:
-    """Less work shows on a new machine, too, where times are merely recorded: else nobody would accept it."""
-    more, fewer = (with_counts(timed(outcome), [run], baseline_of()) for run in (MORE, FEWER))
-    assert more.outcome == ("failed" if outcome == "failed" else "regressed")
+    """Less work shows on a new machine, too, where times are merely recorded: else nobody would accept it.
+
+    And what is unlike hides no counts."""
+    failure = "unlike" if outcome == "failed" else None
+    timed_alone = timed(outcome, failure=failure)
+    more, fewer = (with_counts(timed_alone, [run], baseline_of()) for run in (MORE, FEWER))
+    assert (more.outcome, more.failure) == ("failed" if outcome == "failed" else "regressed", failure)
     assert more.counts is not None
     assert more.counts.outcome == "regressed"
     assert fewer.outcome == ("improved" if outcome in ("passed", "recorded") else outcome)

@@ -72,14 +72,6 @@ def test_launches_alternate_a_b_b_a_and_neighbours_are_of_one_arm() -> None:
         pair_differences([1.0, 2.0], [1.0])
 
 
-def test_what_was_decided_stays_whatever_is_launched_for_another_metric() -> None:
-    a = [1.0, 1.001, 0.999] * 2
-    b = [*a[:3], *(1.2 * cost for cost in a[3:])]
-    assert (look(a[:3], b[:3]).outcome, look(a, b).outcome) == ("passed", "undecided")
-    assert decided(a, b, tolerance=0.03) == look(a[:3], b[:3])
-    assert decided(A[:2], B[:2], tolerance=0.03) == look(A[:2], B[:2]), "undecided: the last look"
-
-
 @pytest.mark.parametrize(("change", "outcome"), [(0.0, "passed"), (0.06, "regressed"), (-0.06, "improved")])
 @pytest.mark.parametrize("machine", [[1.0] * 12, [1.0, 1.0, 1.0, 2.0, 1.0, 1.5, *[1.0] * 6]])
 def test_a_change_is_found_with_its_sign_and_what_both_launches_of_a_pair_share_cancels(
