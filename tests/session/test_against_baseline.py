@@ -12,7 +12,7 @@ from perfsuite.frameworks.ddp import DDP
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline, target_of
-from perfsuite.results.outcome import Check, CountCheck, Verdict
+from perfsuite.results.outcome import CountCheck, Verdict
 from perfsuite.results.profile import TakenProfile, of_baseline
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import DeviceHealth, Health, Run
@@ -21,7 +21,7 @@ from perfsuite.session import against_baseline, setup
 from perfsuite.session.session import session_file
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.overall import Reference
-from tests.samples import DISTURBED, make_case, make_figures, make_gpu_machine, make_run
+from tests.samples import DISTURBED, make_case, make_figures, make_gpu_machine, make_run, metric_check
 from tests.session.making import PASSED, RECORDED, Sessions, Unlocked, reviewed
 from tests.traces import EAGER, launch_profile, taken, unseen_profile
 from tests.twin_counts import baseline_of, counts, launch
@@ -197,8 +197,8 @@ def test_a_reviewed_baseline_of_counts_serves_a_machine_whose_times_are_new(sess
     worse = measured(sessions, launch(MORE), RECORDED)
     assert (worse.outcome, worse.baseline_file) == ("regressed", None)
     assert not (sessions.directory / "store" / "baselines").exists()
-    check = Check(metric="x", label="x", unit="", outcome="recorded", measured=1, baseline=None, allowed=0.1)
-    better = measured(sessions, launch(counts(host_reads={})), RECORDED.replace(checks=(check,)))
+    timed = RECORDED.replace(checks=(metric_check(outcome="recorded", baseline=None),))
+    better = measured(sessions, launch(counts(host_reads={})), timed)
     assert better.outcome == "improved"
     assert better.baseline_file is not None
     assert Path(better.baseline_file).exists()
@@ -228,9 +228,7 @@ def test_a_bad_file_of_counts_fails_its_case_before_it_is_launched(sessions: Ses
 
 
 TRAINS = make_case(model="llama-tiny", framework=DDP())
-SLOWER = Verdict(outcome="regressed", launches=3, checks=(Check(
-    metric="tokens_per_s", label="tokens/s", unit="tokens/s", outcome="regressed", measured=1.0, baseline=2.0,
-    allowed=0.1),))  # fmt: skip
+SLOWER = Verdict(outcome="regressed", launches=3, checks=(metric_check(outcome="regressed"),))
 
 
 class Explained:
