@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,23 +130,29 @@ def test_an_arm_is_compared_with_this_environment_and_no_baseline_is_written(sui
     slow.stdout.fnmatch_lines(["*23.0% fewer*", "*1 regressed*"])
 
 
-def find(monkeypatch: pytest.MonkeyPatch, *outcomes: Outcome) -> None:
-    """Stand in for launches of cases whose micro-batches are 1, 2, ...: these are their verdicts."""
+def find(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, *outcomes: Outcome) -> None:
+    """Stand in for launches of cases whose micro-batches are 1, 2, ...: these are their verdicts.
+
+    Each takes 100 s by the clock of the budget.
+    """
+    clock = [0.0]
+    monkeypatch.setattr("perfsuite.session.plan.monotonic", lambda: clock[0])
 
     def measured(case: Case, *args: Any, runs: list[Run]) -> tuple[list[Run], Verdict]:
         args[-1].on_launch(case, 1)
-        runs.append(make_run(case=case))
+        runs.append(make_run(case=case, duration_s=100))
+        clock[0] += 100
         return runs, Verdict(outcome=outcomes[case.micro_batch - 1], launches=1)
 
     monkeypatch.setattr(against_baseline, "measure", measured)
+    write_cases(suite, batches(*range(1, len(outcomes) + 1)))
 
 
 def test_what_is_better_or_not_known_passes_with_a_word_of_its_own_or_fails_on_request(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How many cases were judged is the last line, and too few fail on request."""
-    write_cases(suite, batches(1, 2, 3, 4))
-    find(monkeypatch, "improved", "inconclusive", "unhealthy", "passed")
+    find(suite, monkeypatch, "improved", "inconclusive", "unhealthy", "passed")
     result = run_cpu(suite, "-v", "--perf-min-judged=50%")
     assert result.ret == 0
     assert result.outlines[-2] == "2 of 4 cases judged"
@@ -238,15 +243,11 @@ def test_one_case_in_two_tests_is_measured_twice(
 ) -> None:
     """The second launch dies; the reports of the first must not be taken for its own."""
     write_cases(suite, batches(4, 8), "bench(FAKE)")
-    real: Any = measure.measure
+    real, faults = measure.measure, iter((None, "exit"))
 
     def second_dies(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(against_baseline, "measure", dies)
-        return real(*args, **options)
-
-    def dies(*args: Any, **options: Any) -> Any:
         *others, how = args
-        return real(*others, dataclasses.replace(how, inject="exit"), **options)
+        return real(*others, dataclasses.replace(how, inject=next(faults)), **options)
 
     monkeypatch.setattr(against_baseline, "measure", second_dies)
     result = suite.runpytest()
@@ -391,18 +392,8 @@ def test_a_machine_that_others_use_measures_nothing_and_its_figures_are_shown_on
 
 @pytest.fixture
 def timed(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """Four cases, each of which takes 100 s by a clock of its own; the third regresses."""
-    clock = [0.0]
-    monkeypatch.setattr("perfsuite.session.plan.monotonic", lambda: clock[0])
-
-    def measured(case: Case, *args: Any, runs: list[Run]) -> tuple[list[Run], Verdict]:
-        args[-1].on_launch(case, 1)
-        runs.append(make_run(case=case, duration_s=100))
-        clock[0] += 100
-        return runs, Verdict(outcome="regressed" if case.micro_batch == 3 else "passed", launches=1)
-
-    monkeypatch.setattr(against_baseline, "measure", measured)
-    write_cases(suite, batches(1, 2, 3, 4))
+    """Four cases, the third of which regresses."""
+    find(suite, monkeypatch, "passed", "passed", "regressed", "passed")
     return suite
 
 
@@ -451,27 +442,20 @@ def test_jobs_share_the_cases(timed: pytest.Pytester) -> None:
 def test_that_nothing_was_counted_on_request_is_said_once(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find(monkeypatch, "passed", "passed")
-    write_cases(suite, batches(1, 2))
+    find(suite, monkeypatch, "passed", "passed")
     told = str(run_cpu(suite, "--perf-no-counts").stdout)
     assert told.count("--perf-no-counts: what a step does was neither counted nor judged") == 1
     assert "not counted" not in told
 
 
-@pytest.fixture
-def held() -> Iterator[MachineLock]:
-    """Let go whatever a test says: the next session of this process would wait for it without end."""
-    machine_lock = MachineLock()
-    machine_lock.take(print)
-    yield machine_lock
-    machine_lock.release()
-
-
 @in_this_process
 @pytest.mark.fault("another session measures")
 def test_two_sessions_measure_one_after_the_other(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, held: MachineLock
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    held = MachineLock()
+    held.take(print)
+    request.addfinalizer(held.release)  # else the next session of this process would wait without end
     assert suite.runpytest("--collect-only").ret == 0
     assert run_cpu(suite, "--perf-missing-baseline=fail").ret == 1, "it launches nothing"
 

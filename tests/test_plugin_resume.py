@@ -6,7 +6,6 @@ import random
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -122,11 +121,6 @@ def expected() -> dict[str, tuple[str, str | None]]:
     }
 
 
-def newest(suite: pytest.Pytester) -> Any:
-    """The content of the newest `results.json`."""
-    return json.loads(max(suite.path.glob(".perfsuite/runs/*/results.json")).read_text())
-
-
 def launches(suite: pytest.Pytester) -> Sequence[Path]:
     """The directories of all launches of the newest session."""
     session = max(suite.path.glob(".perfsuite/runs/*"))
@@ -146,7 +140,7 @@ def test_a_night_with_faults_that_is_killed_and_resumed_ends_as_one_that_was_not
 
     monkeypatch.setenv("KILLED_AT", str(KILLED_AT))
     night.runpytest_subprocess("-q")
-    killed = newest(night)
+    killed = json.loads(max(night.path.glob(".perfsuite/runs/*/results.json")).read_text())
     assert (killed["status"], len(killed["results"])) == ("running", KILLED_AT - 1)
     assert killed["interrupted_case"] == f"fake-llama-tiny-s64-b4-fp32-seed{KILLED_AT}-1x2"
     here = [each for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(night.path)]
