@@ -243,7 +243,8 @@ def test_one_case_in_two_tests_is_measured_twice(
 ) -> None:
     """The second launch dies; the reports of the first must not be taken for its own."""
     write_cases(suite, batches(4, 8), "bench(FAKE)")
-    real, faults = measure.measure, iter((None, "exit"))
+    real: Any = measure.measure
+    faults = iter((None, "exit"))
 
     def second_dies(*args: Any, **options: Any) -> Any:
         *others, how = args
