@@ -81,8 +81,16 @@ def local_baseline(suite: pytest.Pytester) -> Path:
     return file
 
 
-def run_cpu(suite: pytest.Pytester, *args: str) -> pytest.RunResult:
-    return suite.runpytest("-m", "cpu", "--strict-markers", *args)
+def run(suite: pytest.Pytester, *args: str | Path, status: int = 0) -> pytest.RunResult:
+    """What pytest says that ends with this status."""
+    result = suite.runpytest(*args)
+    assert result.ret == status, result.ret
+    return result
+
+
+def run_cpu(suite: pytest.Pytester, *args: str, status: int = 0) -> pytest.RunResult:
+    """What pytest says of the cases for a CPU that ends with this status."""
+    return run(suite, "-m", "cpu", "--strict-markers", *args, status=status)
 
 
 def read_json(suite: pytest.Pytester, name: str = "out.json") -> dict[str, Any]:

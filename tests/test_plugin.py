@@ -39,6 +39,7 @@ from tests.suite import (
     read_json,
     read_junit,
     read_report,
+    run,
     run_cpu,
     waiver,
     with_fake,
@@ -54,7 +55,6 @@ FILES = ("--junitxml=j.xml", "--perf-json=out.json", "--perf-report=out")
 @pytest.mark.smoke("fake")
 def test_the_first_run_records_and_the_second_compares(suite: pytest.Pytester) -> None:
     first = run_cpu(suite)
-    assert first.ret == 0
     first.stdout.fnmatch_lines(
         [
             "perfsuite: R regressed, U unhealthy, I inconclusive, i improved, r recorded",
@@ -65,7 +65,6 @@ def test_the_first_run_records_and_the_second_compares(suite: pytest.Pytester) -
         ]
     )
     second = run_cpu(suite, "-v", "--perf-json", "out.json")
-    assert second.ret == 0
     second.stdout.fnmatch_lines([f"*{ID}*+0.0%*passed*"])
     (result,) = read_json(suite)["results"]
     assert (result["framework"], result["case_id"], result["outcome"]) == ("fake", ID, "passed")
@@ -80,8 +79,7 @@ def test_the_first_run_records_and_the_second_compares(suite: pytest.Pytester) -
 @in_this_process
 def test_a_slowdown_regresses_fails_and_is_explained_and_reported(recorded: pytest.Pytester) -> None:
     recorded.makeini("[pytest]\nfilterwarnings = error")
-    slow = run_cpu(recorded, "--perf-inject", "slowdown=30%", *FILES)
-    assert slow.ret == 1
+    slow = run_cpu(recorded, "--perf-inject", "slowdown=30%", *FILES, status=1)
     local = local_baseline(recorded).relative_to(recorded.path)
     slow.stdout.fnmatch_lines(
         [
@@ -110,7 +108,6 @@ def test_a_slowdown_regresses_fails_and_is_explained_and_reported(recorded: pyte
 @in_this_process
 def test_an_arm_is_compared_with_this_environment_and_no_baseline_is_written(suite: pytest.Pytester) -> None:
     same = run_cpu(suite, "--perf-against=.", "--perf-json=out.json", "--perf-report=out")
-    assert same.ret == 0
     same.stdout.fnmatch_lines(
         [
             "*tokens/s A *B *B vs A (99 %)*memory B vs A *pairs *verdict*",
@@ -125,8 +122,7 @@ def test_an_arm_is_compared_with_this_environment_and_no_baseline_is_written(sui
     assert len(told["results"][0]["before"]) == len(told["results"][0]["runs"]) == 3
     assert "B vs A" in read_report(suite)[1]
     assert {path.name for path in (suite.path / ".perfsuite").iterdir()} == {"compare"}
-    slow = run_cpu(suite, "--perf-against=.", "--perf-inject=slowdown=30%", "--perf-max-pairs=5")
-    assert slow.ret == 1
+    slow = run_cpu(suite, "--perf-against=.", "--perf-inject=slowdown=30%", "--perf-max-pairs=5", status=1)
     slow.stdout.fnmatch_lines(["*23.0% fewer*", "*1 regressed*"])
 
 
@@ -154,13 +150,11 @@ def test_what_is_better_or_not_known_passes_with_a_word_of_its_own_or_fails_on_r
     """How many cases were judged is the last line, and too few fail on request."""
     find(suite, monkeypatch, "improved", "inconclusive", "unhealthy", "passed")
     result = run_cpu(suite, "-v", "--perf-min-judged=50%")
-    assert result.ret == 0
     assert result.outlines[-2] == "2 of 4 cases judged"
     for outcome in ("improved", "inconclusive"):
         result.stdout.fnmatch_lines([f"*{outcome.upper()}*", f"*: {outcome} after*", f"*1 {outcome}*"])
-        assert run_cpu(suite, f"--perf-strict={outcome}").ret == 1
-    too_few = run_cpu(suite, "--perf-min-judged=51%")
-    assert too_few.ret == 1
+        run_cpu(suite, f"--perf-strict={outcome}", status=1)
+    too_few = run_cpu(suite, "--perf-min-judged=51%", status=1)
     assert too_few.outlines[-2] == "2 of 4 cases judged, --perf-min-judged asks for 51%: not a pass"
 
 
@@ -179,7 +173,6 @@ def test_a_first_look_takes_one_launch_shows_no_regression_and_is_recorded_anew(
     assert launches() == 3
     run_cpu(suite, "--perf-record-launches=1").stdout.fnmatch_lines(["*1 passed*"])
     look = run_cpu(suite, "--perf-max-launches=1", "--perf-inject=slowdown=30%")
-    assert look.ret == 0
     look.stdout.fnmatch_lines(
         ["*: inconclusive after 1 launch*", "*23.0% fewer*", "*inconclusive; 3 launches or more*"]
     )
@@ -188,8 +181,7 @@ def test_a_first_look_takes_one_launch_shows_no_regression_and_is_recorded_anew(
 def test_what_this_machine_cannot_run_is_skipped_with_the_reason_and_is_not_a_pass(
     suite: pytest.Pytester,
 ) -> None:
-    result = suite.runpytest("-m", "a100", "-rs", "--perf-json=out.json", "--perf-report=out")
-    assert result.ret == 1
+    result = run(suite, "-m", "a100", "-rs", "--perf-json=out.json", "--perf-report=out", status=1)
     result.stdout.fnmatch_lines(
         ["*nothing was measured*", "*it is meant for a100-80gb, this machine is cpu-*", "*1 skipped*"]
     )
@@ -198,8 +190,7 @@ def test_what_this_machine_cannot_run_is_skipped_with_the_reason_and_is_not_a_pa
 
 
 def test_xdist_is_refused_with_the_reason(suite: pytest.Pytester) -> None:
-    result = run_cpu(suite, "-n", "1", "-p", "no:cacheprovider")
-    assert result.ret == 1
+    result = run_cpu(suite, "-n", "1", "-p", "no:cacheprovider", status=1)
     result.stdout.fnmatch_lines(["*perfsuite does not run under pytest-xdist*Run without -n*"])
 
 
@@ -211,8 +202,7 @@ def test_a_test_that_lost_its_cases_fails_whatever_hardware_is_selected(
 ) -> None:
     write_cases(suite, "[]")
     suite.makeini(f"[pytest]\nempty_parameter_set_mark = {mark}\n")
-    result = suite.runpytest("-m", chosen)
-    assert result.ret == 1
+    result = run(suite, "-m", chosen, status=1)
     result.stdout.fnmatch_lines(["*no case: the parameters of this test are empty*"])
 
 
@@ -224,13 +214,13 @@ def test_who_deselects_a_test_by_its_own_mark_or_name_does_not_get_it_back(
     marked = empty.replace("@pytest.mark.param", "@pytest.mark.slow\n    @pytest.mark.param")
     suite.makepyfile(test_cases=marked if "slow" in arguments[1] else empty)
     suite.makeini("[pytest]\nmarkers = slow\n")
-    assert suite.runpytest(*arguments).ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    run(suite, *arguments, status=pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 @in_this_process
 def test_an_error_of_another_plugin_at_the_end_loses_no_result(suite: pytest.Pytester) -> None:
     """pytest-benchmark opens its file there, in a directory that may be missing."""
-    run_cpu(suite, "--benchmark-json=none/b.json", "--perf-json=out.json", "--perf-report=out")
+    suite.runpytest("-m", "cpu", "--benchmark-json=none/b.json", "--perf-json=out.json", "--perf-report=out")
     content = read_json(suite)
     assert content["status"] == "complete"
     assert [result["verdict"]["outcome"] for result in content["results"]] == ["recorded"]
@@ -251,8 +241,7 @@ def test_one_case_in_two_tests_is_measured_twice(
         return real(*others, dataclasses.replace(how, inject=next(faults)), **options)
 
     monkeypatch.setattr(against_baseline, "measure", second_dies)
-    result = suite.runpytest()
-    assert result.ret == 1
+    result = run(suite, status=1)
     result.stdout.fnmatch_lines(["*crash: exit code 13*", "*1 failed*1 recorded*"])
 
 
@@ -270,8 +259,7 @@ def test_bench_is_called_exactly_once_by_a_test_that_comes_so_far(
     suite: pytest.Pytester, body: str, outcome: str, said: str
 ) -> None:
     write_cases(suite, body=body)
-    result = suite.runpytest("-W", "ignore")
-    assert result.ret == 1
+    result = run(suite, "-W", "ignore", status=1)
     assert result.parseoutcomes()[outcome] == 1
     assert ("never called" in str(result.stdout)) == (body == "pass")
     result.stdout.fnmatch_lines([said])
@@ -280,10 +268,10 @@ def test_bench_is_called_exactly_once_by_a_test_that_comes_so_far(
 @in_this_process
 def test_another_case_than_that_of_the_test_is_checked_too(suite: pytest.Pytester) -> None:
     write_cases(suite, body="bench(case.replace(hardware='h100'))")
-    result = run_cpu(suite, "-rs")
+    result = run_cpu(suite, "-rs", status=1)
     result.stdout.fnmatch_lines(["*SKIPPED*it is meant for h100, this machine is cpu-*"])
     write_cases(suite, batches(4, 8), "bench(FAKE.replace(may_run_out_of_memory=case.micro_batch == 8))")
-    result = suite.runpytest()
+    result = run(suite, status=1)
     result.stdout.fnmatch_lines(
         ["*two different cases have the id fake-*differ in may_run_out_of_memory*", "*1 failed, 1 recorded*"]
     )
@@ -306,8 +294,7 @@ def test_what_cannot_be_written_is_said_and_costs_no_figures(
     suite: pytest.Pytester, option: str, status: int, said: list[str]
 ) -> None:
     (suite.path / "file").write_text("")
-    result = run_cpu(suite, option)
-    assert result.ret == status
+    result = run_cpu(suite, option, status=status)
     result.stdout.fnmatch_lines(said)
 
 
@@ -320,15 +307,13 @@ def test_a_torch_that_cannot_use_the_gpus_is_one_error_before_anything_is_launch
     monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.13.0+cpu", "cuda": None})
     more = "[FAKE, *(FAKE.replace(framework=DDP(), hardware='gpu', micro_batch=b) for b in (1, 2, 3))]"
     write_cases(suite, more)
-    result = suite.runpytest()
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result = run(suite, status=pytest.ExitCode.USAGE_ERROR)
     (said,) = (line for line in result.errlines if "torch" in line)
     assert said.startswith("ERROR: torch 2.13.0+cpu is built without CUDA and cannot use the GPUs of this")
     assert not (suite.path / ".perfsuite").exists()
-    assert run_cpu(suite).ret == 0
+    run_cpu(suite)
     write_cases(suite, body="bench(case.replace(framework=DDP(), hardware='gpu'))")  # known in the test alone
-    result = suite.runpytest("--perf-json=out.json")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result = run(suite, "--perf-json=out.json", status=pytest.ExitCode.TESTS_FAILED)
     result.stdout.fnmatch_lines(["torch 2.13.0+cpu is built without CUDA and cannot use the GPUs *"])
     (kept,) = read_json(suite)["results"]
     assert (kept["verdict"]["failure"], kept["runs"]) == ("error", [])
@@ -341,14 +326,13 @@ def test_a_gpu_that_cannot_be_read_is_one_error_without_a_traceback_and_of_no_co
         raise MachineError("GPU 3 (00000000:5B:00.0) cannot be read: GPU is lost")
 
     monkeypatch.setattr(local, "detect", lost)
-    result = run_cpu(suite, "--perf-json=out.json")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result = run_cpu(suite, "--perf-json=out.json", status=pytest.ExitCode.USAGE_ERROR)
     result.stderr.fnmatch_lines(["ERROR: GPU 3 (00000000:5B:00.0) cannot be read: GPU is lost"])
     for told in (str(result.stdout), str(result.stderr)):
         assert "Traceback" not in told
         assert "INTERNALERROR" not in told
     suite.makepyfile(test_cases="def test_other(benchmark):\n    benchmark.pedantic(len, ('abc',))\n")
-    assert suite.runpytest("--benchmark-json=b.json").ret == 0
+    run(suite, "--benchmark-json=b.json")
     told = read_json(suite, "b.json")["machine_info"]
     assert ("hardware" in told, "frameworks" in told) == (False, True)
 
@@ -365,8 +349,7 @@ def test_a_machine_that_others_use_measures_nothing_and_its_figures_are_shown_on
 
     monkeypatch.setattr(measure, "collect", beside_others)
     monkeypatch.setattr(Neighbours, "wait", lambda *args: False)
-    nothing = run_cpu(suite)
-    assert nothing.ret == 1
+    nothing = run_cpu(suite, status=1)
     nothing.stdout.fnmatch_lines(
         [
             "perfsuite: launch 1 of fake-* is no evidence: other processes used 60% of *; seen: *",
@@ -377,7 +360,6 @@ def test_a_machine_that_others_use_measures_nothing_and_its_figures_are_shown_on
         ]
     )
     shown = run_cpu(suite, "--perf-allow-shared", "--perf-json=out.json")
-    assert shown.ret == 0
     shown.stdout.fnmatch_lines(
         [
             f"*{ID}*5?,*unhealthy (shared)",
@@ -391,53 +373,46 @@ def test_a_machine_that_others_use_measures_nothing_and_its_figures_are_shown_on
     assert not list(suite.path.glob(".perfsuite/baselines/*/*"))
 
 
-@pytest.fixture
-def timed(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """Four cases, the third of which regresses."""
-    find(suite, monkeypatch, "passed", "passed", "regressed", "passed")
-    return suite
-
-
 def measured_batches(suite: pytest.Pytester) -> list[int]:
     return [each["runs"][0]["case"]["micro_batch"] for each in read_json(suite)["results"]]
 
 
 def test_a_budget_takes_what_failed_and_what_was_not_measured_for_longest_and_tells_the_rest(
-    timed: pytest.Pytester,
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = run_cpu(timed, "--perf-budget=150s", "--perf-json=out.json", "--perf-report=out")
+    find(suite, monkeypatch, "passed", "passed", "regressed", "passed")
+    first = suite.runpytest("--perf-budget=150s", "--perf-json=out.json", "--perf-report=out")
     first.stdout.fnmatch_lines(
         ["*perfsuite: the budget is used up*", "2 cases not reached within*", "  fake-*: too little is left*"]
     )
-    began = measured_batches(timed)
+    began = measured_batches(suite)
     assert len(began) == 2, "of the second nobody knew what it costs"
-    summary = read_report(timed)[1]
+    summary = read_report(suite)[1]
     assert "2 not reached" in summary
     assert "launches 3.3 min" in summary
-    run_cpu(timed, "--perf-budget=300s", "--perf-json=out.json")
-    again = measured_batches(timed)
+    suite.runpytest("--perf-budget=300s", "--perf-json=out.json")
+    again = measured_batches(suite)
     assert ({1, 2, 3, 4} - {*began}) <= {*again}
     assert len(again) == 3
     assert again[0] == 3 if 3 in began else again[2] in began
-    last = run_cpu(timed, "--perf-budget=250s", "--perf-json=out.json", "--perf-min-judged=60%")
-    assert measured_batches(timed)[0] == 3, "what regressed comes first"
+    last = suite.runpytest("--perf-budget=250s", "--perf-json=out.json", "--perf-min-judged=60%")
+    assert measured_batches(suite)[0] == 3, "what regressed comes first"
     last.stdout.fnmatch_lines(["*2 of 4 cases judged, --perf-min-judged asks for 60%: not a pass"])
-    none = run_cpu(timed, "--perf-budget=99s")
-    assert none.ret == pytest.ExitCode.TESTS_FAILED
+    none = run_cpu(suite, "--perf-budget=99s", status=pytest.ExitCode.TESTS_FAILED)
     none.stdout.fnmatch_lines(["*: never within 99 s, as it takes about 1.7 min: give 2min or more"])
 
 
-def test_jobs_share_the_cases(timed: pytest.Pytester) -> None:
+def test_jobs_share_the_cases(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    find(suite, monkeypatch, "passed", "passed", "passed", "passed")
     found = []
     for number in (1, 2):
-        run_cpu(timed, f"--perf-shard={number}/2", "--perf-json=out.json")
-        found.append(set(measured_batches(timed)))
+        run_cpu(suite, f"--perf-shard={number}/2", "--perf-json=out.json")
+        found.append(set(measured_batches(suite)))
     assert [len(each) for each in found] == [2, 2]
     assert set.union(*found) == {1, 2, 3, 4}
-    alone = run_cpu(timed, "--perf-shard=5/5")
+    alone = run_cpu(suite, "--perf-shard=5/5")  # a job too many is no error
     alone.stdout.fnmatch_lines(["*4 deselected*"])
-    assert alone.ret == 0, "a job too many is no error"
-    assert run_cpu(timed, "--perf-shard=1/2", "-k", "nothing").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    run_cpu(suite, "--perf-shard=1/2", "-k", "nothing", status=pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def test_that_nothing_was_counted_on_request_is_said_once(
@@ -457,8 +432,8 @@ def test_two_sessions_measure_one_after_the_other(
     held = MachineLock()
     held.take(print)
     request.addfinalizer(held.release)  # else the next session of this process would wait without end
-    assert suite.runpytest("--collect-only").ret == 0
-    assert run_cpu(suite, "--perf-missing-baseline=fail").ret == 1, "it launches nothing"
+    run(suite, "--collect-only")
+    run_cpu(suite, "--perf-missing-baseline=fail", status=1)  # it launches nothing
 
     def written(descriptor: int, length: int, offset: int) -> bytes:
         held.release()  # it ends just now
@@ -467,7 +442,6 @@ def test_two_sessions_measure_one_after_the_other(
     monkeypatch.setattr(os, "pread", written)
     monkeypatch.setattr(lock, "POLL_S", 0)
     queued = run_cpu(suite)
-    assert queued.ret == 0
     queued.stdout.fnmatch_lines(
         [
             "perfsuite: waiting for another session on this machine: pid 7 of somebody",
@@ -483,14 +457,12 @@ def test_a_failure_prints_its_text_once(
 ) -> None:
     """On CI, pytest repeats the whole text in its own short summary; ours is what stands above it."""
     monkeypatch.setenv("CI", "true") if on_ci else monkeypatch.delenv("CI", raising=False)
-    result = run_cpu(suite, "--perf-missing-baseline=fail")
-    assert result.ret == 1
+    result = run_cpu(suite, "--perf-missing-baseline=fail", status=1)
     above, summary = str(result.stdout).split("short test summary info")
     assert above.count("no_baseline: no baseline on") + above.count("  no baseline on") == 1
     assert summary.count("no baseline on") <= 1
     write_cases(suite, "[FAKE.replace(framework=Script(path='none.py'))]")
-    result = run_cpu(suite)
-    assert result.ret == 1
+    result = run_cpu(suite, status=1)
     above, summary = str(result.stdout).split("short test summary info")
     assert above.count("No such file or directory") == 1
     assert summary.count("No such file or directory") <= 1
@@ -517,8 +489,7 @@ def test_an_error_that_nobody_expected_stands_in_every_report(
     monkeypatch.setattr(against_baseline, "measure", measured)
     monkeypatch.setattr(Fake, "unsupported", unsupported)
     write_cases(suite, batches(2, 3, 4))
-    result = suite.runpytest("--perf-json=out.json", "--perf-report=out", "--perf-record-launches=1")
-    assert result.ret == 1
+    result = run(suite, "--perf-json=out.json", "--perf-report=out", "--perf-record-launches=1", status=1)
     results = read_json(suite)["results"]
     found = [(each["outcome"], each["verdict"]["failure"]) for each in results]
     assert found == [("failed", "error"), ("failed", "error"), ("recorded", None)]
@@ -598,10 +569,8 @@ def test_a_known_issue_is_still_there_or_gone(suite: pytest.Pytester) -> None:
     write_cases(suite, f"[FAKE.replace(known_issue={issue})]")
     recorded = run_cpu(suite)
     recorded.stdout.fnmatch_lines(["*known issue gone: https://example.org/209: take known_issue from*"])
-    assert recorded.ret == 0
     crashing = run_cpu(suite, "-rx", "--perf-inject", "crash", "--perf-json=out.json")
     crashing.stdout.fnmatch_lines(["*XFAIL*known issue: crash: RuntimeError: injected crash*", "*1 xfailed*"])
-    assert crashing.ret == 0
     assert read_json(suite)["results"][0]["excused"] == "known issue"
 
 
@@ -610,7 +579,6 @@ def test_a_waived_regression_passes_and_is_shown_as_such_everywhere(recorded: py
     waivers = recorded.path / "perf-waivers.toml"
     waivers.write_text(waiver(tolerated="40%", metric="tokens*"))
     slow = run_cpu(recorded, "-rx", "--perf-inject", "slowdown=30%", *FILES)
-    assert slow.ret == 0
     told = "waived: tokens/s -2*%: 40% tolerated until 2999-12-31, @me, https://example.org/1"
     slow.stdout.fnmatch_lines([f"*{ID}: {told}*", "*XFAIL*waived: *", "*1 xfailed*"])
     (result,) = read_json(recorded)["results"]
@@ -625,8 +593,7 @@ def test_a_waived_regression_passes_and_is_shown_as_such_everywhere(recorded: py
     assert "40% tolerated until 2999-12-31, &#64;me, https://example.org/1" in summary
 
     waivers.write_text(waiver(tolerated="10%", metric="tokens*") + waiver(tolerated="10%", case="fsdp-*"))
-    beyond = run_cpu(recorded, "--perf-inject", "slowdown=30%", "--perf-report=out")
-    assert beyond.ret == 1
+    beyond = run_cpu(recorded, "--perf-inject", "slowdown=30%", "--perf-report=out", status=1)
     beyond.stdout.fnmatch_lines(
         [
             "note: perf-waivers.toml: *fsdp-?* matches none of the 2 cases here",
@@ -635,8 +602,7 @@ def test_a_waived_regression_passes_and_is_shown_as_such_everywhere(recorded: py
     )
     assert "not waived: tokens/s" in read_report(recorded)[1]
     waivers.write_text("[[waiver]]")
-    bad = run_cpu(recorded)
-    assert bad.ret == pytest.ExitCode.USAGE_ERROR
+    bad = run_cpu(recorded, status=pytest.ExitCode.USAGE_ERROR)
     bad.stderr.fnmatch_lines(["ERROR: *perf-waivers.toml: waiver.0.case: Field required*"])
 
 
@@ -644,7 +610,6 @@ def test_a_waived_regression_passes_and_is_shown_as_such_everywhere(recorded: py
 def test_in_shadow_mode_nothing_fails_and_the_end_says_what_would_have(recorded: pytest.Pytester) -> None:
     recorded.makeini("[pytest]\nperf_shadow = true")
     slow = run_cpu(recorded, "-rx", "--perf-inject", "slowdown=30%", *FILES)
-    assert slow.ret == 0
     slow.stdout.fnmatch_lines(
         [
             f"*{ID}*regressed (shadow)*",
@@ -674,7 +639,6 @@ def test_in_shadow_mode_no_failed_case_and_no_session_without_verdicts_fails_and
 ) -> None:
     def shadow(said: str, *options: str, would: int = 1) -> None:
         result = run_cpu(suite, "-rx", "--perf-shadow", *options)
-        assert result.ret == 0
         result.stdout.fnmatch_lines([said])
         result.stdout.fnmatch_lines([f"--perf-shadow: {would} of 1 case would have failed"])
 
@@ -689,8 +653,7 @@ def test_in_shadow_mode_no_failed_case_and_no_session_without_verdicts_fails_and
         monkeypatch.setattr(against_baseline, "measure", broken)
         shadow(f"XFAIL * failed (shadow): {said}")
     write_cases(suite, body="assert not case")
-    wrong = run_cpu(suite, "--perf-shadow")
-    assert wrong.ret == 1
+    wrong = run_cpu(suite, "--perf-shadow", status=1)
     wrong.stdout.fnmatch_lines(["*1 failed*"])
 
 
@@ -715,9 +678,8 @@ def test_another_repository_needs_only_the_package(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_run_dry_is_skipped_with_the_reason(suite: pytest.Pytester) -> None:
-    result = run_cpu(suite, "--perf-dry", "-rs")
+    result = run_cpu(suite, "--perf-dry", "-rs", status=1)  # not a pass
     result.stdout.fnmatch_lines(["SKIPPED*not by a dry run: fake does not say how it builds*"])
-    assert result.ret == 1  # not a pass
 
 
 SIDE_BY_SIDE = ("--perf-dry", "-m", "cpu", "-n", "1", "--benchmark-disable", "--perf-json", "out.json")

@@ -8,6 +8,7 @@ import pytest
 from perfsuite.plugin.options import root_of, values
 from perfsuite.session.option_table import options_of
 from perfsuite.session.setup import Options
+from tests.suite import run
 
 
 def options(config: pytest.Config) -> Options:
@@ -72,16 +73,16 @@ def test_settings_that_pytest_does_not_read_for_an_options_value_are_said(
 ) -> None:
     suite.makeini("[pytest]\nperf_missing_baseline = fail\n")
     (tmp_path / "out").mkdir()
-    hidden = suite.runpytest("--collect-only", "--perf-report", str(tmp_path / "out"))
-    assert hidden.ret == pytest.ExitCode.USAGE_ERROR
+    moved = ("--collect-only", "--perf-report", str(tmp_path / "out"))
+    hidden = run(suite, *moved, status=pytest.ExitCode.USAGE_ERROR)
     hidden.stderr.fnmatch_lines(
         [f"ERROR: the settings of pytest in {suite.path} were not read. *: write --option=PATH, with =, or *"]
     )
     given = ("--collect-only", f"--perf-report={tmp_path / 'out'}")
-    assert suite.runpytest(*given).ret == 0
-    assert suite.runpytest("--collect-only", "-c", "tox.ini", *given[1:]).ret == 0
+    run(suite, *given)
+    run(suite, "--collect-only", "-c", "tox.ini", *given[1:])
     elsewhere = (suite.path / "test_cases.py").rename(tmp_path / "test_cases.py")
-    assert suite.runpytest("--collect-only", elsewhere).ret == 0
+    run(suite, "--collect-only", elsewhere)
 
 
 def test_baselines_here_that_are_not_those_of_the_root_are_said(
@@ -91,8 +92,7 @@ def test_baselines_here_that_are_not_those_of_the_root_are_said(
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "out").mkdir()
     moved = ("--collect-only", "--perf-report", str(tmp_path / "out"))
-    result = suite.runpytest(*moved)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result = run(suite, *moved, status=pytest.ExitCode.USAGE_ERROR)
     there = f"{suite.path}/baselines, but baselines would be looked for in {tmp_path}/baselines"
     result.stderr.fnmatch_lines([f"ERROR: there is {there}.*"])
-    assert suite.runpytest(*moved, "--perf-baselines=elsewhere").ret == 0
+    run(suite, *moved, "--perf-baselines=elsewhere")
