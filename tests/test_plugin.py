@@ -1,6 +1,7 @@
 """The plugin as another repository uses it: `pip install perfsuite`, a test file, and nothing else.
 
-Where nothing depends on processes, launches are simulated in this one (`tests.simulated`).
+Where nothing depends on processes, launches are simulated in this one (`tests.simulated`): those of smoke
+tests, and of sessions in a process of their own, are not.
 """
 
 import dataclasses
@@ -47,7 +48,14 @@ from tests.suite import (
 )
 
 pytestmark = pytest.mark.launch
-in_this_process = pytest.mark.usefixtures("simulated")
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(request: pytest.FixtureRequest) -> None:
+    """Simulate launches, but those of smoke tests."""
+    if request.node.get_closest_marker("smoke") is None:
+        request.getfixturevalue("simulated")
+
 
 FILES = ("--junitxml=j.xml", "--perf-json=out.json", "--perf-report=out")
 
@@ -76,7 +84,6 @@ def test_the_first_run_records_and_the_second_compares(suite: pytest.Pytester) -
     assert kept[1].read_text() == (suite.path / "out.json").read_text()
 
 
-@in_this_process
 def test_a_slowdown_regresses_fails_and_is_explained_and_reported(recorded: pytest.Pytester) -> None:
     recorded.makeini("[pytest]\nfilterwarnings = error")
     slow = run_cpu(recorded, "--perf-inject", "slowdown=30%", *FILES, status=1)
@@ -96,8 +103,7 @@ def test_a_slowdown_regresses_fails_and_is_explained_and_reported(recorded: pyte
     assert float(properties["perf_tokens_per_s"]) == pytest.approx(39200, rel=0.02)
     assert properties["perf_hardware_class"] == told["machine"]["hardware_class"]
     assert properties["perf_launches"] == str(len(told["results"][0]["runs"]))
-    failure = case.find("failure")
-    assert failure is not None
+    (failure,) = case.iter("failure")
     assert "% fewer (99 % interval" in str(failure.text) + str(failure.get("message"))
     assert told["results"][0]["verdict"]["checks"][0]["outcome"] == "regressed"
     page, summary = read_report(recorded)
@@ -105,7 +111,6 @@ def test_a_slowdown_regresses_fails_and_is_explained_and_reported(recorded: pyte
     assert summary.startswith("## perfsuite: 1 regressed")
 
 
-@in_this_process
 def test_an_arm_is_compared_with_this_environment_and_no_baseline_is_written(suite: pytest.Pytester) -> None:
     same = run_cpu(suite, "--perf-against=.", "--perf-json=out.json", "--perf-report=out")
     same.stdout.fnmatch_lines(
@@ -158,7 +163,6 @@ def test_what_is_better_or_not_known_passes_with_a_word_of_its_own_or_fails_on_r
     assert too_few.outlines[-2] == "2 of 4 cases judged, --perf-min-judged asks for 51%: not a pass"
 
 
-@in_this_process
 def test_a_first_look_takes_one_launch_shows_no_regression_and_is_recorded_anew(
     suite: pytest.Pytester,
 ) -> None:
@@ -217,7 +221,6 @@ def test_who_deselects_a_test_by_its_own_mark_or_name_does_not_get_it_back(
     run(suite, *arguments, status=pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-@in_this_process
 def test_an_error_of_another_plugin_at_the_end_loses_no_result(suite: pytest.Pytester) -> None:
     """pytest-benchmark opens its file there, in a directory that may be missing."""
     suite.runpytest("-m", "cpu", "--benchmark-json=none/b.json", "--perf-json=out.json", "--perf-report=out")
@@ -227,7 +230,6 @@ def test_an_error_of_another_plugin_at_the_end_loses_no_result(suite: pytest.Pyt
     assert (suite.path / "out" / "index.html").exists()
 
 
-@in_this_process
 def test_one_case_in_two_tests_is_measured_twice(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,7 +247,6 @@ def test_one_case_in_two_tests_is_measured_twice(
     result.stdout.fnmatch_lines(["*crash: exit code 13*", "*1 failed*1 recorded*"])
 
 
-@in_this_process
 @pytest.mark.parametrize(
     ("body", "outcome", "said"),
     [
@@ -265,7 +266,6 @@ def test_bench_is_called_exactly_once_by_a_test_that_comes_so_far(
     result.stdout.fnmatch_lines([said])
 
 
-@in_this_process
 def test_another_case_than_that_of_the_test_is_checked_too(suite: pytest.Pytester) -> None:
     write_cases(suite, body="bench(case.replace(hardware='h100'))")
     result = run_cpu(suite, "-rs", status=1)
@@ -277,7 +277,6 @@ def test_another_case_than_that_of_the_test_is_checked_too(suite: pytest.Pyteste
     )
 
 
-@in_this_process
 @pytest.mark.fault("store is read-only")
 @pytest.mark.parametrize(
     ("option", "status", "said"),
@@ -298,7 +297,6 @@ def test_what_cannot_be_written_is_said_and_costs_no_figures(
     result.stdout.fnmatch_lines(said)
 
 
-@in_this_process
 def test_a_torch_that_cannot_use_the_gpus_is_one_error_before_anything_is_launched(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,7 +335,6 @@ def test_a_gpu_that_cannot_be_read_is_one_error_without_a_traceback_and_of_no_co
     assert ("hardware" in told, "frameworks" in told) == (False, True)
 
 
-@in_this_process
 @pytest.mark.fault("others use the machine")
 def test_a_machine_that_others_use_measures_nothing_and_its_figures_are_shown_on_request(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
@@ -424,7 +421,6 @@ def test_that_nothing_was_counted_on_request_is_said_once(
     assert "not counted" not in told
 
 
-@in_this_process
 @pytest.mark.fault("another session measures")
 def test_two_sessions_measure_one_after_the_other(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -470,7 +466,6 @@ def test_a_failure_prints_its_text_once(
     result.stdout.fnmatch_lines(["path='none.py': No such file or directory in *"])  # without a traceback
 
 
-@in_this_process
 @pytest.mark.fault("anything else fails in pytest's process")
 def test_an_error_that_nobody_expected_stands_in_every_report(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
@@ -541,7 +536,6 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pyteste
     assert not [p for p in psutil.process_iter() if str(suite.path) in " ".join(arguments(p))]
 
 
-@in_this_process
 @pytest.mark.parametrize("launches", [0, 1])
 def test_launches_before_a_ctrl_c_in_the_first_case_are_kept(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, launches: int
@@ -563,7 +557,6 @@ def test_launches_before_a_ctrl_c_in_the_first_case_are_kept(
     assert (content["interrupted_case"], len(content["interrupted_launches"])) == (ID, launches)
 
 
-@in_this_process
 def test_a_known_issue_is_still_there_or_gone(suite: pytest.Pytester) -> None:
     issue = {"url": "https://example.org/209", "failure": "crash"}
     write_cases(suite, f"[FAKE.replace(known_issue={issue})]")
@@ -574,7 +567,6 @@ def test_a_known_issue_is_still_there_or_gone(suite: pytest.Pytester) -> None:
     assert read_json(suite)["results"][0]["excused"] == "known issue"
 
 
-@in_this_process
 def test_a_waived_regression_passes_and_is_shown_as_such_everywhere(recorded: pytest.Pytester) -> None:
     waivers = recorded.path / "perf-waivers.toml"
     waivers.write_text(waiver(tolerated="40%", metric="tokens*"))
@@ -583,8 +575,7 @@ def test_a_waived_regression_passes_and_is_shown_as_such_everywhere(recorded: py
     slow.stdout.fnmatch_lines([f"*{ID}: {told}*", "*XFAIL*waived: *", "*1 xfailed*"])
     (result,) = read_json(recorded)["results"]
     assert (result["outcome"], result["excused"]) == ("regressed", "waived")
-    skipped = read_junit(recorded).find("skipped")
-    assert skipped is not None
+    (skipped,) = read_junit(recorded).iter("skipped")
     assert "40% tolerated until 2999-12-31, @me" in str(skipped.get("message"))
     page, summary = read_report(recorded)
     assert "<h1>1 waived" in page
@@ -606,7 +597,6 @@ def test_a_waived_regression_passes_and_is_shown_as_such_everywhere(recorded: py
     bad.stderr.fnmatch_lines(["ERROR: *perf-waivers.toml: waiver.0.case: Field required*"])
 
 
-@in_this_process
 def test_in_shadow_mode_nothing_fails_and_the_end_says_what_would_have(recorded: pytest.Pytester) -> None:
     recorded.makeini("[pytest]\nperf_shadow = true")
     slow = run_cpu(recorded, "-rx", "--perf-inject", "slowdown=30%", *FILES)
@@ -625,15 +615,13 @@ def test_in_shadow_mode_nothing_fails_and_the_end_says_what_would_have(recorded:
     assert told["conditions"]["options"]["--perf-shadow"] == "yes"
     case = read_junit(recorded)
     assert case.find("failure") is None
-    skipped = case.find("skipped")
-    assert skipped is not None
+    (skipped,) = case.iter("skipped")
     assert str(skipped.get("message")).startswith("regressed (shadow)")
     page, summary = read_report(recorded)
     assert "<h1>1 regressed (1 shadow" in page
     assert "regressed (shadow)" in summary
 
 
-@in_this_process
 def test_in_shadow_mode_no_failed_case_and_no_session_without_verdicts_fails_and_a_wrong_test_does(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
