@@ -192,18 +192,14 @@ def test_a_checkpoint_goes_with_the_launch_however_that_ends(
     assert not RunDir(tmp_path).checkpoints.exists()
 
 
-def test_nothing_is_launched_while_a_metric_of_another_package_is_broken(
-    tmp_path: Path, packages: Packages
-) -> None:
+def test_nothing_is_launched_with_a_broken_metric_of_a_package(tmp_path: Path, packages: Packages) -> None:
     packages.install("extra-broken", "raise RuntimeError('no such GPU')", metrics="x = extra_broken:X")
     with pytest.raises(ExtensionError, match=r"extra-broken 1\.5 .*RuntimeError: no such GPU.*pip uninstall"):
         launch_once(CASE, MACHINE, tmp_path / "launch-1")
     assert not RunDir(tmp_path / "launch-1").case.exists()
 
 
-def test_what_was_measured_is_shown_though_it_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_that_cannot_be_written_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalLauncher, "launch", lambda *args: None)
     monkeypatch.setattr(flow, "collect", lambda *args, **options: make_run())
     RunDir(tmp_path).run.mkdir()

@@ -163,9 +163,7 @@ def test_what_is_better_or_not_known_passes_with_a_word_of_its_own_or_fails_on_r
     assert too_few.outlines[-2] == "2 of 4 cases judged, --perf-min-judged asks for 51%: not a pass"
 
 
-def test_a_first_look_takes_one_launch_shows_no_regression_and_is_recorded_anew(
-    suite: pytest.Pytester,
-) -> None:
+def test_a_first_look_is_one_launch_shows_no_regression_and_is_recorded_anew(suite: pytest.Pytester) -> None:
     """One launch tells no noise: every later session would be inconclusive."""
 
     def launches() -> int:
@@ -182,9 +180,7 @@ def test_a_first_look_takes_one_launch_shows_no_regression_and_is_recorded_anew(
     )
 
 
-def test_what_this_machine_cannot_run_is_skipped_with_the_reason_and_is_not_a_pass(
-    suite: pytest.Pytester,
-) -> None:
+def test_what_this_machine_cannot_run_is_skipped_with_a_reason_and_is_no_pass(suite: pytest.Pytester) -> None:
     result = run(suite, "-m", "a100", "-rs", "--perf-json=out.json", "--perf-report=out", status=1)
     result.stdout.fnmatch_lines(
         ["*nothing was measured*", "*it is meant for a100-80gb, this machine is cpu-*", "*1 skipped*"]
@@ -412,9 +408,7 @@ def test_jobs_share_the_cases(suite: pytest.Pytester, monkeypatch: pytest.Monkey
     run_cpu(suite, "--perf-shard=1/2", "-k", "nothing", status=pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-def test_that_nothing_was_counted_on_request_is_said_once(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_counts_on_request_is_said_once(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     find(suite, monkeypatch, "passed", "passed")
     told = str(run_cpu(suite, "--perf-no-counts").stdout)
     assert told.count("--perf-no-counts: what a step does was neither counted nor judged") == 1

@@ -73,9 +73,7 @@ MARKED = CASES.replace("@pytest", "@pytest.mark.mine\n    @pytest")
     "expression",
     ["h100 or (cpu and not slow)", "mine", "registered(name='h10', other=1) or cpu", "parametrize"],
 )
-def test_markers_that_somebody_knows_or_that_deselect_nothing_are_fine(
-    suite: pytest.Pytester, expression: str
-) -> None:
+def test_markers_that_are_known_or_deselect_nothing_are_fine(suite: pytest.Pytester, expression: str) -> None:
     suite.makeini("[pytest]\nmarkers = registered(name, other): mine, too\n")
     suite.makepyfile(test_cases=MARKED)
     run(suite, "--collect-only", "-m", expression, "-W", "ignore")

@@ -68,9 +68,7 @@ def test_no_value_of_an_option_moves_the_root(
     assert options(chosen).store == tmp_path / ".perfsuite"
 
 
-def test_settings_that_pytest_does_not_read_for_an_options_value_are_said(
-    suite: pytest.Pytester, tmp_path: Path
-) -> None:
+def test_settings_that_an_options_value_hides_are_said(suite: pytest.Pytester, tmp_path: Path) -> None:
     suite.makeini("[pytest]\nperf_missing_baseline = fail\n")
     (tmp_path / "out").mkdir()
     moved = ("--collect-only", "--perf-report", str(tmp_path / "out"))
@@ -85,9 +83,7 @@ def test_settings_that_pytest_does_not_read_for_an_options_value_are_said(
     run(suite, "--collect-only", elsewhere)
 
 
-def test_baselines_here_that_are_not_those_of_the_root_are_said(
-    suite: pytest.Pytester, tmp_path: Path
-) -> None:
+def test_baselines_here_that_are_not_the_roots_are_said(suite: pytest.Pytester, tmp_path: Path) -> None:
     suite.mkdir("baselines")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "out").mkdir()

@@ -208,9 +208,7 @@ def test_both_arms_are_tried_before_one_is_named_and_a_failure_that_arm_a_does_n
     assert (result.outcome, result.excused, launches.order) == ("failed", excused, "AB")
 
 
-def test_nodes_that_a_preflight_found_bad_are_not_launched_on(
-    launches: Launches, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_found_bad_are_not_launched_on(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Preflights, "problems", lambda self, case, machine: ("n2: slow",))
     result = launches.measure()
     assert (result.outcome, result.verdict.reasons, launches.order) == ("unhealthy", ("n2: slow",), "")
@@ -321,9 +319,7 @@ def test_arms_with_other_gradients_are_launched_once_more_unless_one_does_more(
 
 
 @pytest.mark.parametrize(("failing", "excused"), [("AB", "known issue"), ("A", "known issue"), ("B", None)])
-def test_a_known_issue_of_arm_a_excuses_a_failure(
-    launches: Launches, failing: str, excused: str | None
-) -> None:
+def test_a_known_issue_of_arm_a_is_an_excuse(launches: Launches, failing: str, excused: str | None) -> None:
     issue = KnownIssue(failure="timeout", url="https://example.org/1")
     launches.failing = dict.fromkeys(failing, "timeout")
     result = launches.compare_counts(SIMULATED.replace(known_issue=issue))

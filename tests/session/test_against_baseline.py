@@ -30,9 +30,7 @@ ISSUE = {"known_issue": KnownIssue(url="https://example.org/issues/209", failure
 SWEPT = {"may_run_out_of_memory": True}
 
 
-def test_an_unhealthy_launch_is_no_part_of_what_is_recorded_and_its_session_is_named(
-    sessions: Sessions,
-) -> None:
+def test_an_unhealthy_launch_is_not_recorded_and_the_session_is_named(sessions: Sessions) -> None:
     runs = [make_run(figures=make_figures(tokens_per_s=speed)) for speed in (1000, 10, 1002)]
     sessions.launch(*runs, verdict=Verdict(outcome="recorded", launches=3, unhealthy_launches=(2,)))
     ours = sessions.make()
@@ -86,9 +84,7 @@ def test_a_failure_that_is_no_surprise_fails_nothing(
     assert ours.nothing_measured is (excused != "known issue")
 
 
-def test_a_case_that_ran_out_of_memory_beside_others_is_not_taken_for_one_that_does_not_fit(
-    sessions: Sessions,
-) -> None:
+def test_a_case_out_of_memory_beside_others_is_not_one_that_does_not_fit(sessions: Sessions) -> None:
     asked = make_case(**SWEPT)
     failure = Failure(kind="out_of_memory", message="CUDA out of memory", at=0.0)
     card = DeviceHealth(index=0, held_before_bytes=70 * 2**30)
@@ -298,9 +294,7 @@ def test_without_a_profile_of_the_baseline_it_is_said_why(sessions: Sessions, is
         (OSError("Cannot allocate memory"), "OSError: Cannot allocate memory"),
     ],
 )
-def test_a_profile_that_cannot_be_taken_costs_no_verdict(
-    sessions: Sessions, error: Exception, why: str
-) -> None:
+def test_a_profile_that_fails_costs_no_verdict(sessions: Sessions, error: Exception, why: str) -> None:
     ours = Explained(sessions, SLOWER)
     ours.taken = error
     result = ours.measure()
@@ -311,9 +305,7 @@ def test_a_profile_that_cannot_be_taken_costs_no_verdict(
 
 
 @pytest.mark.parametrize("verdict", [SLOWER, RECORDED], ids=lambda verdict: verdict.outcome)
-def test_an_interrupted_profile_costs_neither_the_verdict_nor_the_counts(
-    sessions: Sessions, verdict: Verdict
-) -> None:
+def test_an_interrupted_profile_costs_no_verdict_and_no_counts(sessions: Sessions, verdict: Verdict) -> None:
     ours = Explained(sessions, verdict, counted=verdict == RECORDED)
     ours.taken = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):

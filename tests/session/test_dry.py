@@ -56,9 +56,7 @@ def test_dry_runs_are_judged_by_counts_by_architecture(runs: DrySessions) -> Non
     assert [(each.before, each.now) for each in worse.verdict.counts.findings] == [(100, 200)]
 
 
-def test_a_dry_run_needs_no_machine_that_could_be_measured_on(
-    runs: DrySessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_needs_no_machine_to_measure_on(runs: DrySessions, monkeypatch: pytest.MonkeyPatch) -> None:
     def machine(self: object, shared: Path) -> None:
         raise MachineError("GPU 0 is split by MIG")
 

@@ -228,9 +228,7 @@ def test_what_is_not_decided_for_this_test_and_case_is_measured_again(
 
 
 @pytest.mark.parametrize("is_counted", [False, True])
-def test_a_case_with_another_baseline_of_times_or_counts_now_is_measured_again(
-    in_git: Sessions, is_counted: bool
-) -> None:
+def test_a_case_with_another_baseline_now_is_measured_again(in_git: Sessions, is_counted: bool) -> None:
     first = in_git.make()
     run = (launch if is_counted else make_run)(machine=first.setup.host.machine)
     in_git.launch(run, run, run, verdict=Verdict(outcome="recorded", launches=3))
@@ -333,9 +331,7 @@ def waived_session(sessions: Sessions, *waivers: str) -> Session:
     return ours
 
 
-def test_a_waived_regression_is_judged_and_fails_nothing_and_a_waiver_that_matches_nothing_is_said(
-    sessions: Sessions,
-) -> None:
+def test_a_waived_regression_is_judged_and_passes_and_a_waiver_of_nothing_is_said(sessions: Sessions) -> None:
     ours = waived_session(sessions, waiver(tolerated="60%"), waiver(tolerated="60%", metric="tokens"))
     ours.collected = frozenset({BEFORE.case.id})
     (result,) = documents.read(ours.directory.results, SessionFile).results
@@ -366,9 +362,7 @@ def test_a_waiver_that_does_not_hold_leaves_a_regression_red(
     assert why in result.waivers[0]
 
 
-def test_what_passed_is_one_line_and_all_that_is_blind_another_unless_the_whole_is_asked_for(
-    sessions: Sessions,
-) -> None:
+def test_what_passed_is_one_line_and_what_is_blind_another_unless_all_is_asked(sessions: Sessions) -> None:
     ours = sessions.make()
     ours.results = [make_blind(make_result(now()))]
     blind = "blind: in 1 of 1 case noise hides changes as large as the tolerance"

@@ -189,16 +189,12 @@ LIMIT = "the GPUs' power limit is {} W, at the baseline it was {} W (`nvidia-smi
         ([make_run(device_probe={"copy": 9})] * 5, make_run(device_probe={"copy": 1}), None),  # on a CPU
     ],
 )
-def test_a_machine_that_is_not_as_at_the_baseline_is_unhealthy(
-    before: list[Run], now: Run, told: str | None
-) -> None:
+def test_a_machine_not_as_at_the_baseline_is_unhealthy(before: list[Run], now: Run, told: str | None) -> None:
     assert launch_problems(now, from_runs(before)) == ([told] if told else [])
 
 
 @pytest.mark.parametrize("baseline", [None, from_runs([on_gpus(*[2400] * 8)] * 5)])
-def test_a_gpu_that_is_far_behind_the_fastest_is_unhealthy_without_a_baseline_too(
-    baseline: Baseline | None,
-) -> None:
+def test_a_gpu_far_behind_the_fastest_is_unhealthy_without_a_baseline_too(baseline: Baseline | None) -> None:
     rates = [3000, 2900, 2950, 3010, 2990, 2690, 2980, 3000]
     assert launch_problems(on_gpus(*[*rates[:5], 2710, *rates[6:]]), baseline) == [], "a tenth is let pass"
     run = on_gpus(*rates)

@@ -104,9 +104,7 @@ def test_more_than_twice_as_many_calls_are_a_regression_though_they_move_the_sam
         (memory(allocations=900, at_peak={"kept": 1}, peak_in="forward"), []),  # which only explains
     ],
 )
-def test_memory_may_differ_by_a_bit_in_a_launch_and_not_in_a_dry_run(
-    now: StepMemory, fields: list[str]
-) -> None:
+def test_memory_may_differ_a_bit_in_a_launch_and_not_in_a_dry_run(now: StepMemory, fields: list[str]) -> None:
     more = counts(memory=now, ops={"aten.mm": 1})
     assert (judged(more).outcome, judged(more).findings) == ("passed", ())
     assert judged(counts(), before=more).outcome == "passed"
