@@ -25,13 +25,12 @@ from perfsuite.frameworks.fake import Fake
 from perfsuite.launch import local, lock
 from perfsuite.launch.lock import MachineLock
 from perfsuite.launch.quiet import Neighbours
-from perfsuite.node.machine import gpu_machine
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
 from perfsuite.session import against_baseline
 from tests.processes import arguments
-from tests.samples import DISTURBED, make_run
+from tests.samples import DISTURBED, make_gpu_machine, make_run
 from tests.suite import (
     CASES,
     ID,
@@ -180,12 +179,21 @@ def test_a_first_look_is_one_launch_shows_no_regression_and_is_recorded_anew(sui
     )
 
 
-def test_what_this_machine_cannot_run_is_skipped_with_a_reason_and_is_no_pass(suite: pytest.Pytester) -> None:
-    result = run(suite, "-m", "a100", "-rs", "--perf-json=out.json", "--perf-report=out", status=1)
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("-m", "a100"), "it is meant for a100-80gb, this machine is cpu-"),
+        (("-m", "cpu", "--perf-dry"), "not by a dry run: fake does not say how it builds"),
+    ],
+)
+def test_what_cannot_be_run_is_skipped_with_the_reason_and_is_not_a_pass(
+    suite: pytest.Pytester, options: tuple[str, ...], reason: str
+) -> None:
+    result = run(suite, *options, "-rs", "--perf-json=out.json", "--perf-report=out", status=1)
     result.stdout.fnmatch_lines(
-        ["*nothing was measured*", "*it is meant for a100-80gb, this machine is cpu-*", "*1 skipped*"]
+        ["*nothing was measured*", f"*{reason}*", f"SKIPPED*{reason}*", "*1 skipped*"]
     )
-    assert "meant for a100-80gb" in read_json(suite)["skipped"][0]["reason"]
+    assert reason in read_json(suite)["skipped"][0]["reason"]
     assert "1 skipped" in read_report(suite)[0]
 
 
@@ -296,8 +304,7 @@ def test_what_cannot_be_written_is_said_and_costs_no_figures(
 def test_a_torch_that_cannot_use_the_gpus_is_one_error_before_anything_is_launched(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpus = gpu_machine(["NVIDIA H200"], count=2, memory_bytes=2**37, driver=None)
-    monkeypatch.setattr(local, "detect", lambda: gpus)
+    monkeypatch.setattr(local, "detect", make_gpu_machine)
     monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.13.0+cpu", "cuda": None})
     more = "[FAKE, *(FAKE.replace(framework=DDP(), hardware='gpu', micro_batch=b) for b in (1, 2, 3))]"
     write_cases(suite, more)
@@ -657,11 +664,6 @@ def test_another_repository_needs_only_the_package(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 recorded" in done.stdout
-
-
-def test_what_cannot_be_run_dry_is_skipped_with_the_reason(suite: pytest.Pytester) -> None:
-    result = run_cpu(suite, "--perf-dry", "-rs", status=1)  # not a pass
-    result.stdout.fnmatch_lines(["SKIPPED*not by a dry run: fake does not say how it builds*"])
 
 
 SIDE_BY_SIDE = ("--perf-dry", "-m", "cpu", "-n", "1", "--benchmark-disable", "--perf-json", "out.json")

@@ -16,7 +16,6 @@ from tests.synthetic import commit
 pytestmark = pytest.mark.launch
 
 NIGHTLY = 18
-FAULTS = ("crash", "exit", "oom", "nan", "loss", "missing-rank", "missing-metric", "leak=60%", "slowdown=60%")
 EXPECTED = {
     None: ("passed", None),
     "crash": ("failed", "crash"),
@@ -37,6 +36,10 @@ SAID = (
     "missing_report: no report from rank 1 of 2",
 )
 """What is told of some of these failures."""
+FAULTS = dict(
+    zip(random.Random(13).sample(range(1, NIGHTLY + 1), NIGHTLY // 2), filter(None, EXPECTED), strict=True)
+)
+"""The fault that is injected into half of the cases, by the seed of the case."""
 KILLED_AT = 11
 """The case, counted from 1, in whose launch pytest is killed."""
 
@@ -87,7 +90,7 @@ def night(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pyt
     commit(suite.path)
     assert suite.runpytest_subprocess("-q", "-k", "seed1-1x2").ret == 0
     give_all_the_baseline_of_the_first(suite)
-    (suite.path / "faults.json").write_text(json.dumps(injected()))
+    (suite.path / "faults.json").write_text(json.dumps(FAULTS))
     return suite
 
 
@@ -100,13 +103,6 @@ def give_all_the_baseline_of_the_first(suite: pytest.Pytester) -> None:
         first.with_name(first.name.replace("seed1-", f"seed{seed}-")).write_text(json.dumps(content))
 
 
-def injected() -> dict[int, str]:
-    """A fault by the seed of its case, for half of the cases; each kind of fault once or more."""
-    draw = random.Random(13)
-    seeds = draw.sample(range(1, NIGHTLY + 1), NIGHTLY // 2)
-    return {seed: FAULTS[number % len(FAULTS)] for number, seed in enumerate(seeds)}
-
-
 def verdicts(suite: pytest.Pytester, name: str) -> dict[str, tuple[str, str | None]]:
     """Outcome and kind of failure of each case in a results file."""
     results = read_json(suite, name)["results"]
@@ -114,9 +110,8 @@ def verdicts(suite: pytest.Pytester, name: str) -> dict[str, tuple[str, str | No
 
 
 def expected() -> dict[str, tuple[str, str | None]]:
-    faults = injected()
     return {
-        f"fake-llama-tiny-s64-b4-fp32-seed{seed}-1x2": EXPECTED[faults.get(seed)]
+        f"fake-llama-tiny-s64-b4-fp32-seed{seed}-1x2": EXPECTED[FAULTS.get(seed)]
         for seed in range(1, NIGHTLY + 1)
     }
 
@@ -152,7 +147,7 @@ def test_a_night_with_faults_that_is_killed_and_resumed_ends_as_one_that_was_not
     resumed = night.runpytest_subprocess("-q", "--perf-resume", "--perf-json=resumed.json")
     assert resumed.ret == 1
     assert verdicts(night, "resumed.json") == expected()
-    again = [seed for seed, fault in injected().items() if fault == "missing-rank" and seed < KILLED_AT]
+    again = [seed for seed, fault in FAULTS.items() if fault == "missing-rank" and seed < KILLED_AT]
     kept = KILLED_AT - 1 - len(again)
     resumed.stdout.fnmatch_lines([f"perfsuite: --perf-resume: goes on with *: {kept} cases measured there"])
     resumed.stdout.fnmatch_lines([f"perfsuite: [[]1/{NIGHTLY - kept}] *"])

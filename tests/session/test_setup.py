@@ -10,12 +10,11 @@ from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
 from perfsuite.errors import FileError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch import local
-from perfsuite.node.machine import gpu_machine
 from perfsuite.report.summary import reason
 from perfsuite.results.session_file import NodePreflight, Preflight, SessionFile
 from perfsuite.session import setup
 from perfsuite.session.session import session_file
-from tests.samples import make_case, make_machine, make_run, never_run
+from tests.samples import make_case, make_gpu_machine, make_machine, make_run, never_run
 from tests.session.making import Held, Sessions
 
 
@@ -45,7 +44,7 @@ def test_which_outcomes_fail(sessions: Sessions, strict: frozenset[str]) -> None
 def test_a_machine_with_gpus_is_a_cpu_machine_for_a_cpu_case(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpus = gpu_machine(["NVIDIA H100 80GB HBM3"], count=8, memory_bytes=2**36, driver=None)
+    gpus = make_gpu_machine()
     monkeypatch.setattr(local, "detect", lambda: gpus)
     ours = sessions.make()
     assert ours.setup.host.machine_for(make_case(hardware="cpu")).device == "cpu"

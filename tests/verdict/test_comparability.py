@@ -1,4 +1,3 @@
-from typing import Any
 
 import pytest
 
@@ -109,7 +108,7 @@ def test_every_reason_why_a_machine_is_unhealthy_is_told() -> None:
     assert said.endswith(f"; {at_speed('50%')}")
 
 
-def on_gpus(*rates: float, **run_changes: Any) -> Run:
+def on_gpus(*rates: float) -> Run:
     """A launch on eight GPUs of two nodes, of which each copied at its rate before the workload."""
     case = make_case(topology=Topology(nodes=2, processes_per_node=4))
     cards = tuple(
@@ -122,7 +121,6 @@ def on_gpus(*rates: float, **run_changes: Any) -> Run:
         nodes=(Node(name="n1"), Node(name="n2")),
         health=Health(samples=9, seconds=9, steps=9, devices=cards),
         rank_probes=tuple({"copy": rate} for rate in rates),
-        **run_changes,
     )
 
 
@@ -293,11 +291,7 @@ NODES = [on_nodes("n1", "n2"), on_nodes("n2", "n3")]
         ),
         (METRICS, make_run(), [f"metric {name}: {GONE}" for name in ("aa_gone", "zz_gone")]),
         *(
-            (
-                NODES,
-                on_nodes(*now),
-                [f"nodes: {new} {NO_NODE}"],
-            )
+            (NODES, on_nodes(*now), [f"nodes: {new} {NO_NODE}"])
             for now, new in ((["n2", "n7"], "n7"), (["n8", "n7"], "n8, n7"))
         ),
         (NODES, on_nodes("n3", "n1"), []),
