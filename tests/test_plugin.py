@@ -47,6 +47,7 @@ from tests.suite import (
 )
 
 pytestmark = pytest.mark.launch
+FILES = ("--junitxml=j.xml", "--perf-json=out.json", "--perf-report=out")
 
 
 @pytest.fixture(autouse=True)
@@ -54,9 +55,6 @@ def _in_this_process(request: pytest.FixtureRequest) -> None:
     """Simulate launches, but those of smoke tests."""
     if request.node.get_closest_marker("smoke") is None:
         request.getfixturevalue("simulated")
-
-
-FILES = ("--junitxml=j.xml", "--perf-json=out.json", "--perf-report=out")
 
 
 @pytest.mark.smoke("fake")

@@ -1,4 +1,3 @@
-
 import pytest
 
 from perfsuite.case.case import Topology
