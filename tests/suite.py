@@ -3,7 +3,6 @@
 import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -59,11 +58,6 @@ def waiver(
     """The content of a `perf-waivers.toml` with one waiver."""
     kept = f'case = "{case}"\nmetric = "{metric}"\ntolerated = "{tolerated}"\nuntil = {until}\n'
     return f'[[waiver]]\n{kept}issue = "https://example.org/1"\nowner = "@me"\n'
-
-
-def with_fake(code: str) -> str:
-    """Return a file of cases that begins with `FAKE`."""
-    return dedent(FAKE) + dedent(code)
 
 
 def write_cases(suite: pytest.Pytester, cases: str = "[FAKE]", body: str = "bench(case)") -> None:

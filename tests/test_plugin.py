@@ -42,7 +42,6 @@ from tests.suite import (
     run,
     run_cpu,
     waiver,
-    with_fake,
     write_cases,
 )
 
@@ -498,31 +497,26 @@ def test_an_error_that_nobody_expected_stands_in_every_report(
 @pytest.mark.fault("Ctrl-C")
 def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pytester) -> None:
     """A second case hangs; the interrupt comes while it does."""
-    suite.makepyfile(
-        test_cases=with_fake("""
+    write_cases(suite, batches(4, 8))
+    suite.makeconftest("""
         import os, signal, threading, time
-        from pathlib import Path
         from dataclasses import replace
+        from pathlib import Path
         from perfsuite.session import against_baseline
-        @pytest.mark.parametrize("case", [FAKE])
-        def test_one(bench, case):
-            bench(case)
-        @pytest.mark.parametrize("case", [FAKE.replace(micro_batch=8)])
-        def test_two(bench, case, monkeypatch):
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
-            def measure(*args, **options):
-                *others, how = args
-                return real(*others, replace(how, inject="hang"), **options)
-            real = against_baseline.measure
-            monkeypatch.setattr(against_baseline, "measure", measure)
-            def interrupt():
-                while not list(Path(".perfsuite").glob("runs/*/fake-*b8*/launch-1/rank-1.log")):
-                    time.sleep(0.05)
-                os.kill(os.getpid(), signal.SIGINT)
-            threading.Thread(target=interrupt, daemon=True).start()
-            bench(case)
-        """)
-    )
+
+        def measure(case, *args, **options):
+            *others, how = args
+            fault = "hang" if case.micro_batch == 8 else None
+            return real(case, *others, replace(how, inject=fault), **options)
+
+        def interrupt():
+            while not list(Path(".perfsuite").glob("runs/*/fake-*b8*/launch-1/rank-1.log")):
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        real, against_baseline.measure = against_baseline.measure, measure
+        threading.Thread(target=interrupt, daemon=True).start()
+    """)
     result = suite.runpytest_subprocess("-W", "error", "--perf-record-launches=1", *FILES[1:])
     assert result.ret == pytest.ExitCode.INTERRUPTED
     content = read_json(suite)
