@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.suite import FAKE, local_baseline, read_json
+from tests.suite import local_baseline, read_json, write_cases
 from tests.synthetic import commit
 
 pytestmark = pytest.mark.launch
@@ -42,12 +42,6 @@ FAULTS = dict(
 """The fault that is injected into half of the cases, by the seed of the case."""
 KILLED_AT = 11
 """The case, counted from 1, in whose launch pytest is killed."""
-
-NIGHT = f"""{FAKE}
-    @pytest.mark.parametrize("case", [FAKE.replace(seed=seed) for seed in range(1, {NIGHTLY} + 1)])
-    def test_it(bench, case):
-        bench(case)
-"""
 
 WITH_FAULTS = """
     import json, os, pytest, signal, threading, time
@@ -82,7 +76,8 @@ WITH_FAULTS = """
 @pytest.fixture
 def night(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A repository with 18 short cases that have baselines, and a fault in half of them."""
-    suite.makepyfile(test_cases=NIGHT, conftest=WITH_FAULTS)
+    write_cases(suite, f"[FAKE.replace(seed=seed) for seed in range(1, {NIGHTLY} + 1)]")
+    suite.makeconftest(WITH_FAULTS)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     (suite.path / "faults.json").write_text("{}")
     (suite.path / ".gitignore").write_text(".perfsuite\n*.json\n__pycache__\n.pytest_cache\n.benchmarks\n")
