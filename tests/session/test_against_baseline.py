@@ -168,9 +168,8 @@ def measured(sessions: Sessions, run: Run, verdict: Verdict, **options: Any) -> 
 
 
 def counts_in(sessions: Sessions) -> list[str]:
-    return [
-        documents.read(file, CountBaseline).target for file in sessions.make().setup.baselines.counts.files()
-    ]
+    files = sessions.make().setup.baselines.counts.files()
+    return [documents.read(file, CountBaseline).target for file in files]
 
 
 def test_counts_are_recorded_beside_the_times_and_judged_the_next_time(sessions: Sessions) -> None:

@@ -132,11 +132,9 @@ def at_speed(speed: str) -> str:
     return f"by the probe, the machine ran at {speed} of its speed at the baseline"
 
 
-def slower(what: str, of_rank: str = "", allowed: str = "10%") -> str:
+def slower(what: str, rank: str = "", allowed: str = "10%") -> str:
     name, now, then = what.split()
-    return (
-        f"before the workload, {name} was {now}{of_rank}, at the baseline {then} ({allowed} less is healthy)"
-    )
+    return f"before the workload, {name} was {now}{rank}, at the baseline {then} ({allowed} less is healthy)"
 
 
 RATES = [on_gpu(rate, copy=3000) for rate in (700, 1, 710, 690, 700)]
