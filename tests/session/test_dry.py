@@ -12,7 +12,7 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
 from perfsuite.session import dry
-from perfsuite.session.dry import dry_session
+from perfsuite.session.dry import ONE_RANK, dry_session
 from perfsuite.session.session import Session, session_file
 from tests.samples import make_case
 from tests.session.making import DryRuns, make_setup
@@ -27,12 +27,12 @@ class DrySessions(DryRuns):
         super().__init__()
         self.directory = directory
 
-    def session(self, **options: Any) -> Session:
+    def session(self, ranks: tuple[int, ...] | None = None, **options: Any) -> Session:
         setup = make_setup(self.directory, [], **options)
-        return dry_session(setup.options, setup.progress)
+        return dry_session(setup.options, setup.progress, ranks=ranks)
 
-    def measure(self, case: Case = H100, **options: Any) -> Measurement:
-        return self.session(**options).measure(case, "test")
+    def measure(self, case: Case = H100, **how: Any) -> Measurement:
+        return self.session(**how).measure(case, "test")
 
 
 @pytest.fixture
@@ -84,6 +84,13 @@ def test_a_case_that_could_be_run_dry_once_is_no_skip_where_baselines_are_requir
     file.touch()
     with pytest.raises(CaseError, match=r"not by a dry run: .*; but there is .*dry-sm90"):
         ours.skip_reason(compiled)
+
+
+def test_one_rank_alone_is_looked_at_and_not_recorded(runs: DrySessions) -> None:
+    counts = runs.measure(ranks=(1,)).verdict.counts
+    assert counts is not None
+    assert (counts.outcome, counts.notes) == ("passed", (ONE_RANK,))
+    assert not list(runs.directory.glob("store/baselines/counts/*/*"))
 
 
 def test_what_failed_is_a_verdict_of_its_own(runs: DrySessions) -> None:

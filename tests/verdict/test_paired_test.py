@@ -45,6 +45,7 @@ def look(
 def test_three_pairs_may_decide_five_tell_a_change_and_of_many_some_need_not_show_it() -> None:
     assert [look([1.0] * pairs, [1.0] * pairs).outcome for pairs in (2, 3)] == ["undecided", "passed"]
     assert [look([1.0] * pairs, [2.0] * pairs).outcome for pairs in (4, 5)] == ["undecided", "regressed"]
+    assert decided(A[:2], B[:2], tolerance=0.03) == look(A[:2], B[:2]), "undecided: the last look"
     for missing, enough, too_few in ((0, 5, 4), (1, 8, 7), (2, 10, 9), (3, 12, 11)):
         for pairs in (enough, too_few):
             toward = [0.003] * missing + [0.01] * (pairs - missing)
