@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from perfsuite.session.session import session_file
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.overall import Reference
 from tests.samples import DISTURBED, make_case, make_figures, make_gpu_machine, make_run, metric_check
-from tests.session.making import PASSED, RECORDED, Sessions, Unlocked, reviewed
+from tests.session.making import PASSED, RECORDED, Sessions, reviewed
 from tests.traces import EAGER, launch_profile, taken, unseen_profile
 from tests.twin_counts import baseline_of, counts, launch
 
@@ -102,17 +101,12 @@ def test_what_another_session_records_while_this_one_waits_is_compared_with(sess
     before = baseline.from_runs([make_run(machine=ours.setup.host.machine)] * 5)
     known: list[Baseline | None] = []
 
-    class Waits(Unlocked):
-        def take(self, say: Callable[[str], None]) -> None:
-            ours.setup.baselines.write_local(before)
-
-    def measure(
-        case: Case, machine: Machine, directory: Path, reference: Reference, *_: Any, **__: Any
-    ) -> Any:
+    def measure(case: Any, machine: Any, directory: Any, reference: Reference, *_: Any, **__: Any) -> Any:
         known.append(reference.baseline)
         raise AllocationOverError("enough")
 
-    ours.setup.lock = Waits()
+    record = ours.setup.baselines.write_local
+    sessions.patch.setattr(ours.setup.lock, "take", lambda say: record(before))
     sessions.measure_by(measure)
     with pytest.raises(AllocationOverError):
         ours.measure(make_case(), "test")
