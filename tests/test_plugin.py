@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -320,10 +321,8 @@ def test_a_torch_that_cannot_use_the_gpus_is_one_error_before_anything_is_launch
 def test_a_gpu_that_cannot_be_read_is_one_error_without_a_traceback_and_of_no_concern_to_others(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost() -> Machine:
-        raise MachineError("GPU 3 (00000000:5B:00.0) cannot be read: GPU is lost")
-
-    monkeypatch.setattr(local, "detect", lost)
+    lost = MachineError("GPU 3 (00000000:5B:00.0) cannot be read: GPU is lost")
+    monkeypatch.setattr(local, "detect", Mock(side_effect=lost))
     result = run_cpu(suite, "--perf-json=out.json", status=pytest.ExitCode.USAGE_ERROR)
     result.stderr.fnmatch_lines(["ERROR: GPU 3 (00000000:5B:00.0) cannot be read: GPU is lost"])
     for told in (str(result.stdout), str(result.stderr)):
@@ -627,11 +626,7 @@ def test_in_shadow_mode_no_failed_case_and_no_session_without_verdicts_fails_and
     shadow("*perfsuite: too few*", "--perf-min-judged=100%", would=0)  # it records the baseline
     shadow("XFAIL * failed (shadow): crash*", "--perf-inject=crash")
     for error, said in ((MachineError("no machine"), "no machine"), (ValueError("bug"), "ValueError: bug*")):
-
-        def broken(*args: object, error: Exception = error, **options: object) -> Any:
-            raise error
-
-        monkeypatch.setattr(against_baseline, "measure", broken)
+        monkeypatch.setattr(against_baseline, "measure", Mock(side_effect=error))
         shadow(f"XFAIL * failed (shadow): {said}")
     write_cases(suite, body="assert not case")
     wrong = run_cpu(suite, "--perf-shadow", status=1)

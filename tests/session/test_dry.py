@@ -1,5 +1,6 @@
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -57,10 +58,7 @@ def test_dry_runs_are_judged_by_counts_by_architecture(runs: DrySessions) -> Non
 
 
 def test_a_dry_run_needs_no_machine_to_measure_on(runs: DrySessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    def machine(self: object, shared: Path) -> None:
-        raise MachineError("GPU 0 is split by MIG")
-
-    monkeypatch.setattr(LocalLauncher, "machine", machine)
+    monkeypatch.setattr(LocalLauncher, "machine", Mock(side_effect=MachineError("GPU 0 is split by MIG")))
     ours = runs.session()
     assert ours.measure(H100, "test").outcome == "recorded"
     assert session_file(ours, "complete").machine.note == "GPU 0 is split by MIG"

@@ -1,5 +1,6 @@
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -96,14 +97,7 @@ def test_the_launches_before_an_error_or_an_interrupt_are_kept(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch, end: BaseException
 ) -> None:
     runs = [make_run(started_at=f"2026-01-0{day}T00:00:00+00:00") for day in (1, 2)]
-    left = list(runs)
-
-    def launch(*args: object, **options: object) -> Run:
-        if not left:
-            raise end
-        return left.pop(0)
-
-    monkeypatch.setattr(running, "launch_once", launch)
+    monkeypatch.setattr(running, "launch_once", Mock(side_effect=[*runs, end]))
     ours = sessions.make()
     with pytest.raises(type(end)):
         ours.measure(make_case(), "test")
