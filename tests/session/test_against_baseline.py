@@ -1,5 +1,6 @@
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,7 +20,6 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.session import against_baseline, setup
 from perfsuite.session.session import session_file
 from perfsuite.verdict.judge import Policy
-from perfsuite.verdict.overall import Reference
 from tests.samples import DISTURBED, make_case, make_figures, make_gpu_machine, make_run, metric_check
 from tests.session.making import PASSED, RECORDED, Sessions, reviewed
 from tests.traces import EAGER, launch_profile, taken, unseen_profile
@@ -99,18 +99,14 @@ def test_a_case_out_of_memory_beside_others_is_not_one_that_does_not_fit(session
 def test_what_another_session_records_while_this_one_waits_is_compared_with(sessions: Sessions) -> None:
     ours = sessions.make()
     before = baseline.from_runs([make_run(machine=ours.setup.host.machine)] * 5)
-    known: list[Baseline | None] = []
-
-    def measure(case: Any, machine: Any, directory: Any, reference: Reference, *_: Any, **__: Any) -> Any:
-        known.append(reference.baseline)
-        raise AllocationOverError("enough")
-
+    measure = Mock(side_effect=AllocationOverError("enough"))
     record = ours.setup.baselines.write_local
     sessions.patch.setattr(ours.setup.lock, "take", lambda say: record(before))
     sessions.measure_by(measure)
     with pytest.raises(AllocationOverError):
         ours.measure(make_case(), "test")
-    assert known == [before]
+    *_, reference, _ = measure.call_args.args
+    assert (reference.baseline, measure.call_count) == (before, 1)
 
 
 @pytest.mark.fault("baseline is missing")
