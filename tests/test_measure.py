@@ -3,6 +3,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -57,24 +58,12 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measured:
     return measured
 
 
-class Others(Neighbours):
+def others_who(*, end: bool = True) -> Mock:
     """Others on the machine, who end, or not, when they are waited for."""
-
-    def __init__(self, *, end: bool = True) -> None:
-        self.said: list[str] = []
-        super().__init__(say=self.said.append, show=self.said.append)
-        self.end = end
-        self.begun = self.waits = 0
-
-    def launch_begins(self, machine: Any) -> None:
-        self.begun += 1
-
-    def during_launch(self, machine: Any, devices: int) -> str:
-        return f"train (pid 4711) on {devices}"
-
-    def wait(self, machine: Any, devices: int) -> bool:
-        self.waits += 1
-        return self.end
+    others = Mock(spec=Neighbours, say=Mock())
+    others.during_launch.side_effect = lambda machine, devices: f"train (pid 4711) on {devices}"
+    others.wait.return_value = end
+    return others
 
 
 LONG, SHORT = (counts(flops={"forward": flops}) for flops in (200, 100))
@@ -147,22 +136,26 @@ def test_what_is_done_after_a_launch_beside_others(
     made: int,
     waits: int,
 ) -> None:
-    others = Others(end=end)
+    others = others_who(end=end)
     ends = [*[BESIDE_OTHERS] * disturbed, *[make_run()] * 3]
     runs, verdict = measured(*ends, neighbours=others, when_shared=when_shared)
-    assert (verdict.outcome, len(runs), others.begun, others.waits) == (outcome, made, made, waits)
+    assert (verdict.outcome, len(runs), others.launch_begins.call_count) == (outcome, made, made)
+    assert others.wait.call_args_list == [call(MACHINE, 2)] * waits
     beside = range(1, min(disturbed, made) + 1)
     assert verdict.unhealthy_launches == tuple(beside)
     seen = [(f"seen during launch {number}: train (pid 4711) on 2",) for number in beside]
     assert [run.notes for run in runs] == [*seen, *[()] * (made - len(seen))]
     why = "other processes used 60% of the cores' time (at most 20% is healthy); seen: train (pid 4711) on 2"
-    assert others.said[:1] == [f"launch 1 of {CASE.id} is no evidence: {why}"][:disturbed]
+    first = call(f"launch 1 of {CASE.id} is no evidence: {why}")
+    assert others.say.call_args_list[:1] == [first][:disturbed]
 
 
 def test_a_failure_beside_others_is_a_verdict_at_once(measured: Measured) -> None:
-    others, crash = Others(), BESIDE_OTHERS.replace(failure=Failure(kind="crash", message="x"))
+    others, crash = others_who(), BESIDE_OTHERS.replace(failure=Failure(kind="crash", message="x"))
     _, verdict = measured(crash, neighbours=others, when_shared="wait")
-    assert (verdict.outcome, verdict.failure, others.waits, others.said) == ("failed", "crash", 0, [])
+    assert (verdict.outcome, verdict.failure) == ("failed", "crash")
+    assert not others.wait.called
+    assert not others.say.called
 
 
 def test_who_asks_for_no_neighbours_launches_again(measured: Measured) -> None:
