@@ -1,9 +1,10 @@
 """Sessions that launch nothing, and what they find."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,27 +26,16 @@ from tests.samples import make_run
 
 RECORDED = Verdict(outcome="recorded", launches=1)
 PASSED = Verdict(outcome="passed", launches=1)
-
-
-class Unlocked(MachineLock):
-    """Of sessions that launch nothing, several of which a test may have at a time."""
-
-    def take(self, say: Callable[[str], None]) -> None:
-        pass
-
-
-class Held(MachineLock):
-    """Cannot be taken."""
-
-    def take(self, say: Callable[[str], None]) -> None:
-        raise FileError("held")
+HELD = Mock(spec=MachineLock)
+"""A lock that cannot be taken."""
+HELD.take.side_effect = FileError("held")
 
 
 def make_setup(directory: Path, said: list[str], **options: Any) -> Setup:
     store, baselines = directory / "store", directory / "baselines"
     chosen = Options(root=directory, store=store, baselines=baselines, **options)
     setup = Setup(chosen, Progress(line=said.append, live=lambda text: None))
-    setup.lock = Unlocked()
+    setup.lock = Mock(spec=MachineLock)  # a test may have several sessions at a time: none launches anything
     return setup
 
 

@@ -4,6 +4,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,7 +29,7 @@ from perfsuite.session.session import Session, session_file
 from perfsuite.session.setup import Preflights
 from perfsuite.session.way import Trial
 from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
-from tests.session.making import Unlocked, make_setup
+from tests.session.making import make_setup
 from tests.traces import EAGER, taken, unseen_profile
 from tests.twin_counts import counts, launch
 
@@ -111,7 +112,7 @@ class Launches:
         self.counts = self.counts or {"A": LESS, "B": MORE}
         setup = make_setup(self.root, self.said, **options)
         ours = by_counts(setup.options, setup.progress, None if dry else LocalLauncher(), ARMS, known_a)
-        ours.setup.lock = Unlocked()
+        ours.setup.lock = Mock()
         if not dry:
             ours.setup.host.machine = make_machine()
         return ours.measure(case, "test")

@@ -30,7 +30,7 @@ from tests.samples import (
     never_run,
     now,
 )
-from tests.session.making import PASSED, RECORDED, Held, Sessions, make_setup
+from tests.session.making import HELD, PASSED, RECORDED, Sessions, make_setup
 from tests.sessions import make_blind
 from tests.suite import waiver
 from tests.twin_counts import launch
@@ -292,7 +292,7 @@ def test_the_lock_is_taken_where_a_session_goes_on_and_not_where_nothing_is_laun
     sessions: Sessions,
 ) -> None:
     ours = sessions.make(fail_without_baseline=True)
-    ours.setup.lock = Held()
+    ours.setup.lock = HELD
     assert ours.measure(make_case(), "test").verdict.failure == "no_baseline"
     with pytest.raises(FileError, match="held"):
         ours.resume()

@@ -15,7 +15,7 @@ from perfsuite.results.session_file import NodePreflight, Preflight, SessionFile
 from perfsuite.session import setup
 from perfsuite.session.session import session_file
 from tests.samples import make_case, make_gpu_machine, make_machine, make_run, never_run
-from tests.session.making import Held, Sessions
+from tests.session.making import HELD, Sessions
 
 
 @pytest.mark.parametrize(
@@ -155,6 +155,6 @@ def test_a_session_that_goes_on_looks_again_and_keeps_what_was_seen(sessions: Se
 
 def test_the_lock_is_taken_before_nodes_are_looked_at(sessions: Sessions) -> None:
     nodes = Nodes(sessions)
-    nodes.session.setup.lock = Held()
+    nodes.session.setup.lock = HELD
     with pytest.raises(FileError):
         nodes.outcomes(2)
