@@ -103,11 +103,10 @@ def test_counts_of_a_script_that_differ_in_one_launch_alone_are_no_regression(
 
 
 def test_a_case_is_launched_until_it_is_decided_as_its_reference_says(measured: Measured) -> None:
-    numbers: list[int] = []
-    runs, verdict = measured(
-        *make_launches(1, 1.01, 0.99), on_launch=lambda case, number: numbers.append(number)
-    )
-    assert (verdict.outcome, verdict.launches, len(runs), numbers) == ("recorded", 3, 3, [1, 2, 3])
+    begins = Mock()
+    runs, verdict = measured(*make_launches(1, 1.01, 0.99), on_launch=begins)
+    assert (verdict.outcome, verdict.launches, len(runs)) == ("recorded", 3, 3)
+    assert begins.call_args_list == [call(CASE, number) for number in (1, 2, 3)]
     _, verdict = measured(*make_launches(1), reference=Reference(policy=RECORDS))
     assert (verdict.outcome, verdict.launches) == ("recorded", 1)
     known = Reference(baseline=baseline.from_runs(make_launches(1, 1.01, 0.99)))

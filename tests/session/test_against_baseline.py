@@ -6,14 +6,13 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.case.case import Case, KnownIssue
-from perfsuite.case.hardware import Machine
 from perfsuite.errors import AllocationOverError, CaseError, PerfsuiteError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline, target_of
 from perfsuite.results.outcome import CountCheck, Verdict
-from perfsuite.results.profile import TakenProfile, of_baseline
+from perfsuite.results.profile import of_baseline
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import DeviceHealth, Health, Run
 from perfsuite.results.session_file import Measurement
@@ -227,15 +226,13 @@ class Explained:
         self.run = make_run(case=TRAINS, machine=self.session.setup.host.machine)
         launched = self.run.replace(counts=launch().counts) if counted else self.run
         sessions.launch(*[launched] * 3, verdict=verdict)
-        self.profiled: list[Path] = []
-        self.taken: TakenProfile | BaseException = taken(EAGER)
-        sessions.patch.setattr(against_baseline, "profile_once", self._profile)
+        self.profile = Mock(return_value=taken(EAGER))
+        sessions.patch.setattr(against_baseline, "profile_once", self.profile)
 
-    def _profile(self, case: Case, machine: Machine, directory: Path, *_: Any) -> TakenProfile:
-        self.profiled.append(directory)
-        if isinstance(self.taken, BaseException):
-            raise self.taken
-        return self.taken
+    @property
+    def profiled(self) -> list[Path]:
+        """The directories of launches for a profile."""
+        return [launched.args[2] for launched in self.profile.call_args_list]
 
     def has_baseline(self, *, profile: bool = True) -> None:
         before = reviewed(*[self.run] * 5)
@@ -285,7 +282,7 @@ def test_without_a_profile_of_the_baseline_it_is_said_why(sessions: Sessions, is
 )
 def test_a_profile_that_fails_costs_no_verdict(sessions: Sessions, error: Exception, why: str) -> None:
     ours = Explained(sessions, SLOWER)
-    ours.taken = error
+    ours.profile.side_effect = error
     result = ours.measure()
     assert result.outcome == "regressed"
     assert result.verdict.profiled is not None
@@ -296,7 +293,7 @@ def test_a_profile_that_fails_costs_no_verdict(sessions: Sessions, error: Except
 @pytest.mark.parametrize("verdict", [SLOWER, RECORDED], ids=lambda verdict: verdict.outcome)
 def test_an_interrupted_profile_costs_no_verdict_and_no_counts(sessions: Sessions, verdict: Verdict) -> None:
     ours = Explained(sessions, verdict, counted=verdict == RECORDED)
-    ours.taken = KeyboardInterrupt()
+    ours.profile.side_effect = KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt):
         ours.measure()
     left = session_file(ours.session, "interrupted")
@@ -318,7 +315,7 @@ def test_counts_of_which_the_profile_says_that_they_lack_work_are_not_recorded(
     sessions: Sessions, share: float, outcome: str
 ) -> None:
     ours = Explained(sessions, RECORDED, counted=True)
-    ours.taken = taken(unseen_profile(share))
+    ours.profile.return_value = taken(unseen_profile(share))
     result = ours.measure()
     assert result.verdict.counts is not None
     assert result.verdict.counts.outcome == outcome
