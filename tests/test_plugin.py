@@ -232,9 +232,7 @@ def test_an_error_of_another_plugin_at_the_end_loses_no_result(suite: pytest.Pyt
     assert (suite.path / "out" / "index.html").exists()
 
 
-def test_one_case_in_two_tests_is_measured_twice(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_case_in_two_tests_is_run_twice(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second launch dies; the reports of the first must not be taken for its own."""
     write_cases(suite, batches(4, 8), "bench(FAKE)")
     real: Any = measure.measure

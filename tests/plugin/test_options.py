@@ -50,9 +50,7 @@ def test_an_odd_value_is_a_usage_error(pytester: pytest.Pytester, given: str, sa
 
 
 @pytest.mark.parametrize("setup", [None, "pyproject.toml"])
-def test_no_value_of_an_option_moves_the_root(
-    pytester: pytest.Pytester, tmp_path: Path, setup: str | None
-) -> None:
+def test_no_value_moves_the_root(pytester: pytest.Pytester, tmp_path: Path, setup: str | None) -> None:
     """pytest takes a value that is an existing path for a test, and the directory of that for its root."""
     if setup is not None:
         (pytester.path / setup).write_text("[project]\nname = 'mine'\n")

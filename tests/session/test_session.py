@@ -285,9 +285,7 @@ def test_a_share_of_the_cases_is_judged_if_it_is_reached_to_the_digit(sessions: 
         assert (ours.judged, ours.too_few_judged) == (count, too_few)
 
 
-def test_the_lock_is_taken_where_a_session_goes_on_and_not_where_nothing_is_launched(
-    sessions: Sessions,
-) -> None:
+def test_the_lock_is_taken_where_a_session_goes_on_not_where_nothing_is_launched(sessions: Sessions) -> None:
     ours = sessions.make(fail_without_baseline=True)
     ours.setup.lock = HELD
     assert ours.measure(make_case(), "test").verdict.failure == "no_baseline"

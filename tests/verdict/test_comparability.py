@@ -315,9 +315,7 @@ def upgraded(then: dict[str, str], now: dict[str, str], *, speed: float = 1.0) -
 
 @pytest.mark.parametrize(("speed", "outcome"), [(1.0, "passed"), (0.8, "regressed"), (1.25, "improved")])
 @pytest.mark.parametrize("setting", ["attention_kernel", "wrapped_modules", "parameter_dtype", "a_hook"])
-def test_what_a_library_chooses_is_listed_first_and_speed_is_judged(
-    setting: str, speed: float, outcome: str
-) -> None:
+def test_a_librarys_choice_is_listed_first_and_speed_judged(setting: str, speed: float, outcome: str) -> None:
     verdict = upgraded({setting: "one"}, {setting: "two"}, speed=speed)
     assert (verdict.outcome, verdict.failure, verdict.reasons) == (outcome, None, ())
     chosen = f"{setting}: one -> two (not asked for by the case)"
