@@ -59,8 +59,7 @@ def _in_this_process(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.smoke("fake")
 def test_the_first_run_records_and_the_second_compares(suite: pytest.Pytester) -> None:
-    first = run_cpu(suite)
-    first.stdout.fnmatch_lines(
+    run_cpu(suite).stdout.fnmatch_lines(
         [
             "perfsuite: R regressed, U unhealthy, I inconclusive, i improved, r recorded",
             f"perfsuite: [[]1/1] {ID} begins",
@@ -171,8 +170,7 @@ def test_a_first_look_is_one_launch_shows_no_regression_and_is_recorded_anew(sui
     run_cpu(suite).stdout.fnmatch_lines(["*1 recorded*"])
     assert launches() == 3
     run_cpu(suite, "--perf-record-launches=1").stdout.fnmatch_lines(["*1 passed*"])
-    look = run_cpu(suite, "--perf-max-launches=1", "--perf-inject=slowdown=30%")
-    look.stdout.fnmatch_lines(
+    run_cpu(suite, "--perf-max-launches=1", "--perf-inject=slowdown=30%").stdout.fnmatch_lines(
         ["*: inconclusive after 1 launch*", "*23.0% fewer*", "*inconclusive; 3 launches or more*"]
     )
 
@@ -271,8 +269,7 @@ def test_another_case_than_that_of_the_test_is_checked_too(suite: pytest.Pyteste
     result = run_cpu(suite, "-rs", status=1)
     result.stdout.fnmatch_lines(["*SKIPPED*it is meant for h100, this machine is cpu-*"])
     write_cases(suite, batches(4, 8), "bench(FAKE.replace(may_run_out_of_memory=case.micro_batch == 8))")
-    result = run(suite, status=1)
-    result.stdout.fnmatch_lines(
+    run(suite, status=1).stdout.fnmatch_lines(
         ["*two different cases have the id fake-*differ in may_run_out_of_memory*", "*1 failed, 1 recorded*"]
     )
 
@@ -293,8 +290,7 @@ def test_what_cannot_be_written_is_said_and_costs_no_figures(
     suite: pytest.Pytester, option: str, status: int, said: list[str]
 ) -> None:
     (suite.path / "file").write_text("")
-    result = run_cpu(suite, option, status=status)
-    result.stdout.fnmatch_lines(said)
+    run_cpu(suite, option, status=status).stdout.fnmatch_lines(said)
 
 
 def test_a_torch_that_cannot_use_the_gpus_is_one_error_before_anything_is_launched(
@@ -432,8 +428,7 @@ def test_two_sessions_measure_one_after_the_other(
 
     monkeypatch.setattr(os, "pread", written)
     monkeypatch.setattr(lock, "POLL_S", 0)
-    queued = run_cpu(suite)
-    queued.stdout.fnmatch_lines(
+    run_cpu(suite).stdout.fnmatch_lines(
         [
             "perfsuite: waiting for another session on this machine: pid 7 of somebody",
             "perfsuite: [[]1/1] fake-* begins",
@@ -589,8 +584,7 @@ def test_a_waived_regression_passes_and_is_shown_as_such_everywhere(recorded: py
 
 def test_in_shadow_mode_nothing_fails_and_the_end_says_what_would_have(recorded: pytest.Pytester) -> None:
     recorded.makeini("[pytest]\nperf_shadow = true")
-    slow = run_cpu(recorded, "-rx", "--perf-inject", "slowdown=30%", *FILES)
-    slow.stdout.fnmatch_lines(
+    run_cpu(recorded, "-rx", "--perf-inject", "slowdown=30%", *FILES).stdout.fnmatch_lines(
         [
             f"*{ID}*regressed (shadow)*",
             f"*{ID}: regressed (shadow) after*",
@@ -627,8 +621,7 @@ def test_in_shadow_mode_no_failed_case_and_no_session_without_verdicts_fails_and
         monkeypatch.setattr(against_baseline, "measure", Mock(side_effect=error))
         shadow(f"XFAIL * failed (shadow): {said}")
     write_cases(suite, body="assert not case")
-    wrong = run_cpu(suite, "--perf-shadow", status=1)
-    wrong.stdout.fnmatch_lines(["*1 failed*"])
+    run_cpu(suite, "--perf-shadow", status=1).stdout.fnmatch_lines(["*1 failed*"])
 
 
 @pytest.mark.smoke

@@ -113,8 +113,7 @@ def expected() -> dict[str, tuple[str, str | None]]:
 
 def launches(suite: pytest.Pytester) -> Sequence[Path]:
     """The directories of all launches of the newest session."""
-    session = max(suite.path.glob(".perfsuite/runs/*"))
-    return sorted(session.glob("*/launch-*"))
+    return sorted(max(suite.path.glob(".perfsuite/runs/*")).glob("*/launch-*"))
 
 
 @pytest.mark.fault("metric is missing")

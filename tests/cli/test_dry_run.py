@@ -41,8 +41,7 @@ def test_the_first_dry_run_records_and_the_next_compares_and_a_cpu_has_its_own(d
     told = commands.flat(command(CASE.id).stdout)
     assert f"{CASE.id}: recorded by a dry run as if on NVIDIA H100 80GB HBM3" in told
     assert Path(f".perfsuite/baselines/counts/dry-sm90/{CASE.id}.json").exists()
-    content = json.loads(command(CASE.id, "--json").stdout)
-    (result,) = content["results"]
+    (result,) = json.loads(command(CASE.id, "--json").stdout)["results"]
     assert (result["case_id"], result["verdict"]["outcome"]) == (CASE.id, "passed")
     assert result["runs"][0]["dry"] is True
     assert result["runs"][0]["counts"][0]["counts"]["flops"] == {"forward": 100}

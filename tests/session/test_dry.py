@@ -75,8 +75,7 @@ def test_a_baseline_of_counts_is_wanted_on_request(runs: DrySessions) -> None:
 def test_a_case_that_could_be_run_dry_once_is_no_skip_where_baselines_are_required(runs: DrySessions) -> None:
     compiled = H100.replace(compile=True)
     ours = runs.session(fail_without_baseline=True)
-    reason = str(ours.skip_reason(compiled))
-    assert reason.startswith("not by a dry run: torch.compile")
+    assert str(ours.skip_reason(compiled)).startswith("not by a dry run: torch.compile")
     file = ours.way.reviewed_file(compiled)
     file.parent.mkdir(parents=True)
     file.touch()

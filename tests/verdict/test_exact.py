@@ -123,8 +123,7 @@ def test_a_finding_names_all_ranks_with_the_same_change() -> None:
     check = judged(launch(reads(3), reads(4)), before=launch(reads(1), reads(2)))
     found = [(finding.ranks, finding.before, finding.now) for finding in check.findings]
     assert found == [("0", 1, 3), ("1", 2, 4)]
-    stages = (launch(reads(n), reads(n).replace(kernels={"forward": 90})) for n in (2, 1))
-    now, before = stages
+    now, before = (launch(reads(n), reads(n).replace(kernels={"forward": 90})) for n in (2, 1))
     assert [finding.ranks for finding in judged(now, before=before).findings] == ["0-1"]
 
 
