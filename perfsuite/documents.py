@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -78,6 +79,9 @@ def explain(error: ValidationError, known: Sequence[str] = ()) -> str:
         is_told = isinstance(problem["input"], str) and shown in message
         if problem["type"] == "missing" or is_told or message.endswith(got):
             got = ""
+        if problem["type"] == "literal_error":
+            allowed = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
+            got += did_you_mean(str(problem["input"]), allowed, " (did you mean {!r}?)")
         problems.append(f"{field or '(whole)'}: {message}{got}")
     return "; ".join(problems)
 

@@ -14,6 +14,15 @@ from packaging.utils import canonicalize_name
 from perfsuite import extensions
 from perfsuite.case import framework
 
+MINE = """
+from typing import Any, ClassVar
+from perfsuite.frameworks import LaunchPlan, Workload
+from perfsuite.frameworks.fake import Fake
+
+class Mine(Fake):
+    name: ClassVar[str] = "mine"
+"""
+"""A framework that simulates training; what is added is indented by four."""
 WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 

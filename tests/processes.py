@@ -3,8 +3,9 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -15,6 +16,14 @@ def python(code: str, *arguments: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def output_of(words: str | Sequence[str], *, status: int = 0, **how: Any) -> str:
+    """Return what a command has written, whose exit status must be this one: errors, too, by default."""
+    both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(words, text=True, check=False, **{**both, **how})
+    assert done.returncode == status, f"{words}\n{done.stdout[-6000:]}"
+    return str(done.stdout)
 
 
 def executable(file: Path, *lines: str) -> Path:

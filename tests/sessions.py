@@ -7,14 +7,13 @@ from statistics import fmean, median, quantiles
 from perfsuite.case.case import Case, Topology
 from perfsuite.case.catalog import MODELS
 from perfsuite.frameworks.fake import Fake
-from perfsuite.results.baseline import from_runs
 from perfsuite.results.rank_report import Failure, Memory, Observed
 from perfsuite.results.run import DeviceHealth, Figures, Health, Run
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import class_noise
 from tests.counted import EXPLAINED, make_check, make_collective, make_counts, make_entries
-from tests.samples import judged, make_gpu_machine, make_result, make_session_file
+from tests.samples import judged, make_baseline, make_gpu_machine, make_result, make_session_file
 
 GIB = 2**30
 COUNTS = make_counts(
@@ -134,7 +133,7 @@ def make_explained(result: Measurement) -> Measurement:
 def make_gpu_result(number: int, kind: str = "passed", launches: int = 3) -> Measurement:
     """A case that passed, or `regressed`, `larger`, `improved`, `throttled`, `crash`, `recorded`."""
     case, random = make_gpu_case(number), Random(number)
-    before = from_runs([make_gpu_run(case, random, torch="2.12.1") for _ in range(10)])
+    before = make_baseline(*(make_gpu_run(case, random, torch="2.12.1") for _ in range(10)))
     runs = [
         make_gpu_run(
             case,

@@ -17,10 +17,6 @@ NIGHTLY = [
     if case.topology.nodes == 1 and {"h100", "h200"} & {name.split("-")[0] for name in case.hardware}
 ]
 H100 = PRODUCTS["NVIDIA H100 80GB HBM3"]
-REACHED = {"fp32": 0.7}
-"""Share of the peak that a step may reach at the most; 0.4 in 16 bits."""
-
-
 OF_REGISTRY = dict.fromkeys(("llama3_8b_whole_loss", "llama3_8b_float8"), MODELS["llama-3.1-8b"])
 """The model of a configuration of torchtitan's registry, which the case itself does not hold."""
 
@@ -31,8 +27,8 @@ def of_a_token(model: Model, length: int) -> float:
 
 
 def least_step_s(case: Case) -> float:
-    """How short a step may be on an H100, by its FLOPs."""
-    peak = H100.peak_fp32 if case.precision == "fp32" else H100.peak_16bit
+    """How short a step may be on an H100, by its FLOPs, of whose peak it may reach so much at the most."""
+    reached, peak = (0.7, H100.peak_fp32) if case.precision == "fp32" else (0.4, H100.peak_16bit)
     assert peak is not None
     options = case.framework.model_dump()
     model = case.model if case.model.config else OF_REGISTRY[options["config"]]
@@ -40,7 +36,6 @@ def least_step_s(case: Case) -> float:
     recomputed = 4 / 3 if case.activation_checkpointing == "full" else 1
     parts: int = options.get("tp", 1) * options.get("pp", 1)
     tokens = case.micro_batch * case.gradient_accumulation * case.sample_length
-    reached = REACHED.get(case.precision, 0.4)
     return tokens * counted * recomputed / parts / (reached * 1e12 * peak)
 
 

@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from perfsuite.case.torch_build import MIN_TORCH
 from tests.packages import write_wheel
 
 ROOT = Path(__file__).parent.parent
@@ -49,13 +50,11 @@ def test_with_an_index_of_builds_for_cpus_torch_is_one(tmp_path: Path) -> None:
     assert chosen["torch"] == "2.13.0+cpu"
 
 
-def test_every_pin_is_a_version_that_a_public_index_can_hold() -> None:
+def test_everything_that_pyproject_names_is_pinned_within_its_bounds_as_a_public_index_can_hold_it() -> None:
     assert [pin for pin in PINS if version_of(pin).local] == []
-
-
-def test_everything_that_pyproject_names_is_pinned_within_its_bounds() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [project["dependencies"], *project["optional-dependencies"].values()]
+    assert project["optional-dependencies"]["torch"] == ["torch>={}.{}".format(*MIN_TORCH)]
     pinned = {canonicalize_name(pin.name): version_of(pin) for pin in PINS}
     for requirement in map(Requirement, chain.from_iterable(named)):
         if requirement.name != project["name"]:

@@ -29,8 +29,7 @@ from tests.test_workflows import CASES as SIMULATED_CASES
 from tests.test_workflows import use_this_interpreter
 
 PAGES = pages()
-SITE = [page for page in PAGES if page.path.is_relative_to(ROOT / "docs")]
-FOR_USERS = [page for page in SITE if page.path.parent.name == "docs"]
+FOR_USERS = [page for page in PAGES if page.path.parent == ROOT / "docs"]
 CHECKED_BY_PARSING = {
     "toml": tomllib.loads,
     "json": lambda text: [json.loads(line) for line in text.splitlines()],
@@ -189,16 +188,12 @@ def test_the_case_of_the_tutorial_is_the_first_that_make_bench_trains() -> None:
 
 
 @every_page
-def test_links_lead_to_files_and_headings(page: Page) -> None:
+def test_links_lead_to_files_and_headings_and_files_that_pages_name_exist(page: Page) -> None:
     for link in page.links:
         path, _, anchor = link.partition("#")
         target = (page.path.parent / path).resolve() if path else page.path
         assert target.exists(), f"{page.name}: {link}"
         assert not anchor or anchor in Page(target).anchors, f"{page.name}: {link}"
-
-
-@every_page
-def test_files_that_pages_name_exist(page: Page) -> None:
     named = [
         code for code in page.code if re.match(r"(perfsuite|tests|docs|bench_cases|\.github)/[\w./-]+$", code)
     ]
@@ -227,9 +222,13 @@ def words_after(program: str, line: str) -> list[str]:
 
 
 @every_page
-def test_commands_that_pages_name_exist(page: Page) -> None:
+def test_commands_and_make_targets_that_pages_name_exist(page: Page) -> None:
+    rules = re.findall(r"^([a-z][a-z -]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = {name for names in rules for name in names.split()}
     groups = {name.split()[0] for name in COMMANDS if " " in name}
     for line in page.commands:
+        made = {word for word in words_after("make", line) if "=" not in word}
+        assert made <= targets, f"{page.name}: {line}"
         words = words_after("perfsuite", line)
         if not words or words[0].startswith("-") or (words == [words[0]] and words[0] in groups):
             continue
@@ -239,16 +238,6 @@ def test_commands_that_pages_name_exist(page: Page) -> None:
         named = {word.partition("=")[0] for word in own if word.startswith("--")}
         if not COMMANDS[name].context_settings.get("ignore_unknown_options"):  # it hands them on to sbatch
             assert named <= options_of(COMMANDS[name]), f"{page.name}: {line}"
-
-
-@every_page
-def test_make_targets_that_pages_name_exist(page: Page) -> None:
-    rules = re.findall(r"^([a-z][a-z -]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    targets = {name for names in rules for name in names.split()}
-    for line in page.commands:
-        assert {word for word in words_after("make", line) if "=" not in word} <= targets, (
-            f"{page.name}: {line}"
-        )
 
 
 # What the code has stands on a page
@@ -281,14 +270,11 @@ def test_every_option_of_a_framework_is_explained(framework: type[Framework]) ->
     assert set(framework.model_fields) - words_in_code(page) == set()
 
 
-def test_every_model_and_verdict_is_explained() -> None:
+def test_every_model_and_verdict_and_the_lock_are_explained() -> None:
+    assert f"`{USUAL}`" in page_of("not-judged").text
     assert [name for name in MODELS if f"`{name}`" not in page_of("cases").text] == []
     outcomes = {*get_args(Outcome), *get_args(FailureKind)} - {"undecided"}  # which ends no session
     assert outcomes - words_in_code("verdicts") == set()
-
-
-def test_the_lock_is_the_one_that_pages_name() -> None:
-    assert f"`{USUAL}`" in page_of("not-judged").text
 
 
 def test_the_reference_is_of_every_public_package() -> None:
@@ -308,7 +294,8 @@ def test_every_option_and_ini_key_is_explained(pytestconfig: pytest.Config) -> N
     assert {key for key in keys if has_ini_key(pytestconfig, key)} - words == set()
 
 
-def test_the_page_of_commands_is_as_the_commands_are() -> None:
+def test_the_page_of_commands_is_as_the_commands_are_and_none_is_hidden() -> None:
+    assert [name for name, command in COMMANDS.items() if command.hidden] == []
     assert page_of("commands").text == COMMAND_PAGE["written"](), "run `make samples`"
 
 
@@ -317,17 +304,10 @@ def test_samples_are_what_todays_code_shows(page: Page) -> None:
     assert page.text == with_samples(page.text), "run `make samples`"
 
 
-def test_the_picture_of_the_terminal_is_what_todays_code_shows() -> None:
+def test_the_picture_of_the_terminal_is_what_todays_code_shows_and_samples_are_narrow() -> None:
+    assert [line for text in texts().values() for line in text.splitlines() if len(line) > WIDTH] == []
     drawn = (ROOT / "docs" / "images" / "terminal.svg").read_text()
     assert drawn == picture(), "run `make samples`"
-
-
-def test_samples_are_narrow() -> None:
-    assert [line for text in texts().values() for line in text.splitlines() if len(line) > WIDTH] == []
-
-
-def test_no_command_is_hidden_from_the_page() -> None:
-    assert [name for name, command in COMMANDS.items() if command.hidden] == []
 
 
 def test_the_readme_is_short() -> None:

@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.doc_pages import ROOT, Page
+from tests.processes import output_of
 
 PAGE = Page(ROOT / "docs" / "develop" / "extending.md")
 
@@ -38,10 +38,7 @@ def test_the_package_of_the_page_is_installed_and_measured_with(tmp_path: Path) 
     for command in commands:
         if command.startswith("pytest"):  # the installed module is tested, not the file beside the test
             (project / "perfsuite_compressed.py").unlink(missing_ok=True)
-        done = subprocess.run(
-            command, shell=True, cwd=project, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        output_of(command, shell=True, cwd=project, env=environment)
     (results,) = project.glob(".perfsuite/runs/*/results.json")
     ((run,),) = (each["runs"] for each in json.loads(results.read_text())["results"])
     assert run["observed"]["settings"]["hook"] == "fp16_compress_hook"

@@ -24,19 +24,16 @@ def test_the_revision_is_the_commit_and_whether_tracked_files_changed(repo: Path
     assert revision(repo) == Revision(commit, dirty=True)
 
 
-def test_outside_of_git_there_is_no_revision_and_no_change_is_known(tmp_path: Path) -> None:
+def test_outside_of_git_there_is_no_revision_and_why_git_fails_in_a_repository_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert revision(tmp_path) == Revision(None, dirty=False)
     assert changes(tmp_path) is None
-
-
-STATUS = "git status --porcelain=v2 --branch --untracked-files=no"
-
-
-def test_why_git_fails_in_a_repository_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(tmp_path, "init", "--quiet")
     assert revision(tmp_path) == Revision(None, False, "there is no commit yet")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert revision(tmp_path) == Revision(None, False, f"{STATUS}: No such file or directory")
+    why = "git status --porcelain=v2 --branch --untracked-files=no: No such file or directory"
+    assert revision(tmp_path) == Revision(None, False, why)
 
 
 def test_in_an_image_without_git_the_commit_is_the_one_that_github_checked_out(

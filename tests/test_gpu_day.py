@@ -2,11 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import output_of
 
 DAY = Path(__file__).parent / "gpu" / "day.sh"
 SELECTIONS = sorted(set(re.findall(r"-k (\w+)", DAY.read_text())))
@@ -17,11 +18,8 @@ OPTIONS = sorted(set(re.findall(r"--perf-[\w-]+(?:=[\w%.=]+)?", DAY.read_text())
 def test_each_part_selects_cases() -> None:
     words = ["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/gpu/test_day.py"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
-    shown = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, check=False, env=environment
-    )
-    assert shown.returncode == 0, shown.stdout + shown.stderr
-    assert [name for name in SELECTIONS if f"test_{name}[" not in shown.stdout] == []
+    shown = output_of([sys.executable, *words], env=environment, stderr=None)
+    assert [name for name in SELECTIONS if f"test_{name}[" not in shown] == []
 
 
 def test_its_options_are_those_of_pytest(pytestconfig: pytest.Config) -> None:
@@ -31,6 +29,5 @@ def test_its_options_are_those_of_pytest(pytestconfig: pytest.Config) -> None:
 
 @pytest.mark.parametrize("part", ["", "5"])
 def test_it_says_which_parts_there_are(part: str) -> None:
-    shown = subprocess.run([str(DAY), part], capture_output=True, text=True, check=False)
-    assert shown.returncode == 2
-    assert f"name a part, 1 to 4; got '{part}'" in shown.stderr
+    told = output_of(f"'{DAY}' '{part}' 2>&1 >/dev/null", shell=True, status=2)
+    assert f"name a part, 1 to 4; got '{part}'" in told

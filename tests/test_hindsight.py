@@ -55,16 +55,13 @@ def test_any_finding_on_an_unchanged_pair_is_a_false_one(outcome: Any) -> None:
     assert grade(SAME, outcome, finding("kernels 3 -> 4", outcome)).outcome == "false finding"
 
 
-def test_other_gradients_fail_and_are_told_before_what_a_step_does() -> None:
+def test_other_gradients_fail_before_what_a_step_does_and_an_arm_that_fails_is_told() -> None:
     less = finding("kernels 4 -> 3", "improved")
     more: dict[str, Any] = {"failure": "loss", "reasons": ("the norm of the gradients: 1 -> 2",)}
     result = grade(BAD, "failed", less, **more)
     assert (result.outcome, result.first) == ("missed", "failed: the norm of the gradients: 1 -> 2")
     assert grade(replace(BAD, names="gradients"), "failed", less, **more).outcome == "found"
     assert grade(SAME, "failed", **more).outcome == "false finding"
-
-
-def test_an_arm_that_fails_is_told() -> None:
     result = grade(BAD, "failed", failure="crash", reasons=("arm A failed: no module x",))
     assert (result.outcome, result.first) == ("cannot run", "arm A failed: no module x")
 

@@ -7,7 +7,6 @@ packages that are named, what they depend on, down to the last one, and no other
 import importlib.metadata
 import os
 import shutil
-import subprocess
 import sys
 import venv
 import zipfile
@@ -25,6 +24,7 @@ from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
+from tests.processes import output_of
 from tests.samples import make_case
 from tests.suite import measuring
 
@@ -76,17 +76,8 @@ def environment(directory: Path, names: Iterable[str]) -> tuple[str, Path]:
 def run(*words: str, cwd: Path = ROOT, status: int = 0, **variables: str) -> str:
     """Run a command whose exit status must be this one, and return all that it writes."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        words,
-        cwd=cwd,
-        env={**inherited, "COLUMNS": "200", "CUDA_VISIBLE_DEVICES": "", **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == status, done.stdout
-    return done.stdout
+    own = {"COLUMNS": "200", "CUDA_VISIBLE_DEVICES": "", **variables}
+    return output_of(words, status=status, cwd=cwd, env={**inherited, **own})
 
 
 def has(python: str, *packages: str) -> list[str]:

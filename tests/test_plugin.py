@@ -5,6 +5,7 @@ tests, and of sessions in a process of their own, are not.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -27,7 +28,7 @@ from perfsuite.launch import local, lock
 from perfsuite.launch.lock import MachineLock
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.results.outcome import Outcome, Verdict
-from perfsuite.results.run import Run
+from perfsuite.results.run import Health, Run
 from perfsuite.results.session_file import SessionFile
 from perfsuite.session import against_baseline
 from tests.processes import arguments
@@ -328,17 +329,22 @@ def test_a_gpu_that_cannot_be_read_is_one_error_without_a_traceback_and_of_no_co
     assert ("hardware" in told, "frameworks" in told) == (False, True)
 
 
+def let_others_use(monkeypatch: pytest.MonkeyPatch, *healths: Health) -> None:
+    """Let launches find the machine so, in turn, on which others never stop."""
+    each = itertools.cycle(healths)
+
+    def beside_others(*args: Any, **options: Any) -> Run:
+        return collect.collect(*args, **options).replace(health=next(each))
+
+    monkeypatch.setattr(measure, "collect", beside_others)
+    monkeypatch.setattr(Neighbours, "wait", lambda *args: False)
+
+
 @pytest.mark.fault("others use the machine")
 def test_a_machine_that_others_use_measures_nothing_and_its_figures_are_shown_on_request(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They use it in every launch, and never stop."""
-
-    def beside_others(*args: Any, **options: Any) -> Run:
-        return collect.collect(*args, **options).replace(health=DISTURBED)
-
-    monkeypatch.setattr(measure, "collect", beside_others)
-    monkeypatch.setattr(Neighbours, "wait", lambda *args: False)
+    let_others_use(monkeypatch, DISTURBED)
     nothing = run_cpu(suite, status=1)
     nothing.stdout.fnmatch_lines(
         [
@@ -346,21 +352,32 @@ def test_a_machine_that_others_use_measures_nothing_and_its_figures_are_shown_on
             "perfsuite: [[]1/1] fake-* unhealthy in * s",
             "*unhealthy (shared)",
             "*nothing was judged: what was measured is no evidence*",
-            "Others used the machine. --perf-wait-quiet=SECONDS waits longer*--perf-allow-shared shows*",
+            "Others used the machine. --perf-wait-quiet=SECONDS waits longer*--perf-allow-shared judges*",
         ]
     )
     shown = run_cpu(suite, "--perf-allow-shared", "--perf-json=out.json")
     shown.stdout.fnmatch_lines(
         [
             f"*{ID}*5?,*unhealthy (shared)",
-            "--perf-allow-shared: 1 case measured while others used the machine: figures are shown, "
-            "and counts alone are judged and recorded",
+            "--perf-allow-shared: others used the machine in 1 case: counts alone are judged and recorded, "
+            "figures are only shown",
             "*1 unhealthy*",
         ]
     )
     shown.stdout.no_fnmatch_line("*what was measured is no evidence*")
     assert read_json(suite)["results"][0]["shared"] is True
     assert not list(suite.path.glob(".perfsuite/baselines/*/*"))
+
+
+def test_others_who_used_only_some_launches_are_named_too(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_others_use(monkeypatch, DISTURBED, DISTURBED.replace(foreign_cpu=0))
+    run_cpu(suite, "--perf-wait-quiet=0", "--perf-json=out.json", status=1).stdout.fnmatch_lines(
+        ["*1 case selected, none could be judged: not a pass.", "Others used the machine.*"]
+    )
+    (result,) = read_json(suite)["results"]
+    assert (len(result["runs"]), result["shared"]) == (5, False)
 
 
 def measured_batches(suite: pytest.Pytester) -> list[int]:

@@ -2,8 +2,6 @@
 
 import importlib
 import pkgutil
-import subprocess
-import sys
 import tomllib
 import typing
 from importlib.metadata import version
@@ -13,6 +11,7 @@ from types import ModuleType
 import pytest
 
 import perfsuite
+from tests.processes import python
 
 PUBLIC = ["perfsuite", "perfsuite.frameworks", "perfsuite.results", "perfsuite.testing"]
 
@@ -55,8 +54,7 @@ def test_a_name_is_imported_when_it_is_first_used() -> None:
         "print(any('pydantic' in name for name in before), 'perfsuite.frameworks.ddp' in sys.modules, "
         "'perfsuite.frameworks.nanotron' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True", "False"]
+    assert python(code).split() == ["False", "True", "False"]
 
 
 def test_the_version_stands_in_one_place() -> None:

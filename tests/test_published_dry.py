@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench_cases.published import Comparison, PublishedFigure, Row
+from bench_cases.published import PublishedFigure, Row
 from perfsuite import Case
 from perfsuite.results.rank_report import Failure, Flops
 from perfsuite.results.run import Run
@@ -13,18 +13,16 @@ from tests.benchmarks import published_dry
 from tests.counted import FACTS
 from tests.samples import make_run
 from tests.test_published import CASES, PUBLISHED
+from tests.test_published_tables import comparison
 
 ROWS = [(each, row) for each in PUBLISHED if each.name in published_dry.NAMES for row in each.rows]
 FIRST, COMPILED = (row for _, row in ROWS[:2])
 
 
-def test_a_compiled_case_is_run_as_the_same_case_uncompiled() -> None:
+def test_a_compiled_case_is_run_as_the_same_case_without_a_word_of_compilation() -> None:
     eager, compiled = CASES[FIRST.case], CASES[COMPILED.case]
     assert published_dry.uncompiled(compiled) == eager
     assert published_dry.uncompiled(eager) == eager
-
-
-def test_no_word_of_compilation_is_left() -> None:
     cases = [published_dry.uncompiled(CASES[row.case]) for _, row in ROWS if row.case]
     assert not any("compile" in case.id for case in cases)
 
@@ -39,14 +37,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return make_run(case=case, **told)
 
     monkeypatch.setattr(published_dry, "dry_run", dry_run)
-    published_dry._dry.cache_clear()
+    published_dry.dry.cache_clear()
     return told
-
-
-def comparison(*rows: Row) -> Comparison:
-    return Comparison(
-        name="x", title="x", source="x", accelerator="x", conditions="x", headings=("a",) * 4, rows=rows
-    )
 
 
 def row(length: str = "8192", memory: bool = True, **changes: Any) -> Row:

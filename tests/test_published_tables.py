@@ -48,16 +48,28 @@ def measured(**figures: Any) -> Measurement:
     return make_result(make_run(figures=make_figures(**figures)), before=None)
 
 
-def test_what_was_not_run_says_what_it_needs_and_shows_no_other_figure() -> None:
-    table = compare(comparison(row(twin="twin")), {})
+CRASHED = make_result(
+    make_run(failure=Failure(kind="crash", message="x"), figures=make_figures(tokens_per_s=None))
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "results", "shown"),
+    [
+        (row(twin="twin"), {}, ("not run: needs 16 x H100 80GB", "-", "-")),
+        (row().replace(case="", no_case="no torchao"), {"a": measured()}, ("no case: no torchao", "-", "-")),
+        (row(), {"a": measured(tokens_per_s=102960)}, ("102,960", "1.10", "recorded")),
+        (row(), {"a": CRASHED}, ("crash", "-", "failed")),
+    ],
+    ids=["not run", "no case", "measured", "failed"],
+)
+def test_a_row_has_its_figure_its_ratio_and_its_verdict_or_says_why_not(
+    row: Row, results: dict[str, Measurement], shown: tuple[str, ...]
+) -> None:
+    table = compare(comparison(row), results)
     figures = ("tokens/s, published", "tokens/s, here", "ratio", "verdict")
     assert table.headers == ("Framework", "Nodes", *figures)
-    assert table.rows == (("FSDP", "4", "93.6K", "not run: needs 16 x H100 80GB", "-", "-"),)
-
-
-def test_a_row_that_cannot_be_a_case_says_why() -> None:
-    table = compare(comparison(row().replace(case="", no_case="float8 needs torchao")), {"a": measured()})
-    assert table.rows == (("FSDP", "4", "93.6K", "no case: float8 needs torchao", "-", "-"),)
+    assert table.rows == (("FSDP", "4", "93.6K", *shown),)
 
 
 @pytest.mark.parametrize("changes", [{"case": ""}, {"no_case": "float8 needs torchao"}])
@@ -66,35 +78,21 @@ def test_a_row_has_a_case_or_the_reason_why_none(changes: dict[str, Any]) -> Non
         row(**changes)
 
 
-@pytest.mark.parametrize(
-    ("result", "shown"),
-    [
-        (measured(tokens_per_s=102960), ("102,960", "1.10", "recorded")),
-        (
-            make_result(
-                make_run(failure=Failure(kind="crash", message="x"), figures=make_figures(tokens_per_s=None))
-            ),
-            ("crash", "-", "failed"),
-        ),
-    ],
-)
-def test_a_row_has_its_figure_its_ratio_and_its_verdict(result: Measurement, shown: tuple[str, ...]) -> None:
-    assert compare(comparison(row()), {"a": result}).rows == (("FSDP", "4", "93.6K", *shown),)
-
-
-def test_a_twin_is_shown_apart_and_never_compared() -> None:
-    table = compare(comparison(row(twin="twin")), {"twin": measured(tokens_per_s=5000)})
-    assert table.headers[-1] == "CPU twin"
-    assert table.rows[0][3:] == ("not run: needs 16 x H100 80GB", "-", "-", "5,000 tokens/s, recorded")
-
-
-def test_a_twin_over_two_nodes_is_shown_beside_the_other() -> None:
+def test_twins_are_shown_apart_and_never_compared() -> None:
+    one, other = measured(tokens_per_s=5000), measured(tokens_per_s=3000)
     of_nodes = row(twin="twin", two_node_twin="nodes")
-    results = {"twin": measured(tokens_per_s=5000), "nodes": measured(tokens_per_s=3000)}
-    both = "5,000 tokens/s, recorded; on two nodes: 3,000 tokens/s, recorded"
-    assert compare(comparison(of_nodes), results).rows[0][-1] == both
-    del results["twin"]
-    assert compare(comparison(of_nodes), results).rows[0][-1] == "on two nodes: 3,000 tokens/s, recorded"
+    for held, results, shown in (
+        (row(twin="twin"), {"twin": one}, "5,000 tokens/s, recorded"),
+        (
+            of_nodes,
+            {"twin": one, "nodes": other},
+            "5,000 tokens/s, recorded; on two nodes: 3,000 tokens/s, recorded",
+        ),
+        (of_nodes, {"nodes": other}, "on two nodes: 3,000 tokens/s, recorded"),
+    ):
+        table = compare(comparison(held), results)
+        assert table.headers[-1] == "CPU twin"
+        assert table.rows[0][3:] == ("not run: needs 16 x H100 80GB", "-", "-", shown)
 
 
 def test_relative_time_is_relative_to_the_named_case() -> None:
@@ -142,17 +140,6 @@ def test_notes_are_those_of_the_table_and_of_its_rows_once() -> None:
     assert table.notes == ("first", "a", "b")
 
 
-def test_the_newest_result_of_a_case_counts_and_never_one_with_a_fault() -> None:
-    old, new = (
-        make_session_file(measured(tokens_per_s=v), started_at=f"2026-01-0{v}T00:00:00+00:00") for v in (1, 2)
-    )
-    faulty = make_session_file(
-        make_result(make_run(inject="slowdown=30%"), before=None), started_at="2026-01-03T00:00:00+00:00"
-    )
-    found = latest([new, faulty, old])
-    assert [result.figures.tokens_per_s for result in found.values()] == [2]
-
-
 def test_an_unknown_comparison() -> None:
     file = PublishedFile(comparisons=(comparison(row()), comparison(row(), name="gpt-on-v100")))
     assert file.find("x").name == "x"
@@ -198,16 +185,17 @@ def test_a_published_speed_is_a_share_of_the_roofline_and_stands_next_to_the_mea
     assert table.rows[0][-2] == "50.0% / 60.0%"
 
 
-def test_a_dry_run_gives_a_roofline_and_never_stands_for_a_measurement() -> None:
-    measured_first = measured(tokens_per_s=5)
-    old, new = (
-        make_session_file(measured_first),
-        make_session_file(dry(), started_at="2026-02-01T00:00:00+00:00"),
+def test_the_newest_result_of_a_case_counts_and_never_one_with_a_fault_or_a_dry_run() -> None:
+    case_id = make_case().id
+    results = [measured(tokens_per_s=1), measured(tokens_per_s=2), dry()]
+    results.append(make_result(make_run(inject="slowdown=30%"), before=None))
+    old, new, of_dry_run, faulty = (
+        make_session_file(result, started_at=f"2026-01-0{day}T00:00:00+00:00")
+        for day, result in enumerate(results, 1)
     )
-    case_id = measured_first.case_id
-    assert latest([old, new]) == {case_id: measured_first}
-    assert rooflines([old, new]) == {case_id: LIMIT}
-    assert rooflines([old, make_session_file(dry(None))]) == {}
+    assert latest([new, faulty, old, of_dry_run]) == {case_id: results[1]}
+    assert rooflines([new, of_dry_run]) == {case_id: LIMIT}
+    assert rooflines([new, make_session_file(dry(None))]) == {}
 
 
 @pytest.fixture
@@ -222,7 +210,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "store"
 
 
-def test_a_comparison_is_shown_with_what_the_store_holds(
+def test_a_comparison_is_shown_with_what_the_store_holds_or_as_a_table_in_markdown(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     published.main(["x", "--store", str(store)])
@@ -232,14 +220,10 @@ def test_a_comparison_is_shown_with_what_the_store_holds(
     assert "1.10" in here
     assert "not run: needs 16 x H100" in other
     assert "- Read *this*." in shown
-
-
-def test_a_comparison_is_a_table_in_markdown(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     published.main(["--markdown", "--results", *map(str, store.glob("runs/*/results.json"))])
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "## FSDP &#124; 3D"
-    assert "| FSDP | 4 | 93.6K | 102,960 | 1.10 | recorded |" in shown
-    assert "- Read &#42;this&#42;." in shown
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title == "## FSDP &#124; 3D"
+    assert {"| FSDP | 4 | 93.6K | 102,960 | 1.10 | recorded |", "- Read &#42;this&#42;."} <= {*lines}
 
 
 @pytest.mark.parametrize("words", [["nosuch"], ["--results", "none.json"]])
@@ -272,27 +256,15 @@ def out_of_memory(batch: int) -> Measurement:
     )
 
 
-def test_the_published_sweep_stars_the_batch_that_its_authors_starred() -> None:
-    sweep = [swept(batch, speed, retries=batch // 8) for batch, speed in V100.items()]
-    best = best_batch([*sweep, out_of_memory(9)])
-    assert best is sweep[3]
-    assert best.runs[0].case.micro_batch == 7
-
-
-def test_a_retry_in_one_launch_of_three_is_one_too_many() -> None:
-    """The median of 0, 0 and 2 is 0."""
-    sometimes = make_result(run(8, 2000), run(8, 2000), run(8, 2000, retries=2), before=None)
-    assert sometimes.figures.alloc_retries == 0
-    assert best_batch([sometimes]) is None
-
-
 def unhealthy(result: Measurement, **changes: Any) -> Measurement:
     """The same, whose first launch was set aside."""
     verdict = result.verdict.replace(unhealthy_launches=(1,), **changes)
     return result.replace(verdict=verdict)
 
 
-RETRIED_ONCE = make_result(run(8, 2000, retries=2), run(8, 2000), before=None)
+RETRIED_FIRST = make_result(run(8, 2000, retries=2), run(8, 2000), run(8, 2000), before=None)
+RETRIED_LAST = make_result(run(8, 2000), run(8, 2000), run(8, 2000, retries=2), before=None)
+"""The retries of one launch of three, whose median is 0."""
 
 
 @pytest.mark.parametrize(
@@ -302,18 +274,20 @@ RETRIED_ONCE = make_result(run(8, 2000, retries=2), run(8, 2000), before=None)
         ([swept(4, 1000), swept(8, 1000)], 0),
         ([swept(8, 1000), swept(4, 1000)], 1),
         ([swept(1, 1000), unhealthy(swept(2, 9000), outcome="unhealthy")], 0),
-        ([unhealthy(RETRIED_ONCE)], 0),
-        ([RETRIED_ONCE], None),
+        ([unhealthy(RETRIED_FIRST)], 0),
+        ([RETRIED_FIRST], None),
+        ([RETRIED_LAST], None),
         ([], None),
         ([never_run()], None),
         ([out_of_memory(1), out_of_memory(2)], None),
         ([swept(1, 1000, retries=3)], None),
         ([swept(1, 1000, retries=None)], None),
+        ([*(swept(batch, speed, retries=batch // 8) for batch, speed in V100.items()), out_of_memory(9)], 3),
     ],
     ids=[
         *("the fastest retried", "of equals the smallest", "in any order", "unhealthy"),
-        *("the retry was set aside", "a retry in one launch", "empty", "never run"),
-        *("out of memory", "retries", "retries unknown"),
+        *("the retry was set aside", "a retry in the first launch", "a retry in the last launch"),
+        *("empty", "never run", "out of memory", "retries", "retries unknown", "as its authors starred"),
     ],
 )
 def test_the_best_is_the_fastest_that_no_allocator_retried(

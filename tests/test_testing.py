@@ -12,17 +12,8 @@ from perfsuite.frameworks.fake import Fake
 from perfsuite.frameworks.script import Script
 from perfsuite.results.rank_report import Observed
 from perfsuite.testing import check_framework
-from tests.packages import Packages
+from tests.packages import MINE, Packages
 from tests.samples import make_case, make_run
-
-MINE = """
-from typing import Any, ClassVar
-from perfsuite.frameworks import LaunchPlan, Workload
-from perfsuite.frameworks.fake import Fake
-
-class Mine(Fake):
-    name: ClassVar[str] = "mine"
-"""
 
 
 @pytest.fixture

@@ -16,21 +16,17 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from perfsuite import Case, Fake, Model, Script, Topology
+from perfsuite import Model, Script, Topology
 from perfsuite.case.torch_build import MIN_TORCH
-from tests.processes import executable
-from tests.samples import BEFORE, judged, make_result, write_session
+from tests.cli.conftest import Gh
+from tests.processes import executable, output_of
+from tests.samples import BEFORE, judged, make_case, make_result, write_session
 from tests.suite import measuring
 from tests.synthetic import commit, git
 
 ROOT = Path(__file__).parent.parent
-FAKE = Case(
-    model="llama-tiny",
-    framework=Fake(),
-    sequence_length=64,
-    micro_batch=4,
-    topology=Topology(processes_per_node=1),
-    hardware="cpu",
+FAKE = make_case(
+    model="llama-tiny", micro_batch=4, topology=Topology(processes_per_node=1), max_warmup_steps=20, steps=50
 )
 CASES = measuring(FAKE)
 TRAINED = measuring(
@@ -58,13 +54,6 @@ for _ in range(100):
     optimizer.zero_grad()
 """
 WORKFLOWS = ROOT / ".github" / "workflows"
-GH = (
-    'echo "gh $@" >> "$CALLS"',
-    'case "$1 $2" in',
-    '  "issue list") echo "[]" ;;',
-    '  "pr create" | "issue create") cat >> "$CALLS" ;;',
-    "esac",
-)
 CONTENT = """
 import os, sys
 
@@ -80,9 +69,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A clone with an origin, this project's Makefile and interpreter, two commits, and a stand-in for gh."""
     here = tmp_path / "clone"
     (tmp_path / "bin").mkdir()
-    executable(tmp_path / "bin" / "gh", *GH)
+    Gh(tmp_path / "bin").answers([])
     monkeypatch.setenv("PATH", f"{here / '.venv' / 'bin'}:{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("CALLS", str(tmp_path / "bin" / "calls"))
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio -p no:xdist --perf-wait-quiet=0")
     for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
@@ -132,15 +121,8 @@ def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def make(where: Path, *targets: str, status: int = 0, **variables: str) -> str:
-    done = subprocess.run(
-        ["make", *targets, *(f"{name}={value}" for name, value in variables.items())],
-        cwd=where,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == status, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    return done.stdout
+    words = ["make", *targets, *(f"{name}={value}" for name, value in variables.items())]
+    return output_of(words, status=status, cwd=where, stderr=None)
 
 
 def workflow(name: str) -> dict[Any, Any]:
@@ -341,7 +323,7 @@ def test_the_workflow_of_init_installs_what_it_names_and_measures(
     record_and_accept(*commands)
     monkeypatch.setenv("MORE", "-- --perf-min-judged=0%")
     run_steps(mine, str(mine / ".github/workflows/performance"), "night", {})
-    project, _, ours = (tmp_path / "calls").read_text().partition(" perfsuite")
+    project, _, ours = (tmp_path / "bin" / "calls").read_text().partition(" perfsuite")
     assert project == "pip install -e ."
     assert Requirement(f"perfsuite{ours}").name == "perfsuite"
     result_of_night(mine)
@@ -381,16 +363,16 @@ def test_what_machines_measured_is_kept_searched_told_and_published(repository: 
     assert len([name for name in kept if not name.startswith("cases/")]) == 2
     assert git(repository, "rev-parse", "--abbrev-ref", "HEAD") == "main"
     assert "series in 2 sessions" in (tmp_path / "summary").read_text()
-    calls = (tmp_path / "calls").read_text()
-    assert calls.startswith("gh auth setup-git\n")
-    assert calls.count("gh issue list") == 1
-    assert "gh issue create" not in calls
+    calls = (tmp_path / "bin" / "calls").read_text()
+    assert calls.startswith("auth setup-git\n")
+    assert calls.count("issue list") == 1
+    assert "issue create" not in calls
     make(repository, "site")
     assert "asv" in (site / "history" / "index.html").read_text()
     shutil.rmtree(repository / "nights")
     a_night(repository, "night-cpu", "regressed", inject="slowdown=30%")
     run_steps(repository, "night", "history", told, variables, status=1)  # what was injected is not kept
-    assert "gh issue create --title Performance regressions on cpu-" in (tmp_path / "calls").read_text()
+    assert "issue create --title Performance regressions on cpu-" in (tmp_path / "bin" / "calls").read_text()
 
 
 def a_night(where: Path, name: str, outcome: str, inject: str | None = None, **session: Any) -> None:
@@ -506,8 +488,8 @@ def test_baselines_are_measured_and_become_a_pull_request(
         (repository / name).rename(repository / "measured" / name)
     run_steps(repository, "new-baselines", "propose", {**told, "inputs.hosted_setup": "true"})
     assert git(repository, "show", "--stat", "--format=%s", "HEAD").startswith("Baselines of cpu")
-    calls = (tmp_path / "calls").read_text()
-    assert "gh pr create --title Baselines of cpu" in calls
+    calls = (tmp_path / "bin" / "calls").read_text()
+    assert "pr create --title Baselines of cpu" in calls
     assert "tokens/s: new" in calls
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from perfsuite import documents
+from perfsuite.analysis.health import is_shared
 from perfsuite.errors import PerfsuiteError
 from perfsuite.plugin.collection import (
     ENDED,
@@ -92,8 +93,8 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         _write_verdicts(terminal, config, session)
     if count := len(session.only_shown):
         terminal.write_line(
-            f"--perf-allow-shared: {plural(count, 'case')} measured while others used the "
-            "machine: figures are shown, and counts alone are judged and recorded"
+            f"--perf-allow-shared: others used the machine in {plural(count, 'case')}: counts alone are "
+            "judged and recorded, figures are only shown"
         )
     if (why := config.stash.get(UNWRITTEN, None)) is not None:
         terminal.section("perfsuite: the results were not written", red=True, bold=True)
@@ -139,11 +140,13 @@ def _write_nothing_measured(terminal: Any, config: pytest.Config, session: Sessi
     done = "judged: what was measured is no evidence" if has_figures else "measured"
     done = "judged" if session.running is not None and session.launches else done
     terminal.section(f"perfsuite: nothing was {done}", red=True, bold=True)
-    terminal.write_line(f"{plural(config.stash[SELECTED], 'case')} selected, none has a verdict: not a pass.")
-    if any(measurement.shared for measurement in session.results):
+    selected = plural(config.stash[SELECTED], "case")
+    terminal.write_line(f"{selected} selected, none could be judged: not a pass.")
+    launches = [run for measurement in session.results for run in measurement.runs]
+    if any(is_shared(run.health, run.machine) for run in launches):
         terminal.write_line(
             "Others used the machine. --perf-wait-quiet=SECONDS waits longer until they end; "
-            "--perf-allow-shared shows what is measured while they run, and judges nothing by it."
+            "--perf-allow-shared judges counts alone while they run, and only shows figures."
         )
     for skip in session.skipped[:20]:
         terminal.write_line(printable(f"  {skip.case_id}: {skip.reason}"))

@@ -13,7 +13,7 @@ from perfsuite.results.outcome import CountCheck
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 
-SHARED = "shared: others used the machine; its figures are shown, and counts alone are judged"
+SHARED = "shared: others used the machine: counts alone are judged, figures are only shown"
 _size = partial(amount, unit="bytes")
 
 

@@ -278,13 +278,14 @@ def quiet_notes(result: Measurement) -> list[str]:
 
 
 def excuses(result: Measurement) -> list[str]:
-    """Return what waivers say of a case, and whether its known issue is there, if that can be told."""
-    issue = next((run.case.known_issue for run in result.runs), None)
+    """Return why a failure may be no surprise: injected faults, waivers, a known issue, or its end."""
+    faults = dict.fromkeys(f"a fault was injected: {run.inject}" for run in result.runs if run.inject)
+    told, issue = [*faults, *result.waivers], next((run.case.known_issue for run in result.runs), None)
     if issue is None or result.dry or (result.excused is None and result.outcome == "failed"):
-        return [*result.waivers]
+        return told
     if result.outcome == "failed":
-        return [f"known issue still there: {issue.url}"]
-    return [*result.waivers, f"known issue gone: {issue.url}: take known_issue from the case"]
+        return [*faults, f"known issue still there: {issue.url}"]
+    return [*told, f"known issue gone: {issue.url}: take known_issue from the case"]
 
 
 def notes(result: Measurement) -> list[str]:
@@ -301,7 +302,6 @@ def machine_notes(results: Iterable[Measurement]) -> list[str]:
 def launch_notes(result: Measurement) -> list[str]:
     """Return what a reader should know of the launches and their health, each note once with its number."""
     runs = result.runs
-    counts = Counter(f"a fault was injected: {run.inject}" for run in runs if run.inject is not None)
-    counts += Counter(note for run in runs for note in run.notes)
+    counts = Counter(note for run in runs for note in run.notes)
     counts += Counter(note for run in runs if run.health is not None for note in run.health.notes)
     return [f"{note} ({plural(n, 'launch')})" if n > 1 else note for note, n in counts.items()]

@@ -4,6 +4,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -180,10 +181,12 @@ def _in_short(result: Measurement, told: Explained) -> list[str]:
     findings = [each for each in told.findings if not any(why in each for why in told.why)]
     texts = [*told.why, *told.reasons, *told.decisive, *findings, *told.changed, *told.notes]
     texts += [f"{each}: {file}" for each, file in others]
-    found = [line for text in texts for line in _lines(text, most=3)]
+    sentences = [_lines(text, most=3) for text in texts]
+    found = list(chain.from_iterable(sentences))
     room = MOST_LINES - len(lines) - len(end)
-    if len(found) > room:
-        found[room - 1 :] = [f"  {plural(len(found) - room + 1, 'line')} more: {summary.REST}"]
+    if len(found) > room:  # as many sentences as fit, and none cut in two
+        kept = max((n for n in accumulate(map(len, sentences)) if n < room), default=room - 1)
+        found[kept:] = [f"  {plural(len(found) - kept, 'line')} more: {summary.REST}"]
     lines += found
     room -= len(found) + 1
     if told.tracebacks and room > 0:

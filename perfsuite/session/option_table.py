@@ -276,8 +276,8 @@ OPTIONS = (
     ),
     Option(
         name="allow-shared",
-        help="if others use the machine, show the figures without waiting; counts alone are judged and "
-        "recorded",
+        help="if others use the machine, do not wait: counts alone are judged and recorded, figures are "
+        "only shown",
     ),
     Option(
         name="launcher",

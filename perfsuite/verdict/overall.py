@@ -91,7 +91,7 @@ def explained(
     return min(counts.findings, key=lambda finding: order.index(finding.outcome)).sentence
 
 
-def excuse(case: Case, verdict: Verdict, baseline: Baseline | None, *, shared: bool = False) -> Excuse | None:
+def excuse(case: Case, verdict: Verdict, baseline: Baseline | None, *, shared: bool) -> Excuse | None:
     """Why the failure of `case` is no surprise; None if it is one, or if the case did not fail.
 
     A known issue excuses the failure that it names, unless a reviewed baseline shows that the issue is gone.

@@ -97,6 +97,14 @@ def test_ranks_that_disagree_or_did_what_was_not_asked_for_are_told_with_their_v
     assert (failure.kind, failure.message) == ("ranks_disagree", said)
 
 
+def test_ranks_of_several_nodes_are_on_as_many_machines(tmp_path: Path) -> None:
+    case = make_case(topology={"nodes": 2, "processes_per_node": 1})
+    for host, said in (("n1", "2 nodes were asked for, the ranks ran on n1"), ("n2", None)):
+        reports = make_report(0, host="n1"), make_report(1, host=host)
+        failure = collected(write_launch(tmp_path / host, *reports, case=case)).failure
+        assert (failure and (failure.kind, failure.message)) == (said and ("ranks_disagree", said))
+
+
 @pytest.mark.fault("report is cut short")
 def test_a_bad_report_file_is_named_with_the_field(tmp_path: Path) -> None:
     run_dir = write_launch(tmp_path, make_report(0))

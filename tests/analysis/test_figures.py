@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from perfsuite.analysis.figures import (
     FLAT,
+    NO_FLOAT8_PEAK,
     NO_TF32_PEAK,
     ROLL,
     UNMEASURED_STEPS,
@@ -229,6 +230,19 @@ def test_the_peak_of_a_run_partly_in_float8_lies_between_both() -> None:
     peak, why_none = peak_for_mfu(run.replace(flops=flops), float8 / 2)
     assert peak == pytest.approx(10 / (4 + 6 * 2) * float8)
     assert why_none is None
+    of_cpu = run.replace(flops=flops, machine=make_machine())
+    for unknown, peak in ((run.replace(flops=FLOPS), 1e12), (run, 1e12), (of_cpu, 1e12), (of_cpu, None)):
+        assert peak_for_mfu(unknown, peak) == (None, NO_FLOAT8_PEAK)
+    assert peak_for_mfu(run.replace(flops=flops), None) == (None, NO_FLOAT8_PEAK)
+
+
+def test_the_norm_of_gradients_is_of_all_shards_and_of_replicas_once() -> None:
+    for squares, norm in (
+        *(((4.0, 4.0, 4.0), 2), ((4.0, 4.0 + 3e-6), 2), ((9.0, 16.0), 5), ((9.0,), 3), ((0.0, 0.0), 0)),
+        *(((9.0, None), None), ((9.0, math.inf), None)),
+    ):
+        reports = [make_report(rank, gradient_squares=each) for rank, each in enumerate(squares)]
+        assert figures_of(make_run(), reports, None).gradient_norm == norm
 
 
 def test_the_last_loss_is_the_mean_of_a_tenth_of_the_steps_and_of_one_at_least() -> None:

@@ -137,6 +137,26 @@ def test_every_gpu_is_looked_at() -> None:
         assert is_shared(told, make_gpu_machine())
 
 
+def test_a_gpu_with_fewer_links_than_another_of_its_node_is_named() -> None:
+    links = [("n1", 18), ("n1", 17), ("n2", 12), ("n2", None)]
+    devices = [DeviceHealth(index=index, node=node, nvlinks=up) for index, (node, up) in enumerate(links)]
+    (said,) = machine_problems(make_health(devices=tuple(devices)), make_gpu_machine())
+    assert said == "GPU 1 of n1: 17 of its NVLinks are up, of another GPU's 18"
+
+
+def test_a_rank_is_told_with_its_card_if_that_was_seen() -> None:
+    cards = [
+        DeviceHealth(index=i, node=node, pci_bus_id=f"{node}:{i}") for node in ("n1", "n2") for i in (0, 1)
+    ]
+    run = OF_TWO_NODES.replace(nodes=(Node(name="n1"), Node(name="n2")))
+    assert (
+        health.gpu_of(run.replace(health=make_health(devices=tuple(cards))), 3)
+        == "rank 3, GPU 1 (n2:1) of n2"
+    )
+    assert health.gpu_of(run, 2) == "rank 2, GPU 0 of n2"
+    assert health.gpu_of(make_run(), 1) == "rank 1, GPU 1"
+
+
 def test_figures_prove_nothing_where_no_launch_was_healthy_and_others_used_the_machine_in_one() -> None:
     runs = [make_run(health=make_health(foreign_cpu=share)) for share in (0.3, 0.1)]
     for unhealthy, expected in (((1, 2), True), ((1,), False)):

@@ -1,6 +1,7 @@
 """Timings of perfsuite itself, run by hand: `make figures`. Not tests: nothing here passes or fails."""
 
 from collections.abc import Iterable, Sequence
+from statistics import quantiles
 
 
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -9,3 +10,9 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         print(f"| {' | '.join(cells)} |")
     for cells in rows:
         print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def show_ratios(what: str, ratios: Sequence[float], of: str) -> None:
+    """Print the quartiles of some ratios."""
+    low, middle, high = quantiles(ratios, n=4, method="inclusive")
+    print(f"{what}: median {middle:.4f}, middle half {low:.4f} to {high:.4f}, {of}", flush=True)

@@ -34,13 +34,14 @@ def test_it(number):
 def seconds(directory: Path, *plugins: str) -> float:
     """One `pytest --collect-only` there."""
     began = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-qq", *plugins],
-        cwd=directory,
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
+    run_pytest(directory, "--collect-only", "-qq", *plugins)
     return time.perf_counter() - began
+
+
+def run_pytest(directory: Path, *words: str) -> None:
+    """Run it there, quietly."""
+    command = [sys.executable, "-m", "pytest", *words]
+    subprocess.run(command, cwd=directory, stdout=subprocess.DEVNULL, check=True)
 
 
 def main(rounds: int = 7) -> None:
@@ -54,12 +55,7 @@ def main(rounds: int = 7) -> None:
         for _ in range(rounds):
             theirs.append(seconds(empty, "-p", "no:perfsuite"))
             ours.append(seconds(cases))
-        subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-k", "torch_was_not"],
-            cwd=cases,
-            stdout=subprocess.DEVNULL,
-            check=True,
-        )
+        run_pytest(cases, "-q", "-k", "torch_was_not")
     bound = 1.5 * median(theirs) + 0.5
     print(f"5,000 empty tests {median(theirs):.2f} s, 5,000 cases {median(ours):.2f} s (bound {bound:.2f} s)")
     print("torch was not imported")

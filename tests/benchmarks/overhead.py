@@ -9,12 +9,12 @@ programs disturb.
 import gc
 import time
 from collections.abc import Callable
-from statistics import quantiles
 from typing import Any
 
 import torch
 
 from perfsuite.worker.doctor_probe import STEPS, clock_case, one_rank, timed, under_the_clock
+from tests.benchmarks import show_ratios
 
 PAIRS = 100
 
@@ -23,8 +23,11 @@ def main() -> None:
     """Print the median ratio of the pairs, by wall time and by CPU time."""
     device = torch.device("cpu")
     with one_rank(clock_case(device), device) as run:
-        told("wall", timed(run, device, PAIRS).overhead)
-        told("CPU", [cpu_ratio(run, device, bare_first=pair % 2 == 0) for pair in range(PAIRS)])
+        wall = timed(run, device, PAIRS).overhead
+        cpu = [cpu_ratio(run, device, bare_first=pair % 2 == 0) for pair in range(PAIRS)]
+        for clock, ratios in (("wall", wall), ("CPU", cpu)):
+            what = f"{clock} time of a step, measured / bare"
+            show_ratios(what, ratios, f"{PAIRS} pairs of {STEPS} steps")
 
 
 def cpu_ratio(run: Callable[[int], list[Any]], device: torch.device, *, bare_first: bool) -> float:
@@ -45,16 +48,6 @@ def bare_cpu_s(run: Callable[[int], list[Any]]) -> float:
     spent = time.process_time() - began
     gc.enable()
     return spent
-
-
-def told(clock: str, ratios: Any) -> None:
-    """Print the quartiles of some ratios."""
-    low, middle, high = quantiles(ratios, n=4, method="inclusive")
-    print(
-        f"{clock} time of a step, measured / bare: median {middle:.4f}, "
-        f"middle half {low:.4f} to {high:.4f}, {PAIRS} pairs of {STEPS} steps",
-        flush=True,
-    )
 
 
 if __name__ == "__main__":

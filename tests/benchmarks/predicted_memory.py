@@ -5,12 +5,9 @@ allocator held, without what lies beside it: rows whose allocator had to retry t
 has 16,160 MiB.
 """
 
-import tempfile
-from pathlib import Path
-
 from bench_cases.published import Row
-from perfsuite.dry.driver import dry_run
 from tests.benchmarks import show_table
+from tests.benchmarks.published_dry import dry, memory
 from tests.test_published import CASES, PUBLISHED
 
 MIB = 1 << 20
@@ -25,12 +22,9 @@ def main() -> None:
 
 def _cells(row: Row) -> tuple[str, ...]:
     """A row of the table, in MiB."""
-    with tempfile.TemporaryDirectory() as directory:
-        run = dry_run(CASES[row.case], Path(directory))
-    if run.dry_facts is None or (fit := run.dry_facts.fit) is None:
-        raise SystemExit(f"{row.case}: {run.failure.message if run.failure else 'nothing was predicted'}")
-    memory = next((figure for figure in row.figures if figure.quantity == "reserved_memory_bytes"), None)
-    published = None if memory is None else memory.value
+    facts, published = dry(CASES[row.case]).dry_facts, memory(row)
+    if facts is None or (fit := facts.fit) is None:
+        raise SystemExit(f"{row.case}: nothing was predicted")
     return (
         *row.settings,
         f"{published / MIB:,.0f}" if published else row.figures[0].reported,

@@ -46,7 +46,8 @@ def uncompiled(case: Case) -> Case:
 
 
 @cache
-def _dry(case: Case) -> Run:
+def dry(case: Case) -> Run:
+    """Run a case dry. Raises SystemExit if that fails."""
     with tempfile.TemporaryDirectory() as directory:
         run = dry_run(case, Path(directory))
     if run.failure is not None:
@@ -56,9 +57,9 @@ def _dry(case: Case) -> Run:
 
 def _with_case(comparison: Comparison, row: Row) -> tuple[str, ...]:
     case = CASES[row.case]
-    run = _dry(uncompiled(case))
+    run = dry(uncompiled(case))
     facts, flops = run.dry_facts, run.flops
-    speed, memory = _speed(row).value, _memory(row)
+    speed, held = _speed(row).value, memory(row)
     if facts is None or facts.fit is None or facts.roofline is None or flops is None or speed is None:
         raise SystemExit(f"{row.case}: nothing was predicted, or no speed published")
     predicted = facts.fit.reserved_expandable
@@ -66,15 +67,15 @@ def _with_case(comparison: Comparison, row: Row) -> tuple[str, ...]:
         *_settings(comparison, row),
         f"{speed * flops.per_token / facts.roofline.peak_flops:.1%}",
         f"{facts.roofline.share(speed * row.devices):.1%}",
-        _gib(memory),
+        _gib(held),
         _gib(predicted) + " *" * case.compile,
-        f"{predicted / memory - 1:+.1%}" if memory else "-",
+        f"{predicted / held - 1:+.1%}" if held else "-",
         f"{run.duration_s:.0f}",
     )
 
 
 def _without(comparison: Comparison, row: Row) -> tuple[str, ...]:
-    return (*_settings(comparison, row), _gib(_memory(row)), row.no_case)
+    return (*_settings(comparison, row), _gib(memory(row)), row.no_case)
 
 
 def _settings(comparison: Comparison, row: Row) -> tuple[str, ...]:
@@ -90,7 +91,8 @@ def _speed(row: Row) -> PublishedFigure:
     return speed
 
 
-def _memory(row: Row) -> float | None:
+def memory(row: Row) -> float | None:
+    """The published memory of a row in bytes, if it has one."""
     return next((each.value for each in row.figures if each.quantity == "reserved_memory_bytes"), None)
 
 

@@ -35,7 +35,6 @@ def main() -> None:
 
 
 def _open(browser: Browser, file: Path) -> float:
-    browser.open("about:blank")
     began = time.perf_counter()
     browser.open(file.as_uri())
     browser.wait_for_frame()

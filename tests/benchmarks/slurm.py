@@ -12,12 +12,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import quantiles
 
 from perfsuite import Model, Script, Topology
 from perfsuite.launch.slurm.launcher import JOB_ID, SlurmLauncher
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect_cpu
+from tests.benchmarks import show_ratios
 from tests.launch.slurm.allocation import Allocation
 from tests.samples import make_case
 from tests.slurm_cluster import slurm_cluster
@@ -90,11 +90,7 @@ def main() -> None:
             steps.append(seconds[by_perfsuite][1] / seconds[by_torchrun][1])
         allocation.release()
     for what, ratios in (("whole launch", whole), ("median step", steps)):
-        low, middle, high = quantiles(ratios, n=4, method="inclusive")
-        print(
-            f"{what}, perfsuite / srun torchrun: median {middle:.3f}, "
-            f"middle half {low:.3f} to {high:.3f}, {PAIRS} pairs"
-        )
+        show_ratios(f"{what}, perfsuite / srun torchrun", ratios, f"{PAIRS} pairs")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
 from tests.cli import commands
-from tests.packages import Packages
+from tests.packages import MINE, Packages
 from tests.samples import (
     make_baseline,
     make_case,
@@ -29,17 +29,7 @@ from tests.samples import (
     write_session,
 )
 
-SIMULATED = """
-from typing import ClassVar
-from perfsuite.frameworks.fake import Fake
-
-class Mine(Fake):
-    name: ClassVar[str] = "mine"
-    stage: int = 1
-"""
-
-
-BROKEN = "raise OSError('no disk')"
+SIMULATED = f"{MINE}    stage: int = 1\n"
 
 
 def install(packages: Packages, code: str = SIMULATED, name: str = "mine") -> None:
@@ -105,7 +95,7 @@ def test_a_typing_error_is_compared_with_names_of_other_packages_too(packages: P
         ("class Mine: name = 'mine'", "is no perfsuite.frameworks.Framework"),
         (SIMULATED.replace('"mine"', '"other"'), "Mine.name is 'other': set it to 'mine'"),
         (SIMULATED.replace("stage", "package"), "rename its option 'package'"),
-        (BROKEN, "cannot be imported: OSError: no disk"),
+        ("raise OSError('no disk')", "cannot be imported: OSError: no disk"),
     ],
 )
 def test_a_broken_framework_names_its_package(

@@ -5,6 +5,7 @@ from perfsuite.case.hardware import (
     ARCHITECTURES,
     PRODUCTS,
     Accelerator,
+    Allocation,
     Machine,
     hardware_error,
 )
@@ -41,6 +42,17 @@ def test_every_product_has_a_marker_a_source_and_plausible_numbers(name: str, pr
 )
 def test_cards_of_one_architecture_run_the_same_kernels(machine: Machine, architecture: str) -> None:
     assert machine.architecture == architecture
+
+
+def test_several_nodes_are_a_class_of_their_own_and_one_is_just_a_machine() -> None:
+    nodes = make_gpu_machine().replace(
+        nodes=4, interconnect="8xib400", allocation=Allocation(job_id="7", nodes=())
+    )
+    assert nodes.for_nodes(1) == make_gpu_machine()
+    of_two = nodes.for_nodes(2)
+    assert (of_two.hardware_class, of_two.nodes) == ("h100-80gb-sxm-8xib400", 4)
+    assert (of_two.interconnect, of_two.allocation) == ("8xib400", None)
+    assert nodes.replace(interconnect=None).for_nodes(2).hardware_class == "h100-80gb-sxm"
 
 
 ANY = f"begin with one of {', '.join(ACCELERATORS)}"

@@ -114,17 +114,12 @@ def test_a_name_that_no_file_could_have(name: str) -> None:
         Model(name=name, config={"model_type": "gpt2"})
 
 
-def test_a_model_of_which_only_the_name_is_known() -> None:
-    assert Model.named("mine").config == {}
-    assert Model.named("mine").max_sequence_length is None
-    assert Model.model_validate_json(Model.named("mine").model_dump_json()) == Model.named("mine")
-
-
 def test_positions_are_those_of_the_configuration() -> None:
     assert gpt2("x", layers=1, heads=1, hidden=8, n_positions=77).max_sequence_length == 77
     assert Model(name="x", config={"model_type": "mamba"}).max_sequence_length is None
     parts = {"model_type": "gemma3", "text_config": {"max_position_embeddings": 99}}
     assert Model(name="x", config=parts).max_sequence_length == 99
+    assert (Model.named("x").config, Model.named("x").max_sequence_length) == ({}, None)
 
 
 def test_a_config_json_from_before_transformers_5_builds() -> None:

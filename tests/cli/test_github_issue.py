@@ -167,7 +167,7 @@ OPENED = "cpu-test-2c: label create, issue create\n"
 TREND = Trend(since=date(2026, 1, 1), sessions=9, series=2, findings=(drift(),), unplaced={})
 
 
-def test_the_command_tells_gh(gh: Gh, tmp_path: Path) -> None:
+def test_the_command_tells_gh(gh: Gh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gh.answers([])
     assert command(GOOD) == "cpu-test-2c: nothing to do\n"
     documents.write(trend := tmp_path / "trend.json", TREND)
@@ -182,8 +182,5 @@ def test_the_command_tells_gh(gh: Gh, tmp_path: Path) -> None:
     assert "no\\xd800" in gh.calls, "what has no encoding is told all the same"
     executable(gh.program, "echo 'no token' >&2; exit 4")
     assert command(SLOW, status=2) == "perfsuite github: gh issue list: no token\n"
-
-
-def test_without_gh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "nowhere")
     assert "gh, GitHub's command line, cannot be started: No such file" in command(SLOW, status=2)

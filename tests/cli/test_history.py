@@ -29,6 +29,7 @@ def test_add_takes_what_the_local_store_has_and_is_not_there_yet() -> None:
     assert "there already: .perfsuite/runs/01/results.json" in added
     assert added.count("added: ") == 1
     assert "20260102T000000Z" in added
+    assert "2 series in 2 sessions" in invoke("trend").output
 
 
 def test_add_names_what_is_left_out_and_fails_if_nothing_of_what_was_named_can_be_kept() -> None:
@@ -81,13 +82,6 @@ def test_list_shows_each_case_with_its_newest_figures() -> None:
     assert commands.rows(invoke("list", "--json", "--case=nope*").stdout) == []
     for option in ("--since=2026-02-01", "--case=nope*", "--hardware-class=h100*"):
         assert "nothing in .perfsuite/history matches" in invoke("list", option).output
-
-
-def test_a_session_in_the_store_goes_all_the_way(clone: Path) -> None:
-    in_store("01", commit=git(clone, "rev-parse", "HEAD"))
-    assert "added: .perfsuite/history/cpu-" in invoke("add").output
-    assert "1 recorded" in invoke("list").output
-    assert "2 series in 1 sessions" in invoke("trend", "--repo=.").output
 
 
 def test_a_history_is_pushed_to_a_branch_of_its_own_and_pulled(clone: Path) -> None:

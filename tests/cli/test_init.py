@@ -1,7 +1,6 @@
 import json
 import re
 import runpy
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ import perfsuite
 from perfsuite import documents
 from tests.cli import commands
 from tests.doc_pages import ROOT, Page
+from tests.processes import output_of
 
 OCTO = "octo/perfsuite@" + "4d2c1b0f" * 5
 WORKFLOW, REQUIREMENTS = Path(".github/workflows/performance.yml"), Path("requirements.txt")
@@ -181,6 +181,4 @@ def test_what_it_wrote_runs_at_once() -> None:
     file = Path("bench_cases/test_llama.py")
     file.write_text(file.read_text().replace("SMALL = Case(", "SMALL = Case(steps=10, max_warmup_steps=4,"))
     ours = ("-m", "cpu", "-k", "ddp", "--perf-record-launches=1", "--perf-allow-shared", "--perf-no-counts")
-    words = [sys.executable, "-m", "pytest", "bench_cases", *ours, "-q"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    output_of([sys.executable, "-m", "pytest", "bench_cases", *ours, "-q"])

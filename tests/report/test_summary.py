@@ -142,6 +142,8 @@ def test_what_nobody_has_to_act_upon_is_told_in_a_line_for_all() -> None:
     assert line.endswith("How large: -v or the HTML report tells")
     slow = make_result(*[KNOWN.replace(figures=run.figures) for run in WAIVED.runs])
     assert summary.excuses(slow.replace(excused="waived", waivers=(WAIVER,))) == [WAIVER, GONE]
+    faulty = make_result(*[now().replace(inject="nan")] * 2)
+    assert summary.in_short([faulty]) == [f"{faulty.case_id}: a fault was injected: nan"]
     assert summary.reason(VAGUE) == "blind to changes of tokens/s of any size"
     unknown = summary.reason(make_result(now(), noise=ClassNoise(by_metric={})))
     assert unknown.startswith("tokens/s not known, ")
@@ -156,9 +158,8 @@ def test_notes_are_those_of_launches_health_and_machine_each_once_and_how_often(
     assert (len(shown), more) == (5, "2 notes more: -v or the HTML report tells")
     machine = samples.make_gpu_machine().replace(note="unknown peak")
     run = now().replace(notes=("a",), health=UNKNOWN, machine=machine)
-    result = make_result(run.replace(inject="nan"), run.replace(notes=()), before=None)
-    of_launches = ["a fault was injected: nan", "a", "GPU health is unknown (2 launches)"]
-    assert summary.notes(result) == [*of_launches, "unknown peak"]
+    result = make_result(run, run.replace(notes=()), before=None)
+    assert summary.notes(result) == ["a", "GPU health is unknown (2 launches)", "unknown peak"]
     assert summary.machine_notes([result, result]) == ["unknown peak"]
     assert summary.notes(make_result(now().replace(machine=make_machine(note="NVML found no GPU")))) == []
 

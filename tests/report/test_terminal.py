@@ -99,8 +99,8 @@ def test_what_a_failure_says_is_no_command_to_the_terminal(capsys: pytest.Captur
 def test_a_case_that_did_not_pass_is_told_in_twelve_lines_of_a_hundred_columns() -> None:
     failure = Failure(kind="crash", message="x" * 90 + " y" * 200, rank=3, traceback="a\nb\n" * 50)
     crashed = make_result(make_run(failure=failure))
-    many = [counted.HOST_READ.replace(sentence=f"reads {'and so on ' * 20}{number}") for number in range(30)]
-    many_counts = make_counted(counted.make_check(*many))
+    reads = [counted.HOST_READ.replace(sentence=f"reads {'and so on ' * 12}{number}") for number in range(30)]
+    many_counts = make_counted(counted.make_check(*reads))
     hidden = counted.NOT_COUNTED.replace(notes=("a CUDA graph was replayed " * 20,))
     hidden_too = judged(SLOWER, counts=hidden, changed=("a -> b",) * 99)
     others = (samples.make_shared(), samples.make_compared(), never_run())
@@ -111,7 +111,8 @@ def test_a_case_that_did_not_pass_is_told_in_twelve_lines_of_a_hundred_columns()
         assert result.directory in told[-1]
         assert result.verdict.outcome in told[0]
     assert "\n  counts: not counted: a CUDA graph" in explanation(hidden_too, whole=False)
-    assert re.search(r"  \d+ lines more: -v or the HTML report tells", explanation(many_counts, whole=False))
+    many = explanation(many_counts, whole=False)
+    assert re.search(r"on \d+\n  \d+ lines more: -v or the HTML report tells", many), "no sentence is cut"
     said = explanation(crashed, whole=False)
     assert "launch 1, traceback of rank 3, its end:\n    a\n    b\n" in said
     assert said.endswith(f"\n    b\n  files of the launches: {crashed.directory}")

@@ -42,6 +42,7 @@ def test_a_difference_has_a_sign_and_rounding_hides_no_part_of_a_change() -> Non
     assert arrow(978_000_000, 1_107_000_000, "FLOP") == "0.98 -> 1.11 GFLOP", (
         "1.0 -> 1.1 would tell 10 % of 13"
     )
+    assert arrow(0, 3 * GIB, "bytes") == "0 -> 3.0 GiB"
     assert arrow(29_900_000_000, 59_800_000_000, "FLOP") == "29.9 -> 59.8 GFLOP"
     assert arrow(1_001_000_000, 1_120_000_000, "FLOP") == "1.00 -> 1.12 GFLOP"
 

@@ -18,6 +18,7 @@ def test_every_gated_metric_is_a_figure_with_a_direction_and_a_tolerance_by_devi
     assert [metric.cost(4.0) for metric in GATED] == [0.25, 0.25, 4.0], "speed costs seconds per token"
     assert [metric.tolerance("cpu") for metric in GATED] == [0.15, 0.20, 0.20]
     assert [metric.tolerance("cuda") for metric in GATED] == [0.03, 0.05, 0.01]
+    assert [CPU_S_PER_STEP.tolerance(device) for device in ("cpu", "cuda")] == [0.15, 0.15]
     assert [metric.judging("cpu") for metric in GATED] == ["sequential"] * 3
     assert [metric.judging("cuda") for metric in GATED] == ["sequential", "sequential", "exact"]
 

@@ -45,4 +45,5 @@ def test_much_time_of_kernels_that_no_operator_launched_is_told() -> None:
         "by the profile, 43% of the GPU's computing time is of kernels that no operator launched, as those "
         "of a replayed CUDA graph: the counts do not contain them"
     )
-    assert launch_profile(make_profile(kernels=()), unseen_profile(0.5)).unseen is not None
+    for enough in (0.5, 0.1):
+        assert launch_profile(make_profile(kernels=()), unseen_profile(enough)).unseen is not None

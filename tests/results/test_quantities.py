@@ -67,6 +67,9 @@ def test_a_phase_is_a_field_and_their_sum_is_judged() -> None:
         Change("FLOPs in recompute", "FLOP", 335_544_320, 0),
         Change("FLOPs in backward", "FLOP", 956_301_312, 0),
     ]
+    assert FLOPS.changes(counts(flops={}), counts(flops={"forward": 5})) == [
+        Change("FLOPs in forward", "FLOP", 0, 5)
+    ]
     copies = counts(device_copies={"cuda to cpu": 2}, blocking_copies={"cuda to cpu": 1})
     assert BLOCKING.read(copies) == {"blocking copies cuda to cpu": 1}
     assert COPIES.read(copies) == {"copies cuda to cpu": 2}

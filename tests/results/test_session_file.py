@@ -8,7 +8,7 @@ import pytest
 from perfsuite import documents
 from perfsuite.documents import plain
 from perfsuite.results.metric import GATED
-from perfsuite.results.outcome import Outcome, Verdict
+from perfsuite.results.outcome import CountCheck, Outcome, Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Figures, Run
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
@@ -28,6 +28,20 @@ def test_figures_are_the_medians_over_the_launches_that_have_them_and_steps_thos
     second = make_run(step_s=(8.0, 8.0, 0.3), window=(2, 3))
     assert make_result(first, second, before=None).measured_steps == [0.1, 0.2, 0.3]
     assert (never_run().measured_steps, never_run().figures) == ([], Figures())
+
+
+def test_arms_are_compared_by_counts_where_no_time_was_checked() -> None:
+    counts = CountCheck(outcome="passed")
+    by_counts, timed = Verdict(outcome="passed", launches=1, counts=counts), make_result(now()).verdict
+    for verdict, before, expected in (
+        *(
+            (by_counts, (now(),), True),
+            (by_counts, (), False),
+            (by_counts.replace(counts=None), (now(),), False),
+        ),
+        *((timed.replace(counts=counts), (now(),), False), (timed, (now(),), False)),
+    ):
+        assert make_result(now()).replace(verdict=verdict, before=before).by_counts is expected
 
 
 def test_figures_are_evidence_unless_there_is_a_reason() -> None:

@@ -77,6 +77,10 @@ NAMED = " (aten._log_softmax +2, aten.add +1, a +1, b +1, ...)"
             {"kernels": {**counts().kernels, "forward": 181}, "ops": OPS},
             f"kernels in forward: 177 -> 181 a step{NAMED}",
         ),
+        (
+            {"kernels": {**counts().kernels, "forward": 178}, "ops": {**OPS, "aten.add": 40}},
+            "kernels in forward: 177 -> 178 a step (aten._log_softmax +2, a +1, b +1, c +1)",
+        ),
         ({"kernels": {**counts().kernels, "optimizer": 2}}, "kernels in optimizer: 351 -> 2 a step"),
         (
             {"memory": memory(peak=12_900_000 + BYTES, at_peak=HELD)},

@@ -56,6 +56,11 @@ def test_gradients_of_another_norm_fail_though_the_loss_is_equal() -> None:
     one, other, unknown = with_norm(50.0), with_norm(51.1), with_norm(None)
     assert steadily_other_gradients([one, one], [other, other], 1) == norms[2]
     assert steadily_other_gradients([one, one], [other, unknown], 1) is None
+    assert steadily_other_gradients([one, other], [other, one], 1) is None, "each side has both"
+    near = with_norm(50.01)
+    assert steadily_other_gradients([one, near], [other, other], 1) == norms[2]
+    back = "the norm of the gradients before step 4: 51.1 -> 50"
+    assert steadily_other_gradients([other, other], [one, near], 1) == back
 
 
 def test_a_loss_that_is_not_the_same_whole_multiple_in_all_steps_of_all_launches_is_another() -> None:
@@ -195,6 +200,7 @@ def test_from_a_spike_of_the_baseline_on_a_loss_may_only_not_be_higher() -> None
     for tenth, loss in ((0, 8.3), (1, 6.7), (2, 9.3), (9, math.nan), (9, 9.3)):
         said = told([SPIKE] * 5, (*SPIKE[:tenth], loss, *SPIKE[tenth + 1 :]))
         assert said is not None
+    assert told([SPIKE] * 5, tuple(4 * loss for loss in SPIKE)) is None, "scaled elsewhere"
     highest = "the loss over 90 to 100 % of the steps is 9.3000, the baseline's highest 9.0000 + 0.1800"
     assert said == highest
 

@@ -292,6 +292,18 @@ def false_alarms(within: float, between: float, sessions: int, *, trials: int = 
     return alarms / trials, blind / trials
 
 
+def test_noise_within_sessions_is_told_apart_from_two_repeated_launches_on() -> None:
+    def pooled(*tuesday: float) -> Noise | None:
+        return pooled_over_sessions([{"monday": [1.0, 1.001], "tuesday": tuesday}])
+
+    of_all, within = pooled(1.1), pooled(1.1, 1.101)
+    assert of_all is not None
+    assert within is not None
+    assert of_all.sigma > 0.05
+    assert within.sigma < 0.005
+    assert min(of_all.session_sigma, within.session_sigma) > 0.1
+
+
 @pytest.mark.simulation
 @pytest.mark.parametrize("sessions", [2, 3, 5])
 @pytest.mark.parametrize("within", [0.003, 0.01])

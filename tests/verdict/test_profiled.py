@@ -81,8 +81,14 @@ def test_the_part_that_grew_is_named_beside_what_did_not() -> None:
         "by time, a hint: all_gather exposed 12.1 -> 31.8 ms (+19.7 of +21.0 ms)",
         "by time, a hint, of the kernels: ncclDevKernel_AllGather_RING_LL 32.1 -> 51.8 ms (+19.7 ms)",
     )
-    slow = now.replace(kernels=(BEFORE.kernels[0], BEFORE.kernels[1].replace(us=132_100)))
-    assert found(slow).hints[-1].endswith(" 32.1 -> 132.1 ms (+100.0 ms)")
+    exposed = {"all_gather": 112_100}
+    split = BEFORE.split.replace(step_us=261_000, exposed_us=exposed, compute_us=90_000, optimizer_us=30_000)
+    slow = now.replace(split=split, kernels=(BEFORE.kernels[0], BEFORE.kernels[1].replace(us=132_100)))
+    assert found(slow).hints == (
+        "by time, a hint: all_gather exposed 12.1 -> 112.1 ms (+100.0 of +161.0 ms), "
+        "compute 60.0 -> 90.0 ms (+30.0 of +161.0 ms), optimizer 10.0 -> 30.0 ms (+20.0 of +161.0 ms)",
+        "by time, a hint, of the kernels: ncclDevKernel_AllGather_RING_LL 32.1 -> 132.1 ms (+100.0 ms)",
+    )
     assert not calls(now)
 
 

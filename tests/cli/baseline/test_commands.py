@@ -1,9 +1,8 @@
 from pathlib import Path
 
-from perfsuite.results import baseline
 from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, accept, told
 from tests.cli.commands import flat, rows
-from tests.samples import IMAGES, make_machine, make_run
+from tests.samples import IMAGES, make_baseline, make_machine, make_run
 from tests.synthetic import commit
 
 
@@ -11,7 +10,7 @@ def test_list_and_show(repository: Path) -> None:
     assert "no baselines in baselines" in told("list")
     accept("1", 5, "--reason", "first")
     other = make_machine(hardware_class="cpu-other-4c")
-    REVIEWED.write_local(baseline.from_runs([make_run(machine=other)]))
+    REVIEWED.write_local(make_baseline(make_run(machine=other)))
     listed = flat(told("list"))
     assert "by Ada" in listed
     assert "local" in listed
@@ -29,7 +28,7 @@ def test_list_and_show(repository: Path) -> None:
 
 
 def test_baselines_of_a_case_that_counts_samples(repository: Path) -> None:
-    REVIEWED.write_local(baseline.from_runs([make_run(case=IMAGES, machine=MACHINE)]))
+    REVIEWED.write_local(make_baseline(make_run(case=IMAGES, machine=MACHINE)))
     assert "1,000 samples/s" in flat(told("list"))
     shown = told("show", IMAGES.id)
     assert "samples/s: 1,000" in shown

@@ -119,17 +119,13 @@ def test_earlier_sessions_and_other_versions_make_no_count_unsteady(repository: 
     assert (accepted().launches, accepted().unsteady) == (5, ())
 
 
-def test_another_method_needs_a_reason(repository: Path) -> None:
+def test_another_method_needs_a_reason_and_a_file_of_another_schema_is_refused(repository: Path) -> None:
     counted("1", 1, **seen(counts(method="dispatch-0")))
     refused = counted("2", 1, status=1, **seen())
     said = "counted by the method 'dispatch-1', before by 'dispatch-0': not comparable"
     assert f"{said}: say why with --reason" in refused
     told("accept", "--counts", "--reason", "counts streams, too")
     assert accepted().method == "dispatch-1"
-
-
-def test_a_file_of_another_schema_refuses_its_own_case(repository: Path) -> None:
-    counted("1", 1, **seen())
     FILE.write_text(FILE.read_text().replace('"schema_version": 1', '"schema_version": 9'))
     refused = told("accept", "--counts", status=1)
     assert f"not accepted: {CASE.id} counted on cpu: {FILE}: field schema_version" in refused
@@ -145,6 +141,9 @@ def test_list_and_show(repository: Path) -> None:
     assert "  of 1 launch; versions: torch 2.13.0, transformers 5.23.0\n" in shown
     assert "\nstep 4 of rank 0, counted:\n" in shown
     assert " all_gather 2 ranks float32 backward 5 3.50 MiB " in flat(shown)
+    counted("2", 1, "--reason", "compiled models have no live tensors", **seen(compiled()))
+    assert "855 not counted 1 2026" in flat(told("list"))
+    assert "generated kernels 31" in flat(told("show", "*"))
 
 
 def test_what_is_unsteady_is_shown(repository: Path) -> None:
@@ -154,12 +153,6 @@ def test_what_is_unsteady_is_shown(repository: Path) -> None:
     unsteady = "not judged, because its launches differ: all_gather of 2 ranks: bytes\n"
     assert unsteady in told("accept", "--counts")
     assert unsteady in told("show", "*")
-
-
-def test_compiled_models_have_no_live_tensors(repository: Path) -> None:
-    counted("1", 1, **seen(compiled()))
-    assert "855 not counted 1 2026" in flat(told("list"))
-    assert "generated kernels 31" in flat(told("show", "*"))
 
 
 def test_diff_says_in_words_what_a_branch_changes(repository: Path) -> None:

@@ -9,7 +9,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.cli.checks import Row
 from perfsuite.cli.doctor.machine import extensions_row, machine_rows, neighbours_row, system_rows
 from perfsuite.launch.quiet import Neighbours
-from tests.packages import Packages
+from tests.packages import MINE, Packages
 from tests.samples import make_gpu_machine, make_machine
 
 H100 = make_gpu_machine()
@@ -100,24 +100,15 @@ def test_who_else_uses_the_machine() -> None:
     assert (row.status, row.found) == ("unknown", "2,048 MiB of GPU 3 held by python (pid 7)")
 
 
-EXTENSION = """
-from typing import ClassVar
-from perfsuite.frameworks.fake import Fake
-
-class Mine(Fake):
-    name: ClassVar[str] = "{name}"
-"""
-
-
 def test_extensions_are_listed_and_bad_ones_say_what_is_wrong(packages: Packages) -> None:
     row = extensions_row()
     assert (row.check, row.status, row.found) == ("extensions", "pass", "none installed")
-    packages.install("perf-mine", EXTENSION.format(name="mine"), frameworks="mine = perf_mine:Mine")
+    packages.install("perf-mine", MINE, frameworks="mine = perf_mine:Mine")
     packages.install("perf-k8s", "K8s = object()", launchers="k8s = perf_k8s:K8s")
     row = extensions_row()
     assert (row.status, row.found, row.advice) == ("pass", "mine of perf-mine, k8s of perf-k8s", None)
-    packages.install("perf-ddp", EXTENSION.format(name="ddp"), frameworks="ddp = perf_ddp:Mine")
-    packages.install("perf-x", EXTENSION.format(name="x"), frameworks="y = perf_x:Mine")
+    packages.install("perf-ddp", MINE.replace('"mine"', '"ddp"'), frameworks="ddp = perf_ddp:Mine")
+    packages.install("perf-x", MINE.replace('"mine"', '"x"'), frameworks="y = perf_x:Mine")
     packages.install("perf-three", "M = 3", metrics="m = perf_three:M")
     packages.install("perf-broken", "1 / 0", launchers="broken = perf_broken:M\nlocal = perf_broken:X")
     row = extensions_row()

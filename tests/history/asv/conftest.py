@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from typer.testing import CliRunner
 
-from perfsuite.cli import app as cli
+from tests.cli import commands
 from tests.samples import make_case
 from tests.synthetic import Level, make_repository, write_history
 
@@ -36,7 +35,5 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
     root = tmp_path_factory.mktemp("published")
     commits = make_repository(root / "repo", NIGHTS)
     write_history(root / "history", [*commits, UNKNOWN], CASES, levels)
-    arguments = ["history", "publish", str(root / "out"), f"--history={root / 'history'}"]
-    result = CliRunner().invoke(cli.app, [*arguments, f"--repo={root / 'repo'}"])
-    assert result.exit_code == 0, result.output
-    return Published(root, result.output)
+    where = (f"--history={root / 'history'}", f"--repo={root / 'repo'}")
+    return Published(root, commands.run("history", "publish", root / "out", *where).output)

@@ -52,7 +52,6 @@ class Kept(NamedTuple):
     def configuration(self) -> Config:
         conf = Config.load(str(self.out / "asv.conf.json"))
         conf.results_dir = str(self.out / "results")
-        conf.html_dir = str(self.out / "html")
         return conf
 
     def benchmarks(self) -> Any:
@@ -62,9 +61,8 @@ class Kept(NamedTuple):
         return list(iter_results(str(self.out / "results")))
 
     def result(self, commit: str) -> Results:
-        [found] = [
-            each for each in iter_results(str(self.out / "results" / H100)) if each.commit_hash == commit
-        ]
+        of_h100 = iter_results(str(self.out / "results" / H100))
+        [found] = [each for each in of_h100 if each.commit_hash == commit]
         return found
 
     def statistics(self, metric: str) -> dict[str, Any]:

@@ -42,7 +42,6 @@ def address(published: Published, tmp_path_factory: pytest.TempPathFactory) -> I
 @pytest.fixture
 def page(browser: Browser, address: str) -> Iterator[Browser]:
     """A browser that is asked afterwards what it complained about and asked for."""
-    browser.open("about:blank")  # else only what follows the # changes, and nothing is loaded
     browser.screen(1280)
     yield browser
     assert browser.console() == []
