@@ -58,6 +58,7 @@ def test_one_rank_is_compared_and_never_recorded(dry_runs: DryRuns) -> None:
     assert "step 4 of rank 1, counted:" in told
     assert f"{CASE.id}: passed" in told
     assert ONE_RANK in told
+    assert not Path(".perfsuite/baselines").exists()
 
 
 def test_a_dry_run_that_fails_is_status_1_with_the_traceback_and_never_a_known_issue_of_launches(

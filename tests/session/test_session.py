@@ -53,7 +53,10 @@ def test_the_result_is_kept_if_the_baseline_cannot_be_written(sessions: Sessions
 def test_a_case_that_cannot_be_launched_is_a_failed_result_with_the_traceback_of_what_nobody_expected(
     sessions: Sessions, error: Exception
 ) -> None:
-    sessions.measure_by(Mock(side_effect=error))
+    def broken(*args: object, **options: object) -> Any:
+        raise error
+
+    sessions.measure_by(broken)
     ours = sessions.make()
     with pytest.raises(type(error), match=str(error)):
         ours.measure(make_case(), "test")
@@ -67,7 +70,7 @@ def test_a_case_that_cannot_be_launched_is_a_failed_result_with_the_traceback_of
         assert reason == str(error)
     else:
         assert reason == f"ValueError: {error} (its traceback: {file})"
-        assert "session.py" in file.read_text()
+        assert "in broken" in file.read_text()
 
 
 def test_an_unexpected_error_whose_traceback_cannot_be_kept_is_a_result_all_the_same(

@@ -15,8 +15,10 @@ from perfsuite.verdict.comparability import (
     run_changes,
     setting_differences,
 )
+from perfsuite.verdict.judge import MAX_UNHEALTHY
 from tests.samples import DISTURBED, make_case, make_figures, make_launches, make_machine, make_run
 from tests.verdict.judging import (
+    BASELINE,
     CHOSEN,
     H100,
     PROBED,
@@ -101,9 +103,14 @@ def test_where_a_case_may_run_and_what_one_side_does_not_know_is_no_difference(t
 # What makes a launch unhealthy
 
 
-def test_every_reason_why_a_machine_is_unhealthy_is_told() -> None:
+def test_a_disturbed_machine_is_unhealthy_with_or_without_a_baseline_and_every_reason_is_told() -> None:
+    disturbed = "launch 1 set aside: other processes used 60% of the cores' time"
+    for baseline in (None, BASELINE):
+        verdict = session([make_run(health=DISTURBED)] * 9, baseline)
+        assert (verdict.outcome, verdict.launches) == ("unhealthy", MAX_UNHEALTHY)
+        assert verdict.reasons[0].startswith(disturbed)
     (said,) = session([on_machine(0.5).replace(health=DISTURBED)], PROBED, max_unhealthy=1).reasons
-    assert said.startswith("launch 1 set aside: other processes used 60% of the cores' time")
+    assert said.startswith(disturbed)
     assert said.endswith(f"; {at_speed('50%')}")
 
 

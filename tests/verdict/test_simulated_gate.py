@@ -138,3 +138,9 @@ def test_drift_of_a_session_is_harmless_where_known() -> None:
     drift: dict[str, Any] = {"sigma": 0.01, "session_sigma": 0.01, "drops": (0.0,), "trials": 1_000}
     assert simulate(**drift).row(0.0).regressed > 0.01
     assert simulate(**drift, known_session_sigma=0.01).row(0.0).regressed <= 0.002
+
+
+def test_equal_seeds_give_equal_tables() -> None:
+    first = simulate(sigma=0.01, drops=(0.03,), trials=50, seed=7)
+    assert simulate(sigma=0.01, drops=(0.03,), trials=50, seed=7) == first
+    assert simulate(sigma=0.01, drops=(0.03,), trials=50, seed=8) != first

@@ -118,3 +118,9 @@ def test_launches_follow_their_probe_as_asked() -> None:
     probes = [probe for _, day in found for probe in day]
     assert pstdev(probes) == pytest.approx(0.1, rel=0.05)
     assert [log for logs, _ in found for log in logs] == pytest.approx([0.5 * probe for probe in probes])
+
+
+def test_equal_seeds_give_equal_tables() -> None:
+    first = simulate(sigma=0.01, changes=(0.03,), trials=30, seed=7)
+    assert simulate(sigma=0.01, changes=(0.03,), trials=30, seed=7) == first
+    assert simulate(sigma=0.01, changes=(0.03,), trials=30, seed=8) != first
