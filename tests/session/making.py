@@ -86,8 +86,8 @@ class DryRuns:
             raise DryRunError(f"{case.id}: not by a dry run: torch.compile")
         self.ranks.append(ranks)
         counts = merged({rank: Counts(flops={"forward": self.flops}) for rank in ranks or (0,)})
-        ran = {"machine": pretended(case, device)[0], "counts": counts, "failure": self.failure}
-        return make_run(case=case, dry=True, step_s=(), window=(0, 0), **ran)
+        ran = {"machine": pretended(case, device)[0], "counts": () if self.failure else counts}
+        return make_run(case=case, dry=True, failure=self.failure, step_s=(), window=(0, 0), **ran)
 
 
 def reviewed(*runs: Run) -> Baseline:
