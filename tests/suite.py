@@ -3,7 +3,6 @@
 import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -61,11 +60,6 @@ def waiver(
     return f'[[waiver]]\n{kept}issue = "https://example.org/1"\nowner = "@me"\n'
 
 
-def with_fake(code: str) -> str:
-    """Return a file of cases that begins with `FAKE`."""
-    return dedent(FAKE) + dedent(code)
-
-
 def write_cases(suite: pytest.Pytester, cases: str = "[FAKE]", body: str = "bench(case)") -> None:
     """Have the suite measure other cases than those of `CASES`, or in a test with another body."""
     suite.makepyfile(test_cases=CASES.replace("[FAKE, A100]", cases).replace("bench(case)", body))
@@ -81,8 +75,16 @@ def local_baseline(suite: pytest.Pytester) -> Path:
     return file
 
 
-def run_cpu(suite: pytest.Pytester, *args: str) -> pytest.RunResult:
-    return suite.runpytest("-m", "cpu", "--strict-markers", *args)
+def run(suite: pytest.Pytester, *args: str | Path, status: int = 0) -> pytest.RunResult:
+    """What pytest says that ends with this status."""
+    result = suite.runpytest(*args)
+    assert result.ret == status, result.ret
+    return result
+
+
+def run_cpu(suite: pytest.Pytester, *args: str, status: int = 0) -> pytest.RunResult:
+    """What pytest says of the cases for a CPU that ends with this status."""
+    return run(suite, "-m", "cpu", "--strict-markers", *args, status=status)
 
 
 def read_json(suite: pytest.Pytester, name: str = "out.json") -> dict[str, Any]:

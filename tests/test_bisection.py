@@ -79,9 +79,7 @@ class Stand:
 
 @settings(deadline=None)
 @given(st.data())
-def test_the_first_bad_one_is_always_a_suspect_and_the_only_one_that_can_be_tested(
-    data: st.DataObject,
-) -> None:
+def test_the_first_bad_one_is_a_suspect_and_the_only_one_that_can_be_tested(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 40))
     first_bad = data.draw(st.integers(1, count))
     broken = data.draw(st.sets(st.integers(1, max(1, count - 1)))) - {count}
@@ -176,9 +174,7 @@ def test_a_bad_arm_that_is_not_known_to_be_worse_is_an_error(
 
 
 @pytest.mark.parametrize(("outcome", "why"), [("unhealthy", "others used it"), ("failed", "arm A failed")])
-def test_what_is_no_fault_of_a_candidate_ends_it_and_the_same_search_goes_on(
-    outcome: Outcome, why: str
-) -> None:
+def test_what_is_no_fault_of_a_candidate_ends_it_and_the_search_goes_on(outcome: Outcome, why: str) -> None:
     stand = Stand(8, 3, _4=decided(outcome, why=why))
     with pytest.raises(CaseError, match=f"^4 (could not|cannot) be compared.*{why}"):
         stand.search()

@@ -3,13 +3,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
 from perfsuite import documents
 from perfsuite import measure as flow
 from perfsuite.case.case import Case
-from perfsuite.errors import ExtensionError, FileError, PerfsuiteError
+from perfsuite.errors import ExtensionError, FileError
 from perfsuite.frameworks.base import Command, LaunchPlan
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.script import Script
@@ -42,45 +43,27 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measured:
     """`measure`, which finds these runs, each in its directory, instead of launching."""
 
     def measured(
-        *ends: Run | BaseException,
-        case: Case = CASE,
-        reference: Reference = NOTHING,
-        runs: list[Run] | None = None,
-        **how: Any,
+        *runs: Run, case: Case = CASE, reference: Reference = NOTHING, **how: Any
     ) -> tuple[list[Run], Verdict]:
-        left = list(enumerate(ends, 1))
+        left = list(enumerate(runs, 1))
 
         def launch(case: Any, machine: Any, directory: Path, how: Launching) -> Run:
-            number, end = left.pop(0)
+            number, run = left.pop(0)
             assert directory == RunDir.of_launch(tmp_path, number).path
-            if isinstance(end, BaseException):
-                raise end
-            return end
+            return run
 
         monkeypatch.setattr(flow, "launch_once", launch)
-        return measure(case, MACHINE, tmp_path, reference, Launching(**how), runs=runs)
+        return measure(case, MACHINE, tmp_path, reference, Launching(**how))
 
     return measured
 
 
-class Others(Neighbours):
+def others_who(*, end: bool = True) -> Mock:
     """Others on the machine, who end, or not, when they are waited for."""
-
-    def __init__(self, *, end: bool = True) -> None:
-        self.said: list[str] = []
-        super().__init__(say=self.said.append, show=self.said.append)
-        self.end = end
-        self.begun = self.waits = 0
-
-    def launch_begins(self, machine: Any) -> None:
-        self.begun += 1
-
-    def during_launch(self, machine: Any, devices: int) -> str:
-        return f"train (pid 4711) on {devices}"
-
-    def wait(self, machine: Any, devices: int) -> bool:
-        self.waits += 1
-        return self.end
+    others = Mock(spec=Neighbours, say=Mock())
+    others.during_launch.side_effect = lambda machine, devices: f"train (pid 4711) on {devices}"
+    others.wait.return_value = end
+    return others
 
 
 LONG, SHORT = (counts(flops={"forward": flops}) for flops in (200, 100))
@@ -119,36 +102,17 @@ def test_counts_of_a_script_that_differ_in_one_launch_alone_are_no_regression(
     assert (len(runs), None if found is None else found.outcome) == expected
 
 
-def test_a_case_is_launched_until_it_is_decided(measured: Measured) -> None:
-    numbers: list[int] = []
-    runs, verdict = measured(
-        *make_launches(1, 1.01, 0.99), on_launch=lambda case, number: numbers.append(number)
-    )
-    assert (verdict.outcome, verdict.launches, len(runs), numbers) == ("recorded", 3, 3, [1, 2, 3])
-
-
-def test_the_reference_decides_how_launches_are_judged(measured: Measured) -> None:
+def test_a_case_is_launched_until_it_is_decided_as_its_reference_says(measured: Measured) -> None:
+    begins = Mock()
+    runs, verdict = measured(*make_launches(1, 1.01, 0.99), on_launch=begins)
+    assert (verdict.outcome, verdict.launches, len(runs)) == ("recorded", 3, 3)
+    assert begins.call_args_list == [call(CASE, number) for number in (1, 2, 3)]
     _, verdict = measured(*make_launches(1), reference=Reference(policy=RECORDS))
     assert (verdict.outcome, verdict.launches) == ("recorded", 1)
     known = Reference(baseline=baseline.from_runs(make_launches(1, 1.01, 0.99)))
     _, verdict = measured(*make_launches(1), reference=known)
     assert verdict.outcome == "inconclusive"  # of a noise that is not known
     assert verdict.checks[0].baseline == 1000
-
-
-@pytest.mark.parametrize("end", [PerfsuiteError("cannot be killed"), KeyboardInterrupt()])
-def test_what_an_error_or_an_interrupt_leaves_is_in_the_list(measured: Measured, end: BaseException) -> None:
-    runs: list[Run] = []
-    with pytest.raises(type(end)):
-        measured(make_run(), end, runs=runs)
-    assert runs == [make_run()]
-
-
-def test_a_launch_that_nobody_disturbed_waits_for_nobody(measured: Measured) -> None:
-    others = Others()
-    runs, verdict = measured(*[make_run()] * 3, neighbours=others, when_shared="wait")
-    assert (verdict.outcome, others.begun, others.waits, others.said) == ("recorded", 3, 0, [])
-    assert all(run.notes == () for run in runs)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +123,7 @@ def test_a_launch_that_nobody_disturbed_waits_for_nobody(measured: Measured) -> 
         pytest.param(3, "again", True, "unhealthy", 3, 0, id="nobody waits"),
         pytest.param(3, "stop", True, "unhealthy", 1, 0, id="it stops"),
         pytest.param(1, "wait", True, "recorded", 4, 1, id="after they have gone the launches decide"),
+        pytest.param(0, "wait", True, "recorded", 3, 0, id="nobody disturbs it"),
     ],
 )
 def test_what_is_done_after_a_launch_beside_others(
@@ -170,22 +135,26 @@ def test_what_is_done_after_a_launch_beside_others(
     made: int,
     waits: int,
 ) -> None:
-    others = Others(end=end)
+    others = others_who(end=end)
     ends = [*[BESIDE_OTHERS] * disturbed, *[make_run()] * 3]
     runs, verdict = measured(*ends, neighbours=others, when_shared=when_shared)
-    assert (verdict.outcome, len(runs), others.waits) == (outcome, made, waits)
-    assert verdict.unhealthy_launches == tuple(range(1, min(disturbed, made) + 1))
-    assert runs[0].notes == ("seen during launch 1: train (pid 4711) on 2",)
-    assert others.said[0] == (
-        f"launch 1 of {CASE.id} is no evidence: other processes used 60% of the cores' time "
-        "(at most 20% is healthy); seen: train (pid 4711) on 2"
-    )
+    assert (verdict.outcome, len(runs), others.launch_begins.call_count) == (outcome, made, made)
+    assert others.wait.call_args_list == [call(MACHINE, 2)] * waits
+    beside = range(1, min(disturbed, made) + 1)
+    assert verdict.unhealthy_launches == tuple(beside)
+    seen = [(f"seen during launch {number}: train (pid 4711) on 2",) for number in beside]
+    assert [run.notes for run in runs] == [*seen, *[()] * (made - len(seen))]
+    why = "other processes used 60% of the cores' time (at most 20% is healthy); seen: train (pid 4711) on 2"
+    first = call(f"launch 1 of {CASE.id} is no evidence: {why}")
+    assert others.say.call_args_list[:1] == [first][:disturbed]
 
 
 def test_a_failure_beside_others_is_a_verdict_at_once(measured: Measured) -> None:
-    others, crash = Others(), BESIDE_OTHERS.replace(failure=Failure(kind="crash", message="x"))
+    others, crash = others_who(), BESIDE_OTHERS.replace(failure=Failure(kind="crash", message="x"))
     _, verdict = measured(crash, neighbours=others, when_shared="wait")
-    assert (verdict.outcome, verdict.failure, others.waits, others.said) == ("failed", "crash", 0, [])
+    assert (verdict.outcome, verdict.failure) == ("failed", "crash")
+    assert not others.wait.called
+    assert not others.say.called
 
 
 def test_who_asks_for_no_neighbours_launches_again(measured: Measured) -> None:
@@ -215,18 +184,14 @@ def test_a_checkpoint_goes_with_the_launch_however_that_ends(
     assert not RunDir(tmp_path).checkpoints.exists()
 
 
-def test_nothing_is_launched_while_a_metric_of_another_package_is_broken(
-    tmp_path: Path, packages: Packages
-) -> None:
+def test_nothing_is_launched_with_a_broken_metric_of_a_package(tmp_path: Path, packages: Packages) -> None:
     packages.install("extra-broken", "raise RuntimeError('no such GPU')", metrics="x = extra_broken:X")
     with pytest.raises(ExtensionError, match=r"extra-broken 1\.5 .*RuntimeError: no such GPU.*pip uninstall"):
         launch_once(CASE, MACHINE, tmp_path / "launch-1")
     assert not RunDir(tmp_path / "launch-1").case.exists()
 
 
-def test_what_was_measured_is_shown_though_it_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_that_cannot_be_written_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalLauncher, "launch", lambda *args: None)
     monkeypatch.setattr(flow, "collect", lambda *args, **options: make_run())
     RunDir(tmp_path).run.mkdir()

@@ -1,6 +1,7 @@
 """The plugin as another repository uses it: `pip install perfsuite`, a test file, and nothing else.
 
-Where nothing depends on processes, launches are simulated in this one (`tests.simulated`).
+Where nothing depends on processes, launches are simulated in this one (`tests.simulated`): those of smoke
+tests, and of sessions in a process of their own, are not.
 """
 
 import dataclasses
@@ -9,9 +10,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -26,13 +27,12 @@ from perfsuite.frameworks.fake import Fake
 from perfsuite.launch import local, lock
 from perfsuite.launch.lock import MachineLock
 from perfsuite.launch.quiet import Neighbours
-from perfsuite.node.machine import gpu_machine
 from perfsuite.results.outcome import Outcome, Verdict
-from perfsuite.results.run import Run
+from perfsuite.results.run import Health, Run
 from perfsuite.results.session_file import SessionFile
 from perfsuite.session import against_baseline
 from tests.processes import arguments
-from tests.samples import DISTURBED, make_run
+from tests.samples import DISTURBED, make_gpu_machine, make_run
 from tests.suite import (
     CASES,
     ID,
@@ -41,23 +41,26 @@ from tests.suite import (
     read_json,
     read_junit,
     read_report,
+    run,
     run_cpu,
     waiver,
-    with_fake,
     write_cases,
 )
 
 pytestmark = pytest.mark.launch
-in_this_process = pytest.mark.usefixtures("simulated")
-
 FILES = ("--junitxml=j.xml", "--perf-json=out.json", "--perf-report=out")
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(request: pytest.FixtureRequest) -> None:
+    """Simulate launches, but those of smoke tests."""
+    if request.node.get_closest_marker("smoke") is None:
+        request.getfixturevalue("simulated")
 
 
 @pytest.mark.smoke("fake")
 def test_the_first_run_records_and_the_second_compares(suite: pytest.Pytester) -> None:
-    first = run_cpu(suite)
-    assert first.ret == 0
-    first.stdout.fnmatch_lines(
+    run_cpu(suite).stdout.fnmatch_lines(
         [
             "perfsuite: R regressed, U unhealthy, I inconclusive, i improved, r recorded",
             f"perfsuite: [[]1/1] {ID} begins",
@@ -67,7 +70,6 @@ def test_the_first_run_records_and_the_second_compares(suite: pytest.Pytester) -
         ]
     )
     second = run_cpu(suite, "-v", "--perf-json", "out.json")
-    assert second.ret == 0
     second.stdout.fnmatch_lines([f"*{ID}*+0.0%*passed*"])
     (result,) = read_json(suite)["results"]
     assert (result["framework"], result["case_id"], result["outcome"]) == ("fake", ID, "passed")
@@ -79,11 +81,9 @@ def test_the_first_run_records_and_the_second_compares(suite: pytest.Pytester) -
     assert kept[1].read_text() == (suite.path / "out.json").read_text()
 
 
-@in_this_process
 def test_a_slowdown_regresses_fails_and_is_explained_and_reported(recorded: pytest.Pytester) -> None:
     recorded.makeini("[pytest]\nfilterwarnings = error")
-    slow = run_cpu(recorded, "--perf-inject", "slowdown=30%", *FILES)
-    assert slow.ret == 1
+    slow = run_cpu(recorded, "--perf-inject", "slowdown=30%", *FILES, status=1)
     local = local_baseline(recorded).relative_to(recorded.path)
     slow.stdout.fnmatch_lines(
         [
@@ -100,13 +100,7 @@ def test_a_slowdown_regresses_fails_and_is_explained_and_reported(recorded: pyte
     assert float(properties["perf_tokens_per_s"]) == pytest.approx(39200, rel=0.02)
     assert properties["perf_hardware_class"] == told["machine"]["hardware_class"]
     assert properties["perf_launches"] == str(len(told["results"][0]["runs"]))
-    low, change, high = (
-        float(properties[f"perf_tokens_per_s_{name}"]) for name in ("change_low", "change", "change_high")
-    )
-    assert low < change < high
-    assert change == pytest.approx(1 / 1.3 - 1, abs=0.015)
-    failure = case.find("failure")
-    assert failure is not None
+    (failure,) = case.iter("failure")
     assert "% fewer (99 % interval" in str(failure.text) + str(failure.get("message"))
     assert told["results"][0]["verdict"]["checks"][0]["outcome"] == "regressed"
     page, summary = read_report(recorded)
@@ -114,10 +108,8 @@ def test_a_slowdown_regresses_fails_and_is_explained_and_reported(recorded: pyte
     assert summary.startswith("## perfsuite: 1 regressed")
 
 
-@in_this_process
 def test_an_arm_is_compared_with_this_environment_and_no_baseline_is_written(suite: pytest.Pytester) -> None:
     same = run_cpu(suite, "--perf-against=.", "--perf-json=out.json", "--perf-report=out")
-    assert same.ret == 0
     same.stdout.fnmatch_lines(
         [
             "*tokens/s A *B *B vs A (99 %)*memory B vs A *pairs *verdict*",
@@ -132,38 +124,43 @@ def test_an_arm_is_compared_with_this_environment_and_no_baseline_is_written(sui
     assert len(told["results"][0]["before"]) == len(told["results"][0]["runs"]) == 3
     assert "B vs A" in read_report(suite)[1]
     assert {path.name for path in (suite.path / ".perfsuite").iterdir()} == {"compare"}
-    slow = run_cpu(suite, "--perf-against=.", "--perf-inject=slowdown=30%", "--perf-max-pairs=5")
-    assert slow.ret == 1
+    slow = run_cpu(suite, "--perf-against=.", "--perf-inject=slowdown=30%", "--perf-max-pairs=5", status=1)
     slow.stdout.fnmatch_lines(["*23.0% fewer*", "*1 regressed*"])
 
 
-def find(monkeypatch: pytest.MonkeyPatch, *outcomes: Outcome) -> None:
-    """Stand in for launches of cases whose micro-batches are 1, 2, ...: these are their verdicts."""
+def find(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, *outcomes: Outcome) -> None:
+    """Stand in for launches of cases whose micro-batches are 1, 2, ...: these are their verdicts.
+
+    Each takes 100 s by the clock of the budget.
+    """
+    clock = [0.0]
+    monkeypatch.setattr("perfsuite.session.plan.monotonic", lambda: clock[0])
 
     def measured(case: Case, *args: Any, runs: list[Run]) -> tuple[list[Run], Verdict]:
         args[-1].on_launch(case, 1)
-        runs.append(make_run(case=case))
+        runs.append(make_run(case=case, duration_s=100))
+        clock[0] += 100
         return runs, Verdict(outcome=outcomes[case.micro_batch - 1], launches=1)
 
     monkeypatch.setattr(against_baseline, "measure", measured)
+    write_cases(suite, batches(*range(1, len(outcomes) + 1)))
 
 
-@pytest.mark.parametrize("outcome", ["improved", "inconclusive"])
 def test_what_is_better_or_not_known_passes_with_a_word_of_its_own_or_fails_on_request(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, outcome: Outcome
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_cases(suite, batches(1))
-    find(monkeypatch, outcome)
-    result = run_cpu(suite, "-v")
-    assert result.ret == 0
-    result.stdout.fnmatch_lines([f"*{outcome.upper()}*", f"*: {outcome} after*", f"*1 {outcome}*"])
-    assert run_cpu(suite, f"--perf-strict={outcome}").ret == 1
+    """How many cases were judged is the last line, and too few fail on request."""
+    find(suite, monkeypatch, "improved", "inconclusive", "unhealthy", "passed")
+    result = run_cpu(suite, "-v", "--perf-min-judged=50%")
+    assert result.outlines[-2] == "2 of 4 cases judged"
+    for outcome in ("improved", "inconclusive"):
+        result.stdout.fnmatch_lines([f"*{outcome.upper()}*", f"*: {outcome} after*", f"*1 {outcome}*"])
+        run_cpu(suite, f"--perf-strict={outcome}", status=1)
+    too_few = run_cpu(suite, "--perf-min-judged=51%", status=1)
+    assert too_few.outlines[-2] == "2 of 4 cases judged, --perf-min-judged asks for 51%: not a pass"
 
 
-@in_this_process
-def test_a_first_look_takes_one_launch_shows_no_regression_and_is_recorded_anew(
-    suite: pytest.Pytester,
-) -> None:
+def test_a_first_look_is_one_launch_shows_no_regression_and_is_recorded_anew(suite: pytest.Pytester) -> None:
     """One launch tells no noise: every later session would be inconclusive."""
 
     def launches() -> int:
@@ -174,44 +171,31 @@ def test_a_first_look_takes_one_launch_shows_no_regression_and_is_recorded_anew(
     run_cpu(suite).stdout.fnmatch_lines(["*1 recorded*"])
     assert launches() == 3
     run_cpu(suite, "--perf-record-launches=1").stdout.fnmatch_lines(["*1 passed*"])
-    look = run_cpu(suite, "--perf-max-launches=1", "--perf-inject=slowdown=30%")
-    assert look.ret == 0
-    look.stdout.fnmatch_lines(
+    run_cpu(suite, "--perf-max-launches=1", "--perf-inject=slowdown=30%").stdout.fnmatch_lines(
         ["*: inconclusive after 1 launch*", "*23.0% fewer*", "*inconclusive; 3 launches or more*"]
     )
 
 
-@in_this_process
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("options", "reason"),
     [
-        ("crash", "*crash: RuntimeError: injected crash*"),
-        ("nan", "*loss: the loss is nan at step 69*"),
-        ("missing-metric", "*the baseline has it, this run does not*"),
-        ("missing-rank", "*missing_report: no report from rank 1 of 2*"),
+        (("-m", "a100"), "it is meant for a100-80gb, this machine is cpu-"),
+        (("-m", "cpu", "--perf-dry"), "not by a dry run: fake does not say how it builds"),
     ],
 )
-def test_a_broken_run_fails(recorded: pytest.Pytester, fault: str, said: str) -> None:
-    broken = run_cpu(recorded, "--perf-inject", fault)
-    assert broken.ret == 1
-    broken.stdout.fnmatch_lines([said, "*1 failed*"])
-
-
-def test_what_this_machine_cannot_run_is_skipped_with_the_reason_and_is_not_a_pass(
-    suite: pytest.Pytester,
+def test_what_cannot_be_run_is_skipped_with_the_reason_and_is_not_a_pass(
+    suite: pytest.Pytester, options: tuple[str, ...], reason: str
 ) -> None:
-    result = suite.runpytest("-m", "a100", "-rs", "--perf-json=out.json", "--perf-report=out")
-    assert result.ret == 1
+    result = run(suite, *options, "-rs", "--perf-json=out.json", "--perf-report=out", status=1)
     result.stdout.fnmatch_lines(
-        ["*nothing was measured*", "*it is meant for a100-80gb, this machine is cpu-*", "*1 skipped*"]
+        ["*nothing was measured*", f"*{reason}*", f"SKIPPED*{reason}*", "*1 skipped*"]
     )
-    assert "meant for a100-80gb" in read_json(suite)["skipped"][0]["reason"]
+    assert reason in read_json(suite)["skipped"][0]["reason"]
     assert "1 skipped" in read_report(suite)[0]
 
 
 def test_xdist_is_refused_with_the_reason(suite: pytest.Pytester) -> None:
-    result = run_cpu(suite, "-n", "1", "-p", "no:cacheprovider")
-    assert result.ret == 1
+    result = run_cpu(suite, "-n", "1", "-p", "no:cacheprovider", status=1)
     result.stdout.fnmatch_lines(["*perfsuite does not run under pytest-xdist*Run without -n*"])
 
 
@@ -223,8 +207,7 @@ def test_a_test_that_lost_its_cases_fails_whatever_hardware_is_selected(
 ) -> None:
     write_cases(suite, "[]")
     suite.makeini(f"[pytest]\nempty_parameter_set_mark = {mark}\n")
-    result = suite.runpytest("-m", chosen)
-    assert result.ret == 1
+    result = run(suite, "-m", chosen, status=1)
     result.stdout.fnmatch_lines(["*no case: the parameters of this test are empty*"])
 
 
@@ -236,42 +219,33 @@ def test_who_deselects_a_test_by_its_own_mark_or_name_does_not_get_it_back(
     marked = empty.replace("@pytest.mark.param", "@pytest.mark.slow\n    @pytest.mark.param")
     suite.makepyfile(test_cases=marked if "slow" in arguments[1] else empty)
     suite.makeini("[pytest]\nmarkers = slow\n")
-    assert suite.runpytest(*arguments).ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    run(suite, *arguments, status=pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-@in_this_process
 def test_an_error_of_another_plugin_at_the_end_loses_no_result(suite: pytest.Pytester) -> None:
     """pytest-benchmark opens its file there, in a directory that may be missing."""
-    run_cpu(suite, "--benchmark-json=none/b.json", "--perf-json=out.json", "--perf-report=out")
+    suite.runpytest("-m", "cpu", "--benchmark-json=none/b.json", "--perf-json=out.json", "--perf-report=out")
     content = read_json(suite)
     assert content["status"] == "complete"
     assert [result["verdict"]["outcome"] for result in content["results"]] == ["recorded"]
     assert (suite.path / "out" / "index.html").exists()
 
 
-@in_this_process
-def test_one_case_in_two_tests_is_measured_twice(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_case_in_two_tests_is_run_twice(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second launch dies; the reports of the first must not be taken for its own."""
     write_cases(suite, batches(4, 8), "bench(FAKE)")
     real: Any = measure.measure
+    faults = iter((None, "exit"))
 
     def second_dies(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(against_baseline, "measure", dies)
-        return real(*args, **options)
-
-    def dies(*args: Any, **options: Any) -> Any:
         *others, how = args
-        return real(*others, dataclasses.replace(how, inject="exit"), **options)
+        return real(*others, dataclasses.replace(how, inject=next(faults)), **options)
 
     monkeypatch.setattr(against_baseline, "measure", second_dies)
-    result = suite.runpytest()
-    assert result.ret == 1
+    result = run(suite, status=1)
     result.stdout.fnmatch_lines(["*crash: exit code 13*", "*1 failed*1 recorded*"])
 
 
-@in_this_process
 @pytest.mark.parametrize(
     ("body", "outcome", "said"),
     [
@@ -285,26 +259,22 @@ def test_bench_is_called_exactly_once_by_a_test_that_comes_so_far(
     suite: pytest.Pytester, body: str, outcome: str, said: str
 ) -> None:
     write_cases(suite, body=body)
-    result = suite.runpytest("-W", "ignore")
-    assert result.ret == 1
+    result = run(suite, "-W", "ignore", status=1)
     assert result.parseoutcomes()[outcome] == 1
     assert ("never called" in str(result.stdout)) == (body == "pass")
     result.stdout.fnmatch_lines([said])
 
 
-@in_this_process
 def test_another_case_than_that_of_the_test_is_checked_too(suite: pytest.Pytester) -> None:
     write_cases(suite, body="bench(case.replace(hardware='h100'))")
-    result = run_cpu(suite, "-rs")
+    result = run_cpu(suite, "-rs", status=1)
     result.stdout.fnmatch_lines(["*SKIPPED*it is meant for h100, this machine is cpu-*"])
     write_cases(suite, batches(4, 8), "bench(FAKE.replace(may_run_out_of_memory=case.micro_batch == 8))")
-    result = suite.runpytest()
-    result.stdout.fnmatch_lines(
+    run(suite, status=1).stdout.fnmatch_lines(
         ["*two different cases have the id fake-*differ in may_run_out_of_memory*", "*1 failed, 1 recorded*"]
     )
 
 
-@in_this_process
 @pytest.mark.fault("store is read-only")
 @pytest.mark.parametrize(
     ("option", "status", "said"),
@@ -321,29 +291,23 @@ def test_what_cannot_be_written_is_said_and_costs_no_figures(
     suite: pytest.Pytester, option: str, status: int, said: list[str]
 ) -> None:
     (suite.path / "file").write_text("")
-    result = run_cpu(suite, option)
-    assert result.ret == status
-    result.stdout.fnmatch_lines(said)
+    run_cpu(suite, option, status=status).stdout.fnmatch_lines(said)
 
 
-@in_this_process
 def test_a_torch_that_cannot_use_the_gpus_is_one_error_before_anything_is_launched(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpus = gpu_machine(["NVIDIA H200"], count=2, memory_bytes=2**37, driver=None)
-    monkeypatch.setattr(local, "detect", lambda: gpus)
+    monkeypatch.setattr(local, "detect", make_gpu_machine)
     monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.13.0+cpu", "cuda": None})
     more = "[FAKE, *(FAKE.replace(framework=DDP(), hardware='gpu', micro_batch=b) for b in (1, 2, 3))]"
     write_cases(suite, more)
-    result = suite.runpytest()
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result = run(suite, status=pytest.ExitCode.USAGE_ERROR)
     (said,) = (line for line in result.errlines if "torch" in line)
     assert said.startswith("ERROR: torch 2.13.0+cpu is built without CUDA and cannot use the GPUs of this")
     assert not (suite.path / ".perfsuite").exists()
-    assert run_cpu(suite).ret == 0
+    run_cpu(suite)
     write_cases(suite, body="bench(case.replace(framework=DDP(), hardware='gpu'))")  # known in the test alone
-    result = suite.runpytest("--perf-json=out.json")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result = run(suite, "--perf-json=out.json", status=pytest.ExitCode.TESTS_FAILED)
     result.stdout.fnmatch_lines(["torch 2.13.0+cpu is built without CUDA and cannot use the GPUs *"])
     (kept,) = read_json(suite)["results"]
     assert (kept["verdict"]["failure"], kept["runs"]) == ("error", [])
@@ -352,39 +316,37 @@ def test_a_torch_that_cannot_use_the_gpus_is_one_error_before_anything_is_launch
 def test_a_gpu_that_cannot_be_read_is_one_error_without_a_traceback_and_of_no_concern_to_others(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost() -> Machine:
-        raise MachineError("GPU 3 (00000000:5B:00.0) cannot be read: GPU is lost")
-
-    monkeypatch.setattr(local, "detect", lost)
-    result = run_cpu(suite, "--perf-json=out.json")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    lost = MachineError("GPU 3 (00000000:5B:00.0) cannot be read: GPU is lost")
+    monkeypatch.setattr(local, "detect", Mock(side_effect=lost))
+    result = run_cpu(suite, "--perf-json=out.json", status=pytest.ExitCode.USAGE_ERROR)
     result.stderr.fnmatch_lines(["ERROR: GPU 3 (00000000:5B:00.0) cannot be read: GPU is lost"])
     for told in (str(result.stdout), str(result.stderr)):
         assert "Traceback" not in told
         assert "INTERNALERROR" not in told
     suite.makepyfile(test_cases="def test_other(benchmark):\n    benchmark.pedantic(len, ('abc',))\n")
-    assert suite.runpytest("--benchmark-json=b.json").ret == 0
+    run(suite, "--benchmark-json=b.json")
     told = read_json(suite, "b.json")["machine_info"]
     assert ("hardware" in told, "frameworks" in told) == (False, True)
 
 
-@pytest.fixture
-def busy(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, simulated: None) -> pytest.Pytester:
-    """Others use the machine in every launch, and never stop."""
+def let_others_use(monkeypatch: pytest.MonkeyPatch, *healths: Health) -> None:
+    """Let launches find the machine so, in turn, on which others never stop."""
+    each = itertools.cycle(healths)
 
     def beside_others(*args: Any, **options: Any) -> Run:
-        return collect.collect(*args, **options).replace(health=DISTURBED)
+        return collect.collect(*args, **options).replace(health=next(each))
 
     monkeypatch.setattr(measure, "collect", beside_others)
     monkeypatch.setattr(Neighbours, "wait", lambda *args: False)
-    return suite
 
 
 @pytest.mark.fault("others use the machine")
-def test_a_machine_that_others_use_measures_nothing_and_says_what_to_do(busy: pytest.Pytester) -> None:
-    result = run_cpu(busy)
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(
+def test_a_machine_that_others_use_measures_nothing_and_its_figures_are_shown_on_request(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_others_use(monkeypatch, DISTURBED)
+    nothing = run_cpu(suite, status=1)
+    nothing.stdout.fnmatch_lines(
         [
             "perfsuite: launch 1 of fake-* is no evidence: other processes used 60% of *; seen: *",
             "perfsuite: [[]1/1] fake-* unhealthy in * s",
@@ -393,27 +355,8 @@ def test_a_machine_that_others_use_measures_nothing_and_says_what_to_do(busy: py
             "Others used the machine. --perf-wait-quiet=SECONDS waits longer*--perf-allow-shared judges*",
         ]
     )
-    assert not list(busy.path.glob(".perfsuite/baselines/*/*"))
-
-
-def test_others_who_used_only_some_launches_are_named_too(
-    busy: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    healths = itertools.cycle([DISTURBED, DISTURBED.replace(foreign_cpu=0)])
-    monkeypatch.setattr(
-        measure, "collect", lambda *a, **k: collect.collect(*a, **k).replace(health=next(healths))
-    )
-    result = run_cpu(busy)
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(
-        ["*1 case selected, none could be judged: not a pass.", "Others used the machine.*"]
-    )
-
-
-def test_figures_of_a_shared_machine_are_shown_on_request(busy: pytest.Pytester) -> None:
-    result = run_cpu(busy, "--perf-allow-shared", "--perf-json=out.json")
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(
+    shown = run_cpu(suite, "--perf-allow-shared", "--perf-json=out.json")
+    shown.stdout.fnmatch_lines(
         [
             f"*{ID}*5?,*unhealthy (shared)",
             "--perf-allow-shared: others used the machine in 1 case: counts alone are judged and recorded, "
@@ -421,26 +364,20 @@ def test_figures_of_a_shared_machine_are_shown_on_request(busy: pytest.Pytester)
             "*1 unhealthy*",
         ]
     )
-    result.stdout.no_fnmatch_line("*what was measured is no evidence*")
-    assert read_json(busy)["results"][0]["shared"] is True
-    assert not list(busy.path.glob(".perfsuite/baselines/*/*"))
+    shown.stdout.no_fnmatch_line("*what was measured is no evidence*")
+    assert read_json(suite)["results"][0]["shared"] is True
+    assert not list(suite.path.glob(".perfsuite/baselines/*/*"))
 
 
-@pytest.fixture
-def timed(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """Four cases, each of which takes 100 s by a clock of its own; the third regresses."""
-    clock = [0.0]
-    monkeypatch.setattr("perfsuite.session.plan.monotonic", lambda: clock[0])
-
-    def measured(case: Case, *args: Any, runs: list[Run]) -> tuple[list[Run], Verdict]:
-        args[-1].on_launch(case, 1)
-        runs.append(make_run(case=case, duration_s=100))
-        clock[0] += 100
-        return runs, Verdict(outcome="regressed" if case.micro_batch == 3 else "passed", launches=1)
-
-    monkeypatch.setattr(against_baseline, "measure", measured)
-    write_cases(suite, batches(1, 2, 3, 4))
-    return suite
+def test_others_who_used_only_some_launches_are_named_too(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_others_use(monkeypatch, DISTURBED, DISTURBED.replace(foreign_cpu=0))
+    run_cpu(suite, "--perf-wait-quiet=0", "--perf-json=out.json", status=1).stdout.fnmatch_lines(
+        ["*1 case selected, none could be judged: not a pass.", "Others used the machine.*"]
+    )
+    (result,) = read_json(suite)["results"]
+    assert (len(result["runs"]), result["shared"]) == (5, False)
 
 
 def measured_batches(suite: pytest.Pytester) -> list[int]:
@@ -448,86 +385,59 @@ def measured_batches(suite: pytest.Pytester) -> list[int]:
 
 
 def test_a_budget_takes_what_failed_and_what_was_not_measured_for_longest_and_tells_the_rest(
-    timed: pytest.Pytester,
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = run_cpu(timed, "--perf-budget=150s", "--perf-json=out.json", "--perf-report=out")
+    find(suite, monkeypatch, "passed", "passed", "regressed", "passed")
+    first = suite.runpytest("--perf-budget=150s", "--perf-json=out.json", "--perf-report=out")
     first.stdout.fnmatch_lines(
         ["*perfsuite: the budget is used up*", "2 cases not reached within*", "  fake-*: too little is left*"]
     )
-    began = measured_batches(timed)
+    began = measured_batches(suite)
     assert len(began) == 2, "of the second nobody knew what it costs"
-    summary = read_report(timed)[1]
+    summary = read_report(suite)[1]
     assert "2 not reached" in summary
     assert "launches 3.3 min" in summary
-    run_cpu(timed, "--perf-budget=300s", "--perf-json=out.json")
-    again = measured_batches(timed)
+    suite.runpytest("--perf-budget=300s", "--perf-json=out.json")
+    again = measured_batches(suite)
     assert ({1, 2, 3, 4} - {*began}) <= {*again}
     assert len(again) == 3
     assert again[0] == 3 if 3 in began else again[2] in began
-    last = run_cpu(timed, "--perf-budget=250s", "--perf-json=out.json", "--perf-min-judged=60%")
-    assert measured_batches(timed)[0] == 3, "what regressed comes first"
+    last = suite.runpytest("--perf-budget=250s", "--perf-json=out.json", "--perf-min-judged=60%")
+    assert measured_batches(suite)[0] == 3, "what regressed comes first"
     last.stdout.fnmatch_lines(["*2 of 4 cases judged, --perf-min-judged asks for 60%: not a pass"])
-    none = run_cpu(timed, "--perf-budget=99s")
-    assert none.ret == pytest.ExitCode.TESTS_FAILED
+    none = run_cpu(suite, "--perf-budget=99s", status=pytest.ExitCode.TESTS_FAILED)
     none.stdout.fnmatch_lines(["*: never within 99 s, as it takes about 1.7 min: give 2min or more"])
 
 
-def test_jobs_share_the_cases(timed: pytest.Pytester) -> None:
+def test_jobs_share_the_cases(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    find(suite, monkeypatch, "passed", "passed", "passed", "passed")
     found = []
     for number in (1, 2):
-        run_cpu(timed, f"--perf-shard={number}/2", "--perf-json=out.json")
-        found.append(set(measured_batches(timed)))
+        run_cpu(suite, f"--perf-shard={number}/2", "--perf-json=out.json")
+        found.append(set(measured_batches(suite)))
     assert [len(each) for each in found] == [2, 2]
     assert set.union(*found) == {1, 2, 3, 4}
-    alone = run_cpu(timed, "--perf-shard=5/5")
+    alone = run_cpu(suite, "--perf-shard=5/5")  # a job too many is no error
     alone.stdout.fnmatch_lines(["*4 deselected*"])
-    assert alone.ret == 0, "a job too many is no error"
-    assert run_cpu(timed, "--perf-shard=1/2", "-k", "nothing").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    run_cpu(suite, "--perf-shard=1/2", "-k", "nothing", status=pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-@pytest.mark.parametrize(
-    ("given", "status", "said"),
-    [
-        (("--perf-min-judged=33%",), 0, "1 of 3 cases judged"),
-        (("--perf-min-judged=34%",), 1, "1 of 3 cases judged, --perf-min-judged asks for 34%: not a pass"),
-    ],
-)
-def test_how_many_cases_were_judged_is_the_last_line_and_too_few_fail(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], status: int, said: str
-) -> None:
-    find(monkeypatch, "inconclusive", "unhealthy", "passed")
-    write_cases(suite, batches(1, 2, 3))
-    result = run_cpu(suite, *given)
-    assert result.ret == status
-    assert result.outlines[-2] == said
-
-
-def test_that_nothing_was_counted_on_request_is_said_once(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find(monkeypatch, "passed", "passed")
-    write_cases(suite, batches(1, 2))
+def test_no_counts_on_request_is_said_once(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    find(suite, monkeypatch, "passed", "passed")
     told = str(run_cpu(suite, "--perf-no-counts").stdout)
     assert told.count("--perf-no-counts: what a step does was neither counted nor judged") == 1
     assert "not counted" not in told
 
 
-@pytest.fixture
-def held() -> Iterator[MachineLock]:
-    """Let go whatever a test says: the next session of this process would wait for it without end."""
-    machine_lock = MachineLock()
-    machine_lock.take(print)
-    yield machine_lock
-    machine_lock.release()
-
-
-@in_this_process
 @pytest.mark.fault("another session measures")
 def test_two_sessions_measure_one_after_the_other(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, held: MachineLock
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    assert suite.runpytest("--collect-only").ret == 0
-    assert run_cpu(suite, "--perf-missing-baseline=fail").ret == 1, "it launches nothing"
+    held = MachineLock()
+    held.take(print)
+    request.addfinalizer(held.release)  # else the next session of this process would wait without end
+    run(suite, "--collect-only")
+    run_cpu(suite, "--perf-missing-baseline=fail", status=1)  # it launches nothing
 
     def written(descriptor: int, length: int, offset: int) -> bytes:
         held.release()  # it ends just now
@@ -535,9 +445,7 @@ def test_two_sessions_measure_one_after_the_other(
 
     monkeypatch.setattr(os, "pread", written)
     monkeypatch.setattr(lock, "POLL_S", 0)
-    queued = run_cpu(suite)
-    assert queued.ret == 0
-    queued.stdout.fnmatch_lines(
+    run_cpu(suite).stdout.fnmatch_lines(
         [
             "perfsuite: waiting for another session on this machine: pid 7 of somebody",
             "perfsuite: [[]1/1] fake-* begins",
@@ -552,14 +460,12 @@ def test_a_failure_prints_its_text_once(
 ) -> None:
     """On CI, pytest repeats the whole text in its own short summary; ours is what stands above it."""
     monkeypatch.setenv("CI", "true") if on_ci else monkeypatch.delenv("CI", raising=False)
-    result = run_cpu(suite, "--perf-missing-baseline=fail")
-    assert result.ret == 1
+    result = run_cpu(suite, "--perf-missing-baseline=fail", status=1)
     above, summary = str(result.stdout).split("short test summary info")
     assert above.count("no_baseline: no baseline on") + above.count("  no baseline on") == 1
     assert summary.count("no baseline on") <= 1
     write_cases(suite, "[FAKE.replace(framework=Script(path='none.py'))]")
-    result = run_cpu(suite)
-    assert result.ret == 1
+    result = run_cpu(suite, status=1)
     above, summary = str(result.stdout).split("short test summary info")
     assert above.count("No such file or directory") == 1
     assert summary.count("No such file or directory") <= 1
@@ -567,7 +473,6 @@ def test_a_failure_prints_its_text_once(
     result.stdout.fnmatch_lines(["path='none.py': No such file or directory in *"])  # without a traceback
 
 
-@in_this_process
 @pytest.mark.fault("anything else fails in pytest's process")
 def test_an_error_that_nobody_expected_stands_in_every_report(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
@@ -586,8 +491,7 @@ def test_an_error_that_nobody_expected_stands_in_every_report(
     monkeypatch.setattr(against_baseline, "measure", measured)
     monkeypatch.setattr(Fake, "unsupported", unsupported)
     write_cases(suite, batches(2, 3, 4))
-    result = suite.runpytest("--perf-json=out.json", "--perf-report=out", "--perf-record-launches=1")
-    assert result.ret == 1
+    result = run(suite, "--perf-json=out.json", "--perf-report=out", "--perf-record-launches=1", status=1)
     results = read_json(suite)["results"]
     found = [(each["outcome"], each["verdict"]["failure"]) for each in results]
     assert found == [("failed", "error"), ("failed", "error"), ("recorded", None)]
@@ -602,31 +506,26 @@ def test_an_error_that_nobody_expected_stands_in_every_report(
 @pytest.mark.fault("Ctrl-C")
 def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pytester) -> None:
     """A second case hangs; the interrupt comes while it does."""
-    suite.makepyfile(
-        test_cases=with_fake("""
+    write_cases(suite, batches(4, 8))
+    suite.makeconftest("""
         import os, signal, threading, time
-        from pathlib import Path
         from dataclasses import replace
+        from pathlib import Path
         from perfsuite.session import against_baseline
-        @pytest.mark.parametrize("case", [FAKE])
-        def test_one(bench, case):
-            bench(case)
-        @pytest.mark.parametrize("case", [FAKE.replace(micro_batch=8)])
-        def test_two(bench, case, monkeypatch):
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
-            def measure(*args, **options):
-                *others, how = args
-                return real(*others, replace(how, inject="hang"), **options)
-            real = against_baseline.measure
-            monkeypatch.setattr(against_baseline, "measure", measure)
-            def interrupt():
-                while not list(Path(".perfsuite").glob("runs/*/fake-*b8*/launch-1/rank-1.log")):
-                    time.sleep(0.05)
-                os.kill(os.getpid(), signal.SIGINT)
-            threading.Thread(target=interrupt, daemon=True).start()
-            bench(case)
-        """)
-    )
+
+        def measure(case, *args, **options):
+            *others, how = args
+            fault = "hang" if case.micro_batch == 8 else None
+            return real(case, *others, replace(how, inject=fault), **options)
+
+        def interrupt():
+            while not list(Path(".perfsuite").glob("runs/*/fake-*b8*/launch-1/rank-1.log")):
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        real, against_baseline.measure = against_baseline.measure, measure
+        threading.Thread(target=interrupt, daemon=True).start()
+    """)
     result = suite.runpytest_subprocess("-W", "error", "--perf-record-launches=1", *FILES[1:])
     assert result.ret == pytest.ExitCode.INTERRUPTED
     content = read_json(suite)
@@ -639,7 +538,6 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pyteste
     assert not [p for p in psutil.process_iter() if str(suite.path) in " ".join(arguments(p))]
 
 
-@in_this_process
 @pytest.mark.parametrize("launches", [0, 1])
 def test_launches_before_a_ctrl_c_in_the_first_case_are_kept(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, launches: int
@@ -661,31 +559,25 @@ def test_launches_before_a_ctrl_c_in_the_first_case_are_kept(
     assert (content["interrupted_case"], len(content["interrupted_launches"])) == (ID, launches)
 
 
-@in_this_process
 def test_a_known_issue_is_still_there_or_gone(suite: pytest.Pytester) -> None:
     issue = {"url": "https://example.org/209", "failure": "crash"}
     write_cases(suite, f"[FAKE.replace(known_issue={issue})]")
     recorded = run_cpu(suite)
     recorded.stdout.fnmatch_lines(["*known issue gone: https://example.org/209: take known_issue from*"])
-    assert recorded.ret == 0
     crashing = run_cpu(suite, "-rx", "--perf-inject", "crash", "--perf-json=out.json")
     crashing.stdout.fnmatch_lines(["*XFAIL*known issue: crash: RuntimeError: injected crash*", "*1 xfailed*"])
-    assert crashing.ret == 0
     assert read_json(suite)["results"][0]["excused"] == "known issue"
 
 
-@in_this_process
 def test_a_waived_regression_passes_and_is_shown_as_such_everywhere(recorded: pytest.Pytester) -> None:
     waivers = recorded.path / "perf-waivers.toml"
     waivers.write_text(waiver(tolerated="40%", metric="tokens*"))
     slow = run_cpu(recorded, "-rx", "--perf-inject", "slowdown=30%", *FILES)
-    assert slow.ret == 0
     told = "waived: tokens/s -2*%: 40% tolerated until 2999-12-31, @me, https://example.org/1"
     slow.stdout.fnmatch_lines([f"*{ID}: {told}*", "*XFAIL*waived: *", "*1 xfailed*"])
     (result,) = read_json(recorded)["results"]
     assert (result["outcome"], result["excused"]) == ("regressed", "waived")
-    skipped = read_junit(recorded).find("skipped")
-    assert skipped is not None
+    (skipped,) = read_junit(recorded).iter("skipped")
     assert "40% tolerated until 2999-12-31, @me" in str(skipped.get("message"))
     page, summary = read_report(recorded)
     assert "<h1>1 waived" in page
@@ -694,8 +586,7 @@ def test_a_waived_regression_passes_and_is_shown_as_such_everywhere(recorded: py
     assert "40% tolerated until 2999-12-31, &#64;me, https://example.org/1" in summary
 
     waivers.write_text(waiver(tolerated="10%", metric="tokens*") + waiver(tolerated="10%", case="fsdp-*"))
-    beyond = run_cpu(recorded, "--perf-inject", "slowdown=30%", "--perf-report=out")
-    assert beyond.ret == 1
+    beyond = run_cpu(recorded, "--perf-inject", "slowdown=30%", "--perf-report=out", status=1)
     beyond.stdout.fnmatch_lines(
         [
             "note: perf-waivers.toml: *fsdp-?* matches none of the 2 cases here",
@@ -704,17 +595,13 @@ def test_a_waived_regression_passes_and_is_shown_as_such_everywhere(recorded: py
     )
     assert "not waived: tokens/s" in read_report(recorded)[1]
     waivers.write_text("[[waiver]]")
-    bad = run_cpu(recorded)
-    assert bad.ret == pytest.ExitCode.USAGE_ERROR
+    bad = run_cpu(recorded, status=pytest.ExitCode.USAGE_ERROR)
     bad.stderr.fnmatch_lines(["ERROR: *perf-waivers.toml: waiver.0.case: Field required*"])
 
 
-@in_this_process
 def test_in_shadow_mode_nothing_fails_and_the_end_says_what_would_have(recorded: pytest.Pytester) -> None:
     recorded.makeini("[pytest]\nperf_shadow = true")
-    slow = run_cpu(recorded, "-rx", "--perf-inject", "slowdown=30%", *FILES)
-    assert slow.ret == 0
-    slow.stdout.fnmatch_lines(
+    run_cpu(recorded, "-rx", "--perf-inject", "slowdown=30%", *FILES).stdout.fnmatch_lines(
         [
             f"*{ID}*regressed (shadow)*",
             f"*{ID}: regressed (shadow) after*",
@@ -729,52 +616,29 @@ def test_in_shadow_mode_nothing_fails_and_the_end_says_what_would_have(recorded:
     assert told["conditions"]["options"]["--perf-shadow"] == "yes"
     case = read_junit(recorded)
     assert case.find("failure") is None
-    skipped = case.find("skipped")
-    assert skipped is not None
+    (skipped,) = case.iter("skipped")
     assert str(skipped.get("message")).startswith("regressed (shadow)")
     page, summary = read_report(recorded)
     assert "<h1>1 regressed (1 shadow" in page
     assert "regressed (shadow)" in summary
 
 
-@in_this_process
-@pytest.mark.parametrize(
-    ("option", "said", "would"),
-    [
-        ("--perf-inject=crash", "XFAIL * failed (shadow): crash*", 1),
-        ("--perf-missing-baseline=fail", "XFAIL * failed (shadow): no baseline*", 1),
-        ("--perf-min-judged=100%", "perfsuite: too few*", 0),
-    ],
-)
-def test_in_shadow_mode_a_failed_case_and_a_session_without_verdicts_fail_nothing(
-    suite: pytest.Pytester, option: str, said: str, would: int
-) -> None:
-    if "crash" in option:
-        run_cpu(suite)
-    first = run_cpu(suite, "-rx", "--perf-shadow", option)
-    assert first.ret == 0
-    first.stdout.fnmatch_lines([f"*{said}"])
-    first.stdout.fnmatch_lines([f"--perf-shadow: {would} of 1 case would have failed"])
-
-
-def test_in_shadow_mode_what_cannot_be_measured_fails_nothing_and_a_wrong_test_does(
+def test_in_shadow_mode_no_failed_case_and_no_session_without_verdicts_fails_and_a_wrong_test_does(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def shadow(said: str, *options: str, would: int = 1) -> None:
+        result = run_cpu(suite, "-rx", "--perf-shadow", *options)
+        result.stdout.fnmatch_lines([said])
+        result.stdout.fnmatch_lines([f"--perf-shadow: {would} of 1 case would have failed"])
+
+    shadow("XFAIL * failed (shadow): no baseline*", "--perf-missing-baseline=fail")
+    shadow("*perfsuite: too few*", "--perf-min-judged=100%", would=0)  # it records the baseline
+    shadow("XFAIL * failed (shadow): crash*", "--perf-inject=crash")
     for error, said in ((MachineError("no machine"), "no machine"), (ValueError("bug"), "ValueError: bug*")):
-
-        def broken(*args: object, error: Exception = error, **options: object) -> Any:
-            raise error
-
-        monkeypatch.setattr(against_baseline, "measure", broken)
-        shadow = run_cpu(suite, "-rx", "--perf-shadow")
-        assert shadow.ret == 0
-        shadow.stdout.fnmatch_lines(
-            ["--perf-shadow: 1 of 1 case would have failed", f"XFAIL * failed (shadow): {said}"]
-        )
+        monkeypatch.setattr(against_baseline, "measure", Mock(side_effect=error))
+        shadow(f"XFAIL * failed (shadow): {said}")
     write_cases(suite, body="assert not case")
-    wrong = run_cpu(suite, "--perf-shadow")
-    assert wrong.ret == 1
-    wrong.stdout.fnmatch_lines(["*1 failed*"])
+    run_cpu(suite, "--perf-shadow", status=1).stdout.fnmatch_lines(["*1 failed*"])
 
 
 @pytest.mark.smoke
@@ -797,25 +661,14 @@ def test_another_repository_needs_only_the_package(tmp_path: Path) -> None:
     assert "2 recorded" in done.stdout
 
 
-def test_what_cannot_be_run_dry_is_skipped_with_the_reason(suite: pytest.Pytester) -> None:
-    result = run_cpu(suite, "--perf-dry", "-rs")
-    result.stdout.fnmatch_lines(["SKIPPED*not by a dry run: fake does not say how it builds*"])
-    assert result.ret == 1  # not a pass
-
-
 SIDE_BY_SIDE = ("--perf-dry", "-m", "cpu", "-n", "1", "--benchmark-disable", "--perf-json", "out.json")
 
 
 STANDS_IN_FOR_DRY_RUNS = """
-    from perfsuite.results.counts import Counts, merged
     from perfsuite.session import dry
-    from tests.samples import make_run
+    from tests.session.making import DryRuns
 
-    def dry_run(case, directory, **how):
-        counts = merged({0: Counts(flops={"forward": 100})})
-        return make_run(case=case, dry=True, step_s=(), window=(0, 0), counts=counts)
-
-    dry.dry_run = dry_run
+    dry.dry_run = DryRuns()
 """
 
 

@@ -6,18 +6,16 @@ import random
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from tests.suite import FAKE, local_baseline, read_json
+from tests.suite import local_baseline, read_json, write_cases
 from tests.synthetic import commit
 
 pytestmark = pytest.mark.launch
 
 NIGHTLY = 18
-FAULTS = ("crash", "exit", "oom", "nan", "loss", "missing-rank", "missing-metric", "leak=60%", "slowdown=60%")
 EXPECTED = {
     None: ("passed", None),
     "crash": ("failed", "crash"),
@@ -31,14 +29,19 @@ EXPECTED = {
     "slowdown=60%": ("regressed", None),
 }
 """Outcome and kind of failure by injected fault."""
+SAID = (
+    "crash: RuntimeError: injected crash",
+    "loss: the loss is nan at step 69",
+    "the baseline has it, this run does not",
+    "missing_report: no report from rank 1 of 2",
+)
+"""What is told of some of these failures."""
+FAULTS = dict(
+    zip(random.Random(13).sample(range(1, NIGHTLY + 1), NIGHTLY // 2), filter(None, EXPECTED), strict=True)
+)
+"""The fault that is injected into half of the cases, by the seed of the case."""
 KILLED_AT = 11
 """The case, counted from 1, in whose launch pytest is killed."""
-
-NIGHT = f"""{FAKE}
-    @pytest.mark.parametrize("case", [FAKE.replace(seed=seed) for seed in range(1, {NIGHTLY} + 1)])
-    def test_it(bench, case):
-        bench(case)
-"""
 
 WITH_FAULTS = """
     import json, os, pytest, signal, threading, time
@@ -73,7 +76,8 @@ WITH_FAULTS = """
 @pytest.fixture
 def night(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A repository with 18 short cases that have baselines, and a fault in half of them."""
-    suite.makepyfile(test_cases=NIGHT, conftest=WITH_FAULTS)
+    write_cases(suite, f"[FAKE.replace(seed=seed) for seed in range(1, {NIGHTLY} + 1)]")
+    suite.makeconftest(WITH_FAULTS)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     (suite.path / "faults.json").write_text("{}")
     (suite.path / ".gitignore").write_text(".perfsuite\n*.json\n__pycache__\n.pytest_cache\n.benchmarks\n")
@@ -81,7 +85,7 @@ def night(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pyt
     commit(suite.path)
     assert suite.runpytest_subprocess("-q", "-k", "seed1-1x2").ret == 0
     give_all_the_baseline_of_the_first(suite)
-    (suite.path / "faults.json").write_text(json.dumps(injected()))
+    (suite.path / "faults.json").write_text(json.dumps(FAULTS))
     return suite
 
 
@@ -94,13 +98,6 @@ def give_all_the_baseline_of_the_first(suite: pytest.Pytester) -> None:
         first.with_name(first.name.replace("seed1-", f"seed{seed}-")).write_text(json.dumps(content))
 
 
-def injected() -> dict[int, str]:
-    """A fault by the seed of its case, for half of the cases; each kind of fault once or more."""
-    draw = random.Random(13)
-    seeds = draw.sample(range(1, NIGHTLY + 1), NIGHTLY // 2)
-    return {seed: FAULTS[number % len(FAULTS)] for number, seed in enumerate(seeds)}
-
-
 def verdicts(suite: pytest.Pytester, name: str) -> dict[str, tuple[str, str | None]]:
     """Outcome and kind of failure of each case in a results file."""
     results = read_json(suite, name)["results"]
@@ -108,22 +105,15 @@ def verdicts(suite: pytest.Pytester, name: str) -> dict[str, tuple[str, str | No
 
 
 def expected() -> dict[str, tuple[str, str | None]]:
-    faults = injected()
     return {
-        f"fake-llama-tiny-s64-b4-fp32-seed{seed}-1x2": EXPECTED[faults.get(seed)]
+        f"fake-llama-tiny-s64-b4-fp32-seed{seed}-1x2": EXPECTED[FAULTS.get(seed)]
         for seed in range(1, NIGHTLY + 1)
     }
 
 
-def newest(suite: pytest.Pytester) -> Any:
-    """The content of the newest `results.json`."""
-    return json.loads(max(suite.path.glob(".perfsuite/runs/*/results.json")).read_text())
-
-
 def launches(suite: pytest.Pytester) -> Sequence[Path]:
     """The directories of all launches of the newest session."""
-    session = max(suite.path.glob(".perfsuite/runs/*"))
-    return sorted(session.glob("*/launch-*"))
+    return sorted(max(suite.path.glob(".perfsuite/runs/*")).glob("*/launch-*"))
 
 
 @pytest.mark.fault("metric is missing")
@@ -134,10 +124,12 @@ def test_a_night_with_faults_that_is_killed_and_resumed_ends_as_one_that_was_not
     whole = night.runpytest_subprocess("-q", "--perf-json=whole.json")
     assert whole.ret == 1
     assert verdicts(night, "whole.json") == expected()
+    for said in SAID:
+        whole.stdout.fnmatch_lines([f"*{said}*"])
 
     monkeypatch.setenv("KILLED_AT", str(KILLED_AT))
     night.runpytest_subprocess("-q")
-    killed = newest(night)
+    killed = json.loads(max(night.path.glob(".perfsuite/runs/*/results.json")).read_text())
     assert (killed["status"], len(killed["results"])) == ("running", KILLED_AT - 1)
     assert killed["interrupted_case"] == f"fake-llama-tiny-s64-b4-fp32-seed{KILLED_AT}-1x2"
     here = [each for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(night.path)]
@@ -149,7 +141,7 @@ def test_a_night_with_faults_that_is_killed_and_resumed_ends_as_one_that_was_not
     resumed = night.runpytest_subprocess("-q", "--perf-resume", "--perf-json=resumed.json")
     assert resumed.ret == 1
     assert verdicts(night, "resumed.json") == expected()
-    again = [seed for seed, fault in injected().items() if fault == "missing-rank" and seed < KILLED_AT]
+    again = [seed for seed, fault in FAULTS.items() if fault == "missing-rank" and seed < KILLED_AT]
     kept = KILLED_AT - 1 - len(again)
     resumed.stdout.fnmatch_lines([f"perfsuite: --perf-resume: goes on with *: {kept} cases measured there"])
     resumed.stdout.fnmatch_lines([f"perfsuite: [[]1/{NIGHTLY - kept}] *"])

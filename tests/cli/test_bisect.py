@@ -134,6 +134,5 @@ def test_commits_that_do_not_run_are_skipped_and_stay_suspects(launches: Launche
 def test_a_case_that_cannot_run_here_is_an_error(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASE.replace(hardware=("h100",))
     commands.hold(monkeypatch, case)
-    assert commands.error_of("bisect", case.id, "--good", "HEAD~1").startswith(
-        f"perfsuite bisect: {case.id}: "
-    )
+    told = commands.error_of("bisect", case.id, "--good", "HEAD~1")
+    assert told.startswith(f"perfsuite bisect: {case.id}: ")

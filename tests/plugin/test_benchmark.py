@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from perfsuite.plugin.benchmark import ReplayClock, replay, replay_nothing
-from tests.suite import ID, read_json, run_cpu
+from tests.suite import ID, read_json, run, run_cpu
 
 
 class Pedantic:
@@ -51,12 +51,10 @@ def test_pytest_benchmark_has_every_step_and_compares_none_of_unlike_hardware(su
     assert machine["hardware"]["hardware_class"].startswith("cpu-")
     assert machine["frameworks"]["torch"].startswith("2.")
     compared = run_cpu(suite, "--benchmark-compare")
-    assert compared.ret == 0
     compared.stdout.fnmatch_lines([f"*test_it?{ID}?*"])
     (file,) = suite.path.glob(".benchmarks/*/*.json")
     file.write_text(file.read_text().replace(machine["hardware"]["hardware_class"], "h100-80gb-sxm"))
-    unlike = run_cpu(suite, "--benchmark-compare")
-    assert unlike.ret == pytest.ExitCode.USAGE_ERROR
+    unlike = run_cpu(suite, "--benchmark-compare", status=pytest.ExitCode.USAGE_ERROR)
     unlike.stderr.fnmatch_lines(["*h100-80gb-sxm*unlike hardware cannot be compared*"])
 
 
@@ -65,16 +63,14 @@ def test_saved_benchmarks_of_others_can_be_compared(suite: pytest.Pytester) -> N
     suite.makepyfile(test_cases="def test_other(benchmark):\n    benchmark.pedantic(sum, ([1, 2],))\n")
     suite.runpytest("-W", "ignore", "-p", "no:perfsuite", "--benchmark-save=one")
     assert list(suite.path.glob(".benchmarks/*/*.json"))
-    result = suite.runpytest("-W", "ignore", "--benchmark-compare")
-    assert result.ret == 0
+    run(suite, "-W", "ignore", "--benchmark-compare")
 
 
 @pytest.mark.launch
 def test_without_pytest_benchmark_the_error_says_so(suite: pytest.Pytester) -> None:
-    result = suite.runpytest("-p", "no:benchmark")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result = run(suite, "-p", "no:benchmark", status=pytest.ExitCode.USAGE_ERROR)
     result.stderr.fnmatch_lines(
         ["*test_cases.py::test_it?fake-*? asks for bench, which needs pytest-benchmark*-p no:benchmark"]
     )
     suite.makepyfile(test_cases="def test_other():\n    pass\n")
-    assert suite.runpytest("-p", "no:benchmark").ret == 0
+    run(suite, "-p", "no:benchmark")

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.suite import CASES, ID, OTHER, write_cases
+from tests.suite import CASES, ID, OTHER, run, write_cases
 
 MADE_INSIDE = CASES.replace(
     '@pytest.mark.parametrize("case", [FAKE, A100])\n    def test_it(bench, case)', "def test_it(bench)"
@@ -40,8 +40,7 @@ def test_what_would_be_measured_wrongly_or_never_is_refused_whatever_is_selected
     suite: pytest.Pytester, content: str, args: tuple[str, ...], said: str
 ) -> None:
     suite.makepyfile(test_cases=content)
-    result = suite.runpytest(*args)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result = run(suite, *args, status=pytest.ExitCode.USAGE_ERROR)
     assert said in str(result.stderr)
     assert "Traceback" not in str(result.stderr)
     result.stdout.no_fnmatch_line("*nothing was measured*")
@@ -56,8 +55,7 @@ def test_a_fixture_with_cases_as_its_parameters_is_fine(suite: pytest.Pytester) 
     suite.makepyfile(
         test_cases=CASES.replace('@pytest.mark.parametrize("case", [FAKE, A100])\n    def', fixture)
     )
-    result = suite.runpytest("--collect-only", "-q", "-m", "cpu")
-    assert result.ret == 0
+    result = run(suite, "--collect-only", "-q", "-m", "cpu")
     result.stdout.fnmatch_lines(["test_cases.py::test_it[[]fake-llama-tiny-*]", "1/2 tests collected*"])
 
 
@@ -75,23 +73,20 @@ MARKED = CASES.replace("@pytest", "@pytest.mark.mine\n    @pytest")
     "expression",
     ["h100 or (cpu and not slow)", "mine", "registered(name='h10', other=1) or cpu", "parametrize"],
 )
-def test_markers_that_somebody_knows_or_that_deselect_nothing_are_fine(
-    suite: pytest.Pytester, expression: str
-) -> None:
+def test_markers_that_are_known_or_deselect_nothing_are_fine(suite: pytest.Pytester, expression: str) -> None:
     suite.makeini("[pytest]\nmarkers = registered(name, other): mine, too\n")
     suite.makepyfile(test_cases=MARKED)
-    assert suite.runpytest("--collect-only", "-m", expression, "-W", "ignore").ret == 0
+    run(suite, "--collect-only", "-m", expression, "-W", "ignore")
 
 
 def test_markers_are_not_looked_at_where_no_case_was_collected(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_cases="def test_it():\n    pass\n")
-    assert suite.runpytest("-m", "h10").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    run(suite, "-m", "h10", status=pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def test_a_bad_value_is_told_beside_the_line_of_the_users_file_alone(suite: pytest.Pytester) -> None:
     for wrong in ("FAKE.replace(micro_batchs=4)", "Topology(processes=2)"):
         write_cases(suite, f"[{wrong}]")
-        result = suite.runpytest()
-        assert result.ret == pytest.ExitCode.INTERRUPTED
+        result = run(suite, status=pytest.ExitCode.INTERRUPTED)
         result.stdout.fnmatch_lines(["test_cases.py:*: in <module>", f"*{wrong}*", "E   *: unknown field*"])
         result.stdout.no_fnmatch_line("*documents.py*")

@@ -8,6 +8,7 @@ import pytest
 from perfsuite.plugin.options import root_of, values
 from perfsuite.session.option_table import options_of
 from perfsuite.session.setup import Options
+from tests.suite import run
 
 
 def options(config: pytest.Config) -> Options:
@@ -49,9 +50,7 @@ def test_an_odd_value_is_a_usage_error(pytester: pytest.Pytester, given: str, sa
 
 
 @pytest.mark.parametrize("setup", [None, "pyproject.toml"])
-def test_no_value_of_an_option_moves_the_root(
-    pytester: pytest.Pytester, tmp_path: Path, setup: str | None
-) -> None:
+def test_no_value_moves_the_root(pytester: pytest.Pytester, tmp_path: Path, setup: str | None) -> None:
     """pytest takes a value that is an existing path for a test, and the directory of that for its root."""
     if setup is not None:
         (pytester.path / setup).write_text("[project]\nname = 'mine'\n")
@@ -67,32 +66,27 @@ def test_no_value_of_an_option_moves_the_root(
     assert options(chosen).store == tmp_path / ".perfsuite"
 
 
-def test_settings_that_pytest_does_not_read_for_an_options_value_are_said(
-    suite: pytest.Pytester, tmp_path: Path
-) -> None:
+def test_settings_that_an_options_value_hides_are_said(suite: pytest.Pytester, tmp_path: Path) -> None:
     suite.makeini("[pytest]\nperf_missing_baseline = fail\n")
     (tmp_path / "out").mkdir()
-    hidden = suite.runpytest("--collect-only", "--perf-report", str(tmp_path / "out"))
-    assert hidden.ret == pytest.ExitCode.USAGE_ERROR
+    moved = ("--collect-only", "--perf-report", str(tmp_path / "out"))
+    hidden = run(suite, *moved, status=pytest.ExitCode.USAGE_ERROR)
     hidden.stderr.fnmatch_lines(
         [f"ERROR: the settings of pytest in {suite.path} were not read. *: write --option=PATH, with =, or *"]
     )
     given = ("--collect-only", f"--perf-report={tmp_path / 'out'}")
-    assert suite.runpytest(*given).ret == 0
-    assert suite.runpytest("--collect-only", "-c", "tox.ini", *given[1:]).ret == 0
+    run(suite, *given)
+    run(suite, "--collect-only", "-c", "tox.ini", *given[1:])
     elsewhere = (suite.path / "test_cases.py").rename(tmp_path / "test_cases.py")
-    assert suite.runpytest("--collect-only", elsewhere).ret == 0
+    run(suite, "--collect-only", elsewhere)
 
 
-def test_baselines_here_that_are_not_those_of_the_root_are_said(
-    suite: pytest.Pytester, tmp_path: Path
-) -> None:
+def test_baselines_here_that_are_not_the_roots_are_said(suite: pytest.Pytester, tmp_path: Path) -> None:
     suite.mkdir("baselines")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "out").mkdir()
     moved = ("--collect-only", "--perf-report", str(tmp_path / "out"))
-    result = suite.runpytest(*moved)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result = run(suite, *moved, status=pytest.ExitCode.USAGE_ERROR)
     there = f"{suite.path}/baselines, but baselines would be looked for in {tmp_path}/baselines"
     result.stderr.fnmatch_lines([f"ERROR: there is {there}.*"])
-    assert suite.runpytest(*moved, "--perf-baselines=elsewhere").ret == 0
+    run(suite, *moved, "--perf-baselines=elsewhere")

@@ -2,14 +2,7 @@ from perfsuite.report import counts
 from perfsuite.report.text import NONE
 from perfsuite.results.counts import PythonCalls
 from perfsuite.results.outcome import CountCheck
-from tests.counted import (
-    BUCKETS,
-    HOST_READ,
-    make_check,
-    make_compiled,
-    make_counts,
-    make_memory,
-)
+from tests.counted import BUCKETS, HOST_READ, make_check, make_compiled, make_counts, make_memory
 
 FIRST = make_check().findings[0]
 NO_FINDINGS = make_check(outcome="passed").replace(findings=())

@@ -1,47 +1,41 @@
 """Sessions that launch nothing, and what they find."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from perfsuite.case.case import Case
-from perfsuite.errors import FileError
+from perfsuite.dry.machine import pretended
+from perfsuite.errors import DryRunError, FileError
 from perfsuite.launch.lock import MachineLock
 from perfsuite.report.progress import Progress
 from perfsuite.results.baseline import Acceptance, Baseline, from_runs
+from perfsuite.results.counts import Counts, merged
 from perfsuite.results.outcome import Verdict
+from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.session import against_baseline
 from perfsuite.session.against_baseline import AgainstBaseline
 from perfsuite.session.session import Session
 from perfsuite.session.setup import Options, Setup
+from tests.samples import make_run
 
 RECORDED = Verdict(outcome="recorded", launches=1)
 PASSED = Verdict(outcome="passed", launches=1)
-
-
-class Unlocked(MachineLock):
-    """Of sessions that launch nothing, several of which a test may have at a time."""
-
-    def take(self, say: Callable[[str], None]) -> None:
-        pass
-
-
-class Held(MachineLock):
-    """Cannot be taken."""
-
-    def take(self, say: Callable[[str], None]) -> None:
-        raise FileError("held")
+HELD = Mock(spec=MachineLock)
+"""A lock that cannot be taken."""
+HELD.take.side_effect = FileError("held")
 
 
 def make_setup(directory: Path, said: list[str], **options: Any) -> Setup:
     store, baselines = directory / "store", directory / "baselines"
     chosen = Options(root=directory, store=store, baselines=baselines, **options)
     setup = Setup(chosen, Progress(line=said.append, live=lambda text: None))
-    setup.lock = Unlocked()
+    setup.lock = Mock(spec=MachineLock)  # a test may have several sessions at a time: none launches anything
     return setup
 
 
@@ -76,6 +70,24 @@ class Sessions:
 
     def measure_by(self, function: Any) -> None:
         self.patch.setattr(against_baseline, "measure", function)
+
+
+class DryRuns:
+    """Stands in for the processes of dry runs: what a step does, or why it fails."""
+
+    def __init__(self) -> None:
+        self.ranks: list[Sequence[int] | None] = []
+        self.flops = 100
+        self.failure: Failure | None = None
+        self.refused: Case | None = None
+
+    def __call__(self, case: Case, directory: Path, *, ranks: Sequence[int] | None, device: Any) -> Run:
+        if case == self.refused:
+            raise DryRunError(f"{case.id}: not by a dry run: torch.compile")
+        self.ranks.append(ranks)
+        counts = merged({rank: Counts(flops={"forward": self.flops}) for rank in ranks or (0,)})
+        ran = {"machine": pretended(case, device)[0], "counts": () if self.failure else counts}
+        return make_run(case=case, dry=True, failure=self.failure, step_s=(), window=(0, 0), **ran)
 
 
 def reviewed(*runs: Run) -> Baseline:

@@ -4,6 +4,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,7 +29,7 @@ from perfsuite.session.session import Session, session_file
 from perfsuite.session.setup import Preflights
 from perfsuite.session.way import Trial
 from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
-from tests.session.making import Unlocked, make_setup
+from tests.session.making import make_setup
 from tests.traces import EAGER, taken, unseen_profile
 from tests.twin_counts import counts, launch
 
@@ -111,7 +112,7 @@ class Launches:
         self.counts = self.counts or {"A": LESS, "B": MORE}
         setup = make_setup(self.root, self.said, **options)
         ours = by_counts(setup.options, setup.progress, None if dry else LocalLauncher(), ARMS, known_a)
-        ours.setup.lock = Unlocked()
+        ours.setup.lock = Mock()
         if not dry:
             ours.setup.host.machine = make_machine()
         return ours.measure(case, "test")
@@ -208,9 +209,7 @@ def test_both_arms_are_tried_before_one_is_named_and_a_failure_that_arm_a_does_n
     assert (result.outcome, result.excused, launches.order) == ("failed", excused, "AB")
 
 
-def test_nodes_that_a_preflight_found_bad_are_not_launched_on(
-    launches: Launches, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_found_bad_are_not_launched_on(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Preflights, "problems", lambda self, case, machine: ("n2: slow",))
     result = launches.measure()
     assert (result.outcome, result.verdict.reasons, launches.order) == ("unhealthy", ("n2: slow",), "")
@@ -321,9 +320,7 @@ def test_arms_with_other_gradients_are_launched_once_more_unless_one_does_more(
 
 
 @pytest.mark.parametrize(("failing", "excused"), [("AB", "known issue"), ("A", "known issue"), ("B", None)])
-def test_a_known_issue_of_arm_a_excuses_a_failure(
-    launches: Launches, failing: str, excused: str | None
-) -> None:
+def test_a_known_issue_of_arm_a_is_an_excuse(launches: Launches, failing: str, excused: str | None) -> None:
     issue = KnownIssue(failure="timeout", url="https://example.org/1")
     launches.failing = dict.fromkeys(failing, "timeout")
     result = launches.compare_counts(SIMULATED.replace(known_issue=issue))

@@ -1,28 +1,26 @@
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from perfsuite import documents
 from perfsuite.case.case import Case, KnownIssue
-from perfsuite.case.hardware import Machine
 from perfsuite.errors import AllocationOverError, CaseError, PerfsuiteError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline, target_of
-from perfsuite.results.outcome import Check, CountCheck, Verdict
-from perfsuite.results.profile import TakenProfile, of_baseline
+from perfsuite.results.outcome import CountCheck, Verdict
+from perfsuite.results.profile import of_baseline
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import DeviceHealth, Health, Run
 from perfsuite.results.session_file import Measurement
 from perfsuite.session import against_baseline, setup
 from perfsuite.session.session import session_file
 from perfsuite.verdict.judge import Policy
-from perfsuite.verdict.overall import Reference
-from tests.samples import DISTURBED, make_case, make_figures, make_gpu_machine, make_run
-from tests.session.making import PASSED, RECORDED, Sessions, Unlocked, reviewed
+from tests.samples import DISTURBED, make_case, make_figures, make_gpu_machine, make_run, metric_check
+from tests.session.making import PASSED, RECORDED, Sessions, reviewed
 from tests.traces import EAGER, launch_profile, taken, unseen_profile
 from tests.twin_counts import baseline_of, counts, launch
 
@@ -30,9 +28,7 @@ ISSUE = {"known_issue": KnownIssue(url="https://example.org/issues/209", failure
 SWEPT = {"may_run_out_of_memory": True}
 
 
-def test_an_unhealthy_launch_is_no_part_of_what_is_recorded_and_its_session_is_named(
-    sessions: Sessions,
-) -> None:
+def test_an_unhealthy_launch_is_not_recorded_and_the_session_is_named(sessions: Sessions) -> None:
     runs = [make_run(figures=make_figures(tokens_per_s=speed)) for speed in (1000, 10, 1002)]
     sessions.launch(*runs, verdict=Verdict(outcome="recorded", launches=3, unhealthy_launches=(2,)))
     ours = sessions.make()
@@ -86,9 +82,7 @@ def test_a_failure_that_is_no_surprise_fails_nothing(
     assert ours.nothing_measured is (excused != "known issue")
 
 
-def test_a_case_that_ran_out_of_memory_beside_others_is_not_taken_for_one_that_does_not_fit(
-    sessions: Sessions,
-) -> None:
+def test_a_case_out_of_memory_beside_others_is_not_one_that_does_not_fit(sessions: Sessions) -> None:
     asked = make_case(**SWEPT)
     failure = Failure(kind="out_of_memory", message="CUDA out of memory", at=0.0)
     card = DeviceHealth(index=0, held_before_bytes=70 * 2**30)
@@ -104,23 +98,14 @@ def test_a_case_that_ran_out_of_memory_beside_others_is_not_taken_for_one_that_d
 def test_what_another_session_records_while_this_one_waits_is_compared_with(sessions: Sessions) -> None:
     ours = sessions.make()
     before = baseline.from_runs([make_run(machine=ours.setup.host.machine)] * 5)
-    known: list[Baseline | None] = []
-
-    class Waits(Unlocked):
-        def take(self, say: Callable[[str], None]) -> None:
-            ours.setup.baselines.write_local(before)
-
-    def measure(
-        case: Case, machine: Machine, directory: Path, reference: Reference, *_: Any, **__: Any
-    ) -> Any:
-        known.append(reference.baseline)
-        raise AllocationOverError("enough")
-
-    ours.setup.lock = Waits()
+    measure = Mock(side_effect=AllocationOverError("enough"))
+    record = ours.setup.baselines.write_local
+    sessions.patch.setattr(ours.setup.lock, "take", lambda say: record(before))
     sessions.measure_by(measure)
     with pytest.raises(AllocationOverError):
         ours.measure(make_case(), "test")
-    assert known == [before]
+    *_, reference, _ = measure.call_args.args
+    assert (reference.baseline, measure.call_count) == (before, 1)
 
 
 @pytest.mark.fault("baseline is missing")
@@ -172,9 +157,8 @@ def measured(sessions: Sessions, run: Run, verdict: Verdict, **options: Any) -> 
 
 
 def counts_in(sessions: Sessions) -> list[str]:
-    return [
-        documents.read(file, CountBaseline).target for file in sessions.make().setup.baselines.counts.files()
-    ]
+    files = sessions.make().setup.baselines.counts.files()
+    return [documents.read(file, CountBaseline).target for file in files]
 
 
 def test_counts_are_recorded_beside_the_times_and_judged_the_next_time(sessions: Sessions) -> None:
@@ -197,8 +181,8 @@ def test_a_reviewed_baseline_of_counts_serves_a_machine_whose_times_are_new(sess
     worse = measured(sessions, launch(MORE), RECORDED)
     assert (worse.outcome, worse.baseline_file) == ("regressed", None)
     assert not (sessions.directory / "store" / "baselines").exists()
-    check = Check(metric="x", label="x", unit="", outcome="recorded", measured=1, baseline=None, allowed=0.1)
-    better = measured(sessions, launch(counts(host_reads={})), RECORDED.replace(checks=(check,)))
+    timed = RECORDED.replace(checks=(metric_check(outcome="recorded", baseline=None),))
+    better = measured(sessions, launch(counts(host_reads={})), timed)
     assert better.outcome == "improved"
     assert better.baseline_file is not None
     assert Path(better.baseline_file).exists()
@@ -228,9 +212,7 @@ def test_a_bad_file_of_counts_fails_its_case_before_it_is_launched(sessions: Ses
 
 
 TRAINS = make_case(model="llama-tiny", framework=DDP())
-SLOWER = Verdict(outcome="regressed", launches=3, checks=(Check(
-    metric="tokens_per_s", label="tokens/s", unit="tokens/s", outcome="regressed", measured=1.0, baseline=2.0,
-    allowed=0.1),))  # fmt: skip
+SLOWER = Verdict(outcome="regressed", launches=3, checks=(metric_check(outcome="regressed"),))
 
 
 class Explained:
@@ -244,15 +226,13 @@ class Explained:
         self.run = make_run(case=TRAINS, machine=self.session.setup.host.machine)
         launched = self.run.replace(counts=launch().counts) if counted else self.run
         sessions.launch(*[launched] * 3, verdict=verdict)
-        self.profiled: list[Path] = []
-        self.taken: TakenProfile | BaseException = taken(EAGER)
-        sessions.patch.setattr(against_baseline, "profile_once", self._profile)
+        self.profile = Mock(return_value=taken(EAGER))
+        sessions.patch.setattr(against_baseline, "profile_once", self.profile)
 
-    def _profile(self, case: Case, machine: Machine, directory: Path, *_: Any) -> TakenProfile:
-        self.profiled.append(directory)
-        if isinstance(self.taken, BaseException):
-            raise self.taken
-        return self.taken
+    @property
+    def profiled(self) -> list[Path]:
+        """The directories of launches for a profile."""
+        return [launched.args[2] for launched in self.profile.call_args_list]
 
     def has_baseline(self, *, profile: bool = True) -> None:
         before = reviewed(*[self.run] * 5)
@@ -300,11 +280,9 @@ def test_without_a_profile_of_the_baseline_it_is_said_why(sessions: Sessions, is
         (OSError("Cannot allocate memory"), "OSError: Cannot allocate memory"),
     ],
 )
-def test_a_profile_that_cannot_be_taken_costs_no_verdict(
-    sessions: Sessions, error: Exception, why: str
-) -> None:
+def test_a_profile_that_fails_costs_no_verdict(sessions: Sessions, error: Exception, why: str) -> None:
     ours = Explained(sessions, SLOWER)
-    ours.taken = error
+    ours.profile.side_effect = error
     result = ours.measure()
     assert result.outcome == "regressed"
     assert result.verdict.profiled is not None
@@ -313,11 +291,9 @@ def test_a_profile_that_cannot_be_taken_costs_no_verdict(
 
 
 @pytest.mark.parametrize("verdict", [SLOWER, RECORDED], ids=lambda verdict: verdict.outcome)
-def test_an_interrupted_profile_costs_neither_the_verdict_nor_the_counts(
-    sessions: Sessions, verdict: Verdict
-) -> None:
+def test_an_interrupted_profile_costs_no_verdict_and_no_counts(sessions: Sessions, verdict: Verdict) -> None:
     ours = Explained(sessions, verdict, counted=verdict == RECORDED)
-    ours.taken = KeyboardInterrupt()
+    ours.profile.side_effect = KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt):
         ours.measure()
     left = session_file(ours.session, "interrupted")
@@ -339,7 +315,7 @@ def test_counts_of_which_the_profile_says_that_they_lack_work_are_not_recorded(
     sessions: Sessions, share: float, outcome: str
 ) -> None:
     ours = Explained(sessions, RECORDED, counted=True)
-    ours.taken = taken(unseen_profile(share))
+    ours.profile.return_value = taken(unseen_profile(share))
     result = ours.measure()
     assert result.verdict.counts is not None
     assert result.verdict.counts.outcome == outcome

@@ -1,40 +1,32 @@
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from perfsuite.case.case import Case
 from perfsuite.dry import guard
-from perfsuite.dry.machine import pretended
 from perfsuite.errors import CaseError, MachineError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch.local import LocalLauncher
-from perfsuite.results.counts import Counts, merged
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Failure
-from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 from perfsuite.session import dry
 from perfsuite.session.dry import ONE_RANK, dry_session
 from perfsuite.session.session import Session, session_file
-from tests.samples import make_case, make_run
-from tests.session.making import make_setup
+from tests.samples import make_case
+from tests.session.making import DryRuns, make_setup
 
 H100, A100 = (make_case(model="llama-tiny", framework=DDP(), hardware=name) for name in ("h100", "a100"))
 
 
-class DryRuns:
+class DrySessions(DryRuns):
     """Sessions in one repository whose dry runs are stood in for."""
 
     def __init__(self, directory: Path) -> None:
+        super().__init__()
         self.directory = directory
-        self.flops = 100  # what the next one counts
-        self.failure: Failure | None = None
-
-    def __call__(self, case: Case, directory: Path, **how: Any) -> Run:
-        counts = merged({0: Counts(flops={"forward": self.flops})})
-        empty = {"step_s": (), "window": (0, 0), "failure": self.failure}
-        return make_run(case=case, machine=pretended(case)[0], dry=True, counts=counts, **empty)
 
     def session(self, ranks: tuple[int, ...] | None = None, **options: Any) -> Session:
         setup = make_setup(self.directory, [], **options)
@@ -45,14 +37,14 @@ class DryRuns:
 
 
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DryRuns:
-    made = DryRuns(tmp_path)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DrySessions:
+    made = DrySessions(tmp_path)
     monkeypatch.setattr(dry, "dry_run", made)
     monkeypatch.setattr(guard, "why_not", lambda: None)
     return made
 
 
-def test_dry_runs_are_judged_by_counts_by_architecture(runs: DryRuns) -> None:
+def test_dry_runs_are_judged_by_counts_by_architecture(runs: DrySessions) -> None:
     assert [runs.measure(case).outcome for case in (H100, A100)] == ["recorded", "recorded"]
     kept = {file.parent.name for file in runs.directory.glob("store/baselines/counts/*/*.json")}
     assert kept == {"dry-sm80", "dry-sm90"}
@@ -65,19 +57,14 @@ def test_dry_runs_are_judged_by_counts_by_architecture(runs: DryRuns) -> None:
     assert [(each.before, each.now) for each in worse.verdict.counts.findings] == [(100, 200)]
 
 
-def test_a_dry_run_needs_no_machine_that_could_be_measured_on(
-    runs: DryRuns, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def machine(self: object, shared: Path) -> None:
-        raise MachineError("GPU 0 is split by MIG")
-
-    monkeypatch.setattr(LocalLauncher, "machine", machine)
+def test_a_dry_run_needs_no_machine_to_measure_on(runs: DrySessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalLauncher, "machine", Mock(side_effect=MachineError("GPU 0 is split by MIG")))
     ours = runs.session()
     assert ours.measure(H100, "test").outcome == "recorded"
     assert session_file(ours, "complete").machine.note == "GPU 0 is split by MIG"
 
 
-def test_a_baseline_of_counts_is_wanted_on_request(runs: DryRuns) -> None:
+def test_a_baseline_of_counts_is_wanted_on_request(runs: DrySessions) -> None:
     verdict = runs.measure(fail_without_baseline=True).verdict
     assert (verdict.outcome, verdict.failure) == ("failed", "no_baseline")
     (reason,) = verdict.reasons
@@ -85,11 +72,10 @@ def test_a_baseline_of_counts_is_wanted_on_request(runs: DryRuns) -> None:
     assert reason.endswith(", and --perf-missing-baseline=fail")
 
 
-def test_a_case_that_could_be_run_dry_once_is_no_skip_where_baselines_are_required(runs: DryRuns) -> None:
+def test_a_case_that_could_be_run_dry_once_is_no_skip_where_baselines_are_required(runs: DrySessions) -> None:
     compiled = H100.replace(compile=True)
     ours = runs.session(fail_without_baseline=True)
-    reason = str(ours.skip_reason(compiled))
-    assert reason.startswith("not by a dry run: torch.compile")
+    assert str(ours.skip_reason(compiled)).startswith("not by a dry run: torch.compile")
     file = ours.way.reviewed_file(compiled)
     file.parent.mkdir(parents=True)
     file.touch()
@@ -97,14 +83,14 @@ def test_a_case_that_could_be_run_dry_once_is_no_skip_where_baselines_are_requir
         ours.skip_reason(compiled)
 
 
-def test_one_rank_alone_is_looked_at_and_not_recorded(runs: DryRuns) -> None:
+def test_one_rank_alone_is_looked_at_and_not_recorded(runs: DrySessions) -> None:
     counts = runs.measure(ranks=(1,)).verdict.counts
     assert counts is not None
     assert (counts.outcome, counts.notes) == ("passed", (ONE_RANK,))
     assert not list(runs.directory.glob("store/baselines/counts/*/*"))
 
 
-def test_what_failed_is_a_verdict_of_its_own(runs: DryRuns) -> None:
+def test_what_failed_is_a_verdict_of_its_own(runs: DrySessions) -> None:
     runs.failure = Failure(kind="not_dry", message="it depends on values")
     reasons = ("not_dry: it depends on values",)
     expected = Verdict(outcome="failed", launches=1, failure="not_dry", reasons=reasons)

@@ -52,9 +52,7 @@ def test_a_case_costs_what_it_took_last_or_what_others_on_as_many_devices_took()
     assert costs[CASES[0].id].gpu_hours == 0
 
 
-def test_the_past_is_that_of_the_newest_launches_and_neither_of_dry_nor_of_injected_ones(
-    tmp_path: Path,
-) -> None:
+def test_the_past_is_that_of_the_newest_launches_and_neither_of_dry_nor_injected_ones(tmp_path: Path) -> None:
     old, new = make_run(duration_s=10), make_run(duration_s=20)
     case = old.case
     bad = tmp_path / "cut-short.json"

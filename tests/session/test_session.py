@@ -1,5 +1,6 @@
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -29,7 +30,7 @@ from tests.samples import (
     never_run,
     now,
 )
-from tests.session.making import PASSED, RECORDED, Held, Sessions, make_setup
+from tests.session.making import HELD, PASSED, RECORDED, Sessions, make_setup
 from tests.sessions import make_blind
 from tests.suite import waiver
 from tests.twin_counts import launch
@@ -96,14 +97,7 @@ def test_the_launches_before_an_error_or_an_interrupt_are_kept(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch, end: BaseException
 ) -> None:
     runs = [make_run(started_at=f"2026-01-0{day}T00:00:00+00:00") for day in (1, 2)]
-    left = list(runs)
-
-    def launch(*args: object, **options: object) -> Run:
-        if not left:
-            raise end
-        return left.pop(0)
-
-    monkeypatch.setattr(running, "launch_once", launch)
+    monkeypatch.setattr(running, "launch_once", Mock(side_effect=[*runs, end]))
     ours = sessions.make()
     with pytest.raises(type(end)):
         ours.measure(make_case(), "test")
@@ -228,9 +222,7 @@ def test_what_is_not_decided_for_this_test_and_case_is_measured_again(
 
 
 @pytest.mark.parametrize("is_counted", [False, True])
-def test_a_case_with_another_baseline_of_times_or_counts_now_is_measured_again(
-    in_git: Sessions, is_counted: bool
-) -> None:
+def test_a_case_with_another_baseline_now_is_measured_again(in_git: Sessions, is_counted: bool) -> None:
     first = in_git.make()
     run = (launch if is_counted else make_run)(machine=first.setup.host.machine)
     in_git.launch(run, run, run, verdict=Verdict(outcome="recorded", launches=3))
@@ -296,11 +288,9 @@ def test_a_share_of_the_cases_is_judged_if_it_is_reached_to_the_digit(sessions: 
         assert (ours.judged, ours.too_few_judged) == (count, too_few)
 
 
-def test_the_lock_is_taken_where_a_session_goes_on_and_not_where_nothing_is_launched(
-    sessions: Sessions,
-) -> None:
+def test_the_lock_is_taken_where_a_session_goes_on_not_where_nothing_is_launched(sessions: Sessions) -> None:
     ours = sessions.make(fail_without_baseline=True)
-    ours.setup.lock = Held()
+    ours.setup.lock = HELD
     assert ours.measure(make_case(), "test").verdict.failure == "no_baseline"
     with pytest.raises(FileError, match="held"):
         ours.resume()
@@ -323,9 +313,9 @@ def test_a_result_names_the_baselines_that_it_was_judged_by(sessions: Sessions) 
     assert judged_by() not in (None, first)
 
 
-def waived_session(sessions: Sessions, **fields: str) -> Session:
-    """A session of a slow case with a file of one waiver."""
-    (sessions.directory / "perf-waivers.toml").write_text(waiver(**{"tolerated": "60%", **fields}))
+def waived_session(sessions: Sessions, *waivers: str) -> Session:
+    """A session of a slow case with a file of these waivers."""
+    (sessions.directory / "perf-waivers.toml").write_text("".join(waivers))
     slow = make_result(*[now(tokens_per_s=50_000)] * 3)
     sessions.launch(*slow.runs, verdict=slow.verdict)
     ours = sessions.make()
@@ -333,8 +323,9 @@ def waived_session(sessions: Sessions, **fields: str) -> Session:
     return ours
 
 
-def test_a_waived_regression_is_judged_and_fails_nothing(sessions: Sessions) -> None:
-    ours = waived_session(sessions)
+def test_a_waived_regression_is_judged_and_passes_and_a_waiver_of_nothing_is_said(sessions: Sessions) -> None:
+    ours = waived_session(sessions, waiver(tolerated="60%"), waiver(tolerated="60%", metric="tokens"))
+    ours.collected = frozenset({BEFORE.case.id})
     (result,) = documents.read(ours.directory.results, SessionFile).results
     assert (result.outcome, result.excused) == ("regressed", "waived")
     assert result.waivers == (
@@ -342,33 +333,28 @@ def test_a_waived_regression_is_judged_and_fails_nothing(sessions: Sessions) -> 
     )
     assert not ours.setup.options.is_failing(result)
     assert (ours.judged, ours.nothing_measured) == (1, False)
-    assert session_file(ours, "complete").waivers == ()
-
-
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [({"tolerated": "20%"}, "beyond the waiver"), ({"until": "2026-01-31"}, "ended on 2026-01-31")],
-)
-def test_a_waiver_that_does_not_hold_leaves_a_regression_red(
-    sessions: Sessions, fields: dict[str, str], why: str
-) -> None:
-    ours = waived_session(sessions, **fields)
-    (result,) = ours.results
-    assert (result.excused, ours.setup.options.is_failing(result)) == (None, True)
-    assert why in result.waivers[0]
-
-
-def test_a_waiver_that_matches_nothing_is_said_at_the_end_and_in_the_file(sessions: Sessions) -> None:
-    ours = waived_session(sessions, metric="tokens")
-    ours.collected = frozenset({BEFORE.case.id})
     (said,) = session_file(ours, "complete").waivers
     assert "the waiver of tokens for fake-* matches no metric and no count" in said
     assert f"note: {said}" in lines(ours, whole=False, color=False, width=None)
 
 
-def test_what_passed_is_one_line_and_all_that_is_blind_another_unless_the_whole_is_asked_for(
-    sessions: Sessions,
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"tolerated": "20%"}, "beyond the waiver"),
+        ({"tolerated": "60%", "until": "2026-01-31"}, "ended on 2026-01-31"),
+    ],
+)
+def test_a_waiver_that_does_not_hold_leaves_a_regression_red(
+    sessions: Sessions, fields: dict[str, str], why: str
 ) -> None:
+    ours = waived_session(sessions, waiver(**fields))
+    (result,) = ours.results
+    assert (result.excused, ours.setup.options.is_failing(result)) == (None, True)
+    assert why in result.waivers[0]
+
+
+def test_what_passed_is_one_line_and_what_is_blind_another_unless_all_is_asked(sessions: Sessions) -> None:
     ours = sessions.make()
     ours.results = [make_blind(make_result(now()))]
     blind = "blind: in 1 of 1 case noise hides changes as large as the tolerance"

@@ -10,13 +10,12 @@ from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
 from perfsuite.errors import FileError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch import local
-from perfsuite.node.machine import gpu_machine
 from perfsuite.report.summary import reason
 from perfsuite.results.session_file import NodePreflight, Preflight, SessionFile
 from perfsuite.session import setup
 from perfsuite.session.session import session_file
-from tests.samples import make_case, make_machine, make_run, never_run
-from tests.session.making import Held, Sessions
+from tests.samples import make_case, make_gpu_machine, make_machine, make_run, never_run
+from tests.session.making import HELD, Sessions
 
 
 @pytest.mark.parametrize(
@@ -45,7 +44,7 @@ def test_which_outcomes_fail(sessions: Sessions, strict: frozenset[str]) -> None
 def test_a_machine_with_gpus_is_a_cpu_machine_for_a_cpu_case(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpus = gpu_machine(["NVIDIA H100 80GB HBM3"], count=8, memory_bytes=2**36, driver=None)
+    gpus = make_gpu_machine()
     monkeypatch.setattr(local, "detect", lambda: gpus)
     ours = sessions.make()
     assert ours.setup.host.machine_for(make_case(hardware="cpu")).device == "cpu"
@@ -107,9 +106,8 @@ def test_a_case_on_a_bad_node_is_unhealthy_and_not_launched(sessions: Sessions) 
     assert reason(nodes.session.results[0]) == "n3, by two preflights: matmul 0.02 TFLOP/s"
     told = session_file(nodes.session, "complete")
     assert [len(each.nodes) for each in told.preflights] == [3, 3, 2], "that of 4 nodes would find n3 again"
-    assert [Path(each.directory).name for each in told.preflights] == [
-        f"preflight-{number}" for number in (1, 2, 3)
-    ]
+    names = [Path(each.directory).name for each in told.preflights]
+    assert names == ["preflight-1", "preflight-2", "preflight-3"]
     assert documents.read(nodes.session.directory.results, SessionFile).preflights == told.preflights
     assert nodes.session.running is None
 
@@ -157,6 +155,6 @@ def test_a_session_that_goes_on_looks_again_and_keeps_what_was_seen(sessions: Se
 
 def test_the_lock_is_taken_before_nodes_are_looked_at(sessions: Sessions) -> None:
     nodes = Nodes(sessions)
-    nodes.session.setup.lock = Held()
+    nodes.session.setup.lock = HELD
     with pytest.raises(FileError):
         nodes.outcomes(2)

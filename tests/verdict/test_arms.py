@@ -1,4 +1,4 @@
-"""What pairs of launches of two arms mean, metric by metric. The paired test itself is in test_paired.py."""
+"""What pairs of launches of two arms mean, metric by metric. The test itself is in test_paired_test.py."""
 
 import json
 from typing import Any

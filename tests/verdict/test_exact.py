@@ -104,9 +104,7 @@ def test_more_than_twice_as_many_calls_are_a_regression_though_they_move_the_sam
         (memory(allocations=900, at_peak={"kept": 1}, peak_in="forward"), []),  # which only explains
     ],
 )
-def test_memory_may_differ_by_a_bit_in_a_launch_and_not_in_a_dry_run(
-    now: StepMemory, fields: list[str]
-) -> None:
+def test_memory_may_differ_a_bit_in_a_launch_and_not_in_a_dry_run(now: StepMemory, fields: list[str]) -> None:
     more = counts(memory=now, ops={"aten.mm": 1})
     assert (judged(more).outcome, judged(more).findings) == ("passed", ())
     assert judged(counts(), before=more).outcome == "passed"
@@ -125,8 +123,7 @@ def test_a_finding_names_all_ranks_with_the_same_change() -> None:
     check = judged(launch(reads(3), reads(4)), before=launch(reads(1), reads(2)))
     found = [(finding.ranks, finding.before, finding.now) for finding in check.findings]
     assert found == [("0", 1, 3), ("1", 2, 4)]
-    stages = (launch(reads(n), reads(n).replace(kernels={"forward": 90})) for n in (2, 1))
-    now, before = stages
+    now, before = (launch(reads(n), reads(n).replace(kernels={"forward": 90})) for n in (2, 1))
     assert [finding.ranks for finding in judged(now, before=before).findings] == ["0-1"]
 
 

@@ -106,9 +106,7 @@ def test_as_many_degrees_of_freedom_tell_a_noise() -> None:
 
 
 def test_noise_is_that_of_the_cost() -> None:
-    noise = noise_of(
-        [run for speed in (1.0, 1.1, 1.5) for run in make_launches(speed, peak_memory_bytes=speed)]
-    )
+    noise = noise_of([run for size in (1.0, 1.1, 1.5) for run in make_launches(size, peak_memory_bytes=size)])
     assert known(noise) == pooled_noise([[1 / 1000, 1 / 1100, 1 / 1500]])
     assert known(noise, PEAK_MEMORY) == pooled_noise([[1.0, 1.1, 1.5]])
 
@@ -144,10 +142,8 @@ def test_a_probe_that_the_speed_follows_takes_the_machine_out_of_both_speeds_onl
     for metric in PROBE_CORRECTED:
         assert known(noise, metric).sigma < known(raw, metric).sigma / 5
         assert (degrees_of(noise, metric), degrees_of(raw, metric)) == (15, 16)
-    for metric in GATED:
-        assert (
-            known(noise, metric, corrected=False) == known(raw, metric, corrected=False) == known(raw, metric)
-        )
+    for each in GATED:
+        assert known(noise, each, corrected=False) == known(raw, each, corrected=False) == known(raw, each)
     assert known(noise, PEAK_MEMORY) == known(raw, PEAK_MEMORY)
 
 
@@ -166,9 +162,8 @@ def test_a_figure_that_is_no_size_is_left_out_and_of_a_probe_what_that_corrects(
         less = noise_of([*group[:2], *group[3:]], *others)
         assert noise_of([*group[:2], bad, *group[3:]], *others) == less
     *kept, last = GROUPS[3]
-    noise, less = (
-        noise_of(*GROUPS[:3], group) for group in ([*kept, with_figures(last, probe_s_p50=value)], kept)
-    )
+    bad = with_figures(last, probe_s_p50=value)
+    noise, less = (noise_of(*GROUPS[:3], group) for group in ([*kept, bad], kept))
     assert noise.probe_exponent == less.probe_exponent > 0.95
     assert [known(noise, metric) for metric in PROBE_CORRECTED] == [known(less, m) for m in PROBE_CORRECTED]
     assert [degrees_of(noise, metric) for metric in (*PROBE_CORRECTED, PEAK_MEMORY)] == [14, 14, 16]

@@ -4,7 +4,7 @@ import pytest
 
 from perfsuite.case.case import KnownIssue, Topology
 from perfsuite.results.baseline import Acceptance, Baseline, from_runs
-from perfsuite.results.outcome import Check, CountCheck, Excuse, Outcome, Verdict
+from perfsuite.results.outcome import CountCheck, Excuse, Outcome, Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
 from perfsuite.verdict.overall import (
@@ -15,7 +15,7 @@ from perfsuite.verdict.overall import (
     with_counts,
     with_unseen,
 )
-from tests.samples import make_case, make_gpu_machine, make_run
+from tests.samples import make_case, make_gpu_machine, make_run, metric_check
 from tests.traces import taken, unseen_profile
 from tests.twin_counts import baseline_of, counts, launch
 
@@ -27,9 +27,8 @@ OTHER_BUCKETS = launch(counts(host_reads={"forward": 39, "optimizer": 1}))
 
 def timed(outcome: Outcome, **changes: Any) -> Verdict:
     """A verdict on time alone, with one check of the same outcome."""
-    sizes: dict[str, Any] = {"measured": 1, "baseline": 1, "allowed": 0.03}
-    check = Check(metric="tokens_per_s", label="tokens/s", unit="tokens/s", outcome=outcome, **sizes)
-    return Verdict(**{"outcome": outcome, "launches": 1, "checks": (check,), **changes})
+    checks = (metric_check(outcome=outcome),)
+    return Verdict(**{"outcome": outcome, "launches": 1, "checks": checks, **changes})
 
 
 ALL: tuple[Outcome, ...] = (
@@ -39,9 +38,13 @@ ALL: tuple[Outcome, ...] = (
 
 @pytest.mark.parametrize("outcome", ALL)
 def test_the_worse_of_time_and_counts_is_the_verdict(outcome: Outcome) -> None:
-    """Less work shows on a new machine, too, where times are merely recorded: else nobody would accept it."""
-    more, fewer = (with_counts(timed(outcome), [run], baseline_of()) for run in (MORE, FEWER))
-    assert more.outcome == ("failed" if outcome == "failed" else "regressed")
+    """Less work shows on a new machine, too, where times are merely recorded: else nobody would accept it.
+
+    And what is unlike hides no counts."""
+    failure = "unlike" if outcome == "failed" else None
+    timed_alone = timed(outcome, failure=failure)
+    more, fewer = (with_counts(timed_alone, [run], baseline_of()) for run in (MORE, FEWER))
+    assert (more.outcome, more.failure) == ("failed" if outcome == "failed" else "regressed", failure)
     assert more.counts is not None
     assert more.counts.outcome == "regressed"
     assert fewer.outcome == ("improved" if outcome in ("passed", "recorded") else outcome)

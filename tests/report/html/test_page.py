@@ -116,9 +116,7 @@ def page() -> str:
     return render([make_session()])
 
 
-def test_links_lead_somewhere_verdicts_have_colours_charts_descriptions_and_tables_captions(
-    page: str,
-) -> None:
+def test_links_have_targets_verdicts_colours_charts_descriptions_and_tables_captions(page: str) -> None:
     parsed = Page(page)
     targets = {str(attrs["href"]) for tag, attrs in parsed.elements if tag == "a"}
     told = {key for _, attrs in parsed.elements for key in (attrs.get("aria-labelledby") or "").split()}
