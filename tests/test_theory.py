@@ -29,7 +29,7 @@ Shape = tuple[int, ...]
 Group = tuple[int, int]
 """Ranks, and how far apart they are."""
 
-LAYERS = 3  # of tests/theory_configs.py, too
+LAYERS = 3  # of tests/frameworks/torchtitan/configs.py, too
 BYTES = {"float32": 4, "bfloat16": 2, "int64": 8}
 MIB = 1 << 20
 
@@ -165,8 +165,8 @@ def titan(config: str, full: bool, *overrides: str, **changes: Any) -> Case:
     """A case of a registered configuration, or of the same with few layers."""
     family = {"llama3_8b": "llama3", "qwen3_30b_a3b": "qwen3", "deepseek_v3_16b": "deepseek_v3"}
     name = f"{config}_whole_loss" if full and config not in family else config
-    module = family.get(config, "bench_cases.torchtitan_configs") if full else "tests.theory_configs"
-    framework = TorchTitan(module=module, config=name, overrides=overrides)
+    whole, cut = family.get(config, "bench_cases.torchtitan_configs"), "tests.frameworks.torchtitan.configs"
+    framework = TorchTitan(module=whole if full else cut, config=name, overrides=overrides)
     return BASE.replace(model=Model.named(config), framework=framework, **changes)
 
 

@@ -1,6 +1,5 @@
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,8 +21,6 @@ from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.frameworks import test_base as base
 from tests.frameworks.test_base import observed
-from tests.launch.test_local import driver, processes_of
-from tests.processes import arguments, wait_until
 from tests.samples import make_case, make_machine
 
 STARTUP = Path(perfsuite.__file__).parent / "worker" / "startup"
@@ -564,16 +561,3 @@ def test_faults_are_injected_under_any_launcher(tmp_path: Path) -> None:
     assert failure is not None
     assert (failure.kind, failure.rank) == ("crash", 1)
     assert "injected crash" in failure.message
-
-
-@pytest.mark.launch
-def test_sigkill_of_the_driver_leaves_nothing_of_a_command(tmp_path: Path) -> None:
-    """torchrun's ranks are sessions of their own, and not the launcher's children."""
-    case = case_of(Script(command=(*TORCHRUN, script(tmp_path, TRAIN))))
-    killed = driver(tmp_path, case, "hang")
-    wait_until(
-        lambda: sum("train.py" in str(arguments(each)) for each in processes_of(tmp_path)) >= 3, "both ranks"
-    )
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    wait_until(lambda: processes_of(tmp_path) == [], "all processes to be gone")

@@ -319,7 +319,8 @@ def test_a_script_that_ends_early_is_told_why(
     attached = start(ALONE.replace(framework=Script(path="train.py", clock=clock)))
     kept = [train(steps=steps) for steps in trainings]
     attached.exits()
-    assert failure_of(attached).message == message
+    failure = failure_of(attached)
+    assert (failure.message, failure.traceback) == (message, None), "in its own words"
     assert len(kept) == len(trainings)
 
 
