@@ -23,7 +23,7 @@ def test_its_llama_has_the_parameters_and_flops_of_ours(titan: Any, name: str) -
     assert flops == ours.per_token + 6 * norms, "it counts the norms' weights, we do not"
 
 
-SCALED = MODELS["llama-3.1-8b"].config["rope_parameters"]
+SCALED: Any = MODELS["llama-3.1-8b"].config["rope_parameters"]
 
 
 @pytest.mark.parametrize(
