@@ -145,6 +145,7 @@ def test_what_contradicts_the_case_or_is_not_built_is_named(path: str, value: An
 def test_what_agrees_is_taken(config: dict[str, Any]) -> None:
     checked(config)
     checked({**config, "train_batch_size": 4, "train_micro_batch_size_per_gpu": 2})
+    checked(config, precision="fp16-mixed")  # which `unsupported` refuses
 
 
 def test_what_the_configuration_leaves_open_the_case_decides() -> None:
