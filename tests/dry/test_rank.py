@@ -16,6 +16,8 @@ from perfsuite.results.counts import Counts, RankCounts, of_rank
 from perfsuite.results.run import Run
 from perfsuite.worker.flops import count
 from tests.dry.runs import passed
+from tests.frameworks.test_base import observed
+from tests.worker.loops import known, memory
 
 BASELINES = Path(__file__).parents[2] / "baselines"
 LATER = "max_warmup_steps5-steps20-1x2"
@@ -137,8 +139,7 @@ def test_a_dry_run_of_a_mesh_does_what_a_launch_does_now(case: Case, tmp_path: P
 @pytest.mark.launch
 def test_the_variables_of_an_arm_reach_its_ranks(launch_now: Run) -> None:
     """Also the number of threads, which the agent sets on a CPU unless the arm does."""
-    assert launch_now.observed is not None
-    environment = launch_now.observed.environment
+    environment = observed(launch_now).environment
     assert {name: environment.get(name) for name in ARM.given} == ARM.given
     assert environment["threads"] == "3"
 
@@ -176,14 +177,8 @@ def check_ranks(dry: Run, real: Sequence[RankCounts]) -> None:
     assert dry.counts
     for entry in dry.counts:
         for rank in entry.ranks:
-            of_launch = of_rank(real, rank)
-            assert of_launch is not None
-            check(entry.counts, of_launch, is_ddp="DistributedDataParallel" in seen(dry), case=dry.case)
-
-
-def seen(run: Run) -> str:
-    assert run.observed is not None
-    return run.observed.settings["wrapper"]
+            is_ddp = "DistributedDataParallel" in observed(dry).settings["wrapper"]
+            check(entry.counts, known(of_rank(real, rank)), is_ddp=is_ddp, case=dry.case)
 
 
 def twice_held(case: Case) -> int:
@@ -205,8 +200,7 @@ def check(dry: Counts, real: Counts, *, is_ddp: bool, case: Case) -> None:
         assert divided_by_the_hook(Counter(dry.ops)) == divided_by_the_hook(ops)
     else:
         assert Counter(dry.ops) == ops
-    assert dry.memory is not None
-    assert real.memory is not None
+    pretended_memory, real_memory = memory(dry), memory(real)
     if not splits_tensors:  # there gloo's threads hold tensors for a while: unlike in two launches
-        assert 0 <= dry.memory.peak - real.memory.peak <= twice_held(case)
-    assert dry.memory.growth == real.memory.growth
+        assert 0 <= pretended_memory.peak - real_memory.peak <= twice_held(case)
+    assert pretended_memory.growth == real_memory.growth

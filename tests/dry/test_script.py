@@ -10,6 +10,7 @@ from perfsuite.node.machine import detect_cpu
 from perfsuite.results.counts import Counts, of_rank
 from perfsuite.results.run import Run
 from tests.dry.runs import failure_of, passed
+from tests.worker.loops import known
 
 pytestmark = pytest.mark.launch
 
@@ -65,9 +66,7 @@ def case_of(directory: Path, text: str, *command: str, ranks: int = 2, **changes
 
 def counted(run: Run) -> Counts:
     assert run.failure is None, run.failure
-    counts = of_rank(run.counts, 0)
-    assert counts is not None
-    return counts
+    return known(of_rank(run.counts, 0))
 
 
 def test_a_dry_script_communicates_and_computes_as_launched(tmp_path: Path) -> None:

@@ -50,17 +50,7 @@ SMALL = Case(
 COUNTED = SMALL.replace(max_warmup_steps=4)
 """The same, with a step that is counted before those that are measured."""
 FOUR = Topology(processes_per_node=4)
-MIXTRAL = {
-    "model_type": "mixtral",
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-}
+EXPERTS = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 FULL = FSDP(sharding_strategy="FULL_SHARD")
 ADAPTED = SMALL.replace(lora=LoRA(rank=4, alpha=8), learning_rate=1e-2)
 
@@ -177,7 +167,7 @@ def test_accelerate_trains_nearly_the_same_in_float8(
 
 @pytest.mark.launch
 def test_a_mixture_of_experts_trains_the_same_sharded(tmp_path: Path) -> None:
-    experts = COUNTED.replace(model=Model.from_config(MIXTRAL, name="mixtral-tiny"), attention="eager")
+    experts = COUNTED.replace(model=llama_tiny("mixtral-tiny", **EXPERTS), attention="eager")
     sharded = measured(experts.replace(framework=FSDP2()), tmp_path)
     check_learnt(sharded, experts)
     assert sharded.flops is not None

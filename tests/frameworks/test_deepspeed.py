@@ -14,6 +14,7 @@ from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
 from tests.frameworks.learnt import learnt
 from tests.frameworks.test_base import COUNTED, SMALL, measured, observed
+from tests.worker.loops import known
 
 PARAMETERS = 918_656 * 4  # bytes of llama-tiny in fp32
 OFFLOADED = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
@@ -235,8 +236,7 @@ def test_zero_trains_as_ddp_and_sends_what_it_says(
     assert {kind for kind, size in total.items() if size > flags} == sent.keys()
     for kind, times in sent.items():
         assert total[kind] == pytest.approx(times * PARAMETERS, abs=flags)
-    assert run.flops is not None
-    third = run.flops.per_token * COUNTED.micro_batch * COUNTED.sample_length / 3
+    third = known(run.flops).per_token * COUNTED.micro_batch * COUNTED.sample_length / 3
     scores = 2 * 4 * COUNTED.micro_batch * 32**2 * 128  # of attention in four layers, which backward has anew
     assert run.counts[0].counts.flops == {"forward": third, "backward": 2 * third + scores}
 
@@ -262,8 +262,7 @@ def test_a_file_for_transformers_runs_as_asked_for(
 @pytest.mark.usefixtures("deepspeed")
 def test_what_deepspeed_refuses_is_said_in_its_words(tmp_path: Path) -> None:
     alone = case_of(zero(5, overlap_com=True), topology=Topology(processes_per_node=1))
-    failure = launch_once(alone, detect(), tmp_path).failure
-    assert failure is not None
+    failure = known(launch_once(alone, detect(), tmp_path).failure)
     assert failure.kind == "mismatch"
     assert "DeepSpeedZeroConfig: stage: Input should be 0, 1, 2" in failure.message
     assert "overlap_com: unknown field (did you mean overlap_comm?)" in failure.message

@@ -22,6 +22,7 @@ from perfsuite.results.run_dir import RunDir
 from tests.frameworks import test_base as base
 from tests.frameworks.test_base import observed
 from tests.samples import make_case, make_machine
+from tests.worker.loops import known
 
 STARTUP = Path(perfsuite.__file__).parent / "worker" / "startup"
 ONE = Topology(processes_per_node=1)
@@ -96,8 +97,7 @@ def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
 
 
 def failure_of(case: Case, directory: Path) -> tuple[str, str]:
-    failure = launch_once(case, detect(), directory / "run").failure
-    assert failure is not None
+    failure = known(launch_once(case, detect(), directory / "run").failure)
     return failure.kind, f"{failure.message}\n{failure.traceback}"
 
 
@@ -335,8 +335,7 @@ def test_a_fault_of_ours_at_the_import_of_torch_is_reported_and_the_script_runs_
     code = f"{ASKER}\ndef fails(*args): raise KeyError('a fault')\n{fault}\nimport torch; print('trains')"
     done = started(tmp_path, code, PERFSUITE_RUN_DIR=str(tmp_path))
     assert (done.stdout, done.returncode) == ("trains\n", 0)
-    failure = documents.read(RunDir(tmp_path).rank(0), RankReport).failure
-    assert failure is not None
+    failure = known(documents.read(RunDir(tmp_path).rank(0), RankReport).failure)
     assert failure.kind == "error"
     told = "perfsuite could not observe this script, which is an error in perfsuite"
     assert failure.message.startswith(told)
@@ -557,7 +556,6 @@ def test_faults_are_injected_under_any_launcher(tmp_path: Path) -> None:
     """A rank that dies while its process group is open tells why; else torchrun may end it before."""
     text = TRAIN.replace("dist.destroy_process_group()", "pass")
     case = case_of(Script(command=(*TORCHRUN, script(tmp_path, text))))
-    failure = measured(case, tmp_path, inject="crash").failure
-    assert failure is not None
+    failure = known(measured(case, tmp_path, inject="crash").failure)
     assert (failure.kind, failure.rank) == ("crash", 1)
     assert "injected crash" in failure.message
