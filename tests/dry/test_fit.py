@@ -71,8 +71,7 @@ def test_a_model_that_is_whole_before_it_is_sharded_must_fit_whole() -> None:
     assert large is not None
     assert (small.verdict, small.least) == ("fits", predicted().least)
     assert (large.verdict, large.least - small.least) == ("does not fit", 80 * GIB - small.allocated)
-    assert prediction(DryFacts(fit=large))[1] == "the model, before it is sharded 80.0 GiB"
-    assert "whole" not in " ".join(prediction(DryFacts(fit=small)))
+    assert "before it is sharded" not in " ".join(prediction(DryFacts(fit=small)))
 
 
 def test_cublas_has_more_memory_from_hopper_on() -> None:
