@@ -16,7 +16,7 @@ from perfsuite.results.counts import Counts, RankCounts, of_rank
 from perfsuite.results.run import Run
 from perfsuite.worker.flops import count
 from tests.dry.runs import passed
-from tests.frameworks.test_base import observed
+from tests.frameworks.test_base import measured, observed
 from tests.worker.loops import known, memory
 
 BASELINES = Path(__file__).parents[2] / "baselines"
@@ -66,12 +66,6 @@ HYBRID = NEVER_REVIEWED.replace(
 """Two groups of two ranks: each shards, and both hold the same."""
 
 
-def launched(case: Case, directory: Path) -> tuple[RankCounts, ...]:
-    run = launch_once(case, detect_cpu("a twin"), directory)
-    assert run.failure is None, run.failure
-    return run.counts
-
-
 def without_gloos_copies(counts: Counts) -> tuple[Counter[str], Counter[str]]:
     """Kernels by phase and calls by operator. Gloo first copies what it is to scatter; NCCL does not."""
     kernels, ops = Counter[str](counts.kernels), Counter[str](counts.ops)
@@ -97,12 +91,13 @@ def divided_by_the_hook(ops: Counter[str]) -> Counter[str]:
 )
 def test_a_dry_run_does_what_a_launch_of_the_twin_does(name: str, tmp_path: Path) -> None:
     """The launch is the reviewed one, or under other versions than it was, one made now."""
-    known = documents.read(BASELINES / "counts" / "cpu" / f"{name}.json", CountBaseline)
-    if (reason := why_not_dry(known.case, pretended(known.case)[0])) is not None:
+    reviewed = documents.read(BASELINES / "counts" / "cpu" / f"{name}.json", CountBaseline)
+    case = reviewed.case
+    if (reason := why_not_dry(case, pretended(case)[0])) is not None:
         pytest.skip(reason)  # torchtitan needs a newer torch than the lowest
-    dry = passed(known.case, tmp_path / "dry")
-    of_its_versions = versions_of(dry) == known.versions
-    check_ranks(dry, known.counts if of_its_versions else launched(known.case, tmp_path / "real"))
+    dry = passed(case, tmp_path / "dry")
+    is_of_its_versions = versions_of(dry) == reviewed.versions
+    check_ranks(dry, reviewed.counts if is_of_its_versions else measured(case, tmp_path / "real").counts)
 
 
 ARM = Arm(given={"OMP_NUM_THREADS": "3", "NCCL_ALGO": "Ring"})
@@ -133,7 +128,7 @@ def test_a_dry_run_does_what_a_launch_does_now(launch_now: Run, tmp_path: Path) 
     ids=["nanotron, REDUCE_SCATTER", "fsdp2, shard_group", "accelerate, tp_size"],
 )
 def test_a_dry_run_of_a_mesh_does_what_a_launch_does_now(case: Case, tmp_path: Path) -> None:
-    check_ranks(passed(case, tmp_path / "dry"), launched(case, tmp_path / "real"))
+    check_ranks(passed(case, tmp_path / "dry"), measured(case, tmp_path / "real").counts)
 
 
 @pytest.mark.launch
