@@ -6,7 +6,7 @@ import pytest
 
 from perfsuite import Script, documents
 from perfsuite.analysis.collect import LOSS_NOT_OBSERVED, collect_profile, newest_profile
-from perfsuite.analysis.figures import NO_FLOAT8_PEAK, UNMEASURED_STEPS
+from perfsuite.analysis.figures import NO_TF32_PEAK, UNMEASURED_STEPS
 from perfsuite.analysis.health import NOT_SAMPLED
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import ReportError
@@ -247,15 +247,13 @@ def test_a_launch_without_a_sample_is_no_evidence_unless_it_was_simulated(tmp_pa
         assert [set(unhealthy_pairs([run], [run])), run.health is None] == [{1} if why else set(), not why]
 
 
-def test_mfu_by_the_peaks_of_float8_and_of_the_rest(tmp_path: Path) -> None:
-    """Three quarters of the FLOPs take half of their time: 5/8 of what all take in 16 bits."""
-    seen = Observed(settings={"low_precision_modules": "2 Float8Linear"}, environment={})
-    for in_float8, of_peak in ((1.5e9, 1.25 / 2), (None, None)):
-        told: dict[str, Any] = {"peak_flops": 989.5e12, "flops": FLOPS.replace(per_token_float8=in_float8)}
-        run, plain = (on_gpu(both(tmp_path, observed=observed, **told)) for observed in (seen, None))
-        assert plain.figures.mfu is not None
-        assert run.figures.mfu == (None if of_peak is None else pytest.approx(plain.figures.mfu * of_peak))
-        assert (NO_FLOAT8_PEAK in run.notes, NO_FLOAT8_PEAK in plain.notes) == (of_peak is None, False)
+def test_no_mfu_of_fp32_in_tf32(tmp_path: Path) -> None:
+    for precision, matmul, known in (("fp32", "tf32", False), ("fp32", "ieee", True), ("bf16", "tf32", True)):
+        seen = Observed(settings={"fp32_matmul": matmul}, environment={})
+        case = make_case(hardware="gpu", precision=precision)
+        run = on_gpu(both(tmp_path, case=case, peak_flops=67e12, observed=seen, flops=FLOPS))
+        assert run.figures.tflops_per_device
+        assert (run.figures.mfu is not None) == (NO_TF32_PEAK not in run.notes) == known
 
 
 def test_as_many_ranks_as_the_case_has(tmp_path: Path) -> None:
@@ -271,20 +269,18 @@ def test_steps_and_probes_are_those_of_the_slowest_rank_and_what_ran_is_what_ran
     tmp_path: Path,
 ) -> None:
     ranks: tuple[dict[str, Any], ...] = (
-        {"step_s": (0.1, 0.2) * 12 + (0.1,), "probe_s": (0.1, 0.4) * 12 + (0.1,)},
-        {"step_s": (0.2, 0.3) * 12 + (0.05,), "probe_s": (0.2, 0.3) * 12 + (0.1,)},
+        {"step_s": (0.1, 0.2) * 12 + (0.1,), "probe_s": (0.1, 0.4) * 12 + (0.1,), "device_probe": {"x": 7}},
+        {"step_s": (0.2, 0.3) * 12 + (0.05,), "probe_s": (0.2, 0.3) * 12 + (0.1,), "device_probe": {"x": 5}},
     )
-    probes = {"matmul": 7.0, "copy": 2.0}, {"matmul": 5.0}
     for rank, told in enumerate(ranks):
         seen = Observed(settings={"rank": str(rank)}, environment={})
-        told["device_probe"] = probes[rank]
         told |= {"observed": seen, "flops": FLOPS.replace(per_token=2e9 - rank), "cpu_s": (0.5,) * 25}
     run = collected(of_two(tmp_path, *ranks))
     assert run.step_s == (0.2, 0.3) * 12 + (0.05,)
     assert run.probe_s == (0.2, 0.4) * 12 + (0.1,)
     assert run.cpu_s == (1.0,) * 25
     assert (run.flops, run.observed) == (FLOPS, ranks[0]["observed"])
-    assert (run.device_probe, run.rank_probes) == ({"copy": 2.0, "matmul": 5.0}, probes)
+    assert (run.device_probe, run.rank_probes) == ({"x": 5}, ({"x": 7}, {"x": 5}))
 
 
 def test_why_a_launch_was_killed_is_told_unless_a_rank_knows_better(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from perfsuite.analysis.figures import (
     FLAT,
+    NO_FLOAT8_PEAK,
     NO_TF32_PEAK,
     ROLL,
     UNMEASURED_STEPS,
@@ -18,6 +19,7 @@ from perfsuite.analysis.figures import (
     figures_of,
     find_window,
     job_steps,
+    lowest_device_probe,
     peak_for_mfu,
     settled,
     settling_notes,
@@ -202,6 +204,12 @@ def test_of_a_gpu_the_clock_in_the_window_and_the_memory_by_nvml_are_figures(tmp
     assert (run.figures.sm_clock_mhz, run.figures.device_memory_bytes) == (None, None)
 
 
+def test_of_the_device_probe_each_figure_is_that_of_the_slowest_rank_that_has_it() -> None:
+    probes: list[dict[str, float]] = [{"matmul": 7.0, "copy": 2.0}, {"matmul": 5.0}, {"copy": 3.0}]
+    reports = [make_report(rank, device_probe=probe) for rank, probe in enumerate(probes)]
+    assert lowest_device_probe(reports) == {"copy": 2.0, "matmul": 5.0}
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("machine", [make_gpu_machine(), make_machine()], ids=["cuda", "cpu"])
 @pytest.mark.parametrize("matmul", ["tf32", "ieee", None])
@@ -211,6 +219,18 @@ def test_only_fp32_on_a_gpu_runs_in_tf32(precision: Any, machine: Machine, matmu
     is_lower = (precision, machine.device, matmul) == ("fp32", "cuda", "tf32")
     assert peak_for_mfu(run, 1e12) == ((None, NO_TF32_PEAK) if is_lower else (1e12, None))
     assert peak_for_mfu(run.replace(observed=None), 1e12) == (1e12, None)
+
+
+def test_the_peak_of_a_run_partly_in_float8_lies_between_both_where_the_part_is_known() -> None:
+    seen = Observed(settings={"low_precision_modules": "2 Float8Linear"}, environment={})
+    run = make_run(machine=make_gpu_machine(), observed=seen)
+    float8 = run.machine.peak_flops("float8")
+    assert float8
+    flops = FLOPS.replace(per_token=10.0, per_token_float8=4.0)
+    peak, why_none = peak_for_mfu(run.replace(flops=flops), float8 / 2)
+    assert peak == pytest.approx(10 / (4 + 6 * 2) * float8)
+    assert why_none is None
+    assert peak_for_mfu(run.replace(flops=FLOPS), float8 / 2) == (None, NO_FLOAT8_PEAK)
 
 
 def test_the_last_loss_is_the_mean_of_a_tenth_of_the_steps_and_of_one_at_least() -> None:
