@@ -175,39 +175,24 @@ def test_a_mixture_of_experts_trains_the_same_sharded(tmp_path: Path) -> None:
     assert sum(sharded.counts[0].counts.flops.values()) == sharded.flops.per_token * tokens
 
 
+MIXED = SMALL.replace(precision="bf16-mixed")
+BUCKETS = DDP(static_graph=True, gradient_as_bucket_view=True, bucket_cap_mb=1)
+ONCE = FULL.replace(sync_each_micro_batch=False)
+KEPT = FSDP2(reshard_after_forward=False, sync_each_micro_batch=False)
+IN_GROUPS = FSDP(sharding_strategy="HYBRID_SHARD", shard_group=2, backward_prefetch="none")
+BY_TRAINER = Trainer(fsdp="full_shard auto_wrap", dp_replicate_size=2, dp_shard_size=2)
+
+
 @pytest.mark.launch
 @pytest.mark.parametrize(
     "case",
     [
-        SMALL.replace(
-            framework=DDP(static_graph=True, gradient_as_bucket_view=True, bucket_cap_mb=1),
-            activation_checkpointing="every-2",
-            precision="bf16-mixed",
-        ),
-        SMALL.replace(
-            framework=FULL.replace(sync_each_micro_batch=False),
-            gradient_accumulation=2,
-            activation_checkpointing="full",
-            precision="bf16-mixed",
-        ),
-        SMALL.replace(
-            framework=FSDP2(reshard_after_forward=False, sync_each_micro_batch=False),
-            gradient_accumulation=2,
-            activation_checkpointing="selective-op",
-            precision="bf16-mixed",
-        ),
-        SMALL.replace(
-            framework=FSDP(sharding_strategy="HYBRID_SHARD", shard_group=2, backward_prefetch="none"),
-            attention="eager",
-            precision="fp16-mixed",
-            topology=FOUR,
-        ),
+        MIXED.replace(framework=BUCKETS, activation_checkpointing="every-2"),
+        MIXED.replace(framework=ONCE, gradient_accumulation=2, activation_checkpointing="full"),
+        MIXED.replace(framework=KEPT, gradient_accumulation=2, activation_checkpointing="selective-op"),
+        SMALL.replace(framework=IN_GROUPS, attention="eager", precision="fp16-mixed", topology=FOUR),
         SMALL.replace(framework=FSDP2(shard_group=2), precision="bf16", model="gpt2-tiny", topology=FOUR),
-        SMALL.replace(
-            framework=Trainer(fsdp="full_shard auto_wrap", dp_replicate_size=2, dp_shard_size=2),
-            precision="bf16-mixed",
-            topology=FOUR,
-        ),
+        MIXED.replace(framework=BY_TRAINER, topology=FOUR),
     ],
     ids=lambda case: case.id,
 )
