@@ -1,10 +1,10 @@
 import pytest
 
-from perfsuite.case.hardware import Machine
 from perfsuite.dry.fit import facts_of, judge, predict, workspace_bytes
 from perfsuite.report.explained import prediction
 from perfsuite.results.counts import Collective, Counts, MemoryChange, MemoryLog
 from perfsuite.results.dry_facts import DryFacts, Fit
+from tests.counted import make_collective
 from tests.samples import make_case, make_gpu_machine, make_machine, make_report
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -12,13 +12,11 @@ LOG = MemoryLog((10 * GIB,), ((MemoryChange(1, 4 * GIB, "forward"), MemoryChange
 
 
 def gather(ranks: int, apart: int) -> Collective:
-    return Collective(
-        kind="all_gather", ranks=ranks, apart=apart, dtype="bfloat16", phase="forward", count=1, bytes=8 * GIB
-    )
+    return make_collective(ranks=ranks, apart=apart, count=1, bytes=8 * GIB)
 
 
-def predicted(*collectives: Collective, log: MemoryLog = LOG, machine: Machine | None = None) -> Fit:
-    fit = predict(log, Counts(collectives=collectives), machine or make_gpu_machine(), rank=3)
+def predicted(*collectives: Collective, log: MemoryLog = LOG) -> Fit:
+    fit = predict(log, Counts(collectives=collectives), make_gpu_machine(), rank=3)
     assert fit is not None
     return fit
 

@@ -103,6 +103,7 @@ def test_a_mapping_that_no_file_could_hold() -> None:
         DeepSpeed(config={"zero_optimization": {"stage": 3, "offload_param": {"nvme_path": Path("x")}}})
 
 
+UNDECIDED = "but nothing in the case decides it: give a value"
 FP32 = "but the case's precision 'fp32' says False"
 NOT_BUILT = "perfsuite trains by ZeRO alone, without this"
 
@@ -119,11 +120,7 @@ NOT_BUILT = "perfsuite trains by ZeRO alone, without this"
         ("optimizer.params.lr", 0.5, "0.5, but the case's learning_rate says 0.001"),
         ("zero_optimization", True, "True is no section of DeepSpeed's, which is {...}"),
         ("zero_optimization.offload_param.device", "nvme", "'nvme', but perfsuite offloads to 'cpu' only"),
-        (
-            "scheduler.params.warmup_max_lr",
-            "auto",
-            "'auto', but nothing in the case decides it: give a value",
-        ),
+        ("scheduler.params.warmup_max_lr", "auto", f"'auto', {UNDECIDED}"),
         ("zero_optimisation", {"stage": 2}, f"{NOT_BUILT} (did you mean zero_optimization?): leave it out"),
         ("pipeline", {"stages": 2}, f"{NOT_BUILT}: leave it out, or measure a script of yours (Script)"),
         ("moe", {"enabled": True}, NOT_BUILT),
