@@ -23,6 +23,7 @@ from perfsuite import DDP, FSDP2, Case, Model, Topology, TorchTitan
 from perfsuite.case import torch_build
 from perfsuite.frameworks.torchtitan import MIN_TORCH
 from perfsuite.results.counts import Counts
+from tests.counted import FULL_SIZE
 from tests.dry.runs import passed
 
 Shape = tuple[int, ...]
@@ -149,16 +150,8 @@ class Llama:
 
 LLAMA_8B = Llama(4096, 14336, 32, 32)
 Theory = tuple[Case, Step]
-BASE = Case(
-    model=LLAMA_8B.config(LAYERS),
-    framework=DDP(),
-    sequence_length=4096,
-    micro_batch=1,
-    precision="bf16-mixed",
-    activation_checkpointing="full",
-    topology=Topology(nodes=8, processes_per_node=8),
-    hardware="h100",
-)
+BASE = FULL_SIZE.replace(framework=DDP(), sequence_length=4096, activation_checkpointing="full")
+"""On 64 GPUs, in bf16-mixed."""
 
 
 def titan(config: str, full: bool, *overrides: str, **changes: Any) -> Case:

@@ -16,7 +16,7 @@ from perfsuite.results.counts import Counts, RankCounts, of_rank
 from perfsuite.results.run import Run
 from perfsuite.worker.flops import count
 from tests.dry.runs import passed
-from tests.frameworks.test_base import measured, observed
+from tests.frameworks.test_base import COUNTED, measured, observed
 from tests.worker.loops import known, memory
 
 BASELINES = Path(__file__).parents[2] / "baselines"
@@ -41,17 +41,12 @@ TWINS = [
     f"nanotron-tp2-llama-tiny-s64-b2x2-fp32-{LATER}",
 ]
 """Cases whose counts by real launches are reviewed."""
-NEVER_REVIEWED = Case(
-    model="llama-tiny",
+NEVER_REVIEWED = COUNTED.replace(
     framework=DDP(bucket_cap_mb=1),
     sequence_length=64,
     micro_batch=4,
     gradient_accumulation=2,
     precision="bf16-mixed",
-    topology=Topology(processes_per_node=2),
-    hardware="cpu",
-    max_warmup_steps=5,
-    steps=10,
     timeout_s=600,
 )
 """Small buckets and accumulation, which no case of this repository has."""

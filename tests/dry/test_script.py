@@ -8,7 +8,7 @@ from perfsuite import Case, Model, Script, Topology
 from perfsuite.results.counts import Counts, of_rank
 from perfsuite.results.run import Run
 from tests.dry.runs import failure_of, passed
-from tests.frameworks.test_base import measured
+from tests.frameworks.test_base import COUNTED, measured
 from tests.worker.loops import known
 
 pytestmark = pytest.mark.launch
@@ -49,18 +49,10 @@ def case_of(directory: Path, text: str, *command: str, ranks: int = 2, **changes
     file.write_text(text.replace("WORKERS", "0"))
     how: dict[str, Any] = {"command": (*command, str(file))} if command else {"path": file}
     nodes = max(1, ranks // 8)
-    made = Case(
-        model=Model.named("net"),
-        framework=Script(cwd=directory, loss="finite", **how),
-        sequence_length=16,
-        micro_batch=2,
-        topology=Topology(nodes=nodes, processes_per_node=ranks // nodes),
-        hardware="cpu",
-        max_warmup_steps=4,
-        steps=10,
-        timeout_s=600,
-    )
-    return made.replace(**changes)
+    framework = Script(cwd=directory, loss="finite", **how)
+    topology = Topology(nodes=nodes, processes_per_node=ranks // nodes)
+    net = {"model": Model.named("net"), "framework": framework, "sequence_length": 16, "topology": topology}
+    return COUNTED.replace(**{**net, "timeout_s": 600, **changes})
 
 
 def counted(run: Run) -> Counts:

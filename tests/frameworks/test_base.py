@@ -34,19 +34,13 @@ from perfsuite.results.run import Run
 from perfsuite.verdict.comparability import ASKED
 from perfsuite.worker import flops
 from tests.frameworks.learnt import check_learnt, learnt
+from tests.samples import make_case
 from tests.verdict.judging import CHOSEN
 
-SMALL = Case(
-    model="llama-tiny",
-    framework=DDP(),
-    sequence_length=32,
-    micro_batch=2,
-    topology=Topology(processes_per_node=2),
-    hardware="cpu",
-    max_warmup_steps=2,
-    steps=10,
-    timeout_s=240,
+SMALL = make_case(
+    model="llama-tiny", framework=DDP(), sequence_length=32, max_warmup_steps=2, steps=10, timeout_s=240
 )
+"""Of two processes, with micro-batches of two sequences."""
 COUNTED = SMALL.replace(max_warmup_steps=4)
 """The same, with a step that is counted before those that are measured."""
 FOUR = Topology(processes_per_node=4)

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from perfsuite import Accelerate, Case, Model, Topology, Trainer
+from perfsuite import Accelerate, Model, Topology, Trainer
 from perfsuite.case.catalog import MODELS
 from perfsuite.errors import CaseError, MismatchError
 from perfsuite.frameworks.base import Framework, framework_of
 from perfsuite.frameworks.common.parallelism import Degrees
 from perfsuite.worker.flops import count
+from tests.counted import FULL_SIZE
 from tests.dry.runs import passed
 from tests.fake_group import CPU, fake_group
 from tests.frameworks.test_base import observed
@@ -144,18 +145,14 @@ def theory(degrees: Degrees) -> dict[tuple[str, str, str], tuple[int, int]]:
     }
 
 
-CASE = Case(
-    model=Model.from_config(
-        {**MODELS["llama-3.1-8b"].config, "num_hidden_layers": LAYERS}, name="two-layers"
-    ),
+TWO_LAYERS = {**MODELS["llama-3.1-8b"].config, "num_hidden_layers": LAYERS}
+CASE = FULL_SIZE.replace(
+    model=Model.from_config(TWO_LAYERS, name="two-layers"),
     framework=accelerate(dp_replicate_size=2, dp_shard_size=4, tp_size=8),
     sequence_length=TOKENS,
-    micro_batch=1,
-    precision="bf16-mixed",
     activation_checkpointing="full",
-    topology=Topology(nodes=8, processes_per_node=8),
-    hardware="h100",
 )
+"""On 64 GPUs, in bf16-mixed."""
 
 
 @pytest.mark.launch
