@@ -1,5 +1,6 @@
 """Counts what a step does: any piece of work, or a training that a rank drives."""
 
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -32,6 +33,12 @@ def counted(step: Callable[[], object]) -> Counts:
     counts: Counts = counter.end_step()
     assert counter.error is None
     return counts
+
+
+def in_a_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
 
 
 class Loop:
