@@ -18,19 +18,13 @@ from perfsuite.worker.memory import HostMemory
 from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.timers import SimulatedTimer
 from tests.samples import make_report
+from tests.worker.test_recorder import after_steps
 
 
 def series(text: str | None, *, is_last_rank: bool = True, steps: int = 12) -> Recorder:
     """Simulated steps of 1 s under a fault."""
     before_end = None if text is None else Injector(Fault.parse(text), is_last_rank=is_last_rank).before_end
-    timer = SimulatedTimer()
-    recorder = Recorder(timer, before_end=before_end)
-    recorder.start()
-    for _ in range(steps):
-        timer.now += 1
-        recorder.boundary()
-    recorder.finish()
-    return recorder
+    return after_steps(Recorder(SimulatedTimer(), before_end=before_end), *[1] * steps)
 
 
 @pytest.mark.parametrize(
