@@ -9,7 +9,7 @@ from perfsuite import Accelerate, Topology
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.common.accelerate_config import LaunchConfig
-from tests.frameworks.test_base import SMALL, measured, observed
+from tests.frameworks.test_base import MIXED, measured, observed
 from tests.samples import make_case, make_gpu_machine, make_machine
 
 FSDP1 = """\
@@ -185,14 +185,8 @@ def test_what_must_be_observed(config: Path) -> None:
 
 @pytest.mark.launch
 def test_a_users_own_file_runs(tmp_path: Path, config: Path) -> None:
-    case = SMALL.replace(
-        framework=Accelerate(config=config),
-        precision="bf16-mixed",
-        activation_checkpointing="full",
-        gradient_accumulation=2,
-        micro_batch=1,
-    )
-    run = measured(case, tmp_path / "run")
+    small = MIXED.replace(micro_batch=1, gradient_accumulation=2, activation_checkpointing="full")
+    run = measured(small.replace(framework=Accelerate(config=config)), tmp_path / "run")
     settings = observed(run).settings
     assert settings["sharding"] == "SHARD_GRAD_OP"
     assert settings["recomputing_blocks"] == "4 of 4"

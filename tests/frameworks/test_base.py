@@ -41,8 +41,8 @@ SMALL = make_case(
     model="llama-tiny", framework=DDP(), sequence_length=32, max_warmup_steps=2, steps=10, timeout_s=240
 )
 """Of two processes, with micro-batches of two sequences."""
-COUNTED = SMALL.replace(max_warmup_steps=4)
-"""The same, with a step that is counted before those that are measured."""
+MIXED, COUNTED = SMALL.replace(precision="bf16-mixed"), SMALL.replace(max_warmup_steps=4)
+"""The same: in mixed precision, and with a step that is counted before those that are measured."""
 FOUR = Topology(processes_per_node=4)
 EXPERTS = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 FULL = FSDP(sharding_strategy="FULL_SHARD")
@@ -169,7 +169,6 @@ def test_a_mixture_of_experts_trains_the_same_sharded(tmp_path: Path) -> None:
     assert sum(sharded.counts[0].counts.flops.values()) == sharded.flops.per_token * tokens
 
 
-MIXED = SMALL.replace(precision="bf16-mixed")
 BUCKETS = DDP(static_graph=True, gradient_as_bucket_view=True, bucket_cap_mb=1)
 ONCE = FULL.replace(sync_each_micro_batch=False)
 KEPT = FSDP2(reshard_after_forward=False, sync_each_micro_batch=False)

@@ -245,20 +245,19 @@ def test_a_configuration_is_a_promise_that_is_checked() -> None:
 # --- the start of a process under a command ---------------------------------------------------------------
 
 
-def started(directory: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def started(directory: Path, code: str, *, in_launch: bool = True) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(STARTUP), str(directory), str(STARTUP.parent.parent)])
-    environment = {**os.environ, "PYTHONPATH": paths, **variables}
+    environment = {**os.environ, "PYTHONPATH": paths}
+    if in_launch:
+        environment["PERFSUITE_RUN_DIR"] = str(directory)
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.launch
 def test_a_process_without_torch_pays_nothing_and_a_shadowed_sitecustomize_runs(tmp_path: Path) -> None:
     script(tmp_path, "print('the shadowed one')\n", "sitecustomize.py")
-    done = started(
-        tmp_path,
-        "import sys; print([name for name in sys.modules if name.startswith('perfsuite')])",
-        PERFSUITE_RUN_DIR=str(tmp_path),
-    )
+    code = "import sys; print([name for name in sys.modules if name.startswith('perfsuite')])"
+    done = started(tmp_path, code)
     assert done.stdout.splitlines() == ["the shadowed one", "[]"]
     assert done.stderr == ""
 
@@ -267,9 +266,9 @@ def test_a_process_without_torch_pays_nothing_and_a_shadowed_sitecustomize_runs(
 def test_where_perfsuite_is_not_installed_the_import_of_torch_says_so(tmp_path: Path) -> None:
     script(tmp_path, "", "torch/__init__.py")
     code = "import sys; sys.modules['perfsuite'] = None; import torch"
-    done = started(tmp_path, code, PERFSUITE_RUN_DIR=str(tmp_path))
+    done = started(tmp_path, code)
     assert "perfsuite measures this command and cannot be imported by" in done.stderr
-    assert started(tmp_path, code).returncode == 0, "outside a launch nothing is hooked"
+    assert started(tmp_path, code, in_launch=False).returncode == 0, "outside a launch nothing is hooked"
 
 
 ASKS = {
@@ -313,7 +312,7 @@ def test_whoever_asks_for_torch_first_it_is_attached_to_once(tmp_path: Path, how
     """A torch of one line, and a measurement of another."""
     needs = "import fails\n" if how == "after a failure" else ""
     script(tmp_path, f"{needs}attribute = 1\n", "torch/__init__.py")
-    done = started(tmp_path, ASKER + ASKS[how], PERFSUITE_RUN_DIR=str(tmp_path))
+    done = started(tmp_path, ASKER + ASKS[how])
     assert (done.stdout, done.stderr) == ("attached 1\n", "")
 
 
@@ -333,7 +332,7 @@ def test_a_fault_of_ours_at_the_import_of_torch_is_reported_and_the_script_runs_
 ) -> None:
     script(tmp_path, "attribute = 1\n", "torch/__init__.py")
     code = f"{ASKER}\ndef fails(*args): raise KeyError('a fault')\n{fault}\nimport torch; print('trains')"
-    done = started(tmp_path, code, PERFSUITE_RUN_DIR=str(tmp_path))
+    done = started(tmp_path, code)
     assert (done.stdout, done.returncode) == ("trains\n", 0)
     failure = known(documents.read(RunDir(tmp_path).rank(0), RankReport).failure)
     assert failure.kind == "error"

@@ -15,7 +15,8 @@ from tests.samples import make_gpu_machine
 pytestmark = MARKS
 
 
-REPLICATED = SMALL.replace(framework=TorchTitan(data_parallel_replicate=2), gradient_accumulation=2)
+MIXED = SMALL.replace(precision="bf16-mixed", activation_checkpointing="selective-op")
+REPLICATED = MIXED.replace(framework=TorchTitan(data_parallel_replicate=2), gradient_accumulation=2)
 SPLIT = SMALL.replace(framework=TorchTitan(tensor_parallel=2), precision="bf16")
 
 
@@ -23,12 +24,7 @@ SPLIT = SMALL.replace(framework=TorchTitan(tensor_parallel=2), precision="bf16")
 @pytest.mark.parametrize(
     ("case", "mesh", "recomputing"),
     [
-        pytest.param(
-            REPLICATED.replace(activation_checkpointing="selective-op", precision="bf16-mixed"),
-            "dp_replicate 2 x fsdp 1",
-            "4 of 4",
-            marks=pytest.mark.smoke("torchtitan"),
-        ),
+        pytest.param(REPLICATED, "dp_replicate 2 x fsdp 1", "4 of 4", marks=pytest.mark.smoke("torchtitan")),
         (SPLIT.replace(activation_checkpointing="every-2"), "fsdp 1 x tp 2", "2 of 4"),
     ],
     ids=["replicated", "split"],
