@@ -19,7 +19,7 @@ from perfsuite.verdict.arms import unhealthy_pairs
 from perfsuite.verdict.comparability import launch_problems
 from tests.collected import COMMAND_FAILED, FLOPS, TIMEOUT, both, collected, crash, failure_of, on_gpu
 from tests.packages import Packages
-from tests.samples import make_case, make_machine, make_report, write_launch
+from tests.samples import known, make_case, make_machine, make_report, write_launch
 from tests.traces import launch_profile, make_profile
 
 
@@ -232,12 +232,10 @@ def test_how_the_gpus_are_set_up_stands_in_the_environment(tmp_path: Path) -> No
     ]
     health = Health(samples=0, seconds=0, steps=0, devices=tuple(cards))
     run, unread = on_gpu(run_dir, health, driver="580.1"), on_gpu(run_dir)
-    assert run.observed is not None
     limits = {"gpu_power_limit_w": "500.5, 700", "gpu_sm_clock_limit_mhz": "1980"}
     setup = {"torch": "2.13", "driver": "580.1", **limits, "gpu_ecc": "on", "gpu_persistence": "off"}
-    assert run.observed.environment == setup
-    assert unread.observed is not None
-    assert unread.observed.environment == {"torch": "2.13"}
+    assert known(run.observed).environment == setup
+    assert known(unread.observed).environment == {"torch": "2.13"}
 
 
 def test_a_launch_without_a_sample_is_no_evidence_unless_it_was_simulated(tmp_path: Path) -> None:
@@ -248,12 +246,12 @@ def test_a_launch_without_a_sample_is_no_evidence_unless_it_was_simulated(tmp_pa
 
 
 def test_no_mfu_of_fp32_in_tf32(tmp_path: Path) -> None:
-    for precision, matmul, known in (("fp32", "tf32", False), ("fp32", "ieee", True), ("bf16", "tf32", True)):
+    for precision, matmul, given in (("fp32", "tf32", False), ("fp32", "ieee", True), ("bf16", "tf32", True)):
         seen = Observed(settings={"fp32_matmul": matmul}, environment={})
         case = make_case(hardware="gpu", precision=precision)
         run = on_gpu(both(tmp_path, case=case, peak_flops=67e12, observed=seen, flops=FLOPS))
         assert run.figures.tflops_per_device
-        assert (run.figures.mfu is not None) == (NO_TF32_PEAK not in run.notes) == known
+        assert (run.figures.mfu is not None) == (NO_TF32_PEAK not in run.notes) == given
 
 
 def test_as_many_ranks_as_the_case_has(tmp_path: Path) -> None:

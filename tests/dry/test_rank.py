@@ -17,7 +17,8 @@ from perfsuite.results.run import Run
 from perfsuite.worker.flops import count
 from tests.dry.runs import passed
 from tests.frameworks.test_base import COUNTED, measured, observed
-from tests.worker.loops import known, memory
+from tests.samples import known
+from tests.worker.loops import memory
 
 BASELINES = Path(__file__).parents[2] / "baselines"
 LATER = "max_warmup_steps5-steps20-1x2"

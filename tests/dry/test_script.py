@@ -9,7 +9,7 @@ from perfsuite.results.counts import Counts, of_rank
 from perfsuite.results.run import Run
 from tests.dry.runs import failure_of, passed
 from tests.frameworks.test_base import COUNTED, measured
-from tests.worker.loops import known
+from tests.samples import known
 
 pytestmark = pytest.mark.launch
 

@@ -14,7 +14,7 @@ from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
 from tests.frameworks.learnt import learnt
 from tests.frameworks.test_base import COUNTED, SMALL, measured, observed
-from tests.worker.loops import known
+from tests.samples import known
 
 PARAMETERS = 918_656 * 4  # bytes of llama-tiny in fp32
 OFFLOADED = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}

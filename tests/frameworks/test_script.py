@@ -21,8 +21,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.frameworks import test_base as base
 from tests.frameworks.test_base import observed
-from tests.samples import make_case, make_machine
-from tests.worker.loops import known
+from tests.samples import known, make_case, make_machine
 
 STARTUP = Path(perfsuite.__file__).parent / "worker" / "startup"
 ONE = Topology(processes_per_node=1)

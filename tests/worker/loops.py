@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,15 +11,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from perfsuite.results.counts import COUNTED_STEP, Counts, StepMemory
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.counting import Counting
+from tests.samples import known
 
-T = TypeVar("T")
 INPUTS = torch.ones(8, 16)
-
-
-def known(value: T | None) -> T:
-    """What has to be there."""
-    assert value is not None
-    return value
 
 
 def memory(counts: Counts) -> StepMemory:

@@ -30,8 +30,8 @@ from perfsuite.worker.attach import Attached, Measured
 from perfsuite.worker.observe import Observer
 from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.script_rank import Claim, ScriptRank, device_of
+from tests.samples import known
 from tests.worker.attaching import ALONE, Start, attaching
-from tests.worker.loops import known
 
 TWO = ALONE.replace(topology=Topology(processes_per_node=2))
 COUNTED = ALONE.replace(max_warmup_steps=COUNTED_STEP)

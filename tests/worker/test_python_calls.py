@@ -14,7 +14,8 @@ from perfsuite.worker import software
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.counting import Counting
 from perfsuite.worker.python_calls import PythonCounter
-from tests.worker.loops import in_a_thread, known
+from tests.samples import known
+from tests.worker.loops import in_a_thread
 
 Step = Callable[[], object]
 

@@ -16,8 +16,7 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.observe import Observer
 from perfsuite.worker.rank import Rank, empty_report, failure_of, write_failure
 from perfsuite.worker.timers import SimulatedTimer
-from tests.samples import make_case
-from tests.worker.loops import known
+from tests.samples import known, make_case
 
 
 def made(directory: Path, *, inject: str | None = None, rank: int = 0) -> Rank:

@@ -11,8 +11,7 @@ from perfsuite.frameworks.common import float8
 from perfsuite.frameworks.common.model import build_model
 from tests.fake_group import CPU, fake_group
 from tests.frameworks.common.test_model import TINY
-from tests.samples import make_machine
-from tests.worker.loops import known
+from tests.samples import known, make_machine
 
 BY_ACCELERATE = TINY.replace(
     framework=Accelerate(strategy="fsdp2", float8="tensorwise"), precision="bf16-mixed"

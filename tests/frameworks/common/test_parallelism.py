@@ -17,8 +17,8 @@ from tests.counted import FULL_SIZE
 from tests.dry.runs import passed
 from tests.fake_group import CPU, fake_group
 from tests.frameworks.test_base import observed
-from tests.samples import make_case, make_machine
-from tests.worker.loops import known, memory
+from tests.samples import known, make_case, make_machine
+from tests.worker.loops import memory
 
 
 def accelerate(**degrees: int) -> Framework:

@@ -15,7 +15,7 @@ from perfsuite.results.counts import Counts
 from tests.dry.runs import passed
 from tests.frameworks.torchtitan.samples import MARKS
 from tests.frameworks.torchtitan.test_configuration import BALANCED, CUT, ONE_BY_ONE, degree, registered
-from tests.worker.loops import known
+from tests.samples import known
 
 pytestmark = [*MARKS, pytest.mark.launch]
 
