@@ -254,6 +254,14 @@ def test_no_mfu_of_fp32_in_tf32(tmp_path: Path) -> None:
         assert (run.figures.mfu is not None) == (NO_TF32_PEAK not in run.notes) == given
 
 
+def test_the_mfu_of_a_run_partly_in_float8_is_by_the_peak_between_both(tmp_path: Path) -> None:
+    """Three quarters of the FLOPs take half of their time: 5/8 of what all take in 16 bits."""
+    seen = Observed(settings={"low_precision_modules": "2 Float8Linear"}, environment={})
+    told: dict[str, Any] = {"peak_flops": 989.5e12, "flops": FLOPS.replace(per_token_float8=1.5e9)}
+    run, plain = (on_gpu(both(tmp_path, observed=observed, **told)) for observed in (seen, None))
+    assert run.figures.mfu == pytest.approx(known(plain.figures.mfu) * 1.25 / 2)
+
+
 def test_as_many_ranks_as_the_case_has(tmp_path: Path) -> None:
     for world in (1, 4):
         reports = [make_report(rank, world_size=world) for rank in range(world)]

@@ -1,9 +1,21 @@
 import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
 
 from perfsuite.worker import calls
+
+
+def test_a_call_is_noticed_once_however_often_it_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: "replayed")
+    before = calls.seen.copy()
+    calls.watch()
+    calls.watch()
+    replay: Any = torch.cuda.CUDAGraph.replay
+    assert replay(None) == "replayed"
+    assert (calls.seen - before).total() == 1
 
 
 def test_of_a_package_only_methods_that_send_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 import gc
 import math
 import os
-import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from perfsuite.worker.faults import Injector
 from perfsuite.worker.memory import HostMemory
 from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.timers import SimulatedTimer
+from tests.processes import Left, leave
 from tests.samples import make_report
 from tests.worker.test_recorder import after_steps
 
@@ -62,15 +62,15 @@ def test_a_structural_fault_begins_after_the_second_step(monkeypatch: pytest.Mon
     [
         ("crash", RuntimeError, "injected crash"),
         ("oom", MemoryError, "out of memory"),
-        ("exit", SystemExit, "^13$"),
-        ("hang", SystemExit, "^1$"),
+        ("exit", Left, "^with 13$"),
+        ("hang", Left, "^with 1$"),
     ],
 )
 def test_a_breakdown_is_the_last_ranks_alone_at_its_step(
     text: str, error: type[BaseException], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for owner, name in ((os, "_exit"), (time, "sleep")):  # the process does not end, nor sleep for ever
-        monkeypatch.setattr(owner, name, sys.exit)
+        monkeypatch.setattr(owner, name, leave)
     assert len(series(text, is_last_rank=False).step_s) == 12
     assert len(series(text, steps=AT_STEP).step_s) == AT_STEP
     with pytest.raises(error, match=said):

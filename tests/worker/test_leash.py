@@ -11,6 +11,7 @@ import pytest
 
 from perfsuite.results.run_dir import ANCESTOR_PID, STACKS_SIGNAL, RunDir
 from perfsuite.worker import leash
+from tests.processes import Left, leave
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     calls: list[tuple[int, int]] = []
     libc = SimpleNamespace(prctl=lambda option, by: calls.append((option, by)))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: libc)
-    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(os, "_exit", leave)
     return calls
 
 
@@ -40,10 +41,10 @@ def test_who_was_born_too_late_leaves_at_once(
     child = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie now: nobody has read its exit code
     monkeypatch.setenv(ANCESTOR_PID, str(child.pid))
-    with pytest.raises(SystemExit, match=r"^1$"):
+    with pytest.raises(Left, match=r"^with 1$"):
         leash.die_with_parent()
     child.wait()
-    with pytest.raises(SystemExit, match=r"^1$"):
+    with pytest.raises(Left, match=r"^with 1$"):
         leash.die_with_parent()
 
 

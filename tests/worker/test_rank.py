@@ -17,6 +17,7 @@ from perfsuite.worker.observe import Observer
 from perfsuite.worker.rank import Rank, empty_report, failure_of, write_failure
 from perfsuite.worker.timers import SimulatedTimer
 from tests.samples import known, make_case
+from tests.test_errors import Unspeakable
 
 
 def made(directory: Path, *, inject: str | None = None, rank: int = 0) -> Rank:
@@ -140,9 +141,10 @@ def test_each_error_has_its_kind(error: BaseException, kind: FailureKind) -> Non
     [
         (ValueError("bad\nand more"), "ValueError: bad", "and more"),
         (OSError("no file \udcff"), "OSError: no file \\udcff", ""),
+        (Unspeakable(), "Unspeakable: (its message cannot be shown: RuntimeError in __str__)", ""),
         (RuntimeError("A" * 10**6 + "Z"), "RuntimeError: AAA", "AZ"),
     ],
-    ids=["of two lines", "a lone surrogate", "too long"],
+    ids=["of two lines", "a lone surrogate", "no message", "too long"],
 )
 def test_an_error_is_written_without_figures_even_if_it_cannot_be_written_as_it_is(
     tmp_path: Path, error: Exception, message: str, end: str

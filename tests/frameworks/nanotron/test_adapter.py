@@ -69,7 +69,7 @@ def test_tensor_parallel(tmp_path: Path) -> None:
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump(Nanotron(dp=2).from_options(SMALL, files=tmp_path)))
+    file.write_text(yaml.safe_dump(Nanotron(dp=2, zero_stage=1).from_options(SMALL, files=tmp_path)))
     return file
 
 

@@ -31,7 +31,7 @@ SCALED: Any = MODELS["llama-3.1-8b"].config["rope_parameters"]
     [
         {"rms_norm_eps": 1e-2},
         {"tie_word_embeddings": True},
-        {"rope_parameters": {**SCALED, "original_max_position_embeddings": 32}},
+        {"rope_parameters": {**SCALED, "rope_type": "llama3", "original_max_position_embeddings": 32}},
     ],
     ids=lambda changes: next(iter(changes)),
 )
