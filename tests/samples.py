@@ -1,7 +1,7 @@
 """Valid objects to start from: each function takes the fields that a test wants otherwise."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hypothesis import settings
 
@@ -25,8 +25,15 @@ from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import ClassNoise
 from perfsuite.verdict.sequential import Noise
 
+T = TypeVar("T")
 deterministic = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 """For hypothesis: the same examples in every run, however slow the machine."""
+
+
+def known(value: T | None) -> T:
+    """What has to be there."""
+    assert value is not None
+    return value
 
 
 _CASE = Case(

@@ -8,12 +8,9 @@ from pathlib import Path
 import pytest
 
 from perfsuite import documents
-from perfsuite.case.case import Case
 from perfsuite.extensions import METRICS
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.fake import Fake
-from perfsuite.measure import launch_once
-from perfsuite.node.machine import detect_cpu
 from perfsuite.report import markdown
 from perfsuite.report.html import page
 from perfsuite.report.summary import properties
@@ -23,8 +20,9 @@ from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.metric import find
 from perfsuite.verdict.judge import Policy, judge
 from tests.doc_pages import ROOT, Page
+from tests.frameworks.test_base import measured
 from tests.packages import Packages
-from tests.samples import BEFORE, NOISE, make_case, make_result
+from tests.samples import BEFORE, NOISE, known, make_case, make_result
 from tests.sessions import make_session
 
 PAGE = Page(ROOT / "docs" / "develop" / "extending-metrics.md")
@@ -39,24 +37,18 @@ def uninstall(packages: Packages) -> Callable[[], None]:
     return functools.partial(packages.uninstall, project["name"])
 
 
-def launched(case: Case, directory: Path) -> Run:
-    run = launch_once(case, detect_cpu("a test"), directory)
-    assert run.failure is None, run.failure
-    return run
-
-
 @pytest.mark.launch
-def test_every_launch_measures_the_metrics_of_the_page(tmp_path: Path, uninstall: Callable[[], None]) -> None:
+@pytest.mark.usefixtures("uninstall")
+def test_every_launch_measures_the_metrics_of_the_page(tmp_path: Path) -> None:
     case = make_case(framework=DDP(), max_warmup_steps=2, steps=10)
-    run = launched(case, tmp_path / "launch-1")
+    run = measured(case, tmp_path / "launch-1")
     extra = run.figures.extra
     assert set(extra) == {"weight_bytes", "step_s_p99"}
-    assert run.flops is not None
-    assert extra["weight_bytes"] == 4 * run.flops.parameters
+    assert extra["weight_bytes"] == 4 * known(run.flops).parameters
     assert max(run.measured_steps) >= extra["step_s_p99"] >= (run.figures.step_s_p95 or 0)
     read_again = documents.read(tmp_path / "launch-1" / "run.json", Run)
     assert read_again.figures == run.figures
-    simulated = launched(make_case(framework=Fake()), tmp_path / "launch-2")
+    simulated = measured(make_case(framework=Fake()), tmp_path / "launch-2")
     assert set(simulated.figures.extra) == {"step_s_p99"}, "which has no weights"
 
 

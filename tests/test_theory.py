@@ -23,13 +23,14 @@ from perfsuite import DDP, FSDP2, Case, Model, Topology, TorchTitan
 from perfsuite.case import torch_build
 from perfsuite.frameworks.torchtitan import MIN_TORCH
 from perfsuite.results.counts import Counts
+from tests.counted import FULL_SIZE
 from tests.dry.runs import passed
 
 Shape = tuple[int, ...]
 Group = tuple[int, int]
 """Ranks, and how far apart they are."""
 
-LAYERS = 3  # of tests/theory_configs.py, too
+LAYERS = 3  # of tests/frameworks/torchtitan/configs.py, too
 BYTES = {"float32": 4, "bfloat16": 2, "int64": 8}
 MIB = 1 << 20
 
@@ -149,24 +150,16 @@ class Llama:
 
 LLAMA_8B = Llama(4096, 14336, 32, 32)
 Theory = tuple[Case, Step]
-BASE = Case(
-    model=LLAMA_8B.config(LAYERS),
-    framework=DDP(),
-    sequence_length=4096,
-    micro_batch=1,
-    precision="bf16-mixed",
-    activation_checkpointing="full",
-    topology=Topology(nodes=8, processes_per_node=8),
-    hardware="h100",
-)
+BASE = FULL_SIZE.replace(framework=DDP(), sequence_length=4096, activation_checkpointing="full")
+"""On 64 GPUs, in bf16-mixed."""
 
 
 def titan(config: str, full: bool, *overrides: str, **changes: Any) -> Case:
     """A case of a registered configuration, or of the same with few layers."""
     family = {"llama3_8b": "llama3", "qwen3_30b_a3b": "qwen3", "deepseek_v3_16b": "deepseek_v3"}
     name = f"{config}_whole_loss" if full and config not in family else config
-    module = family.get(config, "bench_cases.torchtitan_configs") if full else "tests.theory_configs"
-    framework = TorchTitan(module=module, config=name, overrides=overrides)
+    whole, cut = family.get(config, "bench_cases.torchtitan_configs"), "tests.frameworks.torchtitan.configs"
+    framework = TorchTitan(module=whole if full else cut, config=name, overrides=overrides)
     return BASE.replace(model=Model.named(config), framework=framework, **changes)
 
 

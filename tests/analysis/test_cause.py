@@ -259,9 +259,9 @@ TORCH = "/lib/torch/distributed/distributed_c10d.py"
 HEAD = "Thread (most recent call first):"
 
 
-def stack(file: str, *, address: int = 1, depth: int = 1) -> str:
+def stack(file: str, *, address: int = 1) -> str:
     """As faulthandler writes it: another thread first, the main thread last."""
-    frames = "".join(f'  File "{file}", line {line} in waits\n' for line in range(depth))
+    frames = f'  File "{file}", line 0 in waits\n'
     helper = 'Thread 0x00007fab (most recent call first):\n  File "/lib/threading.py", line 1 in helps\n'
     return f"{helper}\nCurrent thread 0x{address:08x} (most recent call first):\n{frames}"
 

@@ -6,7 +6,7 @@ import pytest
 
 from perfsuite import Script, documents
 from perfsuite.analysis.collect import LOSS_NOT_OBSERVED, collect_profile, newest_profile
-from perfsuite.analysis.figures import NO_FLOAT8_PEAK, NO_TF32_PEAK, UNMEASURED_STEPS
+from perfsuite.analysis.figures import NO_TF32_PEAK, UNMEASURED_STEPS
 from perfsuite.analysis.health import NOT_SAMPLED
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import ReportError
@@ -19,7 +19,7 @@ from perfsuite.verdict.arms import unhealthy_pairs
 from perfsuite.verdict.comparability import launch_problems
 from tests.collected import COMMAND_FAILED, FLOPS, TIMEOUT, both, collected, crash, failure_of, on_gpu
 from tests.packages import Packages
-from tests.samples import make_case, make_machine, make_report, write_launch
+from tests.samples import known, make_case, make_machine, make_report, write_launch
 from tests.traces import launch_profile, make_profile
 
 
@@ -240,12 +240,10 @@ def test_how_the_gpus_are_set_up_stands_in_the_environment(tmp_path: Path) -> No
     ]
     health = Health(samples=0, seconds=0, steps=0, devices=tuple(cards))
     run, unread = on_gpu(run_dir, health, driver="580.1"), on_gpu(run_dir)
-    assert run.observed is not None
     limits = {"gpu_power_limit_w": "500.5, 700", "gpu_sm_clock_limit_mhz": "1980"}
     setup = {"torch": "2.13", "driver": "580.1", **limits, "gpu_ecc": "on", "gpu_persistence": "off"}
-    assert run.observed.environment == setup
-    assert unread.observed is not None
-    assert unread.observed.environment == {"torch": "2.13"}
+    assert known(run.observed).environment == setup
+    assert known(unread.observed).environment == {"torch": "2.13"}
 
 
 def test_a_launch_without_a_sample_is_no_evidence_unless_it_was_simulated(tmp_path: Path) -> None:
@@ -256,23 +254,20 @@ def test_a_launch_without_a_sample_is_no_evidence_unless_it_was_simulated(tmp_pa
 
 
 def test_no_mfu_of_fp32_in_tf32(tmp_path: Path) -> None:
-    for precision, matmul, known in (("fp32", "tf32", False), ("fp32", "ieee", True), ("bf16", "tf32", True)):
+    for precision, matmul, given in (("fp32", "tf32", False), ("fp32", "ieee", True), ("bf16", "tf32", True)):
         seen = Observed(settings={"fp32_matmul": matmul}, environment={})
         case = make_case(hardware="gpu", precision=precision)
         run = on_gpu(both(tmp_path, case=case, peak_flops=67e12, observed=seen, flops=FLOPS))
         assert run.figures.tflops_per_device
-        assert (run.figures.mfu is not None) == (NO_TF32_PEAK not in run.notes) == known
+        assert (run.figures.mfu is not None) == (NO_TF32_PEAK not in run.notes) == given
 
 
-def test_mfu_by_the_peaks_of_float8_and_of_the_rest(tmp_path: Path) -> None:
+def test_the_mfu_of_a_run_partly_in_float8_is_by_the_peak_between_both(tmp_path: Path) -> None:
     """Three quarters of the FLOPs take half of their time: 5/8 of what all take in 16 bits."""
     seen = Observed(settings={"low_precision_modules": "2 Float8Linear"}, environment={})
-    for in_float8, of_peak in ((1.5e9, 1.25 / 2), (None, None)):
-        told: dict[str, Any] = {"peak_flops": 989.5e12, "flops": FLOPS.replace(per_token_float8=in_float8)}
-        run, plain = (on_gpu(both(tmp_path, observed=observed, **told)) for observed in (seen, None))
-        assert plain.figures.mfu is not None
-        assert run.figures.mfu == (None if of_peak is None else pytest.approx(plain.figures.mfu * of_peak))
-        assert (NO_FLOAT8_PEAK in run.notes, NO_FLOAT8_PEAK in plain.notes) == (of_peak is None, False)
+    told: dict[str, Any] = {"peak_flops": 989.5e12, "flops": FLOPS.replace(per_token_float8=1.5e9)}
+    run, plain = (on_gpu(both(tmp_path, observed=observed, **told)) for observed in (seen, None))
+    assert run.figures.mfu == pytest.approx(known(plain.figures.mfu) * 1.25 / 2)
 
 
 def test_as_many_ranks_as_the_case_has(tmp_path: Path) -> None:

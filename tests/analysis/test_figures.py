@@ -222,7 +222,7 @@ def test_only_fp32_on_a_gpu_runs_in_tf32(precision: Any, machine: Machine, matmu
     assert peak_for_mfu(run.replace(observed=None), 1e12) == (1e12, None)
 
 
-def test_the_peak_of_a_run_partly_in_float8_lies_between_both() -> None:
+def test_the_peak_of_a_run_partly_in_float8_lies_between_both_where_the_part_is_known() -> None:
     seen = Observed(settings={"low_precision_modules": "2 Float8Linear"}, environment={})
     run = make_run(machine=make_gpu_machine(), observed=seen)
     float8 = run.machine.peak_flops("float8")

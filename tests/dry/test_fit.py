@@ -1,26 +1,22 @@
 import pytest
 
-from perfsuite.case.hardware import Machine
 from perfsuite.dry.fit import facts_of, judge, predict, workspace_bytes
 from perfsuite.report.explained import prediction
 from perfsuite.results.counts import Collective, Counts, MemoryChange, MemoryLog
 from perfsuite.results.dry_facts import DryFacts, Fit
-from tests.samples import make_case, make_gpu_machine, make_machine, make_report
+from tests.counted import make_collective
+from tests.samples import known, make_case, make_gpu_machine, make_machine, make_report
 
 MIB, GIB = 1 << 20, 1 << 30
 LOG = MemoryLog((10 * GIB,), ((MemoryChange(1, 4 * GIB, "forward"), MemoryChange(1, -4 * GIB, "backward")),))
 
 
 def gather(ranks: int, apart: int) -> Collective:
-    return Collective(
-        kind="all_gather", ranks=ranks, apart=apart, dtype="bfloat16", phase="forward", count=1, bytes=8 * GIB
-    )
+    return make_collective(ranks=ranks, apart=apart, count=1, bytes=8 * GIB)
 
 
-def predicted(*collectives: Collective, log: MemoryLog = LOG, machine: Machine | None = None) -> Fit:
-    fit = predict(log, Counts(collectives=collectives), machine or make_gpu_machine(), rank=3)
-    assert fit is not None
-    return fit
+def predicted(*collectives: Collective, log: MemoryLog = LOG, built: int = 0) -> Fit:
+    return known(predict(log, Counts(collectives=collectives), make_gpu_machine(), rank=3, built=built))
 
 
 def test_the_parts_of_a_prediction() -> None:
@@ -65,14 +61,10 @@ def test_a_card_must_have_what_lives_at_once(lives: int, verdict: str) -> None:
 
 
 def test_a_model_that_is_whole_before_it_is_sharded_must_fit_whole() -> None:
-    machine = make_gpu_machine()
-    small, large = (predict(LOG, Counts(), machine, rank=0, built=size * GIB) for size in (13, 80))
-    assert small is not None
-    assert large is not None
+    small, large = (predicted(built=size * GIB) for size in (13, 80))
     assert (small.verdict, small.least) == ("fits", predicted().least)
     assert (large.verdict, large.least - small.least) == ("does not fit", 80 * GIB - small.allocated)
-    assert prediction(DryFacts(fit=large))[1] == "the model, before it is sharded 80.0 GiB"
-    assert "whole" not in " ".join(prediction(DryFacts(fit=small)))
+    assert "before it is sharded" not in " ".join(prediction(DryFacts(fit=small)))
 
 
 def test_cublas_has_more_memory_from_hopper_on() -> None:
@@ -92,5 +84,5 @@ def test_the_facts_are_those_of_the_rank_that_needs_most() -> None:
     ]
     facts = facts_of(reports, make_case(precision="bf16-mixed"), machine)
     assert facts.fit == large
-    assert facts.roofline is not None
-    assert (facts.roofline.flops, facts.roofline.tokens) == (3 * 10**12, 1000)
+    roofline = known(facts.roofline)
+    assert (roofline.flops, roofline.tokens) == (3 * 10**12, 1000)

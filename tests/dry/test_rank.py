@@ -16,6 +16,9 @@ from perfsuite.results.counts import Counts, RankCounts, of_rank
 from perfsuite.results.run import Run
 from perfsuite.worker.flops import count
 from tests.dry.runs import passed
+from tests.frameworks.test_base import COUNTED, measured, observed
+from tests.samples import known
+from tests.worker.loops import memory
 
 BASELINES = Path(__file__).parents[2] / "baselines"
 LATER = "max_warmup_steps5-steps20-1x2"
@@ -39,17 +42,12 @@ TWINS = [
     f"nanotron-tp2-llama-tiny-s64-b2x2-fp32-{LATER}",
 ]
 """Cases whose counts by real launches are reviewed."""
-NEVER_REVIEWED = Case(
-    model="llama-tiny",
+NEVER_REVIEWED = COUNTED.replace(
     framework=DDP(bucket_cap_mb=1),
     sequence_length=64,
     micro_batch=4,
     gradient_accumulation=2,
     precision="bf16-mixed",
-    topology=Topology(processes_per_node=2),
-    hardware="cpu",
-    max_warmup_steps=5,
-    steps=10,
     timeout_s=600,
 )
 """Small buckets and accumulation, which no case of this repository has."""
@@ -62,12 +60,6 @@ HYBRID = NEVER_REVIEWED.replace(
     framework=FSDP2(shard_group=2), gradient_accumulation=1, topology=Topology(processes_per_node=4)
 )
 """Two groups of two ranks: each shards, and both hold the same."""
-
-
-def launched(case: Case, directory: Path) -> tuple[RankCounts, ...]:
-    run = launch_once(case, detect_cpu("a twin"), directory)
-    assert run.failure is None, run.failure
-    return run.counts
 
 
 def without_gloos_copies(counts: Counts) -> tuple[Counter[str], Counter[str]]:
@@ -95,12 +87,13 @@ def divided_by_the_hook(ops: Counter[str]) -> Counter[str]:
 )
 def test_a_dry_run_does_what_a_launch_of_the_twin_does(name: str, tmp_path: Path) -> None:
     """The launch is the reviewed one, or under other versions than it was, one made now."""
-    known = documents.read(BASELINES / "counts" / "cpu" / f"{name}.json", CountBaseline)
-    if (reason := why_not_dry(known.case, pretended(known.case)[0])) is not None:
+    reviewed = documents.read(BASELINES / "counts" / "cpu" / f"{name}.json", CountBaseline)
+    case = reviewed.case
+    if (reason := why_not_dry(case, pretended(case)[0])) is not None:
         pytest.skip(reason)  # torchtitan needs a newer torch than the lowest
-    dry = passed(known.case, tmp_path / "dry")
-    of_its_versions = versions_of(dry) == known.versions
-    check_ranks(dry, known.counts if of_its_versions else launched(known.case, tmp_path / "real"))
+    dry = passed(case, tmp_path / "dry")
+    is_of_its_versions = versions_of(dry) == reviewed.versions
+    check_ranks(dry, reviewed.counts if is_of_its_versions else measured(case, tmp_path / "real").counts)
 
 
 ARM = Arm(given={"OMP_NUM_THREADS": "3", "NCCL_ALGO": "Ring"})
@@ -131,14 +124,13 @@ def test_a_dry_run_does_what_a_launch_does_now(launch_now: Run, tmp_path: Path) 
     ids=["nanotron, REDUCE_SCATTER", "fsdp2, shard_group", "accelerate, tp_size"],
 )
 def test_a_dry_run_of_a_mesh_does_what_a_launch_does_now(case: Case, tmp_path: Path) -> None:
-    check_ranks(passed(case, tmp_path / "dry"), launched(case, tmp_path / "real"))
+    check_ranks(passed(case, tmp_path / "dry"), measured(case, tmp_path / "real").counts)
 
 
 @pytest.mark.launch
 def test_the_variables_of_an_arm_reach_its_ranks(launch_now: Run) -> None:
     """Also the number of threads, which the agent sets on a CPU unless the arm does."""
-    assert launch_now.observed is not None
-    environment = launch_now.observed.environment
+    environment = observed(launch_now).environment
     assert {name: environment.get(name) for name in ARM.given} == ARM.given
     assert environment["threads"] == "3"
 
@@ -176,14 +168,8 @@ def check_ranks(dry: Run, real: Sequence[RankCounts]) -> None:
     assert dry.counts
     for entry in dry.counts:
         for rank in entry.ranks:
-            of_launch = of_rank(real, rank)
-            assert of_launch is not None
-            check(entry.counts, of_launch, is_ddp="DistributedDataParallel" in seen(dry), case=dry.case)
-
-
-def seen(run: Run) -> str:
-    assert run.observed is not None
-    return run.observed.settings["wrapper"]
+            is_ddp = "DistributedDataParallel" in observed(dry).settings["wrapper"]
+            check(entry.counts, known(of_rank(real, rank)), is_ddp=is_ddp, case=dry.case)
 
 
 def twice_held(case: Case) -> int:
@@ -205,8 +191,7 @@ def check(dry: Counts, real: Counts, *, is_ddp: bool, case: Case) -> None:
         assert divided_by_the_hook(Counter(dry.ops)) == divided_by_the_hook(ops)
     else:
         assert Counter(dry.ops) == ops
-    assert dry.memory is not None
-    assert real.memory is not None
+    pretended_memory, real_memory = memory(dry), memory(real)
     if not splits_tensors:  # there gloo's threads hold tensors for a while: unlike in two launches
-        assert 0 <= dry.memory.peak - real.memory.peak <= twice_held(case)
-    assert dry.memory.growth == real.memory.growth
+        assert 0 <= pretended_memory.peak - real_memory.peak <= twice_held(case)
+    assert pretended_memory.growth == real_memory.growth

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from perfsuite import Case, Model, Script, Topology
-from perfsuite.measure import launch_once
-from perfsuite.node.machine import detect_cpu
 from perfsuite.results.counts import Counts, of_rank
 from perfsuite.results.run import Run
 from tests.dry.runs import failure_of, passed
+from tests.frameworks.test_base import COUNTED, measured
+from tests.samples import known
 
 pytestmark = pytest.mark.launch
 
@@ -49,30 +49,19 @@ def case_of(directory: Path, text: str, *command: str, ranks: int = 2, **changes
     file.write_text(text.replace("WORKERS", "0"))
     how: dict[str, Any] = {"command": (*command, str(file))} if command else {"path": file}
     nodes = max(1, ranks // 8)
-    made = Case(
-        model=Model.named("net"),
-        framework=Script(cwd=directory, loss="finite", **how),
-        sequence_length=16,
-        micro_batch=2,
-        topology=Topology(nodes=nodes, processes_per_node=ranks // nodes),
-        hardware="cpu",
-        max_warmup_steps=4,
-        steps=10,
-        timeout_s=600,
-    )
-    return made.replace(**changes)
+    framework = Script(cwd=directory, loss="finite", **how)
+    topology = Topology(nodes=nodes, processes_per_node=ranks // nodes)
+    net = {"model": Model.named("net"), "framework": framework, "sequence_length": 16, "topology": topology}
+    return COUNTED.replace(**{**net, "timeout_s": 600, **changes})
 
 
 def counted(run: Run) -> Counts:
-    assert run.failure is None, run.failure
-    counts = of_rank(run.counts, 0)
-    assert counts is not None
-    return counts
+    return known(of_rank(run.counts, 0))
 
 
 def test_a_dry_script_communicates_and_computes_as_launched(tmp_path: Path) -> None:
     command = (*TORCHRUN, "--nproc-per-node=2")
-    launched = launch_once(case_of(tmp_path, TRAIN, *command), detect_cpu("pretended"), tmp_path / "run")
+    launched = measured(case_of(tmp_path, TRAIN, *command), tmp_path / "run")
     for words in ((), command):
         dry = passed(case_of(tmp_path, TRAIN, *words), tmp_path / f"dry-{len(words)}")
         for name in ("collectives", "flops"):

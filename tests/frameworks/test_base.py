@@ -34,33 +34,17 @@ from perfsuite.results.run import Run
 from perfsuite.verdict.comparability import ASKED
 from perfsuite.worker import flops
 from tests.frameworks.learnt import check_learnt, learnt
+from tests.samples import known, make_case
 from tests.verdict.judging import CHOSEN
 
-SMALL = Case(
-    model="llama-tiny",
-    framework=DDP(),
-    sequence_length=32,
-    micro_batch=2,
-    topology=Topology(processes_per_node=2),
-    hardware="cpu",
-    max_warmup_steps=2,
-    steps=10,
-    timeout_s=240,
+SMALL = make_case(
+    model="llama-tiny", framework=DDP(), sequence_length=32, max_warmup_steps=2, steps=10, timeout_s=240
 )
-COUNTED = SMALL.replace(max_warmup_steps=4)
-"""The same, with a step that is counted before those that are measured."""
+"""Of two processes, with micro-batches of two sequences."""
+MIXED, COUNTED = SMALL.replace(precision="bf16-mixed"), SMALL.replace(max_warmup_steps=4)
+"""The same: in mixed precision, and with a step that is counted before those that are measured."""
 FOUR = Topology(processes_per_node=4)
-MIXTRAL = {
-    "model_type": "mixtral",
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-}
+EXPERTS = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 FULL = FSDP(sharding_strategy="FULL_SHARD")
 ADAPTED = SMALL.replace(lora=LoRA(rank=4, alpha=8), learning_rate=1e-2)
 
@@ -75,8 +59,7 @@ def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
 
 
 def observed(run: Run) -> Observed:
-    assert run.observed is not None
-    return run.observed
+    return known(run.observed)
 
 
 def llama_tiny(name: str, **changes: Any) -> Model:
@@ -177,47 +160,30 @@ def test_accelerate_trains_nearly_the_same_in_float8(
 
 @pytest.mark.launch
 def test_a_mixture_of_experts_trains_the_same_sharded(tmp_path: Path) -> None:
-    experts = COUNTED.replace(model=Model.from_config(MIXTRAL, name="mixtral-tiny"), attention="eager")
+    experts = COUNTED.replace(model=llama_tiny("mixtral-tiny", **EXPERTS), attention="eager")
     sharded = measured(experts.replace(framework=FSDP2()), tmp_path)
     check_learnt(sharded, experts)
-    assert sharded.flops is not None
     tokens = experts.micro_batch * experts.sample_length
-    assert sum(sharded.counts[0].counts.flops.values()) == sharded.flops.per_token * tokens
+    assert sum(sharded.counts[0].counts.flops.values()) == known(sharded.flops).per_token * tokens
+
+
+BUCKETS = DDP(static_graph=True, gradient_as_bucket_view=True, bucket_cap_mb=1)
+ONCE = FULL.replace(sync_each_micro_batch=False)
+KEPT = FSDP2(reshard_after_forward=False, sync_each_micro_batch=False)
+IN_GROUPS = FSDP(sharding_strategy="HYBRID_SHARD", shard_group=2, backward_prefetch="none")
+BY_TRAINER = Trainer(fsdp="full_shard auto_wrap", dp_replicate_size=2, dp_shard_size=2)
 
 
 @pytest.mark.launch
 @pytest.mark.parametrize(
     "case",
     [
-        SMALL.replace(
-            framework=DDP(static_graph=True, gradient_as_bucket_view=True, bucket_cap_mb=1),
-            activation_checkpointing="every-2",
-            precision="bf16-mixed",
-        ),
-        SMALL.replace(
-            framework=FULL.replace(sync_each_micro_batch=False),
-            gradient_accumulation=2,
-            activation_checkpointing="full",
-            precision="bf16-mixed",
-        ),
-        SMALL.replace(
-            framework=FSDP2(reshard_after_forward=False, sync_each_micro_batch=False),
-            gradient_accumulation=2,
-            activation_checkpointing="selective-op",
-            precision="bf16-mixed",
-        ),
-        SMALL.replace(
-            framework=FSDP(sharding_strategy="HYBRID_SHARD", shard_group=2, backward_prefetch="none"),
-            attention="eager",
-            precision="fp16-mixed",
-            topology=FOUR,
-        ),
+        MIXED.replace(framework=BUCKETS, activation_checkpointing="every-2"),
+        MIXED.replace(framework=ONCE, gradient_accumulation=2, activation_checkpointing="full"),
+        MIXED.replace(framework=KEPT, gradient_accumulation=2, activation_checkpointing="selective-op"),
+        SMALL.replace(framework=IN_GROUPS, attention="eager", precision="fp16-mixed", topology=FOUR),
         SMALL.replace(framework=FSDP2(shard_group=2), precision="bf16", model="gpt2-tiny", topology=FOUR),
-        SMALL.replace(
-            framework=Trainer(fsdp="full_shard auto_wrap", dp_replicate_size=2, dp_shard_size=2),
-            precision="bf16-mixed",
-            topology=FOUR,
-        ),
+        MIXED.replace(framework=BY_TRAINER, topology=FOUR),
     ],
     ids=lambda case: case.id,
 )

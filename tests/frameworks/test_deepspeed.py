@@ -10,11 +10,11 @@ import pytest
 from perfsuite import Case, DeepSpeed, Topology
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.deepspeed import _filled
-from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
 from tests.frameworks.learnt import learnt
 from tests.frameworks.test_base import COUNTED, SMALL, measured, observed
+from tests.samples import known
 
 PARAMETERS = 918_656 * 4  # bytes of llama-tiny in fp32
 OFFLOADED = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
@@ -103,6 +103,7 @@ def test_a_mapping_that_no_file_could_hold() -> None:
         DeepSpeed(config={"zero_optimization": {"stage": 3, "offload_param": {"nvme_path": Path("x")}}})
 
 
+UNDECIDED = "but nothing in the case decides it: give a value"
 FP32 = "but the case's precision 'fp32' says False"
 NOT_BUILT = "perfsuite trains by ZeRO alone, without this"
 
@@ -119,11 +120,7 @@ NOT_BUILT = "perfsuite trains by ZeRO alone, without this"
         ("optimizer.params.lr", 0.5, "0.5, but the case's learning_rate says 0.001"),
         ("zero_optimization", True, "True is no section of DeepSpeed's, which is {...}"),
         ("zero_optimization.offload_param.device", "nvme", "'nvme', but perfsuite offloads to 'cpu' only"),
-        (
-            "scheduler.params.warmup_max_lr",
-            "auto",
-            "'auto', but nothing in the case decides it: give a value",
-        ),
+        ("scheduler.params.warmup_max_lr", "auto", f"'auto', {UNDECIDED}"),
         ("zero_optimisation", {"stage": 2}, f"{NOT_BUILT} (did you mean zero_optimization?): leave it out"),
         ("pipeline", {"stages": 2}, f"{NOT_BUILT}: leave it out, or measure a script of yours (Script)"),
         ("moe", {"enabled": True}, NOT_BUILT),
@@ -146,6 +143,7 @@ def test_what_contradicts_the_case_or_is_not_built_is_named(path: str, value: An
 def test_what_agrees_is_taken(config: dict[str, Any]) -> None:
     checked(config)
     checked({**config, "train_batch_size": 4, "train_micro_batch_size_per_gpu": 2})
+    checked(config, precision="fp16-mixed")  # which `unsupported` refuses
 
 
 def test_what_the_configuration_leaves_open_the_case_decides() -> None:
@@ -193,15 +191,9 @@ def test_what_must_be_observed(
     }
 
 
-@pytest.mark.usefixtures("deepspeed")
-def test_what_it_cannot_do() -> None:
-    half, compiled = (case_of(zero(2), **what) for what in ({"precision": "fp16-mixed"}, {"compile": True}))
-    of(half).check(half)
-    assert unsupported(half, detect()) == (
-        "deepspeed takes precision 'fp32' or 'bf16' or 'bf16-mixed', and the case asks for 'fp16-mixed'"
-    )
-    assert unsupported(compiled, detect()) == "deepspeed takes compile False, and the case asks for True"
-    assert str(of(half).dry(half).impossible).startswith("DeepSpeed decides by values of gradients")
+def test_no_dry_run_knows_whether_it_steps() -> None:
+    case = case_of(zero(2))
+    assert str(of(case).dry(case).impossible).startswith("DeepSpeed decides by values of gradients")
 
 
 # --- launched -------------------------------------------------------------------------------------------
@@ -241,8 +233,7 @@ def test_zero_trains_as_ddp_and_sends_what_it_says(
     assert {kind for kind, size in total.items() if size > flags} == sent.keys()
     for kind, times in sent.items():
         assert total[kind] == pytest.approx(times * PARAMETERS, abs=flags)
-    assert run.flops is not None
-    third = run.flops.per_token * COUNTED.micro_batch * COUNTED.sample_length / 3
+    third = known(run.flops).per_token * COUNTED.micro_batch * COUNTED.sample_length / 3
     scores = 2 * 4 * COUNTED.micro_batch * 32**2 * 128  # of attention in four layers, which backward has anew
     assert run.counts[0].counts.flops == {"forward": third, "backward": 2 * third + scores}
 
@@ -268,8 +259,7 @@ def test_a_file_for_transformers_runs_as_asked_for(
 @pytest.mark.usefixtures("deepspeed")
 def test_what_deepspeed_refuses_is_said_in_its_words(tmp_path: Path) -> None:
     alone = case_of(zero(5, overlap_com=True), topology=Topology(processes_per_node=1))
-    failure = launch_once(alone, detect(), tmp_path).failure
-    assert failure is not None
+    failure = known(launch_once(alone, detect(), tmp_path).failure)
     assert failure.kind == "mismatch"
     assert "DeepSpeedZeroConfig: stage: Input should be 0, 1, 2" in failure.message
     assert "overlap_com: unknown field (did you mean overlap_comm?)" in failure.message

@@ -12,20 +12,17 @@ PARTS = 3
 ENGINE = f"""
 from contextlib import nullcontext
 from typing import ClassVar
-from perfsuite.frameworks import Framework, LaunchPlan
-from perfsuite.frameworks.common.sharding import dry_plan
+from perfsuite.frameworks import LaunchPlan
+from perfsuite.frameworks.ddp import DDP
 
 
-class ByEngine(Framework):
+class ByEngine(DDP):
     \"\"\"As DeepSpeed: its step makes one of a torch optimizer for each part of the parameters.\"\"\"
 
     name: ClassVar[str] = "engine"
 
     def plan(self, case):
         return LaunchPlan(clock="framework")
-
-    def dry(self, case):
-        return dry_plan()
 
     def expected(self, case):
         return {{"optimizer_parameters": None}}  # those of a part

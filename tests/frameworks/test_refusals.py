@@ -12,6 +12,7 @@ from perfsuite import (
     FSDP2,
     Accelerate,
     Case,
+    DeepSpeed,
     Framework,
     Lightning,
     LoRA,
@@ -26,6 +27,7 @@ from perfsuite.case.catalog import MODELS, llama
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError, FileError
 from perfsuite.launch.requirements import unsupported
+from tests.frameworks.torchtitan.samples import LLAMAS, MARKS
 from tests.samples import make_case, make_gpu_machine, make_machine
 
 CPU, H100, A100 = (
@@ -46,6 +48,8 @@ HYBRIDS = [
 LOW, LOW_2 = DDP(float8="tensorwise"), BY_FSDP2.replace(float8="tensorwise")
 IN_4: dict[str, Any] = {"dp_shard_size": 2, "tp_size": 2}
 GRAPH, NANOTRON, SCRIPT = DDP(static_graph=True), Nanotron(dp=2), Script(path="a.py")
+TENSORS, REDUCED, ZERO = FSDP2(tensor_parallel=2), FSDP2(reduce_dtype="bfloat16"), DeepSpeed(config={})
+TITAN, TITAN_2, TITAN_6 = TorchTitan(), TorchTitan(tensor_parallel=2), TorchTitan(tensor_parallel=6)
 
 
 def row(framework: Framework, why: str | None, on: Machine = CPU, ranks: Any = 2, **changes: Any) -> Any:
@@ -57,14 +61,15 @@ def row(framework: Framework, why: str | None, on: Machine = CPU, ranks: Any = 2
     nodes, per_node = ranks if isinstance(ranks, tuple) else (1, ranks)
     usual = {"model": "llama-tiny", "hardware": ("cpu", "gpu"), "framework": framework}
     usual["topology"] = Topology(nodes=nodes, processes_per_node=per_node)
-    return pytest.param(make_case(**{**usual, **known}), on, why, id=f"{framework.slug()}: {why}")
+    marks, name = MARKS if isinstance(framework, TorchTitan) else (), f"{framework.slug()}: {why}"
+    return pytest.param(make_case(**{**usual, **known}), on, why, id=name, marks=marks)
 
 
 def split(why: str | None, ranks: int = 4, **changes: Any) -> Any:
     """Of layers over two ranks, by FSDP2."""
     if changes.keys() & SHAPE.keys():
         changes = {"model": llama("x", **SHAPE | changes)}
-    return row(FSDP2(tensor_parallel=2), why, ranks=ranks, **changes)
+    return row(TENSORS, why, ranks=ranks, **changes)
 
 
 def both(why: str | None, on: Machine = CPU, degrees: Any = None, **changes: Any) -> list[Any]:
@@ -85,8 +90,22 @@ GROUPS = (
 )
 OFFLOAD = "{} copies from pinned memory to a GPU, this machine has none"
 ONE = "accelerate wraps nothing in DDP, and torch shards nothing in FSDP1, on 1 process: needs 2"
+WHOLE: dict[str, Any] = {"activation_checkpointing": "full"}
 SELECTIVE: dict[str, Any] = {"activation_checkpointing": "selective-op"}
+TRAINER_BLOCKS = "the Trainer checkpoints whole blocks (none, full, every-N): no 'selective-op'"
+FABRIC_BLOCKS = "Fabric's FSDPStrategy recomputes whole blocks: no ... 'selective-op'"
+PACKED = "packed 4bit weights cannot be cast, as bf16-mixed does where it shards..."
+OTHER_LAYERS = "float8='tensorwise': torchao's linear layers are none that transformers splits by tp_size"
 UNSEEN = "{} cannot be observed in net, of which only the name is known"
+TAKES = "{} takes precision {}, and the case asks for '{}'"
+PRECISIONS_OF_ZERO, PRECISIONS_OF_TITAN = (
+    "'fp32' or 'bf16' or 'bf16-mixed'",
+    "'fp32' or 'bf16-mixed' or 'bf16'",
+)
+THREE_HEADS: dict[str, Any] = {"num_attention_heads": 3, "hidden_size": 96}
+OWN = "torchtitan's llama3"
+IN_PARTS = "torchtitan's {} splits a sequence into {} equal parts, which sequence_length={} does not allow"
+SCALED, YARN = {"rope_type": "llama3", "factor": 8.0}, {"type": "yarn", "factor": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -107,22 +126,14 @@ UNSEEN = "{} cannot be observed in net, of which only the name is known"
         row(HYBRID, GROUPS.format(1, 8), ranks=(8, 1)),
         *(row(FSDP2(shard_group=size), None, ranks=8) for size in (2, 4)),
         *(row(FSDP2(shard_group=size), GROUPS.format(size, 8), ranks=8) for size in (3, 8)),
-        row(
-            FSDP2(reduce_dtype="bfloat16"),
-            "reduce_dtype='bfloat16' is for mixed precision...",
-            precision="bf16",
-        ),
+        row(REDUCED, "reduce_dtype='bfloat16' is for mixed precision...", precision="bf16"),
         *(
             row(framework, why, H100, quantization=quantization, precision=precision, lora=ADAPTERS)
             for framework in (FULL, FSDP2())
             for quantization, precision, why in (
                 ("none", "bf16-mixed", None),
                 ("4bit", "bf16", None),
-                (
-                    "4bit",
-                    "bf16-mixed",
-                    "packed 4bit weights cannot be cast, as bf16-mixed does where it shards...",
-                ),
+                ("4bit", "bf16-mixed", PACKED),
                 ("8bit", "bf16", "8bit weights cannot be sharded..."),
             )
         ),
@@ -138,11 +149,8 @@ UNSEEN = "{} cannot be observed in net, of which only the name is known"
         split("tensor_parallel=2 must divide the 65 tokens in the vocabulary of x", vocab=65),
         split("tensor_parallel trains otherwise when its blocks are compiled: ...", compile=True),
         split("tensor_parallel does not know how to split lora adapters", lora=ADAPTERS),
-        row(
-            FSDP2(tensor_parallel=2, shard_group=2),
-            "tensor_parallel=2 does not go with shard_group (3-D mesh)",
-        ),
-        row(FSDP2(tensor_parallel=2, float8="rowwise"), "tensor_parallel=2 does not go with float8"),
+        row(TENSORS.replace(shard_group=2), "tensor_parallel=2 does not go with shard_group (3-D mesh)"),
+        row(TENSORS.replace(float8="rowwise"), "tensor_parallel=2 does not go with float8"),
         *both(None, CPU, IN_4),
         *both("tp_size=2 must divide the 1 key-value heads of odd", CPU, IN_4, num_key_value_heads=1),
         # float8.
@@ -154,12 +162,7 @@ UNSEEN = "{} cannot be observed in net, of which only the name is known"
         row(LOW_2, OLD_GPU, A100, precision="bf16-mixed"),
         row(LOW_2, f"{MIXED}'bf16'", precision="bf16"),
         row(Trainer(float8="tensorwise"), f"{MIXED}'fp32'"),
-        row(
-            LOW_2.replace(**IN_4),
-            "float8='tensorwise': torchao's linear layers are none that transformers splits by tp_size",
-            precision="bf16-mixed",
-            ranks=4,
-        ),
+        row(LOW_2.replace(**IN_4), OTHER_LAYERS, precision="bf16-mixed", ranks=4),
         # Through accelerate.
         *both(None),
         *both("...takes precision 'fp32' or 'bf16-mixed' or 'bf16', and...", precision="fp16-mixed"),
@@ -179,11 +182,7 @@ UNSEEN = "{} cannot be observed in net, of which only the name is known"
         *(row(each, GROUPS.format(8, 8), H100, ranks=8) for each, _ in HYBRIDS),
         *(row(each, None, H100, ranks=(2, 8)) for each, _ in HYBRIDS),
         row(Trainer(), None, activation_checkpointing="every-2"),
-        row(
-            Trainer(),
-            "the Trainer checkpoints whole blocks (none, full, every-N): no 'selective-op'",
-            **SELECTIVE,
-        ),
+        row(Trainer(), TRAINER_BLOCKS, **SELECTIVE),
         row(Trainer(), "the Trainer wraps nothing on 1 process: it needs at least 2", ranks=1),
         row(OFFLOADED, OFFLOAD.format("offload")),
         row(OFFLOADED, "the gradient norm of offloaded FSDP2 shards ...; take fsdp_version=1", H100),
@@ -199,12 +198,7 @@ UNSEEN = "{} cannot be observed in net, of which only the name is known"
         row(FABRIC_1.replace(sharding_strategy="HYBRID_SHARD"), None, H100, ranks=(2, 4)),
         row(FABRIC_1.replace(sharding_strategy="HYBRID_SHARD"), GROUPS.format(4, 4), H100, ranks=4),
         row(FABRIC_1, "Fabric's FSDPStrategy runs on GPUs only"),
-        row(
-            FABRIC_1,
-            "Fabric's FSDPStrategy recomputes whole blocks: no ... 'selective-op'",
-            H100,
-            **SELECTIVE,
-        ),
+        row(FABRIC_1, FABRIC_BLOCKS, H100, **SELECTIVE),
         row(FABRIC_1, "FULL_SHARD needs at least 2 processes...", H100, ranks=1),
         row(
             FABRIC.replace(sharding_strategy="NO_SHARD"), "no_shard: for strategy 'fsdp' only, not for 'ddp'"
@@ -212,24 +206,40 @@ UNSEEN = "{} cannot be observed in net, of which only the name is known"
         row(OF_FABRIC_1, "backward_post, cpu_offload: for strategy 'fsdp' only, not for 'fsdp2'"),
         # nanotron.
         row(NANOTRON, None, head_dim=32, attention_bias=False, rope_theta=5e5),
-        row(
-            NANOTRON, "nanotron takes precision 'fp32' or 'bf16', and...'bf16-mixed'", precision="bf16-mixed"
-        ),
-        row(
-            NANOTRON,
-            "nanotron takes activation_checkpointing 'none', and...",
-            activation_checkpointing="full",
-        ),
+        row(NANOTRON, TAKES.format("nanotron", "'fp32' or 'bf16'", "bf16-mixed"), precision="bf16-mixed"),
+        row(NANOTRON, "nanotron takes activation_checkpointing 'none', and...", **WHOLE),
         row(NANOTRON, "nanotron takes attention 'sdpa' or 'flash_attention_2', and...", attention="eager"),
         row(NANOTRON, "nanotron takes compile False, and the case asks for True", compile=True),
         row(NANOTRON, "nanotron builds Llama models, gpt2-tiny is a gpt2", model="gpt2-tiny"),
         row(NANOTRON, "nanotron has head_dim=32 only, odd has 64", head_dim=64),
         row(NANOTRON, "nanotron has mlp_bias=False only, odd has True", mlp_bias=True),
         row(NANOTRON, "nanotron has attention_dropout=0.0 only, odd has 0.1", attention_dropout=0.1),
+        # DeepSpeed and torchtitan.
+        row(ZERO, TAKES.format("deepspeed", PRECISIONS_OF_ZERO, "fp16-mixed"), precision="fp16-mixed"),
+        row(ZERO, "deepspeed takes compile False, and the case asks for True", compile=True),
+        *(row(TITAN, None, model=name) for name in LLAMAS),
+        row(TITAN_2, None, head_dim=32, rope_scaling=SCALED),
+        row(TITAN, f"{OWN} builds Llama models, gpt2-tiny is a gpt2", model="gpt2-tiny"),
+        row(TITAN, f"{OWN} builds Llama models, mamba-tiny is a mamba", model="mamba-tiny"),
+        row(TITAN, f"{OWN} has attention_bias=False only, odd has True", attention_bias=True),
+        row(TITAN, f"{OWN} has hidden_act='silu' only, odd has 'gelu'", hidden_act="gelu"),
+        row(TITAN, f"{OWN} has head_dim=32 only, odd has 64", head_dim=64),
+        row(TITAN, f"{OWN} knows rope_type default and llama3, odd has 'yarn'", rope_scaling=YARN),
+        row(TITAN_2, "tensor_parallel=2 must divide num_key_value_heads, 1", num_key_value_heads=1),
+        row(TITAN_2, "tensor_parallel=2 must divide num_attention_heads, 3", **THREE_HEADS),
+        row(TITAN, TAKES.format("torchtitan", PRECISIONS_OF_TITAN, "fp16-mixed"), precision="fp16-mixed"),
+        row(TITAN, "torchtitan knows no lora...", lora=ADAPTERS),
+        row(TITAN, "torchtitan takes attention 'sdpa', and the case asks for 'eager'", attention="eager"),
+        row(TITAN, IN_PARTS.format("loss in chunks", 8, 20), sequence_length=20),
+        row(TITAN_6, IN_PARTS.format("tensor_parallel", 6, 64), ranks=6),
+        row(
+            TITAN_2.replace(data_parallel_replicate=2),
+            "tensor_parallel=2 times data_parallel_replicate=2 must divide the number of processes, 2",
+        ),
         # Scripts.
         row(SCRIPT, None, attention="eager"),
         row(SCRIPT, UNSEEN.format("attention"), attention="eager", model=NET),
-        row(SCRIPT, UNSEEN.format("activation_checkpointing"), model=NET, activation_checkpointing="full"),
+        row(SCRIPT, UNSEEN.format("activation_checkpointing"), model=NET, **WHOLE),
         row(SCRIPT, "script knows no learning_rate, and the case asks for 0.1", learning_rate=0.1),
         row(SCRIPT, "script knows no seed, and the case asks for 1", seed=1),
         row(Script(path="a.py", data_parallel=3), "data_parallel=3 does not divide 2 processes"),

@@ -1,6 +1,5 @@
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,9 +21,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.frameworks import test_base as base
 from tests.frameworks.test_base import observed
-from tests.launch.test_local import driver, processes_of
-from tests.processes import arguments, wait_until
-from tests.samples import make_case, make_machine
+from tests.samples import known, make_case, make_machine
 
 STARTUP = Path(perfsuite.__file__).parent / "worker" / "startup"
 ONE = Topology(processes_per_node=1)
@@ -99,8 +96,7 @@ def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
 
 
 def failure_of(case: Case, directory: Path) -> tuple[str, str]:
-    failure = launch_once(case, detect(), directory / "run").failure
-    assert failure is not None
+    failure = known(launch_once(case, detect(), directory / "run").failure)
     return failure.kind, f"{failure.message}\n{failure.traceback}"
 
 
@@ -248,20 +244,19 @@ def test_a_configuration_is_a_promise_that_is_checked() -> None:
 # --- the start of a process under a command ---------------------------------------------------------------
 
 
-def started(directory: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def started(directory: Path, code: str, *, in_launch: bool = True) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(STARTUP), str(directory), str(STARTUP.parent.parent)])
-    environment = {**os.environ, "PYTHONPATH": paths, **variables}
+    environment = {**os.environ, "PYTHONPATH": paths}
+    if in_launch:
+        environment["PERFSUITE_RUN_DIR"] = str(directory)
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.launch
 def test_a_process_without_torch_pays_nothing_and_a_shadowed_sitecustomize_runs(tmp_path: Path) -> None:
     script(tmp_path, "print('the shadowed one')\n", "sitecustomize.py")
-    done = started(
-        tmp_path,
-        "import sys; print([name for name in sys.modules if name.startswith('perfsuite')])",
-        PERFSUITE_RUN_DIR=str(tmp_path),
-    )
+    code = "import sys; print([name for name in sys.modules if name.startswith('perfsuite')])"
+    done = started(tmp_path, code)
     assert done.stdout.splitlines() == ["the shadowed one", "[]"]
     assert done.stderr == ""
 
@@ -270,9 +265,9 @@ def test_a_process_without_torch_pays_nothing_and_a_shadowed_sitecustomize_runs(
 def test_where_perfsuite_is_not_installed_the_import_of_torch_says_so(tmp_path: Path) -> None:
     script(tmp_path, "", "torch/__init__.py")
     code = "import sys; sys.modules['perfsuite'] = None; import torch"
-    done = started(tmp_path, code, PERFSUITE_RUN_DIR=str(tmp_path))
+    done = started(tmp_path, code)
     assert "perfsuite measures this command and cannot be imported by" in done.stderr
-    assert started(tmp_path, code).returncode == 0, "outside a launch nothing is hooked"
+    assert started(tmp_path, code, in_launch=False).returncode == 0, "outside a launch nothing is hooked"
 
 
 ASKS = {
@@ -316,7 +311,7 @@ def test_whoever_asks_for_torch_first_it_is_attached_to_once(tmp_path: Path, how
     """A torch of one line, and a measurement of another."""
     needs = "import fails\n" if how == "after a failure" else ""
     script(tmp_path, f"{needs}attribute = 1\n", "torch/__init__.py")
-    done = started(tmp_path, ASKER + ASKS[how], PERFSUITE_RUN_DIR=str(tmp_path))
+    done = started(tmp_path, ASKER + ASKS[how])
     assert (done.stdout, done.stderr) == ("attached 1\n", "")
 
 
@@ -336,10 +331,9 @@ def test_a_fault_of_ours_at_the_import_of_torch_is_reported_and_the_script_runs_
 ) -> None:
     script(tmp_path, "attribute = 1\n", "torch/__init__.py")
     code = f"{ASKER}\ndef fails(*args): raise KeyError('a fault')\n{fault}\nimport torch; print('trains')"
-    done = started(tmp_path, code, PERFSUITE_RUN_DIR=str(tmp_path))
+    done = started(tmp_path, code)
     assert (done.stdout, done.returncode) == ("trains\n", 0)
-    failure = documents.read(RunDir(tmp_path).rank(0), RankReport).failure
-    assert failure is not None
+    failure = known(documents.read(RunDir(tmp_path).rank(0), RankReport).failure)
     assert failure.kind == "error"
     told = "perfsuite could not observe this script, which is an error in perfsuite"
     assert failure.message.startswith(told)
@@ -560,20 +554,6 @@ def test_faults_are_injected_under_any_launcher(tmp_path: Path) -> None:
     """A rank that dies while its process group is open tells why; else torchrun may end it before."""
     text = TRAIN.replace("dist.destroy_process_group()", "pass")
     case = case_of(Script(command=(*TORCHRUN, script(tmp_path, text))))
-    failure = measured(case, tmp_path, inject="crash").failure
-    assert failure is not None
+    failure = known(measured(case, tmp_path, inject="crash").failure)
     assert (failure.kind, failure.rank) == ("crash", 1)
     assert "injected crash" in failure.message
-
-
-@pytest.mark.launch
-def test_sigkill_of_the_driver_leaves_nothing_of_a_command(tmp_path: Path) -> None:
-    """torchrun's ranks are sessions of their own, and not the launcher's children."""
-    case = case_of(Script(command=(*TORCHRUN, script(tmp_path, TRAIN))))
-    killed = driver(tmp_path, case, "hang")
-    wait_until(
-        lambda: sum("train.py" in str(arguments(each)) for each in processes_of(tmp_path)) >= 3, "both ranks"
-    )
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    wait_until(lambda: processes_of(tmp_path) == [], "all processes to be gone")

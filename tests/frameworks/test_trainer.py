@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite import Trainer
-from tests.frameworks.test_base import SMALL, measured, observed
+from tests.frameworks.test_base import MIXED, measured, observed
 from tests.samples import make_case
 
 
@@ -20,12 +20,8 @@ def test_what_must_be_observed() -> None:
 
 @pytest.mark.launch
 def test_its_own_checkpointing_accumulation_and_log(tmp_path: Path) -> None:
-    case = SMALL.replace(
-        framework=Trainer(fsdp="full_shard auto_wrap", fsdp_version=1),
-        precision="bf16-mixed",
-        activation_checkpointing="every-2",
-        gradient_accumulation=2,
-    )
+    by_fsdp1 = MIXED.replace(framework=Trainer(fsdp="full_shard auto_wrap", fsdp_version=1))
+    case = by_fsdp1.replace(activation_checkpointing="every-2", gradient_accumulation=2)
     run = measured(case, tmp_path)
     settings = observed(run).settings
     assert settings["recomputing_blocks"] == "2 of 4"

@@ -214,24 +214,26 @@ if __name__ == "__main__":
     ("how", "end"),
     [
         ("path", "SIGTERM"),
-        ("command", "SIGKILL"),
+        ("torchrun", "SIGKILL"),
         pytest.param("module", "SIGINT", marks=pytest.mark.nightly),
         pytest.param("command", "timeout", marks=pytest.mark.nightly),
     ],
 )
 def test_no_process_of_a_script_survives_whoever_started_it(tmp_path: Path, how: str, end: str) -> None:
-    """Not those that it spawned, in sessions of their own, and that ignore every signal that can be."""
+    """Not those that it spawned, in sessions of their own, and that ignore every signal that can be. Ranks of
+    torchrun are in sessions of their own, too, and not the launcher's children."""
     script = tmp_path / "spawns.py"
     script.write_text(SPAWNS)
     framework = {
         "path": Script(path=str(script)),
         "module": Script(module="spawns", cwd=str(tmp_path)),
         "command": Script(command=("python", str(script))),
+        "torchrun": Script(command=("torchrun", "--standalone", "--nproc-per-node=1", str(script))),
     }[how]
     case = ALONE.replace(framework=framework, timeout_s=20 if end == "timeout" else 600)
     running = driver(tmp_path, case, None)
     wait_until(lambda: all((tmp_path / name).exists() for name in ("spawned", "session", "rank")), "all")
-    assert len(processes_of(tmp_path)) >= 4, "launcher, rank, and its two"
+    assert len(processes_of(tmp_path)) >= 4 + (how == "torchrun"), "launcher, rank, and its two"
     if end != "timeout":
         running.send_signal(signal.Signals[end])
     running.wait(60)

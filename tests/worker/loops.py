@@ -1,7 +1,8 @@
 """Counts what a step does: any piece of work, or a training that a rank drives."""
 
+import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,15 +11,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from perfsuite.results.counts import COUNTED_STEP, Counts, StepMemory
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.counting import Counting
+from tests.samples import known
 
-T = TypeVar("T")
 INPUTS = torch.ones(8, 16)
-
-
-def known(value: T | None) -> T:
-    """What has to be there."""
-    assert value is not None
-    return value
 
 
 def memory(counts: Counts) -> StepMemory:
@@ -32,6 +27,12 @@ def counted(step: Callable[[], object]) -> Counts:
     counts: Counts = counter.end_step()
     assert counter.error is None
     return counts
+
+
+def in_a_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
 
 
 class Loop:

@@ -30,8 +30,8 @@ from perfsuite.worker.attach import Attached, Measured
 from perfsuite.worker.observe import Observer
 from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.script_rank import Claim, ScriptRank, device_of
+from tests.samples import known
 from tests.worker.attaching import ALONE, Start, attaching
-from tests.worker.loops import known
 
 TWO = ALONE.replace(topology=Topology(processes_per_node=2))
 COUNTED = ALONE.replace(max_warmup_steps=COUNTED_STEP)
@@ -319,7 +319,8 @@ def test_a_script_that_ends_early_is_told_why(
     attached = start(ALONE.replace(framework=Script(path="train.py", clock=clock)))
     kept = [train(steps=steps) for steps in trainings]
     attached.exits()
-    assert failure_of(attached).message == message
+    failure = failure_of(attached)
+    assert (failure.message, failure.traceback) == (message, None), "in its own words"
     assert len(kept) == len(trainings)
 
 

@@ -1,5 +1,4 @@
 import runpy
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from perfsuite.results.counts import Counts
 from perfsuite.worker import counter as counter_module
 from perfsuite.worker.counter import FLOPS, StepCounter
 from tests.fake_group import alone
-from tests.worker.loops import counted, memory
+from tests.worker.loops import counted, in_a_thread, memory
 
 aten = torch.ops.aten
 WIDTH, BATCH = 8, 4
@@ -27,11 +26,11 @@ WEIGHTS = 2 * WIDTH * WIDTH * 4  # bytes of the model
 class Training:
     """A small model and its optimizer; two steps are made, so that the optimizer has its state."""
 
-    def __init__(self, **changes: Any) -> None:
+    def __init__(self) -> None:
         first, second = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
         self.model = nn.Sequential(first, nn.ReLU(), second)
-        self.forward: Any = changes.pop("forward", self.model)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), **{"fused": True, **changes})
+        self.forward: Any = self.model
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
         self.batch = torch.randn(BATCH, WIDTH)
         self.after_backward: Callable[[], object] = lambda: None
         for _ in range(2):
@@ -71,13 +70,6 @@ def test_flops_by_phase_are_those_of_the_products_each_time_and_checkpointing_is
 MASK, TIMES = torch.tensor([True, False, True, False]), torch.tensor([1, 2, 1, 1])
 
 
-def log(x: Tensor) -> None:
-    """In a thread of the user's."""
-    thread = threading.Thread(target=x.tolist)
-    thread.start()
-    thread.join()
-
-
 @pytest.mark.parametrize(
     ("reads", "function"),
     [
@@ -96,7 +88,7 @@ def log(x: Tensor) -> None:
         (1, lambda x: x.unique()),
         (1, lambda x: x.unique_consecutive()),
         (1, lambda x: x.int().bincount()),
-        (0, log),
+        (0, lambda x: in_a_thread(x.tolist)),  # as a logger of the user's
     ],
 )
 def test_what_makes_a_device_wait_is_a_host_read(function: Callable[[Tensor], object], reads: int) -> None:

@@ -10,7 +10,8 @@ from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Compiled
 from perfsuite.worker import deepspeed, software
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.counting import Counting, warm_up
-from tests.worker.loops import Loop, known
+from tests.samples import known
+from tests.worker.loops import Loop
 
 
 def test_two_steps_are_counted_and_the_second_is_reported() -> None:

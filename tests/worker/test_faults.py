@@ -3,7 +3,7 @@ import math
 import os
 import time
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -16,20 +16,15 @@ from perfsuite.worker.faults import Injector
 from perfsuite.worker.memory import HostMemory
 from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.timers import SimulatedTimer
+from tests.processes import Left, leave
 from tests.samples import make_report
+from tests.worker.test_recorder import after_steps
 
 
 def series(text: str | None, *, is_last_rank: bool = True, steps: int = 12) -> Recorder:
     """Simulated steps of 1 s under a fault."""
     before_end = None if text is None else Injector(Fault.parse(text), is_last_rank=is_last_rank).before_end
-    timer = SimulatedTimer()
-    recorder = Recorder(timer, before_end=before_end)
-    recorder.start()
-    for _ in range(steps):
-        timer.now += 1
-        recorder.boundary()
-    recorder.finish()
-    return recorder
+    return after_steps(Recorder(SimulatedTimer(), before_end=before_end), *[1] * steps)
 
 
 @pytest.mark.parametrize(
@@ -62,28 +57,20 @@ def test_a_structural_fault_begins_after_the_second_step(monkeypatch: pytest.Mon
     begin.assert_called_once_with("host-read", "model", "optimizer")
 
 
-class Stopped(BaseException):
-    """In place of the end of the process, or of sleep without end: what was asked for."""
-
-
-def stop(asked: int) -> NoReturn:
-    raise Stopped(f"asked for {asked}")
-
-
 @pytest.mark.parametrize(
     ("text", "error", "said"),
     [
         ("crash", RuntimeError, "injected crash"),
         ("oom", MemoryError, "out of memory"),
-        ("exit", Stopped, "asked for 13"),
-        ("hang", Stopped, "asked for 1$"),
+        ("exit", Left, "^with 13$"),
+        ("hang", Left, "^with 1$"),
     ],
 )
 def test_a_breakdown_is_the_last_ranks_alone_at_its_step(
     text: str, error: type[BaseException], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "_exit", stop)
-    monkeypatch.setattr(time, "sleep", stop)
+    for owner, name in ((os, "_exit"), (time, "sleep")):  # the process does not end, nor sleep for ever
+        monkeypatch.setattr(owner, name, leave)
     assert len(series(text, is_last_rank=False).step_s) == 12
     assert len(series(text, steps=AT_STEP).step_s) == AT_STEP
     with pytest.raises(error, match=said):

@@ -9,8 +9,7 @@ from perfsuite.case.catalog import MODELS, gpt2, llama
 from perfsuite.frameworks.common.model import build_model, transformers_config, transformers_model
 from perfsuite.worker.flops import count, count_known, notes
 from tests.frameworks.common.test_model import TINY as TINY_CASE
-from tests.samples import make_case
-from tests.worker.loops import known
+from tests.samples import known, make_case
 
 TINY = {"layers": 2, "heads": 4, "hidden": 64, "mlp": 96, "vocab": 101}
 

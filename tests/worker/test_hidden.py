@@ -2,7 +2,6 @@
 
 import os
 import sys
-import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from perfsuite.results.counts import Counts
 from perfsuite.worker import calls, hidden, replicas, software
 from perfsuite.worker.counter import StepCounter
 from tests.twin_counts import collective
-from tests.worker.loops import INPUTS, Loop
+from tests.worker.loops import INPUTS, Loop, in_a_thread
 
 Train = Callable[[Loop], object]
 REPLAYED = "a CUDA graph was replayed, whose operators are not seen"
@@ -44,12 +43,6 @@ def without_the_dispatcher(work: Callable[[], object]) -> None:
 def replay(captured: Any) -> None:
     """Call the method that is watched, with what a replay does in place of a graph, which needs a GPU."""
     torch.cuda.CUDAGraph.replay(captured)
-
-
-def in_a_thread(work: Callable[[], object]) -> None:
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
 
 
 def clip(training: Loop) -> None:

@@ -6,29 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
 
 import pytest
 
 from perfsuite.results.run_dir import ANCESTOR_PID, STACKS_SIGNAL, RunDir
 from perfsuite.worker import leash
-
-
-class Left(BaseException):
-    """In place of the end of this process."""
+from tests.processes import Left, leave
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """What the kernel was asked for, which would bind this process for good."""
+    """What the kernel was asked for, which would bind this process for good; nor does this process leave."""
     calls: list[tuple[int, int]] = []
     libc = SimpleNamespace(prctl=lambda option, by: calls.append((option, by)))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: libc)
-
-    def leave(status: int) -> NoReturn:
-        assert status == 1
-        raise Left
-
     monkeypatch.setattr(os, "_exit", leave)
     return calls
 
@@ -50,10 +41,10 @@ def test_who_was_born_too_late_leaves_at_once(
     child = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie now: nobody has read its exit code
     monkeypatch.setenv(ANCESTOR_PID, str(child.pid))
-    with pytest.raises(Left):
+    with pytest.raises(Left, match=r"^with 1$"):
         leash.die_with_parent()
     child.wait()
-    with pytest.raises(Left):
+    with pytest.raises(Left, match=r"^with 1$"):
         leash.die_with_parent()
 
 

@@ -7,6 +7,7 @@ import torch
 
 from perfsuite.results.counts import MemoryChange, Phase
 from perfsuite.worker.live_memory import LiveMemory, entered
+from tests.worker.loops import in_a_thread
 
 floats = torch.zeros
 
@@ -86,9 +87,7 @@ def test_what_another_thread_lets_go_last_counts_until_it_was_last_used(memory: 
     memory.see(held[0], "forward", born=True)
     memory.see(held[0], "kept")
     memory.see(later, "forward", born=True)
-    thread = Thread(target=held.clear)
-    thread.start()
-    thread.join()
+    in_a_thread(held.clear)
     step = memory.end_step()
     assert (step.peak, step.growth) == (400, 40)
     assert memory.error is None

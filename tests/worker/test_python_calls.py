@@ -1,6 +1,5 @@
 import gc
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +14,8 @@ from perfsuite.worker import software
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.counting import Counting
 from perfsuite.worker.python_calls import PythonCounter
-from tests.worker.loops import known
+from tests.samples import known
+from tests.worker.loops import in_a_thread
 
 Step = Callable[[], object]
 
@@ -136,9 +136,7 @@ def test_neither_finalizers_nor_comparisons_of_keys_nor_other_threads_are_seen()
         Cycle()
         gc.collect()
         assert len({Key(), Key()}) == 2
-        thread = threading.Thread(target=helper)
-        thread.start()
-        thread.join()
+        in_a_thread(helper)
 
     seen = names(step)
     assert (seen["step"], seen["__init__"], seen["__hash__"]) == (1, 1, 2)

@@ -8,7 +8,7 @@ import torch
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
-from perfsuite.errors import MAX_TOLD, ExtensionError, FileError, MismatchError, ScriptError
+from perfsuite.errors import MAX_TOLD, ExtensionError, FileError, MismatchError
 from perfsuite.frameworks.base import Workload
 from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import Evidence, FailureKind, Memory, Observed, RankReport
@@ -16,8 +16,8 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.observe import Observer
 from perfsuite.worker.rank import Rank, empty_report, failure_of, write_failure
 from perfsuite.worker.timers import SimulatedTimer
-from tests.samples import make_case
-from tests.worker.loops import known
+from tests.samples import known, make_case
+from tests.test_errors import Unspeakable
 
 
 def made(directory: Path, *, inject: str | None = None, rank: int = 0) -> Rank:
@@ -136,11 +136,6 @@ def test_each_error_has_its_kind(error: BaseException, kind: FailureKind) -> Non
     assert "test_each_error_has_its_kind" in known(failure.traceback)
 
 
-class Unspeakable(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
-
-
 @pytest.mark.parametrize(
     ("error", "message", "end"),
     [
@@ -163,12 +158,6 @@ def test_an_error_is_written_without_figures_even_if_it_cannot_be_written_as_it_
     assert failure.message.startswith(message)
     assert "\n" not in failure.message
     assert str(failure.traceback).rstrip().endswith(end)
-
-
-def test_the_end_of_a_script_is_told_in_its_own_words_without_a_traceback() -> None:
-    failure = failure_of(ScriptError("the script ended after 0 of 5 optimizer steps"), 0)
-    assert failure.message == "the script ended after 0 of 5 optimizer steps"
-    assert failure.traceback is None
 
 
 def test_a_slow_file_system_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,4 @@
 import gc
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +10,7 @@ from perfsuite.worker import recorder as recording
 from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.timers import CudaTimer, HostTimer, SimulatedTimer, clock_for
 from tests.worker.fake_gpu import GPU, FakeGPU
+from tests.worker.loops import in_a_thread
 
 
 def after_steps(
@@ -48,9 +48,7 @@ def test_cpu_time_is_without_what_is_done_between_steps(monkeypatch: pytest.Monk
 
 def test_threads_count_and_sleep_does_not() -> None:
     def work(seconds: float) -> None:
-        worker = threading.Thread(target=sum, args=(range(2_000_000),))
-        worker.start()
-        worker.join()
+        in_a_thread(lambda: sum(range(2_000_000)))
 
     busy, asleep = (
         after_steps(Recorder(HostTimer()), 0.1, work=each).cpu_s[0] for each in (work, time.sleep)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from perfsuite import DDP, FSDP2, Case, Model, Topology
+from perfsuite import DDP, FSDP2, Case, Model
 from perfsuite.case.catalog import MODELS
 from perfsuite.case.fault import STRUCTURAL, Structural
 from perfsuite.errors import MismatchError
@@ -19,16 +19,12 @@ from perfsuite.worker.counting import Counting
 from perfsuite.worker.faults import STRUCTURAL_AFTER
 from perfsuite.worker.structural_faults import begin
 from tests.fake_group import alone, fake_group
+from tests.frameworks.common.test_model import TINY
 from tests.worker.loops import memory
 
-REPLICATED = Case(
-    model=Model(name="two-layers", config={**MODELS["llama-tiny"].config, "num_hidden_layers": 2}),
-    framework=DDP(),
-    sequence_length=32,
-    micro_batch=2,
-    activation_checkpointing="full",
-    topology=Topology(processes_per_node=1),
-    hardware="cpu",
+TWO_LAYERS = Model(name="two-layers", config={**MODELS["llama-tiny"].config, "num_hidden_layers": 2})
+REPLICATED = TINY.replace(
+    model=TWO_LAYERS, sequence_length=32, micro_batch=2, activation_checkpointing="full"
 )
 SHARDED = REPLICATED.replace(framework=FSDP2(), precision="bf16", activation_checkpointing="none")
 PARAMETERS, TENSORS = 524_928, 21  # of the model

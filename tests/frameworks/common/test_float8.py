@@ -11,7 +11,7 @@ from perfsuite.frameworks.common import float8
 from perfsuite.frameworks.common.model import build_model
 from tests.fake_group import CPU, fake_group
 from tests.frameworks.common.test_model import TINY
-from tests.samples import make_machine
+from tests.samples import known, make_machine
 
 BY_ACCELERATE = TINY.replace(
     framework=Accelerate(strategy="fsdp2", float8="tensorwise"), precision="bf16-mixed"
@@ -69,13 +69,11 @@ def test_without_torchao_the_package_is_named(monkeypatch: pytest.MonkeyPatch, c
 def test_flops_in_float8_are_told_apart_on_a_gpu_alone(recipe: Any, per_weight: int) -> None:
     from perfsuite.worker.flops import count
 
-    assert TINY.sequence_length is not None
-    flops = count(TINY.model, TINY.sequence_length)
+    flops = count(TINY.model, TINY.sample_length)
     for device in (CPU, torch.device("cuda")):
         model: Any = build_model(TINY, CPU)
         float8.convert(recipe, model, device)
-        told = float8.with_float8(flops, model)
-        assert told is not None
+        told = known(float8.with_float8(flops, model))
         of_blocks = flops.matmul_parameters - model.lm_head.weight.numel()
         assert told.per_token_float8 == (None if device == CPU else per_weight * of_blocks)
     assert float8.with_float8(None, model) is None

@@ -4,21 +4,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from perfsuite.case.case import Case, Topology
 from perfsuite.frameworks.base import Ranks
 from perfsuite.frameworks.common.model import DISTINCT_BATCHES, has_attention, synthetic_batches
 from perfsuite.frameworks.ddp import DDP
 from tests.processes import python
+from tests.samples import make_case
 
 CPU = torch.device("cpu")
 ALONE = Ranks(rank=0, world_size=1, device=CPU, directory=Path())
-TINY = Case(
-    model="llama-tiny",
-    framework=DDP(),
-    sequence_length=8,
-    micro_batch=1,
-    topology=Topology(processes_per_node=1),
-    hardware="cpu",
+TINY = make_case(
+    model="llama-tiny", framework=DDP(), sequence_length=8, micro_batch=1, topology={"processes_per_node": 1}
 )
 
 

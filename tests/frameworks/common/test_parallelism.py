@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from perfsuite import Accelerate, Case, Model, Topology, Trainer
+from perfsuite import Accelerate, Model, Topology, Trainer
 from perfsuite.case.catalog import MODELS
 from perfsuite.errors import CaseError, MismatchError
 from perfsuite.frameworks.base import Framework, framework_of
 from perfsuite.frameworks.common.parallelism import Degrees
 from perfsuite.worker.flops import count
+from tests.counted import FULL_SIZE
 from tests.dry.runs import passed
 from tests.fake_group import CPU, fake_group
-from tests.samples import make_case, make_machine
+from tests.frameworks.test_base import observed
+from tests.samples import known, make_case, make_machine
+from tests.worker.loops import memory
 
 
 def accelerate(**degrees: int) -> Framework:
@@ -142,35 +145,28 @@ def theory(degrees: Degrees) -> dict[tuple[str, str, str], tuple[int, int]]:
     }
 
 
-CASE = Case(
-    model=Model.from_config(
-        {**MODELS["llama-3.1-8b"].config, "num_hidden_layers": LAYERS}, name="two-layers"
-    ),
+TWO_LAYERS = {**MODELS["llama-3.1-8b"].config, "num_hidden_layers": LAYERS}
+CASE = FULL_SIZE.replace(
+    model=Model.from_config(TWO_LAYERS, name="two-layers"),
     framework=accelerate(dp_replicate_size=2, dp_shard_size=4, tp_size=8),
     sequence_length=TOKENS,
-    micro_batch=1,
-    precision="bf16-mixed",
     activation_checkpointing="full",
-    topology=Topology(nodes=8, processes_per_node=8),
-    hardware="h100",
 )
+"""On 64 GPUs, in bf16-mixed."""
 
 
 @pytest.mark.launch
 def test_a_step_sends_what_theory_says(tmp_path: Path) -> None:
     run = passed(CASE, tmp_path)
-    assert run.observed is not None
-    assert run.observed.settings["mesh"] == "dp_replicate 2 x dp_shard_cp 4 x tp 8"
+    assert observed(run).settings["mesh"] == "dp_replicate 2 x dp_shard_cp 4 x tp 8"
     axes = {(8, 1): "tp", (4, 8): "dp_shard", (2, 32): "dp_replicate"}
     sent = {
         (axes[each.ranks, each.apart], each.kind, each.phase): (each.count, each.bytes)
         for each in run.counts[0].counts.collectives
     }
     assert sent == theory(CASE.framework._degrees)  # type: ignore[attr-defined]
-    assert run.dry_facts is not None
-    assert run.dry_facts.fit is not None
     whole = count(CASE.model, TOKENS).parameters
-    assert run.dry_facts.fit.built == 4 * whole // 8, "fp32, split before it is sharded"
+    assert known(known(run.dry_facts).fit).built == 4 * whole // 8, "fp32, split before it is sharded"
 
 
 @pytest.mark.launch
@@ -184,8 +180,7 @@ def test_parts_of_a_sequence_send_and_compute_what_theory_says(make: Any, tmp_pa
     topology = Topology(processes_per_node=8)
     framework = make(dp_shard_size=2, cp_size=parts)
     run = passed(CASE.replace(framework=framework, sequence_length=LONG, topology=topology), tmp_path)
-    assert run.observed is not None
-    settings = run.observed.settings
+    settings = observed(run).settings
     assert (settings["mesh"], settings["context_parallel"]) == ("dp_shard_cp 8", "4")
     both = 2 * own * KEYS
     gathers = dict.fromkeys(("forward", "recompute", "backward"), (LAYERS, LAYERS * BF16 * both * parts))
@@ -204,10 +199,6 @@ def test_parts_of_a_sequence_send_and_compute_what_theory_says(make: Any, tmp_pa
         assert sent == {**gathered, ("all_to_all", "float32", "backward"): passes}
         assert each.counts.flops["forward"] == attention + 2 * own * matmuls
         assert each.counts.host_reads == {"forward": 1}
-    first, last = (each.counts.memory for each in run.counts)
-    assert first is not None
-    assert last is not None
+    first, last = (memory(each.counts) for each in run.counts)
     assert abs(first.saved_for_backward - last.saved_for_backward - own * own) < own * own // 500, "the mask"
-    assert run.dry_facts is not None
-    assert run.dry_facts.roofline is not None
-    assert run.dry_facts.roofline.tokens == 2 * LONG, "of two sequences, each on four ranks"
+    assert known(known(run.dry_facts).roofline).tokens == 2 * LONG, "of two sequences, each on four ranks"

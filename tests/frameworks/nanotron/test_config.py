@@ -51,17 +51,6 @@ def test_the_configuration_of_a_case() -> None:
     assert config["checkpoints"]["checkpoint_interval"] > 25
 
 
-def test_what_a_case_makes_is_a_valid_file(tmp_path: Path) -> None:
-    """It reads back, and stands the check that a user's file must stand."""
-    options = Nanotron(dp=2, zero_stage=1)
-    file = tmp_path / "nanotron.yaml"
-    file.write_text(yaml.safe_dump(made(options)))
-    given = Nanotron(config=file)
-    assert given.config is not None
-    assert given.config.content == made(options)
-    given.check(nanotron_case(given))
-
-
 def changed(path: str, value: Any) -> dict[str, Any]:
     """The configuration of two processes with another value at `path`; KeyError: with none."""
     config = made(Nanotron(dp=2))

@@ -1,11 +1,15 @@
-"""Debug models of torchtitan's registry with one or two layers, which train in seconds on a CPU."""
+"""Configurations of torchtitan's registry with few layers: debug models with one or two, which train in
+seconds on a CPU, and larger ones with three, which run dry (tests/test_theory.py)."""
 
 from torchtitan.models.deepseek_v3 import config_registry as deepseek
 from torchtitan.models.gpt_oss import config_registry as gpt_oss
+from torchtitan.models.llama3 import config_registry as llama3
 from torchtitan.models.qwen3 import config_registry as qwen3
 from torchtitan.trainer import Trainer
 
 from bench_cases import torchtitan_configs as own
+
+LAYERS = 3  # of tests/test_theory.py, too
 
 
 def _cut(config: Trainer.Config, layers: int) -> Trainer.Config:
@@ -31,3 +35,23 @@ def qwen3_moe_debug() -> Trainer.Config:
 def gpt_oss_debugmodel() -> Trainer.Config:
     """One layer with a window, and one without, of 18 million parameters each."""
     return _cut(gpt_oss.gpt_oss_debugmodel(), 2)
+
+
+def llama3_70b() -> Trainer.Config:
+    """With the loss of all positions at once."""
+    return _cut(own.llama3_70b_whole_loss(), LAYERS)
+
+
+def llama3_8b() -> Trainer.Config:
+    """With the loss of one eighth of the positions at a time, as it is registered."""
+    return _cut(llama3.llama3_8b(), LAYERS)
+
+
+def qwen3_30b_a3b() -> Trainer.Config:
+    """All layers have experts."""
+    return _cut(qwen3.qwen3_30b_a3b(), LAYERS)
+
+
+def deepseek_v3_16b() -> Trainer.Config:
+    """The first layer has none."""
+    return _cut(deepseek.deepseek_v3_16b(), LAYERS)

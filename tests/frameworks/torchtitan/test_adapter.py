@@ -1,23 +1,22 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from perfsuite import Case, Model, Topology, TorchTitan, documents
+from perfsuite import Case, Topology, TorchTitan, documents
 from perfsuite.case import torch_build
-from perfsuite.case.case import LoRA
 from perfsuite.launch.requirements import unsupported
 from perfsuite.node.machine import detect, detect_cpu
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
 from tests.frameworks.test_base import measured, observed
-from tests.frameworks.torchtitan.samples import LLAMAS, MARKS, SMALL, changed
-from tests.samples import make_gpu_machine, make_machine
+from tests.frameworks.torchtitan.samples import MARKS, SMALL
+from tests.samples import make_gpu_machine
 
 pytestmark = MARKS
 
 
-REPLICATED = SMALL.replace(framework=TorchTitan(data_parallel_replicate=2), gradient_accumulation=2)
+MIXED = SMALL.replace(precision="bf16-mixed", activation_checkpointing="selective-op")
+REPLICATED = MIXED.replace(framework=TorchTitan(data_parallel_replicate=2), gradient_accumulation=2)
 SPLIT = SMALL.replace(framework=TorchTitan(tensor_parallel=2), precision="bf16")
 
 
@@ -25,12 +24,7 @@ SPLIT = SMALL.replace(framework=TorchTitan(tensor_parallel=2), precision="bf16")
 @pytest.mark.parametrize(
     ("case", "mesh", "recomputing"),
     [
-        pytest.param(
-            REPLICATED.replace(activation_checkpointing="selective-op", precision="bf16-mixed"),
-            "dp_replicate 2 x fsdp 1",
-            "4 of 4",
-            marks=pytest.mark.smoke("torchtitan"),
-        ),
+        pytest.param(REPLICATED, "dp_replicate 2 x fsdp 1", "4 of 4", marks=pytest.mark.smoke("torchtitan")),
         (SPLIT.replace(activation_checkpointing="every-2"), "fsdp 1 x tp 2", "2 of 4"),
     ],
     ids=["replicated", "split"],
@@ -89,47 +83,6 @@ def test_cuda_graphs_need_a_gpu_and_are_not_run_dry() -> None:
     assert TorchTitan(disable_cuda_graphs=False).dry(case).impossible == (
         "a dry run captures no CUDA graph: leave disable_cuda_graphs as it is"
     )
-
-
-TP2: dict[str, Any] = {"framework": TorchTitan(tensor_parallel=2)}
-TP6 = {"framework": TorchTitan(tensor_parallel=6), "topology": Topology(processes_per_node=6)}
-BY_4 = {"framework": TorchTitan(tensor_parallel=2, data_parallel_replicate=2)}
-MAMBA = Model.from_config({"model_type": "mamba"}, name="mamba-tiny")
-YARN, ROPE = {"type": "yarn", "factor": 2.0}, {"rope_type": "llama3", "factor": 8.0}
-OWN, SPLITS = "torchtitan's llama3", "splits a sequence into {} equal parts, which sequence_length={}"
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        *(({"model": name}, None) for name in LLAMAS),
-        ({**TP2, "head_dim": 32, "rope_scaling": ROPE}, None),
-        ({"model": "gpt2-tiny"}, f"{OWN} builds Llama models, gpt2-tiny is a gpt2"),
-        ({"model": MAMBA}, f"{OWN} builds Llama models, mamba-tiny is a mamba"),
-        ({"attention_bias": True}, f"{OWN} has attention_bias=False only, changed has True"),
-        ({"hidden_act": "gelu"}, f"{OWN} has hidden_act='silu' only, changed has 'gelu'"),
-        ({"head_dim": 64}, f"{OWN} has head_dim=32 only, changed has 64"),
-        ({"rope_scaling": YARN}, f"{OWN} knows rope_type default and llama3, changed has 'yarn'"),
-        ({**TP2, "num_key_value_heads": 1}, "tensor_parallel=2 must divide num_key_value_heads, 1"),
-        (
-            {**TP2, "num_attention_heads": 3, "hidden_size": 96},
-            "tensor_parallel=2 must divide num_attention_",
-        ),
-        ({"precision": "fp16-mixed"}, "torchtitan takes precision 'fp32' or 'bf16-mixed' or 'bf16', and"),
-        ({"lora": LoRA(rank=4, alpha=8)}, "torchtitan knows no lora"),
-        ({"attention": "eager"}, "torchtitan takes attention 'sdpa', and the case asks for 'eager'"),
-        ({"sequence_length": 20}, f"torchtitan's loss in chunks {SPLITS.format(8, 20)}"),
-        (TP6, f"torchtitan's tensor_parallel {SPLITS.format(6, 32)}"),
-        (BY_4, "tensor_parallel=2 times data_parallel_replicate=2 must divide the number of processes, 2"),
-    ],
-)
-def test_what_cannot_run_is_known_beforehand(changes: dict[str, Any], reason: str | None) -> None:
-    """`changes`: fields of the case, and of the configuration of llama-tiny."""
-    case = {name: value for name, value in changes.items() if name in Case.model_fields}
-    if shape := {name: value for name, value in changes.items() if name not in case}:
-        case["model"] = changed(**shape)
-    said = unsupported(SMALL.replace(**case), make_machine(devices=8))
-    assert said is None if reason is None else str(said).startswith(reason)
 
 
 def test_an_older_torch_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from perfsuite.launch.requirements import unsupported
 from perfsuite.results.rank_report import Flops
 from tests.dry.runs import passed
 from tests.dry.test_rank import check_ranks
-from tests.frameworks.test_base import measured, observed
+from tests.frameworks.test_base import COUNTED, measured, observed
 from tests.frameworks.torchtitan.samples import MARKS
 from tests.samples import make_machine
 from tests.test_published import CASES
@@ -25,18 +25,13 @@ SHAPE = ("--training.seq_len=64", "--training.local_batch_size=2", "--training.s
 
 def registered(module: str, config: str, *overrides: str, ranks: int = 2, **changes: Any) -> Case:
     """A small case of a registered configuration."""
-    case = Case(
+    case = COUNTED.replace(
         model=Model.named(config),
         framework=TorchTitan(module=module, config=config, overrides=(*SHAPE, *overrides)),
         sequence_length=64,
-        micro_batch=2,
         precision="bf16-mixed",
         activation_checkpointing="selective-op",
         topology=Topology(processes_per_node=ranks),
-        hardware="cpu",
-        max_warmup_steps=4,
-        steps=10,
-        timeout_s=240,
     )
     return case.replace(**changes)
 

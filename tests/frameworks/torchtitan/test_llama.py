@@ -23,21 +23,15 @@ def test_its_llama_has_the_parameters_and_flops_of_ours(titan: Any, name: str) -
     assert flops == ours.per_token + 6 * norms, "it counts the norms' weights, we do not"
 
 
+SCALED: Any = MODELS["llama-3.1-8b"].config["rope_parameters"]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"rms_norm_eps": 1e-2},
         {"tie_word_embeddings": True},
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 500000.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 32,
-            }
-        },
+        {"rope_parameters": {**SCALED, "rope_type": "llama3", "original_max_position_embeddings": 32}},
     ],
     ids=lambda changes: next(iter(changes)),
 )

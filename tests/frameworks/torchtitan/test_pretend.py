@@ -15,6 +15,7 @@ from perfsuite.results.counts import Counts
 from tests.dry.runs import passed
 from tests.frameworks.torchtitan.samples import MARKS
 from tests.frameworks.torchtitan.test_configuration import BALANCED, CUT, ONE_BY_ONE, degree, registered
+from tests.samples import known
 
 pytestmark = [*MARKS, pytest.mark.launch]
 
@@ -44,12 +45,9 @@ def test_llama_in_float8(tmp_path: Path) -> None:
     assert "aten.mm" not in counts.ops
     width, layers, vocabulary = 256, 6, 2048
     linear = layers * (4 * width**2 + 3 * width * 768) + vocabulary * width
-    assert run.flops is not None
-    assert run.flops.per_token_float8 == 6 * linear
+    assert known(run.flops).per_token_float8 == 6 * linear
     assert counts.flops["forward"] == 2 * TOKENS * (linear + layers * 2 * width * 64)
-    assert run.dry_facts is not None
-    assert run.dry_facts.roofline is not None
-    assert run.dry_facts.roofline.peak_flops == 2 * 989.5e12
+    assert known(known(run.dry_facts).roofline).peak_flops == 2 * 989.5e12
 
 
 def test_qwen_with_experts_in_two_groups_that_replicate(tmp_path: Path) -> None:
