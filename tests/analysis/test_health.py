@@ -44,6 +44,7 @@ NORMAL = "SwPowerCap GpuIdle ApplicationsClocksSetting SyncBoost DisplayClockSet
 BAD = "HwSlowdown HwThermalSlowdown SwThermalSlowdown HwPowerBrakeSlowdown"
 
 
+WELL, ILL = DeviceHealth(index=0), DeviceHealth(index=1, foreign_memory_bytes=GIB)
 SHARED = "GPU 0 was shared: other processes held 257.0 MiB (at most 256.0 MiB)"
 
 
@@ -95,6 +96,7 @@ def test_what_is_wrong_with_a_gpu_is_told_with_its_values(device: dict[str, Any]
         (make_health({"foreign_memory_bytes": 256 * MIB + 1}), None, True),
         (make_health({"held_before_bytes": GIB}), [], False),
         (make_health({"held_before_bytes": GIB + 1}), None, True),
+        *((make_health(devices=cards), None, True) for cards in ((WELL, ILL), (ILL, WELL))),
         (make_health({"throttled": {"HwSlowdown": 1.0}}), None, False),
     ],
 )
@@ -127,14 +129,6 @@ def test_others_that_leave_ranks_of_gpus_less_than_a_core_each_are_unhealthy() -
         assert len(said) == (left is not None)
         assert left is None or left in said[0]
         assert not is_shared(busy, make_gpu_machine()), "nobody waits for them: they hold no GPU"
-
-
-def test_every_gpu_is_looked_at() -> None:
-    well, ill = DeviceHealth(index=0), DeviceHealth(index=1, foreign_memory_bytes=GIB)
-    for devices in ((well, ill), (ill, well)):
-        told = make_health(devices=devices)
-        assert len(machine_problems(told, make_gpu_machine())) == 1
-        assert is_shared(told, make_gpu_machine())
 
 
 def test_figures_prove_nothing_where_no_launch_was_healthy_and_others_used_the_machine_in_one() -> None:
