@@ -4,7 +4,6 @@
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from perfsuite import DDP, Script, Topology
 from perfsuite.launch import hang
 from perfsuite.results.run_dir import RunDir
 from tests.launch.test_local import failed, processes_of, started
-from tests.processes import agent_among
+from tests.processes import agent_among, pid_of
 from tests.samples import make_case
 from tests.suite import measuring
 
@@ -71,21 +70,10 @@ def kill_once(find: Callable[[], psutil.Process | None], *, from_step: int = 0) 
     return listen
 
 
-def writer_of(log: Path) -> psutil.Process | None:
-    """The process whose standard output is this file: a rank."""
-    for process in psutil.process_iter():
-        try:
-            if os.readlink(f"/proc/{process.pid}/fd/1") == str(log):
-                return process
-        except OSError:
-            continue
-    return None
-
-
 @pytest.mark.fault("rank is killed")
 def test_a_rank_that_is_killed_is_the_cause_and_not_its_peer_that_lost_the_connection(tmp_path: Path) -> None:
     """Rank 1 sleeps at step 5, and rank 0 waits for it in a collective."""
-    listen = kill_once(lambda: writer_of(RunDir(tmp_path).rank_log(1)), from_step=1)
+    listen = kill_once(lambda: psutil.Process(pid_of(1, RunDir(tmp_path))), from_step=1)
     failure = failed(FAKE.replace(framework=DDP()), tmp_path, "hang", listen)
     assert (failure.kind, failure.rank, failure.message) == ("crash", 1, "exit code -9 (SIGKILL)")
 

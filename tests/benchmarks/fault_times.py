@@ -30,7 +30,7 @@ from perfsuite.node.machine import detect_cpu
 from perfsuite.results.run_dir import RunDir
 from tests.benchmarks import show_table
 from tests.launch.slurm.allocation import Allocation
-from tests.processes import agent_among
+from tests.processes import agent_among, pid_of
 from tests.samples import make_case
 from tests.slurm_cluster import Cluster, slurm_cluster
 
@@ -83,12 +83,7 @@ def cells(name: str, break_one: Callable[[], tuple[float, str]]) -> tuple[str, s
 
 def kill_rank(run_dir: RunDir) -> None:
     """End rank 1 as the kernel's OOM killer would."""
-    os.kill(int(_pid(run_dir, 0)), 9)
-
-
-def _pid(run_dir: RunDir, node: int) -> str:
-    """The process of rank 1, on that node."""
-    return next(str(pid) for rank, pid, _ in run_dir.all_stacks(node) if rank == 1)
+    os.kill(pid_of(1, run_dir), 9)
 
 
 def kill_agent(run_dir: RunDir) -> None:
@@ -111,7 +106,9 @@ def on_two_nodes(cluster: Cluster) -> Iterator[tuple[str, str, str]]:
     allocation = Allocation(cluster)
 
     faults: dict[str, Breaks | None] = {
-        "rank is killed on another node": lambda run_dir: cluster.on("n2", "kill", "-9", _pid(run_dir, 1)),
+        "rank is killed on another node": lambda run_dir: cluster.on(
+            "n2", "kill", "-9", str(pid_of(1, run_dir, node=1))
+        ),
         "agent is killed on another node": lambda run_dir: allocation.agent("n2").kill(),
         "step is cancelled": lambda run_dir: cluster.run("scancel", allocation.step()),
         "hang on several nodes": None,

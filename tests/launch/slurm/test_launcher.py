@@ -23,7 +23,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.launch.slurm.allocation import Allocation
 from tests.launch.test_local import driver
-from tests.processes import executable, wait_until
+from tests.processes import executable, pid_of, wait_until
 from tests.samples import make_case, make_machine
 
 FAKE = make_case(model="llama-tiny", topology=Topology(nodes=2, processes_per_node=1), timeout_s=300)
@@ -168,8 +168,7 @@ def test_fsdp_sends_over_the_network_what_theory_says(allocation: Allocation, tm
 
 
 def kill_rank(allocation: Allocation, directory: Path) -> None:
-    ((_, pid, _),) = RunDir(directory).all_stacks(1)
-    allocation.cluster.on("n2", "kill", "-KILL", str(pid))
+    allocation.cluster.on("n2", "kill", "-KILL", str(pid_of(1, RunDir(directory), node=1)))
 
 
 def sruns_of(driver: psutil.Process) -> list[psutil.Process]:
