@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from perfsuite import Case, Topology
 from perfsuite.worker.doctor_probe import one_rank, timed, under_the_clock
 from perfsuite.worker.memory import CudaMemory
 from perfsuite.worker.timers import clock_for
+from tests.gpu.test_day import BASE
 
 STEPS_WITHOUT_GC = 60
 DEVICE = torch.device("cuda", 0)
@@ -25,17 +25,7 @@ Loop = Callable[[int], list[Any]]
 
 def main(framework: str) -> None:
     """Print each comparison on a line."""
-    case = Case(
-        model="llama-3.2-1b",
-        framework={"name": framework},
-        sequence_length=4096,
-        micro_batch=2,
-        precision="bf16-mixed",
-        topology=Topology(processes_per_node=1),
-        hardware="gpu",
-        learning_rate=3e-4,
-    )
-    with one_rank(case, DEVICE) as run:
+    with one_rank(BASE.replace(framework={"name": framework}, sequence_length=4096), DEVICE) as run:
         facts = timed(run, DEVICE, pairs=4)
         print(
             f"under the clock / bare: {median(facts.overhead):.5f}  {[round(r, 4) for r in facts.overhead]}"
