@@ -279,7 +279,7 @@ def slurm_cluster() -> Iterator[Cluster]:
             cluster.stop()
 
 
-def _processes_of(slot: int) -> list[psutil.Process]:
+def processes_of(slot: int) -> list[psutil.Process]:
     """Every living process that was started for a cluster or by its jobs; this process is left out."""
     ours = str(Cluster(slot).directory / "slurm.conf")
     return _processes(lambda each: each.pid != os.getpid() and each.environ().get("SLURM_CONF") == ours)
@@ -295,7 +295,7 @@ def _processes(wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]
     return found
 
 
-def _interfaces_of(slot: int) -> list[str]:
+def interfaces_of(slot: int) -> list[str]:
     """The network interfaces of a cluster on this machine."""
     ours = {f"pfslurm{slot}{node}" for node in ("", "n1", "n2")}
     return sorted(ours & set(os.listdir("/sys/class/net")))
@@ -303,14 +303,14 @@ def _interfaces_of(slot: int) -> list[str]:
 
 def _remove(slot: int) -> None:
     """Remove all that is left of the cluster in a slot."""
-    while left := _processes_of(slot):
+    while left := processes_of(slot):
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGKILL)
         psutil.wait_procs(left, timeout=START_S)
-    for name in _interfaces_of(slot):  # that of a node goes by itself, soon after the node's last process
+    for name in interfaces_of(slot):  # that of a node goes by itself, soon after the node's last process
         subprocess.run(["ip", "link", "delete", name], capture_output=True, check=False, timeout=START_S)
-    wait_until(lambda: not _interfaces_of(slot), f"the interfaces of slot {slot} to be gone")
+    wait_until(lambda: not interfaces_of(slot), f"the interfaces of slot {slot} to be gone")
     shutil.rmtree(Cluster(slot).directory, ignore_errors=True)
 
 
@@ -326,7 +326,7 @@ def _slot() -> Iterator[int]:
                 claim.bind(f"\0perfsuite-slurm-{slot}")
             except OSError:  # somebody else has it
                 continue
-            if Cluster(slot).directory.exists() or _interfaces_of(slot):
+            if Cluster(slot).directory.exists() or interfaces_of(slot):
                 _remove(slot)
             yield slot
             return

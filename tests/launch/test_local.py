@@ -129,6 +129,15 @@ def test_a_grandchild_in_a_session_of_its_own_is_swept_up(tmp_path: Path) -> Non
     assert LocalLauncher().launch(job) is None
 
 
+def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+    def interrupt(step: int, tokens: int) -> None:
+        if started(tmp_path):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch_once(FAKE, detect(), tmp_path, Launching(inject="hang", on_progress=interrupt))
+
+
 def test_sigkill_of_the_driver_leaves_nothing(tmp_path: Path) -> None:
     killed = driver(tmp_path, DDP_TINY, "hang")
     wait_until(lambda: started(tmp_path / "run"), "both ranks")

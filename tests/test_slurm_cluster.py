@@ -1,0 +1,49 @@
+"""The Slurm that other tests use leaves nothing, however its owner ends."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests import slurm_cluster
+from tests.processes import arguments, wait_until
+from tests.slurm_cluster import START_S, Cluster, interfaces_of, processes_of
+
+SLOT = 100 + os.getpid() % 100
+"""One that no other process of xdist takes, nor clears."""
+OWNER = f"""
+import signal
+from tests import slurm_cluster
+slurm_cluster.SLOTS = [{SLOT}]
+with slurm_cluster.slurm_cluster() as cluster:
+    cluster.run("sbatch", "--output=/dev/null", "--wrap=sleep 3600")
+    print("started", flush=True)
+    signal.pause()
+"""
+
+
+@pytest.mark.launch
+def test_nothing_stays_of_a_cluster_and_its_jobs_though_its_owner_was_killed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel ends its processes; what else is left is removed when the next one takes its slot."""
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    with owner.stdout:
+        assert owner.stdout.readline() == "started\n"
+    stale = Cluster(SLOT).directory / "stale"
+    stale.touch()
+    wait_until(lambda: ["sleep", "3600"] in map(arguments, processes_of(SLOT)), "the job to run")
+    owner.kill()
+    owner.wait(START_S)
+    wait_until(lambda: not processes_of(SLOT), "the cluster's processes to die")
+    assert interfaces_of(SLOT), "nobody is left to remove the bridge"
+    monkeypatch.setattr(slurm_cluster, "SLOTS", [SLOT])
+    with slurm_cluster.slurm_cluster() as other:
+        assert not stale.exists()
+        assert len(processes_of(SLOT)) > 5
+        assert len(interfaces_of(SLOT)) == 3
+    assert (processes_of(SLOT), interfaces_of(SLOT)) == ([], [])
+    assert not other.directory.exists()
+    assert cluster.state("n1") == "idle", "clusters know nothing of each other"
