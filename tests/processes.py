@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 import psutil
 
+from perfsuite.results.run_dir import RunDir
+
 
 def python(code: str, *arguments: str) -> str:
     """Return what a new Python that runs `code` has printed. An `AssertionError` holds what made it fail."""
@@ -56,6 +58,11 @@ def arguments(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+def pid_of(rank: int, run_dir: RunDir, node: int = 0) -> int:
+    """The process of a rank that trains, on a node of its launch."""
+    return next(pid for each, pid, _ in run_dir.all_stacks(node) if each == rank)
 
 
 def agent_among(processes: Iterable[psutil.Process]) -> psutil.Process | None:

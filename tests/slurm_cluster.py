@@ -21,7 +21,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -156,13 +156,8 @@ class Cluster:
                 daemon.kill()
                 daemon.wait(START_S)
 
-    def cut_off(self, node: str) -> None:
-        """Take a node from the network. Its processes go on."""
-        _ip("link", "set", self._cable(node), "down")
-
     def repair(self, node: str) -> None:
-        """Undo `kill_slurmd` and `cut_off`, kill what still runs on the node, and wait until it is idle."""
-        _ip("link", "set", self._cable(node), "up")
+        """Undo `kill_slurmd`, kill what still runs on the node, and wait until it is idle."""
         for process in self.processes(node):
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -182,7 +177,7 @@ class Cluster:
         self._start("slurmctld", "-D")
         for node in self.nodes:
             self._start_slurmd(node)
-        wait_until(self._is_idle, "all nodes to be idle")
+        self.wait_until_idle()
 
     def stop(self) -> None:
         """End every process of the cluster and of its jobs; remove its network and its files."""
@@ -190,7 +185,7 @@ class Cluster:
             daemon.kill()
         for daemon in self._daemons:
             daemon.wait(START_S)
-        remove(self.slot)
+        _remove(self.slot)
 
     def _write_files(self) -> None:
         (self.directory / "state").mkdir(mode=0o700, parents=True)
@@ -255,8 +250,9 @@ class Cluster:
         self._daemons.append(daemon)
         return daemon
 
-    def _is_idle(self) -> bool:
-        return all(self.state(node) == "idle" for node in self.nodes)
+    def wait_until_idle(self) -> None:
+        """Return when all nodes are idle."""
+        wait_until(lambda: all(self.state(node) == "idle" for node in self.nodes), "all nodes to be idle")
 
     def _cable(self, node: str) -> str:
         """The interface on the bridge that a node is plugged into."""
@@ -272,9 +268,9 @@ def missing() -> str | None:
 
 
 @contextlib.contextmanager
-def slurm_cluster(slots: Iterable[int] = SLOTS) -> Iterator[Cluster]:
+def slurm_cluster() -> Iterator[Cluster]:
     """A cluster of its own, started in some seconds, and gone afterwards."""
-    with _slot(slots) as slot:
+    with _slot() as slot:
         cluster = Cluster(slot)
         try:
             cluster.start()
@@ -305,7 +301,7 @@ def interfaces_of(slot: int) -> list[str]:
     return sorted(ours & set(os.listdir("/sys/class/net")))
 
 
-def remove(slot: int) -> None:
+def _remove(slot: int) -> None:
     """Remove all that is left of the cluster in a slot."""
     while left := processes_of(slot):
         for process in left:
@@ -319,22 +315,22 @@ def remove(slot: int) -> None:
 
 
 @contextlib.contextmanager
-def _slot(slots: Iterable[int]) -> Iterator[int]:
-    """Take the first free one of some slots, cleared of what a dead owner left in it.
+def _slot() -> Iterator[int]:
+    """Take the first free slot, cleared of what a dead owner left in it.
 
     The claim is a name in the kernel, an abstract address of a socket, which only one process can have.
     """
-    for slot in slots:
+    for slot in SLOTS:
         with socket.socket(socket.AF_UNIX) as claim:
             try:
                 claim.bind(f"\0perfsuite-slurm-{slot}")
             except OSError:  # somebody else has it
                 continue
             if Cluster(slot).directory.exists() or interfaces_of(slot):
-                remove(slot)
+                _remove(slot)
             yield slot
             return
-    raise RuntimeError(f"clusters run already in all of {slots}")
+    raise RuntimeError(f"clusters run already in all of {SLOTS}")
 
 
 def _ip(*words: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from perfsuite.case.framework import built_in
 from perfsuite.node.machine import detect
+from tests import slurm_cluster
 
 NO_DRIVER = """
 class NVMLError(Exception): ...
@@ -48,6 +49,19 @@ def test_tests_of_gpus_run_alone_and_are_skipped_where_there_is_none(
     result = project.runpytest_subprocess(asked, "-rs", "-p", "no:hypothesispytest")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*it needs a GPU: NVML found no GPU: no driver*"])
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("", {"skipped": 1}), ("true", {"errors": 1})])
+def test_without_slurm_a_test_is_skipped_or_fails_in_ci(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, outcome: dict[str, int]
+) -> None:
+    shutil.copy(Path(__file__).with_name("conftest.py"), pytester.path)
+    pytester.makepyfile("def test_it(cluster): ...")
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr(slurm_cluster, "missing", lambda: "no Slurm: run `make slurm`")
+    result = pytester.runpytest_inprocess("-rs", "-p", "no:xdist")
+    result.assert_outcomes(**outcome)
+    result.stdout.fnmatch_lines(["*no Slurm: run `make slurm`*"])
 
 
 LAYERED = """

@@ -4,18 +4,17 @@
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from perfsuite import DDP, Script
+from perfsuite import DDP, Script, Topology
 from perfsuite.launch import hang
 from perfsuite.results.run_dir import RunDir
 from tests.launch.test_local import failed, processes_of, started
-from tests.processes import agent_among
+from tests.processes import agent_among, pid_of
 from tests.samples import make_case
 from tests.suite import measuring
 
@@ -71,21 +70,10 @@ def kill_once(find: Callable[[], psutil.Process | None], *, from_step: int = 0) 
     return listen
 
 
-def writer_of(log: Path) -> psutil.Process | None:
-    """The process whose standard output is this file: a rank."""
-    for process in psutil.process_iter():
-        try:
-            if os.readlink(f"/proc/{process.pid}/fd/1") == str(log):
-                return process
-        except OSError:
-            continue
-    return None
-
-
 @pytest.mark.fault("rank is killed")
 def test_a_rank_that_is_killed_is_the_cause_and_not_its_peer_that_lost_the_connection(tmp_path: Path) -> None:
     """Rank 1 sleeps at step 5, and rank 0 waits for it in a collective."""
-    listen = kill_once(lambda: writer_of(RunDir(tmp_path).rank_log(1)), from_step=1)
+    listen = kill_once(lambda: psutil.Process(pid_of(1, RunDir(tmp_path))), from_step=1)
     failure = failed(FAKE.replace(framework=DDP()), tmp_path, "hang", listen)
     assert (failure.kind, failure.rank, failure.message) == ("crash", 1, "exit code -9 (SIGKILL)")
 
@@ -104,8 +92,9 @@ STUCK_IN_FORWARD = """
 import os, time, torch
 from pathlib import Path
 
-rank, one_is_stuck = os.environ["RANK"], Path(__file__).with_name("stuck1")
-torch.distributed.init_process_group("gloo")
+rank, one_is_stuck = os.environ.get("RANK"), Path(__file__).with_name("stuck1")
+if rank is not None:
+    torch.distributed.init_process_group("gloo")
 
 class Stuck(torch.nn.Linear):
     calls = 0
@@ -113,7 +102,7 @@ class Stuck(torch.nn.Linear):
     def forward(self, x):
         self.calls += 1
         if self.calls > 2:
-            Path(__file__).with_name("stuck" + rank).touch()
+            Path(__file__).with_name(f"stuck{rank}").touch()
             time.sleep(1000)
         return super().forward(x)
 
@@ -128,16 +117,21 @@ while True:
 
 
 @pytest.mark.fault("hang in forward")
+@pytest.mark.parametrize("is_command", [False, True], ids=["ranks of a script", "a command"])
 def test_a_hang_in_forward_shows_where_every_rank_stood(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_command: bool
 ) -> None:
+    """A command is one process here, of which perfsuite starts no ranks."""
     monkeypatch.setattr(hang, "HANG_S", 2)
-    (tmp_path / "train.py").write_text(STUCK_IN_FORWARD)
-    case = FAKE.replace(framework=Script(path=str(tmp_path / "train.py")))
-    failure = failed(case, tmp_path / "run")
+    file = tmp_path / "train.py"
+    file.write_text(STUCK_IN_FORWARD)
+    script = Script(command=("python", str(file))) if is_command else Script(path=str(file))
+    ranks = Topology(processes_per_node=1 if is_command else 2)
+    failure = failed(FAKE.replace(framework=script, topology=ranks), tmp_path / "run")
     assert (failure.kind, failure.rank) == ("timeout", None)
+    assert processes_of(tmp_path) == [], "at once"
     who, _, where = str(failure.traceback).partition(" stood here:")
-    assert who == "rank 0, rank 1"
+    assert who == ("rank 0" if is_command else "rank 0, rank 1")
     assert "train.py" in where.splitlines()[2]
     assert "in forward" in where.splitlines()[2]
 

@@ -44,6 +44,7 @@ NORMAL = "SwPowerCap GpuIdle ApplicationsClocksSetting SyncBoost DisplayClockSet
 BAD = "HwSlowdown HwThermalSlowdown SwThermalSlowdown HwPowerBrakeSlowdown"
 
 
+WELL, ILL = DeviceHealth(index=0), DeviceHealth(index=1, foreign_memory_bytes=GIB)
 SHARED = "GPU 0 was shared: other processes held 257.0 MiB (at most 256.0 MiB)"
 
 
@@ -95,6 +96,7 @@ def test_what_is_wrong_with_a_gpu_is_told_with_its_values(device: dict[str, Any]
         (make_health({"foreign_memory_bytes": 256 * MIB + 1}), None, True),
         (make_health({"held_before_bytes": GIB}), [], False),
         (make_health({"held_before_bytes": GIB + 1}), None, True),
+        *((make_health(devices=cards), None, True) for cards in ((WELL, ILL), (ILL, WELL))),
         (make_health({"throttled": {"HwSlowdown": 1.0}}), None, False),
     ],
 )
@@ -129,14 +131,6 @@ def test_others_that_leave_ranks_of_gpus_less_than_a_core_each_are_unhealthy() -
         assert not is_shared(busy, make_gpu_machine()), "nobody waits for them: they hold no GPU"
 
 
-def test_every_gpu_is_looked_at() -> None:
-    well, ill = DeviceHealth(index=0), DeviceHealth(index=1, foreign_memory_bytes=GIB)
-    for devices in ((well, ill), (ill, well)):
-        told = make_health(devices=devices)
-        assert len(machine_problems(told, make_gpu_machine())) == 1
-        assert is_shared(told, make_gpu_machine())
-
-
 def test_a_gpu_with_fewer_links_than_another_of_its_node_is_named() -> None:
     links = [("n1", 18), ("n1", 17), ("n2", 12), ("n2", None)]
     devices = [DeviceHealth(index=index, node=node, nvlinks=up) for index, (node, up) in enumerate(links)]
@@ -149,10 +143,8 @@ def test_a_rank_is_told_with_its_card_if_that_was_seen() -> None:
         DeviceHealth(index=i, node=node, pci_bus_id=f"{node}:{i}") for node in ("n1", "n2") for i in (0, 1)
     ]
     run = OF_TWO_NODES.replace(nodes=(Node(name="n1"), Node(name="n2")))
-    assert (
-        health.gpu_of(run.replace(health=make_health(devices=tuple(cards))), 3)
-        == "rank 3, GPU 1 (n2:1) of n2"
-    )
+    seen = run.replace(health=make_health(devices=tuple(cards)))
+    assert health.gpu_of(seen, 3) == "rank 3, GPU 1 (n2:1) of n2"
     assert health.gpu_of(run, 2) == "rank 2, GPU 0 of n2"
     assert health.gpu_of(make_run(), 1) == "rank 1, GPU 1"
 

@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,8 +28,9 @@ from perfsuite.launch.slurm.launcher import JOB_ID, SlurmLauncher
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect_cpu
 from perfsuite.results.run_dir import RunDir
+from tests.benchmarks import show_table
 from tests.launch.slurm.allocation import Allocation
-from tests.processes import agent_among
+from tests.processes import agent_among, pid_of
 from tests.samples import make_case
 from tests.slurm_cluster import Cluster, slurm_cluster
 
@@ -40,57 +41,49 @@ CASE = make_case(model="llama-tiny", framework=DDP())
 Breaks = Callable[[RunDir], object]
 
 
-class Fault:
-    """Breaks a launch once both ranks run, and notes when. Without `breaks` it notes the last step seen."""
-
-    def __init__(self, run_dir: RunDir, breaks: Breaks | None) -> None:
-        self.at: float | None = None
-        self._run_dir, self._breaks = run_dir, breaks
-        self._step = 0
-
-    def look(self, step: int, tokens: int) -> None:
-        """Be told of the progress of the launch."""
-        if self._breaks is None:
-            if step != self._step:
-                self._step, self.at = step, time.monotonic()
-        elif self.at is None and step > 0:
-            self.at = time.monotonic()
-            self._breaks(self._run_dir)
-
-
 def seconds(case: Case, machine: Machine, launcher: Launcher, breaks: Breaks | None) -> tuple[float, str]:
-    """Break one launch. Returns how long its verdict took from then on, and its kind."""
+    """Break one launch once both ranks run. Returns how long its verdict took from then on, and its kind.
+
+    Without `breaks` the time begins with the last step that is seen, and only seconds are let pass.
+    """
+    hang.HANG_S = 120 if breaks else 4
+    began: list[float] = []
+    seen = 0
+
+    def look(step: int, tokens: int) -> None:
+        nonlocal seen
+        if step == seen or (began and breaks):
+            return
+        seen = step
+        began.append(time.monotonic())
+        if breaks is not None:
+            breaks(run_dir)
+
     with tempfile.TemporaryDirectory() as name:
-        fault = Fault(RunDir(Path(name) / "run"), breaks)
+        run_dir = RunDir(Path(name) / "run")
         let_pass = 0
         try:
-            how = Launching(inject="hang", launcher=launcher, on_progress=fault.look)
-            run = launch_once(case, machine, fault._run_dir.path, how)
+            how = Launching(inject="hang", launcher=launcher, on_progress=look)
+            run = launch_once(case, machine, run_dir.path, how)
         except AllocationOverError:
             kind = "the session ends"
         else:
             kind = "measured" if run.failure is None else run.failure.kind
             if run.failure is not None and (waited := LET_PASS.search(run.failure.message)) is not None:
                 let_pass = int(waited[1])
-        assert fault.at is not None
-        return time.monotonic() - fault.at - let_pass, kind
+        return time.monotonic() - began[-1] - let_pass, kind
 
 
-def show(name: str, break_one: Callable[[], tuple[float, str]]) -> None:
-    """Print a row of the table."""
+def cells(name: str, break_one: Callable[[], tuple[float, str]]) -> tuple[str, str, str]:
+    """A row of the table."""
     taken = [break_one() for _ in range(REPEATS)]
     kinds = ", ".join(sorted({kind for _, kind in taken}))
-    print(f"| {name} | {kinds} | {median(s for s, _ in taken):.1f} |", flush=True)
+    return name, kinds, f"{median(s for s, _ in taken):.1f}"
 
 
 def kill_rank(run_dir: RunDir) -> None:
     """End rank 1 as the kernel's OOM killer would."""
-    os.kill(int(_pid(run_dir, 0)), 9)
-
-
-def _pid(run_dir: RunDir, node: int) -> str:
-    """The process of rank 1, on that node."""
-    return next(str(pid) for rank, pid, _ in run_dir.all_stacks(node) if rank == 1)
+    os.kill(pid_of(1, run_dir), 9)
 
 
 def kill_agent(run_dir: RunDir) -> None:
@@ -100,19 +93,22 @@ def kill_agent(run_dir: RunDir) -> None:
     agent.kill()
 
 
-def on_this_machine() -> None:
-    """Print the rows of one machine."""
+def rows() -> Iterator[tuple[str, str, str]]:
+    """Those of this machine, and those of a Slurm cluster."""
     for name, breaks in (("rank is killed", kill_rank), ("agent is killed", kill_agent), ("hang", None)):
-        show(name, partial(seconds, CASE, detect_cpu("x"), LocalLauncher(), breaks))
+        yield cells(name, partial(seconds, CASE, detect_cpu("x"), LocalLauncher(), breaks))
+    with slurm_cluster() as cluster:
+        yield from on_two_nodes(cluster)
 
 
-def on_two_nodes(cluster: Cluster) -> None:
-    """Print the rows of a Slurm cluster."""
+def on_two_nodes(cluster: Cluster) -> Iterator[tuple[str, str, str]]:
     os.environ.update(cluster.environment)
     allocation = Allocation(cluster)
 
     faults: dict[str, Breaks | None] = {
-        "rank is killed on another node": lambda run_dir: cluster.on("n2", "kill", "-9", _pid(run_dir, 1)),
+        "rank is killed on another node": lambda run_dir: cluster.on(
+            "n2", "kill", "-9", str(pid_of(1, run_dir, node=1))
+        ),
         "agent is killed on another node": lambda run_dir: allocation.agent("n2").kill(),
         "step is cancelled": lambda run_dir: cluster.run("scancel", allocation.step()),
         "hang on several nodes": None,
@@ -123,28 +119,14 @@ def on_two_nodes(cluster: Cluster) -> None:
     machine = detect_cpu("of two nodes").replace(nodes=2)
 
     def once(fault: str) -> tuple[float, str]:
+        allocation.take()
         os.environ[JOB_ID] = allocation.job_id
-        found = seconds(case, machine, SlurmLauncher(), faults[fault])
-        if fault == "node is lost":
-            cluster.repair("n2")
-        if fault in ("allocation is cancelled", "node is lost"):
-            allocation.release()
-            allocation.renew()
-        return found
+        return seconds(case, machine, SlurmLauncher(), faults[fault])
 
     for fault in faults:
-        show(fault, partial(once, fault))
+        yield cells(fault, partial(once, fault))
     allocation.release()
 
 
-def main() -> None:
-    """Print the table in Markdown. A hang is waited for 4 s here, in place of two minutes."""
-    hang.HANG_S = 4
-    print("| fault | reported | seconds |\n| --- | --- | --- |")
-    on_this_machine()
-    with slurm_cluster() as cluster:
-        on_two_nodes(cluster)
-
-
 if __name__ == "__main__":
-    main()
+    show_table(("fault", "reported", "seconds"), rows())

@@ -62,14 +62,8 @@ def cpu_s() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
-def main() -> None:
-    """Make it, and time each command."""
-    with tempfile.TemporaryDirectory() as directory:
-        measure(Path(directory))
-
-
 def measure(root: Path) -> None:
-    """What each step takes."""
+    """Make it, and time each command."""
     seconds: dict[str, float] = {}
     history, out, repo = root / "history", root / "out", root / "repo"
     commits = make_repository(repo, COMMITS)
@@ -90,4 +84,5 @@ def measure(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as directory:
+        measure(Path(directory))

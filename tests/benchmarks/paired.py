@@ -13,11 +13,11 @@ import argparse
 import math
 from collections.abc import Iterator, Sequence
 
-from perfsuite.verdict.paired_test import MAX_PAIRS, order
+from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise, decide, pooled_noise
 from tests.benchmarks import show_table
 from tests.benchmarks.simulated_gate import in_turn
-from tests.benchmarks.simulated_pairs import FOLLOWING, days, judge_day, simulate
+from tests.benchmarks.simulated_pairs import FOLLOWING, arms, days, judge_day, simulate
 
 SIGMA, TOLERANCE = 0.01, 0.03
 MACHINES = {"none": (0.0, 0.0), "2 %": (0.02, 0.0), "5 %": (0.05, 0.0), "none, two speeds": (0.0, 0.10)}
@@ -40,17 +40,12 @@ def paired(logs: Sequence[float], change: float, noise: Noise) -> tuple[str, int
 
 def unpaired(logs: Sequence[float], change: float, noise: Noise) -> tuple[str, int]:
     """Outcome and launches used."""
-    a: list[float] = []
-    b: list[float] = []
-    for pair in range(MAX_PAIRS):
-        for arm, log in zip(order(pair), logs[2 * pair : 2 * pair + 2], strict=True):
-            (a if arm == "a" else b).append(math.exp(log) * (1 + (change if arm == "b" else 0)))
-        if pair < 2:
-            continue
-        decision = decide(a, b, tolerance=TOLERANCE, noise=noise, max_launches=MAX_PAIRS)
+    a, b = arms(logs, MAX_PAIRS, change)
+    for pairs in range(MIN_PAIRS, MAX_PAIRS + 1):
+        decision = decide(a[:pairs], b[:pairs], tolerance=TOLERANCE, noise=noise, max_launches=MAX_PAIRS)
         if decision.outcome != "undecided":
             break
-    return decision.outcome, len(a) + len(b)
+    return decision.outcome, 2 * pairs
 
 
 def base_first(logs: Sequence[float], change: float, noise: Noise) -> tuple[str, int]:

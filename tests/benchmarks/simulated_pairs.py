@@ -105,18 +105,18 @@ def judge_day(
     `logs` are log(seconds) of launches in a row, `probes` those of the probe beside them; `change` and
     `probe_change` are what arm B does to them.
     """
-    a, b = _arms(logs, max_pairs, change)
-    beside = None if probes is None else _arms(probes, max_pairs, probe_change)
+    a, b = arms(logs, max_pairs, change)
+    beside = None if probes is None else arms(probes, max_pairs, probe_change)
     return decided(a, b, tolerance=tolerance, max_pairs=max_pairs, probes=beside)
 
 
-def _arms(logs: Sequence[float], pairs: int, change: float) -> tuple[list[float], list[float]]:
+def arms(logs: Sequence[float], pairs: int, change: float) -> tuple[list[float], list[float]]:
     """Return the seconds of each arm's launches from log(seconds) of launches in a row; B is changed."""
-    arms: dict[str, list[float]] = {"a": [], "b": []}
+    seconds: dict[str, list[float]] = {"a": [], "b": []}
     for pair in range(pairs):
         for arm, log in zip(order(pair), logs[2 * pair : 2 * pair + 2], strict=True):
-            arms[arm].append(math.exp(log))
-    return arms["a"], [(1 + change) * seconds for seconds in arms["b"]]
+            seconds[arm].append(math.exp(log))
+    return seconds["a"], [(1 + change) * each for each in seconds["b"]]
 
 
 def days(

@@ -26,7 +26,6 @@ def pytest_addoption(parser):
 """
 TESTS = """
 import os, socket, time
-from pathlib import Path
 
 def test_good(request):
     print("launched by", request.config.getoption("--perf-launcher"))
@@ -37,8 +36,7 @@ def test_bad():
 
 def test_that_waits():
     print("it waits", flush=True)
-    while not Path("go").exists():
-        time.sleep(0.1)
+    time.sleep(600)
 """
 COMMAND = [sys.executable, "-m", "perfsuite.cli", "slurm", "submit"]
 
@@ -98,15 +96,6 @@ def test_a_case_over_both_nodes_is_measured_in_the_job(project: Path) -> None:
     (result,) = json.loads(results.read_text())["results"]
     assert [node["name"] for node in result["runs"][0]["nodes"]] == ["n1", "n2"]
     assert result["verdict"]["outcome"] in ("recorded", "unhealthy"), "other tests use this machine"
-
-
-@pytest.mark.launch
-def test_the_log_is_followed_while_the_job_runs(project: Path) -> None:
-    process, _ = waiting_job(project)
-    (project / "go").touch()
-    out, _ = process.communicate(timeout=START_S)
-    assert "1 passed" in out
-    assert process.returncode == 0
 
 
 @pytest.mark.launch

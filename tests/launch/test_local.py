@@ -60,20 +60,25 @@ def processes_of(directory: Path) -> list[psutil.Process]:
 DRIVER = """
 import sys, pathlib
 from perfsuite import Case, documents
+from perfsuite.launch.launchers import launcher
 from perfsuite.measure import Launching, launch_once
+from perfsuite.node import lease
 from perfsuite.node.machine import detect
 
-directory = pathlib.Path(sys.argv[1])
+lease.LOST_S = 3  # the agents on other nodes wait no longer for a sign of it
+directory, inject = pathlib.Path(sys.argv[1]), sys.argv[2] or None
 case = documents.read(directory / "the-case.json", Case)
-launch_once(case, detect(), directory / "run", Launching(inject=sys.argv[2] or None))
+launch_once(case, detect(), directory / "run", Launching(inject=inject, launcher=launcher(sys.argv[3])))
 """
 
 
-def driver(directory: Path, case: Case, inject: str | None) -> subprocess.Popen[bytes]:
+def driver(
+    directory: Path, case: Case, inject: str | None, launcher: str = "local"
+) -> subprocess.Popen[bytes]:
     """Another process that runs a case, so that it can be killed."""
     (directory / "the-case.json").write_text(case.model_dump_json())
-    environment = {**os.environ, "PERFSUITE_TEST": str(directory)}
-    return subprocess.Popen([sys.executable, "-c", DRIVER, directory, inject or ""], env=environment)
+    words = [sys.executable, "-c", DRIVER, str(directory), inject or "", launcher]
+    return subprocess.Popen(words, env={**os.environ, "PERFSUITE_TEST": str(directory)})
 
 
 def failed(
@@ -117,31 +122,6 @@ def test_a_hang_is_seen_by_the_absence_of_steps_and_every_rank_says_where_it_is(
     assert "rank 0 stood here:" in told
 
 
-HANGS = """
-import time, torch
-
-def waits_for_nothing():
-    time.sleep(1000)
-
-model = torch.nn.Linear(2, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(2):
-    model(torch.ones(2)).sum().backward()
-    optimizer.step()
-waits_for_nothing()
-"""
-
-
-def test_a_command_that_hangs_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/test_hard_failures.py has a script whose ranks perfsuite starts."""
-    (tmp_path / "train.py").write_text(HANGS)
-    monkeypatch.setattr(hang, "HANG_S", 2)
-    case = ALONE.replace(framework=Script(command=("python", str(tmp_path / "train.py"))))
-    told = str(failed(case, tmp_path / "run").traceback)
-    assert told.startswith("rank 0 stood here:")
-    assert "in waits_for_nothing" in told
-
-
 def test_a_grandchild_in_a_session_of_its_own_is_swept_up(tmp_path: Path) -> None:
     """A stand-in launcher leaves an orphan that `killpg` does not reach."""
     orphan = executable(tmp_path / "python", "setsid sleep 1000 > /dev/null 2>&1 &", "sleep 0.2")
@@ -151,7 +131,7 @@ def test_a_grandchild_in_a_session_of_its_own_is_swept_up(tmp_path: Path) -> Non
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     def interrupt(step: int, tokens: int) -> None:
-        if processes_of(tmp_path):
+        if started(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

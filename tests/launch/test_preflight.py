@@ -235,7 +235,7 @@ def test_what_links_say_against_a_node(nodes: list[NodePreflight], said: list[st
 @pytest.mark.parametrize(
     ("seen", "told"),
     [
-        (make_health(memory_faults=("rows wait: reset the GPU",)), "rows wait: reset the GPU"),
+        (make_health(memory_pending=("rows wait: reset the GPU",)), "rows wait: reset the GPU"),
         (make_health(throttled={"HwThermalSlowdown": 0.5}), "was throttled: HwThermalSlowdown in 50%"),
         (make_health(foreign_memory_bytes=GIB), "was shared: other processes held 1.00 GiB"),
         (make_health(held_before_bytes=3 * GIB), "3.00 GiB held before the launch"),

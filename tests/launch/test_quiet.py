@@ -114,8 +114,9 @@ def card(holders: dict[int, int | None], *, unlisted: int = 0) -> dict[str, Any]
     ],
 )
 def test_who_holds_memory_of_the_jobs_gpus_is_said(
-    devices: int, cards: list[dict[str, Any]], found: list[str]
+    monkeypatch: pytest.MonkeyPatch, devices: int, cards: list[dict[str, Any]], found: list[str]
 ) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     nvml = Nvml(*cards)
     assert gpu_users(nvml, devices) == [line.format(TRAIN) for line in found]
     assert nvml.initialised == 0

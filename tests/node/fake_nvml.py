@@ -180,6 +180,7 @@ def sampled(
     """
     clock = settings.setdefault("clock", Clock())
     sampler = Sampler(**settings)
+    sampler.prepare()
     for step in steps:
         sampler.sample(step, is_last=step is not None and step == is_last)
         clock.now += every_s
@@ -193,13 +194,8 @@ def watched(
 
     Of the cores it knows nothing: others use them in a time that has nothing to do with its clock.
     """
-    clock = Clock()
-    sampler = Sampler(devices=devices or len(nvml.devices), nvml=nvml, clock=clock, proc=proc)
-    sampler.prepare()
-    for step in range(1, samples + 1):
-        sampler.sample(step)
-        clock.now += EVERY_S
-    found = sampler.finish()
+    gpus: dict[str, Any] = {"devices": devices or len(nvml.devices), "nvml": nvml}
+    found = sampled(range(1, samples + 1), every_s=EVERY_S, proc=proc, **gpus)
     assert found is not None
     assert nvml.initialised == 0
     assert Health.model_validate_json(found.model_dump_json()) == found

@@ -110,10 +110,6 @@ def test_only_the_jobs_gpus_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(device.index, device.temperature_c) for device in found.devices] == [(0, 43), (1, 41)]
 
 
-def test_a_gpu_without_a_fabric_has_no_state_there() -> None:
-    assert Gpus(Nvml({}, {"fabric": (0, 0)}), 2, JobProcesses(OWN)).fabric_states() == [(3, 0), None]
-
-
 def test_the_stand_in_has_the_names_of_the_library() -> None:
     import pynvml
 

@@ -5,7 +5,7 @@ import subprocess
 
 import psutil
 
-from tests.processes import agent_among, wait_until
+from tests.processes import agent_among
 from tests.slurm_cluster import Cluster
 
 
@@ -19,7 +19,7 @@ class Allocation:
 
     def renew(self, *options: str) -> None:
         """Take the nodes again, when the allocation is over."""
-        self._wait_until_idle()
+        self.cluster.wait_until_idle()
         words = ["salloc", "--no-shell", "--nodes=2", "--exclusive", "--time=30", "--immediate=60", *options]
         environment = {**os.environ, **self.cluster.environment}
         done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
@@ -38,7 +38,7 @@ class Allocation:
         for node in self.cluster.nodes:
             if self.cluster.state(node).rstrip("*") not in ("idle", "completing", "allocated", "mixed"):
                 self.cluster.repair(node)
-        self._wait_until_idle()
+        self.cluster.wait_until_idle()
 
     def agent(self, node: str) -> psutil.Process:
         """The agent of the launch on a node."""
@@ -54,7 +54,3 @@ class Allocation:
     def is_clean(self) -> bool:
         """Whether no process of a job is left on any node."""
         return not any(self.cluster.processes(node) for node in self.cluster.nodes)
-
-    def _wait_until_idle(self) -> None:
-        nodes = self.cluster.nodes
-        wait_until(lambda: all(self.cluster.state(node) == "idle" for node in nodes), "idle nodes")

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,8 @@ from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.launch.slurm.allocation import Allocation
-from tests.processes import executable, wait_until
+from tests.launch.test_local import driver
+from tests.processes import executable, pid_of, wait_until
 from tests.samples import make_case, make_machine
 
 FAKE = make_case(model="llama-tiny", topology=Topology(nodes=2, processes_per_node=1), timeout_s=300)
@@ -168,8 +168,7 @@ def test_fsdp_sends_over_the_network_what_theory_says(allocation: Allocation, tm
 
 
 def kill_rank(allocation: Allocation, directory: Path) -> None:
-    ((_, pid, _),) = RunDir(directory).all_stacks(1)
-    allocation.cluster.on("n2", "kill", "-KILL", str(pid))
+    allocation.cluster.on("n2", "kill", "-KILL", str(pid_of(1, RunDir(directory), node=1)))
 
 
 def sruns_of(driver: psutil.Process) -> list[psutil.Process]:
@@ -242,35 +241,17 @@ def test_a_hang_is_ended_with_the_stacks_of_every_node(
     assert "rank 0 stood here:" in told
 
 
-DRIVER = """
-import sys
-from pathlib import Path
-from perfsuite import documents, Case
-from perfsuite.case.hardware import Machine
-from perfsuite.node import lease
-from perfsuite.launch.slurm.launcher import SlurmLauncher
-from perfsuite.measure import Launching, launch_once
-lease.LOST_S = 3
-directory = Path(sys.argv[1])
-case = documents.read(directory / "the-case.json", Case)
-machine = documents.read(directory / "machine.json", Machine)
-launch_once(case, machine, directory / "launch", Launching(inject="hang", launcher=SlurmLauncher()))
-"""
-
-
 @pytest.mark.usefixtures("allocation")
 @pytest.mark.fault("pytest is killed, with or without srun")
 @pytest.mark.parametrize("with_srun", [False, True])
 def test_no_process_outlives_its_driver(tmp_path: Path, with_srun: bool) -> None:
-    (tmp_path / "the-case.json").write_text(FAKE.model_dump_json())
-    (tmp_path / "machine.json").write_text(MACHINE.model_dump_json())
-    with subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)]) as process:
-        wait_until(lambda: in_training(tmp_path / "launch"), "both ranks to run")
-        driver = psutil.Process(process.pid)
-        sruns = sruns_of(driver) if with_srun else []
-        for each in (driver, *sruns):
+    with driver(tmp_path, FAKE, "hang", launcher="slurm") as process:
+        wait_until(lambda: in_training(tmp_path / "run"), "both ranks to run")
+        ours = psutil.Process(process.pid)
+        sruns = sruns_of(ours) if with_srun else []
+        for each in (ours, *sruns):
             each.send_signal(signal.SIGSTOP)  # all at once: none sees the other's end
-        for each in (*sruns, driver):
+        for each in (*sruns, ours):
             each.kill()
 
 

@@ -9,23 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite import Model, Script, Topology
 from tests.launch.slurm.allocation import Allocation
 from tests.processes import wait_until
+from tests.samples import make_case
+from tests.suite import measuring
 from tests.synthetic import commit
 
-CASES = """
-import pytest
-from perfsuite import Case, Fake, Model, Script, Topology
-
-ON = [Topology(nodes=nodes, processes_per_node=1) for nodes in (1, 2, 3)]
-FIRST = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4, topology=ON[0],
-             hardware="cpu", timeout_s=600, max_warmup_steps=5, steps=20)
-SCRIPT = FIRST.replace(framework=Script(path="train.py"), model=Model.named("net"), topology=ON[1])
-
-@pytest.mark.parametrize("case", [FIRST, SCRIPT, *(FIRST.replace(topology=each) for each in ON[1:])])
-def test_it(bench, case):
-    bench(case)
-"""
+FIRST, ON_TWO, ON_THREE = (
+    make_case(topology=Topology(nodes=nodes, processes_per_node=1), timeout_s=600) for nodes in (1, 2, 3)
+)
+SCRIPT = ON_TWO.replace(framework=Script(path="train.py"), model=Model.named("net"))
 TRAIN = """
 import os, time
 
@@ -56,7 +50,7 @@ def test_what_an_allocation_left_is_measured_in_the_next_one(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In it the ranks of a script meet across nodes."""
-    (tmp_path / "test_cases.py").write_text(CASES)
+    (tmp_path / "test_cases.py").write_text(measuring(FIRST, SCRIPT, ON_TWO, ON_THREE))
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider --perf-record-launches=1\n")
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / ".gitignore").write_text(".perfsuite\n__pycache__\ngo\n")

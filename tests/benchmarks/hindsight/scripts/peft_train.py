@@ -12,14 +12,8 @@ KINDS = {
     "lora": lambda: peft.LoraConfig(r=8, lora_alpha=16, target_modules=TARGETS),
     "dora": lambda: peft.LoraConfig(r=8, lora_alpha=16, target_modules=TARGETS, use_dora=True),
     "oft": lambda: peft.OFTConfig(r=8, oft_block_size=0, target_modules=TARGETS),
-    "boft": lambda: peft.BOFTConfig(boft_block_size=8, target_modules=TARGETS),
     "vera": lambda: peft.VeraConfig(r=8, target_modules=["q_proj", "o_proj"]),
     "loha": lambda: peft.LoHaConfig(r=8, alpha=16, target_modules=TARGETS),
-    "lokr": lambda: peft.LoKrConfig(r=8, alpha=16, target_modules=TARGETS),
-    "ia3": lambda: peft.IA3Config(
-        target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"]
-    ),
-    "hra": lambda: peft.HRAConfig(r=8, target_modules=TARGETS),
 }
 model = peft.get_peft_model(llama(), KINDS[sys.argv[1]]())
 optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
