@@ -52,6 +52,7 @@ LEFT_OUT = {
     "analysis/agreement.py": {
         r".*reports\[ -1\]\.(tokens_per_step|world_size).*": "collect has checked that ranks agree",
         r".*(evidence\[ -?1\]|of_ranks\[ -1\])\.data_parallel.*": "the case says it, the same for all ranks",
+        r"samples = fmean\(each\.samples or -?1 .*": "ranks without samples are left out before",
         r"self\.tokens = fmean\(evidence\.tokens or -?1 .*": "ranks without tokens are left out before",
     },
     "analysis/trace.py": {
@@ -61,22 +62,26 @@ LEFT_OUT = {
         r".*self\.compute_capability or \(.*": "every card that is known is newer",
     },
     "results/amounts.py": {
-        r".*if 0 <= abs\(value\) < 100 .*": "0 reads the same",
+        r".*if 0 (<= abs\(value\) <|< abs\(value\) <=) 100 .*": "0 and 100 read the same",
     },
     "results/baseline.py": {
         r"if tenth <= 1:": "of ten steps each mean is over one",
     },
     "analysis/collect.py": {
         r".*strict=False\).*": "checked just before: as many values of each rank",
+        r"world, .* = .*reports\[ -1\]": "where ranks disagree, that is told first",
     },
     "analysis/figures.py": {
         r".*in zip\(steps, (lag|behind), strict=False\).*": "both have one entry a rank",
         r"middle = \(start - count\) // 2": "the same step, counted from the end",
     },
     "analysis/health.py": {
-        r"UNKNOWN = .* seconds= -?1, .*": "nobody reads them without samples",
+        r"UNKNOWN = .*= -?1.*": "nobody reads them without samples",
         r".*\.get\(name, -1\).*": "no share is below 0, and both are no throttling",
         r"return \(slowest, fastest, lag\) if lag >= .*": "no quotient of floats is just 0.1 below 1",
+    },
+    "results/counts.py": {
+        r".*counts=group\[max\(group\)\]\).*": "the counts of a group are equal",
     },
     "results/run_dir.py": {
         r"return sorted\(found, key=lambda each: \( ?- ?2 if .*": "before every rank, as -1 is",

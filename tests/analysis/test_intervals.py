@@ -19,6 +19,7 @@ def assert_are(found: list[Span], expected: set[int]) -> None:
     assert cells(found) == expected
     assert length(found) == len(expected), "disjoint"
     assert found == sorted(found)
+    assert all(begin < end for begin, end in found)
 
 
 @given(spans, spans, st.integers(0, 20), st.integers(0, 6))

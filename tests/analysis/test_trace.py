@@ -57,6 +57,11 @@ def test_a_rank_that_waits_for_a_collective_computes_nothing_and_two_collectives
     other = event("gloo:broadcast", 400, 200, "user_annotation", GLOO + 1)
     split = reduced([*cpu_trace(), other], "cpu").split
     assert sum(split.parts().values()) == pytest.approx(split.step_us)
+    short, shorter = (
+        event(f"gloo:{kind}", 400, us, "user_annotation", GLOO + 2) for kind, us in (("a", 0.3), ("b", 0.04))
+    )
+    hidden = reduced([*cpu_trace(), short, shorter], "cpu").split.hidden_us
+    assert (hidden["a"], "b" in hidden) == (0.1, False), "nothing below a tenth of a microsecond"
 
 
 def test_calls_that_are_not_the_same_in_each_step_are_unsteady_and_host_reads_are_waited_for() -> None:

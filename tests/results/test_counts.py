@@ -15,7 +15,7 @@ def test_ranks_with_equal_counts_share_an_entry_and_are_told_in_few_words() -> N
     assert counts.merged({}) == ()
     told = {(): "", (5,): "5", (0, 1): "0-1", (0, 1, 2, 6, 8, 9): "0-2,6,8-9", (0, 2, 4): "0,2,4"}
     assert {ranks: counts.spans(ranks) for ranks in told} == told
-    groups = {(1, 0): "1 rank", (8, 1): "8 ranks", (8, 4): "8 ranks, 4 apart"}
+    groups = {(1, 0): "1 rank", (8, 1): "8 ranks", (8, 2): "8 ranks, 2 apart"}
     assert {group: counts.group_name(*group) for group in groups} == groups
 
 

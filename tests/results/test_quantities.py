@@ -10,6 +10,7 @@ from perfsuite.results.quantities import (
     COPIES,
     FLOPS,
     GRAPHS,
+    GROWTH,
     KERNELS,
     LOOSE,
     PEAK,
@@ -63,6 +64,7 @@ def test_a_phase_is_a_field_and_their_sum_is_judged() -> None:
     assert KERNELS.value(counts()) == 177 + 327 + 351
     assert KERNELS.value(counts(), leave_out=["kernels in optimizer"]) == 177 + 327
     assert (KERNELS.allowed(counts()), PEAK.floor(counts())) == (0, 64 * 2**10)
+    assert [GROWTH.value(counts(memory=twin_counts.memory(growth=each))) for each in (-5, 0, 5)] == [0, 0, 5]
     assert FLOPS.floor(counts(flops={"forward": 7_000_000, "backward": 3_000_000})) == 10_000
     assert FLOPS.changes(counts(), counts(flops={"forward": 469_762_048})) == [
         Change("FLOPs in recompute", "FLOP", 335_544_320, 0),

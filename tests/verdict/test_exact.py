@@ -251,6 +251,8 @@ def test_what_another_version_does_more_is_judged_and_the_version_is_named() -> 
         "counted with other versions: torch 2.13.0 -> unknown, transformers 5.23.0 -> unknown",
     )
     more = baseline_of(launch(counts(kernels={"forward": 9999}), torch="2.14.0"))
+    one = more.replace(counts=merged({1: counts()}))
+    assert [exact.missing_ranks(*each) for each in ((more, one), (one, more))] == ["rank 0 is", None]
     (finding,) = exact.count_differences(baseline_of(), more)
     assert (finding.outcome, finding.field) == ("regressed", "kernels")
 

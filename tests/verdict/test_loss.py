@@ -209,6 +209,7 @@ def test_a_loss_that_spikes_today_alone_is_another_and_one_that_rises_by_two_per
     """The highest is at its end, and half of it would go unjudged if that were a spike."""
     assert told([tuple(8.0 - 0.4 * tenth for tenth in range(10))] * 5, SPIKE) is not None
     flat = (5.0,) * 8
+    assert told([(*flat, 5.09, 0.5)] * 5, (*flat, 5.09, 0.4)) is not None
     for tenth, differs in ((7, True), (8, False)):
         now = [*flat, 5.09, 5.101]
         now[tenth] = 4.0
