@@ -1,4 +1,4 @@
-"""The recipes of docs/your-own-script.md, as they stand there. LLaMA-Factory needs older packages than ours."""
+"""The recipes of docs/your-own-script.md, as they stand there; but LLaMA-Factory needs older packages."""
 
 import subprocess
 import sys
