@@ -51,7 +51,8 @@ LEFT_OUT = {
     },
     "analysis/agreement.py": {
         r".*reports\[ -1\]\.(tokens_per_step|world_size).*": "collect has checked that ranks agree",
-        r".*(evidence\[ -?1\]|of_ranks\[ -1\])\.data_parallel.*": "the case says it, the same for all ranks",
+        r"flops = reports\[ -1\]\.flops": "those of the whole model, which each rank knows",
+        r".*(evidence|of_ranks|seen)\[ -?1\]\.data_parallel.*": "the case says it, the same for all ranks",
         r"samples = fmean\(each\.samples or -?1 .*": "ranks without samples are left out before",
         r"self\.tokens = fmean\(evidence\.tokens or -?1 .*": "ranks without tokens are left out before",
     },
@@ -69,6 +70,7 @@ LEFT_OUT = {
     },
     "analysis/collect.py": {
         r".*strict=False\).*": "checked just before: as many values of each rank",
+        r"if nodes >= 1 and .*": "the ranks of one node have one host",
         r"world, .* = .*reports\[ -1\]": "where ranks disagree, that is told first",
     },
     "analysis/figures.py": {
@@ -106,6 +108,7 @@ LEFT_OUT = {
     },
     "verdict/exact.py": {
         r".*zip\(by, launches, strict=False\).*": "`by` has one for each launch",
+        r".* > MANY_MORE \* quantity\.calls\(before\) >= 0 .*": "the same bytes need a call before, too",
         r"return 6": "it stays the last",
     },
     "verdict/judge.py": {
@@ -114,6 +117,7 @@ LEFT_OUT = {
     },
     "verdict/arms.py": {
         r".*zip\(\*(failed|healthy), strict=False\)": "of each pair there are both",
+        r".*zip\(\(ARM_A, ARM_B\), pair, strict=False\).*": "of each pair there are both",
         r".*worst\(checks, len\(a\) - len\(b\)\).*": "`arms` counts the launches itself, at its end",
     },
     "verdict/noise.py": {

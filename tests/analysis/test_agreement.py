@@ -288,6 +288,8 @@ def test_ranks_that_need_not_exchange_gradients_in_each_step(changes: dict[str, 
     first, second = launch(ALONE)
     holds_none = second.replace(evidence=EVIDENCE.replace(replicated_bytes=0))
     assert why([first, holds_none]) == why([holds_none, first]) == why([first, second])
+    silent = second.replace(evidence=EVIDENCE.replace(collectives=None))
+    assert why([first, silent]) == why([silent, first]) == ()
     assert why([first, second.replace(counts=None)]) == why([first, second.replace(evidence=None)]) == ()
 
 

@@ -196,6 +196,7 @@ def test_one_rank_whose_loss_is_no_number_is_enough_and_one_not_to_be_observed_i
 STEPS = (1.0, 0.5) * 12 + (1.0,)
 """They sum to 19 s to the last digit."""
 SMALL, LARGER = (Memory(peak=peak, method="VmHWM") for peak in (0, 5))
+RETRIED = "3 allocator retries: memory is nearly full, which slows steps down"
 TOO_SMALL = (
     "a peak memory of 0 bytes cannot be compared: what was trained stayed within the slack of the level "
     "before it was built; take a larger model or micro_batch"
@@ -215,6 +216,7 @@ TOO_SMALL = (
             for wall_s, told in ((19.0, False), (20.0, False), (20.1, True), (10.0, True), (0.0, True))
         ),
         ({"memory": SMALL}, {"memory": SMALL}, (TOO_SMALL,)),
+        ({}, {"memory": LARGER.replace(alloc_retries=3)}, (RETRIED,)),
         ({"memory": SMALL}, {"memory": LARGER}, ()),
         ({"memory": None}, {"memory": None}, ()),
         (

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from perfsuite import documents
-from perfsuite.results.profile import ProfileBaseline, StepSplit, Work, of_baseline
+from perfsuite.results.profile import ProfileBaseline, StepSplit, Work, longest_first, of_baseline
 from tests.samples import make_baseline
 from tests.traces import EAGER, launch_profile, make_profile, unseen_profile
 
@@ -21,6 +21,11 @@ def test_ranks_that_call_the_same_share_the_profile_of_the_first_whatever_is_uns
         ranks = launch_profile(*profiles).ranks
         assert [entry.name for entry in ranks] == names
         assert {entry.profile.unsteady for entry in ranks} == {("aten::mm",)}
+
+
+def test_what_takes_longest_comes_first_and_equals_by_name() -> None:
+    works = [Work(name=name, calls=1, us=us) for name, us in (("b", 5), ("c", 9), ("a", 5))]
+    assert [work.name for work in longest_first(works)] == ["c", "a", "b"]
 
 
 def test_what_is_hidden_is_no_part_of_the_step() -> None:

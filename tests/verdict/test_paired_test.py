@@ -133,6 +133,23 @@ def test_what_follows_the_probe_is_taken_out(change: float, outcome: str) -> Non
     assert decision.minimum_detectable < plain.minimum_detectable / 5
 
 
+PLAIN = (0.0593571, 0.0495176, 0.0692887, 0.0076816, 0.0136370, 0.0000000)
+FEW = (-0.0009787, -0.0514259, 0.0521513, 0.0091194, 0.0162100, 0.0000000)
+CORRECTED = (-0.0006065, -0.0100627, 0.0089399, 0.0075250, 0.0140821, 0.4787495)
+
+
+def test_figures_of_a_decision_are_what_they_were() -> None:
+    """Plain, by few pairs, and with an exponent estimated from the same launches."""
+    a, b = followed()
+    for decision, expected in (
+        (look(A[:8], [1.06 * cost for cost in B[:8]]), PLAIN),
+        (look(A[:3], B[:3]), FEW),
+        (look(a, b, probes=PROBES), CORRECTED),
+    ):
+        found = (decision.change, *decision.interval, decision.pair_sigma, decision.minimum_detectable)
+        assert (*found, decision.exponent) == pytest.approx(expected, abs=1e-6)
+
+
 def test_a_probe_that_launches_do_not_follow_changes_nothing() -> None:
     """Nor one of three pairs, which are too few for an exponent."""
     a, b = A[:8], [1.06 * cost for cost in B[:8]]
