@@ -193,7 +193,7 @@ def test_a_node_whose_agent_wrote_nothing_keeps_its_place() -> None:
 
 
 def test_the_worst_of_the_nodes_is_judged_and_named() -> None:
-    first = quiet(samples=10, job_cpu=0.9, notes=("a note",))
+    first = quiet(samples=10, steps=30, job_cpu=0.9, notes=("a note",))
     busy = {"seconds": 4.0, "foreign_cpu": 0.6, "steal": 0.2, "job_cpu": 0.3}
     agents = {0: LaunchFile(host="n1", health=first), 1: LaunchFile(host="n2", health=quiet(**busy))}
     run = health.with_nodes(OF_TWO_NODES, agents, {})

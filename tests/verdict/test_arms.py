@@ -263,6 +263,7 @@ def test_what_does_less_and_has_other_gradients_is_no_improvement() -> None:
     [
         ((1.0, 1.0), (0.36, 0.36), 1.0, "failed"),
         ((1.0, 1.001), (0.36, 0.36), 1.0, "failed"),
+        ((1.0, 1.0), (2.0, 2.0), 1.0, "failed"),
         ((1.0, 1.0), (0.99, 0.99), 1.0, "passed"),  # sums in another order
         ((1.0, 1.1), (0.5, 0.5), 1.0, "passed"),  # without a seed
         ((1.0, 1.0), (0.5, None), 1.0, "passed"),
@@ -279,6 +280,6 @@ def test_other_gradients_in_every_launch_fail(
         for norms, loss in zip((a, b), curves, strict=True)
     )
     verdict = judge_gradients(judge_counts(before[0], now[0]), before, now)
-    told = "the norm of the gradients before step 4: 1 -> 0.36, in 2 launches of each arm"
+    told = f"the norm of the gradients before step 4: 1 -> {b[0]:g}, in 2 launches of each arm"
     expected = ("loss", (told,)) if outcome == "failed" else (None, ())
     assert (verdict.outcome, verdict.failure, verdict.reasons) == (outcome, *expected)

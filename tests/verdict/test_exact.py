@@ -269,6 +269,9 @@ def test_compiled_models() -> None:
     for changes, outcome, field in models:
         assert findings(judged(compiled(**changes), before=compiled())) == [(outcome, field)]
     assert judged(compiled(graphs=0), compiled(), before=compiled()).findings == (), "compiled in one launch"
+    assert findings(judged(compiled(graphs=0), compiled(graphs=1), before=compiled())) == [
+        ("improved", "compiled graphs")
+    ]
     check = judged(counts(), before=compiled())
     assert findings(check) == [("regressed", "compiled graphs")]
     assert "graph breaks: not judged, not counted in these launches" in check.notes
