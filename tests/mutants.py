@@ -132,13 +132,14 @@ LEFT_OUT = {
         r"of_one_case = .* else -1\.0": "no more than 0 in both places",
     },
     "verdict/robust.py": {
+        r"return math\.expm1\(logarithm\) if logarithm .* else math\.inf": "floats end at 709",
         r".*math\.sqrt\(degrees \* .* if exponent (<= 700|< 699|< 701) else math\.inf": "floats end at 709",
         r"for _ in range\( (99|101)\):.*": "the iteration ends long before",
         r".*high if x >= high else x for x in logs.*": "at the bound, the value is the bound",
         r".*low if x <= low else high .*": "at the bound, the value is the bound",
     },
     "verdict/sequential.py": {
-        r".*(change \+ half >|change - half <) .*": "no estimate is just the bound",
+        r".*(change \+ half >|change - half <|change <=) .*": "no estimate is just the bound",
         r"(regresses = change \+ shift >=|passes = change - shift .* <=) .*": "no estimate is just the bound",
     },
     "verdict/waivers.py": {

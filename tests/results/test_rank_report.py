@@ -1,0 +1,30 @@
+from pathlib import Path
+
+import pytest
+
+from perfsuite import documents
+from perfsuite.errors import CaseError, FileError
+from perfsuite.results.rank_report import Evidence, RankReport
+from tests.samples import make_report, make_run
+
+
+def test_a_report_of_the_only_rank_reads_back_and_knows_nothing_that_was_not_measured(tmp_path: Path) -> None:
+    report = RankReport(rank=0, world_size=1, host="n1", clock="perf_counter")
+    documents.write(tmp_path / "rank-0.json", report)
+    assert documents.read(tmp_path / "rank-0.json", RankReport) == report
+    unknown = report.model_dump(exclude={"schema_version", "rank", "world_size", "host", "clock"})
+    assert not any(unknown.values())
+    assert not any(Evidence(data_parallel=1).model_dump(exclude={"data_parallel"}).values())
+    assert not make_run().dry
+    other = (tmp_path / "rank-0.json").read_text().replace('"schema_version": 1', '"schema_version": 2')
+    (tmp_path / "rank-0.json").write_text(other)
+    with pytest.raises(FileError, match="field schema_version: this perfsuite reads 1, got 2"):
+        documents.read(tmp_path / "rank-0.json", RankReport)
+
+
+@pytest.mark.parametrize("changes", [{"rank": -1}, {"world_size": 0}])
+def test_there_is_no_rank_below_0_and_no_job_without_ranks(changes: dict[str, int]) -> None:
+    with pytest.raises(CaseError, match="greater than or equal to"):
+        make_report(**changes)
+    with pytest.raises(CaseError, match="greater than or equal to 1"):
+        Evidence(data_parallel=0)
