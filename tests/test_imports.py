@@ -51,7 +51,6 @@ NO_TEST_FILE = {
     ),
     "perfsuite.session.outputs": "run by cli/test_compare.py, cli/test_dry_run.py and test_plugin.py",
     "perfsuite.session.way": "its subclasses are tested",
-    "perfsuite.results.rank_report": "fields without code: every launch writes and reads them",
     "perfsuite.worker.doctor_facts": "fields without code: cli/doctor/test_torch.py makes them",
     "perfsuite.worker.startup.sitecustomize": "run by frameworks/test_script.py",
 }
