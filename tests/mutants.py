@@ -46,7 +46,7 @@ OPERATORS = re.compile(
 LEFT_OUT = {
     "": {  # in every module
         r"@dataclass\(.*(frozen|kw_only)=False.*\)": "nothing is changed or made by position",
-        r"/,|def .*[(,] /, .*": "`*` of a signature: nothing is computed",
+        r"/,|.*[(,] /, \w+.*": "`*` of a signature: nothing is computed",
         r".*\b(9{9,}|10{8,}1)\.0.*": "a part in 10^9",
     },
     "analysis/agreement.py": {
@@ -97,7 +97,8 @@ LEFT_OUT = {
         r"innermost = place\.splitlines\(\)\[ 0:2\]": "the head of a stack names no file",
     },
     "verdict/loss.py": {
-        r".* < allowed:|.* apart >= CLEAR .*": "no difference is just the bound",
+        r".* < allowed( .*|:)|.* apart >= CLEAR .*": "no difference is just the bound",
+        r"apart = .*min\(second\) - min\(first\)\)": "`CLEAR` times apart, no sides overlap",
         r".*default= -1\)": "range(-1) is as empty as range(0)",
         r".* if mean else -1\.0 for .*": "it sorts as 0; at the median a spread allows more",
         r".*zip\(spreads, means, strict=False\).*": "both have one value for each tenth",
@@ -109,6 +110,8 @@ LEFT_OUT = {
         r".*changes\[ -1\].*": "a group and graphs change in one field",
     },
     "verdict/paired_test.py": {
+        r'return "regressed" if seen\.change >= 0 .*': "it is beyond the tolerance: not 0",
+        r".*zip\(\*each, strict=False\).*": "a probe has as many differences as the costs",
         r".*(size >= t_quantile|\* error (>|<=) slow).*": "no estimate is just the bound",
     },
     "verdict/exact.py": {

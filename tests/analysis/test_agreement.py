@@ -267,6 +267,7 @@ def test_ranks_that_train_one_model_and_send_next_to_nothing() -> None:
         "gradients were exchanged out of sight, or all ranks are given the same data",
     )
     first, second = launch(norm_only)
+    assert why([first]) == why([second]) != (), "nor does one alone compute what both do"
     assert why([first, second.replace(counts=FULL)]) == (), "one rank that sends them is enough"
 
 

@@ -73,6 +73,7 @@ def test_a_phase_is_a_field_and_their_sum_is_judged() -> None:
     assert FLOPS.changes(counts(flops={}), counts(flops={"forward": 5})) == [
         Change("FLOPs in forward", "FLOP", 0, 5)
     ]
+    assert COPIES.changes(counts(device_copies={"cuda to cpu": 0}), counts(device_copies={})) == []
     copies = counts(device_copies={"cuda to cpu": 2}, blocking_copies={"cuda to cpu": 1})
     assert BLOCKING.read(copies) == {"blocking copies cuda to cpu": 1}
     assert COPIES.read(copies) == {"copies cuda to cpu": 2}

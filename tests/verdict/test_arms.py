@@ -243,6 +243,9 @@ def test_counts_alone_are_a_verdict_whatever_the_versions(a: Run, b: Run, outcom
     assert (verdict.outcome, verdict.against) == (outcome, "arm A")
     told = [each.sentence for each in verdict.counts.findings] if verdict.counts else []
     assert words in "; ".join([*told, *verdict.reasons])
+    is_compared = verdict.counts is not None and verdict.counts.compared
+    assert not (is_compared and (b.hidden or not b.counts or outcome == "failed"))
+    assert is_compared or outcome not in ("passed", "regressed", "improved")
 
 
 def test_what_does_less_and_has_other_gradients_is_no_improvement() -> None:

@@ -301,6 +301,10 @@ FEW_FLOPS, FEWER = counts(flops={"forward": 1_700_000_000}), "FLOPs 1.76 -> 1.70
             "any more, accept the counts (perfsuite baseline accept --counts)",
         ),
         (counts(collectives=()), f"collectives {3 * BYTES / 2**20:.1f} MiB -> 0 a step: less than half"),
+        (
+            counts(collectives=(REDUCED,)),
+            f"collectives {3 * BYTES / 2**20:.1f} -> {BYTES / 2**20:.1f} MiB a step",
+        ),
         (FEW_FLOPS.replace(ops={"ours.mlp": 4}), f"{FEWER}: ours.mlp {MAY_DO_THE_REST}"),
         (FEW_FLOPS.replace(without_flops={"aten.x": 4}), f"{FEWER}: aten.x {MAY_DO_THE_REST}"),
     ],
