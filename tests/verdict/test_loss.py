@@ -57,6 +57,7 @@ def test_gradients_of_another_norm_fail_though_the_loss_is_equal() -> None:
     assert steadily_other_gradients([one, one], [other, other], 1) == norms[2]
     assert steadily_other_gradients([one, one], [other, unknown], 1) is None
     assert steadily_other_gradients([one, other], [other, one], 1) is None, "each side has both"
+    assert steadily_other_gradients([one, with_norm(50.5)], [other, other], 1) is None, "without a seed"
     near = with_norm(50.01)
     assert steadily_other_gradients([one, near], [other, other], 1) == norms[2]
     back = "the norm of the gradients before step 4: 51.1 -> 50"
