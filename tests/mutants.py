@@ -83,6 +83,9 @@ LEFT_OUT = {
         r".*\.get\(name, -1\).*": "no share is below 0, and both are no throttling",
         r"return \(slowest, fastest, lag\) if lag >= .*": "no quotient of floats is just 0.1 below 1",
     },
+    "results/count_baseline.py": {
+        r"return self\.counts\[ -1\]\.counts\.method": "all ranks are counted by one method",
+    },
     "results/counts.py": {
         r".*counts=group\[max\(group\)\]\).*": "the counts of a group are equal",
     },
@@ -97,6 +100,7 @@ LEFT_OUT = {
         r"innermost = place\.splitlines\(\)\[ 0:2\]": "the head of a stack names no file",
     },
     "verdict/loss.py": {
+        r"if not curve or .* >= LOSS_FLOOR .*": "no difference is just the bound",
         r".* < allowed( .*|:)|.* apart >= CLEAR .*": "no difference is just the bound",
         r"apart = .*min\(second\) - min\(first\)\)": "`CLEAR` times apart, no sides overlap",
         r".*default= -1\)": "range(-1) is as empty as range(0)",
@@ -127,16 +131,19 @@ LEFT_OUT = {
     },
     "verdict/arms.py": {
         r".*zip\(\*(failed|healthy), strict=False\)": "of each pair there are both",
+        r"device = b\[ -1\]\.machine\.device": "all launches of an arm are on one machine",
         r".*same_stack\(b\[\+1\], .*": "all launches of an arm have one environment",
         r".*zip\(\(ARM_A, ARM_B\), pair, strict=False\).*": "of each pair there are both",
         r".*worst\(checks, len\(a\) - len\(b\)\).*": "`arms` counts the launches itself, at its end",
     },
     "verdict/noise.py": {
+        r".*zip\(row, shared, strict=False\).*": "`shared` has one for each of a row",
         r"of_one_case = .* else -1\.0": "no more than 0 in both places",
     },
     "verdict/robust.py": {
         r"return math\.expm1\(logarithm\) if logarithm .* else math\.inf": "floats end at 709",
         r".*math\.sqrt\(degrees \* .* if exponent (<= 700|< 699|< 701) else math\.inf": "floats end at 709",
+        r".*if q <= top else top for q in squares.*": "at the bound, the value is the bound",
         r"for _ in range\( (99|101)\):.*": "the iteration ends long before",
         r".*high if x >= high else x for x in logs.*": "at the bound, the value is the bound",
         r".*low if x <= low else high .*": "at the bound, the value is the bound",
