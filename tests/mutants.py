@@ -111,6 +111,7 @@ LEFT_OUT = {
         r".* abs\(math\.log\(today / then\)\) >= .*": "no quotient has a logarithm of just 0.1",
     },
     "verdict/count_sentences.py": {
+        r".*if \(by\[name\] > -1\) == is_new.*": "what is 0 is left out before",
         r".*changes\[ -1\].*": "a group and graphs change in one field",
     },
     "verdict/paired_test.py": {
@@ -131,7 +132,7 @@ LEFT_OUT = {
     },
     "verdict/arms.py": {
         r".*zip\(\*(failed|healthy), strict=False\)": "of each pair there are both",
-        r"device = b\[ -1\]\.machine\.device": "all launches of an arm are on one machine",
+        r".*\bb\[ -1\]\.machine\.device.*": "all launches of an arm are on one machine",
         r".*same_stack\(b\[\+1\], .*": "all launches of an arm have one environment",
         r".*zip\(\(ARM_A, ARM_B\), pair, strict=False\).*": "of each pair there are both",
         r".*worst\(checks, len\(a\) - len\(b\)\).*": "`arms` counts the launches itself, at its end",

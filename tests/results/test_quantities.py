@@ -73,7 +73,9 @@ def test_a_phase_is_a_field_and_their_sum_is_judged() -> None:
     assert FLOPS.changes(counts(flops={}), counts(flops={"forward": 5})) == [
         Change("FLOPs in forward", "FLOP", 0, 5)
     ]
-    assert COPIES.changes(counts(device_copies={"cuda to cpu": 0}), counts(device_copies={})) == []
+    some, none = (counts(device_copies={} if way is None else {way: 2}) for way in ("x", None))
+    assert COPIES.changes(counts(device_copies={"x": 0}), none) == []
+    assert COPIES.changes(none, some) == [Change("copies x", "calls", 0, 2)]
     copies = counts(device_copies={"cuda to cpu": 2}, blocking_copies={"cuda to cpu": 1})
     assert BLOCKING.read(copies) == {"blocking copies cuda to cpu": 1}
     assert COPIES.read(copies) == {"copies cuda to cpu": 2}
