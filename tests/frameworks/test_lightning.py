@@ -99,5 +99,5 @@ def test_it_trains_as_a_plain_loop(tmp_path: Path, case: Case, rel: float, strat
     assert settings["fabric_precision"].endswith(" bf16-mixed")
     assert settings["fabric_strategy"] == strategy
     assert "lightning" in observed(run).environment
-    # 51 and 64 MiB, up to 71 on a busy machine. The library, imported, has 98 and is none of it.
-    assert float(run.figures.peak_memory_bytes or 0) < 100 * 2**20
+    # 98 MiB of each rank if it were. A busy machine may make one of them hold some more, once 71.
+    assert min(memory.peak for memory in run.memory) < 70 * 2**20, "the library, imported, is none of it"

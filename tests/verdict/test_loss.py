@@ -45,6 +45,7 @@ def test_gradients_of_another_norm_fail_though_the_loss_is_equal() -> None:
         *(([1.0] * 3, with_norm(norm), True) for norm in (1.03, 0.36, math.nan)),
         *(([1.0] * 3, with_norm(norm), False) for norm in (1.019, None)),
         *(([1.0] * 3, with_norm(norm, scale=4), norm == 2.0) for norm in (4.0, 1.0, 2.0)),
+        *(([0.0] * 3, with_norm(norm), norm > 0) for norm in (0.0, 1e-9)),  # nothing is allowed
         ([1.0] * 2, with_norm(0.36), False),  # two launches tell no scatter
         *(([0.9, 1.0, 1.1, 0.8, 1.2], with_norm(norm), norm > 5.65) for norm in (1.5, 5.6, 5.7)),
     ):
@@ -175,7 +176,12 @@ def test_a_loss_may_differ_by_two_percent_or_as_much_as_three_launches_or_more_s
         ),
         ([(1.0, *ZEROS)] * 3, (1.0, *(0.1,) * 9), True),
         # Nothing is allowed.
-        *(([(0.0,) * 10] * launches, (now,) * 10, now > 0) for launches in (1, 2, 3) for now in (0.0, 1e-9)),
+        *(
+            ([(0.0,) * 10] * launches, (now,) * 10, now != 0)
+            for launches in (1, 2, 3)
+            for now in (0.0, 1e-9, -1e-9)
+        ),
+        ([(1.0, *ZEROS)] * 3, (4.0, *ZEROS), False),  # scaled elsewhere
     ],
 )
 def test_curves_are_compared_as_far_as_they_go(
