@@ -29,6 +29,16 @@ def test_a_gate_is_blind_to_a_change_as_small_as_its_tolerance() -> None:
         assert metric_check(minimum_detectable=least).blind is blind
 
 
+def test_a_check_is_found_by_its_metric() -> None:
+    checks = speed, memory = metric_check(), metric_check(metric="peak_memory_bytes")
+    verdict = Verdict(outcome="passed", launches=1, checks=checks)
+    assert [verdict.check(name) for name in ("tokens_per_s", "peak_memory_bytes", "mfu")] == [
+        speed,
+        memory,
+        None,
+    ]
+
+
 def test_launches_are_counted_from_1_where_some_are_no_evidence() -> None:
     first, second, third = (make_run(duration_s=seconds) for seconds in (1, 2, 3))
     verdict = Verdict(outcome="passed", launches=3, unhealthy_launches=(1, 3))
