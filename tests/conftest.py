@@ -58,6 +58,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the logs of Slurm's daemons with each failure of a test that uses them."""
+    report = yield
+    cluster = getattr(item, "funcargs", {}).get("cluster")
+    if report.failed and cluster is not None:
+        report.sections.append(("Slurm", cluster.logs()))
+    return report
+
+
 def _only_gpu_tests(config: pytest.Config) -> bool:
     paths = [(config.invocation_params.dir / name.partition("::")[0]).resolve() for name in config.args]
     return all(path.is_relative_to(GPU_TESTS) for path in paths)

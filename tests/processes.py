@@ -1,11 +1,13 @@
 """Processes that a test starts or looks for, any of which may end meanwhile, and scripts in their place."""
 
+import contextlib
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import psutil
 
@@ -50,6 +52,38 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) ->
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {seconds:g} s for {what}")
         time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
+    """Kill a process if the block fails. `with process` alone would wait for its end, without a limit."""
+    with process:
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise
+
+
+def read_until(
+    words: str, output: IO[str] | None, process: subprocess.Popen[str], seconds: float = 120
+) -> None:
+    """Read an output of a process up to the line with these words.
+
+    The process is killed after `seconds`, which ends its output. Raises `TimeoutError` without such a line.
+    """
+    assert output is not None, "the output is not a pipe"
+    killer = threading.Timer(seconds, process.kill)
+    killer.start()
+    lines: list[str] = []
+    try:
+        for line in output:
+            lines.append(line)
+            if words in line:
+                return
+    finally:
+        killer.cancel()
+    raise TimeoutError(f"{process.args!r} has not printed {words!r} in {seconds:g} s, but {lines}")
 
 
 def arguments(process: psutil.Process) -> list[str]:

@@ -16,6 +16,7 @@ what else is left of it is removed when the next one takes its slot.
 import contextlib
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -33,6 +34,7 @@ PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "ip", "nsenter", "unshare")
 QUESTIONS = ("sinfo", "squeue", "scontrol", "scancel")  # commands that may be given twice
 SLOTS = range(16)  # one for each cluster that there may be at a time
 START_S = 60  # seconds in which something of the cluster has to come up, or to end
+LOG_LETTERS = 3000  # of the end of a log, which a failure shows
 GPUS = 8  # GPUs that Slurm believes each node to have: files, which no driver knows
 
 CONF = """\
@@ -103,15 +105,16 @@ class Cluster:
         return {"SLURM_CONF": str(self.directory / "slurm.conf")}
 
     def run(self, *words: str) -> str:
-        """What a command prints on the controller's host. Raises `CalledProcessError` if it fails.
+        """Return what a command prints on the controller's host.
 
-        A question is asked again for `START_S`: the controller may not be up yet, or too busy to answer.
+        Raises `SubprocessError` if it fails, or takes longer than `START_S`. A question is asked again for
+        so long: the controller may not be up yet, or too busy to answer.
         """
         until = time.monotonic() + START_S
         while True:
             try:
                 return _output(words, {**os.environ, **self.environment})
-            except subprocess.CalledProcessError:
+            except subprocess.SubprocessError:
                 if words[0] not in QUESTIONS or time.monotonic() > until:
                     raise
                 time.sleep(0.2)
@@ -165,6 +168,14 @@ class Cluster:
         self._start_slurmd(node)
         wait_until(lambda: self.state(node) == "idle", f"{node} to be idle")
 
+    def logs(self) -> str:
+        """Return the ends of the daemons' logs: why something of the cluster is late."""
+        ends = (
+            f"{log.name}:\n{log.read_text(errors='replace')[-LOG_LETTERS:]}"
+            for log in sorted(self.directory.glob("*.log"))
+        )
+        return "\n".join(ends) or f"no log in {self.directory}"
+
     def start(self) -> None:
         """Bring up the network, the nodes and the daemons; returns when all nodes are idle."""
         self._write_files()
@@ -214,8 +225,9 @@ class Cluster:
         outer = self._start("unshare", *spaces, *script, stdout=subprocess.PIPE)
         assert outer.stdout is not None
         with outer.stdout:
-            if outer.stdout.readline() != b"ready\n":
-                raise RuntimeError(f"{node} does not start: {(self.directory / 'daemons.log').read_text()}")
+            is_answer, _, _ = select.select([outer.stdout], [], [], START_S)
+            if not is_answer or outer.stdout.readline() != b"ready\n":
+                raise RuntimeError(f"{node} has not started in {START_S} s")
         (init,) = psutil.Process(outer.pid).children()
         self._inits[node] = init.pid
         cable = self._cable(node)
@@ -273,7 +285,11 @@ def slurm_cluster() -> Iterator[Cluster]:
     with _slot() as slot:
         cluster = Cluster(slot)
         try:
-            cluster.start()
+            try:
+                cluster.start()
+            except Exception as error:
+                error.add_note(cluster.logs())
+                raise
             yield cluster
         finally:
             cluster.stop()
@@ -303,11 +319,15 @@ def interfaces_of(slot: int) -> list[str]:
 
 def _remove(slot: int) -> None:
     """Remove all that is left of the cluster in a slot."""
-    while left := processes_of(slot):
+
+    def is_empty() -> bool:
+        left = processes_of(slot)
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGKILL)
-        psutil.wait_procs(left, timeout=START_S)
+        return not left
+
+    wait_until(is_empty, f"the processes of slot {slot} to die")
     for name in interfaces_of(slot):  # that of a node goes by itself, soon after the node's last process
         subprocess.run(["ip", "link", "delete", name], capture_output=True, check=False, timeout=START_S)
     wait_until(lambda: not interfaces_of(slot), f"the interfaces of slot {slot} to be gone")

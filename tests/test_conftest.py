@@ -3,7 +3,9 @@
 import os
 import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +13,7 @@ from perfsuite.case.framework import built_in
 from perfsuite.node.machine import detect
 from tests import slurm_cluster
 
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 NO_DRIVER = """
 class NVMLError(Exception): ...
 def nvmlInit(): raise NVMLError("no driver")
@@ -62,6 +65,33 @@ def test_without_slurm_a_test_is_skipped_or_fails_in_ci(
     result = pytester.runpytest_inprocess("-rs", "-p", "no:xdist")
     result.assert_outcomes(**outcome)
     result.stdout.fnmatch_lines(["*no Slurm: run `make slurm`*"])
+
+
+def test_a_failure_shows_the_logs_of_slurm(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(Path(__file__).with_name("conftest.py"), pytester.path)
+    pytester.makepyfile("def test_it(cluster):\n    raise TimeoutError")
+    monkeypatch.setattr(slurm_cluster, "missing", lambda: None)
+    cluster = SimpleNamespace(logs=lambda: "slurmctld.log:\nerror: no route to n2")
+    monkeypatch.setattr(slurm_cluster, "slurm_cluster", lambda: nullcontext(cluster))
+    result = pytester.runpytest_inprocess("-p", "no:xdist")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*- Slurm -*", "slurmctld.log:", "error: no route to n2"])
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("ways", [(), ("--numprocesses=1",)], ids=["alone", "xdist"])
+def test_a_hang_ends_with_its_test_and_its_stack(pytester: pytest.Pytester, ways: tuple[str, ...]) -> None:
+    (settings,) = re.findall(r"^faulthandler_.*\n^faulthandler_.*\n", PYPROJECT.read_text(), re.MULTILINE)
+    assert "= 900\n" in settings
+    pytester.makeini("[pytest]\n" + settings.replace("900", "1"))
+    pytester.makepyfile("import time\ndef test_slow():\n    time.sleep(600)\n")
+    result = pytester.runpytest_subprocess(*ways, "-p", "no:hypothesispytest", timeout=120)
+    assert result.ret == 1
+    assert re.search(r"Timeout \(0:00:01\)!(.*\n)+.*line 3 in test_slow", result.stderr.str())
+    if ways:
+        result.stdout.fnmatch_lines(["worker 'gw0' crashed while running '*::test_slow'", "*1 failed*"])
 
 
 LAYERED = """

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests import slurm_cluster
-from tests.processes import arguments, wait_until
+from tests.processes import arguments, read_until, wait_until
 from tests.slurm_cluster import START_S, Cluster, interfaces_of, processes_of
 
 SLOT = 100 + os.getpid() % 100
@@ -29,9 +29,7 @@ def test_nothing_stays_of_a_cluster_and_its_jobs_though_its_owner_was_killed(
 ) -> None:
     """The kernel ends its processes; what else is left is removed when the next one takes its slot."""
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
-    with owner.stdout:
-        assert owner.stdout.readline() == "started\n"
+    read_until("started", owner.stdout, owner)
     stale = Cluster(SLOT).directory / "stale"
     stale.touch()
     wait_until(lambda: ["sleep", "3600"] in map(arguments, processes_of(SLOT)), "the job to run")

@@ -15,7 +15,7 @@ import pytest
 from perfsuite import Topology
 from perfsuite.cli import slurm
 from tests.cli import commands
-from tests.processes import arguments, executable, wait_until
+from tests.processes import arguments, executable, read_until, wait_until
 from tests.samples import make_case
 from tests.slurm_cluster import START_S, Cluster
 from tests.suite import measuring
@@ -61,14 +61,15 @@ def queue(cluster: Cluster) -> str:
 
 
 submit = partial(commands.run, "slurm", "submit")
+LIMITS = (f"--wait-start={START_S}", "--time=5")
+"""The longest waits of a real job: seconds in the queue, minutes until its end."""
 
 
 def waiting_job(project: Path, *words: str) -> tuple[subprocess.Popen[str], str]:
     """A session in its last test, which waits; and the id of its job."""
-    command = [*COMMAND, *words, "--", "-k", "waits"]
+    command = [*COMMAND, *LIMITS, *words, "--", "-k", "waits"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert any("it waits" in line for line in process.stdout), "the log is followed"
+    read_until("it waits", process.stdout, process)  # the log is followed
     assert process.poll() is None
     (log,) = (project / ".perfsuite" / "slurm").iterdir()
     return process, log.stem
@@ -76,7 +77,7 @@ def waiting_job(project: Path, *words: str) -> tuple[subprocess.Popen[str], str]
 
 @pytest.mark.launch
 def test_a_session_runs_in_the_job_and_its_failure_is_that_of_the_command(project: Path) -> None:
-    result = submit("--nodes=2", "--", "-k", "good or bad", status=1)
+    result = submit("--nodes=2", *LIMITS, "--", "-k", "good or bad", status=1)
     assert "1 failed, 1 passed, 1 deselected" in result.stdout
     assert f"launched by slurm\non n1 of n[1-2] in {project}" in result.stdout
     assert re.search(r"job \d+ (runs|ran) on n1, n2", result.stderr)
@@ -91,7 +92,7 @@ def test_a_case_over_both_nodes_is_measured_in_the_job(project: Path) -> None:
         (project / stand_in).unlink()
     case = make_case(topology=Topology(nodes=2, processes_per_node=1))
     (project / "test_case.py").write_text(measuring(case))
-    submit("--nodes=2", "--", "test_case.py", "--perf-record-launches=1", "--perf-allow-shared")
+    submit("--nodes=2", *LIMITS, "--", "test_case.py", "--perf-record-launches=1", "--perf-allow-shared")
     (results,) = project.glob(".perfsuite/runs/*/results.json")
     (result,) = json.loads(results.read_text())["results"]
     assert [node["name"] for node in result["runs"][0]["nodes"]] == ["n1", "n2"]
@@ -138,8 +139,7 @@ def test_a_second_interrupt_leaves_at_once(
         slow.setenv("PATH", f"{project / 'bin'}:{os.environ['PATH']}")
         process, job = waiting_job(project)
     process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    assert any("interrupt again to leave at once" in line for line in process.stderr)
+    read_until("interrupt again to leave at once", process.stderr, process)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=START_S)
     assert process.returncode == 130
@@ -169,7 +169,7 @@ def kill_session(cluster: Cluster, job: str) -> None:
 def test_a_job_that_ends_otherwise_than_by_pytest_is_an_error(
     project: Path, cluster: Cluster, end: Callable[[Cluster, str], object], said: str
 ) -> None:
-    process, job = waiting_job(project, "--nodes=2", "--time=60")
+    process, job = waiting_job(project, "--nodes=2")
     end(cluster, job)
     _, err = process.communicate(timeout=START_S)
     assert process.returncode == 2

@@ -6,7 +6,7 @@ import subprocess
 import psutil
 
 from tests.processes import agent_among
-from tests.slurm_cluster import Cluster
+from tests.slurm_cluster import START_S, Cluster
 
 
 class Allocation:
@@ -20,9 +20,21 @@ class Allocation:
     def renew(self, *options: str) -> None:
         """Take the nodes again, when the allocation is over."""
         self.cluster.wait_until_idle()
-        words = ["salloc", "--no-shell", "--nodes=2", "--exclusive", "--time=30", "--immediate=60", *options]
+        words = [
+            "salloc",
+            "--no-shell",
+            "--nodes=2",
+            "--exclusive",
+            "--time=30",
+            f"--immediate={START_S}",
+            *options,
+        ]
         environment = {**os.environ, **self.cluster.environment}
-        done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=False, env=environment, timeout=2 * START_S
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr}")
         self.job_id, self._options = done.stderr.split("job allocation ")[1].split()[0], options
 
     def take(self, *options: str) -> None:

@@ -23,7 +23,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.launch.slurm.allocation import Allocation
 from tests.launch.test_local import driver
-from tests.processes import executable, pid_of, wait_until
+from tests.processes import ended, executable, pid_of, wait_until
 from tests.samples import make_case, make_machine
 
 FAKE = make_case(model="llama-tiny", topology=Topology(nodes=2, processes_per_node=1), timeout_s=300)
@@ -245,7 +245,7 @@ def test_a_hang_is_ended_with_the_stacks_of_every_node(
 @pytest.mark.fault("pytest is killed, with or without srun")
 @pytest.mark.parametrize("with_srun", [False, True])
 def test_no_process_outlives_its_driver(tmp_path: Path, with_srun: bool) -> None:
-    with driver(tmp_path, FAKE, "hang", launcher="slurm") as process:
+    with ended(driver(tmp_path, FAKE, "hang", launcher="slurm")) as process:
         wait_until(lambda: in_training(tmp_path / "run"), "both ranks to run")
         ours = psutil.Process(process.pid)
         sruns = sruns_of(ours) if with_srun else []

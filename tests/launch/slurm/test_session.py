@@ -11,7 +11,7 @@ import pytest
 
 from perfsuite import Model, Script, Topology
 from tests.launch.slurm.allocation import Allocation
-from tests.processes import wait_until
+from tests.processes import ended, wait_until
 from tests.samples import make_case
 from tests.suite import measuring
 from tests.synthetic import commit
@@ -20,6 +20,7 @@ FIRST, ON_TWO, ON_THREE = (
     make_case(topology=Topology(nodes=nodes, processes_per_node=1), timeout_s=600) for nodes in (1, 2, 3)
 )
 SCRIPT = ON_TWO.replace(framework=Script(path="train.py"), model=Model.named("net"))
+SESSION_S = 300  # longer than a session here takes on a loaded machine
 TRAIN = """
 import os, time
 
@@ -57,21 +58,21 @@ def test_what_an_allocation_left_is_measured_in_the_next_one(
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
     commit(tmp_path)
     store = tmp_path / ".perfsuite"
-    with start(tmp_path) as session:
+    with ended(start(tmp_path)) as session:
         wait_until(
             lambda: len(list(store.glob("runs/*/*/launch-1/rank-*.log"))) == 3,
             "both ranks of the second case to run",
-            seconds=300,
+            seconds=SESSION_S,
         )
         allocation.cluster.run("scancel", allocation.job_id)
-        out, _ = session.communicate()
+        out, _ = session.communicate(timeout=SESSION_S)
     assert session.returncode not in (0, 1)
     assert re.search(r"is over: .*--perf-resume measures what is left in another allocation", out)
     (tmp_path / "go").touch()
     allocation.renew()
     monkeypatch.setenv("SLURM_JOB_ID", allocation.job_id)
-    with start(tmp_path, "--perf-resume", "--perf-no-preflight") as session:
-        out, _ = session.communicate()
+    with ended(start(tmp_path, "--perf-resume", "--perf-no-preflight")) as session:
+        out, _ = session.communicate(timeout=SESSION_S)
     assert session.returncode == 0, out
     (results,) = store.glob("runs/*/results.json")
     told = json.loads(results.read_text())
