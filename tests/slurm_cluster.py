@@ -166,7 +166,7 @@ class Cluster:
                 process.kill()
         self.kill_slurmd(node)
         self._start_slurmd(node)
-        wait_until(lambda: self.state(node) == "idle", f"{node} to be idle")
+        wait_until(lambda: self._is_idle(node), f"{node} to be idle")
 
     def logs(self) -> str:
         """Return the ends of the daemons' logs: why something of the cluster is late."""
@@ -264,7 +264,17 @@ class Cluster:
 
     def wait_until_idle(self) -> None:
         """Return when all nodes are idle."""
-        wait_until(lambda: all(self.state(node) == "idle" for node in self.nodes), "all nodes to be idle")
+        wait_until(lambda: all(map(self._is_idle, self.nodes)), "all nodes to be idle")
+
+    def _is_idle(self, node: str) -> bool:
+        """Whether a node has nothing to do. Slurm drains a node on which a step outlived its signals.
+
+        It then takes no job until somebody resumes it, which this does.
+        """
+        state = self.state(node)
+        if state.startswith("drain"):
+            self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        return state == "idle"
 
     def _cable(self, node: str) -> str:
         """The interface on the bridge that a node is plugged into."""

@@ -24,12 +24,23 @@ with slurm_cluster.slurm_cluster() as cluster:
 
 
 @pytest.mark.launch
+def test_a_node_that_slurm_drained_is_resumed(cluster: Cluster) -> None:
+    """As after a step that outlived its signals: no later test would get a node."""
+    cluster.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=Kill task failed")
+    wait_until(lambda: cluster.state("n1") == "drained", "n1 to be drained")
+    cluster.wait_until_idle()
+    assert cluster.state("n1") == "idle"
+
+
+@pytest.mark.launch
 def test_nothing_stays_of_a_cluster_and_its_jobs_though_its_owner_was_killed(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel ends its processes; what else is left is removed when the next one takes its slot."""
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
-    read_until("started", owner.stdout, owner)
+    assert owner.stdout is not None
+    with owner.stdout:
+        read_until("started", owner.stdout, owner)
     stale = Cluster(SLOT).directory / "stale"
     stale.touch()
     wait_until(lambda: ["sleep", "3600"] in map(arguments, processes_of(SLOT)), "the job to run")

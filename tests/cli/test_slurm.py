@@ -51,6 +51,7 @@ def project(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_any.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:perfsuite -p no:cacheprovider -s\n")
+    cluster.wait_until_idle()
     yield tmp_path
     cluster.run("scancel", "--user=root")
     wait_until(lambda: not queue(cluster), "the queue to be empty")
