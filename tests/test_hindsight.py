@@ -1,11 +1,16 @@
 """The list of pairs, how a comparison is graded, and the page of what was found."""
 
+import ast
+import re
+import textwrap
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import perfsuite
 from perfsuite.errors import CaseError
 from perfsuite.results.outcome import CountCheck, Finding, Verdict
 from perfsuite.session import against_arm
@@ -15,8 +20,26 @@ from tests.benchmarks.hindsight.results import PAGE, Result, read, tables
 from tests.counted import make_finding
 from tests.samples import make_result, make_run
 
+CASES = SCRIPTS.with_name("cases.py")
 BAD = Pair(name="x", thread="x#1", good="x==1", bad="x==2", names="reduce_scatter", script="s")
 SAME = Pair(name="x", good="x==1", bad="x==2", script="s")
+
+
+def private_imports(code: str) -> list[str]:
+    """Return the imports of names with an underscore, and of perfsuite's names that users do not have."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            names += [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{each.name}" for each in node.names]
+    public = {f"perfsuite.{name}" for name in perfsuite.__all__}
+    return [
+        name
+        for name in names
+        if any(part.startswith("_") for part in name.split(".") if part != "__future__")
+        or (name.startswith("perfsuite") and name not in public)
+    ]
 
 
 def finding(sentence: str, outcome: Any = "regressed") -> Finding:
@@ -94,6 +117,45 @@ def test_a_table_has_the_seconds_of_a_quiet_and_of_a_busy_machine_and_in_how_man
     assert "the verdict and the first line are the same in 1 of them" in made
     assert f"| {one.what} | found | `cause` | 11 | 97 |" in made
     assert f"| {other.what} | missed | `passed` | 22 | 22 |" in made
+
+
+def test_the_page_says_how_many_of_those_that_were_run_were_found() -> None:
+    made = tables(read())
+    assert "**20 of 28 regressions were found**" in made
+    assert "8 do not show in a step of our scripts, 0 were missed for another reason." in made
+    assert "It found 20 of the 28 that were run." in PAGE.read_text()
+
+
+def test_every_thread_is_a_link() -> None:
+    made = tables(read())
+    addresses = [address for pair in PAIRS if pair.thread for address in re.findall(r"\((.*)\)", pair.link)]
+    assert len(addresses) == 36
+    assert "https://github.com/huggingface/accelerate/issues/3762" in addresses
+    assert "https://github.com/huggingface/pytorch-image-models/releases/tag/v1.0.12" in addresses
+    for pair in PAIRS:
+        assert not pair.thread or pair.link in made, pair.name
+
+
+@pytest.mark.parametrize("file", [CASES, *sorted(SCRIPTS.glob("*.py"))], ids=lambda file: file.stem)
+def test_a_script_uses_what_its_users_have(file: Path) -> None:
+    """The published result is theirs only if they can write the same script."""
+    assert private_imports(file.read_text()) == []
+
+
+def test_a_private_import_is_noticed() -> None:
+    code = """
+        import torch._dynamo
+        from accelerate import Accelerator, _state
+        from perfsuite import Case, fakes
+        def f():
+            from perfsuite.frameworks.common.accelerate_config import force_fsdp
+    """
+    assert private_imports(textwrap.dedent(code)) == [
+        "torch._dynamo",
+        "accelerate._state",
+        "perfsuite.fakes",
+        "perfsuite.frameworks.common.accelerate_config.force_fsdp",
+    ]
 
 
 def test_the_page_has_the_tables_of_these_results() -> None:

@@ -25,7 +25,7 @@ class Pair:
     script: str = ""
     """The name of a file in `scripts/`, without its end, and its arguments."""
     thread: str = ""
-    """`repository#number`; empty of an unchanged pair."""
+    """`repository#number`, or `repository tag` for the notes of a release; empty for an unchanged pair."""
     what: str = ""
     """What a step of `bad` does more."""
     names: str = ""
@@ -46,6 +46,13 @@ class Pair:
     def is_regression(self) -> bool:
         """Whether something must be found."""
         return bool(self.thread)
+
+    @property
+    def link(self) -> str:
+        """The thread as a link in Markdown. GitHub leads from the address of an issue to a pull request."""
+        name, mark, number = re.split("([# ])", self.thread)
+        kind = "issues" if mark == "#" else "releases/tag"
+        return f"[{self.thread}](https://github.com/{DATA['repositories'][name]}/{kind}/{number})"
 
     def measured(self) -> Case:
         """The case of its script."""

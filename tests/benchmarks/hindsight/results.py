@@ -57,21 +57,23 @@ def tables(all_results: Results) -> str:
     alike_both = [pair for pair in regressions if pair.cannot.startswith(ALIKE)]
     others = [pair for pair in regressions if pair.cannot and pair not in alike_both]
     grades = [results[pair.name].outcome for pair in tried if pair.name in results]
+    first, later = grades.count("found"), grades.count("found, cause later")
+    ran = len(tried) + len(alike_both)
     unchanged = [pair for pair in PAIRS if not pair.is_regression and pair.name in results]
     silent = [results[pair.name].outcome for pair in unchanged].count("silent")
     return "\n".join(
         [
-            f"{len(tried)} of {len(regressions)} regressions show in such scripts. {grades.count('found')} "
-            f"were found, {grades.count('found, cause later')} were found with the cause in a later line, "
-            f"{grades.count('missed')} were missed. {len(again)} pairs were run on a quiet machine and on a "
-            f"busy one: the verdict and the first line are the same in {len(alike)} of them.\n",
+            f"**{first + later} of {ran} regressions were found**, {first} with the cause in the first line. "
+            f"{len(alike_both)} do not show in a step of our scripts, {ran - first - later - len(alike_both)} "
+            f"were missed for another reason. {len(others)} more were not run. {len(again)} pairs were run on a quiet machine "
+            f"and on a busy one: the verdict and the first line are the same in {len(alike)} of them.\n",
             "| thread | good, bad | what a step does more | verdict | first line | s, quiet | s, busy |",
             "| --- | --- | --- | --- | --- | --- | --- |",
             *(_row(pair, results.get(pair.name), all_results) for pair in tried),
-            "\nRun in both releases, and not to be seen in a step of our scripts:\n",
-            *(f"- {pair.thread}: {pair.cannot.removeprefix(ALIKE)}." for pair in alike_both),
-            "\nNot run:\n",
-            *(f"- {pair.thread}: {pair.cannot}." for pair in others),
+            f"\nNot found, because a step of our scripts does not show it ({len(alike_both)}):\n",
+            *(f"- {pair.link}: {pair.cannot.removeprefix(ALIKE)}." for pair in alike_both),
+            f"\nNot run ({len(others)}):\n",
+            *(f"- {pair.link}: {pair.cannot}." for pair in others),
             f"\n{silent} of {len(unchanged)} unchanged pairs were silent:\n",
             *(f"- {script}: {'; '.join(pairs)}" for script, pairs in _by_script(unchanged, results).items()),
             "",
@@ -87,7 +89,7 @@ def _row(pair: Pair, result: Result | None, results: Results) -> str:
     else:
         missed = f". {pair.why_missed}" if pair.why_missed and result.outcome == "missed" else ""
         cells = (result.outcome, f"`{result.first.removeprefix('regressed: ')}`{missed}")
-    return f"| {' | '.join((pair.thread, _arms(pair), pair.what, *cells, *seconds))} |"
+    return f"| {' | '.join((pair.link, _arms(pair), pair.what, *cells, *seconds))} |"
 
 
 def _by_script(unchanged: Sequence[Pair], results: Mapping[str, Result]) -> dict[str, list[str]]:
