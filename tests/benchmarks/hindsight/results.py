@@ -58,14 +58,14 @@ def tables(all_results: Results) -> str:
     others = [pair for pair in regressions if pair.cannot and pair not in alike_both]
     grades = [results[pair.name].outcome for pair in tried if pair.name in results]
     first, later = grades.count("found"), grades.count("found, cause later")
-    ran = len(tried) + len(alike_both)
+    ran = len(grades) + len(alike_both)
     unchanged = [pair for pair in PAIRS if not pair.is_regression and pair.name in results]
     silent = [results[pair.name].outcome for pair in unchanged].count("silent")
     return "\n".join(
         [
             f"**{first + later} of {ran} regressions were found**, {first} with the cause in the first line. "
-            f"{len(alike_both)} do not show in a step of our scripts, {ran - first - later - len(alike_both)} "
-            f"were missed for another reason. {len(others)} more were not run. {len(again)} pairs were run on a quiet machine "
+            f"{len(alike_both)} do not show in a step of our scripts, {grades.count('missed')} were missed for "
+            f"another reason. {len(others)} more were not run. {len(again)} pairs were run on a quiet machine "
             f"and on a busy one: the verdict and the first line are the same in {len(alike)} of them.\n",
             "| thread | good, bad | what a step does more | verdict | first line | s, quiet | s, busy |",
             "| --- | --- | --- | --- | --- | --- | --- |",
