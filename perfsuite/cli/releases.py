@@ -15,7 +15,7 @@ from packaging.version import InvalidVersion, Version
 from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.cli import cases as shared
-from perfsuite.cli.releases_page import Step, page
+from perfsuite.cli.releases_page import DRY, LAUNCH, Ran, Step, page
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.dry.machine import Device
 from perfsuite.errors import CaseError, PerfsuiteError
@@ -32,8 +32,6 @@ from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.session.setup import Host, Setup
 from perfsuite.verdict.judge import why_failed
-
-DRY, LAUNCH = "dry run", "launch"
 
 
 def releases(
@@ -71,7 +69,7 @@ def releases(
     if as_json:
         print_json([asdict(step) for step in steps])
     else:
-        typer.echo(relative(page(package, steps, runs.way_of), Path.cwd()))
+        typer.echo(relative(page(package, steps, runs.ran), Path.cwd()))
     raise typer.Exit(shared.UNDECIDED if any(step.unknown for step in steps) else 0)
 
 
@@ -110,6 +108,16 @@ class _Runs:
     way_of: dict[str, str] = field(default_factory=dict)
     # Whether the torch of an arm lets CUDA be pretended.
     has_cuda: dict[str, bool] = field(default_factory=dict)
+    # The last run of each case.
+    last: dict[str, Run] = field(default_factory=dict)
+
+    @property
+    def ran(self) -> list[Ran]:
+        """How each case ran."""
+        return [
+            Ran(case=self.last[name].case, way=way, machine=self.last[name].machine)
+            for name, way in self.way_of.items()
+        ]
 
     def steps(self, cases: Sequence[Case], names: Sequence[str]) -> Iterator[Step]:
         """Compare each release with the last one under which a case ran. `CaseError` if none uses it."""
@@ -150,6 +158,7 @@ class _Runs:
                 why.append(f"{way}: {error}")
                 continue
             self.way_of[case.id] = way
+            self.last[case.id] = runs[-1]
             return runs
         return "; ".join(why)
 

@@ -1,8 +1,10 @@
 """The page of `perfsuite releases`: what each release changed in a step of which cases."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
 from perfsuite.report.columns import STEP
 from perfsuite.report.explained import explained
 from perfsuite.report.markdown import grid, text
@@ -11,6 +13,36 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.arms import ARM_A, ARM_B, judge_counts
 from perfsuite.verdict.loss import other_gradients
+
+ARROW = " → "
+SENSE = (
+    "Each case ran once under each release, and one step was counted. *Regressed* means that the step does "
+    "more than under the release before, *improved* that it does less. No time was measured: a step that "
+    "does more need not be slower, and the change may fix a fault. Growth from step to step, start-up, "
+    "evaluation and checkpoints are not counted."
+)
+ON_CPUS = (
+    "On CPUs, kernels, host reads and memory are those of the code for CPUs. On a GPU a library may run "
+    "other code."
+)
+DRY, LAUNCH = "dry run", "launch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """How a case ran."""
+
+    case: Case
+    way: str
+    machine: Machine
+
+    @property
+    def line(self) -> str:
+        """Return the case, how it ran and where."""
+        place = "on CPUs" if self.machine.device == "cpu" else f"as if on {self.machine.device_name}"
+        if self.way != DRY:
+            place = place.removeprefix("as if ")
+        return f"- {text(self.case.id)}: {self.way} {place}"
 
 
 @dataclass
@@ -39,14 +71,32 @@ class Step:
             self.lines += [f"  - {text(line)}" for line in named]
 
 
-def page(package: str, steps: Sequence[Step], ways: Mapping[str, str]) -> str:
-    """What the releases changed, as Markdown; `ways` in which each case ran."""
-    parts = [f"# Releases of {package}", "\n".join(f"- {text(name)}: {way}" for name, way in ways.items())]
+def page(package: str, steps: Sequence[Step], ran: Sequence[Ran]) -> str:
+    """Return what the releases changed, as Markdown, below how each case ran."""
     headers = ("case", *(column.heading for column in STEP))
     changed = [step for step in steps if step.rows or step.unknown]
+    parts = []
     for step in changed:
         table = [grid(Table(headers=headers, rows=step.rows))] if step.rows else []
         same = [f"- the same in {plural(step.same, 'other case')}"] if step.same else []
         parts += [f"## {step.title}", *table, "\n".join([*step.lines, *step.unknown, *same])]
     same = [f"- {step.title}" for step in steps if step.same and step not in changed]
-    return "\n\n".join([*parts, *(["## The same in every case", "\n".join(same)] if same else [])])
+    if same:
+        parts += ["## The same in every case", "\n".join(same)]
+    return "\n\n".join([*_head(package, ran), *(part.replace(" -> ", ARROW) for part in parts)])
+
+
+def _head(package: str, ran: Sequence[Ran]) -> list[str]:
+    """Return the title, how each case ran, and what the page does not say."""
+    cases = [each.case for each in ran]
+    untried = {
+        "mixed precision (autocast)": not any(case.precision.endswith("-mixed") for case in cases),
+        "gradient accumulation": not any(case.gradient_accumulation > 1 for case in cases),
+    }
+    names = [name for name, is_untried in untried.items() if is_untried]
+    parts = [f"# Releases of {package}", SENSE]
+    if any(each.machine.device == "cpu" for each in ran):
+        parts.append(ON_CPUS)
+    if names and cases:
+        parts.append(f"Not tried in any of these cases: {', '.join(names)}.")
+    return [*parts, "\n".join(each.line for each in ran)]

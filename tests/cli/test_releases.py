@@ -9,6 +9,8 @@ from packaging.version import Version
 
 from perfsuite import Model, Script, documents
 from perfsuite.cli import releases as command_of
+from perfsuite.cli.releases_page import ON_CPUS, SENSE
+from perfsuite.dry.machine import pretended_gpu
 from perfsuite.errors import CaseError, DryRunError
 from perfsuite.launch import installed
 from perfsuite.launch.arm import Arm, resolve
@@ -18,7 +20,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.cli import commands
 from tests.packages import only_index, write_wheel
-from tests.samples import make_case, make_figures
+from tests.samples import make_case, make_figures, make_machine
 from tests.twin_counts import counts, launch
 
 CASE, OTHER = make_case(), make_case(steps=21)
@@ -32,6 +34,7 @@ class Runs:
     def __init__(self) -> None:
         self.made: list[tuple[str, str, str]] = []  # way, release and case of each
         self.devices: list[str | None] = []  # what the dry runs pretended
+        self.machine = make_machine()
         self.kernels: dict[str, int] = {}
         self.norms: dict[str, float] = {}
         self.refused: set[tuple[str, str]] = set()  # ways and releases that do not go together
@@ -50,6 +53,7 @@ class Runs:
         run = launch(
             counts(kernels={"forward": self.kernels.get(release, 100)}),
             case=case,
+            machine=self.machine,
             dry=way == "dry",
             observed=Observed(settings={}, environment={} if used is None else {name: used}),
             figures=make_figures(gradient_norm=self.norms.get(release, 1.0)),
@@ -97,18 +101,31 @@ def command(*words: object, ids: Sequence[str] = (CASE.id,), status: int = 0) ->
 def test_a_page_tells_what_each_release_changed_and_the_rest_in_a_line(runs: Runs) -> None:
     runs.kernels = {"1.2": 90, "2.0": 95}
     told = command("--from", "1.0").stdout
-    assert told.startswith(f"# Releases of some_thing\n\n- {CASE.id}: dry run\n\n## 1.1.1 -> 1.2\n")
+    assert told.startswith(f"# Releases of some_thing\n\n{SENSE}\n\n{ON_CPUS}\n\n")
+    assert f"\n\n- {CASE.id}: dry run on CPUs\n\n## 1.1.1 → 1.2\n" in told
     first, second, same = told.split("\n## ")[1:]
     assert f"\n| {CASE.id} | " in first
-    assert " | 100 -> 90 | " in first
-    assert "  - improved: kernels in forward: 100 -> 90 a step" in first
-    assert second.startswith("1.2 -> 2.0\n")
-    assert "  - regressed: kernels in forward: 90 -> 95 a step" in second
-    assert same.splitlines() == ["The same in every case", "", "- 1.0 -> 1.1", "- 1.1 -> 1.1.1"]
+    assert " | 100 → 90 | " in first
+    assert "  - improved: kernels in forward: 100 → 90 a step" in first
+    assert second.startswith("1.2 → 2.0\n")
+    assert "  - regressed: kernels in forward: 90 → 95 a step" in second
+    assert same.splitlines() == ["The same in every case", "", "- 1.0 → 1.1", "- 1.1 → 1.1.1"]
     first, *_, last = commands.rows(command("--from", "1.0", "--json").stdout)
     assert (first["title"], first["same"], first["rows"]) == ("1.0", 0, [])
     assert last["title"] == "1.2 -> 2.0"
     assert "  - regressed: kernels in forward: 90 -> 95 a step" in "\n".join(last["lines"])
+
+
+def test_a_page_says_where_each_case_ran_and_what_none_of_them_tries(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = "Not tried in any of these cases: mixed precision (autocast), gradient accumulation.\n"
+    assert both in command("--from", "1.2").stdout
+    gpu = make_case(hardware="h100", precision="bf16-mixed", gradient_accumulation=2)
+    commands.hold(monkeypatch, gpu)
+    runs.machine = pretended_gpu("NVIDIA H100 80GB HBM3", gpu.topology)
+    told = command("--from", "1.2", ids=(gpu.id,)).stdout
+    assert f"{SENSE}\n\n- {gpu.id}: dry run as if on NVIDIA H100 80GB HBM3\n" in told
 
 
 def test_each_release_runs_once_and_what_ran_is_kept_unless_it_was_cut_short(runs: Runs) -> None:
@@ -159,8 +176,8 @@ def test_what_cannot_be_run_dry_is_launched_under_both_releases_and_with_counts_
     told = command("--from", "1.1.1").stdout
     ways = [("dry", "1.1.1"), ("dry", "1.2"), ("launch", "1.1.1"), ("launch", "1.2"), ("launch", "2.0")]
     assert [made[:2] for made in runs.made] == ways
-    assert f"- {CASE.id}: launch" in told
-    assert "  - the norm of the gradients before step 4: 1 -> 2" in told
+    assert f"- {CASE.id}: launch on CPUs" in told
+    assert "  - the norm of the gradients before step 4: 1 → 2" in told
     command("--from", "1.2", "--counts", ids=(OTHER.id,))
     assert [made[:2] for made in runs.made[len(ways) :]] == [("launch", "1.2"), ("launch", "2.0")]
 
@@ -179,7 +196,7 @@ def test_a_case_of_another_machine_says_only_that(runs: Runs, monkeypatch: pytes
     commands.hold(monkeypatch, gpu)
     runs.refused = {("dry", "2.0")}
     told = command("--from", "1.2", ids=(gpu.id,), status=3).stdout
-    assert f"\n## 1.2 -> 2.0\n\n- {gpu.id}: dry run: a shape depends on values\n" in told
+    assert f"\n## 1.2 → 2.0\n\n- {gpu.id}: dry run: a shape depends on values\n" in told
     said = command("--from", "1.2", "--counts", ids=(gpu.id,), status=3).stdout
     assert f"- {gpu.id}: it is meant for h100, this machine is " in said
 
@@ -188,10 +205,10 @@ def test_a_release_is_compared_with_the_last_that_ran(runs: Runs) -> None:
     runs.failing, runs.kernels, runs.uses = {"1.1"}, {"1.1.1": 90}, {"2.0": "1.2"}
     runs.uninstallable = {"1.2"}
     told = command("--from", "1.0", status=3).stdout
-    assert f"## 1.0 -> 1.1\n\n- {CASE.id}: dry run: under some_thing==1.1: crash: boom; launch: under" in told
-    assert f"- {CASE.id}, since 1.0\n  - improved: kernels in forward: 100 -> 90" in told
-    assert "## 1.1.1 -> 1.2\n\n- not installed: Cannot install some_thing==1.2 and torch==2.13.0\n" in told
-    assert f"## 1.1.1 -> 2.0\n\n- {CASE.id}: dry run: under some_thing==2.0: it used some_thing 1.2" in told
+    assert f"## 1.0 → 1.1\n\n- {CASE.id}: dry run: under some_thing==1.1: crash: boom; launch: under" in told
+    assert f"- {CASE.id}, since 1.0\n  - improved: kernels in forward: 100 → 90" in told
+    assert "## 1.1.1 → 1.2\n\n- not installed: Cannot install some_thing==1.2 and torch==2.13.0\n" in told
+    assert f"## 1.1.1 → 2.0\n\n- {CASE.id}: dry run: under some_thing==2.0: it used some_thing 1.2" in told
 
 
 def test_a_case_that_does_not_use_the_package_is_left_out_and_one_must_use_it(runs: Runs) -> None:
@@ -224,12 +241,12 @@ def test_wheels_are_installed_yanked_ones_if_they_are_named_and_what_pip_cannot_
     monkeypatch.setenv("PIP_INDEX_URL", index.parent.as_uri())
     result = command("--from", "0.9", status=3)
     assert "5 releases of some_thing: 0.9, 1.0, 1.1, 1.5, 2.0\n" in result.stderr
-    for title, version in (("0.9", "0.9"), ("1.0 -> 1.5", "1.5")):
+    for title, version in (("0.9", "0.9"), ("1.0 → 1.5", "1.5")):
         said = f"- not installed: No matching distribution found for some_thing=={version}\n"
         assert f"## {title}\n\n{said}" in result.stdout
     assert "- not installed: Cannot install some-thing==1.1 and torch==" in result.stdout
-    assert result.stdout.endswith("\n- 1.0 -> 2.0\n")
+    assert result.stdout.endswith("\n- 1.0 → 2.0\n")
     assert Path(".perfsuite/packages/some_thing==2.0/some_thing.py").exists()
-    assert command("--from", "1.2", "--minors", status=3).stdout.endswith("\n- 1.2 -> 2.0\n")
+    assert command("--from", "1.2", "--minors", status=3).stdout.endswith("\n- 1.2 → 2.0\n")
     said = commands.error_of("releases", "nosuch", "--from", "1.0", CASE.id)
     assert "ERROR: No matching distribution found for nosuch" in said

@@ -11,9 +11,13 @@ VARY: dict[str, Any] = {"tokens": "vary"}
 PEFT = LORA.replace(targets=("q_proj", "up_proj", "v_proj"))
 SCRIPTS: dict[str, dict[str, Any]] = {
     "accelerate_ddp": {"ranks": 2},
-    "accelerate_accumulate": {"ranks": 2, "case": {"gradient_accumulation": 4}},
+    "accelerate_accumulate": {"ranks": 2, "dry": True, "case": {"gradient_accumulation": 4}},
     "fabric_ddp": {"ranks": 2},
     "lightning_ddp": {"ranks": 2},
+    "lightning_ddp bf16-mixed 4 32000": {
+        "ranks": 2,
+        "case": {"precision": "bf16-mixed", "gradient_accumulation": 4},
+    },
     "llama_train": {},
     "trainer": {"ranks": 2},
     "peft_train lora": {"case": {"lora": PEFT}},

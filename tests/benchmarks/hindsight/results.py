@@ -66,7 +66,8 @@ def tables(all_results: Results) -> str:
             f"**{first + later} of {ran} regressions were found**, {first} with the cause in the first line. "
             f"{len(alike_both)} do not show in a step of our scripts, {grades.count('missed')} were missed "
             f"for another reason. {len(others)} more were not run. {len(again)} pairs were run on a quiet "
-            f"machine and on a busy one: the verdict and the first line are the same in {len(alike)} of them.\n",
+            f"machine and on a busy one: the verdict and the first line are the same in {len(alike)} "
+            "of them.\n",
             "| thread | good, bad | what a step does more | verdict | first line | s, quiet | s, busy |",
             "| --- | --- | --- | --- | --- | --- | --- |",
             *(_row(pair, results.get(pair.name), all_results) for pair in tried),

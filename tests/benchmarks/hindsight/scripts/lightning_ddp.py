@@ -1,5 +1,6 @@
-"""DDP by Lightning's Trainer."""
+"""DDP by Lightning's Trainer: `python lightning_ddp.py [PRECISION ACCUMULATION VOCABULARY]`."""
 
+import sys
 from typing import Any
 
 import torch
@@ -7,11 +8,13 @@ from lightning import LightningModule, Trainer
 from small import Net, batches
 from torch import Tensor
 
+precision, accumulation, vocabulary = sys.argv[1:] or ("32-true", "1", "256")
+
 
 class Task(LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.net = Net()
+        self.net = Net(vocabulary=int(vocabulary))
 
     def training_step(self, tokens: Tensor, at: int) -> Tensor:
         return self.net(tokens)
@@ -25,6 +28,8 @@ Trainer(
     accelerator="cpu",
     devices=2,
     strategy="ddp",
+    precision=precision,
+    accumulate_grad_batches=int(accumulation),
     max_steps=1000,
     logger=False,
     enable_checkpointing=False,

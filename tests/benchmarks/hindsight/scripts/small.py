@@ -20,11 +20,11 @@ class Block(nn.Module):
 class Net(nn.Module):
     """Predicts the token that it was given. Returns the loss."""
 
-    def __init__(self, depth: int = 4) -> None:
+    def __init__(self, depth: int = 4, vocabulary: int = VOCABULARY) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.tokens = nn.Embedding(vocabulary, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(depth))
-        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.head = nn.Linear(WIDTH, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
         hidden = self.tokens(tokens)
