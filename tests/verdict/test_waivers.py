@@ -1,4 +1,7 @@
+import re
+import tomllib
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ TODAY, YESTERDAY = date(2026, 11, 24), date(2026, 11, 23)
 ISSUE = "https://example.org/1"
 CASE = BEFORE.case.id
 SLOW = make_result(*[now(tokens_per_s=80_000)] * 3)  # -19.0 %
+SLOW_WITH_STALLS = make_result(*[now(tokens_per_s=80_000, tokens_per_s_mean=79_000)] * 3)  # as any slowdown
 GOOD = make_result(BEFORE)
 
 
@@ -83,10 +87,41 @@ def test_every_regression_of_a_case_needs_a_waiver_and_the_widest_of_two_is_told
     both = counted(GATHER, NEW, timed=SLOW)
     one = [waiver(), waiver(metric="all_gather")]
     is_waived, told = waive(both, one, TODAY)
-    assert (is_waived, len(told)) == (False, 2)
+    assert (is_waived, len(told)) == (False, 3)
+    assert told[2] == f"not waived: {NEW.sentence}: no waiver of this case names it"
     assert waive(both, [*one, waiver(metric="host reads", tolerated=24)], TODAY)[0]
     widest = waive(SLOW, [waiver(tolerated="5%"), waiver()], TODAY)
     assert widest == (True, (f"waived: tokens/s -19.0%: {waiver().told}",))
+
+
+@pytest.mark.parametrize("metric", ["tokens_per_s", "tokens/s"])
+def test_a_waiver_of_the_speed_covers_it_with_stalls(metric: str) -> None:
+    is_waived, told = waive(SLOW_WITH_STALLS, [waiver(metric=metric)], TODAY)
+    assert is_waived
+    assert [line.split(" -")[0] for line in told] == ["waived: tokens/s", "waived: tokens/s with stalls"]
+    images = make_image_result(tokens_per_s_mean=1200.0)
+    assert waive(images, [waiver(case="*", metric="samples/s", tolerated="60%")], TODAY)[0]
+
+
+def test_stalls_beyond_the_bound_of_the_speed_are_not_waived() -> None:
+    stalled = make_result(*[now(tokens_per_s=80_000, tokens_per_s_mean=60_000)] * 3)
+    is_waived, told = waive(stalled, [waiver()], TODAY)
+    assert not is_waived
+    assert told[1].startswith("not waived: tokens/s with stalls -")
+
+
+def test_a_waiver_of_stalls_does_not_cover_the_speed() -> None:
+    is_waived, told = waive(SLOW_WITH_STALLS, [waiver(metric="tokens/s with stalls")], TODAY)
+    assert not is_waived
+    assert told[-1].startswith("not waived: tokens/s -")
+    assert told[-1].endswith(": no waiver of this case names it")
+
+
+def test_the_example_on_the_page_waives_a_slowdown() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "verdicts.md").read_text()
+    (example,) = re.findall(r"```toml\n(\[\[waiver\]\]\n.*?)```", page, re.DOTALL)
+    (fields,) = tomllib.loads(example)["waiver"]
+    assert waive(SLOW_WITH_STALLS, [Waiver(**{**fields, "case": "*"})], TODAY)[0]
 
 
 def test_a_regression_whose_size_is_unknown_is_not_waived() -> None:
