@@ -5,6 +5,7 @@ They are written directly, because asv's own classes rewrite all of them.
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -22,6 +23,20 @@ from perfsuite.history.store import Place, StoredCase, StoredSession
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
 
 PER_TOKEN = r".*\.seconds_per_(token|sample)\b"  # by which an export is known, too
+WITHOUT_SCRIPTS = """\
+<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><title>These charts need the internet</title></head>
+<body>
+<h1>These charts need the internet</h1>
+<p>A script of this page could not be loaded. asv, which draws the charts, loads its scripts from:</p>
+<ul>{hosts}</ul>
+<p>Open this page in a browser that can reach them and may run their scripts. Without the internet,
+<code>perfsuite history list</code> and <code>perfsuite history trend</code> show the same history in a
+terminal: each case with its speed and memory, and when it got slower or larger.</p>
+</body>
+</html>
+"""
 FILE = "-perfsuite.json"  # ends the name of each file of results, behind the commit
 
 
@@ -177,6 +192,14 @@ def _write(file: Path, content: dict[str, Any], indent: int | None = None) -> No
     documents.write_text(file, json.dumps(content, indent=indent))
 
 
+def _explain_missing_scripts(pages: Path) -> None:
+    """Replace the page to which asv leads where a script cannot be loaded: it says nothing that helps."""
+    index = (pages / "index.html").read_text(encoding="utf-8")
+    hosts = sorted(set(re.findall(r'(?:src|href)="https?://([^/"]+)/[^"]*" integrity', index)))
+    text = WITHOUT_SCRIPTS.format(hosts="".join(f"<li>{host}</li>" for host in hosts))
+    documents.write_text(pages / "error.html", text)
+
+
 def publish(out: Path, *, commits: frozenset[str]) -> Path:
     """Run `asv publish` on an export; return the pages. Raises `ToolError`, also for a commit left out."""
     command = [sys.executable, "-m", "asv", "publish", "--no-pull", "--config", "asv.conf.json"]
@@ -184,6 +207,7 @@ def publish(out: Path, *, commits: frozenset[str]) -> Path:
     if done.returncode:
         raise ToolError(f"asv publish in {out} ended with {done.returncode}: {done.stdout}{done.stderr}")
     pages = out / "html"
+    _explain_missing_scripts(pages)
     shown = json.loads((pages / "index.json").read_text(encoding="utf-8"))["revision_to_hash"].values()
     if missing := commits - set(shown):  # asv exits with 0 whatever it leaves out
         raise ToolError(

@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,18 @@ def test_what_is_left_out_is_named(published: Published, monkeypatch: pytest.Mon
     monkeypatch.setattr(subprocess, "run", lambda *_, **how: made)  # these pages are there
     with pytest.raises(ToolError, match=r"asv publish left out 1 of 1 commits, ffffffff for one: "):
         publish(out, commits=frozenset({UNKNOWN}))
+
+
+def test_without_the_internet_a_page_says_what_is_missing(published: Published) -> None:
+    """asv leads to this page if a script cannot be loaded."""
+    pages = published.root / "out/html"
+    index = (pages / "index.html").read_text()
+    assert 'window.location = "error.html"' in index
+    loaded = set(re.findall(r'(?:src|href)="https://([^/]+)', index)) - {"github.com"}
+    assert loaded
+    told = (pages / "error.html").read_text()
+    assert {host for host in loaded if f"<li>{host}</li>" in told} == loaded
+    assert "perfsuite history trend" in told
 
 
 def test_what_asv_says_is_in_the_error(tmp_path: Path) -> None:
