@@ -23,7 +23,7 @@ from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.session.option_table import OLD
 from tests.doc_pages import MARKS, NEEDS, ROOT, Block, Page, pages
-from tests.sample_reports import WIDTH, picture, texts, with_samples
+from tests.sample_reports import WIDTH, picture, texts, with_samples, write_live
 from tests.synthetic import commit, git
 from tests.test_workflows import CASES as SIMULATED_CASES
 from tests.test_workflows import use_this_interpreter
@@ -312,3 +312,24 @@ def test_the_picture_of_the_terminal_is_what_todays_code_shows_and_samples_are_n
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_home_page_has_the_status_of_the_readme() -> None:
+    pages = [(ROOT / name).read_text() for name in ("README.md", "docs/index.md")]
+    said = [" ".join(re.findall(r"^> (.*)$", page, re.MULTILINE)) for page in pages]
+    for words in (
+        "There is no release on PyPI yet",
+        "Several GPUs, NCCL between them and real nodes have not been",
+    ):
+        assert [words in each for each in said] == [True, True]
+
+
+@pytest.mark.launch
+def test_the_home_page_links_to_a_chart_of_the_live_history(tmp_path: Path) -> None:
+    """With the axis of the chart around the values: a change of 3% is flat on one that starts at 0."""
+    write_live(tmp_path)
+    home = (ROOT / "docs" / "index.md").read_text()
+    ((chart, settings),) = re.findall(r'href="live/history/index\.html#(.*)\?(.*)"', home)
+    known = json.loads((tmp_path / "live" / "history" / "index.json").read_text())["benchmarks"]
+    assert chart in known
+    assert settings == "y-axis-scale=zoom"
