@@ -1,0 +1,18 @@
+"""Adds to a page of `perfsuite releases` what only its scripts know: `... PACKAGE < PAGE` in the Makefile."""
+
+import sys
+import tomllib
+from pathlib import Path
+
+NOTES = tomllib.loads(Path(__file__).with_name("notes.toml").read_text(encoding="utf-8"))
+
+
+def noted(page: str, package: str) -> str:
+    """Return a page with the notes of all pages and of this one, above what each release changed."""
+    head, section, rest = page.partition("\n## ")
+    notes = [NOTES["all"].strip(), NOTES["packages"][package].strip()]
+    return "\n".join([head.rstrip("\n"), "", "\n\n".join(notes), section + rest])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(noted(sys.stdin.read(), sys.argv[1]))
