@@ -109,7 +109,7 @@ def export(
         raise FileError(
             f"{file} compares two arms, whose figures are none of a night: name a session's results"
         )
-    remarks = []
+    remarks = [*filter(None, [summary.interruption(content)])]
     if dry := sum(content.dry or result.dry for result in content.results):
         remarks.append(f"left out: {plural(dry, 'dry run')}, which measured nothing")
     for result in exports.newest(content):

@@ -154,12 +154,27 @@ def tally(results: Iterable[Measurement]) -> list[str]:
 
 
 def headline(sessions: Sequence[SessionFile]) -> str:
-    """Return the counts of all sessions, the worst first: `1 failed, 2 regressed, 14 passed, 3 skipped`."""
+    """Return the counts of all sessions, the worst first: `1 failed, 2 regressed, 14 passed, 3 skipped`.
+
+    Sessions that did not end come before all counts, because nobody knows what they would have found.
+    """
     counts = tally(result for session in sessions for result in session.results)
     skips = [skip.not_reached for session in sessions for skip in session.skipped]
     left_out = ((sum(skips), "not reached"), (len(skips) - sum(skips), "skipped"))
-    counts += [f"{number} {word}" for number, word in left_out if number]
-    return ", ".join(counts) or "nothing was measured"
+    shown = [f"{number} {word}" for number, word in left_out if number]
+    if not counts and not shown:
+        shown = ["nothing was measured"]
+    return ", ".join([*incomplete(sessions), *counts, *shown])
+
+
+def incomplete(sessions: Sequence[SessionFile]) -> list[str]:
+    """Return how many sessions did not end, by status: `interrupted`, `2 of 8 sessions running or killed`."""
+    number_of = Counter(session.status for session in sessions if session.status != "complete")
+    words = {"interrupted": "interrupted", "running": "running or killed"}
+    if len(sessions) == 1:
+        return [words[status] for status in number_of]
+    of_all = f"of {plural(len(sessions), 'session')}"
+    return [f"{number} {of_all} {words[status]}" for status, number in sorted(number_of.items())]
 
 
 def provenance(session: SessionFile) -> dict[str, str]:
