@@ -190,7 +190,7 @@ def propose(
     if measured is not None:
         copied = _copied(measured, baselines)
         say(f"{plural(copied, 'baseline')} copied from {measured}")
-    if not git("status", "--porcelain", "--", str(baselines), cwd=here):
+    if not git("status", "--porcelain", "--ignore-submodules=dirty", "--", str(baselines), cwd=here):
         raise FileError(f"nothing in {baselines} differs from the commit: measure with `perfsuite refresh`")
     branch = f"baselines-{re.sub('[^a-zA-Z0-9.-]', '-', hardware)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     git("checkout", "--quiet", "-b", branch, cwd=here)

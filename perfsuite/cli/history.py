@@ -143,7 +143,7 @@ def push(
     except typer.Exit as ended:  # what could be added is pushed all the same
         status = ended.exit_code
     git("add", "--all", cwd=history_dir)
-    if git("status", "--porcelain", cwd=history_dir):
+    if git("status", "--porcelain", "--ignore-submodules=dirty", cwd=history_dir):
         git(*COMMITTER, "commit", "--quiet", "-m", "Results of a night", cwd=history_dir)
     if not git("branch", "--list", branch, cwd=history_dir):  # a branch begins with its first commit
         typer.echo(f"nothing was pushed: {branch} begins with the first result that can be kept")
