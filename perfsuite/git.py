@@ -268,6 +268,27 @@ def changes(directory: Path) -> str | None:
     return hashlib.sha256(diff.encode()).hexdigest()[:16] if diff else None
 
 
+def blobs(commit: str, names: Sequence[str], *, cwd: Path) -> dict[str, bytes]:
+    """Return what files hold at a commit, those that are there; `names` from the top on, which is `cwd`."""
+    if not names:
+        return {}
+    asked = [name for name in names if "\n" not in name]  # git takes one a line
+    lines = "".join(f"{commit}:{name}\n" for name in asked)
+    answer = output("cat-file", "--batch", cwd=cwd, text=os.fsencode(lines))
+    found, begin = dict[str, bytes](), 0
+    for name in asked:
+        end = answer.index(b"\n", begin)
+        header = answer[begin:end].split()
+        begin = end + 1
+        if header[-1] == b"missing" or len(header) < 3:
+            continue
+        size = int(header[-1])
+        if header[-2] == b"blob":
+            found[name] = answer[begin : begin + size]
+        begin += size + 1
+    return found
+
+
 def current_branch(repo: Path) -> str:
     """What is checked out: a branch, or HEAD where none is."""
     return git("rev-parse", "--abbrev-ref", "HEAD", cwd=repo).strip()

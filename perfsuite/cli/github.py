@@ -67,7 +67,12 @@ def comment(
     ours = asked.comment
     new = ("pr", "comment", str(number), "--body-file", "-")
     gh(Step(new if ours is None else ("api", "--method", "PATCH", ours, "--field", "body=@-"), text))
-    output = {"title": headline(sessions), "summary": f"[The job]({run_url})"}
+    is_other_judge = any(
+        each.judge_changes is not None and each.judge_changes.base and each.judge_changes.sentences
+        for each in sessions
+    )
+    title = headline(sessions) + ("; what judges changed" if is_other_judge else "")
+    output = {"title": title, "summary": f"[The job]({run_url})"}
     check = {"name": name, "head_sha": measured, "status": "completed", "conclusion": outcome}
     fields = json.dumps({**check, "details_url": run_url, "output": output})
     gh(Step(("api", "--method", "POST", "repos/{owner}/{repo}/check-runs", "--input", "-"), fields))

@@ -203,9 +203,9 @@ def issue(
         _ = by_class[own_class]  # an issue may be open, though nothing ran
         for result in session.results:
             by_class[result.hardware_class or own_class][0].append(result)
-        if (why := interruption(session)) is not None:
+        if (interrupted := interruption(session)) is not None:
             for each in {own_class, *(result.hardware_class or own_class for result in session.results)}:
-                cut_short[each].append(why)
+                cut_short[each].append(interrupted)
     drifts_found = None if trend is None else documents.read(trend, Trend)
     if drifts_found is not None and not drifts_found.sessions:
         drifts_found = None  # an empty history says nothing of drifts, not that they are gone

@@ -133,8 +133,8 @@ def push(
 ) -> None:
     """Pull the branch of the history, add sessions, and push it.
 
-    Exit status as that of `add`; but 0 if nothing can be kept and there is no branch yet, as after a first night
-    without baselines.
+    Exit status as that of `add`; but 0 if nothing can be kept and there is no branch yet, as after a first
+    night without baselines.
     """
     pull(history_dir, branch)
     status = 0

@@ -35,8 +35,8 @@ def announce(variable: str, history: Path, added: Sequence[Path], results: Seque
     try:
         if not os.environ.get(variable, "").strip():
             return (
-                f"--notify: nothing was posted: the variable {variable} is not set; let it hold the webhook's "
-                "address (in a workflow that calls perfsuite's: the secret notify_url)"
+                f"--notify: nothing was posted: the variable {variable} is not set; let it hold the "
+                "webhook's address (in a workflow that calls perfsuite's: the secret notify_url)"
             )
         sessions = [documents.read(file, SessionFile) for file in results]
         cut_short = [*filter(None, map(summary.interruption, sessions))]

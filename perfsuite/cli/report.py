@@ -65,6 +65,8 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
             out.print(f"{name:<12}{value}")
         if (interruption := summary.interruption(session)) is not None:
             out.print(interruption)
+        for line in summary.judge_changes_told([session.judge_changes]):
+            out.print(line)
         out.print()
         for found in session.preflights:
             out.print(f"{preflight_text(found)}\n")

@@ -10,7 +10,7 @@ import pytest
 from perfsuite import documents
 from perfsuite.cli.github import commented, conclusion, fenced
 from perfsuite.cli.github_issue import LONGEST
-from perfsuite.results.session_file import Measurement, Skipped
+from perfsuite.results.session_file import JudgeChanges, Measurement, Skipped
 from tests.cli.commands import error_of, flat, run
 from tests.cli.conftest import Gh
 from tests.cli.test_github_issue import GOOD, NOISY, SLOW, URL, crashed
@@ -102,6 +102,18 @@ def test_a_session_that_did_not_end_is_never_green(told: Gh, status: str) -> Non
     assert check_of(told)["conclusion"] == "neutral"
     assert check_of(told)["output"]["title"] == f"{word}, 1 passed"
     assert f"## perfsuite: {word}, 1 passed" in told.calls
+
+
+def test_a_branch_that_changes_what_judges_it_says_so_first(told: Gh) -> None:
+    changes = JudgeChanges(
+        base=OLDER, sentences=("waiver of * on tokens/s added", "conftest.py added: 1 line")
+    )
+    answer(GOOD, judge_changes=changes)
+    heading = (
+        "## perfsuite: 1 passed\n\n**This branch changes what judges it, compared with decaf000deca:**\n"
+    )
+    assert f"{heading}\n- waiver of &#42; on tokens/s added\n- conftest.py added: 1 line\n" in told.calls
+    assert check_of(told)["output"]["title"] == "1 passed; what judges changed"
 
 
 def test_no_session_and_a_session_without_results_are_not_green() -> None:
