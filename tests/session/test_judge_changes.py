@@ -77,7 +77,7 @@ def test_other_places_of_cases_and_baselines_are_those_of_the_settings(repo: Pat
 
 
 def test_odd_files_in_place_of_what_judges_are_said(repo: Path) -> None:
-    (repo / "perf-waivers.toml").write_text("")
+    (repo / "perf-waivers.toml").write_text("# none\n")
     commit(repo)
     (repo / "perf-waivers.toml").unlink()
     os.mkfifo(repo / "perf-waivers.toml")
