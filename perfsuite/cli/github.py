@@ -19,7 +19,7 @@ from perfsuite.errors import CaseError, FileError, ToolError
 from perfsuite.git import git
 from perfsuite.report import markdown
 from perfsuite.report.summary import headline
-from perfsuite.report.text import plural
+from perfsuite.report.text import plural, visible
 from perfsuite.results.outcome import QUIET
 from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import BASELINES
@@ -203,7 +203,7 @@ def propose(
     git(*COMMITTER, "commit", "--quiet", "-m", f"Baselines of {hardware}", "--", str(baselines), cwd=here)
     git("push", "--quiet", "origin", "HEAD", cwd=here)
     told = out / BEFORE_AFTER
-    text = told.read_text(errors="replace") if told.is_file() and not told.is_symlink() else ""
+    text = visible(told.read_text(errors="replace")) if told.is_file() and not told.is_symlink() else ""
     create = ("pr", "create", "--title", f"Baselines of {hardware}", "--body-file", "-", "--head", branch)
     typer.echo(gh(Step(create, f"{unlinked(markdown.text(reason))}\n\n{fenced(text[:LONGEST])}\n")).strip())
 
