@@ -1,10 +1,17 @@
-"""Runs git, and asks it where commits stand in their branch. Imports neither torch nor pytest."""
+"""Runs git, and asks it where commits stand in their branch. Imports neither torch nor pytest.
+
+A repository can name programs in its own configuration, which git then runs: a file monitor, hooks, filters
+and many more. Whoever can write `.git/config` could so run code as the user who only asks for a report. No
+command that perfsuite gives to git runs any of them. What users set for themselves (--global) holds.
+"""
 
 import hashlib
 import os
+import re
+import stat
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,30 +20,204 @@ from perfsuite.errors import GitError
 OF_A_HOOK = frozenset(  # what git sets where it runs a hook: git would work on that repository everywhere
     ("GIT_COMMON_DIR", "GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_WORK_TREE")
 )
+ALWAYS = {
+    "core.fsmonitor": "",
+    "core.hooksPath": os.devnull,
+    "fetch.recurseSubmodules": "false",  # a submodule has a configuration of its own
+    "gc.auto": "0",
+    "log.showSignature": "false",  # it runs gpg.program
+    "maintenance.auto": "false",
+    "protocol.ext.allow": "never",  # the address of a remote would be a command
+    "push.recurseSubmodules": "no",
+    "submodule.recurse": "false",
+}
+"""Settings of every command that perfsuite gives to git."""
+_RUNS_A_PROGRAM = (
+    (r"filter\..*\.(clean|smudge|process)", ""),
+    (r"filter\..*\.required", "false"),
+    (r"(commit|tag|push)\.gpgsign", "false"),
+    (r"core\.alternaterefscommand", "true"),
+    (r"core\.(askpass|editor|pager)", ""),
+    (r"core\.gitproxy", ""),
+    (r"core\.sshcommand", "ssh"),
+    (r"credential\.(.*\.)?helper", ""),
+    (r"diff\.(external|.*\.(command|textconv))", ""),
+    (r"gpg\.(.*\.)?(program|defaultkeycommand)", "false"),
+    (r"hook\..*\.command", "true"),
+    (r"merge\..*\.driver", "false"),
+    (r"remote\..*\.(receivepack|uploadpack)", None),
+    (r"remote\..*\.vcs", ""),
+)
+"""Settings by which git runs a program, and what each becomes where only the repository sets it.
+
+None: of this setting the first value counts, so that none can take its place; git then reaches no remote.
+"""
+_PROTOCOLS = ("file", "git", "http", "https", "ssh")
+_OF_THE_USER = ("system", "global", "command")
+_IN_CONTAINER = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/.singularity.d"))
 
 
-def git(*arguments: str, cwd: Path) -> str:
-    """What a git command prints. Raises `GitError` with what git said, or that it is not there."""
+def git(*arguments: str, cwd: Path, filters: bool = False) -> str:
+    """Return what a git command prints. Raises `GitError` with what git said, or that it is not there.
+
+    `filters` lets git run the repository's own filters, for example git-lfs: only where its code runs anyway.
+    """
+    # Files and their names need not be UTF-8.
+    return output(*arguments, cwd=cwd, filters=filters).decode(errors="backslashreplace")
+
+
+def output(*arguments: str, cwd: Path, filters: bool = False, text: bytes = b"") -> bytes:
+    """Return what a git command prints, which has `text` on its standard input. Raises as `git`."""
+    name = f"git {' '.join(arguments)}"
+    usual = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
     try:
-        done = _run(arguments, cwd)
-        if done.returncode and "safe.directory" in done.stderr:  # before 2.38 git takes it from files alone
+        done, replaced = _run(arguments, cwd, usual, filters, text)
+        if done.returncode and b"safe.directory" in done.stderr and (top := _trusted(cwd)) is not None:
+            # Before 2.38 git takes it from files alone.
             with tempfile.TemporaryDirectory() as home:
+                escaped = re.sub(r'[\\"]', r"\\\g<0>", str(top)).replace("\n", "\\n")
                 (Path(home) / "git").mkdir()
-                (Path(home) / "git" / "config").write_text("[safe]\ndirectory = *\n")
-                done = _run(arguments, cwd, XDG_CONFIG_HOME=home)
+                (Path(home) / "git" / "config").write_text(f'[safe]\ndirectory = "{escaped}"\n')
+                done, replaced = _run(arguments, cwd, usual | {"XDG_CONFIG_HOME": home}, filters, text)
     except OSError as error:
-        raise GitError(f"git {' '.join(arguments)}: {error.strerror}") from error
+        raise GitError(f"{name}: {error.strerror}") from error
     if done.returncode:
-        raise GitError(f"git {' '.join(arguments)}: {done.stderr.strip() or 'failed'}")
+        told = done.stderr.decode(errors="backslashreplace").strip() or "failed"
+        if replaced:
+            told += (
+                f" (without {', '.join(replaced)} of the repository, which run programs: set them --global)"
+            )
+        raise GitError(f"{name}: {told}")
     return done.stdout
 
 
-def _run(arguments: Sequence[str], cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    usual = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
-    # In a container the checkout belongs to another user; code of it runs here anyway.
-    command, told = ["git", "-c", "safe.directory=*", *arguments], usual | variables
-    # Files and their names need not be UTF-8.
-    return subprocess.run(command, cwd=cwd, env=told, capture_output=True, errors="backslashreplace")
+def _run(
+    arguments: Sequence[str], cwd: Path, usual: Mapping[str, str], filters: bool, text: bytes
+) -> tuple[subprocess.CompletedProcess[bytes], list[str]]:
+    """Run git, and return with it the names of the repository's settings that were replaced."""
+    top = _trusted(cwd)
+    command = ["git", *([] if top is None else ["-c", f"safe.directory={top}"])]
+    if not _is_bare(cwd):  # else git would take what a directory above pretends to be
+        command += ["-c", "safe.bareRepository=explicit"]
+    for name, fixed in ALWAYS.items():
+        command += ["-c", f"{name}={fixed}"]
+    replaced = _replaced([*command, "config", "--null", "--list"], cwd, usual, filters)
+    variables = dict[str, str]()
+    first = int(usual.get("GIT_CONFIG_COUNT") or 0)
+    for name, value in replaced:
+        if value is None:
+            command += [word for each in _PROTOCOLS for word in ("-c", f"protocol.{each}.allow=never")]
+        elif "=" not in name:  # git 2.31 is the first to know the variables, which can name every setting
+            command += ["-c", f"{name}={value}"]
+        else:
+            variables |= {f"GIT_CONFIG_KEY_{first}": name, f"GIT_CONFIG_VALUE_{first}": value}
+            first += 1
+            variables["GIT_CONFIG_COUNT"] = str(first)
+    names = list(dict.fromkeys(name for name, _ in replaced))
+    if "core.gitproxy" in names:  # of this setting, unlike of others, the first value counts
+        variables["GIT_PROXY_COMMAND"] = usual.get("GIT_PROXY_COMMAND", "")
+    done = subprocess.run(
+        [*command, *arguments], cwd=cwd, env={**usual, **variables}, input=text, capture_output=True
+    )
+    return done, names
+
+
+def _replaced(
+    listing: Sequence[str], cwd: Path, environment: Mapping[str, str], filters: bool
+) -> list[tuple[str, str | None]]:
+    """Return what replaces each setting of a repository by which git would run a program: names and values.
+
+    What users set for themselves takes its place.
+    """
+    settings = [*_settings(listing, cwd, environment)]
+    values = list[tuple[str, str | None]]()
+    for name in sorted({name for scope, name, _ in settings if scope not in _OF_THE_USER}):
+        if filters and name.startswith("filter."):
+            continue
+        instead = [value for keys, value in _RUNS_A_PROGRAM if re.fullmatch(keys, name, re.DOTALL)]
+        if instead:
+            of_user = [value for scope, each, value in settings if each == name and scope in _OF_THE_USER]
+            values += [(name, value) for value in (*instead, *of_user)]
+    return values
+
+
+def _settings(
+    listing: Sequence[str], cwd: Path, environment: Mapping[str, str]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the scope, name and value of each setting. Before 2.26 git tells no scope: it is then empty."""
+    done = subprocess.run([*listing, "--show-scope"], cwd=cwd, env=environment, capture_output=True)
+    has_scopes = done.returncode == 0
+    if not has_scopes:
+        done = subprocess.run(listing, cwd=cwd, env=environment, capture_output=True)
+    fields = [os.fsdecode(each) for each in done.stdout.split(b"\0")[:-1]]
+    scopes = fields[::2] if has_scopes else [""] * len(fields)
+    for scope, setting in zip(scopes, fields[1::2] if has_scopes else fields, strict=True):
+        name, _, value = setting.partition("\n")
+        yield scope, name, value
+
+
+def _top(directory: Path) -> Path | None:
+    """Return the top of the repository or worktree around a directory; None outside of git."""
+    here = directory.resolve()
+    return next((each for each in (here, *here.parents) if os.path.lexists(each / ".git")), None)
+
+
+def _trusted(cwd: Path) -> Path | None:
+    """Return the top of the repository around a directory if git shall take it for safe; else None.
+
+    It must be ours. In a container, where a checkout belongs to whoever made it outside, it may be of another
+    user, who then must own all of it. Where everybody may write, as in /tmp, anybody could put a `.git`.
+    """
+    top = _top(cwd)
+    if top is None:
+        return None
+    try:
+        places = [top, top / ".git", _git_directory(top / ".git")]
+        owners = {each.stat(follow_symlinks=follows).st_uid for each in places for follows in (True, False)}
+        is_open = bool(top.stat().st_mode & stat.S_IWOTH)
+    except (OSError, ValueError):
+        return None
+    if owners == {os.geteuid()}:
+        return top
+    return top if os.geteuid() == 0 and len(owners) == 1 and not is_open and _is_container() else None
+
+
+def _git_directory(file: Path) -> Path:
+    """Return what a `.git` leads to: a worktree or a submodule has a file with the path."""
+    if not file.is_file():
+        return file
+    return file.parent / file.read_text(errors="surrogateescape").removeprefix("gitdir:").strip()
+
+
+def _is_bare(directory: Path) -> bool:
+    return (directory / "HEAD").is_file() and (directory / "objects").is_dir()
+
+
+def _is_container() -> bool:
+    return any(each.exists() for each in _IN_CONTAINER) or bool(
+        {"container", "KUBERNETES_SERVICE_HOST", "APPTAINER_CONTAINER"} & os.environ.keys()
+    )
+
+
+_OF_TRACKED = ("--untracked-files=no", "--ignore-submodules=dirty")
+
+
+def _submodules(directory: Path) -> list[Path]:
+    """Return the submodules that are checked out in a repository.
+
+    git itself would look into them with another configuration than that of the repository: see `_replaced`.
+    """
+    top = _top(directory)
+    if top is None:
+        return []
+    entries = git("ls-files", "--stage", "-z", cwd=top).split("\0")
+    modules = [
+        top / name
+        for entry in entries
+        for mode, _, name in [entry.partition("\t")]
+        if mode.startswith("160000 ")
+    ]
+    return [each for each in modules if os.path.lexists(each / ".git")]
 
 
 class Revision(NamedTuple):
@@ -50,10 +231,11 @@ class Revision(NamedTuple):
 def revision(directory: Path) -> Revision:
     """The revision that is checked out where `directory` lies; outside of git, one without a commit."""
     try:
-        told = git("status", "--porcelain=v2", "--branch", "--untracked-files=no", cwd=directory).splitlines()
+        told = git("status", "--porcelain=v2", "--branch", *_OF_TRACKED, cwd=directory).splitlines()
+        modules = [revision(each) for each in _submodules(directory)]
     except GitError as error:
         here = directory.resolve()
-        is_inside = any((each / ".git").exists() for each in (here, *here.parents))
+        is_inside = _top(here) is not None
         workspace = os.environ.get("GITHUB_WORKSPACE")
         if workspace and not is_inside and here.is_relative_to(Path(workspace).resolve()):
             return Revision(os.environ.get("GITHUB_SHA"), False)  # in an image without git nothing has a .git
@@ -61,16 +243,50 @@ def revision(directory: Path) -> Revision:
     commit = next(line.split()[2] for line in told if line.startswith("# branch.oid "))
     if commit == "(initial)":
         return Revision(None, False, "there is no commit yet")
-    return Revision(commit, any(not line.startswith("# ") for line in told))
+    # A submodule of which git tells nothing counts as changed.
+    is_dirty_below = any(each.dirty or each.commit is None for each in modules)
+    return Revision(commit, any(not line.startswith("# ") for line in told) or is_dirty_below)
 
 
 def changes(directory: Path) -> str | None:
     """A digest of the uncommitted changes to tracked files; None without any, and outside of git."""
     try:
-        diff = git("diff", "--binary", "--no-ext-diff", "--no-textconv", "HEAD", cwd=directory)
+        diff = git(
+            "diff",
+            "--binary",
+            "--no-ext-diff",
+            "--no-textconv",
+            "--ignore-submodules=dirty",
+            "HEAD",
+            cwd=directory,
+        )
+        diff += "".join(
+            f"{each}: {changed}\n" for each in _submodules(directory) if (changed := changes(each))
+        )
     except GitError:
         return None
     return hashlib.sha256(diff.encode()).hexdigest()[:16] if diff else None
+
+
+def blobs(commit: str, names: Sequence[str], *, cwd: Path) -> dict[str, bytes]:
+    """Return what files hold at a commit, those that are there; `names` from the top on, which is `cwd`."""
+    if not names:
+        return {}
+    asked = [name for name in names if "\n" not in name]  # git takes one a line
+    lines = "".join(f"{commit}:{name}\n" for name in asked)
+    answer = output("cat-file", "--batch", cwd=cwd, text=os.fsencode(lines))
+    found, begin = dict[str, bytes](), 0
+    for name in asked:
+        end = answer.index(b"\n", begin)
+        header = answer[begin:end].split()
+        begin = end + 1
+        if header[-1] == b"missing" or len(header) < 3:
+            continue
+        size = int(header[-1])
+        if header[-2] == b"blob":
+            found[name] = answer[begin : begin + size]
+        begin += size + 1
+    return found
 
 
 def current_branch(repo: Path) -> str:

@@ -65,13 +65,24 @@ def _settings(file: Path) -> Mapping[str, Any] | None:
     """pytest's settings in a file; None without such a file, or such a section in it."""
     try:
         text = file.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{file} cannot be read: {error}") from error
+    return settings(file, text)
+
+
+def settings(file: Path | str, text: str) -> Mapping[str, Any] | None:
+    """Return pytest's settings in the text of a file, None without such a section. Raises `FileError`."""
+    file = Path(file)
+    try:
         if file.suffix == ".toml":
             return _of_toml(file, tomllib.loads(text))
         sections = IniConfig(file, data=text).sections
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ParseError) as error:
+    except (tomllib.TOMLDecodeError, ParseError, RecursionError) as error:
         raise FileError(f"{file} cannot be read: {error}") from error
+    except (AttributeError, TypeError, ValueError) as error:  # a number or a list in place of a table
+        raise FileError(f"{file} cannot be read: pytest's settings there are not a table") from error
     section = sections.get("tool:pytest" if file.suffix == ".cfg" else "pytest")
     return {} if section is None and file.name.removeprefix(".") == "pytest.ini" else section
 
@@ -82,4 +93,5 @@ def _of_toml(file: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None
         return dict(content.get("pytest", {}))
     table = content.get("tool", {}).get("pytest", {})
     own = {name: value for name, value in table.items() if name != "ini_options"}
-    return own or table.get("ini_options")
+    options = own or table.get("ini_options")
+    return None if options is None else dict(options)

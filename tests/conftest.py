@@ -30,6 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not _only_gpu_tests(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.pop("GITHUB_BASE_REF", None)  # a job of a pull request of perfsuite: not of what tests measure
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -1,13 +1,16 @@
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from perfsuite.errors import GitError
 from perfsuite.git import Revision, changes, current_branch, dates, revision, unplaced
+from perfsuite.git import git as perfsuite_git
+from tests.cli.commands import error_of, flat, run
 from tests.processes import executable
-from tests.synthetic import BEGIN, git, make_repository
+from tests.synthetic import BEGIN, commit, git, make_repository
 
 
 @pytest.fixture
@@ -32,7 +35,8 @@ def test_outside_of_git_there_is_no_revision_and_why_git_fails_in_a_repository_i
     git(tmp_path, "init", "--quiet")
     assert revision(tmp_path) == Revision(None, False, "there is no commit yet")
     monkeypatch.setenv("PATH", str(tmp_path))
-    why = "git status --porcelain=v2 --branch --untracked-files=no: No such file or directory"
+    command = "git status --porcelain=v2 --branch --untracked-files=no --ignore-submodules=dirty"
+    why = f"{command}: No such file or directory"
     assert revision(tmp_path) == Revision(None, False, why)
 
 
@@ -111,3 +115,212 @@ def test_the_current_branch_is_what_is_checked_out(repo: Path) -> None:
     assert current_branch(repo) == "main"
     git(repo, "checkout", "-q", "--detach")
     assert current_branch(repo) == "HEAD"
+
+
+KEYS = (
+    "commit.gpgSign=true",
+    "core.alternateRefsCommand={evil}",
+    "core.askPass={evil}",
+    "core.editor={evil}",
+    "core.fsmonitor={evil}",
+    "core.gitProxy={evil}",
+    "core.pager={evil}",
+    "core.sshCommand={evil}",
+    "credential.helper=!{evil}",
+    "credential.https://localhost.helper=!{evil}",
+    "diff.evil.command={evil}",
+    "diff.evil.textconv={evil}",
+    "diff.external={evil}",
+    "filter.a=b.clean={evil}",
+    "filter.a=b.smudge={evil}",
+    "filter.evil.clean={evil}",
+    "filter.evil.process={evil}",
+    "filter.evil.required=true",
+    "filter.evil.smudge={evil}",
+    "gc.recentObjectsHook={evil}",
+    "gpg.program={evil}",
+    "log.showSignature=true",
+    "merge.evil.driver={evil}",
+    "pager.log={evil}",
+    "protocol.ext.allow=always",
+    "remote.origin.receivepack={evil}",
+    "remote.origin.uploadpack={evil}",
+    "sequence.editor={evil}",
+)
+HOOKS = (
+    "post-checkout",
+    "post-commit",
+    "post-index-change",
+    "pre-commit",
+    "pre-push",
+    "reference-transaction",
+)
+
+
+class Hostile:
+    """A repository whose own settings, hooks and attributes run a program that leaves a file."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self.ran = top.parent / f"{top.name}-ran"
+        make_repository(top, 2)
+        for name, kind in (("a.txt", "evil"), ("b.txt", "a=b")):
+            (top / name).write_text("text")
+            with (top / ".gitattributes").open("a") as file:
+                file.write(f"{name} filter={kind} diff=evil merge=evil\n")
+        commit(top)
+        evil = executable(top.parent / f"{top.name}-evil", f'echo "$0 $@" >> "{self.ran}"', "exit 1")
+        for key in KEYS:
+            name, _, value = key.rpartition("=")
+            plain("config", name, value.format(evil=evil), cwd=top)
+        for hook in HOOKS:
+            shutil.copy(evil, top / ".git" / "hooks" / hook)
+        os.utime(top / "a.txt", (0, 0))  # git compares what it holds
+        os.utime(top / "b.txt", (0, 0))
+
+    def owned_by(self, uid: int) -> None:
+        for each in (self.top, *self.top.rglob("*")):
+            os.chown(each, uid, uid, follow_symlinks=False)
+
+
+def plain(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """What git does by itself, which no setting of perfsuite reaches."""
+    return subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+NOBODY = 65534
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Hostile:
+    return Hostile(tmp_path / "hostile")
+
+
+def test_no_program_that_a_repository_names_is_run(hostile: Hostile) -> None:
+    top = hostile.top
+    assert revision(top) == Revision(git(top, "rev-parse", "HEAD"), dirty=False)
+    assert changes(top) is None
+    assert len(dates(top, "main")) == 3
+    (top / "a.txt").write_text("changed")
+    assert revision(top).dirty
+    assert changes(top) is not None
+    git(top, "log", "-1", "--format=%H")
+    git(top, "show", "HEAD:a.txt")
+    git(top, "diff", "--name-only", "HEAD")
+    git(top, "worktree", "add", "--detach", str(top.parent / "other"))
+    commit(top)
+    git(top, "remote", "add", "elsewhere", f"ext::{hostile.top.parent}/hostile-evil x")
+    for remote in ("origin", "elsewhere"):
+        with pytest.raises(GitError):
+            git(top, "ls-remote", remote)
+    assert not hostile.ran.exists()
+    plain("status", cwd=top)
+    assert hostile.ran.exists(), "git by itself runs it"
+
+
+@pytest.mark.parametrize("words", [["baseline", "diff", "HEAD"], ["history", "pull"]])
+def test_commands_run_no_program_that_a_repository_names(
+    hostile: Hostile, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(hostile.top, "init", "--quiet", "--bare", "../origin")
+    plain("config", "remote.origin.url", "../origin", cwd=hostile.top)
+    monkeypatch.chdir(hostile.top)
+    if words[0] == "history":
+        told = error_of(*words)
+        assert "transport 'file' not allowed (without " in told
+        assert "remote.origin.uploadpack of the repository, which run programs" in flat(told)
+        for name in ("uploadpack", "receivepack"):
+            plain("config", "--unset", f"remote.origin.{name}", cwd=hostile.top)
+    run(*words)
+    assert not hostile.ran.exists()
+
+
+def test_a_filter_of_the_repository_serves_where_its_code_runs(hostile: Hostile) -> None:
+    with pytest.raises(GitError):
+        perfsuite_git("worktree", "add", "--detach", "../other", cwd=hostile.top, filters=True)
+    assert "evil" in hostile.ran.read_text()
+
+
+def test_what_users_set_for_themselves_holds(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = tmp_path / "mine"
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(mine))
+    plain("config", "--file", str(mine), "credential.helper", "store", cwd=repo)
+    plain("config", "credential.helper", "!evil", cwd=repo)
+    assert git(repo, "config", "--get-all", "credential.helper").splitlines()[-2:] == ["", "store"]
+
+
+def test_an_error_names_the_settings_that_are_not_used(repo: Path) -> None:
+    plain("config", "credential.helper", "!evil", cwd=repo)
+    with pytest.raises(GitError, match=r"\(without credential.helper of the repository, which run programs"):
+        git(repo, "ls-remote", str(repo / "nowhere"))
+
+
+@only_root
+@pytest.mark.parametrize("in_container", [True, False])
+def test_a_repository_of_another_user_is_read_in_a_container_alone(
+    hostile: Hostile, monkeypatch: pytest.MonkeyPatch, in_container: bool
+) -> None:
+    head = git(hostile.top, "rev-parse", "HEAD")
+    hostile.owned_by(NOBODY)
+    monkeypatch.setattr("perfsuite.git._is_container", lambda: in_container)
+    found = revision(hostile.top)
+    if in_container:
+        assert found == Revision(head, dirty=False)
+    else:
+        assert "dubious ownership" in (found.problem or "")
+    assert not hostile.ran.exists()
+
+
+@only_root
+@pytest.mark.parametrize("mode", [0o1777, 0o755])
+def test_a_git_that_somebody_put_above_is_not_trusted(
+    hostile: Hostile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    """Of /tmp, which is of root and open to everybody, and of a directory of root, the owner does not fit."""
+    monkeypatch.setattr("perfsuite.git._is_container", lambda: True)
+    hostile.owned_by(NOBODY)
+    os.chown(hostile.top, 0, 0)
+    hostile.top.chmod(mode)
+    (hostile.top / "work").mkdir()
+    found = revision(hostile.top / "work")
+    assert found.commit is None
+    assert "dubious ownership" in (found.problem or "")
+    assert not hostile.ran.exists()
+
+
+@only_root
+def test_an_open_directory_of_another_user_is_not_trusted(
+    hostile: Hostile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfsuite.git._is_container", lambda: True)
+    hostile.owned_by(NOBODY)
+    hostile.top.chmod(0o777)
+    assert revision(hostile.top).commit is None
+
+
+def test_a_bare_repository_above_is_none_of_ours(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet", "--bare", "pretended")
+    (tmp_path / "pretended" / "work").mkdir()
+    with pytest.raises(GitError, match=r"bareRepository|not a git repository"):
+        git(tmp_path / "pretended" / "work", "rev-parse", "--git-dir")
+    assert git(tmp_path / "pretended", "rev-parse", "--is-bare-repository") == "true"
+
+
+def test_changes_in_a_submodule_are_seen_and_its_filters_are_not_run(repo: Path, tmp_path: Path) -> None:
+    inner = Hostile(tmp_path / "inner")
+    plain("-c", "core.fsmonitor=", "clone", "--no-checkout", str(inner.top), str(repo / "sub"), cwd=tmp_path)
+    plain("config", "filter.evil.clean", str(tmp_path / "inner-evil"), cwd=repo / "sub")
+    git(repo / "sub", "reset", "--hard")
+    git(repo, "add", "sub")
+    commit(repo)
+    inner.ran.unlink(missing_ok=True)
+    os.utime(repo / "sub" / "a.txt", (0, 0))
+    assert not revision(repo).dirty
+    assert changes(repo) is None
+    (repo / "sub" / "a.txt").write_text("changed")
+    assert revision(repo).dirty
+    assert changes(repo) is not None
+    assert not inner.ran.exists()

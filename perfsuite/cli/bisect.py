@@ -19,6 +19,7 @@ from perfsuite.report.text import between, percent, plural
 from perfsuite.results.metric import described
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
+from perfsuite.results.store import CASES
 from perfsuite.session.against_arm import by_counts, by_times
 from perfsuite.session.session import session_file
 from perfsuite.session.setup import DryHost, Host
@@ -33,7 +34,7 @@ def bisect(
     ] = None,
     dry: shared.DryWay = False,
     counts: shared.CountsWay = False,
-    cases: shared.Cases = shared.CASES,
+    cases: shared.Cases = CASES,
     tolerance: shared.Tolerance = None,
     max_pairs: shared.MaxPairs = None,
     json_output: Annotated[bool, typer.Option("--json", help="for machines: every step")] = False,

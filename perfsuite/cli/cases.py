@@ -23,7 +23,7 @@ from perfsuite.report.progress import Progress
 from perfsuite.report.terminal import console, plain_table, print_rows
 from perfsuite.report.text import plural, relative
 from perfsuite.results.session_file import Status
-from perfsuite.results.store import Store
+from perfsuite.results.store import CASES, Store
 from perfsuite.session import outputs
 from perfsuite.session.against_arm import by_counts, by_times, resolved
 from perfsuite.session.dry import dry_session
@@ -32,7 +32,6 @@ from perfsuite.session.plan import budget_for, past_of, planned
 from perfsuite.session.session import Session, session_file
 from perfsuite.session.setup import Options
 
-CASES = Path("bench_cases")
 UNDECIDED = 3  # exit status: no case is slower, one not decided (inconclusive, or on an unhealthy machine)
 
 

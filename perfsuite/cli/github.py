@@ -4,9 +4,10 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -14,18 +15,19 @@ from perfsuite import documents
 from perfsuite.cli.cases import say
 from perfsuite.cli.github_issue import LONGEST, Step, ask_gh, fitting, gh, issue, unlinked
 from perfsuite.cli.history import COMMITTER
-from perfsuite.errors import CaseError, FileError
+from perfsuite.errors import CaseError, FileError, ToolError
 from perfsuite.git import git
 from perfsuite.report import markdown
 from perfsuite.report.summary import headline
-from perfsuite.report.text import plural
+from perfsuite.report.text import plural, visible
 from perfsuite.results.outcome import QUIET
-from perfsuite.results.session_file import Measurement, SessionFile
+from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import BASELINES
 
 app = typer.Typer(help="Tell people on GitHub, by its command gh and the token in GH_TOKEN.")
 app.command()(issue)
 
+_COMMIT = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")
 BEFORE_AFTER = "before-after.txt"  # of `perfsuite refresh`: figures of each new baseline and of that before
 
 
@@ -37,29 +39,45 @@ def comment(
         int | None, typer.Option(help="Its number (default: that of the job, from GITHUB_REF).")
     ] = None,
     name: Annotated[str, typer.Option(help="One comment and one check for each name.")] = "perfsuite",
+    commit: Annotated[
+        str,
+        typer.Option(
+            help="The pull request's commit that was measured, which gets the check (default: the commit in "
+            "the results).",
+            envvar="HEAD_SHA",
+        ),
+    ] = "",
 ) -> None:
     """Answer a pull request: one comment, kept up to date, and a check that is red, green or neutral.
 
-    The check is red if a case is worse or fails; else neutral if one was not decided or not reached, or none
-    was measured.
+    The check is red if a case is worse or fails. It is neutral if a session did not end, if a case was not
+    decided or not reached, or if none was measured. It is attached to the commit that was measured.
     """
     if not re.fullmatch(r"[\w .-]{1,60}", name):
         raise CaseError(f"--name {name!r}: expected up to 60 letters, digits, spaces, dots and hyphens")
+    if commit and not _COMMIT.fullmatch(commit):
+        raise CaseError(f"--commit {commit!r}: expected a whole commit, of 40 hexadecimal digits")
     number = _number() if pull_request is None else pull_request
     sessions = [documents.read(file, SessionFile) for file in results]
     mark = f"<!-- perfsuite: comment {name} -->"
-    head, ours = _pull_request(number, mark)
-    text = commented(sessions, run_url, mark)
+    asked = _pull_request(number, mark)
+    measured = commit or _measured(sessions, asked)
+    outcome = conclusion(sessions)
+    text = commented(sessions, run_url, mark, moved_on(measured, asked.head))
+    ours = asked.comment
     new = ("pr", "comment", str(number), "--body-file", "-")
     gh(Step(new if ours is None else ("api", "--method", "PATCH", ours, "--field", "body=@-"), text))
-    measured = [result for session in sessions for result in session.results]
-    outcome = conclusion(measured, any(skip.not_reached for each in sessions for skip in each.skipped))
-    output = {"title": headline(sessions), "summary": f"[The job]({run_url})"}
-    check = {"name": name, "head_sha": head, "status": "completed", "conclusion": outcome}
+    is_other_judge = any(
+        each.judge_changes is not None and each.judge_changes.base and each.judge_changes.sentences
+        for each in sessions
+    )
+    title = headline(sessions) + ("; what judges changed" if is_other_judge else "")
+    output = {"title": title, "summary": f"[The job]({run_url})"}
+    check = {"name": name, "head_sha": measured, "status": "completed", "conclusion": outcome}
     fields = json.dumps({**check, "details_url": run_url, "output": output})
     gh(Step(("api", "--method", "POST", "repos/{owner}/{repo}/check-runs", "--input", "-"), fields))
     done = "new comment" if ours is None else "comment brought up to date"
-    typer.echo(f"pull request {number}: {done}, check {name}: {outcome}")
+    typer.echo(f"pull request {number}: {done}, check {name} of {measured[:12]}: {outcome}")
 
 
 def _number() -> int:
@@ -69,29 +87,92 @@ def _number() -> int:
     return int(found[1])
 
 
-def _pull_request(number: int, mark: str) -> tuple[str, str | None]:
-    """Ask for its newest commit, and the address of our comment, if this token's own account wrote one."""
-    told = ask_gh("pr", "view", str(number), "--json", "headRefOid,comments")
-    ours = (each["url"] for each in told["comments"] if each["viewerDidAuthor"] and mark in each["body"])
+class PullRequest(NamedTuple):
+    """What GitHub says of a pull request."""
+
+    number: int
+    head: str  # its newest commit
+    commits: frozenset[str]
+    comment: str | None  # the API's path of our comment, if this token's own account wrote one
+
+
+def _pull_request(number: int, mark: str) -> PullRequest:
+    answer = ask_gh("pr", "view", str(number), "--json", "headRefOid,comments,commits")
+    ours = (each["url"] for each in answer["comments"] if each["viewerDidAuthor"] and mark in each["body"])
     found = re.search(r"#issuecomment-(\d+)$", next(ours, ""))
-    return told["headRefOid"], f"repos/{{owner}}/{{repo}}/issues/comments/{found[1]}" if found else None
+    return PullRequest(
+        number=number,
+        head=answer["headRefOid"],
+        commits=frozenset(each["oid"] for each in answer["commits"]),
+        comment=f"repos/{{owner}}/{{repo}}/issues/comments/{found[1]}" if found else None,
+    )
 
 
-def commented(sessions: list[SessionFile], run_url: str, mark: str) -> str:
-    """Return the text of a comment: the summary of a job, cut at what GitHub takes; it mentions nobody."""
+def _measured(sessions: Sequence[SessionFile], of: PullRequest) -> str:
+    """Return the pull request's commit that sessions measured, by what they recorded. Raises `CaseError`.
+
+    A job of a pull request checks out a merge of it into its base: that commit's second parent was measured.
+    """
+    recorded = {session.commit for session in sessions}
+    shown = ", ".join(sorted(str(commit and commit[:12]) for commit in recorded))
+    commit = recorded.pop() if len(recorded) == 1 else None
+    if commit is None:
+        raise CaseError(
+            f"the results are of commit {shown}, and a check needs the one commit that was measured: "
+            "give it as --commit"
+        )
+    known = of.commits | {of.head}
+    if commit in known:
+        return commit
+    try:
+        parents = [
+            each["sha"] for each in ask_gh("api", f"repos/{{owner}}/{{repo}}/commits/{commit}")["parents"]
+        ]
+    except ToolError:  # a commit that was never pushed
+        parents = []
+    if len(parents) == 2 and parents[1] in known:
+        return str(parents[1])
+    raise CaseError(
+        f"the results are of commit {shown}, which is neither in pull request {of.number} nor a merge of it: "
+        "give the commit that was measured as --commit"
+    )
+
+
+def moved_on(measured: str, head: str) -> str:
+    """Return a sentence if a pull request has a newer commit than the one that was measured; else nothing."""
+    if measured == head:
+        return ""
+    return f"Measured: {measured[:12]}. The pull request has moved on to {head[:12]}, which was not measured."
+
+
+def commented(sessions: list[SessionFile], run_url: str, mark: str, note: str = "") -> str:
+    """Return the text of a comment: the summary of a job, cut at what GitHub takes; it mentions nobody.
+
+    `note` stands at its top.
+    """
     whole = unlinked(markdown.render(sessions)).splitlines()
+    if note:
+        whole = [f"**{markdown.text(note)}**", "", *whole]
     lines = fitting(whole, LONGEST - len(mark) - len(run_url))
     lines += ["", "The rest is cut."] if len(lines) < len(whole) else []
     open_parts = "".join(lines).count("<details>") - "".join(lines).count("</details>")
     return "\n".join([*lines, *["</details>"] * open_parts, "", f"[The job]({run_url})", mark])
 
 
-def conclusion(results: list[Measurement], is_cut_short: bool = False) -> str:
-    """Return GitHub's word for what these results mean: `failure`, `neutral` or `success`."""
+def conclusion(sessions: Sequence[SessionFile]) -> str:
+    """Return GitHub's word for what sessions found: `failure`, `neutral` or `success`.
+
+    Only sessions that ended, and each of which measured something, can be a `success`.
+    """
+    results = [result for session in sessions for result in session.results]
     open_ones = [result for result in results if result.excused is None and not result.shadow]
     if any(result.outcome in ("failed", "regressed") for result in open_ones):
         return "failure"
-    is_green = results and not is_cut_short and all(result.outcome in QUIET for result in open_ones)
+    has_ended = all(session.status == "complete" and session.results for session in sessions)
+    is_cut_short = any(skip.not_reached for session in sessions for skip in session.skipped)
+    is_green = (
+        bool(sessions) and has_ended and not is_cut_short and all(each.outcome in QUIET for each in open_ones)
+    )
     return "success" if is_green else "neutral"
 
 
@@ -114,7 +195,7 @@ def propose(
     if measured is not None:
         copied = _copied(measured, baselines)
         say(f"{plural(copied, 'baseline')} copied from {measured}")
-    if not git("status", "--porcelain", "--", str(baselines), cwd=here):
+    if not git("status", "--porcelain", "--ignore-submodules=dirty", "--", str(baselines), cwd=here):
         raise FileError(f"nothing in {baselines} differs from the commit: measure with `perfsuite refresh`")
     branch = f"baselines-{re.sub('[^a-zA-Z0-9.-]', '-', hardware)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     git("checkout", "--quiet", "-b", branch, cwd=here)
@@ -122,7 +203,7 @@ def propose(
     git(*COMMITTER, "commit", "--quiet", "-m", f"Baselines of {hardware}", "--", str(baselines), cwd=here)
     git("push", "--quiet", "origin", "HEAD", cwd=here)
     told = out / BEFORE_AFTER
-    text = told.read_text(errors="replace") if told.is_file() and not told.is_symlink() else ""
+    text = visible(told.read_text(errors="replace")) if told.is_file() and not told.is_symlink() else ""
     create = ("pr", "create", "--title", f"Baselines of {hardware}", "--body-file", "-", "--head", branch)
     typer.echo(gh(Step(create, f"{unlinked(markdown.text(reason))}\n\n{fenced(text[:LONGEST])}\n")).strip())
 

@@ -16,6 +16,7 @@ from perfsuite.errors import ToolError
 from perfsuite.history.trend import Drift, Trend
 from perfsuite.report import markdown
 from perfsuite.report.explained import explained
+from perfsuite.report.summary import interruption
 from perfsuite.report.terminal import console
 from perfsuite.report.text import cut, printable
 from perfsuite.results.session_file import Measurement, SessionFile
@@ -63,6 +64,8 @@ def steps(
     issue: Issue | None,
     run_url: str,
     drifts: Sequence[Drift] | None = None,
+    *,
+    cut_short: Sequence[str] = (),
 ) -> list[Step]:
     """Return the calls of `gh` after a night: none, or those that open, update or close an issue.
 
@@ -70,26 +73,32 @@ def steps(
     closed when each of its cases was measured again and is good, and none of its drifts is found any more. A
     case that was not measured, whose verdict is inconclusive or unhealthy, or whose step was not counted
     though there is a baseline of its counts, keeps it open. One whose list cannot be read is never closed,
-    and gets a new list as soon as something is bad.
+    and gets a new list as soon as something is bad. `cut_short` says of each session that did not end why:
+    with one of them nothing counts as good, so that no issue loses a case or is closed.
     """
     failed = [each for each in results if each.outcome == "failed" and each.excused is None]
     regressed = [each for each in results if each.outcome == "regressed" and each.excused is None]
     bad = {each.case_id: _of_result(each) for each in (*failed, *regressed)}
     bad |= {f"{_DRIFT}{each.case}, {each.metric}": _of_drift(each) for each in drifts or ()}
-    good = {result.case_id for result in results if _is_good(result)}
+    good = set() if cut_short else {result.case_id for result in results if _is_good(result)}
     waived = [_of_result(each) for each in results if each.excused == "waived"]
     known = None if issue is None else issue.subjects
     for subject in known or ():
-        is_gone = subject in good or (drifts is not None and subject.startswith(_DRIFT))
+        is_gone = subject in good or (drifts is not None and not cut_short and subject.startswith(_DRIFT))
         if not is_gone and subject not in bad:
             why = "not measured or not counted again, or not known"
+            if cut_short:
+                why = "kept until a session that ends finds it good"
             bad[subject] = f"- {code(subject)}: {why}; if this case is gone, close this issue by hand"
     if issue is None:
         label = Step(("label", "create", LABEL, "--force", "--description", "Opened by perfsuite"))
         create = ("issue", "create", "--title", title(hardware_class), "--label", LABEL, "--body-file", "-")
-        return [label, Step(create, _body(bad, waived, run_url))] if bad else []
+        return [label, Step(create, _body(bad, waived, run_url, cut_short))] if bad else []
     if bad:
-        return [Step(("issue", "edit", str(issue.number), "--body-file", "-"), _body(bad, waived, run_url))]
+        edit = ("issue", "edit", str(issue.number), "--body-file", "-")
+        return [Step(edit, _body(bad, waived, run_url, cut_short))]
+    if cut_short:
+        return []
     gone = f"Gone: all that this issue was open for is good again or waived ({run_url})."
     close = Step(("issue", "close", str(issue.number), "--comment", gone))
     return [] if known is None else [close]
@@ -114,11 +123,11 @@ def _of_drift(finding: Drift) -> str:
     return "\n  - ".join([f"- {code(finding.case)}: {told}", *map(_plain, finding.sentences())])
 
 
-def _body(bad: Mapping[str, str], waived: Sequence[str], run_url: str) -> str:
+def _body(bad: Mapping[str, str], waived: Sequence[str], run_url: str, cut_short: Sequence[str]) -> str:
     """Return an issue's text from one for each subject; its hidden line lists them for `Issue.subjects`."""
     listed = json.dumps(sorted(bad)).replace(">", "\\u003e")  # it ends no comment
     hidden = f"<!-- perfsuite: {listed} -->"
-    texts = [*bad.values(), *waived]
+    texts = [*(f"- **{_plain(why)}**" for why in cut_short), *bad.values(), *waived]
     shown = fitting(texts, LONGEST - len(hidden))
     shown += [f"- and {left} more"] if (left := len(texts) - len(shown)) else []
     end = "perfsuite keeps this text up to date, and closes the issue when all of them are good."
@@ -187,17 +196,27 @@ def issue(
 ) -> None:
     """Open, update or close the GitHub issue of each hardware class after a night, by gh and its token."""
     by_class = defaultdict[str, tuple[list[Measurement], list[Drift]]](lambda: ([], []))
+    cut_short = defaultdict[str, list[str]](list)
     for file in results:
         session = documents.read(file, SessionFile)
-        of_machine = by_class[session.machine.hardware_class]  # an issue may be open, though nothing ran
+        own_class = session.machine.hardware_class
+        _ = by_class[own_class]  # an issue may be open, though nothing ran
         for result in session.results:
-            (by_class[result.hardware_class] if result.hardware_class else of_machine)[0].append(result)
-    for finding in documents.read(trend, Trend).failing if trend is not None else ():
+            by_class[result.hardware_class or own_class][0].append(result)
+        if (interrupted := interruption(session)) is not None:
+            for each in {own_class, *(result.hardware_class or own_class for result in session.results)}:
+                cut_short[each].append(interrupted)
+    drifts_found = None if trend is None else documents.read(trend, Trend)
+    if drifts_found is not None and not drifts_found.sessions:
+        drifts_found = None  # an empty history says nothing of drifts, not that they are gone
+    for finding in () if drifts_found is None else drifts_found.failing:
         by_class[finding.hardware_class][1].append(finding)
     for hardware_class, (measured, drifts) in by_class.items():
         before = open_issue(hardware_class)
-        calls = steps(hardware_class, measured, before, run_url, None if trend is None else drifts)
+        known = None if drifts_found is None else drifts
+        why = cut_short[hardware_class]
+        calls = steps(hardware_class, measured, before, run_url, known, cut_short=why)
         for call in calls:
             gh(call)
         done = ", ".join(" ".join(call.arguments[:2]) for call in calls) or "nothing to do"
-        console().print(f"{hardware_class}: {done}")
+        console().print(f"{hardware_class}: {'; '.join([done, *why])}")

@@ -23,6 +23,7 @@ from perfsuite.history import verdicts
 from perfsuite.history.asv import export as asv
 from perfsuite.history.store import Place, StoredResult
 from perfsuite.history.trend import Trend
+from perfsuite.report import summary
 from perfsuite.report.terminal import console, plain_table, print_rows
 from perfsuite.report.text import plural
 from perfsuite.results.amounts import amount
@@ -36,6 +37,7 @@ HardwareClass = Annotated[str, typer.Option("--hardware-class", help="Only these
 CaseGlob = Annotated[str, typer.Option("--case", help="Only cases with such an id; * and ? match.")]
 HistoryBranch = Annotated[str, typer.Option("--branch", help="Branch of the history.")]
 BRANCH, WORKTREE = "perfsuite-history", Path("history")
+NOTHING_KEPT = 1  # exit status where nothing can be kept of all that was asked for by name
 COMMITTER = ("-c", "user.name=perfsuite", "-c", "user.email=perfsuite@users.noreply.github.com")
 Since = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Only sessions from this day on.")]
 Notify = Annotated[
@@ -75,6 +77,8 @@ def add(
             console(stderr=True).print(f"not added: {error}", style="red")
             bad = True
             continue
+        if (interruption := summary.interruption(added.session)) is not None:
+            out.print(f"{file}: {interruption}", style="yellow")
         for reason in added.left_out:
             out.print(f"left out of {file}: {reason}", style="yellow")
         for written in added.written:
@@ -89,7 +93,7 @@ def add(
         raise typer.Exit(2)
     if results and not kept:
         console(stderr=True).print("nothing to keep in " + ", ".join(map(str, results)), style="red")
-        raise typer.Exit(1)
+        raise typer.Exit(NOTHING_KEPT)
 
 
 @app.command()
@@ -127,7 +131,11 @@ def push(
     branch: HistoryBranch = BRANCH,
     notify: Notify = None,
 ) -> None:
-    """Pull the branch of the history, add sessions, and push it. Exit status as that of `add`."""
+    """Pull the branch of the history, add sessions, and push it.
+
+    Exit status as that of `add`; but 0 if nothing can be kept and there is no branch yet, as after a first
+    night without baselines.
+    """
     pull(history_dir, branch)
     status = 0
     try:
@@ -135,8 +143,11 @@ def push(
     except typer.Exit as ended:  # what could be added is pushed all the same
         status = ended.exit_code
     git("add", "--all", cwd=history_dir)
-    if git("status", "--porcelain", cwd=history_dir):
+    if git("status", "--porcelain", "--ignore-submodules=dirty", cwd=history_dir):
         git(*COMMITTER, "commit", "--quiet", "-m", "Results of a night", cwd=history_dir)
+    if not git("branch", "--list", branch, cwd=history_dir):  # a branch begins with its first commit
+        typer.echo(f"nothing was pushed: {branch} begins with the first result that can be kept")
+        raise typer.Exit(0 if status == NOTHING_KEPT else status)
     git("push", "--quiet", "origin", branch, cwd=history_dir)
     raise typer.Exit(status)
 
@@ -255,7 +266,7 @@ def trend(
 ) -> None:
     """Find when a case got slower or larger, slowly or at once, and what else changed then.
 
-    Exit status 1 if a worsening is still there and not accepted, 2 on an error.
+    Exit status 1 if a worsening is still there and not accepted, 2 on an error. An empty history is no error.
     """
     require("numpy", purpose="to look for trends")
     found = trends.trend(
@@ -269,6 +280,8 @@ def trend(
     )
     if as_json:
         typer.echo(found.as_json(), nl=False)
+    elif not found.sessions:
+        typer.echo(f"{history_dir} holds no session yet: nothing was looked at")
     else:
         _print_trend(found)
     if found.failing:

@@ -13,10 +13,11 @@ from packaging.version import Version
 
 from perfsuite import documents
 from perfsuite.case.hardware import hardware_error
-from perfsuite.cli.cases import CASES, Cases
+from perfsuite.cli.cases import Cases
 from perfsuite.cli.night import gate
 from perfsuite.errors import CaseError
 from perfsuite.ini import read_ini
+from perfsuite.results.store import CASES
 
 IGNORED = (".perfsuite/", "out/")
 NIGHT, ACCEPT = Path("performance-night.sh"), 'perfsuite baseline accept --reason "the first"'

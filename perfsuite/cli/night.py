@@ -20,7 +20,7 @@ from perfsuite.cli.report import LocalStore
 from perfsuite.errors import CaseError, FileError
 from perfsuite.report.summary import needs_words, reason
 from perfsuite.results.session_file import Measurement, SessionFile
-from perfsuite.results.store import BASELINES, STORE, Store
+from perfsuite.results.store import BASELINES, CASES, STORE, Store
 from perfsuite.session.outputs import write_report
 
 NOTHING = "Nothing was measured: see the log.\n\n<!-- sessions before: {} -->\n"
@@ -45,7 +45,7 @@ def night(
     ] = "",
     out: Annotated[Path, typer.Option(help="directory of the report")] = Path("out"),
     shard: Annotated[str | None, shared.option("shard")] = None,
-    cases: shared.Cases = shared.CASES,
+    cases: shared.Cases = CASES,
     store: LocalStore = STORE,
     only_summary: Annotated[
         bool, typer.Option("--only-summary", help="measure nothing: report a night that was cut short")
@@ -95,7 +95,7 @@ def refresh(
     reason: Annotated[str, typer.Option(help="why a baseline may become slower or larger")],
     pytest_options: shared.PytestOptions = None,
     out: Annotated[Path, typer.Option(help="directory of the report")] = Path("out"),
-    cases: shared.Cases = shared.CASES,
+    cases: shared.Cases = CASES,
     baselines: shared.Reviewed = BASELINES,
 ) -> None:
     """Measure cases by ten launches each, and make these their reviewed baselines, to commit.

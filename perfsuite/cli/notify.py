@@ -33,26 +33,43 @@ class _NoRedirect(HTTPRedirectHandler):
 def announce(variable: str, history: Path, added: Sequence[Path], results: Sequence[Path]) -> str:
     """Post what added sessions changed. Returns a line on that: nothing of it is an error."""
     try:
-        if not (changed := verdicts.changed(history, added) if added else []):
+        if not os.environ.get(variable, "").strip():
+            return (
+                f"--notify: nothing was posted: the variable {variable} is not set; let it hold the "
+                "webhook's address (in a workflow that calls perfsuite's: the secret notify_url)"
+            )
+        sessions = [documents.read(file, SessionFile) for file in results]
+        cut_short = [*filter(None, map(summary.interruption, sessions))]
+        changed = verdicts.changed(history, added) if added else []
+        if not changed and not cut_short:
             return "--notify: no case changed its state, nothing was posted"
-        read = [each for file in results for each in documents.read(file, SessionFile).results]
+        read = [each for session in sessions for each in session.results]
         reasons = {(each.hardware_class or "", each.case_id): summary.reason(each) for each in read}
-        problem = post(variable, message(changed, reasons, os.environ.get("RUN_URL", "")))
+        problem = post(variable, message(changed, reasons, os.environ.get("RUN_URL", ""), cut_short))
     except PerfsuiteError as error:
         problem = str(error)
     told = f"nothing was posted: {problem}" if problem else f"posted, {len(changed)} changed"
     return f"--notify: {told}"
 
 
-def message(changed: Sequence[Night], reasons: Mapping[tuple[str, str], str], link: str) -> str:
-    """The text on cases that changed their state; `reasons` by hardware class and case."""
-    lines = ["perfsuite: cases changed since the night before"]
+def message(
+    changed: Sequence[Night],
+    reasons: Mapping[tuple[str, str], str],
+    link: str,
+    cut_short: Sequence[str] = (),
+) -> str:
+    """Return the text on cases that changed their state; `reasons` by hardware class and case.
+
+    `cut_short` says of each session that did not end why: it comes first, as such a night is not good news.
+    """
+    lines = [f"perfsuite: {_safe(why)}" for why in cut_short]
+    lines += ["perfsuite: cases changed since the night before"] if changed else []
     for state in ("red", "undecided", "green"):
         for night in (each for each in changed if each.state == state):
             why = reasons.get((night.place.hardware_class, night.case))
             told = f"newly {state}: {_safe(night.case)} on {_safe(night.place.hardware_class)}: {night.word}"
             lines.append(told + (f": {_safe(why)}" if why else ""))
-    return "\n".join([*cut(lines, MOST + 1), *filter(None, [escape(link, quote=False)])])
+    return "\n".join([*cut(lines, MOST + 1 + len(cut_short)), *filter(None, [escape(link, quote=False)])])
 
 
 def _safe(text: str) -> str:

@@ -30,6 +30,7 @@ from perfsuite.report.text import plural, relative
 from perfsuite.results.environment import installed
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
+from perfsuite.results.store import CASES
 from perfsuite.session.setup import Host, Setup
 from perfsuite.verdict.judge import why_failed
 
@@ -47,7 +48,7 @@ def releases(
     as_json: Annotated[
         bool, typer.Option("--json", help="for machines: print what each release changed")
     ] = False,
-    cases: shared.Cases = shared.CASES,
+    cases: shared.Cases = CASES,
     store: shared.LocalStore = None,
     launcher: shared.Launcher = None,
 ) -> None:

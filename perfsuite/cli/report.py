@@ -65,6 +65,8 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
             out.print(f"{name:<12}{value}")
         if (interruption := summary.interruption(session)) is not None:
             out.print(interruption)
+        for line in summary.judge_changes_told([session.judge_changes]):
+            out.print(line)
         out.print()
         for found in session.preflights:
             out.print(f"{preflight_text(found)}\n")
@@ -109,7 +111,7 @@ def export(
         raise FileError(
             f"{file} compares two arms, whose figures are none of a night: name a session's results"
         )
-    remarks = []
+    remarks = [*filter(None, [summary.interruption(content)])]
     if dry := sum(content.dry or result.dry for result in content.results):
         remarks.append(f"left out: {plural(dry, 'dry run')}, which measured nothing")
     for result in exports.newest(content):

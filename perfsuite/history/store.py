@@ -122,6 +122,7 @@ class Added:
     known: bool  # whether any of its parts had been added before
     kept: int  # number of results of it that the history holds now
     left_out: Sequence[str]  # results that cannot be kept, and why
+    session: SessionFile  # what was added
 
 
 def add(history: Path, file: Path) -> Added:
@@ -140,6 +141,7 @@ def add(history: Path, file: Path) -> Added:
         known=None in written,
         kept=sum(len(stored.results) for stored in sessions),
         left_out=left_out,
+        session=session,
     )
 
 

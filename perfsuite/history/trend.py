@@ -128,6 +128,8 @@ def trend(
     they decide which worsenings were accepted. Raises `FileError` and `GitError`.
     """
     places = store.places(directory, hardware_class=hardware_class)
+    if not places and not store.places(directory):  # as after a first night that kept nothing
+        return Trend(since=since or datetime.now(UTC).date(), sessions=0, series=0, findings=(), unplaced={})
     if not places:
         raise FileError(f"{directory} holds no session on {hardware_class}: nothing to look at")
     from_day = since or _day(places[-1]) - PERIOD

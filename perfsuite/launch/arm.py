@@ -205,11 +205,12 @@ def _worktree(commit: str, root: Path, store: Path) -> Path:
     with locked(directory):  # the processes of pytest-xdist make the same arms
         try:
             if (directory / ".git").exists():
-                git("reset", "--quiet", "--hard", commit, cwd=directory)
+                git("reset", "--quiet", "--hard", commit, cwd=directory, filters=True)
                 return directory
         except GitError:  # the repository that it was of is gone
             shutil.rmtree(directory)
-        git("worktree", "add", "--quiet", "--force", "--force", "--detach", str(directory), commit, cwd=root)
+        add = ("worktree", "add", "--quiet", "--force", "--force", "--detach", str(directory), commit)
+        git(*add, cwd=root, filters=True)  # launches run the code of the commit anyway
         return directory
 
 

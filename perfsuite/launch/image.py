@@ -32,7 +32,7 @@ GPUS = {
 MOUNTS = {"enroot": "--mount={0}:{0} ", **dict.fromkeys(BY_SIF, "--bind={0} ")}
 SCRIPT = """\
 #!/bin/sh
-# Python of the image {image}, with this machine's variables but for those of its own files.
+# Python of a container image, with this machine's variables but for those of its own files.
 unset LD_LIBRARY_PATH LD_PRELOAD PYTHONHOME VIRTUAL_ENV $(env | sed -n 's/^\\(CONDA_[A-Z_0-9]*\\)=.*/\\1/p')
 names=$(env | sed -n 's/^\\([A-Za-z_][A-Za-z0-9_]*\\)=.*/\\1/p' | grep -Evx '{not_passed}')
 names=$(printf ' --env %s' $names)
@@ -46,7 +46,12 @@ def _answers(runtime: str) -> bool:
 
 
 def interpreter(image: str, shared: Sequence[Path], store: Path) -> str:
-    """Return a script that runs an image's Python, which sees `shared`. Raises `CaseError`: no runtime."""
+    """Return a script that runs an image's Python, which sees `shared`. Raises `CaseError`."""
+    if not image.isprintable() or image.startswith("-") or not image.strip():
+        raise CaseError(
+            f"{PREFIX}{image!r}: give the name of an image, without control characters, "
+            "which begins with no hyphen"
+        )
     runtime = next(filter(_answers, RUNTIMES), None)
     if runtime is None:
         raise CaseError(f"{PREFIX}{image} needs one of {', '.join(RUNTIMES)}, and none of them answers here")
@@ -58,7 +63,7 @@ def interpreter(image: str, shared: Sequence[Path], store: Path) -> str:
         mounts="".join(mount.format(shlex.quote(str(each.absolute()))) for each in shared),
         image=shlex.quote(image),
     )
-    script = SCRIPT.format(image=image, not_passed=NOT_PASSED, command=command)
+    script = SCRIPT.format(not_passed=NOT_PASSED, command=command)
     path = (store / "images" / documents.digest(script) / "python").absolute()
     documents.write_text(path, script)
     path.chmod(0o755)

@@ -13,7 +13,7 @@ from perfsuite.report import summary
 from perfsuite.report.columns import SPEED_CHANGE, extras, figure, of_cases, speed_in
 from perfsuite.report.explained import explained
 from perfsuite.report.html.page import rendered
-from perfsuite.report.text import Table, cut
+from perfsuite.report.text import Table, cut, visible
 from perfsuite.results.metric import PEAK_MEMORY
 from perfsuite.results.outcome import WORST_FIRST
 from perfsuite.results.session_file import Measurement, SessionFile
@@ -53,7 +53,8 @@ def render(sessions: Sequence[SessionFile]) -> str:
 
 def text(value: str) -> str:
     """Return Markdown that reads as this text, on one line, also in a table."""
-    flat = " ".join(value.split())
+    # A page of a job may be read in a terminal, which obeys control characters. Some of them part words, too.
+    flat = " ".join(visible(re.sub(r"[ \t\r\n]+", " ", value)).split())
     # An underscore ends what is emphasised only behind a word, and > is markup only in front of a line.
     return re.sub(r"[&<|*`~\[\]\\@#$]|^>|(?<=\S)_(?!\w)|_(?=_)", lambda match: f"&#{ord(match[0])};", flat)
 

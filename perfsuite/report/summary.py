@@ -8,15 +8,16 @@ from perfsuite.case.case import Unit
 from perfsuite.case.hardware import Allocation, Machine
 from perfsuite.report import counts as told_counts
 from perfsuite.report.nodes import scalings
-from perfsuite.report.text import detectable, percent, plural
+from perfsuite.report.text import cut, detectable, percent, plural
 from perfsuite.results.amounts import rate
 from perfsuite.results.metric import in_unit
 from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdict
-from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
+from perfsuite.results.session_file import ArmFacts, JudgeChanges, Measurement, SessionFile
 from perfsuite.verdict.comparability import UNEXPLAINED
 
 MARKS = ("shadow", "shared", "blind", "not counted", "dry run")  # what may stand next to a verdict
 NOTES_SHOWN = 5  # number of different notes that are shown of the cases that nobody needs to look at
+MOST_JUDGE_CHANGES = 30  # sentences on what judges; results.json has all
 LONGEST_SENTENCE = 160  # letters of a finding in a table, which has a few words for it
 JUDGED_ALL_THE_SAME = ("unlike", "loss")
 """Failures of launches that ended: their figures are judged, and say which of them regressed."""
@@ -154,12 +155,27 @@ def tally(results: Iterable[Measurement]) -> list[str]:
 
 
 def headline(sessions: Sequence[SessionFile]) -> str:
-    """Return the counts of all sessions, the worst first: `1 failed, 2 regressed, 14 passed, 3 skipped`."""
+    """Return the counts of all sessions, the worst first: `1 failed, 2 regressed, 14 passed, 3 skipped`.
+
+    Sessions that did not end come before all counts, because nobody knows what they would have found.
+    """
     counts = tally(result for session in sessions for result in session.results)
     skips = [skip.not_reached for session in sessions for skip in session.skipped]
     left_out = ((sum(skips), "not reached"), (len(skips) - sum(skips), "skipped"))
-    counts += [f"{number} {word}" for number, word in left_out if number]
-    return ", ".join(counts) or "nothing was measured"
+    shown = [f"{number} {word}" for number, word in left_out if number]
+    if not counts and not shown:
+        shown = ["nothing was measured"]
+    return ", ".join([*incomplete(sessions), *counts, *shown])
+
+
+def incomplete(sessions: Sequence[SessionFile]) -> list[str]:
+    """Return how many sessions did not end, by status: `interrupted`, `2 of 8 sessions running or killed`."""
+    number_of = Counter(session.status for session in sessions if session.status != "complete")
+    words = {"interrupted": "interrupted", "running": "running or killed"}
+    if len(sessions) == 1:
+        return [words[status] for status in number_of]
+    of_all = f"of {plural(len(sessions), 'session')}"
+    return [f"{number} {of_all} {words[status]}" for status, number in sorted(number_of.items())]
 
 
 def provenance(session: SessionFile) -> dict[str, str]:
@@ -239,6 +255,28 @@ def interruption(session: SessionFile) -> str | None:
     if session.status == "running":
         return f"The session is running, or was killed{lost}; what comes after it is not measured."
     return f"The session was interrupted{lost}; what came after it was not measured."
+
+
+def judge_changes(known: Iterable[JudgeChanges | None]) -> list[tuple[str, list[str]]]:
+    """Return how branches change what judges them, each with a heading; sessions of one job say it once."""
+    found = []
+    for changes in dict.fromkeys(known):
+        if changes is None or not changes.sentences:
+            continue
+        heading = "What judges this branch:"
+        if changes.base is not None:
+            heading = f"This branch changes what judges it, compared with {changes.base[:12]}:"
+        found.append((heading, cut(changes.sentences, MOST_JUDGE_CHANGES)))
+    return found
+
+
+def judge_changes_told(known: Iterable[JudgeChanges | None]) -> list[str]:
+    """Return `judge_changes` as lines of text."""
+    return [
+        line
+        for heading, lines in judge_changes(known)
+        for line in (heading, *(f"  {each}" for each in lines))
+    ]
 
 
 def needs_words(result: Measurement) -> bool:

@@ -15,7 +15,8 @@ SPEEDS = ("tokens/s", "samples/s")  # units of which there are fewer, and not le
 UNKNOWN = (-0.9, 9.0)  # a change whose interval reaches a tenth or ten times of what it is compared with
 
 WIDTH = 100  # columns of what reports write in words, on a terminal and in a log
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# Control characters, what has no encoding, and what lets text run the other way.
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _COMMAND = re.compile(r"^([^\S\n]*)::", re.MULTILINE)
 
 
@@ -114,8 +115,12 @@ def printable(text: str) -> str:
     commands at the beginning of a line (`::`, however far it is indented) and anywhere in it (`##[`): a blank
     parts these signs.
     """
-    shown = _UNPRINTABLE.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
-    return _COMMAND.sub(r"\1: :", shown).replace("##[", "## [")
+    return _COMMAND.sub(r"\1: :", visible(text)).replace("##[", "## [")
+
+
+def visible(text: str) -> str:
+    """Return text in which each character that is not for the eye is written as `\\x1b`."""
+    return _UNPRINTABLE.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def relative(text: str, root: Path) -> str:

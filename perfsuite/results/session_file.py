@@ -138,6 +138,13 @@ class ArmFacts(Data):
     facts: dict[str, str]  # what tells it from another: its interpreter, commit, perfsuite and variables
 
 
+class JudgeChanges(Data):
+    """How what judges a session, such as its baselines, differs from the commit that it is compared with."""
+
+    base: str | None  # that commit; None if it could not be found, which the sentence then says
+    sentences: tuple[str, ...]
+
+
 class NodePreflight(Data):
     """One node in a preflight."""
 
@@ -192,5 +199,6 @@ class SessionFile(Document):
     results: tuple[Measurement, ...]
     skipped: tuple[Skipped, ...]
     waivers: tuple[str, ...] = ()  # what is to be said of waivers that match nothing, or are not needed
+    judge_changes: JudgeChanges | None = None  # None: there was no commit to compare with
     interrupted_case: str | None = None  # the case that an interrupt cut short
     interrupted_launches: tuple[Run, ...] = ()  # the launches of that case that had ended by then

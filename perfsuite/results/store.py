@@ -39,6 +39,7 @@ from perfsuite.results.run_dir import Below, RunDir, launches_in
 
 STORE = Path(".perfsuite")  # the local store, unless the user names another
 BASELINES = Path("baselines")  # the reviewed baselines, unless the user names another directory
+CASES = Path("bench_cases")  # the cases, unless the user names another directory
 COUNTS = "counts"  # the folder of the baselines of counts, next to those of hardware classes
 PROFILES = "profiles"  # the folder of the profiles that belong to baselines
 _REPETITION = re.compile(r"\.\d+$")  # ends the directory of a case measured again in one session, and no id

@@ -49,14 +49,27 @@ class _File(Data):
 def read(file: Path) -> tuple[Waiver, ...]:
     """The waivers of a file, none without such a file. Raises `FileError`, which names entry and field."""
     try:
-        return _File.model_validate(tomllib.loads(file.read_text(encoding="utf-8"))).waiver
+        text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         return ()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(file, error) from error
+    return parsed(file, text)
+
+
+def parsed(file: Path | str, text: str) -> tuple[Waiver, ...]:
+    """Return the waivers in the text of a file. Raises `FileError`, which names entry and field."""
+    try:
+        return _File.model_validate(tomllib.loads(text)).waiver
     except ValidationError as error:
         fields = tuple(Waiver.model_fields)
         raise FileError(
             f"{file}: {explain(error)}; each [[waiver]] has {', '.join(fields)} (without quotes: "
             "2026-12-31), and there is nothing else"
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise FileError(f"{file} cannot be read: {error}; it is TOML, with a [[waiver]] for each") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path | str, error: Exception) -> FileError:
+    return FileError(f"{file} cannot be read: {error}; it is TOML, with a [[waiver]] for each")

@@ -7,6 +7,7 @@ from perfsuite import documents
 from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.report import summary
 from perfsuite.report.terminal import explanation, table
+from perfsuite.report.text import printable
 from perfsuite.results.session_file import SessionFile, Status
 from perfsuite.session.session import Session, session_file
 
@@ -19,6 +20,7 @@ def lines(session: Session, *, whole: bool, color: bool, width: int | None) -> l
     measurements = session.results
     told = [f"note: {note}" for note in summary.machine_notes(measurements)]
     told += [f"note: {each}" for each in session.remarks]
+    told += map(printable, summary.judge_changes_told([session.judge_changes]))
     told += [f"{name}: {arm}" for name, arm in summary.arms_told(session.arm_facts).items()]
     if measurements:
         told.append(table(measurements, color=color, width=width))

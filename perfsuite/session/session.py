@@ -16,6 +16,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import (
     ArmFacts,
     Conditions,
+    JudgeChanges,
     Measurement,
     PytestRun,
     SessionFile,
@@ -24,6 +25,7 @@ from perfsuite.results.session_file import (
 )
 from perfsuite.results.store import SessionDir, is_there
 from perfsuite.session import resume
+from perfsuite.session.judge_changes import judge_changes
 from perfsuite.session.option_table import of_verdicts
 from perfsuite.session.plan import Budget
 from perfsuite.session.setup import MISSING_FAILS, Preflights, Setup
@@ -92,6 +94,11 @@ class Session:
         changes, chosen = git.changes(self.setup.options.root), of_verdicts(self.setup.options)
         return revision, Conditions(changes=changes, options=chosen, environment=versions)
 
+    @cached_property
+    def judge_changes(self) -> JudgeChanges | None:
+        """How what judges differed from the base when first asked for."""
+        return judge_changes(self.setup.options, self.way.arms)
+
     def resume(self) -> None:
         """Go on with the newest session, once none runs, if its verdicts hold."""
         self.setup.lock.take(self.setup.progress.say)
@@ -157,7 +164,7 @@ class Session:
         failed result, and its error is raised. `AllocationOverError` leaves none: it says nothing of the
         case, and no other can be launched either.
         """
-        _ = self.noted  # as they are now, and not after hours
+        _ = self.noted, self.judge_changes  # as they are now, and not after hours
         if (known := self.earlier_result(case, nodeid)) is not None:
             return known
         self.trial = None
@@ -290,6 +297,7 @@ def session_file(session: Session, status: Status) -> SessionFile:
         results=tuple(session.results),
         skipped=tuple(session.skipped),
         waivers=session.remarks,
+        judge_changes=session.judge_changes,
         interrupted_case=session.running,
         interrupted_launches=tuple(session.launches) if session.running is not None else (),
     )

@@ -42,8 +42,10 @@ class Gh:
             f'cd "{directory}"; echo "$@" >> calls',
             'case "$*" in *"-file -"* | *"@-"* | *"--input -"*) cat >> calls ;; esac',
             'case "$2" in view | list) cat answer ;; create) echo https://example.org/made ;; esac',
+            'case "$2" in repos/*/commits/*) cat commit ;; esac',
         )
         self._calls, self._answer = directory / "calls", directory / "answer"
+        self._commit = directory / "commit"
 
     @property
     def calls(self) -> str:
@@ -52,6 +54,10 @@ class Gh:
     def answers(self, content: object) -> None:
         """Let it print this as JSON where it is asked for a pull request or for issues."""
         self._answer.write_text(json.dumps(content))
+
+    def knows_commit(self, *parents: str) -> None:
+        """Let it say that any commit it is asked for has these parents."""
+        self._commit.write_text(json.dumps({"parents": [{"sha": sha} for sha in parents]}))
 
 
 @pytest.fixture

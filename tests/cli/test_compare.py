@@ -142,6 +142,23 @@ def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:
     assert [text in page for text in ("Launches of arm A", "Not as in arm A", again)] == [True] * 3
 
 
+def test_changes_of_what_judges_stand_above_the_verdicts(verdicts: Verdicts) -> None:
+    Path("pytest.ini").write_text("[pytest]\nperf_shadow = true\n")
+    said = command("main~1", "--report", "out", "--dry", CASE.id).stdout
+    line = "pytest.ini: shadow mode on: no case fails a test"
+    assert (
+        f"This branch changes what judges it, compared with {git('rev-parse', 'main~1', cwd=Path())[:12]}:"
+        in said
+    )
+    assert line in said
+    (changes,) = session()["judge_changes"]["sentences"][1:]
+    assert changes == line
+    summary = Path("out/summary.md").read_text()
+    assert summary.index("shadow mode on") < summary.index("hardware ")
+    page = Path("out/index.html").read_text()
+    assert page.index("shadow mode on") < page.index("<dt>hardware")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

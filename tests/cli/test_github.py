@@ -1,6 +1,7 @@
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,11 @@ import pytest
 from perfsuite import documents
 from perfsuite.cli.github import commented, conclusion, fenced
 from perfsuite.cli.github_issue import LONGEST
-from perfsuite.results.session_file import Measurement, Skipped
+from perfsuite.results.session_file import JudgeChanges, Measurement, Skipped
 from tests.cli.commands import error_of, flat, run
 from tests.cli.conftest import Gh
 from tests.cli.test_github_issue import GOOD, NOISY, SLOW, URL, crashed
-from tests.samples import make_session_file, write_session
+from tests.samples import COMMIT, make_session_file, write_session
 from tests.synthetic import git
 
 
@@ -21,25 +22,41 @@ from tests.synthetic import git
 def told(gh: Gh, monkeypatch: pytest.MonkeyPatch) -> Gh:
     """In a job of pull request 12, on which nobody has commented."""
     monkeypatch.setenv("GITHUB_REF", "refs/pull/12/merge")
+    monkeypatch.delenv("HEAD_SHA", raising=False)
     comments(gh)
     return gh
 
 
+HEAD = "c0ffee00" * 5
+OLDER = "decaf000" * 5
+MERGE = "badcab1e" * 5
+
+
 def comments(gh: Gh, *comments: dict[str, Any]) -> None:
-    gh.answers({"headRefOid": "c0ffee", "comments": comments})
+    commits = [{"oid": COMMIT}, {"oid": OLDER}, {"oid": HEAD}]
+    gh.answers({"headRefOid": HEAD, "comments": comments, "commits": commits})
 
 
-def answer(*results: Measurement, name: str = "dry", status: int = 0) -> str:
-    file = write_session(Path(), *results)
-    words = (file, "--run-url", URL, "--name", name)
+def answer(
+    *results: Measurement, name: str = "dry", status: int = 0, words: Sequence[str] = (), **changes: Any
+) -> str:
+    file = write_session(Path(), *results, **changes)
+    words = (str(file), "--run-url", URL, "--name", name, *words)
     return flat(run("github", "comment", *words, status=status).output)
 
 
+def check_of(gh: Gh) -> dict[str, Any]:
+    """The check that was made last."""
+    check: dict[str, Any] = json.loads(gh.calls.splitlines()[-1])
+    return check
+
+
 def test_a_pull_request_is_answered_by_a_comment_and_a_check(told: Gh) -> None:
-    assert answer(GOOD, SLOW, name="h100").endswith("pull request 12: new comment, check h100: failure")
+    said = answer(GOOD, SLOW, name="h100", commit=HEAD)
+    assert said.endswith(f"pull request 12: new comment, check h100 of {HEAD[:12]}: failure")
     assert "pr comment 12 --body-file -\n## perfsuite: 1 regressed, 1 passed" in told.calls
-    check = json.loads(told.calls.splitlines()[-1])
-    assert (check["name"], check["head_sha"], check["conclusion"]) == ("h100", "c0ffee", "failure")
+    check = check_of(told)
+    assert (check["name"], check["head_sha"], check["conclusion"]) == ("h100", HEAD, "failure")
     assert check["output"]["title"] == "1 regressed, 1 passed"
 
 
@@ -70,7 +87,80 @@ def test_our_own_comment_of_that_name_is_brought_up_to_date_and_no_other(told: G
 def test_a_check_is_red_for_what_fails_and_green_if_all_was_judged(
     results: list[Measurement], meaning: str
 ) -> None:
-    assert conclusion(results) == meaning
+    assert conclusion([make_session_file(*results)]) == meaning
+
+
+@pytest.mark.parametrize("status", ["interrupted", "running"])
+def test_a_session_that_did_not_end_is_never_green(told: Gh, status: str) -> None:
+    assert answer(GOOD).endswith("success")
+    cut_short = make_session_file(GOOD, status=status)
+    assert conclusion([cut_short]) == conclusion([make_session_file(GOOD), cut_short]) == "neutral"
+    assert conclusion([make_session_file(SLOW, status=status)]) == "failure"
+    documents.write(Path("cut.json"), cut_short)
+    run("github", "comment", "cut.json", "--run-url", URL)
+    word = {"interrupted": "interrupted", "running": "running or killed"}[status]
+    assert check_of(told)["conclusion"] == "neutral"
+    assert check_of(told)["output"]["title"] == f"{word}, 1 passed"
+    assert f"## perfsuite: {word}, 1 passed" in told.calls
+
+
+def test_a_branch_that_changes_what_judges_it_says_so_first(told: Gh) -> None:
+    changes = JudgeChanges(
+        base=OLDER, sentences=("waiver of * on tokens/s added", "conftest.py added: 1 line")
+    )
+    answer(GOOD, judge_changes=changes)
+    heading = (
+        "## perfsuite: 1 passed\n\n**This branch changes what judges it, compared with decaf000deca:**\n"
+    )
+    assert f"{heading}\n- waiver of &#42; on tokens/s added\n- conftest.py added: 1 line\n" in told.calls
+    assert check_of(told)["output"]["title"] == "1 passed; what judges changed"
+
+
+def test_no_session_and_a_session_without_results_are_not_green() -> None:
+    assert conclusion([]) == "neutral"
+    assert conclusion([make_session_file(GOOD), make_session_file()]) == "neutral"
+
+
+def test_the_check_is_of_the_commit_that_was_measured(told: Gh) -> None:
+    assert "check dry of decaf000deca: success" in answer(GOOD, commit=OLDER)
+    assert check_of(told)["head_sha"] == OLDER
+    moved = "Measured: decaf000deca. The pull request has moved on to c0ffee00c0ff, which was not measured."
+    assert f"--body-file -\n**{moved}**\n" in told.calls
+    answer(GOOD, commit=MERGE, words=("--commit", "f" * 40))
+    assert check_of(told)["head_sha"] == "f" * 40
+
+
+def test_of_a_merge_into_the_base_its_second_parent_was_measured(told: Gh) -> None:
+    told.knows_commit("b" * 40, OLDER)
+    answer(GOOD, commit=MERGE)
+    assert check_of(told)["head_sha"] == OLDER
+
+
+def test_a_merge_that_is_in_the_pull_request_was_itself_measured(told: Gh) -> None:
+    told.knows_commit(OLDER, HEAD)
+    answer(GOOD, commit=COMMIT)
+    assert check_of(told)["head_sha"] == COMMIT
+
+
+@pytest.mark.parametrize("parents", [(), ("b" * 40,), ("b" * 40, "a" * 40), (OLDER, "a" * 40)])
+def test_a_commit_of_another_branch_gets_no_check(told: Gh, parents: Sequence[str]) -> None:
+    told.knows_commit(*parents)
+    said = answer(GOOD, commit=MERGE, status=2)
+    assert f"the results are of commit {MERGE[:12]}, which is neither in pull request 12 nor a merge" in said
+    assert "give the commit that was measured as --commit" in said
+    assert "check-runs" not in told.calls
+
+
+def test_a_measured_commit_that_is_not_known_is_asked_for(told: Gh) -> None:
+    assert "the results are of commit None, and a check needs the one commit" in answer(
+        GOOD, commit=None, status=2
+    )
+    files = [write_session(Path(name), GOOD, commit=commit) for name, commit in (("a", HEAD), ("b", OLDER))]
+    assert "of commit c0ffee00c0ff, decaf000deca, and a check needs" in error_of(
+        "github", "comment", *files, "--run-url", URL
+    )
+    bad = answer(GOOD, words=("--commit", "main"), status=2)
+    assert "--commit 'main': expected a whole commit, of 40 hexadecimal digits" in bad
 
 
 MARK = "<!-- perfsuite: comment x -->"
@@ -109,7 +199,7 @@ def test_what_cannot_be_answered_is_told(told: Gh, monkeypatch: pytest.MonkeyPat
     assert told.calls.count("\n") == 1, "only the first one asked"
     comments(told)
     words = ("github", "comment", "results.json", "--run-url", URL, "--pull-request", "3")
-    assert "pull request 3: new comment, check perfsuite: success" in run(*words).output
+    assert f"pull request 3: new comment, check perfsuite of {COMMIT[:12]}: success" in run(*words).output
 
 
 NEW = Path("baselines/h100/case.json")

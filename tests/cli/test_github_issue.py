@@ -37,8 +37,13 @@ def crashed(message: str, **changes: Any) -> Measurement:
     return make_result(make_run(failure=Failure(kind="crash", message=message)), **changes)
 
 
-def told(*results: Measurement, issue: Issue | None = None, drifts: list[Drift] | None = None) -> list[Step]:
-    return steps(CLASS, results, issue, URL, drifts)
+def told(
+    *results: Measurement,
+    issue: Issue | None = None,
+    drifts: list[Drift] | None = None,
+    cut_short: tuple[str, ...] = (),
+) -> list[Step]:
+    return steps(CLASS, results, issue, URL, drifts, cut_short=cut_short)
 
 
 def drift(case: str = CASE) -> Drift:
@@ -127,6 +132,25 @@ def test_a_drift_opens_an_issue_and_keeps_it_open_until_it_is_gone() -> None:
     assert close.arguments[:3] == ("issue", "close", "7")
 
 
+CUT_SHORT = "The session was interrupted; what came after it was not measured."
+
+
+@pytest.mark.parametrize("subject", [CASE, f"drift of {CASE}, peak memory"])
+def test_a_session_that_did_not_end_closes_no_issue(subject: str) -> None:
+    issue = issue_of(subject)
+    (edit,) = told(GOOD, issue=issue, drifts=[], cut_short=(CUT_SHORT,))
+    assert Issue(7, edit.text).subjects == [subject]
+    assert f"- **{CUT_SHORT}**" in edit.text
+    assert f"- `{subject}`: kept until a session that ends finds it good" in edit.text
+    assert told(GOOD, issue=issue_of(), drifts=[], cut_short=(CUT_SHORT,)) == []
+
+
+def test_a_regression_is_told_though_its_session_did_not_end() -> None:
+    _, create = told(SLOW, cut_short=(CUT_SHORT,))
+    assert f"- **{CUT_SHORT}**" in create.text
+    assert Issue(7, create.text).subjects == [CASE]
+
+
 def test_a_long_text_is_cut_and_every_case_is_still_known() -> None:
     drifts = [drift(f"case-{number}") for number in range(500)]
     _, create = told(drifts=drifts)
@@ -184,3 +208,23 @@ def test_the_command_tells_gh(gh: Gh, tmp_path: Path, monkeypatch: pytest.Monkey
     assert command(SLOW, status=2) == "perfsuite github: gh issue list: no token\n"
     monkeypatch.setenv("PATH", "nowhere")
     assert "gh, GitHub's command line, cannot be started: No such file" in command(SLOW, status=2)
+
+
+@pytest.mark.parametrize("status", ["interrupted", "running"])
+def test_one_session_of_many_that_did_not_end_keeps_the_issue_open(
+    gh: Gh, tmp_path: Path, status: str
+) -> None:
+    gh.answers([{"number": 7, "title": title(CLASS), "body": issue_of(CASE).body}])
+    files = [write_session(tmp_path / "a", GOOD), write_session(tmp_path / "b", GOOD, status=status)]
+    said = run("github", "issue", *files, "--run-url", URL).output
+    assert said.startswith("cpu-test-2c: issue edit; The session ")
+    assert "issue close" not in gh.calls
+    run("github", "issue", files[0], "--run-url", URL)
+    assert "issue close 7" in gh.calls
+
+
+def test_an_empty_history_does_not_mean_that_a_drift_is_gone(gh: Gh, tmp_path: Path) -> None:
+    gh.answers([{"number": 7, "title": title(CLASS), "body": issue_of(f"drift of {CASE}, peak memory").body}])
+    trend = tmp_path / "trend.json"
+    documents.write(trend, Trend(since=date(2026, 1, 1), sessions=0, series=0, findings=(), unplaced={}))
+    assert command(GOOD, more=("--trend", trend)) == "cpu-test-2c: issue edit\n"

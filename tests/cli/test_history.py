@@ -1,3 +1,4 @@
+import json
 from functools import partial
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def test_a_history_is_pushed_to_a_branch_of_its_own_and_pulled(clone: Path) -> N
     assert git(clone, "rev-list", "--count", "origin/perfsuite-history") == "1", "nothing was new"
     invoke("push", none, status=1)
     told = invoke("push", second, "--notify", "NOT_SET").output
-    assert "--notify: no case changed its state, nothing was posted" in told
+    assert "--notify: nothing was posted: the variable NOT_SET is not set; let it hold the webhook's" in told
     assert git(clone, "rev-parse", "--abbrev-ref", "HEAD") == "main"
     git(clone, "worktree", "remove", "history")
     git(clone, "branch", "-D", "perfsuite-history")
@@ -123,3 +124,27 @@ def test_nothing_that_lies_where_a_history_is_pulled_or_was_never_pushed_is_lost
     mine[2].write_text("")
     assert "contains modified or untracked files" in error_of("pull")
     assert all(file.exists() for file in mine)
+
+
+def test_a_first_night_that_keeps_nothing_is_said_and_fails_nothing(clone: Path) -> None:
+    said = invoke("push", in_store("01", commit=None)).output
+    assert "nothing to keep in .perfsuite/runs/01/results.json" in said
+    assert "nothing was pushed: perfsuite-history begins with the first result that can be kept" in said
+    assert git(clone, "ls-remote", "--heads", "origin") == ""
+    assert invoke("trend", "--history", "history").output == (
+        "history holds no session yet: nothing was looked at\n"
+    )
+    assert json.loads(invoke("trend", "--history", "history", "--json").stdout)["sessions"] == 0
+    assert "no history in elsewhere" in error_of("trend", "--history", "elsewhere")
+    invoke("push", in_store("02"))
+    assert git(clone, "rev-list", "--count", "origin/perfsuite-history") == "1"
+
+
+def test_a_first_push_of_a_file_that_cannot_be_read_fails(clone: Path) -> None:
+    Path("broken.json").write_text("{")
+    assert "nothing was pushed" in invoke("push", "broken.json", status=2).output
+
+
+def test_add_says_that_a_session_did_not_end(tmp_path: Path) -> None:
+    file = write_session(tmp_path, make_result(RUN, before=None), status="interrupted")
+    assert f"{file}: The session was interrupted" in invoke("add", file).output

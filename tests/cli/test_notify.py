@@ -160,3 +160,11 @@ def test_a_history_that_cannot_be_read_is_said_and_fails_nothing(tmp_path: Path,
     assert said.startswith("--notify: nothing was posted: ")
     assert "not JSON" in said
     assert service.posted == []
+
+
+def test_a_night_that_did_not_end_is_posted_though_no_case_changed(tmp_path: Path, service: Service) -> None:
+    file = write_session(tmp_path / "x", make_result(now(tokens_per_s=98_765)), status="interrupted")
+    assert add(tmp_path, file) == "--notify: posted, 0 changed\n"
+    ((_, _, body),) = service.posted
+    told = "`The session was interrupted; what came after it was not measured.`"
+    assert json.loads(body) == {"text": f"perfsuite: {told}"}

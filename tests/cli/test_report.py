@@ -141,3 +141,10 @@ def test_what_cannot_be_exported_is_refused(results: Path, tmp_path: Path) -> No
         ((results, "--format", "csv"), "'csv' is not one of 'hud', 'openmetrics'"),
     ):
         assert said in commands.error_of("export", *words)
+
+
+def test_a_session_that_did_not_end_is_named_where_it_is_shown_or_exported(tmp_path: Path) -> None:
+    session = make_session(1, lambda number: "passed").replace(status="running")
+    file = write(tmp_path / "results.json", session)
+    assert run(file).stdout.splitlines()[-1].startswith("running or killed, 1 passed")
+    assert "The session is running, or was killed" in export(file, "--format", "hud").stderr

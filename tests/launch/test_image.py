@@ -163,3 +163,25 @@ def test_an_image_is_launched_as_this_environment_is(
     assert run.counts
     left = subprocess.run(["podman", "ps", "--quiet"], capture_output=True, text=True, check=True)
     assert left.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["a\ntouch ran", "a\rtouch ran", "a\x1b[2J", "a\u2028b", "--privileged", "", " "]
+)
+def test_a_name_that_is_not_one_of_an_image_is_refused(only: str, tmp_path: Path, name: str) -> None:
+    stand_in(only, "docker")
+    with pytest.raises(CaseError, match="give the name of an image, without control characters"):
+        image.interpreter(name, (), tmp_path)
+
+
+def test_no_name_of_an_image_or_a_directory_is_code_of_the_shell(only: str, tmp_path: Path) -> None:
+    stand_in(only, "docker")
+    ran = tmp_path / "ran"
+    evil = f"$(touch {ran});`touch {ran}`'\"{{}} {{image}}"
+    shared = tmp_path / f"$(touch ran)\ntouch {ran.name}"
+    script = image.interpreter(evil, (shared,), tmp_path / "store")
+    subprocess.run([script, "-c", "print(1)"], check=True, cwd=tmp_path)
+    assert not ran.exists()
+    told = Path(only, "told").read_text()
+    assert evil in told.splitlines()
+    assert f"--volume={shared}:{shared}" in told

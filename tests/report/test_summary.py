@@ -74,6 +74,18 @@ def test_the_headline_counts_the_worst_first_over_all_sessions() -> None:
     assert summary.headline([SESSION.replace(skipped=())]) == "nothing was measured"
 
 
+def test_the_headline_says_first_which_sessions_did_not_end() -> None:
+    session = make_session(1, lambda number: "passed").replace(skipped=())
+    cut = session.replace(status="interrupted")
+    killed = session.replace(status="running")
+    assert summary.headline([cut]) == "interrupted, 1 passed"
+    assert summary.headline([killed]) == "running or killed, 1 passed"
+    assert summary.headline([cut, session, killed, killed]) == (
+        "1 of 4 sessions interrupted, 2 of 4 sessions running or killed, 4 passed"
+    )
+    assert summary.headline([cut.replace(results=())]) == "interrupted, nothing was measured"
+
+
 def test_provenance_is_that_of_the_launches_as_far_as_it_is_known() -> None:
     told = {
         "hardware": "h100-80gb-sxm (NVIDIA H100 80GB HBM3)",

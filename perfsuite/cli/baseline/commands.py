@@ -118,7 +118,9 @@ def diff(
     """What changed in the reviewed baselines since a git ref, in figures rather than lines."""
     root = Path(git("rev-parse", "--show-toplevel", cwd=Path()).strip())
     known = BaselineStore(baselines.resolve())
-    listed = git("diff", "--name-only", "--no-renames", ref, "--", str(known), cwd=root)
+    listed = git(
+        "diff", "--name-only", "--no-renames", "--ignore-submodules=dirty", ref, "--", str(known), cwd=root
+    )
     listed += git("ls-files", "--others", "--exclude-standard", "--", str(known), cwd=root)
     files = [root / name for name in sorted(set(listed.splitlines())) if name.endswith(".json")]
     told = list[tuple[Text, dict[str, object]]]()

@@ -68,6 +68,7 @@ def rendered(
     results = [result for session in sessions for result in session.results]
     return environment.get_template(template).render(
         headline=summary.headline(sessions),
+        judge_changes=summary.judge_changes(each.judge_changes for each in sessions),
         sessions=[
             (summary.provenance(each), [*filter(None, [summary.interruption(each)]), *each.waivers])
             for each in sessions

@@ -1,0 +1,97 @@
+"""Finds out with git how a branch changes what judges it; `perfsuite.verdict.judge_changes` has the words."""
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfsuite.errors import PerfsuiteError
+from perfsuite.git import blobs, git
+from perfsuite.ini import read_ini
+from perfsuite.launch.arm import Arm
+from perfsuite.results.session_file import JudgeChanges
+from perfsuite.results.store import CASES
+from perfsuite.session.setup import Options
+from perfsuite.verdict.judge_changes import UNREADABLE, FileChange, Places, is_of_judge, sentences
+
+LARGEST = 16 * 2**20  # bytes of a file that is looked at
+UNKNOWN = (
+    "whether this branch changes what judges it is not known: {error}. Check out the base, too "
+    "(actions/checkout with fetch-depth: 0)"
+)
+
+
+def judge_changes(options: Options, arms: Sequence[Arm]) -> JudgeChanges | None:
+    """Return how what judges differs from the base; None if there is no base, as in a night.
+
+    The base of a comparison is the commit of arm A. In a job of a pull request it is the commit into which
+    that is merged.
+    """
+    base_branch = os.environ.get("GITHUB_BASE_REF", "")
+    if not base_branch and not (arms and arms[0].moved is not None):
+        return None
+    try:
+        if arms and arms[0].moved is not None and arms[0].commit is not None:
+            base = arms[0].commit
+        else:
+            base = _merged_into(options.root, base_branch)
+        return JudgeChanges(base=base, sentences=tuple(_since(base, options)))
+    except PerfsuiteError as error:
+        told = str(error).splitlines()[0]
+        return JudgeChanges(base=None, sentences=(UNKNOWN.format(error=told),))
+
+
+def _merged_into(root: Path, branch: str) -> str:
+    """Return the commit that a pull request is merged into: as GitHub checks it out, else where it began."""
+    here, *parents = git("rev-list", "--parents", "--max-count=1", "HEAD", cwd=root).split()
+    if len(parents) == 2 and here == os.environ.get("GITHUB_SHA"):
+        return git("rev-parse", "--verify", f"{parents[0]}^{{commit}}", cwd=root).strip()
+    return git("merge-base", "HEAD", f"refs/remotes/origin/{branch}", cwd=root).strip()
+
+
+def _since(base: str, options: Options) -> list[str]:
+    top = Path(git("rev-parse", "--show-toplevel", cwd=options.root).strip())
+    places = _places(options, top)
+    listed = git(
+        "diff",
+        "--name-only",
+        "-z",
+        "--no-renames",
+        "--no-ext-diff",
+        "--ignore-submodules=dirty",
+        base,
+        cwd=top,
+    )
+    listed += git("ls-files", "-z", "--others", "--exclude-standard", cwd=top)
+    names = [name for name in sorted({*listed.split("\0")}) if name and is_of_judge(name, places)]
+    before = blobs(base, names, cwd=top)
+    changes = [FileChange(name, _text(before.get(name)), _now(top / name)) for name in names]
+    return sentences(changes, places, base[:12])
+
+
+def _places(options: Options, top: Path) -> Places:
+    cases = read_ini(options.root).directories().get("cases", str(options.root / CASES))
+    found = [
+        os.path.relpath(each, top) for each in (options.root.resolve(), options.baselines.resolve(), cases)
+    ]
+    root, baselines, of_cases = (Path(each).as_posix() for each in found)
+    return Places(root=root, baselines=baselines, cases=of_cases)
+
+
+def _text(content: bytes | None) -> str | None:
+    if content is None:
+        return None
+    return UNREADABLE if len(content) > LARGEST else content.decode(errors="backslashreplace")
+
+
+def _now(file: Path) -> str | None:
+    """Return the text of a file, also of one that git has not yet; None without one."""
+    try:
+        found = file.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
+            return UNREADABLE
+        return _text(file.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return UNREADABLE if file.is_symlink() else None
+    except OSError:
+        return UNREADABLE

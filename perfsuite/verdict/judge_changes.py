@@ -1,0 +1,333 @@
+"""Says in sentences how a change of files changes what judges: baselines, waivers, settings, cases. Pure."""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from statistics import median
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import ValidationError
+
+from perfsuite import documents, ini
+from perfsuite.errors import PerfsuiteError
+from perfsuite.results import waivers
+from perfsuite.results.amounts import amount
+from perfsuite.results.baseline import Acceptance, Baseline, BaselineDocument, BaselineLaunch
+from perfsuite.results.count_baseline import CountBaseline
+from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
+from perfsuite.results.waivers import Waiver
+from perfsuite.verdict import exact
+
+UNREADABLE = "\0"  # in place of the content of what is not a file, or is too large to be looked at
+LONGEST = 60  # most letters of a value of a setting
+TIMES = "\N{MULTIPLICATION SIGN}"
+MOST_COUNTS = 3  # counts of a baseline that are named
+COUNTS = "counts"  # the folder of the baselines of counts, below the directory of the baselines
+PROFILES = "profiles"  # the folder of profiles, which judge nothing
+_CODEOWNERS = ("CODEOWNERS", ".github/CODEOWNERS", "docs/CODEOWNERS")
+_A_CASE = re.compile(
+    r"^\s*(async )?def test\w*\([^)]*\bbench\b|^from perfsuite import\b.*\bCase\b", re.MULTILINE
+)
+
+B = TypeVar("B", bound=BaselineDocument)
+
+
+class FileChange(NamedTuple):
+    """A file that is not the same in two trees."""
+
+    name: str  # from the top of the repository, with slashes
+    before: str | None  # its text at the base; None: it is not there
+    now: str | None
+
+    @property
+    def word(self) -> str:
+        """What became of it."""
+        return "added" if self.before is None else "deleted" if self.now is None else "changed"
+
+
+class Places(NamedTuple):
+    """Where a repository has what judges, from its top on; `.` is the top itself."""
+
+    root: str  # pytest's root directory
+    baselines: str
+    cases: str
+
+
+def sentences(changes: Iterable[FileChange], places: Places, base: str) -> list[str]:
+    """Return what changed in what judges, in words, what weighs most first; `base` names the tree before."""
+    found = dict[str, list[str]]()
+    for change in sorted(changes):
+        kind, told = _told(change, places, base)
+        found.setdefault(kind, []).extend(told)
+    return [
+        told
+        for kind in ("ini", "waivers", "baseline", "code", "case", "workflow")
+        for told in found.get(kind, ())
+    ]
+
+
+def is_of_judge(name: str, places: Places) -> bool:
+    """Return whether a file may be one that judges, by its name: also every file of Python."""
+    return name.endswith(".py") or _kind(name, places) is not None
+
+
+def _kind(name: str, places: Places) -> str | None:
+    path = PurePosixPath(name)
+    if path.name in ini.FILES:
+        return "ini"
+    if name == (PurePosixPath(places.root) / waivers.FILE).as_posix():
+        return "waivers"
+    if path.is_relative_to(places.baselines) and path.suffix == ".json":
+        return "baseline"
+    if path.name == "conftest.py":
+        return "code"
+    if path.suffix == ".py" and path.is_relative_to(places.cases):
+        return "case"
+    if (
+        path.is_relative_to(".github/workflows")
+        or path.is_relative_to(".github/actions")
+        or name in _CODEOWNERS
+    ):
+        return "workflow"
+    return None
+
+
+def _told(change: FileChange, places: Places, base: str) -> tuple[str, Sequence[str]]:
+    kind = _kind(change.name, places)
+    if kind == "ini":
+        return kind, _of_ini(change, base)
+    if kind == "waivers":
+        return kind, _of_waivers(change, base)
+    if kind == "baseline":
+        return kind, _of_baseline(change, places, base)
+    if kind in ("code", "workflow"):
+        return kind, [f"{change.name} {_by_lines(change)}"]
+    if kind == "case" or any(
+        text is not None and _A_CASE.search(text) for text in (change.before, change.now)
+    ):
+        return "case", [f"case file {change.name} {_by_lines(change)}"]
+    return "", ()
+
+
+def _by_lines(change: FileChange) -> str:
+    if UNREADABLE in (change.before, change.now):
+        return change.word
+    before = Counter((change.before or "").splitlines())
+    now = Counter((change.now or "").splitlines())
+    added, removed = (now - before).total(), (before - now).total()
+    if change.word != "changed":
+        return f"{change.word}: {_lines(added or removed)}"
+    if not (added or removed):
+        return "changed: its lines are in another order"
+    return f"changed: {_lines(added)} added, {_lines(removed)} removed"
+
+
+def _lines(count: int) -> str:
+    return "1 line" if count == 1 else f"{count:,} lines"
+
+
+def _unreadable(name: str, base: str, *, before: bool) -> str:
+    return f"{name} cannot be read {f'at {base}' if before else 'now'}, so what changed in it is not known"
+
+
+def _of_ini(change: FileChange, base: str) -> list[str]:
+    """Compare pytest's settings. A file that has none on either side says nothing."""
+    both = list[Mapping[str, Any]]()
+    for text, is_before in ((change.before, True), (change.now, False)):
+        try:
+            both.append({} if text is None else ini.settings(change.name, text) or {})
+        except PerfsuiteError:
+            return [_unreadable(change.name, base, before=is_before)]
+    before, now = both
+    told = [
+        f"{change.name}: {_of_setting(key, before.get(key), now.get(key))}"
+        for key in sorted({*before, *now})
+        if _flat(before.get(key)) != _flat(now.get(key))
+    ]
+    if change.word != "changed" and (before or now):
+        told.insert(0, f"{change.name}, which has settings of pytest, was {change.word}")
+    return told
+
+
+def _of_setting(key: str, before: Any, now: Any) -> str:
+    then, today = _flat(before), _flat(now)
+    if key == "perf_shadow" and {then, today} <= {None, "true", "false"}:
+        return f"shadow mode {'on: no case fails a test' if today == 'true' else 'off'}"
+    both = [text or "not set" for text in (then, today)]
+    if max(map(len, both)) > LONGEST:
+        lost, new = ([*filter(None, re.split(r"\s*\n\s*", text or ""))] for text in (then, today))
+        words = [f"without {each}" for each in lost if each not in new] + [
+            each for each in new if each not in lost
+        ]
+        return f"{key} changed: {_cut('; '.join(words))}"
+    return f"{key} {both[0]} → {both[1]}"
+
+
+def _flat(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value).strip()
+
+
+def _cut(text: str, most: int = 3 * LONGEST) -> str:
+    return text if len(text) <= most else f"{text[: most - 2]} …"
+
+
+def _of_waivers(change: FileChange, base: str) -> list[str]:
+    both = list[dict[str, Waiver]]()
+    for text, is_before in ((change.before, True), (change.now, False)):
+        try:
+            both.append(_by_name([] if text is None else waivers.parsed(change.name, text)))
+        except PerfsuiteError:
+            return [_unreadable(change.name, base, before=is_before)]
+    before, now = both
+    told = []
+    for name in dict.fromkeys([*now, *before]):
+        then, today = before.get(name), now.get(name)
+        if then is None and today is not None:
+            told.append(f"waiver of {name} added: {today.tolerated} tolerated until {today.until}")
+        elif then is not None and today is None:
+            told.append(f"waiver of {name} removed: {then.tolerated} were tolerated until {then.until}")
+        elif then is not None and today is not None and then != today:
+            fields = [
+                f"{field} {getattr(then, field)} → {getattr(today, field)}"
+                for field in Waiver.model_fields
+                if getattr(then, field) != getattr(today, field)
+            ]
+            told.append(f"waiver of {name}: {', '.join(fields)}")
+    return told
+
+
+def _by_name(entries: Iterable[Waiver]) -> dict[str, Waiver]:
+    """Return waivers by what they are for; a second one for the same has a number."""
+    found = dict[str, Waiver]()
+    for entry in entries:
+        name = f"{entry.case} on {entry.metric}"
+        number = sum(each == name or each.startswith(f"{name} (") for each in found)
+        found[f"{name} ({number + 1})" if number else name] = entry
+    return found
+
+
+def _of_baseline(change: FileChange, places: Places, base: str) -> list[str]:
+    below = PurePosixPath(change.name).relative_to(places.baselines)
+    folder, case_id = below.parent.name or ".", below.stem
+    if below.parts[0] == PROFILES:
+        return []
+    if below.parts[0] == COUNTS:
+        name = f"baseline of the counts of {case_id} on {folder}"
+        counts = _both(change, CountBaseline, name, base)
+        return [counts] if isinstance(counts, str) else _changed(name, change, _counts_differ(*counts))
+    name = f"baseline of {case_id} on {folder}"
+    times = _both(change, Baseline, name, base)
+    return [times] if isinstance(times, str) else _changed(name, change, _times_differ(*times))
+
+
+def _changed(name: str, change: FileChange, differences: Iterable[str]) -> list[str]:
+    if change.word != "changed":
+        return [f"{name} {change.word}"]
+    return [f"{name}: {', '.join(differences) or 'changed, by nothing that weighs'}"]
+
+
+def _both(change: FileChange, kind: type[B], name: str, base: str) -> tuple[B | None, B | None] | str:
+    """Return a baseline at both sides, or a sentence that one cannot be read."""
+    both = list[B | None]()
+    for text, is_before in ((change.before, True), (change.now, False)):
+        try:
+            content = None if text is None else json.loads(text)
+            both.append(None if text is None else kind.model_validate(content, context=documents.FROM_FILE))
+        except (ValueError, ValidationError, RecursionError, PerfsuiteError):
+            return _unreadable(f"{name} ({change.name})", base, before=is_before)
+    before, now = both
+    return before, now
+
+
+def _times_differ(before: Baseline | None, now: Baseline | None) -> Iterator[str]:
+    if before is None or now is None:
+        return
+    speeds = before.median(TOKENS_PER_S.name), now.median(TOKENS_PER_S.name)
+    yield from _ratio(speeds[0], speeds[1], more="faster", less="slower")
+    peaks = before.median(PEAK_MEMORY.name), now.median(PEAK_MEMORY.name)
+    yield from _ratio(peaks[0], peaks[1], more="more peak memory", less="less peak memory")
+    if len(before.launches) != len(now.launches):
+        yield f"launches {len(before.launches)} → {len(now.launches)}"
+    scatter = [_scatter(known) for known in (before, now)]
+    if scatter[1] >= scatter[0] + 0.01:
+        yield f"its launches scatter by {scatter[0]:.1%} → {scatter[1]:.1%}"
+    if before.case != now.case:
+        yield "another case"
+    for name, read, least in (
+        ("loss at the end", _last_loss, 0.001),
+        ("norm of the gradients", lambda launch: launch.figures.gradient_norm, 0.01),
+    ):
+        then, today = _median(map(read, before.launches)), _median(map(read, now.launches))
+        if then != today and (then is None or today is None or not math.isclose(then, today, rel_tol=least)):
+            yield f"{name} {_number(then)} → {_number(today)}"
+    if before.observed != now.observed:
+        yield "settings or versions changed"
+    if before.flops != now.flops:
+        yield "FLOPs changed"
+    yield from _acceptance(before.accepted, now.accepted)
+
+
+def _last_loss(launch: BaselineLaunch) -> float | None:
+    return launch.loss[-1] if launch.loss else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _number(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.4g}"
+
+
+def _scatter(known: Baseline) -> float:
+    values = known.values(TOKENS_PER_S.name)
+    return (max(values) - min(values)) / max(values) if values and max(values) > 0 else 0.0
+
+
+def _ratio(before: float | None, now: float | None, *, more: str, less: str) -> Iterator[str]:
+    """Yield by how much a figure differs: as a share, or from a tenth on as a factor."""
+    if before == now:
+        return
+    if not before or not now or before < 0 or now < 0:
+        yield f"{amount(before, 'tokens')} → {amount(now, 'tokens')} ({less if before else more})"
+        return
+    word = more if now > before else less
+    factor = max(now / before, before / now)
+    yield f"{factor:.2f}{TIMES} {word}" if factor >= 1.1 else f"{factor - 1:.1%} {word}"
+
+
+def _counts_differ(before: CountBaseline | None, now: CountBaseline | None) -> Iterator[str]:
+    if before is None or now is None:
+        return
+    if before.method != now.method:
+        yield f"counted by the method {now.method!r}, before by {before.method!r}"
+    else:
+        found = [finding.sentence for finding in exact.count_differences(before, now)]
+        yield from found[:MOST_COUNTS]
+        if len(found) > MOST_COUNTS:
+            yield f"and {len(found) - MOST_COUNTS} counts more"
+        if lost := exact.missing_ranks(before, now):
+            yield f"{lost} no longer counted"
+    if unjudged := sorted({*now.unsteady} - {*before.unsteady}):
+        yield f"no longer judged: {', '.join(unjudged)}"
+    if before.case != now.case:
+        yield "another case"
+    yield from exact.changed_versions(before.versions, now.versions)
+    yield from _acceptance(before.accepted, now.accepted)
+
+
+def _acceptance(before: Acceptance | None, now: Acceptance | None) -> Iterator[str]:
+    if before == now:
+        return
+    if now is None:
+        yield "no longer accepted by anybody"
+    else:
+        yield f"accepted by {now.by} on {now.date}, reason: {now.reason or 'none given'}"

@@ -1,0 +1,135 @@
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfsuite.launch.arm import HERE, Arm
+from perfsuite.results.session_file import JudgeChanges
+from perfsuite.session.judge_changes import judge_changes
+from perfsuite.session.option_table import options_of
+from tests.synthetic import commit, git, make_repository
+
+SHADOW = "pytest.ini: shadow mode on: no case fails a test"
+INI = "[pytest]\nperf_shadow = true\n"
+
+
+@pytest.fixture
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with settings and a file of cases, at one commit."""
+    top = tmp_path / "repo"
+    make_repository(top, 1)
+    (top / "pytest.ini").write_text("[pytest]\n")
+    (top / "bench_cases").mkdir()
+    (top / "bench_cases" / "test_it.py").write_text("a\n")
+    commit(top)
+    monkeypatch.delenv("GITHUB_SHA", raising=False)
+    return top
+
+
+def arm_of(name: str, repo: Path) -> Arm:
+    """The arm of a commit, as `resolve` makes it."""
+    return replace(HERE, text=name, commit=git(repo, "rev-parse", name), moved=("a", "b"))
+
+
+def against(name: str, repo: Path, root: Path | None = None) -> JudgeChanges | None:
+    return judge_changes(options_of(root or repo, {}), (arm_of(name, repo), HERE))
+
+
+def of_night(repo: Path) -> JudgeChanges | None:
+    return judge_changes(options_of(repo, {}), ())
+
+
+def test_a_comparison_with_a_commit_says_what_changed_since(repo: Path) -> None:
+    base = git(repo, "rev-parse", "HEAD")
+    assert against("HEAD", repo) == JudgeChanges(base=base, sentences=())
+    (repo / "pytest.ini").write_text(INI)
+    assert against("HEAD", repo) == JudgeChanges(base=base, sentences=(SHADOW,)), "before it is committed"
+    commit(repo)
+    assert against("HEAD~1", repo) == JudgeChanges(base=base, sentences=(SHADOW,))
+
+
+def test_files_that_git_does_not_know_yet_judge_too(repo: Path) -> None:
+    (repo / "bench_cases" / "conftest.py").write_text("a\n")
+    (repo / ".gitignore").write_text("ignored/\n")
+    (repo / "ignored").mkdir()
+    (repo / "ignored" / "conftest.py").write_text("a\n")
+    found = against("HEAD", repo)
+    assert found is not None
+    assert found.sentences == ("bench_cases/conftest.py added: 1 line",)
+
+
+def test_other_places_of_cases_and_baselines_are_those_of_the_settings(repo: Path) -> None:
+    (repo / "sub" / "cases").mkdir(parents=True)
+    (repo / "sub" / "pytest.ini").write_text("[pytest]\nperf_cases = cases\n")
+    commit(repo)
+    (repo / "sub" / "cases" / "sizes.py").write_text("a")
+    (repo / "sub" / "baselines" / "cpu").mkdir(parents=True)
+    (repo / "sub" / "baselines" / "cpu" / "x.json").write_text("{")
+    (repo / "baselines").mkdir()
+    (repo / "baselines" / "x.json").write_text("{")
+    found = against("HEAD", repo, repo / "sub")
+    assert found is not None
+    assert [sentence.split(" cannot")[0] for sentence in found.sentences] == [
+        "baseline of x on cpu (sub/baselines/cpu/x.json)",
+        "case file sub/cases/sizes.py added: 1 line",
+    ]
+
+
+def test_odd_files_in_place_of_what_judges_are_said(repo: Path) -> None:
+    (repo / "perf-waivers.toml").write_text("# none\n")
+    commit(repo)
+    (repo / "perf-waivers.toml").unlink()
+    os.mkfifo(repo / "perf-waivers.toml")
+    (repo / "bench_cases" / "conftest.py").symlink_to("nowhere")
+    (repo / "na\nme").mkdir()
+    (repo / "na\nme" / "conftest.py").write_text("a")
+    found = against("HEAD", repo)
+    assert found is not None
+    assert found.sentences == (
+        "perf-waivers.toml cannot be read now, so what changed in it is not known",
+        "bench_cases/conftest.py added",
+        "na\nme/conftest.py added: 1 line",
+    )
+
+
+def test_without_a_base_nothing_is_said(repo: Path) -> None:
+    (repo / "pytest.ini").write_text(INI)
+    assert of_night(repo) is None
+    assert judge_changes(options_of(repo, {}), (replace(HERE, packages="x"), HERE)) is None
+
+
+def test_the_base_of_a_pull_request_is_where_it_began(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = git(repo, "rev-parse", "HEAD")
+    git(repo, "update-ref", "refs/remotes/origin/main", "HEAD")
+    (repo / "pytest.ini").write_text(INI)
+    commit(repo)
+    monkeypatch.setenv("GITHUB_BASE_REF", "main")
+    assert of_night(repo) == JudgeChanges(base=base, sentences=(SHADOW,))
+
+
+def test_of_a_merge_that_github_made_the_base_is_its_first_parent(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(repo, "checkout", "--quiet", "-b", "feature")
+    (repo / "pytest.ini").write_text(INI)
+    commit(repo)
+    git(repo, "checkout", "--quiet", "main")
+    (repo / "conftest.py").write_text("of main")
+    base = commit(repo)
+    git(repo, "merge", "--quiet", "--no-ff", "-m", "merge", "feature")
+    monkeypatch.setenv("GITHUB_BASE_REF", "main")
+    monkeypatch.setenv("GITHUB_SHA", git(repo, "rev-parse", "HEAD"))
+    assert of_night(repo) == JudgeChanges(base=base, sentences=(SHADOW,))
+
+
+def test_a_base_that_is_not_in_the_clone_is_said_to_be_unknown(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_BASE_REF", "main")
+    found = of_night(repo)
+    assert found is not None
+    assert found.base is None
+    (told,) = found.sentences
+    assert told.startswith("whether this branch changes what judges it is not known: git merge-base")
+    assert told.endswith("Check out the base, too (actions/checkout with fetch-depth: 0)")

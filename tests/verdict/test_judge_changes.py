@@ -1,0 +1,222 @@
+import json
+from typing import Any
+
+import pytest
+
+from perfsuite.results.baseline import Acceptance, Baseline, from_runs
+from perfsuite.results.count_baseline import CountBaseline
+from perfsuite.results.count_baseline import from_runs as counts_of
+from perfsuite.verdict.judge_changes import UNREADABLE, FileChange, Places, is_of_judge, sentences
+from tests.counted import make_counts, make_entries
+from tests.samples import make_figures, make_run
+
+PLACES = Places(root=".", baselines="baselines", cases="bench_cases")
+ID = make_run().case.id
+
+
+def told(name: str, before: str | None, now: str | None, places: Places = PLACES) -> list[str]:
+    return sentences([FileChange(name, before, now)], places, "main")
+
+
+def of_ini(before: str, now: str) -> list[str]:
+    return told("pytest.ini", f"[pytest]\n{before}", f"[pytest]\n{now}")
+
+
+def times(*speeds: float, **changes: Any) -> Baseline:
+    figures = [make_figures(tokens_per_s=speed, **changes) for speed in speeds]
+    return from_runs([make_run(figures=each) for each in figures])
+
+
+def of_times(before: Baseline, now: Baseline) -> list[str]:
+    return told(f"baselines/cpu/{ID}.json", before.as_json(), now.as_json())
+
+
+BAD: list[Any] = [None, -1, "x", [], {}, [{}], 1e999]
+TIMES = f"baseline of {ID} on cpu"
+
+
+def test_a_setting_that_changes_is_said_with_both_values() -> None:
+    assert of_ini("perf_strict = inconclusive", "") == ["pytest.ini: perf_strict inconclusive → not set"]
+    assert of_ini("perf_min_judged = 90%", "perf_min_judged = 1%") == ["pytest.ini: perf_min_judged 90% → 1%"]
+    assert of_ini("", "addopts = -k b4") == ["pytest.ini: addopts not set → -k b4"]
+    assert of_ini("# a\nperf_strict=improved", "perf_strict = improved") == []
+
+
+def test_shadow_mode_is_called_so() -> None:
+    assert of_ini("", "perf_shadow = true") == ["pytest.ini: shadow mode on: no case fails a test"]
+    assert of_ini("perf_shadow = true", "") == ["pytest.ini: shadow mode off"]
+    table = "[tool.pytest.ini_options]\nperf_shadow = {}\n"
+    assert told("pyproject.toml", table.format("false"), table.format("true")) == [
+        "pyproject.toml: shadow mode on: no case fails a test"
+    ]
+
+
+def test_of_a_long_setting_only_what_changed_is_said() -> None:
+    markers = "markers =\n  " + "\n  ".join(f"hardware{number}: cases of it" for number in range(9))
+    assert of_ini(markers, markers.replace("hardware3", "other")) == [
+        "pytest.ini: markers changed: without hardware3: cases of it; other: cases of it"
+    ]
+
+
+def test_a_file_that_takes_over_the_settings_is_named() -> None:
+    assert told("bench_cases/pytest.ini", None, "[pytest]\nperf_shadow = true") == [
+        "bench_cases/pytest.ini, which has settings of pytest, was added",
+        "bench_cases/pytest.ini: shadow mode on: no case fails a test",
+    ]
+    assert told("setup.cfg", "[tool:pytest]\naddopts = -q", None) == [
+        "setup.cfg, which has settings of pytest, was deleted",
+        "setup.cfg: addopts -q → not set",
+    ]
+
+
+def test_other_sections_and_other_files_judge_nothing() -> None:
+    assert told("pyproject.toml", "[project]\nname = 'a'", "[project]\nname = 'b'") == []
+    assert told("tox.ini", "[tox]\na=1", None) == []
+    assert told("train.py", "a", "b") == []
+    assert told("baselines/README.md", "a", "b") == []
+    assert told(f"baselines/profiles/cpu/{ID}.json", "a", "b") == []
+
+
+@pytest.mark.parametrize("broken", ["[pytest\n", "\\xff[", UNREADABLE, "key = 1\n"])
+@pytest.mark.parametrize(
+    "name", ["pytest.ini", "perf-waivers.toml", "baselines/cpu/x.json", "baselines/counts/cpu/x.json"]
+)
+def test_what_cannot_be_read_on_one_side_is_said(name: str, broken: str) -> None:
+    (then,) = told(name, broken, None)
+    assert "cannot be read at main, so what changed in it is not known" in then
+    (now,) = told(name, None, broken)
+    assert "cannot be read now, so what changed in it is not known" in now
+
+
+@pytest.mark.parametrize("text", ["tool = 3", "tool.pytest = 3", "tool.pytest.ini_options = 3"])
+def test_settings_that_are_no_table_are_said(text: str) -> None:
+    (only,) = told("pyproject.toml", text, "")
+    assert only.startswith("pyproject.toml cannot be read at main")
+
+
+def waiver(tolerated: str = '"3%"', metric: str = "tokens/s", until: str = "2026-12-31") -> str:
+    return (
+        f'[[waiver]]\ncase = "*"\nmetric = "{metric}"\ntolerated = {tolerated}\nissue = "https://x/1"\n'
+        f'owner = "me"\nuntil = {until}\n'
+    )
+
+
+def test_waivers_are_said_by_what_they_tolerate() -> None:
+    name = "perf-waivers.toml"
+    added = told(name, None, waiver('"9900%"'))
+    assert added == ["waiver of * on tokens/s added: 9900% tolerated until 2026-12-31"]
+    assert told(name, waiver(), waiver('"30%"')) == ["waiver of * on tokens/s: tolerated 3% → 30%"]
+    assert told(name, waiver(), waiver(until="2036-12-31")) == [
+        "waiver of * on tokens/s: until 2026-12-31 → 2036-12-31"
+    ]
+    assert told(name, waiver(), None) == [
+        "waiver of * on tokens/s removed: 3% were tolerated until 2026-12-31"
+    ]
+    assert told(name, waiver(), waiver() + waiver('"50%"')) == [
+        "waiver of * on tokens/s (2) added: 50% tolerated until 2026-12-31"
+    ]
+    assert told(name, waiver(), f"# a comment\n{waiver()}") == []
+
+
+def test_waivers_elsewhere_than_in_the_root_waive_nothing() -> None:
+    assert told("docs/perf-waivers.toml", None, waiver()) == []
+    assert told("sub/perf-waivers.toml", None, waiver(), PLACES._replace(root="sub")) != []
+
+
+def test_a_baseline_is_said_by_its_figures() -> None:
+    assert of_times(times(3000, 3000), times(1000, 1000)) == [f"{TIMES}: 3.00× slower"]  # noqa: RUF001
+    assert of_times(times(1000), times(1020)) == [f"{TIMES}: 2.0% faster"]
+    larger = times(1000, peak_memory_bytes=3 * 2**30)
+    assert of_times(times(1000, peak_memory_bytes=2 * 2**30), larger) == [
+        f"{TIMES}: 1.50× more peak memory"  # noqa: RUF001
+    ]
+
+
+def test_a_baseline_whose_launches_scatter_more_is_said_to_hide_more() -> None:
+    assert of_times(times(990, 1000, 1010), times(700, 1000, 1300)) == [
+        f"{TIMES}: its launches scatter by 2.0% → 46.2%"
+    ]
+    assert of_times(times(*[1000] * 5), times(1000)) == [f"{TIMES}: launches 5 → 1"]
+
+
+def test_a_baseline_that_accepts_another_result_is_said() -> None:
+    before = times(1000)
+    by = Acceptance(by="Eve", date="2026-11-27", commit=None, reason="it is right")
+    launches = tuple(each.replace(loss=(9.0,)) for each in before.launches)
+    assert of_times(before, before.replace(launches=launches, accepted=by)) == [
+        f"{TIMES}: loss at the end 4.7 → 9, accepted by Eve on 2026-11-27, reason: it is right"
+    ]
+
+
+def test_a_new_baseline_and_a_deleted_one_are_said() -> None:
+    text = times(1000).as_json()
+    assert told(f"baselines/cpu/{ID}.json", None, text) == [f"{TIMES} added"]
+    assert told(f"baselines/cpu/{ID}.json", text, None) == [f"{TIMES} deleted"]
+    assert told(f"baselines/cpu/{ID}.json", text, f"{text}\n") == [
+        f"{TIMES}: changed, by nothing that weighs"
+    ]
+
+
+def test_a_baseline_of_counts_is_said_by_its_counts() -> None:
+    before = counts_of([make_run(counts=make_entries(make_counts()))])
+    counts = before.counts[0].counts
+    doubled = {name: 2 * calls for name, calls in counts.kernels.items()}
+    now = before.replace(counts=(before.counts[0].replace(counts=counts.replace(kernels=doubled)),))
+    (said,) = told(f"baselines/counts/cpu/{ID}.json", before.as_json(), now.as_json())
+    assert said.startswith(f"baseline of the counts of {ID} on cpu: kernels")
+    unjudged: CountBaseline = before.replace(unsteady=("FLOP",))
+    (said,) = told(f"baselines/counts/cpu/{ID}.json", before.as_json(), unjudged.as_json())
+    assert said.endswith(": no longer judged: FLOP")
+
+
+def test_code_and_workflows_are_said_by_their_lines() -> None:
+    assert told("tests/conftest.py", "a\nb\n", "a\nc\nd\n") == [
+        "tests/conftest.py changed: 2 lines added, 1 line removed"
+    ]
+    assert told("conftest.py", "a\nb", "b\na") == ["conftest.py changed: its lines are in another order"]
+    assert told("conftest.py", None, "a") == ["conftest.py added: 1 line"]
+    assert told(".github/workflows/night.yml", "a", None) == [".github/workflows/night.yml deleted: 1 line"]
+    assert told(".github/CODEOWNERS", "a\nb", "a") == [
+        ".github/CODEOWNERS changed: 0 lines added, 1 line removed"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("bench_cases/test_it.py", ""),
+        ("bench_cases/deep/sizes.py", ""),
+        ("tests/test_it.py", "def test_it(case, bench):\n    bench(case)"),
+        ("sizes.py", "from perfsuite import Case, Model"),
+    ],
+)
+def test_a_file_of_cases_is_known_by_its_place_or_by_what_it_does(name: str, text: str) -> None:
+    assert is_of_judge(name, PLACES)
+    assert told(name, text, f"{text}\nmore".strip()) == [
+        f"case file {name} changed: 1 line added, 0 lines removed"
+    ]
+    assert told(name, text or "x", None)[0].startswith(f"case file {name} deleted")
+
+
+def test_what_weighs_most_comes_first() -> None:
+    text = times(1000).as_json()
+    changes = [
+        FileChange(".github/workflows/a.yml", None, "a"),
+        FileChange("bench_cases/test_it.py", None, "a"),
+        FileChange("conftest.py", None, "a"),
+        FileChange(f"baselines/cpu/{ID}.json", None, text),
+        FileChange("pytest.ini", "[pytest]", "[pytest]\nperf_shadow = true"),
+        FileChange("perf-waivers.toml", None, waiver()),
+    ]
+    begins = [sentence.split()[0] for sentence in sentences(changes, PLACES, "main")]
+    assert begins == ["pytest.ini:", "waiver", "baseline", "conftest.py", "case", ".github/workflows/a.yml"]
+
+
+def test_no_damage_of_a_baseline_ends_in_an_error() -> None:
+    text = times(1000).as_json()
+    content = json.loads(text)
+    for key in content:
+        for value in BAD:
+            damaged = json.dumps({**content, key: value})
+            assert told(f"baselines/cpu/{ID}.json", text, damaged) is not None
+            assert told(f"baselines/cpu/{ID}.json", damaged, text) is not None
