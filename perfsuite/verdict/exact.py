@@ -11,7 +11,7 @@ from typing import Literal
 from perfsuite.results import quantities
 from perfsuite.results.amounts import arrow
 from perfsuite.results.count_baseline import DRY, CountBaseline, unsteady, versions_of
-from perfsuite.results.counts import Counts, RankCounts, spans
+from perfsuite.results.counts import Counts, RankCounts, are_alike, spans
 from perfsuite.results.outcome import WORST_FIRST, CountCheck, Finding
 from perfsuite.results.quantities import Group, Quantity, differing
 from perfsuite.results.run import Run
@@ -38,12 +38,13 @@ def why_hidden(runs: Sequence[Run]) -> tuple[str, ...]:
 
 def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
     """Why counts cannot be compared with a baseline's: they were made in another way. None if they can."""
-    methods = {entry.counts.method for run in counted(runs) for entry in run.counts} - {baseline.method}
-    if not methods:
+    methods = {entry.counts.method for run in counted(runs) for entry in run.counts}
+    others = [method for method in methods if not are_alike(method, baseline.method)]
+    if not others:
         return None
     return (
         f"cannot be compared: the baseline was counted by the method {baseline.method!r}, this step by "
-        f"{methods.pop()!r}: accept counts anew (perfsuite baseline accept --counts), or delete it"
+        f"{others[0]!r}: accept counts anew (perfsuite baseline accept --counts), or delete it"
     )
 
 

@@ -38,7 +38,7 @@ for step in range(1000):
 """
 OF_THE_LAUNCHER = re.compile(".*RANK.*|.*WORLD.*|MASTER_.*|ROLE_.*|TORCH.*|ACCELERATE_.*|KMP_.*")
 EACH_ITS_OWN = re.compile(
-    "PERFSUITE_.*|MASTER_PORT|TORCHELASTIC_(RUN_ID|ERROR_FILE|USE_AGENT_STORE)|ACCELERATE_DYNAMO_.*"
+    "PERFSUITE_.*|MASTER_(ADDR|PORT)|TORCHELASTIC_(RUN_ID|ERROR_FILE|USE_AGENT_STORE)|ACCELERATE_DYNAMO_.*"
 )
 """Variables whose values differ from launch to launch, or that are perfsuite's."""
 OF_ANOTHER_JOB = {
@@ -56,16 +56,11 @@ OF_ANOTHER_JOB = {
     "PMI_RANK": "7",
     "PMI_SIZE": "9",
 }
-TORCHRUN = ("torchrun", "--nproc-per-node=2", "--master-port=0")
-ACCELERATE = ("accelerate", "launch", "--cpu", "--num_machines=1", "--mixed_precision=no")
-MULTI = (
-    "accelerate",
-    "launch",
-    "--multi_gpu",
-    "--num_processes=2",
-    "--num_machines=1",
-    "--main_process_port=0",
-)
+TWO = ("--standalone", "--nproc-per-node=2")
+TORCHRUN, BY_MODULE = ("torchrun", *TWO), ("python", "-m", "torch.distributed.run", *TWO)
+ACCELERATE = ("accelerate", "launch", "--num_machines=1", "--mixed_precision=no")
+ON_CPU = (*ACCELERATE, "--cpu")
+MULTI = (*ACCELERATE, "--multi_gpu", "--num_processes=2", "--main_process_port=0")
 
 
 def told(directory: Path, by: str, rank: str) -> dict[str, str]:
@@ -97,15 +92,12 @@ def case(directory: Path, by: str, *launcher: str, ranks: int) -> Case:
         (("python",), ("python",), 1),
         (TORCHRUN, (), 2),
         (TORCHRUN, TORCHRUN, 2),
-        (
-            ("python", "-m", "torch.distributed.run", *TORCHRUN[1:]),
-            ("python", "-m", "torch.distributed.run", *TORCHRUN[1:]),
-            2,
-        ),
-        ((*ACCELERATE, "--num_processes=1"), (*ACCELERATE, "--num_processes=1"), 1),
-        ((*ACCELERATE, "--num_processes=2"), (*ACCELERATE, "--num_processes=2"), 1),
+        (BY_MODULE, BY_MODULE, 2),
+        ((*ON_CPU, "--num_processes=1"), (*ON_CPU, "--num_processes=1"), 1),
+        ((*ON_CPU, "--num_processes=2"), (*ON_CPU, "--num_processes=2"), 1),
         (MULTI, MULTI, 2),
     ],
+    ids=["path", "python", "path of two", "torchrun", "module", "accelerate", "accelerate of two", "multi"],
 )
 def test_a_script_sees_what_its_own_launcher_sets(
     tmp_path: Path,

@@ -229,7 +229,7 @@ def test_counts_that_have_nothing_to_be_compared_with(
 def test_counts_of_another_method_are_refused_with_both_named() -> None:
     assert exact.unlike([launch()], baseline_of()) is None
     assert exact.unlike([launch(counts(method="hooks-1", host_reads={}))], baseline_of()) == (
-        "cannot be compared: the baseline was counted by the method 'dispatch-1', this step by 'hooks-1': "
+        "cannot be compared: the baseline was counted by the method 'dispatch-2', this step by 'hooks-1': "
         "accept counts anew (perfsuite baseline accept --counts), or delete it"
     )
 
