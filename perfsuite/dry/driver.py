@@ -10,6 +10,7 @@ from threading import Event
 
 from perfsuite import documents
 from perfsuite.analysis.cause import with_log
+from perfsuite.analysis.figures import is_in_tf32
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.hardware import Machine
 from perfsuite.dry.fit import facts_of
@@ -24,6 +25,9 @@ from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import ANCESTOR_PID, NODE, RunDir
 
+NO_TF32_ROOFLINE = (
+    "no bound on the speed: matmuls in fp32 run in TF32 here, and the peak that is known is that of fp32"
+)
 TIMEOUT_S = 3600  # seconds after which the process of a dry run is killed
 
 
@@ -69,6 +73,10 @@ def dry_run(
         notes=tuple(dict.fromkeys(filter(None, (instead, *(n for report in reports for n in report.notes))))),
         failure=next((report.failure for report in reports if report.failure is not None), None),
     )
+    if run.dry_facts is not None and is_in_tf32(run):
+        run = run.replace(
+            dry_facts=run.dry_facts.replace(roofline=None), notes=(*run.notes, NO_TF32_ROOFLINE)
+        )
     documents.write(run_dir.run, run)
     return run
 

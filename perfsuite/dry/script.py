@@ -35,6 +35,7 @@ from perfsuite.worker.losses import Passes, loss_of
 from perfsuite.worker.observe import Observer, owner
 from perfsuite.worker.optimizers import Optimizers, living
 from perfsuite.worker.rank import failure_of, write_failure
+from perfsuite.worker.script_rank import without_launcher
 from perfsuite.worker.second_step import NO_LINEAR
 
 NEEDS_A_VALUE = (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException)
@@ -221,7 +222,7 @@ def _explained(error: Exception) -> Exception:
         return DryRunError(f"not by a dry run: {DEEPSPEED_NOT_DRY}. Launch the case. {said}{at}")
     if isinstance(error, PerfsuiteError):
         return type(error)(f"{error}{at}")
-    return PerfsuiteError(said + at)
+    return PerfsuiteError(f"{said}{at}{without_launcher(error)}")
 
 
 def _keep_own_state(synchronize: Any) -> Any:

@@ -19,7 +19,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 METHOD = "dispatch-2"  # the way of counting. Counts of another method are not compared
 READS_OF_THE_HOST = "dispatch-1"
-"""The method before. It is the same but for host reads: those of the host's own tensors counted as well, which
+"""The method before. It is the same but for host reads: those of the host's own tensors counted, too, which
 wait for nothing. So all but host reads is compared."""
 FIRST_COUNTED, COUNTED_STEP = 3, 4
 """The steps, from 1 on, that are counted; the counts of the second are reported. A storage that is first seen

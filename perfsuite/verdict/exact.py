@@ -20,6 +20,10 @@ from perfsuite.verdict.count_sentences import sentence
 Judged = Literal["regressed", "improved", "passed"]
 Launches = Sequence[Sequence[RankCounts]]  # the counts of each launch
 _NOT_COUNTED, _NOT_IN_BASELINE = "not counted in these launches", "not in the baseline"
+_OF_THE_HOST = (
+    "as an older perfsuite also counted those of the host's own tensors: accept the counts anew "
+    "(perfsuite baseline accept --counts)"
+)
 GONE = 0.5  # share of the baseline's FLOPs, or collectives' bytes, below which they may be out of sight
 MANY_MORE = 2  # times the baseline's calls of a collective above which equal bytes cost more: latency
 _OUT_OF_SIGHT = " a step: less than half, which may be done out of sight"
@@ -235,6 +239,8 @@ def _not_judged(baseline: CountBaseline, launches: Launches) -> Iterable[str]:
             is_before = quantity.value(before) is not None
             if is_before != all(quantity.value(counts) is not None for counts in after):
                 where = _NOT_COUNTED if is_before else _NOT_IN_BASELINE
+                if quantity is quantities.HOST_READS:
+                    where = _OF_THE_HOST
                 notes.append(f"{quantity.name}: not judged, {where}")
     return dict.fromkeys(notes)
 

@@ -30,7 +30,7 @@ from perfsuite.worker.losses import Losses, loss_of
 from perfsuite.worker.optimizers import Optimizers
 from perfsuite.worker.profiling import ProfileTaken
 from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure
-from perfsuite.worker.script_rank import Claim, ScriptRank, Standing
+from perfsuite.worker.script_rank import Claim, ScriptRank, Standing, without_launcher
 
 with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
     import perfsuite.worker.counting  # noqa: F401  before the level of memory is taken
@@ -289,7 +289,8 @@ class Attached:
     def fail_with(self, error: BaseException) -> None:
         """Report an error of the script, which ends it."""
         signal.alarm(LEAVE_S)
-        self._fail(failure_of(error, self._empty.rank))
+        failure = failure_of(error, self._empty.rank)
+        self._fail(failure.replace(message=f"{failure.message}{without_launcher(error)}"))
 
     def _fail(self, failure: Failure) -> None:
         if self.state != "over":
