@@ -26,7 +26,10 @@ def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
     if len(evidence) < 2 or len(evidence) < len(reports) or evidence[0].data_parallel < 2:
         return None
     if all(each.collectives == 0 for each in evidence):
-        return f"the {len(evidence)} ranks trained apart: no collective ran after the first step. {_WRAP}"
+        return (
+            f"the {len(evidence)} ranks trained apart: no collective ran after the first step. "
+            f"{_WRAP}{_by_accelerate(reports)}"
+        )
     if case.framework.promises.replicas_differ:
         return None
     common = set.intersection(*(set(each.replicated) for each in evidence))
@@ -42,6 +45,19 @@ def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
 
 
 _WRAP = "Their gradients are not exchanged: wrap the whole model in DDP or FSDP, or all-reduce its gradients."
+
+
+def _by_accelerate(reports: Sequence[RankReport]) -> str:
+    """Return what else to do where accelerate is to wrap the model, on a CPU of which it was not told."""
+    observed = [report.observed for report in reports if report.observed is not None]
+    is_imported = any("accelerate" in each.environment for each in observed)
+    if not is_imported or any(each.settings.get("device") != "cpu" for each in observed):
+        return ""
+    return (
+        " This script imports accelerate, which wraps no model on a CPU that it was not told of: say "
+        "Script(env={'ACCELERATE_USE_CPU': 'true'}), or give --use_cpu to a script that takes the arguments "
+        "of transformers' Trainer"
+    )
 
 
 def _differ(norms: Sequence[tuple[float, float]]) -> bool:

@@ -94,14 +94,20 @@ def lowest_device_probe(reports: list[RankReport]) -> dict[str, float]:
     return {name: min(r.device_probe[name] for r in reports if name in r.device_probe) for name in names}
 
 
+def is_in_tf32(run: Run) -> bool:
+    """Whether a run in fp32 multiplies matrices in TF32, whose peak is not known."""
+    settings = run.observed.settings if run.observed is not None else {}
+    is_lower = run.case.precision == "fp32" and settings.get("fp32_matmul", "ieee") != "ieee"
+    return is_lower and run.machine.device == "cuda"
+
+
 def peak_for_mfu(run: Run, peak_flops: float | None) -> tuple[float | None, str | None]:
     """The FLOP/s at which a device does a run's FLOPs at best; or None, and why MFU has no such peak.
 
     FLOPs in float8 are done at the peak of float8, the others at `peak_flops`.
     """
     settings = run.observed.settings if run.observed is not None else {}
-    is_lower = run.case.precision == "fp32" and settings.get("fp32_matmul", "ieee") != "ieee"
-    if is_lower and run.machine.device == "cuda":
+    if is_in_tf32(run):
         return None, NO_TF32_PEAK
     if settings.get("low_precision_modules", "none") == "none":
         return peak_flops, None

@@ -172,8 +172,8 @@ class _Runs:
 
     def _kept(self, case: Case, arm: Arm, way: str, device: Device | None) -> Run:
         """The run of an earlier command, or a new one. Raises `PerfsuiteError` with why it tells nothing."""
-        path = getattr(case.framework, "path", None)
-        code = [each.read_text() for each in sorted(Path(path).parent.glob("*.py"))] if path else []
+        file: Path | None = getattr(case.framework, "file", None)  # of a script
+        code = [each.read_text() for each in sorted(file.parent.glob("*.py"))] if file else []
         key = [documents.plain(case), arm.text, arm.python, installed(), f"{way}{device or ''}", code]
         run_dir = RunDir((self.setup.options.store / "releases" / documents.digest(key)).absolute())
         run = documents.read_or_none(run_dir.run, Run)

@@ -10,19 +10,24 @@ from threading import Event
 
 from perfsuite import documents
 from perfsuite.analysis.cause import with_log
+from perfsuite.analysis.figures import is_in_tf32
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.hardware import Machine
 from perfsuite.dry.fit import facts_of
-from perfsuite.dry.machine import Device, pretended, telling_ranks, why_not_dry
+from perfsuite.dry.machine import OF_ONE_DEVICE, RANKS_MEET, Device, pretended, telling_ranks, why_not_dry
 from perfsuite.errors import CaseError, DryRunError, FileError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.arm import HERE, Arm, ask
 from perfsuite.node.processes import KILL_S, has_ended, wait_for, wait_until
+from perfsuite.node.ranks import rank_variables, without_rank
 from perfsuite.results.counts import merged
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run import Run
-from perfsuite.results.run_dir import ANCESTOR_PID, RunDir
+from perfsuite.results.run_dir import ANCESTOR_PID, NODE, RunDir
 
+NO_TF32_ROOFLINE = (
+    "no bound on the speed: matmuls in fp32 run in TF32 here, and the peak that is known is that of fp32"
+)
 TIMEOUT_S = 3600  # seconds after which the process of a dry run is killed
 
 
@@ -68,6 +73,10 @@ def dry_run(
         notes=tuple(dict.fromkeys(filter(None, (instead, *(n for report in reports for n in report.notes))))),
         failure=next((report.failure for report in reports if report.failure is not None), None),
     )
+    if run.dry_facts is not None and is_in_tf32(run):
+        run = run.replace(
+            dry_facts=run.dry_facts.replace(roofline=None), notes=(*run.notes, NO_TF32_ROOFLINE)
+        )
     documents.write(run_dir.run, run)
     return run
 
@@ -112,21 +121,21 @@ def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int, arm: Arm, 
 
 
 def _environment(case: Case, rank: int) -> dict[str, str]:
-    topology = case.topology
+    """Return the environment of a rank. A script has those variables of a launcher that a launch gives it."""
+    topology, plan = case.topology, framework_of(case).plan(case)
+    variables = {**rank_variables(topology, rank), **RANKS_MEET, **OF_ONE_DEVICE}
+    if plan.command is not None and plan.command.starts_ranks:
+        variables = RANKS_MEET if topology.nodes > 1 else {}
+    elif plan.command is not None and topology.world_size == 1:
+        variables = {}
     return {
-        **os.environ,
+        **without_rank(os.environ),
         ANCESTOR_PID: str(os.getpid()),
+        NODE: str(rank // topology.processes_per_node),
         "CUDA_VISIBLE_DEVICES": "",
-        "GROUP_RANK": str(rank // topology.processes_per_node),
         "HF_HUB_OFFLINE": "1",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": str(topology.processes_per_node),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",
         "OMP_NUM_THREADS": "1",
-        "RANK": str(rank),
         "TOKENIZERS_PARALLELISM": "false",
-        "TORCHELASTIC_RUN_ID": "dry",
-        "WORLD_SIZE": str(topology.world_size),
-        **framework_of(case).plan(case).environment,
+        **variables,
+        **plan.environment,
     }

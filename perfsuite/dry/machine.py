@@ -12,6 +12,8 @@ from perfsuite.launch.requirements import CHECKS, OF_THE_MACHINE
 from perfsuite.node.machine import gpu_machine
 
 Device = Literal["cuda", "cpu"]
+RANKS_MEET = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # variables by which a rank would find others
+OF_ONE_DEVICE = {"LOCAL_RANK": "0"}  # whichever rank is run: its device is the only one that is pretended
 ANY_GPU = "NVIDIA H100 80GB HBM3"  # for a case meant for `gpu`, or for `cpu` where CUDA is asked for
 
 

@@ -16,8 +16,11 @@ from typing import Any, NoReturn
 
 import torch
 
+from perfsuite.case.case import Topology
+from perfsuite.dry.machine import OF_ONE_DEVICE, RANKS_MEET
 from perfsuite.errors import DryRunError, MismatchError, ScriptError
 from perfsuite.frameworks.common.patches import found, module, replace
+from perfsuite.node.ranks import rank_variables
 
 PYTHON = re.compile(r"python[\d.]*")
 ONE_WORD = re.compile(r"-[bBdEiIOPqsSuvx]+")  # options of the interpreter that take no word after them
@@ -79,8 +82,10 @@ def _replace_launchers(rank: int, world_size: int) -> None:
                     f"({config.max_nodes} x {config.nproc_per_node}): give both the same number"
                 )
             self._entrypoint = entrypoint
+            self._variables = _elastic_variables(config, rank)
 
         def __call__(self, *arguments: Any) -> None:
+            os.environ.update(self._variables)
             if callable(self._entrypoint):
                 self._entrypoint(*arguments)
             else:
@@ -104,6 +109,20 @@ def _replace_launchers(rank: int, world_size: int) -> None:
         replace(accelerate, "prepare_simple_launcher_cmd_env", one_process)
     replace(module("torch.distributed.launcher.api"), "elastic_launch", ElasticLaunch)
     replace(torch.multiprocessing, "spawn", spawn)
+
+
+def _elastic_variables(config: Any, rank: int) -> dict[str, str]:
+    """Return what torchrun sets for a rank, by its `LaunchConfig`."""
+    topology = Topology(nodes=config.max_nodes, processes_per_node=config.nproc_per_node)
+    return {
+        **rank_variables(topology, rank),
+        **RANKS_MEET,
+        **OF_ONE_DEVICE,
+        "ROLE_NAME": config.role,
+        "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts),
+        "TORCHELASTIC_RUN_ID": config.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
 
 
 def place(passed: Iterable[tuple[FrameType, int]]) -> str | None:

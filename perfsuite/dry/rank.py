@@ -49,6 +49,7 @@ class DryRank:
         self.ranks = Ranks(
             rank=report.rank, world_size=report.world_size, device=self.device, directory=directory
         )
+        self.notes: list[str] = []  # what a reader of the counts has to know
         self._machine = machine
         self._optimizer: Any = None
         self._built_bytes = 0
@@ -80,7 +81,7 @@ class DryRank:
             flops=self.workload.flops or flops,
             observed=Observed(settings=settings, environment={**software.imported(), **self.environment}),
             tokens_per_step=self.workload.tokens_per_step(self.case),
-            notes=(*self.workload.notes, *counting.notes),
+            notes=(*self.workload.notes, *self.notes, *counting.notes),
         )
 
     def _pretend(self) -> None:
@@ -89,7 +90,7 @@ class DryRank:
             cuda.pretend(self._machine)
         values.pretend()
         self.framework.load(self.case, self.device)
-        values.pretend_ranks(self.report.rank, self.report.world_size)
+        values.pretend_ranks()
         self.plan.pretend()
 
     def _train(self) -> None:

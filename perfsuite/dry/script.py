@@ -9,16 +9,17 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch._subclasses import fake_tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils.data import dataloader
 
+from perfsuite.analysis import agreement
 from perfsuite.dry import cuda, program, values
 from perfsuite.dry.rank import DryRank, Enough
 from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError
@@ -26,12 +27,16 @@ from perfsuite.frameworks.common import pretend as wrappers
 from perfsuite.frameworks.common.patches import found, module, nothing, replace, wrap
 from perfsuite.frameworks.common.sharding import DEEPSPEED_NOT_DRY
 from perfsuite.node.ranks import moved
-from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.counts import COUNTED_STEP, Counts
+from perfsuite.results.rank_report import Evidence, Observed
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
-from perfsuite.worker import software
-from perfsuite.worker.observe import owner
+from perfsuite.worker import calls, software
+from perfsuite.worker.losses import Passes, loss_of
+from perfsuite.worker.observe import Observer, owner
 from perfsuite.worker.optimizers import Optimizers, living
 from perfsuite.worker.rank import failure_of, write_failure
+from perfsuite.worker.script_rank import without_launcher
+from perfsuite.worker.second_step import NO_LINEAR
 
 NEEDS_A_VALUE = (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException)
 NOT_COMPILED = "the script compiles its model, and a dry run counts the step that is not compiled"
@@ -41,6 +46,8 @@ class DryScript(DryRank):
     """A rank that a script builds and trains: the clock attaches to it from outside, as in a launch."""
 
     answers = values.WholeNumbersAreReal
+    _observer: Observer  # there since the first step
+    _refused: Exception | None = None  # what ended the script: an error in a hook may not reach it
     _asked_to_compile = False
 
     def _pretend(self) -> None:
@@ -48,7 +55,7 @@ class DryScript(DryRank):
             cuda.pretend(self._machine)
         values.pretend_tensors()
         values.pretend_answers()
-        values.pretend_ranks(self.report.rank, self.report.world_size)
+        values.pretend_ranks()
         if importlib.util.find_spec("accelerate") is not None:
             wrap(module("accelerate.utils.random"), "synchronize_rng_state", _keep_own_state)
         wrappers.ddp()
@@ -61,6 +68,8 @@ class DryScript(DryRank):
     def _train(self) -> None:
         self.workload = self.framework.build(self.case, self.ranks, self.recorder)
         self._optimizers = Optimizers(getattr(self.framework, "clock", None))
+        self._passes = Passes() if self.framework.promises.loss is not None else None
+        calls.before(torch.autograd, "backward", self._before_backward)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         self.recorder.between_steps = self._end_when_counted
@@ -77,8 +86,10 @@ class DryScript(DryRank):
         try:
             program.run(words, rank=self.ranks.rank, world_size=self.ranks.world_size)
         except Enough:
+            if self._refused is not None:
+                raise self._refused from None
             if self._asked_to_compile:
-                counting.notes.append(NOT_COMPILED)
+                self.notes.append(NOT_COMPILED)
             return
         except SystemExit as error:
             if error.code not in (None, 0):
@@ -102,16 +113,35 @@ class DryScript(DryRank):
         os._exit(1)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._optimizers.takes_turn(optimizer):
+        if not self._optimizers.takes_turn(optimizer):
+            return
+        clock = self._optimizer or optimizer
+        try:
             if self._optimizer is None:  # what trains ends with the script
                 self.workload = dataclasses.replace(self.workload, model=owner(optimizer))
+                self._observer = Observer(self.case, self.workload, has_values=False)
                 self.environment |= software.program()
                 self.recorder.start()
-            self._before_optimizer_step(self._optimizer or optimizer, args, kwargs)
+            self._observer.before_optimizer_step(clock, args, kwargs)
+            if self.recorder.steps == 1:
+                self._observer.check_second_step()
+        except Exception as error:
+            self._refused = error
+            raise Enough from error
+        self._before_optimizer_step(clock, args, kwargs)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._optimizers.count(optimizer):
+            if self._passes is not None:
+                with _disable_current_modes():  # or it would be counted
+                    self._passes.end_step(optimizer)
             self.recorder.boundary()
+
+    def _before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        loss = loss_of(tensors)
+        if self._passes is not None and loss is not None and loss.numel() == 1:
+            with _disable_current_modes():
+                self._passes.see(loss)
 
     def _not_compiled(self, model: Any = None, *args: Any, **options: Any) -> Any:
         """Return what is to be compiled as it is. Libraries compile functions that nobody calls."""
@@ -129,19 +159,52 @@ class DryScript(DryRank):
         return called
 
     def _settings(self) -> dict[str, str]:
-        if not dist.is_initialized():
-            if (asked := self.report.world_size) > 1:
-                raise MismatchError(
-                    f"world_size: the case asks for {asked}, and the script opened no process group"
-                )
-            with _disable_current_modes():
-                dist.init_process_group()
-        return super()._settings()
+        settings = dict(self._observer.settings)
+        self.environment["attention_kernel"] = settings.pop("attention_kernel")  # as of a launch
+        del settings["backend"]  # which is pretended
+        return settings
 
-    def _check(self, settings: Any) -> None:
-        if (found := settings["world_size"]) != str(self.case.topology.world_size):
-            raise MismatchError(
-                f"world_size: the case asks for {self.case.topology.world_size}, the script has {found}"
+    def _check(self, settings: Mapping[str, str]) -> None:
+        """Raise a launch's `MismatchError` for passes, tokens and gradients that are not as the case says."""
+        if self._passes is not None:
+            self._passes.check(self.case.gradient_accumulation)
+        evidence, counting = self._observer.evidence(), self.recorder.counting
+        counts = None if counting is None else counting.counts
+        if counts is not None and not self.framework.promises.replicas_differ:  # these may meet later
+            sent = sum(each.count for each in counts.collectives if each.ranks > 1)
+            evidence = evidence.replace(collectives=sent)
+        report = self.report.replace(
+            evidence=evidence,
+            observed=Observed(settings=settings, environment=software.imported()),
+            tokens_per_step=self.workload.tokens_per_step(self.case),
+        )
+        ranks = [report] * report.world_size  # any other would do the same
+        wrong = agreement.tokens_differ(ranks, self.case) or agreement.trained_apart(ranks, self.case)
+        if wrong is not None:
+            raise MismatchError(wrong)
+        self.notes += agreement.token_notes(ranks, self.case)
+        if unchecked := [*self._unchecked(settings, evidence, counts)]:
+            self.notes.append(f"claimed, not checked: {'; '.join(unchecked)}")
+
+    def _unchecked(
+        self, settings: Mapping[str, str], evidence: Evidence, counts: Counts | None
+    ) -> Iterator[str]:
+        """Yield what the case says of the script and this dry run could not see, with the reason."""
+        case = self.case
+        if settings["compute_dtype"] == NO_LINEAR:
+            yield f"precision={case.precision!r} (no linear layer ran)"
+        if self._passes is None:
+            yield f"gradient_accumulation={case.gradient_accumulation} (loss=None)"
+        if case.unit == "tokens" and evidence.tokens is None:
+            yield f"sequence_length={case.sequence_length} (the model was given no whole numbers)"
+        blocks = settings["recomputing_blocks"]
+        is_compared = bool(case.model.config) and not blocks.endswith(" of 0")
+        recomputes = not blocks.startswith("0 of ") or (counts is not None and "recompute" in counts.flops)
+        if not is_compared and (recomputes or case.activation_checkpointing != "none"):
+            seen = "some of the forward is" if recomputes else "nothing is"
+            yield (
+                f"activation_checkpointing={case.activation_checkpointing!r} ({seen} recomputed, and the "
+                "blocks of the model are not known)"
             )
 
 
@@ -159,7 +222,7 @@ def _explained(error: Exception) -> Exception:
         return DryRunError(f"not by a dry run: {DEEPSPEED_NOT_DRY}. Launch the case. {said}{at}")
     if isinstance(error, PerfsuiteError):
         return type(error)(f"{error}{at}")
-    return PerfsuiteError(said + at)
+    return PerfsuiteError(f"{said}{at}{without_launcher(error)}")
 
 
 def _keep_own_state(synchronize: Any) -> Any:

@@ -7,8 +7,10 @@ import copy
 import copyreg
 import functools
 import importlib.util
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlparse
 
 import torch
 import torch.distributed as dist
@@ -244,12 +246,23 @@ MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_concatena
 _LIBRARY = Library("c10d", "IMPL")  # what is registered lives as long as it
 
 
-def pretend_ranks(rank: int, world_size: int) -> None:
-    """Make this process `rank` of `world_size`, with fake process groups. Call it when all is imported."""
+def pretend_ranks() -> None:
+    """Answer for the other ranks, with fake process groups. Call it when all is imported."""
     fake_store = module("torch.testing._internal.distributed.fake_pg").FakeStore
     init, new_group = dist.init_process_group, dist.new_group
 
-    def init_process_group(*args: Any, **kwargs: Any) -> None:
+    def init_process_group(
+        backend: Any = None,
+        init_method: str | None = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        store: Any = None,
+        *_: Any,
+        **__: Any,
+    ) -> None:
+        if store is None:
+            rank, world_size = _place_in_group(init_method or "env://", rank, world_size)
         with _disable_current_modes():
             init("fake", store=fake_store(), rank=rank, world_size=world_size)
 
@@ -272,6 +285,26 @@ def pretend_ranks(rank: int, world_size: int) -> None:
     for name in MESH_METHODS:
         wrap(DeviceMesh, name, _with_values)
     replace_everywhere(device_mesh, "init_device_mesh", _with_values(device_mesh.init_device_mesh))
+
+
+def _place_in_group(method: str, rank: int, world_size: int) -> tuple[int, int]:
+    """Return rank and size of the group that a script opens, as `torch.distributed.rendezvous` finds them.
+
+    They may be others than the case asks for. Raises torch's `ValueError` where the environment lacks one.
+    """
+    query = parse_qs(urlparse(method).query)
+    given = {"rank": rank, "world_size": world_size}
+    given |= {name: int(query[name][0]) for name, value in given.items() if value < 0 and name in query}
+    if method.startswith("env://"):
+        needed = [name.upper() for name, value in given.items() if value < 0]
+        for name in (*needed, "MASTER_ADDR", "MASTER_PORT"):
+            if not os.environ.get(name):
+                raise ValueError(
+                    "Error initializing torch.distributed using env:// rendezvous: "
+                    f"environment variable {name} expected, but not set"
+                )
+        given |= {name.lower(): int(os.environ[name]) for name in needed}
+    return given["rank"], given["world_size"]
 
 
 def _with_values(function: Any) -> Callable[..., Any]:

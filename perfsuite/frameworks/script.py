@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import os
 import re
@@ -37,7 +38,8 @@ Text = Annotated[str, BeforeValidator(_text)]
 class Script(Framework):
     """What to run: `path` or `module` in ranks that perfsuite starts, or a `command` that starts its own.
 
-    Relative paths are relative to the directory that pytest is started in. `{launch_dir}` in arguments,
+    A relative `path` is relative to `cwd` or to the directory that pytest is started in, whichever has it.
+    Other relative paths are relative to the directory that pytest is started in. `{launch_dir}` in arguments,
     command and env stands for a directory that is new and empty in each launch, as does the variable
     PERFSUITE_LAUNCH_DIR in the environment of every process.
     """
@@ -45,7 +47,8 @@ class Script(Framework):
     name: ClassVar[str] = "script"
 
     path: Annotated[str, Field(min_length=1), BeforeValidator(_text)] | None = None
-    """A Python file, run as `python PATH ARGUMENTS` once per rank, with torchrun's environment variables."""
+    """A Python file, run as `python PATH ARGUMENTS`: as it is for one process, else once per rank with
+    torchrun's environment variables."""
     module: str | None = Field(default=None, min_length=1)
     """A Python module, run as `python -m MODULE ARGUMENTS` in the same way."""
     command: tuple[Text, ...] | None = Field(default=None, min_length=1)
@@ -90,6 +93,7 @@ class Script(Framework):
             raise ValueError(f"give one of path, module and command, not {' and '.join(given) or 'none'}")
         if self.command is not None and self.arguments:
             raise ValueError("arguments are for path or module: a command holds its own")
+        self._refuse_what_no_process_is_given()
         variable = secret_variable(self.env)
         word = secret_word([*(self.command or ()), *self.arguments])
         if variable is not None or word is not None:
@@ -99,6 +103,27 @@ class Script(Framework):
                 " Set it in the environment of pytest, which the script inherits and nobody writes down"
             )
         return self
+
+    def _refuse_what_no_process_is_given(self) -> None:
+        """Raise `ValueError` for names and words that the kernel does not take; they may hold a secret."""
+        for name in self.env:
+            if not name or "=" in name or "\0" in name:
+                begin = re.split("[=\0]", name)[0]
+                raise ValueError(
+                    f"env: a name that begins with {begin!r} is empty, or holds '=' or NUL, as no name of a "
+                    "variable can: give its value apart, as env={'NAME': 'value'}"
+                )
+        words: dict[str, tuple[str, ...]] = {
+            "path": (self.path or "",),
+            "module": (self.module or "",),
+            "cwd": (self.cwd,),
+            "command": self.command or (),
+            "arguments": self.arguments,
+            "env": tuple(self.env.values()),
+        }
+        for field, given in words.items():
+            if any("\0" in word for word in given):
+                raise ValueError(f"{field}: NUL (\\0) cannot be given to a process: leave it out")
 
     @property
     def promises(self) -> Promises:
@@ -123,12 +148,16 @@ class Script(Framework):
         if not Path(self.cwd).is_dir():
             raise CaseError(f"cwd={self.cwd!r}: no such directory in {Path.cwd()}")
         if self.path is not None:
+            assert self.file is not None
             try:
-                ast.parse(Path(self.path).read_bytes())
+                ast.parse(self.file.read_bytes())
+            except CaseError:
+                raise
             except OSError as error:
+                in_cwd = "" if self.cwd == "." else f", nor in cwd={self.cwd!r}"
                 raise CaseError(
-                    f"path={self.path!r}: {error.strerror} in {Path.cwd()}. "
-                    "Give it relative to the directory that pytest is started in, or absolute."
+                    f"path={self.path!r}: {error.strerror} in {Path.cwd()}{in_cwd}. "
+                    "Give it relative to the directory that pytest is started in or to cwd, or absolute."
                 ) from None
             except (SyntaxError, ValueError) as error:
                 said = f"path={self.path!r} is not Python ({error}). Give other programs as command=(...)."
@@ -143,9 +172,24 @@ class Script(Framework):
                 "Install what brings it, or give its path."
             )
 
+    @property
+    def file(self) -> Path | None:
+        """The file of `path`, which is in `cwd` or here. Raises `CaseError` where each has another."""
+        if self.path is None:
+            return None
+        here, in_cwd = Path(self.path), Path(self.cwd, self.path)
+        with contextlib.suppress(OSError):  # as of a name that is too long: `check` says so
+            if here.exists() and in_cwd.exists() and not here.samefile(in_cwd):
+                raise CaseError(
+                    f"path={self.path!r} is a file in {Path.cwd()} and another one in cwd={self.cwd!r}: "
+                    "give the absolute path of the one that is meant"
+                )
+            return in_cwd if in_cwd.exists() else here
+        return here
+
     def plan(self, case: Case) -> LaunchPlan:
         """The command with the path of its program; or this Python, unbuffered as under torchrun."""
-        what = ("-m", str(self.module)) if self.path is None else (str(Path(self.path).absolute()),)
+        what = ("-m", str(self.module)) if self.file is None else (str(self.file.absolute()),)
         words: tuple[str, ...] = (sys.executable, "-u", *what, *self.arguments)
         if self.command is not None:
             words = (_found(self.command[0]) or self.command[0], *self.command[1:])

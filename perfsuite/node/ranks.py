@@ -9,6 +9,7 @@ process.
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,12 +26,28 @@ from perfsuite.frameworks.base import Command, framework_of
 from perfsuite.node import cpu, rendezvous
 from perfsuite.node.processes import POLL_S
 from perfsuite.results.rank_report import Failure, RankReport
-from perfsuite.results.run_dir import FILES, JOB_VARIABLES, LAUNCH_DIR, MODEL_CODE, MOVED, RUN_DIR, RunDir
+from perfsuite.results.run_dir import (
+    FILES,
+    JOB_VARIABLES,
+    LAUNCH_DIR,
+    MODEL_CODE,
+    MOVED,
+    RANK,
+    RUN_DIR,
+    RunDir,
+)
 from perfsuite.worker import leash
 from perfsuite.worker import main as worker
 from perfsuite.worker.rank import LEAVE_S
 
 ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # torchrun sets it to 1, unless the user has set it
+OF_A_LAUNCHER = re.compile(
+    f"{RANK}|(LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)"
+    "|TORCHELASTIC_(RUN_ID|RESTART_COUNT|MAX_RESTARTS|USE_AGENT_STORE|ERROR_FILE|SIGNALS_TO_HANDLE)"
+    "|OMPI_COMM_WORLD_.*|PMI_(RANK|SIZE)|PMIX_RANK|MV2_COMM_WORLD_.*|MPI_LOCAL(RANKID|NRANKS)"
+)
+"""Environment variables by which torchrun, MPI and their kin tell a process its rank. Those that pytest was
+started with name a rank of another job: no process of ours may take them for its own."""
 GRACE_S = 5  # seconds in which the other ranks may end by themselves, and say why, when one has failed
 SERVER_S = 1.0  # seconds in which the end of the fork server is known after its connections are closed
 STAY_S = LEAVE_S + GRACE_S  # after the last report: the kernel ends ranks sooner, if they heed its signal
@@ -71,6 +88,8 @@ def run(job: AgentJob) -> list[Failure]:
     os.environ[FILES] = str(files)
     plan = framework_of(case).plan(case)
     given = os.environ.get(JOB_VARIABLES, "").split()
+    for name in os.environ.keys() - without_rank(os.environ).keys() - set(given):
+        del os.environ[name]
     # By the perfsuite that this process has.
     ours = {**cpu.node_variables(case, job.request.device), **plan.environment}
     os.environ |= {n: value.replace(LAUNCH_DIR, str(files)) for n, value in ours.items() if n not in given}
@@ -99,7 +118,7 @@ def _fork(job: AgentJob, process: type[BaseProcess], meeting: Mapping[str, str])
     """Start ranks of perfsuite's worker by a fork: of this process, or of the server that has torch."""
     path = str(job.run_dir.path)
     ranks: dict[int | None, BaseProcess] = {
-        rank: process(target=worker.forked, args=(path, {**_variables(job, rank), **meeting}))
+        rank: process(target=worker.forked, args=(path, {**rank_variables(job.topology, rank), **meeting}))
         for rank in job.ranks
     }
     try:
@@ -146,16 +165,26 @@ def _run(command: Command, job: AgentJob) -> list[Failure]:
         job.run_dir.training(rank).touch()
     if command.starts_ranks and job.topology.nodes == 1:
         return _wait(job, {None: _start(command, job, environment, None)})
+    if job.topology.world_size == 1:  # as its user starts it: no launcher, and nothing to meet
+        return _wait_for_ranks(command, job, {0: environment})
     with rendezvous.meeting(job.run_dir, job.node, job.topology.nodes) as meeting:
         environment |= meeting
         if command.starts_ranks:
             return _wait(job, {None: _start(command, job, environment, None)})
-        ranks: dict[int | None, Process] = {
-            rank: _start(command, job, environment | _variables(job, rank), job.run_dir.rank_log(rank))
-            for rank in job.ranks
-        }
-        _bind(job, ranks.values())
-        return _wait(job, ranks)
+        of_ranks = {rank: environment | rank_variables(job.topology, rank) for rank in job.ranks}
+        return _wait_for_ranks(command, job, of_ranks)
+
+
+def _wait_for_ranks(
+    command: Command, job: AgentJob, environments: Mapping[int, Mapping[str, str]]
+) -> list[Failure]:
+    """Start a process of `command` for each rank, with its environment, and wait for all of them."""
+    ranks: dict[int | None, Process] = {
+        rank: _start(command, job, {**environment, RANK: str(rank)}, job.run_dir.rank_log(rank))
+        for rank, environment in environments.items()
+    }
+    _bind(job, ranks.values())
+    return _wait(job, ranks)
 
 
 def _start(
@@ -183,23 +212,31 @@ def moved(word: str) -> str:
     return worktree + word.removeprefix(top) if is_moved else word
 
 
-def _variables(job: AgentJob, rank: int) -> dict[str, str]:
-    """torchrun's environment variables, but those that say where ranks meet: see `rendezvous.meeting`."""
-    world = str(job.topology.world_size)
+def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables by which a launcher tells a process its rank."""
+    return {name: value for name, value in environment.items() if not OF_A_LAUNCHER.fullmatch(name)}
+
+
+def rank_variables(topology: Topology, rank: int) -> dict[str, str]:
+    """Return torchrun's environment variables, without where ranks meet: see `rendezvous.meeting`."""
+    world = str(topology.world_size)
+    node, local_rank = divmod(rank, topology.processes_per_node)
     return {
-        "LOCAL_RANK": str(rank - job.ranks.start),
+        "LOCAL_RANK": str(local_rank),
         "RANK": str(rank),
-        "GROUP_RANK": str(job.node),
+        "GROUP_RANK": str(node),
         "ROLE_RANK": str(rank),
         "ROLE_NAME": "default",
-        "LOCAL_WORLD_SIZE": str(job.topology.processes_per_node),
+        "LOCAL_WORLD_SIZE": str(topology.processes_per_node),
         "WORLD_SIZE": world,
-        "GROUP_WORLD_SIZE": str(job.topology.nodes),
+        "GROUP_WORLD_SIZE": str(topology.nodes),
         "ROLE_WORLD_SIZE": world,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": "perfsuite",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_ERROR_FILE": os.devnull,  # the traceback is in the log of the rank
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         ASYNC_ERRORS: os.environ.get(ASYNC_ERRORS, "1"),
     }
 

@@ -17,7 +17,10 @@ Phase = Literal["forward", "recompute", "backward", "optimizer"]
 `recompute` is the forward that activation checkpointing makes again in backward."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
-METHOD = "dispatch-1"  # the way of counting. Counts of another method are not compared
+METHOD = "dispatch-2"  # the way of counting. Counts of another method are not compared
+READS_OF_THE_HOST = "dispatch-1"
+"""The method before. It is the same but for host reads: those of the host's own tensors counted, too, which
+wait for nothing. So all but host reads is compared."""
 FIRST_COUNTED, COUNTED_STEP = 3, 4
 """The steps, from 1 on, that are counted; the counts of the second are reported. A storage that is first seen
 there was made out of sight: what is there before the first counted step is not known."""
@@ -33,6 +36,11 @@ class Collective(Data):
     phase: Phase
     count: int
     bytes: int  # of the whole message in all calls together: what is gathered, scattered, reduced, travels
+
+
+def are_alike(method: str, other: str) -> bool:
+    """Whether counts of two methods are compared: host reads aside, if one of them is the method before."""
+    return method == other or {method, other} == {METHOD, READS_OF_THE_HOST}
 
 
 def group_name(ranks: int, apart: int) -> str:
@@ -109,7 +117,8 @@ class Counts(Data):
     flops: dict[Phase, int] = Field(default_factory=dict)  # matmul, convolution, attention: torch's formulas
     # Calls of operators that do work on the device. Of a compiled model: of what runs outside of it.
     kernels: dict[Phase, int] = Field(default_factory=dict)
-    # Times the host reads a value of a tensor: of one on a GPU, each is a synchronisation.
+    # Times the host reads a value of a tensor of the device, and waits for it. Where there is no GPU: of any
+    # tensor but the step counters of torch's optimizers, which are the host's own on a GPU, too.
     host_reads: dict[Phase, int] = Field(default_factory=dict)
     device_copies: dict[str, int] = Field(default_factory=dict)  # between devices, as `cpu to cuda`
     blocking_copies: dict[str, int] | None = None  # without `non_blocking`: the host waits; None: unknown

@@ -6,7 +6,16 @@ from itertools import starmap
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from perfsuite.results.counts import PHASES, Collective, Compiled, Counts, Phase, StepMemory, group_name
+from perfsuite.results.counts import (
+    PHASES,
+    READS_OF_THE_HOST,
+    Collective,
+    Compiled,
+    Counts,
+    Phase,
+    StepMemory,
+    group_name,
+)
 
 Unit = Literal["bytes", "FLOP", "calls"]
 
@@ -137,9 +146,11 @@ def _group(kind: str, ranks: int, apart: int) -> Group:
     return Group(name=name, unit=unit, read=read, rows=rows)
 
 
-def _phased(name: str, unit: Unit, read: Callable[[Counts], Mapping[Phase, int]]) -> Quantity:
-    def fields(counts: Counts) -> Mapping[str, int]:
-        return {f"{name} in {phase}": read(counts).get(phase, 0) for phase in PHASES}
+def _phased(name: str, unit: Unit, read: Callable[[Counts], Mapping[Phase, int] | None]) -> Quantity:
+    def fields(counts: Counts) -> Mapping[str, int] | None:
+        if (by_phase := read(counts)) is None:
+            return None
+        return {f"{name} in {phase}": by_phase.get(phase, 0) for phase in PHASES}
 
     return Quantity(name=name, unit=unit, read=fields)
 
@@ -166,7 +177,15 @@ FLOPS = replace(
     _phased("FLOPs", "FLOP", lambda counts: counts.flops),
     floor=lambda counts: FLOPS_FLOOR * sum(counts.flops.values()),
 )
-HOST_READS = _phased("host reads", "calls", lambda counts: counts.host_reads)
+
+
+def _host_reads(counts: Counts) -> Mapping[Phase, int] | None:
+    """Without any, the method before counted the same."""
+    is_known = counts.method != READS_OF_THE_HOST or not counts.host_reads
+    return counts.host_reads if is_known else None
+
+
+HOST_READS = _phased("host reads", "calls", _host_reads)
 COPIES = Quantity(
     name="copies between devices",
     unit="calls",

@@ -19,6 +19,9 @@ MOVED = "PERFSUITE_MOVED"  # variable of an arm of another commit: top of the re
 JOB_VARIABLES = "PERFSUITE_JOB_VARIABLES"
 """Environment variable of an agent: names of the variables that the job has been given, which it leaves."""
 NODE = "PERFSUITE_NODE"  # environment variable of every process of a job: the number of its node, from 0 on
+RANK = "PERFSUITE_RANK"
+"""Environment variable of a script's process that the agent starts as a rank: the number of that rank. A
+launcher's RANK cannot say it: a single process starts without one."""
 MODEL_CODE = "PERFSUITE_MODEL_CODE"  # of an agent: the modules with the model's code, for its fork server
 STACKS_SIGNAL = signal.SIGUSR1  # makes a process write its stacks into `RunDir.stacks`
 FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"  # torch's: the file of its flight recorder, rank appended

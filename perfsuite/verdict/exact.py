@@ -11,7 +11,7 @@ from typing import Literal
 from perfsuite.results import quantities
 from perfsuite.results.amounts import arrow
 from perfsuite.results.count_baseline import DRY, CountBaseline, unsteady, versions_of
-from perfsuite.results.counts import Counts, RankCounts, spans
+from perfsuite.results.counts import Counts, RankCounts, are_alike, spans
 from perfsuite.results.outcome import WORST_FIRST, CountCheck, Finding
 from perfsuite.results.quantities import Group, Quantity, differing
 from perfsuite.results.run import Run
@@ -20,6 +20,10 @@ from perfsuite.verdict.count_sentences import sentence
 Judged = Literal["regressed", "improved", "passed"]
 Launches = Sequence[Sequence[RankCounts]]  # the counts of each launch
 _NOT_COUNTED, _NOT_IN_BASELINE = "not counted in these launches", "not in the baseline"
+_OF_THE_HOST = (
+    "as an older perfsuite also counted those of the host's own tensors: accept the counts anew "
+    "(perfsuite baseline accept --counts)"
+)
 GONE = 0.5  # share of the baseline's FLOPs, or collectives' bytes, below which they may be out of sight
 MANY_MORE = 2  # times the baseline's calls of a collective above which equal bytes cost more: latency
 _OUT_OF_SIGHT = " a step: less than half, which may be done out of sight"
@@ -38,12 +42,13 @@ def why_hidden(runs: Sequence[Run]) -> tuple[str, ...]:
 
 def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
     """Why counts cannot be compared with a baseline's: they were made in another way. None if they can."""
-    methods = {entry.counts.method for run in counted(runs) for entry in run.counts} - {baseline.method}
-    if not methods:
+    methods = {entry.counts.method for run in counted(runs) for entry in run.counts}
+    others = [method for method in methods if not are_alike(method, baseline.method)]
+    if not others:
         return None
     return (
         f"cannot be compared: the baseline was counted by the method {baseline.method!r}, this step by "
-        f"{methods.pop()!r}: accept counts anew (perfsuite baseline accept --counts), or delete it"
+        f"{others[0]!r}: accept counts anew (perfsuite baseline accept --counts), or delete it"
     )
 
 
@@ -234,6 +239,8 @@ def _not_judged(baseline: CountBaseline, launches: Launches) -> Iterable[str]:
             is_before = quantity.value(before) is not None
             if is_before != all(quantity.value(counts) is not None for counts in after):
                 where = _NOT_COUNTED if is_before else _NOT_IN_BASELINE
+                if quantity is quantities.HOST_READS:
+                    where = _OF_THE_HOST
                 notes.append(f"{quantity.name}: not judged, {where}")
     return dict.fromkeys(notes)
 

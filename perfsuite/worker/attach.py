@@ -18,21 +18,19 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, RankReport
-from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RUN_DIR, RunDir
+from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RANK, RUN_DIR, RunDir
 from perfsuite.worker import calls, deepspeed, leash, memory
-from perfsuite.worker.losses import Losses
+from perfsuite.worker.losses import Losses, loss_of
 from perfsuite.worker.optimizers import Optimizers
 from perfsuite.worker.profiling import ProfileTaken
 from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure
-from perfsuite.worker.script_rank import Claim, ScriptRank, Standing
-from perfsuite.worker.second_step import in_backward
+from perfsuite.worker.script_rank import Claim, ScriptRank, Standing, without_launcher
 
 with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
     import perfsuite.worker.counting  # noqa: F401  before the level of memory is taken
@@ -76,10 +74,16 @@ def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
 def attach() -> None:
     """Measure this process, which has imported torch, if it turns out to train."""
     run_dir = RunDir(Path(os.environ[RUN_DIR]))
-    leash.listen(run_dir, int(os.environ["RANK"]) if "RANK" in os.environ else None)
+    leash.listen(run_dir, started_rank())
     attached = Attached(run_dir, documents.read(run_dir.case, CaseFile))
     calls.before(sys, "excepthook", lambda kind, error, trace: attached.crashed(error))
     atexit.register(attached.exits)
+
+
+def started_rank() -> int | None:
+    """Return the rank that this process was started as, by a launcher or by the agent; None if untold."""
+    told = os.environ.get("RANK") or os.environ.get(RANK)
+    return None if told is None else int(told)
 
 
 class Attached:
@@ -175,12 +179,10 @@ class Attached:
 
     @_guarded
     def _before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(tensors, list | tuple) and len(tensors) == 1:
-            tensors = tensors[0]
-        if in_backward() or not isinstance(tensors, Tensor) or tensors.is_meta:
-            return  # recomputation (checkpointing), or a count of operations without data
-        if self._losses is not None and tensors.numel() == 1:
-            self._losses.see(tensors)
+        if (loss := loss_of(tensors)) is None:
+            return
+        if self._losses is not None and loss.numel() == 1:
+            self._losses.see(loss)
         if not self._optimizers.seen and self.state != "over":
             self._passes += 1
             accumulation = self.case.gradient_accumulation
@@ -200,7 +202,7 @@ class Attached:
 
     def _must_be_rank(self) -> bool:
         is_alone = self.case.topology.world_size == 1
-        return self._may_be_rank() and ("RANK" in os.environ or dist.is_initialized() or is_alone)
+        return self._may_be_rank() and (started_rank() is not None or dist.is_initialized() or is_alone)
 
     def _may_be_rank(self) -> bool:  # of a `path` or `module` the rank is what the agent started
         is_command = getattr(self.case.framework, "command", None) is not None
@@ -247,7 +249,7 @@ class Attached:
     @_guarded
     def crashed(self, error: BaseException) -> None:
         """Report an error that nobody caught, but not of a process that may be just a helper of a rank."""
-        is_known = "RANK" in os.environ and self._may_be_rank()
+        is_known = started_rank() is not None and self._may_be_rank()
         if self.rank is not None or (is_known and not self.run_dir.rank(self._empty.rank).exists()):
             self.fail_with(error)
 
@@ -287,7 +289,8 @@ class Attached:
     def fail_with(self, error: BaseException) -> None:
         """Report an error of the script, which ends it."""
         signal.alarm(LEAVE_S)
-        self._fail(failure_of(error, self._empty.rank))
+        failure = failure_of(error, self._empty.rank)
+        self._fail(failure.replace(message=f"{failure.message}{without_launcher(error)}"))
 
     def _fail(self, failure: Failure) -> None:
         if self.state != "over":

@@ -92,7 +92,7 @@ HOST_READS = frozenset({
     "aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal", "aten.bincount",
     "aten.unique_dim", "aten._unique2", "aten.unique_consecutive",
 })  # fmt: skip
-"""Operators that make the host wait for a value, or for the shape of a result."""
+"""Operators that make the host wait for a value, or for the shape of a result, of a tensor on the device."""
 BY_A_MASK = frozenset({"aten.index", "aten.index_put", "aten.index_put_"})
 """The same, if an index is a mask; but for one value that is written everywhere, which fills it in place."""
 COPIES = frozenset({"aten._to_copy", "aten.copy_"})
@@ -125,6 +125,8 @@ class StepCounter(TorchDispatchMode):
         self.error: Exception | None = None  # what went wrong in counting: the training must not fail for it
         self.is_entered = False  # afterwards it counts nothing, even if autograd has put it back
         self.collectives: set[str] = set()  # operators of collectives since the mode was entered
+        self._has_gpu = torch.cuda.is_available()
+        self._step_counters: set[int] = set()  # identities of those that torch's optimizers keep on the host
         self._unfilled: set[int | None] = set()  # storages that were allocated since, and not written
         self._computed: set[int | None] = set()  # storages that were filled out of others since
         self._optimizers = optimizers
@@ -162,7 +164,8 @@ class StepCounter(TorchDispatchMode):
             return contextlib.nullcontext()
 
         def read(tensor: Tensor) -> contextlib.AbstractContextManager[None]:
-            if any(mode is self for mode in _get_current_dispatch_mode_stack()):  # and no thread of others
+            is_ours = any(mode is self for mode in _get_current_dispatch_mode_stack())  # no thread of others
+            if is_ours and self._is_waited_for(tensor):
                 self._totals["host_reads"][self._phase()] += 1
             return contextlib.nullcontext()
 
@@ -278,7 +281,7 @@ class StepCounter(TorchDispatchMode):
             self._totals["ops"][operator] += 1
         for tensor in made:
             self.memory.see(tensor, COMMUNICATION if operator in OPERATORS else phase, born=True)
-        if operator in HOST_READS or _reads_a_shape(operator, args, kwargs):
+        if any(map(self._is_waited_for, _read_by_the_host(operator, args, kwargs, given))):
             self._totals["host_reads"][phase] += 1
         if operator in COPIES:
             source, target = given[-1].device.type, made[0].device.type
@@ -303,6 +306,16 @@ class StepCounter(TorchDispatchMode):
             self._computed |= filled
         self._unfilled -= filled or self._storages(given)  # a collective that receives returns no tensor
 
+    def _is_waited_for(self, tensor: Tensor) -> bool:
+        """Whether the host waits when it reads this tensor.
+
+        Its own tensors are there at once. Without a GPU all are its own: those count that would be on one, so
+        that a launch on CPUs shows what waits on a GPU. Whatever the script keeps on the host counts there.
+        """
+        if tensor.device.type != "cpu":
+            return True
+        return not self._has_gpu and id(tensor) not in self._step_counters
+
     def _storages(self, tensors: Iterable[Tensor]) -> set[int | None]:
         return {self.memory.number(tensor) for tensor in tensors}
 
@@ -321,12 +334,16 @@ class StepCounter(TorchDispatchMode):
 
     def _note_state(self) -> None:
         self._note_gradients()
+        self._step_counters = set()
         for parameter in self._all_parameters():
             self.memory.assign(parameter, "parameter")
         for optimizer in self._optimizers:
             for value in tree_leaves(list(optimizer.state.values())):
                 if isinstance(value, Tensor):
                     self.memory.assign(value, "optimizer state")
+            if _is_of_torch(optimizer):
+                steps = (state.get("step") for state in optimizer.state.values() if isinstance(state, dict))
+                self._step_counters |= {id(step) for step in steps if isinstance(step, Tensor)}
 
     def _all_parameters(self) -> list[Tensor]:
         return [*parameters_of(*self._optimizers), *self._parameters]
@@ -361,12 +378,22 @@ def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def _reads_a_shape(operator: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the shape of a result, or what is written, depends on values, as the host must then know."""
+def _is_of_torch(optimizer: Any) -> bool:
+    """Whether it is of a class of torch's, or made of one: these count steps on the host, unless fused."""
+    kinds = (kind for kind in type(optimizer).__mro__ if kind is not torch.optim.Optimizer)
+    return any(kind.__module__.startswith("torch.optim.") for kind in kinds)
+
+
+def _read_by_the_host(
+    operator: str, args: Sequence[Any], kwargs: Mapping[str, Any], given: list[Tensor]
+) -> list[Tensor]:
+    """Return the tensors whose values the host must know for a result, its shape, or what is written."""
     if operator in BY_A_MASK:
-        has_mask = any(index.dtype in (torch.bool, torch.uint8) for index in _tensors(args[1]))
-        return has_mask and (operator == "aten.index" or args[2].numel() != 1)
-    return operator == "aten.repeat_interleave" and kwargs.get("output_size") is None
+        if operator != "aten.index" and args[2].numel() == 1:
+            return []
+        return [index for index in _tensors(args[1]) if index.dtype in (torch.bool, torch.uint8)]
+    by_a_size = operator == "aten.repeat_interleave" and kwargs.get("output_size") is None
+    return given if operator in HOST_READS or by_a_size else []
 
 
 def _is_view(func: Any) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from perfsuite.errors import MismatchError
 from perfsuite.worker.optimizers import parameters_of
-from perfsuite.worker.second_step import nodes_of
+from perfsuite.worker.second_step import in_backward, nodes_of
 
 
 class Losses:
@@ -35,9 +35,7 @@ class Losses:
 
     def see(self, loss: Tensor) -> None:
         """Take in a loss that backward is about to be called on."""
-        local = getattr(loss, "_local_tensor", loss).detach()
-        # A copy: a script may go on to average its loss over the ranks, in place.
-        value = local.to(torch.float32, copy=True)
+        value = self._value(loss)
         place, self._place = self._place, self._place + 1
         if len(self._sums) < 2:
             self._seen.append(value)
@@ -46,6 +44,11 @@ class Losses:
         elif place >= len(self._counts) or self._counts[place]:
             self._total = value if self._total is None else self._total + value
             self._counted += 1
+
+    def _value(self, loss: Tensor) -> Tensor:
+        # A copy: a script may go on to average its loss over the ranks, in place.
+        local: Tensor = getattr(loss, "_local_tensor", loss)
+        return local.detach().to(torch.float32, copy=True)
 
     def end_step(self, optimizer: Any) -> None:
         """End a step, which `optimizer` has made."""
@@ -88,6 +91,24 @@ class Losses:
                 f"gradient_accumulation: the case says {micro_batches}, but backward was called on {usual} "
                 "losses a step. Correct the case, or say loss=None if these are not its micro-batches"
             )
+
+
+class Passes(Losses):
+    """The same without values, as of a dry run: it counts how often backward is called."""
+
+    def _value(self, loss: Tensor) -> Tensor:
+        return torch.zeros(())
+
+
+def loss_of(tensors: Any) -> Tensor | None:
+    """Return the tensor that backward is called on, of whatever size; None where that is no training.
+
+    It is not where activations are recomputed in a backward, nor where operations are counted without data.
+    """
+    if isinstance(tensors, list | tuple) and len(tensors) == 1:
+        tensors = tensors[0]
+    is_training = isinstance(tensors, Tensor) and not tensors.is_meta and not in_backward()
+    return tensors if is_training else None
 
 
 def _sum(losses: list[Tensor]) -> tuple[Tensor | None, int]:

@@ -49,8 +49,10 @@ class Observer:
 
     _second_step: SecondStep  # there since the first step
 
-    def __init__(self, case: Case, workload: Workload) -> None:
+    def __init__(self, case: Case, workload: Workload, *, has_values: bool = True) -> None:
+        """Observe what `workload` trains. `has_values`: its tensors hold numbers; not so in a dry run."""
         self.case = case
+        self._has_values = has_values
         self.workload = workload
         self.model: Any = workload.model
         self.optimizer: Any = None  # the first one that stepped
@@ -64,13 +66,19 @@ class Observer:
         if self.optimizer is None:
             if self.model is None:
                 self.model = owner(optimizer)
-            self._before = replicas.fingerprint(self.model)
-            self._collectives_before = replicas.collectives_begun()
+            if self._has_values:
+                self._before = replicas.fingerprint(self.model)
+                self._collectives_before = replicas.collectives_begun()
             is_compiled = self.case.compile or software.compiled_graphs() > 0
             self._second_step = SecondStep(self.model, inside=not is_compiled)
             self.optimizer = optimizer
         elif optimizer is self.optimizer and not self._settings:
             self._settings = self._look()
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What the second step has shown; empty before it."""
+        return self._settings
 
     def abandon(self) -> None:
         """Remove the hooks that may still be on modules."""
@@ -103,7 +111,7 @@ class Observer:
         return Evidence(
             data_parallel=self.workload.data_parallel,
             tokens=tokens.tokens or None,
-            padding=tokens.padding(),
+            padding=tokens.padding() if self._has_values else 0,
             forwards=tokens.forwards,
             samples=tokens.samples or None,
             collectives=None if count is None or before is None else count - before,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from perfsuite import documents
 from perfsuite.analysis import agreement
 from perfsuite.case.case import CaseFile
-from perfsuite.errors import MismatchError
+from perfsuite.errors import MismatchError, message_of
 from perfsuite.frameworks.common import finetuning
 from perfsuite.frameworks.common.float8 import with_float8
 from perfsuite.results.rank_report import Evidence, RankReport
@@ -202,6 +203,17 @@ class ScriptRank(Rank):
         with contextlib.suppress(Exception), on_device:
             return device_probe(self.device)
         return {}
+
+
+def without_launcher(error: BaseException) -> str:
+    """Return what to do where a script lacks a variable that a launcher would set; empty for other errors."""
+    named = re.search(r"\b(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR)\b", message_of(error))
+    if named is None or not isinstance(error, KeyError | ValueError) or named[0] in os.environ:
+        return ""
+    return (
+        f". {named[0]} is not set, as one process starts the way `python` starts it. If the script needs "
+        'torchrun, say so in the case: command=("torchrun", "--standalone", "--nproc-per-node=1", ...)'
+    )
 
 
 def device_of(optimizer: Any) -> torch.device:

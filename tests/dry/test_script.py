@@ -5,6 +5,9 @@ from typing import Any
 import pytest
 
 from perfsuite import Case, Model, Script, Topology
+from perfsuite.case import catalog
+from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect
 from perfsuite.results.counts import Counts, of_rank
 from perfsuite.results.run import Run
 from tests.dry.runs import failure_of, passed
@@ -41,6 +44,7 @@ for epoch in range(20):
 torch.save(model.state_dict(), "model.pt")
 """
 GROUP = "dist.init_process_group()"
+ONE = Topology(processes_per_node=1)
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 
@@ -82,6 +86,123 @@ def test_at_64_ranks_on_gpus_it_is_the_same_training(tmp_path: Path) -> None:
     assert counted(run).flops == small.flops
     assert run.notes == ("the script compiles its model, and a dry run counts the step that is not compiled",)
     assert not (tmp_path / "model.pt").exists()
+
+
+AUTOCAST = "with torch.autocast(device.type, torch.{}): loss = torch"
+WRAPPED = "model = DistributedDataParallel(model)"
+RECOMPUTES = """
+import torch, transformers
+config = transformers.LlamaConfig(**CONFIG)
+model = transformers.LlamaForCausalLM(config)
+model.gradient_checkpointing_enable()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(30):
+    tokens = torch.ones(2, 16, dtype=torch.int64)
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "claim", "said"),
+    [
+        (
+            TRAIN,
+            {"precision": "bf16-mixed"},
+            "compute_dtype: the case asks for 'bfloat16', but 'float32' ran",
+        ),
+        (TRAIN, {"gradient_accumulation": 3}, "the case says 3, but backward was called on 1 losses"),
+        (TRAIN, {"micro_batch": 7}, "tokens: the case claims 224 a step"),
+        (
+            TRAIN.replace("loss = torch", AUTOCAST.format("bfloat16")),
+            {},
+            "compute_dtype: the case asks for 'float32', but 'bfloat16' ran",
+        ),
+        (
+            TRAIN.replace("loss = torch", AUTOCAST.format("float16")),
+            {"hardware": "h100"},
+            "compute_dtype: the case asks for 'float32', but 'float16' ran",
+        ),
+        (
+            TRAIN.replace(WRAPPED, ""),
+            {},
+            "the 2 ranks trained apart: no collective ran after the first step",
+        ),
+        (
+            TRAIN.replace(GROUP, "dist.init_process_group(rank=0, world_size=4)"),
+            {},
+            "world_size: the case asks for '2', but '4' ran",
+        ),
+        (
+            RECOMPUTES.replace("CONFIG", str(dict(catalog.MODELS["llama-tiny"].config))),
+            {"model": "llama-tiny", "topology": ONE},
+            "recomputing_blocks: the case asks for '0 of 4', but '4 of 4' ran",
+        ),
+    ],
+    ids=["precision", "passes", "tokens", "bf16", "fp16", "apart", "ranks", "recomputes"],
+)
+def test_a_wrong_claim_is_refused_dry(tmp_path: Path, text: str, claim: dict[str, Any], said: str) -> None:
+    failure = failure_of(case_of(tmp_path, text, **claim), tmp_path / "dry")
+    assert (failure.kind, said in failure.message) == ("mismatch", True), failure.message
+
+
+@pytest.mark.parametrize("claim", [{"precision": "bf16-mixed"}, {"gradient_accumulation": 3}])
+def test_a_wrong_claim_is_refused_dry_in_a_launchs_words(tmp_path: Path, claim: dict[str, Any]) -> None:
+    case = case_of(tmp_path, TRAIN, **claim)
+    launched = known(launch_once(case, detect(), tmp_path / "run").failure)
+    dry = failure_of(case, tmp_path / "dry")
+    assert (dry.kind, dry.message) == (launched.kind, launched.message)
+
+
+UNSEEN = """
+import torch
+from torch.utils.checkpoint import checkpoint
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8, 8))
+    def forward(self, x):
+        return checkpoint(lambda x: x @ self.weight, x, use_reentrant=False)
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(30):
+    model(torch.ones(4, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_what_a_dry_script_does_not_show_is_claimed_and_not_checked(tmp_path: Path) -> None:
+    case = case_of(tmp_path, UNSEEN, ranks=1)
+    framework = case.framework.model_copy(update={"loss": None})
+    (note,) = passed(case.replace(framework=framework), tmp_path / "dry").notes
+    assert note == (
+        "claimed, not checked: precision='fp32' (no linear layer ran); gradient_accumulation=1 (loss=None); "
+        "sequence_length=16 (the model was given no whole numbers); activation_checkpointing='none' (some of "
+        "the forward is recomputed, and the blocks of the model are not known)"
+    )
+
+
+def test_no_speed_is_promised_where_fp32_is_computed_in_tf32(tmp_path: Path) -> None:
+    text = TRAIN.replace(GROUP, f"{GROUP}; torch.backends.cuda.matmul.fp32_precision = 'tf32'")
+    run = passed(case_of(tmp_path, text, hardware="h100"), tmp_path / "dry")
+    assert known(run.dry_facts).roofline is None
+    assert run.notes[0].startswith("no bound on the speed: matmuls in fp32 run in TF32 here")
+
+
+def test_one_process_that_needs_torchrun_is_told_so(tmp_path: Path) -> None:
+    case = case_of(tmp_path, TRAIN, ranks=1)
+    launched, dry = launch_once(case, detect(), tmp_path / "run").failure, failure_of(case, tmp_path / "dry")
+    for failure in (known(launched), dry):
+        assert "RANK is not set, as one process starts the way `python` starts it" in failure.message
+
+
+def test_default_adamw_on_a_gpu_waits_for_nothing(tmp_path: Path) -> None:
+    text = with_line("assert not model.training or optimizer.defaults['fused'] is None")
+    reads = counted(passed(case_of(tmp_path, text, hardware="h100"), tmp_path / "dry")).host_reads
+    assert reads.get("optimizer", 0) == 0
+    assert reads["forward"] > 0, "of the loss"
 
 
 USED = """

@@ -106,7 +106,7 @@ def failure_of(case: Case, directory: Path) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ({"env": {"A=B": "c", "HF_TOKEN": "hidden"}}, "env: 'HF_TOKEN'"),
+        ({"env": {"A": "c", "HF_TOKEN": "hidden"}}, "env: 'HF_TOKEN'"),
         ({"env": {"aws_secret_access_key": "hidden"}}, "env: 'aws_secret_access_key'"),
         ({"env": {"PAD_TOKEN": "<pad>", "WANDB_APIKEY": "hidden"}}, "env: 'WANDB_APIKEY'"),
         ({"env": {"AWS_ACCESS_KEY_ID": "hidden"}}, "env: 'AWS_ACCESS_KEY_ID'"),
@@ -123,6 +123,49 @@ def test_what_looks_like_a_secret_is_refused_and_not_repeated(options: dict[str,
     ) as raised:
         Script(**{"path": "a.py", **options})
     assert "hidden" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"env": {"A=hidden": "1"}}, "env: a name that begins with 'A' is empty, or holds '=' or NUL"),
+        ({"env": {"": "1"}}, "env: a name that begins with '' is empty"),
+        ({"env": {"A\0hidden": "1"}}, "env: a name that begins with 'A' is empty, or holds '=' or NUL"),
+        ({"env": {"A": "hidden\0"}}, r"env: NUL \(.0\) cannot be given to a process: leave it out"),
+        ({"arguments": ("x", "hidden\0")}, "arguments: NUL"),
+        ({"path": "hidden\0.py"}, "path: NUL"),
+        ({"cwd": "hidden\0"}, "cwd: NUL"),
+        ({"path": None, "module": "hidden\0"}, "module: NUL"),
+        ({"path": None, "command": ("python", "hidden\0")}, "command: NUL"),
+    ],
+)
+def test_what_no_process_can_be_given_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(CaseError, match=f"^Script: {said}") as raised:
+        Script(**{"path": "a.py", **options})
+    assert "hidden" not in str(raised.value)
+
+
+def test_a_path_may_be_relative_to_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    inside = Path(script(tmp_path / "work", "x = 1\n"))
+    framework = framework_of(case := case_of(Script(path="train.py", cwd="work")))
+    framework.check(case)
+    assert framework.plan(case).command.words[-1] == str(inside)  # type: ignore[union-attr]
+    from_here = framework_of(case := case_of(Script(path="work/train.py", cwd="work")))
+    from_here.check(case)
+    assert from_here.plan(case).command.words[-1] == str(inside)  # type: ignore[union-attr]
+
+
+def test_a_path_that_names_two_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script(tmp_path, "x = 1\n")
+    script(tmp_path / "work", "x = 2\n")
+    framework = framework_of(case := case_of(Script(path="train.py", cwd="work")))
+    with pytest.raises(CaseError, match=r"^path='train.py' is a file in .* and another one in cwd='work'"):
+        framework.check(case)
+    (tmp_path / "work" / "train.py").unlink()
+    (tmp_path / "work" / "train.py").symlink_to(tmp_path / "train.py")
+    framework.check(case)
 
 
 def test_what_is_no_secret_may_be_given() -> None:

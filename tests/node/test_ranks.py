@@ -35,6 +35,7 @@ LOCAL_RANK=1 RANK=1 GROUP_RANK=0 ROLE_RANK=1 ROLE_NAME=default
 LOCAL_WORLD_SIZE=2 WORLD_SIZE=2 GROUP_WORLD_SIZE=1 ROLE_WORLD_SIZE=2
 TORCHELASTIC_RESTART_COUNT=0 TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_RUN_ID=perfsuite
 TORCHELASTIC_USE_AGENT_STORE=False TORCH_NCCL_ASYNC_ERROR_HANDLING=1
+TORCHELASTIC_ERROR_FILE=/dev/null TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT
 """
 """Of the second rank of `torchrun --nproc-per-node 2` (torch's docs, "torchrun", "Environment Variables")."""
 REPORT = RankReport(rank=0, world_size=2, host="here", clock="perf_counter")
@@ -79,9 +80,9 @@ def test_the_fork_server_of_a_cpu_loads_the_models_code(
 def test_a_rank_of_a_script_has_torchruns_variables(job: AgentJob, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     monkeypatch.setenv(name, "3")
-    assert ranks._variables(job, 0)[name] == "3", "a user's own"
+    assert ranks.rank_variables(job.topology, 0)[name] == "3", "a user's own"
     monkeypatch.delenv(name)
-    assert ranks._variables(job, 1) == dict(each.split("=") for each in TORCHRUN.split())
+    assert ranks.rank_variables(job.topology, 1) == dict(each.split("=") for each in TORCHRUN.split())
 
 
 class Process(subprocess.Popen[bytes]):

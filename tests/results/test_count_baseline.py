@@ -34,7 +34,7 @@ def test_a_baseline_is_the_newest_launch_and_says_where_others_or_their_ranks_di
     assert (made.target, made.launches, made.recorded_at) == ("cpu", 2, "2026-01-02T03:04:05+00:00")
     assert (made.counts, made.unsteady) == (launch().counts, ("host reads in forward",))
     assert made.versions == {"torch": "2.13.0", "transformers": "5.23.0"}
-    assert (made.method, made.accepted) == ("dispatch-1", accepted)
+    assert (made.method, made.accepted) == ("dispatch-2", accepted)
     launches = [launch(counts(), each).counts for each in (counts(), MORE, counts())]
     assert unsteady(launches) == ("host reads in forward",)
     alone = [entry for entry in launches[1] if 0 in entry.ranks]

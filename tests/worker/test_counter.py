@@ -1,5 +1,6 @@
 import runpy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,6 +97,31 @@ def test_what_makes_a_device_wait_is_a_host_read(function: Callable[[Tensor], ob
     training.after_backward = lambda: function(torch.ones(4))
     assert training.counted().host_reads.get("forward", 0) == reads
     assert "tolist" not in vars(torch.Tensor)
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_step_counters_of_torchs_optimizers_are_no_host_reads(foreach: bool) -> None:
+    """They are on the host on every machine; without a GPU those of another optimizer count."""
+    training = Training()
+    training.optimizer = torch.optim.AdamW(training.model.parameters(), foreach=foreach)
+    training.step()
+    assert training.counted().host_reads == {}
+    step = training.optimizer.state[training.model[0].weight]["step"]
+    training.optimizer = reading = torch.optim.SGD(training.model.parameters())
+    reading.register_step_post_hook(lambda *_: step.item())
+    assert training.counted().host_reads == {"optimizer": 1}
+
+
+@pytest.mark.parametrize(("device", "reads"), [("cpu", 0), ("cuda", 1)])
+def test_with_a_gpu_the_host_waits_for_its_tensors_alone(
+    monkeypatch: pytest.MonkeyPatch, device: str, reads: int
+) -> None:
+    counter = StepCounter([Training().optimizer])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    on_a_gpu = StepCounter([Training().optimizer])
+    value: Any = SimpleNamespace(device=torch.device(device))
+    assert on_a_gpu._is_waited_for(value) == bool(reads)
+    assert counter._is_waited_for(value), "without one all are counted"
 
 
 def test_a_closure_of_the_optimizer_is_forward_and_backward() -> None:

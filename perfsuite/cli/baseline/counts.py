@@ -11,7 +11,7 @@ from perfsuite.report.text import plural
 from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import Acceptance
 from perfsuite.results.count_baseline import CountBaseline, from_runs, versions_of
-from perfsuite.results.counts import of_rank
+from perfsuite.results.counts import are_alike, of_rank
 from perfsuite.results.run import Run
 from perfsuite.results.store import BaselineFiles
 from perfsuite.verdict import exact
@@ -83,7 +83,7 @@ def accepted(
 
 
 def _require_reason(before: CountBaseline, now: CountBaseline) -> None:
-    if before.method != now.method:
+    if not are_alike(before.method, now.method):
         raise Refused(f"{_other_method(before, now)}: say why with --reason")
     worse = [finding for finding in exact.count_differences(before, now) if finding.outcome == "regressed"]
     if worse:
@@ -97,7 +97,7 @@ def _other_method(before: CountBaseline, now: CountBaseline) -> str:
 
 def _changes(before: CountBaseline | None, now: CountBaseline | None) -> list[str]:
     lines = [f"launches: {before.launches if before else 'new'} -> {now.launches if now else 'removed'}"]
-    if before and now and before.method != now.method:
+    if before and now and not are_alike(before.method, now.method):
         lines.append(_other_method(before, now))
     elif before and now:
         if versions := exact.changed_versions(before.versions, now.versions):

@@ -122,10 +122,10 @@ def test_earlier_sessions_and_other_versions_make_no_count_unsteady(repository: 
 def test_another_method_needs_a_reason_and_a_file_of_another_schema_is_refused(repository: Path) -> None:
     counted("1", 1, **seen(counts(method="dispatch-0")))
     refused = counted("2", 1, status=1, **seen())
-    said = "counted by the method 'dispatch-1', before by 'dispatch-0': not comparable"
+    said = "counted by the method 'dispatch-2', before by 'dispatch-0': not comparable"
     assert f"{said}: say why with --reason" in refused
     told("accept", "--counts", "--reason", "counts streams, too")
-    assert accepted().method == "dispatch-1"
+    assert accepted().method == "dispatch-2"
     FILE.write_text(FILE.read_text().replace('"schema_version": 1', '"schema_version": 9'))
     refused = told("accept", "--counts", status=1)
     assert f"not accepted: {CASE.id} counted on cpu: {FILE}: field schema_version" in refused
@@ -172,7 +172,7 @@ def test_diff_says_in_words_what_a_branch_changes(repository: Path) -> None:
     assert "  launches: 3 -> 2\n  the counts are the same\n" in told("diff")
     entries = [entry.replace(counts=entry.counts.replace(method="hooks-1")) for entry in accepted().counts]
     REVIEWED.counts.write_reviewed(accepted().replace(counts=entries))
-    assert "counted by the method 'hooks-1', before by 'dispatch-1': not comparable" in told("diff")
+    assert "counted by the method 'hooks-1', before by 'dispatch-2': not comparable" in told("diff")
     FILE.unlink()
     assert f"{CASE.id} counted on cpu\n  launches: 3 -> removed\n" in told("diff")
 
