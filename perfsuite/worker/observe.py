@@ -127,7 +127,7 @@ class Observer:
 
     def _check_asked(self, settings: Mapping[str, str], later: Collection[str] = ()) -> None:
         case = self.case
-        finetuning.check_asked(case, settings)
+        finetuning.check_asked(case, self.model, self._blocks(), settings)
         for key, asked in {**self._expected(settings), **framework_of(case).expected(case)}.items():
             if asked is not None and settings.get(key) != asked and key not in later:
                 raise MismatchError(
@@ -144,7 +144,13 @@ class Observer:
                 "scripts open a process group on GPUs alone."
             )
         field = FIELDS.get(key)
-        return f" If the script is as it should be, say another {field} in the case." if field else ""
+        say = f"say another {field} in the case"
+        if field == "lora":
+            say = finetuning.advice(self.model, self._blocks())
+        return f" If the script is as it should be, {say}." if field else ""
+
+    def _blocks(self) -> list[nn.Module]:
+        return layers(self.model) or [self.model]
 
     def _expected(self, settings: Mapping[str, str]) -> dict[str, str | None]:
         case = self.case
@@ -157,7 +163,7 @@ class Observer:
             "parameters_changed": "yes",
             "attention": None if may_be_any else case.attention,
             "compiled": "yes" if case.compile else None,
-            **finetuning.expected(case, layers(self.model) or [self.model], settings.get("lora")),
+            **finetuning.expected(case, self.model, self._blocks(), settings.get("lora")),
         }
         if self._second_step.inside:
             count = len(self._second_step.forwards)
