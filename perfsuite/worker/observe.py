@@ -35,11 +35,12 @@ if TYPE_CHECKING:
 
 NO_CONFIGURATION = "not observed (the model is not transformers' own)"
 NO_ATTENTION = "none"  # of a model without any, such as Mamba; only a case's default attention fits to it
+ADAPTERS = ("trained", "lora", "adapters")
 FIELDS = {  # of a case that describes a script, by the setting that is observed in it
     "recomputing_blocks": "activation_checkpointing",
     "compute_dtype": "precision",
     "attention": "attention",
-    **dict.fromkeys(("trained", "lora", "adapters"), "lora"),
+    **dict.fromkeys(ADAPTERS, "lora"),
     "quantised_layers": "quantization",
 }
 
@@ -130,10 +131,10 @@ class Observer:
         finetuning.check_asked(case, self.model, self._blocks(), settings)
         for key, asked in {**self._expected(settings), **framework_of(case).expected(case)}.items():
             if asked is not None and settings.get(key) != asked and key not in later:
-                raise MismatchError(
-                    f"{key}: the case asks for {asked!r}, but {settings.get(key)!r} ran. "
-                    f"Nothing measured this way would be what its name says.{self._advice(key)}"
-                )
+                said = f"{key}: the case asks for {asked!r}, but {settings.get(key)!r} ran."
+                if key not in ADAPTERS:  # of which the advice is long
+                    said += " Nothing measured this way would be what its name says."
+                raise MismatchError(said + self._advice(key))
 
     def _advice(self, key: str) -> str:
         if self.case.framework.promises.builds_model:

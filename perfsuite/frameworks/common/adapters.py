@@ -95,14 +95,16 @@ def fits(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> bo
     return short_names(with_adapter) == short_names(asked)
 
 
-def described(layers: Sequence[Layer], of: Mapping[Layer, frozenset[tuple[float, float]]]) -> str:
-    """Describe adapters of `layers`, by their ranks and alphas. No other adapters of these have this text."""
-    pairs = sorted({pair for pairs in of.values() for pair in pairs})
-    groups = {pair: [layer for layer in of if pair in of[layer]] for pair in pairs}
-    return "; ".join(
-        f"rank {rank}, alpha {alpha}, on {' '.join(sorted(set(_ends(layers, group))))}"
-        for (rank, alpha), group in groups.items()
-    )
+def described(
+    layers: Sequence[Layer], of: Mapping[Layer, frozenset[tuple[float, float]]], *, exactly: bool = True
+) -> str:
+    """Describe adapters of `layers`, by their ranks and alphas; `exactly`: none but these have this text."""
+    told = []
+    for rank, alpha in sorted({pair for pairs in of.values() for pair in pairs}):
+        group = [layer for layer in of if (rank, alpha) in of[layer]]
+        names = sorted(set(_ends(layers, group))) if exactly else short_names(group)
+        told.append(f"rank {rank}, alpha {alpha}, on {' '.join(names)}")
+    return "; ".join(told)
 
 
 def as_code(layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> str:

@@ -134,7 +134,10 @@ def expected(
     if not case.model.config and adapters.fits(case.lora, layers, blocks):
         return {**asked, "adapters": None, "lora": lora_observed}
     chosen = adapters.chosen(case.lora, layers, blocks)
-    lora = adapters.described(layers, {layer: frozenset({case.lora.of(layer.name)}) for layer in chosen})
+    of = {layer: frozenset({case.lora.of(layer.name)}) for layer in chosen}
+    lora = adapters.described(layers, of)
+    if lora != lora_observed and (short := adapters.described(layers, of, exactly=False)) != lora_observed:
+        lora = short  # for people: whole names may be hundreds
     if unused := adapters.unused(case.lora, layers):
         lora = "; ".join(filter(None, [lora, f"on {' '.join(unused)}, which no layer is called"]))
     return {**asked, "adapters": str(len(chosen)) if case.model.config else None, "lora": lora}

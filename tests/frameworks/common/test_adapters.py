@@ -1,4 +1,5 @@
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -143,6 +144,20 @@ def test_how_many_layers_is_unknown_of_a_named_model() -> None:
     lora = LoRA(rank=4, alpha=8, targets=("to_q",))
     assert difference(NAMED.replace(lora=lora), model) is None
     assert difference(TINY.replace(lora=lora), model) == "adapters"
+
+
+def test_what_a_case_asks_for_is_told_by_short_names() -> None:
+    """Unless that is what is told of what runs: then the difference is in the whole names."""
+    model = adapted(target_modules=["to_q"], layers_to_transform=[0], layers_pattern="down_blocks")
+    expected = partial(finetuning.expected, model=model, blocks=blocks_of(model))
+    ran = finetuning.observed(model)["lora"]
+    assert ran.endswith(" on down_blocks.0.attn1.to_q down_blocks.0.attn2.to_q")
+    all_in_blocks = expected(TINY.replace(lora=LoRA(rank=4, alpha=8)), lora_observed=ran)
+    assert all_in_blocks["lora"] == "rank 4, alpha 8, on ff.0 ff.2 to_k to_out.0 to_q to_v"
+    others = LoRA(rank=4, alpha=8, targets=r"down_blocks\.1\..*to_q")
+    ran = "rank 4, alpha 8, on to_q"
+    asked = expected(TINY.replace(lora=others), lora_observed=ran)["lora"]
+    assert asked == "rank 4, alpha 8, on down_blocks.1.attn1.to_q down_blocks.1.attn2.to_q"
 
 
 def test_names_begin_where_peft_began() -> None:
