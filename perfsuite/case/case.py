@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from perfsuite.case.catalog import find
 from perfsuite.case.framework import FrameworkOptions, as_json, changed_fields, parse
 from perfsuite.case.hardware import ACCELERATORS, hardware_error
-from perfsuite.case.model import Model
+from perfsuite.case.model import FrozenMapping, Model
 from perfsuite.documents import Data, Document, digest
 from perfsuite.errors import CaseError
 
@@ -36,14 +46,74 @@ class Topology(Data):
         return self.nodes * self.processes_per_node
 
 
+_Pattern = FrozenMapping[Annotated[int, Field(ge=1, le=MOST, strict=True)]]
+
+
 class LoRA(Data):
-    """Low-rank adapters (Hu et al. 2021). Only they are trained; the model itself is frozen."""
+    """Low-rank adapters (Hu et al. 2021). Only they are trained; the model itself is frozen.
+
+    `targets`, `rank_pattern` and `alpha_pattern` match layers as the fields of peft's `LoraConfig` do.
+    """
 
     rank: int = Field(ge=1, le=MOST, strict=True)
     alpha: int = Field(ge=1, le=MOST, strict=True)
     """The output of an adapter is multiplied by alpha / rank."""
-    targets: tuple[str, ...] = ()
-    """The names of the linear layers that get an adapter, such as `"q_proj"`. Empty: all in the blocks."""
+    targets: tuple[str, ...] | str = ()
+    """The layers that get an adapter, by the ends of their names: `"q_proj"`, `"attn.q_proj"`, `"to_out.0"`.
+    A string in place of a tuple is a regular expression that whole names must match, or `"all-linear"`: all
+    but the output layer. Empty: all linear layers in the blocks."""
+    rank_pattern: _Pattern = Field(default={}, validate_default=True)
+    """Ranks of some layers, by a regular expression of the end of their names; the first in the alphabet
+    counts."""
+    alpha_pattern: _Pattern = Field(default={}, validate_default=True)
+    """The same for alpha."""
+
+    @field_validator("targets")
+    @classmethod
+    def _names_or_a_pattern(cls, targets: tuple[str, ...] | str) -> tuple[str, ...] | str:
+        if targets == "":
+            raise ValueError('targets is "": leave it out for all linear layers of the blocks')
+        if "" in targets and not isinstance(targets, str):
+            raise ValueError(f"give the name of a layer, as 'q_proj', not '' as in {targets!r}")
+        if isinstance(targets, str):
+            _check_pattern(targets)
+        return targets
+
+    @field_validator("rank_pattern", "alpha_pattern")
+    @classmethod
+    def _patterns(cls, pattern: Mapping[str, int]) -> Mapping[str, int]:
+        for name in pattern:
+            _check_pattern(name)
+        return MappingProxyType(dict(sorted(pattern.items())))  # the order in which files keep it
+
+    @model_serializer(mode="wrap")
+    def _without_empty_patterns(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """An older perfsuite, as of an arm, does not know them."""
+        fields = serialise(self)
+        return {name: value for name, value in fields.items() if value or not name.endswith("_pattern")}
+
+    def selects(self, name: str) -> bool:
+        """Return whether a layer of this whole name is a target, if `targets` holds names or a pattern."""
+        if isinstance(self.targets, str):
+            return re.fullmatch(self.targets, name) is not None
+        return any(f".{name}".endswith(f".{target}") for target in self.targets)
+
+    def of(self, name: str) -> tuple[int, int]:
+        """Return the rank and the alpha of the adapter of the layer of this whole name."""
+        rank = _by_pattern(self.rank_pattern, name, self.rank)
+        return rank, _by_pattern(self.alpha_pattern, name, self.alpha)
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is not a regular expression ({error})") from None
+
+
+def _by_pattern(pattern: Mapping[str, int], name: str, usual: int) -> int:
+    found = (value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", name))
+    return next(found, usual)
 
 
 class KnownIssue(Data):

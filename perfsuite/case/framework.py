@@ -168,6 +168,8 @@ def changed_fields(data: Data, skip: Set[str] = frozenset()) -> list[str]:
                 parts += [name, *changed_fields(value)]
             case tuple(value):
                 parts.append(name + "x".join(map(str, value)))
+            case Mapping() as value:
+                parts.append(name + "x".join(f"{key}{of_key}" for key, of_key in value.items()))
             case float(value):
                 parts.append(f"{name}{value}".removesuffix(".0"))
             case value:

@@ -51,15 +51,16 @@ def notes(case: Case) -> tuple[str, ...]:
 
     A script may train without transformers. A configuration may not say how many experts a token passes. Not
     all parts of a model may see every token. A layer may have no attention, or attend to a window. The
-    formula counts none of these.
+    formula counts none of these. An adapter may be in a layer that the configuration does not build.
     """
-    why = _unknown(case.model, case.sequence_length or 0) if case.model.config else None
+    why = _unknown(case) if case.model.config else None
     return () if why is None else (f"MFU is unknown: {why}",)
 
 
-def _unknown(model: Model, sequence_length: int) -> str | None:
+def _unknown(case: Case) -> str | None:
     from perfsuite.frameworks.common.model import transformers_config
 
+    model, sequence_length = case.model, case.sequence_length or 0
     if (missing := missing_package("transformers")) is not None:
         return f"to count the FLOPs of {model.name} {missing}"
     try:
@@ -77,6 +78,11 @@ def _unknown(model: Model, sequence_length: int) -> str | None:
         kinds.discard("sliding_attention")
     if getattr(config, "num_attention_heads", 0) and not kinds <= {"full_attention"}:  # a Mamba has none
         return f"not all layers of {model.name} attend to all tokens, as {FORMULA} has it"
+    if case.lora is not None and not case.framework.promises.builds_model:
+        try:
+            _built(config, case.lora)
+        except MismatchError as error:
+            return str(error)
     return None
 
 
@@ -88,16 +94,11 @@ def count(
     `frozen_share`: share of the matmuls' weights, 0 to 1, as observed where a script trains less than all;
     with `lora` the adapters tell.
     """
-    import torch
-
-    from perfsuite.frameworks.common.finetuning import add_adapters, is_linear
-    from perfsuite.frameworks.common.model import blocks, transformers_config, transformers_model
+    from perfsuite.frameworks.common.adapters import is_linear
+    from perfsuite.frameworks.common.model import transformers_config
 
     config = transformers_config(model)
-    with torch.device("meta"):
-        built = transformers_model(config, attention="eager")
-        if lora is not None:
-            add_adapters(lora, built, blocks(built), torch.float32)
+    built = _built(config, lora)
     weights: list[Any] = [module.weight for module in built.modules() if is_linear(module)]
     matmul = sum(weight.numel() for weight in weights) + _active_in_experts(built, config)
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
@@ -115,6 +116,20 @@ def count(
         matmul_parameters=matmul,
         trained_parameters=None if trained == matmul else trained,  # adapters are matmuls only
     )
+
+
+def _built(config: Any, lora: LoRA | None) -> Any:
+    """Return the model, with its adapters, on the meta device."""
+    import torch
+
+    from perfsuite.frameworks.common.finetuning import add_adapters
+    from perfsuite.frameworks.common.model import blocks, transformers_model
+
+    with torch.device("meta"):
+        built = transformers_model(config, attention="eager")
+        if lora is not None:
+            add_adapters(lora, built, blocks(built), torch.float32)
+    return built
 
 
 def _active_in_experts(built: Any, config: Any) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from perfsuite.frameworks.common import finetuning
+from perfsuite.frameworks.common import adapters
 from perfsuite.results.counts import Counts
 from perfsuite.worker import calls, replicas, software
 from perfsuite.worker.counter import StepCounter
@@ -84,7 +84,7 @@ def _too_few_flops(
     """The gradient of a weight of a linear layer takes 2 FLOPs an element at least; forward comes on top."""
     if counts.without_flops:  # explains that less is seen
         return
-    weights = {id(layer.weight) for layer in filter(finetuning.is_linear, model.modules())}
+    weights = {id(layer.weight) for layer in filter(adapters.is_linear, model.modules())}
     products = [gradient for each, gradient in gradients if id(each) in weights]
     elements = sum(gradient.numel() for gradient in products if counter.computed(gradient))
     seen = sum(flops for phase, flops in counts.flops.items() if phase != "optimizer")

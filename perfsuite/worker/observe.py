@@ -35,11 +35,12 @@ if TYPE_CHECKING:
 
 NO_CONFIGURATION = "not observed (the model is not transformers' own)"
 NO_ATTENTION = "none"  # of a model without any, such as Mamba; only a case's default attention fits to it
+ADAPTERS = ("trained", "lora", "adapters")
 FIELDS = {  # of a case that describes a script, by the setting that is observed in it
     "recomputing_blocks": "activation_checkpointing",
     "compute_dtype": "precision",
     "attention": "attention",
-    **dict.fromkeys(("trained", "lora", "adapters"), "lora"),
+    **dict.fromkeys(ADAPTERS, "lora"),
     "quantised_layers": "quantization",
 }
 
@@ -135,13 +136,13 @@ class Observer:
 
     def _check_asked(self, settings: Mapping[str, str], later: Collection[str] = ()) -> None:
         case = self.case
-        finetuning.check_asked(case, settings)
+        finetuning.check_asked(case, self.model, self._blocks(), settings)
         for key, asked in {**self._expected(settings), **framework_of(case).expected(case)}.items():
             if asked is not None and settings.get(key) != asked and key not in later:
-                raise MismatchError(
-                    f"{key}: the case asks for {asked!r}, but {settings.get(key)!r} ran. "
-                    f"Nothing measured this way would be what its name says.{self._advice(key)}"
-                )
+                said = f"{key}: the case asks for {asked!r}, but {settings.get(key)!r} ran."
+                if key not in ADAPTERS:  # of which the advice is long
+                    said += " Nothing measured this way would be what its name says."
+                raise MismatchError(said + self._advice(key))
 
     def _advice(self, key: str) -> str:
         if self.case.framework.promises.builds_model:
@@ -152,7 +153,13 @@ class Observer:
                 "scripts open a process group on GPUs alone."
             )
         field = FIELDS.get(key)
-        return f" If the script is as it should be, say another {field} in the case." if field else ""
+        say = f"say another {field} in the case"
+        if field == "lora":
+            say = finetuning.advice(self.model, self._blocks())
+        return f" If the script is as it should be, {say}." if field else ""
+
+    def _blocks(self) -> list[nn.Module]:
+        return layers(self.model) or [self.model]
 
     def _expected(self, settings: Mapping[str, str]) -> dict[str, str | None]:
         case = self.case
@@ -165,7 +172,7 @@ class Observer:
             "parameters_changed": "yes",
             "attention": None if may_be_any else case.attention,
             "compiled": "yes" if case.compile else None,
-            **finetuning.expected(case, layers(self.model) or [self.model], settings.get("lora")),
+            **finetuning.expected(case, self.model, self._blocks(), settings.get("lora")),
         }
         if self._second_step.inside:
             count = len(self._second_step.forwards)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from perfsuite.frameworks.common import finetuning
+from perfsuite.frameworks.common import adapters, finetuning
 from perfsuite.frameworks.common.model import dtype_name
 
 NOT_OBSERVED = "not observed (compiled)"
@@ -196,4 +196,4 @@ def _containers(module: nn.Module) -> Iterator[list[nn.Module]]:
 
 
 def _linears(module: nn.Module) -> list[nn.Module]:
-    return list(filter(finetuning.is_linear, module.modules()))
+    return list(filter(adapters.is_linear, module.modules()))

@@ -67,6 +67,11 @@ AC = "activation_checkpointing: give none, full, selective-op or every-N, as in 
         bad("lora.rank:", "greater than or equal to 1", "got 0", lora={"rank": 0, "alpha": 1}),
         bad("lora.alpha: Field required", lora={"rank": 1}),
         bad("lora:", "LoRA", "got 16", lora=16),
+        bad("lora.targets: ", "targets is", "leave it out", lora={"rank": 1, "alpha": 1, "targets": ""}),
+        bad("lora.targets: ", "not ''", lora={"rank": 1, "alpha": 1, "targets": ("q", "")}),
+        bad("'q(' is not a regular expression", lora={"rank": 1, "alpha": 1, "targets": "q("}),
+        bad("'q(' is not a regular", lora={"rank": 1, "alpha": 1, "rank_pattern": {"q(": 1}}),
+        bad("lora.alpha_pattern.q: ", "got 0", lora={"rank": 1, "alpha": 1, "alpha_pattern": {"q": 0}}),
         bad("quantization '4bit' needs lora: quantised", "LoRA(rank=16, alpha=32)", quantization="4bit"),
         bad("quantization:", "'none', '8bit' or '4bit'", "got 'nf4'", quantization="nf4"),
         bad("attention:", "'sdpa', 'eager' or 'flash_attention_2'", "got 'flash'", attention="flash"),
@@ -147,6 +152,10 @@ TINY = "gpt2-tiny-s64-b2-fp32"
         (
             {"lora": LoRA(rank=8, alpha=8, targets=("q_proj", "v_proj"))},
             f"fake-{TINY}-lora-rank8-alpha8-targetsq_projxv_proj-1x2",
+        ),
+        (
+            {"lora": LoRA(rank=8, alpha=8, targets="all-linear", rank_pattern={"b": 2, "a": 1})},
+            f"fake-{TINY}-lora-rank8-alpha8-all-linear-rank_patterna1xb2-1x2",
         ),
         (
             {"learning_rate": 1e-5, "seed": 4, "max_warmup_steps": 10, "steps": 70},

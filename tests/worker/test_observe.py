@@ -95,7 +95,16 @@ def test_adapters_in_a_script_are_checked_as_the_case_describes_them() -> None:
     observer.check(result)
     said = refused(observer, result, lora=lora.replace(rank=8))
     assert "rank 8, alpha 8, on q_proj v_proj', but 'rank 4, alpha 8, on q_pr" in said
-    assert "rank 4, alpha 8, on q_proj v_proj. Say lora=LoRA(...)" in refused(observer, result, lora=None)
+    code = 'say lora=LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj"))'
+    assert said.endswith(f"If the script is as it should be, {code} in the case.")
+    assert refused(observer, result, lora=None).endswith(f"FLOPs go by it: {code} in the case")
+
+
+def test_a_case_with_lora_is_told_that_no_adapters_run() -> None:
+    observer, result = in_a_script()
+    said = refused(observer, result, lora=LoRA(rank=4, alpha=8))
+    assert said.startswith("trained: the case asks for 'adapters only', but 'all' ran.")
+    assert said.endswith("leave lora out of the case.")
 
 
 def test_a_rank_that_holds_no_trained_element_has_nothing_to_change() -> None:

@@ -3,7 +3,7 @@
 LoRA: Hu et al. 2021. `4bit`: QLoRA's NF4 (Dettmers et al. 2023). `8bit`: LLM.int8() (Dettmers et al. 2022).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch import nn
 
 from perfsuite.case.case import Case, LoRA, Quantization
 from perfsuite.errors import MismatchError
+from perfsuite.frameworks.common import adapters
+from perfsuite.frameworks.common.adapters import is_linear
 
 NOT_PEFTS = "not peft's, rank "  # begins what is observed of adapters that another library has made
 
@@ -24,11 +26,6 @@ def linear_layers(blocks: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
         for name, module in block.named_modules()
         if is_linear(module) and ".lora_" not in name
     ]
-
-
-def is_linear(module: nn.Module) -> bool:
-    """Return whether `module` is a matmul with a weight; transformers' GPT-2 has its own class, Conv1D."""
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def quantise_layers(
@@ -68,21 +65,22 @@ def add_adapters(
     dtype: torch.dtype,
     quantization: Quantization = "none",
 ) -> None:
-    """Freeze `model` and add adapters, without values yet, to the linear layers of its blocks."""
+    """Freeze `model` and add adapters, without values yet, to its linear layers, by default to those of its
+    blocks."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    layers = linear_layers(blocks)
-    known = {_last(name) for name, _ in layers}
-    if unknown := sorted(set(lora.targets) - known):
-        raise MismatchError(
-            f"lora: no linear layer is called {', '.join(unknown)}; there are {', '.join(sorted(known))}"
-        )
-    chosen = {layer for name, layer in layers if _is_target(lora, name)}
+    layers = adapters.adaptable(model)
+    if unused := adapters.unused(lora, layers):
+        missing, known = ", ".join(unused), ", ".join(adapters.short_names(layers))
+        raise MismatchError(f"lora: no linear layer is called {missing}; there are {known}")
+    chosen = adapters.chosen(lora, layers, blocks)
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
-        target_modules=[name for name, module in model.named_modules() if module in chosen],
-        fan_in_fan_out=not all(isinstance(layer, nn.Linear) for layer in chosen),
+        target_modules=[layer.name for layer in chosen],
+        rank_pattern=dict(lora.rank_pattern),
+        alpha_pattern=dict(lora.alpha_pattern),
+        fan_in_fan_out=not all(isinstance(layer.module, nn.Linear) for layer in chosen),
     )
     flag = f"is_loaded_in_{quantization}"  # peft asks the model for it to choose the adapters' class
     setattr(model, flag, True)
@@ -104,45 +102,68 @@ def observed(model: nn.Module) -> dict[str, str]:
         "trained": "adapters only" if adapters_only else "others",
         "quantised_layers": " ".join([str(len(kinds)), *sorted(set(kinds))]),
     }
-    if adapted := _adapted(model):
-        ranks = {rank for layer in adapted.values() for rank in layer.r.values()}
-        alphas = {alpha for layer in adapted.values() for alpha in layer.lora_alpha.values()}
-        told |= {"adapters": str(len(adapted)), "lora": _described(ranks, alphas, map(_last, adapted))}
+    layers = adapters.adaptable(model)
+    if adapted := adapters.adapted(layers):
+        described = adapters.described(layers, {layer: layer.adapters for layer in adapted})
+        told |= {"adapters": str(len(adapted)), "lora": described}
     elif adapters_only:
         told["lora"] = NOT_PEFTS + (" and ".join(map(str, sorted(_ranks_not_pefts(model)))) or "not seen")
     return told
 
 
 def expected(
-    case: Case, blocks: Sequence[nn.Module], lora_observed: str | None = None
+    case: Case, model: nn.Module, blocks: Sequence[nn.Module], lora_observed: str | None = None
 ) -> dict[str, str | None]:
     """Return what `observed`, which says `lora_observed`, must say of a model with these blocks.
 
-    None: any value. Of adapters that are not peft's the rank alone is known, if it can be seen.
+    None: any value. Of adapters that are not peft's the rank alone is known, if it can be seen. How many
+    layers should have an adapter is unknown where only the name of the model is known.
     """
     if case.lora is None:
         return {}
     names = [name for name, _ in linear_layers(blocks)]
-    chosen = [name for name in names if _is_target(case.lora, name)]
     quantised = case.quantization != "none"
-    lora = _described({case.lora.rank}, {case.lora.alpha}, map(_last, chosen))
-    if not_pefts := lora_observed is not None and lora_observed.startswith(NOT_PEFTS):
-        lora = f"{NOT_PEFTS}{case.lora.rank}"
-    return {
+    asked: dict[str, str | None] = {
         "trained": "adapters only",
-        "lora": None if lora_observed == f"{NOT_PEFTS}not seen" else lora,
-        "adapters": None if not_pefts else str(len(chosen)),
         "quantised_layers": f"{len(names)} {case.quantization}" if quantised else "0",
     }
+    if lora_observed is not None and lora_observed.startswith(NOT_PEFTS):
+        is_seen = lora_observed != f"{NOT_PEFTS}not seen"
+        return {**asked, "adapters": None, "lora": f"{NOT_PEFTS}{case.lora.rank}" if is_seen else None}
+    layers = adapters.adaptable(model)
+    if not case.model.config and adapters.fits(case.lora, layers, blocks):
+        return {**asked, "adapters": None, "lora": lora_observed}
+    chosen = adapters.chosen(case.lora, layers, blocks)
+    of = {layer: frozenset({case.lora.of(layer.name)}) for layer in chosen}
+    lora = adapters.described(layers, of)
+    if lora != lora_observed and (short := adapters.described(layers, of, exactly=False)) != lora_observed:
+        lora = short  # for people: whole names may be hundreds
+    if unused := adapters.unused(case.lora, layers):
+        lora = "; ".join(filter(None, [lora, f"on {' '.join(unused)}, which no layer is called"]))
+    return {**asked, "adapters": str(len(chosen)) if case.model.config else None, "lora": lora}
 
 
-def check_asked(case: Case, observed: Mapping[str, str]) -> None:
+def check_asked(
+    case: Case, model: nn.Module, blocks: Sequence[nn.Module], observed: Mapping[str, str]
+) -> None:
     """Raise `MismatchError` if only adapters are trained, and the case says none."""
     if case.lora is None and observed["trained"] == "adapters only":
         raise MismatchError(
             f"lora: the case says none, but only adapters are trained, {observed['lora']}. "
-            "Say lora=LoRA(...) in the case: FLOPs go by it"
+            f"FLOPs go by it: {advice(model, blocks)}"
         )
+
+
+def advice(model: nn.Module, blocks: Sequence[nn.Module]) -> str:
+    """Say what `lora` of a case describes what trains."""
+    layers = adapters.adaptable(model)
+    if adapters.adapted(layers):
+        return f"say lora={adapters.as_code(layers, blocks)} in the case"
+    if ranks := sorted(_ranks_not_pefts(model)):
+        return f"say lora=LoRA(rank={ranks[0]}, alpha={ranks[0]}) in the case, with the alpha that you know"
+    if any(_is_adapter(name) for name, _ in model.named_parameters()):
+        return "say lora=LoRA(rank=16, alpha=32) in the case, with the rank and alpha that you know"
+    return "leave lora out of the case"
 
 
 def frozen_share(model: nn.Module) -> float:
@@ -164,15 +185,6 @@ def _is_adapter(name: str) -> bool:
     return ".lora_" in f".{name}" or ".modules_to_save." in name
 
 
-def _adapted(model: nn.Module) -> dict[str, Any]:
-    """Return the layers that peft has given a low-rank adapter, by name."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(getattr(module, "r", None), Mapping) and len(getattr(module, "lora_A", ()))
-    }
-
-
 def _ranks_not_pefts(model: nn.Module) -> set[int]:
     """Return ranks as layers say them (loralib's A may hold q, k and v), else by the shape of their A."""
     ranks = set()
@@ -186,21 +198,8 @@ def _ranks_not_pefts(model: nn.Module) -> set[int]:
     return ranks - {0}
 
 
-def _described(ranks: Iterable[int], alphas: Iterable[int], targets: Iterable[str]) -> str:
-    rank, alpha = (" and ".join(map(str, sorted(each))) for each in (ranks, alphas))
-    return f"rank {rank}, alpha {alpha}, on {' '.join(sorted(set(targets)))}"
-
-
 def quantization_of(module: nn.Module) -> str | None:
     """Return `4bit` or `8bit` for a linear layer of bitsandbytes, else None."""
     if not isinstance(module, nn.Linear):  # peft's classes around such a layer have the same names
         return None
     return {"Linear4bit": "4bit", "Linear8bitLt": "8bit"}.get(type(module).__name__)
-
-
-def _is_target(lora: LoRA, name: str) -> bool:
-    return not lora.targets or _last(name) in lora.targets
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]

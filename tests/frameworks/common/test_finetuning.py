@@ -41,14 +41,14 @@ def test_only_the_adapters_are_trained(model: str, targets: tuple[str, ...], ada
     names = whole if "llama" in model else "c_attn c_fc c_proj"
     lora = f"rank 4, alpha 8, on {' '.join(targets) or names}"
     told = {**ADAPTERS_ONLY, "adapters": str(adapters), "lora": lora}
-    assert finetuning.observed(built) == told == finetuning.expected(case, layers(built))
+    assert finetuning.observed(built) == told == finetuning.expected(case, built, layers(built))
 
 
 def test_of_a_model_trained_in_full_it_is_said() -> None:
     built = build_model(TINY, CPU)
     assert finetuning.observed(built) == {"trained": "all"}
-    assert finetuning.expected(TINY, layers(built)) == {}
-    finetuning.check_asked(TINY, finetuning.observed(built))
+    assert finetuning.expected(TINY, built, layers(built)) == {}
+    finetuning.check_asked(TINY, built, layers(built), finetuning.observed(built))
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
@@ -87,7 +87,7 @@ def test_the_layers_of_the_blocks_are_quantised(quantization: Any, bits: int, pr
     stored = layer.weight.numel() * layer.weight.element_size()
     assert stored == layer.in_features * layer.out_features * bits // 8
     assert finetuning.observed(built.model)["quantised_layers"] == f"7 {quantization}"
-    assert finetuning.observed(built.model) == finetuning.expected(case, layers(built.model))
+    assert finetuning.observed(built.model) == finetuning.expected(case, built.model, layers(built.model))
     near = losses(case.replace(quantization="none"))
     trained = [float(loss) for loss in built.run(4)]
     assert trained == pytest.approx(near, abs=0.15)
@@ -99,8 +99,12 @@ def test_the_layers_of_the_blocks_are_quantised(quantization: Any, bits: int, pr
     ("changes", "said"),
     [
         (
-            {"lora": LoRA(rank=1, alpha=1, targets=("q_proj", "c_attn", "lm_head"))},
-            r"^lora: no linear layer is called c_attn, lm_head; there are down_proj, gate_proj, k_proj, ",
+            {"lora": LoRA(rank=1, alpha=1, targets=("q_proj", "c_attn", "attn.q_proj"))},
+            r"^lora: no linear layer is called c_attn, attn\.q_proj; there are down_proj, gate_proj, ",
+        ),
+        (
+            {"lora": LoRA(rank=1, alpha=1, targets="q_proj")},
+            r"^lora: no linear layer is called q_proj; there are down_proj, gate_proj, k_proj, ",
         ),
         (
             {"model": "gpt2-tiny", "quantization": "8bit"},
@@ -153,9 +157,10 @@ def test_adapters_of_other_libraries_have_the_rank_that_is_asked_for_where_it_is
     told = finetuning.observed(model)
     seen = "4" if kind in ("loralib", "torchtune") else "not seen"
     assert told == {**ADAPTERS_ONLY, "lora": f"not peft's, rank {seen}"}
-    finetuning.check_asked(ADAPTED, told)
+    finetuning.check_asked(ADAPTED, model, [model], told)
     for rank in (4, 8):
-        asked = finetuning.expected(TINY.replace(lora=LoRA(rank=rank, alpha=8)), [model], told["lora"])
+        case = TINY.replace(lora=LoRA(rank=rank, alpha=8))
+        asked = finetuning.expected(case, model, [model], told["lora"])
         lora = None if seen == "not seen" else f"not peft's, rank {rank}"
         assert asked == {**ADAPTERS_ONLY, "adapters": None, "lora": lora}, "None may have any value"
 
@@ -165,15 +170,30 @@ def peft_on_two() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("model", "are"),
+    ("model", "are", "say"),
     [
-        (peft_on_two, "rank 4, alpha 8, on q_proj v_proj"),
-        (lambda: not_pefts("loralib"), "not peft's, rank 4"),
-        (lambda: not_pefts("as ZeRO 3 leaves it between steps"), "not peft's, rank not seen"),
+        (
+            peft_on_two,
+            "rank 4, alpha 8, on q_proj v_proj",
+            'LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj")) in the case',
+        ),
+        (
+            lambda: not_pefts("loralib"),
+            "not peft's, rank 4",
+            "LoRA(rank=4, alpha=4) in the case, with the alpha that you know",
+        ),
+        (
+            lambda: not_pefts("as ZeRO 3 leaves it between steps"),
+            "not peft's, rank not seen",
+            "LoRA(rank=16, alpha=32) in the case, with the rank and alpha that you know",
+        ),
     ],
     ids=["peft", "loralib", "sharded"],
 )
-def test_adapters_that_nobody_asked_for_are_refused(model: Callable[[], torch.nn.Module], are: str) -> None:
-    said = f"lora: the case says none, but only adapters are trained, {are}. Say lora=LoRA(...) in the case"
-    with pytest.raises(MismatchError, match=f"^{re.escape(said)}"):
-        finetuning.check_asked(TINY, finetuning.observed(model()))
+def test_adapters_that_nobody_asked_for_are_refused(
+    model: Callable[[], torch.nn.Module], are: str, say: str
+) -> None:
+    built = model()
+    said = f"lora: the case says none, but only adapters are trained, {are}. FLOPs go by it: say lora={say}"
+    with pytest.raises(MismatchError, match=f"^{re.escape(said)}$"):
+        finetuning.check_asked(TINY, built, layers(built), finetuning.observed(built))

@@ -1,0 +1,171 @@
+"""Finds the layers that have low-rank adapters, by the names that peft matches. Imports torch."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from perfsuite.case.case import LoRA
+
+WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "base_layer"})
+"""Parts of names that wrappers have added since peft matched them."""
+COPIES = frozenset({"modules_to_save", "original_module"})  # of layers that peft has trained in full
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layer:
+    """A layer that peft can give an adapter, or has given one."""
+
+    name: str  # from the model that peft was given
+    module: nn.Module  # without its adapters
+    is_head: bool  # the output layer of a language model
+    adapters: frozenset[tuple[float, float]]  # rank and alpha of each
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Return whether `module` is a matmul with a weight; transformers' GPT-2 has its own class, Conv1D."""
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def adaptable(model: nn.Module) -> list[Layer]:
+    """Return the linear layers of `model`, and the other layers that have an adapter.
+
+    If peft has prepared parts of the model, only their layers are returned.
+    """
+    found: dict[tuple[int, str], Layer] = {}
+    for number, root in enumerate(_prepared(model) or [model]):
+        get_head = getattr(root, "get_output_embeddings", None)
+        head = get_head() if callable(get_head) else None
+        for path, module in root.named_modules():
+            parts = [part for part in path.split(".") if part not in WRAPPERS]
+            if any(part.startswith("lora_") or part in COPIES for part in parts):
+                continue
+            key = number, ".".join(parts)
+            adapters = _adapters(module)
+            if adapters or (is_linear(module) and key not in found):
+                base = getattr(module, "base_layer", module)
+                is_head = head is not None and head in (module, base)
+                found[key] = Layer(name=key[1], module=base, is_head=is_head, adapters=adapters)
+    return list(found.values())
+
+
+def adapted(layers: Sequence[Layer]) -> list[Layer]:
+    """Return those of `layers` that have an adapter."""
+    return [layer for layer in layers if layer.adapters]
+
+
+def chosen(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> list[Layer]:
+    """Return those of `layers` that should have an adapter, in a model with these blocks."""
+    if lora.targets == ():
+        inside = {part for block in blocks for part in block.modules()}
+        return [layer for layer in layers if layer.module in inside]
+    if isinstance(lora.targets, str) and lora.targets.lower() == "all-linear":
+        return [layer for layer in layers if not layer.is_head]
+    return [layer for layer in layers if lora.selects(layer.name)]
+
+
+def unused(lora: LoRA, layers: Sequence[Layer]) -> list[str]:
+    """Return the targets, if they are named, that none of `layers` has."""
+    if lora.targets == "all-linear":
+        return []
+    names = [layer.name for layer in layers]
+    if isinstance(lora.targets, str):
+        return [] if any(map(lora.selects, names)) else [lora.targets]
+    alone = {target: lora.replace(targets=(target,)) for target in lora.targets}
+    return [target for target, one in alone.items() if not any(map(one.selects, names))]
+
+
+def short_names(layers: Sequence[Layer]) -> list[str]:
+    """Return the ends of the names of layers: `q_proj`, or `to_out.0` of one that only has a number."""
+    return sorted({next(_possible_ends(layer.name)) for layer in layers})
+
+
+def fits(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> bool:
+    """Return whether adapters are as a case says that does not know how many layers of a name have one."""
+    with_adapter = adapted(layers)
+    asked = chosen(lora, layers, blocks)
+    if not all(layer in asked and layer.adapters == {lora.of(layer.name)} for layer in with_adapter):
+        return False
+    if lora.targets and not isinstance(lora.targets, str):
+        return not unused(lora, with_adapter)
+    return short_names(with_adapter) == short_names(asked)
+
+
+def described(
+    layers: Sequence[Layer], of: Mapping[Layer, frozenset[tuple[float, float]]], *, exactly: bool = True
+) -> str:
+    """Describe adapters of `layers`, by their ranks and alphas; `exactly`: none but these have this text."""
+    told = []
+    for rank, alpha in sorted({pair for pairs in of.values() for pair in pairs}):
+        group = [layer for layer in of if (rank, alpha) in of[layer]]
+        names = sorted(set(_ends(layers, group))) if exactly else short_names(group)
+        told.append(f"rank {rank}, alpha {alpha}, on {' '.join(names)}")
+    return "; ".join(told)
+
+
+def as_code(layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> str:
+    """Return the `LoRA(...)` of a case file that describes the adapters of these layers, at least one."""
+    with_adapter = adapted(layers)
+    found = {layer: max(layer.adapters) for layer in with_adapter}
+    (rank, alpha), _ = Counter(found.values()).most_common(1)[0]
+    words = [f"rank={rank}", f"alpha={alpha}"]
+    if set(chosen(LoRA(rank=1, alpha=1), layers, blocks)) != set(with_adapter):
+        words.append(f"targets={_targets(layers, with_adapter)}")
+    for index, (name, usual) in enumerate((("rank_pattern", rank), ("alpha_pattern", alpha))):
+        pattern = {}
+        for value in sorted({pair[index] for pair in found.values()} - {usual}):
+            group = [layer for layer in with_adapter if found[layer][index] == value]
+            pattern.update({re.escape(end): value for end in _ends(with_adapter, group)})
+        if pattern:
+            words.append(f"{name}={json.dumps(pattern, sort_keys=True)}")
+    return f"LoRA({', '.join(words)})"
+
+
+def _prepared(model: nn.Module) -> list[nn.Module]:
+    """Return the innermost modules that peft was given: it leaves its configurations on them."""
+    marked = [each for each in model.modules() if isinstance(getattr(each, "peft_config", None), Mapping)]
+    outer = {each for each in marked for part in each.modules() if part is not each and part in marked}
+    return [each for each in marked if each not in outer]
+
+
+def _adapters(module: Any) -> frozenset[tuple[float, float]]:
+    """Return rank and alpha of each low-rank adapter that peft has given this layer."""
+    ranks = getattr(module, "r", None)
+    if not isinstance(ranks, Mapping) or not any(len(getattr(module, kind, ())) for kind in _KINDS):
+        return frozenset()
+    return frozenset((rank, module.lora_alpha[adapter]) for adapter, rank in ranks.items())
+
+
+_KINDS = ("lora_A", "lora_embedding_A")
+
+
+def _targets(layers: Sequence[Layer], group: Sequence[Layer]) -> str:
+    """Return Python that names a group of `layers` and no other: ends of names, else a regular expression."""
+    ends = sorted(set(_ends(layers, group)))
+    lora = LoRA(rank=1, alpha=1, targets=tuple(ends))
+    if {layer for layer in layers if lora.selects(layer.name)} != set(group):
+        return json.dumps("|".join(re.escape(layer.name) for layer in group))
+    words = [json.dumps(end) for end in ends]
+    return f"({', '.join(words)}{',' * (len(words) == 1)})"
+
+
+def _ends(layers: Sequence[Layer], group: Sequence[Layer]) -> list[str]:
+    """Return the shortest end of the name of each layer of a group that no other of `layers` has."""
+    everywhere = Counter(end for layer in layers for end in _possible_ends(layer.name))
+    inside = Counter(end for layer in group for end in _possible_ends(layer.name))
+    return [
+        next((end for end in _possible_ends(layer.name) if inside[end] == everywhere[end]), layer.name)
+        for layer in group
+    ]
+
+
+def _possible_ends(name: str) -> Iterator[str]:
+    """Yield ends of a name, shortest first, that begin with a word: `0` names a place in a list."""
+    parts = name.split(".")
+    for start in reversed(range(len(parts))):
+        if not parts[start].isdecimal() or start == 0:
+            yield ".".join(parts[start:])
