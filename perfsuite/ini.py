@@ -9,6 +9,7 @@ from typing import Any
 
 from iniconfig import IniConfig, ParseError
 
+from perfsuite import files
 from perfsuite.errors import CaseError, FileError
 
 FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
@@ -64,13 +65,13 @@ def read_ini(directory: Path) -> Ini:
 def _settings(file: Path) -> Mapping[str, Any] | None:
     """pytest's settings in a file; None without such a file, or such a section in it."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = files.read_text(file)
         if file.suffix == ".toml":
             return _of_toml(file, tomllib.loads(text))
         sections = IniConfig(file, data=text).sections
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ParseError) as error:
+    except (OSError, ValueError, RecursionError, ParseError) as error:  # ValueError: of UTF-8 and of TOML
         raise FileError(f"{file} cannot be read: {error}") from error
     section = sections.get("tool:pytest" if file.suffix == ".cfg" else "pytest")
     return {} if section is None and file.name.removeprefix(".") == "pytest.ini" else section

@@ -1,12 +1,17 @@
 """Finds why a launch failed, from the reports of its ranks, its launcher, its logs and its stacks."""
 
+import os
 import re
 import shutil
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from perfsuite import files
 from perfsuite.case.case import Case
+from perfsuite.errors import FileError
+from perfsuite.redaction import masked
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RunDir
 
@@ -134,11 +139,19 @@ def with_log(failure: Failure, run_dir: RunDir) -> Failure:
 
 
 def _end(path: Path) -> str:
-    if not path.exists():
+    """Return the end of a log as it may be kept: a script may print a token, or replace its log."""
+    try:
+        with files.open_file(path, sys.maxsize) as file:
+            begin = max(0, os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES)
+            file.seek(begin)
+            text = file.read(LOG_TAIL_BYTES).decode(errors="replace")
+    except FileNotFoundError:
         return ""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
-        return file.read().decode(errors="replace")
+    except (OSError, FileError) as error:
+        return f"({error})"
+    if begin:  # the rest of a line may be a secret whose name stood in front
+        text = text.partition("\n")[2] or text
+    return masked(text)
 
 
 def read_stacks(run_dir: RunDir) -> str:
@@ -149,7 +162,7 @@ def read_stacks(run_dir: RunDir) -> str:
     """
     places = defaultdict[str, list[tuple[int | None, int]]](list)
     for rank, pid, file in run_dir.all_stacks():
-        if text := file.read_text(errors="replace").strip():
+        if text := _end(file).strip():
             threads = re.sub(r"(?i)thread 0x[0-9a-f]+", "thread", text).split("\n\n")
             places["\n".join(reversed(threads))].append((rank, pid))  # the main thread stands last
 

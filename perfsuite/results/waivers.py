@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError
 
+from perfsuite import files
 from perfsuite.documents import Data, explain
 from perfsuite.errors import FileError
 
@@ -49,7 +50,7 @@ class _File(Data):
 def read(file: Path) -> tuple[Waiver, ...]:
     """The waivers of a file, none without such a file. Raises `FileError`, which names entry and field."""
     try:
-        return _File.model_validate(tomllib.loads(file.read_text(encoding="utf-8"))).waiver
+        return _File.model_validate(tomllib.loads(files.read_text(file))).waiver
     except FileNotFoundError:
         return ()
     except ValidationError as error:
@@ -58,5 +59,5 @@ def read(file: Path) -> tuple[Waiver, ...]:
             f"{file}: {explain(error)}; each [[waiver]] has {', '.join(fields)} (without quotes: "
             "2026-12-31), and there is nothing else"
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: of UTF-8 and of TOML
         raise FileError(f"{file} cannot be read: {error}; it is TOML, with a [[waiver]] for each") from error
