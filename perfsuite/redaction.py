@@ -147,15 +147,14 @@ def secret_variable(given: Mapping[str, str]) -> str | None:
 def secret_word(words: Sequence[str]) -> str | None:
     """Return the first word of a command that looks as if it (`--password=x`), or the next, held a secret.
 
-    It is returned as it may be shown: without what looks like a secret.
+    It is returned as it may be shown: what stands in front of the secret, `***` if nothing does.
     """
     for number, word in enumerate(words):
-        shown = masked(word)
+        if found := _spans(word):
+            return word[: found[0][0]].rstrip("=:/\"' ") or MASK
         name, equals, value = word.partition("=")
         if equals and is_secret(name, value, is_option=True):
-            return name if masked(name) == name else shown
-        if shown != word:
-            return shown
+            return name
         following = words[number + 1] if number + 1 < len(words) else ""
         takes_value = word.startswith("-") and not equals and not re.match(r"-\D", following)
         if takes_value and is_secret(word, following, is_option=True):

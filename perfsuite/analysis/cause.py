@@ -34,6 +34,7 @@ KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
 LEAST_FREE_BYTES = 2**16  # free bytes of a disk below which a report finds no room
 LOG_TAIL_LINES = 60  # lines of each log that a failure shows
 LOG_TAIL_BYTES = 2**18  # bytes from the end of a log in which these lines are looked for
+LONGEST_SECRET = 2**12  # bytes in front of them that are looked at for the beginning of a secret
 STACK_LINES = 40  # lines that are shown of the stacks of one process
 STACKS_SHOWN = 8  # different stacks that are shown of one job; processes with equal stacks count once
 
@@ -142,16 +143,15 @@ def _end(path: Path) -> str:
     """Return the end of a log as it may be kept: a script may print a token, or replace its log."""
     try:
         with files.open_file(path, sys.maxsize) as file:
-            begin = max(0, os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES)
-            file.seek(begin)
-            text = file.read(LOG_TAIL_BYTES).decode(errors="replace")
+            most = LOG_TAIL_BYTES + LONGEST_SECRET  # the beginning of a secret tells that it is one
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+            text = file.read(most)
     except FileNotFoundError:
         return ""
     except (OSError, FileError) as error:
         return f"({error})"
-    if begin:  # the rest of a line may be a secret whose name stood in front
-        text = text.partition("\n")[2] or text
-    return masked(text)
+    shown = masked(text.decode(errors="replace"))
+    return shown[-LOG_TAIL_BYTES:]
 
 
 def read_stacks(run_dir: RunDir) -> str:
