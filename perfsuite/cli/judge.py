@@ -25,6 +25,7 @@ from perfsuite.cli.judge_logs import LONGEST, MEGATRON_TAG, check_different, rea
 from perfsuite.documents import Data, explain
 from perfsuite.errors import CaseError, FileError
 from perfsuite.files import LARGEST, open_file
+from perfsuite.report.text import printable, visible
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 
 SHORT_SERIES = 15  # fewest steps of a launch whose warm-up is looked for
@@ -203,7 +204,9 @@ def _judge_logs(
         typer.echo(f"{'values':>6}  {'median':>10}  {name}")
         for side, logs in (("baseline", before), ("judged", now)):
             for log in logs:
-                typer.echo(f"{len(log.series):>6}  {seconds_per_step(log.series):>10.4g}  {side}: {log.path}")
+                typer.echo(
+                    f"{len(log.series):>6}  {seconds_per_step(log.series):>10.4g}  {side}: {printable(str(log.path))}"
+                )
         typer.echo(f"\n{HEADINGS}\n{_as_row(decision)}")
     if decision.outcome == "regressed":
         raise typer.Exit(1)
@@ -255,7 +258,7 @@ def as_json(decision: Decision | BadLine) -> str:
 
 def _as_row(decision: Decision | BadLine) -> str:
     if isinstance(decision, BadLine):
-        error = "".join(char if char.isprintable() else "?" for char in decision.error)
+        error = "".join(char if char.isprintable() else "?" for char in visible(decision.error))
         return f"{'bad line':<12}  {error}"
     low, high = decision.interval
     blind = "  blind" if decision.blind else ""
