@@ -20,7 +20,7 @@ from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.script import Script
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.session_file import SessionFile
-from tests.samples import deterministic, make_case, make_result, make_run, make_session
+from tests.samples import deterministic, make_case, make_result, make_run, make_session_file
 
 
 class Part(Data):
@@ -85,8 +85,8 @@ def test_any_text_of_a_session_is_written_and_read_back(
     failure = Failure(kind="error", message=text, traceback=text)
     run = make_run(case=make_case(framework=framework), observed=observed, failure=failure, notes=(text,))
     result = make_result(run, before=None).replace(nodeid=text, directory=text, baseline_file=text)
-    documents.write(file, make_session(result))
-    assert repr(documents.read(file, SessionFile)) == repr(make_session(result))
+    documents.write(file, make_session_file(result))
+    assert repr(documents.read(file, SessionFile)) == repr(make_session_file(result))
 
 
 def test_a_name_that_is_not_utf8_becomes_readable(tmp_path: Path) -> None:

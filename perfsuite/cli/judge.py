@@ -204,9 +204,8 @@ def _judge_logs(
         typer.echo(f"{'values':>6}  {'median':>10}  {name}")
         for side, logs in (("baseline", before), ("judged", now)):
             for log in logs:
-                typer.echo(
-                    f"{len(log.series):>6}  {seconds_per_step(log.series):>10.4g}  {side}: {printable(str(log.path))}"
-                )
+                figure = seconds_per_step(log.series)
+                typer.echo(f"{len(log.series):>6}  {figure:>10.4g}  {side}: {printable(str(log.path))}")
         typer.echo(f"\n{HEADINGS}\n{_as_row(decision)}")
     if decision.outcome == "regressed":
         raise typer.Exit(1)

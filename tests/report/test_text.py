@@ -2,6 +2,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from perfsuite.report import text
 from perfsuite.report.text import (
     WIDTH,
