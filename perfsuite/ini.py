@@ -55,14 +55,14 @@ def read_ini(directory: Path) -> Ini:
     """
     for root in (directory, *directory.parents):
         for name in FILES:
-            values = _settings(root / name)
+            values = settings(root / name)
             if values is not None:
                 return Ini(root, values)
     roots = (root for root in (directory, *directory.parents) if (root / "pyproject.toml").is_file())
     return Ini(next(roots, directory), {})
 
 
-def _settings(file: Path) -> Mapping[str, Any] | None:
+def settings(file: Path) -> Mapping[str, Any] | None:
     """pytest's settings in a file; None without such a file, or such a section in it."""
     try:
         text = files.read_text(file)
